@@ -1,0 +1,46 @@
+# make run    the environment, then the whole collection: outputs/latest/report.html
+# make test   the tests, which run the collection too
+# make lab    JupyterLab on the notebooks
+# make bench  the speed table
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: run test lab bench reference lint env clean
+
+run: env
+	$(BIN)/pardemo run
+
+test: env lint
+	$(BIN)/pytest
+
+lab: env
+	$(BIN)/jupyter lab --notebook-dir notebooks
+
+bench: env
+	$(BIN)/pardemo bench
+
+# One run to commit: executed notebooks, figures, claims, report, and the speed table.
+reference: env
+	rm -rf outputs/reference
+	$(BIN)/pardemo run --out outputs/reference
+	$(BIN)/pardemo bench --json > outputs/reference/bench.json
+
+lint: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+env: $(VENV)/.complete
+
+# The stamp is written last: an installation that was interrupted is taken up again.
+$(VENV)/.complete: requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "pardemo needs Python 3.11 or newer; name one: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+clean:
+	rm -rf $(VENV) outputs/latest

@@ -1,0 +1,5 @@
+import sys
+
+from pardemo.cli import main
+
+sys.exit(main())

@@ -1,0 +1,85 @@
+"""The speed table: every figure a ratio, ours against a peer, measured side by side in one run.
+
+``ratio`` is the peer's median over ours, so above 1 means faster (or smaller) than the peer; ``spread`` is the
+middle half of the ratios of neighbouring runs. Runs alternate, so that a drift of the machine meets both.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from statistics import median, quantiles
+
+#: name -> module of this package with a ``rows()`` function
+BENCHES = {
+    "import": "importing",
+    "launch": "launch",
+    "ring": "ring",
+    "data-parallel": "data_parallel",
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table; ``target`` is the least ratio asked for, None where a row only informs."""
+
+    name: str
+    ours: float
+    peer: float
+    unit: str
+    ratio: float
+    spread: tuple[float, float]
+    target: float | None
+    met: bool | None
+    note: str = ""
+
+
+def compare(
+    name: str, ours: Sequence[float], peer: Sequence[float], unit: str, target: float | None, note: str = ""
+) -> Row:
+    """A row from two lists of alternating measurements (smaller is better)."""
+    ratio = median(peer) / median(ours)
+    pairs = [p / o for o, p in zip(ours, peer, strict=True)]
+    low, _, high = quantiles(pairs, n=4) if len(pairs) > 1 else (pairs[0],) * 3
+    met = None if target is None else ratio >= target
+    return Row(name, median(ours), median(peer), unit, ratio, (low, high), target, met, note)
+
+
+def run(names: Sequence[str], on_start: Callable[[str], None] = lambda name: None) -> list[Row]:
+    """Runs the named benches (all when none is named).
+
+    Raises:
+        ValueError: a name that does not exist.
+    """
+    unknown = [name for name in names if name not in BENCHES]
+    if unknown:
+        raise ValueError(f"no bench named {', '.join(unknown)}; there are: {', '.join(BENCHES)}")
+    rows: list[Row] = []
+    for name in names or BENCHES:
+        on_start(name)
+        rows += import_module(f"pardemo.bench.{BENCHES[name]}").rows()
+    return rows
+
+
+def as_json(rows: Sequence[Row]) -> list[dict]:
+    return [asdict(row) for row in rows]
+
+
+def as_text(rows: Sequence[Row]) -> str:
+    """The table for the terminal."""
+    head = ("name", "ours", "peer", "unit", "ratio", "middle half", "target", "met", "peer is")
+    lines = [head] + [
+        (
+            row.name,
+            f"{row.ours:.4g}",
+            f"{row.peer:.4g}",
+            row.unit,
+            f"{row.ratio:.2f}",
+            f"{row.spread[0]:.2f} to {row.spread[1]:.2f}",
+            "" if row.target is None else f">= {row.target:g}",
+            "" if row.met is None else ("yes" if row.met else "NO"),
+            row.note,
+        )
+        for row in rows
+    ]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)  # noqa: B905

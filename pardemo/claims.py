@@ -1,0 +1,204 @@
+"""Claims: what was predicted, what was measured, and whether one is the other.
+
+A notebook opens a :class:`Ledger`, checks its statements as it goes, and closes it in its last cell, which
+fails the notebook when a claim fails. Ids: ``sNN.…`` for the article's statements, ``NN.…`` for findings of
+chapter NN.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pardemo import project
+
+EVIDENCE = {
+    "wire": "bytes counted by the kernel",
+    "memory": "bytes of tensors, followed one by one",
+    "numeric": "results compared",
+    "count": "operations counted",
+    "time": "seconds on this machine",
+    "paced": "seconds, where a wait stands for computation",
+    "arithmetic": "recomputed only",
+}
+RELATIONS = ("equal", "at most", "at least")
+VERDICTS = ("holds", "differs", "not measured", "off", "fails")
+COLUMNS = (
+    "id", "notebook", "statement", "source", "predicted", "measured", "unit", "rel", "evidence", "verdict", "reason",
+)  # fmt: skip
+_ID = re.compile(r"(s\d{2,3}|\d{2})\.[a-z0-9_.]+")
+
+
+class ClaimFailed(AssertionError):
+    """At least one claim of a notebook does not hold."""
+
+
+class Ledger:
+    """The claims of one notebook, written to ``<output folder>/claims/<notebook>.json`` after each check.
+
+    >>> claims = Ledger("01_data_parallel", folder="/tmp/example")      # doctest: +SKIP
+    >>> claims.check("s09.sent_per_rank", "a rank sends 2(N−1)/N·S", predicted=6291456, measured=wire.sent_bytes,
+    ...              unit="B", rel=0.005, source="Patarasuk & Yuan 2009", evidence="wire")   # doctest: +SKIP
+    """
+
+    def __init__(self, notebook: str, folder: str | Path | None = None):
+        self.notebook = notebook
+        self._path = Path(folder or project.output_dir()) / "claims" / f"{notebook}.json"
+        self._rows: dict[str, dict[str, Any]] = {}
+        self._write()
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return list(self._rows.values())
+
+    def check(
+        self,
+        id: str,
+        statement: str,
+        predicted: float | bool | str,
+        measured: float | bool | str,
+        unit: str = "",
+        rel: float = 0.0,
+        source: str = "",
+        evidence: str = "numeric",
+        *,
+        relation: str = "equal",
+        instead: tuple[float | bool | str, str] | None = None,
+        reason: str = "",
+    ) -> str:
+        """Compares and books one claim; returns its verdict. The same id again replaces the earlier row.
+
+        Args:
+            predicted, measured: in ``unit``. Equal means |measured − predicted| ≤ ``rel``·|predicted|.
+            relation: ``"equal"``, ``"at most"`` or ``"at least"`` (for bounds and tolerances; ``rel`` is ignored).
+            evidence: how it was measured, one of :data:`EVIDENCE`.
+            instead: (value, reason) that holds where ``predicted`` does not: the verdict is then *differs*.
+            reason: what a reader should know about this measurement.
+
+        Raises:
+            ValueError: an id, evidence or relation that does not exist; a bound on something that has no order.
+        """
+        if evidence not in EVIDENCE:
+            raise ValueError(f"evidence must be one of {', '.join(EVIDENCE)}, not {evidence!r}")
+        if relation not in RELATIONS:
+            raise ValueError(f"relation must be one of {', '.join(RELATIONS)}, not {relation!r}")
+        predicted, measured = _plain(predicted), _plain(measured)
+        if _agree(predicted, measured, rel, relation):
+            verdict = "holds"
+        elif instead is not None and _agree(_plain(instead[0]), measured, rel, relation):
+            verdict, reason = "differs", f"measured as {_plain(instead[0])!r} predicts: {instead[1]}"
+        elif evidence in ("time", "paced"):
+            verdict = "off"
+        else:
+            verdict = "fails"
+        sign = {"equal": "", "at most": "≤ ", "at least": "≥ "}[relation]
+        shown = f"{sign}{predicted}" if sign else predicted
+        self._book(id, statement, source, shown, measured, unit, rel, evidence, verdict, reason)
+        return verdict
+
+    def skip(self, id: str, statement: str, reason: str, source: str = "") -> str:
+        """Books a claim that could not be measured here, and why."""
+        if not reason:
+            raise ValueError("a claim is only skipped with a reason")
+        self._book(id, statement, source, None, None, "", 0.0, "", "not measured", reason)
+        return "not measured"
+
+    def table(self):
+        """All claims so far, as a pandas table for the notebook's end."""
+        return table(self.rows)
+
+    def close(self):
+        """Returns the table; raises :class:`ClaimFailed` naming each claim that fails."""
+        failed = [r for r in self.rows if r["verdict"] == "fails"]
+        if failed:
+            told = "; ".join(
+                f"{r['id']} ({r['statement']}): predicted {r['predicted']}, measured {r['measured']} {r['unit']}"
+                for r in failed
+            )
+            raise ClaimFailed(f"{len(failed)} of {len(self._rows)} claims fail: {told}")
+        return self.table()
+
+    def _book(self, id: str, *values: Any) -> None:
+        if not _ID.fullmatch(id):
+            raise ValueError(f"a claim's id looks like s09.sent_per_rank or 01.bucket_order, not {id!r}")
+        self._rows[id] = dict(zip(COLUMNS, (id, self.notebook, *values), strict=True))
+        self._write()
+
+    def _write(self) -> None:
+        project.write_json(self._path, self.rows)
+
+
+def read(folder: str | Path | None = None) -> list[dict[str, Any]]:
+    """All claims of a run's folder, in the order of the notebooks.
+
+    Raises:
+        FileNotFoundError: no run has written claims there.
+        ValueError: a ledger that is not one.
+    """
+    folder = Path(folder or project.output_dir())
+    files = sorted((folder / "claims").glob("*.json"))
+    if not files:
+        raise FileNotFoundError(f"no claims in {folder}: run `pardemo run` first, or name a run's folder")
+    rows: list[dict[str, Any]] = []
+    for file in files:
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+            rows += [{name: row[name] for name in COLUMNS} for row in found]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{file} is not a ledger of claims: {error}") from None
+    return rows
+
+
+def table(rows: Iterable[dict[str, Any]]):
+    import pandas as pd
+
+    frame = pd.DataFrame(list(rows), columns=list(COLUMNS))
+    for column in ("predicted", "measured"):
+        frame[column] = [short(value) for value in frame[column]]
+    return frame[["id", "statement", "predicted", "measured", "unit", "evidence", "verdict"]]
+
+
+def short(value: Any) -> str:
+    """A figure as a table shows it: 6,291,456, 0.0312, 1.2e-07, True."""
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    if float(value).is_integer() and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def counts(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
+    found = [row["verdict"] for row in rows]
+    return {verdict: found.count(verdict) for verdict in VERDICTS}
+
+
+def _plain(value: Any) -> float | int | bool | str:
+    """Numbers of numpy and torch become Python's: a ledger is JSON."""
+    if isinstance(value, (bool, str)):
+        return value
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, (bool, int)):
+        return value
+    if not isinstance(value, float):
+        raise ValueError(f"a claim compares numbers, truths or texts, not {type(value).__name__}")
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+
+
+def _agree(predicted: Any, measured: Any, rel: float, relation: str) -> bool:
+    texts = isinstance(predicted, str) or isinstance(measured, str)
+    if relation != "equal" and texts:
+        raise ValueError("a bound needs numbers on both sides")
+    if texts or isinstance(predicted, bool) or isinstance(measured, bool):
+        return type(predicted) is type(measured) and predicted == measured
+    if not math.isfinite(measured):
+        return False
+    if relation == "at most":
+        return measured <= predicted
+    if relation == "at least":
+        return measured >= predicted
+    return abs(measured - predicted) <= rel * abs(predicted)

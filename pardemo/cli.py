@@ -1,0 +1,126 @@
+"""The command line: ``pardemo run | claims | bench | doctor`` (also ``python -m pardemo``)."""
+
+import argparse
+import ast
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pardemo
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0 only on success, 2 for bad input, which is told in one line."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    try:
+        return arguments.action(arguments)
+    except (ValueError, FileNotFoundError) as error:
+        print(f"pardemo {arguments.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"\npardemo {arguments.command}: interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pardemo", description="Parallel training: predict, run, compare.")
+    parser.add_argument("--version", action="version", version=pardemo.__version__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="execute notebooks; write executed copies, figures, claims and report.html")
+    run.add_argument("names", nargs="*", metavar="NAME", help="a notebook, as 01_data_parallel or 01 (default: all)")
+    run.add_argument(
+        "-p", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), dest="parameters",
+        help="a notebook parameter, as -p world_size 2 (may be repeated)",
+    )  # fmt: skip
+    run.add_argument("--out", metavar="DIR", help="output folder (default outputs/latest)")
+    run.add_argument("--resume", action="store_true", help="skip what finished with the same sources and parameters")
+    run.add_argument("--cell-timeout", type=int, default=600, metavar="S", help="seconds a cell may take (600)")
+    run.add_argument("--list", action="store_true", help="list the notebooks and their parameters, and stop")
+    run.set_defaults(action=_run)
+
+    show = commands.add_parser("claims", help="the ledger of a run as a table")
+    show.add_argument("folder", nargs="?", metavar="DIR", help="a run's folder (default outputs/latest)")
+    show.add_argument("--json", action="store_true", help="print rows as JSON")
+    show.set_defaults(action=_claims)
+
+    bench = commands.add_parser("bench", help="the speed table: ratios measured side by side in one run")
+    bench.add_argument("names", nargs="*", metavar="NAME", help="import, launch, ring, data-parallel (default: all)")
+    bench.add_argument("--json", action="store_true", help="print rows as JSON")
+    bench.set_defaults(action=_bench)
+
+    doctor = commands.add_parser("doctor", help="what this machine has, and which notebooks it can run at which size")
+    doctor.add_argument("--json", action="store_true", help="print rows as JSON")
+    doctor.set_defaults(action=_doctor)
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from pardemo import runner
+
+    if arguments.list:
+        for name, path in runner.choose(arguments.names).items():
+            values = ", ".join(f"{key}={value!r}" for key, value in runner.parameters_of(path).items())
+            print(f"{name:24} {values}")
+        return 0
+    if arguments.cell_timeout <= 0:
+        raise ValueError(f"--cell-timeout must be above 0, not {arguments.cell_timeout}")
+    given = {key: _value(value) for key, value in arguments.parameters}
+    outcomes = runner.run(arguments.names, given, arguments.out, arguments.resume, arguments.cell_timeout)
+    folder = arguments.out or _relative_output()
+    print(f"report: {folder}/report.html")
+    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
+    for outcome in failed:
+        print(f"{outcome.notebook} failed in {outcome.error}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _claims(arguments: argparse.Namespace) -> int:
+    from pardemo import claims
+
+    rows = claims.read(arguments.folder)
+    if arguments.json:
+        print(json.dumps(rows, indent=1, ensure_ascii=False))
+    else:
+        print(claims.table(rows).to_string(index=False, justify="left"))
+        print(", ".join(f"{count} {verdict}" for verdict, count in claims.counts(rows).items() if count))
+    return 1 if claims.counts(rows)["fails"] else 0
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from pardemo import bench
+
+    rows = bench.run(arguments.names, on_start=lambda name: print(f"bench {name} …", file=sys.stderr, flush=True))
+    print(json.dumps(bench.as_json(rows), indent=1) if arguments.json else bench.as_text(rows))
+    return 1 if any(row.met is False for row in rows) else 0
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from pardemo import doctor
+
+    rows = doctor.examine()
+    if arguments.json:
+        print(json.dumps(rows, indent=1, ensure_ascii=False))
+    else:
+        width = max(len(row["what"]) for row in rows)
+        for row in rows:
+            print(f"{'ok  ' if row['ok'] else 'note'}  {row['what']:{width}}  {row['found']}")
+    return 0
+
+
+def _relative_output() -> str:
+    import os
+
+    from pardemo import project
+
+    return os.path.relpath(project.output_dir())
+
+
+def _value(text: str) -> Any:
+    """What a value on the command line means: a Python literal, else the text itself."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -1,0 +1,85 @@
+"""What can go wrong with a World: the exceptions a notebook sees, each naming the rank."""
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One exception on one rank, as text: it crosses the process boundary even where the exception cannot."""
+
+    type: str
+    message: str
+    traceback: str
+    exception: BaseException | None = None
+
+    @property
+    def headline(self) -> str:
+        return f"{self.type}: {self.message}".strip().rstrip(":")
+
+
+class RankError(RuntimeError):
+    """Base of everything a World reports about its ranks."""
+
+
+class RankFailed(RankError):
+    """The function raised on one or more ranks.
+
+    ``failures`` maps rank to :class:`Failure`; ``stopped`` are ranks that were still waiting for
+    the failed ones (usually inside a collective) and were ended.
+    """
+
+    def __init__(self, failures: Mapping[int, Failure], stopped: list[int] | None = None):
+        self.failures = dict(failures)
+        self.stopped = list(stopped or [])
+        lines = ["; ".join(f"rank {rank}: {f.headline}" for rank, f in sorted(self.failures.items()))]
+        if self.stopped:
+            lines.append(f"({ranks_text(self.stopped)} did not finish within the grace time after that and ended)")
+        for rank, failure in sorted(self.failures.items()):
+            lines += ["", f"--- rank {rank} ---", failure.traceback.rstrip()]
+        super().__init__("\n".join(lines))
+
+
+class RankDied(RankError):
+    """One or more rank processes ended without a word.
+
+    ``deaths`` maps rank to its exit code (negative: the signal that killed it). ``failures`` holds
+    what the surviving ranks reported, usually a lost connection.
+    """
+
+    def __init__(self, deaths: Mapping[int, int | None], failures: Mapping[int, Failure] | None = None):
+        self.deaths = dict(deaths)
+        self.failures = dict(failures or {})
+        lines = ["; ".join(f"rank {rank} died: {exit_text(code)}" for rank, code in sorted(self.deaths.items()))]
+        lines += [f"then rank {rank}: {f.headline}" for rank, f in sorted(self.failures.items())]
+        super().__init__("\n".join(lines))
+
+
+class RankTimeout(RankError):
+    """The time limit passed; ``stacks`` maps each unfinished rank to where it was."""
+
+    def __init__(self, timeout_s: float, stacks: Mapping[int, str], finished: list[int]):
+        self.timeout_s = timeout_s
+        self.stacks = dict(stacks)
+        text = f"{ranks_text(sorted(self.stacks))} did not finish within {timeout_s:g} s"
+        if finished:
+            text += f" ({ranks_text(finished)} did)"
+        for rank, stack in sorted(self.stacks.items()):
+            text += f"\n\n--- rank {rank} was here ---\n{stack.strip() or '(no Python stack: it did not answer)'}"
+        super().__init__(text)
+
+
+def ranks_text(ranks: list[int]) -> str:
+    """``rank 2`` or ``ranks 0, 1, 3``."""
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def exit_text(code: int | None) -> str:
+    """An exit code in words; negative codes are signals, as in :mod:`subprocess`."""
+    if code is None:
+        return "its exit code is unknown"
+    if code >= 0:
+        return f"exit code {code}"
+    hint = " (out of memory?)" if -code == signal.SIGKILL else ""
+    return f"killed by {signal.Signals(-code).name}{hint}"

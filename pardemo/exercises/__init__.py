@@ -1,0 +1,48 @@
+"""Exercises that check themselves on real ranks: ``check(name, my_function)``.
+
+A check never raises: it prints what is right or what is missing, so that a notebook with open exercises still
+runs from top to bottom. It returns whether the exercise is solved.
+"""
+
+from collections.abc import Callable
+from importlib import import_module
+
+from pardemo.errors import RankDied, RankError, RankFailed
+
+
+class Mistake(Exception):
+    """What is wrong with a solution, in words that teach."""
+
+
+#: name -> (module of this package, function that checks). A chapter's exercises live in ``chapter_NN``.
+EXERCISES = {
+    "01_all_reduce": ("chapter_01", "check_all_reduce"),
+    "01_unequal_shards": ("chapter_01", "check_unequal_shards"),
+}
+
+
+def check(name: str, function: Callable) -> bool:
+    """Runs ``function`` against exercise ``name`` and prints the verdict; True when it is solved.
+
+    Raises:
+        ValueError: no exercise of that name.
+    """
+    if name not in EXERCISES:
+        raise ValueError(f"no exercise {name!r}; there are: {', '.join(EXERCISES)}")
+    module, checker = EXERCISES[name]
+    try:
+        praise = getattr(import_module(f"pardemo.exercises.{module}"), checker)(function)
+    except Mistake as mistake:
+        print(f"{name}: not yet. {mistake}")
+        return False
+    except RankFailed as error:
+        rank, failure = min(error.failures.items())
+        print(f"{name}: not yet. Your function raised on rank {rank}: {failure.headline}")
+        return False
+    except RankError as error:
+        died = isinstance(error, RankDied)
+        hint = "" if died else " Does every rank receive exactly what another one sends?"
+        print(f"{name}: not yet. {str(error).splitlines()[0]}.{hint}")
+        return False
+    print(f"{name}: solved. {praise}")
+    return True

@@ -1,0 +1,12 @@
+"""One way of drawing: a colour for each kind of thing, the prediction a line, the measurement points.
+
+>>> from pardemo import figures
+>>> fig, ax = figures.new()                                  # doctest: +SKIP
+>>> figures.predicted(ax, sizes, theory); figures.measured(ax, sizes, seconds)   # doctest: +SKIP
+>>> figures.save(fig, "01_time", "alternative text")          # doctest: +SKIP
+"""
+
+from pardemo.figures.charts import bars, gantt, kind_legend, measured, predicted, ring_states
+from pardemo.figures.style import COLOURS, new, save
+
+__all__ = ["COLOURS", "bars", "gantt", "kind_legend", "measured", "new", "predicted", "ring_states", "save"]

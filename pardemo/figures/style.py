@@ -1,0 +1,70 @@
+"""Colours, fonts and files. Colours: Okabe & Ito's set, told apart by colour-blind readers; hatches for print."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
+from pardemo import project
+
+#: A colour for each kind of thing, the same in every chapter.
+COLOURS = {
+    "compute": "#0072B2",
+    "communication": "#E69F00",
+    "send": "#E69F00",
+    "receive": "#F0E442",
+    "wait": "#BBBBBB",
+    "parameters": "#0072B2",
+    "gradients": "#E69F00",
+    "optimizer states": "#009E73",
+    "activations": "#CC79A7",
+    "predicted": "#000000",
+    "ring": "#009E73",
+    "parameter server": "#D55E00",
+    "torch": "#56B4E9",
+}
+HATCHES = {"send": "", "receive": "///", "communication": "///", "compute": "", "wait": "..."}
+MARKERS = {"ring": "o", "parameter server": "s", "torch": "^"}
+
+SETTINGS = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so every machine has it
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+    "figure.dpi": 110,
+    "hatch.linewidth": 0.6,
+}
+
+
+def new(rows: int = 1, columns: int = 1, size: Sequence[float] = (8.0, 4.0), **kwargs):
+    """A figure and its axes in the collection's style, as ``plt.subplots`` returns them."""
+    with plt.rc_context(SETTINGS):
+        return plt.subplots(rows, columns, figsize=tuple(size), layout="constrained", **kwargs)
+
+
+def save(fig: Figure, name: str, alt: str) -> Figure:
+    """Writes ``figures/<name>.png`` into the run's folder, ``alt`` inside it as description, and returns the figure.
+
+    The file is closed to pyplot, so that a notebook shows it once, as the value of the cell.
+    """
+    if not alt:
+        raise ValueError("a picture needs alternative text")
+    path = project.output_dir() / "figures" / f"{name}.png"
+    with plt.rc_context(SETTINGS):
+        project.write_atomically(path, lambda temporary: _write(fig, temporary, alt))
+    plt.close(fig)
+    return fig
+
+
+def _write(fig: Figure, path: Path, alt: str) -> None:
+    fig.savefig(path, format="png", dpi=110, metadata={"Description": alt})

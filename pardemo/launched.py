@@ -1,0 +1,76 @@
+"""``python -m pardemo.world MODULE:FUNCTION [ARGS]`` as a rank of somebody else's job (torchrun, deepspeed).
+
+Those launchers are the distributed engine: they start the ranks and tell each, through the environment,
+who it is. Here the rank joins the group, calls the function and leaves; rank 0 prints the result as JSON.
+"""
+
+import ast
+import json
+import os
+import socket
+import sys
+
+NEEDED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help"):
+        print(__doc__.strip())
+        return 0 if argv else 2
+    missing = [name for name in NEEDED if name not in os.environ]
+    if missing:
+        print(
+            f"pardemo.world: {', '.join(missing)} not set: start it by torchrun, "
+            "for example: torchrun --nproc-per-node 2 -m pardemo.world " + argv[0],
+            file=sys.stderr,
+        )
+        return 2
+    from pardemo.rank import find_function, join_group, leave_group
+
+    sys.path.insert(0, os.getcwd())
+    try:
+        function = find_function(argv[0])
+    except ValueError as error:
+        print(f"pardemo.world: {error}", file=sys.stderr)
+        return 2
+    rank = int(os.environ["RANK"])
+    join_group(
+        rank=rank,
+        size=int(os.environ["WORLD_SIZE"]),
+        store=None,
+        backend=None,
+        threads=int(os.environ.get("OMP_NUM_THREADS", "1")),
+        env=_interface(),
+        path=sys.path[:],
+        cwd=os.getcwd(),
+        timeout_s=600.0,
+    )
+    result = function(*map(_value, argv[1:]))
+    if rank == 0:
+        print(json.dumps(result, default=repr), flush=True)
+    leave_group()
+    return 0
+
+
+def _interface() -> dict[str, str]:
+    """gloo's network interface: the one that reaches the master, unless the environment already names one."""
+    if "GLOO_SOCKET_IFNAME" in os.environ:
+        return {}
+    import psutil
+
+    from pardemo.links import address_towards
+
+    address = address_towards(os.environ["MASTER_ADDR"])
+    for name, entries in psutil.net_if_addrs().items():
+        if any(e.family in (socket.AF_INET, socket.AF_INET6) and e.address == address for e in entries):
+            return {"GLOO_SOCKET_IFNAME": name}
+    return {}
+
+
+def _value(text: str):
+    """``4`` is a number, ``[1, 2]`` a list, anything that is no Python literal a string."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -1,0 +1,175 @@
+"""The ring's own TCP connections: each rank to its successor, and from its predecessor.
+
+Why not ``isend`` and ``irecv`` of torch.distributed? gloo announces every message to its receiver before
+sending it and hands both directions to one other thread; with a segment of 1 MiB that costs as much as the
+copy itself (``pardemo bench ring`` shows what plain sockets gain). A group's links are made at its first
+ring, belong to the group and close with it.
+"""
+
+import os
+import secrets
+import socket
+import struct
+import threading
+import weakref
+from queue import SimpleQueue
+
+import torch.distributed as dist
+
+TIMEOUT_S = 600  # a neighbour that neither sends nor reads for so long is taken for lost
+INLINE_BYTES = 64 << 10  # below this a send is tried at once; above, copying and adding go side by side
+TOKEN_BYTES = 16
+
+#: Bytes that the links of this process have handed to the kernel and taken from it, for systems that count none.
+counted = {"sent": 0, "received": 0}
+
+
+class RingLink:
+    """Two connections of this rank within ``group``'s ring. Used by one thread at a time (``lock``)."""
+
+    def __init__(self, group: dist.ProcessGroup):
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.successor, self.predecessor = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        self.lock = threading.Lock()
+        address, token = _own_address(), secrets.token_bytes(TOKEN_BYTES)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family) as listener:
+            listener.bind((address, 0))
+            listener.listen(8)
+            listener.settimeout(TIMEOUT_S)
+            meeting: list = [None] * self.size
+            dist.all_gather_object(meeting, (address, listener.getsockname()[1], token), group=group)
+            host, port, their_token = meeting[self.successor]
+            self._out = socket.create_connection((host, port), TIMEOUT_S)
+            self._out.sendall(their_token)
+            self._in = _accept(listener, token)
+        for end in (self._out, self._in):
+            end.settimeout(None)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                end.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", TIMEOUT_S, 0))
+        self._queue: SimpleQueue = SimpleQueue()
+        self._sent = threading.Condition()
+        self._queued = self._done = 0
+        self._error: Exception | None = None
+        threading.Thread(target=_pump, args=(self._queue, weakref.ref(self)), name="ring-sender", daemon=True).start()
+        self._finalizer = weakref.finalize(self, _close, self._queue, self._out, self._in)
+
+    def send(self, data: memoryview) -> int:
+        """Sends ``data`` to the successor, in the background when it is large; it must not change until sent.
+
+        Returns this send's number, for :meth:`wait_sent`.
+        """
+        counted["sent"] += len(data)
+        with self._sent:
+            self._queued += 1
+            number, idle = self._queued, self._done == self._queued - 1
+        if idle and len(data) <= INLINE_BYTES:
+            try:
+                data = data[self._out.send(data, socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                pass
+            except OSError as reason:
+                raise self._cannot_send(reason) from None
+            if not data:
+                self._count_sent()
+                return number
+        self._queue.put(data)
+        return number
+
+    def wait_sent(self, number: int) -> None:
+        """Waits until send ``number`` and all before it have left; raises what went wrong with them."""
+        with self._sent:
+            self._sent.wait_for(lambda: self._done >= number or self._error)
+            if self._error:
+                raise self._error
+
+    def flush(self) -> None:
+        self.wait_sent(self._queued)
+
+    def receive(self, data: memoryview) -> None:
+        """Fills ``data`` with the predecessor's next bytes."""
+        counted["received"] += len(data)
+        while data:  # a signal can cut even MSG_WAITALL short
+            try:
+                got = self._in.recv_into(data, len(data), socket.MSG_WAITALL)
+            except BlockingIOError:
+                raise self._lost(f"sent nothing for {TIMEOUT_S} s") from None
+            except OSError as reason:
+                raise self._lost(str(reason)) from None
+            if got == 0:
+                raise self._lost("closed the connection")
+            data = data[got:]
+
+    def _lost(self, what: str) -> ConnectionError:
+        return ConnectionError(f"ring: rank {self.predecessor} of the group: {what}")
+
+    def _cannot_send(self, reason: OSError) -> ConnectionError:
+        return ConnectionError(f"ring: cannot send to rank {self.successor} of the group: {reason}")
+
+    def _count_sent(self, error: Exception | None = None) -> None:
+        with self._sent:
+            self._done += 1
+            self._error = self._error or error
+            self._sent.notify_all()
+
+    def _send_now(self, data: memoryview) -> None:
+        error = None
+        try:
+            self._out.sendall(data)
+        except OSError as reason:
+            error = self._cannot_send(reason)
+        self._count_sent(error)
+
+
+def _pump(queue: SimpleQueue, link_ref: "weakref.ref[RingLink]") -> None:
+    """The sender thread. It holds the link only while it sends, so that an unused link can be collected."""
+    while (data := queue.get()) is not None:
+        link = link_ref()
+        if link is None:
+            return
+        link._send_now(data)
+        del link, data
+
+
+def _close(queue: SimpleQueue, *ends: socket.socket) -> None:
+    queue.put(None)
+    for end in ends:
+        end.close()
+
+
+def _accept(listener: socket.socket, token: bytes) -> socket.socket:
+    """The predecessor's connection: whoever else finds the port does not know the token and is turned away."""
+    while True:
+        end, _ = listener.accept()
+        end.settimeout(10)
+        try:
+            if secrets.compare_digest(end.recv(TOKEN_BYTES, socket.MSG_WAITALL), token):
+                return end
+        except OSError:
+            pass
+        end.close()
+
+
+def _own_address() -> str:
+    """The address other ranks of the job can reach: on the way to the master; loopback within one host."""
+    return address_towards(os.environ.get("MASTER_ADDR", "127.0.0.1"))
+
+
+def address_towards(host: str) -> str:
+    """This machine's address on the route to ``host``. Opens a datagram socket, sends nothing."""
+    family, kind, proto, _, where = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, proto) as probe:
+        probe.connect(where)
+        return probe.getsockname()[0]
+
+
+_links: "weakref.WeakKeyDictionary[dist.ProcessGroup, RingLink]" = weakref.WeakKeyDictionary()
+
+
+def ring_link(group: dist.ProcessGroup) -> RingLink:
+    """The links of this rank in ``group``; made together by all its ranks at the first call."""
+    found = _links.get(group)
+    if found is None:
+        found = _links[group] = RingLink(group)
+    return found

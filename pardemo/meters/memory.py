@@ -1,0 +1,180 @@
+"""Bytes of live tensors, by kind, followed storage by storage.
+
+Works on CPU tensors, on fake tensors (``FakeTensorMode``: full-size models without the memory) and on CUDA,
+where the allocator's own figures are reported as well. On the CPU the sum is checked against the allocator's
+memory events (tests/test_memory_meter.py).
+"""
+
+import weakref
+from collections.abc import Iterable
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+KINDS = ("parameters", "gradients", "optimizer states", "activations")
+
+
+class MemoryMeter(TorchDispatchMode):
+    """Follows every tensor storage that is made while the block runs.
+
+    >>> with MemoryMeter(model, optimizer) as memory:        # doctest: +SKIP
+    ...     loss_of(model(batch)).backward()
+    ...     optimizer.step()
+    >>> memory.peak_bytes, memory.peak["activations"]         # doctest: +SKIP
+
+    Kinds: **parameters** (buffers too), **gradients** (what ``.grad`` holds), **optimizer states**, and
+    **activations**: everything else that was made in the block and is alive: what the backward pass waits for,
+    and temporaries. What was there before, such as the batch, is counted only where it belongs to ``modules`` or
+    ``optimizers``. A storage counts once, however many views it has, and with its full size in bytes.
+
+    Args:
+        modules: a module or several, whose parameters, buffers and gradients are there from the beginning.
+        optimizers: an optimizer or several, whose states are.
+
+    Attributes: ``live`` and ``peak`` (bytes by kind; peak is the composition at the moment of the largest sum),
+    ``live_bytes``, ``peak_bytes`` (their sums), ``baseline_bytes`` (the sum on entry); ``allocator`` on CUDA
+    (``allocated_peak_bytes``, ``reserved_peak_bytes``).
+    """
+
+    def __init__(
+        self,
+        modules: torch.nn.Module | Iterable[torch.nn.Module] = (),
+        optimizers: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] = (),
+    ):
+        super().__init__()
+        self._modules = [modules] if isinstance(modules, torch.nn.Module) else list(modules)
+        self._optimizers = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
+        self.live: dict[str, int] = dict.fromkeys(KINDS, 0)
+        self.peak: dict[str, int] = dict(self.live)
+        self.baseline_bytes = 0
+        self.allocator: dict[str, int] = {}
+        # Storages themselves are the keys: an address is used again as soon as one is freed.
+        self._records: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._hooks: list = []
+
+    @property
+    def live_bytes(self) -> int:
+        return sum(self.live.values())
+
+    @property
+    def peak_bytes(self) -> int:
+        return sum(self.peak.values())
+
+    def reset_peak(self) -> None:
+        """Starts the peak anew from what is alive now."""
+        self.peak = dict(self.live)
+
+    def __enter__(self) -> "MemoryMeter":
+        self._classify()
+        self.baseline_bytes = self.live_bytes
+        self.reset_peak()
+        for module in self._modules:
+            for parameter in module.parameters():
+                if parameter.requires_grad:
+                    hook = parameter.register_post_accumulate_grad_hook(lambda p: self._note(p.grad, "gradients"))
+                    self._hooks.append(hook)
+        for optimizer in self._optimizers:
+            self._hooks.append(optimizer.register_step_post_hook(lambda o, *_: self._note_states(o)))
+        if torch.cuda.is_initialized():
+            torch.cuda.reset_peak_memory_stats()
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._classify()
+        for record in filter(None, self._records.values()):
+            record.finalizer.detach()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+            self.allocator = {
+                "allocated_peak_bytes": torch.cuda.max_memory_allocated(),
+                "reserved_peak_bytes": torch.cuda.max_memory_reserved(),
+            }
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is not torch.ops.aten.lift_fresh.default:  # torch.tensor(...): new, but it comes in as an argument
+            for leaf in tree_leaves((args, kwargs)):
+                if isinstance(leaf, torch.Tensor):
+                    self._note_older(leaf)
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor):
+                self._note(leaf)
+        return out
+
+    def _classify(self) -> None:
+        for module in self._modules:
+            for tensor in (*module.parameters(), *module.buffers()):
+                self._note(tensor, "parameters")
+                if tensor.grad is not None:
+                    self._note(tensor.grad, "gradients")
+        for optimizer in self._optimizers:
+            self._note_states(optimizer)
+
+    def _note_states(self, optimizer: torch.optim.Optimizer) -> None:
+        for state in optimizer.state.values():
+            for value in state.values():
+                if isinstance(value, torch.Tensor):
+                    self._note(value, "optimizer states")
+
+    def _note_older(self, tensor: torch.Tensor) -> None:
+        """An argument whose storage nobody has seen being made was there before: not ours to count."""
+        for part in _plain_tensors(tensor):
+            storage = part.untyped_storage()
+            if storage not in self._records:
+                self._records[storage] = None
+
+    def _note(self, tensor: torch.Tensor | None, kind: str | None = None) -> None:
+        """Takes a tensor's storage into the books; with ``kind``, moves it to that kind."""
+        if tensor is None:
+            return
+        for part in _plain_tensors(tensor):
+            storage = part.untyped_storage()
+            record = self._records.get(storage)
+            if record is None and storage in self._records and kind is None:
+                continue
+            if record is None:
+                record = _Record(kind or "activations")
+                self._records[storage] = record
+                record.finalizer = weakref.finalize(storage, _forget, weakref.ref(self), record)
+                record.finalizer.atexit = False
+            elif kind is not None and kind != record.kind:
+                self.live[record.kind] -= record.nbytes
+                self.live[kind] += record.nbytes
+                record.kind = kind
+            grown = storage.nbytes() - record.nbytes
+            if grown:
+                record.nbytes += grown
+                self.live[record.kind] += grown
+                if self.live_bytes > self.peak_bytes:
+                    self.peak = dict(self.live)
+
+
+class _Record:
+    """One storage in the books."""
+
+    __slots__ = ("finalizer", "kind", "nbytes")
+
+    def __init__(self, kind: str):
+        self.kind, self.nbytes = kind, 0
+
+
+def _forget(meter_ref: "weakref.ref[MemoryMeter]", record: _Record) -> None:
+    meter = meter_ref()
+    if meter is not None:
+        meter.live[record.kind] -= record.nbytes
+
+
+def _plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that hold the bytes: a DTensor's local part, a sparse tensor's indices and values."""
+    if hasattr(tensor, "__tensor_flatten__") and type(tensor) is not torch.nn.Parameter:
+        names, _ = tensor.__tensor_flatten__()
+        return [part for name in names for part in _plain_tensors(getattr(tensor, name))]
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    return [tensor]

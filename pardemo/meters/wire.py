@@ -1,0 +1,180 @@
+"""Bytes that this process sent and received, read from the kernel.
+
+Linux counts every byte of every TCP connection, per socket and without privileges (``getsockopt TCP_INFO``,
+fields ``tcpi_bytes_sent``, ``tcpi_bytes_retrans``, ``tcpi_notsent_bytes``, ``tcpi_bytes_received`` of
+``struct tcp_info``, include/uapi/linux/tcp.h). gloo and pardemo's ring move all data over TCP, so whichever
+framework sent it, it is counted. nccl does not (NVLink, shared memory, InfiniBand), and other systems do not
+count: there the bytes are computed from the collectives that were called, and ``evidence`` says ``count``.
+"""
+
+import os
+import socket
+import struct
+import sys
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from pardemo import links
+from pardemo.formulas import communication as formulas
+
+_NOTSENT, _RECEIVED, _SENT, _RETRANS = 144, 128, 200, 208  # offsets in struct tcp_info (Linux 4.19 and later)
+
+
+class Connection(NamedTuple):
+    """One TCP connection's totals since it was opened."""
+
+    local: tuple[str, int]
+    peer: tuple[str, int]
+    sent_bytes: int
+    received_bytes: int
+
+
+def connections() -> list[Connection]:
+    """All TCP connections that this process has open, with the kernel's byte counters."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            end = socket.socket(fileno=int(name))
+        except OSError:  # closed meanwhile (the listing's own descriptor, too)
+            continue
+        try:
+            if end.family not in (socket.AF_INET, socket.AF_INET6) or end.type != socket.SOCK_STREAM:
+                continue
+            info = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+            local, peer = end.getsockname()[:2], end.getpeername()[:2]
+        except OSError:  # listening, or not connected
+            continue
+        finally:
+            end.detach()  # the descriptor is not ours to close
+        received, sent, again = (struct.unpack_from("Q", info, at)[0] for at in (_RECEIVED, _SENT, _RETRANS))
+        waiting = struct.unpack_from("I", info, _NOTSENT)[0]
+        found.append(Connection(local, peer, sent - again + waiting, received))
+    return found
+
+
+def kernel_counts() -> bool:
+    """Whether this system's kernel counts bytes per connection."""
+    if sys.platform != "linux":
+        return False
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as end:
+        return len(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)) >= _RETRANS + 8
+
+
+class WireMeter:
+    """Counts what this rank sends and receives while the block runs.
+
+    >>> with WireMeter() as wire:                        # doctest: +SKIP
+    ...     dist.all_reduce(tensor)
+    >>> wire.sent_bytes, wire.received_bytes, wire.evidence   # doctest: +SKIP
+
+    Inside a process group it is collective: all ranks of ``group`` have to enter and leave it. A barrier
+    after the first reading and one after the last keep a quick neighbour's bytes on the right side; the first
+    one's own bytes (under 1 kB) are in the count.
+
+    Args:
+        group: the ranks to wait for; the default group when None. Bytes to all peers are counted either way.
+        evidence: ``"wire"`` or ``"count"``, to insist on one; by default wire wherever the kernel can tell.
+
+    Attributes (after the block): ``sent_bytes``, ``received_bytes``, ``evidence``, and under ``wire``
+    ``connections`` with the same per connection.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None, evidence: str | None = None):
+        if evidence not in (None, "wire", "count"):
+            raise ValueError(f"evidence must be 'wire' or 'count', not {evidence!r}")
+        nccl = dist.is_initialized() and dist.get_backend(group) == "nccl"
+        self.evidence = evidence or ("count" if nccl or not kernel_counts() else "wire")
+        self.sent_bytes = self.received_bytes = 0
+        self.connections: list[Connection] = []
+        self._group = group
+
+    def __enter__(self) -> "WireMeter":
+        if self.evidence == "wire":
+            self._before = {(c.local, c.peer): c for c in connections()}
+        else:
+            self._counter = _CountCollectives()
+            self._counter.__enter__()
+            self._links_before = dict(links.counted)
+        self._barrier()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.evidence == "wire":
+            for now in connections():
+                was = self._before.get((now.local, now.peer))
+                sent = now.sent_bytes - (was.sent_bytes if was else 0)
+                received = now.received_bytes - (was.received_bytes if was else 0)
+                if sent or received:
+                    self.connections.append(Connection(now.local, now.peer, sent, received))
+            self.sent_bytes = sum(c.sent_bytes for c in self.connections)
+            self.received_bytes = sum(c.received_bytes for c in self.connections)
+        else:
+            self._counter.__exit__(*error)
+            self.sent_bytes = self._counter.sent + links.counted["sent"] - self._links_before["sent"]
+            self.received_bytes = self._counter.received + links.counted["received"] - self._links_before["received"]
+        if not any(error):
+            self._barrier()
+
+    def by_rank(self) -> dict[int, tuple[int, int]]:
+        """Bytes per peer: global rank -> (sent to it, received from it). Collective, and only under ``wire``."""
+        ends: list = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(ends, [c.local for c in self.connections], group=self._group)
+        owner = {end: index for index, theirs in enumerate(ends) for end in theirs}
+        group = self._group or dist.group.WORLD
+        table: dict[int, tuple[int, int]] = {}
+        for c in self.connections:
+            if c.peer in owner:
+                peer = dist.get_global_rank(group, owner[c.peer])
+                sent, received = table.get(peer, (0, 0))
+                table[peer] = (sent + c.sent_bytes, received + c.received_bytes)
+        return table
+
+    def _barrier(self) -> None:
+        if dist.is_initialized():
+            dist.barrier(group=self._group)
+
+
+class _CountCollectives(torch.utils._python_dispatch.TorchDispatchMode):
+    """Adds up what each collective moves in theory (``pardemo.formulas.communication``)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = self.received = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func.namespace in ("c10d", "_c10d_functional"):
+            self._count(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _count(self, func, args, kwargs) -> None:
+        name = func._opname.strip("_")
+        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+        group = given.get("process_group", given.get("group_name"))
+        if group is None:
+            return
+        if isinstance(group, str):
+            group = torch._C._distributed_c10d._resolve_process_group(group)
+        else:
+            group = dist.ProcessGroup.unbox(group)
+        rule = formulas.BYTES_OF_COLLECTIVE.get(name)
+        if rule is None:
+            return
+        nbytes = max(
+            (sum(t.numel() * t.element_size() for t in _tensors(value)) for value in given.values()), default=0
+        )
+        sent, received = rule(nbytes, group.size(), group.rank() == given.get("root_rank", 0))
+        self.sent += round(sent)
+        self.received += round(received)
+
+
+def _tensors(value) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [t for item in value for t in _tensors(item)]
+    return []

@@ -1,0 +1,259 @@
+"""Runs the collection headless: papermill over the notebooks, claims and pictures gathered, a report at the end."""
+
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pardemo import claims, project
+
+CELL_TIMEOUT_S = 600
+MANIFEST = "run.json"
+
+
+class RunError(ValueError):
+    """A request that cannot be carried out: one line, said before anything runs."""
+
+
+@dataclass
+class Outcome:
+    """How one notebook ended: status ``ok``, ``failed`` or ``skipped`` (finished earlier, with --resume)."""
+
+    notebook: str
+    status: str
+    seconds: float = 0.0
+    error: str = ""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    fingerprint: str = ""
+
+
+def notebooks() -> dict[str, Path]:
+    """The collection in its order: name without suffix -> path."""
+    return {path.stem: path for path in sorted((project.root() / "notebooks").glob("[0-9][0-9]_*.ipynb"))}
+
+
+def choose(names: Sequence[str]) -> dict[str, Path]:
+    """The named notebooks (``01_data_parallel``, or ``01``), in the collection's order; all when none is named.
+
+    Raises:
+        RunError: a name that fits no notebook.
+    """
+    collection = notebooks()
+    if not collection:
+        raise RunError(f"no notebooks in {project.root() / 'notebooks'}")
+    chosen = set()
+    for name in names:
+        stem = Path(name).stem
+        found = [n for n in collection if n == stem or n.split("_")[0] == stem]
+        if not found:
+            raise RunError(f"no notebook {name!r}; there are: {', '.join(collection)}")
+        chosen.update(found)
+    return {n: p for n, p in collection.items() if not names or n in chosen}
+
+
+def parameters_of(path: Path) -> dict[str, Any]:
+    """Names and default values of a notebook's ``parameters`` cell."""
+    import ast
+
+    import nbformat
+
+    notebook = nbformat.read(path, as_version=4)
+    found: dict[str, Any] = {}
+    for cell in notebook.cells:
+        if "parameters" in cell.metadata.get("tags", []):
+            for node in ast.parse(cell.source).body:
+                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                    found[node.targets[0].id] = ast.literal_eval(node.value)
+    return found
+
+
+def assign(selected: dict[str, Path], given: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Gives each notebook the parameters that it has.
+
+    Raises:
+        RunError: a parameter that no selected notebook has, or a value of another type than its default.
+    """
+    known = {name: parameters_of(path) for name, path in selected.items()}
+    for key, value in given.items():
+        homes = [name for name in selected if key in known[name]]
+        if not homes:
+            there = sorted({k for ks in known.values() for k in ks})
+            raise RunError(f"no selected notebook has a parameter {key!r}; there are: {', '.join(there)}")
+        for name in homes:
+            default = known[name][key]
+            fits = type(value) is type(default) or (isinstance(default, float) and type(value) is int)
+            if default is not None and not fits:
+                kind = type(default).__name__
+                raise RunError(f"parameter {key} of {name} is a {kind} (default {default!r}), not {value!r}")
+    return {name: {k: v for k, v in given.items() if k in known[name]} for name in selected}
+
+
+def run(
+    names: Sequence[str] = (),
+    parameters: dict[str, Any] | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    cell_timeout_s: int = CELL_TIMEOUT_S,
+    say: Callable[..., None] | None = None,
+) -> list[Outcome]:
+    """Executes notebooks in order and writes executed copies, figures, claims and the report to ``out``.
+
+    A notebook that fails does not stop the others. With ``resume``, a notebook that finished in ``out`` with
+    the same sources and parameters is not run again.
+
+    Raises:
+        RunError: an unknown notebook or parameter, or an output folder that cannot be written.
+    """
+    from pardemo import report
+
+    say = say or progress_printer()
+    selected = choose(names)
+    assigned = assign(selected, parameters or {})
+    folder = _writable(Path(out) if out else project.output_dir())
+    done = _read_manifest(folder)
+    for name, path in selected.items():
+        fingerprint = fingerprint_of(path, assigned[name])
+        before = done.get(name)
+        executed = folder / f"{name}.ipynb"
+        if resume and before and before.fingerprint == fingerprint and before.status == "ok" and executed.exists():
+            say(name, f"finished earlier with the same sources and parameters ({before.seconds:.0f} s)", end=True)
+            continue
+        done.pop(name, None)  # should this run be killed, the notebook counts as not run
+        _write_manifest(folder, done)
+        done[name] = _execute(name, path, assigned[name], folder, cell_timeout_s, say)
+        done[name].fingerprint = fingerprint
+        _write_manifest(folder, done)
+    in_order = [done[name] for name in notebooks() if name in done]
+    try:
+        rows = claims.read(folder)
+    except FileNotFoundError:
+        rows = []
+    write_csv(folder / "claims.csv", rows)
+    report.write(folder, in_order, rows)
+    return [done[name] for name in selected]
+
+
+def _execute(
+    name: str, path: Path, parameters: dict[str, Any], folder: Path, cell_timeout_s: int, say: Callable[..., None]
+) -> Outcome:
+    from papermill.exceptions import PapermillExecutionError
+
+    begin = time.monotonic()
+    partial = folder / f".{name}.partial.ipynb"
+    outcome = Outcome(name, "ok", parameters=parameters)
+    before = os.environ.get("PARDEMO_OUT")
+    os.environ["PARDEMO_OUT"] = str(folder)  # the kernel inherits it
+    try:
+        _papermill(path, partial, parameters, cell_timeout_s, lambda k, n: say(name, _cell(k, n, begin)))
+    except PapermillExecutionError as error:
+        outcome.status = "failed"
+        outcome.error = f"cell {error.cell_index + 1}: {error.ename}: {error.evalue}"
+    except Exception as error:  # a kernel that died, a cell that took too long: this notebook's failure
+        outcome.status, outcome.error = "failed", f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+    finally:
+        if before is None:
+            os.environ.pop("PARDEMO_OUT", None)
+        else:
+            os.environ["PARDEMO_OUT"] = before
+        if partial.exists():
+            os.replace(partial, folder / f"{name}.ipynb")
+    outcome.seconds = time.monotonic() - begin
+    told = "ok" if outcome.status == "ok" else f"FAILED in {outcome.error.splitlines()[0]}"
+    say(name, f"{outcome.seconds:.1f} s  {told}", end=True)
+    return outcome
+
+
+def _cell(k: int, n: int, begin: float) -> str:
+    return f"cell {k} of {n}, {time.monotonic() - begin:.0f} s"
+
+
+def _papermill(
+    path: Path, target: Path, parameters: dict[str, Any], cell_timeout_s: int, on_cell: Callable[[int, int], None]
+) -> None:
+    """papermill with an engine that reports each cell as it starts."""
+    import logging
+
+    import papermill
+    from papermill.engines import NBClientEngine, papermill_engines
+
+    logging.getLogger("papermill").setLevel(logging.ERROR)
+
+    class ReportingEngine(NBClientEngine):
+        @classmethod
+        def execute_managed_notebook(cls, nb_man, kernel_name, **kwargs):
+            start = nb_man.cell_start
+
+            def cell_start(cell, cell_index, **more):
+                on_cell(cell_index + 1, len(nb_man.nb.cells))
+                return start(cell, cell_index, **more)
+
+            nb_man.cell_start = cell_start
+            return super().execute_managed_notebook(nb_man, kernel_name, **kwargs)
+
+    papermill_engines.register("pardemo", ReportingEngine)
+    papermill.execute_notebook(
+        str(path), str(target), parameters=parameters, engine_name="pardemo", kernel_name="python3",
+        cwd=str(path.parent), progress_bar=False, execution_timeout=cell_timeout_s, start_timeout=120,
+    )  # fmt: skip
+
+
+def fingerprint_of(path: Path, parameters: dict[str, Any]) -> str:
+    """What a notebook's result depends on: its source, the package's, the parameters, the pinned versions."""
+    digest = hashlib.sha256(json.dumps(parameters, sort_keys=True).encode())
+    sources = sorted(p for p in project.PACKAGE.rglob("*") if p.suffix in (".py", ".j2"))
+    for source in (path, *sources, project.root() / "requirements.txt"):
+        if source.exists():
+            digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    return digest.hexdigest()
+
+
+def progress_printer() -> Callable[..., None]:
+    """A line per notebook: rewritten in place on a terminal, printed once at its end elsewhere."""
+    live = sys.stderr.isatty()
+
+    def say(name: str, text: str, end: bool = False) -> None:
+        if live:
+            print(f"\r\x1b[K{name:24} {text}", end="\n" if end else "", file=sys.stderr, flush=True)
+        elif end:
+            print(f"{name:24} {text}", file=sys.stderr, flush=True)
+
+    return say
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    import csv
+
+    def write(temporary: Path) -> None:
+        with temporary.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, claims.COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+    project.write_atomically(path, write)
+
+
+def _writable(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise RunError(f"cannot write to the output folder {folder}: {error.strerror}") from None
+    return folder.resolve()
+
+
+def _read_manifest(folder: Path) -> dict[str, Outcome]:
+    try:
+        return {row["notebook"]: Outcome(**row) for row in json.loads((folder / MANIFEST).read_text())}
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
+
+
+def _write_manifest(folder: Path, done: dict[str, Outcome]) -> None:
+    project.write_json(folder / MANIFEST, [vars(outcome) for outcome in done.values()])
