@@ -27,6 +27,7 @@ RELATIONS = ("equal", "at most", "at least")
 VERDICTS = ("holds", "differs", "not measured", "off", "fails")
 COLUMNS = (
     "id", "notebook", "statement", "source", "predicted", "measured", "unit", "rel", "evidence", "verdict", "reason",
+    "relation",
 )  # fmt: skip
 _ID = re.compile(r"(s\d{2,3}|\d{2})\.[a-z0-9_.]+")
 
@@ -93,16 +94,14 @@ class Ledger:
             verdict = "off"
         else:
             verdict = "fails"
-        sign = {"equal": "", "at most": "≤ ", "at least": "≥ "}[relation]
-        shown = f"{sign}{predicted}" if sign else predicted
-        self._book(id, statement, source, shown, measured, unit, rel, evidence, verdict, reason)
+        self._book(id, statement, source, predicted, measured, unit, rel, evidence, verdict, reason, relation)
         return verdict
 
     def skip(self, id: str, statement: str, reason: str, source: str = "") -> str:
         """Books a claim that could not be measured here, and why."""
         if not reason:
             raise ValueError("a claim is only skipped with a reason")
-        self._book(id, statement, source, None, None, "", 0.0, "", "not measured", reason)
+        self._book(id, statement, source, None, None, "", 0.0, "", "not measured", reason, "equal")
         return "not measured"
 
     def table(self):
@@ -141,23 +140,29 @@ def read(folder: str | Path | None = None) -> list[dict[str, Any]]:
     files = sorted((folder / "claims").glob("*.json"))
     if not files:
         raise FileNotFoundError(f"no claims in {folder}: run `pardemo run` first, or name a run's folder")
-    rows: list[dict[str, Any]] = []
-    for file in files:
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-            rows += [{name: row[name] for name in COLUMNS} for row in found]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{file} is not a ledger of claims: {error}") from None
-    return rows
+    return [row for file in files for row in read_ledger(file)]
+
+
+def read_ledger(file: Path) -> list[dict[str, Any]]:
+    """The claims of one notebook; ValueError where the file is not such a ledger."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return [{name: row[name] for name in COLUMNS} for row in found]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{file} is not a ledger of claims: {error}") from None
 
 
 def table(rows: Iterable[dict[str, Any]]):
+    """A pandas table for readers: figures shortened, bounds with their sign."""
     import pandas as pd
 
-    frame = pd.DataFrame(list(rows), columns=list(COLUMNS))
-    for column in ("predicted", "measured"):
-        frame[column] = [short(value) for value in frame[column]]
-    return frame[["id", "statement", "predicted", "measured", "unit", "evidence", "verdict"]]
+    shown = [{**row, "predicted": predicted_text(row), "measured": short(row["measured"])} for row in rows]
+    return pd.DataFrame(shown, columns=["id", "statement", "predicted", "measured", "unit", "evidence", "verdict"])
+
+
+def predicted_text(row: dict[str, Any]) -> str:
+    """The prediction as a table shows it: ``4,194,304``, ``≤ 1e-06``."""
+    return {"at most": "≤ ", "at least": "≥ "}.get(row["relation"], "") + short(row["predicted"])
 
 
 def short(value: Any) -> str:

@@ -78,13 +78,14 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _claims(arguments: argparse.Namespace) -> int:
-    from pardemo import claims
+    from pardemo import claims, project
 
     rows = claims.read(arguments.folder)
     if arguments.json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
     else:
-        print(claims.table(rows).to_string(index=False, justify="left"))
+        shown = claims.table(rows)
+        print(project.text_table([list(shown.columns), *shown.values.tolist()]))
         print(", ".join(f"{count} {verdict}" for verdict, count in claims.counts(rows).items() if count))
     return 1 if claims.counts(rows)["fails"] else 0
 
@@ -98,15 +99,14 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from pardemo import doctor
+    from pardemo import doctor, project
 
     rows = doctor.examine()
     if arguments.json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
     else:
-        width = max(len(row["what"]) for row in rows)
-        for row in rows:
-            print(f"{'ok  ' if row['ok'] else 'note'}  {row['what']:{width}}  {row['found']}")
+        told = [("", "what", "found"), *(("ok" if row["ok"] else "note", row["what"], row["found"]) for row in rows)]
+        print(project.text_table(told))
     return 0
 
 

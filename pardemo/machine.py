@@ -13,6 +13,7 @@ import torch.distributed as dist
 from pardemo import project
 from pardemo.collectives import parameter_server_all_reduce, ring_all_reduce
 from pardemo.doctor import available_cores
+from pardemo.formulas.communication import all_reduce_steps, shared_host_seconds
 from pardemo.rank import device
 
 METHODS = {"ring": ring_all_reduce, "parameter server": parameter_server_all_reduce, "torch": dist.all_reduce}
@@ -34,12 +35,21 @@ class Profile:
     host_bytes_per_s: dict[str, float]  # all ranks' sent bytes over time in a large all-reduce, by method
 
 
-def profile(world_size: int | None = None, folder: Path | None = None) -> Profile:
+def profile_path() -> Path:
+    return project.output_dir() / "machine.json"
+
+
+def predict(found: Profile, method: str, nbytes: float, ranks: int) -> float:
+    """Seconds of an all-reduce on this host, whose cores and memory all ranks share: see ``shared_host_seconds``."""
+    return shared_host_seconds(method, nbytes, ranks, found.host_bytes_per_s[method], found.message_s[method])
+
+
+def profile(world_size: int | None = None) -> Profile:
     """The profile saved in the run's folder, or a new one (a few seconds), saved there.
 
     ``world_size`` is the number of ranks to measure with: by default one per core, at least 2 and at most 4.
     """
-    path = (folder or project.output_dir()) / "machine.json"
+    path = profile_path()
     ranks = world_size or min(4, max(2, available_cores()))
     try:
         saved = Profile(**json.loads(path.read_text()))
@@ -64,7 +74,7 @@ def measure(ranks: int, path: Path | None = None) -> Profile:
         for method in METHODS:
             small = max(world.run(all_reduce_seconds, method, SMALL_BYTES, 15))
             large = max(world.run(all_reduce_seconds, method, LARGE_BYTES, 5))
-            message_s[method] = small / _steps(method, ranks)
+            message_s[method] = small / all_reduce_steps(method, ranks)
             rates[method] = 2 * (ranks - 1) * LARGE_BYTES / (large - small)
         where = world.run(_device_name)[0]
     found = Profile(
@@ -79,11 +89,7 @@ def measure(ranks: int, path: Path | None = None) -> Profile:
 def all_reduce_seconds(method: str, nbytes: int, rounds: int) -> float:
     """On every rank: the median time of an all-reduce of ``nbytes`` by ``method``, ranks in step."""
     tensor = torch.ones(max(1, nbytes // 4), device=device())
-    return median(_times(lambda: METHODS[method](tensor.fill_(1.0)), rounds))
-
-
-def _steps(method: str, ranks: int) -> int:
-    return 2 if method == "parameter server" else 2 * (ranks - 1)
+    return median(times(lambda: METHODS[method](tensor.fill_(1.0)), rounds))
 
 
 def _compute() -> tuple[float, float]:
@@ -92,12 +98,13 @@ def _compute() -> tuple[float, float]:
     a, b = torch.randn(n, n, device=device()), torch.randn(n, n, device=device())
     source = torch.randn(8 << 20, device=device())
     target = torch.empty_like(source)
-    product = median(_times(lambda: a @ b, 9))
-    copy = median(_times(lambda: target.copy_(source), 5))
+    product = median(times(lambda: a @ b, 9))
+    copy = median(times(lambda: target.copy_(source), 5))
     return 2 * n**3 / product, 2 * source.numel() * 4 / copy
 
 
-def _times(action: Callable[[], object], rounds: int) -> list[float]:
+def times(action: Callable[[], object], rounds: int) -> list[float]:
+    """On every rank: seconds of each of ``rounds`` calls, begun in step, after two that are not counted."""
     seconds = []
     for turn in range(rounds + 2):
         dist.barrier()

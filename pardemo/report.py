@@ -29,7 +29,7 @@ def write(folder: Path, outcomes: list, rows: list[dict[str, Any]]) -> Path:
 
 
 def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "predicted": claims.short(row["predicted"]), "measured": claims.short(row["measured"])}
+    return {**row, "predicted": claims.predicted_text(row), "measured": claims.short(row["measured"])}
 
 
 def _picture(path: Path) -> dict[str, str]:

@@ -129,10 +129,14 @@ def run(
         done[name].fingerprint = fingerprint
         _write_manifest(folder, done)
     in_order = [done[name] for name in notebooks() if name in done]
-    try:
-        rows = claims.read(folder)
-    except FileNotFoundError:
-        rows = []
+    rows = []
+    for name in (outcome.notebook for outcome in in_order):
+        try:
+            rows += claims.read_ledger(folder / "claims" / f"{name}.json")
+        except FileNotFoundError:  # it failed before its first claim
+            continue
+        except ValueError as error:  # of an earlier run, damaged since: no reason to lose this one
+            say(name, str(error), end=True)
     write_csv(folder / "claims.csv", rows)
     report.write(folder, in_order, rows)
     return [done[name] for name in selected]
@@ -180,6 +184,7 @@ def _papermill(
 
     import papermill
     from papermill.engines import NBClientEngine, papermill_engines
+    from traitlets.config import Config
 
     logging.getLogger("papermill").setLevel(logging.ERROR)
 
@@ -195,10 +200,14 @@ def _papermill(
             nb_man.cell_start = cell_start
             return super().execute_managed_notebook(nb_man, kernel_name, **kwargs)
 
+    config = Config()
+    if sys.platform == "linux":
+        config.ConnectionFileMixin.transport = "ipc"  # the kernel then opens no port
     papermill_engines.register("pardemo", ReportingEngine)
     papermill.execute_notebook(
         str(path), str(target), parameters=parameters, engine_name="pardemo", kernel_name="python3",
         cwd=str(path.parent), progress_bar=False, execution_timeout=cell_timeout_s, start_timeout=120,
+        config=config,
     )  # fmt: skip
 
 

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from statistics import median, quantiles
 
+from pardemo import project
+
 #: name -> module of this package with a ``rows()`` function
 BENCHES = {
     "import": "importing",
@@ -81,5 +83,4 @@ def as_text(rows: Sequence[Row]) -> str:
         )
         for row in rows
     ]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines)  # noqa: B905
+    return project.text_table(lines)

@@ -6,7 +6,7 @@
 >>> figures.save(fig, "01_time", "alternative text")          # doctest: +SKIP
 """
 
-from pardemo.figures.charts import bars, gantt, kind_legend, measured, predicted, ring_states
+from pardemo.figures.charts import bars, gantt, holdings, kind_legend, measured, predicted, ring_states
 from pardemo.figures.style import COLOURS, new, save
 
-__all__ = ["COLOURS", "bars", "gantt", "kind_legend", "measured", "new", "predicted", "ring_states", "save"]
+__all__ = ["COLOURS", "bars", "gantt", "holdings", "kind_legend", "measured", "new", "predicted", "ring_states", "save"]

@@ -4,12 +4,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from pardemo.figures.style import COLOURS, HATCHES, MARKERS
 
 
-def predicted(ax: Axes, x: Sequence[float], y: Sequence[float], label: str = "predicted", kind: str = "predicted"):
+def predicted(
+    ax: Axes, x: Sequence[float], y: Sequence[float], label: str | None = "predicted", kind: str = "predicted"
+):
     """The prediction: a line without marks."""
     styles = {"parameter server": "--", "torch": ":"}
     return ax.plot(x, y, color=COLOURS[kind], linestyle=styles.get(kind, "-"), linewidth=1.6, label=label, zorder=2)
@@ -19,7 +22,7 @@ def measured(
     ax: Axes,
     x: Sequence[float],
     y: Sequence[float],
-    label: str = "measured",
+    label: str | None = "measured",
     kind: str = "ring",
     hollow: Sequence[bool] | None = None,
 ):
@@ -74,10 +77,32 @@ def gantt(ax: Axes, spans: Sequence, begin_s: float | None = None, title: str = 
     ax.set_title(title)
 
 
-def kind_legend(ax: Axes, kinds: Sequence[str], **kwargs) -> None:
-    """A legend of kinds of things, whether or not each occurs in this axes."""
+def kind_legend(ax: Axes | Figure, kinds: Sequence[str], **kwargs) -> None:
+    """A legend of kinds of things on an axes or a figure, whether or not each occurs there."""
     patches = [Patch(facecolor=COLOURS[k], hatch=HATCHES.get(k, ""), edgecolor="white", label=k) for k in kinds]
     ax.legend(handles=patches, **kwargs)
+
+
+def holdings(ax: Axes, table: np.ndarray, title: str = "", top: float | None = None) -> None:
+    """Which value each rank (row) holds in each chunk (column); nan where it holds none, or an undefined one.
+
+    ``top`` is the value drawn darkest, by default the table's largest.
+    """
+    ranks, chunks = table.shape
+    top = np.nanmax(table) if top is None else top
+    ax.imshow(np.nan_to_num(table), cmap="Greys", vmin=0, vmax=top * 1.3, aspect="equal")
+    for rank, chunk in np.ndindex(ranks, chunks):
+        value = table[rank, chunk]
+        if not np.isnan(value):
+            ax.text(
+                chunk, rank, f"{value:g}", ha="center", va="center",
+                color="white" if value > 0.7 * top else "black",
+            )  # fmt: skip
+    ax.set_xticks(range(chunks), [f"c{c}" for c in range(chunks)])
+    ax.set_yticks(range(ranks), [f"r{r}" for r in range(ranks)])
+    ax.tick_params(length=0)
+    ax.grid(visible=False)
+    ax.set_title(title, fontsize=10)
 
 
 def ring_states(states: np.ndarray, title_of_step: Sequence[str]):
@@ -94,23 +119,13 @@ def ring_states(states: np.ndarray, title_of_step: Sequence[str]):
     steps, ranks, chunks = states.shape
     columns = min(steps, 4)
     rows = -(-steps // columns)
-    fig, axes = new(rows, columns, size=(2.1 * columns, 2.2 * rows + 0.3), squeeze=False)
+    fig, axes = new(rows, columns, size=(2.1 * columns, 2.5 * rows), squeeze=False)
+    fig.get_layout_engine().set(h_pad=0.12)
     for index, ax in enumerate(axes.flat):
         if index >= steps:
             ax.axis("off")
             continue
-        ax.imshow(states[index], cmap="Greys", vmin=0, vmax=ranks * 1.35, aspect="equal")
-        for rank in range(ranks):
-            for chunk in range(chunks):
-                count = int(states[index, rank, chunk])
-                done = count == ranks
-                ax.text(
-                    chunk, rank, str(count), ha="center", va="center", fontweight="bold" if done else "normal",
-                    color="white" if count > ranks * 0.7 else "black",
-                )  # fmt: skip
-        ax.set_xticks(range(chunks), [f"c{c}" for c in range(chunks)])
-        ax.set_yticks(range(ranks), [f"r{r}" for r in range(ranks)] if index % columns == 0 else [""] * ranks)
-        ax.tick_params(length=0)
-        ax.grid(visible=False)
-        ax.set_title(title_of_step[index], fontsize=9)
+        holdings(ax, states[index].astype(float), title_of_step[index], top=ranks)
+        if index % columns:
+            ax.set_yticks([])
     return fig

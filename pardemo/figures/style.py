@@ -45,11 +45,12 @@ SETTINGS = {
     "hatch.linewidth": 0.6,
 }
 
+plt.rcParams.update(SETTINGS)
+
 
 def new(rows: int = 1, columns: int = 1, size: Sequence[float] = (8.0, 4.0), **kwargs):
     """A figure and its axes in the collection's style, as ``plt.subplots`` returns them."""
-    with plt.rc_context(SETTINGS):
-        return plt.subplots(rows, columns, figsize=tuple(size), layout="constrained", **kwargs)
+    return plt.subplots(rows, columns, figsize=tuple(size), layout="constrained", **kwargs)
 
 
 def save(fig: Figure, name: str, alt: str) -> Figure:
@@ -60,8 +61,7 @@ def save(fig: Figure, name: str, alt: str) -> Figure:
     if not alt:
         raise ValueError("a picture needs alternative text")
     path = project.output_dir() / "figures" / f"{name}.png"
-    with plt.rc_context(SETTINGS):
-        project.write_atomically(path, lambda temporary: _write(fig, temporary, alt))
+    project.write_atomically(path, lambda temporary: _write(fig, temporary, alt))
     plt.close(fig)
     return fig
 

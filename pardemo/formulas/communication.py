@@ -4,6 +4,7 @@ Sources: Patarasuk & Yuan 2009 (ring all-reduce, its lower bound 2(N−1)/N·S);
 server); nccl-tests' PERFORMANCE.md (algbw and busbw).
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -46,12 +47,17 @@ def parameter_worker(nbytes: float, ranks: int) -> Traffic:
     return Traffic(nbytes, nbytes) if ranks > 1 else Traffic(0, 0)
 
 
-def total_bytes(method: str, nbytes: float, ranks: int) -> float:
-    """All bytes that all ranks send in one all-reduce. Equal for both methods: 2(N−1)·S; only the balance differs."""
-    if method not in ("ring", "parameter server"):
-        raise ValueError(f"method must be 'ring' or 'parameter server', not {method!r}")
-    _check(nbytes, ranks)
-    return 2 * (ranks - 1) * nbytes
+METHODS = ("ring", "torch", "parameter server")
+
+
+def all_reduce_steps(method: str, ranks: int) -> int:
+    """Messages that follow one upon the other: 2(N−1) on a ring (torch's gloo is one, too), 2 with a server."""
+    _check(0, ranks)
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, not {method!r}")
+    if ranks == 1:
+        return 0
+    return 2 if method == "parameter server" else 2 * (ranks - 1)
 
 
 def cluster_seconds(method: str, nbytes: float, ranks: int, bytes_per_s: float, latency_s: float = 0.0) -> float:
@@ -59,12 +65,8 @@ def cluster_seconds(method: str, nbytes: float, ranks: int, bytes_per_s: float, 
 
     Ring: 2(N−1)/N·S/B + 2(N−1)·latency. Server: its link carries (N−1)·S in and then (N−1)·S out.
     """
-    _check(nbytes, ranks)
-    if method == "ring":
-        return ring_all_reduce(nbytes, ranks).sent / bytes_per_s + 2 * (ranks - 1) * latency_s
-    if method == "parameter server":
-        return 2 * (ranks - 1) * nbytes / bytes_per_s + 2 * latency_s
-    raise ValueError(f"method must be 'ring' or 'parameter server', not {method!r}")
+    on_busiest_link = 2 * (ranks - 1) * nbytes if method == "parameter server" else ring_all_reduce(nbytes, ranks).sent
+    return on_busiest_link / bytes_per_s + all_reduce_steps(method, ranks) * latency_s
 
 
 def shared_host_seconds(
@@ -72,11 +74,25 @@ def shared_host_seconds(
 ) -> float:
     """One all-reduce when all ranks share one machine: *all* ranks' bytes go through the same cores and memory.
 
-    total bytes / host rate + messages · time per message, where ``host_bytes_per_s`` and ``message_s`` are
-    measured on this host with as many ranks. A ring has 2(N−1) dependent steps, a server 2.
+    2(N−1)·S over the host's rate, whichever the method, plus the dependent messages at ``message_s`` each; both
+    are measured on this host.
     """
-    steps = 2 * (ranks - 1) if method == "ring" else 2 * min(1, ranks - 1)
-    return total_bytes(method, nbytes, ranks) / host_bytes_per_s + steps * message_s
+    return 2 * (ranks - 1) * nbytes / host_bytes_per_s + all_reduce_steps(method, ranks) * message_s
+
+
+def overlapped_seconds(compute_s: Sequence[float], exchange_s: Sequence[float]) -> float:
+    """A backward pass whose buckets are sent one after the other, each as soon as it is computed and the line is free.
+
+    ``compute_s[i]`` is the time to compute bucket i after bucket i−1, ``exchange_s[i]`` that of its all-reduce.
+    Without overlap it is the sum of both. Source: Li et al. 2020, §3.2.3.
+    """
+    if len(compute_s) != len(exchange_s):
+        raise ValueError(f"{len(compute_s)} buckets computed, but {len(exchange_s)} exchanged")
+    ready = free = 0.0
+    for compute, exchange in zip(compute_s, exchange_s, strict=True):
+        ready += compute
+        free = max(ready, free) + exchange
+    return max(ready, free)
 
 
 def algorithm_bandwidth(nbytes: float, seconds: float) -> float:
