@@ -5,6 +5,7 @@ fails the notebook when a claim fails. Ids: ``sNN.…`` for the article's statem
 chapter NN.
 """
 
+import csv
 import json
 import math
 import re
@@ -150,6 +151,12 @@ def read_ledger(file: Path) -> list[dict[str, Any]]:
         return [{name: row[name] for name in COLUMNS} for row in found]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{file} is not a ledger of claims: {error}") from None
+
+
+def statements() -> list[dict[str, str]]:
+    """The article's statements: id, section, what it says, judgement (ok, if, no, doc), what is true, chapters."""
+    with (project.PACKAGE / "statements.csv").open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
 
 
 def table(rows: Iterable[dict[str, Any]]):

@@ -16,14 +16,13 @@ point-to-point operations. All functions are collective: every rank of ``group``
 import threading
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
+from pardemo.agreement import compare_in_group, compare_round_the_ring
 from pardemo.links import RingLink, ring_link
 
 SEGMENT_BYTES = 1 << 20
-MAX_DIMS = 8
 
 
 def ring_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
@@ -105,7 +104,7 @@ def parameter_server_all_reduce(
     group, rank, size = _membership(group)
     with torch.no_grad():
         flat, write_back = _flatten(tensor)
-        _compare([_describe(t) for t in _gather_descriptions(tensor, group, size)])
+        compare_in_group(tensor, group)
         segment = max(1, min(SEGMENT_BYTES // max(1, tensor.element_size()), -(-flat.numel() // size)))
         pieces = [flat[i : i + segment] for i in range(0, flat.numel(), segment)]
         workers = [dist.get_global_rank(group, r) for r in range(size) if r != server]
@@ -159,13 +158,13 @@ class _Ring:
 
     def __enter__(self) -> "_Ring":
         if self._tensor.device.type != "cpu" or self.size == 1:
-            _compare([_describe(t) for t in _gather_descriptions(self._tensor, self.group, self.size)])
+            compare_in_group(self._tensor, self.group)
             return self
         self._link = ring_link(self.group)
         self._lock = self._link.lock
         self._lock.acquire()
         try:
-            _compare([_describe(t) for t in _ring_descriptions(self._tensor, self._link)])
+            compare_round_the_ring(self._tensor, self._link)
         except BaseException:
             self._lock.release()
             raise
@@ -314,55 +313,3 @@ def _segments(chunk: torch.Tensor) -> list[torch.Tensor]:
 
 def _bytes(flat: torch.Tensor) -> memoryview:
     return memoryview(flat.view(torch.uint8).numpy())
-
-
-# ---------------------------------------------------------------- do all ranks mean the same tensor?
-
-_DTYPES = sorted((d for d in vars(torch).values() if isinstance(d, torch.dtype)), key=str)
-
-
-def _description(tensor: torch.Tensor) -> np.ndarray:
-    """Shape, strides and dtype as integers, so that ranks can compare them before any data moves."""
-    if tensor.dim() > MAX_DIMS:
-        raise ValueError(f"tensors of up to {MAX_DIMS} dimensions, not {tensor.dim()}")
-    row = np.zeros(2 + 2 * MAX_DIMS, dtype=np.int64)
-    row[0], row[1] = _DTYPES.index(tensor.dtype), tensor.dim()
-    row[2 : 2 + tensor.dim()] = tensor.shape
-    if not tensor.is_contiguous():
-        row[2 + MAX_DIMS : 2 + MAX_DIMS + tensor.dim()] = tensor.stride()
-    return row
-
-
-def _describe(row: np.ndarray) -> str:
-    dims = int(row[1])
-    shape, strides = row[2 : 2 + dims].tolist(), row[2 + MAX_DIMS : 2 + MAX_DIMS + dims].tolist()
-    text = f"{str(_DTYPES[int(row[0])]).removeprefix('torch.')} {tuple(shape)}"
-    return text + (f" strides {tuple(strides)}" if any(strides) else "")
-
-
-def _ring_descriptions(tensor: torch.Tensor, link: RingLink) -> np.ndarray:
-    """All ranks' descriptions, passed round the ring in N−1 small steps."""
-    table = np.zeros((link.size, 2 + 2 * MAX_DIMS), dtype=np.int64)
-    table[link.rank] = _description(tensor)
-    for step in range(link.size - 1):
-        link.send(memoryview(table[(link.rank - step) % link.size]).cast("B"))
-        link.receive(memoryview(table[(link.rank - 1 - step) % link.size]).cast("B"))
-    return table
-
-
-def _gather_descriptions(tensor: torch.Tensor, group: dist.ProcessGroup, size: int) -> np.ndarray:
-    if size == 1:
-        return _description(tensor)[None]
-    mine = torch.from_numpy(_description(tensor)).to(tensor.device)
-    table = [torch.empty_like(mine) for _ in range(size)]
-    dist.all_gather(table, mine, group=group)
-    return torch.stack(table).cpu().numpy()
-
-
-def _compare(descriptions: list[str]) -> None:
-    if len(set(descriptions)) > 1:
-        ranks: dict[str, list[int]] = {}
-        for rank, text in enumerate(descriptions):
-            ranks.setdefault(text, []).append(rank)
-        told = "; ".join(f"rank{'s' * (len(r) > 1)} {', '.join(map(str, r))}: {text}" for text, r in ranks.items())
-        raise ValueError(f"the ranks' tensors differ ({told}); a collective needs the same on every rank")

@@ -72,8 +72,8 @@ def measure(ranks: int, path: Path | None = None) -> Profile:
         together = [r[0] for r in world.run(_compute)]
         message_s, rates = {}, {}
         for method in METHODS:
-            small = max(world.run(all_reduce_seconds, method, SMALL_BYTES, 15))
-            large = max(world.run(all_reduce_seconds, method, LARGE_BYTES, 5))
+            small = max(world.run(all_reduce_seconds, method, SMALL_BYTES, 31))
+            large = max(world.run(all_reduce_seconds, method, LARGE_BYTES, 9))
             message_s[method] = small / all_reduce_steps(method, ranks)
             rates[method] = 2 * (ranks - 1) * LARGE_BYTES / (large - small)
         where = world.run(_device_name)[0]

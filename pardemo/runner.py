@@ -165,11 +165,21 @@ def _execute(
         else:
             os.environ["PARDEMO_OUT"] = before
         if partial.exists():
-            os.replace(partial, folder / f"{name}.ipynb")
+            _keep(partial, folder / f"{name}.ipynb")
     outcome.seconds = time.monotonic() - begin
     told = "ok" if outcome.status == "ok" else f"FAILED in {outcome.error.splitlines()[0]}"
     say(name, f"{outcome.seconds:.1f} s  {told}", end=True)
     return outcome
+
+
+def _keep(partial: Path, target: Path) -> None:
+    """The executed copy under its final name, without papermill's note of where it lay on this machine."""
+    import nbformat
+
+    notebook = nbformat.read(partial, as_version=4)
+    notebook.metadata.get("papermill", {}).update(input_path=target.name, output_path=target.name)
+    nbformat.write(notebook, partial)
+    os.replace(partial, target)
 
 
 def _cell(k: int, n: int, begin: float) -> str:
@@ -265,4 +275,4 @@ def _read_manifest(folder: Path) -> dict[str, Outcome]:
 
 
 def _write_manifest(folder: Path, done: dict[str, Outcome]) -> None:
-    project.write_json(folder / MANIFEST, [vars(outcome) for outcome in done.values()])
+    project.write_json(folder / MANIFEST, [vars(done[name]) for name in sorted(done)])

@@ -31,6 +31,7 @@ MAX_RANKS = 64
 START_TIMEOUT_S = 60.0
 GRACE_S = 1.0  # after the first failure, how long the other ranks may take to report theirs
 STACK_WAIT_S = 1.0
+POLL_S = 0.5  # an interrupt that another thread received is noticed by the main thread after this time at most
 
 
 class World:
@@ -234,7 +235,7 @@ class _Ranks:
                 end = deadline if grace_over is None else min(deadline, grace_over)
                 if now >= end:
                     break
-                for key, _ in selector.select(end - now):
+                for key, _ in selector.select(min(end - now, POLL_S)):
                     if isinstance(key.data, LinePrinter):
                         if not key.data.pump():
                             selector.unregister(key.fileobj)

@@ -47,6 +47,6 @@ def under_agents(
                 agent.wait()
     for index, agent in enumerate(started):
         if agent.returncode:
-            tail = "\n".join(printed[index][1].strip().splitlines()[-15:])
+            tail = "\n".join(printed[index][1].strip().splitlines()[-60:])
             raise RankError(f"torchrun agent {index} ended with status {agent.returncode}:\n{tail}")
     return json.loads(printed[0][0].strip().splitlines()[-1])

@@ -1,0 +1,27 @@
+"""One warm World per size for the whole session; tests that kill ranks make their own."""
+
+import pytest
+
+from pardemo import World
+
+
+@pytest.fixture(scope="session")
+def world_of():
+    """``world_of(n)``: a World of n ranks, shared by all tests."""
+    worlds: dict[int, World] = {}
+
+    def get(size: int) -> World:
+        if size not in worlds:
+            worlds[size] = World(size, timeout_s=60)
+        return worlds[size]
+
+    yield get
+    for world in worlds.values():
+        world.close()
+
+
+@pytest.fixture
+def out(tmp_path, monkeypatch):
+    """An output folder of this test's own."""
+    monkeypatch.setenv("PARDEMO_OUT", str(tmp_path))
+    return tmp_path

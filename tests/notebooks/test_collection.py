@@ -1,0 +1,103 @@
+"""The collection itself, run as its users run it; and every statement of the article that has a chapter has a claim."""
+
+import json
+import os
+import subprocess
+import sys
+
+import nbformat
+import pytest
+
+from pardemo import claims, project, runner
+
+pytestmark = pytest.mark.collection
+ROOT = project.PACKAGE.parent
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory):
+    """One run of all notebooks through the command line."""
+    out = tmp_path_factory.mktemp("run")
+    done = subprocess.run(
+        [sys.executable, "-m", "pardemo", "run", "--out", str(out)], cwd=ROOT, capture_output=True, text=True,
+        timeout=1200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture(scope="session")
+def rows(run):
+    return claims.read(run)
+
+
+def test_every_notebook_finished(run):
+    outcomes = json.loads((run / "run.json").read_text())
+    assert {o["notebook"]: o["status"] for o in outcomes} == dict.fromkeys(runner.notebooks(), "ok")
+
+
+def test_no_claim_fails_and_none_differs_without_a_reason(rows):
+    assert {r["id"]: r["measured"] for r in rows if r["verdict"] == "fails"} == {}
+    assert all(r["reason"] for r in rows if r["verdict"] in ("differs", "not measured"))
+
+
+def test_ids_are_unique(rows):
+    ids = [r["id"] for r in rows]
+    assert len(ids) == len(set(ids))
+
+
+CHAPTERS = {name.split("_")[0]: name for name in runner.notebooks()}
+CLAIMED = [(s, CHAPTERS[c]) for s in claims.statements() for c in s["chapters"].split() if c in CHAPTERS]
+
+
+@pytest.mark.parametrize(("statement", "chapter"), CLAIMED, ids=[f"{s['id']}-{c[:2]}" for s, c in CLAIMED])
+def test_every_statement_whose_chapter_exists_is_claimed(rows, statement, chapter):
+    if statement["judgement"] == "doc":
+        notebook = nbformat.read(runner.notebooks()[chapter], as_version=4)
+        prose = " ".join(c.source for c in notebook.cells if c.cell_type == "markdown")
+        assert statement["id"] in prose, "told with its number in the chapter's text"
+    else:
+        found = [r for r in rows if r["notebook"] == chapter and r["id"].startswith(statement["id"] + ".")]
+        assert found, f"{chapter} claims nothing for {statement['id']}"
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_bytes_of_chapter_01_hold_on_the_wire(rows, n):
+    sides = [f"{s}_{way}" for s in ("s04.server", "s04.worker") for way in ("sent", "received")]
+    ids = [*sides, "s09.sent_per_rank", "s09.received_per_rank", "s05.imbalance", "s07.ddp_sent", "s10.one_successor",
+           "s11.balance"]  # fmt: skip
+    found = {r["id"]: r for r in rows if r["id"].endswith(f".n{n}")}
+    for name in ids:
+        row = found[f"{name}.n{n}"]
+        assert (row["verdict"], row["evidence"]) == ("holds", "wire"), name
+        assert row["rel"] <= 0.005
+
+
+def test_the_run_leaves_pictures_and_a_report(run):
+    pictures = {p.stem for p in (run / "figures").glob("*.png")}
+    assert {"00_collectives", "00_link", "01_ring_steps", "01_bytes_per_rank", "01_time", "01_overlap"} <= pictures
+    page = (run / "report.html").read_text()
+    assert page.count("<img ") == len(pictures)
+    assert page.count('<img alt=""') == 0
+    csv = (run / "claims.csv").read_text().splitlines()
+    assert len(csv) == 1 + len(claims.read(run))
+
+
+def test_executed_copies_carry_no_path_of_this_machine(run):
+    for copy in run.glob("*.ipynb"):
+        text = copy.read_text()
+        for private in (str(ROOT), str(run), os.path.expanduser("~") + "/"):
+            assert private not in text, f"{copy.name} names {private}"
+
+
+@pytest.mark.parametrize("folder", [ROOT, ROOT / "notebooks"], ids=["root", "notebooks"])
+def test_plain_papermill_works_too(folder, tmp_path):
+    source = "01_data_parallel.ipynb" if folder.name == "notebooks" else "notebooks/01_data_parallel.ipynb"
+    done = subprocess.run(
+        [sys.executable, "-m", "papermill", source, str(tmp_path / "out.ipynb"), "-p", "world_size", "2",
+         "--no-progress-bar"],
+        cwd=folder, capture_output=True, text=True, timeout=300, env={**os.environ, "PARDEMO_OUT": str(tmp_path)},
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert {r["verdict"] for r in claims.read(tmp_path)} <= {"holds", "off", "not measured"}

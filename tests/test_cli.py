@@ -1,0 +1,93 @@
+"""The command line: help, tables, JSON, exit statuses; bench rows and the doctor."""
+
+import json
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from pardemo import Ledger, bench, cli, doctor, project
+from pardemo.presets import choose
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["claims"], ["bench"], ["doctor"]])
+def test_every_command_has_help(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*command, "--help"])
+    assert ended.value.code == 0
+    assert "usage: pardemo" in capsys.readouterr().out
+
+
+def test_the_module_and_the_script_are_the_same():
+    done = subprocess.run([sys.executable, "-m", "pardemo", "--version"], capture_output=True, text=True, check=True)
+    settings = tomllib.loads((project.PACKAGE.parent / "pyproject.toml").read_text())
+    assert settings["project"]["scripts"] == {"pardemo": "pardemo.cli:main"}
+    assert done.stdout.strip() == "0.1.0"
+
+
+def test_claims_as_table_and_json(out, capsys):
+    ledger = Ledger("01_example")
+    ledger.check("s09.x", "bytes sent", 4194304, 4194400, "B", 0.005, "a paper", "wire")
+    ledger.check("01.y", "error", 1e-6, 1e-7, relation="at most")
+    assert cli.main(["claims", str(out)]) == 0
+    table = capsys.readouterr().out
+    assert "4,194,304" in table
+    assert "≤ 1e-06" in table
+    assert "2 holds" in table
+    assert cli.main(["claims", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == ledger.rows
+
+
+def test_claims_of_a_folder_without_any(tmp_path, capsys):
+    assert cli.main(["claims", str(tmp_path)]) == 2
+    assert "no claims in" in capsys.readouterr().err
+
+
+def test_an_unknown_bench_is_refused(capsys):
+    assert cli.main(["bench", "warp"]) == 2
+    assert "no bench named warp; there are: import, launch, ring, data-parallel" in capsys.readouterr().err
+
+
+def test_a_row_is_the_ratio_of_medians():
+    row = bench.compare("x", [1.0, 2.0, 10.0], [4.0, 4.0, 4.0], "s", 2.0)
+    assert (row.ours, row.peer, row.ratio, row.met) == (2.0, 4.0, 2.0, True)
+    assert row.spread[0] < 2 < row.spread[1]
+    assert bench.compare("x", [2.0], [1.0], "s", 1.0).met is False
+    assert bench.compare("x", [2.0], [1.0], "s", None).met is None
+
+
+def test_bench_import_runs_and_prints(capsys, monkeypatch):
+    assert cli.main(["bench", "import", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {"name", "ours", "peer", "unit", "ratio", "spread", "target", "met"} <= set(rows[0])
+    assert rows[0]["name"] == "import"
+    assert rows[0]["met"] is True
+    missed = bench.Row("slow", 2.0, 1.0, "s", 0.5, (0.4, 0.6), 1.0, False)
+    monkeypatch.setattr(bench, "run", lambda names, on_start: [missed])
+    assert cli.main(["bench"]) == 1
+    assert "NO" in capsys.readouterr().out
+
+
+def test_doctor_tells_what_is_here(capsys):
+    assert cli.main(["doctor"]) == 0
+    assert f"{doctor.available_cores()} usable" in capsys.readouterr().out
+    assert cli.main(["doctor", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {"system", "cores", "torch", "bytes on the wire", "01_data_parallel"} <= {r["what"] for r in rows}
+    assert all(set(r) == {"what", "found", "ok"} for r in rows)
+
+
+def test_an_interrupt_is_an_exit_status(monkeypatch, capsys):
+    def interrupted(names, on_start):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "run", interrupted)
+    assert cli.main(["bench"]) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_presets():
+    assert choose("laptop", laptop=1, gpus=2) == 1
+    with pytest.raises(ValueError, match="no preset 'phone'; this notebook has: laptop, gpus"):
+        choose("phone", laptop=1, gpus=2)

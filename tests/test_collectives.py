@@ -1,0 +1,276 @@
+"""The rings and the parameter server against plain sums, and their bytes against the formulas."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pardemo import MemoryMeter, RankFailed, WireMeter, World, collectives
+from pardemo.collectives import (
+    chunk_numel,
+    parameter_server_all_reduce,
+    ring_all_gather,
+    ring_all_reduce,
+    ring_reduce_scatter,
+    ring_steps,
+)
+from pardemo.formulas import communication
+
+SIZES = [1, 2, 3, 4]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.complex64]
+REL = 0.005  # headers, descriptions and the meter's barrier, beside tensors of 1 MiB and more
+
+
+def whole_numbers(shape, dtype, rank):
+    """Small whole numbers, different on each rank: their sums are exact in every dtype, in every order."""
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randint(-4, 5, shape, generator=generator).to(dtype)
+
+
+def all_collectives_agree(shape, dtype):
+    """On every rank: each collective's result against the plain sum."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    inputs = [whole_numbers(shape, dtype, r) for r in range(size)]
+    total = sum(inputs)
+    for all_reduce in (ring_all_reduce, parameter_server_all_reduce):
+        x = inputs[rank].clone()
+        assert all_reduce(x) is x
+        assert torch.equal(x, total)
+    x = inputs[rank].clone()
+    shard = ring_reduce_scatter(x)
+    chunk = chunk_numel(x.numel(), size)
+    assert torch.equal(x, inputs[rank]), "the input is left as it was"
+    assert torch.equal(shard, total.flatten()[rank * chunk : (rank + 1) * chunk])
+    assert torch.equal(ring_all_gather(shard, out=torch.empty_like(x)), total)
+    assert torch.equal(ring_all_gather(inputs[rank]), torch.cat([i.flatten() for i in inputs]))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_all_collectives_equal_the_plain_sum(world_of, size, dtype):
+    world_of(size).run(all_collectives_agree, (3, 1001), dtype)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(shape=st.lists(st.integers(0, 9), max_size=5).map(tuple), dtype=st.sampled_from(DTYPES))
+def test_any_shape_down_to_nothing(world_of, size, shape, dtype):
+    world_of(size).run(all_collectives_agree, shape, dtype)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_many_segments_and_a_rest(world_of, size):
+    numel = size * (3 * collectives.SEGMENT_BYTES // 4) + 2  # 3 segments a chunk, and chunks of different length
+    world_of(size).run(all_collectives_agree, (numel,), torch.float32)
+
+
+def test_sums_of_floats_are_within_rounding_and_the_same_bits_everywhere(world_of):
+    def sums(dtype):
+        torch.manual_seed(dist.get_rank())
+        x = torch.randn(10_000, dtype=dtype)
+        gathered = [torch.empty_like(x) for _ in range(4)]
+        dist.all_gather(gathered, x)
+        return ring_all_reduce(x), sum(g.double() for g in gathered)
+
+    for dtype in (torch.float32, torch.bfloat16):
+        results = world_of(4).run(sums, dtype)
+        assert all(torch.equal(r[0], results[0][0]) for r in results)
+        # Three additions, each rounded: half an ulp of the largest partial sum (below 16) each time.
+        assert (results[0][0].double() - results[0][1]).abs().max() <= 3 * 16 * torch.finfo(dtype).eps / 2
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_tensors_that_do_not_lie_contiguously(world_of, size):
+    def check():
+        rank = dist.get_rank()
+        base = torch.arange(24.0).reshape(4, 6) * (rank + 1)
+        factor = sum(range(1, size + 1))
+        for view in (lambda t: t.T, lambda t: t[:, ::2], lambda t: t[1], lambda t: t.expand(2, 4, 6)[0]):
+            x = view(base.clone())
+            want = view(torch.arange(24.0).reshape(4, 6)) * factor
+            assert torch.equal(ring_all_reduce(x), want)
+        outside = base.clone()
+        ring_all_reduce(outside[:, ::2])
+        assert torch.equal(outside[:, 1::2], base[:, 1::2]), "what lies between is left alone"
+
+    world_of(size).run(check)
+
+
+def test_a_parameter_that_requires_a_gradient(world_of):
+    def check():
+        p = torch.nn.Parameter(torch.ones(5))
+        ring_all_reduce(p)
+        return p.tolist(), p.requires_grad
+
+    assert world_of(2).run(check)[0] == ([2.0] * 5, True)
+
+
+def test_sub_groups_have_rings_of_their_own(world_of):
+    def check():
+        rank = dist.get_rank()
+        low, high, odd = dist.new_group([0, 1]), dist.new_group([2, 3]), dist.new_group([3, 1])
+        mine = low if rank < 2 else high
+        results = []
+        for group in (mine, None, odd):
+            x = torch.full((1000,), float(rank))
+            if group is not odd or rank in (1, 3):
+                results.append(ring_all_reduce(x, group)[0].item())
+                shard = ring_reduce_scatter(torch.full((1000,), float(rank)), group)
+                assert shard.unique().item() == results[-1]
+                assert parameter_server_all_reduce(torch.full((9,), float(rank)), group)[0].item() == results[-1]
+        return results
+
+    assert world_of(4).run(check) == [[1, 6], [1, 6, 4], [5, 6], [5, 6, 4]]
+
+
+def test_a_rank_outside_the_group_is_told(world_of):
+    def check():
+        group = dist.new_group([0])
+        if dist.get_rank() == 1:
+            ring_all_reduce(torch.ones(1), group)
+
+    with World(2) as world, pytest.raises(RankFailed, match="rank 1 is not a member"):
+        world.run(check)
+
+
+def test_outside_a_process_group():
+    with pytest.raises(RuntimeError, match="no process group"):
+        ring_all_reduce(torch.ones(1))
+
+
+@pytest.mark.parametrize(
+    "collective", [ring_all_reduce, ring_reduce_scatter, ring_all_gather, parameter_server_all_reduce]
+)
+@pytest.mark.parametrize(
+    ("odd_one", "told"),
+    [
+        (lambda: torch.ones(6), r"ranks 0, 2: float32 \(5,\); rank 1: float32 \(6,\)"),
+        (lambda: torch.ones(5, dtype=torch.bfloat16), r"rank 1: bfloat16 \(5,\)"),
+        (lambda: torch.ones(1, 5), r"rank 1: float32 \(1, 5\)"),
+    ],
+    ids=["size", "dtype", "shape"],
+)
+def test_different_tensors_are_an_error_that_names_the_ranks_not_a_hang(world_of, collective, odd_one, told):
+    def check():
+        with pytest.raises(ValueError, match=told):
+            collective(odd_one() if dist.get_rank() == 1 else torch.ones(5))
+        assert ring_all_reduce(torch.ones(2)).tolist() == [3, 3], "the ring works on"
+
+    world_of(3).run(check, timeout_s=30)
+
+
+def test_a_shard_that_is_not_this_ranks_chunk(world_of):
+    def check():
+        with pytest.raises(ValueError, match=r"owns \d of out's 5 elements, not 4"):
+            ring_all_gather(torch.ones(4), out=torch.empty(5))
+
+    world_of(2).run(check)
+
+
+def test_a_neighbour_that_dies_is_an_error_not_a_hang():
+    def die_in_the_ring():
+        ring_all_reduce(torch.ones(4))
+        if dist.get_rank() == 1:
+            import os
+
+            os._exit(1)
+        ring_all_reduce(torch.ones(8 << 20))
+
+    with World(3) as world, pytest.raises(RankFailed.__base__, match="rank 1 died: exit code 1"):
+        world.run(die_in_the_ring, timeout_s=30)
+
+
+# ---------------------------------------------------------------- what the collectives cost
+
+
+def measure(nbytes):
+    tensor = torch.ones(nbytes // 4)
+    costs = {}
+    for name in ("ring_all_reduce", "ring_reduce_scatter", "parameter_server_all_reduce"):
+        collective = getattr(collectives, name)
+        collective(tensor)
+        with WireMeter() as wire:
+            collective(tensor)
+        costs[name] = wire.sent_bytes, wire.received_bytes, {r: s for r, (s, _) in wire.by_rank().items()}
+        assert wire.evidence == "wire"
+    shard = ring_reduce_scatter(tensor)
+    with WireMeter() as wire:
+        ring_all_gather(shard, out=tensor)
+    costs["ring_all_gather"] = wire.sent_bytes, wire.received_bytes, {r: s for r, (s, _) in wire.by_rank().items()}
+    return costs
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("nbytes", [1 << 20, 5 << 20])
+def test_bytes_on_the_wire_are_the_formulas(world_of, size, nbytes):
+    half, whole = communication.ring_half(nbytes, size), communication.ring_all_reduce(nbytes, size)
+    for rank, costs in enumerate(world_of(size).run(measure, nbytes)):
+        server = rank == 0
+        expected = {
+            "ring_all_reduce": whole,
+            "ring_reduce_scatter": half,
+            "ring_all_gather": half,
+            "parameter_server_all_reduce": (
+                communication.parameter_server(nbytes, size) if server else communication.parameter_worker(nbytes, size)
+            ),
+        }
+        for name, theory in expected.items():
+            sent, received, to = costs[name]
+            assert sent == pytest.approx(theory.sent, rel=REL), name
+            assert received == pytest.approx(theory.received, rel=REL), name
+            if name.startswith("ring"):
+                assert to[(rank + 1) % size] == pytest.approx(theory.sent, rel=REL), "all to the successor"
+
+
+def test_a_group_of_one_moves_nothing(world_of):
+    for sent, received, _ in world_of(1).run(measure, 1 << 20)[0].values():
+        assert (sent, received) == (0, 0)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("nbytes", [64 << 10, 1 << 20, 16 << 20])
+def test_memory_beyond_the_tensor_is_at_most_two_nths(world_of, size, nbytes):
+    def peak(name):
+        collective = getattr(collectives, name)
+        tensor = torch.ones(nbytes // 4)
+        collective(tensor)
+        with MemoryMeter() as memory:
+            collective(tensor)
+        return memory.peak_bytes
+
+    for name, share in (("ring_all_reduce", 1 / size), ("ring_reduce_scatter", 2 / size)):
+        peaks = world_of(size).run(peak, name)
+        assert 0 < max(peaks) <= share * nbytes, name
+
+
+# ---------------------------------------------------------------- step by step, and without links of its own
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_after_one_lap_one_chunk_is_done_after_two_all(world_of, size):
+    def states():
+        x = torch.ones(size * 5)
+        return [x.tolist(), *(x.tolist() for _ in ring_steps(x))]
+
+    for rank, held in enumerate(world_of(size).run(states)):
+        assert len(held) == 1 + 2 * (size - 1)
+        finished = [sum(v == size for v in state) // 5 for state in held]
+        assert finished == [0] * (size - 1) + list(range(1, size + 1))
+        assert held[size - 1][rank * 5] == size, "a rank finishes the chunk of its own number"
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_the_point_to_point_form_that_nccl_uses(world_of, size):
+    def check():
+        def without_links(ring):
+            return ring
+
+        enter, collectives._Ring.__enter__ = collectives._Ring.__enter__, without_links
+        try:
+            for numel in (0, 1, size - 1, 10_007):
+                all_collectives_agree((numel,), torch.float32)
+        finally:
+            collectives._Ring.__enter__ = enter
+
+    world_of(size).run(check)

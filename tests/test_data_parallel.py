@@ -1,0 +1,261 @@
+"""Every wrapper against one process on the whole batch; ranks begin with different weights on purpose."""
+
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pardemo import RankFailed, Timeline, WireMeter, World
+from pardemo.collectives import parameter_server_all_reduce
+from pardemo.data_parallel import BucketedDataParallel, NaiveDataParallel, shard_weight
+from pardemo.formulas import communication
+from pardemo.meters.timeline import covered_s, overlap_s
+from pardemo.pace import Paced
+
+VARIANTS = {
+    "naive": NaiveDataParallel,
+    "naive server": lambda m: NaiveDataParallel(m, all_reduce=parameter_server_all_reduce),
+    "bucketed": BucketedDataParallel,
+    "tiny buckets": lambda m: BucketedDataParallel(m, bucket_bytes=1),
+    "no overlap": lambda m: BucketedDataParallel(m, overlap=False, bucket_bytes=4096),
+}
+
+
+class Net(nn.Module):
+    """Everything that data parallelism can stumble over: tied, frozen and unused parameters, buffers, layouts."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(17, 12)
+        self.hidden = nn.Linear(12, 12)
+        self.frozen = nn.Linear(12, 12)
+        self.never = nn.Linear(3, 3)
+        self.odd_ranks_only = nn.Linear(12, 12)
+        self.out = nn.Linear(12, 17, bias=False)
+        self.out.weight = self.embed.weight  # tied
+        self.frozen.requires_grad_(False)
+        self.conv = nn.Conv2d(2, 2, 3, padding=1).to(memory_format=torch.channels_last)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, tokens, branch=False):
+        x = self.frozen(torch.tanh(self.hidden(self.embed(tokens))))
+        if branch:
+            x = x + self.odd_ranks_only(x)
+        x = x + self.conv(x.reshape(-1, 2, 2, 3)).reshape(x.shape)
+        return self.out(x)
+
+
+def build():
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        return Net().double()
+
+
+def batch(step, samples):
+    return torch.randint(0, 17, (samples, 4), generator=torch.Generator().manual_seed(step))
+
+
+def loss_of(net, tokens, branch=False):
+    return nn.functional.cross_entropy(net(tokens, branch).flatten(0, 1), tokens.flatten())
+
+
+def reference(steps, samples, ranks, accumulate=1):
+    """One process: the mean over ranks of each rank's loss, so that the ranks' branches can be told apart."""
+    net = build()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    for step in range(steps):
+        optimizer.zero_grad()
+        for micro in range(accumulate):
+            parts = batch(step * accumulate + micro, samples).chunk(ranks)
+            loss = sum(loss_of(net, part, branch=rank % 2 == 1) for rank, part in enumerate(parts)) / ranks
+            loss.backward()
+        optimizer.step()
+    return net
+
+
+def train(wrap, steps, samples, accumulate=1, set_to_none=True):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    net = build()
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(rank)  # the wrapper has to make all ranks begin as rank 0
+    net.seen.fill_(rank)
+    model = wrap(net)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for step in range(steps):
+        optimizer.zero_grad(set_to_none)
+        for micro in range(accumulate):
+            mine = batch(step * accumulate + micro, samples).chunk(size)[rank]
+            if micro < accumulate - 1:
+                with model.no_sync():
+                    loss_of(model, mine, branch=rank % 2 == 1).backward()
+            else:
+                loss_of(model, mine, branch=rank % 2 == 1).backward()
+        optimizer.step()
+    grads = {name: p.grad for name, p in net.named_parameters()}
+    return {name: p.detach() for name, p in net.named_parameters()}, grads, net.seen.item()
+
+
+@pytest.mark.parametrize(("variant", "size"), list(itertools.product(VARIANTS, [1, 2, 3, 4])))
+def test_training_equals_one_process_on_the_whole_batch(world_of, variant, size):
+    expected = dict(reference(4, 12, size).named_parameters())
+    results = world_of(size).run(train, VARIANTS[variant], 4, 12)
+    for parameters, grads, seen in results:
+        assert seen == 0, "buffers are rank 0's"
+        for name, value in expected.items():
+            # double precision: what remains is the order of at most 4 additions
+            torch.testing.assert_close(parameters[name], value.detach(), rtol=1e-11, atol=1e-11, msg=f"{name} differs")
+        assert grads["frozen.weight"] is None
+        if size > 1:
+            nobody = grads["never.weight"]
+            assert (nobody is None) if "naive" not in variant else (nobody == 0).all()
+    for name in expected:
+        assert all(torch.equal(r[0][name], results[0][0][name]) for r in results), "replicas agree in every bit"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_accumulation_without_sync(world_of, variant, set_to_none):
+    expected = dict(reference(3, 12, 2, accumulate=3).named_parameters())
+    for parameters, _, _ in world_of(2).run(train, VARIANTS[variant], 3, 12, 3, set_to_none):
+        for name, value in expected.items():
+            torch.testing.assert_close(parameters[name], value.detach(), rtol=1e-11, atol=1e-11)
+
+
+class Cast(nn.Module):
+    def forward(self, x):
+        return x.to(torch.bfloat16)
+
+
+def test_mixed_dtypes_agree_with_torchs_own_ddp(world_of):
+    def gradients(wrap):
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            net = nn.Sequential(nn.Linear(8, 64), Cast(), nn.Linear(64, 8).to(torch.bfloat16))
+        model = wrap(net)
+        x = torch.randn(16, 8, generator=torch.Generator().manual_seed(dist.get_rank()))
+        model(x).float().square().mean().backward()
+        return [p.grad for p in net.parameters()]
+
+    ours, theirs = (world_of(2).run(gradients, wrap)[0] for wrap in (BucketedDataParallel, DistributedDataParallel))
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.dtype == other.dtype
+        assert torch.equal(mine, other), "both halve (exact) and add once: the same bits"
+
+
+def test_a_subgroup_trains_on_its_own(world_of):
+    def check():
+        groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+        mine = dist.get_rank() // 2
+        net = nn.Linear(4, 4)
+        model = BucketedDataParallel(net, groups[mine])
+        model(torch.full((1, 4), float(dist.get_rank()))).sum().backward()
+        return net.weight.grad[0, 0].item(), net.weight.detach().sum().item()
+
+    results = world_of(4).run(check)
+    assert [r[0] for r in results] == [0.5, 0.5, 2.5, 2.5]
+    assert results[0][1] == results[1][1] != results[2][1] == results[3][1]
+
+
+def test_a_backward_that_failed_does_not_spoil_the_next(world_of):
+    def check():
+        class Boom(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.view_as(x)
+
+            @staticmethod
+            def backward(ctx, g):
+                raise RuntimeError("boom")
+
+        net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        model = BucketedDataParallel(net, overlap=False)
+        x = torch.ones(1, 4) * (dist.get_rank() + 1)
+        with pytest.raises(RuntimeError, match="boom"):
+            net[1](Boom.apply(net[0](x))).sum().backward()
+        model.zero_grad()
+        model(x).sum().backward()
+        return net[1].bias.grad.tolist(), net[0].weight.grad.sum().item()
+
+    results = world_of(2).run(check)
+    assert results[0] == results[1]
+    assert results[0][0] == [1.0] * 4
+
+
+def test_no_trainable_parameter_and_bad_buckets(world_of):
+    def check():
+        with pytest.raises(ValueError, match="no parameter that requires a gradient"):
+            NaiveDataParallel(nn.Linear(2, 2).requires_grad_(False))
+        with pytest.raises(ValueError, match="bucket_bytes must be above 0, not 0"):
+            BucketedDataParallel(nn.Linear(2, 2), bucket_bytes=0)
+
+    world_of(2).run(check)
+
+
+def test_buckets_follow_the_reverse_order_and_their_size(world_of):
+    def check():
+        net = nn.Sequential(*[nn.Linear(16, 16, bias=False) for _ in range(6)])
+        model = BucketedDataParallel(net, bucket_bytes=2 * 16 * 16 * 4)
+        order = [[id(p) for p in bucket.views] for bucket in model.buckets]
+        return order == [[id(net[5].weight), id(net[4].weight)], [id(net[3].weight), id(net[2].weight)],
+                         [id(net[1].weight), id(net[0].weight)]]  # fmt: skip
+
+    assert world_of(2).run(check) == [True, True]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_a_step_sends_each_gradient_once(world_of, size, accumulate):
+    def check():
+        net = nn.Linear(1024, 1024, bias=False)
+        model = BucketedDataParallel(net, bucket_bytes=1 << 20)
+        model(torch.ones(2, 1024)).sum().backward()
+        with WireMeter() as wire:
+            for micro in range(accumulate):
+                if micro < accumulate - 1:
+                    with model.no_sync():
+                        model(torch.ones(2, 1024)).sum().backward()
+                else:
+                    model(torch.ones(2, 1024)).sum().backward()
+        return wire.sent_bytes
+
+    theory = communication.ring_all_reduce(4 << 20, size).sent
+    for sent in world_of(size).run(check):
+        assert sent == pytest.approx(theory, rel=0.005)
+
+
+def test_overlap_is_really_there(world_of):
+    def spans(overlap):
+        timeline = Timeline()
+        net = nn.Sequential(*[Paced(nn.Linear(512, 512), 0, 0.01, timeline) for _ in range(5)])
+        model = BucketedDataParallel(net, bucket_bytes=1 << 20, overlap=overlap, timeline=timeline)
+        model(torch.ones(1, 512)).sum().backward()
+        timeline.spans.clear()
+        model(torch.ones(1, 512)).sum().backward()
+        return timeline.spans
+
+    for overlap in (True, False):
+        for rank in world_of(2).run(spans, overlap):
+            assert sum(s.kind == "communication" for s in rank) == 5
+            shared = overlap_s(rank, "compute", "communication")
+            assert (shared > 0) if overlap else (shared == 0)
+            last_wait = max(s.end_s for s in rank if s.kind == "compute")
+            first_send = min(s.begin_s for s in rank if s.kind == "communication")
+            assert (first_send < last_wait) if overlap else (first_send >= last_wait)
+            assert covered_s(rank) > 0.05
+
+
+def test_shard_weights(world_of):
+    def check(samples):
+        return shard_weight(samples[dist.get_rank()])
+
+    assert world_of(4).run(check, [1, 1, 1, 1]) == [1.0] * 4
+    assert world_of(4).run(check, [0, 2, 2, 4]) == [0.0, 1.0, 1.0, 2.0]
+    with World(2) as world:
+        with pytest.raises(RankFailed, match="cannot have -1 samples"):
+            world.run(lambda: shard_weight(-1))
+        with pytest.raises(RankFailed, match="no rank has a sample"):
+            world.run(lambda: shard_weight(0))

@@ -1,0 +1,87 @@
+"""The same experiment functions as ranks of torchrun: two agents on loopback, and on two emulated hosts."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pardemo.errors import RankError
+from pardemo.peers import launchers, small
+
+FUNCTION = "pardemo.peers.small:train_bucketed"
+
+
+def test_two_agents_give_the_bits_of_one_world(world_of):
+    there = launchers.under_agents(FUNCTION, agents=2, ranks_each=2)
+    here = world_of(4).run(small.train_bucketed)[0]
+    assert there == here
+    assert there["ranks"] == 4
+
+
+def test_an_agent_that_fails_is_told():
+    with pytest.raises(RankError, match=r"ended with status \d(.|\n)*no function 'nothing'"):
+        launchers.under_agents("pardemo.peers.small:nothing", agents=1)
+
+
+NAMESPACES = """
+set -eu
+mount -t tmpfs none /run  # named namespaces live there; this mount is this script's alone
+ip netns add a; ip netns add b
+ip link add va netns a type veth peer name vb netns b
+for host in a b; do ip -n $host link set lo up; done
+ip -n a addr add 10.77.0.1/24 dev va; ip -n a link set va up
+ip -n b addr add 10.77.0.2/24 dev vb; ip -n b link set vb up
+agent() {{ ip netns exec $1 {python} -m torch.distributed.run --nnodes 2 --node-rank $2 --nproc-per-node 1 \
+    --master-addr 10.77.0.1 --master-port 29511 --local-addr 10.77.0.$(($2 + 1)) -m pardemo.world {function}; }}
+agent b 1 & agent a 0; wait $!
+"""
+
+
+def test_two_hosts_joined_by_a_cable(world_of):
+    """Two network namespaces and a veth pair: no loopback, no shared address, a real link between the ranks."""
+    script = NAMESPACES.format(python=sys.executable, function=FUNCTION)
+    allowed = subprocess.run(
+        ["unshare", "-rnm", "sh", "-ec", "mount -t tmpfs none /run; ip netns add x"], capture_output=True, check=False
+    )
+    if allowed.returncode:
+        pytest.skip("this machine allows no network namespaces")
+    environment = {k: v for k, v in os.environ.items() if k != "GLOO_SOCKET_IFNAME"} | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        ["unshare", "-rnm", "sh", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    here = world_of(2).run(small.train_bucketed)[0]
+    assert here["digest"] in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "told"),
+    [
+        ([FUNCTION], {}, "RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT not set: start it by torchrun"),
+        (["no_colon"], "alone", "'no_colon' is not of the form MODULE:FUNCTION"),
+        (["no_such_module:f"], "alone", "cannot import module 'no_such_module'"),
+        (["pardemo.peers.small:CLASSES"], "alone", "is not a function"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, environment, told):
+    alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    chosen = {**os.environ, **(alone if environment == "alone" else {})}
+    done = subprocess.run(
+        [sys.executable, "-m", "pardemo.world", *arguments], capture_output=True, text=True, env=chosen, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_arguments_are_literals_or_text():
+    from pardemo.launched import _value
+
+    assert [_value(t) for t in ("4", "[1, 2]", "ring", "None")] == [4, [1, 2], "ring", None]

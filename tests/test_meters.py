@@ -1,0 +1,264 @@
+"""The meters against independent truths: known transfers, the allocator's own events, known waits."""
+
+import gc
+import socket
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
+
+from pardemo import MemoryMeter, Timeline, WireMeter
+from pardemo.meters.timeline import Span, covered_s, overlap_s
+from pardemo.meters.wire import kernel_counts
+
+# ---------------------------------------------------------------- wire
+
+
+def test_plain_sockets_are_counted_to_the_byte():
+    assert kernel_counts()
+    received = bytearray()
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as out:
+        there, _ = server.accept()
+        with there, WireMeter() as wire:
+            sender = threading.Thread(target=out.sendall, args=(b"x" * 3_000_001,))
+            sender.start()
+            while len(received) < 3_000_001:
+                received += there.recv(1 << 20)
+            sender.join()
+    assert wire.evidence == "wire"
+    ends = [c for c in wire.connections if c.sent_bytes or c.received_bytes]
+    assert sum(c.sent_bytes for c in ends) == 3_000_001, "this process holds both ends: it sent"
+    assert sum(c.received_bytes for c in ends) == 3_000_001, "and received"
+
+
+def test_a_meter_does_not_touch_the_sockets_it_reads():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as out:
+        for _ in range(3):
+            with WireMeter():
+                pass
+        there, _ = server.accept()
+        out.sendall(b"still here")
+        assert there.recv(100) == b"still here"
+        there.close()
+
+
+def test_nothing_sent_is_nothing_counted(world_of):
+    def quiet():
+        with WireMeter() as wire:
+            time.sleep(0.01)
+        return wire.sent_bytes, wire.received_bytes
+
+    for sent, received in world_of(4).run(quiet):
+        assert sent < 1000, "the meter's own barrier"
+        assert received < 1000
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_counting_collectives_agrees_with_the_kernel(world_of, size):
+    def both(name):
+        x = torch.ones(size << 18)
+        part = torch.ones(1 << 18)
+        run = {
+            "all_reduce": lambda: dist.all_reduce(x),
+            "all_gather": lambda: dist.all_gather_single(x, part),
+            "all_gather list": lambda: dist.all_gather([torch.empty_like(part) for _ in range(size)], part),
+            "send": lambda: dist.send(x, 1) if dist.get_rank() == 0 else dist.get_rank() == 1 and dist.recv(x, 0),
+        }[name]
+        run()
+        with WireMeter(evidence="wire") as wire:
+            run()
+        with WireMeter(evidence="count") as count:
+            run()
+        assert (wire.evidence, count.evidence) == ("wire", "count")
+        return (wire.sent_bytes, count.sent_bytes), (wire.received_bytes, count.received_bytes)
+
+    for name in ("all_reduce", "all_gather", "all_gather list", "send"):
+        for ways in world_of(size).run(both, name):
+            for kernel, counted in ways:
+                assert counted == pytest.approx(kernel, rel=0.005, abs=1000), name
+
+
+def test_ddp_is_counted_without_a_kernel_too(world_of):
+    def step():
+        model = nn.parallel.DistributedDataParallel(nn.Linear(1024, 512, bias=False))
+        model(torch.ones(1, 1024)).sum().backward()
+        with WireMeter(evidence="count") as wire:
+            model(torch.ones(1, 1024)).sum().backward()
+        return wire.sent_bytes
+
+    for sent in world_of(4).run(step):  # rank 0 also broadcasts the order of the buckets: a few bytes
+        assert sent == pytest.approx(1.5 * 1024 * 512 * 4, rel=0.001)
+
+
+def test_unknown_evidence_is_refused():
+    with pytest.raises(ValueError, match="'wire' or 'count', not 'guess'"):
+        WireMeter(evidence="guess")
+
+
+# ---------------------------------------------------------------- memory
+
+
+class Block(nn.Module):
+    def __init__(self, h):
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(h), nn.Linear(h, 3 * h), nn.Linear(h, h)
+        self.mlp = nn.Sequential(nn.LayerNorm(h), nn.Linear(h, 4 * h), nn.GELU(), nn.Linear(4 * h, h))
+
+    def forward(self, x):
+        b, s, h = x.shape
+        q, k, v = self.qkv(self.norm(x)).view(b, s, 3, 8, h // 8).permute(2, 0, 3, 1, 4)
+        a = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(a.transpose(1, 2).reshape(b, s, h))
+        return x + self.mlp(x)
+
+
+class Gpt(nn.Module):
+    def __init__(self, checkpointing, h=128, layers=4, vocabulary=500):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(vocabulary, h), nn.Linear(h, vocabulary)
+        self.blocks = nn.ModuleList(Block(h) for _ in range(layers))
+        self.checkpointing = checkpointing
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointing else block(x)
+        return self.head(x)
+
+
+def make(checkpointing, optimizer):
+    net = Gpt(checkpointing)
+    kinds = {"AdamW": torch.optim.AdamW, "SGD": torch.optim.SGD}
+    return net, kinds[optimizer](net.parameters(), lr=0.01)
+
+
+def two_steps(net, optimizer, tokens):
+    for _ in range(2):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(tokens).flatten(0, 1), tokens.flatten()).backward()
+        optimizer.step()
+
+
+def allocator_peak(action):
+    """The peak of the running sum of the CPU allocator's own events."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        action()
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    total = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        total += event.nbytes()
+        peak = max(peak, total)
+    return peak
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "SGD"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("fake", [False, True])
+def test_the_peak_is_the_allocators(checkpointing, optimizer, fake):
+    tokens = torch.randint(0, 500, (4, 64))
+    net, opt = make(checkpointing, optimizer)
+    truth = allocator_peak(lambda: two_steps(net, opt, tokens))
+    del net, opt
+    gc.collect()
+    with FakeTensorMode(allow_non_fake_inputs=True) if fake else torch.enable_grad():
+        net, opt = make(checkpointing, optimizer)
+        tokens = torch.randint(0, 500, (4, 64))
+        with MemoryMeter(net, opt) as memory:
+            two_steps(net, opt, tokens)
+    assert memory.peak_bytes - memory.baseline_bytes == pytest.approx(truth, rel=0.01)
+
+
+def test_kinds_are_what_they_say():
+    net, opt = make(False, "AdamW")
+    params = sum(p.numel() for p in net.parameters()) * 4
+    steps = len(list(net.parameters())) * 4  # AdamW keeps one fp32 step count per parameter
+    with MemoryMeter(net, opt) as memory:
+        two_steps(net, opt, torch.randint(0, 500, (4, 64)))
+        assert memory.live["parameters"] == params
+        assert memory.live["gradients"] == params
+        assert memory.live["optimizer states"] == 2 * params + steps
+        opt.zero_grad()
+        assert memory.live["gradients"] == 0
+    assert memory.live["activations"] == 0, "nothing of a step outlives it"
+    assert memory.baseline_bytes == params
+
+
+def test_views_count_once_and_frees_are_seen():
+    with MemoryMeter() as memory:
+        x = torch.zeros(1 << 18)
+        views = [x[:10], x.view(2, -1), x.view(512, 512).T]
+        assert memory.live_bytes == 1 << 20
+        y = x + 1
+        assert memory.live_bytes == 2 << 20
+        del y
+        assert memory.live_bytes == 1 << 20
+        del x
+        assert memory.live_bytes == 1 << 20, "a view keeps it alive"
+        del views
+        assert memory.live_bytes == 0
+    assert memory.peak_bytes == 2 << 20
+
+
+def test_what_was_there_before_is_not_counted_unless_it_is_the_modules():
+    before = torch.zeros(1 << 18)
+    with MemoryMeter() as memory:
+        after = before * 2
+        before[:5].add_(1)
+    assert memory.live_bytes == after.nbytes
+    made_from_a_list = [0.0] * 1000
+    with MemoryMeter() as memory:
+        kept = torch.tensor(made_from_a_list)
+    assert memory.live_bytes == kept.nbytes
+
+
+def test_the_peak_can_be_started_anew():
+    with MemoryMeter() as memory:
+        x = torch.zeros(1 << 20)
+        del x
+        memory.reset_peak()
+        y = torch.zeros(1 << 10)
+    assert memory.peak_bytes == y.nbytes
+
+
+# ---------------------------------------------------------------- timeline
+
+
+def test_spans_of_ranks_share_a_clock(world_of):
+    def two_spans():
+        timeline = Timeline()
+        dist.barrier()
+        with timeline.span("compute", "wait"):
+            time.sleep(0.05)
+        with timeline.span("communication"):
+            dist.barrier()
+        return timeline.spans
+
+    begin = time.monotonic()
+    results = world_of(2).run(two_spans)
+    end = time.monotonic()
+    for rank, spans in enumerate(results):
+        assert [(s.rank, s.kind, s.name) for s in spans] == [(rank, "compute", "wait"), (rank, "communication", "")]
+        assert spans[0].end_s - spans[0].begin_s >= 0.05
+        assert begin <= spans[0].begin_s <= spans[0].end_s <= spans[1].begin_s <= spans[1].end_s <= end
+
+
+def test_cover_and_overlap():
+    spans = [Span(0, "a", "", 0, 2), Span(0, "a", "", 1, 3), Span(0, "a", "", 5, 6), Span(0, "b", "", 2, 5.5)]
+    assert covered_s([s for s in spans if s.kind == "a"]) == 4
+    assert covered_s(spans) == 6
+    assert overlap_s(spans, "a", "b") == 1.5
+    assert covered_s([]) == 0
+
+
+def test_a_span_is_noted_even_when_its_work_fails():
+    timeline = Timeline()
+    with pytest.raises(KeyError), timeline.span("compute"):
+        raise KeyError
+    assert [s.kind for s in timeline.spans] == ["compute"]
+    assert timeline.total_s("compute") >= 0

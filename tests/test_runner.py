@@ -1,0 +1,211 @@
+"""``pardemo run`` on small collections of the test's own: order, failures, resume, bad input."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+
+import nbformat
+import pytest
+
+from pardemo import cli, project, runner
+from pardemo.report import write as write_report
+
+GOOD = "from pardemo import Ledger\nclaims = Ledger('{name}')\nclaims.check('s09.x', 'a < b', 1, {measured})\nvalue"
+
+
+@pytest.fixture
+def collection(tmp_path, monkeypatch):
+    """``collection(name, source…)`` writes a notebook into an own project; returns its folder."""
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.setattr(project, "root", lambda: tmp_path)
+    monkeypatch.delenv("PARDEMO_OUT", raising=False)
+
+    def add(name, *cells, parameters="world_size = 2\npreset = 'laptop'\nrate = 0.5"):
+        notebook = nbformat.v4.new_notebook()
+        notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        first = nbformat.v4.new_code_cell(parameters)
+        first.metadata["tags"] = ["parameters"]
+        notebook.cells = [first, *(nbformat.v4.new_code_cell(cell) for cell in cells)]
+        nbformat.write(notebook, tmp_path / "notebooks" / f"{name}.ipynb")
+        return tmp_path
+
+    return add
+
+
+def run(*arguments):
+    return cli.main(["run", *map(str, arguments)])
+
+
+def test_a_run_leaves_everything_behind(collection, capsys):
+    root = collection("01_good", "value = world_size * 10", GOOD.format(name="01_good", measured=1))
+    out = root / "out"
+    assert run("--out", out, "-p", "world_size", "3") == 0
+    executed = nbformat.read(out / "01_good.ipynb", as_version=4)
+    assert executed.cells[-1].outputs[-1]["data"]["text/plain"] == "30", "the parameter arrived"
+    assert json.loads((out / "run.json").read_text())[0]["status"] == "ok"
+    lines = (out / "claims.csv").read_text().splitlines()
+    assert len(lines) == 2
+    assert lines[1].startswith("s09.x,01_good,a < b,,1,1")
+    assert "a &lt; b" in (out / "report.html").read_text()
+    printed = capsys.readouterr()
+    assert "01_good" in printed.err
+    assert " ok" in printed.err
+    assert not list(out.glob(".*partial*"))
+
+
+def test_a_failing_notebook_does_not_stop_the_others(collection, capsys):
+    collection("01_bad", "1 + 1", "raise ValueError('no luck')")
+    root = collection("02_good", "value = 1", GOOD.format(name="02_good", measured=1))
+    assert run("--out", root / "out") == 1
+    outcomes = {o["notebook"]: o for o in json.loads((root / "out" / "run.json").read_text())}
+    assert outcomes["01_bad"]["status"] == "failed"
+    assert outcomes["01_bad"]["error"] == "cell 3: ValueError: no luck"
+    assert outcomes["02_good"]["status"] == "ok"
+    assert "01_bad failed in cell 3: ValueError: no luck" in capsys.readouterr().err
+    assert "no luck" in (root / "out" / "01_bad.ipynb").read_text(), "the executed copy shows the error"
+    assert "no luck" in (root / "out" / "report.html").read_text()
+
+
+def test_a_failing_claim_fails_the_run(collection, capsys):
+    root = collection("01_claim", "value = 1", GOOD.format(name="01_claim", measured=2), "claims.close()")
+    assert run("--out", root / "out") == 1
+    assert "ClaimFailed: 1 of 1 claims fail: s09.x" in capsys.readouterr().err
+    assert cli.main(["claims", str(root / "out")]) == 1
+
+
+def test_a_kernel_that_dies_and_a_cell_that_hangs_are_failures(collection, capsys):
+    collection("01_dies", "import os; os.kill(os.getpid(), 9)")
+    root = collection("02_hangs", "import time; time.sleep(60)")
+    assert run("--out", root / "out", "--cell-timeout", 3) == 1
+    errors = {o["notebook"]: o["error"] for o in json.loads((root / "out" / "run.json").read_text())}
+    assert "DeadKernelError" in errors["01_dies"]
+    assert "Timeout" in errors["02_hangs"]
+
+
+def test_resume_skips_what_finished_with_the_same_sources_and_parameters(collection, capsys):
+    root = collection("01_a", "import os, time; value = time.time_ns()", GOOD.format(name="01_a", measured=1))
+    collection("02_b", "raise KeyError")
+    out = root / "out"
+
+    def seconds():
+        return [o["seconds"] for o in json.loads((out / "run.json").read_text())]
+
+    assert run("--out", out) == 1
+    first = seconds()
+    assert run("--out", out, "--resume") == 1
+    second = seconds()
+    assert second[0] == first[0], "finished: not run again"
+    assert second[1] != first[1], "failed: run again"
+    assert "finished earlier" in capsys.readouterr().err
+    assert run("01", "--out", out, "--resume", "-p", "rate", "0.25") == 0
+    assert seconds()[0] != first[0], "another parameter: run again"
+    third = seconds()
+    collection("01_a", "value = 1", GOOD.format(name="01_a", measured=1))
+    assert run("01", "--out", out, "--resume", "-p", "rate", "0.25") == 0
+    assert seconds()[0] != third[0], "another source: run again"
+    assert len(seconds()) == 2, "what an earlier run left is kept"
+
+
+def test_a_killed_run_leaves_nothing_that_looks_finished(collection):
+    root = collection("01_slow", "import time; time.sleep(60)", "1")
+    code = (
+        "import sys; from pathlib import Path; from pardemo import cli, project;"
+        f"project.root = lambda: Path({str(root)!r}); sys.exit(cli.main(['run', '--out', {str(root / 'out')!r}]))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 30
+    while not list((root / "out").glob(".*partial*")) and time.monotonic() < until:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (root / "out" / "01_slow.ipynb").exists()
+    assert json.loads((root / "out" / "run.json").read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["99_nothing"], "no notebook '99_nothing'; there are: 01_good"),
+        (["-p", "colour", "red"], "no selected notebook has a parameter 'colour'; there are: preset, rate, world_size"),
+        (["-p", "world_size", "two"], "parameter world_size of 01_good is a int (default 2), not 'two'"),
+        (["-p", "world_size", "2.5"], "is a int (default 2), not 2.5"),
+        (["-p", "world_size", "True"], "is a int (default 2), not True"),
+        (["-p", "preset", "3"], "is a str (default 'laptop'), not 3"),
+        (["--cell-timeout", "0"], "--cell-timeout must be above 0"),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_runs(collection, capsys, arguments, told):
+    root = collection("01_good", "1")
+    assert run("--out", root / "out", *arguments) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert len(error.strip().splitlines()) == 1
+    assert not (root / "out").exists()
+
+
+def test_a_whole_number_will_do_where_a_fraction_is_expected(collection):
+    collection("01_good", "1")
+    path = runner.notebooks()
+    assert runner.assign(path, {"rate": 1}) == {"01_good": {"rate": 1}}
+
+
+def test_an_output_folder_that_cannot_be_written(collection, capsys):
+    root = collection("01_good", "1")
+    (root / "file").write_text("in the way")
+    assert run("--out", root / "file") == 2
+    assert "cannot write to the output folder" in capsys.readouterr().err
+    assert (root / "file").read_text() == "in the way"
+    assert run("--out", "/proc/nothing") == 2
+    assert "cannot write to the output folder /proc/nothing" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_output_folder(collection, capsys):
+    root = collection("01_good", "1")
+    (root / "out").mkdir()
+    (root / "out").chmod(stat.S_IRUSR | stat.S_IXUSR)
+    assert run("--out", root / "out") == 2
+    assert "Permission denied" in capsys.readouterr().err
+
+
+def test_list_shows_notebooks_and_parameters(collection, capsys):
+    root = collection("01_good", "1")
+    assert run("--list", "--out", root / "out") == 0
+    assert capsys.readouterr().out.split() == ["01_good", "world_size=2,", "preset='laptop',", "rate=0.5"]
+    assert not (root / "out").exists()
+
+
+def test_an_empty_project_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(project, "root", lambda: tmp_path)
+    assert run() == 2
+    assert "no notebooks in" in capsys.readouterr().err
+
+
+def test_a_report_holds_its_pictures_and_asks_for_nothing(out):
+    from pardemo import figures
+
+    fig, _ = figures.new()
+    figures.save(fig, "01_picture", 'alt with "quotes" & <signs>')
+    page = write_report(out, [runner.Outcome("01_x", "ok", 1.0)], []).read_text()
+    assert "data:image/png;base64," in page
+    assert "alt with &#34;quotes&#34; &amp; &lt;signs&gt;" in page
+    assert "http" not in page.replace("http-equiv", ""), "no request leaves the page"
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_files_are_replaced_whole_or_not_at_all(tmp_path):
+    target = tmp_path / "file.txt"
+    target.write_text("before")
+
+    def fails(temporary):
+        temporary.write_text("half")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        project.write_atomically(target, fails)
+    assert target.read_text() == "before"
+    assert [p.name for p in tmp_path.iterdir()] == ["file.txt"]

@@ -1,0 +1,387 @@
+"""World: real ranks, their answers, and everything that can go wrong with them."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from pardemo import RankDied, RankError, RankFailed, RankTimeout, World
+
+
+def rank_and_size():
+    return dist.get_rank(), dist.get_world_size()
+
+
+def rank_sum():
+    x = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(x)
+    return x.item()
+
+
+def gone(pids, within_s=5.0):
+    """Whether all processes have ended (zombies count as ended)."""
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        alive = [p for p in pids if psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE]
+        if not alive:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+# ---------------------------------------------------------------- answers
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_results_come_in_the_order_of_the_ranks(world_of, size):
+    assert world_of(size).run(rank_and_size) == [(rank, size) for rank in range(size)]
+
+
+def test_closures_arguments_and_classes_travel(world_of):
+    factor = 3
+
+    class Thing:
+        def __init__(self, value):
+            self.value = value
+
+    def times(x, *, plus):
+        return Thing(factor * x.value + plus + dist.get_rank())
+
+    assert [t.value for t in world_of(2).run(times, Thing(5), plus=1)] == [16, 17]
+
+
+def test_tensors_come_back(world_of):
+    results = world_of(2).run(lambda: torch.full((3,), float(dist.get_rank()), dtype=torch.bfloat16))
+    assert torch.equal(results[1], torch.ones(3, dtype=torch.bfloat16))
+
+
+def test_a_reply_larger_than_a_pipe(world_of):
+    assert [len(r) for r in world_of(2).run(lambda: b"x" * (8 << 20))] == [8 << 20] * 2
+
+
+def test_ranks_are_processes_with_one_thread_and_different_seeds(world_of):
+    facts = world_of(2).run(lambda: (os.getpid(), torch.get_num_threads(), torch.rand(1).item()))
+    assert len({os.getpid(), *(f[0] for f in facts)}) == 3
+    assert [f[1] for f in facts] == [1, 1]
+    assert facts[0][2] != facts[1][2]
+
+
+def test_the_ranks_stay_between_runs(world_of):
+    assert world_of(2).run(os.getpid) == world_of(2).run(os.getpid) == world_of(2).pids
+
+
+def test_prints_arrive_marked_with_their_rank(world_of, capfd):
+    def talk():
+        print("hello\nfrom", dist.get_rank())
+        os.write(1, b"without an end")
+        print("careful", file=sys.stderr)
+
+    world_of(2).run(talk)
+    printed = capfd.readouterr()
+    for rank in range(2):
+        assert f"[{rank}] hello\n" in printed.out
+        assert f"[{rank}] from {rank}\n" in printed.out
+        assert f"[{rank}] without an end\n" in printed.out
+        assert f"[{rank}] careful\n" in printed.err
+
+
+def test_threads_and_environment_can_be_set():
+    with World(1, threads=2, env={"PARDEMO_TEST": "yes"}) as world:
+        assert world.run(lambda: (torch.get_num_threads(), os.environ["PARDEMO_TEST"])) == [(2, "yes")]
+
+
+def test_preloaded_modules_are_there_from_the_start():
+    with World(1, preload=["wave"]) as world:
+        assert world.run(lambda: "wave" in sys.modules) == [True]
+
+
+def test_two_worlds_at_once(world_of):
+    results = {}
+
+    def use(name):
+        with World(2) as world:
+            results[name] = [world.run(rank_sum)[0] for _ in range(5)]
+
+    threads = [threading.Thread(target=use, args=(k,)) for k in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == {k: [1.0] * 5 for k in range(3)}
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(("size", "error"), [(0, ValueError), (-1, ValueError), (65, ValueError), (True, TypeError),
+                                             (2.0, TypeError), ("4", TypeError), (None, TypeError)])  # fmt: skip
+def test_impossible_sizes_are_refused(size, error):
+    with pytest.raises(error, match="World size must be"):
+        World(size)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"threads": 0}, ValueError, "threads must be from 1"),
+        ({"backend": "mpi"}, ValueError, "backend must be 'gloo', 'nccl' or None, not 'mpi'"),
+        ({"preload": "json"}, TypeError, r"write \['json'\]"),
+        ({"preload": ["no_such_module_at_all"]}, ValueError, "cannot preload 'no_such_module_at_all'"),
+    ],
+)
+def test_impossible_options_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        World(1, **options)
+
+
+def test_what_cannot_be_pickled_is_said_before_anything_runs(world_of):
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match=r"cannot send .*uses_lock.* to the ranks"):
+        world_of(2).run(_uses(lock))
+    with pytest.raises(TypeError, match="cannot send"):
+        world_of(2).run(print, lock)
+    with pytest.raises(TypeError, match="needs a function, not 3"):
+        world_of(2).run(3)
+    assert world_of(2).run(rank_sum) == [1.0, 1.0]
+
+
+def _uses(lock):
+    def uses_lock():
+        return lock
+
+    return uses_lock
+
+
+def test_a_time_limit_must_be_positive(world_of):
+    with pytest.raises(ValueError, match="timeout_s must be above 0"):
+        world_of(2).run(rank_sum, timeout_s=0)
+
+
+def test_a_closed_world_says_so():
+    world = World(1)
+    world.close()
+    world.close()
+    with pytest.raises(RankError, match="closed"):
+        world.run(rank_sum)
+
+
+def test_a_world_serves_one_run_at_a_time(world_of):
+    world = world_of(2)
+    busy = threading.Thread(target=world.run, args=(lambda: time.sleep(0.5),))
+    busy.start()
+    time.sleep(0.2)
+    with pytest.raises(RankError, match="busy"):
+        world.run(rank_sum)
+    busy.join()
+
+
+# ---------------------------------------------------------------- faults
+
+
+def test_different_exceptions_are_all_shown():
+    def fail():
+        raise (KeyError, ValueError, ZeroDivisionError)[dist.get_rank()](f"reason {dist.get_rank()}")
+
+    with World(3) as world:
+        with pytest.raises(RankFailed) as caught:
+            world.run(fail)
+        assert {r: f.type for r, f in caught.value.failures.items()} == {
+            0: "KeyError",
+            1: "ValueError",
+            2: "ZeroDivisionError",
+        }
+        text = str(caught.value)
+        assert all(f"reason {rank}" in text for rank in range(3))
+        assert "in fail" in text, "the rank's own traceback"
+        assert world.run(rank_sum) == [3.0] * 3
+
+
+def test_a_rank_that_fails_frees_the_ones_that_wait_for_it():
+    def fail_on_one():
+        if dist.get_rank() == 1:
+            raise ValueError("boo")
+        dist.barrier()
+
+    with World(3) as world:
+        begin = time.monotonic()
+        with pytest.raises(RankFailed, match="rank 1: ValueError: boo") as caught:
+            world.run(fail_on_one, timeout_s=60)
+        assert time.monotonic() - begin < 20
+        assert caught.value.stopped == [0, 2]
+        assert "ranks 0, 2" in str(caught.value)
+        assert world.run(rank_sum) == [3.0] * 3
+
+
+def test_an_exception_that_cannot_be_pickled_still_arrives():
+    def fail():
+        class Odd(Exception):
+            def __init__(self, a, b):
+                super().__init__("odd one")
+                self.lock = threading.Lock()
+
+        raise Odd(1, 2)
+
+    with World(1) as world, pytest.raises(RankFailed, match="Odd: odd one"):
+        world.run(fail)
+
+
+def test_sys_exit_is_a_failure_too():
+    with World(1) as world, pytest.raises(RankFailed, match="SystemExit: exit status 3"):
+        world.run(lambda: sys.exit(3))
+
+
+def test_a_result_that_cannot_be_pickled_names_the_rank_and_type():
+    def lock_on_one():
+        return threading.Lock() if dist.get_rank() == 1 else None
+
+    with World(2) as world:
+        with pytest.raises(RankFailed, match="rank 1: TypeError: the result, of type lock, cannot be sent back"):
+            world.run(lock_on_one)
+        assert world.run(rank_sum) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        (lambda: os._exit(7), "rank 1 died: exit code 7"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "rank 1 died: killed by SIGKILL"),
+        (lambda: os.kill(os.getpid(), signal.SIGSEGV), "rank 1 died: killed by SIGSEGV"),
+    ],
+)
+def test_a_dead_rank_is_named_with_its_signal(end, told):
+    def die_on_one():
+        if dist.get_rank() == 1:
+            end()
+        dist.barrier()
+
+    with World(3) as world:
+        with pytest.raises(RankDied, match=told) as caught:
+            world.run(die_on_one, timeout_s=60)
+        assert list(caught.value.deaths) == [1]
+        assert world.run(rank_sum) == [3.0] * 3
+
+
+def test_a_hang_ends_at_the_time_limit_with_stacks():
+    def only_rank_0_enters_the_barrier():
+        if dist.get_rank() == 0:
+            dist.barrier()
+        else:
+            time.sleep(60)
+
+    with World(2) as world:
+        with pytest.raises(RankTimeout) as caught:
+            world.run(only_rank_0_enters_the_barrier, timeout_s=1)
+        assert "did not finish within 1 s" in str(caught.value)
+        assert sorted(caught.value.stacks) == [0, 1]
+        for stack in caught.value.stacks.values():
+            assert "only_rank_0_enters_the_barrier" in stack
+            assert "nursery.py" not in stack, "the reader's frames, not ours"
+        assert world.run(rank_sum) == [1.0, 1.0]
+
+
+def test_ranks_that_finished_are_told_apart_from_those_that_hang():
+    with World(2) as world, pytest.raises(RankTimeout, match=r"rank 1 did not finish within 1 s \(rank 0 did\)"):
+        world.run(lambda: time.sleep(60 * dist.get_rank()), timeout_s=1)
+
+
+@pytest.mark.parametrize(
+    "interrupt",
+    [lambda: os.kill(os.getpid(), signal.SIGINT), lambda: signal.raise_signal(signal.SIGINT)],
+    ids=["to the process", "to another thread"],
+)
+def test_an_interrupt_stops_the_work_and_leaves_the_world_usable(interrupt):
+    with World(2) as world:
+        world.run(rank_sum)
+        pids = world.pids
+        threading.Timer(0.5, interrupt).start()
+        begin = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            world.run(lambda: time.sleep(60))
+        assert time.monotonic() - begin < 10
+        assert gone(pids)
+        assert world.run(rank_sum) == [1.0, 1.0]
+
+
+def test_what_a_rank_started_ends_with_it():
+    def start_a_child():
+        return subprocess.Popen(["sleep", "60"]).pid
+
+    with World(2) as world:
+        children = world.run(start_a_child)
+        ranks = world.pids
+    assert gone([*children, *ranks])
+
+
+def test_closing_ends_all_ranks():
+    with World(4) as world:
+        world.run(rank_sum)
+        pids = world.pids
+    assert gone(pids)
+
+
+def test_a_forgotten_world_ends_its_ranks():
+    world = World(2)
+    world.run(rank_sum)
+    pids = world.pids
+    del world
+    assert gone(pids)
+
+
+PARENT = """
+import os, sys, time
+from pardemo import World
+world = World(2)
+def start():
+    import subprocess
+    return subprocess.Popen(["sleep", "60"]).pid
+pids = world.pids + world.run(start)
+print(*pids, flush=True)
+{then}
+"""
+
+
+@pytest.mark.parametrize(
+    "then",
+    ["os.kill(os.getpid(), 9)", "world.run(time.sleep, 60)", "os._exit(0)", "raise RuntimeError", "sys.exit()"],
+    ids=["SIGKILL", "SIGKILL while ranks are busy", "os._exit", "an exception", "sys.exit"],
+)
+def test_nothing_is_left_running_when_the_parent_ends(then):
+    script = textwrap.dedent(PARENT).format(then=then)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    pids = [int(word) for word in parent.stdout.readline().split()]
+    assert len(pids) == 4
+    if "sleep" in then:
+        time.sleep(0.3)
+        parent.kill()
+    parent.wait(30)
+    parent.stdout.close()
+    assert gone(pids)
+
+
+def test_a_killed_nursery_takes_its_ranks_along_and_is_replaced():
+    with World(2, preload=["sndhdr" if sys.version_info < (3, 13) else "wave"]) as world:
+        world.run(rank_sum)
+        pids = world.pids
+        nursery = psutil.Process(pids[0]).ppid()
+        os.kill(nursery, signal.SIGKILL)
+        assert gone(pids)
+        with pytest.raises(RankDied):
+            world.run(rank_sum)
+        assert world.run(rank_sum) == [1.0, 1.0]
+
+
+def test_scripts_need_no_main_guard(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("from pardemo import World\nwith World(2) as w:\n    print(w.run(lambda: 5))\n")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "[5, 5]\n"
