@@ -7,7 +7,8 @@ tensor, all of it to one successor.
 
 The tensor is cut into N chunks. Numbering the 2(N−1) steps s = 0, 1, …, rank r **sends** chunk
 ``r − 1 − s`` and **receives** chunk ``r − 2 − s`` (mod N). So what arrives at step s leaves at step s + 1,
-and it leaves in segments of 1 MiB, each forwarded as soon as it is reduced.
+and it leaves in segments of 1 MiB, each forwarded as soon as it is reduced. A large tensor goes round block by
+block, 2 MiB of every chunk at a time, so that what is added and forwarded is still in the processor's cache.
 
 CPU tensors travel over the group's own links (:mod:`pardemo.links`), CUDA tensors over nccl's
 point-to-point operations. All functions are collective: every rank of ``group`` has to call them.
@@ -23,6 +24,7 @@ from pardemo.agreement import compare_in_group, compare_round_the_ring
 from pardemo.links import RingLink, ring_link
 
 SEGMENT_BYTES = 1 << 20
+BLOCK_BYTES = 2 << 20  # of each chunk; larger ones gain nothing, smaller ones leave nothing to overlap
 
 
 def ring_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
@@ -41,8 +43,10 @@ def ring_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None
         with _Ring(group, tensor) as ring:
             chunks = _cut(flat, size)
             if size > 1 and flat.numel():
-                ring.reduce_in_place(chunks)
-                ring.gather(chunks)
+                if ring.has_links:
+                    ring.all_reduce(chunks)
+                else:
+                    _exhaust(ring.steps_p2p(chunks, range(2 * size - 2)))
         write_back()
     return tensor
 
@@ -51,7 +55,7 @@ def ring_reduce_scatter(tensor: torch.Tensor, group: dist.ProcessGroup | None = 
     """Sums ``tensor`` over the ranks and returns chunk ``rank`` of the flattened sum, as a new tensor.
 
     A chunk is ``ceil(numel / N)`` elements; the last ones are shorter, even empty, when N does not divide.
-    ``tensor`` is left as it was; memory beyond it: two chunks, 2/N of it, of which one is the result.
+    ``tensor`` is left as it was; memory beyond it and the result: two blocks of 2 MiB, at most 2/N of it.
 
     Sends (N−1)/N of the tensor per rank and receives as much. Raises as :func:`ring_all_reduce`.
     """
@@ -62,7 +66,7 @@ def ring_reduce_scatter(tensor: torch.Tensor, group: dist.ProcessGroup | None = 
             chunks = _cut(flat, size)
             if size == 1 or not flat.numel():
                 return chunks[rank].clone()
-            return ring.reduce_apart(chunks)
+            return ring.reduce(chunks) if ring.has_links else ring.reduce_p2p(chunks)
 
 
 def ring_all_gather(
@@ -174,61 +178,71 @@ class _Ring:
         if self._link is not None:
             self._lock.release()
 
+    @property
+    def has_links(self) -> bool:
+        return self._link is not None
+
     def _send_index(self, step: int) -> int:
         return (self.rank - 1 - step) % self.size
 
     def _receive_index(self, step: int) -> int:
         return (self.rank - 2 - step) % self.size
 
-    def reduce_in_place(self, chunks: list[torch.Tensor]) -> None:
-        """The first lap: afterwards ``chunks[rank]`` holds the sum, the others partial sums."""
-        if self._link is None:
-            for _ in self.steps_p2p(chunks, range(self.size - 1)):
-                pass
-            return
+    def all_reduce(self, chunks: list[torch.Tensor]) -> None:
+        """Both laps, in place, block by block."""
         inbox = torch.empty_like(_segments(chunks[0])[0])
-        for data in _segments(chunks[self._send_index(0)]):
-            self._link.send(_bytes(data))
-        for step in range(self.size - 1):
-            for mine in _segments(chunks[self._receive_index(step)]):
-                part = inbox[: mine.numel()]
-                self._link.receive(_bytes(part))
-                mine.add_(part)
-                self._link.send(_bytes(mine))  # the last step's is already the second lap's first
+        for block in _blocks(chunks):
+            self._begin(block[self._send_index(0)])
+            for step in range(self.size - 1):
+                for mine in _segments(block[self._receive_index(step)]):
+                    part = inbox[: mine.numel()]
+                    self._link.receive(_bytes(part))
+                    mine.add_(part)
+                    self._link.send(_bytes(mine))  # the last step's is already the second lap's first
+            self._hand_round(block)
+        self._link.flush()
 
     def gather(self, chunks: list[torch.Tensor]) -> None:
-        """The second lap: ``chunks[rank]``, already on its way, and the other finished chunks go round."""
+        """The second lap alone: ``chunks[rank]`` of every rank goes round."""
+        for block in _blocks(chunks):
+            self._begin(block[self.rank])
+            self._hand_round(block)
+        self._link.flush()
+
+    def reduce(self, chunks: list[torch.Tensor]) -> torch.Tensor:
+        """The first lap alone, without touching ``chunks``: partial sums live in two buffers by turns."""
+        result = torch.empty_like(chunks[self.rank])
+        done = 0
+        buffers: list[torch.Tensor] = []
+        in_flight = [0, 0]  # number of the last send from each buffer
+        for block in _blocks(chunks):
+            buffers = buffers or [torch.empty_like(block[0]) for _ in range(min(2, self.size - 2))]
+            self._begin(block[self._send_index(0)])
+            for step in range(self.size - 1):
+                mine, last = block[self._receive_index(step)], step == self.size - 2
+                target = result[done : done + mine.numel()] if last else buffers[step % 2][: mine.numel()]
+                if not last:
+                    self._link.wait_sent(in_flight[step % 2])
+                for part, own in zip(_segments(target), _segments(mine), strict=True):
+                    self._link.receive(_bytes(part))
+                    part.add_(own)
+                    if not last:
+                        in_flight[step % 2] = self._link.send(_bytes(part))
+            done += mine.numel()
+        self._link.flush()
+        return result
+
+    def _begin(self, chunk: torch.Tensor) -> None:
+        for data in _segments(chunk):
+            self._link.send(_bytes(data))
+
+    def _hand_round(self, block: list[torch.Tensor]) -> None:
         last = 2 * self.size - 3
-        if self._link is None:
-            for _ in self.steps_p2p(chunks, range(self.size - 1, last + 1)):
-                pass
-            return
         for step in range(self.size - 1, last + 1):
-            for mine in _segments(chunks[self._receive_index(step)]):
+            for mine in _segments(block[self._receive_index(step)]):
                 self._link.receive(_bytes(mine))
                 if step < last:
                     self._link.send(_bytes(mine))
-        self._link.flush()
-
-    def reduce_apart(self, chunks: list[torch.Tensor]) -> torch.Tensor:
-        """The first lap without touching ``chunks``: partial sums live in two buffers by turns."""
-        buffers = [torch.empty_like(chunks[0]) for _ in range(2)]
-        if self._link is None:
-            return self._reduce_apart_p2p(chunks, buffers)
-        in_flight = [0, 0]  # number of the last send from each buffer
-        for data in _segments(chunks[self._send_index(0)]):
-            self._link.send(_bytes(data))
-        for step in range(self.size - 1):
-            mine = chunks[self._receive_index(step)]
-            buffer = buffers[step % 2][: mine.numel()]
-            self._link.wait_sent(in_flight[step % 2])
-            for part, own in zip(_segments(buffer), _segments(mine), strict=True):
-                self._link.receive(_bytes(part))
-                part.add_(own)
-                if step < self.size - 2:
-                    in_flight[step % 2] = self._link.send(_bytes(part))
-        self._link.flush()
-        return buffer
 
     def steps_p2p(self, chunks: list[torch.Tensor], steps: range) -> Iterator[int]:
         """The same steps by the backend's own point-to-point operations, chunk by chunk (nccl; and to look at)."""
@@ -242,7 +256,9 @@ class _Ring:
                 mine.add_(target)
             yield step
 
-    def _reduce_apart_p2p(self, chunks: list[torch.Tensor], buffers: list[torch.Tensor]) -> torch.Tensor:
+    def reduce_p2p(self, chunks: list[torch.Tensor]) -> torch.Tensor:
+        """The first lap by point-to-point operations, without touching ``chunks``; two buffers by turns."""
+        buffers = [torch.empty_like(chunks[0]) for _ in range(2)]
         outgoing = chunks[self._send_index(0)]
         for step in range(self.size - 1):
             mine = chunks[self._receive_index(step)]
@@ -267,11 +283,16 @@ def _gather_into(ring: _Ring, out: torch.Tensor, shard: torch.Tensor, rank: int,
     chunks = _cut(out.view(-1), size)
     chunks[rank].copy_(shard)
     if size > 1 and out.numel():
-        if ring._link is not None:
-            for data in _segments(chunks[rank]):
-                ring._link.send(_bytes(data))
-        ring.gather(chunks)
+        if ring.has_links:
+            ring.gather(chunks)
+        else:
+            _exhaust(ring.steps_p2p(chunks, range(size - 1, 2 * size - 2)))
     return out
+
+
+def _exhaust(steps: Iterator[int]) -> None:
+    for _ in steps:
+        pass
 
 
 # ---------------------------------------------------------------- tensors as bytes
@@ -304,10 +325,15 @@ def _cut(flat: torch.Tensor, size: int) -> list[torch.Tensor]:
     return [flat[min(i * chunk, flat.numel()) : min((i + 1) * chunk, flat.numel())] for i in range(size)]
 
 
+def _blocks(chunks: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """The same piece of every chunk, one block after the other: what all ranks work on at a time fits the cache."""
+    step = max(1, BLOCK_BYTES // chunks[0].element_size())
+    for at in range(0, chunks[0].numel(), step):
+        yield [chunk[at : at + step] for chunk in chunks]
+
+
 def _segments(chunk: torch.Tensor) -> list[torch.Tensor]:
     step = max(1, SEGMENT_BYTES // chunk.element_size())
-    if chunk.numel() <= step:
-        return [chunk] if chunk.numel() else []
     return [chunk[i : i + step] for i in range(0, chunk.numel(), step)]
 
 
