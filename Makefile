@@ -16,7 +16,7 @@ test: env lint
 	$(BIN)/pytest
 
 lab: env
-	$(BIN)/jupyter lab --notebook-dir notebooks
+	$(BIN)/jupyter lab --notebook-dir notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
 
 bench: env
 	$(BIN)/pardemo bench

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pardemo import project
+from pardemo.tables import show
 
 EVIDENCE = {
     "wire": "bytes counted by the kernel",
@@ -105,12 +106,12 @@ class Ledger:
         self._book(id, statement, source, None, None, "", 0.0, "", "not measured", reason, "equal")
         return "not measured"
 
-    def table(self):
-        """All claims so far, as a pandas table for the notebook's end."""
-        return table(self.rows)
+    def table(self, *prefixes: str):
+        """The claims so far as a table for the notebook; only those whose ids begin so, where prefixes are given."""
+        return show(frame([row for row in self.rows if not prefixes or row["id"].startswith(prefixes)]))
 
     def close(self):
-        """Returns the table; raises :class:`ClaimFailed` naming each claim that fails."""
+        """Returns the table of all claims; raises :class:`ClaimFailed` naming each claim that fails."""
         failed = [r for r in self.rows if r["verdict"] == "fails"]
         if failed:
             told = "; ".join(
@@ -159,12 +160,15 @@ def statements() -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
-def table(rows: Iterable[dict[str, Any]]):
+def frame(rows: Iterable[dict[str, Any]]):
     """A pandas table for readers: figures shortened, bounds with their sign."""
     import pandas as pd
 
     shown = [{**row, "predicted": predicted_text(row), "measured": short(row["measured"])} for row in rows]
-    return pd.DataFrame(shown, columns=["id", "statement", "predicted", "measured", "unit", "evidence", "verdict"])
+    columns = ["id", "statement", "predicted", "measured", "unit", "evidence", "verdict"]
+    if any(row["reason"] for row in shown):
+        columns.append("reason")
+    return pd.DataFrame(shown, columns=columns)
 
 
 def predicted_text(row: dict[str, Any]) -> str:

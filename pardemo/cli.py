@@ -78,14 +78,15 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _claims(arguments: argparse.Namespace) -> int:
-    from pardemo import claims, project
+    from pardemo import claims
+    from pardemo.tables import text_table
 
     rows = claims.read(arguments.folder)
     if arguments.json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
     else:
-        shown = claims.table(rows)
-        print(project.text_table([list(shown.columns), *shown.values.tolist()]))
+        shown = claims.frame(rows)
+        print(text_table([list(shown.columns), *shown.values.tolist()]))
         print(", ".join(f"{count} {verdict}" for verdict, count in claims.counts(rows).items() if count))
     return 1 if claims.counts(rows)["fails"] else 0
 
@@ -99,14 +100,15 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from pardemo import doctor, project
+    from pardemo import doctor
+    from pardemo.tables import text_table
 
     rows = doctor.examine()
     if arguments.json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
     else:
         told = [("", "what", "found"), *(("ok" if row["ok"] else "note", row["what"], row["found"]) for row in rows)]
-        print(project.text_table(told))
+        print(text_table(told))
     return 0
 
 

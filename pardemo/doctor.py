@@ -64,8 +64,8 @@ def _fits(name: str, cores: int, gpus: int) -> tuple[str, bool]:
 
     wanted = runner.parameters_of(runner.notebooks()[name]).get("world_size", 1)
     room = max(cores, gpus)
-    told = f"runs with world_size {wanted}; timings are meaningful up to {room}"
-    return told + (f" (a GPU each: -p world_size {gpus})" if gpus > 1 else ""), True
+    told = f"world_size {wanted} as it stands; timed with up to {room} ranks"
+    return told + (f"; a GPU each: -p world_size {gpus}" if gpus > 1 else ""), True
 
 
 def _namespaces() -> tuple[str, bool]:

@@ -70,8 +70,16 @@ def test_off_differs_and_not_measured_do_not_fail(ledger):
     ledger.check("s09.differs", "other", 1, 2, instead=(2, "because"))
     ledger.skip("s09.skip", "no GPU", "there is none")
     table = ledger.close()
-    assert list(table["verdict"]) == ["off", "differs", "not measured"]
+    assert list(table.data["verdict"]) == ["off", "differs", "not measured"]
     assert "because" in ledger.rows[1]["reason"]
+
+
+def test_a_sections_claims_are_shown_apart(ledger):
+    for id in ("s09.a", "s10.b", "01.c"):
+        ledger.check(id, "statement", 1, 1)
+    assert list(ledger.table("s10", "01").data["id"]) == ["s10.b", "01.c"]
+    assert len(ledger.table().data) == 3
+    assert "statement" in ledger.table().to_html()
 
 
 def test_rows_have_the_promised_fields_and_survive_the_file(ledger, out):

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from statistics import median, quantiles
 
-from pardemo import project
+from pardemo.tables import text_table
 
 #: name -> module of this package with a ``rows()`` function
 BENCHES = {
@@ -83,4 +83,4 @@ def as_text(rows: Sequence[Row]) -> str:
         )
         for row in rows
     ]
-    return project.text_table(lines)
+    return text_table(lines)
