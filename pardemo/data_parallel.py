@@ -15,6 +15,7 @@ checkpointing works in its non-reentrant form.
 import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import zip_longest
 
 import torch
 import torch.distributed as dist
@@ -49,6 +50,7 @@ class _DataParallel(nn.Module):
         self.parameters_to_sync = [p for p in module.parameters() if p.requires_grad]
         if not self.parameters_to_sync:
             raise ValueError("the module has no parameter that requires a gradient: nothing to run in parallel")
+        self._compare_models()
         with torch.no_grad():
             for tensor in (*module.parameters(), *module.buffers()):
                 self._broadcast(tensor)
@@ -71,6 +73,17 @@ class _DataParallel(nn.Module):
             yield
         finally:
             self._sync = before
+
+    def _compare_models(self) -> None:
+        """All ranks need the same model: a difference would end in a hang much later."""
+        mine = [(name, tuple(p.shape), str(p.dtype), p.requires_grad) for name, p in self.module.named_parameters()]
+        models: list = [None] * self.size
+        dist.all_gather_object(models, mine, group=self.group)
+        for rank, theirs in enumerate(models):
+            if theirs != models[0]:
+                pairs = zip_longest(models[0], theirs, fillvalue="no parameter")
+                here, there = next((a, b) for a, b in pairs if a != b)
+                raise ValueError(f"the ranks' models differ: rank 0 has {here}, rank {rank} has {there}")
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
         if self.size > 1:
@@ -112,7 +125,7 @@ class NaiveDataParallel(_DataParallel):
         timeline: where to note the communication.
 
     Raises:
-        ValueError: no parameter requires a gradient.
+        ValueError: no parameter requires a gradient, or the ranks' models differ.
     """
 
     def __init__(
@@ -150,7 +163,7 @@ class BucketedDataParallel(_DataParallel):
         timeline: where to note the communication.
 
     Raises:
-        ValueError: no parameter requires a gradient; ``bucket_bytes`` is not positive.
+        ValueError: no parameter requires a gradient, the ranks' models differ, ``bucket_bytes`` is not positive.
     """
 
     def __init__(

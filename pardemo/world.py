@@ -144,15 +144,15 @@ class World:
 
     def _drop(self) -> None:
         if self._ranks is not None:
-            ranks, self._ranks = self._ranks, None
-            ranks.kill()
+            self._ranks = None
+            self._finalizer()  # kills them
 
 
 class _Ranks:
     """One generation of rank processes: forked together, ended together."""
 
     def __init__(self, world: World):
-        self.size, self.backend = world.size, world.backend
+        self.size, self.backend, self.owner = world.size, world.backend, os.getpid()
         self.nursery: Nursery = nursery(world.preload)
         self.folder = tempfile.mkdtemp(prefix="pardemo-")
         self.started, self.ended = False, False
@@ -242,7 +242,7 @@ class _Ranks:
                         continue
                     rank = key.data
                     try:
-                        replies[rank] = pickle.loads(self.controls[rank].recv_bytes())
+                        replies[rank] = _unpack(self.controls[rank].recv_bytes())
                         failed = replies[rank][0] == "failed"
                     except (EOFError, ConnectionResetError):
                         deaths[rank] = self.nursery.wait_exit(self.pids[rank], 2.0)
@@ -294,7 +294,7 @@ class _Ranks:
 
     def kill(self) -> None:
         """Ends every process of this generation and lets go of all its resources."""
-        if self.ended:
+        if self.ended or self.owner != os.getpid():  # a fork of the notebook's process owns nothing here
             return
         self.ended = True
         if self.nursery.alive:
@@ -314,6 +314,15 @@ def _whole(what: str, value: int, limit: int) -> int:
     if not 1 <= value <= limit:
         raise ValueError(f"{what} must be from 1 to {limit}, not {value}")
     return value
+
+
+def _unpack(reply: bytes) -> tuple:
+    """('ok', result) or ('failed', Failure); the latter, too, when the result makes no sense in this process."""
+    try:
+        return pickle.loads(reply)
+    except Exception as error:
+        message = f"the result cannot be read here: {type(error).__name__}: {error}"
+        return "failed", Failure("TypeError", message, "")
 
 
 def _readers_part(stack: str) -> str:

@@ -195,6 +195,14 @@ def test_no_trainable_parameter_and_bad_buckets(world_of):
     world_of(2).run(check)
 
 
+def test_different_models_are_told_at_once(world_of):
+    def check():
+        with pytest.raises(ValueError, match=r"rank 0 has \('weight', \(3, 2\).*rank 1 has \('weight', \(4, 2\)"):
+            NaiveDataParallel(nn.Linear(2, 3 + dist.get_rank()))
+
+    world_of(2).run(check, timeout_s=20)
+
+
 def test_buckets_follow_the_reverse_order_and_their_size(world_of):
     def check():
         net = nn.Sequential(*[nn.Linear(16, 16, bias=False) for _ in range(6)])

@@ -248,6 +248,39 @@ def test_a_result_that_cannot_be_pickled_names_the_rank_and_type():
         assert world.run(rank_sum) == [1.0, 1.0]
 
 
+class OnlyOnARank:
+    """Unpickles in a rank only."""
+
+    def __reduce__(self):
+        return (_refuse_outside_ranks, ())
+
+
+def _refuse_outside_ranks():
+    if not dist.is_initialized():
+        raise RuntimeError("only on a rank")
+    return OnlyOnARank()
+
+
+def test_a_result_that_cannot_be_read_here_is_told():
+    with World(1) as world:
+        with pytest.raises(
+            RankFailed, match="rank 0: TypeError: the result cannot be read here: RuntimeError: only"
+        ):
+            world.run(OnlyOnARank)
+        assert world.run(rank_sum) == [0.0]
+
+
+def test_a_fork_of_the_notebooks_process_does_not_end_the_ranks():
+    with World(1) as world:
+        world.run(rank_sum)
+        child = os.fork()
+        if child == 0:
+            world._finalizer()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert world.run(rank_sum) == [0.0]
+
+
 @pytest.mark.parametrize(
     ("end", "told"),
     [
