@@ -16,10 +16,12 @@ import gc
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
@@ -47,7 +49,10 @@ class Nursery:
         self._owner = os.getpid()
         self._exits: dict[int, int] = {}
         self._socket, theirs = socket.socketpair()
-        settings = json.dumps({"fd": theirs.fileno(), "path": sys.path, "preload": list(preload)})
+        self.folder = tempfile.mkdtemp(prefix="pardemo-")  # the nursery removes it, even when this process is killed
+        settings = json.dumps(
+            {"fd": theirs.fileno(), "path": sys.path, "preload": list(preload), "folder": self.folder}
+        )
         # One thread each while the libraries load: a nursery with threads could not be forked safely.
         quiet = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
@@ -163,6 +168,7 @@ def _serve(settings_json: str) -> None:
             import_module(name)
         except Exception as error:  # whatever a module raises at import is the caller's to read
             say(error=f"cannot preload {name!r}: {error}")
+            shutil.rmtree(settings["folder"], ignore_errors=True)
             return
     for finalizer in list(weakref.finalize._registry):
         finalizer.atexit = False  # torch's 130 operator libraries would be taken down in every rank, 25 ms each time
@@ -190,6 +196,7 @@ def _serve(settings_json: str) -> None:
             if not data:
                 for pid in children:
                     _kill_group(pid)
+                shutil.rmtree(settings["folder"], ignore_errors=True)
                 os._exit(0)
             buffer += data
             *lines, buffer = buffer.split(b"\n")

@@ -10,8 +10,8 @@ functions also run as the ranks of a job that another launcher started, on one h
 import contextlib
 import os
 import pickle
+import secrets
 import selectors
-import shutil
 import signal
 import socket
 import sys
@@ -154,7 +154,7 @@ class _Ranks:
     def __init__(self, world: World):
         self.size, self.backend, self.owner = world.size, world.backend, os.getpid()
         self.nursery: Nursery = nursery(world.preload)
-        self.folder = tempfile.mkdtemp(prefix="pardemo-")
+        self.store = os.path.join(self.nursery.folder, f"store-{secrets.token_hex(8)}")
         self.started, self.ended = False, False
         self.pids: list[int] = []
         self.controls: list[Connection] = []
@@ -189,7 +189,7 @@ class _Ranks:
         return {
             "rank": rank,
             "size": world.size,
-            "store": os.path.join(self.folder, "store"),
+            "store": self.store,
             "backend": world.backend,
             "threads": world.threads,
             "path": sys.path[:],
@@ -305,7 +305,8 @@ class _Ranks:
             printer.close()
         for stacks in self.stacks:
             stacks.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.unlink(self.store)
 
 
 def _whole(what: str, value: int, limit: int) -> int:

@@ -263,9 +263,7 @@ def _refuse_outside_ranks():
 
 def test_a_result_that_cannot_be_read_here_is_told():
     with World(1) as world:
-        with pytest.raises(
-            RankFailed, match="rank 0: TypeError: the result cannot be read here: RuntimeError: only"
-        ):
+        with pytest.raises(RankFailed, match="rank 0: TypeError: the result cannot be read here: RuntimeError: only"):
             world.run(OnlyOnARank)
         assert world.run(rank_sum) == [0.0]
 
@@ -376,7 +374,7 @@ def start():
     import subprocess
     return subprocess.Popen(["sleep", "60"]).pid
 pids = world.pids + world.run(start)
-print(*pids, flush=True)
+print(*pids, world._ranks.store, flush=True)
 {then}
 """
 
@@ -391,7 +389,8 @@ def test_nothing_is_left_running_when_the_parent_ends(then):
     parent = subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
-    pids = [int(word) for word in parent.stdout.readline().split()]
+    *words, store = parent.stdout.readline().split()
+    pids = [int(word) for word in words]
     assert len(pids) == 4
     if "sleep" in then:
         time.sleep(0.3)
@@ -399,6 +398,7 @@ def test_nothing_is_left_running_when_the_parent_ends(then):
     parent.wait(30)
     parent.stdout.close()
     assert gone(pids)
+    assert not os.path.exists(os.path.dirname(store)), "the temporary folder is gone, too"
 
 
 def test_a_killed_nursery_takes_its_ranks_along_and_is_replaced():
