@@ -1,5 +1,7 @@
 """The rings and the parameter server against plain sums, and their bytes against the formulas."""
 
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -63,6 +65,27 @@ def test_any_shape_down_to_nothing(world_of, size, shape, dtype):
 def test_many_segments_and_a_rest(world_of, size):
     numel = size * (3 * collectives.SEGMENT_BYTES // 4) + 2  # 3 segments a chunk, and chunks of different length
     world_of(size).run(all_collectives_agree, (numel,), torch.float32)
+
+
+def test_a_slow_successor_gets_what_was_meant_for_it(world_of):
+    """A partial sum that still waits to be sent must not be overwritten by the next one in its buffer."""
+
+    def check():
+        rank, size = dist.get_rank(), dist.get_world_size()
+
+        def begin_late(ring, chunk):
+            if rank == 3:
+                time.sleep(0.5)
+            begin(ring, chunk)
+
+        begin, collectives._Ring._begin = collectives._Ring._begin, begin_late
+        try:
+            shard = ring_reduce_scatter(torch.full((size * collectives.BLOCK_BYTES // 4,), float(rank + 1)))
+        finally:
+            collectives._Ring._begin = begin
+        return shard.unique().tolist()
+
+    assert world_of(6).run(check) == [[21.0]] * 6
 
 
 def test_sums_of_floats_are_within_rounding_and_the_same_bits_everywhere(world_of):

@@ -37,6 +37,21 @@ def test_plain_sockets_are_counted_to_the_byte():
     assert sum(c.received_bytes for c in ends) == 3_000_001, "and received"
 
 
+def test_what_still_waits_in_the_kernel_counts_as_sent():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as out:
+        there, _ = server.accept()
+        handed_over = 0
+        out.setblocking(False)
+        with there, WireMeter() as wire:
+            try:
+                while True:  # until the buffers are full; nobody reads
+                    handed_over += out.send(b"x" * (1 << 20))
+            except BlockingIOError:
+                pass
+    assert wire.sent_bytes == handed_over
+    assert wire.received_bytes < handed_over
+
+
 def test_a_meter_does_not_touch_the_sockets_it_reads():
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as out:
         for _ in range(3):
