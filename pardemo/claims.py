@@ -149,8 +149,10 @@ def read_ledger(file: Path) -> list[dict[str, Any]]:
     """The claims of one notebook; ValueError where the file is not such a ledger."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(found, list):
+            raise TypeError("not a list")
         return [{name: row[name] for name in COLUMNS} for row in found]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, IsADirectoryError) as error:
         raise ValueError(f"{file} is not a ledger of claims: {error}") from None
 
 
@@ -211,7 +213,7 @@ def _agree(predicted: Any, measured: Any, rel: float, relation: str) -> bool:
         raise ValueError("a bound needs numbers on both sides")
     if texts or isinstance(predicted, bool) or isinstance(measured, bool):
         return type(predicted) is type(measured) and predicted == measured
-    if not math.isfinite(measured):
+    if not math.isfinite(measured) or (relation == "equal" and not math.isfinite(predicted)):
         return False
     if relation == "at most":
         return measured <= predicted

@@ -3,6 +3,7 @@
 import argparse
 import ast
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         return arguments.action(arguments)
-    except (ValueError, FileNotFoundError) as error:
+    except BrokenPipeError:  # the reader of our output, head or less, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, OSError) as error:
         print(f"pardemo {arguments.command}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -113,8 +117,6 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _relative_output() -> str:
-    import os
-
     from pardemo import project
 
     return os.path.relpath(project.output_dir())
@@ -124,5 +126,5 @@ def _value(text: str) -> Any:
     """What a value on the command line means: a Python literal, else the text itself."""
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError):
         return text

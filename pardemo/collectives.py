@@ -5,26 +5,27 @@ the reduce-scatter lap every rank passes partial sums on and ends with one finis
 all-gather lap the finished chunks go round once more. Each rank sends, and receives, 2(N−1)/N of the
 tensor, all of it to one successor.
 
-The tensor is cut into N chunks. Numbering the 2(N−1) steps s = 0, 1, …, rank r **sends** chunk
-``r − 1 − s`` and **receives** chunk ``r − 2 − s`` (mod N). So what arrives at step s leaves at step s + 1,
-and it leaves in segments of 1 MiB, each forwarded as soon as it is reduced. A large tensor goes round block by
-block, 2 MiB of every chunk at a time, so that what is added and forwarded is still in the processor's cache.
-
 CPU tensors travel over the group's own links (:mod:`pardemo.links`), CUDA tensors over nccl's
-point-to-point operations. All functions are collective: every rank of ``group`` has to call them.
+point-to-point operations. All functions are collective: every rank of ``group`` has to call them, in the same
+order, and from one thread at a time.
 """
 
-import threading
 from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
 
-from pardemo.agreement import compare_in_group, compare_round_the_ring
-from pardemo.links import RingLink, ring_link
+from pardemo.agreement import compare_in_group
+from pardemo.ring import SEGMENT_BYTES, Ring, chunk_numel, cut, exhaust
 
-SEGMENT_BYTES = 1 << 20
-BLOCK_BYTES = 2 << 20  # of each chunk; larger ones gain nothing, smaller ones leave nothing to overlap
+__all__ = [
+    "chunk_numel",
+    "parameter_server_all_reduce",
+    "ring_all_gather",
+    "ring_all_reduce",
+    "ring_reduce_scatter",
+    "ring_steps",
+]
 
 
 def ring_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
@@ -40,13 +41,13 @@ def ring_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None
     group, rank, size = _membership(group)
     with torch.no_grad():
         flat, write_back = _flatten(tensor)
-        with _Ring(group, tensor) as ring:
-            chunks = _cut(flat, size)
+        with Ring(group, tensor) as ring:
+            chunks = cut(flat, size)
             if size > 1 and flat.numel():
                 if ring.has_links:
                     ring.all_reduce(chunks)
                 else:
-                    _exhaust(ring.steps_p2p(chunks, range(2 * size - 2)))
+                    exhaust(ring.steps_p2p(chunks, range(2 * size - 2)))
         write_back()
     return tensor
 
@@ -61,9 +62,9 @@ def ring_reduce_scatter(tensor: torch.Tensor, group: dist.ProcessGroup | None = 
     """
     group, rank, size = _membership(group)
     with torch.no_grad():
-        flat, _ = _flatten(tensor)
-        with _Ring(group, tensor) as ring:
-            chunks = _cut(flat, size)
+        flat = _plain(tensor).reshape(-1)
+        with Ring(group, tensor) as ring:
+            chunks = cut(flat, size)
             if size == 1 or not flat.numel():
                 return chunks[rank].clone()
             return ring.reduce(chunks) if ring.has_links else ring.reduce_p2p(chunks)
@@ -82,18 +83,20 @@ def ring_all_gather(
     """
     group, rank, size = _membership(group)
     with torch.no_grad():
-        shard, _ = _flatten(tensor)
+        shard = _plain(tensor).reshape(-1)
         if out is None:
-            with _Ring(group, tensor) as ring:
+            with Ring(group, tensor) as ring:
                 out = shard.new_empty(size * shard.numel())
-                return _gather_into(ring, out, shard, rank, size)
-        with _Ring(group, out) as ring:
-            if not out.is_contiguous() or out.dtype != tensor.dtype:
+                return gather_into(ring, out, shard, rank, size)
+        fits = out.is_contiguous() and out.dtype == tensor.dtype
+        wanted = cut(out.view(-1), size)[rank].numel() if fits else -1
+        wrong = 0 if wanted == shard.numel() else 1 + shard.numel()  # told to all ranks, so that none waits in vain
+        with Ring(group, out, wrong) as ring:
+            if not fits:
                 raise ValueError("out must be contiguous and of the shard's dtype")
-            wanted = _cut(out.view(-1), size)[rank].numel()
-            if wanted != shard.numel():
+            if wrong:
                 raise ValueError(f"rank {rank} owns {wanted} of out's {out.numel()} elements, not {shard.numel()}")
-            return _gather_into(ring, out, shard, rank, size)
+            return gather_into(ring, out, shard, rank, size)
 
 
 def parameter_server_all_reduce(
@@ -106,6 +109,8 @@ def parameter_server_all_reduce(
     the server. Raises as :func:`ring_all_reduce`.
     """
     group, rank, size = _membership(group)
+    if not 0 <= server < size:
+        raise ValueError(f"the server must be a rank of the group, 0 to {size - 1}, not {server}")
     with torch.no_grad():
         flat, write_back = _flatten(tensor)
         compare_in_group(tensor, group)
@@ -132,170 +137,25 @@ def parameter_server_all_reduce(
     return tensor
 
 
+@torch.no_grad()
 def ring_steps(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> Iterator[int]:
     """The ring all-reduce one step at a time: yields the number of each of the 2(N−1) steps when it is done.
 
     Between two steps ``tensor`` (contiguous, on every rank) can be looked at. To understand, not for speed.
     """
     group, _, size = _membership(group)
-    ring = _Ring(group, tensor)
-    with torch.no_grad():
-        yield from ring.steps_p2p(_cut(tensor.detach().view(-1), size), range(2 * size - 2))
+    yield from Ring(group, tensor).steps_p2p(cut(tensor.detach().view(-1), size), range(2 * size - 2))
 
 
-def chunk_numel(numel: int, size: int) -> int:
-    """Elements of a ring chunk when ``numel`` elements are cut for ``size`` ranks: ceil(numel / size)."""
-    return -(-numel // size)
-
-
-# ---------------------------------------------------------------- the ring itself
-
-
-class _Ring:
-    """One collective's turn on a group's ring: takes the links, compares the tensors, runs the laps."""
-
-    def __init__(self, group: dist.ProcessGroup, tensor: torch.Tensor):
-        self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
-        self._tensor = tensor
-        self._link: RingLink | None = None
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> "_Ring":
-        if self._tensor.device.type != "cpu" or self.size == 1:
-            compare_in_group(self._tensor, self.group)
-            return self
-        self._link = ring_link(self.group)
-        self._lock = self._link.lock
-        self._lock.acquire()
-        try:
-            compare_round_the_ring(self._tensor, self._link)
-        except BaseException:
-            self._lock.release()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._link is not None:
-            self._lock.release()
-
-    @property
-    def has_links(self) -> bool:
-        return self._link is not None
-
-    def _send_index(self, step: int) -> int:
-        return (self.rank - 1 - step) % self.size
-
-    def _receive_index(self, step: int) -> int:
-        return (self.rank - 2 - step) % self.size
-
-    def all_reduce(self, chunks: list[torch.Tensor]) -> None:
-        """Both laps, in place, block by block."""
-        inbox = torch.empty_like(_segments(chunks[0])[0])
-        for block in _blocks(chunks):
-            self._begin(block[self._send_index(0)])
-            for step in range(self.size - 1):
-                for mine in _segments(block[self._receive_index(step)]):
-                    part = inbox[: mine.numel()]
-                    self._link.receive(_bytes(part))
-                    mine.add_(part)
-                    self._link.send(_bytes(mine))  # the last step's is already the second lap's first
-            self._hand_round(block)
-        self._link.flush()
-
-    def gather(self, chunks: list[torch.Tensor]) -> None:
-        """The second lap alone: ``chunks[rank]`` of every rank goes round."""
-        for block in _blocks(chunks):
-            self._begin(block[self.rank])
-            self._hand_round(block)
-        self._link.flush()
-
-    def reduce(self, chunks: list[torch.Tensor]) -> torch.Tensor:
-        """The first lap alone, without touching ``chunks``: partial sums live in two buffers by turns."""
-        result = torch.empty_like(chunks[self.rank])
-        done = 0
-        buffers: list[torch.Tensor] = []
-        in_flight = [0, 0]  # number of the last send from each buffer
-        for block in _blocks(chunks):
-            buffers = buffers or [torch.empty_like(block[0]) for _ in range(min(2, self.size - 2))]
-            self._begin(block[self._send_index(0)])
-            for step in range(self.size - 1):
-                mine, last = block[self._receive_index(step)], step == self.size - 2
-                target = result[done : done + mine.numel()] if last else buffers[step % 2][: mine.numel()]
-                if not last:
-                    self._link.wait_sent(in_flight[step % 2])
-                for part, own in zip(_segments(target), _segments(mine), strict=True):
-                    self._link.receive(_bytes(part))
-                    part.add_(own)
-                    if not last:
-                        in_flight[step % 2] = self._link.send(_bytes(part))
-            done += mine.numel()
-        self._link.flush()
-        return result
-
-    def _begin(self, chunk: torch.Tensor) -> None:
-        for data in _segments(chunk):
-            self._link.send(_bytes(data))
-
-    def _hand_round(self, block: list[torch.Tensor]) -> None:
-        last = 2 * self.size - 3
-        for step in range(self.size - 1, last + 1):
-            for mine in _segments(block[self._receive_index(step)]):
-                self._link.receive(_bytes(mine))
-                if step < last:
-                    self._link.send(_bytes(mine))
-
-    def steps_p2p(self, chunks: list[torch.Tensor], steps: range) -> Iterator[int]:
-        """The same steps by the backend's own point-to-point operations, chunk by chunk (nccl; and to look at)."""
-        inbox = torch.empty_like(chunks[0])
-        for step in steps:
-            mine = chunks[self._receive_index(step)]
-            adds = step < self.size - 1
-            target = inbox[: mine.numel()] if adds else mine
-            self._exchange(chunks[self._send_index(step)], target)
-            if adds:
-                mine.add_(target)
-            yield step
-
-    def reduce_p2p(self, chunks: list[torch.Tensor]) -> torch.Tensor:
-        """The first lap by point-to-point operations, without touching ``chunks``; two buffers by turns."""
-        buffers = [torch.empty_like(chunks[0]) for _ in range(2)]
-        outgoing = chunks[self._send_index(0)]
-        for step in range(self.size - 1):
-            mine = chunks[self._receive_index(step)]
-            incoming = buffers[step % 2][: mine.numel()]
-            self._exchange(outgoing, incoming)
-            outgoing = incoming.add_(mine)
-        return outgoing
-
-    def _exchange(self, outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
-        successor = dist.get_global_rank(self.group, (self.rank + 1) % self.size)
-        predecessor = dist.get_global_rank(self.group, (self.rank - 1) % self.size)
-        operations = []
-        if outgoing.numel():
-            operations.append(dist.P2POp(dist.isend, outgoing, successor, self.group))
-        if incoming.numel():
-            operations.append(dist.P2POp(dist.irecv, incoming, predecessor, self.group))
-        for work in dist.batch_isend_irecv(operations) if operations else []:
-            work.wait()
-
-
-def _gather_into(ring: _Ring, out: torch.Tensor, shard: torch.Tensor, rank: int, size: int) -> torch.Tensor:
-    chunks = _cut(out.view(-1), size)
+def gather_into(ring: Ring, out: torch.Tensor, shard: torch.Tensor, rank: int, size: int) -> torch.Tensor:
+    chunks = cut(out.view(-1), size)
     chunks[rank].copy_(shard)
     if size > 1 and out.numel():
         if ring.has_links:
             ring.gather(chunks)
         else:
-            _exhaust(ring.steps_p2p(chunks, range(size - 1, 2 * size - 2)))
+            exhaust(ring.steps_p2p(chunks, range(size - 1, 2 * size - 2)))
     return out
-
-
-def _exhaust(steps: Iterator[int]) -> None:
-    for _ in steps:
-        pass
-
-
-# ---------------------------------------------------------------- tensors as bytes
 
 
 def _membership(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, int, int]:
@@ -308,34 +168,17 @@ def _membership(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, int
     return group, rank, dist.get_world_size(group)
 
 
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Without autograd, and with lazy conjugation and negation carried out."""
+    return tensor.detach().resolve_conj().resolve_neg()
+
+
 def _flatten(tensor: torch.Tensor):
-    """A flat view of the tensor's memory, and a function that writes back what could not be viewed."""
+    """The tensor's memory as a flat tensor, in whatever order it lies, and a function that writes back what had to
+    be copied. For sums only: their elements' order does not matter."""
+    lazy = tensor.is_conj() or tensor.is_neg()
     tensor = tensor.detach()
-    if tensor.is_contiguous():
-        return tensor.view(-1), lambda: None
-    dense = torch.ops.aten.is_non_overlapping_and_dense(tensor)
-    if dense:  # a transposed matrix, channels-last images: gapless, so its memory can be used as it lies
+    if not lazy and torch.ops.aten.is_non_overlapping_and_dense(tensor):  # contiguous, transposed, channels-last
         return tensor.as_strided((tensor.numel(),), (1,)), lambda: None
-    flat = tensor.contiguous().view(-1)
+    flat = _plain(tensor).contiguous().view(-1)
     return flat, lambda: tensor.copy_(flat.view(tensor.shape))
-
-
-def _cut(flat: torch.Tensor, size: int) -> list[torch.Tensor]:
-    chunk = chunk_numel(flat.numel(), size)
-    return [flat[min(i * chunk, flat.numel()) : min((i + 1) * chunk, flat.numel())] for i in range(size)]
-
-
-def _blocks(chunks: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """The same piece of every chunk, one block after the other: what all ranks work on at a time fits the cache."""
-    step = max(1, BLOCK_BYTES // chunks[0].element_size())
-    for at in range(0, chunks[0].numel(), step):
-        yield [chunk[at : at + step] for chunk in chunks]
-
-
-def _segments(chunk: torch.Tensor) -> list[torch.Tensor]:
-    step = max(1, SEGMENT_BYTES // chunk.element_size())
-    return [chunk[i : i + step] for i in range(0, chunk.numel(), step)]
-
-
-def _bytes(flat: torch.Tensor) -> memoryview:
-    return memoryview(flat.view(torch.uint8).numpy())

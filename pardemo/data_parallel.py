@@ -13,6 +13,7 @@ checkpointing works in its non-reentrant form.
 """
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import zip_longest
@@ -21,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
+from torch.utils import _python_dispatch
 
 from pardemo.collectives import ring_all_reduce
 from pardemo.meters.timeline import Timeline
@@ -45,7 +47,7 @@ class _DataParallel(nn.Module):
         self.timeline = timeline
         self._all_reduce_with = all_reduce
         self._sync = True
-        self._end_is_queued = False
+        self._backward = -1  # autograd's number of the backward pass that is being noted
         self._source = dist.get_global_rank(self.group, 0)
         self.parameters_to_sync = [p for p in module.parameters() if p.requires_grad]
         if not self.parameters_to_sync:
@@ -54,11 +56,16 @@ class _DataParallel(nn.Module):
         with torch.no_grad():
             for tensor in (*module.parameters(), *module.buffers()):
                 self._broadcast(tensor)
-        for parameter in self.parameters_to_sync:
-            parameter.register_post_accumulate_grad_hook(self._gradient_is_ready)
+        # Through a weak reference: the collector cannot see the cycle parameter, hook, wrapper, and a forgotten
+        # wrapper would go on sending.
+        ready = weakref.WeakMethod(self._gradient_is_ready)
+        hooks = [
+            p.register_post_accumulate_grad_hook(lambda p: (call := ready()) and call(p))
+            for p in self.parameters_to_sync
+        ]
+        weakref.finalize(self, _remove, hooks).atexit = False
 
     def forward(self, *args, **kwargs):
-        self._end_is_queued = False  # a backward pass that failed half-way must not spoil the next one
         if self.training:
             with torch.no_grad():
                 for buffer in self.module.buffers():
@@ -93,19 +100,21 @@ class _DataParallel(nn.Module):
         """Runs when autograd has added the last contribution to ``parameter.grad`` in this backward pass."""
         if not self._sync or self.size == 1:
             return
-        if not self._end_is_queued:
-            self._end_is_queued = True
-            Variable._execution_engine.queue_callback(self._end)  # as torch's DDP and FSDP2 do
+        if parameter.grad.is_sparse:
+            raise TypeError("sparse gradients are not supported: make the embedding with sparse=False")
+        backward = torch._C._current_graph_task_id()
+        if backward != self._backward:  # the first gradient of this backward pass
+            self._backward = backward
+            self._on_backward_begin()
+            Variable._execution_engine.queue_callback(self._on_backward_end)  # as torch's DDP and FSDP2 do
         self._on_gradient(parameter)
-
-    def _end(self) -> None:
-        self._end_is_queued = False
-        self._on_backward_end()
 
     def _all_reduce(self, tensor: torch.Tensor, name: str) -> None:
         span = self.timeline.span("communication", name) if self.timeline else contextlib.nullcontext()
         with span:
             self._all_reduce_with(tensor, self.group)
+
+    def _on_backward_begin(self) -> None: ...
 
     def _on_gradient(self, parameter: nn.Parameter) -> None: ...
 
@@ -151,7 +160,8 @@ class BucketedDataParallel(_DataParallel):
 
     Buckets are filled in the reverse order of the parameters, which is about the order in which backward
     produces gradients, and are sent strictly in that order, so that all ranks agree without a word. After
-    the exchange ``.grad`` is a view into its bucket: no copy back. A parameter that took no part on this rank
+    the exchange ``.grad`` is a view into its bucket: no copy back (clone a gradient that you want to keep, the next
+    step writes there again). A parameter that took no part on this rank
     counts as zero; one that took part on no rank keeps its gradient as it was (a flag for each parameter
     travels at the end of its bucket).
 
@@ -160,6 +170,7 @@ class BucketedDataParallel(_DataParallel):
         group: the ranks that share the work; the default group when None.
         bucket_bytes: a bucket is closed when it has reached this size.
         overlap: False to exchange all buckets after the backward pass (to see what overlap gains).
+        all_reduce: ``ring_all_reduce``, or any function of that form.
         timeline: where to note the communication.
 
     Raises:
@@ -196,11 +207,12 @@ class BucketedDataParallel(_DataParallel):
             while self._next < len(self.buckets) and self.buckets[self._next].full:
                 self._send_next()
 
-    def forward(self, *args, **kwargs):
-        self._next = 0
+    def _on_backward_begin(self) -> None:
+        for future in self._sending:  # of a backward pass that failed half-way: let it leave the buckets alone first
+            future.exception()
+        self._sending, self._next = [], 0
         for bucket in self.buckets:
             bucket.taken.clear()
-        return super().forward(*args, **kwargs)
 
     def _on_backward_end(self) -> None:
         while self._next < len(self.buckets):  # those that unused parameters left incomplete
@@ -218,16 +230,21 @@ class BucketedDataParallel(_DataParallel):
         bucket, name = self.buckets[self._next], f"bucket {self._next}"
         self._next += 1
         packed = torch.cuda.current_stream().record_event() if self._stream is not None else None
-        self._sending.append(self._courier.submit(self._exchange, bucket.flat, name, packed))
+        modes = _python_dispatch._get_current_dispatch_mode_stack()  # meters: they belong to a thread
+        self._sending.append(self._courier.submit(self._exchange, bucket.flat, name, packed, modes))
 
-    def _exchange(self, flat: torch.Tensor, name: str, packed: "torch.cuda.Event | None") -> None:
-        """In the courier's thread; on CUDA in a stream of its own, after the bucket has been packed."""
-        if self._stream is None:
-            self._all_reduce(flat, name)
-            return
-        with torch.cuda.stream(self._stream):
-            self._stream.wait_event(packed)
-            self._all_reduce(flat, name)
+    def _exchange(self, flat: torch.Tensor, name: str, packed: "torch.cuda.Event | None", modes: list) -> None:
+        """In the courier's thread, under the caller's meters; on CUDA in a stream of its own, once packed."""
+        for mode in modes:
+            _python_dispatch._push_mode(mode)
+        try:
+            with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
+                if self._stream:
+                    self._stream.wait_event(packed)
+                self._all_reduce(flat, name)
+        finally:
+            for _ in modes:
+                _python_dispatch._pop_mode()
 
 
 class _Bucket:
@@ -251,7 +268,7 @@ class _Bucket:
     def take(self, parameter: nn.Parameter, ranks: int) -> None:
         """Moves a gradient in, divided by N already: the sum of the ranks' is then the mean, and cannot overflow."""
         view = self.views[parameter]
-        torch.div(parameter.grad, ranks, out=view)
+        torch.div(parameter.grad.detach(), ranks, out=view)
         parameter.grad = view
         self.taken.add(parameter)
         self.flags[self._index[parameter]] = 1
@@ -272,6 +289,11 @@ class _Bucket:
             if used:
                 parameter.grad = view
         self.taken.clear()
+
+
+def _remove(hooks: list) -> None:
+    for hook in hooks:
+        hook.remove()
 
 
 def _split(parameters: list[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:

@@ -81,5 +81,8 @@ def exit_text(code: int | None) -> str:
         return "its exit code is unknown"
     if code >= 0:
         return f"exit code {code}"
-    hint = " (out of memory?)" if -code == signal.SIGKILL else ""
-    return f"killed by {signal.Signals(-code).name}{hint}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # real-time signals have no name
+        name = f"signal {-code}"
+    return f"killed by {name}" + (" (out of memory?)" if -code == signal.SIGKILL else "")

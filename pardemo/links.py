@@ -167,6 +167,13 @@ def address_towards(host: str) -> str:
 _links: "weakref.WeakKeyDictionary[dist.ProcessGroup, RingLink]" = weakref.WeakKeyDictionary()
 
 
+def drop_link(group: dist.ProcessGroup) -> None:
+    """Closes the links of ``group``: the neighbours get a ConnectionError, the next ring makes new ones."""
+    link = _links.pop(group, None)
+    if link is not None:
+        link._finalizer()
+
+
 def ring_link(group: dist.ProcessGroup) -> RingLink:
     """The links of this rank in ``group``; made together by all its ranks at the first call."""
     found = _links.get(group)

@@ -29,6 +29,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 START_TIMEOUT_S = 120  # importing deepspeed and transformers on a cold disk
+#: One thread each while the libraries load, and in the ranks: a nursery with threads could not be forked safely.
+QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 #: Modules that every rank needs.
 ALWAYS = (
     "numpy.random",
@@ -50,34 +52,40 @@ class Nursery:
         self._exits: dict[int, int] = {}
         self._socket, theirs = socket.socketpair()
         self.folder = tempfile.mkdtemp(prefix="pardemo-")  # the nursery removes it, even when this process is killed
-        settings = json.dumps(
-            {"fd": theirs.fileno(), "path": sys.path, "preload": list(preload), "folder": self.folder}
-        )
-        # One thread each while the libraries load: a nursery with threads could not be forked safely.
-        quiet = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores others, too
+        settings = json.dumps({"fd": theirs.fileno(), "path": path, "preload": list(preload), "folder": self.folder})
         self._process = subprocess.Popen(
             [sys.executable, "-c", "from pardemo.nursery import _serve; import sys; _serve(sys.argv[1])", settings],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            env={"TOKENIZERS_PARALLELISM": "false", **os.environ, **quiet, "PYTHONPATH": os.pathsep.join(sys.path)},
+            env={"TOKENIZERS_PARALLELISM": "false", **os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(path)},
             start_new_session=True,  # Ctrl-C in a terminal is for the parent alone
         )
         theirs.close()
         self._buffer = b""
+        self._broken = False
         self._ready = False
 
     @property
     def alive(self) -> bool:
-        return self._owner == os.getpid() and self._process.poll() is None
+        return not self._broken and self._owner == os.getpid() and self._process.poll() is None
 
     def fork(self, fds_of_ranks: Sequence[Sequence[int]]) -> list[int]:
         """Forks ranks that each own copies of their descriptors (control, stdout, stderr, stacks); their pids."""
         with self._lock:
-            self._wait_ready()
-            for fds in fds_of_ranks:
-                socket.send_fds(self._socket, [b'{"do": "fork"}\n'], list(fds))
-            forked = lambda message: "pid" in message  # noqa: E731
-            return [self._read(forked, START_TIMEOUT_S)["pid"] for _ in fds_of_ranks]
+            try:
+                self._wait_ready()
+                for fds in fds_of_ranks:
+                    socket.send_fds(self._socket, [b'{"do": "fork"}\n'], list(fds))
+                forked = lambda message: "pid" in message  # noqa: E731
+                pids = [self._read(forked, START_TIMEOUT_S)["pid"] for _ in fds_of_ranks]
+            except BaseException:  # an interrupt, too: replies would be taken for those to later requests
+                self._broken = True
+                self.close()
+                raise
+            for pid in pids:
+                self._exits.pop(pid, None)  # of an earlier rank that had this number
+            return pids
 
     def kill(self, pids: Sequence[int]) -> None:
         """SIGKILL for those ranks and all their descendants in the same process group."""
@@ -96,7 +104,7 @@ class Nursery:
     def close(self) -> None:
         if self._owner != os.getpid():
             return
-        self._socket.close()
+        self._socket.close()  # the nursery sees it, kills its ranks and ends
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
             return
@@ -114,7 +122,7 @@ class Nursery:
         deadline = time.monotonic() + timeout_s
         while not wanted(message):
             while b"\n" not in self._buffer:
-                if not select.select([self._socket], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                if not readable(self._socket.fileno(), deadline - time.monotonic()):
                     raise RuntimeError(f"the process that ranks start from did not answer within {timeout_s:g} s")
                 data = self._socket.recv(65536)
                 if not data:
@@ -141,6 +149,22 @@ def nursery(preload: Sequence[str] = ()) -> Nursery:
         if found is None or not found.alive:
             found = _nurseries[key] = Nursery(key)
         return found
+
+
+def readable(fd: int, timeout_s: float = 0.0) -> bool:
+    """Whether there is something to read (the end of file, too). For any descriptor: select() ends at 1,024."""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(max(0.0, timeout_s) * 1000))
+
+
+def _let_go_after_fork() -> None:
+    """A fork of the notebook's process must not hold the line that tells the nursery its parent is gone."""
+    for one in _nurseries.values():
+        one._socket.close()
+
+
+os.register_at_fork(after_in_child=_let_go_after_fork)
 
 
 @atexit.register
@@ -180,9 +204,12 @@ def _serve(settings_json: str) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_w)
     children: set[int] = set()
+    poller = select.poll()
+    for fd in (control.fileno(), wake_r):
+        poller.register(fd, select.POLLIN)
     buffer, fds = b"", []
     while True:
-        for ready in select.select([control, wake_r], [], [])[0]:
+        for ready, _ in poller.poll():
             if ready == wake_r:
                 os.read(wake_r, 4096)
                 for pid, code in _reap(children):

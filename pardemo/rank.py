@@ -117,7 +117,8 @@ def _attempt(action) -> bytes:
         return _pack_failure(error)
     finally:
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+            with contextlib.suppress(Exception):  # the function may have closed it
+                stream.flush()
     try:
         return cloudpickle.dumps(("ok", result))
     except Exception as error:
@@ -126,8 +127,11 @@ def _attempt(action) -> bytes:
 
 
 def _pack_failure(error: BaseException) -> bytes:
-    text = "".join(traceback.format_exception(_without_our_frames(error)))
-    message = f"exit status {error.code}" if isinstance(error, SystemExit) else str(error)
+    try:
+        text = "".join(traceback.format_exception(_without_our_frames(error)))
+        message = f"exit status {error.code}" if isinstance(error, SystemExit) else str(error)
+    except Exception as reason:  # an exception that cannot even be printed
+        text, message = "", f"(its text cannot be had: {type(reason).__name__})"
     failure = Failure(type(error).__name__, message, text, error)
     try:
         packed = cloudpickle.dumps(("failed", failure))

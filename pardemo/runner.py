@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -149,16 +150,19 @@ def _execute(
 
     begin = time.monotonic()
     partial = folder / f".{name}.partial.ipynb"
+    _clear(name, folder)
     outcome = Outcome(name, "ok", parameters=parameters)
     before = os.environ.get("PARDEMO_OUT")
     os.environ["PARDEMO_OUT"] = str(folder)  # the kernel inherits it
     try:
-        _papermill(path, partial, parameters, cell_timeout_s, lambda k, n: say(name, _cell(k, n, begin)))
+        with tempfile.TemporaryDirectory(prefix="pardemo-kernel-") as sockets:
+            on_cell = lambda k, n: say(name, f"cell {k} of {n}, {time.monotonic() - begin:.0f} s")  # noqa: E731
+            _papermill(path, partial, parameters, cell_timeout_s, on_cell, sockets)
     except PapermillExecutionError as error:
         outcome.status = "failed"
         outcome.error = f"cell {error.cell_index + 1}: {error.ename}: {error.evalue}"
     except Exception as error:  # a kernel that died, a cell that took too long: this notebook's failure
-        outcome.status, outcome.error = "failed", f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        outcome.status, outcome.error = "failed", f"{type(error).__name__}: {error}".strip().splitlines()[0]
     finally:
         if before is None:
             os.environ.pop("PARDEMO_OUT", None)
@@ -182,14 +186,22 @@ def _keep(partial: Path, target: Path) -> None:
     os.replace(partial, target)
 
 
-def _cell(k: int, n: int, begin: float) -> str:
-    return f"cell {k} of {n}, {time.monotonic() - begin:.0f} s"
+def _clear(name: str, folder: Path) -> None:
+    """Removes what an earlier run of this notebook left: its claims and pictures must not pass for the new one's."""
+    chapter = name.split("_")[0]
+    for old in (folder / "claims" / f"{name}.json", folder / f"{name}.ipynb", *folder.glob(f"figures/{chapter}_*.png")):
+        old.unlink(missing_ok=True)
 
 
 def _papermill(
-    path: Path, target: Path, parameters: dict[str, Any], cell_timeout_s: int, on_cell: Callable[[int, int], None]
+    path: Path,
+    target: Path,
+    parameters: dict[str, Any],
+    cell_timeout_s: int,
+    on_cell: Callable[[int, int], None],
+    sockets: str,
 ) -> None:
-    """papermill with an engine that reports each cell as it starts."""
+    """papermill with an engine that reports each cell as it starts; the kernel listens in the folder ``sockets``."""
     import logging
 
     import papermill
@@ -213,6 +225,7 @@ def _papermill(
     config = Config()
     if sys.platform == "linux":
         config.ConnectionFileMixin.transport = "ipc"  # the kernel then opens no port
+        config.ConnectionFileMixin.ip = os.path.join(sockets, "kernel")
     papermill_engines.register("pardemo", ReportingEngine)
     papermill.execute_notebook(
         str(path), str(target), parameters=parameters, engine_name="pardemo", kernel_name="python3",

@@ -1,8 +1,9 @@
 """What ranks print, brought to the notebook cell line by line."""
 
 import os
-import select
 import sys
+
+from pardemo.nursery import readable
 
 
 class LinePrinter:
@@ -10,7 +11,7 @@ class LinePrinter:
 
     def __init__(self, fd: int, rank: int, stream: str):
         self._fd, self._rank, self._stream = fd, rank, stream
-        self._rest = b""
+        self._rest: list[bytes] = []  # pieces of a line whose end has not come yet
         self.closed = False
 
     def fileno(self) -> int:
@@ -19,20 +20,23 @@ class LinePrinter:
     def pump(self) -> bool:
         """Reads and prints what is there; False once the other end is closed."""
         data = os.read(self._fd, 65536)
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, rest = data.split(b"\n")
         for line in lines:
-            self._print(line)
+            self._print(b"".join([*self._rest, line]))
+            self._rest.clear()
+        if rest:
+            self._rest.append(rest)
         if not data:
             self.close()
         return bool(data)
 
     def drain(self) -> None:
         """Prints everything written so far, a last line without its end too."""
-        while not self.closed and select.select([self._fd], [], [], 0)[0]:
+        while not self.closed and readable(self._fd):
             self.pump()
         if self._rest:
-            self._print(self._rest)
-            self._rest = b""
+            self._print(b"".join(self._rest))
+            self._rest.clear()
 
     def close(self) -> None:
         if not self.closed:

@@ -43,6 +43,7 @@ def ledger(out):
         (1, 2, {"evidence": "paced"}, "off"),
         (1, 1, {"evidence": "time"}, "holds"),
         (1, float("nan"), {"evidence": "wire"}, "fails"),
+        (float("inf"), 5, {"rel": 0.1}, "fails"),
         (np.float32(1), torch.tensor(1.0), {}, "holds"),
         (np.int64(3), torch.tensor(3), {}, "holds"),
     ],
@@ -139,9 +140,10 @@ def test_bounds_need_numbers_and_relations_exist(ledger):
 
 def test_a_damaged_ledger_is_named(ledger, out):
     ledger.check("s09.x", "s", 1, 1)
-    (out / "claims" / "01_example.json").write_text('[{"id"')
-    with pytest.raises(ValueError, match=r"01_example\.json is not a ledger"):
-        claims.read(out)
+    for damage in ('[{"id"', "{}", "[null]", "7"):
+        (out / "claims" / "01_example.json").write_text(damage)
+        with pytest.raises(ValueError, match=r"01_example\.json is not a ledger"):
+            claims.read(out)
 
 
 def test_no_claims_yet(tmp_path):

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pardemo import MemoryMeter, RankFailed, WireMeter, World, collectives
+from pardemo import MemoryMeter, RankFailed, WireMeter, World, collectives, ring
 from pardemo.collectives import (
     chunk_numel,
     parameter_server_all_reduce,
@@ -63,7 +63,7 @@ def test_any_shape_down_to_nothing(world_of, size, shape, dtype):
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_many_segments_and_a_rest(world_of, size):
-    numel = size * (3 * collectives.SEGMENT_BYTES // 4) + 2  # 3 segments a chunk, and chunks of different length
+    numel = size * (3 * ring.SEGMENT_BYTES // 4) + 2  # 3 segments a chunk, and chunks of different length
     world_of(size).run(all_collectives_agree, (numel,), torch.float32)
 
 
@@ -73,16 +73,16 @@ def test_a_slow_successor_gets_what_was_meant_for_it(world_of):
     def check():
         rank, size = dist.get_rank(), dist.get_world_size()
 
-        def begin_late(ring, chunk):
+        def begin_late(its_ring, chunk):
             if rank == 3:
                 time.sleep(0.5)
-            begin(ring, chunk)
+            begin(its_ring, chunk)
 
-        begin, collectives._Ring._begin = collectives._Ring._begin, begin_late
+        begin, ring.Ring._begin = ring.Ring._begin, begin_late
         try:
-            shard = ring_reduce_scatter(torch.full((size * collectives.BLOCK_BYTES // 4,), float(rank + 1)))
+            shard = ring_reduce_scatter(torch.full((size * ring.BLOCK_BYTES // 4,), float(rank + 1)))
         finally:
-            collectives._Ring._begin = begin
+            ring.Ring._begin = begin
         return shard.unique().tolist()
 
     assert world_of(6).run(check) == [[21.0]] * 6
@@ -286,14 +286,72 @@ def test_after_one_lap_one_chunk_is_done_after_two_all(world_of, size):
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_the_point_to_point_form_that_nccl_uses(world_of, size):
     def check():
-        def without_links(ring):
-            return ring
+        def without_links(its_ring):
+            return its_ring
 
-        enter, collectives._Ring.__enter__ = collectives._Ring.__enter__, without_links
+        enter, ring.Ring.__enter__ = ring.Ring.__enter__, without_links
         try:
             for numel in (0, 1, size - 1, 10_007):
                 all_collectives_agree((numel,), torch.float32)
         finally:
-            collectives._Ring.__enter__ = enter
+            ring.Ring.__enter__ = enter
 
     world_of(size).run(check)
+
+
+def test_scattering_and_gathering_follow_the_tensors_own_order(world_of):
+    """Also where the memory lies otherwise: the chunks are those of the flattened tensor."""
+
+    def check():
+        rank = dist.get_rank()
+        x = torch.arange(6.0).view(2, 3).T * (rank + 1)
+        assert ring_reduce_scatter(x).tolist() == [[0, 9, 3], [12, 6, 15]][rank]
+        assert ring_all_gather(x)[:6].tolist() == [0, 3, 1, 4, 2, 5]
+
+    world_of(2).run(check)
+
+
+def test_lazy_conjugates(world_of):
+    def check():
+        x = torch.tensor([1 + 2j, 3 - 1j]).conj()
+        assert ring_all_reduce(x).tolist() == [2 - 4j, 6 + 2j]
+        assert ring_reduce_scatter(torch.tensor([1 + 2j, 3 - 1j]).conj()).shape == (1,)
+
+    world_of(2).run(check)
+
+
+def test_an_error_in_mid_ring_does_not_reach_the_next_collective(world_of):
+    def check():
+        with pytest.raises((NotImplementedError, ConnectionError)):
+            ring_all_reduce(torch.ones(5 << 20, dtype=torch.float8_e4m3fn))
+        dist.barrier()
+        return ring_all_reduce(torch.ones(3)).tolist()
+
+    assert world_of(2).run(check) == [[2.0] * 3] * 2
+
+
+def test_one_wrong_shard_is_an_error_on_every_rank(world_of):
+    def check():
+        with pytest.raises(ValueError, match=r"rank 1: float32 \(6,\) with a shard of 2 elements, which does not fit"):
+            ring_all_gather(torch.ones(3 - dist.get_rank()), out=torch.empty(6))
+
+    world_of(2).run(check, timeout_s=20)
+
+
+def test_a_server_outside_the_group(world_of):
+    def check():
+        with pytest.raises(ValueError, match="0 to 1, not 5"):
+            parameter_server_all_reduce(torch.ones(1), server=5)
+
+    world_of(2).run(check)
+
+
+def test_any_rank_can_be_the_server(world_of):
+    assert world_of(3).run(lambda: parameter_server_all_reduce(torch.ones(5), server=2).tolist()) == [[3.0] * 5] * 3
+
+
+def test_looking_at_the_steps_leaves_autograd_on(world_of):
+    def check():
+        return [torch.is_grad_enabled() for _ in ring_steps(torch.ones(4))]
+
+    assert world_of(2).run(check) == [[True, True]] * 2

@@ -1,6 +1,10 @@
 """Every wrapper against one process on the whole batch; ranks begin with different weights on purpose."""
 
+import gc
 import itertools
+import threading
+import time
+import weakref
 
 import pytest
 import torch
@@ -9,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from pardemo import RankFailed, Timeline, WireMeter, World
-from pardemo.collectives import parameter_server_all_reduce
+from pardemo.collectives import parameter_server_all_reduce, ring_all_reduce
 from pardemo.data_parallel import BucketedDataParallel, NaiveDataParallel, shard_weight
 from pardemo.formulas import communication
 from pardemo.meters.timeline import covered_s, overlap_s
@@ -267,3 +271,99 @@ def test_shard_weights(world_of):
             world.run(lambda: shard_weight(-1))
         with pytest.raises(RankFailed, match="no rank has a sample"):
             world.run(lambda: shard_weight(0))
+
+
+def test_a_forgotten_wrapper_sends_nothing_and_is_collected(world_of):
+    def check():
+        net = nn.Linear(64, 64, bias=False)
+        sent, alive = [], []
+        for _ in range(4):
+            model = BucketedDataParallel(net)
+            alive.append(weakref.ref(model))
+            model(torch.ones(1, 64)).sum().backward()
+            with WireMeter() as wire:
+                model(torch.ones(1, 64)).sum().backward()
+            sent.append(wire.sent_bytes)
+        del model
+        gc.collect()
+        return sent, sum(ref() is not None for ref in alive), threading.active_count()
+
+    for sent, alive, threads in world_of(2).run(check):
+        assert max(sent) < 1.5 * sent[0], "each wrapper of the same module sends once"
+        assert alive == 0
+        assert threads <= 3, "the couriers have ended"
+
+
+def test_a_backward_that_failed_in_flight_is_waited_for(world_of):
+    """Buckets of the failed pass are still being sent when the next pass begins to fill them."""
+
+    def check():
+        rank, size = dist.get_rank(), dist.get_world_size()
+
+        def fail(gradient):
+            if failing:
+                raise RuntimeError("boom")
+
+        net = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512), nn.Linear(512, 512))
+        model = BucketedDataParallel(net, bucket_bytes=1 << 20, all_reduce=slow_all_reduce)
+        net[0].weight.register_hook(fail)
+        x = torch.full((1, 512), float(rank + 1))
+        errors = []
+        for failing in (False, True, False, True, False):
+            model.zero_grad()
+            loss = model(x).sum()
+            if failing:
+                with pytest.raises(RuntimeError, match="boom"):
+                    loss.backward()
+            else:
+                loss.backward()
+                mean = net[2].bias.grad.clone()
+                errors.append((mean - 1.0).abs().max().item())
+                grads = [torch.empty_like(net[0].weight) for _ in range(size)]
+                dist.all_gather(grads, net[0].weight.grad)
+                errors.append((grads[0] - grads[1]).abs().max().item())
+        return errors
+
+    for errors in world_of(2).run(check):
+        assert errors == [0.0] * 6
+
+
+def slow_all_reduce(tensor, group):
+    time.sleep(0.05)
+    return ring_all_reduce(tensor, group)
+
+
+def test_a_retained_graph_is_averaged_at_every_backward(world_of):
+    def check():
+        net = nn.Linear(4, 1, bias=False)
+        model = BucketedDataParallel(net)
+        loss = model(torch.full((1, 4), float(dist.get_rank()))).sum()
+        loss.backward(retain_graph=True)
+        first = net.weight.grad.clone()
+        model.zero_grad()
+        loss.backward()
+        return first.tolist(), net.weight.grad.tolist()
+
+    assert world_of(2).run(check) == [([[0.5] * 4], [[0.5] * 4])] * 2
+
+
+def test_sparse_gradients_are_refused_in_one_line(world_of):
+    def check():
+        model = BucketedDataParallel(nn.Embedding(5, 3, sparse=True))
+        with pytest.raises(TypeError, match="sparse gradients are not supported"):
+            model(torch.tensor([1, 2])).sum().backward()
+
+    world_of(2).run(check)
+
+
+def test_counting_without_a_kernel_sees_the_courier(world_of):
+    def check():
+        model = BucketedDataParallel(
+            nn.Linear(512, 512, bias=False), all_reduce=lambda t, g: dist.all_reduce(t, group=g)
+        )
+        model(torch.ones(1, 512)).sum().backward()
+        with WireMeter(evidence="count") as wire:
+            model(torch.ones(1, 512)).sum().backward()
+        return wire.sent_bytes
+
+    assert world_of(2).run(check) == pytest.approx([512 * 512 * 4] * 2, rel=0.001)

@@ -1,5 +1,7 @@
 """Each exercise can be solved, and typical wrong answers get the message that helps."""
 
+import threading
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -48,6 +50,9 @@ def plain_mean(gradient, samples):
     return gradient / dist.get_world_size()
 
 
+LOCK = threading.Lock()
+
+
 def stub(*arguments): ...
 
 
@@ -80,6 +85,8 @@ def test_every_exercise_is_tested():
         ("01_unequal_shards", plain_mean, "That is the mean of the means"),
         ("01_unequal_shards", lambda g, n: g, "not the whole batch's mean gradient"),
         ("01_unequal_shards", divides_by_zero, "ZeroDivisionError"),
+        ("01_unequal_shards", lambda g, n: g.double(), "not the whole batch's mean gradient"),
+        ("01_all_reduce", lambda t: (t, LOCK), "cannot send"),
     ],
 )
 def test_wrong_answers_get_the_message_that_helps(name, answer, hint, capsys):

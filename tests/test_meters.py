@@ -277,3 +277,57 @@ def test_a_span_is_noted_even_when_its_work_fails():
         raise KeyError
     assert [s.kind for s in timeline.spans] == ["compute"]
     assert timeline.total_s("compute") >= 0
+
+
+def test_meters_begin_anew_each_time(world_of):
+    def twice():
+        wire, memory, x = WireMeter(), MemoryMeter(), torch.ones(1 << 18)
+        dist.all_reduce(x)
+        sent, peaks = [], []
+        for _ in range(3):
+            with wire:
+                dist.all_reduce(x)
+            with memory:
+                torch.zeros(1 << 18)
+            sent.append(wire.sent_bytes)
+            peaks.append((memory.baseline_bytes, memory.live_bytes, memory.peak_bytes))
+        return sent, peaks
+
+    for sent, peaks in world_of(2).run(twice):
+        assert sent == pytest.approx([1 << 20] * 3, rel=0.005)
+        assert peaks == [(0, 0, 1 << 20)] * 3
+
+
+def test_a_copied_descriptor_counts_once_and_a_default_timeout_does_no_harm():
+    import os
+
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as out:
+        there, _ = server.accept()
+        copy = os.dup(out.fileno())
+        socket.setdefaulttimeout(30)
+        try:
+            with there, WireMeter() as wire:
+                out.sendall(b"x" * 1000)
+                assert len(there.recv(2000)) == 1000
+            assert os.get_blocking(out.fileno())
+        finally:
+            socket.setdefaulttimeout(None)
+            os.close(copy)
+    assert wire.sent_bytes == 1000
+
+
+def test_connections_that_close_in_the_block_are_told():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        out = socket.create_connection(server.getsockname())
+        there, _ = server.accept()
+        with pytest.warns(UserWarning, match="connections closed while"), there, WireMeter():
+            out.close()
+
+
+def test_a_collective_whose_bytes_nobody_knows_is_refused(world_of):
+    def check():
+        x = torch.ones(4)
+        with pytest.raises(RuntimeError, match="cannot tell how many bytes alltoall"), WireMeter(evidence="count"):
+            dist.all_to_all([x[:2].clone(), x[2:].clone()], [x[:2], x[2:]])
+
+    world_of(2).run(check)

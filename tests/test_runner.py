@@ -209,3 +209,15 @@ def test_files_are_replaced_whole_or_not_at_all(tmp_path):
         project.write_atomically(target, fails)
     assert target.read_text() == "before"
     assert [p.name for p in tmp_path.iterdir()] == ["file.txt"]
+
+
+def test_claims_and_pictures_of_an_earlier_run_do_not_pass_for_new_ones(collection):
+    picture = "from pardemo import figures; fig, _ = figures.new(); figures.save(fig, '01_old', 'alt')"
+    root = collection("01_a", "value = 1", GOOD.format(name="01_a", measured=1), picture)
+    out = root / "out"
+    assert run("--out", out) == 0
+    collection("01_a", "raise ValueError")
+    assert run("--out", out) == 1
+    assert len((out / "claims.csv").read_text().splitlines()) == 1
+    assert not (out / "figures" / "01_old.png").exists()
+    assert cli.main(["claims", str(out)]) == 2

@@ -398,6 +398,9 @@ def test_nothing_is_left_running_when_the_parent_ends(then):
     parent.wait(30)
     parent.stdout.close()
     assert gone(pids)
+    until = time.monotonic() + 5
+    while os.path.exists(os.path.dirname(store)) and time.monotonic() < until:
+        time.sleep(0.02)
     assert not os.path.exists(os.path.dirname(store)), "the temporary folder is gone, too"
 
 
@@ -418,3 +421,116 @@ def test_scripts_need_no_main_guard(tmp_path):
     script.write_text("from pardemo import World\nwith World(2) as w:\n    print(w.run(lambda: 5))\n")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "[5, 5]\n"
+
+
+def test_closing_from_another_thread_ends_the_run():
+    world = World(2)
+    world.run(rank_sum)
+    threading.Timer(0.5, world.close).start()
+    begin = time.monotonic()
+    with pytest.raises(RankError, match="closed while it ran"):
+        world.run(time.sleep, 60)
+    assert time.monotonic() - begin < 10
+
+
+def test_a_fork_of_the_parent_does_not_keep_the_ranks_alive():
+    script = textwrap.dedent(PARENT).format(then="os.fork() or time.sleep(20); os.kill(os.getpid(), 9)")
+    command = [sys.executable, "-c", script]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    *words, _ = parent.stdout.readline().split()
+    parent.wait(30)
+    parent.stdout.close()
+    try:
+        assert gone([int(word) for word in words])
+    finally:
+        for process in psutil.process_iter(["cmdline"]):
+            if script in (process.info["cmdline"] or []):
+                process.kill()
+
+
+def test_an_interrupt_while_forking_spoils_no_later_world(monkeypatch):
+    from pardemo import nursery
+
+    read = nursery.Nursery._read
+
+    def interrupted(self, wanted, timeout_s):
+        read(self, wanted, timeout_s)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(nursery.Nursery, "_read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        World(2, preload=["colorsys"])
+    monkeypatch.undo()
+    with World(2, preload=["colorsys"]) as world:
+        assert world.run(os.getpid) == world.pids
+
+
+def test_the_environment_is_the_one_of_now(monkeypatch):
+    monkeypatch.setenv("PARDEMO_LATER", "set after the first World")
+    with World(1) as world:
+        assert world.run(os.environ.get, "PARDEMO_LATER") == ["set after the first World"]
+
+
+def test_a_module_that_cannot_be_preloaded_is_told_every_time():
+    for _ in range(3):
+        with pytest.raises(ValueError, match="cannot preload 'no_such_module'"):
+            World(1, preload=["no_such_module"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_nccl_without_a_gpu_is_told_as_a_start_that_failed():
+    with World(1, backend="nccl") as world, pytest.raises(RankError, match="the ranks could not start"):
+        world.run(rank_sum)
+
+
+def test_odd_paths_signals_and_exceptions(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])  # a Path, as notebooks like to append
+
+    class Mute(Exception):
+        def __str__(self):
+            raise RuntimeError
+
+    def mute():
+        raise Mute
+
+    with World(1, preload=["sched"]) as world:
+        with pytest.raises(RankFailed, match="Mute"):
+            world.run(mute)
+        with pytest.raises(RankDied, match="killed by signal 35"):
+            world.run(lambda: os.kill(os.getpid(), 35))
+        with pytest.raises(RankFailed, match="closed file"):
+            world.run(lambda: (sys.stdout.close(), print("x")))
+        assert world.run(rank_sum) == [0.0]
+
+
+def test_a_very_long_line_is_no_burden(world_of, capfd):
+    begin = time.monotonic()
+    world_of(1).run(lambda: print("x" * (16 << 20)))
+    assert time.monotonic() - begin < 5
+    assert len(capfd.readouterr().out) == (16 << 20) + len("[0] \n")
+
+
+def test_more_open_files_than_select_can_hold():
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 1400:
+        pytest.skip("this machine allows too few open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1400), hard))
+    kept = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        with World(2, preload=["calendar"]) as world:
+            assert world.run(rank_sum) == [1.0, 1.0]
+    finally:
+        for fd in kept:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"timeout_s": -1}, ValueError), ({"timeout_s": 0}, ValueError), ({"env": {"A": 1}}, TypeError)],
+)
+def test_more_impossible_options(options, error):
+    with pytest.raises(error):
+        World(1, **options)

@@ -35,6 +35,9 @@ def check(name: str, function: Callable) -> bool:
     except Mistake as mistake:
         print(f"{name}: not yet. {mistake}")
         return False
+    except TypeError as error:  # it cannot be sent to the ranks
+        print(f"{name}: not yet. {error}")
+        return False
     except RankFailed as error:
         rank, failure = min(error.failures.items())
         print(f"{name}: not yet. Your function raised on rank {rank}: {failure.headline}")

@@ -65,6 +65,7 @@ def check_unequal_shards(function: Callable[[torch.Tensor, int], torch.Tensor]) 
     for rank, result in enumerate(results):
         if not isinstance(result, torch.Tensor):
             raise Mistake(f"On rank {rank} it returned {type(result).__name__}; it should return the gradient.")
+        result = result.to(want.dtype)
         if result.shape == want.shape and torch.allclose(result, want, atol=1e-6):
             continue
         if result.shape == want.shape and torch.allclose(result, plain, atol=1e-6):

@@ -124,6 +124,11 @@ def _one_way(nbytes: float, ranks: int, root: bool) -> Traffic:
     return Traffic(nbytes if root and ranks > 1 else 0, 0 if root or ranks == 1 else nbytes)
 
 
+def _to_root(nbytes: float, ranks: int, root: bool) -> Traffic:
+    """A shard from every other rank to the root: the largest argument is the whole on the root, a shard elsewhere."""
+    return Traffic(0, nbytes * (ranks - 1) / ranks) if root else Traffic(nbytes, 0)
+
+
 #: Bytes of torch's collectives by operator name: (whole array, N, is this the root) -> Traffic. Used where no
 #: kernel counts (``WireMeter`` with evidence ``count``): what a bandwidth-optimal algorithm moves.
 BYTES_OF_COLLECTIVE = {
@@ -142,6 +147,11 @@ BYTES_OF_COLLECTIVE = {
     "allgather_into_tensor_coalesced": _half,
     "alltoall_base": _half,
     "broadcast": _one_way,
+    "reduce": lambda nbytes, ranks, root: _one_way(nbytes, ranks, not root),
+    "gather": lambda nbytes, ranks, root: _to_root(nbytes, ranks, root),
+    "scatter": lambda nbytes, ranks, root: _to_root(nbytes, ranks, root)[::-1],
+    "barrier": lambda nbytes, ranks, root: Traffic(0, 0),
+    "wait_tensor": lambda nbytes, ranks, root: Traffic(0, 0),
     "send": lambda nbytes, ranks, root: Traffic(nbytes, 0),
     "recv": lambda nbytes, ranks, root: Traffic(0, nbytes),
 }

@@ -2,9 +2,10 @@
 
 Works on CPU tensors, on fake tensors (``FakeTensorMode``: full-size models without the memory) and on CUDA,
 where the allocator's own figures are reported as well. On the CPU the sum is checked against the allocator's
-memory events (tests/test_memory_meter.py).
+memory events (tests/test_meters.py).
 """
 
+import threading
 import weakref
 from collections.abc import Iterable
 
@@ -27,7 +28,8 @@ class MemoryMeter(TorchDispatchMode):
     Kinds: **parameters** (buffers too), **gradients** (what ``.grad`` holds), **optimizer states**, and
     **activations**: everything else that was made in the block and is alive: what the backward pass waits for,
     and temporaries. What was there before, such as the batch, is counted only where it belongs to ``modules`` or
-    ``optimizers``. A storage counts once, however many views it has, and with its full size in bytes.
+    ``optimizers``. A storage counts once, however many views it has, and with its full size in bytes. Tensors that
+    other threads make are not seen (pardemo's own couriers take the meter along).
 
     Args:
         modules: a module or several, whose parameters, buffers and gradients are there from the beginning.
@@ -53,6 +55,7 @@ class MemoryMeter(TorchDispatchMode):
         # Storages themselves are the keys: an address is used again as soon as one is freed.
         self._records: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._hooks: list = []
+        self._lock = threading.RLock()  # a bucket's exchange runs in a thread of its own
 
     @property
     def live_bytes(self) -> int:
@@ -67,6 +70,9 @@ class MemoryMeter(TorchDispatchMode):
         self.peak = dict(self.live)
 
     def __enter__(self) -> "MemoryMeter":
+        self._records = WeakIdKeyDictionary()
+        self.live = dict.fromkeys(KINDS, 0)
+        self.reset_peak()
         self._classify()
         self.baseline_bytes = self.live_bytes
         self.reset_peak()
@@ -131,28 +137,29 @@ class MemoryMeter(TorchDispatchMode):
 
     def _note(self, tensor: torch.Tensor | None, kind: str | None = None) -> None:
         """Takes a tensor's storage into the books; with ``kind``, moves it to that kind."""
-        if tensor is None:
+        for part in _plain_tensors(tensor) if tensor is not None else ():
+            with self._lock:
+                self._book(part.untyped_storage(), kind)
+
+    def _book(self, storage: torch.UntypedStorage, kind: str | None) -> None:
+        record = self._records.get(storage)
+        if record is None and storage in self._records and kind is None:
             return
-        for part in _plain_tensors(tensor):
-            storage = part.untyped_storage()
-            record = self._records.get(storage)
-            if record is None and storage in self._records and kind is None:
-                continue
-            if record is None:
-                record = _Record(kind or "activations")
-                self._records[storage] = record
-                record.finalizer = weakref.finalize(storage, _forget, weakref.ref(self), record)
-                record.finalizer.atexit = False
-            elif kind is not None and kind != record.kind:
-                self.live[record.kind] -= record.nbytes
-                self.live[kind] += record.nbytes
-                record.kind = kind
-            grown = storage.nbytes() - record.nbytes
-            if grown:
-                record.nbytes += grown
-                self.live[record.kind] += grown
-                if self.live_bytes > self.peak_bytes:
-                    self.peak = dict(self.live)
+        if record is None:
+            record = _Record(kind or "activations")
+            self._records[storage] = record
+            record.finalizer = weakref.finalize(storage, _forget, weakref.ref(self), record)
+            record.finalizer.atexit = False
+        elif kind is not None and kind != record.kind:
+            self.live[record.kind] -= record.nbytes
+            self.live[kind] += record.nbytes
+            record.kind = kind
+        grown = storage.nbytes() - record.nbytes
+        if grown:
+            record.nbytes += grown
+            self.live[record.kind] += grown
+            if self.live_bytes > self.peak_bytes:
+                self.peak = dict(self.live)
 
 
 class _Record:
@@ -167,7 +174,8 @@ class _Record:
 def _forget(meter_ref: "weakref.ref[MemoryMeter]", record: _Record) -> None:
     meter = meter_ref()
     if meter is not None:
-        meter.live[record.kind] -= record.nbytes
+        with meter._lock:
+            meter.live[record.kind] -= record.nbytes
 
 
 def _plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 import sys
+import warnings
 from typing import NamedTuple
 
 import torch
@@ -38,7 +39,9 @@ def connections() -> list[Connection]:
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
+            blocking = os.get_blocking(int(name))
             end = socket.socket(fileno=int(name))
+            os.set_blocking(int(name), blocking)  # a default timeout of Python's would have made it non-blocking
         except OSError:  # closed meanwhile (the listing's own descriptor, too)
             continue
         try:
@@ -73,7 +76,8 @@ class WireMeter:
 
     Inside a process group it is collective: all ranks of ``group`` have to enter and leave it. A barrier
     after the first reading and one after the last keep a quick neighbour's bytes on the right side; the first
-    one's own bytes (under 1 kB) are in the count.
+    one's own bytes (under 1 kB) are in the count. A connection that is closed inside the block takes its figures
+    along: where one that was open before is gone, a warning says so.
 
     Args:
         group: the ranks to wait for; the default group when None. Bytes to all peers are counted either way.
@@ -93,6 +97,8 @@ class WireMeter:
         self._group = group
 
     def __enter__(self) -> "WireMeter":
+        self.sent_bytes = self.received_bytes = 0
+        self.connections = []
         if self.evidence == "wire":
             self._before = {(c.local, c.peer): c for c in connections()}
         else:
@@ -104,7 +110,10 @@ class WireMeter:
 
     def __exit__(self, *error: object) -> None:
         if self.evidence == "wire":
-            for now in connections():
+            after = {(c.local, c.peer): c for c in connections()}
+            if lost := self._before.keys() - after.keys():
+                warnings.warn(f"{len(lost)} connections closed while their bytes were counted", stacklevel=2)
+            for now in after.values():
                 was = self._before.get((now.local, now.peer))
                 sent = now.sent_bytes - (was.sent_bytes if was else 0)
                 received = now.received_bytes - (was.received_bytes if was else 0)
@@ -163,7 +172,7 @@ class _CountCollectives(torch.utils._python_dispatch.TorchDispatchMode):
             group = dist.ProcessGroup.unbox(group)
         rule = formulas.BYTES_OF_COLLECTIVE.get(name)
         if rule is None:
-            return
+            raise RuntimeError(f"WireMeter cannot tell how many bytes {name} moves; no kernel counts them here")
         nbytes = max(
             (sum(t.numel() * t.element_size() for t in _tensors(value)) for value in given.values()), default=0
         )

@@ -1,0 +1,180 @@
+"""The ring itself: who sends which chunk when, over TCP links or the backend's point-to-point operations.
+
+The tensor is cut into N chunks. Numbering the 2(N−1) steps s = 0, 1, …, rank r **sends** chunk
+``r − 1 − s`` and **receives** chunk ``r − 2 − s`` (mod N). So what arrives at step s leaves at step s + 1,
+and it leaves in segments of 1 MiB, each forwarded as soon as it is reduced. A large tensor goes round block by
+block, 2 MiB of every chunk at a time, so that what is added and forwarded is still in the processor's cache.
+"""
+
+import threading
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+from pardemo.agreement import compare_in_group, compare_round_the_ring
+from pardemo.links import RingLink, drop_link, ring_link
+
+SEGMENT_BYTES = 1 << 20
+BLOCK_BYTES = 2 << 20  # of each chunk; larger ones gain nothing, smaller ones leave nothing to overlap
+
+
+class Ring:
+    """One collective's turn on a group's ring: takes the links, compares the tensors, runs the laps."""
+
+    def __init__(self, group: dist.ProcessGroup, tensor: torch.Tensor, wrong: int = 0):
+        self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
+        self._tensor, self._wrong = tensor, wrong
+        self._link: RingLink | None = None
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> "Ring":
+        if self._tensor.device.type != "cpu" or self.size == 1:
+            compare_in_group(self._tensor, self.group, self._wrong)
+            return self
+        self._link = ring_link(self.group)
+        self._lock = self._link.lock
+        self._lock.acquire()
+        try:
+            compare_round_the_ring(self._tensor, self._link, self._wrong)
+        except BaseException:
+            self._lock.release()
+            raise
+        return self
+
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        if self._link is not None:
+            if kind is not None:  # whatever is still on its way must not be taken for the next collective's
+                drop_link(self.group)
+            self._lock.release()
+
+    @property
+    def has_links(self) -> bool:
+        return self._link is not None
+
+    def _send_index(self, step: int) -> int:
+        return (self.rank - 1 - step) % self.size
+
+    def _receive_index(self, step: int) -> int:
+        return (self.rank - 2 - step) % self.size
+
+    def all_reduce(self, chunks: list[torch.Tensor]) -> None:
+        """Both laps, in place, block by block."""
+        inbox = torch.empty_like(_segments(chunks[0])[0])
+        for block in _blocks(chunks):
+            self._begin(block[self._send_index(0)])
+            for step in range(self.size - 1):
+                for mine in _segments(block[self._receive_index(step)]):
+                    part = inbox[: mine.numel()]
+                    self._link.receive(_bytes(part))
+                    mine.add_(part)
+                    self._link.send(_bytes(mine))  # the last step's is already the second lap's first
+            self._hand_round(block)
+        self._link.flush()
+
+    def gather(self, chunks: list[torch.Tensor]) -> None:
+        """The second lap alone: ``chunks[rank]`` of every rank goes round."""
+        for block in _blocks(chunks):
+            self._begin(block[self.rank])
+            self._hand_round(block)
+        self._link.flush()
+
+    def reduce(self, chunks: list[torch.Tensor]) -> torch.Tensor:
+        """The first lap alone, without touching ``chunks``: partial sums live in two buffers by turns."""
+        result = torch.empty_like(chunks[self.rank])
+        done = 0
+        buffers: list[torch.Tensor] = []
+        in_flight = [0, 0]  # number of the last send from each buffer
+        for block in _blocks(chunks):
+            buffers = buffers or [torch.empty_like(block[0]) for _ in range(min(2, self.size - 2))]
+            self._begin(block[self._send_index(0)])
+            for step in range(self.size - 1):
+                mine, last = block[self._receive_index(step)], step == self.size - 2
+                target = result[done : done + mine.numel()] if last else buffers[step % 2][: mine.numel()]
+                if not last:
+                    self._link.wait_sent(in_flight[step % 2])
+                for part, own in zip(_segments(target), _segments(mine), strict=True):
+                    self._link.receive(_bytes(part))
+                    part.add_(own)
+                    if not last:
+                        in_flight[step % 2] = self._link.send(_bytes(part))
+            done += mine.numel()
+        self._link.flush()
+        return result
+
+    def _begin(self, chunk: torch.Tensor) -> None:
+        for data in _segments(chunk):
+            self._link.send(_bytes(data))
+
+    def _hand_round(self, block: list[torch.Tensor]) -> None:
+        last = 2 * self.size - 3
+        for step in range(self.size - 1, last + 1):
+            for mine in _segments(block[self._receive_index(step)]):
+                self._link.receive(_bytes(mine))
+                if step < last:
+                    self._link.send(_bytes(mine))
+
+    def steps_p2p(self, chunks: list[torch.Tensor], steps: range) -> Iterator[int]:
+        """The same steps by the backend's own point-to-point operations, chunk by chunk (nccl; and to look at)."""
+        inbox = torch.empty_like(chunks[0])
+        for step in steps:
+            mine = chunks[self._receive_index(step)]
+            adds = step < self.size - 1
+            target = inbox[: mine.numel()] if adds else mine
+            self._exchange(chunks[self._send_index(step)], target)
+            if adds:
+                mine.add_(target)
+            yield step
+
+    def reduce_p2p(self, chunks: list[torch.Tensor]) -> torch.Tensor:
+        """The first lap by point-to-point operations, without touching ``chunks``; two buffers by turns."""
+        buffers = [torch.empty_like(chunks[0]) for _ in range(2)]
+        outgoing = chunks[self._send_index(0)]
+        for step in range(self.size - 1):
+            mine = chunks[self._receive_index(step)]
+            incoming = buffers[step % 2][: mine.numel()]
+            self._exchange(outgoing, incoming)
+            outgoing = incoming.add_(mine)
+        return outgoing
+
+    def _exchange(self, outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
+        successor = dist.get_global_rank(self.group, (self.rank + 1) % self.size)
+        predecessor = dist.get_global_rank(self.group, (self.rank - 1) % self.size)
+        operations = []
+        if outgoing.numel():
+            operations.append(dist.P2POp(dist.isend, outgoing, successor, self.group))
+        if incoming.numel():
+            operations.append(dist.P2POp(dist.irecv, incoming, predecessor, self.group))
+        for work in dist.batch_isend_irecv(operations) if operations else []:
+            work.wait()
+
+
+def exhaust(steps: Iterator[int]) -> None:
+    for _ in steps:
+        pass
+
+
+def chunk_numel(numel: int, size: int) -> int:
+    """Elements of a ring chunk when ``numel`` elements are cut for ``size`` ranks: ceil(numel / size)."""
+    return -(-numel // size)
+
+
+def cut(flat: torch.Tensor, size: int) -> list[torch.Tensor]:
+    chunk = chunk_numel(flat.numel(), size)
+    return [flat[min(i * chunk, flat.numel()) : min((i + 1) * chunk, flat.numel())] for i in range(size)]
+
+
+def _blocks(chunks: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """The same piece of every chunk, one block after the other: what all ranks work on at a time fits the cache."""
+    step = max(1, BLOCK_BYTES // chunks[0].element_size())
+    for at in range(0, chunks[0].numel(), step):
+        yield [chunk[at : at + step] for chunk in chunks]
+
+
+def _segments(chunk: torch.Tensor) -> list[torch.Tensor]:
+    step = max(1, SEGMENT_BYTES // chunk.element_size())
+    return [chunk[i : i + step] for i in range(0, chunk.numel(), step)]
+
+
+def _bytes(flat: torch.Tensor) -> memoryview:
+    return memoryview(flat.view(torch.uint8).numpy())
