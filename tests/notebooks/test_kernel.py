@@ -1,0 +1,112 @@
+"""World inside a real Jupyter kernel: prints, errors, interrupt, restart, kill."""
+
+import queue
+import time
+
+import psutil
+import pytest
+from jupyter_client.manager import start_new_kernel
+
+SETUP = """
+import os, time
+import torch.distributed as dist
+from pardemo import World
+world = World(2)
+def pids(): return os.getpid()
+def hang(): time.sleep(60)
+def fail(): raise KeyError(f"on rank {dist.get_rank()}")
+"""
+
+
+class Notebook:
+    """A kernel and what its cells print."""
+
+    def __init__(self):
+        self.manager, self.client = start_new_kernel(kernel_name="python3")
+
+    def start(self, code):
+        return self.client.execute(code)
+
+    def finish(self, request, timeout_s=60):
+        """Output text and error name of a cell."""
+        text, error = "", ""
+        until = time.monotonic() + timeout_s
+        while time.monotonic() < until:
+            try:
+                message = self.client.get_iopub_msg(timeout=1)
+            except queue.Empty:
+                continue
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            if kind == "stream":
+                text += content["text"]
+            elif kind == "execute_result":
+                text += content["data"]["text/plain"]
+            elif kind == "error":
+                error = content["ename"]
+                text += content["evalue"]
+            elif kind == "status" and content["execution_state"] == "idle":
+                return text, error
+        raise TimeoutError(f"the cell did not finish within {timeout_s} s; it printed: {text}")
+
+    def run(self, code):
+        return self.finish(self.start(code))
+
+    def ranks(self):
+        return [int(word) for word in self.run("print(*world.run(pids))")[0].split()]
+
+
+@pytest.fixture
+def notebook():
+    notebook = Notebook()
+    assert notebook.run(SETUP) == ("", "")
+    yield notebook
+    notebook.client.stop_channels()
+    notebook.manager.shutdown_kernel(now=True)
+
+
+def gone(pids, within_s=10):
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        if not any(psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE for p in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_functions_prints_and_errors_of_a_cell(notebook):
+    text, error = notebook.run("world.run(lambda: print('hello from', dist.get_rank()))")
+    assert error == ""
+    assert "[0] hello from 0\n" in text
+    assert "[1] hello from 1\n" in text
+    text, error = notebook.run("world.run(fail)")
+    assert error == "RankFailed"
+    assert "rank 0: KeyError: 'on rank 0'; rank 1: KeyError: 'on rank 1'" in text
+    assert "in fail" in text
+
+
+def test_interrupting_the_cell_stops_the_work_and_the_next_cell_works(notebook):
+    ranks = notebook.ranks()
+    request = notebook.start("world.run(hang)")
+    time.sleep(1.5)
+    begin = time.monotonic()
+    notebook.manager.interrupt_kernel()
+    _, error = notebook.finish(request)
+    assert error == "KeyboardInterrupt"
+    assert time.monotonic() - begin < 10
+    assert gone(ranks)
+    assert len(notebook.ranks()) == 2
+
+
+@pytest.mark.parametrize("how", ["restart", "restart while busy", "kill"])
+def test_no_rank_outlives_its_kernel(notebook, how):
+    ranks = notebook.ranks()
+    if how == "restart while busy":
+        notebook.start("world.run(hang)")
+        time.sleep(1)
+    if how == "kill":
+        psutil.Process(notebook.manager.provisioner.pid).kill()
+    else:
+        notebook.manager.restart_kernel(now=how != "restart")
+    assert gone(ranks)
