@@ -56,7 +56,7 @@ def ring_reduce_scatter(tensor: torch.Tensor, group: dist.ProcessGroup | None = 
     """Sums ``tensor`` over the ranks and returns chunk ``rank`` of the flattened sum, as a new tensor.
 
     A chunk is ``ceil(numel / N)`` elements; the last ones are shorter, even empty, when N does not divide.
-    ``tensor`` is left as it was; memory beyond it and the result: two blocks of 2 MiB, at most 2/N of it.
+    ``tensor`` is left as it was; memory beyond it and the result: two blocks of 4 MiB, at most 2/N of it.
 
     Sends (N−1)/N of the tensor per rank and receives as much. Raises as :func:`ring_all_reduce`.
     """
