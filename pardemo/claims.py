@@ -41,7 +41,7 @@ class ClaimFailed(AssertionError):
 class Ledger:
     """The claims of one notebook, written to ``<output folder>/claims/<notebook>.json`` after each check.
 
-    >>> claims = Ledger("01_data_parallel", folder="/tmp/example")      # doctest: +SKIP
+    >>> claims = Ledger("01_data_parallel", folder="example")      # doctest: +SKIP
     >>> claims.check("s09.sent_per_rank", "a rank sends 2(N−1)/N·S", predicted=6291456, measured=wire.sent_bytes,
     ...              unit="B", rel=0.005, source="Patarasuk & Yuan 2009", evidence="wire")   # doctest: +SKIP
     """

@@ -6,7 +6,6 @@ and it leaves in segments of 1 MiB, each forwarded as soon as it is reduced. A l
 block, 4 MiB of every chunk at a time, so that what is added and forwarded is still in the processor's cache.
 """
 
-import threading
 from collections.abc import Iterator
 
 import torch
@@ -26,27 +25,28 @@ class Ring:
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
         self._tensor, self._wrong = tensor, wrong
         self._link: RingLink | None = None
-        self._lock = threading.Lock()
 
     def __enter__(self) -> "Ring":
         if self._tensor.device.type != "cpu" or self.size == 1:
             compare_in_group(self._tensor, self.group, self._wrong)
             return self
         self._link = ring_link(self.group)
-        self._lock = self._link.lock
-        self._lock.acquire()
+        self._link.lock.acquire()
         try:
             compare_round_the_ring(self._tensor, self._link, self._wrong)
-        except BaseException:
-            self._lock.release()
+        except BaseException as error:
+            self._leave(clean=isinstance(error, ValueError))  # tensors that differ: the ring itself is fine
             raise
         return self
 
     def __exit__(self, kind: type | None, *_: object) -> None:
         if self._link is not None:
-            if kind is not None:  # whatever is still on its way must not be taken for the next collective's
-                drop_link(self.group)
-            self._lock.release()
+            self._leave(clean=kind is None)
+
+    def _leave(self, clean: bool) -> None:
+        if not clean:  # whatever is still on its way must not be taken for the next collective's
+            drop_link(self.group)
+        self._link.lock.release()
 
     @property
     def has_links(self) -> bool:
