@@ -286,6 +286,9 @@ def test_a_forgotten_wrapper_sends_nothing_and_is_collected(world_of):
             sent.append(wire.sent_bytes)
         del model
         gc.collect()
+        until = time.monotonic() + 5
+        while threading.active_count() > 3 and time.monotonic() < until:
+            time.sleep(0.01)
         return sent, sum(ref() is not None for ref in alive), threading.active_count()
 
     for sent, alive, threads in world_of(2).run(check):
