@@ -161,9 +161,8 @@ class BucketedDataParallel(_DataParallel):
     Buckets are filled in the reverse order of the parameters, which is about the order in which backward
     produces gradients, and are sent strictly in that order, so that all ranks agree without a word. After
     the exchange ``.grad`` is a view into its bucket: no copy back (clone a gradient that you want to keep, the next
-    step writes there again). A parameter that took no part on this rank
-    counts as zero; one that took part on no rank keeps its gradient as it was (a flag for each parameter
-    travels at the end of its bucket).
+    step writes there again). A parameter that took no part on this rank counts as zero; one that took part on no
+    rank keeps its gradient as it was (a flag for each parameter travels at the end of its bucket).
 
     Args:
         module: the model; its parameters and buffers are overwritten with rank 0's.

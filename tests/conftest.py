@@ -1,5 +1,8 @@
 """One warm World per size for the whole session; tests that kill ranks make their own."""
 
+import time
+
+import psutil
 import pytest
 
 from pardemo import World
@@ -25,3 +28,14 @@ def out(tmp_path, monkeypatch):
     """An output folder of this test's own."""
     monkeypatch.setenv("PARDEMO_OUT", str(tmp_path))
     return tmp_path
+
+
+def gone(pids, within_s=10.0):
+    """Whether all processes end within that time (zombies count as ended)."""
+    until = time.monotonic() + within_s
+    while time.monotonic() < until:
+        alive = [p for p in pids if psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE]
+        if not alive:
+            return True
+        time.sleep(0.02)
+    return False

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import gone
 
 from pardemo import RankDied, RankError, RankFailed, RankTimeout, World
 
@@ -24,17 +25,6 @@ def rank_sum():
     x = torch.tensor([float(dist.get_rank())])
     dist.all_reduce(x)
     return x.item()
-
-
-def gone(pids, within_s=5.0):
-    """Whether all processes have ended (zombies count as ended)."""
-    until = time.monotonic() + within_s
-    while time.monotonic() < until:
-        alive = [p for p in pids if psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE]
-        if not alive:
-            return True
-        time.sleep(0.02)
-    return False
 
 
 # ---------------------------------------------------------------- answers

@@ -5,6 +5,7 @@ import time
 
 import psutil
 import pytest
+from conftest import gone
 from jupyter_client.manager import start_new_kernel
 
 SETUP = """
@@ -64,15 +65,6 @@ def notebook():
     yield notebook
     notebook.client.stop_channels()
     notebook.manager.shutdown_kernel(now=True)
-
-
-def gone(pids, within_s=10):
-    until = time.monotonic() + within_s
-    while time.monotonic() < until:
-        if not any(psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE for p in pids):
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def test_functions_prints_and_errors_of_a_cell(notebook):
