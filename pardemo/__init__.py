@@ -19,6 +19,7 @@ _HOME = {
     "RankTimeout": "pardemo.errors",
     "WireMeter": "pardemo.meters",
     "MemoryMeter": "pardemo.meters",
+    "CallMeter": "pardemo.meters",
     "Timeline": "pardemo.meters",
     "Ledger": "pardemo.claims",
 }

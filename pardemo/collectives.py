@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 
 from pardemo.agreement import compare_in_group
-from pardemo.ring import SEGMENT_BYTES, Ring, chunk_numel, cut, exhaust
+from pardemo.links import calls
+from pardemo.ring import OPERATIONS, SEGMENT_BYTES, Ring, chunk_numel, cut, exhaust
 
 __all__ = [
     "chunk_numel",
@@ -28,20 +29,23 @@ __all__ = [
 ]
 
 
-def ring_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """Sums ``tensor`` over the ranks of ``group``, in place, and returns it.
+def ring_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None, op: str = "sum") -> torch.Tensor:
+    """Sums ``tensor`` over the ranks of ``group``, in place, and returns it; ``op="max"`` takes the largest instead.
 
     Any dtype that adds, any shape; memory beyond the tensor: one segment (at most 1/N of it). A strided
     view with gaps is copied first. Every rank ends with the same bits. bf16 is summed in bf16, as nccl does.
 
     Raises:
-        ValueError: the ranks' tensors differ; names the ranks, their sizes and dtypes.
+        ValueError: the ranks' tensors differ; names the ranks, their sizes and dtypes. ``op`` is not known.
         ConnectionError: a neighbour is gone.
     """
     group, rank, size = _membership(group)
+    if op not in OPERATIONS:
+        raise ValueError(f"op must be one of {', '.join(OPERATIONS)}, not {op!r}")
+    calls["all_reduce"] += 1
     with torch.no_grad():
         flat, write_back = _flatten(tensor)
-        with Ring(group, tensor) as ring:
+        with Ring(group, tensor, op=op) as ring:
             chunks = cut(flat, size)
             if size > 1 and flat.numel():
                 if ring.has_links:
@@ -61,6 +65,7 @@ def ring_reduce_scatter(tensor: torch.Tensor, group: dist.ProcessGroup | None = 
     Sends (N−1)/N of the tensor per rank and receives as much. Raises as :func:`ring_all_reduce`.
     """
     group, rank, size = _membership(group)
+    calls["reduce_scatter"] += 1
     with torch.no_grad():
         flat = _plain(tensor).reshape(-1)
         with Ring(group, tensor) as ring:
@@ -82,6 +87,7 @@ def ring_all_gather(
         ValueError: shards of different sizes or dtypes, or not the chunk of ``out`` that this rank owns.
     """
     group, rank, size = _membership(group)
+    calls["all_gather"] += 1
     with torch.no_grad():
         shard = _plain(tensor).reshape(-1)
         if out is None:

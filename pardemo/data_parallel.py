@@ -15,16 +15,16 @@ checkpointing works in its non-reentrant form.
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from itertools import zip_longest
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
-from torch.utils import _python_dispatch
 
 from pardemo.collectives import ring_all_reduce
+from pardemo.courier import Courier
 from pardemo.meters.timeline import Timeline
 
 AllReduce = Callable[[torch.Tensor, dist.ProcessGroup | None], torch.Tensor]
@@ -194,8 +194,7 @@ class BucketedDataParallel(_DataParallel):
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.views}
         self._next = 0
         self._sending: list[Future] = []
-        # One thread, so that the ring is used by one bucket at a time and in the agreed order.
-        self._courier = ThreadPoolExecutor(1, thread_name_prefix="bucket-courier")
+        self._courier = Courier("bucket-courier")
         on_cuda = self.buckets[0].flat.is_cuda
         self._stream = torch.cuda.Stream(self.buckets[0].flat.device) if on_cuda else None
 
@@ -229,21 +228,14 @@ class BucketedDataParallel(_DataParallel):
         bucket, name = self.buckets[self._next], f"bucket {self._next}"
         self._next += 1
         packed = torch.cuda.current_stream().record_event() if self._stream is not None else None
-        modes = _python_dispatch._get_current_dispatch_mode_stack()  # meters: they belong to a thread
-        self._sending.append(self._courier.submit(self._exchange, bucket.flat, name, packed, modes))
+        self._sending.append(self._courier.submit(self._exchange, bucket.flat, name, packed))
 
-    def _exchange(self, flat: torch.Tensor, name: str, packed: "torch.cuda.Event | None", modes: list) -> None:
-        """In the courier's thread, under the caller's meters; on CUDA in a stream of its own, once packed."""
-        for mode in modes:
-            _python_dispatch._push_mode(mode)
-        try:
-            with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
-                if self._stream:
-                    self._stream.wait_event(packed)
-                self._all_reduce(flat, name)
-        finally:
-            for _ in modes:
-                _python_dispatch._pop_mode()
+    def _exchange(self, flat: torch.Tensor, name: str, packed: "torch.cuda.Event | None") -> None:
+        """In the courier's thread; on CUDA in a stream of its own, once packed."""
+        with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
+            if self._stream:
+                self._stream.wait_event(packed)
+            self._all_reduce(flat, name)
 
 
 class _Bucket:

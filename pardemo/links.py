@@ -12,6 +12,7 @@ import socket
 import struct
 import threading
 import weakref
+from collections import Counter
 from queue import SimpleQueue
 
 import torch.distributed as dist
@@ -22,6 +23,8 @@ TOKEN_BYTES = 16
 
 #: Bytes that the links of this process have handed to the kernel and taken from it, for systems that count none.
 counted = {"sent": 0, "received": 0}
+#: Collectives that this process has called on rings, by name.
+calls: "Counter[str]" = Counter()
 
 
 class RingLink:

@@ -15,15 +15,16 @@ from pardemo.agreement import compare_in_group, compare_round_the_ring
 from pardemo.links import RingLink, drop_link, ring_link
 
 SEGMENT_BYTES = 1 << 20
+OPERATIONS = {"sum": torch.Tensor.add_, "max": lambda mine, theirs: torch.maximum(mine, theirs, out=mine)}
 BLOCK_BYTES = 4 << 20  # of each chunk: the best of 1 to 16 MiB on a machine with an idle and with a busy memory bus
 
 
 class Ring:
     """One collective's turn on a group's ring: takes the links, compares the tensors, runs the laps."""
 
-    def __init__(self, group: dist.ProcessGroup, tensor: torch.Tensor, wrong: int = 0):
+    def __init__(self, group: dist.ProcessGroup, tensor: torch.Tensor, wrong: int = 0, op: str = "sum"):
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
-        self._tensor, self._wrong = tensor, wrong
+        self._tensor, self._wrong, self._combine = tensor, wrong, OPERATIONS[op]
         self._link: RingLink | None = None
 
     def __enter__(self) -> "Ring":
@@ -67,7 +68,7 @@ class Ring:
                 for mine in _segments(block[self._receive_index(step)]):
                     part = inbox[: mine.numel()]
                     self._link.receive(_bytes(part))
-                    mine.add_(part)
+                    self._combine(mine, part)
                     self._link.send(_bytes(mine))  # the last step's is already the second lap's first
             self._hand_round(block)
         self._link.flush()
@@ -123,7 +124,7 @@ class Ring:
             target = inbox[: mine.numel()] if adds else mine
             self._exchange(chunks[self._send_index(step)], target)
             if adds:
-                mine.add_(target)
+                self._combine(mine, target)
             yield step
 
     def reduce_p2p(self, chunks: list[torch.Tensor]) -> torch.Tensor:

@@ -17,6 +17,7 @@ BENCHES = {
     "launch": "launch",
     "ring": "ring",
     "data-parallel": "data_parallel",
+    "tensor-parallel": "tensor_parallel",
 }
 
 

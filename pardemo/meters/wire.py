@@ -14,11 +14,10 @@ import sys
 import warnings
 from typing import NamedTuple
 
-import torch
 import torch.distributed as dist
 
 from pardemo import links
-from pardemo.formulas import communication as formulas
+from pardemo.meters.calls import CallMeter
 
 _NOTSENT, _RECEIVED, _SENT, _RETRANS = 144, 128, 200, 208  # offsets in struct tcp_info (Linux 4.19 and later)
 
@@ -102,7 +101,7 @@ class WireMeter:
         if self.evidence == "wire":
             self._before = {(c.local, c.peer): c for c in connections()}
         else:
-            self._counter = _CountCollectives()
+            self._counter = CallMeter(bytes_too=True)
             self._counter.__enter__()
             self._links_before = dict(links.counted)
         self._barrier()
@@ -123,8 +122,10 @@ class WireMeter:
             self.received_bytes = sum(c.received_bytes for c in self.connections)
         else:
             self._counter.__exit__(*error)
-            self.sent_bytes = self._counter.sent + links.counted["sent"] - self._links_before["sent"]
-            self.received_bytes = self._counter.received + links.counted["received"] - self._links_before["received"]
+            self.sent_bytes = self._counter.sent_bytes + links.counted["sent"] - self._links_before["sent"]
+            self.received_bytes = (
+                self._counter.received_bytes + links.counted["received"] - self._links_before["received"]
+            )
         if not any(error):
             self._barrier()
 
@@ -145,45 +146,3 @@ class WireMeter:
     def _barrier(self) -> None:
         if dist.is_initialized():
             dist.barrier(group=self._group)
-
-
-class _CountCollectives(torch.utils._python_dispatch.TorchDispatchMode):
-    """Adds up what each collective moves in theory (``pardemo.formulas.communication``)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sent = self.received = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func.namespace in ("c10d", "_c10d_functional"):
-            self._count(func, args, kwargs)
-        return func(*args, **kwargs)
-
-    def _count(self, func, args, kwargs) -> None:
-        name = func._opname.strip("_")
-        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-        group = given.get("process_group", given.get("group_name"))
-        if group is None:
-            return
-        if isinstance(group, str):
-            group = torch._C._distributed_c10d._resolve_process_group(group)
-        else:
-            group = dist.ProcessGroup.unbox(group)
-        rule = formulas.BYTES_OF_COLLECTIVE.get(name)
-        if rule is None:
-            raise RuntimeError(f"WireMeter cannot tell how many bytes {name} moves; no kernel counts them here")
-        nbytes = max(
-            (sum(t.numel() * t.element_size() for t in _tensors(value)) for value in given.values()), default=0
-        )
-        sent, received = rule(nbytes, group.size(), group.rank() == given.get("root_rank", 0))
-        self.sent += round(sent)
-        self.received += round(received)
-
-
-def _tensors(value) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, (list, tuple)):
-        return [t for item in value for t in _tensors(item)]
-    return []

@@ -1,0 +1,31 @@
+"""A thread that exchanges while the caller computes: one per owner, tasks strictly in the order of their submission."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from torch.utils import _python_dispatch
+
+
+class Courier:
+    """Runs functions one after the other in a thread of its own, under the caller's meters.
+
+    One thread, so that a group's ring is used by one collective at a time and in the order that all ranks agree on.
+    """
+
+    def __init__(self, name: str):
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+
+    def submit(self, function: Callable, *args: object) -> Future:
+        """Starts ``function(*args)`` as soon as what was submitted before has ended."""
+        modes = _python_dispatch._get_current_dispatch_mode_stack()  # meters: they belong to a thread
+        return self._thread.submit(_under, modes, function, args)
+
+
+def _under(modes: list, function: Callable, args: tuple):
+    for mode in modes:
+        _python_dispatch._push_mode(mode)
+    try:
+        return function(*args)
+    finally:
+        for _ in modes:
+            _python_dispatch._pop_mode()

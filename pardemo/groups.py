@@ -1,0 +1,115 @@
+"""Which ranks form a tensor-, data- or pipeline-parallel group.
+
+Ranks are numbered so that the first axis of ``order`` runs fastest. With Megatron's order, tp-dp-pp, the ranks of a
+tensor-parallel group are neighbours, so that they sit in one host (Narayanan et al. 2021, arXiv 2104.04473, §3).
+"""
+
+from dataclasses import dataclass
+from itertools import product
+
+import torch.distributed as dist
+
+AXES = ("tp", "dp", "pp")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """tp × dp × pp ranks. ``tp`` ranks share a layer, ``pp`` ranks the layers, ``dp`` copies see different data.
+
+    Raises:
+        ValueError: a size below 1, or an order that does not name each axis once.
+    """
+
+    tp: int = 1
+    dp: int = 1
+    pp: int = 1
+    order: str = "tp-dp-pp"
+
+    def __post_init__(self) -> None:
+        for axis in AXES:
+            if getattr(self, axis) < 1:
+                raise ValueError(f"{axis} must be at least 1, not {getattr(self, axis)}")
+        if sorted(self.order.split("-")) != sorted(AXES):
+            raise ValueError(f"order must name tp, dp and pp once each, such as tp-dp-pp, not {self.order!r}")
+
+    @classmethod
+    def of_world(cls, ranks: int, tp: int = 1, pp: int = 1, order: str = "tp-dp-pp") -> "Layout":
+        """What is left of ``ranks`` after tp and pp is data parallel; ValueError when that does not divide."""
+        if tp < 1 or pp < 1 or ranks < 1 or ranks % (tp * pp):
+            raise ValueError(f"{ranks} ranks do not divide into copies of tp {tp} × pp {pp} = {tp * pp}")
+        return cls(tp=tp, dp=ranks // (tp * pp), pp=pp, order=order)
+
+    @property
+    def size(self) -> int:
+        return self.tp * self.dp * self.pp
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """The rank's place on each axis, e.g. ``{"tp": 1, "dp": 0, "pp": 3}``."""
+        if not 0 <= rank < self.size:
+            raise ValueError(f"rank {rank} is not one of the {self.size} ranks 0 to {self.size - 1}")
+        place = {}
+        for axis in self.order.split("-"):
+            rank, place[axis] = divmod(rank, getattr(self, axis))
+        return place
+
+    def rank(self, tp: int = 0, dp: int = 0, pp: int = 0) -> int:
+        """The number of the rank at that place."""
+        place, number, stride = {"tp": tp, "dp": dp, "pp": pp}, 0, 1
+        for axis in self.order.split("-"):
+            if not 0 <= place[axis] < getattr(self, axis):
+                raise ValueError(f"{axis} {place[axis]} is not one of 0 to {getattr(self, axis) - 1}")
+            number += place[axis] * stride
+            stride *= getattr(self, axis)
+        return number
+
+    def groups(self, axes: str) -> list[list[int]]:
+        """All groups of ranks that differ along ``axes`` only (``"tp"``, ``"dp"``, or ``"tp-pp"``: model parallel).
+
+        Ranks ascend in each group, groups by their first rank.
+        """
+        named = axes.split("-")
+        if unknown := set(named) - set(AXES):
+            raise ValueError(f"no axis {', '.join(sorted(unknown))}; there are: {', '.join(AXES)}")
+        rest = [axis for axis in AXES if axis not in named]
+        found = [
+            sorted(
+                self.rank(**dict(zip(rest, outer, strict=True)), **dict(zip(named, inner, strict=True)))
+                for inner in product(*(range(getattr(self, axis)) for axis in named))
+            )
+            for outer in product(*(range(getattr(self, axis)) for axis in rest))
+        ]
+        return sorted(found)
+
+
+class Groups:
+    """The process groups of a layout, as a context manager: this rank's own are ``groups.tp``, ``.dp``, ``.pp``.
+
+    >>> with Groups(Layout(tp=2, dp=2)) as groups:           # doctest: +SKIP
+    ...     model = BucketedDataParallel(split(model, groups.tp), groups.dp)
+
+    Collective: every rank of the job enters and leaves it. The groups end with the block.
+
+    Raises:
+        ValueError: the layout is not of as many ranks as there are.
+    """
+
+    def __init__(self, layout: Layout):
+        self.layout = layout
+        self.tp: dist.ProcessGroup
+        self.dp: dist.ProcessGroup
+        self.pp: dist.ProcessGroup
+
+    def __enter__(self) -> "Groups":
+        if dist.get_world_size() != self.layout.size:
+            sizes = " × ".join(f"{axis} {getattr(self.layout, axis)}" for axis in self.layout.order.split("-"))
+            raise ValueError(f"{sizes} is {self.layout.size} ranks, but there are {dist.get_world_size()}")
+        for axis in AXES:
+            for ranks in self.layout.groups(axis):
+                group = dist.new_group(ranks)  # every rank calls it for every group, as torch demands
+                if dist.get_rank() in ranks:
+                    setattr(self, axis, group)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for axis in AXES:
+            dist.destroy_process_group(getattr(self, axis))

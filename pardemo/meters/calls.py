@@ -1,0 +1,92 @@
+"""Which collectives were called, how often, and what they move in theory."""
+
+from collections import Counter
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pardemo import links
+from pardemo.formulas import communication as formulas
+
+#: torch's operator names -> the collective that they are
+_NAMES = (
+    ("allreduce", "all_reduce"),
+    ("all_reduce", "all_reduce"),
+    ("reduce_scatter", "reduce_scatter"),
+    ("allgather", "all_gather"),
+    ("all_gather", "all_gather"),
+    ("alltoall", "all_to_all"),
+    ("all_to_all", "all_to_all"),
+)
+_NO_EXCHANGE = {"barrier", "wait_tensor", "wrap_tensor_autograd"}
+
+
+class CallMeter(TorchDispatchMode):
+    """Counts the collectives that this rank calls while the block runs, torch's and pardemo's rings alike.
+
+    >>> with CallMeter() as calls:                       # doctest: +SKIP
+    ...     dist.all_reduce(tensor)
+    >>> calls.counts                                      # doctest: +SKIP
+    {'all_reduce': 1}
+
+    A ring of one rank counts as called, and moves nothing.
+
+    Args:
+        bytes_too: also add up what each one moves in theory (``pardemo.formulas.communication``); a collective
+            without a rule then raises RuntimeError.
+
+    Attributes: ``counts`` (after the block: name -> calls), ``sent_bytes`` and ``received_bytes`` of torch's own.
+    """
+
+    def __init__(self, bytes_too: bool = False) -> None:
+        super().__init__()
+        self.counts: dict[str, int] = {}
+        self.sent_bytes = self.received_bytes = 0
+        self._bytes_too = bytes_too
+        self._torch: Counter[str] = Counter()
+
+    def __enter__(self) -> "CallMeter":
+        self._rings_before = Counter(links.calls)
+        return super().__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self.counts = dict(self._torch + (links.calls - self._rings_before))
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func.namespace in ("c10d", "_c10d_functional"):
+            name = func._opname.strip("_")
+            if name not in _NO_EXCHANGE:
+                self._torch[next((known for start, known in _NAMES if name.startswith(start)), name)] += 1
+            if self._bytes_too:
+                self._count_bytes(name, func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _count_bytes(self, name: str, func, args: tuple, kwargs: dict) -> None:
+        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+        group = given.get("process_group", given.get("group_name"))
+        if group is None:
+            return
+        if isinstance(group, str):
+            group = torch._C._distributed_c10d._resolve_process_group(group)
+        else:
+            group = dist.ProcessGroup.unbox(group)
+        rule = formulas.BYTES_OF_COLLECTIVE.get(name)
+        if rule is None:
+            raise RuntimeError(f"cannot tell how many bytes {name} moves: no kernel counts them here")
+        nbytes = max(
+            (sum(t.numel() * t.element_size() for t in _tensors(value)) for value in given.values()), default=0
+        )
+        sent, received = rule(nbytes, group.size(), group.rank() == given.get("root_rank", 0))
+        self.sent_bytes += round(sent)
+        self.received_bytes += round(received)
+
+
+def _tensors(value) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [t for item in value for t in _tensors(item)]
+    return []

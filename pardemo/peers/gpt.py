@@ -1,0 +1,182 @@
+"""A plain GPT in one process, and the same network from pardemo's tensor-parallel layers.
+
+The plain one is what every split is compared with: same weights on every rank, whatever state its generator is in.
+"""
+
+import copy
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+from pardemo.tensor_parallel import (
+    ColumnParallelLinear,
+    OnShards,
+    ParallelAttention,
+    ParallelBlock,
+    ParallelMLP,
+    VocabParallelEmbedding,
+    scatter_sequence,
+    vocab_parallel_cross_entropy,
+)
+
+
+class MLP(nn.Module):
+    """GeLU(XA)B with an inner width of 4·hidden."""
+
+    def __init__(self, hidden: int, bias: bool = True):
+        super().__init__()
+        self.first = nn.Linear(hidden, 4 * hidden, bias=bias)
+        self.second = nn.Linear(4 * hidden, hidden, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(F.gelu(self.first(x)))
+
+
+class Attention(nn.Module):
+    """Causal self-attention; ``qkv`` holds all of query, then key, then value."""
+
+    def __init__(self, hidden: int, heads: int, kv_heads: int | None = None, bias: bool = True):
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads or heads, hidden // heads
+        self.qkv = nn.Linear(hidden, (heads + 2 * self.kv_heads) * self.head_dim, bias=bias)
+        self.out = nn.Linear(hidden, hidden, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        widths = [n * self.head_dim for n in (self.heads, self.kv_heads, self.kv_heads)]
+        q, k, v = (t.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for t in self.qkv(x).split(widths, -1))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.heads != self.kv_heads)
+        return self.out(y.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, hidden: int, heads: int, kv_heads: int | None = None):
+        super().__init__()
+        self.norm_1, self.attention = nn.LayerNorm(hidden), Attention(hidden, heads, kv_heads)
+        self.norm_2, self.mlp = nn.LayerNorm(hidden), MLP(hidden)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm_1(x))
+        return x + self.mlp(self.norm_2(x))
+
+
+class GPT(nn.Module):
+    """Tokens [batch, sequence] to logits [batch, sequence, vocabulary]; learned positions, tied embedding."""
+
+    def __init__(self, vocabulary: int = 512, hidden: int = 64, layers: int = 2, heads: int = 4, sequence: int = 32):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, hidden)
+        self.positions = nn.Embedding(sequence, hidden)
+        self.enter: Callable[[torch.Tensor], torch.Tensor] = nn.Identity()
+        self.blocks = nn.ModuleList(Block(hidden, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(hidden)
+        self.head = nn.Linear(hidden, vocabulary, bias=False)
+        self.head.weight = self.embedding.weight
+        for parameter in self.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens) + self.positions.weight[: tokens.shape[1]]
+        x = self.enter(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+    def loss(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Mean cross-entropy of each next token; tokens [batch, sequence + 1]."""
+        return F.cross_entropy(self(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+class ParallelGPT(GPT):
+    """The same network with every layer of ``gpt`` divided over ``group``."""
+
+    def __init__(self, gpt: GPT, group: dist.ProcessGroup | None = None, sequence_parallel: bool = False):
+        nn.Module.__init__(self)
+        self.group = group
+        self.embedding = VocabParallelEmbedding(gpt.embedding, group)
+        self.positions = copy.deepcopy(gpt.positions)
+        self.enter = (lambda x: scatter_sequence(x, group)) if sequence_parallel else nn.Identity()
+        self.blocks = nn.ModuleList(
+            parallel_block(block, group, sequence_parallel=sequence_parallel) for block in gpt.blocks
+        )
+        norm = copy.deepcopy(gpt.norm)
+        self.norm = OnShards(norm, group) if sequence_parallel else norm
+        self.head = ColumnParallelLinear(gpt.head, group, sequence_parallel=sequence_parallel)
+        self.head.weight = self.embedding.weight  # tied within the rank: the same rows of the vocabulary
+
+    def loss(self, tokens: torch.Tensor) -> torch.Tensor:
+        return vocab_parallel_cross_entropy(self(tokens[:, :-1]), tokens[:, 1:], self.group)
+
+
+def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+    """``make()`` with the same weights on every rank, biases not zero; the rank's own generator is left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = make()
+        for name, parameter in module.named_parameters():
+            if name.endswith("bias"):
+                nn.init.normal_(parameter, std=0.02)
+    return module
+
+
+def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Normal random numbers, the same on every rank."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def text(samples: int, length: int, vocabulary: int, seed: int = 0) -> torch.Tensor:
+    """Token numbers [samples, length], each mostly a fixed function of the one before: something to learn."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(vocabulary, (samples, length), generator=generator)
+    chance = torch.rand(samples, length, generator=generator) < 0.2
+    for at in range(1, length):
+        follows = (tokens[:, at - 1] * 7 + 3) % vocabulary
+        tokens[:, at] = torch.where(chance[:, at], tokens[:, at], follows)
+    return tokens
+
+
+def parallel_mlp(mlp: MLP, group: dist.ProcessGroup | None = None, **options: bool) -> ParallelMLP:
+    """This rank's part of a plain MLP."""
+    return ParallelMLP(mlp.first, mlp.second, group, **options)
+
+
+def parallel_attention(attention: Attention, group: dist.ProcessGroup | None = None, **options) -> ParallelAttention:
+    """This rank's part of a plain attention."""
+    return ParallelAttention(attention.qkv, attention.out, attention.heads, attention.kv_heads, group, **options)
+
+
+def parallel_block(block: Block, group: dist.ProcessGroup | None = None, **options: bool) -> ParallelBlock:
+    """This rank's part of a plain block."""
+    return ParallelBlock(
+        copy.deepcopy(block.norm_1),
+        parallel_attention(block.attention, group, **options),
+        copy.deepcopy(block.norm_2),
+        parallel_mlp(block.mlp, group, **options),
+        group,
+        sequence_parallel=options.get("sequence_parallel", False),
+    )
+
+
+def gradients_as_weights(module: nn.Module) -> nn.Module:
+    """A copy whose weights are the module's gradients: split like the module, it holds each rank's true gradients."""
+    copied = copy.deepcopy(module)
+    with torch.no_grad():
+        for parameter, source in zip(copied.parameters(), module.parameters(), strict=True):
+            parameter.copy_(source.grad)
+    return copied
+
+
+def largest_error(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    """The largest difference of any element over all tensors.
+
+    Raises:
+        ValueError: not the same names.
+    """
+    if found.keys() != expected.keys():
+        raise ValueError(f"compared names differ: {sorted(found.keys() ^ expected.keys())}")
+    return max((found[name].detach() - expected[name].detach()).abs().max().item() for name in expected)

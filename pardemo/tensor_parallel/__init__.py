@@ -1,0 +1,49 @@
+"""Tensor parallelism: every rank computes a part of every layer.
+
+Sources: Shoeybi et al. 2019, "Megatron-LM" (arXiv 1909.08053, §3), for the splits; Korthikanti et al. 2022, "Reducing
+Activation Recomputation in Large Transformer Models" (arXiv 2205.05198), for sequence parallelism.
+
+From the bottom up:
+
+- :mod:`~pardemo.tensor_parallel.operators`: f and g and their relatives, each a forward and a backward.
+- :class:`ColumnParallelLinear` and :class:`RowParallelLinear`: a layer cut by its outputs or by its inputs.
+- :class:`ParallelMLP`, :class:`ParallelAttention`, :class:`ParallelBlock`: first columns, then rows, so that one
+  all-reduce forward and one backward are enough for each half.
+- :class:`VocabParallelEmbedding`, :func:`vocab_parallel_cross_entropy`: the vocabulary cut over the ranks.
+
+Every constructor takes the **full** layer, the same on every rank, and keeps this rank's part of it; the full layer
+is left as it was. Activations are [batch, sequence, hidden]. ``group`` is the tensor-parallel group; the default
+group when None. A group of one rank works and moves nothing.
+"""
+
+from pardemo.tensor_parallel.attention import ParallelAttention
+from pardemo.tensor_parallel.block import OnShards, ParallelBlock, ParallelMLP
+from pardemo.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+from pardemo.tensor_parallel.operators import (
+    copy_to,
+    gather_from,
+    gather_sequence,
+    reduce_from,
+    reduce_scatter_sequence,
+    scatter_sequence,
+    scatter_to,
+)
+from pardemo.tensor_parallel.vocabulary import VocabParallelEmbedding, vocab_parallel_cross_entropy
+
+__all__ = [
+    "ColumnParallelLinear",
+    "OnShards",
+    "ParallelAttention",
+    "ParallelBlock",
+    "ParallelMLP",
+    "RowParallelLinear",
+    "VocabParallelEmbedding",
+    "copy_to",
+    "gather_from",
+    "gather_sequence",
+    "reduce_from",
+    "reduce_scatter_sequence",
+    "scatter_sequence",
+    "scatter_to",
+    "vocab_parallel_cross_entropy",
+]

@@ -1,0 +1,122 @@
+"""What the layers send: four collectives on tensors of a group, at once or while something else is computed.
+
+CPU tensors go round pardemo's own ring, CUDA tensors through the backend (nccl). Nothing here knows autograd, and
+nothing changes a tensor that it was given.
+"""
+
+import weakref
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from pardemo.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter
+from pardemo.courier import Courier
+
+#: On CPU ranks smaller exchanges are done at once: waking the courier takes longer than sending them.
+COURIER_BYTES = 1 << 20
+
+
+def group_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """``group``, or the default group.
+
+    Raises:
+        RuntimeError: no process group. ValueError: this rank is not a member.
+    """
+    if group is None:
+        if not dist.is_initialized():
+            raise RuntimeError("no process group: call this inside World.run or after init_process_group")
+        group = dist.group.WORLD
+    if dist.get_rank(group) < 0:
+        raise ValueError(f"global rank {dist.get_rank()} is not a member of the group that it was given")
+    return group
+
+
+def share(total: int, group: dist.ProcessGroup, what: str) -> int:
+    """``total`` over the ranks of ``group``; ValueError that names both numbers when it does not divide."""
+    ranks = group.size()
+    if total % ranks:
+        raise ValueError(f"{what} of {total} does not divide by the {ranks} ranks of the group")
+    return total // ranks
+
+
+def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup, op: str = "sum") -> torch.Tensor:
+    """The sum (or largest) over the ranks, as a new contiguous tensor."""
+    result = tensor.detach().clone(memory_format=torch.contiguous_format)
+    if tensor.is_cuda:
+        dist.all_reduce(result, dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM, group)
+        return result
+    return ring_all_reduce(result, group, op)
+
+
+def all_gather(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
+    """The ranks' tensors side by side along ``dim``."""
+    size, shard = group.size(), tensor.detach().contiguous()
+    if tensor.is_cuda:
+        flat = shard.new_empty(size * shard.numel())
+        dist.all_gather_single(flat, shard.view(-1), group=group)
+    else:
+        flat = ring_all_gather(shard, group)
+    return flat.view(size, *shard.shape).movedim(0, dim).flatten(dim, dim + 1)
+
+
+def reduce_scatter(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
+    """This rank's part, along ``dim``, of the sum over the ranks."""
+    parts = tensor.detach().unflatten(dim, (group.size(), -1)).movedim(dim, 0).contiguous()
+    if tensor.is_cuda:
+        part = torch.empty_like(parts[0])
+        dist.reduce_scatter_single(part, parts, group=group)
+        return part
+    return ring_reduce_scatter(parts, group).view(parts.shape[1:])
+
+
+def split(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
+    """This rank's part along ``dim``, copied, so that the whole need not stay alive. Sends nothing."""
+    part = share(tensor.shape[dim], group, f"dimension {dim}")
+    return tensor.detach().narrow(dim, dist.get_rank(group) * part, part).contiguous()
+
+
+def start(collective: Callable, tensor: torch.Tensor, *args: object) -> Callable[[], torch.Tensor]:
+    """Begins ``collective(tensor, *args)`` and returns a function that waits for its result.
+
+    On CPU ranks a thread carries what is large enough; on CUDA a stream of its own. Until the result is there no other
+    collective of the same group may be called.
+    """
+    if tensor.is_cuda:
+        return _start_in_stream(collective, tensor, *args)
+    if tensor.numel() * tensor.element_size() < COURIER_BYTES:
+        result = collective(tensor, *args)
+        return lambda: result
+    return _courier(args[0]).submit(collective, tensor, *args).result
+
+
+def _start_in_stream(collective: Callable, tensor: torch.Tensor, *args: object) -> Callable[[], torch.Tensor]:
+    main, side = torch.cuda.current_stream(), _side_stream(tensor.device)
+    side.wait_stream(main)
+    with torch.cuda.stream(side):
+        result = collective(tensor, *args)
+    tensor.record_stream(side)
+
+    def wait() -> torch.Tensor:
+        main.wait_stream(side)
+        result.record_stream(main)
+        return result
+
+    return wait
+
+
+_couriers: "weakref.WeakKeyDictionary[dist.ProcessGroup, Courier]" = weakref.WeakKeyDictionary()
+_streams: "dict[torch.device, torch.cuda.Stream]" = {}
+
+
+def _courier(group: dist.ProcessGroup) -> Courier:
+    """The thread that carries this group's exchanges; it ends with the group."""
+    if group not in _couriers:
+        _couriers[group] = Courier("tensor-parallel-courier")
+    return _couriers[group]
+
+
+def _side_stream(device: torch.device) -> "torch.cuda.Stream":
+    if device not in _streams:
+        _streams[device] = torch.cuda.Stream(device)
+    return _streams[device]

@@ -1,0 +1,237 @@
+"""A linear layer cut by columns of A (its outputs) or by rows of A (its inputs), in Megatron's words.
+
+Megatron writes Y = XA, ``nn.Linear`` stores Aᵀ [out, in]: columns of A are rows of ``weight``.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from pardemo.tensor_parallel import exchange
+from pardemo.tensor_parallel.operators import (
+    SEQUENCE,
+    copy_to,
+    gather_from,
+    gather_sequence,
+    reduce_from,
+    reduce_scatter_sequence,
+    scatter_to,
+)
+
+
+class _Column(torch.autograd.Function):
+    """f and the linear layer in one, so that the way back can exchange and compute side by side.
+
+    Backward: the input's gradient is summed over the ranks *while* the weight's gradient is computed. With sequence
+    parallelism the input is this rank's tokens: they are gathered forward, only the shard is kept, and they are
+    gathered once more, beside the input gradient's product, for the weight's gradient (2205.05198 §4.2.2).
+    """
+
+    @staticmethod
+    def forward(ctx, group, x, weight, bias, sequence_parallel, overlap):
+        ctx.group, ctx.sequence_parallel, ctx.overlap, ctx.has_bias = (
+            group,
+            sequence_parallel,
+            overlap,
+            bias is not None,
+        )
+        ctx.save_for_backward(x, weight)
+        if sequence_parallel:
+            x = exchange.all_gather(x, group, x.dim() + SEQUENCE)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        _, wants_dx, wants_dw, wants_db, *_ = ctx.needs_input_grad
+        start = exchange.start if ctx.overlap else _at_once
+        gathered = None
+        if ctx.sequence_parallel and wants_dw:
+            gathered = start(exchange.all_gather, x, ctx.group, x.dim() + SEQUENCE)
+        dx = dw = db = None
+        if wants_dx:
+            partial = dy @ weight
+            if gathered is not None:
+                x, gathered = gathered(), None  # one exchange of a group at a time
+            if ctx.sequence_parallel:
+                dx = start(exchange.reduce_scatter, partial, ctx.group, partial.dim() + SEQUENCE)
+            else:
+                dx = start(exchange.all_reduce, partial, ctx.group)
+        if wants_dw:
+            x = x if gathered is None else gathered()
+            dw = dy.flatten(0, -2).t() @ x.flatten(0, -2)
+        if wants_db and ctx.has_bias:
+            db = dy.flatten(0, -2).sum(0)
+        return None, dx() if wants_dx else None, dw, db, None, None
+
+
+class ColumnParallelLinear(nn.Module):
+    """This rank's outputs of a linear layer: [Y₁, Y₂, …] = [XA₁, XA₂, …]. Forward sends nothing.
+
+    Input [..., in], the same on every rank; output [..., out/N], or [..., out] with ``gather_output``.
+
+    Args:
+        linear: the full layer, or several that share their input (gate and up; query, key and value): they become
+            one product, and one all-reduce on the way back.
+        group: the tensor-parallel ranks; the default group when None.
+        sections: outputs of each part of a fused layer that is to be cut on its own (query, key, value); their sum is
+            ``linear.out_features``. By default one part per linear.
+        gather_output: put the outputs of all ranks together again.
+        sequence_parallel: the input is this rank's tokens [..., sequence/N, in]; they are gathered here.
+        keep_gathered: with ``sequence_parallel``, keep the gathered input for the backward pass: N times the memory,
+            one all-gather less.
+        overlap: exchange the input's gradient while the weight's is computed.
+
+    Raises:
+        ValueError: a part does not divide by the ranks, ``sections`` do not add up, the layers' inputs, dtypes or
+            biases differ.
+    """
+
+    def __init__(
+        self,
+        linear: nn.Linear | Sequence[nn.Linear],
+        group: dist.ProcessGroup | None = None,
+        *,
+        sections: Sequence[int] | None = None,
+        gather_output: bool = False,
+        sequence_parallel: bool = False,
+        keep_gathered: bool = False,
+        overlap: bool = True,
+    ):
+        super().__init__()
+        layers = [linear] if isinstance(linear, nn.Linear) else list(linear)
+        _check_same_input(layers)
+        self.group = exchange.group_of(group)
+        self.in_features, self.out_features = layers[0].in_features, sum(layer.out_features for layer in layers)
+        sections = [layer.out_features for layer in layers] if sections is None else list(sections)
+        if sum(sections) != self.out_features:
+            parts = " + ".join(map(str, sections))
+            raise ValueError(f"sections {parts} = {sum(sections)} are not the layer's {self.out_features} outputs")
+        #: outputs of each section on this rank
+        self.sections = [exchange.share(section, self.group, "an output width") for section in sections]
+        self.gather_output, self.sequence_parallel = gather_output, sequence_parallel
+        self.keep_gathered, self.overlap = keep_gathered, overlap
+        if gather_output and len(sections) > 1:
+            raise ValueError("gather_output would mix the sections of several ranks; gather each part itself")
+        self.weight = _part([layer.weight for layer in layers], sections, self.group, dim=0)
+        self.bias = None
+        if layers[0].bias is not None:
+            self.bias = _part([layer.bias for layer in layers], sections, self.group, dim=0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        _check_input(x, self.in_features, self.weight)
+        x, weight, bias = _autocast(x, self.weight, self.bias)
+        if self.group.size() == 1:
+            return F.linear(x, weight, bias)
+        if self.sequence_parallel and self.keep_gathered:
+            y = F.linear(gather_sequence(x, self.group), weight, bias)
+        else:
+            y = _Column.apply(self.group, x, weight, bias, self.sequence_parallel, self.overlap)
+        return gather_from(y, self.group) if self.gather_output else y
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features} -> {sum(self.sections)} of {self.out_features}, bias={self.bias is not None}"
+
+
+class RowParallelLinear(nn.Module):
+    """A linear layer over this rank's inputs: Y = ΣXᵢAᵢ, one all-reduce forward, the bias added once, after it.
+
+    Input [..., in/N], as a :class:`ColumnParallelLinear` leaves it; output [..., out], the same on every rank.
+
+    Args:
+        linear: the full layer.
+        group: the tensor-parallel ranks; the default group when None.
+        input_is_whole: the input is [..., in] on every rank; take this rank's part of it.
+        sequence_parallel: reduce-scatter the sum along the sequence: output [..., sequence/N, out], this rank's tokens.
+
+    Raises:
+        ValueError: the inputs do not divide by the ranks.
+    """
+
+    def __init__(
+        self,
+        linear: nn.Linear,
+        group: dist.ProcessGroup | None = None,
+        *,
+        input_is_whole: bool = False,
+        sequence_parallel: bool = False,
+    ):
+        super().__init__()
+        self.group = exchange.group_of(group)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.input_is_whole, self.sequence_parallel = input_is_whole, sequence_parallel
+        self.in_features_here = exchange.share(linear.in_features, self.group, "an input width")
+        self.weight = _part([linear.weight], [linear.in_features], self.group, dim=1)
+        self.bias = None if linear.bias is None else _whole(linear.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.input_is_whole:
+            _check_input(x, self.in_features, self.weight)
+            x = scatter_to(x, self.group)
+        _check_input(x, self.in_features_here, self.weight)
+        x, weight, bias = _autocast(x, self.weight, self.bias)
+        # Two operators, not one: recomputing stops before an all-reduce whose result no backward needs.
+        y = F.linear(x, weight)
+        if self.sequence_parallel:
+            y = reduce_scatter_sequence(y, self.group)
+            bias = None if bias is None else copy_to(bias, group=self.group)  # each rank adds it to its own tokens
+        else:
+            y = reduce_from(y, self.group)
+        return y if bias is None else y + bias
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features_here} of {self.in_features} -> {self.out_features}, bias={self.bias is not None}"
+
+
+def _at_once(collective, tensor, *args):
+    result = collective(tensor, *args)
+    return lambda: result
+
+
+def _part(full: Sequence[torch.Tensor], sections: Sequence[int], group: dist.ProcessGroup, dim: int) -> nn.Parameter:
+    """This rank's slice of every section, one after the other, as a parameter of its own."""
+    rank, size = dist.get_rank(group), group.size()
+    whole = full[0].detach() if len(full) == 1 else torch.cat([tensor.detach() for tensor in full], dim)
+    slices = [section.chunk(size, dim)[rank] for section in whole.split(list(sections), dim)]
+    own = slices[0].clone(memory_format=torch.contiguous_format) if len(slices) == 1 else torch.cat(slices, dim)
+    return nn.Parameter(own, requires_grad=full[0].requires_grad)
+
+
+def _whole(full: torch.Tensor) -> nn.Parameter:
+    return nn.Parameter(full.detach().clone(), requires_grad=full.requires_grad)
+
+
+def _check_same_input(layers: Sequence[nn.Linear]) -> None:
+    if not layers:
+        raise ValueError("no linear layer was given")
+    first = layers[0]
+    for layer in layers[1:]:
+        if layer.in_features != first.in_features:
+            raise ValueError(
+                f"layers that share their input need one width, not {first.in_features} and {layer.in_features}"
+            )
+        if (layer.bias is None) != (first.bias is None):
+            raise ValueError("of layers that share their input, either all have a bias or none")
+        if layer.weight.dtype != first.weight.dtype or layer.weight.requires_grad != first.weight.requires_grad:
+            raise ValueError("layers that share their input need one dtype, and all be trained or all frozen")
+
+
+def _check_input(x: torch.Tensor, width: int, weight: torch.Tensor) -> None:
+    if x.shape[-1] != width:
+        raise ValueError(f"the input's last dimension is {x.shape[-1]}, this rank's layer takes {width}")
+    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise TypeError(f"the input is {x.dtype}, the layer's weight {weight.dtype}: convert one of them")
+
+
+def _autocast(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    """Inside ``torch.autocast`` what ``nn.Linear`` would do by itself: operands in the lower precision."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(t if t is None else t.to(dtype) for t in tensors)

@@ -1,0 +1,142 @@
+"""f, g and their relatives: what happens on the way forward, and its mirror image on the way back.
+
+| operator | forward | backward | name in the papers |
+|---|---|---|---|
+| :func:`copy_to` | nothing | all-reduce | f (1909.08053 §3) |
+| :func:`reduce_from` | all-reduce | nothing | g |
+| :func:`scatter_to` | this rank's columns | all-gather | |
+| :func:`gather_from` | all-gather | this rank's columns | |
+| :func:`gather_sequence` | all-gather | reduce-scatter | g (2205.05198 §4.2.2) |
+| :func:`reduce_scatter_sequence` | reduce-scatter | all-gather | ḡ |
+| :func:`scatter_sequence` | this rank's tokens | all-gather | |
+
+The first four cut the last dimension, the others dimension −2, the sequence. Each makes a new tensor and leaves its
+input, and the gradient that it is handed, as they were. A second derivative is not supported and says so.
+"""
+
+import torch
+import torch.distributed as dist
+from torch.autograd.function import once_differentiable
+
+from pardemo.tensor_parallel import exchange
+
+COLUMNS, SEQUENCE = -1, -2
+
+
+class _CopyTo(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, group, *tensors):
+        ctx.group = group
+        copies = tuple(t.view_as(t) for t in tensors)
+        return copies if len(copies) > 1 else copies[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *gradients):
+        if len(gradients) == 1:
+            return None, exchange.all_reduce(gradients[0], ctx.group)
+        packed = exchange.all_reduce(torch.cat([g.reshape(-1) for g in gradients]), ctx.group)
+        parts = packed.split([g.numel() for g in gradients])
+        return None, *(part.view_as(g) for part, g in zip(parts, gradients, strict=True))
+
+
+class _ReduceFrom(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, group, tensor):
+        return exchange.all_reduce(tensor, group)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        return None, gradient
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, group, tensor, dim, reduces):
+        ctx.group, ctx.dim, ctx.reduces = group, dim, reduces
+        return exchange.all_gather(tensor, group, _positive(tensor, dim))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        back = exchange.reduce_scatter if ctx.reduces else exchange.split
+        return None, back(gradient, ctx.group, _positive(gradient, ctx.dim)), None, None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, group, tensor, dim, reduces):
+        ctx.group, ctx.dim = group, dim
+        dim = _positive(tensor, dim)
+        exchange.share(tensor.shape[dim], group, _name(ctx.dim))
+        return (exchange.reduce_scatter if reduces else exchange.split)(tensor, group, dim)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        return None, exchange.all_gather(gradient, ctx.group, _positive(gradient, ctx.dim)), None, None
+
+
+def copy_to(*tensors: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    """f: what every rank has goes on to every rank's part of a layer; backward, the parts' gradients are summed.
+
+    Also for a parameter that all ranks hold but each uses on its own tokens (norms under sequence parallelism). The
+    gradients of several tensors travel in one message.
+    """
+    group = exchange.group_of(group)
+    if group.size() == 1:
+        return tensors if len(tensors) > 1 else tensors[0]
+    return _CopyTo.apply(group, *tensors)
+
+
+def reduce_from(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """g: the ranks' partial results are summed; backward, each part gets the whole gradient."""
+    group = exchange.group_of(group)
+    return tensor if group.size() == 1 else _ReduceFrom.apply(group, tensor)
+
+
+def scatter_to(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """This rank's part of the last dimension of what every rank has; backward, the parts' gradients are gathered."""
+    group = exchange.group_of(group)
+    return tensor if group.size() == 1 else _Scatter.apply(group, tensor, COLUMNS, False)
+
+
+def gather_from(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """The parts of the last dimension together; backward, this rank's part of a gradient that all ranks have."""
+    group = exchange.group_of(group)
+    return tensor if group.size() == 1 else _Gather.apply(group, tensor, COLUMNS, False)
+
+
+def gather_sequence(
+    tensor: torch.Tensor, group: dist.ProcessGroup | None = None, whole_gradient: bool = False
+) -> torch.Tensor:
+    """All tokens from each rank's; backward, the ranks' gradients are summed and each gets its tokens' part.
+
+    With ``whole_gradient`` every rank's gradient is the whole one already, as behind a layer that is not split, and is
+    only cut.
+    """
+    group = exchange.group_of(group)
+    return tensor if group.size() == 1 else _Gather.apply(group, tensor, SEQUENCE, not whole_gradient)
+
+
+def reduce_scatter_sequence(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """Partial results of all tokens to the summed result of this rank's; backward, all tokens' gradients."""
+    group = exchange.group_of(group)
+    return tensor if group.size() == 1 else _Scatter.apply(group, tensor, SEQUENCE, True)
+
+
+def scatter_sequence(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """This rank's tokens of what every rank has: the way into a sequence-parallel region."""
+    group = exchange.group_of(group)
+    return tensor if group.size() == 1 else _Scatter.apply(group, tensor, SEQUENCE, False)
+
+
+def _positive(tensor: torch.Tensor, dim: int) -> int:
+    if tensor.dim() < -dim:
+        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} has no {_name(dim)} to cut")
+    return tensor.dim() + dim
+
+
+def _name(dim: int) -> str:
+    return "a last dimension" if dim == COLUMNS else "a sequence"

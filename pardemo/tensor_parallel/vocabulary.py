@@ -1,0 +1,154 @@
+"""The vocabulary divided among the ranks: its embedding, and the loss over logits that no rank ever has whole."""
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from pardemo.tensor_parallel import exchange
+from pardemo.tensor_parallel.operators import reduce_from, reduce_scatter_sequence
+
+BLOCK_ELEMENTS = 1 << 20  # of logits that are turned to fp32 at a time
+
+
+class VocabParallelEmbedding(nn.Module):
+    """Rows rank·V/N … of an embedding table: each rank looks up the tokens it has, and the results are summed.
+
+    Input: token numbers [batch, sequence], the same on every rank. Output [batch, sequence, hidden], one all-reduce;
+    with ``sequence_parallel`` this rank's tokens [batch, sequence/N, hidden], one reduce-scatter.
+
+    Args:
+        embedding: the full ``nn.Embedding``; its ``padding_idx`` gets no gradient here either.
+        group: the tensor-parallel ranks; the default group when None.
+        sequence_parallel: reduce-scatter along the sequence.
+
+    Raises:
+        ValueError: the vocabulary does not divide by the ranks (it says how far to pad it), ``max_norm``, ``sparse`` or
+            ``scale_grad_by_freq`` are set. IndexError (forward): a token outside the vocabulary.
+    """
+
+    def __init__(
+        self, embedding: nn.Embedding, group: dist.ProcessGroup | None = None, *, sequence_parallel: bool = False
+    ):
+        super().__init__()
+        for name in ("max_norm", "sparse", "scale_grad_by_freq"):
+            if getattr(embedding, name):
+                raise ValueError(f"{name} of the embedding is not supported")
+        self.group, self.sequence_parallel = exchange.group_of(group), sequence_parallel
+        self.num_embeddings, self.embedding_dim = embedding.num_embeddings, embedding.embedding_dim
+        ranks = self.group.size()
+        if self.num_embeddings % ranks:
+            padded = -(-self.num_embeddings // ranks) * ranks
+            raise ValueError(
+                f"a vocabulary of {self.num_embeddings} does not divide by the {ranks} ranks of the group: "
+                f"pad the embedding to {padded} rows"
+            )
+        rows = self.num_embeddings // ranks
+        self.start = dist.get_rank(self.group) * rows
+        own = embedding.weight.detach()[self.start : self.start + rows].clone()
+        self.weight = nn.Parameter(own, requires_grad=embedding.weight.requires_grad)
+        padding = -1 if embedding.padding_idx is None else embedding.padding_idx - self.start
+        self.padding_idx = padding if 0 <= padding < rows else None
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        _check_range(tokens, None, self.num_embeddings, "token")
+        local = tokens - self.start
+        elsewhere = (local < 0) | (local >= self.weight.shape[0])
+        found = F.embedding(local.masked_fill(elsewhere, 0), self.weight, self.padding_idx)
+        found = found.masked_fill(elsewhere.unsqueeze(-1), 0)
+        return (reduce_scatter_sequence if self.sequence_parallel else reduce_from)(found, self.group)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]} of {self.num_embeddings}, {self.embedding_dim}"
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """Per token log Σexp(logits) − logit of the target, in fp32; logits [tokens, V/N], targets [tokens]."""
+
+    @staticmethod
+    def forward(ctx, group, logits, targets, ignored):
+        here = logits.shape[-1]
+        local = targets - dist.get_rank(group) * here
+        mine = (local >= 0) & (local < here) & ~ignored
+        local = local.masked_fill(~mine, 0)
+        peak = exchange.all_reduce(logits.amax(-1).float(), group, "max")
+        parts = torch.empty(2, *targets.shape, dtype=torch.float32, device=logits.device)
+        for rows in _blocks(logits):
+            parts[0, rows] = (logits[rows].float() - peak[rows, None]).exp_().sum(-1)
+        picked = logits.gather(-1, local[:, None])[:, 0].float()
+        parts[1] = picked.masked_fill(~mine, 0)
+        total, target_logit = exchange.all_reduce(parts, group)  # both in one message
+        log_sum = total.log() + peak
+        ctx.save_for_backward(logits, log_sum, local, mine, ignored)
+        return (log_sum - target_logit).masked_fill(ignored, 0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient):
+        logits, log_sum, local, mine, ignored = ctx.saved_tensors
+        gradient = gradient.masked_fill(ignored, 0)
+        result = torch.empty_like(logits)
+        for rows in _blocks(logits):
+            softmax = (logits[rows].float() - log_sum[rows, None]).exp_()
+            softmax.scatter_add_(-1, local[rows, None], -mine[rows, None].float())
+            result[rows] = softmax.mul_(gradient[rows, None]).to(result.dtype)
+        return None, result, None, None
+
+
+def vocab_parallel_cross_entropy(
+    logits: torch.Tensor,
+    targets: torch.Tensor,
+    group: dist.ProcessGroup | None = None,
+    *,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """Cross-entropy over a vocabulary whose logits are divided among the ranks; they are never gathered.
+
+    Three numbers per token travel (fp32), in two all-reduces: the largest logit; then Σexp and the target's logit.
+    The backward pass sends nothing. Saved for it: the logits as they are, and one number per token.
+
+    Args:
+        logits: [..., V/N], this rank's part, as a ``ColumnParallelLinear`` leaves them. fp32, bf16 or fp16; computed
+            in fp32.
+        targets: [...], numbers of the whole vocabulary, the same on every rank.
+        group: the tensor-parallel ranks; the default group when None.
+        ignore_index: such targets count neither in the sum nor in the mean.
+        reduction: "mean", "sum" or "none".
+
+    Raises:
+        IndexError: a target outside the vocabulary. ValueError: shapes that do not fit, an unknown reduction.
+    """
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
+    if logits.shape[:-1] != targets.shape:
+        raise ValueError(f"logits of shape {tuple(logits.shape)} need targets of shape {tuple(logits.shape[:-1])}, "
+                         f"not {tuple(targets.shape)}")  # fmt: skip
+    group = exchange.group_of(group)
+    ignored = targets == ignore_index
+    _check_range(targets, ignored, logits.shape[-1] * group.size(), "target")
+    losses = _CrossEntropy.apply(group, logits.flatten(0, -2), targets.flatten(), ignored.flatten())
+    if reduction == "none":
+        return losses.view(targets.shape)
+    total = losses.sum()
+    return total / (~ignored).sum() if reduction == "mean" else total
+
+
+def _check_range(numbers: torch.Tensor, ignored: torch.Tensor | None, vocabulary: int, what: str) -> None:
+    """A number outside the vocabulary is on no rank: without this check it would count as zero, in silence."""
+    outside = (numbers < 0) | (numbers >= vocabulary)
+    outside = outside if ignored is None else outside & ~ignored
+    if numbers.is_cuda:  # no wait for the GPU: the assertion fails there
+        torch._assert_async(~outside.any(), f"{what} outside the vocabulary")
+    elif outside.any():
+        raise IndexError(f"{what} {numbers[outside][0].item()} is outside the vocabulary, 0 to {vocabulary - 1}")
+
+
+def _blocks(logits: torch.Tensor) -> Iterator[slice]:
+    """Rows at a time, so that the fp32 copy of bf16 logits stays small."""
+    step = max(1, BLOCK_ELEMENTS // max(1, logits.shape[-1]))
+    for at in range(0, logits.shape[0], step):
+        yield slice(at, at + step)
