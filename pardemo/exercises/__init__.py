@@ -18,6 +18,10 @@ class Mistake(Exception):
 EXERCISES = {
     "01_all_reduce": ("chapter_01", "check_all_reduce"),
     "01_unequal_shards": ("chapter_01", "check_unequal_shards"),
+    "03_f": ("chapter_03", "check_f"),
+    "03_split": ("chapter_03", "check_split"),
+    "04_qkv_rows": ("chapter_04", "check_qkv_rows"),
+    "04_vocabulary_loss": ("chapter_04", "check_vocabulary_loss"),
 }
 
 

@@ -162,6 +162,11 @@ def parallel_block(block: Block, group: dist.ProcessGroup | None = None, **optio
     )
 
 
+def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
+    """This rank's gradients by name; under sequence parallelism a norm keeps its plain name."""
+    return {name.replace(".module.", "."): p.grad for name, p in module.named_parameters()}
+
+
 def gradients_as_weights(module: nn.Module) -> nn.Module:
     """A copy whose weights are the module's gradients: split like the module, it holds each rank's true gradients."""
     copied = copy.deepcopy(module)
