@@ -22,6 +22,8 @@ EXERCISES = {
     "03_split": ("chapter_03", "check_split"),
     "04_qkv_rows": ("chapter_04", "check_qkv_rows"),
     "04_vocabulary_loss": ("chapter_04", "check_vocabulary_loss"),
+    "05_groups": ("chapter_05", "check_groups"),
+    "05_order": ("chapter_05", "check_order"),
 }
 
 
