@@ -51,7 +51,10 @@ def _parser() -> argparse.ArgumentParser:
     show.set_defaults(action=_claims)
 
     bench = commands.add_parser("bench", help="the speed table: ratios measured side by side in one run")
-    bench.add_argument("names", nargs="*", metavar="NAME", help="import, launch, ring, data-parallel (default: all)")
+    bench.add_argument(
+        "names", nargs="*", metavar="NAME",
+        help="import, launch, ring, data-parallel, tensor-parallel (default: all)",
+    )  # fmt: skip
     bench.add_argument("--json", action="store_true", help="print rows as JSON")
     bench.set_defaults(action=_bench)
 

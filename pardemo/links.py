@@ -16,6 +16,7 @@ from collections import Counter
 from queue import SimpleQueue
 
 import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
 
 TIMEOUT_S = 600  # a neighbour that neither sends nor reads for so long is taken for lost
 INLINE_BYTES = 64 << 10  # below this a send is tried at once; above, copying and adding go side by side
@@ -181,5 +182,6 @@ def ring_link(group: dist.ProcessGroup) -> RingLink:
     """The links of this rank in ``group``; made together by all its ranks at the first call."""
     found = _links.get(group)
     if found is None:
-        found = _links[group] = RingLink(group)
+        with _disable_current_modes():  # meters: the caller did not ask for these messages
+            found = _links[group] = RingLink(group)
     return found

@@ -46,7 +46,10 @@ def test_claims_of_a_folder_without_any(tmp_path, capsys):
 
 def test_an_unknown_bench_is_refused(capsys):
     assert cli.main(["bench", "warp"]) == 2
-    assert "no bench named warp; there are: import, launch, ring, data-parallel" in capsys.readouterr().err
+    assert (
+        "no bench named warp; there are: import, launch, ring, data-parallel, tensor-parallel"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_row_is_the_ratio_of_medians():

@@ -355,3 +355,20 @@ def test_looking_at_the_steps_leaves_autograd_on(world_of):
         return [torch.is_grad_enabled() for _ in ring_steps(torch.ones(4))]
 
     assert world_of(2).run(check) == [[True, True]] * 2
+
+
+def largest(dtype):
+    rank = dist.get_rank()
+    tensor = torch.tensor([float(rank), -float(rank), 5.0]).to(dtype)
+    return ring_all_reduce(tensor, op="max").tolist()
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_the_ring_takes_the_largest(world_of, n, dtype):
+    assert world_of(n).run(largest, dtype) == [[n - 1, 0, 5]] * n
+
+
+def test_an_unknown_operation_is_refused(world_of):
+    with pytest.raises(RankFailed, match="op must be one of sum, max, not 'min'"):
+        world_of(2).run(lambda: ring_all_reduce(torch.ones(1), op="min"))

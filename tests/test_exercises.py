@@ -5,9 +5,12 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn import functional as F
 
-from pardemo.collectives import parameter_server_all_reduce
+from pardemo.collectives import parameter_server_all_reduce, ring_all_reduce
 from pardemo.exercises import EXERCISES, check
+from pardemo.groups import Layout
+from pardemo.tensor_parallel import copy_to, reduce_from, vocab_parallel_cross_entropy
 
 
 def ring_by_hand(tensor):
@@ -50,6 +53,97 @@ def plain_mean(gradient, samples):
     return gradient / dist.get_world_size()
 
 
+class MyF(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return ring_all_reduce(gradient.clone())
+
+
+class InPlace(MyF):
+    @staticmethod
+    def backward(ctx, gradient):
+        return ring_all_reduce(gradient)
+
+
+def parts(a, b):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    return a.chunk(n, 1)[rank], b.chunk(n, 0)[rank]
+
+
+def columns_then_rows(x, a, b):
+    a, b = parts(a, b)
+    return ring_all_reduce(F.gelu(x @ a) @ b)
+
+
+def never_added(x, a, b):
+    a, b = parts(a, b)
+    return F.gelu(x @ a) @ b
+
+
+def rows_first(x, a, b):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    inner = F.gelu(ring_all_reduce(x.chunk(n, -1)[rank] @ a.chunk(n, 0)[rank]))
+    return ring_all_reduce(inner.chunk(n, -1)[rank] @ b.chunk(n, 0)[rank])
+
+
+def gelus_added(x, a, b):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    return ring_all_reduce(F.gelu(x.chunk(n, -1)[rank] @ a.chunk(n, 0)[rank])) @ b
+
+
+def sent_but_not_shared(x, a, b):
+    ring_all_reduce(torch.zeros_like(x))
+    return F.gelu(x @ a) @ b
+
+
+def thirds(weight, heads, rank, ranks):
+    return torch.cat([third.chunk(ranks, 0)[rank] for third in weight.chunk(3, 0)])
+
+
+def loss_with_gather(logits, targets):
+    whole = [torch.empty_like(logits) for _ in range(dist.get_world_size())]
+    dist.all_gather(whole, logits)
+    return F.cross_entropy(torch.cat(whole, 1), targets, reduction="none")
+
+
+def loss_by_hand(logits, targets, largest=True):
+    peak = logits.amax(1) if largest else torch.zeros(len(targets))
+    if largest:
+        dist.all_reduce(peak, dist.ReduceOp.MAX)
+    local = targets - dist.get_rank() * logits.shape[1]
+    mine = (local >= 0) & (local < logits.shape[1])
+    picked = logits.gather(1, local.clamp(0, logits.shape[1] - 1)[:, None])[:, 0] * mine
+    both = torch.stack([(logits - peak[:, None]).exp().sum(1), picked])
+    dist.all_reduce(both)
+    return both[0].log() + peak - both[1]
+
+
+def local_loss(logits, targets):
+    targets = (targets - dist.get_rank() * logits.shape[1]).clamp(0, logits.shape[1] - 1)
+    return F.cross_entropy(logits, targets, reduction="none")
+
+
+def groups_by_strides(axis, tp, dp, pp):
+    size, stride = {"tp": (tp, 1), "dp": (dp, tp), "pp": (pp, tp * dp)}[axis]
+    starts = [r for r in range(tp * dp * pp) if r // stride % size == 0]
+    return [[start + stride * i for i in range(size)] for start in starts]
+
+
+SOLUTIONS = {
+    "01_all_reduce": ring_by_hand,
+    "01_unequal_shards": weighted,
+    "03_f": MyF.apply,
+    "03_split": columns_then_rows,
+    "04_qkv_rows": thirds,
+    "04_vocabulary_loss": loss_by_hand,
+    "05_groups": groups_by_strides,
+    "05_order": lambda: "tp-dp-pp",
+}
+
 LOCK = threading.Lock()
 
 
@@ -60,14 +154,21 @@ def divides_by_zero(*arguments):
     return 1 / 0
 
 
-@pytest.mark.parametrize(("name", "solution"), [("01_all_reduce", ring_by_hand), ("01_unequal_shards", weighted)])
+@pytest.mark.parametrize(
+    ("name", "solution"),
+    [
+        *SOLUTIONS.items(),
+        ("03_f", copy_to),
+        ("04_vocabulary_loss", lambda x, t: vocab_parallel_cross_entropy(x, t, reduction="none")),
+    ],
+)
 def test_each_exercise_can_be_solved(name, solution, capsys):
     assert check(name, solution) is True
     assert capsys.readouterr().out.startswith(f"{name}: solved.")
 
 
 def test_every_exercise_is_tested():
-    assert set(EXERCISES) == {"01_all_reduce", "01_unequal_shards"}
+    assert set(EXERCISES) == set(SOLUTIONS)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +188,41 @@ def test_every_exercise_is_tested():
         ("01_unequal_shards", divides_by_zero, "ZeroDivisionError"),
         ("01_unequal_shards", lambda g, n: g.double(), "not the whole batch's mean gradient"),
         ("01_all_reduce", lambda t: (t, LOCK), "cannot send"),
+        ("03_f", stub, "returned NoneType"),
+        ("03_f", lambda x: x, "this rank's gradient alone: backward needs the all-reduce"),
+        ("03_f", lambda x: x.detach(), "carries no gradient"),
+        ("03_f", reduce_from, "forward it should return x as it is"),
+        ("03_f", InPlace.apply, "changed in place"),
+        ("03_f", lambda x: copy_to(x / 4) + x.detach() * 0.75, "the sum of the ranks' gradients is 3"),
+        ("03_split", stub, "not NoneType"),
+        ("03_split", lambda x, a, b: x @ a, "it should return a tensor of shape (2, 512, 256), not (2, 512, 1024)"),
+        ("03_split", lambda x, a, b: F.gelu(x @ a) @ b, "nothing was sent"),
+        ("03_split", never_added, "this rank's part of the sum alone"),
+        ("03_split", gelus_added, "GeLU(p + q) is not GeLU(p) + GeLU(q)"),
+        ("03_split", rows_first, "sends 10.0φ, and 2φ is enough: that is the all-reduce of the inner"),
+        ("03_split", sent_but_not_shared, "a rank does 100% of the arithmetic"),
+        ("03_split", lambda x, a, b: x * 0, "the result is not gelu(x @ a) @ b"),
+        ("04_qkv_rows", stub, "It returned NoneType"),
+        ("04_qkv_rows", lambda w, heads, r, n: w.chunk(n, 0)[r], "the matrix in 2 equal pieces"),
+        ("04_qkv_rows", lambda w, heads, r, n: thirds(w, heads, r, n).flip(0), "in another order"),
+        (
+            "04_qkv_rows",
+            lambda w, heads, r, n: w[:1],
+            "rows [0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19] are needed, not [0]",
+        ),
+        ("04_vocabulary_loss", stub, "shape (16384,), not NoneType"),
+        ("04_vocabulary_loss", loss_with_gather, "the logits themselves travel"),
+        ("04_vocabulary_loss", local_loss, "this rank's part of the vocabulary alone"),
+        ("04_vocabulary_loss", lambda x, t: -loss_by_hand(x, t), "the sign is turned round"),
+        ("04_vocabulary_loss", lambda x, t: loss_by_hand(x, t, False), "overflow exp: subtract the largest logit"),
+        ("04_vocabulary_loss", lambda x, t: loss_by_hand(x, t) * 0, "not those of the whole vocabulary"),
+        ("05_groups", stub, "It returned NoneType"),
+        ("05_groups", lambda axis, *s: Layout(*s, "pp-dp-tp").groups(axis), "the groups of the order pp-dp-tp"),
+        ("05_groups", lambda axis, tp, dp, pp: [list(range(tp * dp * pp))], "the first group is [0, 1]"),
+        ("05_groups", lambda axis, tp, dp, pp: [], "not none"),
+        ("05_order", stub, "order must name tp, dp and pp once each"),
+        ("05_order", lambda: "pp-dp-tp", "spans 4 hosts: let tp run fastest"),
+        ("05_order", lambda: "tp-pp-dp", "spans 4 hosts, 2 are enough"),
     ],
 )
 def test_wrong_answers_get_the_message_that_helps(name, answer, hint, capsys):

@@ -2,12 +2,16 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pardemo.formulas import communication as c
+from pardemo.formulas import memory as m
+from pardemo.formulas import scaling
+from pardemo.formulas import tensor_parallel as t
 
 sizes = st.integers(0, 10**12)
 ranks = st.integers(1, 1024)
@@ -75,3 +79,72 @@ def test_bad_input(call, message):
 def test_formulas_load_no_torch():
     code = "import sys, pardemo.formulas.communication; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+def test_tensor_parallel_by_hand():
+    assert t.phi(2, 3, 5, 4, 2) == 45
+    assert t.phi(2, 3, 5, 1) == 0
+    assert (t.half(), t.half(backward=False), t.rows_first()) == (4, 2, 8)
+    assert [t.block(r) for r in ("none", "until needed", "all")] == [8, 10, 12]
+    assert [2 * t.sequence_parallel_half(keep) for keep in (False, True)] == [10, 8]
+    assert [2 * t.sequence_parallel_half(keep, reduce_scatter=2) for keep in (False, True)] == [14, 12]
+    assert t.loss_elements(7) == 21
+    assert t.flops_forward(1, 2, 3) == 24 * 2 * 9 + 4 * 4 * 3
+    with pytest.raises(ValueError, match="recomputed must be one of none, until needed, all, not 'some'"):
+        t.block("some")
+    with pytest.raises(ValueError, match="at least 1, not 0"):
+        t.phi(1, 1, 1, 0)
+
+
+def test_activation_memory_by_hand():
+    s, b, h, a = 8, 2, 4, 2
+    unit = s * b * h
+    assert m.block_activation_bytes(s, b, h, a) == unit * 34 + 5 * a * s * s * b
+    assert m.block_activation_bytes(s, b, h, a) == sum(m.block_activation_parts(s, b, h, a).values())
+    assert m.block_activation_bytes(s, b, h, a, 2) == unit * (10 + 12) + 5 * a * s * s * b / 2
+    assert m.block_activation_bytes(s, b, h, a, 2, True) == m.block_activation_bytes(s, b, h, a) / 2
+    assert m.block_activation_bytes(s, b, h, a, 2, True, "selective") == unit * 17
+    assert m.block_activation_bytes(s, b, h, a, 2, False, "full") == 2 * unit
+    assert m.block_activation_bytes(s, b, h, a, 2, True, "full") == unit
+    with pytest.raises(ValueError, match="recompute must be one of none, selective, full"):
+        m.block_activation_bytes(s, b, h, a, recompute="half")
+    with pytest.raises(ValueError, match="at least 1, not 0"):
+        m.block_activation_bytes(s, b, h, a, 0)
+
+
+@given(n=st.integers(1, 64), recompute=st.sampled_from(m.RECOMPUTE))
+def test_each_kind_of_sharing_saves_memory(n, recompute):
+    shape = (1024, 1, 4096, 32)
+    plain, shared = (m.block_activation_bytes(*shape, n, sp, recompute) for sp in (False, True))
+    assert shared == pytest.approx(m.block_activation_bytes(*shape, 1, recompute=recompute) / n)
+    assert shared <= plain <= m.block_activation_bytes(*shape, recompute=recompute)
+
+
+def test_megatrons_models_have_the_published_sizes():
+    published = {1: 1.2135e9, 2: 2.4904e9, 4: 4.1991e9, 8: 8.3170e9}
+    for tp, job in scaling.TABLE_1.items():
+        assert job.parameters == pytest.approx(published[tp], rel=1e-4)
+        assert job.hidden / job.heads == 96
+
+
+def test_the_scaling_model_by_hand():
+    cluster = scaling.Cluster(4, 1e9, 1e6, 0.5, 0.25, 1e6, 1.0, matmul_flops=1e9)
+    assert scaling.ring_seconds(1e6, 4, 1e6, 0.5, 0.25) == 0.5 + 6 * 0.25 + 1.5
+    assert scaling.ring_seconds(1e6, 1, 1e6, 0.5, 0.25) == 0
+    job = scaling.Job(10, 1, 2, tp=2, dp=2, batch=1, sequence=1, vocabulary=0)
+    assert scaling.tensor_parallel_seconds(job, cluster) == 12 * (0.5 + 0.5 + 20 / 1e6)
+    inside = scaling.data_parallel_seconds(job, cluster)  # 4 GPUs: one host
+    assert inside == scaling.ring_seconds(job.parameters, 2, 1e6, 0.5, 0.25)
+    across = scaling.data_parallel_seconds(replace(job, dp=4), cluster)  # two rings share a host's adapters
+    assert across == scaling.ring_seconds(job.parameters, 4, 0.5e6, 0.5, 1.0)
+    with pytest.raises(ValueError, match="no rate for matrix products yet"):
+        scaling.step(job, replace(cluster, matmul_flops=0.0))
+
+
+def test_one_gpu_is_the_baseline_and_overlap_hides_what_fits():
+    job = scaling.TABLE_1[1]
+    cluster = scaling.calibrated(scaling.DGX2H, job, scaling.BASELINE_FLOPS)
+    assert scaling.efficiency(job, scaling.step(job, cluster).seconds) == pytest.approx(1)
+    step = scaling.Step(products=3.0, whole_traffic=1.0, tensor_parallel=0.0, data_parallel=1.5)
+    assert (step.seconds, step.overlapped_seconds) == (5.5, 4.0)
+    assert replace(step, data_parallel=3.0).overlapped_seconds == 5.0, "half of the rest hides 2 of 3"

@@ -331,3 +331,30 @@ def test_a_collective_whose_bytes_nobody_knows_is_refused(world_of):
             dist.all_to_all([x[:2].clone(), x[2:].clone()], [x[:2], x[2:]])
 
     world_of(2).run(check)
+
+
+def calls_of_everything():
+    from pardemo.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter
+    from pardemo.meters import CallMeter
+
+    n = dist.get_world_size()
+    tensor = torch.ones(n)
+    with CallMeter() as calls:
+        ring_all_reduce(tensor)
+        ring_all_reduce(tensor, op="max")
+        ring_reduce_scatter(tensor)
+        ring_all_gather(tensor)
+        dist.all_reduce(tensor)
+        dist.all_gather_single(torch.empty(n * n), tensor)
+        dist.reduce_scatter_single(torch.empty(1), tensor)
+        dist.broadcast(tensor, 0)
+        dist.barrier()
+        torch.ones(3) + 1
+    with CallMeter() as none:
+        torch.ones(3)
+    return calls.counts, none.counts
+
+
+def test_calls_are_counted_of_torch_and_of_rings(world_of):
+    expected = {"all_reduce": 3, "reduce_scatter": 2, "all_gather": 2, "broadcast": 1}
+    assert world_of(2).run(calls_of_everything) == [(expected, {})] * 2

@@ -134,7 +134,7 @@ def scatter_sequence(tensor: torch.Tensor, group: dist.ProcessGroup | None = Non
 
 def _positive(tensor: torch.Tensor, dim: int) -> int:
     if tensor.dim() < -dim:
-        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} has no {_name(dim)} to cut")
+        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} does not have {_name(dim)} to cut")
     return tensor.dim() + dim
 
 

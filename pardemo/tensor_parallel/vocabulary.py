@@ -78,21 +78,20 @@ class _CrossEntropy(torch.autograd.Function):
         parts = torch.empty(2, *targets.shape, dtype=torch.float32, device=logits.device)
         for rows in _blocks(logits):
             parts[0, rows] = (logits[rows].float() - peak[rows, None]).exp_().sum(-1)
-        picked = logits.gather(-1, local[:, None])[:, 0].float()
+        picked = logits.gather(-1, local[:, None])[:, 0].float() - peak  # relative: exact where logits are large
         parts[1] = picked.masked_fill(~mine, 0)
         total, target_logit = exchange.all_reduce(parts, group)  # both in one message
-        log_sum = total.log() + peak
-        ctx.save_for_backward(logits, log_sum, local, mine, ignored)
-        return (log_sum - target_logit).masked_fill(ignored, 0)
+        ctx.save_for_backward(logits, peak, total, local, mine, ignored)
+        return (total.log() - target_logit).masked_fill(ignored, 0)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient):
-        logits, log_sum, local, mine, ignored = ctx.saved_tensors
+        logits, peak, total, local, mine, ignored = ctx.saved_tensors
         gradient = gradient.masked_fill(ignored, 0)
         result = torch.empty_like(logits)
         for rows in _blocks(logits):
-            softmax = (logits[rows].float() - log_sum[rows, None]).exp_()
+            softmax = (logits[rows].float() - peak[rows, None]).exp_().div_(total[rows, None])
             softmax.scatter_add_(-1, local[rows, None], -mine[rows, None].float())
             result[rows] = softmax.mul_(gradient[rows, None]).to(result.dtype)
         return None, result, None, None
@@ -109,7 +108,7 @@ def vocab_parallel_cross_entropy(
     """Cross-entropy over a vocabulary whose logits are divided among the ranks; they are never gathered.
 
     Three numbers per token travel (fp32), in two all-reduces: the largest logit; then Σexp and the target's logit.
-    The backward pass sends nothing. Saved for it: the logits as they are, and one number per token.
+    The backward pass sends nothing. Saved for it: the logits as they are, and a few numbers per token.
 
     Args:
         logits: [..., V/N], this rank's part, as a ``ColumnParallelLinear`` leaves them. fp32, bf16 or fp16; computed

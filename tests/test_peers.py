@@ -1,0 +1,117 @@
+"""The frameworks beside pardemo's layers: same weights, same inputs, same numbers."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pardemo import CallMeter, World
+from pardemo.peers import gpt
+
+HIDDEN, HEADS = 64, 4
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def world(request):
+    with World(request.param, preload=["pardemo.peers.megatron", "pardemo.peers.dtensor"], timeout_s=120) as found:
+        yield found
+
+
+def three_blocks(kv_heads, sequence_parallel):
+    """Largest differences of Megatron-core's and DTensor's block from pardemo's: output and every gradient."""
+    from pardemo.peers import dtensor, megatron
+    from pardemo.tensor_parallel import scatter_sequence
+
+    n, rank = dist.get_world_size(), dist.get_rank()
+    full = gpt.seeded(lambda: gpt.Block(HIDDEN, HEADS, kv_heads))
+    x, gradient = gpt.numbers(2, 16, HIDDEN, seed=1), gpt.numbers(2, 16, HIDDEN, seed=2)
+    ours = gpt.parallel_block(full, sequence_parallel=sequence_parallel)
+    mine = (scatter_sequence(x) if sequence_parallel else x.clone()).requires_grad_()
+    part = (lambda t: t.chunk(n, 1)[rank]) if sequence_parallel else (lambda t: t)
+    y = ours(mine)
+    y.backward(part(gradient))
+    errors = {}
+    with megatron.megatron(tp=n):
+        if not sequence_parallel:
+            theirs = megatron.Block(full)
+            turned = x.transpose(0, 1).contiguous().requires_grad_()
+            z = theirs(turned)
+            z.backward(gradient.transpose(0, 1))
+            errors["megatron"] = [
+                (z.transpose(0, 1) - y).abs().max().item(),
+                (turned.grad.transpose(0, 1) - mine.grad).abs().max().item(),
+                gpt.largest_error(megatron.gradients(theirs), gpt.gradients(ours)),
+            ]
+    theirs = dtensor.block(full, dtensor.mesh(n), sequence_parallel)
+    whole = part(x).clone().requires_grad_()
+    z = theirs(whole)
+    z.backward(part(gradient))
+    full(x).backward(gradient)
+    errors["dtensor"] = [
+        (z - y).abs().max().item(),
+        (whole.grad - mine.grad).abs().max().item(),
+        gpt.largest_error(dtensor.gradients(theirs), gpt.gradients(full)),
+    ]
+    return errors
+
+
+@pytest.mark.parametrize(("kv_heads", "sequence_parallel"), [(None, False), (4, False), (None, True)])
+def test_blocks_are_equal(world, kv_heads, sequence_parallel):
+    for errors in world.run(three_blocks, kv_heads, sequence_parallel):
+        assert max(error for found in errors.values() for error in found) < 1e-5
+        assert set(errors) == ({"dtensor"} if sequence_parallel else {"dtensor", "megatron"})
+
+
+def sequence_parallel_mlps():
+    from pardemo.peers import megatron
+
+    n, rank = dist.get_world_size(), dist.get_rank()
+    full = gpt.seeded(lambda: gpt.MLP(HIDDEN))
+    x, gradient = (gpt.numbers(2, 16, HIDDEN, seed=s).chunk(n, 1)[rank] for s in (1, 2))
+    mine = x.clone().requires_grad_()
+    y = gpt.parallel_mlp(full, sequence_parallel=True)(mine)
+    y.backward(gradient)
+    with megatron.megatron(tp=n):
+        theirs = megatron.MLP(full, sequence_parallel=True)
+        turned = x.transpose(0, 1).contiguous().requires_grad_()
+        with CallMeter() as calls:
+            z = theirs(turned)
+            z.backward(gradient.transpose(0, 1))
+    errors = [(z.transpose(0, 1) - y).abs().max().item(), (turned.grad.transpose(0, 1) - mine.grad).abs().max().item()]
+    return max(errors), calls.counts
+
+
+def test_megatrons_sequence_parallel_mlp(world):
+    for error, calls in world.run(sequence_parallel_mlps):
+        assert error < 1e-5
+        assert calls == {"all_gather": 3, "reduce_scatter": 2}, "it gathers the input again on the way back"
+
+
+def losses(kind):
+    from pardemo.peers import megatron
+
+    with megatron.megatron(tp=dist.get_world_size()):
+        assert torch.cuda.current_device() == torch.device("cpu")
+        net = gpt.seeded(lambda: gpt.GPT(vocabulary=64, hidden=32))
+        net = megatron.GPT(net) if kind == "megatron" else gpt.ParallelGPT(net)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+        found = []
+        for step in range(4):
+            loss = net.loss(gpt.text(4, 17, 64, seed=step))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+    return found, type(getattr(net, "model", net)).__name__, torch.cuda.current_device.__module__
+
+
+def test_a_gpt_of_megatron_core_trains_the_same(world):
+    theirs, ours = world.run(losses, "megatron"), world.run(losses, "pardemo")
+    assert theirs[0][1] == "GPTModel"
+    for (a, *_), (b, *_) in zip(theirs, ours, strict=True):
+        assert a == pytest.approx(b, abs=1e-5)
+    assert theirs[0][2] == "torch.cuda", "its answer for the current device is back"
+
+
+def test_gradients_of_other_names_are_not_compared():
+    with pytest.raises(ValueError, match=r"compared names differ: \['a', 'b'\]"):
+        gpt.largest_error({"a": torch.ones(1)}, {"b": torch.ones(1)})

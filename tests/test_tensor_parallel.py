@@ -1,0 +1,758 @@
+"""Every split layer against the plain one in the same test; ranks begin with different seeds on purpose."""
+
+import copy
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+
+from pardemo import CallMeter, RankFailed, WireMeter, World
+from pardemo.data_parallel import BucketedDataParallel
+from pardemo.formulas import communication
+from pardemo.formulas import tensor_parallel as formulas
+from pardemo.groups import Groups, Layout
+from pardemo.peers import gpt
+from pardemo.tensor_parallel import (
+    ColumnParallelLinear,
+    ParallelAttention,
+    ParallelMLP,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    copy_to,
+    exchange,
+    gather_from,
+    gather_sequence,
+    reduce_from,
+    reduce_scatter_sequence,
+    scatter_sequence,
+    scatter_to,
+    vocab_parallel_cross_entropy,
+)
+
+HIDDEN, HEADS, BATCH, SEQUENCE = 48, 4, 3, 8
+SIZES = [1, 2, 4]
+ROUNDING = 1e-5
+
+
+def size():
+    return dist.get_world_size()
+
+
+def worst(pairs):
+    return max((a - b).abs().max().item() for a, b in pairs)
+
+
+# --- operators -------------------------------------------------------------------------------------------------------
+
+
+def operators():
+    """Forward and backward of each operator against what it should be, computed from all ranks' tensors."""
+    rank, n = dist.get_rank(), size()
+    inputs = [gpt.numbers(2, 4 * n, 3 * n, seed=r) for r in range(n)]
+    parts = [gpt.numbers(2, 4, 3, seed=10 + r) for r in range(n)]
+    wholes = [gpt.numbers(2, 4, 3 * n, seed=20 + r) for r in range(n)]
+    along = [gpt.numbers(2, 4 * n, 3, seed=30 + r) for r in range(n)]
+    found = []
+
+    def run(operator, mine, gradient, forward, backward, **options):
+        x = mine.clone().requires_grad_()
+        kept, handed = x.detach().clone(), gradient.clone()
+        y = operator(x, **options)
+        y.backward(handed)
+        found.append((operator.__name__, worst([(y, forward), (x.grad, backward)])))
+        assert torch.equal(x.detach(), kept), "the input was changed"
+        assert torch.equal(handed, gradient), "the gradient that was handed over was changed"
+
+    total = sum(inputs)
+    run(copy_to, inputs[0], inputs[rank], inputs[0], total)
+    run(reduce_from, inputs[rank], inputs[0], total, inputs[0])
+    run(scatter_to, wholes[0], parts[rank], wholes[0].chunk(n, -1)[rank], torch.cat(parts, -1))
+    run(gather_from, parts[rank], wholes[0], torch.cat(parts, -1), wholes[0].chunk(n, -1)[rank])
+    run(gather_sequence, parts[rank], along[rank], torch.cat(parts, 1), sum(along).chunk(n, 1)[rank])
+    run(gather_sequence, parts[rank], along[0], torch.cat(parts, 1), along[0].chunk(n, 1)[rank], whole_gradient=True)
+    run(reduce_scatter_sequence, along[rank], parts[rank], sum(along).chunk(n, 1)[rank], torch.cat(parts, 1))
+    run(scatter_sequence, along[0], parts[rank], along[0].chunk(n, 1)[rank], torch.cat(parts, 1))
+    return found
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_operators_do_what_they_say_and_change_nothing(world_of, n):
+    for found in world_of(n).run(operators):
+        assert [(name, error) for name, error in found if error > 1e-5] == []
+
+
+def several_parameters_in_one_message():
+    rank = dist.get_rank()
+    a, b = torch.ones(3, requires_grad=True), torch.ones(2, 2, requires_grad=True)
+    x, y = copy_to(a, b)
+    with CallMeter() as calls:
+        ((rank + 1) * x.sum() + 10 * (rank + 1) * y.sum()).backward()
+    return calls.counts, a.grad[0].item(), b.grad[0, 0].item()
+
+
+def test_copy_to_sums_several_gradients_in_one_message(world_of):
+    assert world_of(4).run(several_parameters_in_one_message) == [({"all_reduce": 1}, 10, 100)] * 4
+
+
+def second_derivative():
+    x = torch.ones(2, requires_grad=True)
+    (g,) = torch.autograd.grad(copy_to(x).square().sum(), x, create_graph=True)
+    g.sum().backward()
+
+
+def test_a_second_derivative_is_refused(world_of):
+    with pytest.raises(RankFailed, match="once_differentiable"):
+        world_of(2).run(second_derivative)
+
+
+# --- linear layers ---------------------------------------------------------------------------------------------------
+
+
+def linear(kind, strided, frozen, dtype, input_needs_gradient=True):
+    """Largest errors of output and gradients of a column or row layer against the plain one."""
+    rank, n = dist.get_rank(), size()
+    full = gpt.seeded(lambda: nn.Linear(24, 32)).to(dtype)
+    full.weight.requires_grad_(not frozen)
+    x = gpt.numbers(BATCH, SEQUENCE, 24, seed=1, dtype=dtype)
+    if strided:
+        x = x.transpose(0, 1).contiguous().transpose(0, 1)
+        assert not x.is_contiguous()
+    gradient = gpt.numbers(1, 1, 32, seed=2, dtype=dtype).expand(BATCH, SEQUENCE, 32)  # strides of 0
+    x = x.detach().requires_grad_(input_needs_gradient)
+    mine = x.detach().requires_grad_(input_needs_gradient)
+    expected = full(x)
+    expected.backward(gradient)
+    if kind == "column":
+        layer = ColumnParallelLinear(full)
+        y = layer(mine)
+        y.backward(gradient.chunk(n, -1)[rank])
+        pairs = [(y, expected.chunk(n, -1)[rank]), (layer.bias.grad, full.bias.grad.chunk(n)[rank])]
+        weight = None if frozen else full.weight.grad.chunk(n, 0)[rank]
+    else:
+        layer = RowParallelLinear(full, input_is_whole=True)
+        y = layer(mine)
+        y.backward(gradient)
+        pairs = [(y, expected), (layer.bias.grad, full.bias.grad)]
+        weight = None if frozen else full.weight.grad.chunk(n, 1)[rank]
+    assert layer.weight.requires_grad is not frozen
+    if frozen:
+        assert layer.weight.grad is None
+    else:
+        pairs.append((layer.weight.grad, weight))
+    if input_needs_gradient:
+        pairs.append((mine.grad, x.grad))
+    return worst(pairs), str(y.dtype)
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("kind", ["column", "row"])
+@pytest.mark.parametrize(("strided", "frozen"), [(False, False), (True, False), (False, True)])
+def test_linear_layers_equal_the_plain_one(world_of, n, kind, strided, frozen):
+    for error, _ in world_of(n).run(linear, kind, strided, frozen, torch.float32):
+        assert error < ROUNDING
+
+
+@pytest.mark.parametrize("kind", ["column", "row"])
+def test_an_input_without_gradient_sends_nothing_back(world_of, kind):
+    for error, _ in world_of(2).run(linear, kind, False, False, torch.float32, False):
+        assert error < ROUNDING
+
+
+@pytest.mark.parametrize("kind", ["column", "row"])
+def test_bf16_layers_stay_bf16(world_of, kind):
+    for error, dtype in world_of(2).run(linear, kind, True, False, torch.bfloat16):
+        assert error < 0.1, "bf16 has 8 bits; values up to about 8"
+        assert dtype == "torch.bfloat16"
+
+
+def under_autocast():
+    mlp = gpt.seeded(lambda: gpt.MLP(HIDDEN))
+    x = gpt.numbers(BATCH, SEQUENCE, HIDDEN)
+    mine, theirs = (x.clone().requires_grad_() for _ in range(2))
+    layer = gpt.parallel_mlp(mlp)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, expected = layer(mine), mlp(theirs)
+    y.float().sum().backward()
+    expected.float().sum().backward()
+    return str(y.dtype), str(layer.first.weight.grad.dtype), worst([(y, expected)]) / expected.abs().max().item()
+
+
+def test_autocast_works_as_with_plain_layers(world_of):
+    for dtype, gradient, error in world_of(2).run(under_autocast):
+        assert (dtype, gradient) == ("torch.bfloat16", "torch.float32")
+        assert error < 0.02
+
+
+def fused_layers():
+    """Gate and up as one product, an output gathered again, and the full layers untouched."""
+    rank, n = dist.get_rank(), size()
+    gate, up, down = gpt.seeded(
+        lambda: nn.ModuleList([nn.Linear(16, 32, bias=False), nn.Linear(16, 32, bias=False), nn.Linear(32, 16)])
+    )
+    before = copy.deepcopy([gate, up, down])
+    x = gpt.numbers(2, 5, 16).requires_grad_()
+    mine = x.detach().requires_grad_()
+    expected = down(F.silu(gate(x)) * up(x))
+    expected.sum().backward()
+    layer = ParallelMLP([gate, up], down, activation=F.silu)
+    y = layer(mine)
+    with CallMeter() as calls:
+        y.sum().backward()
+    gathered = ColumnParallelLinear(up, gather_output=True)(x)
+    same = all(torch.equal(a.weight, b.weight) for a, b in zip(before, (gate, up, down), strict=True))
+    wanted = torch.cat([gate.weight.grad.chunk(n)[rank], up.weight.grad.chunk(n)[rank]])
+    pairs = [(y, expected), (mine.grad, x.grad), (layer.first.weight.grad, wanted), (gathered, up(x))]
+    return worst(pairs), calls.counts, same
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_gated_mlp_is_one_product_and_one_all_reduce_backward(world_of, n):
+    for error, calls, same in world_of(n).run(fused_layers):
+        assert error < ROUNDING
+        assert calls == ({} if n == 1 else {"all_reduce": 1})
+        assert same
+
+
+# --- MLP, attention, block -------------------------------------------------------------------------------------------
+
+
+def block(kv_heads, mode, n_dims=3):
+    options = {
+        "plain": {},
+        "sequence": {"sequence_parallel": True},
+        "kept": {"sequence_parallel": True, "keep_gathered": True},
+        "recomputed core": {"recompute_core": True},
+        "no overlap": {"overlap": False},
+    }[mode]
+    core = options.pop("recompute_core", False)
+    full = gpt.seeded(lambda: gpt.Block(HIDDEN, HEADS, kv_heads))
+    x = gpt.numbers(BATCH, SEQUENCE, HIDDEN, seed=1).requires_grad_()
+    gradient = gpt.numbers(BATCH, SEQUENCE, HIDDEN, seed=2)
+    expected = full(x)
+    expected.backward(gradient)
+    layer = gpt.parallel_block(full, **options)
+    layer.attention.recompute_core = core
+    mine = x.detach().clone().requires_grad_()
+    in_sequence = "sequence_parallel" in options
+    y = layer(scatter_sequence(mine) if in_sequence else mine)
+    y = gather_sequence(y, whole_gradient=True) if in_sequence else y
+    y.backward(gradient)
+    truth = dict(gpt.parallel_block(gpt.gradients_as_weights(full)).named_parameters())
+    return max(worst([(y, expected), (mine.grad, x.grad)]), gpt.largest_error(gpt.gradients(layer), truth))
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("mode", ["plain", "sequence", "kept", "recomputed core", "no overlap"])
+@pytest.mark.parametrize("kv_heads", [None, 4])
+def test_block_equals_the_plain_one(world_of, n, mode, kv_heads):
+    assert max(world_of(n).run(block, kv_heads, mode)) < ROUNDING
+
+
+def grouped_heads():
+    return block(size(), "plain")
+
+
+def test_one_key_value_head_per_rank(world_of):
+    assert max(world_of(2).run(grouped_heads)) < ROUNDING
+
+
+def llama():
+    """A model from elsewhere: every linear layer of a small Llama replaced by its part."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=32, attn_implementation="sdpa",
+    )  # fmt: skip
+    full = gpt.seeded(lambda: LlamaForCausalLM(config))
+    split = copy.deepcopy(full)
+    for layer in split.model.layers:
+        for name in ("q_proj", "k_proj", "v_proj"):
+            setattr(layer.self_attn, name, ColumnParallelLinear(getattr(layer.self_attn, name)))
+        layer.self_attn.o_proj = RowParallelLinear(layer.self_attn.o_proj)
+        for name in ("gate_proj", "up_proj"):
+            setattr(layer.mlp, name, ColumnParallelLinear(getattr(layer.mlp, name)))
+        layer.mlp.down_proj = RowParallelLinear(layer.mlp.down_proj)
+    split.lm_head = ColumnParallelLinear(split.lm_head, gather_output=True)
+    tokens = gpt.text(2, 9, 64)
+    losses = [model(tokens, labels=tokens).loss for model in (full, split)]
+    for loss in losses:
+        loss.backward()
+    rank, n = dist.get_rank(), size()
+    pairs = [(losses[0], losses[1])]
+    pairs.append((split.model.embed_tokens.weight.grad, full.model.embed_tokens.weight.grad))
+    for mine, whole in zip(split.model.layers, full.model.layers, strict=True):
+        pairs.append((mine.self_attn.k_proj.weight.grad, whole.self_attn.k_proj.weight.grad.chunk(n, 0)[rank]))
+        pairs.append((mine.mlp.down_proj.weight.grad, whole.mlp.down_proj.weight.grad.chunk(n, 1)[rank]))
+    return worst(pairs)
+
+
+def test_a_llama_can_be_split_layer_by_layer():
+    with World(2, preload=["transformers"]) as world:
+        assert max(world.run(llama)) < ROUNDING
+
+
+def adapted():
+    """Frozen weights, gradients accumulated over micro-batches, no_grad, eval, one layer used twice."""
+    mlp = gpt.seeded(lambda: gpt.MLP(16))
+    mlp.requires_grad_(False)
+    mlp.second.bias.requires_grad_(True)
+    x = gpt.numbers(2, 4, 16)
+    layer = gpt.parallel_mlp(mlp)
+    for part in x.split(1):
+        layer(layer(part)).sum().backward()
+        mlp(mlp(part)).sum().backward()
+    with torch.no_grad():
+        quiet = worst([(layer.eval()(x), mlp(x))])
+    trained = [name for name, p in layer.named_parameters() if p.grad is not None]
+    return max(quiet, worst([(layer.second.bias.grad, mlp.second.bias.grad)])), trained
+
+
+def test_frozen_weights_accumulation_and_double_use(world_of):
+    for error, trained in world_of(2).run(adapted):
+        assert error < ROUNDING
+        assert trained == ["second.bias"]
+
+
+# --- the exchange is counted -----------------------------------------------------------------------------------------
+
+
+def counted(what, mode):
+    n = size()
+    b, s, h = 1, 1024, 256  # 1 MiB: headers do not matter
+    full = gpt.seeded(lambda: gpt.Block(h, 4))
+    options = {"sequence_parallel": "sequence" in mode, "keep_gathered": "kept" in mode}
+    layer = gpt.parallel_block(full, **options)
+    layer = {"mlp": layer.mlp, "attention": layer.attention, "block": layer}[what]
+    x = gpt.numbers(b, s // n if options["sequence_parallel"] else s, h).requires_grad_()
+
+    def forward():
+        if "recomputed" not in mode:
+            return layer(x)
+        return checkpoint(layer, x, use_reentrant="reentrant" in mode)
+
+    with set_checkpoint_early_stop("early" in mode):
+        forward().sum().backward()
+        with WireMeter() as sent_forward, CallMeter() as calls_forward:
+            loss = forward().sum()
+        with WireMeter() as sent_backward, CallMeter() as calls_backward:
+            loss.backward()
+    phi = formulas.phi(b, s, h, n)
+    meters = (sent_forward, sent_backward)
+    calls = [dict(sorted(m.counts.items())) for m in (calls_forward, calls_backward)]
+    return [m.sent_bytes / phi for m in meters], [m.received_bytes / phi for m in meters], calls
+
+
+FORWARD_BACKWARD = [
+    ("mlp", "", 2, 2, {"all_reduce": 1}, {"all_reduce": 1}),
+    ("attention", "", 2, 2, {"all_reduce": 1}, {"all_reduce": 1}),
+    ("block", "", 4, 4, {"all_reduce": 2}, {"all_reduce": 2}),
+    ("block", "recomputed", 4, 8, {"all_reduce": 2}, {"all_reduce": 4}),
+    ("block", "recomputed reentrant", 4, 8, {"all_reduce": 2}, {"all_reduce": 4}),
+    ("block", "recomputed early", 4, 6, {"all_reduce": 2}, {"all_reduce": 3}),
+    ("mlp", "sequence", 2, 3, {"all_gather": 1, "reduce_scatter": 1},
+     {"all_gather": 2, "all_reduce": 1, "reduce_scatter": 1}),
+    ("block", "sequence kept", 4, 4, {"all_gather": 2, "reduce_scatter": 2},
+     {"all_gather": 2, "all_reduce": 4, "reduce_scatter": 2}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize(("what", "mode", "forward", "backward", "calls_f", "calls_b"), FORWARD_BACKWARD)
+def test_collectives_and_bytes(world_of, n, what, mode, forward, backward, calls_f, calls_b):
+    for sent, received, calls in world_of(n).run(counted, what, mode):
+        # 0.02: norms' and biases' gradients under sequence parallelism, 6·h numbers of b·s·h
+        assert sent == pytest.approx([forward, backward], rel=0.02 if "sequence" in mode else 0.01)
+        assert received == pytest.approx([forward, backward], rel=0.02 if "sequence" in mode else 0.01)
+        assert calls == [calls_f, calls_b]
+
+
+def lone():
+    full = gpt.seeded(lambda: gpt.GPT(vocabulary=64))
+    net = gpt.ParallelGPT(full, sequence_parallel=True)
+    with WireMeter() as wire, CallMeter() as calls:
+        net.loss(gpt.text(2, 33, 64)).backward()
+    return wire.sent_bytes, calls.counts
+
+
+def test_a_group_of_one_moves_nothing(world_of):
+    ((sent, calls),) = world_of(1).run(lone)
+    assert sent == 0
+    assert set(calls) <= {"all_reduce"}, "the loss alone asks its group of one"
+
+
+def overlapping(overlap):
+    """An exchange that takes 0.2 s beside a weight gradient that takes about as long."""
+    all_reduce = exchange.all_reduce
+    threads = []
+
+    def slow(*args):
+        threads.append(threading.current_thread() is threading.main_thread())
+        time.sleep(0.2)
+        return all_reduce(*args)
+
+    layer = ColumnParallelLinear(nn.Linear(512, 1024), overlap=overlap)
+    x = torch.randn(1024, 512, requires_grad=True)
+    seen = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            begin, out = time.monotonic(), func(*args, **(kwargs or {}))
+            if str(func) == "aten.mm.default":
+                seen.append((begin, time.monotonic()))
+            return out
+
+    y = layer(x).sum()
+    exchange.all_reduce = slow
+    try:
+        dist.barrier()
+        with Watch():
+            y.backward()
+    finally:
+        exchange.all_reduce = all_reduce
+    (_, first_ended), (second_began, _) = seen
+    return threads, second_began - first_ended
+
+
+def test_the_input_gradient_travels_while_the_weight_gradient_is_computed(world_of):
+    for threads, pause_s in world_of(2).run(overlapping, True):
+        assert threads == [False], "in the courier's thread"
+        assert pause_s < 0.2, "the second product began while the exchange was still asleep"
+    for threads, pause_s in world_of(2).run(overlapping, False):
+        assert threads == [True]
+        assert pause_s > 0.2
+
+
+# --- vocabulary ------------------------------------------------------------------------------------------------------
+
+
+def vocabulary(dtype, reduction, padding):
+    rank, n = dist.get_rank(), size()
+    embedding, head = gpt.seeded(
+        lambda: nn.ModuleList([nn.Embedding(64, 16, padding_idx=padding), nn.Linear(16, 64)])
+    ).to(dtype)
+    tokens = gpt.text(3, 11, 64)
+    tokens[0, :3] = 0
+    targets = tokens[:, 1:].clone()
+    targets[1, 2:5] = -100
+    weight = gpt.numbers(3, 10, seed=5) if reduction == "none" else torch.ones(())
+    logits = head(embedding(tokens[:, :-1]))
+    losses = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction=reduction)
+    (losses.view(weight.shape) * weight).sum().backward()
+    rows, columns = VocabParallelEmbedding(embedding), ColumnParallelLinear(head)
+    split = columns(rows(tokens[:, :-1]))
+    kept = split.detach().clone()
+    found = vocab_parallel_cross_entropy(split, targets, reduction=reduction)
+    (found * weight).sum().backward()
+    assert torch.equal(kept, split.detach()), "the logits were changed"
+    pairs = [
+        (found.flatten(), losses.flatten()),
+        (rows.weight.grad, embedding.weight.grad.chunk(n)[rank]),
+        (columns.weight.grad, head.weight.grad.chunk(n)[rank]),
+        (columns.bias.grad, head.bias.grad.chunk(n)[rank]),
+    ]
+    return worst(pairs)
+
+
+@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("padding", [None, 0])
+def test_vocabulary_equals_the_plain_layers(world_of, n, reduction, padding):
+    assert max(world_of(n).run(vocabulary, torch.float32, reduction, padding)) < 2e-5
+
+
+def test_vocabulary_in_bf16(world_of):
+    assert max(world_of(2).run(vocabulary, torch.bfloat16, "mean", None)) < 0.02
+
+
+def extreme_logits():
+    rank, n = dist.get_rank(), size()
+    logits = torch.tensor([[1e4, 0.0, -1e4, 3.0], [-1e4, -1e4, -1e4, -1e4]])
+    targets = torch.tensor([3, 0])
+    plain, mine = logits.clone().requires_grad_(), logits.chunk(n, 1)[rank].clone().requires_grad_()
+    expected = F.cross_entropy(plain, targets)
+    found = vocab_parallel_cross_entropy(mine, targets)
+    for loss in (expected, found):
+        loss.backward()
+    nothing = vocab_parallel_cross_entropy(mine, torch.full((2,), -100))
+    return worst([(found, expected), (mine.grad, plain.grad.chunk(n, 1)[rank])]), bool(nothing.isnan())
+
+
+def test_extreme_logits_do_not_overflow_and_no_label_at_all_is_nan_as_in_torch(world_of):
+    for error, nothing in world_of(2).run(extreme_logits):
+        assert error < 1e-6
+        assert nothing
+
+
+def loss_traffic():
+    tokens = 1 << 17
+    logits = torch.zeros(tokens, 2)
+    targets = torch.zeros(tokens, dtype=torch.long)
+    vocab_parallel_cross_entropy(logits, targets)
+    with WireMeter() as wire, CallMeter() as calls:
+        vocab_parallel_cross_entropy(logits, targets)
+    return wire.sent_bytes / communication.ring_all_reduce(4 * tokens, size()).sent, calls.counts
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_the_loss_moves_three_numbers_a_token(world_of, n):
+    for numbers, calls in world_of(n).run(loss_traffic):
+        assert numbers == pytest.approx(3, rel=0.01)
+        assert calls == {"all_reduce": 2}
+
+
+def shards_of_tokens():
+    embedding = gpt.seeded(lambda: nn.Embedding(16, 4))
+    tokens = gpt.text(2, 8, 16)
+    found = VocabParallelEmbedding(embedding, sequence_parallel=True)(tokens)
+    return worst([(found, embedding(tokens).chunk(size(), 1)[dist.get_rank()])])
+
+
+def test_embedding_into_a_sequence_parallel_region(world_of):
+    assert max(world_of(4).run(shards_of_tokens)) == 0
+
+
+# --- whole networks --------------------------------------------------------------------------------------------------
+
+
+def train(kind, steps=6, layout=None):
+    full = gpt.seeded(lambda: gpt.GPT(vocabulary=64, hidden=32))
+    if kind == "plain":
+        return _steps(full, full.loss, slice(None), steps)
+    with Groups(layout or Layout(tp=size())) as groups:
+        net = gpt.ParallelGPT(full, groups.tp, sequence_parallel=kind == "sequence")
+        part = 8 // groups.dp.size()
+        shard = slice(dist.get_rank(groups.dp) * part, (dist.get_rank(groups.dp) + 1) * part)
+        loss_of = BucketedDataParallel(_Loss(net), groups.dp) if groups.dp.size() > 1 else net.loss
+        return _steps(net, loss_of, shard, steps, groups.dp)
+
+
+class _Loss(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, tokens):
+        return self.net.loss(tokens)
+
+
+def _steps(net, loss_of, shard, steps, dp=None):
+    optimizer, losses = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9), []
+    for step in range(steps):
+        loss = loss_of(gpt.text(8, 17, 64, seed=step)[shard])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        mean = loss.detach().clone()
+        if dp is not None:
+            dist.all_reduce(mean, group=dp)
+            mean /= dp.size()
+        losses.append(mean.item())
+    replicated = {n: p.detach() for n, p in net.named_parameters() if "norm" in n or "positions" in n}
+    return losses, replicated
+
+
+@pytest.mark.parametrize("kind", ["parallel", "sequence"])
+@pytest.mark.parametrize(("tp", "dp"), [(2, 1), (4, 1), (2, 2), (1, 4)])
+def test_training_equals_one_process(world_of, kind, tp, dp):
+    losses, _ = train("plain")
+    results = world_of(tp * dp).run(train, kind, layout=Layout(tp=tp, dp=dp))
+    for found, replicated in results:
+        assert found == pytest.approx(losses, abs=1e-4)
+        for name, value in replicated.items():
+            assert torch.equal(value, results[0][1][name]), f"{name} drifted apart"
+
+
+def recomputed_training(reentrant):
+    full = gpt.seeded(lambda: gpt.GPT(vocabulary=64, hidden=32))
+    net = gpt.ParallelGPT(full)
+    inner = list(net.blocks)
+    plain = full.loss(gpt.text(4, 17, 64))
+    plain.backward()
+
+    class Again(nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+        def forward(self, x):
+            return checkpoint(self.module, x, use_reentrant=reentrant)
+
+    net.blocks = nn.ModuleList(Again(layer) for layer in inner)
+    loss = net.loss(gpt.text(4, 17, 64))
+    loss.backward()
+    return worst([(loss, plain), (net.positions.weight.grad, full.positions.weight.grad)])
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_changes_nothing(world_of, reentrant):
+    assert max(world_of(2).run(recomputed_training, reentrant)) < ROUNDING
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+
+def _linear(i, o, **options):
+    return nn.Linear(i, o, **options)
+
+
+BAD = {
+    "columns": (
+        lambda: ColumnParallelLinear(_linear(8, 9)), ValueError,
+        "an output width of 9 does not divide by the 2",
+    ),
+    "rows": (
+        lambda: RowParallelLinear(_linear(9, 8)), ValueError,
+        "an input width of 9 does not divide by the 2 ranks",
+    ),
+    "heads": (
+        lambda: ParallelAttention(_linear(9, 27), _linear(9, 9), 9), ValueError,
+        "a number of heads of 9 does not divide by the 2 ranks",
+    ),
+    "key heads": (
+        lambda: ParallelAttention(_linear(8, 12), _linear(8, 8), 4, 1), ValueError,
+        "a number of key/value heads of 1 does not divide by the 2 ranks",
+    ),
+    "groups of heads": (
+        lambda: ParallelAttention(_linear(8, 16), _linear(8, 8), 4, 3), ValueError,
+        "4 heads do not divide into groups for 3",
+    ),
+    "head width": (
+        lambda: ParallelAttention(_linear(8, 24), _linear(8, 8), 3), ValueError,
+        "over 8 does not divide into 3 heads",
+    ),
+    "thirds": (
+        lambda: ParallelAttention(_linear(8, 23), _linear(8, 8), 4), ValueError, r"need 8 \+ 8 \+ 8 outputs, not 23",
+    ),
+    "three layers": (
+        lambda: ParallelAttention([_linear(8, 8), _linear(8, 8), _linear(8, 4)], _linear(8, 8), 4), ValueError,
+        r"need 8 \+ 8 \+ 8 outputs, not 8 \+ 8 \+ 4",
+    ),
+    "sections": (
+        lambda: ColumnParallelLinear(_linear(8, 12), sections=[6, 4]), ValueError,
+        r"sections 6 \+ 4 = 10 are not the layer's 12",
+    ),
+    "shared input": (
+        lambda: ColumnParallelLinear([_linear(8, 8), _linear(6, 8)]), ValueError, "need one width, not 8 and 6",
+    ),
+    "some biases": (
+        lambda: ColumnParallelLinear([_linear(8, 8), _linear(8, 8, bias=False)]), ValueError,
+        "either all have a bias or none",
+    ),
+    "gathered sections": (
+        lambda: ColumnParallelLinear([_linear(8, 8), _linear(8, 8)], gather_output=True), ValueError,
+        "mix the sections",
+    ),
+    "inner width": (
+        lambda: ParallelMLP(_linear(8, 32), _linear(16, 8)), ValueError,
+        "the first layer's outputs, 32, are not the second's 16",
+    ),
+    "input width": (
+        lambda: ColumnParallelLinear(_linear(8, 8))(torch.ones(2, 7)), ValueError,
+        "last dimension is 7, this rank's layer takes 8",
+    ),
+    "input dtype": (
+        lambda: ColumnParallelLinear(_linear(8, 8))(torch.ones(2, 8, dtype=torch.bfloat16)), TypeError,
+        "the input is torch.bfloat16, the layer's weight torch.float32",
+    ),
+    "vocabulary": (
+        lambda: VocabParallelEmbedding(nn.Embedding(7, 2)), ValueError,
+        "vocabulary of 7 .* 2 ranks .*: pad the embedding to 8",
+    ),
+    "sparse": (
+        lambda: VocabParallelEmbedding(nn.Embedding(8, 2, sparse=True)), ValueError,
+        "sparse of the embedding",
+    ),
+    "token": (
+        lambda: VocabParallelEmbedding(nn.Embedding(8, 2))(torch.tensor([[1, 8]])), IndexError,
+        "token 8 is outside the vocabulary, 0 to 7",
+    ),
+    "negative token": (
+        lambda: VocabParallelEmbedding(nn.Embedding(8, 2))(torch.tensor([[-1]])), IndexError, "token -1 is outside",
+    ),
+    "target": (
+        lambda: vocab_parallel_cross_entropy(torch.zeros(2, 4), torch.tensor([0, 8])), IndexError,
+        "target 8 is outside the vocabulary, 0 to 7",
+    ),
+    "shapes": (
+        lambda: vocab_parallel_cross_entropy(torch.zeros(2, 3, 4), torch.zeros(2, dtype=torch.long)), ValueError,
+        r"need targets of shape \(2, 3\), not \(2,\)",
+    ),
+    "reduction": (
+        lambda: vocab_parallel_cross_entropy(torch.zeros(2, 4), torch.zeros(2, dtype=torch.long), reduction="max"),
+        ValueError,
+        "'mean', 'sum' or 'none', not 'max'",
+    ),
+    "sequence": (
+        lambda: scatter_sequence(torch.zeros(1, 3, 4)), ValueError,
+        "a sequence of 3 does not divide by the 2 ranks",
+    ),
+    "no sequence": (
+        lambda: scatter_sequence(torch.zeros(4)), ValueError,
+        r"shape \(4,\) does not have a sequence to cut",
+    ),
+    "partial sums": (
+        lambda: reduce_scatter_sequence(torch.zeros(3, 4)), ValueError,
+        "a sequence of 3 does not divide",
+    ),
+}  # fmt: skip
+
+
+def refuse(case):
+    make, kind, _ = BAD[case]
+    try:
+        make()
+    except kind as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_clear_line(world_of, case):
+    import re
+
+    for told in world_of(2).run(refuse, case):
+        assert told is not None, "it was accepted"
+        assert re.search(BAD[case][2], told), told
+        assert "\n" not in told
+
+
+def test_outside_a_process_group():
+    with pytest.raises(RuntimeError, match=r"call this inside World\.run"):
+        ColumnParallelLinear(nn.Linear(2, 2))
+
+
+def outsider():
+    group = dist.new_group([0])
+    try:
+        if dist.get_rank() == 1:
+            ColumnParallelLinear(nn.Linear(2, 2), group)
+    finally:
+        if dist.get_rank() == 0:
+            dist.destroy_process_group(group)
+
+
+def test_a_rank_outside_the_group():
+    with World(2) as world, pytest.raises(RankFailed, match="global rank 1 is not a member"):
+        world.run(outsider)
+
+
+def threads_after(rounds):
+    for _ in range(rounds):
+        with Groups(Layout(tp=2)) as groups:
+            layer = ColumnParallelLinear(nn.Linear(512, 1024), groups.tp)
+            layer(torch.randn(1024, 512, requires_grad=True)).sum().backward()
+        del layer, groups
+    import gc
+
+    gc.collect()
+    return [t.name for t in threading.enumerate() if "tensor-parallel" in t.name]
+
+
+def test_the_courier_ends_with_its_group(world_of):
+    for names in world_of(2).run(threads_after, 3):
+        assert len(names) <= 1, names
