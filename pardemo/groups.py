@@ -27,8 +27,9 @@ class Layout:
 
     def __post_init__(self) -> None:
         for axis in AXES:
-            if getattr(self, axis) < 1:
-                raise ValueError(f"{axis} must be at least 1, not {getattr(self, axis)}")
+            size = getattr(self, axis)
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ValueError(f"{axis} must be a whole number of at least 1, not {size!r}")
         if sorted(self.order.split("-")) != sorted(AXES):
             raise ValueError(f"order must name tp, dp and pp once each, such as tp-dp-pp, not {self.order!r}")
 
@@ -70,6 +71,8 @@ class Layout:
         named = axes.split("-")
         if unknown := set(named) - set(AXES):
             raise ValueError(f"no axis {', '.join(sorted(unknown))}; there are: {', '.join(AXES)}")
+        if len(set(named)) < len(named):
+            raise ValueError(f"each axis once, not {axes!r}")
         rest = [axis for axis in AXES if axis not in named]
         found = [
             sorted(
@@ -87,7 +90,8 @@ class Groups:
     >>> with Groups(Layout(tp=2, dp=2)) as groups:           # doctest: +SKIP
     ...     model = BucketedDataParallel(split(model, groups.tp), groups.dp)
 
-    Collective: every rank of the job enters and leaves it. The groups end with the block.
+    Collective: every rank of the job enters and leaves it. The groups end with the block, and layers built on them
+    cannot be used after it.
 
     Raises:
         ValueError: the layout is not of as many ranks as there are.

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from pardemo.collectives import parameter_server_all_reduce, ring_all_reduce
 from pardemo.exercises import EXERCISES, check
 from pardemo.groups import Layout
-from pardemo.tensor_parallel import copy_to, reduce_from, vocab_parallel_cross_entropy
+from pardemo.tensor_parallel import copy_to, exchange, reduce_from, vocab_parallel_cross_entropy
 
 
 def ring_by_hand(tensor):
@@ -67,6 +67,21 @@ class InPlace(MyF):
     @staticmethod
     def backward(ctx, gradient):
         return ring_all_reduce(gradient)
+
+
+def sends(x):
+    return ring_all_reduce(torch.ones(1 << 12)).sum() + x.detach()[0, 0]
+
+
+def sums_by_hook(x):
+    y = x.view_as(x)
+    x.register_hook(lambda g: ring_all_reduce(g.clone()))
+    return y
+
+
+def tokens_divided(x, a, b):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    return exchange.all_gather(F.gelu(x.chunk(n, 1)[rank] @ a) @ b, dist.group.WORLD, 1)
 
 
 def parts(a, b):
@@ -193,7 +208,10 @@ def test_every_exercise_is_tested():
         ("03_f", lambda x: x.detach(), "carries no gradient"),
         ("03_f", reduce_from, "forward it should return x as it is"),
         ("03_f", InPlace.apply, "changed in place"),
-        ("03_f", lambda x: copy_to(x / 4) + x.detach() * 0.75, "the sum of the ranks' gradients is 3"),
+        ("03_f", lambda x: copy_to(x / 4) + x.detach() * 0.75, "is not the sum of the ranks' gradients"),
+        ("03_f", lambda x: copy_to(x) + 0 * dist.get_rank() * sends(x), "it should send nothing"),
+        ("03_f", sums_by_hook, "the residual's gradient was summed"),
+        ("03_split", tokens_divided, "with 1.0φ the tokens were divided, not the layer"),
         ("03_split", stub, "not NoneType"),
         ("03_split", lambda x, a, b: x @ a, "it should return a tensor of shape (2, 512, 256), not (2, 512, 1024)"),
         ("03_split", lambda x, a, b: F.gelu(x @ a) @ b, "nothing was sent"),
@@ -216,10 +234,16 @@ def test_every_exercise_is_tested():
         ("04_vocabulary_loss", lambda x, t: -loss_by_hand(x, t), "the sign is turned round"),
         ("04_vocabulary_loss", lambda x, t: loss_by_hand(x, t, False), "overflow exp: subtract the largest logit"),
         ("04_vocabulary_loss", lambda x, t: loss_by_hand(x, t) * 0, "not those of the whole vocabulary"),
-        ("05_groups", stub, "It returned NoneType"),
+        ("04_qkv_rows", lambda w, heads, r, n: w[99999], "Your function raised IndexError"),
+        ("04_qkv_rows", lambda *a: torch.tensor(0.0), "It returned shape ()"),
+        ("05_groups", stub, "It returned None"),
+        ("05_groups", lambda *a: [["x"]], "It returned [['x']]"),
+        ("05_groups", divides_by_zero, "Your function raised ZeroDivisionError"),
+        ("05_order", divides_by_zero, "Your function raised ZeroDivisionError"),
+        ("05_groups", lambda axis, *s: Layout(*s).groups(axis)[:-1], "there are 4 groups, not 3"),
         ("05_groups", lambda axis, *s: Layout(*s, "pp-dp-tp").groups(axis), "the groups of the order pp-dp-tp"),
-        ("05_groups", lambda axis, tp, dp, pp: [list(range(tp * dp * pp))], "the first group is [0, 1]"),
-        ("05_groups", lambda axis, tp, dp, pp: [], "not none"),
+        ("05_groups", lambda axis, *s: [[0, 7], [1, 2], [3, 4], [5, 6]], "[0, 7] is no group; rank 0's is [0, 1]"),
+        ("05_groups", lambda axis, tp, dp, pp: [], "there are 4 groups, not 0"),
         ("05_order", stub, "order must name tp, dp and pp once each"),
         ("05_order", lambda: "pp-dp-tp", "spans 4 hosts: let tp run fastest"),
         ("05_order", lambda: "tp-pp-dp", "spans 4 hosts, 2 are enough"),

@@ -61,7 +61,10 @@ def test_groups_divide_the_ranks(layout):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Layout(tp=0), "tp must be at least 1, not 0"),
+        (lambda: Layout(tp=0), "tp must be a whole number of at least 1, not 0"),
+        (lambda: Layout(dp=2.0), "dp must be a whole number of at least 1, not 2.0"),
+        (lambda: Layout(pp=True), "pp must be a whole number of at least 1, not True"),
+        (lambda: Layout(tp=2).groups("tp-tp"), "each axis once, not 'tp-tp'"),
         (lambda: Layout(order="tp-dp"), "must name tp, dp and pp once each"),
         (lambda: Layout.of_world(6, tp=4), "6 ranks do not divide into copies of tp 4 × pp 1 = 4"),
         (lambda: Layout(tp=2).coordinates(2), "rank 2 is not one of the 2 ranks 0 to 1"),

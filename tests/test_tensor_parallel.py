@@ -20,6 +20,7 @@ from pardemo.peers import gpt
 from pardemo.tensor_parallel import (
     ColumnParallelLinear,
     ParallelAttention,
+    ParallelBlock,
     ParallelMLP,
     RowParallelLinear,
     VocabParallelEmbedding,
@@ -319,6 +320,106 @@ def test_frozen_weights_accumulation_and_double_use(world_of):
         assert trained == ["second.bias"]
 
 
+def frozen_norms_on_shards():
+    full = gpt.seeded(lambda: gpt.Block(HIDDEN, HEADS))
+    full.norm_1.requires_grad_(False)
+    full.norm_2 = nn.LayerNorm(HIDDEN, elementwise_affine=False)
+    x = gpt.numbers(BATCH, SEQUENCE, HIDDEN)
+    layer = gpt.parallel_block(full, sequence_parallel=True)
+    return worst([(gather_sequence(layer(scatter_sequence(x))), full(x))])
+
+
+def test_norms_without_trained_parameters_on_shards(world_of):
+    assert max(world_of(2).run(frozen_norms_on_shards)) < ROUNDING
+
+
+def the_full_block_is_left_alone():
+    full = gpt.seeded(lambda: gpt.Block(HIDDEN, HEADS))
+    before = {name: p.clone() for name, p in full.named_parameters()}
+    layer = gpt.parallel_block(full)
+    layer(gpt.numbers(BATCH, SEQUENCE, HIDDEN)).sum().backward()
+    torch.optim.SGD(layer.parameters(), lr=1.0).step()
+    return all(torch.equal(p, before[name]) for name, p in full.named_parameters())
+
+
+def test_training_the_parts_leaves_the_full_block_alone(world_of):
+    assert all(world_of(2).run(the_full_block_is_left_alone))
+
+
+def kept_for_backward(frozen):
+    """Bytes that a column layer keeps besides its parameters."""
+    layer = ColumnParallelLinear(nn.Linear(64, 64).requires_grad_(not frozen))
+    own, kept = {p.data_ptr() for p in layer.parameters()}, []
+    x = torch.randn(128, 64, requires_grad=True)
+
+    def pack(tensor):
+        if tensor.data_ptr() not in own:
+            kept.append(tensor.numel() * 4)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        layer(x)
+    return sum(kept)
+
+
+def test_a_frozen_layer_does_not_keep_its_input(world_of):
+    assert world_of(2).run(kept_for_backward, False) == [128 * 64 * 4] * 2
+    assert world_of(2).run(kept_for_backward, True) == [0] * 2
+
+
+def copied_and_saved():
+    full = gpt.seeded(lambda: gpt.GPT(vocabulary=64, hidden=32))
+    net = gpt.ParallelGPT(full)
+    twin = copy.deepcopy(net)
+    tokens = gpt.text(2, 9, 64)
+    same = torch.equal(net.loss(tokens), twin.loss(tokens))
+    apart = twin.head.weight is not net.head.weight and twin.head.weight is twin.embedding.weight
+    other = gpt.ParallelGPT(gpt.seeded(lambda: gpt.GPT(vocabulary=64, hidden=32), seed=5), sequence_parallel=True)
+    other.load_state_dict(net.state_dict())  # the same names with and without sequence parallelism
+    return same, apart, abs(other.loss(tokens) - net.loss(tokens)).item()
+
+
+def test_copies_and_saved_weights(world_of):
+    for same, apart, difference in world_of(2).run(copied_and_saved):
+        assert same
+        assert apart
+        assert difference < ROUNDING
+
+
+def vectors():
+    """Inputs without a batch: [in] alone, [sequence, in], and with a dimension more."""
+    rank, n = dist.get_rank(), size()
+    full = gpt.seeded(lambda: nn.Linear(8, 8))
+    found = []
+    for shape in ((8,), (4, 8), (2, 3, 4, 8)):
+        x = gpt.numbers(*shape)
+        mine, theirs = (x.clone().requires_grad_() for _ in range(2))
+        layer = ColumnParallelLinear(full)
+        y = RowParallelLinear(full)(layer(mine))
+        y.sum().backward()
+        expected = full(full(theirs))
+        expected.sum().backward()
+        found.append(worst([(y, expected), (mine.grad, theirs.grad)]))
+    logits = gpt.numbers(6)
+    loss = vocab_parallel_cross_entropy(logits.chunk(n)[rank], torch.tensor(3))
+    found.append(abs(loss - F.cross_entropy(logits, torch.tensor(3))).item())
+    return max(found)
+
+
+def test_inputs_of_one_two_and_four_dimensions(world_of):
+    assert max(world_of(2).run(vectors)) < ROUNDING
+
+
+def double_precision_under_autocast():
+    layer = ColumnParallelLinear(nn.Linear(4, 4).double())
+    with torch.autocast("cpu", torch.bfloat16):
+        return str(layer(torch.ones(2, 4, dtype=torch.float64)).dtype)
+
+
+def test_autocast_leaves_fp64_alone_as_torch_does(world_of):
+    assert world_of(2).run(double_precision_under_autocast) == ["torch.float64"] * 2
+
+
 # --- the exchange is counted -----------------------------------------------------------------------------------------
 
 
@@ -329,6 +430,8 @@ def counted(what, mode):
     options = {"sequence_parallel": "sequence" in mode, "keep_gathered": "kept" in mode}
     layer = gpt.parallel_block(full, **options)
     layer = {"mlp": layer.mlp, "attention": layer.attention, "block": layer}[what]
+    if "dropout" in mode:  # behind the last all-reduce: its mask has to be made again
+        layer.mlp = nn.Sequential(layer.mlp, nn.Dropout(0.1))
     x = gpt.numbers(b, s // n if options["sequence_parallel"] else s, h).requires_grad_()
 
     def forward():
@@ -354,6 +457,8 @@ FORWARD_BACKWARD = [
     ("block", "", 4, 4, {"all_reduce": 2}, {"all_reduce": 2}),
     ("block", "recomputed", 4, 8, {"all_reduce": 2}, {"all_reduce": 4}),
     ("block", "recomputed reentrant", 4, 8, {"all_reduce": 2}, {"all_reduce": 4}),
+    ("block", "recomputed early reentrant", 4, 8, {"all_reduce": 2}, {"all_reduce": 4}),
+    ("block", "recomputed early dropout", 4, 8, {"all_reduce": 2}, {"all_reduce": 4}),
     ("block", "recomputed early", 4, 6, {"all_reduce": 2}, {"all_reduce": 3}),
     ("mlp", "sequence", 2, 3, {"all_gather": 1, "reduce_scatter": 1},
      {"all_gather": 2, "all_reduce": 1, "reduce_scatter": 1}),
@@ -388,7 +493,7 @@ def test_a_group_of_one_moves_nothing(world_of):
 
 def overlapping(overlap):
     """An exchange that takes 0.2 s beside a weight gradient that takes about as long."""
-    all_reduce = exchange.all_reduce
+    all_reduce = exchange.all_reduce_in_place
     threads = []
 
     def slow(*args):
@@ -408,13 +513,13 @@ def overlapping(overlap):
             return out
 
     y = layer(x).sum()
-    exchange.all_reduce = slow
+    exchange.all_reduce_in_place = slow
     try:
         dist.barrier()
         with Watch():
             y.backward()
     finally:
-        exchange.all_reduce = all_reduce
+        exchange.all_reduce_in_place = all_reduce
     (_, first_ended), (second_began, _) = seen
     return threads, second_began - first_ended
 
@@ -601,6 +706,19 @@ def _linear(i, o, **options):
     return nn.Linear(i, o, **options)
 
 
+def _frozen_bias():
+    layer = _linear(8, 8)
+    layer.bias.requires_grad_(False)
+    return layer
+
+
+def mixed(of_block, of_layers, group=None):
+    full = gpt.Block(8, 2)
+    options = {"sequence_parallel": of_layers}
+    attention, mlp = gpt.parallel_attention(full.attention, **options), gpt.parallel_mlp(full.mlp, **options)
+    return ParallelBlock(full.norm_1, attention, full.norm_2, mlp, group, sequence_parallel=of_block)
+
+
 BAD = {
     "columns": (
         lambda: ColumnParallelLinear(_linear(8, 9)), ValueError,
@@ -682,6 +800,39 @@ BAD = {
     "shapes": (
         lambda: vocab_parallel_cross_entropy(torch.zeros(2, 3, 4), torch.zeros(2, dtype=torch.long)), ValueError,
         r"need targets of shape \(2, 3\), not \(2,\)",
+    ),
+    "narrow tokens": (
+        lambda: VocabParallelEmbedding(nn.Embedding(256, 2))(torch.tensor([[1, 200]], dtype=torch.uint8)),
+        TypeError,
+        "tokens are numbers of type int32 or int64, not torch.uint8",
+    ),
+    "float targets": (
+        lambda: vocab_parallel_cross_entropy(torch.zeros(2, 4), torch.zeros(2)),
+        TypeError,
+        "targets are numbers of type int32 or int64, not torch.float32",
+    ),
+    "uneven logits": (
+        lambda: vocab_parallel_cross_entropy(torch.zeros(2, 4 - dist.get_rank()), torch.zeros(2, dtype=torch.long)),
+        ValueError,
+        "the ranks have different numbers of logits, 3 to 4: pad the vocabulary",
+    ),
+    "a block of two minds": (lambda: mixed(True, False), ValueError, "is True for the block, False for a layer in it"),
+    "the other way round": (lambda: mixed(False, True), ValueError, "is False for the block, True for a layer in it"),
+    "another group": (
+        lambda: mixed(False, False, dist.new_group([0, 1])), ValueError, "were given different groups",
+    ),
+    "trained activation": (
+        lambda: ParallelMLP(_linear(8, 8), _linear(8, 8), activation=nn.PReLU()),
+        ValueError,
+        "PReLU has parameters, which each rank would train for itself",
+    ),
+    "some frozen biases": (
+        lambda: ColumnParallelLinear([_linear(8, 8), _frozen_bias()]), ValueError, "all be trained or all frozen",
+    ),
+    "tokens of one dimension": (
+        lambda: ColumnParallelLinear(_linear(8, 8), sequence_parallel=True)(torch.ones(8)),
+        ValueError,
+        r"shape \(8,\) does not have a sequence to cut",
     ),
     "reduction": (
         lambda: vocab_parallel_cross_entropy(torch.zeros(2, 4), torch.zeros(2, dtype=torch.long), reduction="max"),

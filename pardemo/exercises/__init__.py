@@ -14,6 +14,14 @@ class Mistake(Exception):
     """What is wrong with a solution, in words that teach."""
 
 
+def call(function: Callable, *args: object) -> object:
+    """Calls a solution in this process; what it raises becomes a Mistake."""
+    try:
+        return function(*args)
+    except Exception as error:
+        raise Mistake(f"Your function raised {type(error).__name__}: {error}") from None
+
+
 #: name -> (module of this package, function that checks). A chapter's exercises live in ``chapter_NN``.
 EXERCISES = {
     "01_all_reduce": ("chapter_01", "check_all_reduce"),

@@ -29,27 +29,35 @@ def check_f(function: Callable[[torch.Tensor], torch.Tensor]) -> str:
 
 def _try_f(function: Callable) -> str:
     rank, size = dist.get_rank(), dist.get_world_size()
-    x = torch.arange(6.0).reshape(2, 3).requires_grad_()
-    y = function(x)
+    x = (torch.arange(6.0).reshape(2, 3) + rank).requires_grad_()
+    with WireMeter() as wire:
+        y = function(x)
     if not isinstance(y, torch.Tensor):
         return f"your function returned {type(y).__name__}; it should return a tensor."
     if y.shape != x.shape or not torch.equal(y.detach(), x.detach()):
         return "forward it should return x as it is."
+    if wire.sent_bytes > 1500:  # the meter's barrier alone is below
+        return "forward it should send nothing: every rank has the whole x."
     if not y.requires_grad:
         return "the result carries no gradient: return what your Function's apply returns, not a detached copy."
-    handed = torch.full((2, 3), float(rank + 1))
+    gradients = [gpt.numbers(2, 3, seed=7 + r) for r in range(size)]
+    mine, total = gradients[rank], sum(gradients)
+    handed = mine.clone()
     y.backward(handed)
-    if not torch.equal(handed, torch.full((2, 3), float(rank + 1))):
+    if not torch.equal(handed, mine):
         return "the gradient that autograd handed over was changed in place; sum a clone of it."
-    total = size * (size + 1) / 2
     if x.grad is None:
         return "x got no gradient."
-    if torch.equal(x.grad, torch.full((2, 3), float(rank + 1))):
+    if torch.allclose(x.grad, mine):
         return "x.grad is this rank's gradient alone: backward needs the all-reduce."
-    if torch.allclose(x.grad, torch.full((2, 3), total / size)):
+    if torch.allclose(x.grad, total / size):
         return "x.grad is the mean; f sums, since each rank's part of the layer adds its share."
-    if not torch.allclose(x.grad, torch.full((2, 3), total)):
-        return f"x.grad is {x.grad[0, 0].item():g}, the sum of the ranks' gradients is {total:g}."
+    if not torch.allclose(x.grad, total, atol=1e-5):
+        return "x.grad is not the sum of the ranks' gradients."
+    again = x.detach().requires_grad_()
+    (again + function(again)).backward(mine)  # as in a block: the residual's gradient is not f's business
+    if not torch.allclose(again.grad, mine + total, atol=1e-5):
+        return "in x + f(x) the residual's gradient was summed over the ranks, too: only what goes through f is."
     return ""
 
 
@@ -69,6 +77,10 @@ def check_split(function: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], t
         )
     if flops > 0.51:
         raise Mistake(f"Right, but a rank does {flops:.0%} of the arithmetic; with {RANKS} ranks it should be half.")
+    if sent < best * 0.98:
+        raise Mistake(
+            f"Right, but with {sent:.1f}φ the tokens were divided, not the layer: cut a by columns, b by rows."
+        )
     if sent > best * 1.02:
         hint = "that is the all-reduce of the inner, four times wider activation" if sent > 7 else "one is enough"
         raise Mistake(

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from pardemo.exercises import Mistake
+from pardemo.exercises import Mistake, call
 from pardemo.formulas import communication
 from pardemo.formulas import tensor_parallel as formulas
 from pardemo.meters import WireMeter
@@ -24,9 +24,10 @@ def check_qkv_rows(function: Callable[[torch.Tensor, int, int, int], torch.Tenso
         weight = torch.arange(3.0 * heads * 2)[:, None].expand(-1, heads * 2).contiguous()  # row i holds i; heads of 2
         for rank in range(ranks):
             expected = torch.cat([third.chunk(ranks, 0)[rank] for third in weight.chunk(3, 0)])
-            found = function(weight, heads, rank, ranks)
-            if not isinstance(found, torch.Tensor):
-                raise Mistake(f"It returned {type(found).__name__}; it should return rows of the weight.")
+            found = call(function, weight, heads, rank, ranks)
+            if not isinstance(found, torch.Tensor) or found.dim() != 2:
+                got = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+                raise Mistake(f"It returned {got}; it should return rows of the weight.")
             if found.shape == expected.shape and torch.equal(found, expected):
                 continue
             if found.shape == expected.shape and torch.equal(found, weight.chunk(ranks, 0)[rank]):
@@ -38,7 +39,7 @@ def check_qkv_rows(function: Callable[[torch.Tensor, int, int, int], torch.Tenso
                 raise Mistake("The right rows in another order: query first, then key, then value.")
             raise Mistake(
                 f"For rank {rank} of {ranks} with {heads} heads, rows {expected[:, 0].int().tolist()} are needed, "
-                f"not {found.flatten()[:: max(1, found.shape[-1])].int().tolist()[:24]}."
+                f"not {found[:24, :1].flatten().int().tolist()}."
             )
     return "Each rank has whole heads: their queries, their keys, their values."
 
@@ -53,8 +54,8 @@ def check_vocabulary_loss(function: Callable[[torch.Tensor, torch.Tensor], torch
     numbers = max(sent for _, sent in results) / communication.ring_all_reduce(4 * TOKENS, RANKS).sent
     best = formulas.loss_elements(1)
     if numbers > best * 1.1:
-        hint = "the logits themselves travel" if numbers > VOCABULARY / 4 else "one of them is not needed"
-        raise Mistake(f"Right, but {numbers:.1f} numbers per token are all-reduced, and {best} are enough: {hint}.")
+        hint = "the logits themselves travel." if numbers > VOCABULARY / 4 else "is one not needed, or sent in fp64?"
+        raise Mistake(f"Right, but {numbers:.1f} fp32 numbers per token are all-reduced, {best} are enough: {hint}")
     return f"Right, with {numbers:.1f} numbers per token instead of {VOCABULARY}, and large logits do not overflow."
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from pardemo.exercises import Mistake
+from pardemo.exercises import Mistake, call
 from pardemo.groups import Layout
 
 
@@ -10,13 +10,11 @@ def check_groups(function: Callable[[str, int, int, int], list[list[int]]]) -> s
     """``function(axis, tp, dp, pp)`` lists the groups of the order tp-dp-pp."""
     for tp, dp, pp in ((2, 4, 1), (2, 2, 2), (8, 64, 1), (1, 3, 4)):
         for axis in ("tp", "dp", "pp"):
-            found = function(axis, tp, dp, pp)
+            found = call(function, axis, tp, dp, pp)
             try:
                 groups = [[int(rank) for rank in group] for group in found]
-            except TypeError:
-                raise Mistake(
-                    f"It returned {type(found).__name__}; it should return a list of lists of ranks."
-                ) from None
+            except (TypeError, ValueError):
+                raise Mistake(f"It returned {str(found)[:60]}; it should return a list of lists of ranks.") from None
             expected = Layout(tp, dp, pp).groups(axis)
             if sorted(map(sorted, groups)) == expected:
                 continue
@@ -29,15 +27,16 @@ def check_groups(function: Callable[[str, int, int, int], list[list[int]]]) -> s
             for order in ("pp-dp-tp", "dp-tp-pp", "tp-pp-dp", "dp-pp-tp", "pp-tp-dp"):
                 if sorted(map(sorted, groups)) == Layout(tp, dp, pp, order).groups(axis):
                     raise Mistake(f"{where}: these are the groups of the order {order}; here tp runs fastest, then dp.")
-            raise Mistake(
-                f"{where}: the first group is {expected[0][:8]}, not {sorted(groups[0])[:8] if groups else 'none'}."
-            )
+            if len(groups) != number:
+                raise Mistake(f"{where}: there are {number} groups, not {len(groups)}.")
+            wrong = next(group for group in sorted(map(sorted, groups)) if group not in expected)
+            raise Mistake(f"{where}: {wrong[:8]} is no group; rank 0's is {expected[0][:8]}.")
     return "Megatron-core builds the same ones."
 
 
 def check_order(function: Callable[[], str]) -> str:
     """``function()`` names the order whose tp groups stay in a host of 8 and whose dp groups cross fewest hosts."""
-    order = function()
+    order = call(function)
     try:
         layout = Layout(tp=4, dp=4, pp=2, order=str(order))
     except ValueError as error:

@@ -23,7 +23,8 @@ def block(recomputed: str = "none") -> int:
     """φ of a block: 8; 12 when it is recomputed as a whole (``"all"``).
 
     ``"until needed"``: a recomputation that stops at the last tensor which the backward pass waits for runs only the
-    attention's all-reduce again: 10.
+    attention's all-reduce again: 10. That holds for a block without dropout behind its last all-reduce (a dropout's
+    mask is made behind it) and checkpointed on its own.
     """
     again = {"none": 0, "until needed": 1, "all": HALVES}
     if recomputed not in again:
@@ -40,9 +41,9 @@ def sequence_parallel_half(keep_gathered: bool = False, reduce_scatter: int = 1)
     return 2 + 2 * reduce_scatter + (not keep_gathered)
 
 
-def rows_first(backward: bool = False) -> int:
-    """φ of an MLP whose first layer is cut by rows: its sums, b·s·4h wide, are all-reduced before GeLU: 8 forward."""
-    return 4 * ALL_REDUCE * (1 + backward)
+def rows_first() -> int:
+    """φ of an MLP's first layer when it is cut by rows: its sums, b·s·4h wide, are all-reduced before GeLU, forward."""
+    return 4 * ALL_REDUCE
 
 
 def loss_elements(tokens: int) -> int:

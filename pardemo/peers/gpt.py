@@ -13,11 +13,11 @@ from torch.nn import functional as F
 
 from pardemo.tensor_parallel import (
     ColumnParallelLinear,
-    OnShards,
     ParallelAttention,
     ParallelBlock,
     ParallelMLP,
     VocabParallelEmbedding,
+    on_shards,
     scatter_sequence,
     vocab_parallel_cross_entropy,
 )
@@ -71,7 +71,6 @@ class GPT(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, hidden)
         self.positions = nn.Embedding(sequence, hidden)
-        self.enter: Callable[[torch.Tensor], torch.Tensor] = nn.Identity()
         self.blocks = nn.ModuleList(Block(hidden, heads) for _ in range(layers))
         self.norm = nn.LayerNorm(hidden)
         self.head = nn.Linear(hidden, vocabulary, bias=False)
@@ -85,7 +84,14 @@ class GPT(nn.Module):
         x = self.enter(x)
         for block in self.blocks:
             x = block(x)
-        return self.head(self.norm(x))
+        return self.head(self.last_norm(x))
+
+    def enter(self, x: torch.Tensor) -> torch.Tensor:
+        """What happens to the embedded tokens before the first block: here nothing."""
+        return x
+
+    def last_norm(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(x)
 
     def loss(self, tokens: torch.Tensor) -> torch.Tensor:
         """Mean cross-entropy of each next token; tokens [batch, sequence + 1]."""
@@ -97,20 +103,24 @@ class ParallelGPT(GPT):
 
     def __init__(self, gpt: GPT, group: dist.ProcessGroup | None = None, sequence_parallel: bool = False):
         nn.Module.__init__(self)
-        self.group = group
+        self.sequence_parallel = sequence_parallel
         self.embedding = VocabParallelEmbedding(gpt.embedding, group)
         self.positions = copy.deepcopy(gpt.positions)
-        self.enter = (lambda x: scatter_sequence(x, group)) if sequence_parallel else nn.Identity()
         self.blocks = nn.ModuleList(
             parallel_block(block, group, sequence_parallel=sequence_parallel) for block in gpt.blocks
         )
-        norm = copy.deepcopy(gpt.norm)
-        self.norm = OnShards(norm, group) if sequence_parallel else norm
+        self.norm = copy.deepcopy(gpt.norm)
         self.head = ColumnParallelLinear(gpt.head, group, sequence_parallel=sequence_parallel)
         self.head.weight = self.embedding.weight  # tied within the rank: the same rows of the vocabulary
 
+    def enter(self, x: torch.Tensor) -> torch.Tensor:
+        return scatter_sequence(x, self.head.group) if self.sequence_parallel else x
+
+    def last_norm(self, x: torch.Tensor) -> torch.Tensor:
+        return on_shards(self.norm, self.head.group, x) if self.sequence_parallel else self.norm(x)
+
     def loss(self, tokens: torch.Tensor) -> torch.Tensor:
-        return vocab_parallel_cross_entropy(self(tokens[:, :-1]), tokens[:, 1:], self.group)
+        return vocab_parallel_cross_entropy(self(tokens[:, :-1]), tokens[:, 1:], self.head.group)
 
 
 def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
@@ -153,9 +163,9 @@ def parallel_attention(attention: Attention, group: dist.ProcessGroup | None = N
 def parallel_block(block: Block, group: dist.ProcessGroup | None = None, **options: bool) -> ParallelBlock:
     """This rank's part of a plain block."""
     return ParallelBlock(
-        copy.deepcopy(block.norm_1),
+        block.norm_1,
         parallel_attention(block.attention, group, **options),
-        copy.deepcopy(block.norm_2),
+        block.norm_2,
         parallel_mlp(block.mlp, group, **options),
         group,
         sequence_parallel=options.get("sequence_parallel", False),
@@ -163,8 +173,8 @@ def parallel_block(block: Block, group: dist.ProcessGroup | None = None, **optio
 
 
 def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
-    """This rank's gradients by name; under sequence parallelism a norm keeps its plain name."""
-    return {name.replace(".module.", "."): p.grad for name, p in module.named_parameters()}
+    """This rank's gradients by name."""
+    return {name: p.grad for name, p in module.named_parameters()}
 
 
 def gradients_as_weights(module: nn.Module) -> nn.Module:

@@ -17,7 +17,7 @@ group when None. A group of one rank works and moves nothing.
 """
 
 from pardemo.tensor_parallel.attention import ParallelAttention
-from pardemo.tensor_parallel.block import OnShards, ParallelBlock, ParallelMLP
+from pardemo.tensor_parallel.block import ParallelBlock, ParallelMLP, on_shards
 from pardemo.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from pardemo.tensor_parallel.operators import (
     copy_to,
@@ -32,7 +32,6 @@ from pardemo.tensor_parallel.vocabulary import VocabParallelEmbedding, vocab_par
 
 __all__ = [
     "ColumnParallelLinear",
-    "OnShards",
     "ParallelAttention",
     "ParallelBlock",
     "ParallelMLP",
@@ -41,6 +40,7 @@ __all__ = [
     "copy_to",
     "gather_from",
     "gather_sequence",
+    "on_shards",
     "reduce_from",
     "reduce_scatter_sequence",
     "scatter_sequence",

@@ -1,7 +1,7 @@
 """What the layers send: four collectives on tensors of a group, at once or while something else is computed.
 
 CPU tensors go round pardemo's own ring, CUDA tensors through the backend (nccl). Nothing here knows autograd, and
-nothing changes a tensor that it was given.
+only :func:`all_reduce_in_place` changes a tensor that it was given.
 """
 
 import weakref
@@ -42,11 +42,15 @@ def share(total: int, group: dist.ProcessGroup, what: str) -> int:
 
 def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup, op: str = "sum") -> torch.Tensor:
     """The sum (or largest) over the ranks, as a new contiguous tensor."""
-    result = tensor.detach().clone(memory_format=torch.contiguous_format)
+    return all_reduce_in_place(tensor.detach().clone(memory_format=torch.contiguous_format), group, op)
+
+
+def all_reduce_in_place(tensor: torch.Tensor, group: dist.ProcessGroup, op: str = "sum") -> torch.Tensor:
+    """The same in the tensor itself: for one that the caller has just made and nobody else knows."""
     if tensor.is_cuda:
-        dist.all_reduce(result, dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM, group)
-        return result
-    return ring_all_reduce(result, group, op)
+        dist.all_reduce(tensor, dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM, group)
+        return tensor
+    return ring_all_reduce(tensor, group, op)
 
 
 def all_gather(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:

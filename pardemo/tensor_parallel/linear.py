@@ -12,11 +12,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from pardemo.tensor_parallel import exchange
+from pardemo.tensor_parallel.module import GroupModule
 from pardemo.tensor_parallel.operators import (
     SEQUENCE,
     copy_to,
     gather_from,
     gather_sequence,
+    positive,
     reduce_from,
     reduce_scatter_sequence,
     scatter_to,
@@ -33,15 +35,12 @@ class _Column(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, group, x, weight, bias, sequence_parallel, overlap):
-        ctx.group, ctx.sequence_parallel, ctx.overlap, ctx.has_bias = (
-            group,
-            sequence_parallel,
-            overlap,
-            bias is not None,
-        )
-        ctx.save_for_backward(x, weight)
+        ctx.group, ctx.overlap = group, overlap
+        ctx.sequence = positive(x, SEQUENCE) if sequence_parallel else None
+        _, wants_dx, wants_dw, *_ = ctx.needs_input_grad  # a frozen weight (LoRA) needs no input to be kept
+        ctx.save_for_backward(x if wants_dw else None, weight if wants_dx else None)
         if sequence_parallel:
-            x = exchange.all_gather(x, group, x.dim() + SEQUENCE)
+            x = exchange.all_gather(x, group, ctx.sequence)
         return F.linear(x, weight, bias)
 
     @staticmethod
@@ -50,27 +49,26 @@ class _Column(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         _, wants_dx, wants_dw, wants_db, *_ = ctx.needs_input_grad
         start = exchange.start if ctx.overlap else _at_once
-        gathered = None
-        if ctx.sequence_parallel and wants_dw:
-            gathered = start(exchange.all_gather, x, ctx.group, x.dim() + SEQUENCE)
-        dx = dw = db = None
+        gathered = dx = dw = db = None
+        if ctx.sequence is not None and wants_dw:
+            gathered = start(exchange.all_gather, x, ctx.group, ctx.sequence)
         if wants_dx:
             partial = dy @ weight
             if gathered is not None:
                 x, gathered = gathered(), None  # one exchange of a group at a time
-            if ctx.sequence_parallel:
-                dx = start(exchange.reduce_scatter, partial, ctx.group, partial.dim() + SEQUENCE)
+            if ctx.sequence is None:
+                dx = start(exchange.all_reduce_in_place, partial, ctx.group)
             else:
-                dx = start(exchange.all_reduce, partial, ctx.group)
+                dx = start(exchange.reduce_scatter, partial, ctx.group, ctx.sequence)
         if wants_dw:
             x = x if gathered is None else gathered()
-            dw = dy.flatten(0, -2).t() @ x.flatten(0, -2)
-        if wants_db and ctx.has_bias:
-            db = dy.flatten(0, -2).sum(0)
+            dw = _rows(dy).t() @ _rows(x)
+        if wants_db:
+            db = _rows(dy).sum(0)
         return None, dx() if wants_dx else None, dw, db, None, None
 
 
-class ColumnParallelLinear(nn.Module):
+class ColumnParallelLinear(GroupModule):
     """This rank's outputs of a linear layer: [Y₁, Y₂, …] = [XA₁, XA₂, …]. Forward sends nothing.
 
     Input [..., in], the same on every rank; output [..., out/N], or [..., out] with ``gather_output``.
@@ -103,10 +101,9 @@ class ColumnParallelLinear(nn.Module):
         keep_gathered: bool = False,
         overlap: bool = True,
     ):
-        super().__init__()
+        super().__init__(group)
         layers = [linear] if isinstance(linear, nn.Linear) else list(linear)
         _check_same_input(layers)
-        self.group = exchange.group_of(group)
         self.in_features, self.out_features = layers[0].in_features, sum(layer.out_features for layer in layers)
         sections = [layer.out_features for layer in layers] if sections is None else list(sections)
         if sum(sections) != self.out_features:
@@ -138,7 +135,7 @@ class ColumnParallelLinear(nn.Module):
         return f"{self.in_features} -> {sum(self.sections)} of {self.out_features}, bias={self.bias is not None}"
 
 
-class RowParallelLinear(nn.Module):
+class RowParallelLinear(GroupModule):
     """A linear layer over this rank's inputs: Y = ΣXᵢAᵢ, one all-reduce forward, the bias added once, after it.
 
     Input [..., in/N], as a :class:`ColumnParallelLinear` leaves it; output [..., out], the same on every rank.
@@ -161,8 +158,7 @@ class RowParallelLinear(nn.Module):
         input_is_whole: bool = False,
         sequence_parallel: bool = False,
     ):
-        super().__init__()
-        self.group = exchange.group_of(group)
+        super().__init__(group)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.input_is_whole, self.sequence_parallel = input_is_whole, sequence_parallel
         self.in_features_here = exchange.share(linear.in_features, self.group, "an input width")
@@ -186,6 +182,10 @@ class RowParallelLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_features_here} of {self.in_features} -> {self.out_features}, bias={self.bias is not None}"
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1, tensor.shape[-1])
 
 
 def _at_once(collective, tensor, *args):
@@ -217,7 +217,8 @@ def _check_same_input(layers: Sequence[nn.Linear]) -> None:
             )
         if (layer.bias is None) != (first.bias is None):
             raise ValueError("of layers that share their input, either all have a bias or none")
-        if layer.weight.dtype != first.weight.dtype or layer.weight.requires_grad != first.weight.requires_grad:
+        same = layer.weight.dtype == first.weight.dtype and layer.weight.requires_grad == first.weight.requires_grad
+        if not same or (first.bias is not None and layer.bias.requires_grad != first.bias.requires_grad):
             raise ValueError("layers that share their input need one dtype, and all be trained or all frozen")
 
 
@@ -229,9 +230,9 @@ def _check_input(x: torch.Tensor, width: int, weight: torch.Tensor) -> None:
 
 
 def _autocast(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    """Inside ``torch.autocast`` what ``nn.Linear`` would do by itself: operands in the lower precision."""
+    """Inside ``torch.autocast`` what ``nn.Linear`` does by itself: operands in the lower precision, but for fp64."""
     kind = tensors[0].device.type
     if not torch.is_autocast_enabled(kind):
         return tensors
     dtype = torch.get_autocast_dtype(kind)
-    return tuple(t if t is None else t.to(dtype) for t in tensors)
+    return tuple(t if t is None or t.dtype == torch.float64 else t.to(dtype) for t in tensors)

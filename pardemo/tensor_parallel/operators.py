@@ -10,8 +10,12 @@
 | :func:`reduce_scatter_sequence` | reduce-scatter | all-gather | ḡ |
 | :func:`scatter_sequence` | this rank's tokens | all-gather | |
 
-The first four cut the last dimension, the others dimension −2, the sequence. Each makes a new tensor and leaves its
-input, and the gradient that it is handed, as they were. A second derivative is not supported and says so.
+The first four cut the last dimension, the others dimension −2, the sequence. None changes its input or the gradient
+that it is handed; :func:`copy_to`'s result shares its input's memory, and in a group of one each returns its input. A
+second derivative is not supported and says so.
+
+All ranks of the group have to call the same operators, forward and backward: an input that requires a gradient on one
+rank alone leaves that rank waiting for the others.
 """
 
 import torch
@@ -35,7 +39,7 @@ class _CopyTo(torch.autograd.Function):
     def backward(ctx, *gradients):
         if len(gradients) == 1:
             return None, exchange.all_reduce(gradients[0], ctx.group)
-        packed = exchange.all_reduce(torch.cat([g.reshape(-1) for g in gradients]), ctx.group)
+        packed = exchange.all_reduce_in_place(torch.cat([g.reshape(-1) for g in gradients]), ctx.group)
         parts = packed.split([g.numel() for g in gradients])
         return None, *(part.view_as(g) for part, g in zip(parts, gradients, strict=True))
 
@@ -55,27 +59,27 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, group, tensor, dim, reduces):
         ctx.group, ctx.dim, ctx.reduces = group, dim, reduces
-        return exchange.all_gather(tensor, group, _positive(tensor, dim))
+        return exchange.all_gather(tensor, group, positive(tensor, dim))
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient):
         back = exchange.reduce_scatter if ctx.reduces else exchange.split
-        return None, back(gradient, ctx.group, _positive(gradient, ctx.dim)), None, None
+        return None, back(gradient, ctx.group, positive(gradient, ctx.dim)), None, None
 
 
 class _Scatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx, group, tensor, dim, reduces):
         ctx.group, ctx.dim = group, dim
-        dim = _positive(tensor, dim)
+        dim = positive(tensor, dim)
         exchange.share(tensor.shape[dim], group, _name(ctx.dim))
         return (exchange.reduce_scatter if reduces else exchange.split)(tensor, group, dim)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, gradient):
-        return None, exchange.all_gather(gradient, ctx.group, _positive(gradient, ctx.dim)), None, None
+        return None, exchange.all_gather(gradient, ctx.group, positive(gradient, ctx.dim)), None, None
 
 
 def copy_to(*tensors: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor | tuple[torch.Tensor, ...]:
@@ -132,7 +136,8 @@ def scatter_sequence(tensor: torch.Tensor, group: dist.ProcessGroup | None = Non
     return tensor if group.size() == 1 else _Scatter.apply(group, tensor, SEQUENCE, False)
 
 
-def _positive(tensor: torch.Tensor, dim: int) -> int:
+def positive(tensor: torch.Tensor, dim: int) -> int:
+    """``dim`` counted from the front; ValueError for a tensor without it."""
     if tensor.dim() < -dim:
         raise ValueError(f"a tensor of shape {tuple(tensor.shape)} does not have {_name(dim)} to cut")
     return tensor.dim() + dim

@@ -9,12 +9,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from pardemo.tensor_parallel import exchange
+from pardemo.tensor_parallel.module import GroupModule
 from pardemo.tensor_parallel.operators import reduce_from, reduce_scatter_sequence
 
 BLOCK_ELEMENTS = 1 << 20  # of logits that are turned to fp32 at a time
 
 
-class VocabParallelEmbedding(nn.Module):
+class VocabParallelEmbedding(GroupModule):
     """Rows rank·V/N … of an embedding table: each rank looks up the tokens it has, and the results are summed.
 
     Input: token numbers [batch, sequence], the same on every rank. Output [batch, sequence, hidden], one all-reduce;
@@ -27,17 +28,18 @@ class VocabParallelEmbedding(nn.Module):
 
     Raises:
         ValueError: the vocabulary does not divide by the ranks (it says how far to pad it), ``max_norm``, ``sparse`` or
-            ``scale_grad_by_freq`` are set. IndexError (forward): a token outside the vocabulary.
+            ``scale_grad_by_freq`` are set. Forward: IndexError for a token outside the vocabulary, TypeError for tokens
+            that are not int32 or int64.
     """
 
     def __init__(
         self, embedding: nn.Embedding, group: dist.ProcessGroup | None = None, *, sequence_parallel: bool = False
     ):
-        super().__init__()
+        super().__init__(group)
         for name in ("max_norm", "sparse", "scale_grad_by_freq"):
             if getattr(embedding, name):
                 raise ValueError(f"{name} of the embedding is not supported")
-        self.group, self.sequence_parallel = exchange.group_of(group), sequence_parallel
+        self.sequence_parallel = sequence_parallel
         self.num_embeddings, self.embedding_dim = embedding.num_embeddings, embedding.embedding_dim
         ranks = self.group.size()
         if self.num_embeddings % ranks:
@@ -74,13 +76,13 @@ class _CrossEntropy(torch.autograd.Function):
         local = targets - dist.get_rank(group) * here
         mine = (local >= 0) & (local < here) & ~ignored
         local = local.masked_fill(~mine, 0)
-        peak = exchange.all_reduce(logits.amax(-1).float(), group, "max")
+        peak = _largest(logits, group)
         parts = torch.empty(2, *targets.shape, dtype=torch.float32, device=logits.device)
         for rows in _blocks(logits):
             parts[0, rows] = (logits[rows].float() - peak[rows, None]).exp_().sum(-1)
         picked = logits.gather(-1, local[:, None])[:, 0].float() - peak  # relative: exact where logits are large
         parts[1] = picked.masked_fill(~mine, 0)
-        total, target_logit = exchange.all_reduce(parts, group)  # both in one message
+        total, target_logit = exchange.all_reduce_in_place(parts, group)  # both in one message
         ctx.save_for_backward(logits, peak, total, local, mine, ignored)
         return (total.log() - target_logit).masked_fill(ignored, 0)
 
@@ -119,7 +121,8 @@ def vocab_parallel_cross_entropy(
         reduction: "mean", "sum" or "none".
 
     Raises:
-        IndexError: a target outside the vocabulary. ValueError: shapes that do not fit, an unknown reduction.
+        IndexError: a target outside the vocabulary. TypeError: targets that are not int32 or int64. ValueError: shapes
+            that do not fit, ranks with different numbers of logits, an unknown reduction.
     """
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
@@ -129,15 +132,32 @@ def vocab_parallel_cross_entropy(
     group = exchange.group_of(group)
     ignored = targets == ignore_index
     _check_range(targets, ignored, logits.shape[-1] * group.size(), "target")
-    losses = _CrossEntropy.apply(group, logits.flatten(0, -2), targets.flatten(), ignored.flatten())
+    rows = logits.reshape(-1, logits.shape[-1])
+    losses = _CrossEntropy.apply(group, rows, targets.reshape(-1).long(), ignored.reshape(-1))
     if reduction == "none":
         return losses.view(targets.shape)
     total = losses.sum()
     return total / (~ignored).sum() if reduction == "mean" else total
 
 
+def _largest(logits: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Each token's largest logit on any rank. The ranks' widths travel along: each derives its place from its own."""
+    width = float(logits.shape[-1])
+    mine = torch.cat([logits.amax(-1).float(), torch.tensor([width, -width], device=logits.device)])
+    found = exchange.all_reduce_in_place(mine, group, "max")
+    if logits.is_cuda:
+        torch._assert_async(found[-2] == -found[-1], "the ranks have different numbers of logits")
+    elif found[-2] != -found[-1]:
+        raise ValueError(
+            f"the ranks have different numbers of logits, {-int(found[-1])} to {int(found[-2])}: pad the vocabulary"
+        )
+    return found[:-2]
+
+
 def _check_range(numbers: torch.Tensor, ignored: torch.Tensor | None, vocabulary: int, what: str) -> None:
     """A number outside the vocabulary is on no rank: without this check it would count as zero, in silence."""
+    if numbers.dtype not in (torch.int32, torch.int64):  # narrower ones would wrap round
+        raise TypeError(f"{what}s are numbers of type int32 or int64, not {numbers.dtype}")
     outside = (numbers < 0) | (numbers >= vocabulary)
     outside = outside if ignored is None else outside & ~ignored
     if numbers.is_cuda:  # no wait for the GPU: the assertion fails there
