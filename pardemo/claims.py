@@ -91,7 +91,7 @@ class Ledger:
         if _agree(predicted, measured, rel, relation):
             verdict = "holds"
         elif instead is not None and _agree(_plain(instead[0]), measured, rel, relation):
-            verdict, reason = "differs", f"measured as {_plain(instead[0])!r} predicts: {instead[1]}"
+            verdict, reason = "differs", f"measured as {short(_plain(instead[0]))} predicts: {instead[1]}"
         elif evidence in ("time", "paced"):
             verdict = "off"
         else:
