@@ -13,8 +13,9 @@ checkpointing works in its non-reentrant form.
 """
 
 import contextlib
+import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import zip_longest
 
@@ -190,7 +191,7 @@ class BucketedDataParallel(_DataParallel):
             raise ValueError(f"bucket_bytes must be above 0, not {bucket_bytes}")
         super().__init__(module, group, all_reduce, timeline)
         self.overlap = overlap
-        self.buckets = [_Bucket(p) for p in _split(self.parameters_to_sync, bucket_bytes)]
+        self.buckets = [_Bucket(p) for p in split_into_buckets(self.parameters_to_sync, bucket_bytes)]
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.views}
         self._next = 0
         self._sending: list[Future] = []
@@ -287,10 +288,11 @@ def _remove(hooks: list) -> None:
         hook.remove()
 
 
-def _split(parameters: list[nn.Parameter], bucket_bytes: int) -> list[list[nn.Parameter]]:
-    """Parameters in reverse order, cut into buckets of one dtype and device each."""
+def split_into_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: float = math.inf) -> list[list[nn.Parameter]]:
+    """Parameters in reverse order, about that in which backward produces gradients, cut into buckets of one dtype and
+    device each. A bucket is closed when it has reached ``bucket_bytes``."""
     buckets: list[list[nn.Parameter]] = []
-    room = 0
+    room = 0.0
     for parameter in reversed(parameters):
         same = buckets and (buckets[-1][0].dtype, buckets[-1][0].device) == (parameter.dtype, parameter.device)
         if room <= 0 or not same:

@@ -6,6 +6,7 @@ and it leaves in segments of 1 MiB, each forwarded as soon as it is reduced. A l
 block, 4 MiB of every chunk at a time, so that what is added and forwarded is still in the processor's cache.
 """
 
+import ctypes
 from collections.abc import Iterator
 
 import torch
@@ -178,4 +179,7 @@ def _segments(chunk: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _bytes(flat: torch.Tensor) -> memoryview:
-    return memoryview(flat.view(torch.uint8).numpy())
+    """The tensor's memory. Not through ``numpy()``: that fixes a storage's size for ever; ZeRO-3 empties its own."""
+    memory = (ctypes.c_char * flat.nbytes).from_address(flat.data_ptr())
+    memory.owner = flat  # a view that is still being sent keeps it alive
+    return memoryview(memory).cast("B")

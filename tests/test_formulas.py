@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
 
 import pytest
 from hypothesis import given
@@ -148,3 +149,115 @@ def test_one_gpu_is_the_baseline_and_overlap_hides_what_fits():
     step = scaling.Step(products=3.0, whole_traffic=1.0, tensor_parallel=0.0, data_parallel=1.5)
     assert (step.seconds, step.overlapped_seconds) == (5.5, 4.0)
     assert replace(step, data_parallel=3.0).overlapped_seconds == 5.0, "half of the rest hides 2 of 3"
+
+
+#: Table 1 of 1910.02054, decimal GB: N -> model -> P_os, P_os+g, P_os+g+p
+TABLE_1 = {
+    1: {7.5e9: (120, 120, 120), 128e9: (2048, 2048, 2048), 1e12: (16000, 16000, 16000)},
+    4: {7.5e9: (52.5, 41.3, 30), 128e9: (896, 704, 512), 1e12: (7000, 5500, 4000)},
+    16: {7.5e9: (35.6, 21.6, 7.5), 128e9: (608, 368, 128), 1e12: (4750, 2875, 1000)},
+    64: {7.5e9: (31.4, 16.6, 1.88), 128e9: (536, 284, 32), 1e12: (4187, 2218, 250)},
+    256: {7.5e9: (30.4, 15.4, 0.47), 128e9: (518, 263, 8), 1e12: (4046, 2054, 62.5)},
+    1024: {7.5e9: (30.1, 15.1, 0.12), 128e9: (513, 257, 2), 1e12: (4011, 2013, 15.6)},
+}
+
+
+@pytest.mark.parametrize("n", TABLE_1)
+@pytest.mark.parametrize("model", [7.5e9, 128e9, 1e12])
+def test_table_1_cell_by_cell(n, model):
+    """The 7.5B column of the paper is rounded, the others are cut off; each cell to the digits it is printed with."""
+    for stage, printed in zip((1, 2, 3), TABLE_1[n][model], strict=True):
+        exact = m.model_states_bytes(int(model), n, stage) / 1e9
+        unit = Decimal(1).scaleb(-len(str(printed).partition(".")[2]))
+        as_printed = {float(Decimal(str(exact)).quantize(unit, rule)) for rule in (ROUND_DOWN, ROUND_HALF_UP)}
+        assert printed in as_printed, (stage, exact)
+
+
+#: Table 2: MP -> GPUs and the largest models, base, P_os, P_os+g, P_os+g+p, in 10⁹ parameters
+TABLE_2 = {
+    1: (64, 2, 7.6, 14.4, 128),
+    2: (128, 4, 15.2, 28.8, 256),
+    4: (256, 8, 30.4, 57.6, 500),
+    8: (512, 16, 60.8, 115.2, 1000),
+    16: (1024, 32, 121.6, 230.4, 2000),
+}
+
+
+@pytest.mark.parametrize("mp", TABLE_2)
+def test_table_2_cell_by_cell(mp):
+    gpus, *printed = TABLE_2[mp]
+    for stage, billions in enumerate(printed):
+        exact = m.largest_model(32e9, gpus // mp, stage, mp) / 1e9
+        # the paper scales the first row, cut to a digit (7.6, 14.4), by MP; 512 and 1024 it prints as 0.5T and 1T
+        assert billions == pytest.approx(exact, rel=0.025)
+        assert billions <= exact
+
+
+def test_figure_1_and_the_kinds_of_states():
+    assert [round(m.model_states_bytes(7_500_000_000, 64, s) / 1e9, 1) for s in m.STAGES] == [120, 31.4, 16.6, 1.9]
+    assert m.model_states(100, 4, 3) == {"parameters": 50, "gradients": 50, "optimizer states": 300}
+    assert m.model_states(100, 4, 1)["optimizer states"] == 300
+    assert isinstance(m.model_states_bytes(100, 4, 3), int)
+    assert {name: states.total for name, states in m.STATES.items()} == {
+        "Adam, mixed precision": 16,
+        "Adam, fp32": 16,
+        "Adam, bf16 states": 8,
+        "Adam, 8-bit states": 10,
+        "SGD with momentum, mixed precision": 12,
+        "SGD, mixed precision": 8,
+        "Adam, mixed precision, fp32 gradients": 18,
+    }
+    assert m.distributed_optimizer_bytes(100, 4) == 900
+    assert m.distributed_optimizer_bytes(100, 1) == 100 * m.STATES["Adam, mixed precision, fp32 gradients"].total
+    assert m.accelerate_estimate(10, 2) == 80
+
+
+def test_estimators_are_deepspeeds():
+    from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs as three
+    from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs as two
+
+    for params, ranks in ((10**9, 8), (7, 2), (123_456_789, 64)):
+        assert m.deepspeed_zero2_estimate(params, ranks) == two(params, ranks, 1, cpu_offload=False)[1]
+        _, theirs, _ = three(params, params // 7, ranks, 1, cpu_offload=False, cpu_offload_params=False)
+        assert m.deepspeed_zero3_estimate(params, ranks, params // 7) == theirs
+
+
+def test_activations_of_the_zero_paper():
+    assert m.transformer_activations(1600, 32, 1024, 48) * 2 / 1e9 == pytest.approx(60, rel=0.01)
+    assert m.activation_checkpoints(1600, 32, 1024, 48) * 2 / 1e9 == pytest.approx(5.03, rel=0.001)
+    checkpoints = m.activation_checkpoints(8192, 32, 1024, 125)
+    assert checkpoints / 1e9 == pytest.approx(33.5, rel=0.01), "what §6.1 calls ~33 GB are elements"
+    assert 2 * checkpoints / 1e9 == pytest.approx(67.1, rel=0.001)
+    assert 2 * m.activation_checkpoints(8192, 32, 1024, 125, 16) / 1e9 == pytest.approx(4.2, rel=0.01)
+    assert m.fused_buffer_bytes(3 * 10**9) == 12 * 10**9
+
+
+@pytest.mark.parametrize("stage", [4, -1, 1.5, "2"])
+def test_a_stage_that_does_not_exist(stage):
+    for rule in (m.model_states, c.zero_step):
+        with pytest.raises(ValueError, match="a ZeRO stage is 0, 1, 2 or 3, not"):
+            rule(10, 2, stage)
+
+
+def test_jobs_that_cannot_be():
+    with pytest.raises(ValueError, match="number of ranks must be at least 1, not 0"):
+        m.model_states(10, 0, 1)
+    with pytest.raises(ValueError, match="cannot have -1 parameters"):
+        m.model_states(-1, 2, 1)
+    with pytest.raises(ValueError, match="at least one micro-batch, not 0"):
+        c.zero_step(10, 2, 1, 0)
+
+
+def test_communication_of_the_stages():
+    assert [c.zero_step(100, 2, s) for s in m.STAGES] == [200, 200, 200, 300]
+    assert [c.zero_step(100, 2, s, micro_batches=4) for s in m.STAGES] == [200, 200, 500, 1200]
+    assert c.zero_step(100, 1, 3) == 0
+    assert c.partitioned_activations_share() == pytest.approx(0.0833, abs=1e-4)
+    assert c.partitioned_activations_share(recomputed=False) == 0.125
+
+
+@given(params=st.integers(0, 10**12), n=st.integers(1, 4096), stage=st.sampled_from(m.STAGES))
+def test_a_higher_stage_never_needs_more(params, n, stage):
+    total = m.model_states_bytes(params, n, stage)
+    assert total <= m.model_states_bytes(params, n, max(0, stage - 1))
+    assert total >= m.ADAM.total * params / n * (1 - 1e-12)

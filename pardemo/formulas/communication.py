@@ -155,3 +155,26 @@ BYTES_OF_COLLECTIVE = {
     "send": lambda nbytes, ranks, root: Traffic(nbytes, 0),
     "recv": lambda nbytes, ranks, root: Traffic(0, nbytes),
 }
+
+
+def zero_step(params: int, world_size: int, stage: int, micro_batches: int = 1, element_bytes: int = 2) -> float:
+    """Bytes that a rank sends, and receives, in one optimizer step under a ZeRO stage, on a ring (1910.02054, §7).
+
+    Stages 0 and 1 reduce the sum of all micro-batches once: 2Ψ. Stage 2 reduces each one's gradients, since it keeps
+    none of them whole: (m + 1)Ψ. Stage 3 gathers the parameters twice and reduces, for each: 3mΨ. All times (N−1)/N,
+    which the paper drops.
+    """
+    if micro_batches < 1:
+        raise ValueError(f"a step has at least one micro-batch, not {micro_batches}")
+    rounds = {0: 2, 1: 2, 2: micro_batches + 1, 3: 3 * micro_batches}
+    if stage not in rounds:
+        raise ValueError(f"a ZeRO stage is 0, 1, 2 or 3, not {stage!r}")
+    return rounds[stage] * ring_half(params * element_bytes, world_size).sent
+
+
+def partitioned_activations_share(recomputed: bool = True) -> float:
+    """What P_a adds to a tensor-parallel block's traffic: one all-gather, φ, beside 12φ (8φ without recomputation).
+
+    1/12 = 8.3 %, which the paper (§8) states as under 10 %.
+    """
+    return 1 / (12 if recomputed else 8)

@@ -1,8 +1,12 @@
-"""Bytes that a block keeps for its backward pass, in 16 bits, by Korthikanti et al. 2022 (arXiv 2205.05198, §4).
+"""Bytes of training: model states, and what the backward pass waits for. Decimal: 1 GB is 10⁹ bytes.
 
-Counted there: 16-bit activations, one byte per element of a dropout mask, an attention core that stores its scores;
-left out: the norms' means and variances, and anything fused.
+Model states, and activations by a rule of thumb: Rajbhandari et al. 2020, ZeRO (arXiv 1910.02054). Activations of a
+block part by part, in 16 bits: Korthikanti et al. 2022 (arXiv 2205.05198, §4), who count one byte per element of a
+dropout mask and an attention core that stores its scores, and leave out the norms' means and variances.
 """
+
+from fractions import Fraction
+from typing import NamedTuple
 
 RECOMPUTE = ("none", "selective", "full")
 
@@ -42,3 +46,133 @@ def block_activation_parts(sequence: int, batch: int, hidden: int, heads: int) -
         "attention core": 5 * heads * sequence**2 * batch,
         "MLP": 19 * unit,
     }
+
+
+# --- model states: parameters, gradients, optimizer states ------------------------------------------------------------
+
+
+class StateBytes(NamedTuple):
+    """Bytes per parameter of each kind of model state. ``optimizer`` is the K of ZeRO's formulas."""
+
+    parameters: int = 2
+    gradients: int = 2
+    optimizer: int = 12
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+#: Ways to train, by name. The first is the paper's (arXiv 1910.02054, §3.1): 16-bit parameters and gradients, and in
+#: fp32 a copy of the parameters, momentum and variance: K = 4 + 4 + 4.
+STATES = {
+    "Adam, mixed precision": StateBytes(2, 2, 12),
+    "Adam, fp32": StateBytes(4, 4, 8),
+    "Adam, bf16 states": StateBytes(2, 2, 4),
+    "Adam, 8-bit states": StateBytes(2, 2, 4 + 1 + 1),  # an fp32 copy of the parameters, two states of a byte
+    "SGD with momentum, mixed precision": StateBytes(2, 2, 4 + 4),
+    "SGD, mixed precision": StateBytes(2, 2, 4),
+    # fp32 gradients beside the 16-bit ones: Megatron-core's 18 bytes, DeepSpeed's estimators' 2 + 16
+    "Adam, mixed precision, fp32 gradients": StateBytes(2, 4, 12),
+}
+ADAM = STATES["Adam, mixed precision"]
+STAGES = (0, 1, 2, 3)
+
+
+def model_states(params: int, world_size: int, stage: int, states: StateBytes = ADAM) -> dict[str, float]:
+    """Bytes of parameters, gradients and optimizer states on each of ``world_size`` data-parallel ranks.
+
+    Stage 0 shards nothing (DP), 1 the optimizer states (P_os), 2 the gradients too (P_os+g), 3 the parameters too
+    (P_os+g+p): arXiv 1910.02054, §5. Exact integers wherever the shares are whole.
+
+    Raises:
+        ValueError: a stage that does not exist, no rank, a negative number of parameters.
+    """
+    _check_job(params, world_size, stage)
+    return {
+        "parameters": _share(states.parameters * params, world_size if stage >= 3 else 1),
+        "gradients": _share(states.gradients * params, world_size if stage >= 2 else 1),
+        "optimizer states": _share(states.optimizer * params, world_size if stage >= 1 else 1),
+    }
+
+
+def model_states_bytes(params: int, world_size: int, stage: int, states: StateBytes = ADAM) -> float:
+    """The sum of :func:`model_states`."""
+    return sum(model_states(params, world_size, stage, states).values())
+
+
+def largest_model(
+    memory_bytes: float, world_size: int, stage: int, model_parallel: int = 1, states: StateBytes = ADAM
+) -> float:
+    """Parameters whose model states just fit ``memory_bytes`` per device (1910.02054, Table 2).
+
+    ``world_size`` is the number of data-parallel ranks, of ``model_parallel`` devices each: N_d = GPUs/MP.
+    """
+    _check_job(0, world_size, stage)
+    per_parameter = sum(
+        Fraction(kind, world_size if stage >= since else 1) for kind, since in zip(states, (3, 2, 1), strict=True)
+    )
+    return float(memory_bytes * model_parallel / per_parameter)
+
+
+def distributed_optimizer_bytes(params: int, world_size: int) -> float:
+    """Megatron-core's distributed optimizer: 6 + 12/N bytes per parameter, with fp32 gradients kept whole.
+
+    Source: Megatron-core's documentation of its distributed optimizer (16-bit parameters, fp32 gradients).
+    """
+    _check_job(params, world_size, 1)
+    return 6 * params + _share(12 * params, world_size)
+
+
+def deepspeed_zero2_estimate(params: int, world_size: int) -> int:
+    """GPU bytes by DeepSpeed's ``estimate_zero2_model_states_mem_needs`` without offload: 2Ψ + 18Ψ/N.
+
+    It counts a 32-bit copy of the gradients, sharded. Frozen parameters count as trained.
+    """
+    _check_job(params, world_size, 2)
+    return 2 * params + int(18 * params / world_size)
+
+
+def deepspeed_zero3_estimate(params: int, world_size: int, largest_layer: int) -> int:
+    """GPU bytes by DeepSpeed's ``estimate_zero3_model_states_mem_needs`` without offload: 4·largest layer + 18Ψ/N."""
+    _check_job(params, world_size, 3)
+    return 4 * largest_layer + int(18 * params / world_size)
+
+
+def accelerate_estimate(params: int, element_bytes: int) -> int:
+    """Bytes by the rule of ``accelerate estimate-memory`` for training with Adam: four times the parameters."""
+    return 4 * element_bytes * params
+
+
+# --- activations as the ZeRO paper counts them -----------------------------------------------------------------------
+
+
+def transformer_activations(hidden: int, batch: int, sequence: int, layers: int) -> int:
+    """Elements that a GPT keeps without checkpointing, by 1910.02054's footnote 4: 12·h·b·s·l."""
+    return 12 * hidden * batch * sequence * layers
+
+
+def activation_checkpoints(hidden: int, batch: int, sequence: int, layers: int, ranks: int = 1) -> float:
+    """Elements of one checkpoint per layer: h·b·s·l, over the model-parallel ranks when they are partitioned (P_a)."""
+    if ranks < 1:
+        raise ValueError(f"the number of ranks must be at least 1, not {ranks}")
+    return _share(hidden * batch * sequence * layers, ranks)
+
+
+def fused_buffer_bytes(params: int, element_bytes: int = 4) -> int:
+    """A buffer that holds all gradients at once grows with the model (1910.02054, §6.2): 12 GB for 3B in fp32."""
+    return element_bytes * params
+
+
+def _share(total: int, ranks: int) -> int | float:
+    """``total`` over ``ranks``: an integer where it is one."""
+    return total // ranks if total % ranks == 0 else total / ranks
+
+
+def _check_job(params: int, world_size: int, stage: int) -> None:
+    if stage not in STAGES:
+        raise ValueError(f"a ZeRO stage is 0, 1, 2 or 3, not {stage!r}")
+    if world_size < 1:
+        raise ValueError(f"the number of ranks must be at least 1, not {world_size}")
+    if params < 0:
+        raise ValueError(f"a model cannot have {params} parameters")

@@ -1,0 +1,147 @@
+"""ZeRO-3: parameters exist in full only around their use."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from pardemo.data_parallel import split_into_buckets
+from pardemo.zero.engine import MakeOptimizer, ReducesInBackward
+from pardemo.zero.unit import Unit
+
+
+class Zero3(ReducesInBackward):
+    """P_os+g+p: parameters in shards, too. Bytes per rank (4+K)Ψ/N, and two layers at a time; sends 3Ψ(N−1)/N per
+    micro-batch: a layer is gathered before its forward, freed, gathered before its backward, and its gradients reduced.
+
+    Args:
+        layers: the modules that are gathered one at a time, in the order of their use; by default the elements of
+            the module's ``nn.ModuleList`` and ``nn.Sequential`` children, of the first level where there are any. What
+            is in none of them, or in several (tied), is gathered around the whole module.
+        prefetch: gather the next layer while this one computes. The others as :class:`Zero1`.
+
+    A layer that is checkpointed (non-reentrant) is gathered once for recomputation and backward. Between two uses the
+    parameters have no memory: read them through :meth:`whole`.
+    """
+
+    stage = 3
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: MakeOptimizer,
+        group: dist.ProcessGroup | None = None,
+        *,
+        max_norm: float | None = None,
+        layers: Sequence[nn.Module] | None = None,
+        prefetch: bool = True,
+    ):
+        self._layers = list(layers) if layers is not None else default_layers(module)
+        self._prefetch, self._order, self._seen, self._current = prefetch, [], [], None
+        super().__init__(module, optimizer, group, max_norm=max_norm)
+        for owner in self._units_of:
+            owner.register_forward_pre_hook(lambda owner, _: self._before_forward(owner))
+            owner.register_forward_hook(lambda owner, _, output: self._after_forward(owner, output))
+        for unit in self.units:
+            unit.free()
+
+    def _make_units(self) -> list[Unit]:
+        owners = [*self._layers, self.module]
+        used = [{id(p): p for p in layer.parameters()} for layer in self._layers]
+        shared = {key for i, own in enumerate(used) for other in used[i + 1 :] for key in own.keys() & other.keys()}
+        taken = {key for own in used for key in own} - shared
+        parts = [[p for key, p in own.items() if key not in shared] for own in used]
+        parts.append([p for p in self.module.parameters() if id(p) not in taken])
+        self._units_of = {}
+        for owner, parameters in zip(owners, parts, strict=True):
+            kinds = [[p for p in parameters if p.requires_grad], [p for p in parameters if not p.requires_grad]]
+            units = [Unit(part, self.group, False) for kind in kinds for part in split_into_buckets(kind)]
+            if units:
+                self._units_of[owner] = units
+        return [unit for units in self._units_of.values() for unit in units]
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[nn.Module]:
+        """Within the block every parameter is there in full, to look at or to save."""
+        for owner in self._units_of:
+            self._arrive(owner)
+        try:
+            yield self.module
+        finally:
+            for owner in self._units_of:
+                self._leave(owner)
+
+    def _before_forward(self, owner: nn.Module) -> None:
+        self._arrive(owner)
+        if not _in_backward():
+            self._seen = [owner] if owner is self.module else [*self._seen, owner]
+            self._fetch_after(owner, self._order)
+
+    def _after_forward(self, owner: nn.Module, output: object) -> None:
+        if _in_backward():  # a recomputation: its backward follows
+            return
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                tensor.register_hook(lambda _: self._before_backward(owner))
+        self._leave(owner)
+        if owner is self.module:
+            self._order = self._seen
+
+    def _before_backward(self, owner: nn.Module) -> None:
+        """The gradient of the owner's output is there: what it was computed from is needed next."""
+        self._begins()
+        if self._current is owner:
+            return
+        if self._current not in (None, self.module):  # its backward has ended; frozen parameters are still here
+            self._leave(self._current)
+        self._current = owner
+        self._arrive(owner)
+        self._fetch_after(owner, self._order[:1] + self._order[:0:-1])  # the whole, then the layers from the last
+
+    def _reduce(self, unit: Unit) -> None:
+        super()._reduce(unit)
+        unit.free()
+
+    def _end_of_backward(self) -> None:
+        super()._end_of_backward()
+        self._current = None
+        for owner in self._units_of:
+            self._leave(owner)
+
+    def _fetch_after(self, owner: nn.Module, order: list[nn.Module]) -> None:
+        at = order.index(owner) + 1 if owner in order else len(order)
+        if self._prefetch and at < len(order):
+            for unit in self._units_of[order[at]]:
+                if not unit.resident and unit.arriving is None:
+                    unit.arriving = self._courier.submit(unit.gather)
+
+    def _arrive(self, owner: nn.Module) -> None:
+        for unit in self._units_of[owner]:
+            if not unit.resident and unit.arriving is None:  # the courier keeps the order that all ranks agree on
+                unit.arriving = self._courier.submit(unit.gather)
+        for unit in self._units_of[owner]:
+            if unit.arriving is not None:
+                unit.arriving.result()
+                unit.arriving = None
+
+    def _leave(self, owner: nn.Module) -> None:
+        for unit in self._units_of[owner]:
+            if unit.arriving is not None:
+                unit.arriving.result()
+                unit.arriving = None
+            if unit.resident:
+                unit.free()
+
+
+def default_layers(module: nn.Module) -> list[nn.Module]:
+    """The elements of the outermost ``ModuleList`` and ``Sequential`` in ``module`` that have parameters."""
+    if isinstance(module, (nn.ModuleList, nn.Sequential)):
+        return [layer for layer in module if next(layer.parameters(), None) is not None]
+    return [layer for child in module.children() for layer in default_layers(child)]
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1

@@ -1,0 +1,253 @@
+"""Every stage against one process on the whole batch; ranks begin with different weights on purpose."""
+
+import gc
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from pardemo import RankFailed, WireMeter
+from pardemo.formulas import communication
+from pardemo.peers import gpt
+from pardemo.zero import Zero1, Zero2, Zero3, default_layers
+
+STAGES = {1: Zero1, 2: Zero2, 3: Zero3}
+ADAMW = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
+SAMPLES = 8
+
+
+class Net(nn.Module):
+    """Tied, frozen and unused parameters, a buffer, sizes that do not divide by 2 or 4, a checkpointed layer."""
+
+    def __init__(self, recompute=False):
+        super().__init__()
+        self.recompute = recompute
+        self.embed = nn.Embedding(17, 9)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(9, 13), nn.GELU(), nn.Linear(13, 9), nn.LayerNorm(9)) for _ in range(3)
+        )
+        self.layers[1][0].weight.requires_grad_(False)
+        self.never = nn.Linear(3, 3)
+        self.head = nn.Linear(9, 17, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, tokens):
+        x = self.embed(tokens[:, :-1]) * self.scale
+        for layer in self.layers:
+            x = x + (checkpoint(layer, x, use_reentrant=False) if self.recompute else layer(x))
+        logits = self.head(x).float()
+        return nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def make(dtype, recompute=False):
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        return Net(recompute).to(dtype)
+
+
+def batch(step):
+    return gpt.text(SAMPLES, 9, 17, seed=step)
+
+
+def one_process(dtype, steps=20, micro_batches=1, max_norm=None):
+    """What all stages should equal: gradients in ``dtype``, AdamW on fp32 copies, zero where there is no gradient."""
+    net = make(dtype)
+    trained = [p for p in net.parameters() if p.requires_grad]
+    masters = [p.detach().float().clone().requires_grad_() for p in trained]
+    optimizer = ADAMW(masters)
+    losses = []
+    for step in range(steps):
+        total = 0.0
+        for part in batch(step).chunk(micro_batches):
+            loss = net(part) / micro_batches
+            loss.backward()
+            total += loss.item()
+        for master, parameter in zip(masters, trained, strict=True):
+            master.grad = torch.zeros_like(master) if parameter.grad is None else parameter.grad.float()
+            parameter.grad = None
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(masters, max_norm)
+        optimizer.step()
+        with torch.no_grad():
+            for master, parameter in zip(masters, trained, strict=True):
+                parameter.copy_(master)
+        losses.append(total)
+    return losses, {name: p.detach() for name, p in net.named_parameters()}
+
+
+def train(stage, dtype, steps=20, micro_batches=1, max_norm=None, recompute=False, **options):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    net = make(dtype, recompute)
+    with torch.no_grad():
+        if rank:
+            net.embed.weight.add_(1)  # the engine starts all ranks from rank 0
+    engine = STAGES[stage](net, ADAMW, max_norm=max_norm, **options)
+    losses = []
+    for step in range(steps):
+        total = torch.zeros(())
+        for part in batch(step)[rank * SAMPLES // size : (rank + 1) * SAMPLES // size].chunk(micro_batches):
+            loss = engine(part) / micro_batches
+            loss.backward()
+            total += loss.detach()
+        engine.step()
+        dist.all_reduce(total)
+        losses.append(total.item() / size)
+    if stage == 3:
+        assert all(p.untyped_storage().nbytes() == 0 for p in net.parameters()), "nothing is left in full"
+        with engine.whole():
+            return losses, {name: p.detach().clone() for name, p in net.named_parameters()}
+    return losses, {name: p.detach().clone() for name, p in net.named_parameters()}
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(("micro_batches", "max_norm"), [(1, None), (2, None), (1, 0.3), (2, 0.3)])
+def test_fp32_equals_one_process(world_of, n, stage, micro_batches, max_norm):
+    losses, weights = one_process(torch.float32, micro_batches=micro_batches, max_norm=max_norm)
+    results = world_of(n).run(train, stage, torch.float32, micro_batches=micro_batches, max_norm=max_norm)
+    for found, parameters in results:
+        assert found == pytest.approx(losses, abs=2e-5)
+        for name, value in weights.items():
+            torch.testing.assert_close(parameters[name], value, atol=2e-4, rtol=0)
+            assert torch.equal(parameters[name], results[0][1][name]), f"{name}: the ranks differ"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("n", [1, 2, 4])
+def test_bf16_equals_one_process_within_rounding(world_of, n, stage):
+    losses, weights = one_process(torch.bfloat16)
+    for found, parameters in world_of(n).run(train, stage, torch.bfloat16):
+        assert found == pytest.approx(losses, abs=0.05), "bf16: 8 bits, losses around 3"
+        for name, value in weights.items():
+            assert parameters[name].dtype == torch.bfloat16
+            torch.testing.assert_close(parameters[name], value, atol=0.1, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("stage", "options"),
+    [
+        (2, {"bucket_bytes": 1}),
+        (2, {"bucket_bytes": 300}),
+        (3, {"prefetch": False}),
+        (3, {"layers": []}),
+        (3, {"recompute": True}),
+        (3, {"recompute": True, "prefetch": False}),
+        (1, {"recompute": True}),
+    ],
+)
+def test_variants_equal_one_process(world_of, stage, options):
+    losses, _ = one_process(torch.float32)
+    for found, _ in world_of(4).run(train, stage, torch.float32, **options):
+        assert found == pytest.approx(losses, abs=2e-5)
+
+
+WIDTH, LAYERS = 256, 6
+
+
+def stack(dtype=torch.bfloat16):
+    return nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)]).to(dtype)
+
+
+def sent(stage, micro_batches, options):
+    engine = STAGES[stage](stack(), ADAMW, **options)
+    x = gpt.numbers(8, WIDTH, dtype=torch.bfloat16)
+
+    def step():
+        for _ in range(micro_batches):
+            engine(x).square().mean().backward()
+        engine.step()
+
+    step()
+    with WireMeter() as wire:
+        step()
+    return wire.sent_bytes, wire.received_bytes
+
+
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("micro_batches", [1, 4])
+@pytest.mark.parametrize(("stage", "options"), [(1, {}), (2, {}), (2, {"bucket_bytes": 1 << 17}), (3, {})])
+def test_bytes_on_the_wire(world_of, n, stage, micro_batches, options):
+    theory = communication.zero_step(LAYERS * WIDTH**2, n, stage, micro_batches)
+    for found in world_of(n).run(sent, stage, micro_batches, options):
+        assert found == pytest.approx((theory, theory), rel=0.015), "786 kB, headers included"
+
+
+def held(stage):
+    net = stack()
+    engine = STAGES[stage](net, ADAMW)
+    x = gpt.numbers(8, WIDTH, dtype=torch.bfloat16)
+    for _ in range(2):
+        engine(x).square().mean().backward()
+        after_backward = engine.state_bytes()
+        engine.step()
+    gc.collect()
+    return after_backward
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("stage", STAGES)
+def test_states_follow_the_formula(world_of, n, stage):
+    from pardemo.formulas import memory
+
+    theory = memory.model_states(LAYERS * WIDTH**2, n, stage)
+    for found in world_of(n).run(held, stage):
+        assert found == pytest.approx(theory, rel=0.01)
+
+
+def live_in_stage_3():
+    net = stack()
+    engine = Zero3(net, ADAMW)
+    x = gpt.numbers(8, WIDTH, dtype=torch.bfloat16)
+    engine(x).square().mean().backward()
+    engine.step()
+    most = 0
+
+    def note(*_):
+        nonlocal most
+        most = max(most, sum(unit.resident for unit in engine.units))
+
+    for layer in net:
+        layer.register_forward_pre_hook(note)
+    engine(x).square().mean().backward()
+    return most, sum(unit.resident for unit in engine.units)
+
+
+def test_two_layers_at_a_time(world_of):
+    for most, after in world_of(2).run(live_in_stage_3):
+        assert most <= 2, "this layer, and the next one on its way"
+        assert after == 0
+
+
+def refused(case):
+    {
+        "nothing": lambda: Zero1(nn.ReLU(), ADAMW),
+        "frozen": lambda: Zero3(stack().requires_grad_(False), ADAMW),
+        "norm": lambda: Zero2(stack(), ADAMW, max_norm=0),
+        "bucket": lambda: Zero2(stack(), ADAMW, bucket_bytes=0),
+    }[case]()
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("nothing", "no parameter that requires a gradient"),
+        ("frozen", "no parameter that requires a gradient"),
+        ("norm", "max_norm must be above 0, not 0"),
+        ("bucket", "bucket_bytes must be above 0, not 0"),
+    ],
+)
+def test_bad_input_is_told(world_of, case, message):
+    with pytest.raises(RankFailed, match=message):
+        world_of(2).run(refused, case)
+
+
+def test_default_layers_are_the_outermost_lists():
+    net = Net()
+    assert default_layers(net) == list(net.layers)
+    sequence = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    assert default_layers(sequence) == [sequence[0], sequence[2]]
+    assert default_layers(nn.Linear(2, 2)) == []
