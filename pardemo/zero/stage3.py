@@ -59,7 +59,7 @@ class Zero3(ReducesInBackward):
         for owner, parameters in zip(owners, parts, strict=True):
             kinds = [[p for p in parameters if p.requires_grad], [p for p in parameters if not p.requires_grad]]
             units = [Unit(part, self.group, False) for kind in kinds for part in split_into_buckets(kind)]
-            if units:
+            if units or owner is self.module:  # the whole marks the beginning and the end, with parameters or without
                 self._units_of[owner] = units
         return [unit for units in self._units_of.values() for unit in units]
 
@@ -93,11 +93,10 @@ class Zero3(ReducesInBackward):
     def _before_backward(self, owner: nn.Module) -> None:
         """The gradient of the owner's output is there: what it was computed from is needed next."""
         self._begins()
-        if self._current is owner:
-            return
-        if self._current not in (None, self.module):  # its backward has ended; frozen parameters are still here
-            self._leave(self._current)
-        self._current = owner
+        if owner is not self.module and owner is not self._current:
+            if self._current is not None:  # its backward has ended; frozen parameters are still here
+                self._leave(self._current)
+            self._current = owner
         self._arrive(owner)
         self._fetch_after(owner, self._order[:1] + self._order[:0:-1])  # the whole, then the layers from the last
 

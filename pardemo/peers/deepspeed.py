@@ -1,0 +1,82 @@
+"""DeepSpeed's own ZeRO inside a World: no launcher, no mpi4py; on CPU ranks in bf16 with torch's AdamW."""
+
+import logging
+import os
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    import deepspeed
+    from deepspeed.utils import logger
+
+logger.setLevel(logging.ERROR)
+
+#: What keeps DeepSpeed's ZeRO-3 from holding small parameters, and parameters that are used again soon, gathered.
+ALWAYS_SHARDED = {
+    "stage3_param_persistence_threshold": 0,
+    "stage3_max_live_parameters": 0,
+    "stage3_max_reuse_distance": 0,
+    "stage3_prefetch_bucket_size": 0,
+}
+
+
+def zero_settings(stage: int, batch: int = 8, lr: float = 1e-3, micro_batches: int = 1, **zero: Any) -> dict[str, Any]:
+    """A configuration for bf16 training under ``stage``; ``zero`` are further keys of ``zero_optimization``.
+
+    The reduce bucket is small (DeepSpeed's default of 5e8 elements is 1 GB that stays allocated), everything else
+    as DeepSpeed has it by default.
+    """
+    return {
+        "train_micro_batch_size_per_gpu": batch,
+        "gradient_accumulation_steps": micro_batches,
+        "optimizer": {"type": "AdamW", "params": {"lr": lr, "torch_adam": True}},
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": 1 << 20, **zero},
+    }
+
+
+def engine(module: nn.Module, settings: dict[str, Any]) -> "deepspeed.DeepSpeedEngine":
+    """A DeepSpeed engine over all ranks of the job.
+
+    Raises:
+        RuntimeError: the engine does not run the stage, or the number of ranks, that it was asked for.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated")
+        found, *_ = deepspeed.initialize(
+            model=module, model_parameters=[p for p in module.parameters() if p.requires_grad], config=settings
+        )
+    asked = settings["zero_optimization"]["stage"]
+    ranks = torch.distributed.get_world_size()
+    if found.zero_optimization_stage() != asked or found.dp_world_size != ranks:
+        raise RuntimeError(f"asked for stage {asked} on {ranks} ranks, DeepSpeed runs stage "
+                           f"{found.zero_optimization_stage()} on {found.dp_world_size}")  # fmt: skip
+    return found
+
+
+def states(running: "deepspeed.DeepSpeedEngine") -> dict[str, list[torch.Tensor]]:
+    """The tensors of each kind of model state that this rank's engine keeps, between backward and step."""
+    optimizer = running.optimizer
+    parameters = list(running.module.parameters())
+    inner = optimizer.optimizer
+    masters = [p for group in inner.param_groups for p in group["params"]]
+    held = [v for state in inner.state.values() for v in state.values() if torch.is_tensor(v) and v.dim()]
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    gradients += [g for group in getattr(optimizer, "averaged_gradients", {}).values() if group for g in group]
+    gradients += [buffer for buffer in [getattr(optimizer, "grad_partitions_flat_buffer", None)] if buffer is not None]
+    masters += getattr(optimizer, "fp32_groups_flat_partition", []) + getattr(
+        optimizer, "fp32_partitioned_groups_flat", []
+    )
+    masters += [p for group in getattr(optimizer, "fp32_groups", []) for p in group]
+    shards = [p.ds_tensor for p in parameters if hasattr(p, "ds_tensor")]
+    shards += [t for t in getattr(optimizer, "fp16_partitioned_groups_flat", []) if t is not None]
+    return {
+        "parameters": parameters + shards,
+        "gradients": [g for g in gradients if torch.is_tensor(g)],
+        "optimizer states": masters + held,
+    }

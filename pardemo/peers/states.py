@@ -1,0 +1,42 @@
+"""What a framework's ranks keep: bytes of model states by kind, and of everything else that is alive."""
+
+import gc
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch.distributed.tensor import DTensor
+
+
+def nbytes(tensors: Iterable[torch.Tensor | None]) -> int:
+    """Bytes of the tensors' storages, each once; of a DTensor, this rank's part."""
+    storages = {}
+    for tensor in tensors:
+        if tensor is not None:
+            storage = _local(tensor).untyped_storage()
+            storages[storage._cdata] = storage.nbytes()
+    return sum(storages.values())
+
+
+def alive() -> list[torch.Tensor]:
+    """Every tensor that Python still knows in this process."""
+    gc.collect()
+    found = []
+    for thing in gc.get_objects():
+        try:
+            if isinstance(thing, torch.Tensor):
+                found.append(thing)
+        except ReferenceError:  # a weak proxy whose object is gone
+            continue
+    return found
+
+
+def by_kind(kinds: Mapping[str, Iterable[torch.Tensor | None]], before: int = 0) -> dict[str, int]:
+    """Bytes of each kind, and ``"others"``: what is alive beyond them and beyond the ``before`` bytes of the start."""
+    listed = {kind: [t for t in tensors if t is not None] for kind, tensors in kinds.items()}
+    table = {kind: nbytes(tensors) for kind, tensors in listed.items()}
+    table["others"] = nbytes(alive()) - before - nbytes(t for tensors in listed.values() for t in tensors)
+    return table
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
