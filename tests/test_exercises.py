@@ -7,8 +7,9 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from pardemo.collectives import parameter_server_all_reduce, ring_all_reduce
+from pardemo.collectives import parameter_server_all_reduce, ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from pardemo.exercises import EXERCISES, check
+from pardemo.formulas import memory
 from pardemo.groups import Layout
 from pardemo.tensor_parallel import copy_to, exchange, reduce_from, vocab_parallel_cross_entropy
 
@@ -148,6 +149,22 @@ def groups_by_strides(axis, tp, dp, pp):
     return [[start + stride * i for i in range(size)] for start in starts]
 
 
+def smallest_stage(params, gpus, tp, room):
+    return next((s for s in range(4) if memory.model_states_bytes(params // tp, gpus // tp, s) <= room), None)
+
+
+def zero1_step(parameters, gradient, lr, size=4):
+    rank = dist.get_rank()
+    mine = ring_reduce_scatter(gradient) / size
+    return ring_all_gather(parameters.chunk(size)[rank] - lr * mine)
+
+
+def step_by_all_gather(parameters, gradient, lr):
+    parts = [torch.empty_like(gradient) for _ in range(4)]
+    dist.all_gather(parts, gradient)
+    return parameters - lr * sum(parts) / 4
+
+
 SOLUTIONS = {
     "01_all_reduce": ring_by_hand,
     "01_unequal_shards": weighted,
@@ -157,6 +174,10 @@ SOLUTIONS = {
     "04_vocabulary_loss": loss_by_hand,
     "05_groups": groups_by_strides,
     "05_order": lambda: "tp-dp-pp",
+    "06_bytes": lambda p, n, s, k: 2 * p / (n if s > 2 else 1) + 2 * p / (n if s > 1 else 1) + k * p / (n if s else 1),
+    "06_stage": smallest_stage,
+    "07_zero1_step": zero1_step,
+    "07_psi": lambda stage, m: [2, 2, m + 1, 3 * m][stage],
 }
 
 LOCK = threading.Lock()
@@ -240,6 +261,23 @@ def test_every_exercise_is_tested():
         ("05_groups", lambda *a: [["x"]], "It returned [['x']]"),
         ("05_groups", divides_by_zero, "Your function raised ZeroDivisionError"),
         ("05_order", divides_by_zero, "Your function raised ZeroDivisionError"),
+        ("06_bytes", stub, "1,600 bytes, not None"),
+        (
+            "06_bytes",
+            lambda p, n, s, k: memory.model_states_bytes(p, n, min(s, 1)),
+            "Stage 2 shards the gradients, too",
+        ),
+        ("06_bytes", lambda p, n, s, k: 16 * p / n, "which are divided by N?"),
+        ("06_stage", stub, "stage 0, not None"),
+        ("06_stage", lambda p, g, tp, room: smallest_stage(p, g, 1, room), "A rank holds 1/tp of the parameters"),
+        ("06_stage", lambda p, g, tp, room: 3, "stage 0, not 3. The smallest stage that fits"),
+        ("07_zero1_step", stub, "not NoneType"),
+        ("07_zero1_step", lambda p, g, lr: p, "of the parameters are right"),
+        ("07_zero1_step", lambda p, g, lr: p - lr * ring_all_reduce(g), "a step with the sum of the gradients"),
+        ("07_zero1_step", step_by_all_gather, "a rank sends 4.0Ψ(N−1)/N, and 2 are enough"),
+        ("07_psi", stub, "Stage 0 with 1 micro-batches is not None"),
+        ("07_psi", lambda stage, m: 3 if stage == 3 else 2, "each micro-batch is reduced"),
+        ("07_psi", lambda stage, m: [2, 2, m + 1, 3][stage], "each micro-batch gathers for its forward"),
         ("05_groups", lambda axis, *s: Layout(*s).groups(axis)[:-1], "there are 4 groups, not 3"),
         ("05_groups", lambda axis, *s: Layout(*s, "pp-dp-tp").groups(axis), "the groups of the order pp-dp-tp"),
         ("05_groups", lambda axis, *s: [[0, 7], [1, 2], [3, 4], [5, 6]], "[0, 7] is no group; rank 0's is [0, 1]"),

@@ -32,6 +32,8 @@ EXERCISES = {
     "04_vocabulary_loss": ("chapter_04", "check_vocabulary_loss"),
     "05_groups": ("chapter_05", "check_groups"),
     "05_order": ("chapter_05", "check_order"),
+    "06_bytes": ("chapter_06", "check_bytes"),
+    "06_stage": ("chapter_06", "check_stage"),
     "07_zero1_step": ("chapter_07", "check_zero1_step"),
     "07_psi": ("chapter_07", "check_psi"),
 }

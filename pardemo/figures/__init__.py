@@ -7,6 +7,20 @@
 """
 
 from pardemo.figures.charts import bars, gantt, holdings, kind_legend, measured, predicted, ring_states
+from pardemo.figures.explore import states_chart, states_explorer
 from pardemo.figures.style import COLOURS, new, save
 
-__all__ = ["COLOURS", "bars", "gantt", "holdings", "kind_legend", "measured", "new", "predicted", "ring_states", "save"]
+__all__ = [
+    "COLOURS",
+    "bars",
+    "gantt",
+    "holdings",
+    "kind_legend",
+    "measured",
+    "new",
+    "predicted",
+    "ring_states",
+    "save",
+    "states_chart",
+    "states_explorer",
+]

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from pardemo.groups import Groups
+
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -34,14 +36,15 @@ def zero_settings(stage: int, batch: int = 8, lr: float = 1e-3, micro_batches: i
     return {
         "train_micro_batch_size_per_gpu": batch,
         "gradient_accumulation_steps": micro_batches,
+        "gradient_clipping": 0.0,  # left out, this release clips at 1.0, in silence
         "optimizer": {"type": "AdamW", "params": {"lr": lr, "torch_adam": True}},
         "bf16": {"enabled": True},
         "zero_optimization": {"stage": stage, "reduce_bucket_size": 1 << 20, **zero},
     }
 
 
-def engine(module: nn.Module, settings: dict[str, Any]) -> "deepspeed.DeepSpeedEngine":
-    """A DeepSpeed engine over all ranks of the job.
+def engine(module: nn.Module, settings: dict[str, Any], groups: Groups | None = None) -> "deepspeed.DeepSpeedEngine":
+    """A DeepSpeed engine over all ranks; with ``groups`` over the data-parallel ones of a tensor-parallel model.
 
     Raises:
         RuntimeError: the engine does not run the stage, or the number of ranks, that it was asked for.
@@ -49,10 +52,13 @@ def engine(module: nn.Module, settings: dict[str, Any]) -> "deepspeed.DeepSpeedE
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated")
         found, *_ = deepspeed.initialize(
-            model=module, model_parameters=[p for p in module.parameters() if p.requires_grad], config=settings
+            model=module,
+            model_parameters=[p for p in module.parameters() if p.requires_grad],
+            config=settings,
+            mpu=None if groups is None else ModelParallelUnit(groups),
         )
     asked = settings["zero_optimization"]["stage"]
-    ranks = torch.distributed.get_world_size()
+    ranks = torch.distributed.get_world_size(None if groups is None else groups.dp)
     if found.zero_optimization_stage() != asked or found.dp_world_size != ranks:
         raise RuntimeError(f"asked for stage {asked} on {ranks} ranks, DeepSpeed runs stage "
                            f"{found.zero_optimization_stage()} on {found.dp_world_size}")  # fmt: skip
@@ -80,3 +86,28 @@ def states(running: "deepspeed.DeepSpeedEngine") -> dict[str, list[torch.Tensor]
         "gradients": [g for g in gradients if torch.is_tensor(g)],
         "optimizer states": masters + held,
     }
+
+
+class ModelParallelUnit:
+    """What DeepSpeed asks of a tensor-parallel library (``deepspeed.initialize(mpu=…)``), answered from our groups."""
+
+    def __init__(self, groups: Groups):
+        self._groups = groups
+
+    def get_model_parallel_group(self) -> torch.distributed.ProcessGroup:
+        return self._groups.tp
+
+    def get_model_parallel_rank(self) -> int:
+        return torch.distributed.get_rank(self._groups.tp)
+
+    def get_model_parallel_world_size(self) -> int:
+        return self._groups.tp.size()
+
+    def get_data_parallel_group(self) -> torch.distributed.ProcessGroup:
+        return self._groups.dp
+
+    def get_data_parallel_rank(self) -> int:
+        return torch.distributed.get_rank(self._groups.dp)
+
+    def get_data_parallel_world_size(self) -> int:
+        return self._groups.dp.size()
