@@ -9,10 +9,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from pardemo import RankFailed, WireMeter
+from pardemo import RankError, RankFailed, WireMeter, World
 from pardemo.formulas import communication
 from pardemo.peers import gpt
-from pardemo.zero import Zero1, Zero2, Zero3, default_layers
+from pardemo.zero import Zero1, Zero2, Zero3, default_layers, load, save
 
 STAGES = {1: Zero1, 2: Zero2, 3: Zero3}
 ADAMW = partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1)
@@ -251,3 +251,72 @@ def test_default_layers_are_the_outermost_lists():
     sequence = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
     assert default_layers(sequence) == [sequence[0], sequence[2]]
     assert default_layers(nn.Linear(2, 2)) == []
+
+
+def part_of_training(stage, folder, begin, end, save_at=None):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    engine = STAGES[stage](make(torch.float32), ADAMW)
+    if begin:
+        load(engine, folder)
+    losses = []
+    for step in range(begin, end):
+        loss = engine(batch(step)[rank * SAMPLES // size : (rank + 1) * SAMPLES // size])
+        loss.backward()
+        engine.step()
+        mean = loss.detach().clone()
+        dist.all_reduce(mean)
+        losses.append(mean.item() / size)
+        if step + 1 == save_at:
+            save(engine, folder)
+    return losses
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 4), (4, 1), (1, 2)])
+def test_training_goes_on_from_a_checkpoint_on_another_number_of_ranks(world_of, tmp_path, stage, before, after):
+    whole = world_of(before).run(part_of_training, stage, tmp_path / "at", 0, 8, save_at=5)[0]
+    rest = world_of(after).run(part_of_training, stage, tmp_path / "at", 5, 8)[0]
+    assert rest == pytest.approx(whole[5:], abs=1e-5)
+    assert [p.name for p in tmp_path.iterdir()] == ["at"], "nothing half-written is left"
+
+
+def load_only(stage, folder):
+    load(STAGES[stage](make(torch.float32), ADAMW), folder)
+
+
+def die_while_saving(stage, folder):
+    import os
+
+    from pardemo.zero import checkpoint
+
+    engine = STAGES[stage](make(torch.float32), ADAMW)
+    engine(batch(0)).backward()
+    engine.step()
+    save(engine, folder)
+    if dist.get_rank() == 1:
+        checkpoint.dcp.save = lambda *args, **kwargs: os._exit(9)  # killed in the middle of the second one
+    save(engine, folder)
+
+
+def test_a_rank_that_dies_while_saving_leaves_the_previous_checkpoint(world_of, tmp_path):
+    with World(2, timeout_s=20) as world, pytest.raises(RankError):
+        world.run(die_while_saving, 2, tmp_path / "at")
+    world_of(2).run(load_only, 2, tmp_path / "at")
+
+
+def test_a_checkpoint_that_was_tampered_with_is_not_read(world_of, tmp_path):
+    world_of(2).run(part_of_training, 1, tmp_path / "at", 0, 1, save_at=1)
+    with pytest.raises(RankFailed, match="has stage 1, this engine 2"):
+        world_of(2).run(load_only, 2, tmp_path / "at")
+    index = tmp_path / "at" / ".metadata"
+    index.write_bytes(index.read_bytes() + b"x")
+    with pytest.raises(RankFailed, match=r"\.metadata is missing, or is not the file that was written"):
+        world_of(2).run(load_only, 1, tmp_path / "at")
+    with pytest.raises(RankFailed, match="no whole checkpoint"):
+        world_of(2).run(load_only, 1, tmp_path / "elsewhere")
+
+
+def test_the_previous_checkpoint_is_read_where_the_new_one_has_no_name_yet(world_of, tmp_path):
+    world_of(2).run(part_of_training, 3, tmp_path / "at", 0, 1, save_at=1)
+    (tmp_path / "at").rename(tmp_path / "at.previous")
+    world_of(2).run(load_only, 3, tmp_path / "at")

@@ -10,7 +10,8 @@ Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Tri
 Everything travels on pardemo's ring: a reduce-scatter of the gradients, an all-gather of the parameters.
 """
 
+from pardemo.zero.checkpoint import load, save
 from pardemo.zero.stage3 import Zero3, default_layers
 from pardemo.zero.stages import Zero1, Zero2
 
-__all__ = ["Zero1", "Zero2", "Zero3", "default_layers"]
+__all__ = ["Zero1", "Zero2", "Zero3", "default_layers", "load", "save"]
