@@ -18,6 +18,7 @@ BENCHES = {
     "ring": "ring",
     "data-parallel": "data_parallel",
     "tensor-parallel": "tensor_parallel",
+    "zero": "zero",
 }
 
 

@@ -1,0 +1,67 @@
+"""A training step under ZeRO: pardemo's stages against DeepSpeed's, same model, batch and optimizer, N = 2."""
+
+import time
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pardemo.bench import Row, compare
+from pardemo.meters import WireMeter
+
+RANKS = 2
+WIDTH, LAYERS, SAMPLES = 512, 8, 64
+ROUNDS = 15
+
+
+def alternate(stage: int, rounds: int) -> dict[str, list[float]]:
+    """On every rank: seconds of a step (forward, backward, update) under each, by turns, and the bytes of one."""
+    from pardemo.peers import deepspeed, gpt
+    from pardemo.zero import Zero1, Zero2, Zero3
+
+    def stack() -> nn.Module:
+        return gpt.seeded(lambda: nn.Sequential(*[nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)]))
+
+    own = {1: Zero1, 2: Zero2, 3: Zero3}[stage](stack().bfloat16(), partial(torch.optim.AdamW, lr=1e-4))
+    theirs = deepspeed.engine(stack(), deepspeed.zero_settings(stage, batch=SAMPLES, lr=1e-4))
+    x = gpt.numbers(SAMPLES, WIDTH, dtype=torch.bfloat16)
+
+    def own_step() -> None:
+        own(x).square().mean().backward()
+        own.step()
+
+    def their_step() -> None:
+        theirs.backward(theirs(x).square().mean())
+        theirs.step()
+
+    steps = {"ours": own_step, "deepspeed": their_step}
+    found: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(rounds + 3):
+        for name, step in steps.items():
+            dist.barrier()
+            begin = time.perf_counter()
+            step()
+            if turn >= 3:
+                found[name].append(time.perf_counter() - begin)
+    for name, step in steps.items():
+        with WireMeter() as wire:
+            step()
+        found[f"{name}.bytes"] = [wire.sent_bytes]
+    theirs.destroy()
+    return found
+
+
+def rows() -> list[Row]:
+    from pardemo import World
+
+    table = []
+    with World(RANKS, preload=["pardemo.peers.deepspeed"]) as world:
+        for stage in (1, 2, 3):
+            results = world.run(alternate, stage, ROUNDS)
+            worst = {k: [max(r) for r in zip(*(one[k] for one in results), strict=True)] for k in results[0]}
+            peer = f"DeepSpeed's stage {stage}, its defaults"
+            table.append(compare(f"zero.stage_{stage}", worst["ours"], worst["deepspeed"], "s", 1.0, peer))
+            sent = worst["ours.bytes"], worst["deepspeed.bytes"]
+            table.append(compare(f"zero.stage_{stage}.bytes", *sent, "B", None, peer))
+    return table
