@@ -1,0 +1,80 @@
+"""DeepSpeed inside World: the stage that was asked for, many engines in one World, and an orderly end."""
+
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from pardemo import World
+
+PEERS = ["pardemo.peers.deepspeed", "pardemo.peers.states"]
+RUNS = int(os.environ.get("PARDEMO_DEEPSPEED_RUNS", "3"))  # 100 in a row were run by hand
+
+
+@pytest.fixture(scope="module")
+def world():
+    with World(2, preload=PEERS, timeout_s=200) as found:  # its first engine may compile an operator
+        yield found
+
+
+def train(stage, steps=3):
+    from pardemo.peers import deepspeed
+
+    engine = deepspeed.engine(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), deepspeed.zero_settings(stage))
+    x = torch.ones(8, 64, dtype=torch.bfloat16)
+    losses = []
+    for _ in range(steps):
+        loss = engine(x).square().mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    running = engine.zero_optimization_stage(), engine.dp_world_size, engine.gradient_clipping()
+    engine.destroy()
+    return losses, running
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_one_world_serves_many_engines(world, stage):
+    for losses, running in world.run(train, stage):
+        assert running == (stage, 2, 0.0)
+        assert losses[-1] < losses[0]
+
+
+def someone_else():
+    from pardemo.peers import deepspeed
+
+    settings = deepspeed.zero_settings(2)
+    settings["zero_optimization"]["stage"] = 1
+    engine = deepspeed.engine(nn.Linear(8, 8), settings)
+    settings["zero_optimization"]["stage"] = 2
+    stage = engine.zero_optimization_stage()
+    engine.destroy()
+    return stage
+
+
+def test_the_engine_tells_the_stage_that_runs(world):
+    assert world.run(someone_else) == [1, 1]
+
+
+@pytest.mark.parametrize("turn", range(RUNS))
+def test_ranks_with_deepspeed_end_in_order(turn):
+    """Exit status 0, no abort: the ranks end without running what libraries registered in C++ for the exit."""
+    world = World(2, preload=PEERS, timeout_s=200)
+    world.run(train, turn % 4, 1)
+    nursery, pids = world._ranks.nursery, world.pids
+    codes = []
+    wait = nursery.wait_exit
+
+    def note(pid, timeout_s):
+        code = wait(pid, timeout_s)
+        if code is not None:
+            codes.append(code)
+        return code
+
+    nursery.wait_exit = note
+    try:
+        world.close()
+    finally:
+        nursery.wait_exit = wait
+    assert codes == [0] * len(pids)
