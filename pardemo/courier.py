@@ -1,8 +1,10 @@
 """A thread that exchanges while the caller computes: one per owner, tasks strictly in the order of their submission."""
 
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import torch.distributed as dist
 from torch.utils import _python_dispatch
 
 
@@ -29,3 +31,13 @@ def _under(modes: list, function: Callable, args: tuple):
     finally:
         for _ in modes:
             _python_dispatch._pop_mode()
+
+
+_of_group: "weakref.WeakKeyDictionary[dist.ProcessGroup, Courier]" = weakref.WeakKeyDictionary()
+
+
+def courier_of(group: dist.ProcessGroup) -> Courier:
+    """The courier that users of a group's ring share, so that exchanges keep one order. It ends with the group."""
+    if group not in _of_group:
+        _of_group[group] = Courier("group-courier")
+    return _of_group[group]

@@ -275,6 +275,8 @@ def test_every_exercise_is_tested():
         ("07_zero1_step", lambda p, g, lr: p, "of the parameters are right"),
         ("07_zero1_step", lambda p, g, lr: p - lr * ring_all_reduce(g), "a step with the sum of the gradients"),
         ("07_zero1_step", step_by_all_gather, "a rank sends 4.0Ψ(N−1)/N, and 2 are enough"),
+        ("07_zero1_step", lambda p, g, lr: p - lr * ring_all_reduce(g) / 4, "after an all-reduce every rank updates"),
+        ("06_bytes", lambda p, n, s, k: 4 * p + k * p / n, "For 100 parameters on 4 ranks, stage 0"),
         ("07_psi", stub, "Stage 0 with 1 micro-batches is not None"),
         ("07_psi", lambda stage, m: 3 if stage == 3 else 2, "each micro-batch is reduced"),
         ("07_psi", lambda stage, m: [2, 2, m + 1, 3][stage], "each micro-batch gathers for its forward"),

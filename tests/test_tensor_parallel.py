@@ -901,7 +901,7 @@ def threads_after(rounds):
     import gc
 
     gc.collect()
-    return [t.name for t in threading.enumerate() if "tensor-parallel" in t.name]
+    return [t.name for t in threading.enumerate() if "group-courier" in t.name]
 
 
 def test_the_courier_ends_with_its_group(world_of):

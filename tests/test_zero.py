@@ -320,3 +320,245 @@ def test_the_previous_checkpoint_is_read_where_the_new_one_has_no_name_yet(world
     world_of(2).run(part_of_training, 3, tmp_path / "at", 0, 1, save_at=1)
     (tmp_path / "at").rename(tmp_path / "at.previous")
     world_of(2).run(load_only, 3, tmp_path / "at")
+
+
+class Branches(nn.Module):
+    """Three layers of one size, of which a rank may leave the last one out; they may be used more than once."""
+
+    def __init__(self, order=(0, 1, 2)):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.order = order
+
+    def forward(self, x):
+        for index in self.order:
+            x = torch.tanh(self.layers[index](x))
+        return x.square().mean()
+
+
+def branches(order=(0, 1, 2)):
+    with torch.random.fork_rng():
+        torch.manual_seed(11)
+        return Branches(order)
+
+
+def data(step, rank):
+    return gpt.numbers(4, 8, seed=100 * step + rank)
+
+
+def one_process_over(orders, steps=3):
+    """Mean gradient of one forward per rank, each with its own order of layers."""
+    net = branches()
+    optimizer = ADAMW(net.parameters())
+    for step in range(steps):
+        optimizer.zero_grad()
+        for rank, order in enumerate(orders):
+            net.order = order
+            (net(data(step, rank)) / len(orders)).backward()
+        for p in net.parameters():
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+def weights_of(engine):
+    if engine.stage == 3:
+        with engine.whole() as module:
+            return torch.cat([p.detach().flatten() for p in module.parameters()])
+    return torch.cat([p.detach().flatten() for p in engine.module.parameters()])
+
+
+def train_branches(stage, orders, disturb=None, steps=3, **options):
+    rank = dist.get_rank()
+    net = branches(orders[rank])
+    engine = STAGES[stage](net, ADAMW, **options)
+    for step in range(steps):
+        if disturb == "failed backward" and step == 1:
+            with pytest.raises(ZeroDivisionError):
+                engine(Fails.apply(data(9, rank).requires_grad_())).backward()
+            if stage > 1:  # stage 1 keeps gradients in .grad, as plain training does
+                with pytest.raises(RuntimeError, match="call zero_grad"):
+                    engine(data(9, rank))
+            engine.zero_grad()
+        if disturb == "bad batch":
+            engine(1000 * data(9, rank)).backward()
+            engine.zero_grad()
+        engine(data(step, rank)).backward()
+        if disturb == "validation":
+            with torch.no_grad():
+                engine(data(9, rank))
+        if disturb == "failed forward":
+            with pytest.raises(RuntimeError):
+                engine(torch.ones(2, 3))
+        engine.step()
+    return weights_of(engine)
+
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ZeroDivisionError("on purpose")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("disturb", [None, "failed backward", "bad batch", "validation", "failed forward"])
+@pytest.mark.parametrize("order", [(0, 1, 2), (0, 1, 0, 1, 2)])
+def test_disturbed_training_goes_on_rightly(world_of, stage, disturb, order):
+    expected = one_process_over([order, order])
+    for found in world_of(2).run(train_branches, stage, [order, order], disturb):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("stage", "options"), [(1, {}), (2, {}), (2, {"bucket_bytes": 1})])
+def test_a_layer_that_one_rank_leaves_out(world_of, stage, options):
+    orders = [(0, 1), (0, 1, 2)]
+    expected = one_process_over(orders)
+    for found in world_of(2).run(train_branches, stage, orders, **options):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def two_engines(stage):
+    """A generator and a critic on one group, one inside the other's forward."""
+    rank, results = dist.get_rank(), []
+    for engine_of in (None, STAGES[stage]):
+        first, second = branches(), branches((2, 1))
+        second.forward = lambda x, net=second: torch.tanh(net.layers[2](net.layers[1](x))).square().mean()
+        first.forward = lambda x, net=first: torch.tanh(net.layers[0](x))
+        if engine_of is None:
+            optimizers = [ADAMW(first.parameters()), ADAMW(second.parameters())]
+            for step in range(3):
+                for r in range(2):
+                    (second(first(data(step, r))) / 2).backward()
+                for p in (*first.parameters(), *second.parameters()):
+                    p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            results.append(torch.cat([p.detach().flatten() for n in (first, second) for p in n.parameters()]))
+        else:
+            engines = [engine_of(first, ADAMW), engine_of(second, ADAMW)]
+            for step in range(3):
+                engines[1](engines[0](data(step, rank))).backward()
+                for engine in engines:
+                    engine.step()
+            results.append(torch.cat([weights_of(engine) for engine in engines]))
+    return (results[0] - results[1]).abs().max().item()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_two_engines_share_a_group(world_of, stage):
+    assert max(world_of(2).run(two_engines, stage)) < 1e-5
+
+
+def wrapped_again():
+    found = []
+    for first, second in [(2, 1), (3, 1), (2, 2), (1, 3), (3, 3)]:
+        net = branches()
+        engine = STAGES[first](net, ADAMW)
+        with pytest.raises(ValueError, match="has a ZeRO engine already"):
+            STAGES[second](net, ADAMW)
+        engine.close()
+        engine = STAGES[second](net, ADAMW)
+        losses = []
+        for _ in range(3):
+            loss = engine(data(0, 0))
+            loss.backward()
+            engine.step()
+            losses.append(loss.item())
+        engine.close()
+        found.append(losses[0] > losses[1] > losses[2])
+    return found
+
+
+def test_a_module_can_be_wrapped_again_when_its_engine_was_closed(world_of):
+    assert world_of(2).run(wrapped_again) == [[True] * 5] * 2
+
+
+def left_behind(stage):
+    import weakref
+
+    gc.collect()
+    net = nn.Sequential(*[nn.Linear(64, 64) for _ in range(3)])
+    engine = STAGES[stage](net, ADAMW)
+    engine(torch.ones(2, 64)).sum().backward()
+    engine.step()
+    refs = [weakref.ref(engine), weakref.ref(net), *map(weakref.ref, engine.units)]
+    del engine, net
+    gc.collect()
+    return [ref() is None for ref in refs]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_forgotten_engine_is_gone(world_of, stage):
+    assert all(all(found) for found in world_of(2).run(left_behind, stage))
+
+
+def parameters_outside():
+    net = branches()
+    engine = Zero3(net, ADAMW)
+    empty = [p.numel() for p in net.parameters()]
+    try:
+        engine.state_dict()
+        refused = False
+    except RuntimeError as error:
+        refused = "in whole()" in str(error)
+    with engine.whole() as module:
+        names = list(engine.state_dict())
+        with engine.whole(), torch.no_grad():  # may be nested
+            for p in module.parameters():
+                p.fill_(2.0)
+    with engine.whole() as module:
+        kept = all(bool((p == 2).all()) for p in module.parameters())
+    engine(data(0, 0)).backward()
+    engine.step()
+    near = weights_of(engine)
+    return set(empty), refused, len(names), kept, bool(((near - 2).abs() < 0.1).all())
+
+
+def test_stage_3_parameters_outside_their_use(world_of):
+    for empty, refused, names, kept, near in world_of(2).run(parameters_outside):
+        assert empty == {0}, "reading them is an error, not freed memory"
+        assert refused
+        assert names == 6
+        assert kept
+        assert near, "what was written is what is trained on"
+
+
+def half_precision():
+    Zero1(nn.Linear(4, 4).half(), ADAMW)
+
+
+def test_fp16_is_refused(world_of):
+    with pytest.raises(RankFailed, match=r"weight is torch\.float16; trained parameters are bfloat16 or float32"):
+        world_of(2).run(half_precision)
+
+
+def most_packed(bucket_bytes):
+    import weakref
+
+    net = nn.Sequential(*[nn.Linear(256, 256, bias=False) for _ in range(12)])
+    engine = Zero2(net, ADAMW, bucket_bytes=bucket_bytes)
+    flats, most = [], 0
+    pack = type(engine.units[0]).pack_gradients
+
+    def noting(unit):
+        nonlocal most
+        flat = pack(unit)
+        flats.append(weakref.ref(flat))
+        most = max(most, sum(ref() is not None for ref in flats))
+        return flat
+
+    for unit in engine.units:
+        unit.pack_gradients = lambda unit=unit: noting(unit)
+    for _ in range(3):
+        engine(torch.ones(4, 256)).sum().backward()
+        engine.step()
+    return most
+
+
+def test_gradients_do_not_pile_up(world_of):
+    assert max(world_of(4).run(most_packed, 1 << 18)) <= 3, "one at work, one waiting, one just packed"

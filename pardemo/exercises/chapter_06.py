@@ -1,6 +1,7 @@
 """Checkers of notebook 06."""
 
 from collections.abc import Callable
+from numbers import Real
 
 from pardemo.exercises import Mistake, call
 from pardemo.formulas import memory
@@ -9,7 +10,7 @@ from pardemo.formulas import memory
 def check_bytes(function: Callable[[int, int, int, int], float]) -> str:
     """``function(params, n, stage, k)`` is the bytes of model states on a rank."""
     for params, n, stage, k in (
-        (100, 1, 0, 12),
+        (100, 4, 0, 12),
         (7_500_000_000, 64, 1, 12),
         (64, 4, 2, 12),
         (64, 4, 3, 12),
@@ -17,10 +18,10 @@ def check_bytes(function: Callable[[int, int, int, int], float]) -> str:
     ):
         found = call(function, params, n, stage, k)
         expected = memory.model_states_bytes(params, n, stage, memory.StateBytes(optimizer=k))
-        if isinstance(found, (int, float)) and abs(found - expected) <= 1e-6 * expected:
+        if isinstance(found, Real) and abs(found - expected) <= 1e-6 * expected:
             continue
         where = f"For {params} parameters on {n} ranks, stage {stage}, K = {k}: {expected:,.0f} bytes, not {found!r}."
-        if isinstance(found, (int, float)) and stage == 2 and abs(found - memory.model_states_bytes(
+        if isinstance(found, Real) and stage == 2 and abs(found - memory.model_states_bytes(
             params, n, 1, memory.StateBytes(optimizer=k))) < 1:  # fmt: skip
             raise Mistake(f"{where} Stage 2 shards the gradients, too.")
         raise Mistake(f"{where} 2Ψ of parameters, 2Ψ of gradients, KΨ of optimizer states: which are divided by N?")

@@ -1,13 +1,14 @@
 """Checkers of notebook 07."""
 
 from collections.abc import Callable
+from numbers import Real
 
 import torch
 import torch.distributed as dist
 
 from pardemo.exercises import Mistake, call
 from pardemo.formulas import communication
-from pardemo.meters import WireMeter
+from pardemo.meters import CallMeter, WireMeter
 from pardemo.peers import gpt
 from pardemo.world import World
 
@@ -20,36 +21,41 @@ def check_zero1_step(function: Callable[[torch.Tensor, torch.Tensor, float], tor
     """``function(parameters, gradient, lr)`` is one step of gradient descent with the mean gradient, for 2Ψ(N−1)/N."""
     with World(RANKS, timeout_s=TIMEOUT_S) as world:
         results = world.run(_try_step, function)
-    for rank, (problem, _) in enumerate(results):
+    for rank, (problem, *_) in enumerate(results):
         if problem:
             raise Mistake(f"On rank {rank} {problem}")
     unit = communication.ring_half(4 * NUMEL, RANKS).sent
-    sent = max(sent for _, sent in results) / unit
+    sent = max(sent for _, sent, _ in results) / unit
     if sent > 2.04:
         raise Mistake(
             f"Right, but a rank sends {sent:.1f}Ψ(N−1)/N, and 2 are enough: reduce-scatter the gradient, update this "
             "rank's chunk, all-gather the parameters."
         )
+    if any("all_reduce" in calls for *_, calls in results):
+        raise Mistake(
+            "Right, and no more bytes than needed, but after an all-reduce every rank updates everything: that is data "
+            "parallelism. Reduce-scatter, update one chunk, all-gather."
+        )
     return f"Right, with {sent:.2f}Ψ(N−1)/N: as much as an all-reduce, and each rank updated a quarter."
 
 
-def _try_step(function: Callable) -> tuple[str, int]:
+def _try_step(function: Callable) -> tuple[str, int, dict]:
     size = dist.get_world_size()
     parameters = gpt.numbers(NUMEL)
     gradients = [gpt.numbers(NUMEL, seed=1 + rank) for rank in range(size)]
     expected = parameters - 0.5 * sum(gradients) / size
     dist.barrier()
-    with WireMeter() as wire:
+    with WireMeter() as wire, CallMeter() as calls:
         found = function(parameters.clone(), gradients[dist.get_rank()].clone(), 0.5)
     if not isinstance(found, torch.Tensor) or found.shape != expected.shape:
         got = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
-        return f"it should return the parameters, shape {tuple(expected.shape)}, not {got}.", 0
+        return f"it should return the parameters, shape {tuple(expected.shape)}, not {got}.", 0, {}
     if torch.allclose(found, expected, atol=1e-5):
-        return "", wire.sent_bytes
+        return "", wire.sent_bytes, calls.counts
     if torch.allclose(found, parameters - 0.5 * sum(gradients), atol=1e-4):
-        return "that is a step with the sum of the gradients; the mean is asked for.", 0
+        return "that is a step with the sum of the gradients; the mean is asked for.", 0, {}
     right = torch.isclose(found, expected, atol=1e-5).float().mean().item()
-    return f"only {right:.0%} of the parameters are right.", 0
+    return f"only {right:.0%} of the parameters are right.", 0, {}
 
 
 def check_psi(function: Callable[[int, int], float]) -> str:
@@ -58,7 +64,7 @@ def check_psi(function: Callable[[int, int], float]) -> str:
         for micro_batches in (1, 2, 4):
             found = call(function, stage, micro_batches)
             expected = communication.zero_step(1, 2, stage, micro_batches, element_bytes=2)
-            if isinstance(found, (int, float)) and not isinstance(found, bool) and found == expected:
+            if isinstance(found, Real) and not isinstance(found, bool) and found == expected:
                 continue
             hints = {
                 0: "gradients are summed once a step, by an all-reduce",

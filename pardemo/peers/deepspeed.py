@@ -111,3 +111,21 @@ class ModelParallelUnit:
 
     def get_data_parallel_world_size(self) -> int:
         return self._groups.dp.size()
+
+
+def checkpointing(groups: Groups, partition: bool) -> Any:
+    """DeepSpeed's activation checkpointing over a tensor-parallel group; ``partition`` is its P_a.
+
+    Its settings live in module globals. Run ``checkpoint(block, x)`` of what is returned, and ``reset()`` when done.
+    """
+    if not deepspeed.comm.is_initialized():
+        deepspeed.init_distributed(dist_backend=torch.distributed.get_backend(), auto_mpi_discovery=False)
+    deepspeed.checkpointing.configure(
+        ModelParallelUnit(groups),
+        partition_activations=partition,
+        contiguous_checkpointing=False,
+        checkpoint_in_cpu=False,
+        synchronize=False,
+        profile=False,
+    )
+    return deepspeed.checkpointing

@@ -18,7 +18,7 @@ def nbytes(tensors: Iterable[torch.Tensor | None]) -> int:
 
 
 def alive() -> list[torch.Tensor]:
-    """Every tensor that Python still knows in this process."""
+    """Every tensor that Python still knows in this process; not what C++ alone holds (a reducer's buckets)."""
     gc.collect()
     found = []
     for thing in gc.get_objects():
@@ -31,10 +31,16 @@ def alive() -> list[torch.Tensor]:
 
 
 def by_kind(kinds: Mapping[str, Iterable[torch.Tensor | None]], before: int = 0) -> dict[str, int]:
-    """Bytes of each kind, and ``"others"``: what is alive beyond them and beyond the ``before`` bytes of the start."""
+    """Bytes of each kind, and ``"others"``: what is alive beyond them and beyond the ``before`` bytes of the start.
+
+    Raises:
+        RuntimeError: fewer bytes are alive than are listed: ``before`` counted something that has gone since.
+    """
     listed = {kind: [t for t in tensors if t is not None] for kind, tensors in kinds.items()}
     table = {kind: nbytes(tensors) for kind, tensors in listed.items()}
     table["others"] = nbytes(alive()) - before - nbytes(t for tensors in listed.values() for t in tensors)
+    if table["others"] < 0:
+        raise RuntimeError(f"{-table['others']} bytes that were alive before have gone since: measure in a fresh World")
     return table
 
 

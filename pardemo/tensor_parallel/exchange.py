@@ -4,14 +4,13 @@ CPU tensors go round pardemo's own ring, CUDA tensors through the backend (nccl)
 only :func:`all_reduce_in_place` changes a tensor that it was given.
 """
 
-import weakref
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
 from pardemo.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter
-from pardemo.courier import Courier
+from pardemo.courier import courier_of
 
 #: On CPU ranks smaller exchanges are done at once: waking the courier takes longer than sending them.
 COURIER_BYTES = 1 << 20
@@ -91,7 +90,7 @@ def start(collective: Callable, tensor: torch.Tensor, *args: object) -> Callable
     if tensor.numel() * tensor.element_size() < COURIER_BYTES:
         result = collective(tensor, *args)
         return lambda: result
-    return _courier(args[0]).submit(collective, tensor, *args).result
+    return courier_of(args[0]).submit(collective, tensor, *args).result
 
 
 def _start_in_stream(collective: Callable, tensor: torch.Tensor, *args: object) -> Callable[[], torch.Tensor]:
@@ -109,15 +108,7 @@ def _start_in_stream(collective: Callable, tensor: torch.Tensor, *args: object) 
     return wait
 
 
-_couriers: "weakref.WeakKeyDictionary[dist.ProcessGroup, Courier]" = weakref.WeakKeyDictionary()
 _streams: "dict[torch.device, torch.cuda.Stream]" = {}
-
-
-def _courier(group: dist.ProcessGroup) -> Courier:
-    """The thread that carries this group's exchanges; it ends with the group."""
-    if group not in _couriers:
-        _couriers[group] = Courier("tensor-parallel-courier")
-    return _couriers[group]
 
 
 def _side_stream(device: torch.device) -> "torch.cuda.Stream":

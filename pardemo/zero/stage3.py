@@ -1,6 +1,7 @@
 """ZeRO-3: parameters exist in full only around their use."""
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -40,11 +41,16 @@ class Zero3(ReducesInBackward):
         prefetch: bool = True,
     ):
         self._layers = list(layers) if layers is not None else default_layers(module)
-        self._prefetch, self._order, self._seen, self._current = prefetch, [], [], None
+        self._prefetch, self._whole = prefetch, 0
+        self._order: list[nn.Module] = []  # of the last forward: the whole, then its layers as they were used
+        self._seen: list[nn.Module] = []
+        self._back, self._current = 0, None
         super().__init__(module, optimizer, group, max_norm=max_norm)
+        myself = weakref.ref(self)
         for owner in self._units_of:
-            owner.register_forward_pre_hook(lambda owner, _: self._before_forward(owner))
-            owner.register_forward_hook(lambda owner, _, output: self._after_forward(owner, output))
+            before = owner.register_forward_pre_hook(lambda owner, _: (e := myself()) and e._before_forward(owner))
+            after = owner.register_forward_hook(lambda owner, _, out: (e := myself()) and e._after_forward(owner, out))
+            self._hooks += [before, after]
         for unit in self.units:
             unit.free()
 
@@ -63,22 +69,56 @@ class Zero3(ReducesInBackward):
                 self._units_of[owner] = units
         return [unit for units in self._units_of.values() for unit in units]
 
+    def _backward_order(self) -> list[Unit]:
+        owners = [*reversed(self._layers), self.module]
+        return [unit for owner in owners for unit in self._units_of.get(owner, ()) if unit.trained]
+
+    def step(self) -> float | None:
+        self._leave_all()  # nothing gathered before the update may be used after it
+        return super().step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad()
+        self._current = None
+        self._leave_all()
+
+    def close(self) -> None:
+        with self.whole():
+            super().close()
+            self._units_of.clear()
+
+    def state_dict(self, *args, **kwargs):
+        """Within :meth:`whole` only: elsewhere there are no values to give (:func:`pardemo.zero.save` needs none).
+
+        Raises:
+            RuntimeError: outside ``whole()``.
+        """
+        if not self._whole:
+            raise RuntimeError("stage 3 keeps parameters in shards: use pardemo.zero.save, or state_dict() in whole()")
+        return super().state_dict(*args, **kwargs)
+
     @contextlib.contextmanager
     def whole(self) -> Iterator[nn.Module]:
-        """Within the block every parameter is there in full, to look at or to save."""
+        """Within the block every parameter is there in full, to look at, to save, or to change. Collective."""
         for owner in self._units_of:
             self._arrive(owner)
+        self._whole += 1
         try:
             yield self.module
         finally:
-            for owner in self._units_of:
-                self._leave(owner)
+            self._whole -= 1
+            if not self._whole:
+                for unit in self.units:
+                    unit.take_over()
+                self._leave_all()
 
     def _before_forward(self, owner: nn.Module) -> None:
         self._arrive(owner)
         if not _in_backward():
             self._seen = [owner] if owner is self.module else [*self._seen, owner]
-            self._fetch_after(owner, self._order)
+            at = len(self._seen)
+            if self._order[:at] == self._seen and at < len(self._order):
+                self._fetch(self._order[at])
 
     def _after_forward(self, owner: nn.Module, output: object) -> None:
         if _in_backward():  # a recomputation: its backward follows
@@ -86,9 +126,16 @@ class Zero3(ReducesInBackward):
         for tensor in tree_leaves(output):
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                 tensor.register_hook(lambda _: self._before_backward(owner))
-        self._leave(owner)
         if owner is self.module:
             self._order = self._seen
+            self._leave_all()
+        else:
+            self._leave(owner)
+
+    def _begins(self) -> None:
+        if torch._C._current_graph_task_id() != self._backward:
+            self._back = len(self._order)
+        super()._begins()
 
     def _before_backward(self, owner: nn.Module) -> None:
         """The gradient of the owner's output is there: what it was computed from is needed next."""
@@ -98,41 +145,46 @@ class Zero3(ReducesInBackward):
                 self._leave(self._current)
             self._current = owner
         self._arrive(owner)
-        self._fetch_after(owner, self._order[:1] + self._order[:0:-1])  # the whole, then the layers from the last
+        if owner is not self.module:
+            place = next((i for i in range(self._back - 1, 0, -1) if self._order[i] is owner), 0)
+            self._back = place or self._back
+        if self._back > 1:
+            self._fetch(self._order[self._back - 1])
 
-    def _reduce(self, unit: Unit) -> None:
-        super()._reduce(unit)
-        unit.free()
+    def _send_next(self) -> None:
+        unit = self._order_of_sending[self._next]
+        super()._send_next()
+        if not self._whole:
+            unit.free()
 
     def _end_of_backward(self) -> None:
         super()._end_of_backward()
         self._current = None
-        for owner in self._units_of:
-            self._leave(owner)
+        self._leave_all()
 
-    def _fetch_after(self, owner: nn.Module, order: list[nn.Module]) -> None:
-        at = order.index(owner) + 1 if owner in order else len(order)
-        if self._prefetch and at < len(order):
-            for unit in self._units_of[order[at]]:
+    def _fetch(self, owner: nn.Module) -> None:
+        """Begins to gather an owner's parameters; the courier keeps the order that all ranks agree on."""
+        if self._prefetch:
+            for unit in self._units_of[owner]:
                 if not unit.resident and unit.arriving is None:
                     unit.arriving = self._courier.submit(unit.gather)
 
     def _arrive(self, owner: nn.Module) -> None:
-        for unit in self._units_of[owner]:
-            if not unit.resident and unit.arriving is None:  # the courier keeps the order that all ranks agree on
+        units = self._units_of[owner]
+        for unit in units:
+            if not unit.resident and unit.arriving is None:
                 unit.arriving = self._courier.submit(unit.gather)
-        for unit in self._units_of[owner]:
-            if unit.arriving is not None:
-                unit.arriving.result()
-                unit.arriving = None
+        for unit in units:
+            unit.arrive()
 
     def _leave(self, owner: nn.Module) -> None:
         for unit in self._units_of[owner]:
-            if unit.arriving is not None:
-                unit.arriving.result()
-                unit.arriving = None
-            if unit.resident:
+            if not self._whole and (unit.resident or unit.arriving is not None):
                 unit.free()
+
+    def _leave_all(self) -> None:
+        for owner in self._units_of:
+            self._leave(owner)
 
 
 def default_layers(module: nn.Module) -> list[nn.Module]:

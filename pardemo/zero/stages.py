@@ -32,18 +32,30 @@ class Zero1(Engine):
         units = [Unit(part, self.group, keep_whole=True) for part in split_into_buckets(trained)]
         for unit in units:
             unit.sum = torch.zeros_like(unit.flat)
-            for parameter, view in zip(unit.parameters, unit.views(unit.sum), strict=True):
-                parameter.grad = view
+            unit.places = unit.views(unit.sum)
+            _show(unit)
         return units
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad()
+        for unit in self.units:
+            unit.sum.zero_()
+            _show(unit)
 
     def _finish_gradients(self) -> None:
         for unit in self.units:
-            for parameter, view in zip(unit.parameters, unit.views(unit.sum), strict=True):
-                if parameter.grad is not view:  # somebody set it anew, such as zero_grad()
-                    view.zero_() if parameter.grad is None else view.copy_(parameter.grad)
-                    parameter.grad = view
+            for parameter, place in zip(unit.parameters, unit.places, strict=True):
+                if parameter.grad is not place:  # somebody set it anew, such as the module's own zero_grad()
+                    place.zero_() if parameter.grad is None else place.copy_(parameter.grad)
             unit.reduce(unit.sum)
             unit.sum.zero_()
+            _show(unit)
+
+
+def _show(unit: Unit) -> None:
+    """Gradients accumulate in the flat tensor that will be reduced."""
+    for parameter, place in zip(unit.parameters, unit.places, strict=True):
+        parameter.grad = place
 
 
 class Zero2(ReducesInBackward):

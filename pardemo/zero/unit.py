@@ -15,27 +15,30 @@ class Unit:
 
     def __init__(self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, keep_whole: bool):
         self.parameters, self.group = list(parameters), group
+        self.shapes = [p.shape for p in self.parameters]
         rank, size = dist.get_rank(group), dist.get_world_size(group)
         self.numel = sum(p.numel() for p in self.parameters)
         self.chunk = chunk_numel(self.numel, size)
         self.flat = self.parameters[0].detach().new_zeros(self.chunk * size)
-        for parameter, view in zip(self.parameters, self.views(self.flat), strict=True):
+        self._views = self.views(self.flat)
+        for parameter, view in zip(self.parameters, self._views, strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
+        self._nothing = self.flat.new_empty(0)
         own = self.flat[rank * self.chunk : (rank + 1) * self.chunk]
-        self.shard = own if keep_whole else own.clone()
+        self.own, self.shard = own, own if keep_whole else own.clone()
         self.trained = self.parameters[0].requires_grad
         #: what the optimizer updates: the shard in fp32; the shard itself where that is fp32 already
         self.master = nn.Parameter(self.shard.float()) if self.trained else None
         self.gradient: torch.Tensor | None = None  # this rank's chunk of the sum over ranks and micro-batches
-        self.ready, self.reduced = 0, False  # of a backward pass
+        self.ready, self.full = 0, False  # gradients of a backward pass: how many are there, all of them
         self.arriving: Future | None = None
         self.resident = True
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """The parameters' places in a flat tensor."""
-        parts = flat[: self.numel].split([p.numel() for p in self.parameters])
-        return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
+        parts = flat[: self.numel].split([shape.numel() for shape in self.shapes])
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def pack_gradients(self) -> torch.Tensor:
         """Moves the parameters' gradients into a new flat tensor; zero where a parameter took no part."""
@@ -53,11 +56,34 @@ class Unit:
 
     def gather(self) -> None:
         """All ranks' shards into the flat tensor, which is where the parameters are."""
-        self.flat.untyped_storage().resize_(self.flat.numel() * self.flat.element_size())
+        self.flat.untyped_storage().resize_(self.flat.nbytes)
         ring_all_gather(self.shard, self.group, out=self.flat)
         self.resident = True
 
+    def arrive(self) -> None:
+        """Waits for a gather that is under way, and shows the parameters what it brought."""
+        if self.arriving is not None:
+            self.arriving.result()
+            self.arriving = None
+        for parameter, view in zip(self.parameters, self._views, strict=True):
+            parameter.data = view
+
     def free(self) -> None:
-        """Gives the parameters' memory back. What autograd saved are views: the next gather fills them again."""
+        """Gives the parameters' memory back; what is left of them is empty, so that no stray use reads freed memory.
+
+        What autograd saved of them are views of the flat tensor, or they themselves: the next gather fills them again.
+        """
+        if self.arriving is not None:
+            self.arriving.result()
+            self.arriving = None
+        for parameter in self.parameters:
+            parameter.data = self._nothing
         self.flat.untyped_storage().resize_(0)
         self.resident = False
+
+    def take_over(self) -> None:
+        """What was written into the gathered parameters becomes the shard's and the master's."""
+        if not torch.equal(self.own, self.shard):
+            self.shard.copy_(self.own)
+            if self.master is not None:
+                self.master.data.copy_(self.own)
