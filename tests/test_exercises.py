@@ -159,6 +159,22 @@ def zero1_step(parameters, gradient, lr, size=4):
     return ring_all_gather(parameters.chunk(size)[rank] - lr * mine)
 
 
+def tidy_order(arena):
+    buffer = arena.take(36)
+    for _ in range(12):
+        arena.give_back(arena.take(40))
+    return [buffer + 3 * i for i in range(12)]
+
+
+def untidy_order(arena):
+    addresses = []
+    for turn in range(12):
+        temporary = arena.take(40)
+        addresses.append(arena.take(3 + 3 * turn))
+        arena.give_back(temporary)
+    return addresses
+
+
 def step_by_all_gather(parameters, gradient, lr):
     parts = [torch.empty_like(gradient) for _ in range(4)]
     dist.all_gather(parts, gradient)
@@ -178,6 +194,8 @@ SOLUTIONS = {
     "06_stage": smallest_stage,
     "07_zero1_step": zero1_step,
     "07_psi": lambda stage, m: [2, 2, m + 1, 3 * m][stage],
+    "08_checkpoints": lambda b, s, h, layers, n, parted: 2 * b * s * h * layers / (n if parted else 1),
+    "08_order": tidy_order,
 }
 
 LOCK = threading.Lock()
@@ -277,6 +295,22 @@ def test_every_exercise_is_tested():
         ("07_zero1_step", step_by_all_gather, "a rank sends 4.0Ψ(N−1)/N, and 2 are enough"),
         ("07_zero1_step", lambda p, g, lr: p - lr * ring_all_reduce(g) / 4, "after an all-reduce every rank updates"),
         ("06_bytes", lambda p, n, s, k: 4 * p + k * p / n, "For 100 parameters on 4 ranks, stage 0"),
+        ("08_checkpoints", stub, "bytes, not None"),
+        ("08_checkpoints", lambda b, s, h, n, r, p: b * s * h * n / (r if p else 1), "16 bits are 2 bytes"),
+        ("08_checkpoints", lambda b, s, h, n, r, p: 2 * b * s * h * n / r, "without P_a every rank keeps all of it"),
+        ("08_checkpoints", lambda b, s, h, n, r, p: 2 * b * s * h * n, "with P_a each rank keeps its part"),
+        ("08_order", stub, "It should return 12 addresses, not None"),
+        ("08_order", untidy_order, "Out of memory: "),
+        (
+            "08_order",
+            lambda arena: [arena.take(3) for _ in range(12)],
+            "temporaries of 40 are to be taken",
+        ),
+        (
+            "08_order",
+            lambda arena: [0] * 12 if [arena.give_back(arena.take(40)) for _ in range(12)] else 0,
+            "overlap, or",
+        ),
         ("07_psi", stub, "Stage 0 with 1 micro-batches is not None"),
         ("07_psi", lambda stage, m: 3 if stage == 3 else 2, "each micro-batch is reduced"),
         ("07_psi", lambda stage, m: [2, 2, m + 1, 3][stage], "each micro-batch gathers for its forward"),

@@ -36,6 +36,8 @@ EXERCISES = {
     "06_stage": ("chapter_06", "check_stage"),
     "07_zero1_step": ("chapter_07", "check_zero1_step"),
     "07_psi": ("chapter_07", "check_psi"),
+    "08_checkpoints": ("chapter_08", "check_checkpoints"),
+    "08_order": ("chapter_08", "check_order"),
 }
 
 
