@@ -14,7 +14,7 @@ RUNS = int(os.environ.get("PARDEMO_DEEPSPEED_RUNS", "3"))  # 100 in a row were r
 
 @pytest.fixture(scope="module")
 def world():
-    with World(2, preload=PEERS, timeout_s=200) as found:  # its first engine may compile an operator
+    with World(2, preload=PEERS, timeout_s=60) as found:
         yield found
 
 
@@ -39,6 +39,17 @@ def test_one_world_serves_many_engines(world, stage):
     for losses, running in world.run(train, stage):
         assert running == (stage, 2, 0.0)
         assert losses[-1] < losses[0]
+
+
+def test_nothing_is_compiled(tmp_path):
+    """On a machine without a compiler, and beside the lock of a build that was killed."""
+    lock = tmp_path / "deepspeed_shm_comm" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    settings = {"TORCH_EXTENSIONS_DIR": str(tmp_path), "PATH": str(tmp_path), "CXX": "no-compiler-here"}
+    with World(2, preload=PEERS, env=settings, timeout_s=60) as bare:
+        assert [running for _, running in bare.run(train, 2)] == [(2, 2, 0.0)] * 2
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["deepspeed_shm_comm", "lock"]
 
 
 def someone_else():
