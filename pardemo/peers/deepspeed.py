@@ -17,8 +17,8 @@ with warnings.catch_warnings():
     from deepspeed.utils import logger
 
 logger.setLevel(logging.ERROR)
-# Its shared-memory operator serves inference alone, needs a compiler, takes half a minute to build, and a build that was
-# killed leaves a lock behind which every later start waits. Training goes through torch.distributed either way.
+# Its shared-memory operator serves inference alone, needs a compiler, takes half a minute to build, and a build that
+# was killed leaves a lock behind which every later start waits. Training goes through torch.distributed either way.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 #: What keeps DeepSpeed's ZeRO-3 from holding small parameters, and parameters that are used again soon, gathered.
