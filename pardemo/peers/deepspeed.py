@@ -17,6 +17,8 @@ with warnings.catch_warnings():
     from deepspeed.utils import logger
 
 logger.setLevel(logging.ERROR)
+# torch has new names for two collectives, which DeepSpeed calls by the old ones in every step
+warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated")
 # Its shared-memory operator serves inference alone, needs a compiler, takes half a minute to build, and a build that
 # was killed leaves a lock behind which every later start waits. Training goes through torch.distributed either way.
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -52,14 +54,12 @@ def engine(module: nn.Module, settings: dict[str, Any], groups: Groups | None = 
     Raises:
         RuntimeError: the engine does not run the stage, or the number of ranks, that it was asked for.
     """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated")
-        found, *_ = deepspeed.initialize(
-            model=module,
-            model_parameters=[p for p in module.parameters() if p.requires_grad],
-            config=settings,
-            mpu=None if groups is None else ModelParallelUnit(groups),
-        )
+    found, *_ = deepspeed.initialize(
+        model=module,
+        model_parameters=[p for p in module.parameters() if p.requires_grad],
+        config=settings,
+        mpu=None if groups is None else ModelParallelUnit(groups),
+    )
     asked = settings["zero_optimization"]["stage"]
     ranks = torch.distributed.get_world_size(None if groups is None else groups.dp)
     if found.zero_optimization_stage() != asked or found.dp_world_size != ranks:

@@ -86,7 +86,7 @@ def test_the_run_leaves_pictures_and_a_report(run):
 def test_executed_copies_carry_no_path_of_this_machine(run):
     for copy in run.glob("*.ipynb"):
         text = copy.read_text()
-        for private in (str(ROOT), str(run), os.path.expanduser("~") + "/"):
+        for private in (str(ROOT), str(run), sys.prefix, os.path.expanduser("~") + "/"):
             assert private not in text, f"{copy.name} names {private}"
 
 
