@@ -68,14 +68,12 @@ class Engine(nn.Module):
         self._finish_gradients()
         norm = self._global_norm() if self.max_norm is not None else None
         clip = 1.0 if norm is None else self.max_norm / (norm + 1e-6)
-        scale = (
-            1.0 if clip >= 1 else clip
-        ) / self.size  # a norm that is no number makes all gradients none, as in torch
+        clip = 1.0 if clip >= 1 else clip  # not min(): a norm that is no number spoils all gradients, as in torch
         sending = []
         for unit in self.trained:
             if unit.gradient is None:
                 continue
-            unit.master.grad = unit.gradient.float().mul_(scale)
+            unit.master.grad = unit.gradient.float().mul_(clip / self.size)
             unit.gradient = None
             self.optimizer.step()
             unit.master.grad = None

@@ -15,14 +15,16 @@ class Zero1(Engine):
     Gradients accumulate in ``.grad`` as in plain training, until :meth:`step` reduces them: micro-batches are free.
 
     Args:
-        module: the model; all ranks start from rank 0's values. Parameters may be bf16, fp16 or fp32, frozen or tied.
+        module: the model; all ranks start from rank 0's values. Trained parameters are bf16 or fp32; some may be
+            frozen or tied.
         optimizer: makes one from a list of fp32 parameters (this rank's shards): ``partial(torch.optim.AdamW, lr=…)``.
             It has to work element by element: each shard holds pieces of several parameters.
         group: the ranks that share the states; the default group when None.
         max_norm: clip gradients by their global norm.
 
     Raises:
-        ValueError: nothing to train, ``max_norm`` not above 0.
+        ValueError: nothing to train, another dtype (fp16 needs loss scaling, which is not here), a module whose engine
+            was not closed, ``max_norm`` not above 0.
     """
 
     stage = 1
