@@ -60,6 +60,9 @@ def _parser() -> argparse.ArgumentParser:
 
     doctor = commands.add_parser("doctor", help="what this machine has, and which notebooks it can run at which size")
     doctor.add_argument("--json", action="store_true", help="print rows as JSON")
+    doctor.add_argument("--build", action="store_true", help="compile DeepSpeed's file operators (for NVMe offload)")
+    doctor.add_argument("--deepspeed", metavar="FILE", help="a DeepSpeed configuration to look through instead")
+    doctor.add_argument("--ranks", type=int, default=1, metavar="N", help="the ranks that it is for (1)")
     doctor.set_defaults(action=_doctor)
     return parser
 
@@ -110,6 +113,13 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from pardemo import doctor
     from pardemo.tables import text_table
 
+    if arguments.deepspeed is not None:
+        print(doctor.examine_deepspeed(arguments.deepspeed, arguments.ranks))
+        return 0
+    if arguments.build:
+        from pardemo.peers import deepspeed_disk
+
+        deepspeed_disk.build()
     rows = doctor.examine()
     if arguments.json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))

@@ -1,5 +1,6 @@
 """What this machine has, and what the collection can therefore show on it."""
 
+import json
 import os
 import platform
 import shutil
@@ -18,7 +19,9 @@ def examine() -> list[dict[str, Any]]:
     import torch
 
     from pardemo.meters.wire import kernel_counts
+    from pardemo.peers import deepspeed_disk
 
+    disk, told_of_disk = deepspeed_disk.readiness()
     cores = available_cores()
     memory = psutil.virtual_memory()
     gpus = torch.cuda.device_count()
@@ -35,6 +38,7 @@ def examine() -> list[dict[str, Any]]:
         _row("bytes on the wire", "counted by the kernel" if counts else "computed from the collectives", counts),
         _row("emulated hosts", *_namespaces()),
         _row("C++ compiler", shutil.which("g++") or "none: DeepSpeed does without its own operations", True),
+        _row("DeepSpeed on disk (NVMe)", told_of_disk, disk),
     ]
     for package in PACKAGES:
         try:
@@ -42,6 +46,29 @@ def examine() -> list[dict[str, Any]]:
         except metadata.PackageNotFoundError:
             rows.append(_row(package, "not installed: pip install -r requirements.txt", False))
     return rows + [_row(name, *_fits(name, cores, gpus)) for name in _notebooks()]
+
+
+def examine_deepspeed(path: str, ranks: int) -> str:
+    """Looks through a DeepSpeed configuration file before any rank is started with it.
+
+    Raises:
+        ValueError: it is no JSON, or has a setting that DeepSpeed would ignore or refuse; the key is named.
+    """
+    import torch
+
+    from pardemo.peers import deepspeed_settings
+
+    if ranks < 1:
+        raise ValueError(f"--ranks must be at least 1, not {ranks}")
+    with open(path, encoding="utf-8") as file:
+        try:
+            settings = json.load(file)
+        except ValueError as error:
+            raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path}: a configuration is an object in braces")
+    deepspeed_settings.check(settings, ranks, on_cpu=not torch.cuda.is_available())
+    return f"{path}: DeepSpeed will take it, on {ranks} ranks"
 
 
 def available_cores() -> int:

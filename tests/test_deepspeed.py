@@ -1,12 +1,15 @@
 """DeepSpeed inside World: the stage that was asked for, many engines in one World, and an orderly end."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
 from torch import nn
 
 from pardemo import World
+from pardemo.peers import deepspeed_disk, gpt
 
 PEERS = ["pardemo.peers.deepspeed", "pardemo.peers.states"]
 RUNS = int(os.environ.get("PARDEMO_DEEPSPEED_RUNS", "3"))  # 100 in a row were run by hand
@@ -89,3 +92,60 @@ def test_ranks_with_deepspeed_end_in_order(turn):
     finally:
         nursery.wait_exit = wait
     assert codes == [0] * len(pids)
+
+
+def test_a_stale_build_lock_is_taken_away_and_a_live_one_left(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    assert not deepspeed_disk.readiness()[0]
+    for name in deepspeed_disk.OPERATORS:
+        folder = deepspeed_disk.operators_folder() / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "lock").touch()
+    assert not list(deepspeed_disk.operators_folder().rglob("*.so"))
+    at_work = deepspeed_disk.operators_folder() / "async_io"
+    compiler = subprocess.Popen([sys.executable, "-c", "input()"], cwd=at_work, stdin=subprocess.PIPE)
+    try:
+        assert deepspeed_disk.clear_stale_locks() == ["pin_memory"]
+        assert (at_work / "lock").exists()
+    finally:
+        compiler.communicate(b"\n", timeout=30)
+    assert deepspeed_disk.clear_stale_locks() == ["async_io"]
+
+
+def test_without_the_header_the_disk_is_refused_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr(deepspeed_disk, "_has_header", lambda: False)
+    ready, told = deepspeed_disk.readiness()
+    assert not ready
+    assert told.startswith("libaio-dev not installed")
+    with pytest.raises(RuntimeError, match="libaio-dev not installed"):
+        deepspeed_disk.build()
+
+
+@pytest.mark.skipif(not deepspeed_disk.readiness()[0], reason=deepspeed_disk.readiness()[1])
+@pytest.mark.parametrize("parameters", [False, True])
+def test_states_on_disk_train_alike(world, tmp_path, parameters):
+    plain = world.run(losses_on_disk, None, False)
+    assert world.run(losses_on_disk, tmp_path, parameters) == plain
+    files = deepspeed_disk.swapped(tmp_path)
+    states = 2 * 1024**2 * (12 + 2)  # two layers: Adam's three in fp32, gradients in bf16 …
+    assert files["optimizer"][1] == pytest.approx(states, rel=0.2)
+    assert ("bfloat16params" in files) is parameters
+
+
+def losses_on_disk(folder, parameters):
+    from pardemo.peers import deepspeed
+
+    settings = deepspeed.zero_settings(3) | {"aio": {"block_size": 1 << 20}}
+    if folder is not None:
+        settings["zero_optimization"] |= deepspeed_disk.to_disk(folder, parameters)
+    layers = gpt.seeded(lambda: nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(2)]))
+    engine = deepspeed.engine(layers, settings)
+    losses = []
+    for step in range(3):
+        loss = (engine(gpt.numbers(8, 1024, seed=step).bfloat16()) - 1).square().mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    engine.destroy()
+    return losses

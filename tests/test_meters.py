@@ -358,3 +358,22 @@ def calls_of_everything():
 def test_calls_are_counted_of_torch_and_of_rings(world_of):
     expected = {"all_reduce": 3, "reduce_scatter": 2, "all_gather": 2, "broadcast": 1}
     assert world_of(2).run(calls_of_everything) == [(expected, {})] * 2
+
+
+def test_a_storage_that_is_resized_counts_with_the_size_it_has():
+    before = torch.ones(1000)
+    inside_before = torch.UntypedStorage.resize_
+    with MemoryMeter() as meter:
+        made = torch.ones(1000)
+        made.untyped_storage().resize_(0)
+        assert meter.live_bytes == 0
+        made.untyped_storage().resize_(8000)
+        assert meter.live_bytes == 8000
+        before.untyped_storage().resize_(0)  # was there before: not ours
+        assert meter.live_bytes == 8000
+        before.untyped_storage().resize_(400)  # filled from nothing: ours
+        assert meter.live_bytes == 8400
+        del made
+        assert meter.live_bytes == 400
+    assert meter.peak_bytes == 8400
+    assert torch.UntypedStorage.resize_ is inside_before

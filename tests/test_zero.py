@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from pardemo import RankError, RankFailed, WireMeter, World
+from pardemo import MemoryMeter, RankError, RankFailed, WireMeter, World
 from pardemo.formulas import communication
 from pardemo.peers import gpt
 from pardemo.zero import Zero1, Zero2, Zero3, default_layers, load, save
@@ -222,12 +222,32 @@ def test_two_layers_at_a_time(world_of):
         assert after == 0
 
 
+def gathered_bytes(layers):
+    net = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)))
+    engine = Zero3(net, ADAMW)
+    engine(torch.zeros(1, WIDTH))  # learns the order of the layers
+    with torch.no_grad(), MemoryMeter() as meter:
+        engine(torch.zeros(1, WIDTH))
+    return meter.peak_bytes, meter.live_bytes
+
+
+def test_the_meter_sees_what_stage_3_gathers(world_of):
+    for layers in (3, 6):
+        for peak, live in world_of(2).run(gathered_bytes, layers):
+            assert 1 < peak / (4 * WIDTH**2) < 2.02, "a layer, and the next on its way, however many there are"
+            assert live <= 4 * WIDTH, "nothing but the output is left"
+
+
 def refused(case):
     {
         "nothing": lambda: Zero1(nn.ReLU(), ADAMW),
         "frozen": lambda: Zero3(stack().requires_grad_(False), ADAMW),
         "norm": lambda: Zero2(stack(), ADAMW, max_norm=0),
         "bucket": lambda: Zero2(stack(), ADAMW, bucket_bytes=0),
+        "stranger": lambda: Zero3(stack(), ADAMW, layers=[nn.Linear(2, 2)]),
+        "itself": lambda: (lambda net: Zero3(net, ADAMW, layers=[net]))(stack()),
+        "twice": lambda: (lambda net: Zero3(net, ADAMW, layers=[net[0], net[0]]))(stack()),
+        "nested": lambda: (lambda net: Zero3(net, ADAMW, layers=[net.mlp.first, net.mlp]))(gpt.Block(8, 2)),
     }[case]()
 
 
@@ -238,6 +258,10 @@ def refused(case):
         ("frozen", "no parameter that requires a gradient"),
         ("norm", "max_norm must be above 0, not 0"),
         ("bucket", "bucket_bytes must be above 0, not 0"),
+        ("stranger", r"layers\[0\] is no part of the module"),
+        ("itself", r"layers\[0\] is the whole module"),
+        ("twice", "layers overlap: 0 is in 0"),
+        ("nested", "layers overlap: mlp.first is in mlp, which is listed as well"),
     ],
 )
 def test_bad_input_is_told(world_of, case, message):
@@ -562,3 +586,20 @@ def most_packed(bucket_bytes):
 
 def test_gradients_do_not_pile_up(world_of):
     assert max(world_of(4).run(most_packed, 1 << 18)) <= 3, "one at work, one waiting, one just packed"
+
+
+def changed_by_hand(stage):
+    engine = {1: Zero1, 2: Zero2, 3: Zero3}[stage](stack(), partial(torch.optim.SGD, lr=0.0))
+    with engine.whole() as net, torch.no_grad():
+        for parameter in net.parameters():
+            parameter.fill_(0.5)
+    x = gpt.numbers(2, WIDTH, dtype=torch.bfloat16)
+    engine(x).square().mean().backward()
+    engine.step()
+    with engine.whole() as net:
+        return all(bool((p == 0.5).all()) for p in net.parameters())
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_what_is_written_into_whole_parameters_stays(world_of, stage):
+    assert all(world_of(2).run(changed_by_hand, stage))

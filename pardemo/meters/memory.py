@@ -29,7 +29,9 @@ class MemoryMeter(TorchDispatchMode):
     **activations**: everything else that was made in the block and is alive: what the backward pass waits for,
     and temporaries. What was there before, such as the batch, is counted only where it belongs to ``modules`` or
     ``optimizers``. A storage counts once, however many views it has, and with its full size in bytes. Tensors that
-    other threads make are not seen (pardemo's own couriers take the meter along).
+    other threads make are not seen (pardemo's own couriers take the meter along). A storage that is resized (ZeRO-3
+    and FSDP2 free and refill whole parameters so) counts with the size it has; filled from nothing within the block,
+    it is new, whoever made it.
 
     Args:
         modules: a module or several, whose parameters, buffers and gradients are there from the beginning.
@@ -85,10 +87,12 @@ class MemoryMeter(TorchDispatchMode):
             self._hooks.append(optimizer.register_step_post_hook(lambda o, *_: self._note_states(o)))
         if torch.cuda.is_initialized():
             torch.cuda.reset_peak_memory_stats()
+        self._watch_resizing()
         return super().__enter__()
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
+        torch.UntypedStorage.resize_ = self._resize
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -112,6 +116,22 @@ class MemoryMeter(TorchDispatchMode):
             if isinstance(leaf, torch.Tensor):
                 self._note(leaf)
         return out
+
+    def _watch_resizing(self) -> None:
+        """``UntypedStorage.resize_`` is no operator: nothing dispatches it. Meters within one another end in order."""
+        self._resize = resize = torch.UntypedStorage.resize_
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> None:
+            empty = storage.nbytes() == 0
+            resize(storage, size)
+            with self._lock:
+                if empty and self._records.get(storage) is None:
+                    self._records.pop(storage, None)
+                elif storage not in self._records:
+                    self._records[storage] = None
+                self._book(storage, None)
+
+        torch.UntypedStorage.resize_ = resize_
 
     def _classify(self) -> None:
         for module in self._modules:

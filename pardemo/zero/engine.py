@@ -1,7 +1,8 @@
 """What the stages share: the common start, the optimizer's step on shards, clipping by the global norm."""
 
+import contextlib
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 
 import torch
@@ -22,7 +23,9 @@ class Engine(nn.Module):
     """A module whose model states are shared by the ranks of a group; the base of the three stages.
 
     All ranks call the same layers in the same order. A parameter that took no part has gradient zero (weight decay and
-    momentum still act on it). A module has one engine at a time: :meth:`close` gives it back.
+    momentum still act on it). Parameters are changed by hand within :meth:`whole` only: anything else the next step
+    overwrites. Buffers (batch norm's statistics) are alike at the start, and each rank's own from then on.
+    A module has one engine at a time: :meth:`close` gives it back.
     """
 
     stage = 0
@@ -101,6 +104,16 @@ class Engine(nn.Module):
             for parameter, view in zip(unit.parameters, unit.views(unit.flat), strict=True):
                 parameter.data, parameter.grad = view.clone(), None
         self.units, self.trained = [], []
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[nn.Module]:
+        """Within the block every parameter is there in full, to look at, to save, or to change alike on all ranks."""
+        try:
+            yield self.module
+        finally:
+            with torch.no_grad():
+                for unit in self.units:
+                    unit.take_over()
 
     def state_bytes(self) -> dict[str, int]:
         """Bytes of model states that this rank keeps between two steps, by kind, padding included."""

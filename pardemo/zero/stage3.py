@@ -22,6 +22,7 @@ class Zero3(ReducesInBackward):
         layers: the modules that are gathered one at a time, in the order of their use; by default the elements of
             the module's ``nn.ModuleList`` and ``nn.Sequential`` children, of the first level where there are any. What
             is in none of them, or in several (tied), is gathered around the whole module.
+            They must not contain one another.
         prefetch: gather the next layer while this one computes. The others as :class:`Zero1`.
 
     A layer that is checkpointed (non-reentrant) is gathered once for recomputation and backward. Between two uses the
@@ -41,6 +42,8 @@ class Zero3(ReducesInBackward):
         prefetch: bool = True,
     ):
         self._layers = list(layers) if layers is not None else default_layers(module)
+        if layers is not None:
+            _check_layers(module, self._layers)
         self._prefetch, self._whole = prefetch, 0
         self._order: list[nn.Module] = []  # of the last forward: the whole, then its layers as they were used
         self._seen: list[nn.Module] = []
@@ -99,7 +102,7 @@ class Zero3(ReducesInBackward):
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[nn.Module]:
-        """Within the block every parameter is there in full, to look at, to save, or to change. Collective."""
+        """As :meth:`Engine.whole`; here it gathers, so that all ranks have to take part."""
         for owner in self._units_of:
             self._arrive(owner)
         self._whole += 1
@@ -108,8 +111,9 @@ class Zero3(ReducesInBackward):
         finally:
             self._whole -= 1
             if not self._whole:
-                for unit in self.units:
-                    unit.take_over()
+                with torch.no_grad():
+                    for unit in self.units:
+                        unit.take_over()
                 self._leave_all()
 
     def _before_forward(self, owner: nn.Module) -> None:
@@ -192,6 +196,16 @@ def default_layers(module: nn.Module) -> list[nn.Module]:
     if isinstance(module, (nn.ModuleList, nn.Sequential)):
         return [layer for layer in module if next(layer.parameters(), None) is not None]
     return [layer for child in module.children() for layer in default_layers(child)]
+
+
+def _check_layers(module: nn.Module, layers: Sequence[nn.Module]) -> None:
+    names = {part: name for name, part in module.named_modules()}
+    for number, layer in enumerate(layers):
+        if not names.get(layer):
+            raise ValueError(f"layers[{number}] is {'the whole' if layer is module else 'no part of the'} module")
+        inside = next((other for other in layers if other is not layer and other in set(layer.modules())), None)
+        if inside is not None or layer in layers[:number]:
+            raise ValueError(f"layers overlap: {names[inside or layer]} is in {names[layer]}, which is listed as well")
 
 
 def _in_backward() -> bool:

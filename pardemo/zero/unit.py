@@ -82,8 +82,7 @@ class Unit:
         self.resident = False
 
     def take_over(self) -> None:
-        """What was written into the gathered parameters becomes the shard's and the master's."""
-        if not torch.equal(self.own, self.shard):
-            self.shard.copy_(self.own)
-            if self.master is not None:
-                self.master.data.copy_(self.own)
+        """What was written into the whole parameters becomes the shard's and the master's."""
+        self.shard.copy_(self.own)
+        if self.master is not None and not torch.equal(self.shard, self.master.to(self.shard.dtype)):
+            self.master.data.copy_(self.own)
