@@ -20,10 +20,12 @@ class Courier:
     def submit(self, function: Callable, *args: object) -> Future:
         """Starts ``function(*args)`` as soon as what was submitted before has ended."""
         modes = _python_dispatch._get_current_dispatch_mode_stack()  # meters: they belong to a thread
-        return self._thread.submit(_under, modes, function, args)
+        return self._thread.submit(_under, [modes, function, args])
 
 
-def _under(modes: list, function: Callable, args: tuple):
+def _under(task: list):
+    modes, function, args = task
+    task.clear()  # the executor keeps it a moment longer than the caller waits: no tensor may hang on to it
     for mode in modes:
         _python_dispatch._push_mode(mode)
     try:

@@ -117,13 +117,12 @@ class RingLink:
             self._error = self._error or error
             self._sent.notify_all()
 
-    def _send_now(self, data: memoryview) -> None:
-        error = None
+    def _send_now(self, data: memoryview) -> ConnectionError | None:
         try:
             self._out.sendall(data)
         except OSError as reason:
-            error = self._cannot_send(reason)
-        self._count_sent(error)
+            return self._cannot_send(reason)
+        return None
 
 
 def _pump(queue: SimpleQueue, link_ref: "weakref.ref[RingLink]") -> None:
@@ -132,8 +131,10 @@ def _pump(queue: SimpleQueue, link_ref: "weakref.ref[RingLink]") -> None:
         link = link_ref()
         if link is None:
             return
-        link._send_now(data)
-        del link, data
+        error = link._send_now(data)
+        del data  # before anybody is told: who waits for the send may count what memory is left
+        link._count_sent(error)
+        del link
 
 
 def _close(queue: SimpleQueue, *ends: socket.socket) -> None:

@@ -372,3 +372,18 @@ def test_the_ring_takes_the_largest(world_of, n, dtype):
 def test_an_unknown_operation_is_refused(world_of):
     with pytest.raises(RankFailed, match="op must be one of sum, max, not 'min'"):
         world_of(2).run(lambda: ring_all_reduce(torch.ones(1), op="min"))
+
+
+def left_after_rings(turns):
+    left = []
+    for _ in range(turns):
+        with MemoryMeter() as meter:
+            tensor = torch.ones(200_000)
+            ring_all_reduce(tensor, dist.group.WORLD)
+            del tensor
+            left.append(meter.live_bytes)
+    return max(left)
+
+
+def test_a_ring_lets_go_of_what_it_sent(world_of):
+    assert world_of(2).run(left_after_rings, 300) == [0, 0]
