@@ -8,6 +8,7 @@ Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §4.2 and §6.
 - :class:`Arena` (M_D): a replay of an allocator, to see memory run out while much of it is free, and what prevents it.
 """
 
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -29,22 +30,34 @@ class HostStore:
     _tensors: dict[int, torch.Tensor] = field(default_factory=dict)
     _next: int = 0
 
-    def put(self, tensor: torch.Tensor) -> int:
-        """Copies ``tensor`` to host memory (pinned where there is a GPU) and returns the number it goes by."""
+    def put(self, tensor: torch.Tensor, owner: object) -> int:
+        """Copies ``tensor`` to host memory (pinned where there is a GPU) and returns the number it goes by.
+
+        The host lets go of it when it is taken back, or when ``owner`` is gone and nobody can take it any more.
+        """
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
         host.copy_(tensor)
         self._next += 1
         self._tensors[self._next] = host
         self.to_host_bytes += host.nbytes
         self.held_bytes += host.nbytes
+        weakref.finalize(owner, self._drop, self._next).atexit = False
         return self._next
 
     def take(self, number: int, device: torch.device) -> torch.Tensor:
         """The tensor back on ``device``; the host lets go of it."""
-        host = self._tensors.pop(number)
+        host = self._drop(number)
         self.to_device_bytes += host.nbytes
-        self.held_bytes -= host.nbytes
         return host.to(device, copy=True)
+
+    def _drop(self, number: int) -> torch.Tensor | None:
+        host = self._tensors.pop(number, None)
+        self.held_bytes -= host.nbytes if host is not None else 0
+        return host
+
+
+class _Kept:
+    """Lives as long as the graph that a checkpoint belongs to."""
 
 
 class _PartitionedCheckpoint(torch.autograd.Function):
@@ -55,11 +68,15 @@ class _PartitionedCheckpoint(torch.autograd.Function):
         rank = dist.get_rank(group)
         mine = x.detach().reshape(-1)[rank * part : (rank + 1) * part].clone()
         ctx.device = x.device
-        ctx.state = torch.get_rng_state()
+        ctx.random = torch.get_rng_state(), torch.cuda.get_rng_state(x.device) if x.is_cuda else None
+        kind = x.device.type
+        ctx.precision = {"device_type": kind, "enabled": torch.is_autocast_enabled(kind),
+                         "dtype": torch.get_autocast_dtype(kind)}  # fmt: skip
         if store is None:
             ctx.save_for_backward(mine)
         else:
-            ctx.number = store.put(mine)
+            ctx.kept = _Kept()
+            ctx.number = store.put(mine, ctx.kept)
         with torch.no_grad():
             return function(x)
 
@@ -68,9 +85,13 @@ class _PartitionedCheckpoint(torch.autograd.Function):
     def backward(ctx, gradient):
         mine = ctx.saved_tensors[0] if ctx.store is None else ctx.store.take(ctx.number, ctx.device)
         x = exchange.all_gather(mine, ctx.group, 0).view(ctx.shape).requires_grad_()
-        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-            torch.set_rng_state(ctx.state)  # the same dropout masks as forward
-            y = ctx.function(x)
+        on_cpu, on_gpu = ctx.random  # the same dropout masks as forward, and the same precision
+        with torch.enable_grad(), torch.random.fork_rng(devices=[] if on_gpu is None else [ctx.device]):
+            torch.set_rng_state(on_cpu)
+            if on_gpu is not None:
+                torch.cuda.set_rng_state(on_gpu, ctx.device)
+            with torch.autocast(**ctx.precision):
+                y = ctx.function(x)
         torch.autograd.backward(y, gradient)
         return None, None, None, x.grad
 
@@ -95,6 +116,8 @@ def partitioned_checkpoint(
     Raises:
         ValueError: ``x`` does not divide by the ranks, or needs no gradient (then nothing would be recomputed).
     """
+    if not torch.is_grad_enabled():
+        return function(x)
     if not x.requires_grad:
         raise ValueError("a checkpoint's input has to require a gradient: without one its parameters get none")
     return _PartitionedCheckpoint.apply(function, exchange.group_of(group), store, x)

@@ -94,3 +94,16 @@ def test_presets():
     assert choose("laptop", laptop=1, gpus=2) == 1
     with pytest.raises(ValueError, match="no preset 'phone'; this notebook has: laptop, gpus"):
         choose("phone", laptop=1, gpus=2)
+
+
+def test_a_deepspeed_configuration_is_looked_through(tmp_path, capsys):
+    path = tmp_path / "ds.json"
+    path.write_text('{"train_micro_batch_size_per_gpu": 2, "zero_optimization": {"stage": 2}}')
+    assert cli.main(["doctor", "--deepspeed", str(path), "--ranks", "4"]) == 0
+    path.write_text('{"train_micro_batch_size_per_gpu": 2, "zero_optimisation": {"stage": 2}}')
+    assert cli.main(["doctor", "--deepspeed", str(path)]) == 2
+    assert "did you mean 'zero_optimization'?" in capsys.readouterr().err
+    path.write_text("{")
+    assert cli.main(["doctor", "--deepspeed", str(path)]) == 2
+    assert cli.main(["doctor", "--deepspeed", str(tmp_path / "none.json")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 2

@@ -95,12 +95,16 @@ def test_ranks_with_deepspeed_end_in_order(turn):
 
 
 def test_a_stale_build_lock_is_taken_away_and_a_live_one_left(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")  # processes know the folder by its real name
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "link"))
     assert not deepspeed_disk.readiness()[0]
     for name in deepspeed_disk.OPERATORS:
         folder = deepspeed_disk.operators_folder() / name
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "lock").touch()
+    assert deepspeed_disk.clear_stale_locks() == [], "they are too young to tell"
+    monkeypatch.setattr(deepspeed_disk, "YOUNG_S", -1)
     assert not list(deepspeed_disk.operators_folder().rglob("*.so"))
     at_work = deepspeed_disk.operators_folder() / "async_io"
     compiler = subprocess.Popen([sys.executable, "-c", "input()"], cwd=at_work, stdin=subprocess.PIPE)
@@ -138,6 +142,8 @@ def losses_on_disk(folder, parameters):
 
     settings = deepspeed.zero_settings(3) | {"aio": {"block_size": 1 << 20}}
     if folder is not None:
+        os.environ["PATH"] = "/nowhere"  # no compiler is asked
+        deepspeed_disk.use()
         settings["zero_optimization"] |= deepspeed_disk.to_disk(folder, parameters)
     layers = gpt.seeded(lambda: nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(2)]))
     engine = deepspeed.engine(layers, settings)

@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pardemo import CallMeter, MemoryMeter, RankFailed, WireMeter
@@ -160,3 +161,36 @@ def test_arena_refuses_what_makes_no_sense():
         Arena(5).take(-1)
     with pytest.raises(KeyError):
         Arena(5).give_back(3)
+
+
+def never_taken_back():
+    layer, store = nn.Linear(8, 8), HostStore()
+    x = torch.ones(4, 8, requires_grad=True)
+    with torch.no_grad():
+        partitioned_checkpoint(layer, x, store=store)
+    without_gradients = store.held_bytes
+    partitioned_checkpoint(layer, x, store=store)  # its graph is dropped at once
+    return without_gradients, store.held_bytes
+
+
+def test_the_host_lets_go_of_what_nobody_can_take_back(world_of):
+    assert world_of(2).run(never_taken_back) == [(0, 0)] * 2
+
+
+def recomputed_precisions():
+    layer, seen = nn.Linear(8, 8), []
+
+    def noted(x):
+        y = layer(x)
+        seen.append(y.dtype)
+        return y
+
+    x = torch.ones(4, 8, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = partitioned_checkpoint(noted, x)
+    y.float().sum().backward()
+    return seen
+
+
+def test_recomputation_runs_in_the_precision_of_the_forward_pass(world_of):
+    assert world_of(2).run(recomputed_precisions) == [[torch.bfloat16] * 2] * 2

@@ -1,8 +1,10 @@
 """DeepSpeed's own ZeRO inside a World: no launcher, no mpi4py; on CPU ranks in bf16 with torch's AdamW."""
 
+import contextlib
 import logging
 import os
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -89,6 +91,14 @@ def states(running: "deepspeed.DeepSpeedEngine") -> dict[str, list[torch.Tensor]
         "gradients": [g for g in gradients if torch.is_tensor(g)],
         "optimizer states": masters + held,
     }
+
+
+@contextlib.contextmanager
+def whole(module: nn.Module) -> Iterator[list[nn.Parameter]]:
+    """The parameters of a module under ZeRO-3, gathered within the block. Collective."""
+    parameters = list(module.parameters())
+    with deepspeed.zero.GatheredParameters(parameters):
+        yield parameters
 
 
 class ModelParallelUnit:

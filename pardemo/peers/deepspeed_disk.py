@@ -4,19 +4,27 @@ Nothing here starts DeepSpeed but :func:`build`, which does so in a process of i
 """
 
 import fcntl
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from pardemo import project
+
 #: DeepSpeed's asynchronous files, and the pinned memory that they load first.
 OPERATORS = ("pin_memory", "async_io")
+STAMP = "pardemo-operators.json"
+YOUNG_S = 30  # a build has its lock a moment before its compilers run
+COMPILERS = ("ninja", "g++", "c++", "cc1plus")
 
 
 def operators_folder() -> Path:
@@ -34,13 +42,12 @@ def operators_folder() -> Path:
 
 def readiness() -> tuple[bool, str]:
     """Whether states can go to disk at once, without compiling anything; and in words what is there or missing."""
-    missing = [name for name in OPERATORS if not (operators_folder() / name / f"{name}.so").is_file()]
-    if not missing:
-        clear_stale_locks()
+    if all(_library(name).is_file() for name in OPERATORS) and _stamp() == _versions():
         return True, "compiled"
     if sys.platform != "linux":
         return False, "asynchronous files of this kind exist on Linux only"
-    wants = [what for what, there in (("g++", _has_compiler()), ("libaio-dev", _has_header())) if not there]
+    tools = {"g++": _has("g++"), "ninja": _has("ninja"), "libaio-dev": _has_header()}
+    wants = [what for what, there in tools.items() if not there]
     if wants:
         return False, f"{' and '.join(wants)} not installed: NVMe offload cannot run here"
     return False, "not compiled yet: `pardemo doctor --build` does it (some minutes, once)"
@@ -63,7 +70,8 @@ def build(timeout_s: float = 900) -> None:
         fcntl.flock(mine, fcntl.LOCK_EX)
         clear_stale_locks()
         code = "from deepspeed.ops.op_builder import AsyncIOBuilder; AsyncIOBuilder().load(verbose=False)"
-        environment = {**os.environ, "DS_ACCELERATOR": os.environ.get("DS_ACCELERATOR", "cpu")}
+        tools = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+        environment = {"DS_ACCELERATOR": "cpu", **os.environ, "PATH": tools}
         with tempfile.TemporaryFile("w+") as log:
             compiler = subprocess.Popen([sys.executable, "-c", code], stdout=log, stderr=subprocess.STDOUT,
                                         env=environment, start_new_session=True)  # fmt: skip
@@ -78,22 +86,48 @@ def build(timeout_s: float = 900) -> None:
             if status:
                 lines = [line.strip() for line in log if "rror" in line] or ["no word about it"]
                 raise RuntimeError(f"DeepSpeed's operators did not compile: {lines[-1]}")
+    project.write_json(folder / STAMP, _versions())
+
+
+def use() -> None:
+    """Hands the compiled operators to DeepSpeed in this process; its own way asks for a compiler each time.
+
+    Raises:
+        RuntimeError: they are not there, or were compiled for other versions.
+    """
+    ready, told = readiness()
+    if not ready:
+        raise RuntimeError(f"DeepSpeed's file operators: {told}")
+    from deepspeed.ops.op_builder.builder import OpBuilder
+    from torch.utils.cpp_extension import _import_module_from_library
+
+    flags = sys.getdlopenflags()
+    sys.setdlopenflags(flags | os.RTLD_GLOBAL)  # the second finds symbols of the first
+    try:
+        for name in OPERATORS:
+            if name not in OpBuilder._loaded_ops:
+                folder = str(_library(name).parent)
+                OpBuilder._loaded_ops[name] = _import_module_from_library(name, folder, is_python_module=True)
+    finally:
+        sys.setdlopenflags(flags)
 
 
 def clear_stale_locks() -> list[str]:
     """Takes away the locks of builds that nobody works on any more, which torch would wait for without end.
 
-    torch's build runs with its folder as working directory; a lock in a folder where no process works is a dead one.
+    torch's build runs with its folder as working directory; a lock of some age in a folder where no process works is a
+    dead one.
     Returns the operators whose lock was stale.
     """
-    locks = [operators_folder() / name / "lock" for name in OPERATORS]
-    present = [lock for lock in locks if lock.exists()]
+    locks = [_library(name).parent / "lock" for name in OPERATORS]
+    present = [lock for lock in locks if lock.exists() and time.time() - lock.stat().st_mtime > YOUNG_S]
     if not present:
         return []
-    at_work = set()
-    for process in psutil.process_iter(["cwd"]):
+    at_work, hidden = set(), False
+    for process in psutil.process_iter(["cwd", "name"]):
         at_work.add(process.info["cwd"])
-    stale = [lock for lock in present if str(lock.parent) not in at_work]
+        hidden |= process.info["cwd"] is None and process.info["name"] in COMPILERS  # another user's: it may be here
+    stale = [lock for lock in present if not hidden and str(lock.parent.resolve()) not in at_work]
     for lock in stale:
         lock.unlink(missing_ok=True)
     return [lock.parent.name for lock in stale]
@@ -102,7 +136,9 @@ def clear_stale_locks() -> list[str]:
 def to_disk(folder: str | Path, parameters: bool = False, buffer_numel: int = 1 << 22) -> dict[str, Any]:
     """Keys of ``zero_optimization`` (stage 3) that keep optimizer states, and ``parameters`` too, below ``folder``.
 
-    A tensor of less than max(1 MiB, aio.block_size) stays in memory, without a word: count with :func:`swapped`.
+    Call :func:`use` on each rank. What is smaller than max(1 MiB, aio.block_size) stays in memory, without a word (of
+    the optimizer's states a rank's part of a whole sub-group, of gradients and parameters each one's): count with
+    :func:`swapped`.
     ``buffer_numel`` is the largest parameter that can be read back, in elements.
     """
     where = {"device": "nvme", "nvme_path": str(folder)}
@@ -122,13 +158,30 @@ def swapped(folder: str | Path) -> dict[str, tuple[int, int]]:
     return {kind: (files[kind], sizes[kind]) for kind in sorted(files)}
 
 
-def _has_compiler() -> bool:
-    return shutil.which("g++") is not None
+def _library(name: str) -> Path:
+    return operators_folder() / name / f"{name}.so"
+
+
+def _versions() -> dict[str, str]:
+    return {name: metadata.version(name) for name in ("torch", "deepspeed")}
+
+
+def _stamp() -> dict[str, str] | None:
+    """The versions that the operators were compiled for."""
+    try:
+        return json.loads((operators_folder() / STAMP).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _has(tool: str) -> bool:
+    beside = Path(sys.executable).parent / tool  # ninja comes with the environment
+    return shutil.which(tool) is not None or beside.is_file()
 
 
 def _has_header() -> bool:
     probe = ["g++", "-x", "c++", "-fsyntax-only", "-"]
-    if not _has_compiler():
+    if not _has("g++"):
         return Path("/usr/include/libaio.h").is_file()
     done = subprocess.run(probe, input=b"#include <libaio.h>\n", capture_output=True, timeout=60, check=False)
     return done.returncode == 0
