@@ -1,0 +1,114 @@
+"""Who attends to whom, and how much less with distance: causal, ALiBi, padding and packing as one pattern per batch."""
+
+import math
+from collections.abc import Callable
+from functools import cached_property, lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """One slope per head (Press et al., arXiv 2108.12409): powers of 2^(−8/n), and some between for other n than 2ᵏ."""
+    closest = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * (i + 1) / closest) for i in range(closest)]
+    more = [2 ** (-8 * (i + 1) / (2 * closest)) for i in range(0, 2 * (heads - closest), 2)]
+    return slopes + more
+
+
+class Pattern:
+    """The attention pattern of one batch, made once and used by all its layers.
+
+    ALiBi stands in its relative form, slope · (j − i), which equals the official slope · j after softmax and keeps its
+    small numbers exact where a probability is not negligible. It stays in fp32 beside bf16 queries on a CPU, and is
+    computed inside the kernel by FlexAttention. (In bf16 slope · j is off by whole units from 512 keys on.)
+
+    Args:
+        slopes: [heads], or None without ALiBi.
+        queries, keys: lengths; the queries are the last of the keys' positions.
+        padding: [b, keys], 0 where a key is padding; None where nothing is (or only behind all queries that count).
+        segments: [b, keys], a number per packed sample; attention stays within a sample.
+    """
+
+    def __init__(
+        self,
+        slopes: torch.Tensor | None,
+        queries: int,
+        keys: int,
+        device: torch.device,
+        padding: torch.Tensor | None = None,
+        segments: torch.Tensor | None = None,
+    ):
+        self.slopes, self.queries, self.keys, self.device = slopes, queries, keys, device
+        self.padding = None if padding is None else padding.bool()
+        self.segments = segments
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, flex: bool = False) -> torch.Tensor:
+        """softmax(q·kᵀ/√d + bias)·v for q [b, h, queries, d], k and v [b, h, keys, d]."""
+        if flex and self.queries > 1:
+            return self._flex(q, k, v)
+        alone = self.slopes is None and self.padding is None and self.segments is None
+        if alone and self.queries in (1, self.keys):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=self.queries > 1)
+        mask = self._mask
+        if q.is_cuda and mask.dtype != torch.bool:  # its fused kernels want the queries' type
+            mask = mask.to(q.dtype)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    @cached_property
+    def _mask(self) -> torch.Tensor:
+        """[1 or b, 1 or heads, queries, keys]: the bias in fp32 with −∞ where nothing is seen; bool without ALiBi."""
+        j = torch.arange(self.keys, device=self.device)
+        i = j[self.keys - self.queries :, None]
+        visible = (j <= i)[None, None]
+        if self.padding is not None:  # a padding query sees itself: a row of −∞ alone would be no number
+            visible = (visible & self.padding[:, None, None, :]) | (j == i)
+        if self.segments is not None:
+            of_query = self.segments[:, self.keys - self.queries :]
+            visible = visible & (of_query[:, None, :, None] == self.segments[:, None, None, :])
+        if self.slopes is None:
+            return visible
+        bias = self.slopes.float()[:, None, None] * (j - i)
+        return bias.expand(visible.shape[0], -1, -1, -1).masked_fill(~visible, -torch.inf)
+
+    def _flex(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        slopes, offset = self.slopes, self.keys - self.queries
+
+        def fades(score, b, h, i, j):
+            return score + slopes[h] * (j - i - offset)
+
+        return _flex_attention(q.is_cuda)(q, k, v, score_mod=None if slopes is None else fades, block_mask=self._blocks)
+
+    @cached_property
+    def _blocks(self) -> BlockMask:
+        padding, segments, offset = self.padding, self.segments, self.keys - self.queries
+
+        def seen(b, h, i, j):
+            visible = j <= i + offset
+            if padding is not None:
+                visible = (visible & padding[b, j]) | (j == i + offset)
+            if segments is not None:
+                visible = visible & (segments[b, i + offset] == segments[b, j])
+            return visible
+
+        batch = next((len(t) for t in (padding, segments) if t is not None), None)
+        return create_block_mask(seen, batch, None, self.queries, self.keys, device=self.device)
+
+
+@lru_cache
+def _flex_attention(compiled: bool) -> Callable:
+    return torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """RoPE, half rotation (Su et al., arXiv 2104.09864), in fp32; x [b, h, s, d], cos and sin [b, 1, s, d]."""
+    first, second = x.float().chunk(2, -1)
+    return (x.float() * cos + torch.cat([-second, first], -1) * sin).to(x.dtype)
+
+
+def rotation(positions: torch.Tensor, dim: int, base: float = 10_000.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin of the angles [b, 1, s, dim] for positions [b, s], in fp32."""
+    frequencies = base ** (-torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32) / dim)
+    angles = (positions[:, None, :, None].float() * frequencies).repeat(1, 1, 1, 2)
+    return angles.cos(), angles.sin()

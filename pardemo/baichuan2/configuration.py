@@ -1,0 +1,80 @@
+"""Baichuan2's configuration: the official ``config.json``, read without its remote code."""
+
+from typing import Literal
+
+from transformers import PreTrainedConfig
+
+#: Baichuan 1 had 64,000; its head does not normalise.
+BAICHUAN2_VOCABULARY = 125_696
+
+
+class Baichuan2Config(PreTrainedConfig):
+    """What the official ``config.json`` of Baichuan2-7B and -13B says, and two things that it leaves to the code.
+
+    Args:
+        position_embedding: ``"rope"`` (7B) or ``"alibi"`` (13B). The official files do not say; where it is left out,
+            a hidden size of 4096 means the 7B model, as vLLM decides it.
+        normalize_head: divide the head's rows by their norm (NormHead). Left out: yes, but for Baichuan 1's vocabulary.
+        loss_head: with ``labels``, compute logits ``"labels"``: only where there is a label; ``"full"``: everywhere.
+        z_loss_weight: weight of mean(max logit²) in the loss; 0 in both official models.
+
+    The others as in Llama. ``model_max_length`` is the context, 4096.
+
+    Raises:
+        ValueError: heads that do not divide the hidden size, or a value that is none of the above.
+    """
+
+    model_type = "baichuan"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012, a name of Transformers
+
+    vocab_size: int = BAICHUAN2_VOCABULARY
+    hidden_size: int = 5120
+    intermediate_size: int = 13696
+    num_hidden_layers: int = 40
+    num_attention_heads: int = 40
+    hidden_act: str = "silu"
+    model_max_length: int = 4096
+    initializer_range: float = 0.02
+    rms_norm_eps: float = 1e-6
+    use_cache: bool = True
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    tie_word_embeddings: bool = False
+    z_loss_weight: float = 0.0
+    position_embedding: Literal["rope", "alibi"] | None = None
+    normalize_head: bool | None = None
+    loss_head: Literal["labels", "full"] = "labels"
+
+    def __post_init__(self, **kwargs):
+        if self.position_embedding is None:
+            self.position_embedding = "rope" if self.hidden_size == 4096 else "alibi"
+        if self.normalize_head is None:
+            self.normalize_head = self.vocab_size != 64_000
+        kwargs.pop("auto_map", None)  # names of code in the model's folder, which is never run
+        kwargs.pop("gradient_checkpointing", None)  # the official 13B class makes a tuple of it, which is always true
+        super().__post_init__(**kwargs)
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(f"hidden_size {self.hidden_size} does not divide by {self.num_attention_heads} heads")
+        if self.hidden_act != "silu":
+            raise ValueError(f"hidden_act is 'silu' in Baichuan2, not {self.hidden_act!r}")
+        if self.position_embedding not in ("rope", "alibi"):
+            raise ValueError(f"position_embedding is 'rope' or 'alibi', not {self.position_embedding!r}")
+        if self.loss_head not in ("labels", "full"):
+            raise ValueError(f"loss_head is 'labels' or 'full', not {self.loss_head!r}")
+
+    @classmethod
+    def b7(cls, **changes) -> "Baichuan2Config":
+        """Baichuan2-7B."""
+        sizes = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
+        return cls(**{**sizes, **changes})
+
+    @classmethod
+    def b13(cls, **changes) -> "Baichuan2Config":
+        """Baichuan2-13B."""
+        return cls(**changes)
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """What other libraries call the context."""
+        return self.model_max_length

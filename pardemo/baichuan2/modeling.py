@@ -1,0 +1,186 @@
+"""Baichuan2 for Transformers 5: 7B (RoPE) and 13B (ALiBi), with the official names of modules and parameters."""
+
+import torch
+from torch import nn
+from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel, initialization
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import slice_logits_to_keep
+
+from pardemo.baichuan2.attention import Pattern, alibi_slopes, rotate, rotation
+from pardemo.baichuan2.configuration import Baichuan2Config
+from pardemo.baichuan2.head import NormHead, label_loss
+
+
+class RMSNorm(nn.Module):
+    """x / √(mean(x²) + ε), in fp32, then in the weight's type, times the weight [h]."""
+
+    def __init__(self, hidden: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden))
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = x.float()
+        return self.weight * (wide * (wide.square().mean(-1, keepdim=True) + self.eps).rsqrt()).to(self.weight.dtype)
+
+
+class MLP(nn.Module):
+    """down(silu(gate(x)) · up(x))."""
+
+    def __init__(self, hidden: int, intermediate: int):
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden, intermediate, bias=False)
+        self.down_proj = nn.Linear(intermediate, hidden, bias=False)
+        self.up_proj = nn.Linear(hidden, intermediate, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Attention(nn.Module):
+    """Multi-head attention; ``W_pack`` [3h, h] is q, k and v one below the other."""
+
+    def __init__(self, config: Baichuan2Config, layer: int):
+        super().__init__()
+        self.heads, self.layer = config.num_attention_heads, layer
+        self.W_pack = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
+        self.o_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.flex = config._attn_implementation == "flex_attention"
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        pattern: Pattern,
+        angles: tuple[torch.Tensor, torch.Tensor] | None,
+        past_key_values: Cache | None,
+    ) -> torch.Tensor:
+        parts = self.W_pack(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # [3, b, heads, s, d]
+        q, k, v = parts.unbind(0)
+        if angles is not None:
+            q, k = rotate(q, *angles), rotate(k, *angles)
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, self.layer)
+        out = pattern.attend(q, k, v, self.flex or (q.is_cuda and self.training))
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+
+class BaichuanLayer(GradientCheckpointingLayer):
+    """A decoder layer: attention and MLP, each behind a norm and beside a residual."""
+
+    def __init__(self, config: Baichuan2Config, layer: int):
+        super().__init__()
+        self.self_attn = Attention(config, layer)
+        self.mlp = MLP(config.hidden_size, config.intermediate_size)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        pattern: Pattern,
+        angles: tuple[torch.Tensor, torch.Tensor] | None = None,
+        past_key_values: Cache | None = None,
+    ) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), pattern, angles, past_key_values)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Baichuan2PreTrainedModel(PreTrainedModel):
+    config_class = Baichuan2Config
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["BaichuanLayer"]  # noqa: RUF012, a name of Transformers
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _supports_sdpa = True
+    _supports_flex_attn = True
+
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, NormHead):
+            initialization.normal_(module.weight, mean=0.0, std=self.config.initializer_range)
+
+
+class Baichuan2Model(Baichuan2PreTrainedModel):
+    """Token numbers to the last hidden states."""
+
+    def __init__(self, config: Baichuan2Config):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.layers = nn.ModuleList(BaichuanLayer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **_,
+    ) -> BaseModelOutputWithPast:
+        """Hidden states [b, s, h].
+
+        Args:
+            input_ids: [b, s]; or ``inputs_embeds`` [b, s, h].
+            attention_mask: [b, keys], 0 where padding is. Leave it out when only the right end is padded: causal
+                attention hides that anyway, and one bias then serves the whole batch.
+            position_ids: [b, s]; where they begin again at 0 another packed sample begins, which sees nothing before.
+        """
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        past = past_key_values.get_seq_length() if past_key_values is not None else 0
+        segments = None if position_ids is None or past or attention_mask is not None else (position_ids == 0).cumsum(1)
+        pattern = Pattern(self._slopes(x.device), x.shape[1], past + x.shape[1], x.device, attention_mask, segments)
+        angles = None
+        if self.config.position_embedding == "rope":
+            if position_ids is None:
+                position_ids = torch.arange(past, past + x.shape[1], device=x.device)[None]
+            angles = rotation(position_ids, self.config.hidden_size // self.config.num_attention_heads)
+        for layer in self.layers:
+            x = layer(x, pattern, angles, past_key_values=past_key_values)
+        return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
+
+    def _slopes(self, device: torch.device) -> torch.Tensor | None:
+        if self.config.position_embedding == "rope":
+            return None
+        return torch.tensor(alibi_slopes(self.config.num_attention_heads), device=device)
+
+
+class Baichuan2ForCausalLM(Baichuan2PreTrainedModel, GenerationMixin):
+    """Baichuan2 with its head. With ``labels`` it returns the loss; see :func:`pardemo.baichuan2.head.label_loss`."""
+
+    _tied_weights_keys = None
+
+    def __init__(self, config: Baichuan2Config):
+        super().__init__(config)
+        self.model = Baichuan2Model(config)
+        self.lm_head = NormHead(config.hidden_size, config.vocab_size, config.normalize_head)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **_,
+    ) -> CausalLMOutputWithPast:
+        """Logits [b, s, v] without ``labels`` [b, s] (−100 where there is none); with them the loss alone."""
+        out = self.model(input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache)
+        hidden, cache = out.last_hidden_state, out.past_key_values
+        if labels is None:
+            logits = self.lm_head(slice_logits_to_keep(hidden, logits_to_keep))
+            return CausalLMOutputWithPast(logits=logits, past_key_values=cache)
+        full = self.config.loss_head == "full"
+        loss = label_loss(self.lm_head, hidden, labels, num_items_in_batch, full, self.config.z_loss_weight)
+        return CausalLMOutputWithPast(loss=loss, past_key_values=cache)
