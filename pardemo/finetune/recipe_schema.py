@@ -106,7 +106,7 @@ class Predict:
 
 
 @section
-class World:
+class Ranks:
     """The ranks that ``pardemo finetune`` launches."""
 
     ranks: Count = 1
@@ -122,7 +122,7 @@ class Recipe:
     train: Train
     predict: Predict = Predict()
     deepspeed: dict[str, Any] | None = None
-    world: World = World()
+    world: Ranks = Ranks()
     output_dir: Text
 
     @model_validator(mode="after")
