@@ -55,6 +55,11 @@ def test_character_rouge_by_hand():
     assert row["char-rouge-l"] == pytest.approx(100 * 4 / 6, abs=1e-4)
 
 
+def test_line_ends_are_no_characters():
+    plain, broken = score_rows(["今天天气不错", "今天\n\n天气 \n 不错"], [WEATHER, WEATHER])
+    assert [plain[name] for name in NAMES[4:]] == [broken[name] for name in NAMES[4:]]
+
+
 @settings(max_examples=60, deadline=None)
 @given(PAIRS)
 def test_scores_lie_within_their_range_whatever_the_text(pairs):
