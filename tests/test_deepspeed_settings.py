@@ -17,6 +17,8 @@ BASE = {"train_micro_batch_size_per_gpu": 2}
         ({"zero_optimization": {"stage": True}}, "not True"),
         ({"zero_optimization": 2}, "must be a section in braces, not 2"),
         ({"fp16": {"enabled": True}}, "fp16.enabled: DeepSpeed refuses fp16 on a CPU"),
+        ({"bf16": True}, "bf16 must be a section in braces, not True"),
+        ({"optimizer": {"tpye": "AdamW"}}, "optimizer has no key 'tpye'; did you mean 'type'?"),
         ({"train_batch_size": 7}, "train_batch_size 7 is not train_micro_batch_size_per_gpu 2 × gradient_accumulation"),
         ({"train_batch_size": 0}, "train_batch_size must be a whole number of at least 1, not 0"),
         ({"train_batch_size": 16, "gradient_accumulation_steps": 3}, "= 24"),
@@ -42,4 +44,6 @@ def test_right_settings_pass(stage):
     check(BASE | {"train_batch_size": 24, "gradient_accumulation_steps": 3}, 4)
     check(BASE | {"train_batch_size": 16}, 4)
     check(BASE | {"fp16": {"enabled": True}}, 4, on_cpu=False)
+    check(BASE | {"optimizer": {"type": "AdamW", "params": {"lr": "auto", "torch_adam": True}}}, 4)
+    check(BASE | {"gradient_clipping": "auto", "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}, 4)
     check({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "steps_per_print": 5}, 4)

@@ -34,6 +34,11 @@ def check(settings: Mapping[str, Any], world_size: int, on_cpu: bool = True) -> 
     if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
         raise ValueError(f"zero_optimization.stage is 0, 1, 2 or 3, not {stage!r}")
     _check_batch(settings, world_size)
+    for name in ("fp16", "bf16", "optimizer"):
+        if not isinstance(settings.get(name, {}), Mapping):
+            raise ValueError(f"{name} must be a section in braces, not {settings[name]!r}")
+    if "optimizer" in settings:
+        _refuse_unknown(settings["optimizer"], {"type", "params", constants.LEGACY_FUSION}, "optimizer")
     if on_cpu and settings.get("fp16", {}).get("enabled") is True:
         raise ValueError("fp16.enabled: DeepSpeed refuses fp16 on a CPU; use bf16")
 

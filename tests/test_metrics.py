@@ -1,0 +1,306 @@
+"""Scores by the arithmetic of the article's tool, their intervals, the baseline, and ``pardemo score``."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pardemo import cli
+from pardemo.finetune import bootstrap, predictions
+from pardemo.finetune.metrics import NAMES, lead_baseline, paired_bootstrap, runtime_figures, score, score_rows
+
+WEATHER = "今天天气很好"
+#: prediction, reference, ROUGE-1, -2, -L, BLEU-4 as the tool's own code computes them
+GOLDEN = [
+    (WEATHER, WEATHER, 100, 100, 100, 100),
+    ("今天天气不错", WEATHER, 40, 0, 40, 50.8133),
+    ("好", WEATHER, 50, 0, 50, 0.2382),
+    ("", WEATHER, 0, 0, 0, 0),
+    (WEATHER, "", 0, 0, 0, 0),
+    ("The cat sat on the mat.", "The cat is on the mat.", 85.7143, 66.6667, 85.7143, 79.4484),
+    ("你好。", "你好。", 100, 100, 100, 84.0896),  # three characters have no 4-gram
+]
+TEXT = st.text(st.sampled_from("今天气很好不错，。！？”’… \n\tab3.-\u3000\ud800") | st.characters(), max_size=24)
+PAIRS = st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize(("prediction", "reference", "one", "two", "longest", "bleu"), GOLDEN)
+def test_golden_values_of_the_articles_tool(prediction, reference, one, two, longest, bleu):
+    (row,) = score_rows([prediction], [reference])
+    assert [row[name] for name in ("rouge-1", "rouge-2", "rouge-l", "bleu-4")] == [one, two, longest, bleu]
+
+
+def test_the_score_is_the_mean_of_the_rounded_rows():
+    before, after = zip(*[(g[0], g[1]) for g in GOLDEN], strict=True)
+    rows, whole = score_rows(before, after), score(before, after)
+    for name in NAMES:
+        assert whole[name] == pytest.approx(sum(row[name] for row in rows) / len(rows), rel=1e-12)
+        low, high = whole["intervals"][name]
+        assert low < whole[name] < high
+    assert whole["samples"] == len(GOLDEN)
+    assert all(row[name] == round(row[name], 4) for row in rows for name in NAMES)
+
+
+def test_character_rouge_by_hand():
+    (row,) = score_rows(
+        ["今天 天气不错"], [WEATHER]
+    )  # a space is no character; n-grams count once: 今天气不错, 今天气很好
+    assert row["char-rouge-1"] == 60
+    assert row["char-rouge-2"] == 60  # 今天 天天 天气 of five
+    assert row["char-rouge-l"] == pytest.approx(100 * 4 / 6, abs=1e-4)
+
+
+def test_line_ends_are_no_characters():
+    plain, broken = score_rows(["今天天气不错", "今天\n\n天气 \n 不错"], [WEATHER, WEATHER])
+    assert [plain[name] for name in NAMES[4:]] == [broken[name] for name in NAMES[4:]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(PAIRS)
+def test_scores_lie_within_their_range_whatever_the_text(pairs):
+    for row in score_rows(*zip(*pairs, strict=True)):
+        assert set(row) == set(NAMES)
+        assert all(0 <= value <= 100 for value in row.values())
+
+
+@settings(max_examples=30, deadline=None)
+@given(PAIRS, st.randoms(use_true_random=False))
+def test_the_order_of_samples_does_not_matter(pairs, random):
+    shuffled = random.sample(pairs, len(pairs))
+    one, other = (score(*zip(*order, strict=True)) for order in (pairs, shuffled))
+    assert [one[n] for n in NAMES] == pytest.approx([other[n] for n in NAMES], abs=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(TEXT)
+def test_a_text_is_like_itself_where_it_has_a_word(text):
+    (row,) = score_rows([text], [text])
+    whole = 100 if text.split() else 0
+    assert [row[n] for n in ("rouge-1", "rouge-l", "char-rouge-1", "char-rouge-l")] == [whole] * 4
+
+
+def test_a_runaway_generation_is_scored():
+    (row,) = score_rows(["今天天气不错。" * 200], [WEATHER])
+    assert 0 < row["rouge-l"] < 5
+
+
+@pytest.mark.parametrize(
+    ("given_predictions", "references", "message"),
+    [
+        (["a", "b"], ["a"], "2 predictions, but 1 references"),
+        ([], [], "nothing to score"),
+        ("ab", ["a", "b"], "predictions must be a sequence of texts, not one text"),
+        (["a"], [None], r"references\[0\] must be a text, not None"),
+    ],
+)
+def test_what_cannot_be_scored_is_named(given_predictions, references, message):
+    with pytest.raises(ValueError, match=message):
+        score(given_predictions, references)
+
+
+def test_intervals_are_reproducible_and_as_wide_as_theory_says():
+    values = np.random.default_rng(1).normal(50, 10, size=(400, 2))
+    found = bootstrap.intervals(values)
+    assert (found == bootstrap.intervals(values)).all()
+    assert (found != bootstrap.intervals(values, seed=1)).any()
+    half = 1.96 * values.std(axis=0) / 20  # the normal interval of a mean of 400
+    expected = np.stack([values.mean(axis=0) - half, values.mean(axis=0) + half], axis=1)
+    assert np.abs(found - expected).max() < 0.1  # 2,000 resamples find a 2.5 % quantile to about 0.02
+
+
+def test_intervals_cover_the_truth_as_often_as_they_promise():
+    random = np.random.default_rng(2)
+    spans = [bootstrap.intervals(random.normal(size=(60, 1)), resamples=400)[0] for _ in range(400)]
+    covered = np.mean([low < 0 < high for low, high in spans])
+    assert 0.90 < covered < 0.98  # 95 %, with a standard error of 1.1 points, and a little less for 60 samples
+
+
+def test_many_samples_take_blocks(monkeypatch):
+    values = np.random.default_rng(3).normal(size=(50, 3))
+    whole = bootstrap.intervals(values, resamples=200)
+    monkeypatch.setattr(bootstrap, "_BLOCK", 7 * 150)
+    assert np.abs(bootstrap.intervals(values, resamples=200) - whole).max() < 0.15  # other draws, the same interval
+    assert [len(block) for block in bootstrap._means(values, 16, 0)] == [7, 7, 2]
+
+
+def test_one_sample_has_the_interval_of_its_own_value():
+    assert score(["今天天气不错"], [WEATHER])["intervals"]["bleu-4"] == [50.8133, 50.8133]
+
+
+def test_the_paired_bootstrap_sees_what_unpaired_intervals_cannot():
+    references = ["甲乙丙丁戊己庚辛"[:n] + "今天天气" * (n % 3 + 1) for n in range(1, 9)] * 5
+    before = ["错" * (len(text) // 2) + text[len(text) // 2 :] for text in references]
+    after = [
+        "错" * (len(text) // 2 - 1) + text[len(text) // 2 - 1 :] for text in references
+    ]  # one character more right
+    found = paired_bootstrap(before, after, references)["bleu-4"]
+    assert found["difference"] == pytest.approx(found["after"] - found["before"])
+    assert found["interval"][0] > 0
+    assert found["wins"] == 1
+    assert paired_bootstrap(after, before, references)["bleu-4"]["wins"] == 0
+
+
+def test_the_paired_bootstrap_of_equals_is_undecided():
+    for found in paired_bootstrap(["好", "天"], ["好", "天"], ["好", "天气"]).values():
+        assert (found["difference"], found["interval"], found["wins"]) == (0, [0, 0], 0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("股市上涨。投资者乐观。", "股市上涨。"),
+        ("真的吗？！是的。", "真的吗？！"),
+        ("他说：“走吧！”然后离开。", "他说：“走吧！”"),
+        ("Up 3.5 percent. Then down.", "Up 3.5 percent."),
+        ("增长3.5%，创新高", "增长3.5%，创新高"),
+        ("  第一句\n还在继续。第二句。", "第一句\n还在继续。"),
+        ("Wait... what? No.", "Wait..."),
+        ("", ""),
+        (" \n", ""),
+    ],
+)
+def test_the_lead_is_the_first_sentence(text, first):
+    assert lead_baseline(text) == first
+
+
+@settings(max_examples=60, deadline=None)
+@given(TEXT)
+def test_the_lead_is_where_the_text_begins(text):
+    lead = lead_baseline(text)
+    assert text.strip().startswith(lead)
+    assert bool(lead) == bool(text.strip())
+
+
+def test_run_time_figures_in_the_articles_form():
+    article = {"predict_runtime": 120.571, "predict_samples_per_second": 8.294, "predict_steps_per_second": 1.037}
+    assert runtime_figures(1000, 1000 // 8, 120.571) == article
+    with pytest.raises(ValueError, match="seconds must be above 0, not 0"):
+        runtime_figures(1, 1, 0)
+
+
+def test_scoring_prints_nothing_and_leaves_no_file(tmp_path):
+    code = "from pardemo.finetune.metrics import score; score(['今天'], ['天气'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True,
+        check=True,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr, list(tmp_path.iterdir())) == ("", "", [])
+
+
+def test_words_added_to_the_shared_jieba_do_not_change_a_score(tmp_path):
+    code = f"""
+import jieba
+jieba.add_word({WEATHER!r}, freq=10**9)
+assert jieba.lcut({WEATHER!r}) == [{WEATHER!r}]
+from pardemo.finetune.metrics import score
+print(score(["今天天气不错"], [{WEATHER!r}])["rouge-1"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.stdout == "40.0\n", done.stderr
+
+
+def test_as_a_metric_of_evaluate_without_network_or_home(tmp_path):
+    code = """
+import socket
+def refuse(*_): raise OSError("a connection was tried")
+socket.socket.connect = refuse
+from pardemo.finetune.headline_scores import HeadlineScores
+metric = HeadlineScores()
+print(metric.compute(predictions=["今天天气不错"], references=["今天天气很好"])["bleu-4"])
+"""
+    home, temporary = tmp_path / "home", tmp_path / "tmp"
+    home.mkdir(), temporary.mkdir()
+    unset = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "XDG_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=unset | {"HOME": str(home), "TMPDIR": str(temporary)}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == "50.8133\n", done.stderr
+    assert [path for folder in (home, temporary) for path in folder.rglob("*") if path.is_file()] == []
+
+
+def test_the_metric_takes_batches_and_equals_the_score():
+    from pardemo.finetune.headline_scores import HeadlineScores
+
+    before, after = map(list, zip(*[(g[0], g[1]) for g in GOLDEN], strict=True))
+    metric = HeadlineScores()
+    for at in range(0, len(before), 3):
+        metric.add_batch(predictions=before[at : at + 3], references=after[at : at + 3])
+    assert metric.compute() == score(before, after)
+    assert metric.compute(predictions=["好"], references=["好"])["rouge-1"] == 100  # and may be used again
+    with pytest.raises(ValueError, match=r"predictions \(1\) and references \(2\)"):
+        HeadlineScores().compute(predictions=["好"], references=["好", "天"])
+
+
+@pytest.fixture
+def generated(tmp_path):
+    """A file of predictions from two sources."""
+    path = tmp_path / predictions.FILE_NAME
+    rows = [
+        {"prompt": "…", "label": reference, "predict": prediction, "source": "LCSTS" if index % 2 else "CSL"}
+        for index, (prediction, reference, *_) in enumerate(GOLDEN)
+    ]
+    path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n", encoding="utf-8")
+    return path
+
+
+def test_the_command_scores_a_file(generated, capsys):
+    expected = score([g[0] for g in GOLDEN], [g[1] for g in GOLDEN])
+    assert cli.main(["score", str(generated)]) == 0
+    table = capsys.readouterr().out
+    low, high = expected["intervals"]["bleu-4"]
+    assert f"{expected['bleu-4']:.2f}" in table
+    assert f"{low:.2f} to {high:.2f}" in table
+    assert cli.main(["score", str(generated), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [{"group": "all"} | expected]
+
+
+def test_the_command_scores_each_source_apart(generated, capsys):
+    assert cli.main(["score", str(generated), "--by", "source", "--json"]) == 0
+    whole, *parts = json.loads(capsys.readouterr().out)
+    assert [(part["group"], part["samples"]) for part in parts] == [("source=CSL", 4), ("source=LCSTS", 3)]
+    for name in NAMES:
+        mean = sum(part[name] * part["samples"] for part in parts) / whole["samples"]
+        assert whole[name] == pytest.approx(mean)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{", "line 8 is not JSON"),
+        (b"[" * 100_000, "line 8 is not JSON"),
+        (b'"text"', "line 8 is not an object in braces"),
+        (b'{"predict": "a"}', 'line 8 has no "label"'),
+        (b'{"label": "a"}', 'line 8 has no "predict"'),
+        (b'{"label": "a", "predict": null}', 'line 8 has a "predict" that is not text'),
+        ('{"label": "今", "predict": "今"}'.encode("gbk"), "line 8 is not UTF-8"),
+        (b"1\n" * 5, "line 9 is not an object in braces; line 10 is not an object in braces; and 2 more"),
+    ],
+)
+def test_bad_lines_are_named(generated, capsys, line, message):
+    with generated.open("ab") as file:
+        file.write(line)
+    assert cli.main(["score", str(generated)]) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert str(generated) in told
+    assert told.count("\n") == 1
+
+
+def test_a_file_that_cannot_be_scored(generated, tmp_path, capsys):
+    assert cli.main(["score", str(tmp_path / "none.jsonl")]) == 2
+    assert "none.jsonl" in capsys.readouterr().err
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n\n")
+    assert cli.main(["score", str(empty)]) == 2
+    assert "holds no row" in capsys.readouterr().err
+    assert cli.main(["score", str(generated), "--by", "sauce"]) == 2
+    assert 'line 1 has no "sauce"' in capsys.readouterr().err

@@ -1,0 +1,375 @@
+"""Recipes: the article's settings verbatim, round trips, typos named, steps as the Trainer counts them."""
+
+import copy
+import re
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pardemo import project
+from pardemo.finetune import recipe as recipes
+from pardemo.finetune import strict_yaml
+
+ARTICLE = "baichuan2-13b-lora-a800x8"
+#: The article's command: flag, value as it stands there, key here.
+COMMAND = [
+    ("--num_gpus", "8", "world.ranks"),
+    ("--cutoff_len", "1024", "data.cutoff_len"),
+    ("--learning_rate", "1e-05", "train.learning_rate"),
+    ("--num_train_epochs", "5.0", "train.epochs"),
+    ("--max_samples", "100000", "data.max_samples"),
+    ("--per_device_train_batch_size", "8", "train.per_device_batch"),
+    ("--gradient_accumulation_steps", "4", "train.accumulation"),
+    ("--lr_scheduler_type", "cosine", "train.scheduler"),
+    ("--max_grad_norm", "1.0", "train.max_grad_norm"),
+    ("--logging_steps", "5", "train.logging_steps"),
+    ("--save_steps", "800", "train.save_steps"),
+    ("--warmup_steps", "0", "train.warmup_steps"),
+    ("--lora_rank", "8", "lora.rank"),
+    ("--lora_dropout", "0.1", "lora.dropout"),
+    ("--lora_target", "W_pack", "lora.target"),
+    ("--output_dir", "saves/Baichuan2-13B-Chat/lora/2023-10-08-18-20-07", "output_dir"),
+    ("--fp16", "True", "train.precision"),
+    ("--dataset", "summary_instruction_train", "data.train"),
+    ("--model_name_or_path", "Baichuan2-13B-Chat", "model.path"),
+    ("--deepspeed", "ds_config.json", "deepspeed"),
+]
+#: Flags of it that need no key; the recipe says why of each.
+WITHOUT_KEY = ["--stage", "--do_train", "--finetuning_type", "--template", "--plot_loss", "--overwrite_cache",
+               "--resume_lora_training", "--flash_attn", "--master_port"]  # fmt: skip
+#: What the command does not print, as its tool had it on that day.
+INFERRED = {
+    "lora.alpha": 32, "train.gradient_checkpointing": True, "train.seed": 42, "predict.do_sample": True,
+    "predict.temperature": 0.95, "predict.top_p": 0.7, "predict.top_k": 50, "predict.max_new_tokens": 512,
+    "predict.batch": 8, "data.packing": False, "data.group_by_length": False, "train.eval_steps": None,
+    "train.max_steps": None, "train.save_limit": None, "train.early_stopping": None,
+}  # fmt: skip
+
+
+def at(value, key):
+    for part in key.split("."):
+        value = value[part]
+    return value
+
+
+def leaves(value, above=""):
+    """Dotted keys to values."""
+    if isinstance(value, dict):
+        return {k: v for name, inner in value.items() for k, v in leaves(inner, f"{above}.{name}".lstrip(".")).items()}
+    return {above: value}
+
+
+@pytest.fixture(scope="module")
+def article():
+    return recipes.to_dict(recipes.load(ARTICLE))
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return recipes.load("tiny-cpu")
+
+
+@pytest.mark.parametrize(("flag", "value", "key"), COMMAND)
+def test_the_articles_command_is_in_its_recipe_verbatim(article, flag, value, key):
+    ours = at(article, key)
+    if flag == "--fp16":
+        assert (value, ours) == ("True", "fp16")
+    elif flag == "--dataset":
+        assert ours == f"data/{value}.json"  # --dataset_dir data
+    elif flag == "--model_name_or_path":
+        assert ours.rpartition("/")[2] == value
+    elif flag == "--deepspeed":
+        assert ours["zero_optimization"]["stage"] == 2
+    elif isinstance(ours, list):
+        assert ours == [value]
+    else:
+        assert ours == type(ours)(value)
+
+
+def test_what_the_article_does_not_print_is_marked_as_inferred(article):
+    for key, value in INFERRED.items():
+        assert at(article, key) == value, key
+    printed = {key for _, _, key in COMMAND}
+    named_here = {"model.init", "train.loss_head", "data.test"}
+    for key in leaves({k: v for k, v in article.items() if k != "deepspeed"}):
+        assert key in printed or key in INFERRED or key in named_here, key
+    text = recipes.source(ARTICLE)
+    for key in [*INFERRED, "data.test"]:
+        (line,) = re.findall(rf"^  {key.partition('.')[2]}: .*$", text, re.MULTILINE)
+        assert "# inferred" in line, key
+    assert re.search(r"# inferred, all of it.*\n(#.*\n)+deepspeed:", text)
+    comment = text.partition("model:")[0]
+    for flag in WITHOUT_KEY:
+        assert flag in comment, flag
+
+
+def test_the_inferred_deepspeed_configuration(article):
+    told = article["deepspeed"]
+    assert told["fp16"]["enabled"] == "auto"
+    zero = {"stage": 2, "allgather_bucket_size": 5e8, "reduce_bucket_size": 5e8, "overlap_comm": False,
+            "reduce_scatter": True, "contiguous_gradients": True}  # fmt: skip
+    assert told["zero_optimization"].items() >= zero.items()
+    assert "optimizer" not in told  # so that it is the Trainer's AdamW
+
+
+def changed_keys(one, other):
+    one, other = leaves(recipes.to_dict(recipes.load(one))), leaves(recipes.to_dict(recipes.load(other)))
+    return {key for key in one.keys() | other.keys() if one.get(key, ...) != other.get(key, ...)}
+
+
+def test_the_bf16_variant_differs_in_precision_alone():
+    changed = changed_keys(ARTICLE, "baichuan2-13b-lora-bf16")
+    assert {key for key in changed if not key.startswith(("deepspeed.fp16.", "deepspeed.bf16."))} == {
+        "train.precision", "output_dir",
+    }  # fmt: skip
+    assert recipes.load("baichuan2-13b-lora-bf16").train.precision == "bf16"
+    assert "65,504" in recipes.source("baichuan2-13b-lora-bf16")  # the reason
+
+
+def test_the_7b_takes_as_many_samples_a_step():
+    assert changed_keys("baichuan2-13b-lora-bf16", "baichuan2-7b-lora") == {
+        "model.path", "train.accumulation", "world.ranks", "data.group_by_length", "output_dir",
+    }  # fmt: skip
+    assert {row["samples a step"] for row in recipes.listing() if row["name"] != "tiny-cpu"} == {256}
+
+
+def test_there_are_four_recipes():
+    rows = recipes.listing()
+    assert [row["name"] for row in rows] == recipes.names()
+    assert recipes.names() == sorted([ARTICLE, "baichuan2-13b-lora-bf16", "baichuan2-7b-lora", "tiny-cpu"])
+    assert all(row["about"] for row in rows)
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_every_recipe_says_every_key_and_comes_back_as_saved(name, tmp_path):
+    loaded = recipes.load(name)
+    written = strict_yaml.parse(recipes.source(name))
+    assert leaves(written).keys() == leaves(recipes.to_dict(loaded)).keys()
+    recipes.save(loaded, tmp_path / "copy.yaml")
+    assert recipes.load(tmp_path / "copy.yaml") == loaded
+    assert [path.name for path in tmp_path.iterdir()] == ["copy.yaml"]
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_every_recipe_passes_and_the_trainer_fills_in_all_that_is_auto(name):
+    from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig, unset_hf_deepspeed_config
+
+    loaded = recipes.load(name)
+    train, on_cpu = loaded.train, name == "tiny-cpu"
+    recipes.preflight(loaded, on_cpu)
+    filled = HfTrainerDeepSpeedConfig(copy.deepcopy(loaded.deepspeed))
+    arguments = SimpleNamespace(
+        world_size=loaded.world.ranks, per_device_train_batch_size=train.per_device_batch,
+        gradient_accumulation_steps=train.accumulation, max_grad_norm=train.max_grad_norm,
+        learning_rate=train.learning_rate, adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-8, weight_decay=0.0,
+        save_on_each_node=False, fp16=train.precision == "fp16", fp16_full_eval=False, bf16_full_eval=False,
+        bf16=train.precision == "bf16", get_warmup_steps=lambda total: train.warmup_steps,
+    )  # fmt: skip
+    filled.trainer_config_process(arguments)
+    filled.trainer_config_finalize(arguments, None, 100)
+    unset_hf_deepspeed_config()
+    assert "auto" not in leaves(filled.config).values()
+    assert filled.config["gradient_clipping"] == train.max_grad_norm
+    assert str(filled.dtype()).endswith({"fp32": "float32", "fp16": ".float16", "bf16": "bfloat16"}[train.precision])
+
+
+TYPOS = [
+    ("train.learning_rte=1", "train has no key 'learning_rte'; did you mean 'learning_rate'?"),
+    ("lora.rnak=4", "lora has no key 'rnak'; did you mean 'rank'?"),
+    ("lroa.rank=4", "a recipe has no key 'lroa'; did you mean 'lora'?"),
+    ("learning_rate=1", "a recipe has no key 'learning_rate'; did you mean 'train.learning_rate'?"),
+    ("train.qqqqq=1", "train has no key 'qqqqq'; there are learning_rate, scheduler"),
+    ("train.learning_rate=fast", "train.learning_rate must be a valid number, not 'fast'"),
+    ("train.learning_rate=true", "train.learning_rate must be a valid number, not True"),
+    ("train.learning_rate=0", "train.learning_rate must be greater than 0, not 0"),
+    ("train.learning_rate=.inf", "train.learning_rate must be a finite number, not inf"),
+    ("train.epochs=-1", "train.epochs must be greater than 0, not -1"),
+    ("train.epochs=null", "train: epochs or max_steps has to be given"),
+    ("train.per_device_batch=8.5", "train.per_device_batch must be a valid integer, not 8.5"),
+    ("train.per_device_batch=true", "train.per_device_batch must be a valid integer, not True"),
+    ("train.scheduler=cosin", "train.scheduler must be 'linear', 'cosine'"),
+    ("train.precision=fp8", "train.precision must be 'fp32', 'fp16' or 'bf16', not 'fp8'"),
+    ("train.seed=-1", "train.seed must be greater than or equal to 0, not -1"),
+    ("train.gradient_checkpointing=1", "train.gradient_checkpointing must be a valid boolean, not 1"),
+    ("train.early_stopping=3", "early_stopping needs eval_steps"),
+    ("train=3", "train must be a section of keys, not 3"),
+    ("train.seed.x=3", "train.seed is a value, not a section"),
+    ("data.cutoff_len=0", "data.cutoff_len must be greater than or equal to 1, not 0"),
+    ("data.packing=true", "packing and group_by_length exclude one another"),
+    ("data.train=", "data.train must not be empty"),
+    ("lora.target=W_pack", "lora.target must be a list, as [W_pack], not 'W_pack'"),
+    ("lora.target=[]", "lora.target must not be empty"),
+    ("lora.target=[a", "expected ',' or ']'"),
+    ("lora.dropout=1", "lora.dropout must be less than 1, not 1"),
+    ("predict.top_p=1.5", "predict.top_p must be less than or equal to 1, not 1.5"),
+    ("deepspeed=3", "deepspeed must be a section of keys, not 3"),
+    ("deepspeed.gradient_clipping=2", "deepspeed.gradient_clipping is 2, but train.max_grad_norm is 1.0: make it"),
+    ("deepspeed.train_batch_size=99", "but per_device_batch × accumulation × ranks is 16"),
+    ("deepspeed.optimizer.params.lr=1", "deepspeed.optimizer.params.lr is 1, but train.learning_rate is 0.003"),
+    ("deepspeed.fp16.enabled=true", "deepspeed.fp16.enabled is True, but train.precision == fp16 is False"),
+    ("deepspeed.scheduler.type=WarmupLR", "deepspeed.scheduler would replace train.scheduler"),
+    ("deepspeed={}", "deepspeed.gradient_clipping has to be given"),
+    ("nothing", "--set takes KEY=VALUE"),
+    ("=1", "--set takes KEY=VALUE"),
+]
+
+
+@pytest.mark.parametrize(("assignment", "message"), TYPOS)
+def test_a_wrong_assignment_is_named_in_one_line(tiny, assignment, message):
+    with pytest.raises(ValueError) as told:  # noqa: PT011
+        recipes.override(tiny, [assignment])
+    assert message in str(told.value)
+    assert "\n" not in str(told.value)
+    assert "--set" in str(told.value)
+
+
+def test_an_override_is_typed_and_leaves_the_rest(tiny):
+    given_ones = ["train.learning_rate=2e-4", "train.max_steps=7", "output_dir=2023", "lora.target=[W_pack, o_proj]",
+                  "deepspeed.zero_optimization.stage=3", "deepspeed.gradient_clipping=1.0",
+                  "data.max_samples=null"]  # fmt: skip
+    changed = recipes.override(tiny, given_ones)
+    assert (changed.train.learning_rate, changed.train.max_steps, changed.output_dir) == (2e-4, 7, "2023")
+    assert changed.lora.target == ("W_pack", "o_proj")
+    before, after = leaves(recipes.to_dict(tiny)), leaves(recipes.to_dict(changed))
+    names = {text.partition("=")[0] for text in given_ones} - {"data.max_samples"}
+    assert {key for key in before if before[key] != after[key]} == names
+    assert tiny == recipes.load("tiny-cpu"), "the recipe that was given stays as it was"
+    assert recipes.override(tiny, ["deepspeed=null"]).deepspeed is None
+    assert recipes.override(tiny, []) == tiny
+
+
+MINIMAL = """
+model: {path: some/model}
+data: {train: a.json, test: b.json}
+train: {learning_rate: 1e-5, epochs: 1}
+output_dir: 2023-10-08
+"""
+
+
+def test_a_short_file_takes_defaults_and_numbers_are_numbers(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(MINIMAL)
+    loaded = recipes.load(path)
+    assert loaded.train.learning_rate == 1e-5
+    assert loaded.output_dir == "2023-10-08"
+    assert loaded.deepspeed is None
+    assert loaded.lora == recipes.load(ARTICLE).lora
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("learning_rate", "learning_rte"), "train has no key 'learning_rte'; did you mean 'learning_rate'?"),
+        (("learning_rate: 1e-5, ", ""), "train.learning_rate is missing"),
+        (("epochs: 1", "epochs: 1, epochs: 2"), "line 4: 'epochs' stands twice"),
+        (("epochs: 1", "1: 1"), "1 is no name for a key"),
+        (("some/model", "7"), "model.path must be a valid string, not 7"),
+        (("{path: some/model}", "some/model"), "model must be a section of keys, not 'some/model'"),
+        (("model:", "model: ["), "line 3: expected ',' or ']'"),
+        (("a.json", "!!python/object/apply:os.system [ls]"), "could not determine a constructor"),
+        ((MINIMAL, ""), "the recipe must be a section of keys, not None"),
+        ((MINIMAL, "\x00"), "special characters are not allowed"),
+        ((MINIMAL, "[" * 5000), "nested too deeply"),
+    ],
+)
+def test_a_wrong_file_is_named_in_one_line(tmp_path, change, message):
+    path = tmp_path / "mine.yaml"
+    path.write_text(MINIMAL.replace(*change))
+    with pytest.raises(ValueError) as told:  # noqa: PT011
+        recipes.load(path)
+    assert message in str(told.value)
+    assert str(told.value).startswith(str(path))
+    assert "\n" not in str(told.value)
+
+
+def test_a_file_that_is_not_there_or_not_utf8(tmp_path):
+    with pytest.raises(OSError, match=r"mine\.yaml"):
+        recipes.load(tmp_path / "mine.yaml")
+    (tmp_path / "mine.yaml").write_bytes("output_dir: 今".encode("gbk"))
+    with pytest.raises(ValueError, match=r"mine\.yaml is not UTF-8"):
+        recipes.load(tmp_path / "mine.yaml")
+    with pytest.raises(ValueError, match="no recipe 'tiny-gpu'; did you mean 'tiny-cpu'"):
+        recipes.load("tiny-gpu")
+    with pytest.raises(ValueError, match="no recipe 'qqq'; there are baichuan2-13b-lora-a800x8, "):
+        recipes.load("qqq")
+
+
+#: Without control characters and Unicode's line ends, some of which PyYAML itself does not bring back.
+LINE = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")))
+LIKE_NUMBERS = st.text("-+.0123456789e:_", max_size=8)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.floats(allow_nan=False) | st.integers() | LINE | LIKE_NUMBERS | st.booleans())
+@example("1e5")
+def test_what_is_dumped_is_read_back_the_same(value):
+    found = strict_yaml.parse(strict_yaml.dump({"key": [value, None]}))
+    assert found == {"key": [value, None]}
+    assert type(found["key"][0]) is type(value)
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e-5", 1e-5), ("5e8", 5e8), ("1.5E+3", 1500.0), ("-2e-4", -2e-4),
+                                             (".5e1", 5.0), ("e5", "e5"), ("1e", "1e"), ("2023-10-08", "2023-10-08"),
+                                             ("10", 10), ("0.5", 0.5), ("yes", True), ("null", None)])  # fmt: skip
+def test_plain_scalars(text, value):
+    found = strict_yaml.parse(text)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_fp16_on_a_cpu_is_refused_before_any_rank_starts():
+    with pytest.raises(ValueError, match="fp16, which DeepSpeed refuses on a CPU: use bf16 or fp32"):
+        recipes.preflight(recipes.load(ARTICLE), on_cpu=True)
+
+
+def test_a_misspelt_deepspeed_key_is_told_before_any_rank_starts(tiny):
+    wrong = recipes.override(tiny, ["deepspeed.zero_optimization.stge=2"])
+    with pytest.raises(ValueError, match="deepspeed: zero_optimization has no key 'stge'; did you mean 'stage'"):
+        recipes.preflight(wrong, on_cpu=True)
+    wrong = recipes.override(tiny, ["deepspeed.optimizer.parms=2"])
+    with pytest.raises(ValueError, match="deepspeed: optimizer has no key 'parms'; did you mean 'params'"):
+        recipes.preflight(wrong, on_cpu=True)
+
+
+def test_the_articles_steps():
+    job = recipes.load(ARTICLE)
+    assert recipes.steps(job, 80_000) == (313, 1565)
+    assert recipes.steps(job, 80_000, keep_partial=False) == (312, 1560)
+    assert recipes.steps(job, 200_000) == recipes.steps(job, 100_000), "max_samples"
+    assert recipes.steps(recipes.override(job, ["train.max_steps=20"]), 80_000) == (313, 20)
+    with pytest.raises(ValueError, match="samples and ranks must be at least 1, not 0 and 8"):
+        recipes.steps(job, 0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 3000), st.integers(1, 9), st.integers(1, 9), st.integers(1, 9), st.sampled_from([0.3, 1, 2.5]))
+def test_steps_are_those_of_the_trainer(samples, batch, ranks, accumulation, epochs):
+    from accelerate.data_loader import BatchSamplerShard
+    from torch.utils.data import BatchSampler
+    from transformers import Trainer
+
+    shard = BatchSamplerShard(BatchSampler(range(samples), batch, drop_last=False), ranks, 0)
+    arguments = SimpleNamespace(max_steps=-1, gradient_accumulation_steps=accumulation, num_train_epochs=epochs)
+    trainer = SimpleNamespace(
+        get_total_train_batch_size=lambda _: batch * ranks * accumulation, get_sp_size=lambda: 1,
+        num_examples=lambda _: samples,
+    )  # fmt: skip
+    _, per_epoch, *_, total = Trainer.set_initial_training_values(trainer, arguments, shard)
+    job = recipes.override(recipes.load("tiny-cpu"), [
+        f"train.per_device_batch={batch}", f"train.accumulation={accumulation}", f"train.epochs={epochs}",
+    ])  # fmt: skip
+    assert recipes.steps(job, samples, ranks) == (per_epoch, total)
+
+
+def test_paths_lead_from_the_projects_root(tmp_path):
+    assert recipes.locate("data/x.json") == project.root() / "data/x.json"
+    assert recipes.locate(tmp_path) == tmp_path
+
+
+def test_recipes_are_packaged():
+    import tomllib
+
+    packaged = tomllib.loads((project.PACKAGE.parent / "pyproject.toml").read_text())
+    assert "finetune/recipes/*.yaml" in packaged["tool"]["setuptools"]["package-data"]["pardemo"]
