@@ -1,0 +1,66 @@
+"""The models of a recipe: the base as it is in its folder, with a new adapter, or with a trained one."""
+
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+
+from pardemo.baichuan2 import Baichuan2ForCausalLM, Baichuan2Tokenizer, load_checkpoint, load_tokenizer, read_config
+from pardemo.finetune.recipe import locate
+from pardemo.finetune.recipe_schema import Recipe
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def base(recipe: Recipe, device: torch.device | str = "cpu") -> tuple[Baichuan2ForCausalLM, Baichuan2Tokenizer]:
+    """The base model in the recipe's precision, frozen, and its tokenizer.
+
+    Raises:
+        FileNotFoundError, ValueError: the folder is not whole; see :func:`pardemo.baichuan2.load_checkpoint`.
+    """
+    folder, dtype = locate(recipe.model.path), DTYPES[recipe.train.precision]
+    if recipe.model.init == "pretrained":
+        model = load_checkpoint(folder, dtype, device, loss_head=recipe.train.loss_head)
+    else:
+        torch.manual_seed(recipe.train.seed)
+        with torch.device(device):
+            model = Baichuan2ForCausalLM(read_config(folder, loss_head=recipe.train.loss_head)).to(dtype).eval()
+    return model.requires_grad_(False), load_tokenizer(folder)
+
+
+def with_new_adapter(model: Baichuan2ForCausalLM, recipe: Recipe) -> PeftModel:
+    """The model with LoRA on the recipe's modules: only the adapter is trained, in fp32 whatever the base has.
+
+    Its first values depend on the seed alone, so that all ranks begin alike.
+
+    Raises:
+        ValueError: no module of the model has such a name.
+    """
+    lora = recipe.lora
+    known = {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
+    if unknown := [name for name in lora.target if name not in known]:
+        raise ValueError(f"lora.target: no module is called {unknown[0]!r}; there are {', '.join(sorted(known))}")
+    torch.manual_seed(recipe.train.seed)
+    return get_peft_model(
+        model,
+        LoraConfig(
+            r=lora.rank,
+            lora_alpha=lora.alpha,
+            lora_dropout=lora.dropout,
+            target_modules=list(lora.target),
+            task_type="CAUSAL_LM",
+        ),
+    )
+
+
+def with_adapter(model: Baichuan2ForCausalLM, adapter: str | Path) -> PeftModel:
+    """The model with a trained adapter from its folder, in evaluation mode.
+
+    Raises:
+        FileNotFoundError: the folder holds no adapter.
+    """
+    adapter = Path(adapter)
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        if not (adapter / name).is_file():
+            raise FileNotFoundError(f"{adapter} is no adapter's folder: it has no {name}")
+    return PeftModel.from_pretrained(model, str(adapter)).eval()
