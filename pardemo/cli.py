@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pardemo
-from pardemo.finetune import score_command
+from pardemo.finetune import launch, score_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,6 +58,10 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     bench.add_argument("--json", action="store_true", help="print rows as JSON")
     bench.set_defaults(action=_bench)
+
+    tune = commands.add_parser("finetune", help="fine-tune by a recipe: LoRA, DeepSpeed, on all ranks of this machine")
+    launch.add_arguments(tune)
+    tune.set_defaults(action=launch.command)
 
     doctor = commands.add_parser("doctor", help="what this machine has, and which notebooks it can run at which size")
     doctor.add_argument("--json", action="store_true", help="print rows as JSON")

@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    from pardemo.rank import find_function, join_group, leave_group
+    from pardemo.rank import find_function, leave_group
 
     sys.path.insert(0, os.getcwd())
     try:
@@ -34,23 +34,29 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"pardemo.world: {error}", file=sys.stderr)
         return 2
-    rank = int(os.environ["RANK"])
+    join()
+    result = function(*map(_value, argv[1:]))
+    if os.environ["RANK"] == "0":
+        print(json.dumps(result, default=repr), flush=True)
+    leave_group()
+    return 0
+
+
+def join(threads: int | None = None) -> None:
+    """Makes this process the rank that the environment says it is; ``threads`` of torch, else OMP_NUM_THREADS."""
+    from pardemo.rank import join_group
+
     join_group(
-        rank=rank,
+        rank=int(os.environ["RANK"]),
         size=int(os.environ["WORLD_SIZE"]),
         store=None,
         backend=None,
-        threads=int(os.environ.get("OMP_NUM_THREADS", "1")),
+        threads=threads or int(os.environ.get("OMP_NUM_THREADS", "1")),
         env=_interface(),
         path=sys.path[:],
         cwd=os.getcwd(),
         timeout_s=600.0,
     )
-    result = function(*map(_value, argv[1:]))
-    if rank == 0:
-        print(json.dumps(result, default=repr), flush=True)
-    leave_group()
-    return 0
 
 
 def _interface() -> dict[str, str]:

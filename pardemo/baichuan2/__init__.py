@@ -1,5 +1,12 @@
 """Baichuan2 (7B and 13B) for Transformers 5: loads the official folders as downloaded, and runs no code from them."""
 
+import os
+
+import torch
+
+if not torch.cuda.is_available():  # transformers brings DeepSpeed, which otherwise says what it found at every start
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.tokenization_auto import REGISTERED_TOKENIZER_CLASSES
 

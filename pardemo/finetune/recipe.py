@@ -83,6 +83,11 @@ def to_dict(recipe: Recipe) -> dict[str, Any]:
     return plain
 
 
+def from_dict(plain: dict[str, Any]) -> Recipe:
+    """The recipe of :func:`to_dict`. Raises ValueError as :func:`load`."""
+    return _build(plain, "recipe")
+
+
 def locate(path: str | Path) -> Path:
     """Where a path of a recipe leads: as it is when absolute, else from the project's root."""
     return project.root() / Path(path).expanduser()

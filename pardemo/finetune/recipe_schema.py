@@ -29,12 +29,15 @@ class Model:
 class Data:
     """JSON files of instruction, input, output, source; ``max_samples`` takes the first ones of the training file.
 
+    ``valid`` is for evaluation during training; the test file is for the end.
+
     ``cutoff_len``: tokens of a sample, longer ones are cut. A batch holds samples of like length
     (``group_by_length``), or several in a row of ``cutoff_len`` (``packing``), or as they come.
     """
 
     train: Text
     test: Text
+    valid: Text | None = None
     max_samples: Count | None = None
     cutoff_len: Count = 1024
     packing: StrictBool = False
@@ -124,6 +127,12 @@ class Recipe:
     deepspeed: dict[str, Any] | None = None
     world: Ranks = Ranks()
     output_dir: Text
+
+    @model_validator(mode="after")
+    def _evaluates_on_something(self) -> "Recipe":
+        if self.train.eval_steps is not None and self.data.valid is None:
+            raise ValueError("train.eval_steps needs data.valid: the test file is for the end")
+        return self
 
     @model_validator(mode="after")
     def _deepspeed_agrees(self) -> "Recipe":

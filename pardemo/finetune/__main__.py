@@ -1,0 +1,7 @@
+"""``python -m pardemo.finetune RECIPE``: what torchrun, deepspeed and accelerate launch."""
+
+import sys
+
+from pardemo.finetune.launch import main
+
+sys.exit(main())

@@ -1,0 +1,164 @@
+"""Starting a fine-tune: ranks of our own, or the rank of a job that torchrun, DeepSpeed or Accelerate has started."""
+
+import argparse
+import json
+import os
+import sys
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # each is imported where it is needed: the command line's --help loads none of it
+    from pardemo.finetune.recipe_schema import Recipe
+    from pardemo.finetune.train import Outcome
+
+#: A run may take weeks. A hang inside it ends with the process group's own limit of half an hour.
+LONGEST_S = 3.0e7
+PRELOAD = ("pardemo.peers.deepspeed", "pardemo.finetune.train")
+
+
+def launch(job: "Recipe", resume: bool = False) -> "Outcome":
+    """Trains on ``job.world.ranks`` ranks of this machine. What rank 0 prints appears here.
+
+    Raises:
+        ValueError, FileNotFoundError: recipe, model or data are not what they should be; before any rank starts.
+        RankError: a rank failed or died; nothing is left running, and ``resume`` goes on from the last checkpoint.
+    """
+    from pardemo import World
+    from pardemo.doctor import available_cores
+    from pardemo.finetune import recipe
+
+    check(job)
+    threads = max(1, available_cores() // job.world.ranks)
+    with World(job.world.ranks, preload=PRELOAD, threads=threads, timeout_s=LONGEST_S) as world:
+        return world.run(_rank, recipe.to_dict(job), resume)[0]
+
+
+def check(job: "Recipe") -> None:
+    """What can be known without a rank: settings, the model's folder, the data file, GPUs."""
+    import torch
+
+    from pardemo.baichuan2.checkpoints import find_shards, read_config
+    from pardemo.finetune import recipe
+
+    gpus = torch.cuda.device_count()
+    recipe.preflight(job, on_cpu=not gpus)
+    if gpus and gpus < job.world.ranks:
+        raise ValueError(f"world.ranks is {job.world.ranks}, this machine has {gpus} GPUs: give --ranks {gpus}"
+                         ", or use a launcher for several hosts")  # fmt: skip
+    folder = recipe.locate(job.model.path)
+    read_config(folder)
+    if job.model.init == "pretrained":
+        find_shards(folder)
+    for path in filter(None, (job.data.train, job.data.valid)):
+        if not recipe.locate(path).is_file():
+            raise FileNotFoundError(f"data: there is no file {recipe.locate(path)}")
+
+
+def _rank(values: dict, resume: bool) -> "Outcome":
+    from pardemo.finetune import recipe
+    from pardemo.finetune.train import train
+
+    return train(recipe.from_dict(values), resume)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", nargs="?", metavar="RECIPE", help="a recipe's name, or a .yaml file")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes",
+                        help="change a key of it, as train.learning_rate=2e-4 (may be repeated)")  # fmt: skip
+    parser.add_argument("--ranks", type=int, metavar="N", help="ranks to launch (default: the recipe's)")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint")
+    parser.add_argument("--list", action="store_true", help="list the recipes, and stop")
+    parser.add_argument("--show", action="store_true", help="print the recipe's file with its comments, and stop")
+    parser.add_argument("--json", action="store_true", help="print the outcome (or the list) as JSON")
+
+
+def chosen(arguments: argparse.Namespace) -> "Recipe":
+    """The recipe of a command line."""
+    from pardemo.finetune import recipe
+
+    if arguments.recipe is None:
+        raise ValueError(f"name a recipe: {', '.join(recipe.names())}, or a .yaml file")
+    job = recipe.override(recipe.load(arguments.recipe), arguments.changes)
+    if arguments.ranks is not None:
+        if arguments.ranks < 1:
+            raise ValueError(f"--ranks must be at least 1, not {arguments.ranks}")
+        job = _on(job, arguments.ranks)
+    return job
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """``pardemo finetune``."""
+    from pardemo import RankError
+    from pardemo.finetune import recipe
+    from pardemo.tables import text_table
+
+    if arguments.list:
+        rows = recipe.listing()
+        print(
+            json.dumps(rows, indent=1)
+            if arguments.json
+            else text_table([list(rows[0]), *(list(r.values()) for r in rows)])
+        )
+        return 0
+    job = chosen(arguments)
+    if arguments.show:
+        print(recipe.source(arguments.recipe), end="")
+        return 0
+    try:
+        outcome = launch(job, arguments.resume)
+    except RankError as error:
+        print(f"pardemo finetune: {str(error).splitlines()[0]}", file=sys.stderr)
+        return 1
+    _tell(outcome, arguments.json)
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """``python -m pardemo.finetune RECIPE``: as a rank where a launcher says so, else as ``pardemo finetune``."""
+    parser = argparse.ArgumentParser(prog="pardemo.finetune", description="Fine-tune by a recipe.")
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)  # DeepSpeed's launcher gives it
+    add_arguments(parser)
+    arguments = parser.parse_args(argv)
+    try:
+        if "RANK" not in os.environ or arguments.list or arguments.show:
+            return command(arguments)
+        return _as_rank(arguments)
+    except (ValueError, OSError) as error:
+        print(f"pardemo finetune: {error}", file=sys.stderr)
+        return 2
+
+
+def _as_rank(arguments: argparse.Namespace) -> int:
+    from pardemo import launched
+    from pardemo.doctor import available_cores
+
+    job = chosen(arguments)
+    size = int(os.environ["WORLD_SIZE"])
+    job = _on(job, size)  # the launcher's number counts
+    import pardemo.peers.deepspeed  # noqa: F401, before the group: it chooses the accelerator
+
+    beside = next((os.environ[name] for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE") if name in os.environ), size)
+    launched.join(threads=max(1, available_cores() // int(beside)))
+    from pardemo.finetune.train import train
+    from pardemo.rank import leave_group
+
+    outcome = train(job, arguments.resume)
+    if int(os.environ["RANK"]) == 0:
+        _tell(outcome, arguments.json)
+    leave_group()
+    return 0
+
+
+def _on(job: "Recipe", ranks: int) -> "Recipe":
+    from pardemo.finetune.recipe_schema import Ranks
+
+    return replace(job, world=Ranks(ranks=ranks))
+
+
+def _tell(outcome: "Outcome", as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(asdict(outcome), indent=1))
+        return
+    print(f"{outcome.steps} steps, mean loss {outcome.loss:.4f}, {outcome.seconds:.1f} s, {outcome.engine}"
+          + (f" (ZeRO-{outcome.zero_stage})" if outcome.zero_stage is not None else "")
+          + f" on {outcome.ranks} ranks; adapter: {os.path.relpath(outcome.adapter)}")  # fmt: skip

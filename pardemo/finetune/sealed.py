@@ -1,0 +1,106 @@
+"""Checkpoints of a training run: whole or not, ours or not.
+
+DeepSpeed's states are pickles, and reading a pickle can run code. So a checkpoint is read only when every file is what
+this user's own run wrote: the run seals each folder with a list of checksums, signed with a key that lies in the user's
+configuration folder. The seal is written last; a folder without one is a checkpoint that was never finished.
+"""
+
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any
+
+from pardemo import project
+
+SEAL = "pardemo-seal.json"
+
+
+def seal(folder: Path, **about: Any) -> None:
+    """Writes the seal of a complete checkpoint; ``about`` is kept in it (ranks, step)."""
+    body = {"about": about, "files": _checksums(folder)}
+    project.write_json(folder / SEAL, {**body, "signature": _sign(body)})
+
+
+def fault(folder: Path) -> str | None:
+    """Why the folder is not to be read; None when it is whole and ours."""
+    try:
+        found = json.loads((folder / SEAL).read_text("utf-8"))
+        body, signature = {key: found[key] for key in ("about", "files")}, found["signature"]
+    except FileNotFoundError:
+        return "it was never finished"
+    except (ValueError, KeyError, TypeError, OSError):
+        return "its seal cannot be read"
+    if not hmac.compare_digest(str(signature), _sign(body)):
+        return f"another user or machine wrote it (another key than {_key_file()})"
+    now = _checksums(folder)
+    missing, changed = sorted(set(body["files"]) - set(now)), sorted(n for n in now if body["files"].get(n) != now[n])
+    if missing:
+        return f"{missing[0]} is missing"
+    return f"{changed[0]} is not what was written" if changed else None
+
+
+def about(folder: Path) -> dict[str, Any]:
+    """What was kept in a seal."""
+    return json.loads((folder / SEAL).read_text("utf-8"))["about"]
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """The checkpoint folders of a run, the newest first."""
+    found = [p for p in run.glob("checkpoint-*") if p.is_dir() and re.fullmatch(r"checkpoint-\d+", p.name)]
+    return sorted(found, key=lambda p: -int(p.name.rpartition("-")[2]))
+
+
+def newest(run: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that may be read, and a line for each newer one that may not."""
+    told = []
+    for folder in checkpoints(run):
+        reason = fault(folder)
+        if reason is None:
+            return folder, told
+        told.append(f"{folder.name} is passed over: {reason}")
+    return None, told
+
+
+def keep(run: Path, limit: int | None) -> None:
+    """Removes the oldest sealed checkpoints beyond ``limit``, and what was never finished before the newest."""
+    sealed = [folder for folder in checkpoints(run) if (folder / SEAL).is_file()]
+    kept = sealed if limit is None else sealed[:limit]
+    for folder in checkpoints(run):
+        if folder not in kept and sealed and folder.name != sealed[0].name:
+            shutil.rmtree(folder)
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    sums = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != SEAL:
+            with open(path, "rb") as file:
+                sums[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+    return sums
+
+
+def _sign(body: dict[str, Any]) -> str:
+    text = json.dumps(body, sort_keys=True, ensure_ascii=False).encode()
+    return hmac.new(_key(), text, "sha256").hexdigest()
+
+
+def _key_file() -> Path:
+    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(os.environ.get("PARDEMO_KEY") or Path(home) / "pardemo" / "key")
+
+
+def _key() -> bytes:
+    path = _key_file()
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+                file.write(secrets.token_bytes(32))
+        except FileExistsError:  # another run was quicker
+            pass
+    return path.read_bytes()

@@ -1,0 +1,46 @@
+"""A checkpoint of one number of ranks for another: DeepSpeed's universal form."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+SUFFIX = "-universal"
+
+
+def is_universal(folder: Path) -> bool:
+    return folder.name.endswith(SUFFIX)
+
+
+def convert(checkpoint: Path, timeout_s: float = 3600) -> Path:
+    """Writes ``checkpoint-N-universal`` beside a checkpoint and returns it. The checkpoint has to be a verified one.
+
+    DeepSpeed's own tool merges the ranks' shards into one file per parameter and state; what it needs to be told is
+    that an adapter's checkpoint lacks the frozen parameters. Scheduler and Trainer states are taken as they are; the
+    ranks' random states are not: another number of ranks draws other dropout masks.
+
+    Raises:
+        RuntimeError: DeepSpeed's tool failed.
+    """
+    target = checkpoint.with_name(checkpoint.name + SUFFIX)
+    shutil.rmtree(target, ignore_errors=True)
+    states = (checkpoint / "latest").read_text("utf-8").strip()
+    command = [
+        sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state",
+        "--input_folder", str(checkpoint / states), "--output_folder", str(target / states),
+        "--num_extract_workers", "1", "--num_merge_workers", "1",
+    ]  # fmt: skip
+    environment = {**os.environ, "DS_ACCELERATOR": os.environ.get("DS_ACCELERATOR", "cpu")}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        environment.pop(name, None)  # it is no rank of this job
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise RuntimeError(f"DeepSpeed could not convert {checkpoint.name}: {last}")
+    for path in checkpoint.iterdir():
+        if path.is_file() and not path.name.startswith(("rng_state", "latest")):
+            shutil.copy2(path, target / path.name)
+    for name in ("latest", "latest_universal"):
+        (target / name).write_text(states, encoding="utf-8")
+    return target
