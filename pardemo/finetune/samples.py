@@ -1,0 +1,220 @@
+"""Rows of instruction, input and output as token numbers with labels: encoded, cut, packed and put into batches."""
+
+import json
+from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from pardemo.baichuan2 import Baichuan2Tokenizer
+
+IGNORED = -100  # cross-entropy's own mark of a position without a label
+FIELDS = ("instruction", "input", "output")
+
+
+def read_rows(path: str | Path) -> list[dict[str, Any]]:
+    """The rows of a JSON file in the article's format: a list of objects with instruction, input and output.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: not UTF-8, no JSON, no list, no row, or a row that is not of that form, by its number from 1.
+    """
+    try:
+        rows = json.loads(Path(path).read_bytes().decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 (byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON: line {error.lineno}: {error.msg}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is not JSON of rows: nested too deeply") from None
+    if not isinstance(rows, list) or not rows:
+        raise ValueError(f"{path} holds no row: a list of objects with {', '.join(FIELDS)} is expected")
+    for number, row in enumerate(rows, 1):
+        if wrong := _fault(row):
+            raise ValueError(f"{path}: row {number} {wrong}")
+    return rows
+
+
+def prompt_of(row: Mapping[str, str]) -> str:
+    """What the user says: the instruction, which ends its own line, and the input."""
+    return row["instruction"] + row["input"]
+
+
+def source_ids(row: Mapping[str, str], tokenizer: Baichuan2Tokenizer) -> list[int]:
+    """Token numbers of a row's prompt in the official layout: the user's piece, the text, the assistant's piece."""
+    return tokenizer.prompt_ids([{"role": "user", "content": prompt_of(row)}])
+
+
+def encode(row: Mapping[str, str], tokenizer: Baichuan2Tokenizer, cutoff_len: int) -> dict[str, list[int]]:
+    """``input_ids`` and ``labels`` of a row: the prompt without labels, then the output and EOS with them.
+
+    What is longer than ``cutoff_len`` is cut as the article's tool cut it: prompt and target both keep their heads, in
+    proportion to their lengths. So a cut sample has lost its EOS and the assistant's piece.
+    """
+    source = source_ids(row, tokenizer)
+    target = [*tokenizer.text_ids(row["output"]), tokenizer.eos_token_id]
+    whole = len(source) + len(target)
+    if whole > cutoff_len:
+        source, target = (part[: cutoff_len * len(part) // whole] for part in (source, target))
+    labels = [IGNORED] * len(source) + target
+    labels[:1] = [IGNORED]  # nothing predicts a first token; in a packed row the sample before would have to
+    return {"input_ids": source + target, "labels": labels}
+
+
+class Samples(Dataset):
+    """Encoded samples, or rows of several packed ones; an item holds ``input_ids`` and ``labels``, as lists.
+
+    Items of packed rows have ``position_ids`` too, which begin again at 0 with each sample: the model keeps samples
+    apart by that. All token numbers lie in one array, so that 80,000 samples take 4 bytes a token on each rank.
+
+    Args:
+        ids: [tokens], the samples one behind the other.
+        ends: [samples], where each ends in ``ids``.
+        first_labels: [samples], the tokens at the beginning of each that have no label.
+        cut: how many were longer than ``cutoff_len``.
+        rows: the samples of each packed row, by number; None where every sample is a row of its own.
+    """
+
+    def __init__(
+        self,
+        ids: np.ndarray,
+        ends: np.ndarray,
+        first_labels: np.ndarray,
+        cut: int,
+        cutoff_len: int,
+        rows: list[list[int]] | None = None,
+    ):
+        self._ids, self._ends, self._first_labels, self._rows = ids, ends, first_labels, rows
+        self._sizes = np.diff(ends, prepend=0)
+        self.cut, self.cutoff_len = cut, cutoff_len
+
+    @classmethod
+    def read(
+        cls, path: str | Path, tokenizer: Baichuan2Tokenizer, cutoff_len: int, limit: int | None = None
+    ) -> "Samples":
+        """The rows of a file, or the first ``limit``. Raises what :func:`read_rows` and :meth:`of` raise."""
+        return cls.of(read_rows(path)[:limit], tokenizer, cutoff_len)
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, str]], tokenizer: Baichuan2Tokenizer, cutoff_len: int) -> "Samples":
+        """Rows in memory.
+
+        Raises:
+            ValueError: ``cutoff_len`` is so small that no label is left.
+        """
+        parts, first_labels, cut = [], [], 0
+        for row in rows:
+            sample = encode(row, tokenizer, cutoff_len)
+            parts.append(np.array(sample["input_ids"], np.int32))
+            first_labels.append(sample["labels"].count(IGNORED))
+            cut += sample["input_ids"][-1:] != [tokenizer.eos_token_id]
+        ends = np.cumsum([len(part) for part in parts])
+        samples = cls(np.concatenate(parts), ends, np.array(first_labels), cut, cutoff_len)
+        if not samples.labelled_tokens:
+            raise ValueError(f"cutoff_len {cutoff_len} leaves no sample a label")
+        return samples
+
+    def __len__(self) -> int:
+        return len(self._ends) if self._rows is None else len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, list[int]]:
+        if self._rows is None:
+            return self._sample(index)
+        parts = [self._sample(number) for number in self._rows[index]]
+        item = {key: [value for part in parts for value in part[key]] for key in ("input_ids", "labels")}
+        return item | {"position_ids": [place for part in parts for place in range(len(part["input_ids"]))]}
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each item."""
+        sizes = self._sizes.tolist()
+        return sizes if self._rows is None else [sum(sizes[number] for number in row) for row in self._rows]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all samples, padding not counted."""
+        return len(self._ids)
+
+    @property
+    def labelled_tokens(self) -> int:
+        """Tokens that are trained on: outputs and their EOS."""
+        return self.tokens - int(self._first_labels.sum())
+
+    @property
+    def report(self) -> str:
+        """What there is, in a line."""
+        unlabelled = int((self._first_labels == self._sizes).sum())
+        told = f"{len(self._ends):,} samples, {self.tokens:,} tokens, {self.labelled_tokens:,} of them labels"
+        if self._rows is not None:
+            told += f"; packed into {len(self._rows):,} rows"
+        if self.cut:
+            told += f"; {self.cut:,} were longer than {self.cutoff_len:,} tokens and cut"
+        return told + (f", {unlabelled:,} of them to no label at all" if unlabelled else "")
+
+    def _sample(self, number: int) -> dict[str, list[int]]:
+        end, first = self._ends[number], int(self._first_labels[number])
+        ids = self._ids[end - self._sizes[number] : end].tolist()
+        return {"input_ids": ids, "labels": [IGNORED] * first + ids[first:]}
+
+
+def pack(samples: Samples, length: int) -> Samples:
+    """Several samples in each row of at most ``length`` tokens: the longest first, each where it leaves least room.
+
+    Best fit decreasing needs at most 11/9 of the fewest rows and one more (Johnson 1974). The same samples always give
+    the same rows.
+
+    Raises:
+        ValueError: a sample is longer than ``length``.
+    """
+    sizes = samples.lengths
+    if max(sizes) > length:
+        raise ValueError(f"a sample of {max(sizes)} tokens does not fit into rows of {length}")
+    rows: list[list[int]] = []
+    open_rows: list[tuple[int, int]] = []  # room left and row, in order
+    for number in sorted(range(len(sizes)), key=lambda n: (-sizes[n], n)):
+        place = bisect_left(open_rows, (sizes[number], 0))
+        room, row = open_rows.pop(place) if place < len(open_rows) else (length, len(rows))
+        if row == len(rows):
+            rows.append([])
+        rows[row].append(number)
+        if room > sizes[number]:
+            insort(open_rows, (room - sizes[number], row))
+    return Samples(samples._ids, samples._ends, samples._first_labels, samples.cut, samples.cutoff_len, rows)
+
+
+class Collator:
+    """Items to a batch of tensors [b, s], padded at the right to the longest item, rounded up to ``multiple``.
+
+    There is no attention mask: causal attention hides what lies to the right, and one pattern serves the whole batch.
+    ``position_ids`` are there for packed rows only; each padding position begins anew at 0, a sample of its own.
+    """
+
+    def __init__(self, pad_id: int, multiple: int = 1):
+        self.fills = {"input_ids": pad_id, "labels": IGNORED, "position_ids": 0}
+        self.multiple = multiple
+
+    def __call__(self, items: Sequence[Mapping[str, list[int]]]) -> dict[str, torch.Tensor]:
+        longest = max(len(item["input_ids"]) for item in items)
+        width = -(-longest // self.multiple) * self.multiple
+        return {
+            key: torch.tensor([item[key] + [fill] * (width - len(item[key])) for item in items])
+            for key, fill in self.fills.items()
+            if key in items[0]
+        }
+
+
+def _fault(row: Any) -> str | None:
+    if not isinstance(row, dict):
+        return "is not an object in braces"
+    for name in FIELDS:
+        if name not in row:
+            return f'has no "{name}"'
+        if not isinstance(row[name], str):
+            return f'has a "{name}" that is not text'
+        if any("\ud800" <= c <= "\udfff" for c in row[name]):
+            return f'has a "{name}" with half a character (a lone surrogate)'
+    return None if row["output"].strip() else 'has an empty "output"'
