@@ -1,0 +1,1 @@
+from pardemo.headlines.grammar import corpus, generate
