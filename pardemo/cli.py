@@ -1,4 +1,4 @@
-"""The command line: ``pardemo run | claims | bench | doctor`` (also ``python -m pardemo``)."""
+"""The command line: ``pardemo run | claims | bench | doctor | data`` (also ``python -m pardemo``)."""
 
 import argparse
 import ast
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pardemo
+from pardemo.headlines import command as headlines
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,6 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--deepspeed", metavar="FILE", help="a DeepSpeed configuration to look through instead")
     doctor.add_argument("--ranks", type=int, default=1, metavar="N", help="the ranks that it is for (1)")
     doctor.set_defaults(action=_doctor)
+
+    headlines.add(commands)
     return parser
 
 

@@ -1,8 +1,8 @@
 """The generated news: sentences and headlines from the grammar in ``events.toml``, the same from a seed everywhere.
 
-A headline keeps of the sentence with the news who did what, and how much, in the words of the sentence, and drops dates,
-sources, causes, durations and adverbs: one house style for all kinds of event. So a model that has learned it on some
-can apply it to others. Around that sentence stand scenes, details and background, with names and figures of their own.
+A headline keeps of the sentence with the news who did what, and how much, in the words of the sentence, and drops
+dates, sources, causes, durations and adverbs: one house style for all kinds of event. So a model that has learned it on
+some can apply it to others. Around that sentence stand scenes, details and background, with names and figures of their own.
 """
 
 import functools
@@ -17,13 +17,13 @@ from typing import Any
 from pardemo.headlines import names
 
 KINDS = ("seen", "unseen")
-INSTRUCTION = "请给下面的新闻拟一个简短的标题:\n"
+INSTRUCTION = "请给下面的新闻拟一个简短的标题：\n"
 BODY_LENGTH = (60, 140)
 HEADLINE_LENGTH = (10, 22)
 SCENE_FIRST = 0.35  # of the bodies: so that the first sentence is not always the one with the news
 
 DATED = "{dated}。"  # the frame that lets the sentence place its date itself
-UNDATED = "{when},{core}。"  # for a sentence that has no place for one
+UNDATED = "{when}，{core}。"  # for a sentence that has no place for one
 
 _CHOICE = re.compile(r"\(([^()]*)\)")
 _SLOT = re.compile(r"\{(\w+?)(\d*)\}")
@@ -177,13 +177,11 @@ def _framed(story: Story, frame: str, marked: str) -> str:
 def headline_of(marked: str) -> str:
     """What the marks of a sentence keep: who, what, how much, and after a comma the further figure."""
     main, further = ("".join(re.findall(pattern, marked)) for pattern in ("「(.*?)」", "『(.*?)』"))
-    return f"{main},{further}" if further else main
+    return f"{main}，{further}" if further else main
 
 
 def _fits(body: str, headline: str) -> bool:
-    return (
-        BODY_LENGTH[0] <= len(body) <= BODY_LENGTH[1] and HEADLINE_LENGTH[0] <= len(headline) <= HEADLINE_LENGTH[1]
-    )
+    return BODY_LENGTH[0] <= len(body) <= BODY_LENGTH[1] and HEADLINE_LENGTH[0] <= len(headline) <= HEADLINE_LENGTH[1]
 
 
 def below(random: Random, count: int) -> int:
