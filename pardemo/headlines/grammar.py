@@ -1,8 +1,9 @@
 """The generated news: sentences and headlines from the grammar in ``events.toml``, the same from a seed everywhere.
 
 A headline keeps of the sentence with the news who did what, and how much, in the words of the sentence, and drops
-dates, sources, causes, durations and adverbs: one house style for all kinds of event. So a model that has learned it on
-some can apply it to others. Around that sentence stand scenes, details and background, with names and figures of their own.
+dates, sources, causes, durations and adverbs: one house style for all kinds of event. So a model that has learned it
+on some can apply it to others. Around that sentence stand scenes, details and background, with names and figures of
+their own.
 """
 
 import functools
@@ -20,6 +21,7 @@ KINDS = ("seen", "unseen")
 INSTRUCTION = "请给下面的新闻拟一个简短的标题：\n"
 BODY_LENGTH = (60, 140)
 HEADLINE_LENGTH = (10, 22)
+SENTENCES = 4  # at most
 SCENE_FIRST = 0.35  # of the bodies: so that the first sentence is not always the one with the news
 
 DATED = "{dated}。"  # the frame that lets the sentence place its date itself
@@ -103,13 +105,13 @@ def generate(count: int, seed: int, kinds: Sequence[str] = KINDS) -> Iterator[di
     ``generated/seen`` or ``generated/unseen``: unseen rows are of events and sentence patterns that no seen row has.
 
     Raises:
-        ValueError: a kind that does not exist, or a count below 0.
+        ValueError: a kind that does not exist, or a count or seed below 0.
     """
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown or not kinds:
         raise ValueError(f"kinds are some of {', '.join(KINDS)}, not {', '.join(unknown) or 'none'}")
-    if count < 0:
-        raise ValueError(f"the number of rows must be 0 or more, not {count}")
+    if count < 0 or seed < 0:
+        raise ValueError(f"the number of rows and the seed must be 0 or more, not {count} and {seed}")
     return _distinct(count, seed, kinds, set(), set())
 
 
@@ -118,8 +120,8 @@ def corpus(train: int = 20000, test: int = 1000, seed: int = 0) -> tuple[list[di
 
     The test rows do not depend on ``train``, and fewer training rows are the first of more.
     """
-    if train < 0 or test < 0:
-        raise ValueError(f"the numbers of rows must be 0 or more, not {train} and {test}")
+    if train < 0 or test < 0 or seed < 0:  # Python's Random takes −1 for 1
+        raise ValueError(f"the numbers of rows and the seed must be 0 or more, not {train}, {test} and {seed}")
     bodies: set[str] = set()
     headlines: set[str] = set()
     test_rows = list(_distinct(test, 2 * seed + 1, KINDS, bodies, headlines))
@@ -143,7 +145,7 @@ def _distinct(
 
 
 def _write(random: Random, kind: str) -> tuple[str, str]:
-    """A body and its headline, of whatever length they turn out."""
+    """A body and its headline, whatever they turn out to be."""
     grammar = load()
     event = pick(random, [event for event in grammar.events if event.kind == kind])
     story = Story(event, random)
@@ -181,7 +183,13 @@ def headline_of(marked: str) -> str:
 
 
 def _fits(body: str, headline: str) -> bool:
-    return BODY_LENGTH[0] <= len(body) <= BODY_LENGTH[1] and HEADLINE_LENGTH[0] <= len(headline) <= HEADLINE_LENGTH[1]
+    """Whether both have their lengths, and the headline is not the first sentence as it stands."""
+    return (
+        body.count("。") <= SENTENCES
+        and BODY_LENGTH[0] <= len(body) <= BODY_LENGTH[1]
+        and HEADLINE_LENGTH[0] <= len(headline) <= HEADLINE_LENGTH[1]
+        and body.split("。")[0] != headline
+    )
 
 
 def below(random: Random, count: int) -> int:

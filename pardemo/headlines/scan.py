@@ -47,7 +47,7 @@ def scan(path: Path) -> Iterator[Piece]:
 def _chunks(path: Path) -> Iterator[tuple[int, bytes]]:
     """Lines that belong together, with the number of the first: a new row begins with { no deeper than the first did.
 
-    So a row that is broken takes no other with it, whatever its layout.
+    So a row that is broken takes no other with it, whatever its layout (only a value that is no object).
     """
     depth = None
     begin, pending = 1, []
@@ -87,13 +87,13 @@ class _Parser:
         end = counted = 0  # where the last token ended, and how far newlines have been counted
         while (position := _SPACE.match(text, end).end()) < len(text):
             line += text.count("\n", counted, position)
-            same_line = text.find("\n", end, position) < 0
+            same_line = end > 0 and "\n" not in text[end:position]
             counted = position
             mark = text[position]
             if mark == "[" and self.after == "start":
                 self.is_array, self.after = True, "["
                 end = position + 1
-            elif self.is_array and mark in ",]":
+            elif mark in ",]":
                 yield from self._separator(line, mark)
                 end = position + 1
             else:
@@ -110,6 +110,10 @@ class _Parser:
                     self.after = "row"
 
     def _separator(self, line: int, mark: str) -> Iterator[Piece]:
+        if not self.is_array:
+            yield Piece(line, reason=f"{mark} outside of an array, which begins with [", is_row=False)
+            self.after = mark
+            return
         if self.closed:
             yield Piece(line, reason="text after the closing ]", is_row=False)
         elif self.after == "," or (mark == "," and self.after == "["):

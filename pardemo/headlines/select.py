@@ -11,8 +11,8 @@ class Selection:
 
     Equal inputs (see :func:`pardemo.headlines.rows.key_of`) have equal hashes, so that of a duplicate only the first is
     kept, also where the first has been pushed out since. Memory: ``size`` · (the row's own bytes + about 300 B),
-    however many rows are offered. The chosen rows in the order of their hashes are a shuffle, and the first of them are the
-    choice for any smaller size.
+    however many rows are offered. The chosen rows in the order of their hashes are a shuffle, and the first of them
+    are the choice for any smaller size.
     """
 
     def __init__(self, size: int, seed: int):
