@@ -68,6 +68,7 @@ def build(
     tasks: Sequence[str] = sources.TASKS,
     wanted: Sequence[str] = sources.SOURCES,
     limits: Limits | None = None,
+    on_read: Callable[[str], object] = lambda name: None,
 ) -> dict[str, Any]:
     """Writes ``train.json``, ``test.json``, ``manifest.json`` and ``lengths.png``, and returns the manifest.
 
@@ -79,6 +80,7 @@ def build(
         tasks: what rows of csl are for; every abstract is used for one of them.
         wanted: the sources to take rows from.
         limits: lengths to keep to; only for real sources.
+        on_read: called with the name of each file or data set before it is read.
 
     Raises:
         ValueError: more rows wanted than there are, an unknown task or source, a file that is cut off or no data.
@@ -92,13 +94,23 @@ def build(
     out = Path(out) if out is not None else project.output_dir() / "headlines"
     manifest: dict[str, Any] = {"from": list(origins), "train": train, "test": test, "seed": seed}
     if generated:
-        chosen = {name: [as_line(row) for row in rows] for name, rows in _generated(train, test, seed).items()}
+        train_rows, test_rows = grammar.corpus(train, test, seed)
+        chosen = {"train": [as_line(row) for row in train_rows], "test": [as_line(row) for row in test_rows]}
     else:
         limits = limits or Limits()
         tasks = [task for task in sources.TASKS if task in tasks]  # the order given is no matter
-        manifest |= {"tasks": tasks, "sources": list(wanted), "limits": asdict(limits)}
-        told, lines = _selected(sources.find(origins, wanted), train + test, seed, tasks, limits)
-        manifest |= told
+        manifest |= {"tasks": tasks, "sources": list(wanted), "limits": asdict(limits), "inputs": []}
+        choice = _Choice(Selection(train + test, seed), tasks, limits)
+        for item in sources.find(origins, wanted):
+            on_read(item.name)
+            manifest["inputs"].append(choice.offer(item))
+        lines, duplicates = choice.selection.rows(), choice.selection.duplicates
+        if len(lines) < train + test:
+            raise ValueError(
+                f"{train + test} rows are wanted, but there are {len(lines)} distinct ones"
+                f" ({choice.left_out.counts.total()} rows left out, {duplicates} duplicates)"
+            )
+        manifest |= {"left_out": choice.left_out.rows(), "duplicates_of_chosen": duplicates}
         chosen = {"train": lines[test:], "test": lines[:test]}
     return _written(out, chosen, manifest)
 
@@ -116,59 +128,36 @@ def _check(origins: Sequence[str], tasks: Sequence[str], wanted: Sequence[str]) 
             raise ValueError(f"no {what} named {', '.join(unknown) or 'at all'}; there are: {', '.join(known)}")
 
 
-def _generated(train: int, test: int, seed: int) -> dict[str, list[dict[str, str]]]:
-    train_rows, test_rows = grammar.corpus(train, test, seed)
-    return {"train": train_rows, "test": test_rows}
+@dataclass
+class _Choice:
+    """Rows offered from one input after another, and what became of them."""
 
+    selection: Selection
+    tasks: Sequence[str]
+    limits: Limits
+    left_out: LeftOut = field(default_factory=LeftOut)
 
-def _selected(
-    inputs: Sequence[sources.FileInput | sources.HubInput],
-    size: int,
-    seed: int,
-    tasks: Sequence[str],
-    limits: Limits,
-) -> tuple[dict[str, Any], list[bytes]]:
-    """What the manifest tells of the inputs, and the lines of the rows chosen from them, in the order of the choice."""
-    selection, left_out = Selection(size, seed), LeftOut()
+    def offer(self, item: sources.FileInput | sources.HubInput) -> dict[str, Any]:
+        """Offers every row of an input; returns what the manifest tells of it. ``rows`` are all, good and bad."""
+        count = 0
+        for line, value, reason in item.records():
+            count += 1
+            try:
+                self.selection.offer(self._row(item.source, value, reason))
+            except sources.BadRecord as bad:
+                self.left_out.add(item.name, line, str(bad))
+        return {"name": item.name, "source": item.source, "rows": count, "sha256": item.sha256()}
 
-    def task_of(text: str) -> str:
-        return tasks[selection.hash_of(text) % len(tasks)]  # the low bits: the choice goes by the high ones
+    def _row(self, source: str, value: Any, reason: str | None) -> dict[str, str]:
+        if reason is None:
+            row = sources.convert(value, source, self._task_of)
+            reason = self.limits.fault(row)
+        if reason is not None:
+            raise sources.BadRecord(reason)
+        return row
 
-    told = [
-        {"name": i.name, "source": i.source, "rows": _offer(i, selection, left_out, task_of, limits)} for i in inputs
-    ]
-    if len(selection) < size:
-        raise ValueError(
-            f"{size} rows are wanted, but there are {len(selection)} distinct ones"
-            f" ({left_out.counts.total()} rows left out, {selection.duplicates} duplicates)"
-        )
-    for entry, item in zip(told, inputs, strict=True):
-        entry["sha256"] = item.sha256()
-    return {"inputs": told, "left_out": left_out.rows(), "duplicates_of_chosen": selection.duplicates}, selection.rows()
-
-
-def _offer(
-    item: sources.FileInput | sources.HubInput,
-    selection: Selection,
-    left_out: LeftOut,
-    task_of: Callable[[str], str],
-    limits: Limits,
-) -> int:
-    """Offers every row of one input; returns how many it has, good and bad."""
-    count = 0
-    for line, value, reason in item.records():
-        count += 1
-        try:
-            if reason is not None:
-                raise sources.BadRecord(reason)
-            row = sources.convert(value, item.source, task_of)
-            if fault := limits.fault(row):
-                raise sources.BadRecord(fault)
-        except sources.BadRecord as bad:
-            left_out.add(item.name, line, str(bad))
-        else:
-            selection.offer(row["input"], as_line(row))
-    return count
+    def _task_of(self, text: str) -> str:
+        return self.tasks[self.selection.hash_of(text) % len(self.tasks)]  # low bits: the choice goes by the high ones
 
 
 def _written(out: Path, chosen: dict[str, list[bytes]], manifest: dict[str, Any]) -> dict[str, Any]:

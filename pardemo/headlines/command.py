@@ -62,7 +62,13 @@ def _build(arguments: argparse.Namespace) -> int:
     if given and arguments.origins == [GENERATED]:
         raise ValueError("tasks, sources and lengths choose among real sources: generated rows have none of them")
     manifest = build(
-        arguments.origins, arguments.out, train=arguments.train, test=arguments.test, seed=arguments.seed, **given
+        arguments.origins,
+        arguments.out,
+        train=arguments.train,
+        test=arguments.test,
+        seed=arguments.seed,
+        on_read=lambda name: print(f"reading {name} …", file=sys.stderr, flush=True),
+        **given,
     )
     if arguments.json:
         print(json.dumps(manifest, indent=1, ensure_ascii=False))

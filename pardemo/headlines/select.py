@@ -2,8 +2,9 @@
 
 import hashlib
 import heapq
+from collections.abc import Mapping
 
-from pardemo.headlines.rows import key_of
+from pardemo.headlines.rows import as_line, key_of
 
 
 class Selection:
@@ -20,7 +21,7 @@ class Selection:
         self._key = str(seed).encode()
         self._heap: list[tuple[int, bytes]] = []  # the largest hash on top: (−hash, row)
         self._held: set[int] = set()
-        self.offered = self.duplicates = 0
+        self.duplicates = 0
 
     def __len__(self) -> int:
         return len(self._heap)
@@ -29,20 +30,19 @@ class Selection:
         """128 bits that depend on the seed and on the input's text alone."""
         return int.from_bytes(hashlib.blake2b(key_of(text), digest_size=16, key=self._key).digest())
 
-    def offer(self, text: str, row: bytes) -> None:
-        """Takes or leaves a row with this input."""
-        self.offered += 1
-        value = self.hash_of(text)
+    def offer(self, row: Mapping[str, str]) -> None:
+        """Takes or leaves a row; one that is kept is held as its line of JSON."""
+        value = self.hash_of(row["input"])
         if value in self._held:
             self.duplicates += 1
         elif len(self._heap) < self._size:
-            heapq.heappush(self._heap, (-value, row))
+            heapq.heappush(self._heap, (-value, as_line(row)))
             self._held.add(value)
         elif value < -self._heap[0][0]:
-            gone, _ = heapq.heapreplace(self._heap, (-value, row))
+            gone, _ = heapq.heapreplace(self._heap, (-value, as_line(row)))
             self._held.remove(-gone)
             self._held.add(value)
 
     def rows(self) -> list[bytes]:
-        """The chosen rows in the order of their hashes."""
+        """The chosen rows, as lines, in the order of their hashes."""
         return [row for _, row in sorted(self._heap, reverse=True)]

@@ -44,7 +44,7 @@ DATASETS = {
     "hugcyp/LCSTS": ((None, "lcsts"),),
     "csebuetnlp/xlsum": (("chinese_simplified", "xlsum-zh"), ("english", "xlsum-en")),
 }
-# The hub's own Parquet copy: two of the data sets are defined by scripts, which are never run here.
+# The hub's own Parquet copy: data sets that are defined by a script can be read so, and no script is run.
 REVISION = "refs/convert/parquet"
 
 _INPUT = {"csl": "abstract", "lcsts": "text", "xlsum-zh": "text", "xlsum-en": "text"}
@@ -188,10 +188,7 @@ def _in_folder(origin: Path) -> list[FileInput]:
     )
     if not files:
         raise ValueError(f"no .jsonl or .jsonl.gz file in {origin} (archives have to be unpacked first)")
-    return [
-        FileInput(file, _source_of(file), file.relative_to(origin).as_posix() if file != origin else file.name)
-        for file in files
-    ]
+    return [FileInput(file, _source_of(file), file.relative_to(origin.parent).as_posix()) for file in files]
 
 
 def _source_of(path: Path) -> str:
