@@ -1,4 +1,4 @@
-"""The command line: ``pardemo run | claims | bench | doctor | score`` (also ``python -m pardemo``)."""
+"""The command line: ``pardemo run | claims | bench | doctor | data | finetune | score`` (also ``python -m pardemo``)."""
 
 import argparse
 import ast
@@ -10,6 +10,7 @@ from typing import Any
 
 import pardemo
 from pardemo.finetune import launch, score_command
+from pardemo.headlines import command as headlines
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.set_defaults(action=_doctor)
 
     score_command.add(commands)
+    headlines.add(commands)
     return parser
 
 

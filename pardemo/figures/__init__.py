@@ -8,7 +8,7 @@
 
 from pardemo.figures.charts import bars, gantt, holdings, kind_legend, measured, predicted, ring_states
 from pardemo.figures.explore import states_chart, states_explorer
-from pardemo.figures.style import COLOURS, new, save
+from pardemo.figures.style import COLOURS, new, save, write
 
 __all__ = [
     "COLOURS",
@@ -23,4 +23,5 @@ __all__ = [
     "save",
     "states_chart",
     "states_explorer",
+    "write",
 ]

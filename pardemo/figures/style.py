@@ -58,13 +58,15 @@ def save(fig: Figure, name: str, alt: str) -> Figure:
 
     The file is closed to pyplot, so that a notebook shows it once, as the value of the cell.
     """
+    return write(fig, project.output_dir() / "figures" / f"{name}.png", alt)
+
+
+def write(fig: Figure, path: Path, alt: str) -> Figure:
+    """As :func:`save`, to a file of any folder."""
     if not alt:
         raise ValueError("a picture needs alternative text")
-    path = project.output_dir() / "figures" / f"{name}.png"
-    project.write_atomically(path, lambda temporary: _write(fig, temporary, alt))
+    project.write_atomically(
+        path, lambda temporary: fig.savefig(temporary, format="png", dpi=110, metadata={"Description": alt})
+    )
     plt.close(fig)
     return fig
-
-
-def _write(fig: Figure, path: Path, alt: str) -> None:
-    fig.savefig(path, format="png", dpi=110, metadata={"Description": alt})

@@ -1,0 +1,108 @@
+"""``pardemo data build | check``."""
+
+import argparse
+import json
+import sys
+from dataclasses import fields
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """Adds ``data`` to the command line."""
+    data = commands.add_parser("data", help="build and check the headline data: train.json and test.json")
+    actions = data.add_subparsers(dest="data_command", required=True, metavar="build|check")
+    _add_build(actions)
+    check = actions.add_parser(
+        "check", help="name every bad row of a file by line and reason; status 1 if there is one"
+    )
+    check.add_argument("file", metavar="FILE", help="a JSON array of rows, or JSON lines")
+    check.add_argument("--json", action="store_true", help="print the file's rows and bad rows as JSON")
+    check.set_defaults(action=_check)
+
+
+def _add_build(actions: argparse._SubParsersAction) -> None:
+    build = actions.add_parser(
+        "build",
+        help="choose rows by a seed and write train.json, test.json, manifest.json and lengths.png",
+        description="Writes rows of the form (instruction, input, output, source), none twice and none in both files.",
+    )
+    build.add_argument(
+        "--from", nargs="+", dest="origins", default=["generated"], metavar="FOLDER|NAME",
+        help="generated (the default: the project's own made-up news), folders with csl.jsonl.gz, LCSTS's or XL-Sum's"
+        " *.jsonl, or neuclir/csl, hugcyp/LCSTS, csebuetnlp/xlsum, which are then fetched",
+    )  # fmt: skip
+    build.add_argument("--out", metavar="DIR", help="folder to write to (default outputs/latest/headlines)")
+    build.add_argument("--train", type=int, metavar="N", help="training rows (80000; 20000 of generated ones)")
+    build.add_argument("--test", type=int, default=1000, metavar="N", help="test rows (1000)")
+    build.add_argument("--seed", type=int, default=0, metavar="N", help="chooses the rows (0)")
+    real = build.add_argument_group("of real sources only")
+    real.add_argument("--tasks", type=_names, metavar="A,B", help="what csl is for (title,keywords,category)")
+    real.add_argument("--sources", type=_names, metavar="A,B", help="which to take (csl,lcsts,xlsum-zh,xlsum-en)")
+    for end, side, default in (
+        ("min", "input", 20),
+        ("max", "input", 4000),
+        ("min", "output", 2),
+        ("max", "output", 200),
+    ):
+        most = "fewest" if end == "min" else "most"
+        real.add_argument(f"--{end}-{side}", type=int, metavar="N", help=f"{most} characters of the {side} ({default})")
+    build.add_argument("--json", action="store_true", help="print the manifest")
+    build.set_defaults(action=_build)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _build(arguments: argparse.Namespace) -> int:
+    from pardemo.headlines.build import GENERATED, Limits, build
+
+    lengths = {f.name: getattr(arguments, f.name) for f in fields(Limits) if getattr(arguments, f.name) is not None}
+    options = {"tasks": arguments.tasks, "wanted": arguments.sources, "limits": Limits(**lengths) if lengths else None}
+    given = {name: value for name, value in options.items() if value is not None}
+    if given and arguments.origins == [GENERATED]:
+        raise ValueError("tasks, sources and lengths choose among real sources: generated rows have none of them")
+    manifest = build(
+        arguments.origins,
+        arguments.out,
+        train=arguments.train,
+        test=arguments.test,
+        seed=arguments.seed,
+        on_read=lambda name: print(f"reading {name} …", file=sys.stderr, flush=True),
+        **given,
+    )
+    if arguments.json:
+        print(json.dumps(manifest, indent=1, ensure_ascii=False))
+        return 0
+    _print_left_out(manifest.get("left_out", []))
+    _print_files(manifest["files"])
+    return 0
+
+
+def _print_files(files: dict) -> None:
+    from pardemo.tables import text_table
+
+    rows = [(name, source, f"{count:,}") for name, file in files.items() for source, count in file["by_source"].items()]
+    print(text_table([("file", "source", "rows"), *rows]))
+
+
+def _print_left_out(left_out: list[dict]) -> None:
+    for entry in left_out:
+        lines = ", ".join(map(str, entry["first_lines"]))
+        more = ", …" if entry["count"] > len(entry["first_lines"]) else ""
+        told = f"{entry['file']}: {entry['count']:,} left out, {entry['reason']} (lines {lines}{more})"
+        print(told, file=sys.stderr)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from pardemo.headlines.rows import check
+    from pardemo.tables import text_table
+
+    report = check(arguments.file)
+    bad = [{"line": problem.line, "reason": problem.reason} for problem in report.problems]
+    if arguments.json:
+        print(json.dumps({"file": arguments.file, "rows": report.rows, "bad": bad}, indent=1, ensure_ascii=False))
+    else:
+        if bad:
+            print(text_table([("line", "reason"), *((str(row["line"]), row["reason"]) for row in bad)]))
+        print(f"{arguments.file}: {report.rows:,} rows, {len(bad):,} bad")
+    return 1 if bad else 0

@@ -1,0 +1,201 @@
+"""The generated news: sentences and headlines from the grammar in ``events.toml``, the same from a seed everywhere.
+
+A headline keeps of the sentence with the news who did what, and how much, in the words of the sentence, and drops
+dates, sources, causes, durations and adverbs: one house style for all kinds of event. So a model that has learned it
+on some can apply it to others. Around that sentence stand scenes, details and background, with names and figures of
+their own.
+"""
+
+import functools
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from pardemo.headlines import names
+
+KINDS = ("seen", "unseen")
+INSTRUCTION = "请给下面的新闻拟一个简短的标题：\n"
+BODY_LENGTH = (60, 140)
+HEADLINE_LENGTH = (10, 22)
+SENTENCES = 4  # at most
+SCENE_FIRST = 0.35  # of the bodies: so that the first sentence is not always the one with the news
+
+DATED = "{dated}。"  # the frame that lets the sentence place its date itself
+UNDATED = "{when}，{core}。"  # for a sentence that has no place for one
+
+_CHOICE = re.compile(r"\(([^()]*)\)")
+_SLOT = re.compile(r"\{(\w+?)(\d*)\}")
+_RANGE = re.compile(r"(\d+)-(\d+)(?:/(\d+))?")
+_DECIMALS = re.compile(r"(\d+)\.(\d)-(\d+)\.(\d)")
+
+
+@dataclass(frozen=True)
+class Event:
+    """A kind of event: its slots beside the common ones, and its sentences."""
+
+    name: str
+    kind: str
+    office: str
+    slots: Mapping[str, str]
+    news: Sequence[str]
+    details: Sequence[str]
+    scenes: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Grammar:
+    events: Sequence[Event]
+    frames: Mapping[str, Sequence[str]]  # how the news is introduced: by kind
+    scenes: Sequence[str]
+    background: Sequence[str]
+
+
+@functools.cache
+def load() -> Grammar:
+    """The grammar in ``events.toml``."""
+    text = (Path(__file__).parent / "events.toml").read_text(encoding="utf-8")
+    content: dict[str, Any] = tomllib.loads(text)
+    frames, common = content.pop("frames"), content.pop("common")
+    events = [Event(name=name, **fields) for name, fields in content.items()]
+    return Grammar(events, frames, common["scenes"], common["background"])
+
+
+@dataclass
+class Story:
+    """One event as it happened: every slot drawn once, and then the same in all sentences and in the headline."""
+
+    event: Event
+    random: Random
+    values: dict[str, str] = field(default_factory=dict)
+
+    def fill(self, template: str) -> str:
+        template = _CHOICE.sub(lambda found: pick(self.random, found[1].split("|")), template)
+        return _SLOT.sub(lambda found: self.value(found[1], found[2]), template)
+
+    def value(self, name: str, number: str) -> str:
+        key = name + number
+        if key not in self.values:
+            spec = self.event.office if name == "office" else self.event.slots.get(name) or names.SLOTS[name]
+            for _ in range(20):  # a second place, company or figure is another one, where the range allows it
+                drawn = "".join(self._part(part) for part in spec.split(" + "))
+                if drawn not in self.values.values():
+                    break
+            self.values[key] = drawn
+        return self.values[key]
+
+    def _part(self, spec: str) -> str:
+        if found := _RANGE.fullmatch(spec):
+            low, high, step = int(found[1]), int(found[2]), int(found[3] or 1)
+            return str(low + step * below(self.random, (high - low) // step + 1))
+        if found := _DECIMALS.fullmatch(spec):
+            low, high = int(found[1] + found[2]), int(found[3] + found[4])
+            whole, tenth = divmod(low + below(self.random, high - low + 1), 10)
+            return f"{whole}.{tenth}" if tenth else str(whole)
+        return self.fill(pick(self.random, spec.split("|")))
+
+
+def generate(count: int, seed: int, kinds: Sequence[str] = KINDS) -> Iterator[dict[str, str]]:
+    """Yields ``count`` rows, no two with the same body or headline, of the kinds in turn.
+
+    A row has instruction, input (the body, 60–140 characters), output (the headline, 10–22) and source, which is
+    ``generated/seen`` or ``generated/unseen``: unseen rows are of events and sentence patterns that no seen row has.
+
+    Raises:
+        ValueError: a kind that does not exist, or a count or seed below 0.
+    """
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown or not kinds:
+        raise ValueError(f"kinds are some of {', '.join(KINDS)}, not {', '.join(unknown) or 'none'}")
+    if count < 0 or seed < 0:
+        raise ValueError(f"the number of rows and the seed must be 0 or more, not {count} and {seed}")
+    return _distinct(count, seed, kinds, set(), set())
+
+
+def corpus(train: int = 20000, test: int = 1000, seed: int = 0) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+    """Training rows, all seen, and test rows, half seen and half unseen; no body or headline is in both.
+
+    The test rows do not depend on ``train``, and fewer training rows are the first of more.
+    """
+    if train < 0 or test < 0 or seed < 0:  # Python's Random takes −1 for 1
+        raise ValueError(f"the numbers of rows and the seed must be 0 or more, not {train}, {test} and {seed}")
+    bodies: set[str] = set()
+    headlines: set[str] = set()
+    test_rows = list(_distinct(test, 2 * seed + 1, KINDS, bodies, headlines))
+    return list(_distinct(train, 2 * seed, ("seen",), bodies, headlines)), test_rows
+
+
+def _distinct(
+    count: int, seed: int, kinds: Sequence[str], bodies: set[str], headlines: set[str]
+) -> Iterator[dict[str, str]]:
+    random = Random(seed)
+    made = 0
+    while made < count:
+        kind = kinds[made % len(kinds)]
+        body, headline = _write(random, kind)
+        if body in bodies or headline in headlines or not _fits(body, headline):
+            continue
+        bodies.add(body)
+        headlines.add(headline)
+        made += 1
+        yield {"instruction": INSTRUCTION, "input": body, "output": headline, "source": f"generated/{kind}"}
+
+
+def _write(random: Random, kind: str) -> tuple[str, str]:
+    """A body and its headline, whatever they turn out to be."""
+    grammar = load()
+    event = pick(random, [event for event in grammar.events if event.kind == kind])
+    story = Story(event, random)
+    marked = story.fill(pick(random, event.news))
+    sentences = [_framed(story, pick(random, grammar.frames[kind]), marked)]
+    if random.random() < SCENE_FIRST:
+        scenes = event.scenes if random.random() < 0.7 else grammar.scenes
+        sentences.insert(0, story.fill(pick(random, scenes)))
+    others = [pick(random, event.details)]
+    if random.random() < 0.5:
+        others.append(pick(random, grammar.background))
+    elif len(sentences) == 1:
+        others.append(pick(random, [detail for detail in event.details if detail not in others]))
+    if random.random() < 0.3:
+        others.reverse()
+    sentences.extend(story.fill(other) for other in others)
+    return "".join(sentences), headline_of(marked)
+
+
+def _framed(story: Story, frame: str, marked: str) -> str:
+    """The sentence with the news: its marks taken away, its date where the frame has it."""
+    bare = re.sub("[「」『』]", "", marked)
+    if frame == DATED:
+        if "@" in bare:
+            return bare.replace("@", story.value("when", "")) + "。"
+        frame = UNDATED
+    # What the sentence holds is text already: it is put in after the frame's own slots.
+    return story.fill(frame.replace("{core}", "@")).replace("@", bare.replace("@", ""))
+
+
+def headline_of(marked: str) -> str:
+    """What the marks of a sentence keep: who, what, how much, and after a comma the further figure."""
+    main, further = ("".join(re.findall(pattern, marked)) for pattern in ("「(.*?)」", "『(.*?)』"))
+    return f"{main}，{further}" if further else main
+
+
+def _fits(body: str, headline: str) -> bool:
+    """Whether both have their lengths, and the headline is not the first sentence as it stands."""
+    return (
+        body.count("。") <= SENTENCES
+        and BODY_LENGTH[0] <= len(body) <= BODY_LENGTH[1]
+        and HEADLINE_LENGTH[0] <= len(headline) <= HEADLINE_LENGTH[1]
+        and body.split("。")[0] != headline
+    )
+
+
+def below(random: Random, count: int) -> int:
+    """A number from 0 to ``count`` − 1, by ``random()`` alone: the one method that Python promises never to change."""
+    return int(random.random() * count)
+
+
+def pick(random: Random, items: Sequence[Any]) -> Any:
+    return items[below(random, len(items))]

@@ -1,0 +1,665 @@
+"""The data: the generated news, the converters, the seeded choice, the check; and every fault in what is read."""
+
+import gzip
+import hashlib
+import json
+import random
+import re
+import subprocess
+import sys
+import tracemalloc
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pardemo import cli, headlines, project
+from pardemo.headlines import grammar, rows, sources
+from pardemo.headlines.build import LINES_TOLD, Limits
+from pardemo.headlines.select import Selection
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 147000000\n"
+
+
+def row(number, **changes):
+    return {"instruction": "题", "input": f"正文{number}", "output": f"标题{number}", "source": "x"} | changes
+
+
+def lcs(a, b):
+    last = [0] * (len(b) + 1)
+    for x in a:
+        now = [0]
+        for j, y in enumerate(b):
+            now.append(last[j] + 1 if x == y else max(last[j + 1], now[j]))
+        last = now
+    return last[-1]
+
+
+def rouge_l(prediction, reference):
+    return 200 * lcs(prediction, reference) / (len(prediction) + len(reference))
+
+
+# ---------------------------------------------------------------- the generated news
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return headlines.corpus(train=20000, test=1000, seed=0)
+
+
+def test_twenty_thousand_distinct_pairs_and_none_in_both(corpus):
+    train, test = corpus
+    assert (len(train), len(test)) == (20000, 1000)
+    for field in ("input", "output"):
+        assert len({r[field] for r in train + test}) == 21000, f"no {field} twice"
+    assert len({rows.key_of(r["input"]) for r in train + test}) == 21000
+    assert Counter(r["source"] for r in train) == {"generated/seen": 20000}
+    assert Counter(r["source"] for r in test) == {"generated/seen": 500, "generated/unseen": 500}
+
+
+def test_lengths_and_sentences(corpus):
+    for r in corpus[0][:5000] + corpus[1]:
+        assert 60 <= len(r["input"]) <= 140
+        assert 10 <= len(r["output"]) <= 22
+        assert 2 <= r["input"].count("。") <= 4
+        assert not re.search(r"[{}()|@「」『』]", r["input"] + r["output"]), "no mark of the grammar is left"
+
+
+def test_a_headline_condenses_the_body_in_its_own_words(corpus):
+    train, test = corpus
+    for r in train[:5000] + test:
+        for part in r["output"].split("，"):
+            assert lcs(part, r["input"]) == len(part), "every part is there, in order, with something left out"
+        assert not re.search(r"月\d+日|获悉|消息|通报", r["output"]), "no date, no source"
+        assert r["input"].split("。")[0] != r["output"]
+    whole = sum(r["output"] in r["input"] for r in train) / len(train)
+    assert whole < 0.4, "most headlines cannot be copied in one piece"
+
+
+def test_the_first_sentence_is_a_poor_headline(corpus):
+    """The lead baseline, ROUGE-L over characters, which a perfect condenser would bring to 100."""
+    for kind in grammar.KINDS:
+        chosen = [r for r in corpus[1] if r["source"] == f"generated/{kind}"]
+        lead = sum(rouge_l(r["input"].split("。")[0] + "。", r["output"]) for r in chosen) / len(chosen)
+        assert 30 < lead < 50
+        scene = sum(lcs(r["input"].split("。")[0], r["output"]) < len(r["output"]) / 2 for r in chosen) / len(chosen)
+        assert scene > 0.2, "the news is often in the second sentence"
+
+
+def test_unseen_events_and_patterns_are_in_no_training_row(corpus):
+    train, test = corpus
+    content = grammar.load()
+    kinds = {kind: [e for e in content.events if e.kind == kind] for kind in grammar.KINDS}
+    assert len(kinds["seen"]) >= 16
+    assert len(kinds["unseen"]) >= 8
+    assert not {n for e in kinds["seen"] for n in e.news} & {n for e in kinds["unseen"] for n in e.news}
+    assert not set(content.frames["seen"]) & set(content.frames["unseen"])
+    # By the texts themselves: what an unseen headline says happened is in no headline of training, plain verbs apart.
+    spans = [span for e in kinds["unseen"] for sentence in e.news for span in re.findall("「([^」]*)」", sentence)]
+    actions = {a for span in spans if len(a := re.sub(r"\{.*$", "", re.sub(r"^\{.*\}", "", span))) >= 2}
+    assert len(actions) > 30
+    told = "\n".join(r["output"] for r in train)
+    assert {a for a in actions if a in told} == {"吸引", "发生", "发现", "成立", "增长", "下降"}
+    for r in test:
+        unseen = r["source"].endswith("/unseen")
+        framed = re.search(r"负责人\w+介绍说，|举行的发布会上，|。上述消息由|本报\w+电，", r["input"])
+        assert bool(framed) == unseen
+
+
+def test_every_event_has_several_patterns_and_rules():
+    for event in grammar.load().events:
+        assert len(event.news) >= 3, event.name
+        assert len(event.details) >= 3, event.name
+        assert len(event.scenes) >= 2, event.name
+        assert len({grammar.headline_of(sentence) for sentence in event.news}) >= 2, event.name
+        for sentence in event.news:
+            assert sentence.count("@") <= 1
+            assert re.fullmatch("(「」|『』)+", re.sub("[^「」『』]", "", sentence)), sentence
+
+
+def test_slots_are_known_and_do_not_shadow_the_common_ones():
+    from pardemo.headlines import names
+
+    content = grammar.load()
+    for event in content.events:
+        assert set(event.slots) & set(names.SLOTS) <= {"company"}, "background would draw from the event's range"
+        texts = [event.office, *event.slots.values(), *event.news, *event.details, *event.scenes]
+        used = {m[1] for text in texts for m in re.finditer(r"\{(\w+?)\d*\}", text)}
+        assert used - {"office"} <= set(event.slots) | set(names.SLOTS), event.name
+        assert set(event.slots) <= used, f"{event.name} has a slot that nothing uses"
+
+
+def test_unseen_rows_are_written_in_characters_that_training_has(corpus):
+    train, test = corpus
+    known = Counter("".join(r["input"] + r["output"] for r in train))
+    assert sorted(c for r in test for c in r["input"] + r["output"] if known[c] < 20) == []
+
+
+def test_the_corpus_is_the_same_everywhere():
+    """The digest is what any machine and Python must give; it changes with the grammar, and then data/ is rebuilt."""
+    code = (
+        "import hashlib, json; from pardemo import headlines;"
+        "print(hashlib.sha256(json.dumps(headlines.corpus(300, 100, 7)).encode()).hexdigest())"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(project.PACKAGE.parent)},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }  # fmt: skip
+    ours = hashlib.sha256(json.dumps(headlines.corpus(300, 100, 7)).encode()).hexdigest()
+    assert digests == {ours + "\n"}
+    assert headlines.corpus(20, 10, 1) != headlines.corpus(20, 10, 2)
+
+
+def test_only_random_is_drawn_from():
+    """``Random.random`` is the one method whose sequence Python promises to keep."""
+
+    class Only(random.Random):
+        def getrandbits(self, k):
+            raise AssertionError("another method than random()")
+
+    story = grammar.Story(grammar.load().events[0], Only(1))
+    assert story.fill("{project}{date}{m}(甲|乙)")
+
+
+def test_fewer_rows_are_the_first_of_more(corpus):
+    train, test = corpus
+    assert headlines.corpus(50, 1000, 0) == (train[:50], test)
+    assert [r["source"][10:] for r in headlines.generate(4, 0)] == ["seen", "unseen"] * 2
+    assert {r["source"] for r in headlines.generate(20, 3, ("unseen",))} == {"generated/unseen"}
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda: headlines.generate(1, 0, ("new",)), "kinds are some of seen, unseen, not new"),
+        (lambda: headlines.generate(-1, 0), "0 or more, not -1 and 0"),
+        (lambda: headlines.corpus(1, -1), "0 or more, not 1, -1 and 0"),
+        (lambda: headlines.corpus(1, 1, -1), "0 or more, not 1, 1 and -1"),
+    ],
+)
+def test_what_generate_refuses(call, told):
+    with pytest.raises(ValueError, match=told):
+        call()
+
+
+def test_the_part_in_data_is_what_the_command_builds(tmp_path, capsys):
+    assert cli.main(["data", "build", "--out", str(tmp_path), "--train", "2000", "--test", "200"]) == 0
+    there = headlines.embedded()
+    for name in ("train.json", "test.json", "manifest.json"):
+        assert (tmp_path / name).read_bytes() == (there / name).read_bytes(), f"rebuild data/headlines: {name}"
+    assert sum(f.stat().st_size for f in there.iterdir()) < 1.5e6
+    manifest = json.loads((there / "manifest.json").read_text())
+    for name, file in manifest["files"].items():
+        assert file["sha256"] == hashlib.sha256((there / name).read_bytes()).hexdigest()
+        assert file["rows"] == len(headlines.read(there / name)) == sum(file["by_source"].values())
+    assert "generated/unseen" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- the real sources
+
+#: Rows as the sources have them, in words of our own.
+CSL = {
+    "doc_id": 1, "title": "稻田水分的遥感估算",
+    "abstract": "利用卫星影像估算稻田水分，并与实测值作了比较，误差在允许范围之内。",
+    "keywords": ["遥感", "稻田"], "category": "农学", "category_eng": "Agriculture", "discipline": "作物学类",
+    "discipline_eng": "Crops",
+}  # fmt: skip
+LCSTS = {"text": "城东的新桥昨天通车，从此两岸往来只要五分钟，渡船也将在月底停航。", "summary": "城东新桥通车"}
+XLSUM = {
+    "id": "a1", "url": "https://example.org/a1", "title": "渡船停航", "summary": "最后一班渡船在月底开出。",
+    "text": "运行了四十年的渡船将在月底停航，最后一班免费搭乘，许多老船客赶来道别。",
+}  # fmt: skip
+
+
+def numbered(template, field, count):
+    return [template | {field: f"{template[field]}第{k}则"} for k in range(count)]
+
+
+def write_lines(path, records):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+@pytest.fixture
+def downloads(tmp_path):
+    """The three data sets in a folder, small, under the names they are published with."""
+    folder = tmp_path / "downloads"
+    write_lines(folder / "csl/data/csl.jsonl.gz", numbered(CSL, "abstract", 90))
+    for k, name in enumerate(("train", "valid", "test_public")):
+        write_lines(folder / f"LCSTS/{name}.jsonl", numbered(LCSTS | {"text": f"{k}：" + LCSTS["text"]}, "text", 20))
+    write_lines(folder / "xlsum/chinese_simplified_train.jsonl", numbered(XLSUM, "text", 20))
+    english = XLSUM | {"title": "Ferry stops", "text": "After forty years the ferry stops at the end of the month."}
+    write_lines(folder / "xlsum/english_val.jsonl", numbered(english, "text", 20))
+    return folder
+
+
+def test_all_sources_become_rows_without_overlap(downloads, tmp_path):
+    manifest = headlines.build([str(downloads)], tmp_path / "a", train=150, test=40, seed=1)
+    train, test = (headlines.read(tmp_path / "a" / f"{name}.json") for name in ("train", "test"))
+    assert (len(train), len(test)) == (150, 40)
+    assert len({rows.key_of(r["input"]) for r in train + test}) == 190
+    counts = Counter(r["source"] for r in train + test)
+    assert set(counts) == {
+        "csl/title",
+        "csl/keywords",
+        "csl/category",
+        "lcsts/title",
+        "xlsum-zh/title",
+        "xlsum-en/title",
+    }
+    answers = {r["source"]: r["output"] for r in train + test}
+    assert answers["csl/keywords"] == "遥感；稻田"
+    assert answers["csl/title"] == CSL["title"]
+    assert answers["csl/category"] == "农学"
+    assert answers["lcsts/title"] == "城东新桥通车"
+    assert answers["xlsum-en/title"] == "Ferry stops"
+    assert answers["xlsum-zh/title"] == "渡船停航"
+    asked = {r["source"]: r["instruction"] for r in train + test}
+    assert asked["xlsum-en/title"].isascii()
+    assert len(set(asked.values())) == 6, "each task is asked for in its own words"
+    assert sum(entry["rows"] for entry in manifest["inputs"]) == 190
+    for entry in manifest["inputs"]:
+        assert entry["sha256"] == hashlib.sha256((tmp_path / entry["name"]).read_bytes()).hexdigest()
+    assert manifest["files"]["test.json"]["by_source"] == Counter(r["source"] for r in test)
+
+
+def test_a_seed_decides_and_nothing_else(downloads, tmp_path):
+    def built(name, origins, **options):
+        headlines.build([str(o) for o in origins], tmp_path / name, **({"train": 60, "test": 20} | options))
+        return [(tmp_path / name / f"{part}.json").read_bytes() for part in ("train", "test")]
+
+    first = built("a", [downloads])
+    assert built("b", [downloads]) == first
+    assert built("c", [downloads / "xlsum", downloads / "csl", downloads / "LCSTS"]) == first, "the order is no matter"
+    assert built("d", [downloads], seed=5) != first
+    assert built("e", [downloads], train=30)[1] == first[1], "the test rows do not depend on the number of others"
+    assert built("f", [downloads], tasks=["category", "title", "keywords"]) == first
+
+
+def test_tasks_and_sources_are_chosen(downloads, tmp_path):
+    headlines.build([str(downloads)], tmp_path / "a", train=60, test=10, tasks=["category"], wanted=["csl"])
+    assert {r["source"] for r in headlines.read(tmp_path / "a/train.json")} == {"csl/category"}
+    manifest = headlines.build([str(downloads)], tmp_path / "b", train=20, test=5, wanted=["xlsum-en", "xlsum-zh"])
+    assert {entry["source"] for entry in manifest["inputs"]} == {"xlsum-en", "xlsum-zh"}
+
+
+def test_asking_for_more_than_there_is(downloads, tmp_path, capsys):
+    command = ["data", "build", "--from", str(downloads), "--out", str(tmp_path / "a"), "--train", "400", "--test", "9"]
+    assert cli.main(command) == 2
+    assert "409 rows are wanted, but there are 190 distinct ones" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
+
+
+def test_duplicates_by_normalised_input_are_one_row(tmp_path):
+    text = "Ｔｈｅ ferry stops 在月底停航，从此两岸往来只要五分钟。"
+    same = [text, text.replace(" ", "\u3000 "), text.casefold(), text.replace("Ｔｈｅ", "THE")]
+    records = [LCSTS | {"text": t} for t in same] + numbered(LCSTS, "text", 3)
+    write_lines(tmp_path / "in/train.jsonl", records)
+    manifest = headlines.build([str(tmp_path / "in")], tmp_path / "out", train=3, test=1)
+    assert manifest["duplicates_of_chosen"] == 3
+    with pytest.raises(ValueError, match="5 rows are wanted, but there are 4 distinct ones"):
+        headlines.build([str(tmp_path / "in")], tmp_path / "out", train=4, test=1)
+
+
+def test_bad_rows_are_counted_by_reason_with_file_and_line(tmp_path, capsys):
+    good = [json.dumps(r, ensure_ascii=False).encode() for r in numbered(LCSTS, "text", 6)]
+    bad = {
+        "broken JSON": good[0][:-5],
+        "not UTF-8": good[0].decode().encode("gb18030"),
+        "not an object": b"[1, 2]",
+        "missing field summary": b'{"text": "' + "很长的一段正文".encode() * 5 + b'"}',
+        "empty text": b'{"text": " ", "summary": "x"}',
+        "summary is not text": b'{"text": "' + "很长的一段正文".encode() * 5 + b'", "summary": 3}',
+        "text holds half a surrogate pair": b'{"text": "\\ud800", "summary": "x"}',
+        "input not of 20 to 4000 characters": '{"text": "短", "summary": "短"}'.encode(),
+    }
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "train.jsonl").write_bytes(b"\n".join([good[0], *bad.values(), *good[1:]]) + b"\n")
+    assert (
+        cli.main(["data", "build", "--from", str(folder), "--out", str(tmp_path), "--train", "5", "--test", "1"]) == 0
+    )
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    told = {entry["reason"]: (entry["file"], entry["count"], entry["first_lines"]) for entry in manifest["left_out"]}
+    assert told == {reason: ("in/train.jsonl", 1, [line]) for line, reason in enumerate(bad, start=2)}
+    assert "in/train.jsonl: 1 left out, not UTF-8 (lines 3)" in capsys.readouterr().err
+    assert manifest["inputs"][0]["rows"] == 14
+
+
+def test_many_bad_rows_are_all_counted_and_the_first_told(tmp_path):
+    (tmp_path / "in").mkdir()
+    lines = [json.dumps(r) for r in numbered(LCSTS, "text", 3)] + ["{"] * 500
+    (tmp_path / "in/train.jsonl").write_text("\n".join(lines))
+    (entry,) = headlines.build([str(tmp_path / "in")], tmp_path / "out", train=2, test=1)["left_out"]
+    assert entry["count"] == 500
+    assert entry["first_lines"] == list(range(4, 4 + LINES_TOLD))
+
+
+def test_csl_without_keywords_is_bad_for_that_task_alone(tmp_path):
+    for keywords in ([], ["", " "], None, "遥感", [1]):
+        bare = [r | {"keywords": keywords} for r in numbered(CSL, "abstract", 4)]
+        assert sources.convert(bare[0], "csl", lambda text: "title")["output"] == CSL["title"]
+        with pytest.raises(sources.BadRecord, match="keywords"):
+            sources.convert(bare[0], "csl", lambda text: "keywords")
+
+
+def test_rows_outside_the_length_limits_are_counted(tmp_path):
+    write_lines(tmp_path / "in/train.jsonl", numbered(LCSTS, "text", 6) + numbered(LCSTS, "summary", 2))
+    limits = Limits(max_output=6)
+    manifest = headlines.build([str(tmp_path / "in")], tmp_path / "out", train=5, test=1, limits=limits)
+    (entry,) = manifest["left_out"]
+    assert (entry["reason"], entry["count"], entry["first_lines"]) == ("output not of 2 to 6 characters", 2, [7, 8])
+    assert {r["output"] for r in headlines.read(tmp_path / "out/train.json")} == {LCSTS["summary"]}
+    assert manifest["limits"]["max_output"] == 6
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.99])
+def test_a_truncated_download_is_said(downloads, tmp_path, keep, capsys):
+    file = downloads / "csl/data/csl.jsonl.gz"
+    content = file.read_bytes()
+    file.write_bytes(content[: int(len(content) * keep)])
+    assert cli.main(["data", "build", "--from", str(file.parent), "--out", str(tmp_path / "a")]) == 2
+    assert "csl.jsonl.gz is cut off or damaged after line" in capsys.readouterr().err
+    file.write_bytes(content[:20] + bytes(8) + content[28:])
+    with pytest.raises(ValueError, match="cut off or damaged"):
+        headlines.build([str(file.parent)], tmp_path / "a")
+
+
+@pytest.mark.parametrize("name", ["csl.jsonl.gz", "train.jsonl"])
+def test_a_git_lfs_pointer_is_recognised(tmp_path, name):
+    (tmp_path / name).write_text(POINTER)
+    with pytest.raises(ValueError, match=f"{name} is a git-lfs pointer, not the data: run `git lfs pull`"):
+        headlines.build([str(tmp_path)], tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "told"),
+    [
+        (lambda f: None, "neither a folder nor one of generated, neuclir/csl"),
+        (lambda f: f.mkdir(), "no .jsonl or .jsonl.gz file in"),
+        (lambda f: write_lines(f / "train.jsonl", [{"a": 1}]), "of none of the sources csl, lcsts.*: it has a"),
+        (
+            lambda f: write_lines(f / "french_train.jsonl", [XLSUM]),
+            "neither chinese_simplified nor english by its name",
+        ),
+        (lambda f: write_lines(f / "train.jsonl", ["text"]), "no row among the first hundred"),
+    ],
+)
+def test_a_folder_that_holds_no_source(tmp_path, prepare, told):
+    prepare(tmp_path / "in")
+    with pytest.raises(ValueError, match=told):
+        headlines.build([str(tmp_path / "in")], tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"tasks": ["titel"]}, "no task named titel; there are: title, keywords, category"),
+        ({"wanted": ["cls"]}, "no source named cls; there are: csl"),
+        ({"wanted": []}, "no source named at all"),
+        ({"train": 0}, "at least one row each"),
+        ({"wanted": ["csl"]}, "holds lcsts, nothing of csl"),
+    ],
+)
+def test_what_build_refuses(tmp_path, options, told):
+    write_lines(tmp_path / "train.jsonl", numbered(LCSTS, "text", 3))
+    with pytest.raises(ValueError, match=told):
+        headlines.build([str(tmp_path)], tmp_path / "out", **options)
+
+
+def test_generated_rows_have_no_tasks_and_are_not_mixed(tmp_path, capsys):
+    assert cli.main(["data", "build", "--tasks", "title", "--out", str(tmp_path)]) == 2
+    assert "choose among real sources" in capsys.readouterr().err
+    assert cli.main(["data", "build", "--from", "generated", str(tmp_path), "--out", str(tmp_path)]) == 2
+    assert "not mixed" in capsys.readouterr().err
+
+
+def test_by_name_through_datasets(tmp_path, monkeypatch):
+    import datasets
+
+    asked = []
+
+    def load_dataset(name, configuration, **options):
+        asked.append((name, configuration, options))
+        text = XLSUM["text"] if configuration == "chinese_simplified" else "The last ferry leaves at noon"
+        return {split: iter(numbered(XLSUM | {"text": split + text}, "text", 10)) for split in ("train", "validation")}
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    manifest = headlines.build(["csebuetnlp/xlsum"], tmp_path, train=30, test=10)
+    assert [(entry["name"], entry["rows"]) for entry in manifest["inputs"]] == [
+        ("csebuetnlp/xlsum/chinese_simplified", 20),
+        ("csebuetnlp/xlsum/english", 20),
+    ]
+    assert all(len(entry["sha256"]) == 64 for entry in manifest["inputs"])
+    for name, _, options in asked:
+        assert name == "csebuetnlp/xlsum"
+        assert options == {"revision": "refs/convert/parquet", "streaming": True}, "no code of a data set is run"
+
+
+def test_no_network_is_one_line(tmp_path, monkeypatch, capsys):
+    import datasets
+
+    def load_dataset(*_, **__):
+        raise RuntimeError("no route\n to host")
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert cli.main(["data", "build", "--from", "neuclir/csl", "--out", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert "neuclir/csl cannot be read by name (no route to host): download it and name its folder" in told
+    assert told.splitlines()[0] == "reading neuclir/csl …"
+    assert len(told.splitlines()) == 2
+
+
+def test_memory_does_not_grow_with_the_source(tmp_path):
+    """Ten times the rows, the same choice: the peak stays, within a tenth for the file's buffers and odd long lines."""
+
+    def peak(count):
+        file = tmp_path / f"{count}" / "train.jsonl"
+        file.parent.mkdir()
+        with file.open("w") as out:
+            for k in range(count):
+                out.write(f'{{"text": "{k} a line of news that is long enough", "summary": "{k} a line"}}\n')
+        tracemalloc.start()
+        headlines.build([str(file.parent)], tmp_path / "out", train=900, test=100)
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return most
+
+    peak(2000)  # imports and fonts
+    small, large = peak(12_000), peak(120_000)
+    assert large < 1.1 * small
+    assert small < 1000 * (300 + 300) + 4e6
+
+
+@given(st.lists(st.text(max_size=8), max_size=60), st.integers(1, 20), st.randoms())
+def test_the_choice_is_of_distinct_rows_in_any_order(texts, size, order):
+    def chosen(items, size):
+        selection = Selection(size, seed=3)
+        for text in items:
+            selection.offer(row(0, input=text))
+        return [rows.key_of(json.loads(line)["input"]) for line in selection.rows()]
+
+    distinct = {rows.key_of(text) for text in texts}
+    keys = chosen(texts, size)
+    assert len(keys) == len(set(keys)) == min(size, len(distinct))
+    assert set(keys) <= distinct
+    shuffled = list(texts)
+    order.shuffle(shuffled)
+    assert chosen(shuffled, size) == keys
+    assert chosen(texts, size + 5)[:size] == keys
+
+
+# ---------------------------------------------------------------- the check
+
+
+def layouts(items):
+    """The same rows as files have them: a row a line, spread out, as the article prints them, on one line, lines."""
+    spread = json.dumps(items, indent=2, ensure_ascii=False)
+    return {
+        "array": "[\n" + ",\n".join(json.dumps(i, ensure_ascii=False) for i in items) + "\n]\n",
+        "spread": spread,
+        "article": "\n".join(line.strip() for line in spread.splitlines()),
+        "single": json.dumps(items),
+        "lines": "".join(json.dumps(i, ensure_ascii=False) + "\n" for i in items),
+    }
+
+
+@pytest.mark.parametrize("layout", ["array", "spread", "article", "single", "lines"])
+def test_every_layout_is_read(tmp_path, layout):
+    items = [row(1), row(2), row(3, input="三\n[{", extra=[{"a": 1}] if layout != "article" else 0)]
+    file = tmp_path / "a.json"
+    file.write_text("\ufeff" * (layout == "spread") + layouts(items)[layout], encoding="utf-8")
+    assert headlines.read(file) == items
+    assert headlines.check(file) == headlines.Report(rows=3)
+
+
+def test_every_bad_row_is_named_by_line_and_reason(tmp_path, capsys):
+    lines = [json.dumps(row(k), ensure_ascii=False) for k in range(1, 12)]
+    lines[1] = lines[1].replace(":", "", 1)
+    lines[2] = json.dumps({"instruction": "题", "input": "正文"})
+    lines[3] = json.dumps(row(4, output="  "))
+    lines[4] = json.dumps(row(5, input=["正文"]))
+    lines[5] = "\0"  # put in below
+    lines[6] = lines[0]
+    lines[7] = "17"
+    lines[8] = lines[8][:-9]
+    lines[9] = json.dumps(row(10, output="\ud83d"))
+    content = ("[\n" + ",\n".join(lines) + "\n]\n").encode()
+    file = tmp_path / "train.json"
+    file.write_bytes(content.replace(b"\0", json.dumps(row(6), ensure_ascii=False).encode("gb18030")))
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(file.read_bytes().decode(errors="replace"))
+    report = headlines.check(file)
+    told = {problem.line: problem.reason for problem in report.problems}
+    assert set(told) == set(range(3, 12))
+    assert report.rows == 11
+    assert told[3].startswith("broken JSON: Expecting ':'")
+    assert told[4] == "missing field output; missing field source"
+    assert told[5] == "empty output"
+    assert told[6] == "input must be text, not a list"
+    assert told[7].startswith("not UTF-8: byte 0x")
+    assert told[8] == "duplicate input, as in line 2"
+    assert told[9] == "an object with the fields instruction, input, output, source is expected, not a number"
+    assert told[10].startswith("broken JSON: ")
+    assert "half a surrogate pair" in told[11]
+    assert cli.main(["data", "check", str(file)]) == 1
+    printed = capsys.readouterr().out
+    assert "11 rows, 9 bad" in printed
+    assert all(reason in printed for reason in told.values())
+    assert cli.main(["data", "check", str(file), "--json"]) == 1
+    assert {b["line"]: b["reason"] for b in json.loads(capsys.readouterr().out)["bad"]} == told
+    with pytest.raises(ValueError, match=r"train.json line 3: broken JSON: .* \(9 bad rows in all; ") as raised:
+        headlines.read(file)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("layout", ["spread", "article"])
+def test_a_row_spread_over_lines_is_named_by_where_it_begins(tmp_path, layout):
+    text = layouts([row(1), row(2), row(3), row(4)])[layout]
+    text = text.replace('"正文2",', '"正文2"').replace('"标题3"', '""')
+    file = tmp_path / "a.json"
+    file.write_text(text)
+    begins = [number for number, line in enumerate(text.splitlines(), start=1) if line.strip() == "{"]
+    report = headlines.check(file)
+    assert [problem.line for problem in report.problems] == begins[1:3]
+    assert report.problems[0].reason.startswith("broken JSON")
+    assert report.problems[1].reason == "empty output"
+    assert report.rows == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "reason"),
+    [
+        ("[\n{0},\n{1}\n", 3, "the array is not closed"),
+        ("[\n{0}\n{1}\n]", 3, "no comma before this row"),
+        ("[\n{0},\n{1},\n]", 4, "a comma too many"),
+        ("[\n{0},\n{1}\n]\n{2}", 5, "text after the closing ]"),
+        ("{0},\n{1}\n", 1, ", outside of an array"),
+        ("{0}\n{1}\n]", 3, "] outside of an array"),
+        ("{0} {1}\n", 1, "more than one value on a line"),
+        ("[{0}, {1]}, {2}]", 1, "broken JSON"),
+        ("[" * 100_000, 1, "broken JSON"),
+    ],
+)
+def test_faults_between_the_rows(tmp_path, text, line, reason):
+    for k in range(3):
+        text = text.replace(f"{{{k}}}", json.dumps(row(k)))
+    (tmp_path / "a.json").write_text(text)
+    first = headlines.check(tmp_path / "a.json").problems[0]
+    assert (first.line, first.reason[: len(reason)]) == (line, reason)
+
+
+def test_after_a_broken_row_on_a_line_of_many_the_others_are_read(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps([row(k) for k in range(5)]).replace('"source"', "source", 1))
+    report = headlines.check(tmp_path / "a.json")
+    assert (report.rows, len(report.problems)) == (5, 1)
+
+
+@given(st.data())
+def test_the_check_and_json_agree(tmp_path_factory, data):
+    """Whatever one character is taken from or put into a file: what json.load refuses, the check does not pass."""
+    text = layouts([row(k) for k in range(3)])[data.draw(st.sampled_from(["array", "spread", "single"]))]
+    at = data.draw(st.integers(0, len(text) - 1))
+    put = data.draw(st.sampled_from(["", ",", "]", "[", "{", "}", '"', "\\", "\n", " ", "1"]))
+    changed = text[:at] + put + text[at + data.draw(st.integers(0, 1)) :]
+    file = tmp_path_factory.mktemp("agree") / "a.json"
+    file.write_text(changed, encoding="utf-8")
+    try:
+        good = not headlines.check(file).problems
+    except ValueError:
+        good = False
+    try:
+        value = json.loads(changed)
+    except ValueError:
+        value = None
+    fine = isinstance(value, list) and len(value) > 0 and not any(rows.problem_of(r) for r in value)
+    fine = fine and len({rows.key_of(r["input"]) for r in value}) == len(value)
+    lines_fine = value is None or isinstance(value, dict)  # JSON lines, which json.loads refuses as a whole
+    assert good == fine or (good and lines_fine and not changed.lstrip().startswith("["))
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "holds no row"),
+        (b"[]\n", "holds no row"),
+        (POINTER.encode(), "is a git-lfs pointer"),
+    ],
+)
+def test_a_file_without_rows(tmp_path, capsys, content, told):
+    (tmp_path / "a.json").write_bytes(content)
+    assert cli.main(["data", "check", str(tmp_path / "a.json")]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there(tmp_path, capsys):
+    assert cli.main(["data", "check", str(tmp_path / "none.json")]) == 2
+    assert "No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["data"], ["data", "build"], ["data", "check"]])
+def test_help(command, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*command, "--help"])
+    assert ended.value.code == 0
+    assert "usage: pardemo data" in capsys.readouterr().out
+
+
+def test_the_package_loads_neither_torch_nor_matplotlib():
+    code = "import sys, pardemo.headlines; sys.exit(bool({'torch', 'matplotlib', 'datasets'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_picture_says_what_it_shows(tmp_path):
+    from PIL import Image
+
+    headlines.build(["generated"], tmp_path, train=30, test=10)
+    with Image.open(tmp_path / "lengths.png") as image:
+        assert "medians: train input" in image.info["Description"]
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["lengths.png", "manifest.json", "test.json", "train.json"]
