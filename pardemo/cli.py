@@ -1,4 +1,4 @@
-"""The command line: ``pardemo run | claims | bench | doctor | data | finetune | score`` (also ``python -m pardemo``)."""
+"""The command line, ``pardemo COMMAND`` (also ``python -m pardemo``): see ``pardemo --help``."""
 
 import argparse
 import ast
