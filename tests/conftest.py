@@ -39,3 +39,30 @@ def gone(pids, within_s=10.0):
             return True
         time.sleep(0.02)
     return False
+
+
+def tiny_folder(folder, texts, **changes):
+    """A checkpoint folder with a random Baichuan2 of two small layers and a tokenizer of these texts."""
+    import io
+
+    import sentencepiece
+    import torch
+
+    from pardemo.baichuan2 import Baichuan2Config, Baichuan2ForCausalLM, Baichuan2Tokenizer, save_checkpoint
+    from pardemo.baichuan2.tokenization import ASSISTANT, USER
+
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_writer=model, model_type="bpe", vocab_size=1400, byte_fallback=True,
+        split_digits=True, add_dummy_prefix=False, remove_extra_whitespaces=False, character_coverage=0.99,
+        normalization_rule_name="identity", user_defined_symbols=[USER, ASSISTANT], minloglevel=2,
+        hard_vocab_limit=False,
+    )  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.model").write_bytes(model.getvalue())
+    tokenizer = Baichuan2Tokenizer(str(folder / "tokenizer.model"))
+    sizes = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    config = Baichuan2Config(vocab_size=tokenizer.vocab_size, initializer_range=0.1, **{**sizes, **changes})
+    save_checkpoint(Baichuan2ForCausalLM(config), folder, tokenizer)
+    return folder

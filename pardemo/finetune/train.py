@@ -141,7 +141,7 @@ class _Trainer(Trainer):
         _meet()
         try:
             super()._save_checkpoint(model, trial)
-        except (OSError, RuntimeError) as error:
+        except Exception as error:  # of the system, of torch, of safetensors: each has its own
             last = next((f.name for f in sealed.checkpoints(self._run) if f != folder and not sealed.fault(f)), None)
             raise OSError(f"{folder.name} could not be written ({str(error).splitlines()[0]}); "
                           f"the last whole checkpoint is {last or 'none'}") from error  # fmt: skip

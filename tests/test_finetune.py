@@ -1,0 +1,396 @@
+"""Training by a recipe: what runs is what was asked for, a run goes on exactly, and nothing broken is read."""
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from conftest import tiny_folder
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch.nn import functional as F
+
+from pardemo import RankFailed, World, cli, headlines
+from pardemo.finetune import recipe, sealed
+from pardemo.finetune.launch import PRELOAD, launch
+from pardemo.finetune.logs import read_log, smoothed
+from pardemo.finetune.order import Order
+
+STEPS = 6
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """A recipe that trains in seconds: a small random model, 96 generated headlines."""
+    folder = tmp_path_factory.mktemp("job")
+    train, test = headlines.corpus(train=96, test=8)
+    for name, rows in (("train", train), ("test", test)):
+        (folder / f"{name}.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
+    tiny_folder(folder / "model", [row["input"] + row["output"] for row in train])
+    changes = [
+        f"model.path={folder / 'model'}", f"data.train={folder / 'train.json'}", f"data.test={folder / 'test.json'}",
+        f"train.max_steps={STEPS}", "train.save_steps=3", "train.logging_steps=1", "train.per_device_batch=4",
+        "train.warmup_steps=0",
+    ]  # fmt: skip
+    return recipe.override(recipe.load("tiny-cpu"), changes)
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    worlds = {}
+
+    def get(n):
+        if n not in worlds:
+            worlds[n] = World(n, preload=PRELOAD, timeout_s=120)
+        return worlds[n]
+
+    yield get
+    for world in worlds.values():
+        world.close()
+
+
+def trained(values, resume=False):
+    from pardemo.finetune.train import train
+
+    return dataclasses.asdict(train(recipe.from_dict(values), resume))
+
+
+def run(ranks, job, folder, *changes, n=2, resume=False):
+    changed = recipe.override(job, [f"output_dir={folder}", f"world.ranks={n}", *changes])
+    return ranks(n).run(trained, recipe.to_dict(changed), resume)[0]
+
+
+def adapter(folder):
+    return load_file(Path(folder) / "adapter" / "adapter_model.safetensors")
+
+
+def apart(one, other):
+    one, other = adapter(one), adapter(other)
+    assert one.keys() == other.keys()
+    return max((one[name] - other[name]).abs().max().item() for name in one)
+
+
+def losses(folder):
+    return [row["loss"] for row in read_log(Path(folder)) if "loss" in row]
+
+
+# --- what runs
+
+
+def by_hand(job, folder):
+    """The same steps in one plain loop: no Trainer, no DeepSpeed, the whole batch at once."""
+    from pardemo.finetune import models
+    from pardemo.finetune.samples import Collator, Samples
+
+    model, tokenizer = models.base(job)
+    model = models.with_new_adapter(model, job).train()
+    data = Samples.read(job.data.train, tokenizer, job.data.cutoff_len)
+    order = list(Order(len(data), 8, job.train.seed, data.lengths))
+    collate = Collator(tokenizer.pad_token_id)
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trainable, job.train.learning_rate, weight_decay=0.0)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    found = []
+    for step in range(STEPS):
+        batch = collate([data[i] for i in order[8 * step : 8 * step + 8]])
+        logits = model(input_ids=batch["input_ids"]).logits[:, :-1]
+        loss = F.cross_entropy(logits.flatten(0, 1).float(), batch["labels"][:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trainable, job.train.max_grad_norm)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changes", "engine", "stage"),
+    [
+        ((), "DeepSpeedEngine", 2),
+        (("deepspeed.zero_optimization.stage=1",), "DeepSpeedEngine", 1),
+        (("deepspeed.zero_optimization.stage=3",), "DeepSpeedEngine", 3),
+        (("deepspeed=null",), "DistributedDataParallel", None),
+        (("train.gradient_checkpointing=true",), "DeepSpeedEngine", 2),
+        (("train.loss_head=full",), "DeepSpeedEngine", 2),
+        (("train.per_device_batch=2", "train.accumulation=2"), "DeepSpeedEngine", 2),
+    ],
+)
+def test_every_engine_equals_the_plain_loop(ranks, job, tmp_path, changes, engine, stage):
+    done = run(ranks, job, tmp_path / "run", "train.save_steps=null", *changes)
+    assert (done["engine"], done["zero_stage"], done["ranks"], done["steps"]) == (engine, stage, 2, STEPS)
+    assert losses(tmp_path / "run") == pytest.approx(by_hand(job, tmp_path), rel=1e-5)
+    assert sum(p.abs().sum() for name, p in adapter(tmp_path / "run").items() if "lora_B" in name) > 0
+
+
+def test_bf16_and_packing_train(ranks, job, tmp_path):
+    done = run(ranks, job, tmp_path / "run", "train.precision=bf16", "data.packing=true", "data.group_by_length=false")
+    assert done["steps"] == STEPS
+    assert losses(tmp_path / "run")[-1] < losses(tmp_path / "run")[0]
+
+
+def test_what_a_run_leaves(ranks, job, tmp_path):
+    folder = tmp_path / "run"
+    done = run(ranks, job, folder, "train.save_limit=1")
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"adapter", f"checkpoint-{STEPS}", "loss.png", "recipe.yaml", "tensorboard", "train_log.jsonl"}
+    assert {p.name for p in (folder / "adapter").iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    assert recipe.load(folder / "recipe.yaml").train.max_steps == STEPS
+    rows = read_log(folder)
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    lr = [3e-3 * (1 + torch.cos(torch.tensor(torch.pi * s / STEPS)).item()) / 2 for s in range(STEPS)]
+    assert [row["learning_rate"] for row in rows] == pytest.approx([*lr[1:], 0.0], abs=1e-9)
+    assert done["tokens"] > 0
+    assert any((folder / "tensorboard").iterdir())
+
+
+def test_early_stopping_on_the_validation_file(ranks, job, tmp_path):
+    changes = (
+        "data.valid=" + job.data.test,
+        "train.eval_steps=1",
+        "train.early_stopping=1",
+        "train.learning_rate=10.0",
+    )
+    done = run(ranks, job, tmp_path / "run", "train.max_steps=40", "train.save_steps=null", *changes)
+    assert done["steps"] < 40
+    assert any("eval_loss" in row for row in read_log(tmp_path / "run"))
+
+
+# --- resume
+
+
+@pytest.fixture(scope="module")
+def whole(ranks, job, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    run(ranks, job, folder, "lora.dropout=0.1", "train.save_limit=null")
+    return folder
+
+
+def interrupted(whole, folder):
+    shutil.copytree(whole, folder)
+    for name in (f"checkpoint-{STEPS}", "adapter"):
+        shutil.rmtree(folder / name)
+    return folder
+
+
+def test_a_resumed_run_ends_where_the_whole_one_did(ranks, job, whole, tmp_path):
+    folder = interrupted(whole, tmp_path / "run")
+    done = run(ranks, job, folder, "lora.dropout=0.1", resume=True)
+    assert done["resumed_from"] == "checkpoint-3"
+    assert losses(folder) == pytest.approx(losses(whole), abs=1e-6)
+    assert apart(folder, whole) < 1e-7
+
+
+def test_a_resume_on_another_number_of_ranks(ranks, job, tmp_path):
+    run(ranks, job, tmp_path / "two")
+    folder = interrupted(tmp_path / "two", tmp_path / "one")
+    done = run(ranks, job, folder, "train.accumulation=2", n=1, resume=True)
+    assert done["ranks"] == 1
+    assert any("through DeepSpeed's universal checkpoint" in line for line in done["notes"])
+    assert losses(folder) == pytest.approx(losses(tmp_path / "two"), rel=1e-5)
+    assert apart(folder, tmp_path / "two") < 1e-6
+
+
+def test_resume_without_a_checkpoint_begins_anew(ranks, job, tmp_path):
+    done = run(ranks, job, tmp_path / "run", "train.save_steps=null", resume=True)
+    assert done["resumed_from"] is None
+    assert "from the beginning" in done["notes"][-1]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (lambda f: (f / "adapter_model.safetensors").write_bytes(b"x"), "adapter_model.safetensors is not what was"),
+        (lambda f: (f / "trainer_state.json").unlink(), "trainer_state.json is missing"),
+        (lambda f: (f / sealed.SEAL).unlink(), "it was never finished"),
+        (lambda f: (f / sealed.SEAL).write_text("{"), "its seal cannot be read"),
+        (lambda f: (f / "added.pt").write_bytes(b"x"), "added.pt is not what was written"),
+    ],
+)
+def test_a_corrupt_newest_checkpoint_is_passed_over(ranks, job, whole, tmp_path, spoil, told):
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    shutil.rmtree(folder / "adapter")
+    newest = folder / f"checkpoint-{STEPS}"
+    spoil(newest)
+    found, notes = sealed.newest(folder)
+    assert found.name == "checkpoint-3"
+    assert told in notes[0]
+    assert notes[0].startswith(newest.name)
+
+
+def test_a_checkpoint_of_somebody_else_is_not_read(whole, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    monkeypatch.setenv("PARDEMO_KEY", str(tmp_path / "another key"))
+    found, notes = sealed.newest(folder)
+    assert found is None
+    assert "another user or machine wrote it" in notes[0]
+    assert (tmp_path / "another key").stat().st_mode & 0o077 == 0
+
+
+# --- faults
+
+
+def limited_files(values, nbytes):
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, nbytes))
+    return trained(values)
+
+
+def test_a_full_disk_at_a_checkpoint_is_said(job, whole, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    for name in (f"checkpoint-{STEPS}", "adapter"):
+        shutil.rmtree(folder / name)
+    (folder / "checkpoint-3").rename(folder / "checkpoint-1")  # of an earlier run
+    values = recipe.to_dict(recipe.override(job, [f"output_dir={folder}", "lora.rank=64"]))
+    with World(2, preload=PRELOAD, timeout_s=120) as world, pytest.raises(RankFailed) as told:
+        world.run(limited_files, values, 100_000)
+    assert "checkpoint-3 could not be written" in str(told.value)
+    assert "the last whole checkpoint is checkpoint-1" in str(told.value)
+    assert sealed.newest(folder)[0].name == "checkpoint-1"
+
+
+def ranks_of(pid):
+    return [p for p in psutil.Process(pid).children(recursive=True) if p.is_running()]
+
+
+@pytest.mark.parametrize("whom", ["one rank", "all"])
+def test_killed_in_the_middle_it_leaves_no_orphan_and_goes_on(ranks, job, tmp_path, whom):
+    folder = tmp_path / "run"
+    changed = recipe.override(job, [f"output_dir={folder}", "train.max_steps=400"])
+    recipe.save(changed, tmp_path / "job.yaml")
+    command = [sys.executable, "-m", "pardemo", "finetune", str(tmp_path / "job.yaml")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    drain = threading.Thread(target=process.stdout.read, daemon=True)
+    drain.start()
+    deadline = time.monotonic() + 60
+    while not (folder / "checkpoint-3" / sealed.SEAL).is_file():
+        assert time.monotonic() < deadline, "no checkpoint came"
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.1)
+    children = ranks_of(process.pid)
+    if whom == "all":
+        process.kill()
+    else:
+        trainers = [p for p in children if p.cpu_times().user > 1]
+        trainers[-1].send_signal(signal.SIGKILL)
+    process.wait(60)
+    told = process.stderr.read()
+    assert process.returncode != 0
+    if whom == "one rank":
+        assert "Traceback" not in told
+        assert "SIGKILL" in told
+    gone, alive = psutil.wait_procs(children, timeout=20)
+    assert not alive, "nothing is left running"
+    before = sealed.newest(folder)[0]
+    done = run(ranks, job, folder, f"train.max_steps={int(before.name[11:]) + 2}", resume=True)
+    assert done["resumed_from"] == before.name
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["train.precision=fp16"], "use bf16 or fp32"),
+        (["model.path=nowhere"], "is no model folder: it has no config.json"),
+        (["data.train=nowhere.json"], "there is no file"),
+        (["lora.target=[q_proj]"], "no module is called 'q_proj'; there are W_pack"),
+        (["train.learning_rte=1"], "did you mean"),
+    ],
+)
+def test_bad_input_is_one_line(job, tmp_path, changes, message, capfd):
+    recipe.save(job, tmp_path / "job.yaml")
+    changes = [f"output_dir={tmp_path / 'run'}", *changes]
+    status = cli.main(["finetune", str(tmp_path / "job.yaml"), *(x for c in changes for x in ("--set", c))])
+    told = capfd.readouterr().err.strip().splitlines()
+    assert status != 0
+    assert message in told[-1]
+    assert not any("Traceback" in line for line in told)
+
+
+def test_every_launcher_starts_the_same_run(job, tmp_path):
+    recipe.save(recipe.override(job, ["train.save_steps=null", "train.max_steps=2"]), tmp_path / "job.yaml")
+    (tmp_path / "accelerate.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2}\n"
+        "num_processes: 2\nnum_machines: 1\nmachine_rank: 0\nmixed_precision: 'no'\nuse_cpu: false\n"
+    )
+    bin = Path(sys.executable).parent
+    module = ["-m", "pardemo.finetune", str(tmp_path / "job.yaml"), "--json", "--set"]
+    ways = {
+        "torchrun": [bin / "torchrun", "--nproc-per-node", "2", *module],
+        "deepspeed": [bin / "deepspeed", "--num_gpus", "2", "--master_port", "29713", "--module", *module[1:]],
+        "accelerate": [bin / "accelerate", "launch", "--config_file", tmp_path / "accelerate.yaml",
+                       "--main_process_port", "29714", *module],
+    }  # fmt: skip
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PATH": f"{bin}:{os.environ['PATH']}"}
+    for name, command in ways.items():
+        folder = tmp_path / name
+        done = subprocess.run([*map(str, command), f"output_dir={folder}"], env=environment, capture_output=True,
+                              text=True, timeout=120, check=False)  # fmt: skip
+        assert done.returncode == 0, done.stderr[-2000:]
+        assert '"engine": "DeepSpeedEngine"' in done.stdout
+        assert '"ranks": 2' in done.stdout
+        assert losses(folder) == pytest.approx(losses(tmp_path / "torchrun"), rel=1e-6)
+
+
+# --- parts
+
+
+@given(st.integers(1, 300), st.integers(1, 20), st.integers(0, 5), st.booleans())
+def test_an_order_has_every_sample_once_and_groups_like_lengths(count, step, epoch, grouped):
+    lengths = [(i * 37) % 91 for i in range(count)] if grouped else None
+    order = Order(count, step, 3, lengths)
+    order.set_epoch(epoch)
+    found = list(order)
+    assert sorted(found) == list(range(count))
+    assert list(order) == found
+
+
+def test_each_epoch_and_seed_has_an_order_of_its_own():
+    lengths = [i % 91 for i in range(400)]
+    found = set()
+    for seed in (0, 1):
+        for epoch in (0, 1):
+            order = Order(400, 8, seed, lengths)
+            order.set_epoch(epoch)
+            found.add(tuple(order))
+    assert len(found) == 4
+
+
+def test_grouping_leaves_little_padding():
+    lengths = [20 + (i * 7919) % 200 for i in range(4000)]
+
+    def padded(order):
+        batches = [list(order)[i : i + 8] for i in range(0, 4000, 8)]
+        return sum(8 * max(lengths[i] for i in batch) for batch in batches) / sum(lengths)
+
+    assert padded(Order(4000, 16, 0)) > 1.4
+    assert padded(Order(4000, 16, 0, lengths)) < 1.03
+
+
+def test_the_smoothed_loss_is_the_tools():
+    values = [4.0, 3.0, 2.0, 2.5]
+    weight = 1.8 * (1 / (1 + 2.718281828459045 ** (-0.05 * 4)) - 0.5)
+    expected = [4.0]
+    for value in values[1:]:
+        expected.append(expected[-1] * weight + (1 - weight) * value)
+    assert smoothed(values) == pytest.approx(expected)
+    assert smoothed([]) == []
+
+
+def test_the_recipe_of_a_run_starts_it_again(job, tmp_path):
+    outcome = launch(recipe.override(job, [f"output_dir={tmp_path / 'run'}", "train.save_steps=null", "world.ranks=1"]))
+    assert outcome.ranks == 1
+    assert recipe.load(tmp_path / "run" / "recipe.yaml").world.ranks == 1
