@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from pardemo import RankFailed, World, cli, headlines
-from pardemo.finetune import recipe, sealed
+from pardemo.finetune import detached, recipe, sealed
 from pardemo.finetune.launch import PRELOAD, launch
 from pardemo.finetune.logs import read_log, smoothed
 from pardemo.finetune.order import Order
@@ -394,3 +394,39 @@ def test_the_recipe_of_a_run_starts_it_again(job, tmp_path):
     outcome = launch(recipe.override(job, [f"output_dir={tmp_path / 'run'}", "train.save_steps=null", "world.ranks=1"]))
     assert outcome.ranks == 1
     assert recipe.load(tmp_path / "run" / "recipe.yaml").world.ranks == 1
+
+
+STARTS_AND_LEAVES = """
+import sys
+from pardemo.finetune import detached, recipe
+print(detached.start(recipe.load(sys.argv[1])))
+"""
+
+
+def test_a_detached_run_outlives_who_started_it(job, tmp_path):
+    folder = tmp_path / "run"
+    changed = recipe.override(job, [f"output_dir={folder}", "train.save_steps=null"])
+    recipe.save(changed, tmp_path / "job.yaml")
+    command = [sys.executable, "-c", STARTS_AND_LEAVES, str(tmp_path / "job.yaml")]
+    subprocess.run(command, check=True, timeout=60, capture_output=True)
+    assert detached.running(folder)
+    with pytest.raises(RuntimeError, match="a run is at work"):
+        detached.start(changed)
+    lines = list(detached.follow(folder, 90))
+    assert any(f"{STEPS}/{STEPS}" in line for line in lines)
+    assert not detached.running(folder)
+    assert (folder / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_a_detached_run_can_be_stopped(job, tmp_path):
+    folder = tmp_path / "run"
+    pid = detached.start(recipe.override(job, [f"output_dir={folder}", "train.max_steps=5000"]))
+    for line in detached.follow(folder, 60):
+        if "5/5000" in line:
+            break
+    children = psutil.Process(pid).children(recursive=True)
+    detached.stop(folder)
+    assert not detached.running(folder)
+    assert not psutil.wait_procs(children, timeout=20)[1]
+    with pytest.raises(FileNotFoundError, match="no model folder"):
+        detached.start(recipe.override(job, ["model.path=nowhere", f"output_dir={folder}"]))

@@ -1,0 +1,143 @@
+"""The tiny Baichuan2 in ``data/``: the 13B's architecture at three million parameters, pretrained on generated news.
+
+    python -m pardemo.finetune.tiny --out data/tiny-baichuan2
+
+Its texts are the training part of the generated corpus as plain text: a page is a body and its headline, in either
+order. No test pair, and none of the patterns that only the test part has, is among them; nor is a prompt: what to do
+when it is asked for a headline is left to the fine-tune. On one machine the same command gives the same weights.
+"""
+
+import argparse
+import io
+import math
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import sentencepiece
+import torch
+
+from pardemo import headlines
+from pardemo.baichuan2 import Baichuan2Config, Baichuan2ForCausalLM, Baichuan2Tokenizer
+from pardemo.baichuan2.checkpoints import write_folder
+from pardemo.baichuan2.tokenization import ASSISTANT, USER
+
+VOCABULARY = 2048
+SIZES = {
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 6,  # no power of two: ALiBi's slopes in between
+    "model_max_length": 512,
+}
+ROW, BATCH = 256, 16  # tokens of a row of packed pages, rows of a step
+PEAK_LR, WARM_UP = 2e-3, 100
+
+
+def train_tokenizer(texts: Sequence[str], vocabulary: int = VOCABULARY) -> bytes:
+    """A SentencePiece model with Baichuan2's rules: BPE, byte fallback, digits split, no dummy prefix."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=vocabulary,
+        byte_fallback=True,
+        split_digits=True,
+        add_dummy_prefix=False,
+        remove_extra_whitespaces=False,
+        normalization_rule_name="identity",
+        character_coverage=1.0,
+        user_defined_symbols=[USER, ASSISTANT, "\n"],
+        num_threads=1,
+        minloglevel=2,
+    )
+    return model.getvalue()
+
+
+def pages(rows: Sequence[dict[str, str]], seed: int) -> Iterator[str]:
+    """Body and headline of each row as one text, in either order; without end, shuffled anew each time round."""
+    chance, order = random.Random(seed), list(rows)
+    while True:
+        chance.shuffle(order)
+        for row in order:
+            parts = [row["input"], row["output"]]
+            yield "\n".join(parts if chance.random() < 0.5 else reversed(parts))
+
+
+def batches(texts: Iterator[str], tokenizer: Baichuan2Tokenizer) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Packed rows of token numbers [BATCH, ROW], and positions, which begin again with each page."""
+    ids: list[int] = []
+    positions: list[int] = []
+    for text in texts:
+        page = [*tokenizer.text_ids(text), tokenizer.eos_token_id]
+        ids += page
+        positions += range(len(page))
+        if len(ids) >= ROW * BATCH:
+            cut = ROW * BATCH
+            yield torch.tensor(ids[:cut]).view(BATCH, ROW), torch.tensor(positions[:cut]).view(BATCH, ROW)
+            ids, positions = ids[cut:], positions[cut:]
+
+
+def pretrain(model: Baichuan2ForCausalLM, tokenizer: Baichuan2Tokenizer, rows, steps: int, seed: int = 0) -> float:
+    """Next-token prediction for ``steps`` steps in bf16 autocast; returns the mean loss of the last tenth."""
+    optimizer = torch.optim.AdamW(model.parameters(), PEAK_LR, betas=(0.9, 0.95), weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps))
+    model.train()
+    losses, began = [], time.perf_counter()
+    for step, (ids, positions) in zip(range(steps), batches(pages(rows, seed), tokenizer), strict=False):
+        with torch.autocast("cpu", torch.bfloat16):
+            labels = ids.masked_fill(positions == 0, -100)  # nothing before it predicts a page's first token
+            loss = model(ids, position_ids=positions, labels=labels).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        if step % 50 == 0:
+            rate = (step + 1) * ROW * BATCH / (time.perf_counter() - began)
+            print(f"step {step}/{steps}  loss {losses[-1]:.3f}  {rate:,.0f} tokens/s", flush=True)
+    last = losses[-max(1, steps // 10) :]
+    return sum(last) / len(last)
+
+
+def build(folder: str | Path, count: int = 20_000, steps: int = 1600, seed: int = 0) -> float:
+    """Tokenizer and model into ``folder``, which is replaced when all is done; returns :func:`pretrain`'s loss."""
+    rows, _ = headlines.corpus(train=count, test=1000, seed=seed)
+    serialized = train_tokenizer([text for row in rows for text in (row["input"], row["output"])])
+    losses = []
+
+    def fill(part: Path) -> None:
+        (part / "tokenizer.model").write_bytes(serialized)
+        tokenizer = Baichuan2Tokenizer(str(part / "tokenizer.model"))
+        torch.manual_seed(seed)
+        model = Baichuan2ForCausalLM(Baichuan2Config(vocab_size=tokenizer.vocab_size, **SIZES))
+        losses.append(pretrain(model, tokenizer, rows, steps, seed))
+        model.to(torch.bfloat16).save_pretrained(part)
+        tokenizer.save_pretrained(part)
+
+    write_folder(folder, fill)
+    return losses[0]
+
+
+def _rate(step: int, steps: int) -> float:
+    """Warm-up, then a cosine down to a twentieth."""
+    return min(1, (step + 1) / WARM_UP) * (0.05 + 0.95 * (1 + math.cos(math.pi * step / steps)) / 2)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="pardemo.finetune.tiny", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", required=True, metavar="DIR")
+    parser.add_argument("--steps", type=int, default=1600, metavar="N", help="of 4,096 tokens each (1600)")
+    arguments = parser.parse_args(argv)
+    if arguments.steps < 1:
+        parser.error(f"--steps must be at least 1, not {arguments.steps}")
+    print(f"loss {build(arguments.out, steps=arguments.steps):.4f}; written to {arguments.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
