@@ -1,4 +1,4 @@
-"""The command line: ``pardemo run | claims | bench | doctor | score`` (also ``python -m pardemo``)."""
+"""The command line: ``pardemo COMMAND``, also ``python -m pardemo``; the fine-tune adds its commands itself."""
 
 import argparse
 import ast
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pardemo
+from pardemo.finetune import commands as finetune_commands
 from pardemo.finetune import score_command
 
 
@@ -67,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     doctor.set_defaults(action=_doctor)
 
     score_command.add(commands)
+    finetune_commands.add(commands)
     return parser
 
 

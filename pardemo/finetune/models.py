@@ -1,9 +1,11 @@
 """The models of a recipe: the base as it is in its folder, with a new adapter, or with a trained one."""
 
+import warnings
 from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import SafetensorError
 
 from pardemo.baichuan2 import Baichuan2ForCausalLM, Baichuan2Tokenizer, load_checkpoint, load_tokenizer, read_config
 from pardemo.finetune.recipe import locate
@@ -53,14 +55,24 @@ def with_new_adapter(model: Baichuan2ForCausalLM, recipe: Recipe) -> PeftModel:
     )
 
 
+def check_adapter(adapter: str | Path) -> None:
+    """Raises FileNotFoundError where the folder holds no adapter."""
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        if not (Path(adapter) / name).is_file():
+            raise FileNotFoundError(f"{adapter} is no adapter's folder: it has no {name}")
+
+
 def with_adapter(model: Baichuan2ForCausalLM, adapter: str | Path) -> PeftModel:
     """The model with a trained adapter from its folder, in evaluation mode.
 
     Raises:
-        FileNotFoundError: the folder holds no adapter.
+        FileNotFoundError: the folder holds no adapter. ValueError: it cannot be read, or is another model's.
     """
-    adapter = Path(adapter)
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
-        if not (adapter / name).is_file():
-            raise FileNotFoundError(f"{adapter} is no adapter's folder: it has no {name}")
-    return PeftModel.from_pretrained(model, str(adapter)).eval()
+    check_adapter(adapter)
+    try:
+        with warnings.catch_warnings():  # what is missing would stay as LoRA begins: no adapter at all
+            warnings.filterwarnings("error", "Found missing adapter keys")
+            return PeftModel.from_pretrained(model, str(adapter)).eval()
+    except (UserWarning, RuntimeError, ValueError, TypeError, KeyError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{adapter} is no adapter of this model: {reason}") from None

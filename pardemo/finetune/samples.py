@@ -60,9 +60,9 @@ def encode(row: Mapping[str, str], tokenizer: Baichuan2Tokenizer, cutoff_len: in
     whole = len(source) + len(target)
     if whole > cutoff_len:
         source, target = (part[: cutoff_len * len(part) // whole] for part in (source, target))
-    labels = [IGNORED] * len(source) + target
-    labels[:1] = [IGNORED]  # nothing predicts a first token; in a packed row the sample before would have to
-    return {"input_ids": source + target, "labels": labels}
+    ids = source + target
+    first = max(len(source), 1)  # nothing predicts a first token; in a packed row the sample before would have to
+    return {"input_ids": ids, "labels": [IGNORED if place < first else token for place, token in enumerate(ids)]}
 
 
 class Samples(Dataset):
