@@ -101,7 +101,7 @@ def predict_on(
 def check(recipe: Recipe, adapter: str | Path | None) -> Baichuan2Tokenizer:
     """Raises, before any rank starts, for folders that are not there or not whole; returns the tokenizer."""
     folder = locate(recipe.model.path)
-    read_config(folder)
+    _room(read_config(folder).model_max_length, recipe.predict)
     if recipe.model.init == "pretrained":
         find_shards(folder)
     if adapter is not None:
@@ -115,14 +115,19 @@ def prompts_of(
     """Each row's prompt, cut to its head where ``context`` has no room for it and the answer, and how many were cut."""
     if not rows:
         raise ValueError("there is no row to predict")
-    room = context - settings.max_new_tokens
-    if room < 1:
+    room = _room(context, settings)
+    prompts = [source_ids(row, tokenizer) for row in rows]
+    return [prompt[:room] for prompt in prompts], sum(len(prompt) > room for prompt in prompts)
+
+
+def _room(context: int, settings: Predict) -> int:
+    """Tokens that a prompt may have."""
+    if settings.max_new_tokens >= context:
         raise ValueError(
             f"predict.max_new_tokens is {settings.max_new_tokens}, which leaves no room for a prompt in the model's "
             f"{context} tokens"
         )
-    prompts = [source_ids(row, tokenizer) for row in rows]
-    return [prompt[:room] for prompt in prompts], sum(len(prompt) > room for prompt in prompts)
+    return context - settings.max_new_tokens
 
 
 def batches_of(lengths: Sequence[int], size: int, order: Order) -> list[list[int]]:
