@@ -360,6 +360,13 @@ def test_what_is_exported_is_read_back_bit_equal(recipe_file, recipe, adapter, b
     assert (base / "model.safetensors").read_bytes() == before, "the base is only read"
 
 
+def test_export_prints_a_line_and_nothing_else(recipe_file, adapter, tmp_path):
+    command = ["export", recipe_file, "--adapter", adapter, "--out", tmp_path / "out"]
+    done = subprocess.run([sys.executable, "-m", "pardemo", *command], capture_output=True, text=True, check=True)
+    assert done.stdout == f"6 files, 0.001 GB, in {tmp_path / 'out'}\n"
+    assert done.stderr == ""
+
+
 def test_folders_that_export_does_not_write_to(recipe_file, recipe, adapter, base, tmp_path, capsys):
     out = tmp_path / "out"
     export(recipe, adapter, out)

@@ -118,9 +118,13 @@ def _first_line(error: Exception) -> str:
 def _export(arguments: argparse.Namespace) -> int:
     recipe = _recipe(arguments)
 
+    from transformers.utils import logging
+
     from pardemo.finetune.export import export
     from pardemo.finetune.models import DTYPES
 
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
     out = export(recipe, arguments.adapter, arguments.out, DTYPES.get(arguments.dtype), arguments.overwrite)
     files = [path for path in out.iterdir() if path.is_file()]
     print(f"{len(files)} files, {sum(path.stat().st_size for path in files) / 1e9:.3f} GB, in {out}")

@@ -1,5 +1,6 @@
 """The adapter merged into its base, written as a checkpoint folder in the official layout."""
 
+import os
 from pathlib import Path
 
 import torch
@@ -35,6 +36,8 @@ def export(
     tokenizer, own = load_tokenizer(base), read_config(base).dtype or torch.bfloat16
     dtype = dtype or own
     model = models.with_adapter(load_checkpoint(base, torch.promote_types(own, dtype)), adapter)
+    # save_pretrained imports DeepSpeed where it is installed, which says what it guesses unless it is told
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     merged = model.merge_and_unload(safe_merge=True).to(dtype)
     merged.config.dtype = dtype
     save_checkpoint(merged, out, tokenizer)

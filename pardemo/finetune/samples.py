@@ -40,7 +40,10 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
 
 
 def prompt_of(row: Mapping[str, str]) -> str:
-    """What the user says: the instruction, which ends its own line, and the input."""
+    """What the user says: the instruction, which ends its own line, and the input.
+
+    (The article's tool put one more line end between the two.)
+    """
     return row["instruction"] + row["input"]
 
 
