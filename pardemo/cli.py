@@ -1,4 +1,4 @@
-"""The command line, ``pardemo COMMAND`` (also ``python -m pardemo``): see ``pardemo --help``."""
+"""The command line: ``pardemo COMMAND``, also ``python -m pardemo``; data and fine-tune bring their own commands."""
 
 import argparse
 import ast
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pardemo
+from pardemo.finetune import commands as finetune_commands
 from pardemo.finetune import launch, score_command
 from pardemo.headlines import command as headlines
 
@@ -73,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
 
     score_command.add(commands)
     headlines.add(commands)
+    finetune_commands.add(commands)
     return parser
 
 

@@ -11,7 +11,9 @@ from pardemo import Ledger, bench, cli, doctor, project
 from pardemo.presets import choose
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["claims"], ["bench"], ["doctor"], ["score"]])
+@pytest.mark.parametrize(
+    "command", [[], ["run"], ["claims"], ["bench"], ["doctor"], ["score"], ["predict"], ["export"], ["chat"]]
+)
 def test_every_command_has_help(command, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main([*command, "--help"])

@@ -14,8 +14,8 @@ PACKAGE = project.PACKAGE
 ROOT = PACKAGE.parent
 #: The core knows nothing of these rooms; they build on it.
 ABOVE_THE_CORE = {"baichuan2", "headlines", "finetune", "planner"}
-#: The command line is no part of it either: it takes each room's subcommands.
-NOT_THE_CORE = ABOVE_THE_CORE | {"cli"}
+#: Command line, benches and exercises are no part of it either: they take from every room.
+NOT_THE_CORE = ABOVE_THE_CORE | {"cli", "bench", "exercises"}
 
 
 def modules():

@@ -110,7 +110,7 @@ def save_checkpoint(
     model: Baichuan2ForCausalLM, folder: str | Path, tokenizer=None, shard_bytes: int = 5 * 10**9
 ) -> None:
     """Writes the official layout in safetensors, beside the target first: a folder of that name is a whole one."""
-    write_folder(folder, lambda part: _save_into(model, tokenizer, part, shard_bytes))
+    write_folder(folder, lambda part: save_into(model, tokenizer, part, shard_bytes))
 
 
 def write_folder(folder: str | Path, write: Callable[[Path], None]) -> None:
@@ -140,8 +140,12 @@ def write_folder(folder: str | Path, write: Callable[[Path], None]) -> None:
         raise
 
 
-def _save_into(model: Baichuan2ForCausalLM, tokenizer, folder: Path, shard_bytes: int) -> None:
+def save_into(model: Baichuan2ForCausalLM, tokenizer, folder: Path, shard_bytes: int = 5 * 10**9) -> None:
+    """The files of a checkpoint into a folder that is there; see :func:`save_checkpoint`."""
     model.save_pretrained(folder, max_shard_size=shard_bytes)
+    path = folder / "config.json"
+    values = _read_json(path) | {"architectures": ["BaichuanForCausalLM"]}  # the name that other tools look for
+    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", "utf-8")
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
 

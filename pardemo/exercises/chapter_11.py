@@ -20,12 +20,12 @@ def check_labels(function: Callable[[list[int], list[int], int], tuple[list[int]
             raise Mistake(f"For {case}: return two lists, input_ids and labels, not {found!r}.")
         ids, labels = list(found[0]), list(found[1])
         if len(ids) != len(labels):
-            raise Mistake(f"For {case}: input_ids and labels need one length: −100 stands where there is no label.")
+            raise Mistake(f"For {case}: input_ids and labels need one length: −100 is for no label.")
         if labels == ids:
             raise Mistake(f"For {case}: the prompt is trained on too; its labels are −100.")
         if ids != expected[0]:
-            raise Mistake(f"For {case}: {s} tokens of the prompt and {t} of the answer are left, "
-                          f"not {ids.count(5)} and {ids.count(7)}: each keeps its head, int(cutoff · part / total).")  # fmt: skip
+            left = f"{s} tokens of the prompt and {t} of the answer stay, not {ids.count(5)} and {ids.count(7)}"
+            raise Mistake(f"For {case}: {left}: each keeps its head, int(cutoff · part / total).")
         if labels != expected[1]:
             raise Mistake(f"For {case}: {t} positions have a label, those of the answer.")
     return "Only the answer is trained on, and a long sample loses both tails."

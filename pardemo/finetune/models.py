@@ -1,9 +1,13 @@
 """The models of a recipe: the base as it is in its folder, with a new adapter, or with a trained one."""
 
+import contextlib
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import SafetensorError
 
 from pardemo.baichuan2 import Baichuan2ForCausalLM, Baichuan2Tokenizer, load_checkpoint, load_tokenizer, read_config
 from pardemo.finetune.recipe import locate
@@ -41,26 +45,45 @@ def with_new_adapter(model: Baichuan2ForCausalLM, recipe: Recipe) -> PeftModel:
     if unknown := [name for name in lora.target if name not in known]:
         raise ValueError(f"lora.target: no module is called {unknown[0]!r}; there are {', '.join(sorted(known))}")
     torch.manual_seed(recipe.train.seed)
-    return get_peft_model(
-        model,
-        LoraConfig(
-            r=lora.rank,
-            lora_alpha=lora.alpha,
-            lora_dropout=lora.dropout,
-            target_modules=list(lora.target),
-            task_type="CAUSAL_LM",
-        ),
-    )
+    with _peft():
+        return get_peft_model(
+            model,
+            LoraConfig(
+                r=lora.rank,
+                lora_alpha=lora.alpha,
+                lora_dropout=lora.dropout,
+                target_modules=list(lora.target),
+                task_type="CAUSAL_LM",
+            ),
+        )
+
+
+def check_adapter(adapter: str | Path) -> None:
+    """Raises FileNotFoundError where the folder holds no adapter."""
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        if not (Path(adapter) / name).is_file():
+            raise FileNotFoundError(f"{adapter} is no adapter's folder: it has no {name}")
 
 
 def with_adapter(model: Baichuan2ForCausalLM, adapter: str | Path) -> PeftModel:
     """The model with a trained adapter from its folder, in evaluation mode.
 
     Raises:
-        FileNotFoundError: the folder holds no adapter.
+        FileNotFoundError: the folder holds no adapter. ValueError: it cannot be read, or is another model's.
     """
-    adapter = Path(adapter)
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
-        if not (adapter / name).is_file():
-            raise FileNotFoundError(f"{adapter} is no adapter's folder: it has no {name}")
-    return PeftModel.from_pretrained(model, str(adapter)).eval()
+    check_adapter(adapter)
+    try:
+        with _peft():
+            warnings.filterwarnings("error", "Found missing adapter keys")  # they would stay zero: no adapter at all
+            return PeftModel.from_pretrained(model, str(adapter)).eval()
+    except (UserWarning, RuntimeError, ValueError, TypeError, KeyError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{adapter} is no adapter of this model: {reason}") from None
+
+
+@contextlib.contextmanager
+def _peft() -> Iterator[None]:
+    """PEFT asks Transformers for a name that is going to go, which is no user's business."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+        yield

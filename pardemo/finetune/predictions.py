@@ -1,8 +1,11 @@
 """``generated_predictions.jsonl`` as the article's tool wrote it: a row of prompt, label and predict on every line."""
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from pardemo import project
 
 FILE_NAME = "generated_predictions.jsonl"
 _NAMED = 3  # bad lines named in one error
@@ -31,6 +34,17 @@ def read(path: str | Path, *needed: str) -> list[dict[str, Any]]:
     if not rows:
         raise ValueError(f"{path} holds no row")
     return rows
+
+
+def write(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Writes rows that :func:`read` reads back; a file of that name is a whole one."""
+    lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+    def fill(temporary: Path) -> None:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.writelines(lines)
+
+    project.write_atomically(Path(path), fill)
 
 
 def _row(line: bytes, needed: tuple[str, ...]) -> dict[str, Any]:

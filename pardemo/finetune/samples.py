@@ -1,46 +1,24 @@
 """Rows of instruction, input and output as token numbers with labels: encoded, cut, packed and put into batches."""
 
-import json
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
+from pardemo import headlines
 from pardemo.baichuan2 import Baichuan2Tokenizer
 
 IGNORED = -100  # cross-entropy's own mark of a position without a label
-FIELDS = ("instruction", "input", "output")
-
-
-def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a JSON file in the article's format: a list of objects with instruction, input and output.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValueError: not UTF-8, no JSON, no list, no row, or a row that is not of that form, by its number from 1.
-    """
-    try:
-        rows = json.loads(Path(path).read_bytes().decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 (byte {error.start})") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: line {error.lineno}: {error.msg}") from None
-    except RecursionError:
-        raise ValueError(f"{path} is not JSON of rows: nested too deeply") from None
-    if not isinstance(rows, list) or not rows:
-        raise ValueError(f"{path} holds no row: a list of objects with {', '.join(FIELDS)} is expected")
-    for number, row in enumerate(rows, 1):
-        if wrong := _fault(row):
-            raise ValueError(f"{path}: row {number} {wrong}")
-    return rows
 
 
 def prompt_of(row: Mapping[str, str]) -> str:
-    """What the user says: the instruction, which ends its own line, and the input."""
+    """What the user says: the instruction, which ends its own line, and the input.
+
+    (The article's tool put one more line end between the two.)
+    """
     return row["instruction"] + row["input"]
 
 
@@ -60,9 +38,9 @@ def encode(row: Mapping[str, str], tokenizer: Baichuan2Tokenizer, cutoff_len: in
     whole = len(source) + len(target)
     if whole > cutoff_len:
         source, target = (part[: cutoff_len * len(part) // whole] for part in (source, target))
-    labels = [IGNORED] * len(source) + target
-    labels[:1] = [IGNORED]  # nothing predicts a first token; in a packed row the sample before would have to
-    return {"input_ids": source + target, "labels": labels}
+    ids = source + target
+    first = max(len(source), 1)  # nothing predicts a first token; in a packed row the sample before would have to
+    return {"input_ids": ids, "labels": [IGNORED if place < first else token for place, token in enumerate(ids)]}
 
 
 class Samples(Dataset):
@@ -96,8 +74,8 @@ class Samples(Dataset):
     def read(
         cls, path: str | Path, tokenizer: Baichuan2Tokenizer, cutoff_len: int, limit: int | None = None
     ) -> "Samples":
-        """The rows of a file, or the first ``limit``. Raises what :func:`read_rows` and :meth:`of` raise."""
-        return cls.of(read_rows(path)[:limit], tokenizer, cutoff_len)
+        """The rows of a file, or the first ``limit``. Raises what :func:`pardemo.headlines.read` and :meth:`of` do."""
+        return cls.of(headlines.read(path)[:limit], tokenizer, cutoff_len)
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, str]], tokenizer: Baichuan2Tokenizer, cutoff_len: int) -> "Samples":
@@ -205,16 +183,3 @@ class Collator:
             for key, fill in self.fills.items()
             if key in items[0]
         }
-
-
-def _fault(row: Any) -> str | None:
-    if not isinstance(row, dict):
-        return "is not an object in braces"
-    for name in FIELDS:
-        if name not in row:
-            return f'has no "{name}"'
-        if not isinstance(row[name], str):
-            return f'has a "{name}" that is not text'
-        if any("\ud800" <= c <= "\udfff" for c in row[name]):
-            return f'has a "{name}" with half a character (a lone surrogate)'
-    return None if row["output"].strip() else 'has an empty "output"'

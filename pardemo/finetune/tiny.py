@@ -21,7 +21,7 @@ import torch
 
 from pardemo import headlines
 from pardemo.baichuan2 import Baichuan2Config, Baichuan2ForCausalLM, Baichuan2Tokenizer
-from pardemo.baichuan2.checkpoints import write_folder
+from pardemo.baichuan2.checkpoints import save_into, write_folder
 from pardemo.baichuan2.tokenization import ASSISTANT, USER
 
 VOCABULARY = 2048
@@ -116,8 +116,7 @@ def build(folder: str | Path, count: int = 20_000, steps: int = 1600, seed: int 
         torch.manual_seed(seed)
         model = Baichuan2ForCausalLM(Baichuan2Config(vocab_size=tokenizer.vocab_size, **SIZES))
         losses.append(pretrain(model, tokenizer, rows, steps, seed))
-        model.to(torch.bfloat16).save_pretrained(part)
-        tokenizer.save_pretrained(part)
+        save_into(model.to(torch.bfloat16), tokenizer, part)
 
     write_folder(folder, fill)
     return losses[0]

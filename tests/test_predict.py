@@ -1,0 +1,481 @@
+"""Prediction, export and chat: the same tokens in whatever batch and on however many ranks; folders; faults."""
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+import small_baichuan2
+import torch
+
+from pardemo import World, cli, project
+from pardemo.baichuan2 import load_checkpoint, load_tokenizer, save_checkpoint
+from pardemo.finetune import models, predictions
+from pardemo.finetune import recipe as recipes
+from pardemo.finetune.chat import chat
+from pardemo.finetune.decoding import steps
+from pardemo.finetune.export import export
+from pardemo.finetune.predict import batches_of, deal, predict, predict_on, prompts_of
+from pardemo.finetune.recipe_schema import Predict
+
+ROWS = small_baichuan2.rows(13)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Models this small are slower on several threads, the more so where tests run side by side."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return small_baichuan2.folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def small(base):
+    return load_checkpoint(base), load_tokenizer(base)
+
+
+@pytest.fixture(scope="module")
+def recipe_file(base, tmp_path_factory):
+    return small_baichuan2.recipe_file(tmp_path_factory.mktemp("recipe"), base)
+
+
+@pytest.fixture(scope="module")
+def recipe(recipe_file):
+    return recipes.load(recipe_file)
+
+
+@pytest.fixture(scope="module")
+def adapter(recipe, tmp_path_factory):
+    return small_baichuan2.adapter(tmp_path_factory.mktemp("adapter") / "adapter", recipe)
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    """Two ranks that have loaded what they need before they are forked, as the command's."""
+    with World(2, preload=["pardemo.finetune.predict"], timeout_s=60) as world:
+        yield world
+
+
+# --- the same tokens
+
+
+@pytest.mark.parametrize("position", ["alibi", "rope"])
+def test_greedy_tokens_are_those_of_transformers_one_by_one(small, position):
+    tokenizer, settings = small[1], Predict(max_new_tokens=16, batch=5)
+    model = small_baichuan2.model(position)
+    prompts, _ = prompts_of(ROWS, tokenizer, 400, settings)
+    plain = [
+        model.generate(torch.tensor([ids]), max_new_tokens=16, do_sample=False)[0, len(ids) :].tolist()
+        for ids in prompts
+    ]
+    # an EOS that is often met, so that rows end at different steps
+    every = [token for tokens in plain for token in tokens]
+    eos = max(set(every), key=every.count)
+    expected = [tokens[: tokens.index(eos)] if eos in tokens else tokens for tokens in plain]
+    assert len({len(tokens) for tokens in expected}) > 2
+    found = [[] for _ in prompts]
+    for step in steps(model, prompts, settings, eos):
+        for row, token in step:
+            found[row].append(token)
+    assert found == expected
+
+
+@pytest.mark.parametrize("how", [{}, {"do_sample": True, "temperature": 1.3, "top_k": 0}, {"do_sample": True}])
+def test_batches_and_order_change_nothing(small, how):
+    told = [
+        predict(ROWS, *small, Predict(max_new_tokens=10, batch=batch, **how), seed=3, order=order)
+        for batch, order in ((1, "file"), (5, "length"), (5, "file"), (13, "length"))
+    ]
+    assert all(one.tokens == told[0].tokens for one in told)
+    assert [one.steps for one in told] == [13, 3, 3, 1]
+    assert told[0].texts == [small[1].decode(ids, skip_special_tokens=True) for ids in told[0].tokens]
+    again = predict(ROWS, *small, Predict(max_new_tokens=10, **how), seed=4)
+    assert (again.tokens == told[0].tokens) == (not how), "the seed is of sampling"
+
+
+def test_what_the_folder_says_of_generation_is_not_greedy(small):
+    model, tokenizer = small
+    assert model.generation_config.repetition_penalty == 1.9
+    clean = small_baichuan2.model()
+    settings = Predict(max_new_tokens=10)
+    assert predict(ROWS, model, tokenizer, settings).tokens == predict(ROWS, clean, tokenizer, settings).tokens
+
+
+def test_sampling_draws_what_temperature_top_k_and_top_p_leave(small):
+    model, tokenizer = small
+    prompts, _ = prompts_of(ROWS[:1], tokenizer, 400, Predict(max_new_tokens=1))
+    with torch.no_grad():
+        logits = model(torch.tensor(prompts)).logits[0, -1].double() / 1.5
+    best = logits.topk(6)
+    probabilities = best.values.softmax(-1)
+    kept = int((probabilities.cumsum(-1) - probabilities < 0.8).sum())
+    assert 1 < kept < 6
+    expected = (probabilities[:kept] / probabilities[:kept].sum()).tolist()
+    settings = Predict(max_new_tokens=1, batch=1000, do_sample=True, temperature=1.5, top_k=6, top_p=0.8)
+    drawn = [ids[0] for ids in predict(ROWS[:1] * 4000, model, tokenizer, settings).tokens if ids]
+    shares = [drawn.count(token) / len(drawn) for token in best.indices[:kept].tolist()]
+    assert sum(shares) == 1
+    assert shares == pytest.approx(expected, abs=0.04)  # 5 standard deviations of 4,000 draws
+
+
+def test_two_ranks_and_no_rank_at_all(ranks, recipe, adapter):
+    model = models.with_adapter(models.base(recipe)[0], adapter)
+    here = predict(ROWS, model, load_tokenizer(recipe.model.path), recipe.predict)
+    found = predict_on(ranks, recipe, adapter, ROWS)
+    assert found.tokens == here.tokens
+    assert (found.steps, here.steps) == (2, 4)
+    without = predict_on(ranks, recipe, None, ROWS[:1])  # one rank has nothing to do
+    assert without.tokens != here.tokens[:1], "the adapter counts"
+    assert without.tokens == predict(ROWS[:1], *models.base(recipe), recipe.predict).tokens
+
+
+def test_sampled_on_ranks_as_here(ranks, recipe):
+    sampled = recipes.override(recipe, ["predict.do_sample=true", "predict.batch=3"])
+    here = predict(ROWS, *models.base(sampled), sampled.predict, seed=sampled.train.seed)
+    assert predict_on(ranks, sampled, None, ROWS).tokens == here.tokens
+
+
+def test_batches_of_like_length_are_dealt_evenly():
+    lengths = [5, 90, 7, 80, 6, 100, 8, 85]
+    assert batches_of(lengths, 3, "file") == [[0, 1, 2], [3, 4, 5], [6, 7]]
+    batches = batches_of(lengths, 2, "length")
+    assert batches == [[5, 1], [7, 3], [6, 2], [4, 0]]
+    assert deal(batches, lengths, 2) == [[[5, 1]], [[7, 3], [6, 2], [4, 0]]]
+    assert deal(batches, lengths, 6)[4:] == [[], []]
+    with pytest.raises(ValueError, match="order is 'length' or 'file', not 'size'"):
+        batches_of(lengths, 2, "size")
+
+
+# --- prompts and models that do not fit
+
+
+def test_a_prompt_too_long_keeps_its_head(small):
+    model, tokenizer = small
+    long = ROWS[0] | {"input": "第1号渡口" * 200}
+    prompts, cut = prompts_of([long, ROWS[0]], tokenizer, 400, Predict(max_new_tokens=10))
+    assert cut == 1
+    assert prompts[0] == tokenizer.prompt_ids([{"role": "user", "content": long["instruction"] + long["input"]}])[:390]
+    found = predict([long, ROWS[0]], model, tokenizer, Predict(max_new_tokens=10))
+    assert found.cut == 1
+    assert found.tokens[1] == predict(ROWS[:1], model, tokenizer, Predict(max_new_tokens=10)).tokens[0]
+    with pytest.raises(ValueError, match="max_new_tokens is 400, which leaves no room"):
+        predict(ROWS, model, tokenizer, Predict(max_new_tokens=400))
+    with pytest.raises(ValueError, match="there is no row"):
+        predict([], model, tokenizer, Predict())
+
+
+def test_logits_that_overflow_are_said(small):
+    model = small_baichuan2.model()
+    model.model.norm.weight.data.fill_(torch.inf)
+    with pytest.raises(ValueError, match=r"logits are no numbers.*precision=bf16"):
+        predict(ROWS, model, small[1], Predict(max_new_tokens=2))
+
+
+def test_an_adapter_of_another_model(recipe, adapter, tmp_path):
+    other = small_baichuan2.model(hidden_size=32)
+    with pytest.raises(ValueError, match=r"is no adapter of this model: .*size mismatch"):
+        models.with_adapter(other, adapter)
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    lame = shutil.copytree(adapter, tmp_path / "lame")
+    (lame / "adapter_config.json").write_text(json.dumps(settings | {"target_modules": ["W_pack", "o_proj"]}))
+    with pytest.raises(ValueError, match="is no adapter of this model: Found missing adapter keys"):
+        models.with_adapter(small_baichuan2.model(), lame)
+    (lame / "adapter_model.safetensors").write_bytes(b"short")
+    with pytest.raises(ValueError, match="is no adapter of this model"):
+        models.with_adapter(small_baichuan2.model(), lame)
+
+
+# --- pardemo predict
+
+
+def run(*arguments):
+    return cli.main([str(argument) for argument in arguments])
+
+
+def test_the_files_that_predict_writes(recipe_file, recipe, adapter, tmp_path, capsys):
+    out = tmp_path / "out"
+    set_eight = ("--set", "predict.batch=8")
+    assert run("predict", recipe_file, "--adapter", adapter, "--out", out, "--ranks", 2, "--limit", 9, *set_eight) == 0
+    told = capsys.readouterr()
+    assert told.err == ""
+    assert "rouge-l" in told.out
+    assert "9 samples in" in told.out
+    rows = predictions.read(out / "generated_predictions.jsonl", "prompt", "source")
+    assert [row["label"] for row in rows] == [row["output"] for row in ROWS[:9]], "in the file's order"
+    assert [row["source"] for row in rows[:2]] == ["even", "odd"]
+    assert rows[3]["prompt"] == ROWS[3]["instruction"] + ROWS[3]["input"]
+    model = models.with_adapter(models.base(recipe)[0], adapter)
+    expected = predict(ROWS[:9], model, load_tokenizer(recipe.model.path), recipe.predict)
+    assert [row["predict"] for row in rows] == expected.texts
+    results = json.loads((out / "predict_results.json").read_text())
+    assert results["predict_steps_per_second"] == pytest.approx(1 / results["predict_runtime"], rel=0.01, abs=0.001)
+    assert run("score", out / "generated_predictions.jsonl", "--json") == 0
+    (scored,) = json.loads(capsys.readouterr().out)
+    assert all(results[f"predict_{name}"] == scored[name] for name in ("bleu-4", "rouge-1", "char-rouge-l"))
+    assert sorted(path.name for path in out.iterdir()) == ["generated_predictions.jsonl", "predict_results.json"]
+
+
+def test_where_predictions_go_unless_told_and_json_alone_is_printed(recipe_file, recipe, capsys):
+    assert run("predict", recipe_file, "--limit", 2, "--json") == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["samples"] == 2
+    assert told.err == ""
+    assert (recipes.locate(recipe.output_dir) / "predict-base" / "predict_results.json").is_file()
+
+
+def change(recipe_file, tmp_path, **sections):
+    values = json.loads(recipe_file.read_text())
+    for name, value in sections.items():
+        values[name] = {**values[name], **value} if isinstance(value, dict) else value
+    (tmp_path / "changed.yaml").write_text(json.dumps(values))
+    return tmp_path / "changed.yaml"
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("no adapter", "is no adapter's folder: it has no adapter_config.json"),
+        ("no model", "is no model folder: it has no config.json"),
+        ("no weights", "holds no weights"),
+        ("no tokenizer", "has no tokenizer.model"),
+        ("no data", "No such file"),
+        ("empty data", "holds no row"),
+        ("no rank", "--ranks must be at least 1, not 0"),
+        ("no room", "leaves no room for a prompt"),
+        ("out is a file", "Not a directory"),
+        ("typo", "did you mean 'max_new_tokens'"),
+    ],
+)
+def test_what_is_wrong_is_said_before_a_rank_starts(recipe_file, base, tmp_path, monkeypatch, capsys, case, message):
+    monkeypatch.setattr("pardemo.world.World._start", lambda self: pytest.fail("ranks were started"))
+    folder = shutil.copytree(base, tmp_path / "base")
+    changed = change(recipe_file, tmp_path, model={"path": str(folder)})
+    more = ["--out", tmp_path / "out"]
+    if case == "no adapter":
+        more += ["--adapter", tmp_path]
+    elif case == "no model":
+        shutil.rmtree(folder)
+    elif case == "no weights":
+        (folder / "model.safetensors").unlink()
+    elif case == "no tokenizer":
+        (folder / "tokenizer.model").unlink()
+    elif case == "no data":
+        more += ["--data", tmp_path / "none.json"]
+    elif case == "empty data":
+        (tmp_path / "empty.json").write_text("[]")
+        more += ["--data", tmp_path / "empty.json"]
+    elif case == "no rank":
+        more += ["--ranks", 0]
+    elif case == "no room":
+        more += ["--set", "predict.max_new_tokens=400"]
+    elif case == "out is a file":
+        more[1] = recipe_file / "out"
+    elif case == "typo":
+        more += ["--set", "predict.max_tokens=4"]
+    assert run("predict", changed, *more) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1
+
+
+def test_a_rank_that_is_killed_leaves_no_predictions(small, recipe_file, tmp_path, monkeypatch, capsys):
+    """A model that never says EOS, and has room for hours of answers, so that the ranks are at work when one dies."""
+    endless = load_checkpoint(recipes.load(recipe_file).model.path, model_max_length=10**6)
+    endless.lm_head.weight.data[small[1].eos_token_id] = 0
+    save_checkpoint(endless, tmp_path / "base", small[1])
+    changed = change(recipe_file, tmp_path, model={"path": str(tmp_path / "base")}, predict={"max_new_tokens": 10**5})
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "predict_results.json").write_text("{}")
+    original = World.run
+
+    def run_and_kill(world, *arguments, **named):
+        threading.Timer(1.0, lambda: os.kill(world.pids[1], signal.SIGKILL)).start()
+        return original(world, *arguments, **named)
+
+    monkeypatch.setattr(World, "run", run_and_kill)
+    assert run("predict", changed, "--ranks", 2, "--out", out) == 1
+    told = capsys.readouterr().err
+    assert "pardemo predict: rank 1 died: killed by SIGKILL" in told
+    assert "nothing was written" in told
+    assert "Traceback" not in told
+    assert [path.name for path in out.iterdir()] == ["predict_results.json"], "what was there, and nothing of this run"
+
+
+def test_a_full_disk_leaves_the_older_predictions_and_no_results_of_others(recipe_file, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+    assert run("predict", recipe_file, "--out", out, "--limit", 2) == 0
+    before = (out / "generated_predictions.jsonl").read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(project.os, "replace", full)
+    assert run("predict", recipe_file, "--out", out, "--limit", 3) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert (out / "generated_predictions.jsonl").read_bytes() == before
+    assert [path.name for path in out.iterdir()] == ["generated_predictions.jsonl"], "results would be another run's"
+
+
+# --- pardemo export
+
+
+def test_the_exported_model_is_base_and_adapter(recipe, adapter, tmp_path, capsys):
+    out = export(recipe, adapter, tmp_path / "merged")
+    merged = load_checkpoint(out)
+    ids = torch.tensor([load_tokenizer(out).text_ids(small_baichuan2.TEXT[3])])
+    base = models.base(recipe)[0]
+    with torch.no_grad():
+        plain = base(ids).logits
+        both = models.with_adapter(base, adapter)(ids).logits
+        found = merged(ids).logits
+    torch.testing.assert_close(found, both, rtol=1e-4, atol=1e-4)
+    assert (found - plain).abs().max() > 0.1
+    assert merged.generation_config.top_k == 5
+    names = set(load_checkpoint(recipe.model.path).state_dict())
+    assert set(merged.state_dict()) == names, "the official names and no other"
+
+
+def test_what_is_exported_is_read_back_bit_equal(recipe_file, recipe, adapter, base, tmp_path, capsys):
+    before = (base / "model.safetensors").read_bytes()
+    for dtype, kind in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        assert run("export", recipe_file, "--adapter", adapter, "--out", tmp_path / dtype, "--dtype", dtype) == 0
+        assert "GB, in" in capsys.readouterr().out
+        merged = models.with_adapter(models.base(recipe)[0], adapter).merge_and_unload()
+        found = load_checkpoint(tmp_path / dtype)
+        assert found.dtype == kind
+        for name, value in merged.state_dict().items():
+            assert torch.equal(found.state_dict()[name], value.to(kind)), name
+    assert (base / "model.safetensors").read_bytes() == before, "the base is only read"
+
+
+def test_export_prints_a_line_and_nothing_else(recipe_file, adapter, tmp_path):
+    command = ["export", recipe_file, "--adapter", adapter, "--out", tmp_path / "out"]
+    done = subprocess.run([sys.executable, "-m", "pardemo", *command], capture_output=True, text=True, check=True)
+    assert done.stdout == f"6 files, 0.001 GB, in {tmp_path / 'out'}\n"
+    assert done.stderr == ""
+
+
+def test_folders_that_export_does_not_write_to(recipe_file, recipe, adapter, base, tmp_path, capsys):
+    out = tmp_path / "out"
+    export(recipe, adapter, out)
+    command = ["export", recipe_file, "--adapter", adapter, "--out"]
+    assert run(*command, out) == 2
+    assert "is not empty: name another folder, or add --overwrite" in capsys.readouterr().err
+    assert run(*command, out, "--overwrite") == 0
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter").write_text("dear")
+    capsys.readouterr()
+    for target, message in (
+        (tmp_path / "home", "holds no model (no config.json)"),
+        (base, "would replace"),
+        (base.parent, "would replace"),
+        (adapter, "would replace"),
+        (recipe_file, "is a file"),
+    ):
+        assert run(*command, target, "--overwrite") == 2
+        assert message in capsys.readouterr().err
+    assert (tmp_path / "home" / "letter").read_text() == "dear"
+    assert run("export", recipe_file, "--adapter", tmp_path, "--out", tmp_path / "new") == 2
+    assert "is no adapter's folder" in capsys.readouterr().err
+    assert run(*command, tmp_path / "new", "--set", "model.init=random") == 2
+    assert "model.init is random" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_full_disk_leaves_the_model_that_was_there(recipe, adapter, tmp_path, monkeypatch):
+    export(recipe, adapter, tmp_path / "out")
+    before = (tmp_path / "out" / "model.safetensors").read_bytes()
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("transformers.modeling_utils.safe_save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        export(recipe, adapter, tmp_path / "out", overwrite=True)
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+# --- pardemo chat
+
+
+def said(small, lines, settings=None):
+    pieces = []
+    chat(*small, settings or Predict(max_new_tokens=12), lines, pieces.append)
+    return pieces
+
+
+def answer(small, messages, new=12, most=388):
+    model, tokenizer = small
+    prompt = tokenizer.prompt_ids(messages, most=most)
+    found = [token for step in steps(model, [prompt], Predict(max_new_tokens=new), 2) for _, token in step]
+    return tokenizer.decode(found, skip_special_tokens=True)
+
+
+def test_a_chat_answers_in_pieces_and_remembers_until_it_is_told_to_forget(small):
+    first, second = {"role": "user", "content": "渡口"}, {"role": "user", "content": "票价"}
+    one = answer(small, [first])
+    two = answer(small, [first, {"role": "assistant", "content": one}, second])
+    pieces = said(small, ["渡口\n", "  \n", "票价\n", "/new\n", "票价\n", "/quit\n", "渡口\n"])
+    assert "".join(pieces) == f"{one}\n{two}\n{answer(small, [second])}\n"
+    assert two != answer(small, [second])
+    assert len(pieces) > 15, "as they come"
+
+
+def test_a_long_chat_is_cut_to_what_the_model_can_see(small, monkeypatch):
+    seen = []
+
+    def recorded(model, prompts, *rest):
+        seen.extend(prompts)
+        return steps(model, prompts, *rest)
+
+    monkeypatch.setattr("pardemo.finetune.decoding.steps", recorded)
+    assert said(small, ["第1号渡口开通夜航" * 8] * 12 + ["第1号" * 300]).count("\n") == 13
+    assert all(len(prompt) <= 388 for prompt in seen)
+    assert len(seen[-1]) == 388
+    assert seen[5].count(small[1].user_id) > 1, "as many rounds as there is room for"
+    with pytest.raises(ValueError, match="leaves no room for a message"):
+        said(small, ["渡口"], Predict(max_new_tokens=398))
+
+
+def test_a_character_is_never_shown_by_halves(small, monkeypatch):
+    tokens = small[1].text_ids("龘🚢a")
+    assert len(tokens) == 8, "bytes"
+    monkeypatch.setattr("pardemo.finetune.decoding.steps", lambda *_: iter([[(0, token)] for token in tokens]))
+    assert said(small, ["渡口"]) == ["龘", "🚢", "a", "\n"]
+
+
+def test_chat_in_a_pipe(recipe_file, adapter, small):
+    command = [sys.executable, "-m", "pardemo", "chat", recipe_file]
+    done = subprocess.run(command, input="渡口\n/quit\n".encode(), capture_output=True, check=True)
+    assert done.stdout.decode() == answer(small, [{"role": "user", "content": "渡口"}], 10, 390) + "\n"
+    assert done.stderr == b""
+
+
+def test_chat_with_an_adapter_and_an_end_of_input(recipe_file, adapter, small, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("渡口\n".encode() + b"\xff\n")))
+    assert run("chat", recipe_file, "--adapter", adapter) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first != answer(small, [{"role": "user", "content": "渡口"}], 10, 390)
+
+
+def test_an_interrupted_chat_ends_cleanly(recipe_file, monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.input", interrupted)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    assert run("chat", recipe_file) == 0
+    assert capsys.readouterr().out == "\n"
