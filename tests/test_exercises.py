@@ -181,6 +181,27 @@ def step_by_all_gather(parameters, gradient, lr):
     return parameters - lr * sum(parts) / 4
 
 
+def cut_and_label(prompt, answer, cutoff):
+    s, t = len(prompt), len(answer)
+    if s + t > cutoff:
+        s, t = int(cutoff * s / (s + t)), int(cutoff * t / (s + t))
+    return prompt[:s] + answer[:t], [-100] * s + answer[:t]
+
+
+def rouge_l(predicted, reference):
+    rows = [[0] * (len(reference) + 1) for _ in range(len(predicted) + 1)]
+    for i, a in enumerate(predicted):
+        for j, b in enumerate(reference):
+            rows[i + 1][j + 1] = rows[i][j] + 1 if a == b else max(rows[i][j + 1], rows[i + 1][j])
+    return 200 * rows[-1][-1] / (len(predicted) + len(reference))
+
+
+def split_by_body(pairs, count):
+    test = pairs[:count]
+    bodies = {body for body, _ in test}
+    return [pair for pair in pairs if pair[0] not in bodies], test
+
+
 SOLUTIONS = {
     "01_all_reduce": ring_by_hand,
     "01_unequal_shards": weighted,
@@ -196,6 +217,10 @@ SOLUTIONS = {
     "07_psi": lambda stage, m: [2, 2, m + 1, 3 * m][stage],
     "08_checkpoints": lambda b, s, h, layers, n, parted: 2 * b * s * h * layers / (n if parted else 1),
     "08_order": tidy_order,
+    "11_labels": cut_and_label,
+    "11_lora": lambda w, a, b, alpha, r: w + alpha / r * (b @ a),
+    "12_rouge_l": rouge_l,
+    "12_split": split_by_body,
 }
 
 LOCK = threading.Lock()
@@ -311,6 +336,26 @@ def test_every_exercise_is_tested():
             lambda arena: [0] * 12 if [arena.give_back(arena.take(40)) for _ in range(12)] else 0,
             "overlap, or",
         ),
+        ("11_labels", stub, "return two lists"),
+        ("11_labels", lambda p, a, c: (p + a, p + a), "the prompt is trained on too"),
+        ("11_labels", lambda p, a, c: (p + a, a), "need one length"),
+        (
+            "11_labels",
+            lambda p, a, c: ((p + a)[:c], ([-100] * len(p) + a)[:c]),
+            "30 tokens of the prompt and 10 of the",
+        ),
+        ("11_lora", stub, "not None: B·A is [out, in]"),
+        ("11_lora", lambda w, a, b, alpha, r: w + b @ a, "The scale is missing"),
+        ("11_lora", lambda w, a, b, alpha, r: w.add_(alpha / r * (b @ a)), "W itself was changed"),
+        ("11_lora", lambda w, a, b, alpha, r: w - b @ a, "It is W + (α/r)·B·A"),
+        ("12_rouge_l", stub, "not None"),
+        ("12_rouge_l", lambda p, r: rouge_l(p, r) / 100, "per cent, please"),
+        ("12_rouge_l", lambda p, r: rouge_l(p, r) * (len(p) + len(r)) / 2 / len(r), "that is the recall alone"),
+        ("12_rouge_l", lambda p, r: 100.0, "2 words in common, in order"),
+        ("12_split", stub, "Return (train, test)"),
+        ("12_split", lambda pairs, n: (pairs[n:], pairs[:n]), "are in both, such as 'body 0'"),
+        ("12_split", lambda pairs, n: ([], pairs[:n]), "Only 0 pairs are left"),
+        ("12_split", lambda pairs, n: (pairs, []), "test has 0 pairs, not 10"),
         ("07_psi", stub, "Stage 0 with 1 micro-batches is not None"),
         ("07_psi", lambda stage, m: 3 if stage == 3 else 2, "each micro-batch is reduced"),
         ("07_psi", lambda stage, m: [2, 2, m + 1, 3][stage], "each micro-batch gathers for its forward"),

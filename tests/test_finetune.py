@@ -306,13 +306,15 @@ def test_killed_in_the_middle_it_leaves_no_orphan_and_goes_on(ranks, job, tmp_pa
         (["train.precision=fp16"], "use bf16 or fp32"),
         (["model.path=nowhere"], "is no model folder: it has no config.json"),
         (["data.train=nowhere.json"], "there is no file"),
+        (["data.train={bad}"], "line 2: missing field output"),
         (["lora.target=[q_proj]"], "no module is called 'q_proj'; there are W_pack"),
         (["train.learning_rte=1"], "did you mean"),
     ],
 )
 def test_bad_input_is_one_line(job, tmp_path, changes, message, capfd):
     recipe.save(job, tmp_path / "job.yaml")
-    changes = [f"output_dir={tmp_path / 'run'}", *changes]
+    (tmp_path / "bad.json").write_text('[\n{"instruction": "a", "input": "b", "source": "c"}\n]')
+    changes = [f"output_dir={tmp_path / 'run'}", *(c.format(bad=tmp_path / "bad.json") for c in changes)]
     status = cli.main(["finetune", str(tmp_path / "job.yaml"), *(x for c in changes for x in ("--set", c))])
     told = capfd.readouterr().err.strip().splitlines()
     assert status != 0

@@ -19,6 +19,9 @@ BENCHES = {
     "data-parallel": "data_parallel",
     "tensor-parallel": "tensor_parallel",
     "zero": "zero",
+    "finetune": "finetune",
+    "predict": "predict",
+    "loss-head": "loss_head",
 }
 
 

@@ -34,9 +34,11 @@ def launch(job: "Recipe", resume: bool = False) -> "Outcome":
 
 
 def check(job: "Recipe") -> None:
-    """What can be known without a rank: settings, the model's folder, the data file, GPUs."""
+    """What can be known without a rank: settings, the model's folder, the data, GPUs."""
     import torch
 
+    from pardemo import headlines
+    from pardemo.baichuan2 import load_tokenizer
     from pardemo.baichuan2.checkpoints import find_shards, read_config
     from pardemo.finetune import recipe
 
@@ -49,9 +51,11 @@ def check(job: "Recipe") -> None:
     read_config(folder)
     if job.model.init == "pretrained":
         find_shards(folder)
+    load_tokenizer(folder)
     for path in filter(None, (job.data.train, job.data.valid)):
         if not recipe.locate(path).is_file():
             raise FileNotFoundError(f"data: there is no file {recipe.locate(path)}")
+        headlines.read(recipe.locate(path))
 
 
 def _rank(values: dict, resume: bool) -> "Outcome":
