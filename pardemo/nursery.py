@@ -30,7 +30,12 @@ from importlib import import_module
 
 START_TIMEOUT_S = 120  # importing deepspeed and transformers on a cold disk
 #: One thread each while the libraries load, and in the ranks: a nursery with threads could not be forked safely.
-QUIET = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+QUIET = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # a preloaded module asks for GPUs: without starting CUDA, or forks lose it
+}
 #: Modules that every rank needs.
 ALWAYS = (
     "numpy.random",

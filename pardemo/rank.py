@@ -74,7 +74,9 @@ def join_group(
         sys.modules["numpy"].random.seed(1000 + rank)
     local = int(os.environ["LOCAL_RANK"])
     if backend is None:
-        backend = "nccl" if torch.cuda.is_available() and torch.cuda.device_count() > local else "gloo"
+        beside = next((int(os.environ[n]) for n in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE") if n in os.environ), local + 1)
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        backend = "nccl" if gpus >= beside else "gloo"  # all ranks of a host choose alike
     if backend == "nccl":
         torch.cuda.set_device(local)
         torch.cuda.manual_seed(1000 + rank)

@@ -98,6 +98,8 @@ def test_which_model_a_configuration_without_own_keys_means():
     assert Baichuan2Config.from_dict({"hidden_size": 4096, "num_attention_heads": 32}).position_embedding == "rope"
     assert Baichuan2Config.from_dict({"hidden_size": 5120}).position_embedding == "alibi"
     assert Baichuan2Config.from_dict({"vocab_size": 64_000}).normalize_head is False
+    with pytest.raises(ValueError, match="z_loss_weight must be 0"):
+        small(z_loss_weight=0.5)(numbers(1, 8), labels=numbers(1, 8), num_items_in_batch=8)
     with pytest.raises(ValueError, match="hidden_size 65 does not divide by 4 heads"):
         Baichuan2Config(**{**SMALL, "hidden_size": 65})
 
@@ -385,6 +387,27 @@ def test_a_folder_that_is_not_whole(tmp_path, case, message):
     assert "\n" not in str(told.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_size": "abc"}, "hidden_size"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be a whole number of at least 1, not 0"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers must be"),
+        ({"vocab_size": None}, "vocab_size"),
+        ({"rms_norm_eps": "1e-6"}, "rms_norm_eps"),
+        ({"torch_dtype": "nonsense"}, "config.json"),
+        ({"position_embedding": "none"}, "position_embedding"),
+    ],
+)
+def test_a_configuration_with_bad_values_is_one_line(tmp_path, changes, message):
+    folder = official(tmp_path / "chat", small())
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(ValueError, match=message) as told:
+        load_checkpoint(folder)
+    assert "\n" not in str(told.value)
+
+
 def test_a_truncated_safetensors_file(tmp_path):
     save_checkpoint(small(), tmp_path / "out")
     path = tmp_path / "out" / "model.safetensors"
@@ -434,6 +457,9 @@ def test_the_official_prompt_layout(spm):
     assert tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False) == expected
     last = [*text("港口"), user, *text("价格"), assistant]
     assert tokenizer.prompt_ids(messages, most=len(expected) - 1) == last, "the oldest round goes"
+    assert len(tokenizer.prompt_ids(messages, most=len(last) - 1)) == len(last) - 1, "the last round is cut"
+    with pytest.raises(ValueError, match="the system message has 2 tokens, 3 are allowed"):
+        tokenizer.prompt_ids(messages, most=3)
 
 
 def test_text_cannot_pretend_to_be_another_message(spm):

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from pardemo import RankFailed, World, cli, headlines
 from pardemo.finetune import detached, recipe, sealed
 from pardemo.finetune.launch import PRELOAD, launch
-from pardemo.finetune.logs import read_log, smoothed
+from pardemo.finetune.logs import TokenCount, read_log, smoothed
 from pardemo.finetune.order import Order
 
 STEPS = 6
@@ -59,15 +59,15 @@ def ranks():
         world.close()
 
 
-def trained(values, resume=False):
+def trained(values, resume=False, overwrite=False):
     from pardemo.finetune.train import train
 
-    return dataclasses.asdict(train(recipe.from_dict(values), resume))
+    return dataclasses.asdict(train(recipe.from_dict(values), resume, overwrite))
 
 
-def run(ranks, job, folder, *changes, n=2, resume=False):
+def run(ranks, job, folder, *changes, n=2, resume=False, overwrite=False):
     changed = recipe.override(job, [f"output_dir={folder}", f"world.ranks={n}", *changes])
-    return ranks(n).run(trained, recipe.to_dict(changed), resume)[0]
+    return ranks(n).run(trained, recipe.to_dict(changed), resume, overwrite)[0]
 
 
 def adapter(folder):
@@ -205,6 +205,47 @@ def test_resume_without_a_checkpoint_begins_anew(ranks, job, tmp_path):
     done = run(ranks, job, tmp_path / "run", "train.save_steps=null", resume=True)
     assert done["resumed_from"] is None
     assert "from the beginning" in done["notes"][-1]
+
+
+def test_an_earlier_run_is_neither_lost_nor_mistaken_for_the_new_one(ranks, job, whole, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    with pytest.raises(RankFailed, match=f"holds an earlier run .checkpoint-{STEPS}.: --resume goes on with it"):
+        run(ranks, job, folder)
+    assert apart(folder, whole) == 0
+    done = run(ranks, job, folder, "train.max_steps=2", "train.save_steps=1", overwrite=True)
+    assert done["resumed_from"] is None
+    assert [path.name for path in sealed.checkpoints(folder)] == ["checkpoint-2", "checkpoint-1"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (["train.per_device_batch=2"], "written with samples a step 8, this run has 4"),
+        (["train.seed=7"], "written with train.seed 42, this run has 7"),
+        (["data.cutoff_len=100"], "written with data.cutoff_len 256, this run has 100"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_not_gone_on_from(ranks, job, whole, tmp_path, changes, told):
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    with pytest.raises(RankFailed, match=told):
+        run(ranks, job, folder, "lora.dropout=0.1", *changes, resume=True)
+
+
+def test_patience_is_resumed_too(ranks, job, tmp_path):
+    changes = [
+        "data.valid=" + job.data.test,
+        "train.eval_steps=1",
+        "train.early_stopping=3",
+        "train.learning_rate=10.0",
+    ]
+    changes += ["train.max_steps=40", "train.save_steps=1", "train.save_limit=null"]
+    steps = run(ranks, job, tmp_path / "run", *changes)["steps"]
+    assert 4 <= steps < 40
+    for folder in (f"checkpoint-{steps}", f"checkpoint-{steps - 1}", "adapter"):
+        shutil.rmtree(tmp_path / "run" / folder, ignore_errors=True)
+    assert run(ranks, job, tmp_path / "run", *changes, resume=True)["steps"] == steps
 
 
 @pytest.mark.parametrize(
@@ -380,6 +421,15 @@ def test_grouping_leaves_little_padding():
 
     assert padded(Order(4000, 16, 0)) > 1.4
     assert padded(Order(4000, 16, 0, lengths)) < 1.03
+
+
+def test_tokens_are_counted_once_however_often_one_asks(world_of):
+    def counted():
+        count = TokenCount(0)
+        count.add(torch.tensor([[5, 6, 0], [7, 0, 0]]))
+        return count.total(), count.total()
+
+    assert world_of(2).run(counted) == [(6, 6)] * 2
 
 
 def test_the_smoothed_loss_is_the_tools():

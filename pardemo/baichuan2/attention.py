@@ -46,15 +46,20 @@ class Pattern:
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, flex: bool = False) -> torch.Tensor:
         """softmax(q·kᵀ/√d + bias)·v for q [b, h, queries, d], k and v [b, h, keys, d]."""
-        if flex and self.queries > 1:
-            return self._flex(q, k, v)
         alone = self.slopes is None and self.padding is None and self.segments is None
         if alone and self.queries in (1, self.keys):
             return F.scaled_dot_product_attention(q, k, v, is_causal=self.queries > 1)
-        mask = self._mask
-        if q.is_cuda and mask.dtype != torch.bool:  # its fused kernels want the queries' type
-            mask = mask.to(q.dtype)
+        if flex and self.queries > 1:
+            return self._flex(q, k, v)
+        # a GPU's fused kernels want the queries' type
+        mask = self._mask_in(q.dtype) if q.is_cuda else self._mask
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    def _mask_in(self, dtype: torch.dtype) -> torch.Tensor:
+        """The mask in another type, made once for all layers."""
+        if self._mask.dtype not in (torch.bool, dtype):
+            self._mask = self._mask.to(dtype)
+        return self._mask
 
     @cached_property
     def _mask(self) -> torch.Tensor:

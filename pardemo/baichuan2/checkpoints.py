@@ -83,7 +83,13 @@ def read_config(folder: str | Path, **changes) -> Baichuan2Config:
     kind = values.get("model_type")
     if kind != Baichuan2Config.model_type:
         raise ValueError(f"{path}: model_type is {kind!r}; this loader reads 'baichuan'")
-    return Baichuan2Config.from_dict({**values, **changes})
+    try:
+        config = Baichuan2Config.from_dict({**values, **changes})
+    except Exception as error:  # of ours, of Transformers, of its validators
+        raise ValueError(f"{path}: {_first_line(error)}") from None
+    if config.dtype is not None and not isinstance(config.dtype, torch.dtype):
+        raise ValueError(f"{path}: torch_dtype is {config.dtype!r}; it names a type, as bfloat16")
+    return config
 
 
 def find_shards(folder: str | Path) -> list[Path]:
@@ -131,7 +137,11 @@ def write_folder(folder: str | Path, write: Callable[[Path], None]) -> None:
         if folder.exists():
             old = part.with_name(part.name + ".old")
             folder.rename(old)
-            part.rename(folder)
+            try:
+                part.rename(folder)
+            except OSError:
+                old.rename(folder)
+                raise
             shutil.rmtree(old)
         else:
             part.rename(folder)

@@ -54,6 +54,13 @@ class Baichuan2Config(PreTrainedConfig):
         kwargs.pop("auto_map", None)  # names of code in the model's folder, which is never run
         kwargs.pop("gradient_checkpointing", None)  # the official 13B class makes a tuple of it, which is always true
         super().__post_init__(**kwargs)
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+                     "model_max_length"):  # fmt: skip
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+        if not isinstance(self.rms_norm_eps, float) or not self.rms_norm_eps > 0:
+            raise ValueError(f"rms_norm_eps must be a number above 0, not {self.rms_norm_eps!r}")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(f"hidden_size {self.hidden_size} does not divide by {self.num_attention_heads} heads")
         if self.hidden_act != "silu":

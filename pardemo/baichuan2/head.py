@@ -44,7 +44,12 @@ def label_loss(
         items: divide the sum by this (labels of all micro-batches) instead of by the number of labels here.
         everywhere: compute all logits, to compare with.
         z_weight: adds z_weight · mean(max logit²); over all positions, as the official code has it.
+
+    Raises:
+        ValueError: ``z_weight`` with ``items``: its mean over one micro-batch cannot be added up.
     """
+    if z_weight and items is not None:
+        raise ValueError("z_loss_weight must be 0 where a batch is accumulated from several, as the Trainer does")
     after = labels[:, 1:].reshape(-1)
     before = hidden[:, :-1].reshape(-1, hidden.shape[-1])
     if not everywhere and not z_weight:

@@ -61,7 +61,7 @@ class Attention(nn.Module):
             q, k = rotate(q, *angles), rotate(k, *angles)
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer)
-        out = pattern.attend(q, k, v, self.flex or (q.is_cuda and self.training))
+        out = pattern.attend(q, k, v, self.flex or q.is_cuda)  # on a GPU no mask is ever made
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
 

@@ -75,7 +75,8 @@ class Baichuan2Tokenizer(SentencePieceBackend):
             most: drop the oldest rounds until so many tokens are left; the last round stays, cut at its beginning.
 
         Raises:
-            ValueError: no message, an unknown role, a system message that is not the first, or the last not a user's.
+            ValueError: no message, an unknown role, a system message that is not the first, or the last not a user's;
+                a system message that fills ``most`` alone.
         """
         _check_messages(messages)
         system = self.text_ids(messages[0]["content"]) if messages[0]["role"] == "system" else []
@@ -87,10 +88,12 @@ class Baichuan2Tokenizer(SentencePieceBackend):
             else:
                 rounds[-1] += ids
         room = None if most is None else most - len(system) - 1
+        if room is not None and room < 1:
+            raise ValueError(f"the system message has {len(system)} tokens, {most} are allowed in all")
         while room is not None and len(rounds) > 1 and sum(map(len, rounds)) > room:
             rounds.pop(0)
         said = [token for ids in rounds for token in ids]
-        return system + (said if room is None else said[-max(room, 0) :]) + [self.assistant_id]
+        return system + (said if room is None else said[-room:]) + [self.assistant_id]
 
     def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
         """Pieces to text; bytes of a character that the vocabulary lacks are put together again."""

@@ -1,5 +1,6 @@
 """A run that outlives who started it: its own session, its log in a file. Closing a notebook does not end it."""
 
+import fcntl
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ from pardemo.finetune.recipe_schema import Recipe
 OUTPUT, PID = "finetune.out", "finetune.pid"
 
 
-def start(job: Recipe, resume: bool = False) -> int:
+def start(job: Recipe, resume: bool = False, overwrite: bool = False) -> int:
     """Starts ``pardemo finetune`` in a session of its own and returns its process id.
 
     What it prints goes to ``finetune.out`` in the recipe's output folder. To end it: :func:`stop`.
@@ -28,13 +29,26 @@ def start(job: Recipe, resume: bool = False) -> int:
     """
     from pardemo.finetune.launch import check
 
-    check(job)
+    check(job, resume, overwrite)
     run = recipe.locate(job.output_dir)
+    run.mkdir(parents=True, exist_ok=True)
+    with open(run / ".start.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _start(job, run, resume, overwrite)
+
+
+def _start(job: Recipe, run: Path, resume: bool, overwrite: bool) -> int:
     if running(run):
         raise RuntimeError(f"a run is at work in {run}: follow() or stop() it")
-    run.mkdir(parents=True, exist_ok=True)
     recipe.save(job, run / "recipe.yaml")
-    command = [sys.executable, "-m", "pardemo.finetune", str(run / "recipe.yaml"), *(["--resume"] if resume else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "pardemo.finetune",
+        str(run / "recipe.yaml"),
+        *(["--resume"] * resume),
+        *(["--overwrite"] * overwrite),
+    ]
     with open(run / OUTPUT, "ab" if resume else "wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
                                    start_new_session=True, env={**os.environ, "PYTHONUNBUFFERED": "1"})  # fmt: skip
@@ -54,13 +68,16 @@ def follow(run: Path, seconds: float = 60.0) -> Iterator[str]:
     with open(run / OUTPUT, encoding="utf-8", errors="replace") as file:
         while True:
             at_work = running(run)  # before reading: what is written between is read in the next turn
-            line = file.readline()
-            if line:
+            place, line = file.tell(), file.readline()
+            if line.endswith("\n") or (line and not at_work):
                 yield line.rstrip("\n")
-            elif not at_work or time.monotonic() > until:
-                return
             else:
+                file.seek(place)  # half a line: once more when the rest is there
+                if not at_work:
+                    return
                 time.sleep(0.2)
+            if time.monotonic() > until:
+                return
 
 
 def stop(run: Path, grace_s: float = 20.0) -> None:

@@ -11,12 +11,13 @@ if TYPE_CHECKING:  # each is imported where it is needed: the command line's --h
     from pardemo.finetune.recipe_schema import Recipe
     from pardemo.finetune.train import Outcome
 
-#: A run may take weeks. A hang inside it ends with the process group's own limit of half an hour.
+#: A run may take weeks. A hang inside it ends with the process group's own limit: half an hour, ten minutes in a
+#: launcher's job.
 LONGEST_S = 3.0e7
 PRELOAD = ("pardemo.peers.deepspeed", "pardemo.finetune.train")
 
 
-def launch(job: "Recipe", resume: bool = False) -> "Outcome":
+def launch(job: "Recipe", resume: bool = False, overwrite: bool = False) -> "Outcome":
     """Trains on ``job.world.ranks`` ranks of this machine. What rank 0 prints appears here.
 
     Raises:
@@ -27,24 +28,30 @@ def launch(job: "Recipe", resume: bool = False) -> "Outcome":
     from pardemo.doctor import available_cores
     from pardemo.finetune import recipe
 
-    check(job)
+    on_cpu = check(job, resume, overwrite)
     threads = max(1, available_cores() // job.world.ranks)
-    with World(job.world.ranks, preload=PRELOAD, threads=threads, timeout_s=LONGEST_S) as world:
-        return world.run(_rank, recipe.to_dict(job), resume)[0]
+    env = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"} if on_cpu else {}
+    with World(job.world.ranks, preload=PRELOAD, threads=threads, timeout_s=LONGEST_S, env=env) as world:
+        return world.run(_rank, recipe.to_dict(job), resume, overwrite)[0]
 
 
-def check(job: "Recipe") -> None:
-    """What can be known without a rank: settings, the model's folder, the data, GPUs."""
+def check(job: "Recipe", resume: bool = False, overwrite: bool = False) -> bool:
+    """What can be known without a rank: settings, folders, data, GPUs. Returns whether ranks will run on the CPU.
+
+    They do where there is no GPU; in fp32 also where there are fewer GPUs than ranks.
+    """
     import torch
 
     from pardemo import headlines
     from pardemo.baichuan2 import load_tokenizer
     from pardemo.baichuan2.checkpoints import find_shards, read_config
     from pardemo.finetune import recipe
+    from pardemo.finetune.beginning import refuse_occupied
 
     gpus = torch.cuda.device_count()
-    recipe.preflight(job, on_cpu=not gpus)
-    if gpus and gpus < job.world.ranks:
+    on_cpu = not gpus or (gpus < job.world.ranks and job.train.precision == "fp32")
+    recipe.preflight(job, on_cpu)
+    if not on_cpu and gpus < job.world.ranks:
         raise ValueError(f"world.ranks is {job.world.ranks}, this machine has {gpus} GPUs: give --ranks {gpus}"
                          ", or use a launcher for several hosts")  # fmt: skip
     folder = recipe.locate(job.model.path)
@@ -56,13 +63,16 @@ def check(job: "Recipe") -> None:
         if not recipe.locate(path).is_file():
             raise FileNotFoundError(f"data: there is no file {recipe.locate(path)}")
         headlines.read(recipe.locate(path))
+    if not resume and not overwrite:
+        refuse_occupied(recipe.locate(job.output_dir))
+    return on_cpu
 
 
-def _rank(values: dict, resume: bool) -> "Outcome":
+def _rank(values: dict, resume: bool, overwrite: bool) -> "Outcome":
     from pardemo.finetune import recipe
     from pardemo.finetune.train import train
 
-    return train(recipe.from_dict(values), resume)
+    return train(recipe.from_dict(values), resume, overwrite)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,6 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="change a key of it, as train.learning_rate=2e-4 (may be repeated)")  # fmt: skip
     parser.add_argument("--ranks", type=int, metavar="N", help="ranks to launch (default: the recipe's)")
     parser.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint")
+    parser.add_argument("--overwrite", action="store_true", help="remove what an earlier run left in the output folder")
     parser.add_argument("--list", action="store_true", help="list the recipes, and stop")
     parser.add_argument("--show", action="store_true", help="print the recipe's file with its comments, and stop")
     parser.add_argument("--json", action="store_true", help="print the outcome (or the list) as JSON")
@@ -109,7 +120,7 @@ def command(arguments: argparse.Namespace) -> int:
         print(recipe.source(arguments.recipe), end="")
         return 0
     try:
-        outcome = launch(job, arguments.resume)
+        outcome = launch(job, arguments.resume, arguments.overwrite)
     except RankError as error:
         print(f"pardemo finetune: {str(error).splitlines()[0]}", file=sys.stderr)
         return 1
@@ -127,9 +138,11 @@ def main(argv: list[str] | None = None) -> int:
         if "RANK" not in os.environ or arguments.list or arguments.show:
             return command(arguments)
         return _as_rank(arguments)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         print(f"pardemo finetune: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
 
 
 def _as_rank(arguments: argparse.Namespace) -> int:
@@ -137,6 +150,10 @@ def _as_rank(arguments: argparse.Namespace) -> int:
     from pardemo.doctor import available_cores
 
     job = chosen(arguments)
+    if missing := [name for name in launched.NEEDED if name not in os.environ]:
+        raise ValueError(
+            f"RANK is set, {', '.join(missing)} is not: start it by torchrun, deepspeed or accelerate launch"
+        )
     size = int(os.environ["WORLD_SIZE"])
     job = _on(job, size)  # the launcher's number counts
     import pardemo.peers.deepspeed  # noqa: F401, before the group: it chooses the accelerator
@@ -146,7 +163,7 @@ def _as_rank(arguments: argparse.Namespace) -> int:
     from pardemo.finetune.train import train
     from pardemo.rank import leave_group
 
-    outcome = train(job, arguments.resume)
+    outcome = train(job, arguments.resume, arguments.overwrite)
     if int(os.environ["RANK"]) == 0:
         _tell(outcome, arguments.json)
     leave_group()

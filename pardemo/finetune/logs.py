@@ -83,7 +83,11 @@ def draw_loss(run: Path):
     ax.plot(steps, smoothed(losses), color="black", label="smoothed")
     if held_out:
         ax.plot(
-            [r["step"] for r in held_out], [r["eval_loss"] for r in held_out], "o", color="black", label="validation"
+            [r["step"] for r in held_out],
+            [r["eval_loss"] for r in held_out],
+            "o",
+            color="black",
+            label="validation, mean of batches",
         )
     ax.set(xlabel="optimizer step", ylabel="loss per labelled token", ylim=(0, None))
     ax.legend()
@@ -95,13 +99,13 @@ class TokenCount:
     """Real tokens (padding left out) that all ranks have trained on."""
 
     def __init__(self, pad_id: int):
-        self._pad, self._mine = pad_id, 0
+        self._pad, self._mine = pad_id, torch.zeros((), dtype=torch.long)
 
     def add(self, ids: torch.Tensor) -> None:
-        self._mine += int((ids != self._pad).sum())
+        self._mine = self._mine.to(ids.device) + (ids != self._pad).sum()  # a GPU is not waited for
 
     def total(self) -> int:
-        count = torch.tensor([self._mine])
+        count = self._mine.clone().reshape(1).cpu()
         if torch.distributed.is_initialized():
             if torch.distributed.get_backend() == "nccl":
                 count = count.cuda()

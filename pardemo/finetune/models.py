@@ -27,8 +27,13 @@ def base(recipe: Recipe, device: torch.device | str = "cpu") -> tuple[Baichuan2F
         model = load_checkpoint(folder, dtype, device, loss_head=recipe.train.loss_head)
     else:
         torch.manual_seed(recipe.train.seed)
-        with torch.device(device):
-            model = Baichuan2ForCausalLM(read_config(folder, loss_head=recipe.train.loss_head)).to(dtype).eval()
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)  # never a copy in fp32 first
+        try:
+            with torch.device(device):
+                model = Baichuan2ForCausalLM(read_config(folder, loss_head=recipe.train.loss_head)).eval()
+        finally:
+            torch.set_default_dtype(before)
     return model.requires_grad_(False), load_tokenizer(folder)
 
 

@@ -5,6 +5,7 @@ this user's own run wrote: the run seals each folder with a list of checksums, s
 configuration folder. The seal is written last; a folder without one is a checkpoint that was never finished.
 """
 
+import contextlib
 import hashlib
 import hmac
 import json
@@ -12,17 +13,19 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from pardemo import project
 
 SEAL = "pardemo-seal.json"
+KEY_BYTES = 32
 
 
 def seal(folder: Path, **about: Any) -> None:
     """Writes the seal of a complete checkpoint; ``about`` is kept in it (ranks, step)."""
-    body = {"about": about, "files": _checksums(folder)}
+    body = {"about": about, "files": checksums(folder)}
     project.write_json(folder / SEAL, {**body, "signature": _sign(body)})
 
 
@@ -37,7 +40,7 @@ def fault(folder: Path) -> str | None:
         return "its seal cannot be read"
     if not hmac.compare_digest(str(signature), _sign(body)):
         return f"another user or machine wrote it (another key than {_key_file()})"
-    now = _checksums(folder)
+    now = checksums(folder)
     missing, changed = sorted(set(body["files"]) - set(now)), sorted(n for n in now if body["files"].get(n) != now[n])
     if missing:
         return f"{missing[0]} is missing"
@@ -66,6 +69,16 @@ def newest(run: Path) -> tuple[Path | None, list[str]]:
     return None, told
 
 
+def same_here(folder: Path, files: dict[str, str]) -> bool:
+    """Whether the folder, as this host sees it, has exactly the files of another host's seal."""
+    return folder.is_dir() and checksums(folder) == files
+
+
+def files(folder: Path) -> dict[str, str]:
+    """The checksums of a seal."""
+    return json.loads((folder / SEAL).read_text("utf-8"))["files"]
+
+
 def keep(run: Path, limit: int | None) -> None:
     """Removes the oldest sealed checkpoints beyond ``limit``, and what was never finished before the newest."""
     sealed = [folder for folder in checkpoints(run) if (folder / SEAL).is_file()]
@@ -75,7 +88,8 @@ def keep(run: Path, limit: int | None) -> None:
             shutil.rmtree(folder)
 
 
-def _checksums(folder: Path) -> dict[str, str]:
+def checksums(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file below the folder but the seal."""
     sums = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and path.name != SEAL:
@@ -98,9 +112,13 @@ def _key() -> bytes:
     path = _key_file()
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-                file.write(secrets.token_bytes(32))
-        except FileExistsError:  # another run was quicker
-            pass
-    return path.read_bytes()
+        handle, name = tempfile.mkstemp(dir=path.parent)  # for the user alone, and linked when it is whole
+        with open(handle, "wb") as file:
+            file.write(secrets.token_bytes(KEY_BYTES))
+        with contextlib.suppress(FileExistsError):  # another run was quicker
+            os.link(name, path)
+        os.unlink(name)
+    key = path.read_bytes()
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"{path} holds {len(key)} bytes, not a key of {KEY_BYTES}: remove it")
+    return key

@@ -14,17 +14,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import transformers
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from pardemo.finetune import models, recipe, sealed, universal
+from pardemo.finetune.beginning import begin, fingerprint
 from pardemo.finetune.logs import Progress, TokenCount, draw_loss
 from pardemo.finetune.order import Order
 from pardemo.finetune.recipe_schema import Recipe
 from pardemo.finetune.samples import Collator, Samples, pack
+from pardemo.rank import device
 
 
 @dataclass
@@ -44,7 +45,9 @@ class Outcome:
     notes: list[str] = field(default_factory=list)
 
 
-def train(job: Recipe, resume: bool = False, callbacks: Sequence[TrainerCallback] = ()) -> Outcome:
+def train(
+    job: Recipe, resume: bool = False, overwrite: bool = False, callbacks: Sequence[TrainerCallback] = ()
+) -> Outcome:
     """Runs the recipe on this rank; all ranks of the job call it alike.
 
     Writes into the recipe's ``output_dir``: ``recipe.yaml``, ``train_log.jsonl``, TensorBoard's events, ``loss.png``,
@@ -52,18 +55,22 @@ def train(job: Recipe, resume: bool = False, callbacks: Sequence[TrainerCallback
 
     Args:
         resume: go on from the newest checkpoint that is whole and ours; from the beginning where there is none.
+        overwrite: remove what an earlier run left in the folder.
         callbacks: of transformers, further ones.
 
     Raises:
-        ValueError, FileNotFoundError: recipe, model or data are not what they should be.
+        ValueError, FileNotFoundError: recipe, model or data are not what they should be; the folder holds an earlier
+            run, and neither ``resume`` nor ``overwrite`` was given; a checkpoint of other data, batch or seed.
         RuntimeError: the ranks or DeepSpeed's stage are not those of the recipe; nothing trains unsynchronised.
         OSError: a checkpoint could not be written; the last whole one is named.
     """
     _forget_earlier_runs()
-    recipe.preflight(job, on_cpu=not torch.cuda.is_available())
+    recipe.preflight(job, on_cpu=device().type == "cpu")
     run = recipe.locate(job.output_dir)
-    start, notes = _start_from(run, resume, job)
-    model, tokenizer = models.base(job)
+    start, notes = begin(run, job, resume, overwrite, _rank(), _size())
+    # under ZeRO-3 no rank's GPU may hold the whole model; otherwise no host needs to hold it once per rank
+    stage = (job.deepspeed or {}).get("zero_optimization", {}).get("stage", 0)
+    model, tokenizer = models.base(job, "cpu" if stage == 3 else device())
     data = _samples(job.data.train, job, tokenizer)
     valid = None if job.data.valid is None else _samples(job.data.valid, job, tokenizer)
     arguments = _arguments(job, run, start)
@@ -74,7 +81,7 @@ def train(job: Recipe, resume: bool = False, callbacks: Sequence[TrainerCallback
         args=arguments,
         train_dataset=data,
         eval_dataset=valid,
-        data_collator=Collator(tokenizer.pad_token_id, multiple=8 if torch.cuda.is_available() else 1),
+        data_collator=Collator(tokenizer.pad_token_id, multiple=1 if device().type == "cpu" else 8),
         callbacks=list(callbacks),
     )
     for unwanted in (transformers.PrinterCallback, transformers.trainer_callback.ProgressCallback):
@@ -86,7 +93,11 @@ def train(job: Recipe, resume: bool = False, callbacks: Sequence[TrainerCallback
         recipe.save(job, run / "recipe.yaml")
         for line in notes:
             print(line, flush=True)
-    done = trainer.train(resume_from_checkpoint=None if start is None else str(start))
+    try:
+        done = trainer.train(resume_from_checkpoint=None if start is None else str(start))
+    finally:
+        if start is not None and universal.is_universal(start) and _rank() == 0:
+            shutil.rmtree(start, ignore_errors=True)
     engine, stage = _what_ran(trainer, job)
     adapter = _save_adapter(trainer, run)
     tokens = trainer.tokens.total()
@@ -104,7 +115,7 @@ def train(job: Recipe, resume: bool = False, callbacks: Sequence[TrainerCallback
         ranks=trainer.args.world_size,
         tokens=tokens,
         seconds=done.metrics["train_runtime"],
-        resumed_from=None if start is None else start.name,
+        resumed_from=None if start is None else start.name.lstrip(".").partition(universal.MARK)[0],
         notes=notes,
     )
 
@@ -143,11 +154,13 @@ class _Trainer(Trainer):
             super()._save_checkpoint(model, trial)
         except Exception as error:  # of the system, of torch, of safetensors: each has its own
             last = next((f.name for f in sealed.checkpoints(self._run) if f != folder and not sealed.fault(f)), None)
-            raise OSError(f"{folder.name} could not be written ({str(error).splitlines()[0]}); "
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise OSError(f"{folder.name} could not be written ({reason}); "
                           f"the last whole checkpoint is {last or 'none'}") from error  # fmt: skip
         _meet()
         if self.is_world_process_zero():
-            sealed.seal(folder, step=self.state.global_step, ranks=self.args.world_size)
+            about = fingerprint(self._job, self.args.world_size)
+            sealed.seal(folder, step=self.state.global_step, ranks=self.args.world_size, run=about)
             sealed.keep(self._run, self._job.train.save_limit)
         _meet()
 
@@ -187,7 +200,8 @@ def _arguments(job: Recipe, run: Path, start: Path | None) -> TrainingArguments:
             metric_for_best_model="eval_loss" if t.early_stopping is not None else None,
             prediction_loss_only=True,
             seed=t.seed,
-            use_cpu=not torch.cuda.is_available(),
+            restore_callback_states_from_checkpoint=start is not None,  # early stopping's patience
+            use_cpu=device().type == "cpu",
             ddp_backend=dist.get_backend() if dist.is_initialized() else None,
             deepspeed=_deepspeed(job, start),
             remove_unused_columns=False,
@@ -205,24 +219,6 @@ def _deepspeed(job: Recipe, start: Path | None) -> dict[str, Any] | None:
     if start is not None and universal.is_universal(start):
         settings["checkpoint"] = {**settings.get("checkpoint", {}), "load_universal": True}
     return settings
-
-
-def _start_from(run: Path, resume: bool, job: Recipe) -> tuple[Path | None, list[str]]:
-    """The checkpoint to go on from, found by rank 0 and told to all; and what a user should know."""
-    found: list[Any] = [None, []]
-    if resume and _rank() == 0:
-        found = list(sealed.newest(run))
-        found[1].append(f"going on from {found[0].name}" if found[0] else f"no checkpoint in {run}: from the beginning")
-        if found[0] is not None and job.deepspeed is not None:
-            before = sealed.about(found[0])["ranks"]
-            if before != _size():
-                found[1].append(
-                    f"written by {before} ranks, read by {_size()}: through DeepSpeed's universal checkpoint"
-                )
-                found[0] = universal.convert(found[0])
-    if dist.is_initialized():
-        dist.broadcast_object_list(found, src=0)
-    return found[0], found[1]
 
 
 def _what_ran(trainer: _Trainer, job: Recipe) -> tuple[str, int | None]:

@@ -4,27 +4,29 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
-SUFFIX = "-universal"
+MARK = "-universal-"
 
 
 def is_universal(folder: Path) -> bool:
-    return folder.name.endswith(SUFFIX)
+    return MARK in folder.name
 
 
-def convert(checkpoint: Path, timeout_s: float = 3600) -> Path:
-    """Writes ``checkpoint-N-universal`` beside a checkpoint and returns it. The checkpoint has to be a verified one.
+def convert(checkpoint: Path, timeout_s: float = 500) -> Path:
+    """Writes a universal form into a new folder beside a checkpoint, which has to be a verified one; returns it.
 
     DeepSpeed's own tool merges the ranks' shards into one file per parameter and state; what it needs to be told is
     that an adapter's checkpoint lacks the frozen parameters. Scheduler and Trainer states are taken as they are; the
     ranks' random states are not: another number of ranks draws other dropout masks.
 
+    The caller removes the folder when it has been read. The other ranks wait meanwhile, for ten minutes at most.
+
     Raises:
-        RuntimeError: DeepSpeed's tool failed.
+        RuntimeError: DeepSpeed's tool failed, or took longer than ``timeout_s``.
     """
-    target = checkpoint.with_name(checkpoint.name + SUFFIX)
-    shutil.rmtree(target, ignore_errors=True)
+    target = Path(tempfile.mkdtemp(prefix=f".{checkpoint.name}{MARK}", dir=checkpoint.parent))
     states = (checkpoint / "latest").read_text("utf-8").strip()
     command = [
         sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", "--inject_missing_state",
@@ -34,8 +36,13 @@ def convert(checkpoint: Path, timeout_s: float = 3600) -> Path:
     environment = {**os.environ, "DS_ACCELERATOR": os.environ.get("DS_ACCELERATOR", "cpu")}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         environment.pop(name, None)  # it is no rank of this job
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        shutil.rmtree(target)
+        raise RuntimeError(f"converting {checkpoint.name} took longer than {timeout_s:g} s") from None
     if done.returncode:
+        shutil.rmtree(target)
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise RuntimeError(f"DeepSpeed could not convert {checkpoint.name}: {last}")
     for path in checkpoint.iterdir():

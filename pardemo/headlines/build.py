@@ -163,6 +163,7 @@ class _Choice:
 def _written(out: Path, chosen: dict[str, list[bytes]], manifest: dict[str, Any]) -> dict[str, Any]:
     from pardemo.headlines.picture import lengths
 
+    (out / "manifest.json").unlink(missing_ok=True)  # a folder without one is not whole
     manifest["files"] = {}
     for name, lines in chosen.items():
         content = b"[\n" + b",\n".join(lines) + b"\n]\n"  # one row a line, so that rows have line numbers
