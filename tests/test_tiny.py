@@ -52,11 +52,10 @@ def test_the_one_in_data():
     assert 2e6 < params < 4e6
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 10e6
     config = model.config
-    assert (config.position_embedding, config.normalize_head, config.num_attention_heads) == ("alibi", True, 8)
+    assert (config.position_embedding, config.normalize_head, config.num_attention_heads) == ("alibi", True, 6)
     assert model.dtype == torch.bfloat16
     tokenizer = load_tokenizer(FOLDER)
-    assert tokenizer.vocab_size == config.vocab_size <= tiny.VOCABULARY
-    assert len(tokenizer.tokenize("今天12吨")) == 5, "single characters"
+    assert tokenizer.vocab_size == config.vocab_size == tiny.VOCABULARY
     row = headlines.read(headlines.embedded() / "test.json")[0]
     assert tokenizer.decode(tokenizer.encode(row["input"])) == row["input"]
     body, title = tokenizer.text_ids(row["input"] + "\n"), tokenizer.text_ids(row["output"])
