@@ -283,25 +283,30 @@ def test_a_checkpoint_of_somebody_else_is_not_read(whole, tmp_path, monkeypatch)
 # --- faults
 
 
-def limited_files(values, nbytes):
+def trained_until_the_disk_is_full(values):
     import resource
 
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, nbytes))
-    return trained(values)
+    from transformers import TrainerCallback
+
+    from pardemo.finetune.train import train
+
+    class FillsUp(TrainerCallback):
+        def on_save(self, *_, **__):  # no file may grow beyond this from the first checkpoint on
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+
+    train(recipe.from_dict(values), callbacks=[FillsUp()])
 
 
-def test_a_full_disk_at_a_checkpoint_is_said(job, whole, tmp_path):
+def test_a_full_disk_at_a_checkpoint_is_said(job, tmp_path):
     folder = tmp_path / "run"
-    shutil.copytree(whole, folder)
-    for name in (f"checkpoint-{STEPS}", "adapter"):
-        shutil.rmtree(folder / name)
-    (folder / "checkpoint-3").rename(folder / "checkpoint-1")  # of an earlier run
-    values = recipe.to_dict(recipe.override(job, [f"output_dir={folder}", "lora.rank=64"]))
+    values = recipe.to_dict(recipe.override(job, [f"output_dir={folder}"]))
     with World(2, preload=PRELOAD, timeout_s=120) as world, pytest.raises(RankFailed) as told:
-        world.run(limited_files, values, 100_000)
-    assert "checkpoint-3 could not be written" in str(told.value)
-    assert "the last whole checkpoint is checkpoint-1" in str(told.value)
-    assert sealed.newest(folder)[0].name == "checkpoint-1"
+        world.run(trained_until_the_disk_is_full, values)
+    assert f"checkpoint-{STEPS} could not be written" in str(told.value)
+    assert "the last whole checkpoint is checkpoint-3" in str(told.value)
+    found, notes = sealed.newest(folder)
+    assert found.name == "checkpoint-3"
+    assert notes == [f"checkpoint-{STEPS} is passed over: it was never finished"]
 
 
 def ranks_of(pid):
@@ -326,8 +331,8 @@ def test_killed_in_the_middle_it_leaves_no_orphan_and_goes_on(ranks, job, tmp_pa
     if whom == "all":
         process.kill()
     else:
-        trainers = [p for p in children if p.cpu_times().user > 1]
-        trainers[-1].send_signal(signal.SIGKILL)
+        rank = next(p for p in children if p.ppid() != process.pid)  # a child of the process that ranks start from
+        rank.send_signal(signal.SIGKILL)
     process.wait(60)
     told = process.stderr.read()
     assert process.returncode != 0
