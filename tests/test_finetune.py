@@ -487,3 +487,11 @@ def test_a_detached_run_can_be_stopped(job, tmp_path):
     assert not psutil.wait_procs(children, timeout=20)[1]
     with pytest.raises(FileNotFoundError, match="no model folder"):
         detached.start(recipe.override(job, ["model.path=nowhere", f"output_dir={folder}"]))
+
+
+def test_json_is_json_alone(job, tmp_path, capfd):
+    recipe.save(
+        recipe.override(job, ["train.max_steps=1", "train.save_steps=null", "world.ranks=1"]), tmp_path / "job.yaml"
+    )
+    assert cli.main(["finetune", str(tmp_path / "job.yaml"), "--json", "--set", f"output_dir={tmp_path / 'run'}"]) == 0
+    assert json.loads(capfd.readouterr().out)["steps"] == 1

@@ -4,6 +4,8 @@
 middle half of the ratios of neighbouring runs. Runs alternate, so that a drift of the machine meets both.
 """
 
+import contextlib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
@@ -63,7 +65,8 @@ def run(names: Sequence[str], on_start: Callable[[str], None] = lambda name: Non
     rows: list[Row] = []
     for name in names or BENCHES:
         on_start(name)
-        rows += import_module(f"pardemo.bench.{BENCHES[name]}").rows()
+        with contextlib.redirect_stdout(sys.stderr):  # what ranks print is not the table
+            rows += import_module(f"pardemo.bench.{BENCHES[name]}").rows()
     return rows
 
 

@@ -1,6 +1,7 @@
 """Starting a fine-tune: ranks of our own, or the rank of a job that torchrun, DeepSpeed or Accelerate has started."""
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -120,7 +121,8 @@ def command(arguments: argparse.Namespace) -> int:
         print(recipe.source(arguments.recipe), end="")
         return 0
     try:
-        outcome = launch(job, arguments.resume, arguments.overwrite)
+        with contextlib.redirect_stdout(sys.stderr if arguments.json else sys.stdout):
+            outcome = launch(job, arguments.resume, arguments.overwrite)
     except RankError as error:
         print(f"pardemo finetune: {str(error).splitlines()[0]}", file=sys.stderr)
         return 1
