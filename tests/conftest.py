@@ -43,23 +43,13 @@ def gone(pids, within_s=10.0):
 
 def tiny_folder(folder, texts, **changes):
     """A checkpoint folder with a random Baichuan2 of two small layers and a tokenizer of these texts."""
-    import io
-
-    import sentencepiece
     import torch
 
     from pardemo.baichuan2 import Baichuan2Config, Baichuan2ForCausalLM, Baichuan2Tokenizer, save_checkpoint
-    from pardemo.baichuan2.tokenization import ASSISTANT, USER
+    from pardemo.finetune.tiny import train_tokenizer
 
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(texts), model_writer=model, model_type="bpe", vocab_size=1400, byte_fallback=True,
-        split_digits=True, add_dummy_prefix=False, remove_extra_whitespaces=False, character_coverage=0.99,
-        normalization_rule_name="identity", user_defined_symbols=[USER, ASSISTANT], minloglevel=2,
-        hard_vocab_limit=False,
-    )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tokenizer.model").write_bytes(model.getvalue())
+    (folder / "tokenizer.model").write_bytes(train_tokenizer(texts, 1400))
     tokenizer = Baichuan2Tokenizer(str(folder / "tokenizer.model"))
     sizes = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4}
     torch.manual_seed(0)

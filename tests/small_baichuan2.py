@@ -1,16 +1,15 @@
 """A small random Baichuan2 with a tokenizer of its own, as a folder, and a recipe that names it; for several tests."""
 
-import io
 import json
 from pathlib import Path
 
-import sentencepiece
 import torch
 
 from pardemo.baichuan2 import Baichuan2Config, Baichuan2ForCausalLM, Baichuan2Tokenizer, save_checkpoint
-from pardemo.baichuan2.tokenization import ASSISTANT, USER
 from pardemo.finetune import models, recipe
+from pardemo.finetune.tiny import train_tokenizer
 
+VOCABULARY = 331
 TEXT = [f"第{i}号渡口开通夜航，票价{i % 7}.5元，每周{i % 5}班。Gate {i} opens at noon." for i in range(300)]
 
 
@@ -28,20 +27,14 @@ def rows(number: int) -> list[dict[str, str]]:
 
 
 def tokenizer(folder: Path) -> Baichuan2Tokenizer:
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXT), model_writer=model, model_type="bpe", vocab_size=330, byte_fallback=True,
-        split_digits=True, add_dummy_prefix=False, remove_extra_whitespaces=False, character_coverage=1.0,
-        normalization_rule_name="identity", user_defined_symbols=[USER, ASSISTANT], minloglevel=2,
-    )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tokenizer.model").write_bytes(model.getvalue())
+    (folder / "tokenizer.model").write_bytes(train_tokenizer(TEXT, VOCABULARY))
     return Baichuan2Tokenizer(str(folder / "tokenizer.model"))
 
 
 def model(position: str = "alibi", **changes) -> Baichuan2ForCausalLM:
     torch.manual_seed(0)
-    sizes = {"vocab_size": 330, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
     sizes |= {"num_attention_heads": 4, "position_embedding": position, "initializer_range": 0.2}
     return Baichuan2ForCausalLM(Baichuan2Config(**{**sizes, "model_max_length": 400, **changes})).eval()
 

@@ -1,12 +1,10 @@
 """Baichuan2: the official numbers to the digit, the mathematics against independent forms, folders as downloaded."""
 
-import io
 import json
 import math
 import shutil
 
 import pytest
-import sentencepiece
 import torch
 import transformers
 from peft import LoraConfig, get_peft_model
@@ -22,7 +20,8 @@ from pardemo.baichuan2 import (
 )
 from pardemo.baichuan2.attention import Pattern, alibi_slopes
 from pardemo.baichuan2.checkpoints import write_folder
-from pardemo.baichuan2.tokenization import ASSISTANT, USER
+from pardemo.baichuan2.tokenization import ASSISTANT
+from pardemo.finetune.tiny import train_tokenizer
 
 SMALL = {
     "vocab_size": 320,
@@ -46,14 +45,8 @@ def numbers(*shape, most=320):
 
 @pytest.fixture(scope="module")
 def spm(tmp_path_factory):
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXT), model_writer=model, model_type="bpe", vocab_size=320, byte_fallback=True,
-        split_digits=True, add_dummy_prefix=False, remove_extra_whitespaces=False, character_coverage=0.98,
-        normalization_rule_name="identity", user_defined_symbols=[USER, ASSISTANT], minloglevel=2,
-    )  # fmt: skip
     path = tmp_path_factory.mktemp("spm") / "tokenizer.model"
-    path.write_bytes(model.getvalue())
+    path.write_bytes(train_tokenizer(TEXT, 320))
     return path
 
 
