@@ -495,3 +495,14 @@ def test_json_is_json_alone(job, tmp_path, capfd):
     )
     assert cli.main(["finetune", str(tmp_path / "job.yaml"), "--json", "--set", f"output_dir={tmp_path / 'run'}"]) == 0
     assert json.loads(capfd.readouterr().out)["steps"] == 1
+
+
+def test_recipes_are_listed_and_shown_with_their_reasons(capsys):
+    assert cli.main(["finetune", "--list"]) == 0
+    assert "baichuan2-13b-lora-a800x8" in capsys.readouterr().out
+    assert cli.main(["finetune", "--list", "--json"]) == 0
+    assert {row["name"] for row in json.loads(capsys.readouterr().out)} == set(recipe.names())
+    assert cli.main(["finetune", "baichuan2-13b-lora-a800x8", "--show"]) == 0
+    assert "# inferred" in capsys.readouterr().out
+    assert cli.main(["finetune"]) == 2
+    assert "name a recipe: " in capsys.readouterr().err

@@ -113,7 +113,7 @@ def command(arguments: argparse.Namespace) -> int:
         print(
             json.dumps(rows, indent=1)
             if arguments.json
-            else text_table([list(rows[0]), *(list(r.values()) for r in rows)])
+            else text_table([list(rows[0]), *([str(v) for v in row.values()] for row in rows)])
         )
         return 0
     job = chosen(arguments)
