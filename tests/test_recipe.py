@@ -43,8 +43,8 @@ WITHOUT_KEY = ["--stage", "--do_train", "--finetuning_type", "--template", "--pl
 INFERRED = {
     "lora.alpha": 32, "train.gradient_checkpointing": True, "train.seed": 42, "predict.do_sample": True,
     "predict.temperature": 0.95, "predict.top_p": 0.7, "predict.top_k": 50, "predict.max_new_tokens": 512,
-    "predict.batch": 8, "data.valid": None, "data.packing": False, "data.group_by_length": False, "train.eval_steps": None,
-    "train.max_steps": None, "train.save_limit": None, "train.early_stopping": None,
+    "predict.batch": 8, "data.valid": None, "data.packing": False, "data.group_by_length": False,
+    "train.eval_steps": None, "train.max_steps": None, "train.save_limit": None, "train.early_stopping": None,
 }  # fmt: skip
 
 
