@@ -212,6 +212,8 @@ def test_an_earlier_run_is_neither_lost_nor_mistaken_for_the_new_one(ranks, job,
     shutil.copytree(whole, folder)
     with pytest.raises(RankFailed, match=f"holds an earlier run .checkpoint-{STEPS}.: --resume goes on with it"):
         run(ranks, job, folder)
+    with pytest.raises(RankFailed, match="give one of them"):
+        run(ranks, job, folder, resume=True, overwrite=True)
     assert apart(folder, whole) == 0
     done = run(ranks, job, folder, "train.max_steps=2", "train.save_steps=1", overwrite=True)
     assert done["resumed_from"] is None

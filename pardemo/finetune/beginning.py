@@ -67,6 +67,8 @@ def begin(run: Path, job: Recipe, resume: bool, overwrite: bool, rank: int, size
 
 
 def _find(run: Path, job: Recipe, resume: bool, overwrite: bool, size: int) -> tuple:
+    if resume and overwrite:
+        raise ValueError("--resume goes on with an earlier run, --overwrite removes it: give one of them")
     if overwrite:
         for path in (*sealed.checkpoints(run), run / "adapter"):
             shutil.rmtree(path, ignore_errors=True)
