@@ -34,11 +34,17 @@ def gone(pids, within_s=10.0):
     """Whether all processes end within that time (zombies count as ended)."""
     until = time.monotonic() + within_s
     while time.monotonic() < until:
-        alive = [p for p in pids if psutil.pid_exists(p) and psutil.Process(p).status() != psutil.STATUS_ZOMBIE]
-        if not alive:
+        if not any(_alive(pid) for pid in pids):
             return True
         time.sleep(0.02)
     return False
+
+
+def _alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # also between the two lines of /proc that psutil reads
+        return False
 
 
 def tiny_folder(folder, texts, **changes):

@@ -134,9 +134,19 @@ def test_every_engine_equals_the_plain_loop(ranks, job, tmp_path, changes, engin
 
 
 def test_bf16_and_packing_train(ranks, job, tmp_path):
-    done = run(ranks, job, tmp_path / "run", "train.precision=bf16", "data.packing=true", "data.group_by_length=false")
-    assert done["steps"] == STEPS
-    assert losses(tmp_path / "run")[-1] < losses(tmp_path / "run")[0]
+    found = {}
+    for name, *changes in (
+        ("bf16", "train.precision=bf16"),
+        ("fp32", "train.precision=fp32"),
+        ("still", "train.precision=fp32", "train.learning_rate=1e-30"),
+    ):
+        packed = ("data.packing=true", "data.group_by_length=false", "train.learning_rate=1e-2")
+        assert run(ranks, job, tmp_path / name, *packed, *changes)["steps"] == STEPS
+        found[name] = losses(tmp_path / name)
+    assert found["bf16"] == pytest.approx(found["fp32"], rel=1e-2)
+    assert found["bf16"] != found["fp32"]
+    # each step has other samples, so a loss is compared with the same step's of a model that does not learn
+    assert found["fp32"][-1] < found["still"][-1] - 0.05
 
 
 def test_what_a_run_leaves(ranks, job, tmp_path):
