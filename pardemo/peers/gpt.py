@@ -123,6 +123,22 @@ class ParallelGPT(GPT):
         return vocab_parallel_cross_entropy(self(tokens[:, :-1]), tokens[:, 1:], self.head.group)
 
 
+class Entrance(nn.Module):
+    """The layer before a GPT's first block, plain or parallel: tokens [batch, sequence] to [batch, sequence, hidden]."""
+
+    def __init__(self, gpt: GPT):
+        super().__init__()
+        self.embedding, self.positions = gpt.embedding, gpt.positions
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.embedding(tokens) + self.positions.weight[: tokens.shape[1]]
+
+
+def layers_of(gpt: GPT) -> list[nn.Module]:
+    """A GPT without sequence parallelism as the layers that a pipeline cuts; the first and the last share a weight."""
+    return [Entrance(gpt), *gpt.blocks, gpt.norm, gpt.head]
+
+
 def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
     """``make()`` with the same weights on every rank, biases not zero; the rank's own generator is left alone."""
     with torch.random.fork_rng(devices=[]):

@@ -1,0 +1,50 @@
+"""Batch norm where a batch comes in micro-batches."""
+
+import torch
+from torch import nn
+
+
+class DeferredBatchNorm(nn.BatchNorm1d):
+    """Normalises each micro-batch by itself, but moves its running statistics once per batch, by the whole batch's.
+
+    Plain batch norm moves them once per micro-batch, by variances that miss how the micro-batches' means differ. What
+    evaluation uses is thus that of the undivided batch; what training normalises by is still the micro-batch's, as in
+    GPipe (arXiv 1811.06965, §2.2). A forward pass that activation checkpointing runs again does not count again.
+
+    Args:
+        features: as ``nn.BatchNorm1d``; input [samples, features].
+        micro_batches: after so many forward passes the running statistics move.
+
+    Raises:
+        ValueError: ``micro_batches`` below 1.
+    """
+
+    def __init__(self, features: int, micro_batches: int):
+        super().__init__(features)
+        if micro_batches < 1:
+            raise ValueError(f"micro_batches must be at least 1, not {micro_batches}")
+        self.micro_batches = micro_batches
+        self._sums = [0, 0, 0]  # samples, Σx, Σx²: of the micro-batches so far
+        self._seen = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return super().forward(x)
+        again = torch._C._current_graph_task_id() != -1  # within a backward pass: a recomputation
+        if not again:
+            self._note(x.detach())
+        return nn.functional.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
+
+    @torch.no_grad()
+    def _note(self, x: torch.Tensor) -> None:
+        wide = x.double()  # Σx² − (Σx)²/n loses digits
+        self._sums = [s + t for s, t in zip(self._sums, (len(x), wide.sum(0), wide.square().sum(0)), strict=True)]
+        self._seen += 1
+        if self._seen < self.micro_batches:
+            return
+        n, total, squares = self._sums
+        mean, variance = total / n, (squares - total.square() / n) / (n - 1)
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+        self.running_var.lerp_(variance.to(self.running_var.dtype), self.momentum)
+        self.num_batches_tracked += 1
+        self._sums, self._seen = [0, 0, 0], 0

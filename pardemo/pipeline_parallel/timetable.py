@@ -1,0 +1,130 @@
+"""When each rank computes what if nothing but the order and the dependencies held it up; and the exchanges it needs."""
+
+from dataclasses import dataclass
+
+from pardemo.meters.timeline import Span
+from pardemo.pipeline_parallel.instructions import Compute, Forward, Instruction, receive_for, send_of
+from pardemo.pipeline_parallel.schedules import Schedule, ScheduleError
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A schedule's course.
+
+    Attributes:
+        spans: the computations: kind "forward" or "backward", name "stage.micro-batch", in units of the times given.
+        in_flight: for each rank, the most pairs of stage and micro-batch whose forward was done and whose backward was
+            not: their activations are what it holds.
+    """
+
+    spans: list[Span]
+    in_flight: list[int]
+
+    @property
+    def makespan(self) -> float:
+        """From the first begin to the last end."""
+        return max(s.end_s for s in self.spans) - min(s.begin_s for s in self.spans)
+
+    @property
+    def bubble_of_total(self) -> float:
+        """Idle time over all time, of all ranks together."""
+        return 1 - _busy(self.spans) / (len(self.in_flight) * self.makespan)
+
+    @property
+    def bubble_of_ideal(self) -> float:
+        """Idle time over the time of the computation alone."""
+        return len(self.in_flight) * self.makespan / _busy(self.spans) - 1
+
+
+def chart(schedule: Schedule, forward: float = 1.0, backward: float = 2.0, latency: float = 0.0) -> Chart:
+    """The course of a schedule when a rank's forward and backward of a micro-batch take these times.
+
+    With v chunks each takes a v-th of that. ``latency`` passes before another rank has what was computed.
+
+    Raises:
+        ScheduleError: it stands still; the line says which rank waits for what.
+    """
+    times = timetable(schedule, forward / schedule.chunks, backward / schedule.chunks, latency)
+    spans = [
+        Span(schedule.rank_of(c.stage), _kind(c), f"{c.stage}.{c.micro_batch}", begin, end)
+        for c, (begin, end) in times.items()
+    ]
+    return Chart(spans, [_most_alive(schedule.computes(rank)) for rank in range(schedule.ranks)])
+
+
+def measured_chart(spans: list[Span]) -> Chart:
+    """The same from a real run's timelines: all ranks' spans together, of which it takes the computations."""
+    computed = sorted((s for s in spans if s.kind in ("forward", "backward")), key=lambda s: s.begin_s)
+    in_flight = []
+    for rank in sorted({s.rank for s in computed}):
+        alive, most = 0, 0
+        for span in (s for s in computed if s.rank == rank):
+            alive += 1 if span.kind == "forward" else -1
+            most = max(most, alive)
+        in_flight.append(most)
+    return Chart(computed, in_flight)
+
+
+def timetable(
+    schedule: Schedule, forward: float = 1, backward: float = 2, latency: float = 0
+) -> dict[Compute, tuple[float, float]]:
+    """Begin and end of every computation of one chunk each; raises ScheduleError as :func:`chart` does."""
+    ends: dict[Compute, tuple[float, float]] = {}
+    left = [schedule.computes(rank) for rank in range(schedule.ranks)]
+    at, clock = [0] * schedule.ranks, [0.0] * schedule.ranks
+    moved = True
+    while moved:
+        moved = False
+        for rank, order in enumerate(left):
+            while at[rank] < len(order):
+                step = order[at[rank]]
+                needed = schedule.before(step)
+                if needed is not None and needed not in ends:
+                    break
+                arrived = 0.0 if needed is None else ends[needed][1] + latency * schedule.travels(step)
+                begin = max(clock[rank], arrived)
+                clock[rank] = begin + (forward if isinstance(step, Forward) else backward)
+                ends[step] = begin, clock[rank]
+                at[rank], moved = at[rank] + 1, True
+    stuck = [(rank, order[at[rank]]) for rank, order in enumerate(left) if at[rank] < len(order)]
+    if stuck:
+        told = ", ".join(f"rank {rank} in {step} for {schedule.before(step)}" for rank, step in stuck)
+        raise ScheduleError(f"deadlock: {told}")
+    return ends
+
+
+def instructions(schedule: Schedule) -> list[list[Instruction]]:
+    """Each rank's instructions: what it computes, with the exchanges in between.
+
+    A result is sent as soon as it is there. Its receive stands, on the other rank, where that rank is at this time of
+    the ideal chart: before what it computes meanwhile, so that data travels behind computation. All messages thus
+    have one order in time, in which all ranks come to them: nobody can wait for ever, even where messages block both
+    sides.
+    """
+    times = timetable(schedule)
+    events: list[list[tuple]] = [[] for _ in range(schedule.ranks)]
+    for number, (step, (_, end)) in enumerate(times.items()):
+        events[schedule.rank_of(step.stage)].append((end, 0, number, step))
+        needed = schedule.before(step)
+        if needed is not None and schedule.travels(step):
+            sent = times[needed][1]
+            message = (needed.stage, needed.micro_batch, isinstance(needed, Forward))  # one order among equals
+            events[schedule.rank_of(needed.stage)].append((sent, 1, *message, send_of(needed)))
+            events[schedule.rank_of(step.stage)].append((sent, 1, *message, receive_for(step)))
+    return [[event[-1] for event in sorted(found, key=lambda event: event[:-1])] for found in events]
+
+
+def _kind(compute: Compute) -> str:
+    return "forward" if isinstance(compute, Forward) else "backward"
+
+
+def _busy(spans: list[Span]) -> float:
+    return sum(s.end_s - s.begin_s for s in spans)
+
+
+def _most_alive(computes: list[Compute]) -> int:
+    alive = most = 0
+    for step in computes:
+        alive += 1 if isinstance(step, Forward) else -1
+        most = max(most, alive)
+    return most

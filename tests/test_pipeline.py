@@ -1,0 +1,309 @@
+"""The executor on real ranks: parity with one process, bytes, memory, tied weights, batch norm, bad input."""
+
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+from pardemo.data_parallel import BucketedDataParallel
+from pardemo.errors import RankFailed
+from pardemo.formulas import pipeline as formulas
+from pardemo.groups import Groups, Layout
+from pardemo.meters import MemoryMeter, Timeline, WireMeter
+from pardemo.peers import gpt
+from pardemo.pipeline_parallel import (
+    DeferredBatchNorm,
+    Pipeline,
+    Schedule,
+    cut_by_layers,
+    cut_by_parameters,
+    gpipe,
+    interleaved,
+    measured_chart,
+    one_f_one_b,
+)
+
+WIDTH, BATCH, M = 32, 24, 6
+#: fp32: sums over micro-batches and over one batch differ in their last digits
+CLOSE = 1e-5
+
+
+def layers(number=6):
+    return [gpt.seeded(lambda: gpt.MLP(WIDTH), seed) for seed in range(number)]
+
+
+def batch(samples=BATCH, width=WIDTH):
+    return gpt.numbers(samples, width), gpt.numbers(samples, width, seed=1)
+
+
+def pipeline(order, chunks=1, micro_batches=M, cut=cut_by_layers, **options):
+    schedule = Schedule(order, dist.get_world_size(), micro_batches, chunks)
+    mine = cut(layers(), schedule.stages)[dist.get_rank() :: schedule.ranks]
+    return Pipeline(mine, schedule, F.mse_loss, **options)
+
+
+def gradients_on_ranks(order, chunks, cut, checkpointing):
+    found = pipeline(order, chunks, cut=cut, checkpointing=checkpointing)
+    losses = [found.step(*batch()) for _ in range(2)]  # the second adds up
+    of_stage = {s: [p.grad for p in chunk.parameters()] for s, chunk in found._stages.items()}
+    return [None if loss is None else loss.item() for loss in losses], of_stage
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("cut", [cut_by_layers, cut_by_parameters])
+@pytest.mark.parametrize(("order", "chunks"), [(gpipe, 1), (one_f_one_b, 1), (interleaved, 2), (interleaved, 3)])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_losses_and_gradients_are_those_of_one_process(world_of, ranks, order, chunks, cut, checkpointing):
+    results = world_of(ranks).run(gradients_on_ranks, order, chunks, cut, checkpointing)
+    model = nn.Sequential(*layers())
+    inputs, targets = batch()
+    loss = F.mse_loss(model(inputs), targets)
+    loss.backward()
+    assert results[-1][0] == pytest.approx([loss.item()] * 2, abs=CLOSE)
+    assert all(losses == [None, None] for losses, _ in results[:-1])
+    of_stage = {stage: grads for _, stages in results for stage, grads in stages.items()}
+    found = [g for stage in sorted(of_stage) for g in of_stage[stage]]
+    for gradient, parameter in zip(found, model.parameters(), strict=True):
+        torch.testing.assert_close(gradient, 2 * parameter.grad, atol=CLOSE, rtol=CLOSE)
+
+
+@pytest.mark.parametrize(("order", "chunks"), [(gpipe, 1), (one_f_one_b, 1), (interleaved, 2)])
+def test_four_ranks(world_of, order, chunks):
+    def losses_and_norms():
+        found = pipeline_of(order, 4, chunks)
+        return found.step(*batch()), [
+            p.grad.norm().item() for chunk in found._stages.values() for p in chunk.parameters()
+        ]
+
+    def pipeline_of(order, micro_batches, chunks):
+        schedule = Schedule(order, 4, micro_batches, chunks)
+        return Pipeline(cut_by_layers(layers(8), schedule.stages)[dist.get_rank() :: 4], schedule, F.mse_loss)
+
+    results = world_of(4).run(losses_and_norms)
+    model = nn.Sequential(*layers(8))
+    loss = F.mse_loss(model(batch()[0]), batch()[1])
+    loss.backward()
+    assert results[3][0].item() == pytest.approx(loss.item(), abs=CLOSE)
+    assert sorted(n for _, norms in results for n in norms) == pytest.approx(
+        sorted(p.grad.norm().item() for p in model.parameters()), abs=CLOSE
+    )
+
+
+def test_the_group_is_the_one_passed_in(world_of):
+    """Two pipelines of two ranks side by side, each on its own half of the batch."""
+
+    def losses():
+        with Groups(Layout(dp=2, pp=2)) as groups:
+            schedule = Schedule(one_f_one_b, 2, 3)
+            stage = cut_by_layers(layers(), 2)[dist.get_rank(groups.pp)]
+            copies = BucketedDataParallel(stage, groups.dp)
+            part = slice(dist.get_rank(groups.dp) * 12, dist.get_rank(groups.dp) * 12 + 12)
+            found = Pipeline([copies], schedule, F.mse_loss, groups.pp)
+            with WireMeter() as wire:
+                loss = found.step(*(tensor[part] for tensor in batch()))
+            return loss, [p.grad.clone() for p in stage.parameters()], wire.sent_bytes
+
+    results = world_of(4).run(losses)  # ranks 0, 1: stage 0; ranks 2, 3: stage 1
+    model = nn.Sequential(*layers())
+    loss = F.mse_loss(model(batch()[0]), batch()[1])
+    loss.backward()
+    assert (results[2][0] + results[3][0]).item() / 2 == pytest.approx(loss.item(), abs=CLOSE)
+    for copies in ((results[0], results[2]), (results[1], results[3])):
+        found = [g for _, grads, _ in copies for g in grads]
+        for gradient, parameter in zip(found, model.parameters(), strict=True):
+            torch.testing.assert_close(gradient, parameter.grad, atol=CLOSE, rtol=CLOSE)
+    # the copies' gradients travel once per step, not once per micro-batch
+    gradients = 4 * sum(p.numel() for layer in layers(3) for p in layer.parameters())
+    assert results[0][2] < 1.5 * gradients
+
+
+def bytes_of(order, chunks, width, samples):
+    torch.manual_seed(0)
+    schedule = Schedule(order, dist.get_world_size(), 4, chunks)
+    mine = [nn.Linear(width, width, bias=False) for _ in range(chunks)]
+    found = Pipeline(mine, schedule, F.mse_loss)
+    tensors = batch(samples, width)
+    found.step(*tensors)
+    with WireMeter() as wire:
+        found.step(*tensors)
+    return wire.sent_bytes, wire.received_bytes
+
+
+@pytest.mark.parametrize(("ranks", "order", "chunks"), [(2, gpipe, 1), (4, one_f_one_b, 1), (2, interleaved, 2)])
+def test_bytes_at_the_boundaries(world_of, ranks, order, chunks):
+    width, samples = 256, 4096  # an activation of a micro-batch: 1 MiB
+    found = world_of(ranks).run(bytes_of, order, chunks, width, samples)
+    for rank, (sent, received) in enumerate(found):
+        expected = formulas.boundary_bytes(rank, ranks, 4, 4 * width * samples // 4, chunks)
+        assert (sent, received) == pytest.approx(expected, rel=0.002)
+
+
+def peak_of(order, micro_batches, checkpointing=False):
+    samples = 128 * micro_batches  # a micro-batch stays the same
+    found = pipeline(order, micro_batches=micro_batches, checkpointing=checkpointing)
+    tensors = batch(samples)
+    found.step(*tensors)
+    with MemoryMeter(found._stages.values()) as memory:
+        found.step(*tensors)
+    return memory.peak["activations"]
+
+
+def test_activations_grow_with_m_in_gpipe_and_with_p_in_1f1b(world_of):
+    world = world_of(2)
+    # of a stage of three MLPs autograd keeps 3 × (4 + 4) widths inside and 2 between; its input is the batch, and its
+    # output is let go of once it is sent
+    kept = 4 * 128 * WIDTH * (3 * 8 + 2)
+    few, many = (world.run(peak_of, gpipe, m)[0] for m in (4, 8))
+    assert (many - few) / 4 == pytest.approx(kept, rel=0.02)
+    one, few, many = (world.run(peak_of, one_f_one_b, m)[0] for m in (1, 4, 16))
+    assert few == pytest.approx(many, rel=0.02)
+    assert few - one == pytest.approx(kept, rel=0.05)  # two in flight on rank 0
+    # the second stage keeps what it received: of a checkpointed one that is all
+    few, many = (world.run(peak_of, gpipe, m, True)[1] for m in (4, 8))
+    assert (many - few) / 4 == pytest.approx(4 * 128 * WIDTH, rel=0.1)
+
+
+def cross_entropy(logits, targets):
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def train_tied(tied, steps=4):
+    rank = dist.get_rank()
+    net = gpt.seeded(lambda: gpt.GPT(vocabulary=64))
+    if rank == 1:
+        with torch.no_grad():
+            net.embedding.weight += rank  # copies that start apart: tying makes them alike
+    schedule = Schedule(one_f_one_b, 2, 2)
+    stage = cut_by_layers(gpt.layers_of(net), 2)[rank]
+    found = Pipeline([stage], schedule, cross_entropy, tied=[(net.embedding.weight, dist.group.WORLD)] if tied else ())
+    optimizer, losses = torch.optim.SGD(stage.parameters(), lr=0.5), []
+    for step in range(steps):
+        tokens = gpt.text(8, 33, 64, seed=step)
+        optimizer.zero_grad()
+        loss = found.step(tokens[:, :-1], tokens[:, 1:])
+        optimizer.step()
+        losses.append(loss)
+    return losses, net.embedding.weight.detach()
+
+
+def test_tied_weights_stay_one(world_of):
+    (_, first), (losses, last) = world_of(2).run(train_tied, True)
+    assert torch.equal(first, last)
+    net = gpt.seeded(lambda: gpt.GPT(vocabulary=64))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    for step, found in enumerate(losses):
+        loss = net.loss(gpt.text(8, 33, 64, seed=step))
+        assert found.item() == pytest.approx(loss.item(), abs=CLOSE)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    torch.testing.assert_close(first, net.embedding.weight.detach(), atol=CLOSE, rtol=CLOSE)
+
+
+def test_without_the_all_reduce_copies_drift(world_of):
+    (_, first), (_, last) = world_of(2).run(train_tied, False)
+    assert not torch.equal(first, last - 1)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_deferred_batch_norm_has_the_whole_batchs_running_statistics(world_of, checkpointing):
+    def running():
+        norm = DeferredBatchNorm(WIDTH, M)
+        schedule = Schedule(one_f_one_b, 2, M)
+        stage = norm if dist.get_rank() == 0 else nn.Linear(WIDTH, WIDTH)
+        found = Pipeline([nn.Sequential(stage)], schedule, F.mse_loss, checkpointing=checkpointing)
+        for _ in range(2):
+            found.step(*batch())
+        return norm.running_mean, norm.running_var, norm.num_batches_tracked.item()
+
+    plain = nn.BatchNorm1d(WIDTH)
+    for _ in range(2):
+        plain(batch()[0])
+    mean, variance, batches = world_of(2).run(running)[0]
+    torch.testing.assert_close(mean, plain.running_mean)
+    torch.testing.assert_close(variance, plain.running_var)
+    assert batches == 2
+
+
+def test_deferred_batch_norm_normalises_by_the_micro_batch_and_evaluates_by_the_running_statistics():
+    deferred, plain, x = DeferredBatchNorm(8, 2), nn.BatchNorm1d(8), gpt.numbers(16, 8)
+    torch.testing.assert_close(deferred(x), plain(x))
+    deferred(x)
+    deferred.eval()
+    expected = (x - deferred.running_mean) / (deferred.running_var + deferred.eps).sqrt()
+    torch.testing.assert_close(deferred(x), expected)
+    with pytest.raises(ValueError, match="micro_batches must be at least 1, not 0"):
+        DeferredBatchNorm(8, 0)
+
+
+def test_the_timeline_follows_the_schedule(world_of):
+    def spans():
+        timeline = Timeline()
+        pipeline(one_f_one_b, timeline=timeline).step(*batch())
+        return timeline.spans
+
+    found = measured_chart([span for spans in world_of(2).run(spans) for span in spans])
+    assert found.in_flight == [2, 1]
+    order = [f"{span.kind[0].upper()} {span.name}" for span in found.spans if span.rank == 0]
+    assert order == [str(one) for one in Schedule(one_f_one_b, 2, M).computes(0)]
+
+
+def test_frozen_layers_in_front_need_no_gradient(world_of):
+    def step():
+        schedule = Schedule(gpipe, 2, 2)
+        stage = nn.Sequential(nn.Linear(WIDTH, WIDTH)).requires_grad_(dist.get_rank() == 1)
+        loss = Pipeline([stage], schedule, F.mse_loss).step(*batch())
+        return loss is not None, [p.grad is None for p in stage.parameters()]
+
+    assert world_of(2).run(step) == [(False, [True, True]), (True, [False, False])]
+
+
+def test_other_shapes_and_types_travel(world_of):
+    def step():
+        stage = nn.Sequential(nn.Linear(4, 4)).to(torch.bfloat16)
+        stage.append(nn.Unflatten(1, (2, 2))) if dist.get_rank() == 0 else stage.insert(0, nn.Flatten())
+        x = gpt.numbers(8, 4, dtype=torch.bfloat16)
+        loss = Pipeline([stage], Schedule(gpipe, 2, 2), F.mse_loss).step(x, x)
+        return None if loss is None else loss.dtype
+
+    assert world_of(2).run(step) == [None, torch.bfloat16]
+
+
+def wrong(what):
+    if what == "batch":
+        return pipeline(gpipe, micro_batches=5).step(*batch())
+    if what == "nothing":
+        return pipeline(gpipe).step()
+    if what == "shape":
+        found = pipeline(gpipe)
+        found.step(*batch())
+        return found.step(*batch(2 * BATCH))
+    if what == "integers":
+        return Pipeline([nn.Sequential(ToInteger())], Schedule(gpipe, 2, 2), F.mse_loss).step(*batch())
+    if what == "ranks":
+        return Pipeline([nn.Identity()], Schedule(gpipe, 4, 2), F.mse_loss)
+    return Pipeline([nn.Identity()], Schedule(interleaved, 2, 2, 2), F.mse_loss)
+
+
+class ToInteger(nn.Module):
+    def forward(self, x):
+        return x.long()
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("batch", "a batch of 24 does not divide into 5 micro-batches of equal size"),
+        ("nothing", "the first stage's rank needs the inputs of the batch"),
+        ("shape", "stage 0 gave activations of torch.float32 (4, 32) and torch.float32 (8, 32): micro-batches of a"),
+        ("integers", "hands on one tensor of floating-point numbers with at most 8 dimensions, not torch.int64"),
+        ("ranks", "the schedule is for 4 ranks, the group has 2"),
+        ("chunks", "the schedule has 2 stages on a rank, not 1"),
+    ],
+)
+def test_wrong_input_is_named(world_of, what, message):
+    with pytest.raises(RankFailed, match=re.escape(message)):
+        world_of(2).run(wrong, what)
