@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
+from pardemo import World
 from pardemo.data_parallel import BucketedDataParallel
 from pardemo.errors import RankFailed
 from pardemo.formulas import pipeline as formulas
@@ -298,7 +299,7 @@ class ToInteger(nn.Module):
     [
         ("batch", "a batch of 24 does not divide into 5 micro-batches of equal size"),
         ("nothing", "the first stage's rank needs the inputs of the batch"),
-        ("shape", "stage 0 gave activations of torch.float32 (4, 32) and torch.float32 (8, 32): micro-batches of a"),
+        ("shape", "stage 0 gave activations of torch.float32 (4, 32) and then torch.float32 (8, 32): a Pipeline's"),
         ("integers", "hands on one tensor of floating-point numbers with at most 8 dimensions, not torch.int64"),
         ("ranks", "the schedule is for 4 ranks, the group has 2"),
         ("chunks", "the schedule has 2 stages on a rank, not 1"),
@@ -307,3 +308,56 @@ class ToInteger(nn.Module):
 def test_wrong_input_is_named(world_of, what, message):
     with pytest.raises(RankFailed, match=re.escape(message)):
         world_of(2).run(wrong, what)
+
+
+def peers_steps(kind, order, chunks, steps=2):
+    from pardemo.peers.deepspeed_pipeline import DeepSpeedPipeline
+    from pardemo.peers.pipelining import TorchPipeline
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    schedule, timeline = Schedule(order, ranks, M, chunks), Timeline()
+    stages = cut_by_layers(layers(), schedule.stages)
+    mine = stages[rank::ranks]
+    found = {
+        "ours": lambda: Pipeline(mine, schedule, F.mse_loss, timeline=timeline),
+        "torch": lambda: TorchPipeline(mine, order.__name__, M, F.mse_loss, timeline=timeline),
+        "DeepSpeed": lambda: DeepSpeedPipeline(stages, M, BATCH, F.mse_loss, lr=0.1, timeline=timeline),
+    }[kind]()
+    losses, parameters = [], [p for chunk in mine for p in chunk.parameters()]
+    for _ in range(steps):
+        for p in parameters:
+            p.grad = None
+        with WireMeter() as wire:
+            loss = found.step(*batch())
+        if kind != "DeepSpeed":  # its step updates as well
+            with torch.no_grad():
+                for p in parameters:
+                    p -= 0.1 * p.grad
+        losses.append(None if loss is None else loss.item())
+    order = [f"{s.kind[0].upper()} {s.name}" for s in timeline.spans if s.kind != "wait"]
+    return losses, wire.sent_bytes, order[: len(order) // steps]
+
+
+@pytest.fixture(scope="module")
+def peers_world():
+    with World(2, preload=["pardemo.peers.deepspeed_pipeline"], timeout_s=60) as world:
+        yield world
+
+
+@pytest.mark.parametrize(
+    ("kind", "order", "chunks"),
+    [
+        ("torch", gpipe, 1),
+        ("torch", one_f_one_b, 1),
+        ("torch", interleaved, 2),
+        ("DeepSpeed", one_f_one_b, 1),
+    ],
+)
+def test_the_peers_do_the_same(peers_world, kind, order, chunks):
+    theirs = peers_world.run(peers_steps, kind, order, chunks)
+    ours = peers_world.run(peers_steps, "ours", order, chunks)
+    assert theirs[-1][0] == pytest.approx(ours[-1][0], abs=CLOSE)
+    for rank in range(2):
+        # DeepSpeed hands the loss round, and each message has a header: a few dozen bytes
+        assert theirs[rank][1] == pytest.approx(ours[rank][1], abs=200)
+        assert theirs[rank][2] == ours[rank][2]  # the same computations in the same order

@@ -19,6 +19,7 @@ BENCHES = {
     "launch": "launch",
     "ring": "ring",
     "data-parallel": "data_parallel",
+    "pipeline": "pipeline",
     "tensor-parallel": "tensor_parallel",
     "zero": "zero",
     "finetune": "finetune",

@@ -20,7 +20,7 @@ def bubble_of_ideal(stages: int, micro_batches: int, chunks: int = 1) -> float:
 
 
 def makespan(stages: int, micro_batches: int, forward_s: float, backward_s: float, chunks: int = 1) -> float:
-    """Seconds of a step without communication, when a rank takes these times for a micro-batch: ideal time and bubble."""
+    """Seconds of a step without communication, from a rank's times for a micro-batch: ideal time and bubble."""
     ideal = micro_batches * (forward_s + backward_s)
     return ideal * (1 + bubble_of_ideal(stages, micro_batches, chunks))
 

@@ -124,7 +124,7 @@ class ParallelGPT(GPT):
 
 
 class Entrance(nn.Module):
-    """The layer before a GPT's first block, plain or parallel: tokens [batch, sequence] to [batch, sequence, hidden]."""
+    """A GPT before its first block, plain or parallel: tokens [batch, sequence] to [batch, sequence, hidden]."""
 
     def __init__(self, gpt: GPT):
         super().__init__()

@@ -5,11 +5,11 @@ Sources: Huang et al. 2019, "GPipe" (arXiv 1811.06965); Narayanan et al. 2019, "
 
 From the bottom up:
 
-- :mod:`~pardemo.pipeline_parallel.instructions`: forward, backward, send, receive, each of a stage and a micro-batch.
-- :func:`gpipe`, :func:`one_f_one_b`, :func:`interleaved`: orders, as generators; :class:`Schedule`: an order for so many
-  ranks and micro-batches.
-- :func:`instructions`, :func:`chart`, :func:`prove`: what each rank is told, when it happens in an ideal world, and that
-  nothing is missing and nothing stands still. No process is needed.
+- :mod:`~pardemo.pipeline_parallel.instructions`: forward, backward, send, receive of a stage and a micro-batch.
+- :func:`gpipe`, :func:`one_f_one_b`, :func:`interleaved`: orders, as generators; :class:`Schedule`: an order for so
+  many ranks and micro-batches.
+- :func:`instructions`, :func:`chart`, :func:`prove`: what each rank is told, when it happens in an ideal world, and
+  that nothing is missing and nothing stands still. No process is needed.
 - :func:`cut_by_layers`, :func:`cut_by_parameters`: a list of layers into stages.
 - :class:`Pipeline`: runs any schedule on real ranks. :class:`DeferredBatchNorm`: running statistics of the whole batch.
 """

@@ -10,8 +10,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 HEADER = 10  # numbers: kind of element, dimensions, sizes
 MAX_DIMENSIONS = HEADER - 2
 #: Messages that may be leaving at a time; before another, the oldest is waited for, so that its memory can go. (gloo
-#: does not say whether one has left, it only waits. No schedule stands still for that: they are proven with messages that
-#: block.)
+#: does not say whether one has left, it only waits. No schedule stands still for that: they are proven with messages
+#: that block.)
 LEAVING = 2
 
 

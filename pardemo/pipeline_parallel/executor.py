@@ -184,9 +184,12 @@ class Pipeline:
             self._exchange.send_form(tensor, peer)
             self._sent_forms[one.stage] = form
         if self._sent_forms[one.stage] != form:
-            told = " and ".join(f"{dtype} {tuple(shape)}" for shape, dtype in (self._sent_forms[one.stage], form))
-            raise ValueError(f"stage {one.stage} gave activations of {told}: micro-batches of a Pipeline have one shape; "
-                             "make another Pipeline for another")  # fmt: skip
+            forms = self._sent_forms[one.stage], form
+            told = " and then ".join(f"{dtype} {tuple(shape)}" for shape, dtype in forms)
+            raise ValueError(
+                f"stage {one.stage} gave activations of {told}: a Pipeline's micro-batches have one shape; make another "
+                "Pipeline for another"
+            )
         self._exchange.send(tensor, peer)
 
     def _receive_activation(self, one: Instruction) -> None:

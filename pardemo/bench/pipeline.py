@@ -1,0 +1,60 @@
+"""Forward + backward of a batch through a pipeline: pardemo's executor against torch.distributed.pipelining, p = 2."""
+
+import time
+
+import torch.distributed as dist
+from torch.nn import functional as F
+
+from pardemo.bench import Row, compare
+
+RANKS = 2
+MICRO_BATCHES = 8
+CHUNKS = {"gpipe": 1, "one_f_one_b": 1, "interleaved": 2}
+#: width, samples of a micro-batch, layers, rounds
+SHAPES = {"small": (64, 16, 4, 151), "large": (256, 128, 4, 31)}
+
+
+def alternate(order: str, width: int, samples: int, layers: int, rounds: int) -> dict[str, list[float]]:
+    """On every rank: seconds of a step under each, by turns; same stages, same micro-batches."""
+    from pardemo import pipeline_parallel as ours
+    from pardemo.peers import gpt
+    from pardemo.peers.pipelining import TorchPipeline
+
+    rank, chunks = dist.get_rank(), CHUNKS[order]
+    schedule = ours.Schedule(getattr(ours, order), RANKS, MICRO_BATCHES, chunks)
+
+    def mine():
+        model = [gpt.seeded(lambda: gpt.MLP(width), seed) for seed in range(layers)]
+        return ours.cut_by_layers(model, schedule.stages)[rank::RANKS]
+
+    stages = {"ours": mine(), "torch": mine()}
+    pipelines = {
+        "ours": ours.Pipeline(stages["ours"], schedule, F.mse_loss),
+        "torch": TorchPipeline(stages["torch"], order, MICRO_BATCHES, F.mse_loss),
+    }
+    x, y = (gpt.numbers(samples * MICRO_BATCHES, width, seed=seed) for seed in (0, 1))
+    seconds: dict[str, list[float]] = {name: [] for name in pipelines}
+    for turn in range(rounds + 3):
+        for name, pipeline in pipelines.items():
+            dist.barrier()
+            begin = time.perf_counter()
+            pipeline.step(x, y)
+            if turn >= 3:
+                seconds[name].append(time.perf_counter() - begin)
+            for chunk in stages[name]:
+                chunk.zero_grad()
+    return seconds
+
+
+def rows() -> list[Row]:
+    from pardemo import World
+
+    table = []
+    with World(RANKS) as world:
+        for order in CHUNKS:
+            for label, shape in SHAPES.items():
+                results = world.run(alternate, order, *shape)
+                slowest = {k: [max(r) for r in zip(*(one[k] for one in results), strict=True)] for k in results[0]}
+                note = "torch.distributed.pipelining"
+                table.append(compare(f"pipeline.{order}.{label}", slowest["ours"], slowest["torch"], "s", 1.0, note))
+    return table

@@ -1,0 +1,76 @@
+"""torch.distributed.pipelining on the same stages and micro-batches, with a timeline of what it computes."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining.microbatch import TensorChunkSpec
+
+from pardemo.meters import Timeline
+from pardemo.rank import device
+
+#: the names of our orders -> theirs
+SCHEDULES = {"gpipe": ScheduleGPipe, "one_f_one_b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B}
+
+
+class TorchPipeline:
+    """torch's pipeline with :class:`pardemo.pipeline_parallel.Pipeline`'s ``step``. Gradients are left in ``.grad``.
+
+    Args:
+        chunks: this rank's stages: of the model's stages, number rank, rank + p, ….
+        schedule: "gpipe", "one_f_one_b" or "interleaved".
+        micro_batches: into how many parts the batch is cut.
+        loss_of: (output, targets) of a micro-batch to its mean loss.
+        group: the pipeline's ranks; the default group when None.
+        timeline: notes spans of kind "forward" and "backward", as ours does.
+    """
+
+    def __init__(
+        self,
+        chunks: Sequence[nn.Module],
+        schedule: str,
+        micro_batches: int,
+        loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        group: dist.ProcessGroup | None = None,
+        timeline: Timeline | None = None,
+    ):
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        total = len(chunks) * ranks
+        stages = [_Stage(chunk, rank + i * ranks, total, group, timeline) for i, chunk in enumerate(chunks)]
+        self._first, self._last = rank == 0, rank == ranks - 1
+        several = schedule == "interleaved"
+        cut = {} if several else {"args_chunk_spec": (TensorChunkSpec(0),)}
+        self._schedule = SCHEDULES[schedule](stages if several else stages[0], micro_batches, loss_of, **cut)
+
+    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
+        """Forward and backward of a batch; its mean loss on the last stage's rank, None elsewhere."""
+        losses: list[torch.Tensor] = []
+        self._schedule.step(
+            *((inputs,) if self._first else ()),
+            target=targets if self._last else None,
+            losses=losses,
+            return_outputs=False,
+        )
+        return torch.stack([loss.detach() for loss in losses]).mean() if self._last else None
+
+
+class _Stage(PipelineStage):
+    """Theirs, with each computation noted."""
+
+    def __init__(self, chunk, index, total, group, timeline):
+        super().__init__(chunk, index, total, device(), group=group)
+        self._timeline = timeline
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args, **kwargs):
+        with self._span("forward", fwd_chunk_id):
+            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args, **kwargs):
+        with self._span("backward", bwd_chunk_id):
+            return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+    def _span(self, kind: str, micro_batch: int):
+        return self._timeline.span(kind, f"{self.stage_index}.{micro_batch}") if self._timeline else nullcontext()
