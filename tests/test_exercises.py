@@ -1,5 +1,6 @@
 """Each exercise can be solved, and typical wrong answers get the message that helps."""
 
+import math
 import threading
 
 import pytest
@@ -11,6 +12,7 @@ from pardemo.collectives import parameter_server_all_reduce, ring_all_gather, ri
 from pardemo.exercises import EXERCISES, check
 from pardemo.formulas import memory
 from pardemo.groups import Layout
+from pardemo.pipeline_parallel import Backward, Forward, gpipe, one_f_one_b
 from pardemo.tensor_parallel import copy_to, exchange, reduce_from, vocab_parallel_cross_entropy
 
 
@@ -202,9 +204,17 @@ def split_by_body(pairs, count):
     return [pair for pair in pairs if pair[0] not in bodies], test
 
 
+def no_warm_up(rank, ranks, micro_batches):
+    for k in range(micro_batches):
+        yield Forward(rank, k)
+        yield Backward(rank, k)
+
+
 SOLUTIONS = {
     "01_all_reduce": ring_by_hand,
     "01_unequal_shards": weighted,
+    "02_1f1b": one_f_one_b,
+    "02_bubble": lambda stages, share: max(1, math.ceil(round((stages - 1) * (1 - share) / share, 9))),
     "03_f": MyF.apply,
     "03_split": columns_then_rows,
     "04_qkv_rows": thirds,
@@ -359,6 +369,18 @@ def test_every_exercise_is_tested():
         ("07_psi", stub, "Stage 0 with 1 micro-batches is not None"),
         ("07_psi", lambda stage, m: 3 if stage == 3 else 2, "each micro-batch is reduced"),
         ("07_psi", lambda stage, m: [2, 2, m + 1, 3][stage], "each micro-batch gathers for its forward"),
+        ("02_1f1b", stub, "returned None; yield Forward(rank, k)"),
+        ("02_1f1b", lambda rank, ranks, m: ["F"] * m, "yielded 'F'"),
+        ("02_1f1b", lambda rank, ranks, m: iter(divides_by_zero, None), "Your generator raised ZeroDivisionError"),
+        ("02_1f1b", gpipe, "rank 0 has 4 micro-batches in flight; 2 are enough"),
+        ("02_1f1b", no_warm_up, "it takes"),
+        ("02_1f1b", lambda *sizes: reversed(list(one_f_one_b(*sizes))), "rank 0 is told B 0.3 before its forward"),
+        ("02_1f1b", lambda *sizes: list(one_f_one_b(*sizes))[:-1], "rank 0 is never told B 0.3"),
+        ("02_bubble", stub, "returned None; it should return a number"),
+        ("02_bubble", lambda p, share: round((p - 1) / share), "of the ideal time; of all time it is smaller"),
+        ("02_bubble", lambda p, share: 0, "at least one micro-batch"),
+        ("02_bubble", lambda p, share: 5, "0.375 of the time idle; that is too few"),
+        ("02_bubble", lambda p, share: 500, "too many, fewer are enough"),
         ("05_groups", lambda axis, *s: Layout(*s).groups(axis)[:-1], "there are 4 groups, not 3"),
         ("05_groups", lambda axis, *s: Layout(*s, "pp-dp-tp").groups(axis), "the groups of the order pp-dp-tp"),
         ("05_groups", lambda axis, *s: [[0, 7], [1, 2], [3, 4], [5, 6]], "[0, 7] is no group; rank 0's is [0, 1]"),

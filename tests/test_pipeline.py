@@ -20,7 +20,6 @@ from pardemo.pipeline_parallel import (
     Pipeline,
     Schedule,
     cut_by_layers,
-    cut_by_parameters,
     gpipe,
     interleaved,
     measured_chart,
@@ -40,25 +39,24 @@ def batch(samples=BATCH, width=WIDTH):
     return gpt.numbers(samples, width), gpt.numbers(samples, width, seed=1)
 
 
-def pipeline(order, chunks=1, micro_batches=M, cut=cut_by_layers, **options):
+def pipeline(order, chunks=1, micro_batches=M, **options):
     schedule = Schedule(order, dist.get_world_size(), micro_batches, chunks)
-    mine = cut(layers(), schedule.stages)[dist.get_rank() :: schedule.ranks]
+    mine = cut_by_layers(layers(), schedule.stages)[dist.get_rank() :: schedule.ranks]
     return Pipeline(mine, schedule, F.mse_loss, **options)
 
 
-def gradients_on_ranks(order, chunks, cut, checkpointing):
-    found = pipeline(order, chunks, cut=cut, checkpointing=checkpointing)
+def gradients_on_ranks(order, chunks, checkpointing):
+    found = pipeline(order, chunks, checkpointing=checkpointing)
     losses = [found.step(*batch()) for _ in range(2)]  # the second adds up
     of_stage = {s: [p.grad for p in chunk.parameters()] for s, chunk in found._stages.items()}
     return [None if loss is None else loss.item() for loss in losses], of_stage
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("cut", [cut_by_layers, cut_by_parameters])
 @pytest.mark.parametrize(("order", "chunks"), [(gpipe, 1), (one_f_one_b, 1), (interleaved, 2), (interleaved, 3)])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_losses_and_gradients_are_those_of_one_process(world_of, ranks, order, chunks, cut, checkpointing):
-    results = world_of(ranks).run(gradients_on_ranks, order, chunks, cut, checkpointing)
+def test_losses_and_gradients_are_those_of_one_process(world_of, ranks, order, chunks, checkpointing):
+    results = world_of(ranks).run(gradients_on_ranks, order, chunks, checkpointing)
     model = nn.Sequential(*layers())
     inputs, targets = batch()
     loss = F.mse_loss(model(inputs), targets)
@@ -299,7 +297,7 @@ class ToInteger(nn.Module):
     [
         ("batch", "a batch of 24 does not divide into 5 micro-batches of equal size"),
         ("nothing", "the first stage's rank needs the inputs of the batch"),
-        ("shape", "stage 0 gave activations of torch.float32 (4, 32) and then torch.float32 (8, 32): a Pipeline's"),
+        ("shape", "stage 0 gave activations of torch.float32 (4, 32) and then torch.float32 (8, 32): a Pipeline has"),
         ("integers", "hands on one tensor of floating-point numbers with at most 8 dimensions, not torch.int64"),
         ("ranks", "the schedule is for 4 ranks, the group has 2"),
         ("chunks", "the schedule has 2 stages on a rank, not 1"),

@@ -26,6 +26,8 @@ def call(function: Callable, *args: object) -> object:
 EXERCISES = {
     "01_all_reduce": ("chapter_01", "check_all_reduce"),
     "01_unequal_shards": ("chapter_01", "check_unequal_shards"),
+    "02_1f1b": ("chapter_02", "check_1f1b"),
+    "02_bubble": ("chapter_02", "check_bubble"),
     "03_f": ("chapter_03", "check_f"),
     "03_split": ("chapter_03", "check_split"),
     "04_qkv_rows": ("chapter_04", "check_qkv_rows"),

@@ -8,6 +8,7 @@
 
 from pardemo.figures.charts import bars, gantt, holdings, kind_legend, measured, predicted, ring_states
 from pardemo.figures.explore import states_chart, states_explorer
+from pardemo.figures.pipeline import pipeline
 from pardemo.figures.style import COLOURS, new, save, write
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "kind_legend",
     "measured",
     "new",
+    "pipeline",
     "predicted",
     "ring_states",
     "save",

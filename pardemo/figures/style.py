@@ -11,6 +11,8 @@ from pardemo import project
 #: A colour for each kind of thing, the same in every chapter.
 COLOURS = {
     "compute": "#0072B2",
+    "forward": "#0072B2",
+    "backward": "#56B4E9",
     "communication": "#E69F00",
     "send": "#E69F00",
     "receive": "#F0E442",
@@ -24,7 +26,15 @@ COLOURS = {
     "parameter server": "#D55E00",
     "torch": "#56B4E9",
 }
-HATCHES = {"send": "", "receive": "///", "communication": "///", "compute": "", "wait": "..."}
+HATCHES = {
+    "forward": "",
+    "backward": "",
+    "send": "",
+    "receive": "///",
+    "communication": "///",
+    "compute": "",
+    "wait": "...",
+}
 MARKERS = {"ring": "o", "parameter server": "s", "torch": "^"}
 
 SETTINGS = {

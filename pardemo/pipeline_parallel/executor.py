@@ -92,7 +92,7 @@ class Pipeline:
             dist.broadcast(parameter.data, dist.get_global_rank(holders, 0), group=holders)
 
     def step(self, inputs: torch.Tensor | None = None, targets: torch.Tensor | None = None) -> torch.Tensor | None:
-        """Forward and backward of a whole batch; returns its mean loss on the last stage's rank, None elsewhere.
+        """Forward and backward of a whole batch; its mean loss on the last stage's rank, None elsewhere.
 
         Args:
             inputs: [batch, …], read on the first stage's rank. targets: [batch, …], read on the last's. The others may
@@ -187,8 +187,8 @@ class Pipeline:
             forms = self._sent_forms[one.stage], form
             told = " and then ".join(f"{dtype} {tuple(shape)}" for shape, dtype in forms)
             raise ValueError(
-                f"stage {one.stage} gave activations of {told}: a Pipeline's micro-batches have one shape; make another "
-                "Pipeline for another"
+                f"stage {one.stage} gave activations of {told}: a Pipeline has micro-batches of one shape; make "
+                "another Pipeline for another"
             )
         self._exchange.send(tensor, peer)
 
