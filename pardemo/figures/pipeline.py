@@ -31,7 +31,7 @@ def pipeline(
             [(left, width)], (row - 0.4, 0.8), facecolor=COLOURS[span.kind], hatch=HATCHES[span.kind], zorder=2,
             edgecolor="black" if second else "white", linewidth=1.0 if second else 0.5,
         )  # fmt: skip
-        if width < 0.012 * axis_end:  # too narrow for a number
+        if width < 0.008 * axis_end:  # too narrow for a number
             continue
         ax.text(
             left + width / 2, row, micro_batch, ha="center", va="center", fontsize=7, zorder=3, clip_on=True,
