@@ -1,0 +1,284 @@
+"""Accelerate's configuration files: written, checked before anything starts, and read as ``accelerate launch`` does.
+
+Accelerate refuses a key at the top of the file that it does not know. Inside a section (``fsdp_config``,
+``deepspeed_config`` …) it takes any key and ignores it, and a number of processes that the machine has no room for it
+finds out rank by rank. :func:`check` says both in one line.
+"""
+
+import difflib
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pardemo import project
+from pardemo.peers import deepspeed_settings
+
+FORMS = ("one", "ddp", "fsdp2", "zero1", "zero2", "zero3")
+_TYPES = {"NO": 1, "MULTI_GPU": 2, "FSDP": 1, "DEEPSPEED": 1, "MEGATRON_LM": 2}  # type -> least number of processes
+_SECTIONS = {"FSDP": "fsdp_config", "DEEPSPEED": "deepspeed_config", "MEGATRON_LM": "megatron_lm_config"}
+#: What Accelerate wants in DeepSpeed's own file, if there is one, and refuses beside it.
+_FILES_OWN = {
+    "gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device",
+    "offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model",
+    "mixed_precision",
+}  # fmt: skip
+
+
+def settings(form: str, processes: int = 1, precision: str = "no", machines: int = 1) -> dict[str, Any]:
+    """The content of ``accelerate config``'s file for a form, one of :data:`FORMS`; the same on GPUs and on CPU ranks.
+
+    Of a DeepSpeed form's section only the name of its own file is in here: :func:`deepspeed` is its content.
+    """
+    if form not in FORMS:
+        raise ValueError(f"no form {form!r}; there are: {', '.join(FORMS)}")
+    found = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": {"one": "NO", "ddp": "MULTI_GPU", "fsdp2": "FSDP"}.get(form, "DEEPSPEED"),
+        "num_processes": processes,
+        "num_machines": machines,
+        "machine_rank": 0,
+        "use_cpu": False,
+    }
+    if not form.startswith("zero"):  # a DeepSpeed file has its own; Accelerate refuses both
+        found["mixed_precision"] = precision
+    if form == "fsdp2":
+        found["fsdp_config"] = {
+            "fsdp_version": 2,
+            "fsdp_reshard_after_forward": True,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_transformer_layer_cls_to_wrap": "Block",
+            "fsdp_cpu_ram_efficient_loading": False,
+            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        }
+    if form.startswith("zero"):
+        found["deepspeed_config"] = {"deepspeed_config_file": f"{form}.json", "zero3_init_flag": False}
+        if machines > 1:
+            found["deepspeed_config"]["deepspeed_multinode_launcher"] = "standard"
+    if machines > 1:
+        found |= {"main_process_ip": "127.0.0.1", "main_process_port": 29500, "same_network": True}
+    return found
+
+
+def deepspeed(stage: int, clip: float, precision: str = "no", **zero: Any) -> dict[str, Any]:
+    """DeepSpeed's own settings for a ZeRO stage under Accelerate, which fills in what is ``"auto"``.
+
+    ``gradient_clipping`` is given: the script's ``clip_grad_norm_`` does nothing under DeepSpeed, and left out, or
+    ``"auto"``, it is 1.0 whatever the script says.
+    """
+    return {
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": clip,
+        "bf16": {"enabled": precision == "bf16"},
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": 1 << 20, **zero},
+    }
+
+
+def megatron_lm(processes: int, tp: int, pp: int = 1, micro_batches: int = 1, clip: float = 1.0) -> dict[str, Any]:
+    """The file for Accelerate's Megatron-LM plugin, which needs Megatron-LM itself (not Megatron-core) and GPUs."""
+    return {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "MEGATRON_LM",
+        "num_processes": processes,
+        "num_machines": 1,
+        "machine_rank": 0,
+        "mixed_precision": "bf16",
+        "use_cpu": False,
+        "megatron_lm_config": {
+            "megatron_lm_tp_degree": tp,
+            "megatron_lm_pp_degree": pp,
+            "megatron_lm_num_micro_batches": micro_batches,
+            "megatron_lm_gradient_clipping": clip,
+            "megatron_lm_sequence_parallelism": False,
+            "megatron_lm_recompute_activations": True,
+            "megatron_lm_use_distributed_optimizer": True,
+        },
+    }
+
+
+def expected(config: Mapping[str, Any], on_cpu: bool = True) -> dict[str, Any]:
+    """What has to be running under a configuration of :func:`settings`, for ``assert_runs``."""
+    kind = config["distributed_type"]
+    wrapped = {"NO": "GPT", "MULTI_GPU": "DistributedDataParallel", "FSDP": "FSDPModule"}.get(kind, "DeepSpeedEngine")
+    told = {
+        "distributed_type": "MULTI_CPU" if kind == "MULTI_GPU" and on_cpu else kind,
+        "num_processes": config["num_processes"],
+        "wrapped": wrapped,
+    }
+    if kind == "DEEPSPEED":
+        told["zero_stage"] = int(config["deepspeed_config"]["deepspeed_config_file"][4])
+    return told
+
+
+def write(folder: Path, name: str, config: Mapping[str, Any], deepspeed_config: Mapping[str, Any] | None = None) -> Path:
+    """``folder/name.yaml`` and, for a DeepSpeed form, its own file beside it; checked first.
+
+    Raises:
+        ValueError: what :func:`check` says.
+    """
+    if deepspeed_config is not None:
+        deepspeed_settings.check(deepspeed_config, config["num_processes"])
+        project.write_json(folder / config["deepspeed_config"]["deepspeed_config_file"], deepspeed_config)
+    check(config, folder)
+    path = folder / f"{name}.yaml"
+    text = yaml.safe_dump(dict(config), sort_keys=False)
+    project.write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    return path
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The content of a configuration file, checked.
+
+    Raises:
+        ValueError: it is no YAML with keys, or what :func:`check` says; the file is named.
+        OSError: it cannot be read.
+    """
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: a configuration has keys and values")
+    try:
+        check(found, path.parent)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return found
+
+
+def check(config: Mapping[str, Any], folder: Path = Path()) -> None:
+    """Raises ValueError, in one line that names the key, for what Accelerate would ignore, refuse late, or run otherwise.
+
+    An unknown key, at the top or in a section; a form that would silently be one process (``MULTI_CPU``, ``use_cpu``);
+    more processes than the machine allows (a GPU each; on the CPU as many as a World has ranks); hosts among which
+    the processes do not divide; a DeepSpeed file that is not there, or that DeepSpeed would refuse.
+    """
+    from accelerate.commands.config.config_args import ClusterConfig
+
+    _refuse_unknown(config, set(ClusterConfig.__dataclass_fields__), "the configuration")
+    kind = config.get("distributed_type")
+    if kind == "MULTI_CPU" or config.get("use_cpu"):
+        raise ValueError("MULTI_CPU and use_cpu: true start one process without a word (unless mpirun is there): "
+                         "say distributed_type MULTI_GPU and use_cpu false, and call cpu_ranks()")  # fmt: skip
+    if kind not in _TYPES:
+        raise ValueError(f"distributed_type is one of {', '.join(_TYPES)}, not {kind!r}")
+    _check_processes(config, kind)
+    for type_, section in _SECTIONS.items():
+        if not isinstance(config.get(section, {}), Mapping):
+            raise ValueError(f"{section} must be a section of keys, not {config[section]!r}")
+        if config.get(section) and kind != type_:
+            raise ValueError(f"{section} is ignored under distributed_type {kind}: it belongs to {type_}")
+        _refuse_unknown(config.get(section, {}), _known(section), section)
+    if kind == "DEEPSPEED":
+        _check_deepspeed(config, folder)
+    if kind == "MEGATRON_LM":
+        _check_megatron(config)
+
+
+def environment(path: Path) -> dict[str, str]:
+    """The variables that ``accelerate launch --config_file`` sets for its ranks, by Accelerate's own code."""
+    from accelerate.commands import launch
+    from accelerate.utils import launch as prepare
+
+    from pardemo.peers.accelerate import PREFIXES
+
+    args = launch.launch_command_parser().parse_args(["--config_file", str(path), "script.py"])
+    args, defaults, from_file = launch._validate_launch_command(args)
+    if args.use_deepspeed:  # as launch_command does before its launcher
+        fields = [*defaults.deepspeed_config, *(["mixed_precision"] if from_file else [])]
+        args.deepspeed_fields_from_accelerate_config = ",".join(fields)
+        found = prepare.prepare_deepspeed_cmd_env(args)[1]
+    elif args.multi_gpu or args.use_fsdp or args.use_megatron_lm:
+        found = prepare.prepare_multi_gpu_env(args)
+    else:
+        found = prepare.prepare_simple_launcher_cmd_env(args)[1]
+    chosen = {name: value for name, value in found.items() if name.startswith(PREFIXES)}
+    file = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
+    return chosen | ({file: str(path.parent / chosen[file])} if file in chosen else {})
+
+
+def _known(section: str) -> set[str]:
+    """The keys of a section are options of ``accelerate launch``; in ``fsdp_config`` their prefix may be left out."""
+    from accelerate.commands.launch import launch_command_parser
+
+    titles = {"fsdp_config": "FSDP Arguments", "deepspeed_config": "DeepSpeed Arguments"}
+    title = titles.get(section, "Megatron-LM Arguments")
+    groups = [group for group in launch_command_parser()._action_groups if group.title == title]
+    keys = {action.dest for group in groups for action in group._group_actions}
+    return keys | ({key.removeprefix("fsdp_") for key in keys} if section == "fsdp_config" else set())
+
+
+def _refuse_unknown(given: Mapping[str, Any], known: set[str], where: str) -> None:
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, 1)
+            raise ValueError(f"{where} has no key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+
+
+def _whole(config: Mapping[str, Any], key: str, least: int, default: int | None = None) -> int:
+    value = config.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{key} must be a whole number of at least {least}, not {value!r}")
+    return value
+
+
+def _check_processes(config: Mapping[str, Any], kind: str) -> None:
+    import torch
+
+    from pardemo.world import MAX_RANKS
+
+    processes = _whole(config, "num_processes", 1, default=1 if kind == "NO" else None)
+    machines = _whole(config, "num_machines", 1, default=1)
+    if kind == "NO" and processes != 1:
+        raise ValueError(f"distributed_type NO is one process, num_processes is {processes}")
+    if processes < _TYPES[kind]:
+        raise ValueError(f"distributed_type {kind} needs num_processes of at least {_TYPES[kind]}, not {processes}")
+    if processes % machines:
+        raise ValueError(f"num_processes {processes} does not divide among num_machines {machines}")
+    if _whole(config, "machine_rank", 0, default=0) >= machines:
+        raise ValueError(f"machine_rank {config['machine_rank']} is not one of the {machines} machines from 0")
+    if machines > 1:
+        for key in ("main_process_ip", "main_process_port"):
+            if not config.get(key):
+                raise ValueError(f"{machines} machines need {key}, where they meet")
+    gpus = torch.cuda.device_count()
+    room, what = (gpus, f"{gpus} GPUs") if gpus else (MAX_RANKS, f"no GPU, and room for {MAX_RANKS} CPU ranks")
+    if processes // machines > room:
+        raise ValueError(f"num_processes {processes} on {machines} machine{'s' * (machines > 1)}: this one has {what}")
+
+
+def _check_deepspeed(config: Mapping[str, Any], folder: Path) -> None:
+    section = config.get("deepspeed_config", {})
+    file = section.get("deepspeed_config_file")
+    if file is None:
+        stage = section.get("zero_stage", 2)
+        if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
+            raise ValueError(f"zero_stage is 0, 1, 2 or 3, not {stage!r}")
+        return
+    if both := _FILES_OWN & {*section, *config}:
+        raise ValueError(f"{', '.join(sorted(both))} beside deepspeed_config_file: Accelerate refuses both; put it there")
+    if not (folder / file).is_file():
+        raise ValueError(f"deepspeed_config_file: there is no {folder / file}")
+    try:
+        found = json.loads((folder / file).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"deepspeed_config_file: {file} is not JSON: {error}") from None
+    deepspeed_settings.check(found, config["num_processes"])
+
+
+def _check_megatron(config: Mapping[str, Any]) -> None:
+    section = config.get("megatron_lm_config", {})
+    tp, pp = (_whole(section, f"megatron_lm_{axis}_degree", 1, default=1) for axis in ("tp", "pp"))
+    if config["num_processes"] % (tp * pp):
+        raise ValueError(f"num_processes {config['num_processes']} does not divide into copies of tp {tp} × pp {pp}")
+
+
+def launch_command(config: Path) -> list[str]:
+    """``accelerate launch`` with a configuration."""
+    return [str(Path(sys.executable).parent / "accelerate"), "launch", "--config_file", os.fspath(config)]
