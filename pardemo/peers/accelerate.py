@@ -17,8 +17,6 @@ import torch
 import torch.distributed as dist
 from accelerate.state import AcceleratorState, DistributedType, GradientState, PartialState
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 #: Variables that ``accelerate launch`` sets for the ranks; their prefixes.
@@ -52,7 +50,7 @@ def cpu_ranks() -> None:
 
 
 def what_runs(model: nn.Module) -> dict[str, Any]:
-    """What this process is part of, as Accelerate and the prepared model tell: type, processes, class, ZeRO stage."""
+    """What this process is part of, as Accelerate and the prepared model tell: type, processes, class, stage, precision."""
     state = PartialState()
     stage = getattr(model, "zero_optimization_stage", None)
     return {
@@ -60,12 +58,15 @@ def what_runs(model: nn.Module) -> dict[str, Any]:
         "num_processes": state.num_processes,
         "wrapped": _wrapped(model),
         "zero_stage": stage() if callable(stage) else None,
+        "mixed_precision": AcceleratorState().mixed_precision,
     }
 
 
 def assert_runs(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
     """Raises RuntimeError, naming each difference, where something else runs than was asked for."""
-    wrong = [f"{key} is {found.get(key)!r}, not {value!r}" for key, value in expected.items() if found.get(key) != value]
+    wrong = [
+        f"{key} is {found.get(key)!r}, not {value!r}" for key, value in expected.items() if found.get(key) != value
+    ]
     if wrong:
         raise RuntimeError("Accelerate runs something else than it was asked for: " + "; ".join(wrong))
 
@@ -141,10 +142,9 @@ def _asked(name: str) -> bool:
 
 
 def _wrapped(model: nn.Module) -> str:
-    for kind in (DistributedDataParallel, FSDPModule):
-        if isinstance(model, kind):
-            return kind.__name__
-    return type(model).__name__
+    """FSDP2 makes a class of its own for each model; its base is told by name, since importing it takes a second."""
+    bases = [base.__name__ for base in type(model).__mro__]
+    return "FSDPModule" if "FSDPModule" in bases else bases[0]
 
 
 def _states(model: nn.Module, optimizer: Any) -> dict[str, list]:

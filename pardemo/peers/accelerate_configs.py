@@ -1,4 +1,4 @@
-"""Accelerate's configuration files: written, checked before anything starts, and read as ``accelerate launch`` does.
+"""Accelerate's configuration files: checked before anything starts, and read as ``accelerate launch`` reads them.
 
 Accelerate refuses a key at the top of the file that it does not know. Inside a section (``fsdp_config``,
 ``deepspeed_config`` …) it takes any key and ignores it, and a number of processes that the machine has no room for it
@@ -7,18 +7,14 @@ finds out rank by rank. :func:`check` says both in one line.
 
 import difflib
 import json
-import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from pardemo import project
 from pardemo.peers import deepspeed_settings
 
-FORMS = ("one", "ddp", "fsdp2", "zero1", "zero2", "zero3")
 _TYPES = {"NO": 1, "MULTI_GPU": 2, "FSDP": 1, "DEEPSPEED": 1, "MEGATRON_LM": 2}  # type -> least number of processes
 _SECTIONS = {"FSDP": "fsdp_config", "DEEPSPEED": "deepspeed_config", "MEGATRON_LM": "megatron_lm_config"}
 #: What Accelerate wants in DeepSpeed's own file, if there is one, and refuses beside it.
@@ -27,109 +23,6 @@ _FILES_OWN = {
     "offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model",
     "mixed_precision",
 }  # fmt: skip
-
-
-def settings(form: str, processes: int = 1, precision: str = "no", machines: int = 1) -> dict[str, Any]:
-    """The content of ``accelerate config``'s file for a form, one of :data:`FORMS`; the same on GPUs and on CPU ranks.
-
-    Of a DeepSpeed form's section only the name of its own file is in here: :func:`deepspeed` is its content.
-    """
-    if form not in FORMS:
-        raise ValueError(f"no form {form!r}; there are: {', '.join(FORMS)}")
-    found = {
-        "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": {"one": "NO", "ddp": "MULTI_GPU", "fsdp2": "FSDP"}.get(form, "DEEPSPEED"),
-        "num_processes": processes,
-        "num_machines": machines,
-        "machine_rank": 0,
-        "use_cpu": False,
-    }
-    if not form.startswith("zero"):  # a DeepSpeed file has its own; Accelerate refuses both
-        found["mixed_precision"] = precision
-    if form == "fsdp2":
-        found["fsdp_config"] = {
-            "fsdp_version": 2,
-            "fsdp_reshard_after_forward": True,
-            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "fsdp_transformer_layer_cls_to_wrap": "Block",
-            "fsdp_cpu_ram_efficient_loading": False,
-            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-        }
-    if form.startswith("zero"):
-        found["deepspeed_config"] = {"deepspeed_config_file": f"{form}.json", "zero3_init_flag": False}
-        if machines > 1:
-            found["deepspeed_config"]["deepspeed_multinode_launcher"] = "standard"
-    if machines > 1:
-        found |= {"main_process_ip": "127.0.0.1", "main_process_port": 29500, "same_network": True}
-    return found
-
-
-def deepspeed(stage: int, clip: float, precision: str = "no", **zero: Any) -> dict[str, Any]:
-    """DeepSpeed's own settings for a ZeRO stage under Accelerate, which fills in what is ``"auto"``.
-
-    ``gradient_clipping`` is given: the script's ``clip_grad_norm_`` does nothing under DeepSpeed, and left out, or
-    ``"auto"``, it is 1.0 whatever the script says.
-    """
-    return {
-        "train_batch_size": "auto",
-        "train_micro_batch_size_per_gpu": "auto",
-        "gradient_accumulation_steps": "auto",
-        "gradient_clipping": clip,
-        "bf16": {"enabled": precision == "bf16"},
-        "zero_optimization": {"stage": stage, "reduce_bucket_size": 1 << 20, **zero},
-    }
-
-
-def megatron_lm(processes: int, tp: int, pp: int = 1, micro_batches: int = 1, clip: float = 1.0) -> dict[str, Any]:
-    """The file for Accelerate's Megatron-LM plugin, which needs Megatron-LM itself (not Megatron-core) and GPUs."""
-    return {
-        "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "MEGATRON_LM",
-        "num_processes": processes,
-        "num_machines": 1,
-        "machine_rank": 0,
-        "mixed_precision": "bf16",
-        "use_cpu": False,
-        "megatron_lm_config": {
-            "megatron_lm_tp_degree": tp,
-            "megatron_lm_pp_degree": pp,
-            "megatron_lm_num_micro_batches": micro_batches,
-            "megatron_lm_gradient_clipping": clip,
-            "megatron_lm_sequence_parallelism": False,
-            "megatron_lm_recompute_activations": True,
-            "megatron_lm_use_distributed_optimizer": True,
-        },
-    }
-
-
-def expected(config: Mapping[str, Any], on_cpu: bool = True) -> dict[str, Any]:
-    """What has to be running under a configuration of :func:`settings`, for ``assert_runs``."""
-    kind = config["distributed_type"]
-    wrapped = {"NO": "GPT", "MULTI_GPU": "DistributedDataParallel", "FSDP": "FSDPModule"}.get(kind, "DeepSpeedEngine")
-    told = {
-        "distributed_type": "MULTI_CPU" if kind == "MULTI_GPU" and on_cpu else kind,
-        "num_processes": config["num_processes"],
-        "wrapped": wrapped,
-    }
-    if kind == "DEEPSPEED":
-        told["zero_stage"] = int(config["deepspeed_config"]["deepspeed_config_file"][4])
-    return told
-
-
-def write(folder: Path, name: str, config: Mapping[str, Any], deepspeed_config: Mapping[str, Any] | None = None) -> Path:
-    """``folder/name.yaml`` and, for a DeepSpeed form, its own file beside it; checked first.
-
-    Raises:
-        ValueError: what :func:`check` says.
-    """
-    if deepspeed_config is not None:
-        deepspeed_settings.check(deepspeed_config, config["num_processes"])
-        project.write_json(folder / config["deepspeed_config"]["deepspeed_config_file"], deepspeed_config)
-    check(config, folder)
-    path = folder / f"{name}.yaml"
-    text = yaml.safe_dump(dict(config), sort_keys=False)
-    project.write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
-    return path
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -179,6 +72,16 @@ def check(config: Mapping[str, Any], folder: Path = Path()) -> None:
         _check_deepspeed(config, folder)
     if kind == "MEGATRON_LM":
         _check_megatron(config)
+
+
+def check_deepspeed(settings: Mapping[str, Any], processes: int) -> None:
+    """Raises ValueError for settings of DeepSpeed's own file that DeepSpeed, or Accelerate with it, would not honour."""
+    import torch
+
+    deepspeed_settings.check(settings, processes, on_cpu=not torch.cuda.is_available())
+    if settings.get("gradient_clipping", "auto") == "auto":
+        raise ValueError("gradient_clipping has to be a number: left out, Accelerate makes it 1.0, whatever the script "
+                         "clips at (0.0 is no clipping)")  # fmt: skip
 
 
 def environment(path: Path) -> dict[str, str]:
@@ -262,14 +165,18 @@ def _check_deepspeed(config: Mapping[str, Any], folder: Path) -> None:
             raise ValueError(f"zero_stage is 0, 1, 2 or 3, not {stage!r}")
         return
     if both := _FILES_OWN & {*section, *config}:
-        raise ValueError(f"{', '.join(sorted(both))} beside deepspeed_config_file: Accelerate refuses both; put it there")
+        raise ValueError(
+            f"{', '.join(sorted(both))} beside deepspeed_config_file: Accelerate refuses both; put it there"
+        )
     if not (folder / file).is_file():
         raise ValueError(f"deepspeed_config_file: there is no {folder / file}")
     try:
         found = json.loads((folder / file).read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"deepspeed_config_file: {file} is not JSON: {error}") from None
-    deepspeed_settings.check(found, config["num_processes"])
+    if not isinstance(found, dict):
+        raise ValueError(f"deepspeed_config_file: {file} is not an object in braces")
+    check_deepspeed(found, config["num_processes"])
 
 
 def _check_megatron(config: Mapping[str, Any]) -> None:
@@ -277,8 +184,3 @@ def _check_megatron(config: Mapping[str, Any]) -> None:
     tp, pp = (_whole(section, f"megatron_lm_{axis}_degree", 1, default=1) for axis in ("tp", "pp"))
     if config["num_processes"] % (tp * pp):
         raise ValueError(f"num_processes {config['num_processes']} does not divide into copies of tp {tp} × pp {pp}")
-
-
-def launch_command(config: Path) -> list[str]:
-    """``accelerate launch`` with a configuration."""
-    return [str(Path(sys.executable).parent / "accelerate"), "launch", "--config_file", os.fspath(config)]
