@@ -37,8 +37,8 @@ def cpu_ranks() -> None:
     """
     if torch.cuda.is_available() or "RANK" not in os.environ or PartialState._shared_state:
         return
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # Accelerate imports DeepSpeed under every form
     if _asked("ACCELERATE_USE_DEEPSPEED"):
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
         import pardemo.peers.deepspeed  # noqa: F401, DeepSpeed without compiling its operators
 
         PartialState(backend="gloo")
@@ -50,7 +50,7 @@ def cpu_ranks() -> None:
 
 
 def what_runs(model: nn.Module) -> dict[str, Any]:
-    """What this process is part of, as Accelerate and the prepared model tell: type, processes, class, stage, precision."""
+    """What this process is part of, as Accelerate and the prepared model tell it, by the keys of ``Form.expected``."""
     state = PartialState()
     stage = getattr(model, "zero_optimization_stage", None)
     return {
@@ -102,12 +102,11 @@ def train(environment: Mapping[str, str], expected: Mapping[str, Any], *argument
     from pardemo.peers.scripts import train_accelerate
 
     with as_launched(environment):
-        losses = []
-        for model, _, loss in train_accelerate.train(train_accelerate.parse(list(arguments))):
-            losses.append(loss)
+        steps = list(train_accelerate.train(train_accelerate.parse(list(arguments))))
+        model = steps[-1][0]
         assert_runs(what_runs(model), expected)
         _end(model)
-    return losses
+    return [loss for *_, loss in steps]
 
 
 def measure(environment: Mapping[str, str], expected: Mapping[str, Any], *arguments: str) -> dict[str, Any]:
@@ -127,9 +126,12 @@ def measure(environment: Mapping[str, str], expected: Mapping[str, Any], *argume
             model, optimizer, loss = next(steps)
             losses.append(loss)
         assert_runs(what_runs(model), expected)
-        with _before_update(model, lambda: kept.update(states.by_kind(_states(model, optimizer), before))):
-            with WireMeter() if dist.is_initialized() else contextlib.nullcontext() as wire:
-                losses.append(next(steps)[2])
+        meter = WireMeter() if dist.is_initialized() else contextlib.nullcontext()
+        with (
+            meter as wire,
+            _before_update(model, lambda: kept.update(states.by_kind(_states(model, optimizer), before))),
+        ):
+            losses.append(next(steps)[2])
         parameters = sum(p.ds_numel if hasattr(p, "ds_numel") else p.numel() for p in model.parameters())
         steps.close()
         _end(model)

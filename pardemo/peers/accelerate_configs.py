@@ -46,7 +46,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def check(config: Mapping[str, Any], folder: Path = Path()) -> None:
-    """Raises ValueError, in one line that names the key, for what Accelerate would ignore, refuse late, or run otherwise.
+    """Raises ValueError, in one line that names the key, for what Accelerate ignores, refuses late or runs otherwise.
 
     An unknown key, at the top or in a section; a form that would silently be one process (``MULTI_CPU``, ``use_cpu``);
     more processes than the machine allows (a GPU each; on the CPU as many as a World has ranks); hosts among which
@@ -75,13 +75,22 @@ def check(config: Mapping[str, Any], folder: Path = Path()) -> None:
 
 
 def check_deepspeed(settings: Mapping[str, Any], processes: int) -> None:
-    """Raises ValueError for settings of DeepSpeed's own file that DeepSpeed, or Accelerate with it, would not honour."""
+    """Raises ValueError for settings of DeepSpeed's own file that it, or Accelerate with it, would not honour."""
     import torch
 
     deepspeed_settings.check(settings, processes, on_cpu=not torch.cuda.is_available())
     if settings.get("gradient_clipping", "auto") == "auto":
         raise ValueError("gradient_clipping has to be a number: left out, Accelerate makes it 1.0, whatever the script "
                          "clips at (0.0 is no clipping)")  # fmt: skip
+
+
+def room() -> int:
+    """How many processes this machine allows: one per GPU; without GPUs as many CPU ranks as a World may have."""
+    import torch
+
+    from pardemo.world import MAX_RANKS
+
+    return torch.cuda.device_count() or MAX_RANKS
 
 
 def environment(path: Path) -> dict[str, str]:
@@ -134,8 +143,6 @@ def _whole(config: Mapping[str, Any], key: str, least: int, default: int | None 
 def _check_processes(config: Mapping[str, Any], kind: str) -> None:
     import torch
 
-    from pardemo.world import MAX_RANKS
-
     processes = _whole(config, "num_processes", 1, default=1 if kind == "NO" else None)
     machines = _whole(config, "num_machines", 1, default=1)
     if kind == "NO" and processes != 1:
@@ -150,10 +157,10 @@ def _check_processes(config: Mapping[str, Any], kind: str) -> None:
         for key in ("main_process_ip", "main_process_port"):
             if not config.get(key):
                 raise ValueError(f"{machines} machines need {key}, where they meet")
-    gpus = torch.cuda.device_count()
-    room, what = (gpus, f"{gpus} GPUs") if gpus else (MAX_RANKS, f"no GPU, and room for {MAX_RANKS} CPU ranks")
-    if processes // machines > room:
-        raise ValueError(f"num_processes {processes} on {machines} machine{'s' * (machines > 1)}: this one has {what}")
+    if processes // machines > room():
+        on = f" on {machines} machines" if machines > 1 else ""
+        what = f"{torch.cuda.device_count()} GPUs" if torch.cuda.is_available() else f"room for {room()} CPU ranks"
+        raise ValueError(f"num_processes {processes}{on} is more than the machine allows: it has {what}")
 
 
 def _check_deepspeed(config: Mapping[str, Any], folder: Path) -> None:

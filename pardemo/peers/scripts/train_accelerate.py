@@ -67,7 +67,5 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    losses = []
-    for model, _, loss in train(parse()):  # noqa: B007, the last model is asked below
-        losses.append(loss)
-    print(json.dumps({"losses": losses, **what_runs(model)}))
+    steps = list(train(parse()))
+    print(json.dumps({"losses": [loss for *_, loss in steps], **what_runs(steps[-1][0])}))

@@ -64,5 +64,5 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    losses = [loss for *_, loss in train(parse())]
-    print(json.dumps({"losses": losses}))
+    steps = list(train(parse()))
+    print(json.dumps({"losses": [loss for *_, loss in steps]}))
