@@ -8,6 +8,7 @@ compared with what was asked for after every run.
 
 import contextlib
 import gc
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -84,6 +85,7 @@ def as_launched(environment: Mapping[str, str]) -> Iterator[None]:
     if os.environ.get("WORLD_SIZE", "1") == "1":
         for name in PLACE:
             os.environ.pop(name, None)
+    logging.getLogger("accelerate").setLevel(logging.ERROR)  # it tells of tied weights at every checkpoint
     _forget()
     try:
         yield

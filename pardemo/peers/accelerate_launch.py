@@ -55,8 +55,11 @@ def commands(config: Path, launcher: str = "accelerate", arguments: Sequence[str
         if hosts > 1:
             raise ValueError("deepspeed reaches other hosts through ssh: not here; use accelerate or torchrun")
         return [f"{with_variables} deepspeed --num_gpus {processes} --master_port {port} --no_local_rank {script}"]
-    place = f"--nnodes {hosts} --nproc-per-node {processes // hosts} --master-addr 127.0.0.1 --master-port {port}"
-    return [f"{with_variables} torchrun {place} --node-rank {host} {script}" for host in range(hosts)]
+    start = f"{with_variables} torchrun --nproc-per-node {processes // hosts} --master-port {port}"
+    if hosts == 1:
+        return [f"{start} {script}"]
+    meet = f"--nnodes {hosts} --master-addr {found['main_process_ip']}"
+    return [f"{start} {meet} --node-rank {host} {script}" for host in range(hosts)]
 
 
 def run(
