@@ -131,7 +131,7 @@ def measure(environment: Mapping[str, str], expected: Mapping[str, Any], *argume
         meter = WireMeter() if dist.is_initialized() else contextlib.nullcontext()
         with (
             meter as wire,
-            _before_update(model, lambda: kept.update(states.by_kind(_states(model, optimizer), before))),
+            before_update(model, lambda: kept.update(states.by_kind(_states(model, optimizer), before))),
         ):
             losses.append(next(steps)[2])
         parameters = sum(p.ds_numel if hasattr(p, "ds_numel") else p.numel() for p in model.parameters())
@@ -162,7 +162,7 @@ def _states(model: nn.Module, optimizer: Any) -> dict[str, list]:
 
 
 @contextlib.contextmanager
-def _before_update(model: nn.Module, note: Callable[[], object]) -> Iterator[None]:
+def before_update(model: nn.Module, note: Callable[[], object]) -> Iterator[None]:
     """Calls ``note()`` between the backward pass and the update, wherever the form does that."""
     if _wrapped(model) == "DeepSpeedEngine":
         update = model.step
