@@ -1,5 +1,6 @@
 """Each exercise can be solved, and typical wrong answers get the message that helps."""
 
+import hashlib
 import math
 import threading
 
@@ -210,6 +211,48 @@ def no_warm_up(rank, ranks, micro_batches):
         yield Backward(rank, k)
 
 
+def fsdp2_by_hand():
+    return {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "FSDP",
+        "num_processes": 2,
+        "mixed_precision": "bf16",
+        "fsdp_config": {
+            "fsdp_version": 2,
+            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "fsdp_transformer_layer_cls_to_wrap": "Block",
+            "fsdp_reshard_after_forward": True,
+        },
+    }
+
+
+def fsdp2_but(**changes):
+    return lambda: fsdp2_by_hand() | changes
+
+
+def same_digest(model):
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, digest.hexdigest())
+    return len(set(found)) == 1
+
+
+def same_sum(model):
+    total = torch.stack([p.detach().double().sum() for p in model.parameters()]).sum()
+    found = [torch.empty_like(total) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, total)
+    return all(torch.isclose(total, other, rtol=1e-12) for other in found)
+
+
+def same_as_the_mean(model):
+    here = torch.cat([p.detach().flatten() for p in model.parameters()])
+    mean = here.clone()
+    dist.all_reduce(mean)
+    return torch.allclose(here, mean / dist.get_world_size())
+
+
 SOLUTIONS = {
     "01_all_reduce": ring_by_hand,
     "01_unequal_shards": weighted,
@@ -227,6 +270,8 @@ SOLUTIONS = {
     "07_psi": lambda stage, m: [2, 2, m + 1, 3 * m][stage],
     "08_checkpoints": lambda b, s, h, layers, n, parted: 2 * b * s * h * layers / (n if parted else 1),
     "08_order": tidy_order,
+    "09_config": fsdp2_by_hand,
+    "09_in_step": same_digest,
     "11_labels": cut_and_label,
     "11_lora": lambda w, a, b, alpha, r: w + alpha / r * (b @ a),
     "12_rouge_l": rouge_l,
@@ -330,6 +375,20 @@ def test_every_exercise_is_tested():
         ("07_zero1_step", step_by_all_gather, "a rank sends 4.0Ψ(N−1)/N, and 2 are enough"),
         ("07_zero1_step", lambda p, g, lr: p - lr * ring_all_reduce(g) / 4, "after an all-reduce every rank updates"),
         ("06_bytes", lambda p, n, s, k: 4 * p + k * p / n, "For 100 parameters on 4 ranks, stage 0"),
+        ("09_config", stub, "not NoneType"),
+        (
+            "09_config",
+            fsdp2_but(num_procs=2),
+            "the configuration has no key 'num_procs'; did you mean 'num_processes'?",
+        ),
+        ("09_config", fsdp2_but(fsdp_config={}), "fsdp_config needs fsdp_version: 2"),
+        ("09_config", fsdp2_but(fsdp_config={"fsdp_version": 2}), "one single shard"),
+        ("09_config", fsdp2_but(mixed_precision="no"), "mixed_precision is 'no', not 'bf16'"),
+        ("09_in_step", stub, "not None"),
+        ("09_in_step", lambda m: True, "On rank 2 one element of the last parameter is another. Your answer: True"),
+        ("09_in_step", lambda m: dist.get_rank() < 2, "The ranks do not agree"),
+        ("09_in_step", same_sum, "a sum does not tell. Your answer: True"),
+        ("09_in_step", same_as_the_mean, "as much as parameters: a few numbers are enough"),
         ("08_checkpoints", stub, "bytes, not None"),
         ("08_checkpoints", lambda b, s, h, n, r, p: b * s * h * n / (r if p else 1), "16 bits are 2 bytes"),
         ("08_checkpoints", lambda b, s, h, n, r, p: 2 * b * s * h * n / r, "without P_a every rank keeps all of it"),

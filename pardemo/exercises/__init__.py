@@ -40,6 +40,8 @@ EXERCISES = {
     "07_psi": ("chapter_07", "check_psi"),
     "08_checkpoints": ("chapter_08", "check_checkpoints"),
     "08_order": ("chapter_08", "check_order"),
+    "09_config": ("chapter_09", "check_config"),
+    "09_in_step": ("chapter_09", "check_in_step"),
     "11_labels": ("chapter_11", "check_labels"),
     "11_lora": ("chapter_11", "check_lora"),
     "12_rouge_l": ("chapter_12", "check_rouge_l"),

@@ -50,20 +50,24 @@ def zero_settings(stage: int, batch: int = 8, lr: float = 1e-3, micro_batches: i
     }
 
 
-def engine(module: nn.Module, settings: dict[str, Any], groups: Groups | None = None) -> "deepspeed.DeepSpeedEngine":
+def engine(module: nn.Module, settings: dict[str, Any], groups: Any = None) -> "deepspeed.DeepSpeedEngine":
     """A DeepSpeed engine over all ranks; with ``groups`` over the data-parallel ones of a tensor-parallel model.
+
+    ``groups`` are a :class:`~pardemo.groups.Groups`, or another library's behind an adapter of the six methods that
+    :class:`ModelParallelUnit` has.
 
     Raises:
         RuntimeError: the engine does not run the stage, or the number of ranks, that it was asked for.
     """
+    unit = ModelParallelUnit(groups) if isinstance(groups, Groups) else groups
     found, *_ = deepspeed.initialize(
         model=module,
         model_parameters=[p for p in module.parameters() if p.requires_grad],
         config=settings,
-        mpu=None if groups is None else ModelParallelUnit(groups),
+        mpu=unit,
     )
     asked = settings["zero_optimization"]["stage"]
-    ranks = torch.distributed.get_world_size(None if groups is None else groups.dp)
+    ranks = torch.distributed.get_world_size(None if unit is None else unit.get_data_parallel_group())
     if found.zero_optimization_stage() != asked or found.dp_world_size != ranks:
         raise RuntimeError(f"asked for stage {asked} on {ranks} ranks, DeepSpeed runs stage "
                            f"{found.zero_optimization_stage()} on {found.dp_world_size}")  # fmt: skip

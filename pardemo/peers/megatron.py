@@ -136,6 +136,20 @@ class GPT(nn.Module):
         return self.model(tokens[:, :-1], positions, later, labels=tokens[:, 1:].contiguous()).mean()
 
 
+class DeepSpeedUnit:
+    """Megatron-core's groups for ``deepspeed.initialize(mpu=…)``, which asks by the names that they had in Megatron-LM.
+
+    Megatron-core says *tensor model parallel* where DeepSpeed says *model parallel*. (A pipeline would be part of it.)
+    """
+
+    get_model_parallel_group = staticmethod(parallel_state.get_tensor_model_parallel_group)
+    get_model_parallel_rank = staticmethod(parallel_state.get_tensor_model_parallel_rank)
+    get_model_parallel_world_size = staticmethod(parallel_state.get_tensor_model_parallel_world_size)
+    get_data_parallel_group = staticmethod(parallel_state.get_data_parallel_group)
+    get_data_parallel_rank = staticmethod(parallel_state.get_data_parallel_rank)
+    get_data_parallel_world_size = staticmethod(parallel_state.get_data_parallel_world_size)
+
+
 def gradients(module: MLP | Block) -> dict[str, torch.Tensor]:
     """This rank's gradients by the names, and in the order of rows, of pardemo's ParallelMLP or ParallelBlock."""
     if isinstance(module, MLP):

@@ -8,12 +8,14 @@ from torch.distributed.tensor import DTensor
 
 
 def nbytes(tensors: Iterable[torch.Tensor | None]) -> int:
-    """Bytes of the tensors' storages, each once; of a DTensor, this rank's part."""
+    """Bytes of the tensors' storages, each once; of a DTensor, this rank's part; a meta tensor has none."""
     storages = {}
     for tensor in tensors:
         if tensor is not None:
-            storage = _local(tensor).untyped_storage()
-            storages[storage._cdata] = storage.nbytes()
+            local = _local(tensor)
+            if not local.is_meta:  # DeepSpeed keeps shapes of its parameters so
+                storage = local.untyped_storage()
+                storages[storage._cdata] = storage.nbytes()
     return sum(storages.values())
 
 

@@ -1,0 +1,196 @@
+"""Hugging Face Accelerate on CPU ranks: the shim they need, what is really running, and what it sends and keeps.
+
+Accelerate takes its form (DDP, FSDP2, DeepSpeed) from environment variables that ``accelerate launch`` sets from a
+configuration file. On CPU ranks several forms fall back to something else without a word and with exit status 0,
+so nothing here is believed: the distributed type, the number of processes and the class of the wrapped model are
+compared with what was asked for after every run.
+"""
+
+import contextlib
+import gc
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate.state import AcceleratorState, DistributedType, GradientState, PartialState
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+#: Variables that ``accelerate launch`` sets for the ranks; their prefixes.
+PREFIXES = ("ACCELERATE_", "FSDP_", "MEGATRON_LM_", "PARALLELISM_CONFIG_")
+#: What any launcher tells a rank about its place. Without these a process is alone.
+PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE")
+
+
+def cpu_ranks() -> None:
+    """Makes Accelerate see ranks of a launcher's job on a machine without GPUs. On GPUs, and alone, it does nothing.
+
+    Called once, before ``Accelerator()``. Each form needs something else (Accelerate 1.15):
+
+    - DDP: the state says ``cpu=True``; without it every rank believes itself alone.
+    - DeepSpeed: the backend is named; without it every rank believes itself alone, and takes all of the data.
+    - FSDP2: besides, the state claims to be the multi-GPU one, the only one for which Accelerate takes FSDP up; the
+      device stays the CPU. Without it the ranks train copies that nobody keeps equal.
+    """
+    if torch.cuda.is_available() or "RANK" not in os.environ or PartialState._shared_state:
+        return
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # Accelerate imports DeepSpeed under every form
+    if _asked("ACCELERATE_USE_DEEPSPEED"):
+        import pardemo.peers.deepspeed  # noqa: F401, DeepSpeed without compiling its operators
+
+        PartialState(backend="gloo")
+    elif _asked("ACCELERATE_USE_FSDP"):
+        PartialState(backend="gloo")
+        PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
+    else:
+        PartialState(cpu=True)
+
+
+def what_runs(model: nn.Module) -> dict[str, Any]:
+    """What this process is part of, as Accelerate and the prepared model tell it, by the keys of ``Form.expected``."""
+    state = PartialState()
+    stage = getattr(model, "zero_optimization_stage", None)
+    return {
+        "distributed_type": state.distributed_type.value,
+        "num_processes": state.num_processes,
+        "wrapped": _wrapped(model),
+        "zero_stage": stage() if callable(stage) else None,
+        "mixed_precision": AcceleratorState().mixed_precision,
+    }
+
+
+def assert_runs(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Raises RuntimeError, naming each difference, where something else runs than was asked for."""
+    wrong = [
+        f"{key} is {found.get(key)!r}, not {value!r}" for key, value in expected.items() if found.get(key) != value
+    ]
+    if wrong:
+        raise RuntimeError("Accelerate runs something else than it was asked for: " + "; ".join(wrong))
+
+
+@contextlib.contextmanager
+def as_launched(environment: Mapping[str, str]) -> Iterator[None]:
+    """This rank of a World as ``accelerate launch`` would have started it, with Accelerate's state fresh.
+
+    ``environment`` is :func:`pardemo.peers.accelerate_configs.environment`'s; a single process is told of no rank.
+    """
+    before = dict(os.environ)
+    for name in [name for name in os.environ if name.startswith(PREFIXES)]:
+        del os.environ[name]
+    os.environ.update(environment)
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        for name in PLACE:
+            os.environ.pop(name, None)
+    logging.getLogger("accelerate").setLevel(logging.ERROR)  # it tells of tied weights at every checkpoint
+    _forget()
+    try:
+        yield
+    finally:
+        _forget()
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def train(environment: Mapping[str, str], expected: Mapping[str, Any], *arguments: str) -> list[float]:
+    """A World's rank trains by the Accelerate script with these arguments; the loss of each step.
+
+    Raises:
+        RuntimeError: another form runs than the expected one.
+    """
+    from pardemo.peers.scripts import train_accelerate
+
+    with as_launched(environment):
+        steps = list(train_accelerate.train(train_accelerate.parse(list(arguments))))
+        model = steps[-1][0]
+        assert_runs(what_runs(model), expected)
+        _end(model)
+    return [loss for *_, loss in steps]
+
+
+def measure(environment: Mapping[str, str], expected: Mapping[str, Any], *arguments: str) -> dict[str, Any]:
+    """As :func:`train`, for at least three steps: losses, bytes that the last step sent, bytes that it kept by kind.
+
+    The states are counted between the backward pass and the update, when all of them are there.
+    """
+    from pardemo.meters import WireMeter
+    from pardemo.peers import states
+    from pardemo.peers.scripts import train_accelerate
+
+    before, kept = states.nbytes(states.alive()), {}
+    with as_launched(environment):
+        options = train_accelerate.parse(list(arguments))
+        steps, losses = train_accelerate.train(options), []
+        for _ in range(options.steps - 1):
+            model, optimizer, loss = next(steps)
+            losses.append(loss)
+        assert_runs(what_runs(model), expected)
+        meter = WireMeter() if dist.is_initialized() else contextlib.nullcontext()
+        with (
+            meter as wire,
+            before_update(model, lambda: kept.update(states.by_kind(_states(model, optimizer), before))),
+        ):
+            losses.append(next(steps)[2])
+        parameters = sum(p.ds_numel if hasattr(p, "ds_numel") else p.numel() for p in model.parameters())
+        steps.close()
+        _end(model)
+    return {"losses": losses, "kept": kept, "sent_bytes": wire.sent_bytes if wire else 0, "parameters": parameters,
+            "evidence": wire.evidence if wire else ""}  # fmt: skip
+
+
+def _asked(name: str) -> bool:
+    return os.environ.get(name, "false").lower() == "true"
+
+
+def _wrapped(model: nn.Module) -> str:
+    """FSDP2 makes a class of its own for each model; its base is told by name, since importing it takes a second."""
+    bases = [base.__name__ for base in type(model).__mro__]
+    return "FSDPModule" if "FSDPModule" in bases else bases[0]
+
+
+def _states(model: nn.Module, optimizer: Any) -> dict[str, list]:
+    if _wrapped(model) == "DeepSpeedEngine":
+        from pardemo.peers import deepspeed
+
+        return deepspeed.states(model)
+    from pardemo.peers import fsdp
+
+    return fsdp.states(model, optimizer)
+
+
+@contextlib.contextmanager
+def before_update(model: nn.Module, note: Callable[[], object]) -> Iterator[None]:
+    """Calls ``note()`` between the backward pass and the update, wherever the form does that."""
+    if _wrapped(model) == "DeepSpeedEngine":
+        update = model.step
+        model.step = lambda *args, **kwargs: (note(), update(*args, **kwargs))[1]
+        try:
+            yield
+        finally:
+            del model.step
+    else:
+        hook = register_optimizer_step_pre_hook(lambda *_: note() and None)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+
+def _end(model: nn.Module) -> None:
+    if _wrapped(model) == "DeepSpeedEngine":
+        model.destroy()
+    gc.collect()
+
+
+def _forget() -> None:
+    """Accelerate keeps its state in class attributes: one configuration per process, unless it is made to forget."""
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+
+
+def checkpoints(folder: Path) -> dict[str, int]:
+    """Files of an Accelerate checkpoint and their bytes, by path within the folder."""
+    return {str(p.relative_to(folder)): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}

@@ -1,0 +1,136 @@
+"""The launch commands of a configuration, written beside it, and proven by running exactly what was written.
+
+Three launchers start the same script: ``accelerate launch`` reads the configuration itself; torchrun and ``deepspeed``
+know nothing of it, so what it says reaches the ranks as variables from a file of their own.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from pardemo import project
+from pardemo.errors import RankError
+from pardemo.peers import accelerate_configs
+from pardemo.peers.scripts import train_accelerate, train_plain
+
+SCRIPT = "train_accelerate.py"
+LAUNCHERS = ("accelerate", "torchrun", "deepspeed")
+
+
+def write_scripts(folder: Path) -> None:
+    """Copies of the plain script and of Accelerate's into ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for script in (train_plain, train_accelerate):
+        source = Path(script.__file__)
+        project.write_atomically(folder / source.name, lambda temporary, source=source: shutil.copy(source, temporary))
+
+
+def commands(config: Path, launcher: str = "accelerate", arguments: Sequence[str] = ()) -> list[str]:
+    """The shell commands, one per host, that start the script in the configuration's folder.
+
+    For ``torchrun`` and ``deepspeed`` the variables that ``accelerate launch`` would set are written to a file beside
+    the configuration, ``NAME.env``.
+
+    Raises:
+        ValueError: no such launcher, or what ``accelerate_configs.read`` says.
+    """
+    if launcher not in LAUNCHERS:
+        raise ValueError(f"no launcher {launcher!r}; there are: {', '.join(LAUNCHERS)}")
+    found = accelerate_configs.read(config)
+    processes, hosts = found["num_processes"], found["num_machines"]
+    script, port = " ".join([SCRIPT, *arguments]), _free_port()
+    if launcher == "accelerate":
+        start = f"accelerate launch --config_file {config.name} --main_process_port {port}"
+        return [f"{start} {script}"] if hosts == 1 else [f"{start} --machine_rank {n} {script}" for n in range(hosts)]
+    with_variables = f"env $(cat {_write_variables(config)})"
+    if launcher == "deepspeed":
+        if hosts > 1:
+            raise ValueError("deepspeed reaches other hosts through ssh: not here; use accelerate or torchrun")
+        return [f"{with_variables} deepspeed --num_gpus {processes} --master_port {port} --no_local_rank {script}"]
+    start = f"{with_variables} torchrun --nproc-per-node {processes // hosts} --master-port {port}"
+    if hosts == 1:
+        return [f"{start} {script}"]
+    meet = f"--nnodes {hosts} --master-addr {found['main_process_ip']}"
+    return [f"{start} {meet} --node-rank {host} {script}" for host in range(hosts)]
+
+
+def run(
+    jobs: Mapping[str, Sequence[str]], folder: Path, at_once: int = 2, timeout_s: float = 180.0
+) -> dict[str, list[dict[str, Any]]]:
+    """Runs jobs, each a list of one command per host, in ``folder``; what each of a job's ranks printed last, as JSON.
+
+    Raises:
+        RankError: a command failed or did not end in time; nothing of its job is left running.
+    """
+    with ThreadPoolExecutor(at_once) as pool:
+        found = pool.map(lambda name: _job(name, jobs[name], folder, timeout_s), jobs)
+        return dict(zip(jobs, found, strict=True))
+
+
+def write_commands(folder: Path, jobs: Mapping[str, Sequence[str]]) -> Path:
+    """``folder/commands.txt``: every job's commands under its name, to be run in that folder."""
+    lines = [line for name, texts in jobs.items() for line in (f"# {name}", *texts, "")]
+    path = folder / "commands.txt"
+    project.write_atomically(path, lambda temporary: temporary.write_text("\n".join(lines), encoding="utf-8"))
+    return path
+
+
+def _write_variables(config: Path) -> str:
+    beside = f"{config.parent}{os.sep}"
+    variables = {
+        name: value.replace(beside, "")
+        for name, value in accelerate_configs.environment(config).items()
+        if not name.startswith("ACCELERATE_DYNAMO")  # torch.compile's, at their defaults
+    }
+    text = "".join(f"{name}={value}\n" for name, value in variables.items() if value)
+    path = config.with_suffix(".env")
+    project.write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    return path.name
+
+
+def _job(name: str, texts: Sequence[str], folder: Path, timeout_s: float) -> list[dict[str, Any]]:
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(project.PACKAGE.parent), os.environ.get("PYTHONPATH")])),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",  # the hosts are on this one
+    }
+    hosts = [
+        subprocess.Popen(text, shell=True, cwd=folder, env=environment, text=True, start_new_session=True,
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for text in texts
+    ]  # fmt: skip
+    try:
+        said = [host.communicate(timeout=timeout_s) for host in hosts]
+    except subprocess.TimeoutExpired:
+        raise RankError(f"{name} did not end within {timeout_s:g} s") from None
+    finally:
+        for host in hosts:
+            if host.poll() is None:
+                os.killpg(host.pid, signal.SIGKILL)
+                host.wait()
+    for host, (_, errors) in zip(hosts, said, strict=True):
+        if host.returncode:
+            tail = "\n".join(errors.strip().splitlines()[-30:])
+            raise RankError(f"{name} ended with status {host.returncode}:\n{tail}")
+    return [outcome for printed, _ in said for outcome in _outcomes(printed)]
+
+
+def _outcomes(printed: str) -> list[dict[str, Any]]:
+    """What the ranks printed as JSON; their lines may run into one another."""
+    begins = [at for at in range(len(printed)) if printed.startswith('{"losses"', at)]
+    return [json.JSONDecoder().raw_decode(printed, at)[0] for at in begins]
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]

@@ -1,0 +1,1 @@
+"""One training script twice: plain, and with Accelerate. Kept as whole files, so that a reader sees the real diff."""

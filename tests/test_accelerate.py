@@ -1,0 +1,308 @@
+"""Accelerate on CPU ranks: the form that was asked for runs, trains as one process does, and bad files are told."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from pardemo import World
+from pardemo.errors import RankError, RankFailed
+from pardemo.groups import Layout
+from pardemo.peers import accelerate, accelerate_configs, accelerate_forms, accelerate_launch, gpt
+from pardemo.peers.accelerate_forms import Form
+from pardemo.peers.scripts import train_plain
+
+PEERS = [f"pardemo.peers.{name}" for name in ("accelerate", "deepspeed", "megatron", "scripts.train_accelerate")]
+FORMS = [Form(kind, 1 if kind == "one" else 2) for kind in accelerate_forms.KINDS]
+SHORT = ["--steps", "3", "--accumulate", "2", "--clip", "0.5"]
+TOLERANCE = 1e-5  # sums over ranks come in another order
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    worlds = {n: World(n, preload=PEERS, timeout_s=120) for n in (1, 2)}
+    yield worlds
+    for world in worlds.values():
+        world.close()
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """As every rank has."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def plain(*arguments):
+    return [loss for *_, loss in train_plain.train(train_plain.parse(list(arguments)))]
+
+
+def train(ranks, form, folder, *arguments):
+    environment = accelerate_configs.environment(form.write(folder))
+    return ranks[form.processes].run(accelerate.train, environment, form.expected(), *arguments)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.kind)
+def test_every_form_trains_and_resumes_as_one_process(ranks, form, tmp_path):
+    saves = [*SHORT, "--folder", str(tmp_path)]
+    expected = pytest.approx(plain(*SHORT), abs=TOLERANCE)
+    assert train(ranks, form, tmp_path, *saves, "--save-at", "1") == [expected] * form.processes
+    resumed = pytest.approx(plain(*SHORT)[1:], abs=TOLERANCE)
+    assert train(ranks, form, tmp_path, *saves, "--resume", "1") == [resumed] * form.processes
+
+
+def test_the_tests_own_script_is_sensitive(tmp_path):
+    """Clipping, accumulation and the data matter to the losses that the forms are compared by."""
+    base = plain(*SHORT, "--steps", "5")
+    for change in (["--clip", "0.05"], ["--accumulate", "1"], ["--batch", "4"]):
+        assert max(abs(a - b) for a, b in zip(plain(*SHORT, "--steps", "5", *change), base, strict=True)) > 1e-4
+
+
+@pytest.mark.parametrize("kind", ["ddp", "zero2"])
+def test_bf16_comes_from_the_configuration(ranks, kind, tmp_path):
+    for losses in train(ranks, Form(kind, 2, "bf16"), tmp_path, "--steps", "2"):
+        assert losses == pytest.approx(plain("--bf16", "--steps", "2"), abs=0.02)  # 2⁻⁸ of a loss near 4
+        assert losses != pytest.approx(plain("--steps", "2"), abs=1e-6)
+
+
+def test_another_form_than_the_expected_is_an_error(ranks, tmp_path):
+    environment = accelerate_configs.environment(Form("ddp", 2).write(tmp_path))
+    with pytest.raises(RankFailed, match="distributed_type is 'MULTI_CPU', not 'FSDP'; wrapped is"):
+        ranks[2].run(accelerate.train, environment, Form("fsdp2", 2).expected(), "--steps", "1")
+
+
+def without_shim(environment):
+    from accelerate import Accelerator
+
+    from pardemo.peers import accelerate
+
+    with accelerate.as_launched(environment):
+        net = Accelerator().prepare(torch.nn.Linear(2, 2))
+        return accelerate.what_runs(net)["num_processes"]
+
+
+def test_without_the_shim_each_rank_is_alone(ranks, tmp_path):
+    """Should an Accelerate of another day run on CPU ranks by itself, the shim can go."""
+    environment = accelerate_configs.environment(Form("ddp", 2).write(tmp_path))
+    assert ranks[2].run(without_shim, environment) == [1, 1]
+
+
+def test_bytes_and_states_of_ddp_and_fsdp2(ranks, tmp_path):
+    sizes = ["--hidden", "128", "--layers", "4"]
+    for form, sent, kept in ((Form("ddp", 2), 2, 16), (Form("fsdp2", 2), 4, 8)):
+        environment = accelerate_configs.environment(form.write(tmp_path))
+        for found in ranks[2].run(accelerate.measure, environment, form.expected(), *sizes):
+            psi = found["parameters"]
+            assert found["sent_bytes"] == pytest.approx(sent * 4 * psi / 2, rel=0.015)
+            states = sum(found["kept"][kind] for kind in ("parameters", "gradients", "optimizer states"))
+            assert states == pytest.approx(kept * psi, rel=0.01)
+            assert found["kept"]["others"] < 1 << 20
+
+
+# --- configuration files ----------------------------------------------------------------------------------------------
+
+FSDP2 = Form("fsdp2", 2).config()
+ROOM = accelerate_configs.room()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"num_procs": 2}, "the configuration has no key 'num_procs'; did you mean 'num_processes'?"),
+        ({"fsdp_config": {"fsdp_verison": 2}}, "fsdp_config has no key 'fsdp_verison'; did you mean 'fsdp_version'?"),
+        ({"num_processes": ROOM + 1}, f"num_processes {ROOM + 1} is more than the machine allows: it has"),
+        ({"num_processes": "two"}, "num_processes must be a whole number of at least 1, not 'two'"),
+        ({"num_processes": 0}, "num_processes must be a whole number of at least 1, not 0"),
+        ({"num_processes": 3, "num_machines": 2}, "num_processes 3 does not divide among num_machines 2"),
+        ({"num_machines": 2}, "2 machines need main_process_ip, where they meet"),
+        ({"machine_rank": 1}, "machine_rank 1 is not one of the 1 machines from 0"),
+        ({"distributed_type": "MULTI_CPU"}, "start one process without a word"),
+        ({"use_cpu": True}, "start one process without a word"),
+        ({"distributed_type": "FDSP"}, "distributed_type is one of NO, MULTI_GPU"),
+        ({"distributed_type": "MULTI_GPU"}, "fsdp_config is ignored under distributed_type MULTI_GPU"),
+        ({"fsdp_config": "yes"}, "fsdp_config must be a section of keys, not 'yes'"),
+    ],
+)
+def test_a_wrong_configuration_is_refused_by_name(changes, told, tmp_path):
+    with pytest.raises(ValueError) as error:  # noqa: PT011, the whole message is looked at below
+        accelerate_forms.write(tmp_path / "bad.yaml", FSDP2 | changes)
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)
+    assert list(tmp_path.iterdir()) == [], "nothing is written"
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump(FSDP2 | changes))
+    with pytest.raises(ValueError, match=r"bad\.yaml: "):
+        accelerate_launch.commands(tmp_path / "bad.yaml")
+
+
+def test_the_wrong_number_for_one_process_or_two():
+    with pytest.raises(ValueError, match="distributed_type NO is one process, num_processes is 2"):
+        accelerate_configs.check(Form("one", 2).config())
+    with pytest.raises(ValueError, match="MULTI_GPU needs num_processes of at least 2, not 1"):
+        accelerate_configs.check(Form("ddp", 1).config())
+    with pytest.raises(ValueError, match="no form 'zero4'"):
+        Form("zero4", 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"gradient_clipping": "auto"}, "gradient_clipping has to be a number"),
+        ({"gradient_cliping": 1.0}, "no key 'gradient_cliping'; did you mean 'gradient_clipping'?"),
+        ({"zero_optimization": {"stage": 4}}, "zero_optimization.stage is 0, 1, 2 or 3, not 4"),
+    ],
+)
+def test_deepspeeds_own_file_is_checked_too(changes, told, tmp_path):
+    form = Form("zero2", 2)
+    path = form.write(tmp_path)
+    (tmp_path / "zero2-2.json").write_text(json.dumps(form.deepspeed() | changes))
+    with pytest.raises(ValueError, match=r"zero2-2\.yaml: ") as error:
+        accelerate_configs.read(path)
+    assert told in str(error.value)
+
+
+def test_deepspeed_sections(tmp_path):
+    config = Form("zero2", 2).config()
+    with pytest.raises(ValueError, match=r"there is no .*zero2-2\.json"):
+        accelerate_configs.check(config, tmp_path)
+    (tmp_path / "zero2-2.json").write_text("{,}")
+    with pytest.raises(ValueError, match=r"zero2-2\.json is not JSON"):
+        accelerate_configs.check(config, tmp_path)
+    with pytest.raises(ValueError, match="mixed_precision beside deepspeed_config_file"):
+        accelerate_configs.check(config | {"mixed_precision": "bf16"}, tmp_path)
+    with pytest.raises(ValueError, match="zero_stage is 0, 1, 2 or 3, not 5"):
+        accelerate_configs.check(config | {"deepspeed_config": {"zero_stage": 5}})
+
+
+def test_files_that_are_no_configurations(tmp_path):
+    for text, told in (("a: [", "is not YAML"), ("- 1", "a configuration has keys and values")):
+        (tmp_path / "x.yaml").write_text(text)
+        with pytest.raises(ValueError, match=told):
+            accelerate_configs.read(tmp_path / "x.yaml")
+    with pytest.raises(FileNotFoundError):
+        accelerate_configs.read(tmp_path / "none.yaml")
+
+
+def test_what_is_written_accelerate_reads(tmp_path):
+    """Accelerate's own reader, of every form, on one machine and on two."""
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    for form in [*FORMS, Form("zero3", 4, machines=2), Form("ddp", 4, "bf16", machines=2)]:
+        path = form.write(tmp_path)
+        assert accelerate_configs.read(path) == form.config()
+        assert load_config_from_file(str(path)).num_processes == form.processes
+
+
+def test_the_megatron_lm_plugins_file(tmp_path):
+    path = accelerate_forms.write(tmp_path / "m.yaml", accelerate_forms.megatron_lm(8, tp=2, pp=2, micro_batches=4))
+    variables = accelerate_configs.environment(path)
+    assert variables["ACCELERATE_USE_MEGATRON_LM"] == "true"
+    names = ("TP_DEGREE", "PP_DEGREE", "NUM_MICRO_BATCHES")
+    assert [variables[f"MEGATRON_LM_{name}"] for name in names] == ["2", "2", "4"]
+    bad = accelerate_forms.megatron_lm(8, tp=3)
+    with pytest.raises(ValueError, match="num_processes 8 does not divide into copies of tp 3 × pp 1"):
+        accelerate_configs.check(bad)
+    bad["megatron_lm_config"] = {"megatron_lm_tp_degre": 2}
+    with pytest.raises(ValueError, match="did you mean 'megatron_lm_tp_degree'"):
+        accelerate_configs.check(bad)
+
+
+# --- launchers --------------------------------------------------------------------------------------------------------
+
+
+def test_the_written_commands_start_what_they_say(tmp_path):
+    accelerate_launch.write_scripts(tmp_path)
+    form = Form("fsdp2", 2, machines=2)
+    arguments = ["--steps", "2"]
+    jobs = {
+        "two hosts": accelerate_launch.commands(form.write(tmp_path), "accelerate", arguments),
+        "trap": ["accelerate launch --cpu --num_processes 2 train_accelerate.py --steps 1"],
+    }
+    assert accelerate_launch.write_commands(tmp_path, jobs).read_text().count("accelerate launch") == 3
+    found = accelerate_launch.run(jobs, tmp_path)
+    for rank in found["two hosts"]:
+        accelerate.assert_runs(rank, form.expected())
+        assert rank["losses"] == pytest.approx(plain(*arguments), abs=TOLERANCE)
+    assert len(found["two hosts"]) == 2
+    assert [rank["num_processes"] for rank in found["trap"]] == [1], "two were asked for: the trap is still there"
+
+
+def test_commands_name_no_folder_and_every_launcher(tmp_path):
+    path = Form("zero2", 4, machines=2).write(tmp_path)
+    for launcher, hosts in (("accelerate", 2), ("torchrun", 2)):
+        texts = accelerate_launch.commands(path, launcher)
+        assert len(texts) == hosts
+        assert not any(str(tmp_path) in text for text in texts)
+    assert str(tmp_path) not in path.with_suffix(".env").read_text()
+    with pytest.raises(ValueError, match="deepspeed reaches other hosts through ssh"):
+        accelerate_launch.commands(path, "deepspeed")
+    with pytest.raises(ValueError, match="no launcher 'mpirun'"):
+        accelerate_launch.commands(path, "mpirun")
+
+
+def test_a_command_that_fails_or_hangs_is_told_and_nothing_is_left(tmp_path):
+    with pytest.raises(RankError, match="bad ended with status 3:\nno such thing"):
+        accelerate_launch.run({"bad": ["echo no such thing >&2; exit 3"]}, tmp_path)
+    with pytest.raises(RankError, match="slow did not end within 1 s"):
+        accelerate_launch.run({"slow": ["sleep 4242 & wait"]}, tmp_path, timeout_s=1)
+    assert subprocess.run(["pgrep", "-f", "^sleep 4242$"], capture_output=True, check=False).returncode == 1
+
+
+def test_outcomes_are_found_in_lines_that_run_into_one_another():
+    printed = 'noise {"losses": [1.0]}{"losses": [2.0]}\nmore\n{"losses": []}\n'
+    assert [o["losses"] for o in accelerate_launch._outcomes(printed)] == [[1.0], [2.0], []]
+
+
+# --- Megatron and DeepSpeed -------------------------------------------------------------------------------------------
+
+
+def with_megatron(steps=3):
+    from pardemo.groups import Groups
+    from pardemo.peers import deepspeed, megatron
+
+    settings = deepspeed.zero_settings(1, batch=4) | {"bf16": {"enabled": False}}
+    settings["optimizer"]["params"]["weight_decay"] = 0.01  # torch's default
+    with megatron.megatron(tp=2), Groups(Layout(tp=2, dp=2)) as groups:
+        net = megatron.GPT(gpt.seeded(lambda: gpt.GPT(vocabulary=64)))
+        engine = deepspeed.engine(net, settings, megatron.DeepSpeedUnit)
+        part = torch.distributed.get_rank(groups.dp)
+        losses = []
+        for step in range(steps):
+            loss = net.loss(gpt.text(8, 17, 64, seed=step)[4 * part : 4 * part + 4])
+            engine.backward(loss)
+            engine.step()
+            mean = loss.detach().clone()
+            torch.distributed.all_reduce(mean, group=groups.dp)
+            losses.append(mean.item() / 2)
+        partitions = engine.dp_world_size
+        engine.destroy()
+    return losses, partitions
+
+
+def test_megatron_cores_layers_under_deepspeed():
+    net, expected = gpt.seeded(lambda: gpt.GPT(vocabulary=64)), []
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    for step in range(3):
+        loss = net.loss(gpt.text(8, 17, 64, seed=step))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        expected.append(loss.item())
+    with World(4, preload=PEERS, timeout_s=120) as world:
+        for losses, partitions in world.run(with_megatron):
+            assert losses == pytest.approx(expected, abs=TOLERANCE)
+            assert partitions == 2
+
+
+def test_both_scripts_stay_comparable():
+    """The plain script's options are the other's and --bf16, which the configuration says there."""
+    from pardemo.peers.scripts import train_accelerate
+
+    ours, theirs = (vars(script.parse([])) for script in (train_plain, train_accelerate))
+    assert ours.keys() - theirs.keys() == {"bf16"}
+    assert {key: ours[key] for key in theirs} == theirs
+    assert Path(train_accelerate.__file__).name == accelerate_launch.SCRIPT
