@@ -20,7 +20,8 @@ def train(options: argparse.Namespace):
     samples = gpt.text(options.steps * options.accumulate * options.batch, 33, options.vocabulary)
     loader = DataLoader(samples, batch_size=options.batch)
     if options.resume:
-        saved = torch.load(options.folder / f"step-{options.resume}.pt", map_location=device)
+        path = options.folder / f"step-{options.resume}.pt"
+        saved = torch.load(path, map_location=device, weights_only=True)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
     loss_of_step = 0.0
