@@ -202,6 +202,22 @@ def split_by_body(pairs, count):
     return [pair for pair in pairs if pair[0] not in bodies], test
 
 
+def verdict(predicted, measured, rel, evidence, instead):
+    def near(value):
+        return abs(measured - value) <= rel * abs(value)
+
+    if near(predicted):
+        return "holds"
+    if instead is not None and near(instead):
+        return "differs"
+    return "off" if evidence in ("time", "paced") else "fails"
+
+
+def step_bytes(batch, sequence, hidden, tp, dp):
+    phi = (tp - 1) / tp * 4 * batch * sequence * hidden
+    return 4 * phi + 2 * (dp - 1) / dp * 4 * 8 * hidden**2 / tp
+
+
 SOLUTIONS = {
     "01_all_reduce": ring_by_hand,
     "01_unequal_shards": weighted,
@@ -221,6 +237,8 @@ SOLUTIONS = {
     "11_lora": lambda w, a, b, alpha, r: w + alpha / r * (b @ a),
     "12_rouge_l": rouge_l,
     "12_split": split_by_body,
+    "13_step_bytes": step_bytes,
+    "13_verdict": verdict,
 }
 
 LOCK = threading.Lock()
@@ -356,6 +374,32 @@ def test_every_exercise_is_tested():
         ("12_split", lambda pairs, n: (pairs[n:], pairs[:n]), "are in both, such as 'body 0'"),
         ("12_split", lambda pairs, n: ([], pairs[:n]), "Only 0 pairs are left"),
         ("12_split", lambda pairs, n: (pairs, []), "test has 0 pairs, not 10"),
+        ("13_verdict", stub, "the verdict is 'holds', not None: it is equal"),
+        ("13_verdict", lambda p, m, *rest: "holds" if p == m else "fails", "101 lies within 2 % of 100"),
+        ("13_verdict", lambda p, m, *rest: "holds", "without a tolerance 101 is not 100"),
+        ("13_verdict", lambda p, m, rel, e, i: verdict(p, m, rel, e, None), "'differs', not 'fails': the second"),
+        ("13_verdict", lambda p, m, rel, e, i: verdict(p, m, rel, "wire", i), "'off', not 'fails': a time may be off"),
+        (
+            "13_verdict",
+            lambda p, m, rel, e, i: "differs" if i == m else verdict(p, m, rel, e, i),
+            "the first prediction holds; the second is not asked",
+        ),
+        (
+            "13_verdict",
+            lambda p, m, rel, e, i: "holds" if abs(m - p) <= rel * p else verdict(abs(p), m, rel, e, i),
+            "a share of |predicted|",
+        ),
+        ("13_step_bytes", stub, "It returned None; it should return a number of bytes"),
+        ("13_step_bytes", lambda b, s, h, tp, dp: step_bytes(b, s, h, tp, 1), "That is the tensor-parallel part alone"),
+        ("13_step_bytes", lambda b, s, h, tp, dp: step_bytes(b, 0, h, tp, dp), "the data-parallel part alone"),
+        (
+            "13_step_bytes",
+            lambda b, s, h, tp, dp: step_bytes(b, s, h, tp, 1) + step_bytes(0, 0, h, 1, dp),
+            "A tensor-parallel rank has 1/tp of the gradients",
+        ),
+        ("13_step_bytes", lambda b, s, h, tp, dp: step_bytes(b, s / 2, h, tp, dp), "summed forward and backward"),
+        ("13_step_bytes", lambda *shape: step_bytes(*shape) / 4, "fp32 takes 4 bytes"),
+        ("13_step_bytes", divides_by_zero, "Your function raised ZeroDivisionError"),
         ("07_psi", stub, "Stage 0 with 1 micro-batches is not None"),
         ("07_psi", lambda stage, m: 3 if stage == 3 else 2, "each micro-batch is reduced"),
         ("07_psi", lambda stage, m: [2, 2, m + 1, 3][stage], "each micro-batch gathers for its forward"),

@@ -14,9 +14,14 @@ def test_saved_with_alternative_text(out):
     fig, ax = figures.new()
     figures.predicted(ax, [1, 2], [1, 2])
     figures.measured(ax, [1, 2], [1, 2], hollow=[False, True])
-    assert figures.save(fig, "01_test", "A line and two points.") is fig
-    with Image.open(out / "figures" / "01_test.png") as image:
-        assert image.info["Description"] == "A line and two points."
+    picture = figures.save(fig, "01_test", "A line and 2 × 2 points.")
+    file = out / "figures" / "01_test.png"
+    assert picture._repr_mimebundle_() == (
+        {"image/png": file.read_bytes()},
+        {"image/png": {"alt": "A line and 2 × 2 points."}},
+    ), "what a notebook shows is the file, with its text"
+    with Image.open(file) as image:
+        assert image.info["Description"] == "A line and 2 × 2 points."
         assert image.size == (880, 440)
     assert [p.name for p in (out / "figures").iterdir()] == ["01_test.png"], "no temporary file is left"
 

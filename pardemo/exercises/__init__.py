@@ -42,6 +42,8 @@ EXERCISES = {
     "11_lora": ("chapter_11", "check_lora"),
     "12_rouge_l": ("chapter_12", "check_rouge_l"),
     "12_split": ("chapter_12", "check_split"),
+    "13_step_bytes": ("chapter_13", "check_step_bytes"),
+    "13_verdict": ("chapter_13", "check_verdict"),
 }
 
 

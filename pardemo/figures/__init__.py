@@ -8,6 +8,7 @@
 
 from pardemo.figures.charts import bars, gantt, holdings, kind_legend, measured, predicted, ring_states
 from pardemo.figures.explore import states_chart, states_explorer
+from pardemo.figures.ratios import ratios
 from pardemo.figures.style import COLOURS, new, save, write
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "measured",
     "new",
     "predicted",
+    "ratios",
     "ring_states",
     "save",
     "states_chart",
