@@ -15,6 +15,7 @@ from pardemo import claims, project
 
 CELL_TIMEOUT_S = 600
 MANIFEST = "run.json"
+SCORECARD = "13_scorecard"  # reads what the other notebooks leave
 
 
 class RunError(ValueError):
@@ -117,16 +118,19 @@ def run(
     assigned = assign(selected, parameters or {})
     folder = _writable(Path(out) if out else project.output_dir())
     done = _read_manifest(folder)
+    executed_any = False
     for name, path in selected.items():
         fingerprint = fingerprint_of(path, assigned[name])
         before = done.get(name)
-        executed = folder / f"{name}.ipynb"
-        if resume and before and before.fingerprint == fingerprint and before.status == "ok" and executed.exists():
+        finished_before = before and before.fingerprint == fingerprint and before.status == "ok"
+        stale = name == SCORECARD and executed_any
+        if resume and finished_before and not stale and (folder / f"{name}.ipynb").exists():
             say(name, f"finished earlier with the same sources and parameters ({before.seconds:.0f} s)", end=True)
             continue
         done.pop(name, None)  # should this run be killed, the notebook counts as not run
         _write_manifest(folder, done)
         done[name] = _execute(name, path, assigned[name], folder, cell_timeout_s, say)
+        executed_any = True
         done[name].fingerprint = fingerprint
         _write_manifest(folder, done)
     in_order = [done[name] for name in notebooks() if name in done]
@@ -278,6 +282,12 @@ def _writable(folder: Path) -> Path:
     except OSError as error:
         raise RunError(f"cannot write to the output folder {folder}: {error.strerror}") from None
     return folder.resolve()
+
+
+def finished(folder: Path) -> list[Outcome]:
+    """How the notebooks of a run ended, in the collection's order; none where no run has been."""
+    done = _read_manifest(folder)
+    return [done[name] for name in sorted(done)]
 
 
 def _read_manifest(folder: Path) -> dict[str, Outcome]:

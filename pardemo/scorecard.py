@@ -13,7 +13,7 @@ from typing import Any
 
 from pardemo import claims, project, runner
 
-OWN = "13_scorecard"
+OWN = runner.SCORECARD
 JUDGEMENTS = {"ok": "right", "if": "right under a condition", "no": "wrong or garbled", "doc": "told, not measured"}
 
 

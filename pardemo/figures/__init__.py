@@ -9,11 +9,12 @@
 from pardemo.figures.charts import bars, gantt, holdings, kind_legend, measured, predicted, ring_states
 from pardemo.figures.explore import states_chart, states_explorer
 from pardemo.figures.ratios import ratios
-from pardemo.figures.style import COLOURS, new, save, write
+from pardemo.figures.style import COLOURS, draw, new, save, write
 
 __all__ = [
     "COLOURS",
     "bars",
+    "draw",
     "gantt",
     "holdings",
     "kind_legend",

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from pardemo.figures.style import COLOURS, new
+from pardemo.figures.style import COLOURS, Picture, draw, new
 from pardemo.formulas import memory
 from pardemo.tables import show
 
@@ -15,10 +15,8 @@ def is_headless() -> bool:
     return "PARDEMO_OUT" in os.environ
 
 
-def states_chart(billions: float, world_size: int, k: int, stage: int):
-    """Bars of all four stages' model states for Ψ = ``billions``·10⁹, the chosen stage outlined; returns the figure."""
-    import matplotlib.pyplot as plt
-
+def states_chart(billions: float, world_size: int, k: int, stage: int) -> Picture:
+    """Bars of all four stages' model states for Ψ = ``billions``·10⁹, the chosen stage outlined; as a picture."""
     fig, ax = new(size=(7.5, 3.2))
     bottom = [0.0] * 4
     states = memory.StateBytes(optimizer=k)
@@ -34,8 +32,10 @@ def states_chart(billions: float, world_size: int, k: int, stage: int):
     ax.set(ylabel="GB per rank", ylim=(0, max(bottom) * 1.15), title=f"Ψ = {billions:g}B, N = {world_size}, K = {k}")
     ax.grid(axis="x", visible=False)
     ax.legend()
-    plt.close(fig)
-    return fig
+    told = ", ".join(f"{total:,.1f}" for total in bottom)
+    return draw(
+        fig, f"Model states of {billions:g}·10⁹ parameters on {world_size} ranks, stages 0 to 3: {told} GB each."
+    )
 
 
 def states_explorer(billions: float = 7.5, world_size: int = 64, k: int = 12, stage: int = 2) -> Any:

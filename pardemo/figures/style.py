@@ -1,10 +1,12 @@
 """Colours, fonts and files. Colours: Okabe & Ito's set, told apart by colour-blind readers; hatches for print."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib.pyplot as plt
+import matplotlib
 from matplotlib.figure import Figure
+from PIL import Image, PngImagePlugin
 
 from pardemo import project
 
@@ -53,58 +55,54 @@ SETTINGS = {
 #: Of the files: an inch is 110 pixels of a page.
 DPI = 110
 
-plt.rcParams.update(SETTINGS)
+matplotlib.rcParams.update(SETTINGS)
 
 
 def new(rows: int = 1, columns: int = 1, size: Sequence[float] = (8.0, 4.0), **kwargs):
-    """A figure and its axes in the collection's style, as ``plt.subplots`` returns them."""
-    return plt.subplots(rows, columns, figsize=tuple(size), layout="constrained", **kwargs)
+    """A figure and its axes in the collection's style, as ``plt.subplots`` returns them.
+
+    pyplot does not know the figure: a notebook shows it where it is saved, and not half drawn at the end of each cell.
+    """
+    fig = Figure(figsize=tuple(size), layout="constrained")
+    return fig, fig.subplots(rows, columns, **kwargs)
 
 
 class Picture:
-    """A saved picture: what a notebook shows of it is the file itself, with its alternative text."""
+    """A drawn figure as a PNG, with alternative text: a notebook shows it, and keeps the text beside it."""
 
-    def __init__(self, path: Path, alt: str):
-        self.alt = alt
-        self._png = path.read_bytes()
+    def __init__(self, png: bytes, alt: str):
+        self.png, self.alt = png, alt
 
     def __repr__(self) -> str:
         return f"picture: {self.alt}"
 
     def _repr_mimebundle_(self, **kwargs):
-        return {"image/png": self._png}, {"image/png": {"alt": self.alt}}
+        return {"image/png": self.png}, {"image/png": {"alt": self.alt}}
 
 
-def save(fig: Figure, name: str, alt: str) -> Picture:
-    """Writes ``figures/<name>.png`` into the run's folder, ``alt`` inside it as description.
-
-    Returns the picture for the notebook to show, once, as the value of the cell: the figure is closed to pyplot.
-    """
-    return write(fig, project.output_dir() / "figures" / f"{name}.png", alt)
-
-
-def write(fig: Figure, path: Path, alt: str) -> Picture:
-    """As :func:`save`, to a file of any folder.
+def draw(fig: Figure, alt: str) -> Picture:
+    """The figure as a PNG with a palette: a third of the size, since a chart has few colours.
 
     Raises:
         ValueError: there is no alternative text.
     """
     if not alt:
         raise ValueError("a picture needs alternative text")
-    project.write_atomically(path, lambda temporary: _write_png(fig, temporary, alt))
-    plt.close(fig)
-    return Picture(path, alt)
-
-
-def _write_png(fig: Figure, path: Path, alt: str) -> None:
-    """A PNG with a palette: a third of the size, since a chart has few colours; four copies of it lie in a run."""
-    import io
-
-    from PIL import Image, PngImagePlugin
-
-    drawn = io.BytesIO()
+    drawn, packed, text = io.BytesIO(), io.BytesIO(), PngImagePlugin.PngInfo()
     fig.savefig(drawn, format="png", dpi=DPI)
-    text = PngImagePlugin.PngInfo()
     text.add_itxt("Description", alt)
     with Image.open(drawn) as image:
-        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, "PNG", optimize=True, pnginfo=text)
+        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(packed, "PNG", optimize=True, pnginfo=text)
+    return Picture(packed.getvalue(), alt)
+
+
+def save(fig: Figure, name: str, alt: str) -> Picture:
+    """Writes ``figures/<name>.png`` into the run's folder, ``alt`` inside it; returns it for the notebook to show."""
+    return write(fig, project.output_dir() / "figures" / f"{name}.png", alt)
+
+
+def write(fig: Figure, path: Path, alt: str) -> Picture:
+    """As :func:`save`, to a file of any folder."""
+    picture = draw(fig, alt)
+    project.write_atomically(path, lambda temporary: temporary.write_bytes(picture.png))
+    return picture
