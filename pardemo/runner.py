@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from pardemo import claims, project
 
@@ -156,10 +157,9 @@ def _execute(
     partial = folder / f".{name}.partial.ipynb"
     _clear(name, folder)
     outcome = Outcome(name, "ok", parameters=parameters)
-    before = os.environ.get("PARDEMO_OUT")
-    os.environ["PARDEMO_OUT"] = str(folder)  # the kernel inherits it
+    inherited = {"PARDEMO_OUT": str(folder), "PARDEMO_HEADLESS": "1"}  # by the kernel
     try:
-        with tempfile.TemporaryDirectory(prefix="pardemo-kernel-") as sockets:
+        with tempfile.TemporaryDirectory(prefix="pardemo-kernel-") as sockets, mock.patch.dict(os.environ, inherited):
             on_cell = lambda k, n: say(name, f"cell {k} of {n}, {time.monotonic() - begin:.0f} s")  # noqa: E731
             _papermill(path, partial, parameters, cell_timeout_s, on_cell, sockets)
     except PapermillExecutionError as error:
@@ -168,10 +168,6 @@ def _execute(
     except Exception as error:  # a kernel that died, a cell that took too long: this notebook's failure
         outcome.status, outcome.error = "failed", f"{type(error).__name__}: {error}".strip().splitlines()[0]
     finally:
-        if before is None:
-            os.environ.pop("PARDEMO_OUT", None)
-        else:
-            os.environ["PARDEMO_OUT"] = before
         if partial.exists():
             _keep(partial, folder / f"{name}.ipynb")
     outcome.seconds = time.monotonic() - begin

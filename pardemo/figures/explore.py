@@ -11,8 +11,8 @@ from pardemo.tables import show
 
 
 def is_headless() -> bool:
-    """Whether a run without a reader is going on (``pardemo run`` sets its folder)."""
-    return "PARDEMO_OUT" in os.environ
+    """Whether a run without a reader is going on, as ``pardemo run`` says."""
+    return "PARDEMO_HEADLESS" in os.environ
 
 
 def states_chart(billions: float, world_size: int, k: int, stage: int) -> Picture:
