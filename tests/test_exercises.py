@@ -2,11 +2,13 @@
 
 import threading
 
+import nbformat
 import pytest
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
+from pardemo import runner
 from pardemo.collectives import parameter_server_all_reduce, ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from pardemo.exercises import EXERCISES, check
 from pardemo.formulas import memory
@@ -218,7 +220,27 @@ def step_bytes(batch, sequence, hidden, tp, dp):
     return 4 * phi + 2 * (dp - 1) / dp * 4 * 8 * hidden**2 / tp
 
 
+def with_neighbour(number, left=-1):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    received = torch.empty_like(number)
+    send = dist.isend(number, (rank - left) % n)
+    dist.recv(received, (rank + left) % n)
+    send.wait()
+    return number + received
+
+
+def sum_of_all(number):
+    dist.all_reduce(number)
+    return number
+
+
+def bus_bandwidth(collective, nbytes, ranks, seconds):
+    return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks * nbytes / seconds
+
+
 SOLUTIONS = {
+    "00_bus_bandwidth": bus_bandwidth,
+    "00_neighbour": with_neighbour,
     "01_all_reduce": ring_by_hand,
     "01_unequal_shards": weighted,
     "03_f": MyF.apply,
@@ -264,8 +286,23 @@ def test_each_exercise_can_be_solved(name, solution, capsys):
     assert capsys.readouterr().out.startswith(f"{name}: solved.")
 
 
+@pytest.mark.parametrize("chapter", runner.notebooks())
+def test_every_chapter_asks_two_or_three_with_a_stub_that_may_stay_open(chapter):
+    own = [name for name in EXERCISES if name.startswith(chapter[:2])]
+    assert 2 <= len(own) <= 3
+    cells = [cell.source for cell in nbformat.read(runner.notebooks()[chapter], as_version=4).cells]
+    for name in own:
+        (cell,) = [source for source in cells if f'exercises.check("{name}"' in source]
+        assert "..." in cell, "the stub, without the answer"
+
+
 def test_every_exercise_is_tested():
     assert set(EXERCISES) == set(SOLUTIONS)
+
+
+def test_every_exercise_has_wrong_answers_with_their_messages():
+    asked = [name for name, *_ in test_wrong_answers_get_the_message_that_helps.pytestmark[0].args[1]]
+    assert min(asked.count(name) for name in EXERCISES) >= 3
 
 
 @pytest.mark.parametrize(
@@ -374,6 +411,17 @@ def test_every_exercise_is_tested():
         ("12_split", lambda pairs, n: (pairs[n:], pairs[:n]), "are in both, such as 'body 0'"),
         ("12_split", lambda pairs, n: ([], pairs[:n]), "Only 0 pairs are left"),
         ("12_split", lambda pairs, n: (pairs, []), "test has 0 pairs, not 10"),
+        ("00_neighbour", stub, "Rank 0 should return 1001, not None"),
+        ("00_neighbour", lambda x: x, "that is the number that you were given"),
+        ("00_neighbour", lambda x: with_neighbour(x) - x, "that is the neighbour's number alone"),
+        ("00_neighbour", lambda x: with_neighbour(x, 1), "that is with the right neighbour"),
+        ("00_neighbour", sum_of_all, "that is the sum of all ranks"),
+        ("00_neighbour", divides_by_zero, "raised on rank 0: ZeroDivisionError"),
+        ("00_bus_bandwidth", stub, "bytes/s, not None"),
+        ("00_bus_bandwidth", lambda c, s, n, t: s / t, "that is algbw"),
+        ("00_bus_bandwidth", lambda c, s, n, t: bus_bandwidth("all_reduce", s, n, t), "is one half of an all-reduce"),
+        ("00_bus_bandwidth", lambda c, s, n, t: bus_bandwidth("", s, n, t), "an all-reduce is both halves"),
+        ("00_bus_bandwidth", divides_by_zero, "Your function raised ZeroDivisionError"),
         ("13_verdict", stub, "the verdict is 'holds', not None: it is equal"),
         ("13_verdict", lambda p, m, *rest: "holds" if p == m else "fails", "101 lies within 2 % of 100"),
         ("13_verdict", lambda p, m, *rest: "holds", "without a tolerance 101 is not 100"),

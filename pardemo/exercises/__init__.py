@@ -24,6 +24,8 @@ def call(function: Callable, *args: object) -> object:
 
 #: name -> (module of this package, function that checks). A chapter's exercises live in ``chapter_NN``.
 EXERCISES = {
+    "00_bus_bandwidth": ("chapter_00", "check_bus_bandwidth"),
+    "00_neighbour": ("chapter_00", "check_neighbour"),
     "01_all_reduce": ("chapter_01", "check_all_reduce"),
     "01_unequal_shards": ("chapter_01", "check_unequal_shards"),
     "03_f": ("chapter_03", "check_f"),
