@@ -40,6 +40,28 @@ def test_prediction_is_a_line_measurement_points():
     assert [tuple(c) == (1, 1, 1, 1) for c in points.get_facecolors()] == [False, True]
 
 
+def test_sliders_show_the_picture_that_they_choose(monkeypatch):
+    shown = []
+    monkeypatch.delenv("PARDEMO_HEADLESS", raising=False)
+    monkeypatch.setattr("IPython.display.display", shown.append)
+    sliders = figures.states_explorer(7.5, 64, 12, 2)
+    sliders.update()
+    assert shown[-1].alt == (
+        "Model states of 7.5·10⁹ parameters on 64 ranks, stages 0 to 3: 120.0, 31.4, 16.6, 1.9 GB each."
+    )
+    (stage,) = [child for child in sliders.children if getattr(child, "description", "") == "stage"]
+    before = len(shown)
+    stage.value = 3
+    assert len(shown) == before + 1
+    assert shown[-1].png != shown[-2].png, "another bar is outlined"
+
+
+def test_without_a_reader_the_sliders_are_a_table(monkeypatch):
+    monkeypatch.setenv("PARDEMO_HEADLESS", "1")
+    table = figures.states_explorer().data
+    assert list(table["GB per rank"].round(1)) == [120.0, 31.4, 16.6, 1.9]
+
+
 def test_bars_outline_and_gantt():
     _, ax = figures.new()
     figures.bars(ax, ["a", "b"], {"send": [1, 2], "receive": [3, 4]}, outline={"send": [1, 2], "receive": [3, 4]})

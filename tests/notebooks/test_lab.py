@@ -15,11 +15,7 @@ from conftest import gone
 
 from pardemo import project
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-pytestmark = [
-    pytest.mark.collection,
-    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (Debian: apt install chromium)"),
-]
+pytestmark = pytest.mark.collection
 #: every cell is in the page, not those alone that are in sight; nothing asks to be confirmed
 SETTINGS = {
     "notebook-extension/tracker": {"windowingMode": "none"},
@@ -35,7 +31,7 @@ HANG = [
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory):
+def lab(chromium, tmp_path_factory):  # no browser: no server
     """A server of this test's own on a free port: (address, token, folder of the notebooks)."""
     home = tmp_path_factory.mktemp("lab")
     shutil.copytree(project.root() / "notebooks", home / "notebooks")
@@ -82,15 +78,6 @@ def _address(server, home):
 
 def kernel():
     return {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-
-
-@pytest.fixture(scope="module")
-def chromium():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed (requirements.txt)")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 class Reader:
@@ -154,7 +141,7 @@ def open_notebook(lab, chromium):
 def test_notebook_01_runs_to_its_end(open_notebook):
     reader = open_notebook("01_data_parallel")
     reader.menu("Run", "Run All Cells")
-    reader.until(lambda: all(p.strip("[]: ").isdigit() for p in reader.prompts()), 240, "Run All")
+    reader.until(lambda: all(p.strip("[]: ").isdigit() for p in reader.prompts()), 600, "Run All")
     assert reader.errors() == []
     last = reader.page.locator(".jp-CodeCell").last.locator(".jp-OutputArea").inner_text()
     assert "s09.sent_per_rank.n4" in last
