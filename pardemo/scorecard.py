@@ -26,6 +26,11 @@ class Run:
     told: str
 
     @property
+    def links(self) -> dict[str, str]:
+        """As :func:`links`; none where the run lies in another folder than what is being written."""
+        return links(self.folder, self.rows) if self.folder == project.output_dir() else {}
+
+    @property
     def chapters(self) -> list[str]:
         return sorted({row["notebook"] for row in self.rows})
 
@@ -207,14 +212,14 @@ def points(rows: Iterable[dict[str, Any]]) -> list[tuple[float, str]]:
 
 
 def ledger(rows: list[dict[str, Any]], addresses: dict[str, str]):
-    """All claims as a notebook shows them: folded by chapter, each linked to its cell."""
+    """All claims as a notebook shows them: folded by chapter, each linked to its cell where it has an address."""
     from IPython.display import HTML
 
     parts = []
     for name in sorted({row["notebook"] for row in rows}):
         own = [row for row in rows if row["notebook"] == name]
         told = ", ".join(f"{n} {verdict}" for verdict, n in claims.counts(own).items() if n)
-        body = "".join(_table_row(row, addresses[row["id"]]) for row in own)
+        body = "".join(_table_row(row, addresses.get(row["id"], "")) for row in own)
         head = "".join(f"<th>{h}</th>" for h in ("id", "statement", "predicted", "measured", "ratio", "evidence", ""))
         parts.append(f"<details><summary>{name}: {told}</summary><table><tr>{head}</tr>{body}</table></details>")
     return HTML("\n".join(parts))
@@ -232,7 +237,7 @@ def _table_row(row: dict[str, Any], address: str) -> str:
     told = html.escape(row["statement"])
     for note in (row["source"], row["reason"]):
         told += f"<br><small>{html.escape(note)}</small>" if note else ""
-    linked = f'<a href="{address}">{row["id"]}</a>'
+    linked = f'<a href="{address}">{row["id"]}</a>' if address else row["id"]
     cells = (linked, told, f"{claims.predicted_text(row)} {row['unit']}", claims.short(row["measured"]))
     return (
         "<tr>" + "".join(f"<td>{c}</td>" for c in (*cells, ratio_text(row), row["evidence"], row["verdict"])) + "</tr>"

@@ -35,6 +35,7 @@ def test_it_reads_the_run_that_is_going_on_and_says_what_is_missing(empty):
     assert [row["notebook"] for row in run.rows] == ["01_data_parallel"], "without the scorecard's own"
     assert run.told == "This run: 1 of 2 chapters; without 02."
     assert run.chapters == ["01_data_parallel"]
+    assert run.links == {"s09.sent": "01_data_parallel.ipynb"}
 
 
 @pytest.mark.parametrize("folder", ["outputs/latest", "outputs/reference"])
@@ -42,7 +43,10 @@ def test_alone_it_names_the_run_that_it_reads(empty, folder):
     empty(folder)
     empty("mine", "13_scorecard")  # its own claims make no run
     read = f"This run has no other chapter, so what is read is {folder}"
-    assert scorecard.find().told == f"{read}: 1 of 2 chapters; without 02."
+    run = scorecard.find()
+    assert run.told == f"{read}: 1 of 2 chapters; without 02."
+    assert run.links == {}, "from where this run is written nothing of it can be reached"
+    assert "<a " not in scorecard.ledger(run.rows, run.links).data
 
 
 def test_the_latest_run_goes_before_the_committed_one(empty):
