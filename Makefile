@@ -21,11 +21,12 @@ lab: env
 bench: env
 	$(BIN)/pardemo bench
 
-# One run to commit: executed notebooks, figures, claims, report, and the speed table.
+# One run to commit: executed notebooks, their pages, figures, claims, the speed table, the report, the README's table.
 reference: env
 	rm -rf outputs/reference
 	$(BIN)/pardemo run --out outputs/reference
 	$(BIN)/pardemo bench --json > outputs/reference/bench.json
+	$(BIN)/pardemo report outputs/reference --readme README.md
 
 lint: env
 	$(BIN)/ruff check .

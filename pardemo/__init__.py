@@ -1,10 +1,33 @@
 """pardemo: parallel training, predicted, run on real processes, and compared.
 
-The names below are loaded on first use, so that ``import pardemo`` costs milliseconds and loads no torch.
-
 >>> from pardemo import World
 >>> with World(4) as world:                 # doctest: +SKIP
 ...     world.run(my_function, 1024)        # -> [result of rank 0, 1, 2, 3]
+
+The names of this package are loaded on first use, so that ``import pardemo`` costs milliseconds and loads no torch:
+
+- :class:`World`: N real ranks; what goes wrong on them: :class:`RankError` and its kinds :class:`RankFailed`,
+  :class:`RankDied`, :class:`RankTimeout`.
+- :class:`WireMeter`, :class:`MemoryMeter`, :class:`CallMeter`, :class:`Timeline`: what really happened.
+- :class:`Ledger`: claims, each a prediction beside its measurement, with a verdict.
+
+The techniques, each a module or package with one door:
+
+- ``pardemo.collectives``: ring reduce-scatter, all-gather, all-reduce; the parameter server.
+- ``pardemo.data_parallel``: replicas with a naive and with an overlapped exchange of gradients.
+- ``pardemo.tensor_parallel``: layers in columns, rows and heads; sequence parallelism; the vocabulary's loss.
+- ``pardemo.zero``: model states in shards, stages 1 to 3; ``pardemo.zero_r``: activations, buffers, fragments.
+- ``pardemo.groups``: which ranks form a tensor-, data- or pipeline-parallel group.
+
+Around them:
+
+- ``pardemo.formulas``: the predictions, arithmetic alone; ``pardemo.peers``: the frameworks beside which they stand.
+- ``pardemo.figures``, ``pardemo.tables``, ``pardemo.exercises``: what the notebooks show and ask.
+- ``pardemo.runner``, ``pardemo.scorecard``, ``pardemo.report``, ``pardemo.bench``, ``pardemo.doctor``: the collection
+  run headless, summed up and written down; the speed table; what this machine has.
+- ``pardemo.baichuan2``, ``pardemo.headlines``, ``pardemo.finetune``: the article's fine-tune.
+
+On the command line: ``pardemo --help``.
 """
 
 from importlib import import_module

@@ -1,3 +1,5 @@
+"""``python -m pardemo``: the command line."""
+
 import sys
 
 from pardemo.cli import main

@@ -156,6 +156,11 @@ def read_ledger(file: Path) -> list[dict[str, Any]]:
         raise ValueError(f"{file} is not a ledger of claims: {error}") from None
 
 
+def agrees(row: dict[str, Any]) -> bool:
+    """Whether a row's measurement is what it predicts, judged anew from the figures of the row."""
+    return row["measured"] is not None and _agree(row["predicted"], row["measured"], row["rel"], row["relation"])
+
+
 def statements() -> list[dict[str, str]]:
     """The article's statements: id, section, what it says, judgement (ok, if, no, doc), what is true, chapters."""
     with (project.PACKAGE / "statements.csv").open(encoding="utf-8", newline="") as stream:

@@ -12,6 +12,7 @@ import pardemo
 from pardemo.finetune import commands as finetune_commands
 from pardemo.finetune import launch, score_command
 from pardemo.headlines import command as headlines
+from pardemo.report import command as report_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,6 +53,8 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("folder", nargs="?", metavar="DIR", help="a run's folder (default outputs/latest)")
     show.add_argument("--json", action="store_true", help="print rows as JSON")
     show.set_defaults(action=_claims)
+
+    report_command.add(commands)
 
     bench = commands.add_parser("bench", help="the speed table: ratios measured side by side in one run")
     bench.add_argument(

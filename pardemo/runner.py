@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from pardemo import claims, project
 
 CELL_TIMEOUT_S = 600
 MANIFEST = "run.json"
+SCORECARD = "13_scorecard"  # reads what the other notebooks leave
 
 
 class RunError(ValueError):
@@ -117,16 +119,19 @@ def run(
     assigned = assign(selected, parameters or {})
     folder = _writable(Path(out) if out else project.output_dir())
     done = _read_manifest(folder)
+    executed_any = False
     for name, path in selected.items():
         fingerprint = fingerprint_of(path, assigned[name])
         before = done.get(name)
-        executed = folder / f"{name}.ipynb"
-        if resume and before and before.fingerprint == fingerprint and before.status == "ok" and executed.exists():
+        finished_before = before and before.fingerprint == fingerprint and before.status == "ok"
+        stale = name == SCORECARD and executed_any
+        if resume and finished_before and not stale and (folder / f"{name}.ipynb").exists():
             say(name, f"finished earlier with the same sources and parameters ({before.seconds:.0f} s)", end=True)
             continue
         done.pop(name, None)  # should this run be killed, the notebook counts as not run
         _write_manifest(folder, done)
         done[name] = _execute(name, path, assigned[name], folder, cell_timeout_s, say)
+        executed_any = True
         done[name].fingerprint = fingerprint
         _write_manifest(folder, done)
     in_order = [done[name] for name in notebooks() if name in done]
@@ -152,10 +157,9 @@ def _execute(
     partial = folder / f".{name}.partial.ipynb"
     _clear(name, folder)
     outcome = Outcome(name, "ok", parameters=parameters)
-    before = os.environ.get("PARDEMO_OUT")
-    os.environ["PARDEMO_OUT"] = str(folder)  # the kernel inherits it
+    inherited = {"PARDEMO_OUT": str(folder), "PARDEMO_HEADLESS": "1"}  # by the kernel
     try:
-        with tempfile.TemporaryDirectory(prefix="pardemo-kernel-") as sockets:
+        with tempfile.TemporaryDirectory(prefix="pardemo-kernel-") as sockets, mock.patch.dict(os.environ, inherited):
             on_cell = lambda k, n: say(name, f"cell {k} of {n}, {time.monotonic() - begin:.0f} s")  # noqa: E731
             _papermill(path, partial, parameters, cell_timeout_s, on_cell, sockets)
     except PapermillExecutionError as error:
@@ -164,10 +168,6 @@ def _execute(
     except Exception as error:  # a kernel that died, a cell that took too long: this notebook's failure
         outcome.status, outcome.error = "failed", f"{type(error).__name__}: {error}".strip().splitlines()[0]
     finally:
-        if before is None:
-            os.environ.pop("PARDEMO_OUT", None)
-        else:
-            os.environ["PARDEMO_OUT"] = before
         if partial.exists():
             _keep(partial, folder / f"{name}.ipynb")
     outcome.seconds = time.monotonic() - begin
@@ -278,6 +278,12 @@ def _writable(folder: Path) -> Path:
     except OSError as error:
         raise RunError(f"cannot write to the output folder {folder}: {error.strerror}") from None
     return folder.resolve()
+
+
+def finished(folder: Path) -> list[Outcome]:
+    """How the notebooks of a run ended, in the collection's order; none where no run has been."""
+    done = _read_manifest(folder)
+    return [done[name] for name in sorted(done)]
 
 
 def _read_manifest(folder: Path) -> dict[str, Outcome]:

@@ -10,10 +10,11 @@ def show(rows: Any):
     An index with a meaning of its own (texts) is kept. Returns a pandas Styler; its ``data`` is the table.
     """
     import pandas as pd
+    from pandas.io.formats.style import Styler
 
     frame = rows if isinstance(rows, pd.DataFrame) else pd.DataFrame(rows)
-    styler = frame.style.set_properties(**{"text-align": "left"}).format(precision=4)
-    styler = styler.set_table_styles([{"selector": "th", "props": [("text-align", "left")]}])
+    styler = Styler(frame, precision=4, cell_ids=False)  # a style for the table, not one for each of its cells
+    styler = styler.set_table_styles([{"selector": tag, "props": [("text-align", "left")]} for tag in ("th", "td")])
     return styler.hide(axis="index") if isinstance(frame.index, pd.RangeIndex) else styler
 
 

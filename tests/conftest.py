@@ -1,5 +1,6 @@
 """One warm World per size for the whole session; tests that kill ranks make their own."""
 
+import shutil
 import time
 
 import psutil
@@ -21,6 +22,19 @@ def world_of():
     yield get
     for world in worlds.values():
         world.close()
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """A headless browser; its event loop ends with the module, so that other tests may have their own."""
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+    if found is None:
+        pytest.skip("no Chromium here (Debian: apt install chromium)")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed (requirements.txt)")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 @pytest.fixture

@@ -109,3 +109,22 @@ def test_a_deepspeed_configuration_is_looked_through(tmp_path, capsys):
     assert cli.main(["doctor", "--deepspeed", str(path)]) == 2
     assert cli.main(["doctor", "--deepspeed", str(tmp_path / "none.json")]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_help_names_what_there_is():
+    """help(pardemo) is a map: what it names exists, every package is on it, and every module says what it is."""
+    import ast
+    import re
+
+    import pardemo
+    from pardemo import project
+
+    named = re.findall(r"``pardemo\.(\w+)``", pardemo.__doc__)
+    modules = {path.stem if path.suffix else path.name for path in project.PACKAGE.iterdir()}
+    assert set(named) <= modules
+    packages = {path.parent.name for path in project.PACKAGE.glob("*/__init__.py")}
+    assert packages - {"meters"} <= set(named), "the meters are there by their classes"
+    for name in set(pardemo.__all__) - {"__version__"}:
+        assert f":class:`{name}`" in pardemo.__doc__
+    silent = [p for p in project.PACKAGE.rglob("*.py") if not ast.get_docstring(ast.parse(p.read_text()))]
+    assert silent == []

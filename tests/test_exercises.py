@@ -4,11 +4,13 @@ import hashlib
 import math
 import threading
 
+import nbformat
 import pytest
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
+from pardemo import runner
 from pardemo.collectives import parameter_server_all_reduce, ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from pardemo.exercises import EXERCISES, check
 from pardemo.formulas import memory
@@ -253,7 +255,43 @@ def same_as_the_mean(model):
     return torch.allclose(here, mean / dist.get_world_size())
 
 
+def verdict(predicted, measured, rel, evidence, instead):
+    def near(value):
+        return abs(measured - value) <= rel * abs(value)
+
+    if near(predicted):
+        return "holds"
+    if instead is not None and near(instead):
+        return "differs"
+    return "off" if evidence in ("time", "paced") else "fails"
+
+
+def step_bytes(batch, sequence, hidden, tp, dp):
+    phi = (tp - 1) / tp * 4 * batch * sequence * hidden
+    return 4 * phi + 2 * (dp - 1) / dp * 4 * 8 * hidden**2 / tp
+
+
+def with_neighbour(number, left=-1):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    received = torch.empty_like(number)
+    send = dist.isend(number, (rank - left) % n)
+    dist.recv(received, (rank + left) % n)
+    send.wait()
+    return number + received
+
+
+def sum_of_all(number):
+    dist.all_reduce(number)
+    return number
+
+
+def bus_bandwidth(collective, nbytes, ranks, seconds):
+    return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks * nbytes / seconds
+
+
 SOLUTIONS = {
+    "00_bus_bandwidth": bus_bandwidth,
+    "00_neighbour": with_neighbour,
     "01_all_reduce": ring_by_hand,
     "01_unequal_shards": weighted,
     "02_1f1b": one_f_one_b,
@@ -276,6 +314,8 @@ SOLUTIONS = {
     "11_lora": lambda w, a, b, alpha, r: w + alpha / r * (b @ a),
     "12_rouge_l": rouge_l,
     "12_split": split_by_body,
+    "13_step_bytes": step_bytes,
+    "13_verdict": verdict,
 }
 
 LOCK = threading.Lock()
@@ -301,8 +341,23 @@ def test_each_exercise_can_be_solved(name, solution, capsys):
     assert capsys.readouterr().out.startswith(f"{name}: solved.")
 
 
+@pytest.mark.parametrize("chapter", runner.notebooks())
+def test_every_chapter_asks_two_or_three_with_a_stub_that_may_stay_open(chapter):
+    own = [name for name in EXERCISES if name.startswith(chapter[:2])]
+    assert 2 <= len(own) <= 3
+    cells = [cell.source for cell in nbformat.read(runner.notebooks()[chapter], as_version=4).cells]
+    for name in own:
+        (cell,) = [source for source in cells if f'exercises.check("{name}"' in source]
+        assert "..." in cell, "the stub, without the answer"
+
+
 def test_every_exercise_is_tested():
     assert set(EXERCISES) == set(SOLUTIONS)
+
+
+def test_every_exercise_has_wrong_answers_with_their_messages():
+    asked = [name for name, *_ in test_wrong_answers_get_the_message_that_helps.pytestmark[0].args[1]]
+    assert min(asked.count(name) for name in EXERCISES) >= 3
 
 
 @pytest.mark.parametrize(
@@ -425,6 +480,43 @@ def test_every_exercise_is_tested():
         ("12_split", lambda pairs, n: (pairs[n:], pairs[:n]), "are in both, such as 'body 0'"),
         ("12_split", lambda pairs, n: ([], pairs[:n]), "Only 0 pairs are left"),
         ("12_split", lambda pairs, n: (pairs, []), "test has 0 pairs, not 10"),
+        ("00_neighbour", stub, "Rank 0 should return 1001, not None"),
+        ("00_neighbour", lambda x: x, "that is the number that you were given"),
+        ("00_neighbour", lambda x: with_neighbour(x) - x, "that is the neighbour's number alone"),
+        ("00_neighbour", lambda x: with_neighbour(x, 1), "that is with the right neighbour"),
+        ("00_neighbour", sum_of_all, "that is the sum of all ranks"),
+        ("00_neighbour", divides_by_zero, "raised on rank 0: ZeroDivisionError"),
+        ("00_bus_bandwidth", stub, "bytes/s, not None"),
+        ("00_bus_bandwidth", lambda c, s, n, t: s / t, "that is algbw"),
+        ("00_bus_bandwidth", lambda c, s, n, t: bus_bandwidth("all_reduce", s, n, t), "is one half of an all-reduce"),
+        ("00_bus_bandwidth", lambda c, s, n, t: bus_bandwidth("", s, n, t), "an all-reduce is both halves"),
+        ("00_bus_bandwidth", divides_by_zero, "Your function raised ZeroDivisionError"),
+        ("13_verdict", stub, "the verdict is 'holds', not None: it is equal"),
+        ("13_verdict", lambda p, m, *rest: "holds" if p == m else "fails", "101 lies within 2 % of 100"),
+        ("13_verdict", lambda p, m, *rest: "holds", "without a tolerance 101 is not 100"),
+        ("13_verdict", lambda p, m, rel, e, i: verdict(p, m, rel, e, None), "'differs', not 'fails': the second"),
+        ("13_verdict", lambda p, m, rel, e, i: verdict(p, m, rel, "wire", i), "'off', not 'fails': a time may be off"),
+        (
+            "13_verdict",
+            lambda p, m, rel, e, i: "differs" if i == m else verdict(p, m, rel, e, i),
+            "the first prediction holds; the second is not asked",
+        ),
+        (
+            "13_verdict",
+            lambda p, m, rel, e, i: "holds" if abs(m - p) <= rel * p else verdict(abs(p), m, rel, e, i),
+            "a share of |predicted|",
+        ),
+        ("13_step_bytes", stub, "It returned None; it should return a number of bytes"),
+        ("13_step_bytes", lambda b, s, h, tp, dp: step_bytes(b, s, h, tp, 1), "That is the tensor-parallel part alone"),
+        ("13_step_bytes", lambda b, s, h, tp, dp: step_bytes(b, 0, h, tp, dp), "the data-parallel part alone"),
+        (
+            "13_step_bytes",
+            lambda b, s, h, tp, dp: step_bytes(b, s, h, tp, 1) + step_bytes(0, 0, h, 1, dp),
+            "A tensor-parallel rank has 1/tp of the gradients",
+        ),
+        ("13_step_bytes", lambda b, s, h, tp, dp: step_bytes(b, s / 2, h, tp, dp), "summed forward and backward"),
+        ("13_step_bytes", lambda *shape: step_bytes(*shape) / 4, "fp32 takes 4 bytes"),
+        ("13_step_bytes", divides_by_zero, "Your function raised ZeroDivisionError"),
         ("07_psi", stub, "Stage 0 with 1 micro-batches is not None"),
         ("07_psi", lambda stage, m: 3 if stage == 3 else 2, "each micro-batch is reduced"),
         ("07_psi", lambda stage, m: [2, 2, m + 1, 3][stage], "each micro-batch gathers for its forward"),

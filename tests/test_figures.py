@@ -14,9 +14,14 @@ def test_saved_with_alternative_text(out):
     fig, ax = figures.new()
     figures.predicted(ax, [1, 2], [1, 2])
     figures.measured(ax, [1, 2], [1, 2], hollow=[False, True])
-    assert figures.save(fig, "01_test", "A line and two points.") is fig
-    with Image.open(out / "figures" / "01_test.png") as image:
-        assert image.info["Description"] == "A line and two points."
+    picture = figures.save(fig, "01_test", "A line and 2 × 2 points.")
+    file = out / "figures" / "01_test.png"
+    assert picture._repr_mimebundle_() == (
+        {"image/png": file.read_bytes()},
+        {"image/png": {"alt": "A line and 2 × 2 points."}},
+    ), "what a notebook shows is the file, with its text"
+    with Image.open(file) as image:
+        assert image.info["Description"] == "A line and 2 × 2 points."
         assert image.size == (880, 440)
     assert [p.name for p in (out / "figures").iterdir()] == ["01_test.png"], "no temporary file is left"
 
@@ -33,6 +38,28 @@ def test_prediction_is_a_line_measurement_points():
     assert not ax.collections
     points = figures.measured(ax, [1, 2], [1, 2], hollow=[False, True])
     assert [tuple(c) == (1, 1, 1, 1) for c in points.get_facecolors()] == [False, True]
+
+
+def test_sliders_show_the_picture_that_they_choose(monkeypatch):
+    shown = []
+    monkeypatch.delenv("PARDEMO_HEADLESS", raising=False)
+    monkeypatch.setattr("IPython.display.display", shown.append)
+    sliders = figures.states_explorer(7.5, 64, 12, 2)
+    sliders.update()
+    assert shown[-1].alt == (
+        "Model states of 7.5·10⁹ parameters on 64 ranks, stages 0 to 3: 120.0, 31.4, 16.6, 1.9 GB each."
+    )
+    (stage,) = [child for child in sliders.children if getattr(child, "description", "") == "stage"]
+    before = len(shown)
+    stage.value = 3
+    assert len(shown) == before + 1
+    assert shown[-1].png != shown[-2].png, "another bar is outlined"
+
+
+def test_without_a_reader_the_sliders_are_a_table(monkeypatch):
+    monkeypatch.setenv("PARDEMO_HEADLESS", "1")
+    table = figures.states_explorer().data
+    assert list(table["GB per rank"].round(1)) == [120.0, 31.4, 16.6, 1.9]
 
 
 def test_bars_outline_and_gantt():

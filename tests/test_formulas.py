@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from dataclasses import replace
-from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
 
 import pytest
 from hypothesis import given
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from pardemo.formulas import communication as c
 from pardemo.formulas import memory as m
-from pardemo.formulas import scaling
+from pardemo.formulas import published, scaling
 from pardemo.formulas import tensor_parallel as t
 
 sizes = st.integers(0, 10**12)
@@ -151,46 +150,32 @@ def test_one_gpu_is_the_baseline_and_overlap_hides_what_fits():
     assert replace(step, data_parallel=3.0).overlapped_seconds == 5.0, "half of the rest hides 2 of 3"
 
 
-#: Table 1 of 1910.02054, decimal GB: N -> model -> P_os, P_os+g, P_os+g+p
-TABLE_1 = {
-    1: {7.5e9: (120, 120, 120), 128e9: (2048, 2048, 2048), 1e12: (16000, 16000, 16000)},
-    4: {7.5e9: (52.5, 41.3, 30), 128e9: (896, 704, 512), 1e12: (7000, 5500, 4000)},
-    16: {7.5e9: (35.6, 21.6, 7.5), 128e9: (608, 368, 128), 1e12: (4750, 2875, 1000)},
-    64: {7.5e9: (31.4, 16.6, 1.88), 128e9: (536, 284, 32), 1e12: (4187, 2218, 250)},
-    256: {7.5e9: (30.4, 15.4, 0.47), 128e9: (518, 263, 8), 1e12: (4046, 2054, 62.5)},
-    1024: {7.5e9: (30.1, 15.1, 0.12), 128e9: (513, 257, 2), 1e12: (4011, 2013, 15.6)},
-}
-
-
-@pytest.mark.parametrize("n", TABLE_1)
-@pytest.mark.parametrize("model", [7.5e9, 128e9, 1e12])
-def test_table_1_cell_by_cell(n, model):
+@pytest.mark.parametrize("cell", list(published.zero_table_1()), ids=lambda cell: f"{cell.row} {cell.column}")
+def test_zeros_table_1_cell_by_cell(cell):
     """The 7.5B column of the paper is rounded, the others are cut off; each cell to the digits it is printed with."""
-    for stage, printed in zip((1, 2, 3), TABLE_1[n][model], strict=True):
-        exact = m.model_states_bytes(int(model), n, stage) / 1e9
-        unit = Decimal(1).scaleb(-len(str(printed).partition(".")[2]))
-        as_printed = {float(Decimal(str(exact)).quantize(unit, rule)) for rule in (ROUND_DOWN, ROUND_HALF_UP)}
-        assert printed in as_printed, (stage, exact)
+    assert cell.follows, cell
 
 
-#: Table 2: MP -> GPUs and the largest models, base, P_os, P_os+g, P_os+g+p, in 10⁹ parameters
-TABLE_2 = {
-    1: (64, 2, 7.6, 14.4, 128),
-    2: (128, 4, 15.2, 28.8, 256),
-    4: (256, 8, 30.4, 57.6, 500),
-    8: (512, 16, 60.8, 115.2, 1000),
-    16: (1024, 32, 121.6, 230.4, 2000),
-}
+def test_cells_are_judged_by_their_printed_digits():
+    def follows(printed, exact):
+        return published.Cell("", "", printed, exact).follows
+
+    assert follows("4187", 4187.5), "cut off"
+    assert follows("4188", 4187.5), "rounded"
+    assert follows("1.88", 1.875)
+    assert not follows("1.9", 1.8)
+    assert not follows("41.3", 41.4)
 
 
-@pytest.mark.parametrize("mp", TABLE_2)
-def test_table_2_cell_by_cell(mp):
-    gpus, *printed = TABLE_2[mp]
-    for stage, billions in enumerate(printed):
-        exact = m.largest_model(32e9, gpus // mp, stage, mp) / 1e9
-        # the paper scales the first row, cut to a digit (7.6, 14.4), by MP; 512 and 1024 it prints as 0.5T and 1T
-        assert billions == pytest.approx(exact, rel=0.025)
-        assert billions <= exact
+@pytest.mark.parametrize("cell", list(published.zero_table_2()), ids=lambda cell: f"{cell.row} {cell.column}")
+def test_zeros_table_2_cell_by_cell(cell):
+    # the paper scales the first row, cut to a digit (7.6, 14.4), by MP; 512 and 1024 it prints as 0.5T and 1T
+    assert float(cell.printed) == pytest.approx(cell.exact, rel=0.025)
+    assert float(cell.printed) <= cell.exact
+
+
+def test_megatrons_table_1_cell_by_cell():
+    assert all(cell.follows for cell in published.megatron_table_1())
 
 
 def test_figure_1_and_the_kinds_of_states():

@@ -42,6 +42,7 @@ def test_formulas_are_arithmetic_only():
     for path in (PACKAGE / "formulas").glob("*.py"):
         for name in imports_of(path):
             assert name.split(".")[0] in {
+                "decimal",
                 "math",
                 "typing",
                 "collections",

@@ -1,30 +1,69 @@
-"""The README's example runs as it stands, and what it names exists."""
+"""What README and docs say is so: the examples run, links lead somewhere, the messages are the tools' own."""
 
 import re
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
+import yaml
 
-from pardemo import project, runner
+from pardemo import project, runner, world
+from pardemo.errors import Failure, RankDied, RankFailed, RankTimeout
 
 ROOT = project.PACKAGE.parent
 TEXT = (ROOT / "README.md").read_text()
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, flags=re.S)
 
 
-def test_the_example_runs_and_prints_what_it_says(tmp_path):
-    (code,) = re.findall(r"```python\n(.*?)```", TEXT, flags=re.S)
-    script = tmp_path / "example.py"
-    script.write_text(code)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=True)
-    sent = [int(word) for word in re.findall(r"\d+", done.stdout)]
+def run_example(number, folder):
+    """What the README's example prints, run as a script of its own."""
+    script = folder / "example.py"
+    script.write_text(EXAMPLES[number])
+    done = subprocess.run(
+        [sys.executable, script], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_there_are_three_examples():
+    assert len(EXAMPLES) == 3
+
+
+def test_bytes_of_a_ring(tmp_path):
+    sent = [int(word) for word in re.findall(r"\d+", run_example(0, tmp_path))]
     assert len(sent) == 4
     assert sent == pytest.approx([1.5 * (4 << 20)] * 4, rel=0.005)
 
 
-def test_every_linked_file_exists():
-    for target in re.findall(r"\]\((?!http)([^)]+)\)", TEXT):
-        assert (ROOT / target).exists(), target
+def test_does_it_fit(tmp_path):
+    lines = run_example(1, tmp_path).splitlines()
+    psi = 13_896_668_160 / 1e9
+    expected = [16 * psi, (4 + 12 / 8) * psi, (2 + 14 / 8) * psi, 16 / 8 * psi]
+    assert [float(re.search(r"([\d.]+) GB", line)[1]) for line in lines] == pytest.approx(expected, abs=0.05)
+
+
+def test_a_layer_of_ones_own(tmp_path):
+    assert run_example(2, tmp_path) == "['holds', 'holds']\n"
+    shown = subprocess.run(
+        [sys.executable, "-m", "pardemo", "claims", "my_run"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "99.sent" in shown.stdout
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS], ids=lambda page: page.name)
+def test_every_linked_file_exists(page):
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_pictures_have_alternative_text():
+    pictures = re.findall(r"!\[(.*?)\]\(", TEXT, flags=re.S)
+    assert pictures
+    assert all(len(text) > 20 for text in pictures)
 
 
 def test_every_chapter_is_listed():
@@ -37,3 +76,68 @@ def test_the_two_commands_are_there():
     for command in re.findall(r"make (\w+)", TEXT):
         assert command in targets
     assert {"run", "test", "lab", "bench"} <= set(targets)
+
+
+def rows_of(name):
+    lines = [line for line in (ROOT / "docs" / f"{name}.md").read_text().splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
+
+
+def said_by_the_code():
+    """The messages of real failures, and the source of the others."""
+    lock = threading.Lock()
+
+    def f():
+        return lock
+
+    with pytest.raises(TypeError) as cannot_send:
+        world._pack(f, (), {})
+    yield str(cannot_send.value)
+    yield str(RankDied({2: -9}))
+    yield str(RankTimeout(300, {0: "", 1: ""}, []))
+    yield str(RankFailed({0: Failure("ValueError", "x", "")}, stopped=[1]))
+    for path in (ROOT / "Makefile", *project.PACKAGE.rglob("*.py")):
+        yield re.sub(r'"\s*\n\s*f?"', "", path.read_text())
+
+
+def test_troubleshooting_quotes_what_the_tools_really_say():
+    said = list(said_by_the_code())
+    quoted = [text for row in rows_of("troubleshooting") for text in re.findall(r"`([^`]+)`", row[0])]
+    assert len(quoted) > 12
+    for text in quoted:
+        for part in text.split("…"):
+            piece = part.removeprefix("cannot send f").strip() if part.startswith("cannot send f") else part.strip()
+            assert any(piece in message for message in said), text
+
+
+def test_troubleshooting_names_commands_that_exist():
+    from pardemo.cli import _parser
+
+    commands = _parser()._subparsers._group_actions[0].choices
+    for page in (ROOT / "README.md", *DOCS):
+        for command in re.findall(r"`pardemo ([a-z]+)", page.read_text()):
+            assert command in commands or command == "needs", command
+
+
+def test_the_glossary_sets_chinese_beside_english():
+    rows = rows_of("glossary")
+    assert len(rows) > 30
+    for chinese, english, meaning, chapters in rows:
+        assert re.search(r"[\u4e00-\u9fff]", chinese), chinese
+        assert english
+        assert meaning
+        assert not re.search(r"[\u4e00-\u9fff]", english + meaning)
+        assert re.fullmatch(r"\d\d(, \d\d)*", chapters), chinese
+    assert len({row[0] for row in rows}) == len(rows)
+
+
+def test_the_workflow_runs_what_the_readme_says_and_keeps_the_report():
+    job = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())["jobs"]["test"]
+    (tests,) = [step for step in job["steps"] if step.get("run") == ".ci/run"]
+    assert "make test" in (ROOT / ".ci" / "run").read_text()
+    (kept,) = [step for step in job["steps"] if "upload-artifact" in step.get("uses", "")]
+    assert kept["if"] == "always()", "of a run that failed, above all"
+    base = tests["env"]["PYTEST_ADDOPTS"].removeprefix("--basetemp=")
+    assert kept["with"]["path"] == f"{base}/run*/", "where the collection's run is written"
+    collection = Path(ROOT / "tests" / "notebooks" / "test_collection.py").read_text()
+    assert 'mktemp("run")' in collection

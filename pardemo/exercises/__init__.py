@@ -24,6 +24,8 @@ def call(function: Callable, *args: object) -> object:
 
 #: name -> (module of this package, function that checks). A chapter's exercises live in ``chapter_NN``.
 EXERCISES = {
+    "00_bus_bandwidth": ("chapter_00", "check_bus_bandwidth"),
+    "00_neighbour": ("chapter_00", "check_neighbour"),
     "01_all_reduce": ("chapter_01", "check_all_reduce"),
     "01_unequal_shards": ("chapter_01", "check_unequal_shards"),
     "02_1f1b": ("chapter_02", "check_1f1b"),
@@ -46,6 +48,8 @@ EXERCISES = {
     "11_lora": ("chapter_11", "check_lora"),
     "12_rouge_l": ("chapter_12", "check_rouge_l"),
     "12_split": ("chapter_12", "check_split"),
+    "13_step_bytes": ("chapter_13", "check_step_bytes"),
+    "13_verdict": ("chapter_13", "check_verdict"),
 }
 
 

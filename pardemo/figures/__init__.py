@@ -9,11 +9,13 @@
 from pardemo.figures.charts import bars, gantt, holdings, kind_legend, measured, predicted, ring_states
 from pardemo.figures.explore import states_chart, states_explorer
 from pardemo.figures.pipeline import pipeline
-from pardemo.figures.style import COLOURS, new, save, write
+from pardemo.figures.ratios import ratios
+from pardemo.figures.style import COLOURS, draw, new, save, write
 
 __all__ = [
     "COLOURS",
     "bars",
+    "draw",
     "gantt",
     "holdings",
     "kind_legend",
@@ -21,6 +23,7 @@ __all__ = [
     "new",
     "pipeline",
     "predicted",
+    "ratios",
     "ring_states",
     "save",
     "states_chart",

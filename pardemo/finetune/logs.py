@@ -70,9 +70,9 @@ def smoothed(values: Sequence[float]) -> list[float]:
     return out
 
 
-def draw_loss(run: Path):
-    """Draws ``loss.png``: the loss as it was and smoothed, over optimizer steps. Returns the figure."""
-    from pardemo import figures, project
+def draw_loss(run: Path) -> None:
+    """Draws ``loss.png``: the loss as it was and smoothed, over optimizer steps."""
+    from pardemo import figures
 
     rows = read_log(run)
     train = [row for row in rows if "loss" in row]
@@ -91,8 +91,7 @@ def draw_loss(run: Path):
         )
     ax.set(xlabel="optimizer step", ylabel="loss per labelled token", ylim=(0, None))
     ax.legend()
-    project.write_atomically(run / "loss.png", lambda path: fig.savefig(path, dpi=120, bbox_inches="tight"))
-    return fig
+    figures.write(fig, run / "loss.png", "The loss of a fine-tune over its optimizer steps, as it was and smoothed.")
 
 
 class TokenCount:

@@ -102,9 +102,7 @@ def train(
     adapter = _save_adapter(trainer, run)
     tokens = trainer.tokens.total()
     if trainer.is_world_process_zero():
-        import matplotlib.pyplot as plt
-
-        plt.close(draw_loss(run))
+        draw_loss(run)
     return Outcome(
         steps=done.global_step,
         loss=done.training_loss,

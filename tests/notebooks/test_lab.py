@@ -1,0 +1,195 @@
+"""JupyterLab as a reader uses it, in a headless Chromium: run all, sliders, interrupt, restart."""
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+
+import nbformat
+import psutil
+import pytest
+from conftest import gone
+
+from pardemo import project
+
+pytestmark = pytest.mark.collection
+#: every cell is in the page, not those alone that are in sight; nothing asks to be confirmed
+SETTINGS = {
+    "notebook-extension/tracker": {"windowingMode": "none"},
+    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False, "doNotDisturbMode": True},
+}
+HANG = [
+    "import json, os, time\nfrom pathlib import Path\nfrom pardemo import World\n"
+    "world = World(2)\ndef pid(): return os.getpid()\ndef hang(): time.sleep(300)",
+    "Path('ranks.json').write_text(json.dumps([os.getpid(), *world.run(pid)]));",
+    "world.run(hang)",
+    "Path('again.json').write_text(json.dumps([os.getpid(), *world.run(pid)]));",
+]
+
+
+@pytest.fixture(scope="module")
+def lab(chromium, tmp_path_factory):  # no browser: no server
+    """A server of this test's own on a free port: (address, token, folder of the notebooks)."""
+    home = tmp_path_factory.mktemp("lab")
+    shutil.copytree(project.root() / "notebooks", home / "notebooks")
+    cells = [nbformat.v4.new_code_cell(source) for source in HANG]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel()), home / "notebooks" / "hang.ipynb")
+    for name, value in SETTINGS.items():
+        project.write_json(home / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings", value)
+    token = secrets.token_hex(16)
+    folders = {"JUPYTER_RUNTIME_DIR": "runtime", "JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data",
+               "JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
+               "IPYTHONDIR": "ipython", "PARDEMO_OUT": "out"}  # fmt: skip
+    with (home / "log").open("w") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--port=0",
+             f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={home / 'notebooks'}",
+             "--LabApp.news_url=None", "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+             "--LabApp.extension_manager=readonly"],
+            stdout=log, stderr=log, env={**os.environ, **{key: str(home / name) for key, name in folders.items()}},
+        )  # fmt: skip
+    try:
+        yield _address(server, home), token, home / "notebooks"
+    finally:
+        family = [p.pid for p in psutil.Process(server.pid).children(recursive=True)]
+        server.terminate()  # it ends its kernels, and these their ranks
+        try:
+            server.wait(20)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+        assert gone(family, 20), "the server's kernels or their ranks are still there"
+
+
+def _address(server, home):
+    until = time.monotonic() + 60
+    while time.monotonic() < until and server.poll() is None:
+        for told in (home / "runtime").glob("jpserver-*.json"):
+            try:
+                return json.loads(told.read_text())["url"]
+            except ValueError:  # it is being written
+                continue
+        time.sleep(0.1)
+    raise RuntimeError(f"JupyterLab did not start: {(home / 'log').read_text()[-2000:]}")
+
+
+def kernel():
+    return {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+
+
+class Reader:
+    """Somebody at the lab, with one notebook open and its kernel ready."""
+
+    def __init__(self, browser, lab, name):
+        self.address, self.token, self.folder = lab
+        self.name = name
+        self.page = browser.new_page(viewport={"width": 1300, "height": 1000})
+        self.page.set_default_timeout(60_000)
+        self.page.goto(f"{self.address}lab/workspaces/{name[:2]}/tree/{name}.ipynb?token={self.token}")
+        self.page.locator(".jp-Notebook .jp-CodeCell").first.wait_for()
+        self.idle()
+
+    def idle(self):
+        """Waits until the kernel is there and does nothing: pressed earlier, Run asks for a kernel."""
+        self.until(self._is_idle, 60, "an idle kernel")
+        self.page.locator('.jp-NotebookPanel .jp-Notebook-ExecutionIndicator[data-status="idle"]').wait_for()
+
+    def _is_idle(self):
+        sessions = self.page.request.get(f"{self.address}api/sessions?token={self.token}").json()
+        return [s["kernel"]["execution_state"] for s in sessions if s["path"] == f"{self.name}.ipynb"] == ["idle"]
+
+    def menu(self, menu, entry):
+        self.page.locator(".lm-MenuBar-itemLabel", has_text=menu).first.click()
+        self.page.locator(".lm-Menu-itemLabel").get_by_text(entry, exact=True).click()
+
+    def press_run(self, cell):
+        """Runs one cell, the count from 0, as Shift-Enter does."""
+        self.page.locator(".jp-Notebook .jp-Cell").nth(cell).locator(
+            ".jp-InputPrompt, .jp-MarkdownOutput"
+        ).first.click()
+        self.page.keyboard.press("Shift+Enter")
+
+    def prompts(self):
+        return self.page.locator(".jp-CodeCell .jp-InputPrompt").all_text_contents()
+
+    def until(self, condition, seconds, what):
+        until = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < until, f"{what}: not within {seconds} s; cells {self.prompts()}"
+            time.sleep(0.2)
+
+    def errors(self):
+        return self.page.locator('[data-mime-type="application/vnd.jupyter.stderr"]').all_text_contents()
+
+
+@pytest.fixture
+def open_notebook(lab, chromium):
+    readers = []
+
+    def open_(name):
+        readers.append(Reader(chromium, lab, name))
+        return readers[-1]
+
+    yield open_
+    for reader in readers:
+        reader.page.close()
+
+
+def test_notebook_01_runs_to_its_end(open_notebook):
+    reader = open_notebook("01_data_parallel")
+    reader.menu("Run", "Run All Cells")
+    reader.until(lambda: all(p.strip("[]: ").isdigit() for p in reader.prompts()), 600, "Run All")
+    assert reader.errors() == []
+    last = reader.page.locator(".jp-CodeCell").last.locator(".jp-OutputArea").inner_text()
+    assert "s09.sent_per_rank.n4" in last
+    assert "holds" in last
+    assert "fails" not in last
+    drawn = reader.page.locator(".jp-OutputArea img").evaluate_all("all => all.map(image => image.naturalWidth)")
+    assert len(drawn) == 5
+    assert all(width > 300 for width in drawn), "every picture is there, once"
+
+
+def test_sliders_move_the_picture(open_notebook):
+    reader = open_notebook("06_zero_memory")
+    cells = nbformat.read(reader.folder / "06_zero_memory.ipynb", as_version=4).cells
+    (sliders,) = [k for k, cell in enumerate(cells) if "states_explorer" in cell.source]
+    imports = next(k for k, cell in enumerate(cells) if cell.cell_type == "code")
+    for cell in (imports, sliders):  # what lies between starts worlds, which the formula does not need
+        reader.press_run(cell)
+    output = reader.page.locator(".jp-Notebook .jp-Cell").nth(sliders).locator(".jp-OutputArea")
+    picture = output.locator("img").first
+    reader.until(picture.count, 120, "sliders and a picture")
+    before = picture.get_attribute("src")
+    handle = output.locator(".widget-slider", has_text="stage").locator(".noUi-handle")
+    handle.focus()
+    reader.page.keyboard.press("ArrowRight")
+    reader.until(lambda: picture.get_attribute("src") != before, 30, "the picture follows the slider")
+    assert reader.errors() == []
+
+
+def test_interrupt_and_restart(open_notebook):
+    reader = open_notebook("hang")
+    for cell in (0, 1):
+        reader.press_run(cell)
+    reader.until((reader.folder / "ranks.json").exists, 120, "two ranks")
+    reader.idle()
+    kernel_pid, *ranks = json.loads((reader.folder / "ranks.json").read_text())
+    assert len(ranks) == 2
+    reader.press_run(2)
+    reader.page.locator('.jp-Notebook-ExecutionIndicator[data-status="busy"]').wait_for()
+    time.sleep(1)
+    reader.menu("Kernel", "Interrupt Kernel")
+    reader.until(lambda: "KeyboardInterrupt" in " ".join(reader.errors()), 30, "the hanging cell ends")
+    assert gone(ranks), "and its ranks"
+    reader.press_run(3)
+    reader.until((reader.folder / "again.json").exists, 30, "the next cell works")
+    same, *ranks = json.loads((reader.folder / "again.json").read_text())
+    assert same == kernel_pid
+    assert len(ranks) == 2
+    reader.menu("Kernel", "Restart Kernel…")
+    reader.page.locator(".jp-Dialog .jp-mod-accept, .jp-Dialog .jp-mod-warn").last.click()
+    assert gone([kernel_pid, *ranks], 20), "no rank outlives its kernel"
+    reader.idle()

@@ -1,0 +1,241 @@
+"""The report and the notebooks' pages: whole, linked, described, and without a request to anybody."""
+
+import base64
+import re
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from pardemo import claims, cli, figures, project, report, runner
+from pardemo.claims import Ledger
+from pardemo.report import command, pages
+
+REFERENCE = project.root() / "outputs" / "reference"
+README = project.root() / "README.md"
+PAGES = sorted(REFERENCE.glob("*.html"))
+LOADING = {
+    "script": "src",
+    "img": "src",
+    "link": "href",
+    "iframe": "src",
+    "source": "src",
+    "video": "src",
+    "object": "data",
+}
+
+
+class Page(HTMLParser):
+    """What a page loads, links to, names, and its pictures' texts."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.loads, self.links, self.ids, self.alts, self.styles = [], [], set(), [], []
+        self.in_style = False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.in_style = tag == "style"
+        if found.get("id"):
+            self.ids.add(found["id"])
+        if tag == "a" and "href" in found:
+            self.links.append(found["href"])
+        if tag == "img":
+            self.alts.append(found.get("alt"))
+        if found.get(LOADING.get(tag)):
+            self.loads.append(found[LOADING[tag]])
+        self.styles.append(found.get("style") or "")
+
+    def handle_data(self, data):
+        if self.in_style:
+            self.styles.append(data)
+
+
+def asked_for(page):
+    """Addresses that a browser would fetch."""
+    urls = [*page.loads, *(u for s in page.styles for u in re.findall(r"url\(([^)]*)\)|@import\s+(\S+)", s) for u in u)]
+    return [url for url in urls if url and not url.startswith("data:")]
+
+
+def broken(page, folder, name):
+    """Links that lead nowhere."""
+    found = []
+    for link in page.links:
+        target, _, place = link.partition("#")
+        if target.startswith(("http:", "https:")):
+            continue
+        if target and not (folder / target).is_file():
+            found.append(link)
+        elif place and (target or name).endswith(".html"):
+            ids = page.ids if target in ("", name) else ids_of(folder / target)
+            if place not in ids:
+                found.append(link)
+    return found
+
+
+@cache
+def ids_of(path):
+    return Page(path.read_text()).ids
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_a_page_of_the_reference_is_whole(path):
+    page = Page(path.read_text())
+    assert asked_for(page) == [], "a page asks nobody for anything"
+    assert broken(page, REFERENCE, path.name) == []
+    described = [alt for alt in page.alts if alt and "No description" not in alt]
+    assert len(described) == len(page.alts), "every picture has alternative text"
+
+
+def test_the_checks_above_can_fail(tmp_path):
+    bad = Page(
+        '<style>p{background:url(x.png)}</style><script src="https://a/b.js"></script><img src="data:x">'
+        '<a href="gone.html">x</a><a href="#nowhere">x</a><a href="here.html#there">x</a>'
+    )
+    (tmp_path / "here.html").write_text('<p id="elsewhere">')
+    assert asked_for(bad) == ["https://a/b.js", "x.png"]
+    assert broken(bad, tmp_path, "page.html") == ["gone.html", "#nowhere", "here.html#there"]
+    assert bad.alts == [None]
+
+
+def test_the_reference_has_a_page_for_each_of_its_notebooks():
+    names = {path.stem for path in REFERENCE.glob("*.ipynb")}
+    assert {path.stem for path in PAGES} == names | {"report"}
+    page = Page((REFERENCE / "report.html").read_text())
+    assert {f"{name}.html" for name in names} <= {link.partition("#")[0] for link in page.links}
+
+
+def test_the_reference_is_of_moderate_size():
+    assert sum(path.stat().st_size for path in REFERENCE.rglob("*") if path.is_file()) < 10e6
+
+
+def test_the_report_shows_every_claim_statement_and_picture():
+    text = (REFERENCE / "report.html").read_text()
+    for row in claims.read(REFERENCE):
+        assert f">{row['id']}</a>" in text, row["id"]
+    for statement in claims.statements():
+        assert f">{statement['id']}<" in text, statement["id"]
+    assert text.count("<img ") == len(list((REFERENCE / "figures").glob("*.png")))
+
+
+def test_the_readmes_table_is_the_references():
+    assert command.markdown(claims.read(REFERENCE)) in README.read_text(), "make reference writes it"
+
+
+def test_formulas_are_text_so_that_every_page_shows_them():
+    for name, path in runner.notebooks().items():
+        for cell in nbformat.read(path, as_version=4).cells:
+            if cell.cell_type == "markdown":
+                assert not re.search(r"\$[^$]+\$|\\\(|\\\[|\\frac", cell.source), f"{name} {cell.id} needs MathJax"
+
+
+@pytest.fixture
+def run(out):
+    """A run of one notebook with a claim, a picture and a link; and one that failed before its copy was written."""
+    fig, _ = figures.new()
+    picture = figures.save(fig, "01_picture", "a line < a curve")
+    Ledger("01_a").check("s09.x", "a < b", 1, 1, evidence="wire")
+    show = nbformat.v4.new_code_cell("figures.save(fig)")
+    data, metadata = picture._repr_mimebundle_()
+    png = {"image/png": base64.b64encode(data["image/png"]).decode()}
+    table = nbformat.v4.new_output("display_data", {"text/html": "<table><td>s09.x</td></table>"})
+    streams = [nbformat.v4.new_output("stream", text=text) for text in ("one", "\n")]
+    show.outputs = [nbformat.v4.new_output("display_data", png, metadata=metadata), table, *streams]
+    link = '# 01 A *title*\n<a href="01_a.ipynb#cell-id=x">here</a> <a href="02_b.ipynb">there</a>'
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(link), show])
+    nbformat.write(notebook, out / "01_a.ipynb")
+    (out / "run.json").write_text("[]")
+    outcomes = [runner.Outcome("01_a", "ok", 1.0), runner.Outcome("02_b", "failed", 1.0, "KernelDied")]
+    report.write(out, outcomes, claims.read(out))
+    return out, show.id
+
+
+def test_a_page_stands_alone(run):
+    out, _ = run
+    text = (out / "01_a.html").read_text()
+    page = Page(text)
+    assert asked_for(page) == []
+    assert page.alts == ["a line < a curve"]
+    assert "prefers-color-scheme: dark" in text
+    assert 'name="viewport"' in text
+    assert "<script" not in text
+    assert "<pre>one\n</pre>" in text, "what the kernel sent in two parts is one block"
+
+
+def test_links_lead_to_pages_where_there_are_any(run):
+    out, cell = run
+    page = Page((out / "01_a.html").read_text())
+    assert "01_a.html#cell-id=x" in page.links
+    assert "02_b.ipynb" in page.links, "that one has no page"
+    whole = Page((out / "report.html").read_text())
+    assert f"01_a.html#cell-id={cell}" in whole.links, "a claim leads to the cell that shows it"
+    assert "02_b.html" not in whole.links
+    assert "KernelDied" in (out / "report.html").read_text()
+
+
+def test_a_chapters_title_is_its_first_heading(run, tmp_path):
+    out, _ = run
+    assert pages.title(out, "01_a") == "A *title*"
+    assert pages.title(out, "99_nothing") == "99_nothing"
+    (out / "03_half.ipynb").write_text('{"cells": [')
+    assert pages.title(out, "03_half") == "03_half"
+
+
+def test_the_command_writes_a_finished_runs_pages_again(run, capsys):
+    out, _ = run
+    runner_rows = [vars(runner.Outcome("01_a", "ok", 1.0))]
+    project.write_json(out / "run.json", runner_rows)
+    for page in out.glob("*.html"):
+        page.unlink()
+    readme = out / "README.md"
+    readme.write_text(f"before\n{command.BEGIN}\nold\n{command.END}\nafter\n")
+    assert cli.main(["report", str(out), "--readme", str(readme)]) == 0
+    assert "report.html" in capsys.readouterr().out
+    assert {page.name for page in out.glob("*.html")} == {"01_a.html", "report.html"}
+    table = command.markdown(claims.read(out))
+    assert readme.read_text() == f"before\n{command.BEGIN}\n{table}{command.END}\nafter\n"
+    assert "| wire: bytes counted by the kernel | 1 | 1 |" in table
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["nothing"], "no run in nothing: `pardemo run` makes one"),
+        (["{reference}", "--readme", "{file}"], "has no place for the table"),
+        (["{reference}", "--readme", "gone.md"], "No such file"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, told, tmp_path, monkeypatch, capsys):
+    rebuild = report.rebuild
+    monkeypatch.setattr(report, "rebuild", lambda folder: folder if folder == REFERENCE else rebuild(folder))
+    (tmp_path / "file.md").write_text("no marks")
+    places = {"reference": REFERENCE, "file": tmp_path / "file.md"}
+    assert cli.main(["report", *(argument.format(**places) for argument in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert len(error.strip().splitlines()) == 1
+    assert (tmp_path / "file.md").read_text() == "no marks"
+
+
+def test_a_scorecard_is_read_again_when_a_chapter_was_run_again(tmp_path, monkeypatch):
+    """With --resume the scorecard must not show what another chapter measured before."""
+    executed = []
+    monkeypatch.setattr(runner, "notebooks", lambda: {n: Path(n) for n in ("01_a", "13_scorecard")})
+    monkeypatch.setattr(runner, "parameters_of", lambda path: {})
+    monkeypatch.setattr(runner, "fingerprint_of", lambda path, parameters: "same")
+
+    def execute(name, path, parameters, folder, *rest):
+        executed.append(name)
+        (folder / f"{name}.ipynb").write_text(nbformat.writes(nbformat.v4.new_notebook()))
+        return runner.Outcome(name, "failed" if len(executed) == 1 else "ok")
+
+    monkeypatch.setattr(runner, "_execute", execute)
+    runner.run(out=tmp_path, say=lambda *a, **k: None)
+    assert executed == ["01_a", "13_scorecard"]
+    runner.run(out=tmp_path, resume=True, say=lambda *a, **k: None)
+    assert executed[2:] == ["01_a", "13_scorecard"], "01 failed before; what it now measured belongs on the scorecard"
+    runner.run(out=tmp_path, resume=True, say=lambda *a, **k: None)
+    assert len(executed) == 4, "nothing changed: nothing is run again"

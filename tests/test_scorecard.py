@@ -1,0 +1,170 @@
+"""The scorecard: which run it reads, what it counts, and where a claim is shown."""
+
+import json
+
+import nbformat
+import pytest
+
+from pardemo import claims, figures, project, runner, scorecard
+from pardemo.claims import Ledger
+
+REFERENCE = project.root() / "outputs" / "reference"
+
+
+@pytest.fixture
+def empty(tmp_path, monkeypatch):
+    """A project without any run; ``empty(folder)`` books a claim of chapter 01 there."""
+    (tmp_path / "notebooks").mkdir()
+    for name in ("01_data_parallel", "02_pipeline", "13_scorecard"):
+        nbformat.write(nbformat.v4.new_notebook(), tmp_path / "notebooks" / f"{name}.ipynb")
+    monkeypatch.setattr(project, "root", lambda: tmp_path)
+    monkeypatch.setenv("PARDEMO_OUT", str(tmp_path / "mine"))
+
+    def book(folder, chapter="01_data_parallel"):
+        Ledger(chapter, tmp_path / folder).check("s09.sent", "sent", 10, 10, evidence="wire")
+
+    return book
+
+
+def test_it_reads_the_run_that_is_going_on_and_says_what_is_missing(empty):
+    for folder in ("mine", "outputs/latest", "outputs/reference"):
+        empty(folder)
+    empty("mine", "13_scorecard")
+    run = scorecard.find()
+    assert run.folder.name == "mine"
+    assert [row["notebook"] for row in run.rows] == ["01_data_parallel"], "without the scorecard's own"
+    assert run.told == "This run: 1 of 2 chapters; without 02."
+    assert run.chapters == ["01_data_parallel"]
+    assert run.links == {"s09.sent": "01_data_parallel.ipynb"}
+
+
+@pytest.mark.parametrize("folder", ["outputs/latest", "outputs/reference"])
+def test_alone_it_names_the_run_that_it_reads(empty, folder):
+    empty(folder)
+    empty("mine", "13_scorecard")  # its own claims make no run
+    read = f"This run has no other chapter, so what is read is {folder}"
+    run = scorecard.find()
+    assert run.told == f"{read}: 1 of 2 chapters; without 02."
+    assert run.links == {}, "from where this run is written nothing of it can be reached"
+    assert "<a " not in scorecard.ledger(run.rows, run.links).data
+
+
+def test_the_latest_run_goes_before_the_committed_one(empty):
+    empty("outputs/reference")
+    empty("outputs/latest")
+    assert scorecard.find().folder.name == "latest"
+
+
+def test_without_any_run_it_says_how_to_make_one(empty):
+    with pytest.raises(FileNotFoundError, match="`pardemo run` executes all chapters"):
+        scorecard.find()
+
+
+def row(predicted, measured, relation="equal", **more):
+    ledger_row = dict.fromkeys(claims.COLUMNS, "")
+    return {**ledger_row, "id": "s09.x", "notebook": "01_a", "predicted": predicted, "measured": measured, "rel": 0.0,
+            "relation": relation, "verdict": "holds", "evidence": "wire", **more}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("predicted", "measured", "expected"),
+    [(4, 6, 1.5), (-2, -1, 0.5), (1e-6, 0, 0), (0, 0, 1), (0, 3, None), ("a", "a", None), (True, True, None),
+     (None, None, None), (2, True, None)],
+)  # fmt: skip
+def test_ratio(predicted, measured, expected):
+    assert scorecard.ratio(row(predicted, measured)) == expected
+
+
+def test_points_of_the_picture():
+    found = scorecard.points(
+        [
+            row(2, 2),
+            row(2, 1, "at most"),
+            row(2, 3, "at least"),
+            row(2, 3, verdict="differs"),
+            row(2, 5, "at most", verdict="fails"),
+            row("a", "a"),
+        ]
+    )
+    assert found == [(1, "holds"), (0.5, "at most"), (1.5, "at least"), (1.5, "differs"), (2.5, "fails")]
+    fig = figures.ratios({"one": {"a": found}, "two": {"b": found[:1], "c": [(1e9, "at least")]}})
+    assert [ax.get_title(loc="left") for ax in fig.axes] == ["one", "two"]
+    drawn = [tuple(p) for points in fig.axes[0].collections for p in points.get_offsets()]
+    assert sorted(x for x, _ in drawn) == pytest.approx([-0.5, 0, 0.5, 0.5, 1.5]), "every point is there"
+    far = [x for points in fig.axes[1].collections for x, _ in points.get_offsets()]
+    assert max(far) == 10, "what is far off stands at the end of the axis"
+
+
+def test_verdicts_can_be_judged_again_from_their_rows():
+    assert claims.agrees(row(100, 101, rel=0.02))
+    assert not claims.agrees(row(100, 103, rel=0.02))
+    assert claims.agrees(row(100, 3, "at most"))
+    assert not claims.agrees(row(None, None))
+
+
+def test_every_statement_has_a_row_and_says_what_was_found():
+    rows = [row(1, 1, id="s09.a"), row(1, 1, id="s09.b"), row(1, 2, id="s48.x", verdict="off")]
+    found = {s["id"]: s for s in scorecard.by_statement(rows, ["01"])}
+    assert list(found) == [s["id"] for s in claims.statements()]
+    assert found["s09"]["verdict"] == "2 × holds"
+    assert found["s48"]["verdict"] == "1 × off, chapter 05 not in this run"
+    assert found["s06"]["verdict"] == "told in the chapter's text"
+    assert found["s04"]["verdict"] == "no claim"
+    assert found["s81"]["verdict"] == "chapter 09 not in this run"
+    assert "s1" not in found["s10"]["verdict"]
+
+
+def test_slips_are_the_statements_that_need_a_correction():
+    found = {s["id"]: s["judgement"] for s in scorecard.slips(scorecard.by_statement([]))}
+    assert found["s08"] == "wrong or garbled"
+    assert found["s03"] == "right under a condition"
+    assert "s04" not in found
+    assert "s06" not in found
+
+
+def test_totals_add_up():
+    rows = claims.read(REFERENCE)
+    for key in ("notebook", "evidence"):
+        *parts, whole = scorecard.totals(rows, key)
+        unmeasured = sum(not r["evidence"] for r in rows) if key == "evidence" else 0
+        assert sum(part["claims"] for part in parts) + unmeasured == whole["claims"] == len(rows)
+        for verdict in claims.VERDICTS:
+            assert whole[verdict] == sum(r["verdict"] == verdict for r in rows)
+    counted = scorecard.evidence_by_chapter(rows)
+    assert sum(sum(v for k, v in line.items() if k != "notebook") for line in counted) == sum(
+        bool(r["evidence"]) for r in rows
+    )
+
+
+def test_every_claim_of_the_reference_leads_to_a_cell_that_shows_it():
+    rows = claims.read(REFERENCE)
+    addresses = scorecard.links(REFERENCE, rows)
+    for claim in rows:
+        name, _, cell = addresses[claim["id"]].partition("#cell-id=")
+        notebook = json.loads((REFERENCE / name).read_text())
+        (shown,) = [c for c in notebook["cells"] if c["id"] == cell]
+        assert claim["id"] in json.dumps(shown["outputs"]), claim["id"]
+
+
+def test_a_link_without_an_executed_copy_names_the_notebook_alone(tmp_path):
+    assert scorecard.links(tmp_path, [row(1, 1)]) == {"s09.x": "01_a.ipynb"}
+
+
+def test_the_ledger_is_escaped_and_linked():
+    shown = scorecard.ledger([row(1, 1, statement="a < b", reason="<i>")], {"s09.x": "01_a.ipynb#cell-id=c1"}).data
+    assert "a &lt; b" in shown
+    assert "&lt;i&gt;" in shown
+    assert '<a href="01_a.ipynb#cell-id=c1">s09.x</a>' in shown
+    assert "01_a: 1 holds" in shown
+
+
+def test_papers_are_named_and_counted():
+    rows = [row(4, 5, source="1910.02054 §7", verdict="differs"), row(100, 101, source="1910.02054 §7")]
+    (found,) = scorecard.by_paper([*rows, row(1, 1, source="profile of notebook 00")])
+    assert found["paper"] == "Rajbhandari et al. 2020, ZeRO"
+    assert found["verdicts"] == "1 holds, 1 differs"
+    assert found["largest deviation of those that hold"] == "1.00%"
+
+
+def test_the_scorecard_reads_every_chapter_but_itself():
+    assert scorecard.OWN in runner.notebooks()
