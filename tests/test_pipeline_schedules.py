@@ -233,3 +233,6 @@ def test_formulas():
         formulas.micro_batches_for(2, 0)
     with pytest.raises(ValueError, match="schedule must be gpipe"):
         formulas.in_flight("2F2B", 0, 2, 2)
+    for formula in (lambda: formulas.in_flight("gpipe", 4, 4, 2), lambda: formulas.boundary_bytes(4, 4, 2, 100)):
+        with pytest.raises(ValueError, match="rank 4 is not one of the 4 ranks 0 to 3"):
+            formula()

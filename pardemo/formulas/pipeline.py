@@ -45,8 +45,7 @@ def in_flight(schedule: str, rank: int, stages: int, micro_batches: int, chunks:
     GPipe m; 1F1B min(p − rank, m); interleaved 2(p − rank − 1) + (v−1)·p + 1 of its smaller chunks, at most v·m.
     """
     _check(stages, micro_batches, chunks)
-    if not 0 <= rank < stages:
-        raise ValueError(f"rank {rank} is not one of the {stages} ranks 0 to {stages - 1}")
+    _check_rank(rank, stages)
     if schedule == "gpipe":
         return micro_batches
     if schedule == "one_f_one_b":
@@ -65,6 +64,7 @@ def boundary_bytes(
     before it and only the last nobody behind it. (2104.04473 §3.2 counts b·s·h elements per micro-batch and direction.)
     """
     _check(stages, micro_batches, chunks)
+    _check_rank(rank, stages)
     if stages == 1:
         return 0, 0
     onward = chunks - (rank == stages - 1)  # boundaries behind this rank's stages
@@ -77,3 +77,8 @@ def _check(stages: int, micro_batches: int, chunks: int) -> None:
     for name, value in (("stages", stages), ("micro_batches", micro_batches), ("chunks", chunks)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, not {value}")
+
+
+def _check_rank(rank: int, stages: int) -> None:
+    if not 0 <= rank < stages:
+        raise ValueError(f"rank {rank} is not one of the {stages} ranks 0 to {stages - 1}")
