@@ -436,6 +436,7 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
             fsdp2_but(num_procs=2),
             "the configuration has no key 'num_procs'; did you mean 'num_processes'?",
         ),
+        ("09_config", fsdp2_but(num_processes=3), "Two processes are asked for: num_processes is 3"),
         ("09_config", fsdp2_but(fsdp_config={}), "fsdp_config needs fsdp_version: 2"),
         ("09_config", fsdp2_but(fsdp_config={"fsdp_version": 2}), "one single shard"),
         ("09_config", fsdp2_but(mixed_precision="no"), "mixed_precision is 'no', not 'bf16'"),

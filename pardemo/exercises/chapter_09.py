@@ -28,6 +28,8 @@ def check_config(function: Callable[[], dict[str, Any]]) -> str:
     found = call(function)
     if not isinstance(found, dict):
         raise Mistake(f"A dictionary of keys and values is asked for, not {type(found).__name__}.")
+    if found.get("num_processes") != 2:
+        raise Mistake(f"Two processes are asked for: num_processes is {found.get('num_processes')!r}.")
     expected = Form("fsdp2", 2, "bf16").expected()
     with tempfile.TemporaryDirectory() as folder:
         try:
