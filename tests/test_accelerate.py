@@ -63,7 +63,7 @@ def test_the_tests_own_script_is_sensitive(tmp_path):
         assert max(abs(a - b) for a, b in zip(plain(*SHORT, "--steps", "5", *change), base, strict=True)) > 1e-4
 
 
-@pytest.mark.parametrize("kind", ["ddp", "zero2"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp2", "zero2"])
 def test_bf16_comes_from_the_configuration(ranks, kind, tmp_path):
     for losses in train(ranks, Form(kind, 2, "bf16"), tmp_path, "--steps", "2"):
         assert losses == pytest.approx(plain("--bf16", "--steps", "2"), abs=0.02)  # 2⁻⁸ of a loss near 4
@@ -125,6 +125,12 @@ ROOM = accelerate_configs.room()
         ({"use_cpu": True}, "start one process without a word"),
         ({"distributed_type": "FDSP"}, "distributed_type is one of NO, MULTI_GPU"),
         ({"distributed_type": "MULTI_GPU"}, "fsdp_config is ignored under distributed_type MULTI_GPU"),
+        ({"distributed_type": ["FSDP"]}, "distributed_type is one of NO, MULTI_GPU"),
+        ({"mixed_precision": "fp17"}, "mixed_precision is one of no, bf16, fp16, fp8, not 'fp17'"),
+        ({"mixed_precision": False}, "not False (YAML reads a bare no as that: put it in quotes)"),
+        ({"main_process_port": "any"}, "main_process_port must be a whole number of at least 0, not 'any'"),
+        ({"compute_environment": "MARS"}, "compute_environment must be LOCAL_MACHINE here, not 'MARS'"),
+        ({"fsdp_config": {"fsdp_version": 3}}, "fsdp_version is 1 or 2, not 3"),
         ({"fsdp_config": "yes"}, "fsdp_config must be a section of keys, not 'yes'"),
     ],
 )
@@ -174,6 +180,8 @@ def test_deepspeed_sections(tmp_path):
         accelerate_configs.check(config, tmp_path)
     with pytest.raises(ValueError, match="mixed_precision beside deepspeed_config_file"):
         accelerate_configs.check(config | {"mixed_precision": "bf16"}, tmp_path)
+    with pytest.raises(ValueError, match="deepspeed_config_file must name a file, not 3"):
+        accelerate_configs.check(config | {"deepspeed_config": {"deepspeed_config_file": 3}})
     with pytest.raises(ValueError, match="zero_stage is 0, 1, 2 or 3, not 5"):
         accelerate_configs.check(config | {"deepspeed_config": {"zero_stage": 5}})
 
@@ -242,6 +250,15 @@ def test_commands_name_no_folder_and_every_launcher(tmp_path):
         accelerate_launch.commands(path, "deepspeed")
     with pytest.raises(ValueError, match="no launcher 'mpirun'"):
         accelerate_launch.commands(path, "mpirun")
+
+
+def test_commands_take_accelerates_defaults(tmp_path):
+    path = tmp_path / "short.yaml"
+    path.write_text("distributed_type: MULTI_GPU\nnum_processes: 2\n")
+    assert "--nproc-per-node 2" in accelerate_launch.commands(path, "torchrun")[0]
+    path.write_text("distributed_type: 'NO'\nmixed_precision: 'no'\n")
+    for launcher in accelerate_launch.LAUNCHERS:
+        assert len(accelerate_launch.commands(path, launcher)) == 1
 
 
 def test_a_command_that_fails_or_hangs_is_told_and_nothing_is_left(tmp_path):

@@ -16,6 +16,7 @@ import yaml
 from pardemo.peers import deepspeed_settings
 
 _TYPES = {"NO": 1, "MULTI_GPU": 2, "FSDP": 1, "DEEPSPEED": 1, "MEGATRON_LM": 2}  # type -> least number of processes
+_PRECISIONS = {"no": False, "bf16": False, "fp16": True, "fp8": True}  # name -> whether it needs a GPU
 _SECTIONS = {"FSDP": "fsdp_config", "DEEPSPEED": "deepspeed_config", "MEGATRON_LM": "megatron_lm_config"}
 #: What Accelerate wants in DeepSpeed's own file, if there is one, and refuses beside it.
 _FILES_OWN = {
@@ -48,9 +49,10 @@ def read(path: Path) -> dict[str, Any]:
 def check(config: Mapping[str, Any], folder: Path = Path()) -> None:
     """Raises ValueError, in one line that names the key, for what Accelerate ignores, refuses late or runs otherwise.
 
-    An unknown key, at the top or in a section; a form that would silently be one process (``MULTI_CPU``, ``use_cpu``);
-    more processes than the machine allows (a GPU each; on the CPU as many as a World has ranks); hosts among which
-    the processes do not divide; a DeepSpeed file that is not there, or that DeepSpeed would refuse.
+    An unknown key, at the top or in a section; a precision that there is not, or not on this machine; a form that
+    would silently be one process (``MULTI_CPU``, ``use_cpu``); more processes than the machine allows (a GPU each; on
+    the CPU as many as a World has ranks); hosts among which the processes do not divide; a DeepSpeed file that is not
+    there, or that DeepSpeed would refuse.
     """
     from accelerate.commands.config.config_args import ClusterConfig
 
@@ -59,8 +61,10 @@ def check(config: Mapping[str, Any], folder: Path = Path()) -> None:
     if kind == "MULTI_CPU" or config.get("use_cpu"):
         raise ValueError("MULTI_CPU and use_cpu: true start one process without a word (unless mpirun is there): "
                          "say distributed_type MULTI_GPU and use_cpu false, and call cpu_ranks()")  # fmt: skip
-    if kind not in _TYPES:
-        raise ValueError(f"distributed_type is one of {', '.join(_TYPES)}, not {kind!r}")
+    _one_of("distributed_type", kind, _TYPES)
+    if config.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
+        raise ValueError(f"compute_environment must be LOCAL_MACHINE here, not {config['compute_environment']!r}")
+    _check_precision(config)
     _check_processes(config, kind)
     for type_, section in _SECTIONS.items():
         if not isinstance(config.get(section, {}), Mapping):
@@ -68,6 +72,8 @@ def check(config: Mapping[str, Any], folder: Path = Path()) -> None:
         if config.get(section) and kind != type_:
             raise ValueError(f"{section} is ignored under distributed_type {kind}: it belongs to {type_}")
         _refuse_unknown(config.get(section, {}), _known(section), section)
+    if kind == "FSDP" and (version := config.get("fsdp_config", {}).get("fsdp_version", 1)) not in (1, 2):
+        raise ValueError(f"fsdp_version is 1 or 2, not {version!r}")
     if kind == "DEEPSPEED":
         _check_deepspeed(config, folder)
     if kind == "MEGATRON_LM":
@@ -140,6 +146,21 @@ def _whole(config: Mapping[str, Any], key: str, least: int, default: int | None 
     return value
 
 
+def _one_of(key: str, value: Any, names: Mapping[str, Any]) -> None:
+    if not isinstance(value, str) or value not in names:
+        quotes = " (YAML reads a bare no as that: put it in quotes)" if value is False else ""
+        raise ValueError(f"{key} is one of {', '.join(names)}, not {value!r}{quotes}")
+
+
+def _check_precision(config: Mapping[str, Any]) -> None:
+    import torch
+
+    precision = config.get("mixed_precision", "no")
+    _one_of("mixed_precision", precision, _PRECISIONS)
+    if _PRECISIONS[precision] and not torch.cuda.is_available():
+        raise ValueError(f"mixed_precision {precision} needs a GPU: take bf16 or no")
+
+
 def _check_processes(config: Mapping[str, Any], kind: str) -> None:
     import torch
 
@@ -153,6 +174,8 @@ def _check_processes(config: Mapping[str, Any], kind: str) -> None:
         raise ValueError(f"num_processes {processes} does not divide among num_machines {machines}")
     if _whole(config, "machine_rank", 0, default=0) >= machines:
         raise ValueError(f"machine_rank {config['machine_rank']} is not one of the {machines} machines from 0")
+    if config.get("main_process_port") is not None:
+        _whole(config, "main_process_port", 0)
     if machines > 1:
         for key in ("main_process_ip", "main_process_port"):
             if not config.get(key):
@@ -175,6 +198,8 @@ def _check_deepspeed(config: Mapping[str, Any], folder: Path) -> None:
         raise ValueError(
             f"{', '.join(sorted(both))} beside deepspeed_config_file: Accelerate refuses both; put it there"
         )
+    if not isinstance(file, str):
+        raise ValueError(f"deepspeed_config_file must name a file, not {file!r}")
     if not (folder / file).is_file():
         raise ValueError(f"deepspeed_config_file: there is no {folder / file}")
     try:

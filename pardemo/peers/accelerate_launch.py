@@ -45,7 +45,7 @@ def commands(config: Path, launcher: str = "accelerate", arguments: Sequence[str
     if launcher not in LAUNCHERS:
         raise ValueError(f"no launcher {launcher!r}; there are: {', '.join(LAUNCHERS)}")
     found = accelerate_configs.read(config)
-    processes, hosts = found["num_processes"], found["num_machines"]
+    processes, hosts = found.get("num_processes", 1), found.get("num_machines", 1)  # as Accelerate has them
     script, port = " ".join([SCRIPT, *arguments]), _free_port()
     if launcher == "accelerate":
         start = f"accelerate launch --config_file {config.name} --main_process_port {port}"
