@@ -49,7 +49,8 @@ class Pipeline:
         group: the pipeline's ranks; the default group when None.
         checkpointing: keep only each stage's inputs, and run its forward again before its backward (1811.06965, §2.3).
         tied: pairs of a parameter of this rank of which other ranks have a copy, and the group of all that have one:
-            copies start alike, and their gradients are summed at the end of every step (arXiv 2104.04473, §2).
+            copies start alike, and their gradients are summed at the end of every step, as in Megatron-core's
+            ``finalize_model_grads``.
         timeline: notes spans of kind "forward", "backward", "wait", named "stage.micro-batch", and "communication".
 
     Raises:
