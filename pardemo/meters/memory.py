@@ -204,11 +204,11 @@ def _forget(meter_ref: "weakref.ref[MemoryMeter]", record: _Record) -> None:
 
 
 def _plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors that hold the bytes: a DTensor's local part, a sparse tensor's indices and values."""
+    """The tensors that hold the bytes: a DTensor's local part, a sparse tensor's indices and values; none for meta."""
     if hasattr(tensor, "__tensor_flatten__") and type(tensor) is not torch.nn.Parameter:
         names, _ = tensor.__tensor_flatten__()
         inner = [getattr(tensor, name) for name in names]  # a DTensor's mesh is among them
         return [part for one in inner if isinstance(one, torch.Tensor) for part in _plain_tensors(one)]
     if tensor.layout is torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
-    return [tensor]
+    return [] if tensor.device.type == "meta" else [tensor]

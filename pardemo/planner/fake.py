@@ -34,7 +34,9 @@ class Values(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         if func is torch.ops.aten._local_scalar_dense.default:
             kind = args[0].dtype
-            return False if kind == torch.bool else 1.0 if kind.is_floating_point else 1
+            if kind in (torch.bool, torch.uint8):
+                return False  # no gradient overflows
+            return 1.0 if kind.is_floating_point else 1
         if func is torch.ops.aten.nonzero.default:
             return torch.empty(self.labelled, args[0].dim(), dtype=torch.int64, device=args[0].device)
         return func(*args, **(kwargs or {}))
