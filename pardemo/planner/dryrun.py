@@ -28,7 +28,7 @@ def dry_run(job: Job) -> Footprint:
     begin = time.perf_counter()
     module = engines.outline(job)
     sizes = {name: (p.numel(), p.requires_grad) for name, p in module.named_parameters()}
-    with fake.world(job), Recorder() as recorder:
+    with fake.world(job), Recorder() as recorder, fake.Values(job):
         recorder.watch(module)
         module.to_empty(device="cpu")
         with fake.no_moves():

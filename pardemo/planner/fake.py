@@ -20,16 +20,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pardemo.planner.job import Job
 
 
-class Values(TorchDispatchMode):
-    """Stands in where code asks a fake tensor for its values. ``labelled`` is how many positions have a label."""
+#: Which argument is the whole tensor, of which gloo makes a copy of its own.
+_GLOO_COPIES = {torch.ops.c10d._allgather_base_.default: 0, torch.ops.c10d._reduce_scatter_base_.default: 1}
 
-    def __init__(self, labelled: int):
+
+class Values(TorchDispatchMode):
+    """Stands in where code asks a fake tensor for its values; entered last, so that what it makes is recorded.
+
+    On CPU ranks an all-gather and a reduce-scatter take another copy of the whole while they last: gloo's own.
+    """
+
+    def __init__(self, job: Job):
         super().__init__()
-        self.labelled = labelled
+        self.labelled = max(1, round(job.labels * job.batch * (job.sequence - 1)))
+        self.gloo = not job.on_gpu
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
+        if self.gloo and (whole := _GLOO_COPIES.get(func)) is not None:
+            torch.empty_like(args[whole])  # for as long as the call takes
         if not (args and isinstance(args[0], FakeTensor)):
             return func(*args, **(kwargs or {}))
         if func is torch.ops.aten._local_scalar_dense.default:
@@ -62,9 +72,7 @@ def world(job: Job) -> Iterator[FakeTensorMode]:
 
             # other ranks' answers, which the fake process group does not give
             stack.enter_context(mock.patch.object(coordinator, "assert_ints_same_as_other_ranks", lambda _: None))
-        mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        stack.enter_context(Values(max(1, round(job.labels * job.batch * (job.sequence - 1)))))
-        yield mode
+        yield stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
 
 
 @contextlib.contextmanager

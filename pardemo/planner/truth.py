@@ -5,18 +5,22 @@ built; on CUDA ``torch.cuda.max_memory_allocated`` says it.
 """
 
 import contextlib
+import ctypes
+import functools
 import gc
-import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
-from torch.distributed import Work
+from torch import nn
+from torch.distributed import ProcessGroup, Work
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from pardemo.planner import engines
 from pardemo.planner.dryrun import STEPS
 from pardemo.planner.job import Job
 
+_COLLECTIVES = ("allreduce", "allgather", "_allgather_base", "broadcast", "reduce", "reduce_scatter", "_reduce_scatter_base")
 MARK = "pardemo: the step that counts"
 
 
@@ -25,17 +29,27 @@ def measure(job: Job) -> int:
     if torch.cuda.is_available():
         return _on_cuda(job)
     gc.collect()
-    with _gloo_lets_go_first(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        _run(job, record_function)
-    events = profiler.profiler.kineto_results.events()
-    window = next(e for e in events if e.name() == MARK)
-    first, last = window.start_ns(), window.start_ns() + window.duration_ns()
-    total = peak = 0
-    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
-        total += event.nbytes()
-        if first <= event.start_ns() <= last:
-            peak = max(peak, total)
-    return peak
+    with _all_threads_counted(), _one_at_a_time():
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            _run(job, record_function)
+    found, window = _allocations(profiler.profiler.kineto_results.experimental_event_tree())
+    found.sort()
+    before = found[0][1]
+    return max(total for at, total in found if window[0] <= at <= window[1]) - before
+
+
+def _allocations(nodes) -> tuple[list[tuple[int, int]], tuple[int, int]]:
+    """(time, bytes allocated in the process) after each allocation, and when the step that counts began and ended."""
+    found, window, todo = [], (0, 0), list(nodes)
+    while todo:
+        node = todo.pop()
+        fields = node.extra_fields
+        if hasattr(fields, "total_allocated"):
+            found.append((node.start_time_ns, fields.total_allocated))
+        elif type(fields).__name__ == "_ExtraFields_TorchOp" and fields.name == MARK:
+            window = (node.start_time_ns, node.end_time_ns)
+        todo += node.children
+    return found, window
 
 
 def batch(job: Job, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,18 +69,21 @@ def _run(job: Job, mark) -> None:
     torch.manual_seed(0)
     module = engines.outline(job)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    module.to_empty(device=device)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.uniform_(-0.02, 0.02)
-        for buffer in module.buffers():
-            buffer.zero_()
+    _fill(module.to_empty(device=device))
     running = engines.start(job, module)
     ids, labels = batch(job, device)
     for step in range(STEPS):
         with mark(MARK) if step == STEPS - 1 else contextlib.nullcontext():
             engines.one_step(job, running, ids, labels, _no_phase)
     running.close()
+
+
+@torch.no_grad()
+def _fill(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        parameter.uniform_(-0.02, 0.02)
+    for buffer in module.buffers():
+        buffer.zero_()
 
 
 def _on_cuda(job: Job) -> int:
@@ -89,20 +106,31 @@ def _no_phase(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _gloo_lets_go_first() -> Iterator[None]:
-    """Gloo's threads hold what they send; the profiler sees what is freed on the thread that it runs on alone.
+def _one_at_a_time() -> Iterator[None]:
+    """Each collective ends before anything else happens: how long gloo keeps a buffer would be up to chance."""
+    before = {name: getattr(ProcessGroup, name) for name in _COLLECTIVES}
 
-    After each wait gloo's thread gets a moment to let go, so that the last reference is ours and the end is seen.
-    """
-    wait = Work.wait
+    def patient(collective, group: ProcessGroup, *args: object, **kwargs: object) -> Work:
+        work = collective(group, *args, **kwargs)
+        work.wait()
+        return work
 
-    def patient(work: Work, *args: object) -> object:
-        done = wait(work, *args)
-        time.sleep(0.001)
-        return done
-
-    Work.wait = patient
+    for name, collective in before.items():
+        setattr(ProcessGroup, name, functools.partialmethod(functools.partial(patient, collective)))
     try:
         yield
     finally:
-        Work.wait = wait
+        for name, collective in before.items():
+            setattr(ProcessGroup, name, collective)
+
+
+@contextlib.contextmanager
+def _all_threads_counted() -> Iterator[None]:
+    """Torch's count of allocated bytes takes in what gloo's threads free; without this flag, profiled threads alone."""
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    flag = ctypes.c_bool.in_dll(library, "FLAGS_caffe2_report_cpu_memory_usage")
+    flag.value = True
+    try:
+        yield
+    finally:
+        flag.value = False
