@@ -32,7 +32,7 @@ class Running:
 
 
 def outline(job: Job) -> nn.Module:
-    """The job's model on the meta device, in bf16: names, shapes and what is trained, without values.
+    """The job's model on the meta device, in its precision: names, shapes and what is trained, without values.
 
     Raises:
         ValueError: Transformers has no causal LM for the configuration; LoRA's target is no module of it.
@@ -46,7 +46,8 @@ def outline(job: Job) -> nn.Module:
             raise ValueError(f"{config.model_type}: no causal language model ({first})") from None
     if job.adapter is not None:
         model = _with_adapter(model, job)
-    return model.to(torch.bfloat16)  # PEFT's adapters too: DeepSpeed's engine casts them, FSDP2 wants one type
+    # PEFT's adapters too: DeepSpeed's engine casts them, FSDP2 wants one type; fp16 has the bytes of bf16
+    return model.to(torch.float32 if job.precision == "fp32" else torch.bfloat16)
 
 
 def start(job: Job, module: nn.Module) -> Running:

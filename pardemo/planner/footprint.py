@@ -55,6 +55,11 @@ class Footprint:
     seconds: float = 0.0
 
     @property
+    def created_bytes(self) -> int:
+        """Bytes of all tensors that the step made: what it wrote, but for what it wrote in place."""
+        return int(self.changes[-len(self.timeline) :, 1].clip(0).sum())
+
+    @property
     def peak_bytes(self) -> int:
         """The largest sum, of whole tensors."""
         return sum(self.lines.values())
@@ -99,15 +104,18 @@ class Footprint:
 def classify(recorder: Recorder, running: Running, job: Job) -> None:
     """Gives the storages of model states, which the engine names, their kind."""
     listed = dict(running.states())
-    bucket = 2 * job.zero.get("reduce_bucket_size", 500_000_000)
     frozen = [p for p in running.module.parameters() if not p.requires_grad]
     listed["frozen parameters"] = frozen + [getattr(p, "ds_tensor", None) for p in frozen]
     listed["frozen parameters"] += list(running.module.buffers())
     for kind, tensors in listed.items():
         for tensor in tensors:
             life = None if tensor is None else recorder.life_of(_local(tensor))
-            if life is not None and life.nbytes != bucket:  # a gradient may lie in the bucket that it is sent in
+            if life is not None:
                 life.kind = kind
+    bucket = 2 * job.zero.get("reduce_bucket_size", 500_000_000)
+    for life in recorder.lives:
+        if life.nbytes == bucket and life.origin == "engine":  # gradients may lie in the bucket that they are sent in
+            life.kind = "buckets"
 
 
 def _line(life: Life, job: Job) -> str:

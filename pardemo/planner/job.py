@@ -35,6 +35,7 @@ class Job:
         accumulation: micro-batches of a step.
         clipping: largest norm of the gradients, 0 for none.
         zero: further keys of DeepSpeed's ``zero_optimization``.
+        precision: of the parameters; ``fp32`` for ``plain`` alone, ``fp16`` takes the bytes of bf16.
         on_gpu: attention without a mask and a fused optimizer, as on a GPU; else as on this machine's CPU.
 
     Raises:
@@ -53,6 +54,7 @@ class Job:
     clipping: float = 0.0
     zero: Mapping[str, Any] = field(default_factory=dict)
     on_gpu: bool = True
+    precision: str = "bf16"
 
     def __post_init__(self):
         for name in ("batch", "sequence", "ranks", "accumulation"):
@@ -61,6 +63,8 @@ class Job:
                 raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
         if self.engine not in ENGINES:
             raise ValueError(f"engine must be one of {', '.join(ENGINES)}, not {self.engine!r}")
+        if self.precision not in ("bf16", "fp16", "fp32") or (self.precision == "fp32" and self.engine != "plain"):
+            raise ValueError(f"precision must be bf16 or fp16 (or fp32 with the plain engine), not {self.precision!r}")
         if not 0 < self.labels <= 1:
             raise ValueError(f"labels is a share above 0 and up to 1, not {self.labels!r}")
         context = getattr(self.config, "max_position_embeddings", None)
