@@ -68,7 +68,13 @@ def reserved_bytes(found: Footprint) -> int:
             small = size <= SMALL
             block = pools[small].take(size)
             if block is None:
-                segment = SMALL_SEGMENT if small else MIDDLE_SEGMENT if size < MIDDLE else -(-size // LARGE_ROUND) * LARGE_ROUND
+                segment = (
+                    SMALL_SEGMENT
+                    if small
+                    else MIDDLE_SEGMENT
+                    if size < MIDDLE
+                    else -(-size // LARGE_ROUND) * LARGE_ROUND
+                )
                 pools[small].add(address, segment)
                 address += segment + ROUND  # segments do not touch
                 reserved += segment

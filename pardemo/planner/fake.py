@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pardemo.planner.job import Job
 
-
 #: Which argument is the whole tensor, of which gloo makes a copy of its own.
 _GLOO_COPIES = {torch.ops.c10d._allgather_base_.default: 0, torch.ops.c10d._reduce_scatter_base_.default: 1}
 

@@ -53,8 +53,10 @@ def _read(path: Path) -> PreTrainedConfig:
         near = difflib.get_close_matches(str(kind), list(CONFIG_MAPPING), 1)
         raise ValueError(f"{path}: model_type {kind!r} {why}" + (f"; the nearest known is {near[0]}" if near else ""))
     try:
-        return AutoConfig.from_pretrained(path.parent, trust_remote_code=False) if path.name == "config.json" else (
-            CONFIG_MAPPING[kind].from_dict(values)
+        return (
+            AutoConfig.from_pretrained(path.parent, trust_remote_code=False)
+            if path.name == "config.json"
+            else (CONFIG_MAPPING[kind].from_dict(values))
         )
     except Exception as error:  # Transformers raises many kinds, of huggingface_hub's own too
         raise ValueError(f"{path}: {' '.join(str(error).split())[:160]}") from None

@@ -122,7 +122,9 @@ def data_parallel_bytes(found: Footprint, stage: int, accumulation: int, dp: int
     return accumulation * ring_half(2 * (2 * everything + trained), dp).sent
 
 
-def decode_seconds(params: int, batches: int, tokens: int, rates: Rates, launches: int = 0, launch_s: float = 0.0) -> float:
+def decode_seconds(
+    params: int, batches: int, tokens: int, rates: Rates, launches: int = 0, launch_s: float = 0.0
+) -> float:
     """Generation of ``tokens`` for each of ``batches``: every decode step reads all weights (bf16) once.
 
     A step lasts at least as long as launching its kernels: ``launches`` of ``launch_s`` each.

@@ -20,7 +20,15 @@ from pardemo.planner import engines
 from pardemo.planner.dryrun import STEPS
 from pardemo.planner.job import Job
 
-_COLLECTIVES = ("allreduce", "allgather", "_allgather_base", "broadcast", "reduce", "reduce_scatter", "_reduce_scatter_base")
+_COLLECTIVES = (
+    "allreduce",
+    "allgather",
+    "_allgather_base",
+    "broadcast",
+    "reduce",
+    "reduce_scatter",
+    "_reduce_scatter_base",
+)
 MARK = "pardemo: the step that counts"
 
 
@@ -69,17 +77,17 @@ def _run(job: Job, mark) -> None:
     torch.manual_seed(0)
     module = engines.outline(job)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    _fill(module.to_empty(device=device))
+    fill(module.to_empty(device=device))
     running = engines.start(job, module)
     ids, labels = batch(job, device)
     for step in range(STEPS):
         with mark(MARK) if step == STEPS - 1 else contextlib.nullcontext():
-            engines.one_step(job, running, ids, labels, _no_phase)
+            engines.one_step(job, running, ids, labels, no_phase)
     running.close()
 
 
 @torch.no_grad()
-def _fill(module: nn.Module) -> None:
+def fill(module: nn.Module) -> None:
     for parameter in module.parameters():
         parameter.uniform_(-0.02, 0.02)
     for buffer in module.buffers():
@@ -101,7 +109,7 @@ def _on_cuda(job: Job) -> int:
 
 
 @contextlib.contextmanager
-def _no_phase(name: str) -> Iterator[None]:
+def no_phase(name: str) -> Iterator[None]:
     yield
 
 
