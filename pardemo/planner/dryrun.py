@@ -35,7 +35,9 @@ def dry_run(job: Job) -> Footprint:
             running = engines.start(job, module)
         ids = torch.zeros(job.batch, job.sequence, dtype=torch.int64)
         labels = torch.zeros_like(ids)
-        for _ in range(STEPS):
+        if running.make_states is not None:
+            running.make_states()
+        for _ in range(STEPS if running.make_states is None else 1):
             recorder.begin_step(running.module)
             engines.one_step(job, running, ids, labels, recorder.phase)
         classify(recorder, running, job)

@@ -22,13 +22,17 @@ from pardemo.planner.job import Job
 
 @dataclass
 class Running:
-    """A model in its engine. ``states()`` are the tensors of each kind of model state that this rank keeps."""
+    """A model in its engine. ``states()`` are the tensors of each kind of model state that this rank keeps.
+
+    ``make_states()`` makes the optimizer's states without a forward pass, where the engine allows it.
+    """
 
     module: nn.Module
     backward_and_step: tuple[Callable[[torch.Tensor], None], Callable[[], None]]
     forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     states: Callable[[], Mapping[str, list[torch.Tensor]]]
     close: Callable[[], None] = lambda: None
+    make_states: Callable[[], None] | None = None
 
 
 def outline(job: Job) -> nn.Module:
@@ -105,8 +109,13 @@ def _plain(job: Job, module: nn.Module) -> Running:
 
     from pardemo.peers import fsdp
 
-    forward = functools.partial(_loss, module)
-    return Running(module, (lambda loss: loss.backward(), step), forward, lambda: fsdp.states(module, optimizer))
+    def make_states() -> None:
+        for parameter in trained(module):
+            parameter.grad = torch.zeros_like(parameter)
+        step()
+
+    forward, states = functools.partial(_loss, module), functools.partial(fsdp.states, module, optimizer)
+    return Running(module, (lambda loss: loss.backward(), step), forward, states, make_states=make_states)
 
 
 def _fsdp2(job: Job, module: nn.Module) -> Running:
@@ -121,7 +130,9 @@ def _fsdp2(job: Job, module: nn.Module) -> Running:
     for layer in layers_of(module):
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     fully_shard(module, mesh=mesh, mp_policy=policy)
-    return _plain(job, module)
+    running = _plain(job, module)
+    running.make_states = None  # the layers' whole parameters are made in a forward pass
+    return running
 
 
 def _deepspeed(job: Job, module: nn.Module) -> Running:

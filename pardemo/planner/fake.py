@@ -63,14 +63,14 @@ def world(job: Job) -> Iterator[FakeTensorMode]:
     with contextlib.ExitStack() as stack:
         if job.engine != "plain":
             stack.enter_context(_ranks(job.ranks))
-        stack.enter_context(mock.patch("transformers.masking_utils.find_packed_sequence_indices", lambda _: None))
+        stack.enter_context(mock.patch("transformers.masking_utils.find_packed_sequence_indices", return_value=None))
         if job.on_gpu:
             stack.enter_context(mock.patch("pardemo.baichuan2.attention.Pattern.attend", _attend_on_gpu))
         if job.stage is not None:
             from deepspeed.runtime.zero import partitioned_param_coordinator as coordinator
 
             # other ranks' answers, which the fake process group does not give
-            stack.enter_context(mock.patch.object(coordinator, "assert_ints_same_as_other_ranks", lambda _: None))
+            stack.enter_context(mock.patch.object(coordinator, "assert_ints_same_as_other_ranks", return_value=None))
         yield stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
 
 

@@ -12,7 +12,7 @@ from pardemo.planner.table import Request, Row
 def write(folder: str | Path, request: Request, row: Row, base: Recipe) -> list[str]:
     """Writes the files of ``row`` into ``folder`` and returns their names.
 
-    Each is written whole or not at all. ``ds_config.json`` and ``accelerate.yaml`` stand alone; the recipe holds the same
+    Each is written whole or not at all. ``ds_config.json`` and ``accelerate.yaml`` stand alone; the recipe has the same
     settings for ``pardemo finetune``.
 
     Raises:

@@ -93,7 +93,7 @@ def run(job: Job) -> Footprint:
 
 
 def tp_share(found: Footprint, tp: int) -> float:
-    """Of the activations, what a tensor-parallel rank keeps: heads and MLP widths are cut, the residual stream is not."""
+    """Of the activations, what a tensor-parallel rank keeps: heads and MLP are cut, the residual stream is not."""
     if tp == 1:
         return 1.0
     cut = whole = 0

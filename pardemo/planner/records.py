@@ -26,7 +26,8 @@ FLOP_PHASES = ("forward", "recomputation", "backward", "step", "build")
 _ENGINES = ("/deepspeed/", "/torch/distributed/fsdp/", "/torch/distributed/tensor/", "/torch/distributed/_")
 _OPTIMIZERS = ("/torch/optim/",)
 _GATHERING = ("partition_parameters.py", "partitioned_param_coordinator.py", "_fsdp_param.py")
-_MODEL = ("/torch/nn/modules/", "/torch/utils/checkpoint.py", "/torch/autograd/graph.py", "/transformers/", "/peft/")
+_MODEL = ("/torch/nn/modules/", "/torch/utils/checkpoint.py", "/torch/autograd/graph.py", "/transformers/", "/peft/",
+          "/pardemo/baichuan2/")  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -208,13 +209,13 @@ def _origin() -> str:
     frame = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
-        if "/pardemo/meters/" not in name and "/pardemo/planner/records" not in name:
+        if "/pardemo/meters/" not in name and "/pardemo/planner/" not in name:
             if any(part in name for part in _ENGINES):
                 gathers = name.endswith(_GATHERING) or "all_gather" in frame.f_code.co_name
                 return "gather" if gathers else "engine"
             if any(part in name for part in _OPTIMIZERS):
                 return "optimizer"
-            if any(part in name for part in _MODEL) or "/pardemo/" in name:
+            if any(part in name for part in _MODEL):
                 return "model"
         frame = frame.f_back
     return "model"

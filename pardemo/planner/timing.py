@@ -21,7 +21,10 @@ HOST_ADAM_PARAMS_PER_S = 1.0e9  # DeepSpeed's CPU Adam, of a host's cores for ea
 
 @dataclass(frozen=True)
 class Rates:
-    """What a rank computes and talks with. ``shares`` of ``flops`` by phase; ``within`` and ``between`` hosts, bytes/s."""
+    """What a rank computes and talks with. ``shares`` of ``flops`` by phase; links ``within`` and ``between`` hosts.
+
+    All in bytes or operations per second.
+    """
 
     flops: float
     memory_bytes_per_s: float
@@ -114,7 +117,7 @@ def step_time(
 
 
 def data_parallel_bytes(found: Footprint, stage: int, accumulation: int, dp: int, model_parallel: int = 1) -> float:
-    """Bytes that a rank sends for ZeRO in a step: gradients of what is trained, and stage 3's gathering of everything."""
+    """Bytes that a rank sends for ZeRO in a step: the trained gradients, and stage 3's gathering of everything."""
     trained = round(found.trained_params / model_parallel)
     if stage < 3:
         return zero_step(trained, dp, stage, accumulation)

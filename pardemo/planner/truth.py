@@ -1,7 +1,7 @@
 """The same step for real: its peak as torch's allocator counts it, on CPU ranks or on a GPU.
 
-On the CPU the allocator's ``[memory]`` events in the profiler are summed in the order of time, from before the model was
-built; on CUDA ``torch.cuda.max_memory_allocated`` says it.
+On the CPU each of the profiler's memory events brings the allocator's own count of what is allocated in the process;
+on CUDA ``torch.cuda.max_memory_allocated`` says it.
 """
 
 import contextlib

@@ -64,10 +64,9 @@ def published() -> list[Check]:
         found = dry_run(job)
         seconds = step_time(found, 1, 16, 1, rates).seconds / 16
         source = "ms-swift's table, 1 × A100-80GB"
-        rows.append(_check(f"Baichuan2-13B LoRA, {length} tokens", 1 / seconds, speed, "samples/s", source, "at most"))
-        rows.append(
-            _check(f"Baichuan2-13B LoRA, {length} tokens", found.peak_bytes / 2**30, gib, "GiB", source, "about")
-        )
+        what = f"Baichuan2-13B LoRA, {length} tokens"
+        rows.append(_check(what, 1 / seconds, speed, "samples/s", source, "at most"))
+        rows.append(_check(what, found.peak_bytes / 2**30, gib, "GiB", source, "about"))
     return rows
 
 
