@@ -38,6 +38,8 @@ EXERCISES = {
     "07_psi": ("chapter_07", "check_psi"),
     "08_checkpoints": ("chapter_08", "check_checkpoints"),
     "08_order": ("chapter_08", "check_order"),
+    "10_lora_states": ("chapter_10", "check_lora_states"),
+    "10_steps": ("chapter_10", "check_steps"),
     "11_labels": ("chapter_11", "check_labels"),
     "11_lora": ("chapter_11", "check_lora"),
     "12_rouge_l": ("chapter_12", "check_rouge_l"),

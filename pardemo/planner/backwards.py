@@ -5,7 +5,7 @@ from dataclasses import replace
 from pardemo.planner.memory import Curve, run
 from pardemo.planner.table import Plan, Request
 
-MOST_GPUS = 4096
+MOST_EXPONENT = 9  # 512 times the GPUs that hold one copy of the model
 
 
 def largest_batch(found: Plan, stage: int, checkpointing: bool, offload: str = "none") -> int:
@@ -41,17 +41,16 @@ def longest_sequence(request: Request, stage: int, checkpointing: bool, batch: i
 
 
 def fewest_gpus(request: Request, stage: int = 3, checkpointing: bool = True) -> int | None:
-    """The smallest power of two of such GPUs on which the job fits with one sample at a time; None over 4,096.
+    """The smallest power of two of such GPUs on which the job fits with one sample at a time; None over 512 times the least.
 
     Stage 3 with checkpointing takes the least without offload.
     """
-    unit = request.tp * request.pp
-    gpus = unit
-    while gpus <= MOST_GPUS:
-        if least_bytes(request, gpus, stage, checkpointing) <= request.cluster.room:
-            return gpus
-        gpus *= 2
-    return None
+    unit, low, high = request.tp * request.pp, 0, MOST_EXPONENT + 1
+    while low < high:  # the smallest exponent that fits; more GPUs never take more
+        middle = (low + high) // 2
+        fits = least_bytes(request, unit << middle, stage, checkpointing) <= request.cluster.room
+        low, high = (low, middle) if fits else (middle + 1, high)
+    return unit << low if low <= MOST_EXPONENT else None
 
 
 def least_bytes(request: Request, gpus: int, stage: int = 3, checkpointing: bool = True) -> float:
@@ -72,5 +71,5 @@ def smallest_cluster(request: Request) -> str:
     count = fewest_gpus(replace(request, cluster=wider))
     name = request.cluster.gpu.name
     if count is None:
-        return f"not even {MOST_GPUS} × {name} hold it: use tensor parallelism (--tp), or a GPU with more memory"
+        return f"not even {request.tp * request.pp << MOST_EXPONENT} × {name} hold it: use tensor parallelism (--tp), or a GPU with more memory"
     return f"the smallest cluster that works is {count} × {name} with ZeRO 3, checkpointing and micro-batches of 1 or 2"
