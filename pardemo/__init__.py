@@ -15,6 +15,7 @@ The techniques, each a module or package with one door:
 
 - ``pardemo.collectives``: ring reduce-scatter, all-gather, all-reduce; the parameter server.
 - ``pardemo.data_parallel``: replicas with a naive and with an overlapped exchange of gradients.
+- ``pardemo.pipeline_parallel``: schedules, proven and drawn without a process, and run on real ranks.
 - ``pardemo.tensor_parallel``: layers in columns, rows and heads; sequence parallelism; the vocabulary's loss.
 - ``pardemo.zero``: model states in shards, stages 1 to 3; ``pardemo.zero_r``: activations, buffers, fragments.
 - ``pardemo.groups``: which ranks form a tensor-, data- or pipeline-parallel group.
@@ -26,6 +27,7 @@ Around them:
 - ``pardemo.runner``, ``pardemo.scorecard``, ``pardemo.report``, ``pardemo.bench``, ``pardemo.doctor``: the collection
   run headless, summed up and written down; the speed table; what this machine has.
 - ``pardemo.baichuan2``, ``pardemo.headlines``, ``pardemo.finetune``: the article's fine-tune.
+- ``pardemo.planner``: a job of full size before its GPUs are rented: memory by a dry run, time, money, files.
 
 On the command line: ``pardemo --help``.
 """

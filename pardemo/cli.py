@@ -12,6 +12,7 @@ import pardemo
 from pardemo.finetune import commands as finetune_commands
 from pardemo.finetune import launch, score_command
 from pardemo.headlines import command as headlines
+from pardemo.planner import command as planner
 from pardemo.report import command as report_command
 
 
@@ -59,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="the speed table: ratios measured side by side in one run")
     bench.add_argument(
         "names", nargs="*", metavar="NAME",
-        help="import, launch, ring, data-parallel, tensor-parallel, zero, finetune, predict, loss-head (default: all)",
+        help="import, launch, ring, data-parallel, tensor-parallel, zero, finetune, predict, loss-head, plan (default: all)",
     )  # fmt: skip
     bench.add_argument("--json", action="store_true", help="print rows as JSON")
     bench.set_defaults(action=_bench)
@@ -77,6 +78,7 @@ def _parser() -> argparse.ArgumentParser:
 
     score_command.add(commands)
     headlines.add(commands)
+    planner.add(commands)
     finetune_commands.add(commands)
     return parser
 

@@ -310,6 +310,12 @@ SOLUTIONS = {
     "08_order": tidy_order,
     "09_config": fsdp2_by_hand,
     "09_in_step": same_digest,
+    "10_lora_states": lambda frozen, trained, n, stage: (
+        2 * (frozen + trained) / (n if stage > 2 else 1)
+        + 2 * trained / (n if stage > 1 else 1)
+        + 12 * trained / (n if stage else 1)
+    ),
+    "10_steps": lambda samples, gpus, batch, m, epochs: epochs * -(-(-(-(-(-samples // batch)) // gpus)) // m),
     "11_labels": cut_and_label,
     "11_lora": lambda w, a, b, alpha, r: w + alpha / r * (b @ a),
     "12_rouge_l": rouge_l,
@@ -461,6 +467,14 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
             lambda arena: [0] * 12 if [arena.give_back(arena.take(40)) for _ in range(12)] else 0,
             "overlap, or",
         ),
+        ("10_lora_states", stub, "Which stage divides parameters by N?"),
+        (
+            "10_lora_states",
+            lambda frozen, trained, n, stage: 16 * (frozen + trained) if stage == 0 else 0,
+            "neither gradients nor optimizer states",
+        ),
+        ("10_steps", stub, "is a step too"),
+        ("10_steps", lambda s, g, b, m, e: e * (s // b // g // m), "drops the partial step"),
         ("11_labels", stub, "return two lists"),
         ("11_labels", lambda p, a, c: (p + a, p + a), "the prompt is trained on too"),
         ("11_labels", lambda p, a, c: (p + a, a), "need one length"),

@@ -25,6 +25,7 @@ BENCHES = {
     "finetune": "finetune",
     "predict": "predict",
     "loss-head": "loss_head",
+    "plan": "plan",
 }
 
 

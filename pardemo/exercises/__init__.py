@@ -44,6 +44,8 @@ EXERCISES = {
     "08_order": ("chapter_08", "check_order"),
     "09_config": ("chapter_09", "check_config"),
     "09_in_step": ("chapter_09", "check_in_step"),
+    "10_lora_states": ("chapter_10", "check_lora_states"),
+    "10_steps": ("chapter_10", "check_steps"),
     "11_labels": ("chapter_11", "check_labels"),
     "11_lora": ("chapter_11", "check_lora"),
     "12_rouge_l": ("chapter_12", "check_rouge_l"),

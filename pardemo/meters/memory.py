@@ -178,8 +178,12 @@ class MemoryMeter(TorchDispatchMode):
         if grown:
             record.nbytes += grown
             self.live[record.kind] += grown
+            self._changed(storage, record, grown)
             if self.live_bytes > self.peak_bytes:
                 self.peak = dict(self.live)
+
+    def _changed(self, storage: torch.UntypedStorage | None, record: "_Record", nbytes: int) -> None:
+        """A storage grew (or is new, or shrank) by ``nbytes``; None when it is gone. For meters that keep more."""
 
 
 class _Record:
@@ -196,13 +200,15 @@ def _forget(meter_ref: "weakref.ref[MemoryMeter]", record: _Record) -> None:
     if meter is not None:
         with meter._lock:
             meter.live[record.kind] -= record.nbytes
+            meter._changed(None, record, -record.nbytes)
 
 
 def _plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors that hold the bytes: a DTensor's local part, a sparse tensor's indices and values."""
+    """The tensors that hold the bytes: a DTensor's local part, a sparse tensor's indices and values; none for meta."""
     if hasattr(tensor, "__tensor_flatten__") and type(tensor) is not torch.nn.Parameter:
         names, _ = tensor.__tensor_flatten__()
-        return [part for name in names for part in _plain_tensors(getattr(tensor, name))]
+        inner = [getattr(tensor, name) for name in names]  # a DTensor's mesh is among them
+        return [part for one in inner if isinstance(one, torch.Tensor) for part in _plain_tensors(one)]
     if tensor.layout is torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
-    return [tensor]
+    return [] if tensor.device.type == "meta" else [tensor]

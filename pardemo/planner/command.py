@@ -1,0 +1,206 @@
+"""``pardemo plan``: does it fit, how long, at what cost, with which files."""
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pardemo.planner.table import Plan, Request, Row
+
+DEFAULT_RECIPE = "baichuan2-13b-lora-bf16"
+
+
+def add(commands: Any) -> None:
+    """Adds the subcommand to the command line's parser."""
+    plan = commands.add_parser(
+        "plan", help="a full-size job before renting it: memory, time, money, configuration files"
+    )
+    plan.add_argument("--model", metavar="MODEL", help="a folder, a config.json, or a name, as baichuan2-13b")
+    plan.add_argument("--recipe", metavar="RECIPE", default=DEFAULT_RECIPE, help=f"a recipe ({DEFAULT_RECIPE})")
+    plan.add_argument("--full", action="store_true", help="train all parameters instead of the recipe's LoRA")
+    plan.add_argument("--target", metavar="NAMES", help="LoRA's modules, as q_proj,v_proj")
+    plan.add_argument("--batch", type=int, metavar="N", help="only this micro-batch (default: those that divide)")
+    plan.add_argument("--sequence", type=int, metavar="N", help="tokens of a sample (default: the recipe's cutoff_len)")
+    plan.add_argument("--samples", type=int, default=80_000, metavar="N", help="samples of the data set (80,000)")
+    plan.add_argument("--per-step", type=int, metavar="N", help="samples of an optimizer step (default: the recipe's)")
+    plan.add_argument("--labels", type=float, default=1.0, metavar="SHARE", help="of the tokens, with a label (1)")
+    plan.add_argument("--gpu", default="A800-80GB", metavar="GPU", help="A800-80GB, A100-40GB, H100, … (A800-80GB)")
+    plan.add_argument("--gpus", type=int, metavar="N", help="in all (default: the recipe's ranks)")
+    plan.add_argument("--hosts", type=int, default=1, metavar="N", help="that they are on (1)")
+    plan.add_argument("--link", default="ethernet-100g", metavar="LINK", help="between hosts: a name, or Gbit/s")
+    plan.add_argument("--price", type=float, metavar="X", help="of a GPU and hour, in any currency")
+    plan.add_argument("--tp", type=int, default=1, metavar="N", help="tensor-parallel ranks (1)")
+    plan.add_argument("--pp", type=int, default=1, metavar="N", help="pipeline stages (1)")
+    plan.add_argument("--zero", type=int, nargs="+", choices=(0, 1, 2, 3), metavar="STAGE", help="only these stages")
+    plan.add_argument("--checkpointing", choices=("on", "off"), help="only so (default: both)")
+    plan.add_argument("--backwards", action="store_true", help="also: longest sequence, largest batch, fewest GPUs")
+    plan.add_argument("--write", metavar="DIR", help="write configurations and launch commands of the best row there")
+    plan.add_argument(
+        "--validate", action="store_true", help="instead: the planner against runs whose outcome is known"
+    )
+    plan.add_argument("--json", action="store_true", help="print rows as JSON")
+    plan.set_defaults(action=_plan)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    _quiet()
+    if arguments.validate:
+        return _validate(arguments.json)
+    request, base = _request(arguments)
+    from pardemo.planner import backwards, table
+
+    found = table.plan(request, _progress)
+    if found.best is None:
+        least = min(found.rows, key=lambda row: row.peak_bytes)
+        raise ValueError(
+            f"{request.cluster.gpus} × {request.cluster.gpu.name} hold it under no choice: the least is "
+            f"{least.peak_bytes / 1e9:.1f} GB of {request.cluster.room / 1e9:.1f}; {backwards.smallest_cluster(request)}"
+        )
+    answers = _answers(found) if arguments.backwards else {}
+    written = []
+    if arguments.write:
+        from pardemo.planner import files
+
+        written = files.write(arguments.write, request, found.best, base)
+    if arguments.json:
+        print(json.dumps(as_json(found) | answers | {"written": written}, indent=1))
+    else:
+        print(as_text(found))
+        for name, value in answers.items():
+            print(f"{name.replace('_', ' ')}: {value:,}" if value is not None else f"{name.replace('_', ' ')}: none")
+        if written:
+            print(f"written to {arguments.write}: {', '.join(written)}")
+    return 0
+
+
+def _request(arguments: argparse.Namespace) -> tuple["Request", Any]:
+    from pardemo.finetune import recipe
+    from pardemo.planner import hardware, models
+    from pardemo.planner.job import Adapter, Job
+    from pardemo.planner.table import Cluster, Request
+
+    base = recipe.load(arguments.recipe)
+    train = base.train
+    gpus = base.world.ranks if arguments.gpus is None else arguments.gpus
+    cluster = Cluster(
+        hardware.gpu(arguments.gpu), gpus, arguments.hosts, hardware.link(arguments.link), arguments.price
+    )
+    for name in ("samples", "batch", "sequence", "per_step"):
+        value = getattr(arguments, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+    config = models.find(arguments.model or _model_of(base.model.path))
+    target = tuple(arguments.target.split(",")) if arguments.target else base.lora.target
+    if arguments.target is None and config.model_type != "baichuan":
+        target = ("q_proj", "v_proj")
+    adapter = None if arguments.full else Adapter(base.lora.rank, target, base.lora.alpha, base.lora.dropout)
+    zero = {key: value for key, value in (base.deepspeed or {}).get("zero_optimization", {}).items() if key != "stage"}
+    job = Job(
+        config, batch=train.per_device_batch, sequence=arguments.sequence or base.data.cutoff_len, adapter=adapter,
+        checkpointing=train.gradient_checkpointing, labels=arguments.labels, clipping=train.max_grad_norm, zero=zero,
+    )  # fmt: skip
+    per_step = arguments.per_step or train.per_device_batch * train.accumulation * base.world.ranks
+    steps = recipe.steps(base, arguments.samples).total
+    return Request(
+        job, cluster, per_step, steps, arguments.tp, arguments.pp,
+        stages=tuple(arguments.zero or (0, 1, 2, 3)),
+        checkpointing=(True, False) if arguments.checkpointing is None else (arguments.checkpointing == "on",),
+        batches=() if arguments.batch is None else (arguments.batch,),
+    ), base  # fmt: skip
+
+
+def _model_of(path: str) -> str:
+    """The recipe's folder, or the built-in model of its name where the folder is not there yet."""
+    from pardemo.finetune.recipe import locate
+    from pardemo.planner.models import BUILT_IN
+
+    folder = locate(path)
+    name = folder.name.lower()
+    known = next((built_in for built_in in BUILT_IN if name.startswith(built_in)), None)
+    return known if known is not None and not folder.is_dir() else str(folder)
+
+
+def _answers(found: "Plan") -> dict[str, int | None]:
+    from pardemo.planner import backwards
+
+    best, request = found.best, found.request
+    _progress("backwards: the longest sequence, the largest batch, the fewest GPUs")
+    return {
+        "longest_sequence": backwards.longest_sequence(request, best.stage, best.checkpointing, best.batch),
+        "largest_micro_batch": backwards.largest_batch(found, best.stage, best.checkpointing, best.offload),
+        "fewest_gpus": backwards.fewest_gpus(request),
+    }
+
+
+def as_json(found: "Plan") -> dict[str, Any]:
+    """All rows, the recommended one, and why."""
+    rows = [row_json(row) for row in found.rows]
+    best = found.rows.index(found.best) if found.best else None
+    cluster = found.request.cluster
+    return {
+        "gpu": cluster.gpu.name, "gpus": cluster.gpus, "hosts": cluster.hosts, "steps": found.request.steps,
+        "rows": rows, "recommended": best, "why": found.why,
+    }  # fmt: skip
+
+
+def row_json(row: "Row") -> dict[str, Any]:
+    return {
+        "zero": row.stage, "offload": row.offload, "checkpointing": row.checkpointing, "micro_batch": row.batch,
+        "accumulation": row.accumulation, "peak_bytes": round(row.peak_bytes), "fits": row.fits,
+        "step_s": row.time.seconds, "tokens_per_s_per_gpu": row.tokens_per_s, "hours": row.hours, "money": row.money,
+        "sent_bytes_per_step": round(row.time.sent_bytes), "limit": row.time.limit,
+        "lines": {name: round(value) for name, value in row.memory.lines.items()},
+    }  # fmt: skip
+
+
+def as_text(found: "Plan") -> str:
+    """The table for the terminal, the recommended row marked, and its memory line by line."""
+    from pardemo.tables import text_table
+
+    best, cluster = found.best, found.request.cluster
+    rows = [("", "ZeRO", "offload", "checkpointing", "batch × acc.", "peak GB", "fits", "step s", "tokens/s/GPU", "hours",
+             "money", "GB sent/step")]  # fmt: skip
+    for row in found.rows:
+        rows.append((
+            "→" if row is best else "", str(row.stage), row.offload, "on" if row.checkpointing else "off",
+            f"{row.batch} × {row.accumulation}", f"{row.peak_bytes / 1e9:.1f}", "yes" if row.fits else "no",
+            f"{row.time.seconds:.2f}", f"{row.tokens_per_s:,.0f}", f"{row.hours:.1f}",
+            "" if row.money is None else f"{row.money:,.2f}", f"{row.time.sent_bytes / 1e9:.3f}",
+        ))  # fmt: skip
+    told = [text_table(rows), ""]
+    told.append(f"{cluster.gpus} × {cluster.gpu.name} ({cluster.gpu.source}), {found.request.steps:,} steps")
+    told.append(f"→ ZeRO {best.stage}, offload {best.offload}, micro-batch {best.batch}: {found.why}")
+    lines = {name: value for name, value in best.memory.lines.items() if value >= 5e6}
+    told.append("  GB at its peak: " + ", ".join(f"{name} {value / 1e9:.2f}" for name, value in lines.items()))
+    return "\n".join(told)
+
+
+def _validate(as_json: bool) -> int:
+    from pardemo.planner import validate
+    from pardemo.tables import text_table
+
+    rows = validate.validate(_progress)
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return 0
+    shown = [("what", "predicted", "known", "unit", "error", "", "source")]
+    for row in rows:
+        shown.append((
+            row["what"], f"{row['predicted']:.4g}", f"{row['known']:.4g}", row["unit"], f"{100 * row['error']:+.1f} %",
+            f"only {row['bound']}" if row["bound"] else "", row["source"],
+        ))  # fmt: skip
+    print(text_table(shown))
+    return 0
+
+
+def _progress(text: str) -> None:
+    print(f"plan: {text} …", file=sys.stderr, flush=True)
+
+
+def _quiet() -> None:
+    import logging
+    import warnings
+
+    warnings.filterwarnings("ignore")
+    logging.getLogger("torch").setLevel(logging.ERROR)

@@ -1,0 +1,59 @@
+"""13B LoRA at the article's settings on one GPU of 80 GB or more: CUDA's peak against the dry run's.
+
+``python -m pardemo.planner.cuda_truth [--out FILE]`` writes a row to ``outputs/reference/plan_cuda.json``. The weights
+are random: what a step takes does not depend on them.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from pardemo import project
+from pardemo.baichuan2 import Baichuan2Config
+from pardemo.planner.job import Adapter, Job
+
+NEEDED_BYTES = 75e9
+TOLERANCE = 0.05
+
+
+def job() -> Job:
+    """Batch 8 × 1024, LoRA r = 8 on W_pack, dropout 0.1, gradient checkpointing; all logits, as the article's tool."""
+    return Job(Baichuan2Config.b13(loss_head="full"), batch=8, sequence=1024, adapter=Adapter())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    import torch
+
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=project.root() / "outputs" / "reference" / "plan_cuda.json")
+    out = parser.parse_args(arguments).out
+    if not torch.cuda.is_available():
+        print("cuda_truth: no GPU here: not measured", file=sys.stderr)
+        return 2
+    name, memory = torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).total_memory
+    if memory < NEEDED_BYTES:
+        print(f"cuda_truth: {name} has {memory / 1e9:.0f} GB; 80 GB are needed", file=sys.stderr)
+        return 2
+    from pardemo.planner import dryrun, truth
+
+    predicted = dryrun.dry_run(job()).peak_bytes
+    measured = truth.measure(job())
+    error = predicted / measured - 1
+    row = {
+        "gpu": name,
+        "torch": torch.__version__,
+        "predicted_bytes": predicted,
+        "measured_bytes": measured,
+        "reserved_bytes": torch.cuda.max_memory_reserved(),
+        "error": error,
+        "tolerance": TOLERANCE,
+        "met": abs(error) <= TOLERANCE,
+    }
+    project.write_json(out, row)
+    print(json.dumps(row, indent=1))
+    return 0 if row["met"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

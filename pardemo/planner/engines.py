@@ -1,0 +1,185 @@
+"""The same training step under each engine, for a real run and for a dry one: model, PEFT, DeepSpeed or FSDP2, AdamW.
+
+One code for both, so that what is predicted is what is run. On fake tensors and a fake process group the engine does
+all that it does on real ranks, but for the numbers.
+"""
+
+import contextlib
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+import pardemo.baichuan2  # noqa: F401, registers the model
+from pardemo.planner.job import Job
+
+
+@dataclass
+class Running:
+    """A model in its engine. ``states()`` are the tensors of each kind of model state that this rank keeps.
+
+    ``make_states()`` makes the optimizer's states without a forward pass, where the engine allows it.
+    """
+
+    module: nn.Module
+    backward_and_step: tuple[Callable[[torch.Tensor], None], Callable[[], None]]
+    forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    states: Callable[[], Mapping[str, list[torch.Tensor]]]
+    close: Callable[[], None] = lambda: None
+    make_states: Callable[[], None] | None = None
+
+
+def outline(job: Job) -> nn.Module:
+    """The job's model on the meta device, in its precision: names, shapes and what is trained, without values.
+
+    Raises:
+        ValueError: Transformers has no causal LM for the configuration; LoRA's target is no module of it.
+    """
+    config = _quiet(job.config)
+    with torch.device("meta"), _silence():
+        try:
+            model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+        except ValueError as error:
+            first = str(error).splitlines()[0]
+            raise ValueError(f"{config.model_type}: no causal language model ({first})") from None
+    if job.adapter is not None:
+        model = _with_adapter(model, job)
+    # PEFT's adapters too: DeepSpeed's engine casts them, FSDP2 wants one type; fp16 has the bytes of bf16
+    return model.to(torch.float32 if job.precision == "fp32" else torch.bfloat16)
+
+
+def start(job: Job, module: nn.Module) -> Running:
+    """``module`` (in memory, values or not) in training mode inside the job's engine."""
+    module.train()
+    if job.checkpointing:
+        with _silence():
+            module.gradient_checkpointing_enable({"use_reentrant": False})
+            if job.adapter is not None:
+                module.enable_input_require_grads()
+    if job.stage is not None:
+        return _deepspeed(job, module)
+    return _fsdp2(job, module) if job.engine == "fsdp2" else _plain(job, module)
+
+
+def trained(module: nn.Module) -> list[nn.Parameter]:
+    return [p for p in module.parameters() if p.requires_grad]
+
+
+def one_step(job: Job, running: Running, ids: torch.Tensor, labels: torch.Tensor, phase: Callable) -> None:
+    """One optimizer step; ``phase(name)`` is entered around its parts."""
+    backward, step = running.backward_and_step
+    for _ in range(job.accumulation):
+        with phase("forward"):
+            loss = running.forward(ids, labels)
+        with phase("backward"):
+            backward(loss)
+        if job.stage is not None:  # DeepSpeed counts micro-batches itself
+            with phase("step"):
+                step()
+        del loss
+    if job.stage is None:
+        with phase("step"):
+            step()
+
+
+def layers_of(module: nn.Module) -> list[nn.Module]:
+    """The decoder layers: the longest list of modules there is."""
+    lists = [part for part in module.modules() if isinstance(part, nn.ModuleList)]
+    return list(max(lists, key=len))
+
+
+def _loss(model: Callable[..., Any], ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return model(input_ids=ids, labels=labels, use_cache=False).loss
+
+
+def _plain(job: Job, module: nn.Module) -> Running:
+    optimizer = torch.optim.AdamW(trained(module), lr=1e-4, fused=job.on_gpu or None, foreach=False)
+
+    def step() -> None:
+        if job.clipping:
+            nn.utils.clip_grad_norm_(trained(module), job.clipping)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    from pardemo.peers import fsdp
+
+    def make_states() -> None:
+        for parameter in trained(module):
+            parameter.grad = torch.zeros_like(parameter)
+        step()
+
+    forward, states = functools.partial(_loss, module), functools.partial(fsdp.states, module, optimizer)
+    return Running(module, (lambda loss: loss.backward(), step), forward, states, make_states=make_states)
+
+
+def _fsdp2(job: Job, module: nn.Module) -> Running:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    for parameter in trained(module):
+        parameter.data = parameter.data.float()
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16)
+    with _disable_current_modes():  # a mesh of real numbers, in a dry run too
+        mesh = init_device_mesh(next(module.parameters()).device.type, (job.ranks,))
+    for layer in layers_of(module):
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(module, mesh=mesh, mp_policy=policy)
+    running = _plain(job, module)
+    running.make_states = None  # the layers' whole parameters are made in a forward pass
+    return running
+
+
+def _deepspeed(job: Job, module: nn.Module) -> Running:
+    from pardemo.peers import deepspeed
+
+    engine = deepspeed.engine(module, deepspeed_settings(job))
+    forward = functools.partial(_loss, engine)
+    return Running(module, (engine.backward, engine.step), forward, lambda: deepspeed.states(engine), engine.destroy)
+
+
+def deepspeed_settings(job: Job) -> dict[str, Any]:
+    """DeepSpeed's configuration of the job, whose buckets are DeepSpeed's own unless ``job.zero`` says otherwise."""
+    fused = {"fused": True, "foreach": False} if job.on_gpu else {"foreach": False}
+    return {
+        "train_micro_batch_size_per_gpu": job.batch,
+        "gradient_accumulation_steps": job.accumulation,
+        "gradient_clipping": job.clipping,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True, **fused}},
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": job.stage, **job.zero},
+    }
+
+
+def _with_adapter(model: PreTrainedModel, job: Job) -> nn.Module:
+    from peft import LoraConfig, get_peft_model
+
+    known = {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, nn.Linear)}
+    if unknown := [name for name in job.adapter.target if name not in known]:
+        raise ValueError(f"LoRA's target: no module is called {unknown[0]!r}; there are {', '.join(sorted(known))}")
+    settings = LoraConfig(
+        r=job.adapter.rank,
+        lora_alpha=job.adapter.alpha,
+        lora_dropout=job.adapter.dropout,
+        target_modules=list(job.adapter.target),
+        task_type="CAUSAL_LM",
+    )
+    with torch.device("meta"), _silence():
+        return get_peft_model(model, settings, autocast_adapter_dtype=False)
+
+
+def _quiet(config):
+    config.use_cache = False
+    return config
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

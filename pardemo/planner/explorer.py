@@ -1,0 +1,72 @@
+"""The plan's pictures: memory line by line against the GPU's capacity, and sliders over it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pardemo.figures.explore import is_headless
+from pardemo.figures.style import COLOURS, new
+from pardemo.planner.footprint import LINES
+from pardemo.planner.memory import Curve
+from pardemo.tables import show
+
+#: Shades of the kinds that every chapter has, and greys for what frameworks add.
+SHADES = {
+    "parameters": COLOURS["parameters"],
+    "frozen parameters": "#7FB8D8",
+    "gradients": COLOURS["gradients"],
+    "optimizer states": COLOURS["optimizer states"],
+    "gathered parameters": COLOURS["torch"],
+    "buckets": "#999999",
+    "activations": COLOURS["activations"],
+    "logits": COLOURS["parameter server"],
+    "temporaries": "#DDDDDD",
+}
+
+
+def memory_chart(bars: Mapping[str, Mapping[str, float]], capacity_bytes: float, title: str = "", ax: Any = None):
+    """Stacked bars of GB, one for each entry of ``bars`` (lines in bytes), and the GPU's capacity as a line."""
+    import matplotlib.pyplot as plt
+
+    fig = None
+    if ax is None:
+        fig, ax = new(size=(8.5, 4.2))
+    base = [0.0] * len(bars)
+    for kind in LINES:
+        values = [lines.get(kind, 0.0) / 1e9 for lines in bars.values()]
+        if max(values) >= 0.05:
+            ax.bar(range(len(bars)), values, 0.62, bottom=base, color=SHADES[kind], label=kind, edgecolor="white")
+        base = [low + value for low, value in zip(base, values, strict=True)]
+    for place, total in enumerate(base):
+        ax.annotate(f"{total:,.1f}", (place, total), ha="center", va="bottom")
+    ax.axhline(capacity_bytes / 1e9, color="black", linestyle="--", linewidth=1.2)
+    ax.annotate(f"{capacity_bytes / 1e9:.0f} GB", (len(bars) - 0.45, capacity_bytes / 1e9), ha="right", va="bottom")
+    ax.set_xticks(range(len(bars)), list(bars))
+    ax.set(ylabel="GB per GPU at the peak", ylim=(0, 1.15 * max(*base, capacity_bytes / 1e9)), title=title)
+    ax.grid(axis="x", visible=False)
+    ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    if fig is not None:
+        plt.close(fig)
+    return fig
+
+
+def memory_explorer(curve: Curve, capacity_bytes: float, batch: int = 8) -> Any:
+    """A slider for the micro-batch and a switch for offload over one curve; a table where nobody is there to move them."""
+    if is_headless():
+        rows = []
+        for samples in (1, 2, 4, 8, 16, 32):
+            found = curve.estimate(samples)
+            fits = found.peak_bytes <= capacity_bytes
+            lines = {kind: round(found.lines[kind] / 1e9, 2) for kind in LINES if found.lines[kind] >= 5e7}
+            rows.append({"micro-batch": samples, "GB": round(found.peak_bytes / 1e9, 1), "fits": fits} | lines)
+        return show(rows)
+    import ipywidgets as widgets
+
+    def draw(samples: int, offload: str):
+        found = curve.estimate(samples, offload=offload)
+        return memory_chart({f"micro-batch {samples}": found.lines}, capacity_bytes, f"offload: {offload}")
+
+    return widgets.interactive(
+        draw,
+        samples=widgets.IntSlider(batch, min=1, max=64, description="batch"),
+        offload=widgets.Dropdown(options=["none", "optimizer"], description="offload"),
+    )

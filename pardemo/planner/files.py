@@ -1,0 +1,143 @@
+"""Writing a plan down: DeepSpeed's and Accelerate's configuration, the recipe, and ways to launch it."""
+
+from pathlib import Path
+from typing import Any
+
+from pardemo import project
+from pardemo.finetune import recipe, strict_yaml
+from pardemo.finetune.recipe_schema import Recipe
+from pardemo.planner.table import Request, Row
+
+
+def write(folder: str | Path, request: Request, row: Row, base: Recipe) -> list[str]:
+    """Writes the files of ``row`` into ``folder`` and returns their names.
+
+    Each is written whole or not at all. ``ds_config.json`` and ``accelerate.yaml`` stand alone; the recipe has the same
+    settings for ``pardemo finetune``.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    out = Path(folder)
+    settings = deepspeed(request, row, base)
+    made = {
+        "ds_config.json": None,
+        "recipe.yaml": None,
+        "accelerate.yaml": strict_yaml.dump(accelerate(request)),
+        "hostfile": hostfile(request),
+        "launch.sh": launch(request),
+        "job.slurm": slurm(request),
+    }
+    project.write_json(out / "ds_config.json", settings)
+    recipe.save(as_recipe(request, row, base), out / "recipe.yaml")
+    for name, text in made.items():
+        if text is not None:
+            project.write_atomically(out / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))
+    return list(made)
+
+
+def deepspeed(request: Request, row: Row, base: Recipe) -> dict[str, Any]:
+    """DeepSpeed's configuration with every batch size as a number."""
+    zero: dict[str, Any] = {
+        "stage": row.stage,
+        "overlap_comm": True,
+        "contiguous_gradients": True,
+        "reduce_bucket_size": 500_000_000,
+        **dict(request.job.zero),
+    }
+    if row.offload != "none":
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    if row.offload == "optimizer+parameters":
+        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
+    if row.stage == 3:
+        zero["stage3_gather_16bit_weights_on_model_save"] = True
+    return {
+        "train_batch_size": row.batch * row.accumulation * request.dp,
+        "train_micro_batch_size_per_gpu": row.batch,
+        "gradient_accumulation_steps": row.accumulation,
+        "gradient_clipping": base.train.max_grad_norm,
+        "zero_allow_untested_optimizer": True,
+        base.train.precision if base.train.precision != "fp32" else "bf16": {"enabled": base.train.precision != "fp32"},
+        "zero_optimization": zero,
+    }
+
+
+def as_recipe(request: Request, row: Row, base: Recipe) -> Recipe:
+    """The recipe with the row's batch, stage and ranks."""
+    settings = deepspeed(request, row, base)
+    for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
+        settings[key] = "auto"
+    values = recipe.to_dict(base)
+    values["train"] |= {
+        "per_device_batch": row.batch,
+        "accumulation": row.accumulation,
+        "gradient_checkpointing": row.checkpointing,
+    }
+    values["deepspeed"] = {**settings, "gradient_clipping": "auto"}
+    values["world"]["ranks"] = request.dp
+    return recipe.from_dict(values)
+
+
+def accelerate(request: Request) -> dict[str, Any]:
+    """Accelerate's configuration: one machine's, to be started on each with its own ``--machine_rank``."""
+    cluster = request.cluster
+    return {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "DEEPSPEED",
+        "deepspeed_config": {"deepspeed_config_file": "ds_config.json", "zero3_init_flag": False},
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "num_machines": cluster.hosts,
+        "num_processes": cluster.gpus,
+        "use_cpu": False,
+        **({"main_process_ip": "HOST0", "main_process_port": 29500, "rdzv_backend": "static"}
+           if cluster.hosts > 1 else {}),
+    }  # fmt: skip
+
+
+def hostfile(request: Request) -> str:
+    """DeepSpeed's: a line for each host with its GPUs; the names are to be replaced."""
+    each = request.cluster.gpus // request.cluster.hosts
+    return "".join(f"host{number} slots={each}\n" for number in range(request.cluster.hosts))
+
+
+_TRAIN = "pardemo.finetune"
+
+
+def launch(request: Request) -> str:
+    """Three launchers for the same job; each line works alone."""
+    cluster = request.cluster
+    each = cluster.gpus // cluster.hosts
+    several = f" --nnodes {cluster.hosts} --rdzv_backend c10d --rdzv_endpoint host0:29500" if cluster.hosts > 1 else ""
+    standalone = "" if several else " --standalone"
+    hosts = "--hostfile hostfile " if cluster.hosts > 1 else ""
+    return f"""#!/bin/sh
+# One of the three; torchrun and accelerate are started on every host.
+set -e
+cd "$(dirname "$0")"
+case "${{1:-deepspeed}}" in
+deepspeed) deepspeed {hosts}--num_gpus {each} --module {_TRAIN} recipe.yaml ;;
+torchrun) torchrun{standalone}{several} --nproc_per_node {each} -m {_TRAIN} recipe.yaml ;;
+accelerate) accelerate launch --config_file accelerate.yaml --machine_rank "${{2:-0}}" -m {_TRAIN} recipe.yaml ;;
+*) echo "launch.sh deepspeed | torchrun | accelerate" >&2; exit 2 ;;
+esac
+"""
+
+
+def slurm(request: Request) -> str:
+    """A batch script: one torchrun on each host."""
+    cluster = request.cluster
+    each = cluster.gpus // cluster.hosts
+    return f"""#!/bin/bash
+#SBATCH --job-name=pardemo
+#SBATCH --nodes={cluster.hosts}
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node={each}
+#SBATCH --cpus-per-task={4 * each}
+set -e
+cd "$SLURM_SUBMIT_DIR"
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+srun torchrun --nnodes "$SLURM_NNODES" --nproc_per_node {each} \\
+    --rdzv_id "$SLURM_JOB_ID" --rdzv_backend c10d --rdzv_endpoint "$head:29500" \\
+    -m {_TRAIN} recipe.yaml
+"""

@@ -1,0 +1,81 @@
+"""GPUs and links to plan with: memory, rates and their sources. Decimal units, dense rates, one direction of a link."""
+
+import difflib
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU. Capacity is the datasheet's, in decimal bytes: what torch may use is a little more or less.
+
+    ``link_bytes_per_s`` is one direction to the other GPUs of its host (datasheets print both together).
+    """
+
+    name: str
+    memory_bytes: float
+    flops: float  # dense bf16 (V100: fp16)
+    memory_bytes_per_s: float
+    link_bytes_per_s: float
+    source: str
+    bf16: bool = True
+
+
+def _gpu(name, gigabytes, tflops, bandwidth, both_ways, source, bf16=True) -> Gpu:
+    return Gpu(name, gigabytes * 1e9, tflops * 1e12, bandwidth * 1e9, both_ways / 2 * 1e9, source, bf16)
+
+
+_TABLE = (
+    _gpu("A800-80GB", 80, 312, 2039, 400, "an A100-80GB with NVLink at 400 GB/s"),
+    _gpu("A100-80GB", 80, 312, 2039, 600, "NVIDIA A100 datasheet, SXM"),
+    _gpu("A100-40GB", 40, 312, 1555, 600, "NVIDIA A100 datasheet, SXM"),
+    _gpu("H100", 80, 989, 3350, 900, "NVIDIA H100 datasheet, SXM, without sparsity"),
+    _gpu("H200", 141, 989, 4800, 900, "NVIDIA H200 datasheet, SXM, without sparsity"),
+    _gpu("H20", 96, 148, 4000, 900, "as vendors list it; not verified"),
+    _gpu("L40S", 48, 362, 864, 64, "NVIDIA L40S datasheet, without sparsity; PCIe 4.0 x16"),
+    _gpu("4090", 24, 165, 1008, 64, "NVIDIA Ada GPU architecture paper, fp32 accumulation; PCIe 4.0 x16"),
+    _gpu("V100", 32, 125, 900, 300, "NVIDIA V100 datasheet, SXM2 32 GB, fp16", bf16=False),
+)
+GPUS = {gpu.name: gpu for gpu in _TABLE}
+
+#: Between hosts: bytes/s of one direction of each host's adapters together.
+LINKS = {
+    "ethernet-10g": 10e9 / 8,
+    "ethernet-25g": 25e9 / 8,
+    "ethernet-100g": 100e9 / 8,
+    "infiniband-200g": 200e9 / 8,
+    "infiniband-400g": 400e9 / 8,
+    "infiniband-8x400g": 8 * 400e9 / 8,
+}
+
+
+def gpu(name: str) -> Gpu:
+    """The GPU of that name, capitals or not.
+
+    Raises:
+        ValueError: there is none; the nearest names are offered.
+    """
+    known = {key.lower(): value for key, value in GPUS.items()}
+    if name.lower() in known:
+        return known[name.lower()]
+    near = difflib.get_close_matches(name.lower(), known, 2, 0.4)
+    offered = " or ".join(known[key].name for key in near) or ", ".join(GPUS)
+    raise ValueError(f"no GPU {name!r}; did you mean {offered}?" if near else f"no GPU {name!r}; there are {offered}")
+
+
+def link(name: str) -> float:
+    """Bytes/s of a link of :data:`LINKS`, or of a number of Gbit/s.
+
+    Raises:
+        ValueError: neither.
+    """
+    if name in LINKS:
+        return LINKS[name]
+    try:
+        value = float(name)
+    except ValueError:
+        near = difflib.get_close_matches(name, LINKS, 1)
+        hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(LINKS)}, or Gbit/s as a number"
+        raise ValueError(f"no link {name!r}{hint}") from None
+    if not 0 < value < float("inf"):
+        raise ValueError(f"a link's rate must be above 0 Gbit/s, not {name}")
+    return value * 1e9 / 8

@@ -1,0 +1,81 @@
+"""What is planned: a model, how it is trained, and by which engine on how many ranks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+ENGINES = ("plain", "zero-0", "zero-1", "zero-2", "zero-3", "fsdp2")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """LoRA of ``rank`` on the modules named by ``target``."""
+
+    rank: int = 8
+    target: tuple[str, ...] = ("W_pack",)
+    alpha: float = 32
+    dropout: float = 0.1
+
+
+@dataclass(frozen=True)
+class Job:
+    """One rank's share of a training step in bf16.
+
+    Args:
+        config: the model's, of Transformers or :mod:`pardemo.baichuan2`.
+        batch: samples of a micro-batch on one rank. sequence: tokens of each.
+        adapter: LoRA, or None for full fine-tuning.
+        checkpointing: recompute each layer in the backward pass.
+        engine: ``plain`` (bf16 parameters and states, torch's AdamW), DeepSpeed's ``zero-0`` to ``zero-3`` (bf16,
+            fp32 optimizer states), or ``fsdp2`` (fp32 shards of what is trained, bf16 computation).
+        ranks: data-parallel ranks.
+        labels: share of the tokens that have a label; matters where logits are made for those alone.
+        accumulation: micro-batches of a step.
+        clipping: largest norm of the gradients, 0 for none.
+        zero: further keys of DeepSpeed's ``zero_optimization``.
+        precision: of the parameters; ``fp32`` for ``plain`` alone, ``fp16`` takes the bytes of bf16.
+        on_gpu: attention without a mask and a fused optimizer, as on a GPU; else as on this machine's CPU.
+
+    Raises:
+        ValueError: a size of 0, an engine that does not exist, a share outside 0 to 1.
+    """
+
+    config: PreTrainedConfig
+    batch: int = 1
+    sequence: int = 1024
+    adapter: Adapter | None = None
+    checkpointing: bool = True
+    engine: str = "plain"
+    ranks: int = 1
+    labels: float = 1.0
+    accumulation: int = 1
+    clipping: float = 0.0
+    zero: Mapping[str, Any] = field(default_factory=dict)
+    on_gpu: bool = True
+    precision: str = "bf16"
+
+    def __post_init__(self):
+        for name in ("batch", "sequence", "ranks", "accumulation"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+        if self.engine not in ENGINES:
+            raise ValueError(f"engine must be one of {', '.join(ENGINES)}, not {self.engine!r}")
+        if self.precision not in ("bf16", "fp16", "fp32") or (self.precision == "fp32" and self.engine != "plain"):
+            raise ValueError(f"precision must be bf16 or fp16 (or fp32 with the plain engine), not {self.precision!r}")
+        if not 0 < self.labels <= 1:
+            raise ValueError(f"labels is a share above 0 and up to 1, not {self.labels!r}")
+        context = getattr(self.config, "max_position_embeddings", None)
+        if context is not None and self.sequence > context:
+            raise ValueError(f"a sequence of {self.sequence} is longer than the model's context of {context}")
+
+    @property
+    def stage(self) -> int | None:
+        """DeepSpeed's ZeRO stage."""
+        return int(self.engine[-1]) if self.engine.startswith("zero-") else None
+
+    def but(self, **changes: Any) -> "Job":
+        """This job with some things changed."""
+        return replace(self, **changes)

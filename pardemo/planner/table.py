@@ -1,0 +1,169 @@
+"""The plan: ZeRO stage × offload × checkpointing × micro-batch, what fits, how long it takes, which to choose."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from pardemo.planner.hardware import Gpu
+from pardemo.planner.job import Job
+from pardemo.planner.memory import Curve, Estimate
+from pardemo.planner.models import check_tensor_parallel
+from pardemo.planner.timing import Rates, StepTime, step_time
+
+RESERVE = 0.04  # of a GPU's memory that is left free: what NCCL takes, and fragments that the replay does not see
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """``gpus`` in all on ``hosts``; ``between`` is a host's bytes/s to the others; ``price`` per GPU and hour."""
+
+    gpu: Gpu
+    gpus: int
+    hosts: int = 1
+    between: float = 100e9 / 8
+    price: float | None = None
+
+    def __post_init__(self):
+        if self.gpus < 1 or self.hosts < 1:
+            raise ValueError(f"--gpus and --hosts must be at least 1, not {self.gpus} and {self.hosts}")
+        if self.gpus % self.hosts:
+            raise ValueError(f"{self.gpus} GPUs do not divide over {self.hosts} hosts")
+        if self.price is not None and not 0 <= self.price < float("inf"):
+            raise ValueError(f"--price must be 0 or more, not {self.price}")
+
+    @property
+    def room(self) -> float:
+        return self.gpu.memory_bytes * (1 - RESERVE)
+
+    @property
+    def rates(self) -> Rates:
+        per_host = self.gpus // self.hosts
+        return Rates(
+            self.gpu.flops, self.gpu.memory_bytes_per_s, self.gpu.link_bytes_per_s, self.between / per_host, per_host
+        )
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked: the job's model and lengths, how many samples a step and in all, how the GPUs are divided."""
+
+    job: Job
+    cluster: Cluster
+    samples_per_step: int
+    steps: int
+    tp: int = 1
+    pp: int = 1
+    stages: Sequence[int] = (0, 1, 2, 3)
+    checkpointing: Sequence[bool] = (True, False)
+    offloads: Sequence[str] = ("none", "optimizer", "optimizer+parameters")
+    batches: Sequence[int] = ()
+
+    def __post_init__(self):
+        for name in ("tp", "pp", "samples_per_step", "steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.cluster.gpus % (self.tp * self.pp):
+            raise ValueError(f"{self.cluster.gpus} GPUs do not divide by tp {self.tp} × pp {self.pp}")
+        check_tensor_parallel(self.job.config, self.tp)
+        if self.job.config.num_hidden_layers % self.pp:
+            raise ValueError(f"{self.job.config.num_hidden_layers} layers do not divide by --pp {self.pp}")
+        if self.samples_per_step % self.dp:
+            raise ValueError(f"{self.samples_per_step} samples a step do not divide over {self.dp} data-parallel ranks")
+        if self.dp == 1 and any(stage > 0 for stage in self.stages) and 0 not in self.stages:
+            raise ValueError(f"ZeRO {min(self.stages)} shards over data-parallel ranks, and there is one")
+
+    @property
+    def dp(self) -> int:
+        return self.cluster.gpus // (self.tp * self.pp)
+
+    @property
+    def micro_batches(self) -> list[int]:
+        """Micro-batches that divide a rank's samples of a step: powers of two, and the whole."""
+        share = self.samples_per_step // self.dp
+        return list(self.batches) or [2**n for n in range(share.bit_length()) if share % 2**n == 0]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to run the job. ``seconds`` is of a step."""
+
+    stage: int
+    offload: str
+    checkpointing: bool
+    batch: int
+    accumulation: int
+    memory: Estimate
+    time: StepTime
+    fits: bool
+    tokens_per_s: float  # of each GPU
+    hours: float
+    money: float | None
+
+    @property
+    def peak_bytes(self) -> float:
+        return self.memory.peak_bytes
+
+
+@dataclass
+class Plan:
+    request: Request
+    rows: list[Row]
+    curves: dict[tuple[int, bool], Curve] = field(repr=False, default_factory=dict)
+
+    @property
+    def best(self) -> Row | None:
+        """The fastest that fits; of rows within 1 % the one that moves least, then the least offload and memory."""
+        fitting = [row for row in self.rows if row.fits]
+        if not fitting:
+            return None
+        quickest = min(row.hours for row in fitting)
+        near = [row for row in fitting if row.hours <= 1.01 * quickest]
+        return min(near, key=lambda row: (row.offload != "none", row.stage, row.peak_bytes))
+
+    @property
+    def why(self) -> str:
+        """The recommendation in words."""
+        row, request = self.best, self.request
+        if row is None:
+            return "nothing fits"
+        room = request.cluster.room / 1e9
+        told = f"the fastest that fits {room:.1f} GB"
+        lower = [other for other in self.rows if other.stage < row.stage and other.batch == row.batch]
+        if row.stage and lower and not any(other.fits for other in lower):
+            told += f"; below stage {row.stage} it does not fit at this micro-batch"
+        elif row.stage == 0 or all(other.stage != 0 for other in self.rows):
+            told += "; a higher stage would save memory that is not needed and send more"
+        return f"{told}; limited by {row.time.limit}"
+
+
+def plan(request: Request, progress: Callable[[str], None] = lambda text: None) -> Plan:
+    """All rows. Dry runs two for each stage and way of checkpointing, a few seconds each for 13B.
+
+    Raises:
+        ValueError: the request contradicts itself.
+    """
+    found = Plan(request, [])
+    stages = [stage for stage in request.stages if stage == 0 or request.dp > 1]
+    for stage in stages:
+        for checkpointing in request.checkpointing:
+            progress(f"dry run: ZeRO {stage}, checkpointing {'on' if checkpointing else 'off'}")
+            job = request.job.but(engine=f"zero-{stage}", ranks=request.dp, checkpointing=checkpointing, accumulation=1)
+            curve = found.curves[stage, checkpointing] = Curve(job)
+            for offload in request.offloads:
+                if (offload != "none" and stage == 0) or (offload == "optimizer+parameters" and stage < 3):
+                    continue
+                found.rows += [row(request, curve, stage, offload, batch) for batch in request.micro_batches]
+    return found
+
+
+def row(request: Request, curve: Curve, stage: int, offload: str, batch: int) -> Row:
+    """One line of the table."""
+    job, cluster = curve.job, request.cluster
+    accumulation = max(1, request.samples_per_step // (request.dp * batch))
+    in_flight = min(request.pp, accumulation)
+    memory = curve.estimate(batch, offload=offload, tp=request.tp, pp=request.pp, in_flight=in_flight)
+    time = step_time(curve.low, batch, accumulation, request.dp, cluster.rates, request.tp, request.pp, offload)
+    hours = request.steps * time.seconds / 3600
+    money = None if cluster.price is None else hours * cluster.gpus * cluster.price
+    tokens = batch * accumulation * request.dp * job.sequence / time.seconds / cluster.gpus
+    fits = memory.peak_bytes <= cluster.room
+    return Row(stage, offload, job.checkpointing, batch, accumulation, memory, time, fits, tokens, hours, money)

@@ -1,0 +1,144 @@
+"""The same step for real: its peak as torch's allocator counts it, on CPU ranks or on a GPU.
+
+On the CPU each of the profiler's memory events brings the allocator's own count of what is allocated in the process;
+on CUDA ``torch.cuda.max_memory_allocated`` says it.
+"""
+
+import contextlib
+import ctypes
+import functools
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed import ProcessGroup, Work
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from pardemo.planner import engines
+from pardemo.planner.dryrun import STEPS
+from pardemo.planner.job import Job
+
+_COLLECTIVES = (
+    "allreduce",
+    "allgather",
+    "_allgather_base",
+    "broadcast",
+    "reduce",
+    "reduce_scatter",
+    "_reduce_scatter_base",
+)
+MARK = "pardemo: the step that counts"
+
+
+def measure(job: Job) -> int:
+    """On each of ``job.ranks`` ranks: the largest number of bytes allocated during the job's second step."""
+    if torch.cuda.is_available():
+        return _on_cuda(job)
+    gc.collect()
+    with _all_threads_counted(), _one_at_a_time():
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+            _run(job, record_function)
+    found, window = _allocations(profiler.profiler.kineto_results.experimental_event_tree())
+    found.sort()
+    before = found[0][1]
+    return max(total for at, total in found if window[0] <= at <= window[1]) - before
+
+
+def _allocations(nodes) -> tuple[list[tuple[int, int]], tuple[int, int]]:
+    """(time, bytes allocated in the process) after each allocation, and when the step that counts began and ended."""
+    found, window, todo = [], (0, 0), list(nodes)
+    while todo:
+        node = todo.pop()
+        fields = node.extra_fields
+        if hasattr(fields, "total_allocated"):
+            found.append((node.start_time_ns, fields.total_allocated))
+        elif type(fields).__name__ == "_ExtraFields_TorchOp" and fields.name == MARK:
+            window = (node.start_time_ns, node.end_time_ns)
+        todo += node.children
+    return found, window
+
+
+def batch(job: Job, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+    """Token numbers [b, s], and labels of which the job's share counts, at the ends of the samples."""
+    draws = torch.Generator().manual_seed(1)
+    ids = torch.randint(1, job.config.vocab_size, (job.batch, job.sequence), generator=draws)
+    labels, tokens = ids.clone(), job.batch * (job.sequence - 1)
+    flat = torch.full((tokens,), -100)
+    keep = max(1, round(job.labels * tokens))
+    flat[:keep] = 1
+    labels[:, 1:] = flat.view(job.batch, -1)
+    labels[:, 0] = -100
+    return ids.to(device), labels.to(device)
+
+
+def _run(job: Job, mark) -> None:
+    torch.manual_seed(0)
+    module = engines.outline(job)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    fill(module.to_empty(device=device))
+    running = engines.start(job, module)
+    ids, labels = batch(job, device)
+    for step in range(STEPS):
+        with mark(MARK) if step == STEPS - 1 else contextlib.nullcontext():
+            engines.one_step(job, running, ids, labels, no_phase)
+    running.close()
+
+
+@torch.no_grad()
+def fill(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        parameter.uniform_(-0.02, 0.02)
+    for buffer in module.buffers():
+        buffer.zero_()
+
+
+def _on_cuda(job: Job) -> int:
+    @contextlib.contextmanager
+    def window(name: str) -> Iterator[None]:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        yield
+        torch.cuda.synchronize()
+        found.append(torch.cuda.max_memory_allocated())
+
+    found: list[int] = []
+    _run(job, window)
+    return found[0]
+
+
+@contextlib.contextmanager
+def no_phase(name: str) -> Iterator[None]:
+    yield
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Each collective ends before anything else happens: how long gloo keeps a buffer would be up to chance."""
+    before = {name: getattr(ProcessGroup, name) for name in _COLLECTIVES}
+
+    def patient(collective, group: ProcessGroup, *args: object, **kwargs: object) -> Work:
+        work = collective(group, *args, **kwargs)
+        work.wait()
+        return work
+
+    for name, collective in before.items():
+        setattr(ProcessGroup, name, functools.partialmethod(functools.partial(patient, collective)))
+    try:
+        yield
+    finally:
+        for name, collective in before.items():
+            setattr(ProcessGroup, name, collective)
+
+
+@contextlib.contextmanager
+def _all_threads_counted() -> Iterator[None]:
+    """Torch's count of allocated bytes takes in what gloo's threads free; without this flag, profiled threads alone."""
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    flag = ctypes.c_bool.in_dll(library, "FLAGS_caffe2_report_cpu_memory_usage")
+    flag.value = True
+    try:
+        yield
+    finally:
+        flag.value = False

@@ -1,0 +1,122 @@
+"""``pardemo plan --validate``: what the planner says of runs whose outcome is known, and by how much it is off."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from transformers import GPT2Config, LlamaConfig
+
+from pardemo.baichuan2 import Baichuan2Config
+from pardemo.formulas import scaling
+from pardemo.planner import hardware
+from pardemo.planner.dryrun import dry_run
+from pardemo.planner.job import Adapter, Job
+from pardemo.planner.timing import Rates, step_time
+
+#: ms-swift's table for baichuan2-13b-chat on one A100-80GB: samples/s and GiB by the longest length.
+SWIFT = {512: (5.32, 31.0), 1024: (3.91, 31.6), 2048: (1.77, 32.4), 4096: (0.65, 49.6)}
+ROUNDS = 5
+
+
+@dataclass(frozen=True)
+class Check:
+    """``error`` is predicted over known, less 1; ``bound`` says that only an inequality can be asked for, and how."""
+
+    what: str
+    predicted: float
+    known: float
+    unit: str
+    error: float
+    bound: str
+    source: str
+
+
+def _check(what: str, predicted: float, known: float, unit: str, source: str, bound: str = "") -> Check:
+    return Check(what, predicted, known, unit, predicted / known - 1, bound, source)
+
+
+def rates_of(gpu: hardware.Gpu, host_gpus: int = 8) -> Rates:
+    return Rates(gpu.flops, gpu.memory_bytes_per_s, gpu.link_bytes_per_s, 12.5e9, host_gpus)
+
+
+def megatron() -> list[Check]:
+    """TFLOP/s of each V100 in the model-parallel half of Megatron's study, its operations counted as the paper does."""
+    rows, rates = [], rates_of(hardware.gpu("V100"), 16)
+    for tp, job in scaling.TABLE_1.items():
+        config = GPT2Config(
+            n_embd=job.hidden, n_head=job.heads, n_layer=job.layers, n_positions=1024, vocab_size=job.vocabulary
+        )
+        found = dry_run(Job(config, batch=2, sequence=1024, precision="fp16"))
+        seconds = step_time(found, job.batch, 1, 1, rates, tp=tp).seconds
+        known = scaling.BASELINE_FLOPS * scaling.FIGURE_5_MP[tp] / 100
+        what = f"Megatron, {job.parameters / 1e9:.1f}B, {tp}-way"
+        rows.append(_check(what, job.flops / tp / seconds / 1e12, known / 1e12, "TFLOP/s per GPU", "1909.08053 §5.1"))
+    return rows
+
+
+def published() -> list[Check]:
+    """ms-swift's Baichuan2-13B rows. Its samples are shorter than the maximum: ours, all of full length, take longer."""
+    rows, rates = [], rates_of(hardware.gpu("A100-80GB"))
+    for length, (speed, gib) in SWIFT.items():
+        job = Job(Baichuan2Config.b13(loss_head="full"), batch=1, sequence=length, adapter=Adapter())
+        found = dry_run(job)
+        seconds = step_time(found, 1, 16, 1, rates).seconds / 16
+        source = "ms-swift's table, 1 × A100-80GB"
+        what = f"Baichuan2-13B LoRA, {length} tokens"
+        rows.append(_check(what, 1 / seconds, speed, "samples/s", source, "at most"))
+        rows.append(_check(what, found.peak_bytes / 2**30, gib, "GiB", source, "about"))
+    return rows
+
+
+def here(profile: Any = None) -> list[Check]:
+    """Steps on this machine in fp32 on one core, predicted from the profile of notebook 00."""
+    from pardemo import World, machine
+
+    found = profile or machine.profile()
+    rates = Rates(
+        found.matmul_flops, found.copy_bytes_per_s, 1e9, 1e9, 1,
+        shares=tuple(dict.fromkeys(("forward", "recomputation", "backward"), 1.0).items()), memory_share=1.0,
+    )  # fmt: skip
+    rows = []
+    with World(1) as world:
+        for width, layers, checkpointing in ((512, 4, False), (512, 4, True), (768, 3, False)):
+            config = LlamaConfig(
+                vocab_size=2048, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=layers,
+                num_attention_heads=width // 64, num_key_value_heads=width // 64,
+            )  # fmt: skip
+            job = Job(config, batch=4, sequence=256, checkpointing=checkpointing, precision="fp32", on_gpu=False)
+            predicted = step_time(dry_run(job), 4, 1, 1, rates).seconds
+            what = f"Llama, {layers} layers of {width}, checkpointing {'on' if checkpointing else 'off'}"
+            known = world.run(seconds_of, job, timeout_s=120)[0]
+            rows.append(_check(what, predicted, known, "s a step", "this machine, one core, fp32"))
+    return rows
+
+
+def seconds_of(job: Job) -> float:
+    """On a rank: the median time of a step."""
+    from pardemo.planner import engines, truth
+
+    module = engines.outline(job).to_empty(device="cpu")
+    truth.fill(module)
+    running = engines.start(job, module)
+    ids, labels = truth.batch(job)
+    times = []
+    for _ in range(ROUNDS + 1):
+        begin = time.perf_counter()
+        engines.one_step(job, running, ids, labels, truth.no_phase)
+        times.append(time.perf_counter() - begin)
+    return median(times[1:])
+
+
+PARTS: dict[str, Callable[[], list[Check]]] = {"this machine": here, "Megatron": megatron, "ms-swift": published}
+
+
+def validate(progress: Callable[[str], None] = lambda text: None) -> list[dict[str, Any]]:
+    """All checks, as rows."""
+    rows = []
+    for name, part in PARTS.items():
+        progress(name)
+        rows += [asdict(check) for check in part()]
+    return rows

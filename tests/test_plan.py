@@ -1,0 +1,218 @@
+"""``pardemo plan``: what it refuses, what it recommends, what it writes, and what others make of that."""
+
+import json
+import re
+
+import pytest
+import yaml
+
+from pardemo.cli import main
+from pardemo.finetune import recipe
+from pardemo.formulas import communication
+from pardemo.planner import backwards, examples, files, hardware, models, table, timing
+from pardemo.planner.dryrun import dry_run
+
+
+def request(gpus=4, room=None, **changes):
+    job = examples.job("llama", "plain", 1, True, True).but(on_gpu=True)
+    gpu = hardware.gpu("A800-80GB")
+    if room is not None:
+        gpu = hardware.Gpu("toy", room, gpu.flops, gpu.memory_bytes_per_s, gpu.link_bytes_per_s, "made up")
+    return table.Request(job, table.Cluster(gpu, gpus, price=2.0), **{"samples_per_step": 32, "steps": 10, **changes})
+
+
+@pytest.fixture(scope="module")
+def found():
+    return table.plan(request(stages=(0, 2, 3), checkpointing=(True,)))
+
+
+@pytest.fixture
+def small(tmp_path):
+    examples.config("llama").save_pretrained(tmp_path / "small")
+    return str(tmp_path / "small")
+
+
+def test_the_table_has_every_way(found):
+    assert {row.stage for row in found.rows} == {0, 2, 3}
+    assert {row.batch for row in found.rows} == {1, 2, 4, 8}
+    assert {(row.stage, row.offload) for row in found.rows} == {
+        (0, "none"), (2, "none"), (2, "optimizer"), (3, "none"), (3, "optimizer"), (3, "optimizer+parameters")
+    }  # fmt: skip
+    for row in found.rows:
+        assert row.batch * row.accumulation * 4 == 32
+        assert row.money == pytest.approx(row.hours * 4 * 2.0)
+
+
+def test_the_recommended_row_fits_and_none_that_fits_is_much_faster(found):
+    best = found.best
+    assert best.fits
+    assert all(best.hours <= 1.01 * row.hours for row in found.rows if row.fits)
+    assert "the fastest that fits" in found.why
+
+
+def test_accumulation_costs_stage_3_most(found):
+    for batch in (1, 4):
+        rows = {row.stage: row for row in found.rows if row.batch == batch and row.offload == "none"}
+        curve = found.curves[0, True].low
+        m = 8 // batch
+        assert rows[2].time.sent_bytes == communication.zero_step(curve.trained_params, 4, 2, m)
+        gathered = 2 * 2 * curve.params + 2 * curve.trained_params
+        assert rows[3].time.sent_bytes == pytest.approx(m * 3 / 4 * gathered)
+
+
+def test_nothing_fits_names_the_smallest_cluster():
+    tight = request(gpus=1, room=0.62e9)
+    plan = table.plan(tight)
+    assert plan.best is None and plan.why == "nothing fits"
+    assert re.search(r"works is \d+ × toy with ZeRO 3|not even 512 × toy", backwards.smallest_cluster(tight))
+
+
+def test_backwards_questions(found):
+    assert backwards.fewest_gpus(found.request) == 1
+    room = found.curves[2, True].estimate(6).peak_bytes / (1 - table.RESERVE)
+    bounded = table.Plan(request(room=room), [], found.curves)
+    assert backwards.largest_batch(bounded, 2, True) == 6
+    longest = backwards.longest_sequence(request(room=room), 2, True, batch=2)
+    assert 0 < longest <= 2048 and longest % 64 == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"tp": 3}, "do not divide by tp 3"),
+        ({"gpus": 3, "tp": 3, "samples_per_step": 30}, "4 attention heads do not divide by --tp 3; 1, 2 would do"),
+        ({"pp": 4, "gpus": 4, "tp": 1, "samples_per_step": 0}, "samples_per_step must be at least 1"),
+        ({"gpus": 6, "pp": 3}, "4 layers do not divide by --pp 3"),
+        ({"samples_per_step": 30}, "30 samples a step do not divide over 4"),
+        ({"gpus": 1, "stages": (3,)}, "ZeRO 3 shards over data-parallel ranks, and there is one"),
+        ({"gpus": 0}, "must be at least 1, not 0"),
+    ],
+)
+def test_contradictions(changes, told):
+    with pytest.raises(ValueError, match=told):
+        request(**changes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--gpu", "A80"], "no GPU 'A80'; did you mean A800-80GB"),
+        (["--model", "baichuan2-14b"], "no model 'baichuan2-14b'; did you mean baichuan2-1"),
+        (["--batch", "0"], "--batch must be at least 1, not 0"),
+        (["--sequence", "0"], "--sequence must be at least 1, not 0"),
+        (["--link", "carrier-pigeon"], "no link 'carrier-pigeon'"),
+        (["--gpus", "8", "--hosts", "3"], "8 GPUs do not divide over 3 hosts"),
+        (["--tp", "3"], "do not divide by tp 3"),
+        (["--price", "-1"], "--price must be 0 or more"),
+        (["--recipe", "nothing"], "no recipe 'nothing'"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, told, capsys):
+    assert main(["plan", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("pardemo plan: ") and told in error and error.count("\n") == 1
+
+
+def test_remote_code_is_refused(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "strange", "auto_map": {"AutoConfig": "code.Config"}}))
+    with pytest.raises(ValueError, match="needs code that comes with the model, which pardemo never runs"):
+        models.find(str(tmp_path))
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="has no model_type"):
+        models.find(str(path))
+
+
+def test_official_baichuan_needs_no_remote_code(tmp_path):
+    sizes = {"hidden_size": 5120, "num_attention_heads": 40, "vocab_size": 125696}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": "baichuan", "auto_map": {"AutoConfig": "x.Y"}, **sizes}))
+    assert models.find(str(tmp_path)).position_embedding == "alibi"
+
+
+def test_every_built_in_model_has_its_published_size():
+    from pardemo.planner.engines import outline
+    from pardemo.planner.job import Job
+
+    billions = {"baichuan2-7b": 7.506, "baichuan2-13b": 13.897, "llama2-7b": 6.738, "llama2-13b": 13.016,
+                "llama2-70b": 68.977, "qwen2.5-7b": 7.616, "qwen2.5-14b": 14.770, "qwen2.5-72b": 72.706}  # fmt: skip
+    assert set(billions) == set(models.BUILT_IN)
+    for name in ("baichuan2-13b", "llama2-7b", "qwen2.5-7b"):
+        module = outline(Job(models.find(name), sequence=8))
+        assert sum(p.numel() for p in module.parameters()) / 1e9 == pytest.approx(billions[name], abs=0.001)
+
+
+def test_time_is_work_over_rates():
+    found = dry_run(examples.job("llama", "plain", 1, False, True))
+    rates = timing.Rates(1e12, 1e30, 1e9, 1e9, shares=(("forward", 1.0), ("recomputation", 1.0), ("backward", 1.0)))
+    one = timing.step_time(found, 4, 1, 1, rates)
+    assert one.products == pytest.approx(found.total_flops / 1e12)
+    assert timing.step_time(found, 8, 3, 1, rates).products == pytest.approx(6 * one.products)
+    piped = timing.step_time(found, 4, 4, 1, rates, pp=2)
+    assert piped.bubble == pytest.approx((piped.products + piped.memory) / 4)  # (p − 1)/m of the ideal time
+
+
+def test_decoding_reads_all_weights():
+    rates = timing.Rates(1e12, 2e12, 1e9, 1e9, memory_share=1.0)
+    assert timing.decode_seconds(10**9, 5, 20, rates) == pytest.approx(100 * 2e9 / 2e12)
+    assert timing.decode_seconds(10**9, 5, 20, rates, launches=1000, launch_s=5e-6) == pytest.approx(100 * 5e-3)
+
+
+def test_what_is_written_is_accepted(tmp_path, capsys, small):
+    out = tmp_path / "out"
+    arguments = ["plan", "--model", small, "--gpus", "4", "--hosts", "2", "--sequence", "64", "--zero", "2",
+                 "--checkpointing", "on", "--batch", "8", "--json", "--write", str(out)]  # fmt: skip
+    assert main(arguments) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["rows"][told["recommended"]]["zero"] == 2 and sorted(told["written"]) == sorted(
+        p.name for p in out.iterdir()
+    )
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    settings = json.loads((out / "ds_config.json").read_text())
+
+    assert settings["train_batch_size"] == 256
+    from pardemo.peers import deepspeed_settings
+
+    deepspeed_settings.check(settings, 4, on_cpu=False)
+    loaded = load_config_from_file(str(out / "accelerate.yaml"))
+    assert loaded.num_processes == 4 and loaded.num_machines == 2
+    again = recipe.load(out / "recipe.yaml")
+    assert again.train.per_device_batch * again.train.accumulation * again.world.ranks == 256
+    assert (out / "hostfile").read_text() == "host0 slots=2\nhost1 slots=2\n"
+    for name, words in {
+        "launch.sh": ("deepspeed --hostfile hostfile", "torchrun", "accelerate launch --config_file accelerate.yaml"),
+        "job.slurm": ("#SBATCH --nodes=2", "#SBATCH --gpus-per-node=2", "srun torchrun"),
+    }.items():
+        text = (out / name).read_text()
+        assert all(word in text for word in words)
+
+
+def test_deepspeed_loads_what_is_written(world_of, found):
+    base = recipe.load("tiny-cpu")
+    for row in found.rows:
+        if row.offload == "none" and row.batch == 8:
+            settings = files.deepspeed(found.request, row, base) | {"train_batch_size": 16, "bf16": {"enabled": False}}
+            settings.pop("fp32", None)
+            stage, micro = world_of(2).run(_load, settings, timeout_s=120)[0]
+            assert (stage, micro) == (row.stage, 8)
+
+
+def _load(settings):
+    """DeepSpeed's own reading of it, in an engine."""
+    import torch
+
+    from pardemo.peers import deepspeed
+
+    settings["optimizer"] = {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}}
+    settings["zero_optimization"] |= {"reduce_bucket_size": 1 << 20}
+    settings["gradient_accumulation_steps"] = 1
+    engine = deepspeed.engine(torch.nn.Linear(8, 8), settings)
+    told = engine.zero_optimization_stage(), engine.train_micro_batch_size_per_gpu()
+    engine.destroy()
+    return told
+
+
+def test_accelerate_yaml_is_deepspeeds(found):
+    text = yaml.safe_dump(files.accelerate(found.request))
+    assert yaml.safe_load(text)["distributed_type"] == "DEEPSPEED"

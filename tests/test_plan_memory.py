@@ -1,0 +1,162 @@
+"""A dry run against the real step: every storage that is predicted, and none besides."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from pardemo.planner import allocator, engines, examples, fake, memory, truth
+from pardemo.planner.dryrun import dry_run
+from pardemo.planner.footprint import LINES
+from pardemo.planner.job import Adapter, Job
+
+WITHIN = 0.03  # the planner's promise; DeepSpeed's stage 3 gathers what it prefetches in an order of its own each time
+
+
+def error(world, job):
+    return examples.compare(world, [job])[0]["error"]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("name", ["baichuan2", "llama", "qwen2"])
+def test_one_rank(name, lora, checkpointing, world_of):
+    job = examples.job(name, "plain", 1, lora, checkpointing)
+    assert error(world_of(1), job) == pytest.approx(0, abs=0.005)
+
+
+CASES = [
+    ("baichuan2", "zero-0", 2, False, True),
+    ("llama", "zero-1", 2, False, False),
+    ("qwen2", "zero-2", 2, False, True),
+    ("baichuan2", "zero-2", 2, True, True),
+    ("llama", "zero-3", 2, False, True),
+    ("qwen2", "fsdp2", 2, True, True),
+    ("baichuan2", "fsdp2", 4, False, False),
+    ("baichuan2", "zero-3", 4, True, False),
+    ("llama", "zero-1", 1, True, True),
+]
+
+
+@pytest.mark.parametrize(("name", "engine", "ranks", "lora", "checkpointing"), CASES)
+def test_sharded(name, engine, ranks, lora, checkpointing, world_of):
+    assert abs(error(world_of(ranks), examples.job(name, engine, ranks, lora, checkpointing))) <= WITHIN
+
+
+def test_lines_are_the_model_states_of_the_formulas():
+    found = {n: dry_run(examples.job("llama", "zero-2", n, False, True)) for n in (1, 4)}
+    psi = found[1].params
+    for n, one in found.items():
+        states = [life.nbytes for life in one.lives if life.kind == "optimizer states" and life.death is None]
+        assert sum(states) == pytest.approx(12 * psi / n, rel=0.01)
+        assert one.lines["parameters"] == pytest.approx(2 * psi, rel=0.01)
+
+
+@pytest.mark.parametrize("engine", ["plain", "zero-1", "zero-2", "zero-3", "fsdp2"])
+def test_frozen_parameters_have_neither_gradients_nor_states(engine):
+    found = dry_run(examples.job("llama", engine, 4, True, True))
+    frozen, trained = 2 * (found.params - found.trained_params), found.trained_params
+    shards = 4 if engine in ("zero-3", "fsdp2") else 1
+    assert found.lines["frozen parameters"] == pytest.approx(frozen / shards, rel=0.02)
+    assert found.lines["gradients"] <= 4 * trained
+    assert found.lines["optimizer states"] <= 12 * trained + 1000
+
+
+def test_flops_are_torchs_own_count():
+    job = examples.job("llama", "plain", 1, False, False)
+    found = dry_run(job)
+    module = engines.outline(job).to_empty(device="cpu")
+    truth.fill(module)
+    running = engines.start(job, module)
+    ids, labels = truth.batch(job)
+    with FlopCounterMode(display=False) as counter:
+        running.forward(ids, labels).backward()
+    attention = sum(
+        count(job)
+        for count in (
+            lambda j: 3.5 * 4 * j.batch * 4 * j.sequence**2 * 64 * 4,
+        )  # the CPU's kernel, which it leaves out
+    )
+    assert found.total_flops == pytest.approx(counter.get_total_flops() + attention, rel=0.001)
+
+
+def test_the_culprit_of_the_peak_is_the_largest_tensor():
+    job = examples.job("llama", "plain", 1, True, True).but(labels=1.0)
+    found = dry_run(job)
+    assert found.peak_phase in ("forward", "backward")
+    assert found.lines["logits"] > found.lines["activations"] > 0
+
+
+@pytest.mark.parametrize("batch", [3, 8])
+def test_two_dry_runs_give_any_micro_batch(batch):
+    job = examples.job("qwen2", "zero-2", 2, True, True)
+    guessed = memory.Curve(job).estimate(batch)
+    real = dry_run(job.but(batch=batch))
+    assert sum(guessed.lines[name] for name in LINES) == pytest.approx(real.peak_bytes, rel=0.002)
+
+
+def test_largest_batch_is_the_largest():
+    curve = memory.Curve(examples.job("llama", "zero-1", 2, False, True))
+    room = curve.estimate(13).peak_bytes
+    assert curve.largest_batch(room) == 13
+    assert curve.largest_batch(1e6) == 0
+
+
+def test_offload_leaves_the_states_to_the_host():
+    curve = memory.Curve(examples.job("llama", "zero-3", 2, False, True))
+    kept = curve.estimate(4).lines
+    some, most = (curve.estimate(4, offload=how).lines for how in ("optimizer", "optimizer+parameters"))
+    assert kept["optimizer states"] > 0 == some["optimizer states"] == most["optimizer states"]
+    assert some["parameters"] > 0 == most["parameters"]
+    with pytest.raises(ValueError, match="offload must be one of none"):
+        curve.estimate(4, offload="disk")
+
+
+def test_tensor_parallelism_cuts_states_and_part_of_the_activations():
+    curve = memory.Curve(examples.job("llama", "plain", 1, False, False))
+    whole, half = curve.estimate(4).lines, curve.estimate(4, tp=2).lines
+    assert half["parameters"] == whole["parameters"] / 2
+    assert 0.5 < half["activations"] / whole["activations"] < 0.9
+
+
+def test_the_allocator_keeps_its_segments():
+    found = dry_run(examples.job("llama", "plain", 1, False, True))
+    reserved = allocator.reserved_bytes(found)
+    assert reserved % (2 << 20) == 0
+    assert found.peak_bytes <= reserved < 2 * found.peak_bytes
+
+
+def test_13b_needs_no_memory_to_speak_of():
+    from pardemo.planner import cuda_truth
+
+    found = dry_run(cuda_truth.job())
+    assert found.trained_params == 6_553_600
+    assert found.params - found.trained_params == 13_896_668_160
+    # all logits of 8 × 1023 positions in fp32: 4.1 GB, and their gradient again
+    assert found.lines["logits"] >= 2 * 4 * 8 * 1023 * 125_696
+    assert found.peak_bytes == pytest.approx(2 * 13.9e9 + found.lines["logits"] + found.lines["activations"], rel=0.1)
+
+
+def test_nothing_is_left_of_a_dry_run():
+    before = torch.nn.Module._apply
+    dry_run(examples.job("llama", "zero-3", 2, True, True))
+    assert torch.nn.Module._apply is before and not torch.distributed.is_initialized()
+
+
+def test_bad_jobs_are_refused():
+    config = examples.config("llama")
+    for changes, told in (
+        ({"batch": 0}, "batch must be a whole number of at least 1"),
+        ({"sequence": 0}, "sequence must be a whole number of at least 1"),
+        ({"engine": "zero-4"}, "engine must be one of plain"),
+        ({"labels": 0.0}, "labels is a share above 0"),
+        ({"sequence": 10**6}, "longer than the model's context"),
+        ({"precision": "fp32", "engine": "zero-1"}, "precision must be bf16"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            Job(config, **changes)
+    with pytest.raises(ValueError, match="no module is called 'W_pack'; there are .*q_proj"):
+        dry_run(Job(config, adapter=Adapter(), sequence=8))
+    with fake._ranks(2), pytest.raises(RuntimeError, match="a process of its own"):
+        dry_run(dataclasses.replace(examples.job("llama", "zero-1", 2, False, True)))
