@@ -3,6 +3,7 @@
 import hashlib
 import math
 import threading
+from math import ceil
 
 import nbformat
 import pytest
@@ -315,7 +316,7 @@ SOLUTIONS = {
         + 2 * trained / (n if stage > 1 else 1)
         + 12 * trained / (n if stage else 1)
     ),
-    "10_steps": lambda samples, gpus, batch, m, epochs: epochs * -(-(-(-(-(-samples // batch)) // gpus)) // m),
+    "10_steps": lambda samples, gpus, b, m, epochs: epochs * ceil(ceil(ceil(samples / b) / gpus) / m),
     "11_labels": cut_and_label,
     "11_lora": lambda w, a, b, alpha, r: w + alpha / r * (b @ a),
     "12_rouge_l": rouge_l,

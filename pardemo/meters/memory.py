@@ -107,6 +107,9 @@ class MemoryMeter(TorchDispatchMode):
             }
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return self._follow(func, args, kwargs)
+
+    def _follow(self, func, args, kwargs):
         if func is not torch.ops.aten.lift_fresh.default:  # torch.tensor(...): new, but it comes in as an argument
             for leaf in tree_leaves((args, kwargs)):
                 if isinstance(leaf, torch.Tensor):

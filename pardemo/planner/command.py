@@ -161,19 +161,22 @@ def as_text(found: "Plan") -> str:
     best, cluster = found.best, found.request.cluster
     rows = [("", "ZeRO", "offload", "checkpointing", "batch × acc.", "peak GB", "fits", "step s", "tokens/s/GPU", "hours",
              "money", "GB sent/step")]  # fmt: skip
-    for row in found.rows:
-        rows.append((
-            "→" if row is best else "", str(row.stage), row.offload, "on" if row.checkpointing else "off",
-            f"{row.batch} × {row.accumulation}", f"{row.peak_bytes / 1e9:.1f}", "yes" if row.fits else "no",
-            f"{row.time.seconds:.2f}", f"{row.tokens_per_s:,.0f}", f"{row.hours:.1f}",
-            "" if row.money is None else f"{row.money:,.2f}", f"{row.time.sent_bytes / 1e9:.3f}",
-        ))  # fmt: skip
+    rows += [_cells(row, row is best) for row in found.rows]
     told = [text_table(rows), ""]
     told.append(f"{cluster.gpus} × {cluster.gpu.name} ({cluster.gpu.source}), {found.request.steps:,} steps")
     told.append(f"→ ZeRO {best.stage}, offload {best.offload}, micro-batch {best.batch}: {found.why}")
     lines = {name: value for name, value in best.memory.lines.items() if value >= 5e6}
     told.append("  GB at its peak: " + ", ".join(f"{name} {value / 1e9:.2f}" for name, value in lines.items()))
     return "\n".join(told)
+
+
+def _cells(row: "Row", recommended: bool) -> tuple[str, ...]:
+    return (
+        "→" if recommended else "", str(row.stage), row.offload, "on" if row.checkpointing else "off",
+        f"{row.batch} × {row.accumulation}", f"{row.peak_bytes / 1e9:.1f}", "yes" if row.fits else "no",
+        f"{row.time.seconds:.2f}", f"{row.tokens_per_s:,.0f}", f"{row.hours:.1f}",
+        "" if row.money is None else f"{row.money:,.2f}", f"{row.time.sent_bytes / 1e9:.3f}",
+    )  # fmt: skip
 
 
 def _validate(as_json: bool) -> int:
@@ -185,11 +188,11 @@ def _validate(as_json: bool) -> int:
         print(json.dumps(rows, indent=1))
         return 0
     shown = [("what", "predicted", "known", "unit", "error", "", "source")]
-    for row in rows:
-        shown.append((
-            row["what"], f"{row['predicted']:.4g}", f"{row['known']:.4g}", row["unit"], f"{100 * row['error']:+.1f} %",
-            f"only {row['bound']}" if row["bound"] else "", row["source"],
-        ))  # fmt: skip
+    shown += [
+        (row["what"], f"{row['predicted']:.4g}", f"{row['known']:.4g}", row["unit"], f"{100 * row['error']:+.1f} %",
+         f"only {row['bound']}" if row["bound"] else "", row["source"])
+        for row in rows
+    ]  # fmt: skip
     print(text_table(shown))
     return 0
 

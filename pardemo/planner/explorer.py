@@ -39,7 +39,7 @@ def memory_chart(bars: Mapping[str, Mapping[str, float]], capacity_bytes: float,
     for place, total in enumerate(base):
         ax.annotate(f"{total:,.1f}", (place, total), ha="center", va="bottom")
     ax.axhline(capacity_bytes / 1e9, color="black", linestyle="--", linewidth=1.2)
-    ax.annotate(f"{capacity_bytes / 1e9:.0f} GB", (len(bars) - 0.45, capacity_bytes / 1e9), ha="right", va="bottom")
+    ax.annotate(f"{capacity_bytes / 1e9:.0f} GB", (-0.45, capacity_bytes / 1e9), ha="left", va="bottom")
     ax.set_xticks(range(len(bars)), list(bars))
     ax.set(ylabel="GB per GPU at the peak", ylim=(0, 1.15 * max(*base, capacity_bytes / 1e9)), title=title)
     ax.grid(axis="x", visible=False)
@@ -50,7 +50,7 @@ def memory_chart(bars: Mapping[str, Mapping[str, float]], capacity_bytes: float,
 
 
 def memory_explorer(curve: Curve, capacity_bytes: float, batch: int = 8) -> Any:
-    """A slider for the micro-batch and a switch for offload over one curve; a table where nobody is there to move them."""
+    """A slider for the micro-batch, a switch for offload; a table where nobody is there to move them."""
     if is_headless():
         rows = []
         for samples in (1, 2, 4, 8, 16, 32):

@@ -34,6 +34,10 @@ class Values(TorchDispatchMode):
         self.labelled = max(1, round(job.labels * job.batch * (job.sequence - 1)))
         self.gloo = not job.on_gpu
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented

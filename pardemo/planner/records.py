@@ -85,10 +85,14 @@ class Recorder(MemoryMeter):
                 self._hooked.add(id(parameter))
                 parameter.register_post_accumulate_grad_hook(lambda p: self._note(p.grad, "gradients"))
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:  # nothing is compiled in a dry run: torch's guard costs half its time
+        return False
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # DTensor first: its local operations are what takes memory
-        out = super().__torch_dispatch__(func, types, args, kwargs)
+        out = self._follow(func, args, kwargs)
         count = _FLOPS.get(func._overloadpacket)
         if count is not None and self.flops:
             again = self._phase == "backward" and len(self._calls) > 1

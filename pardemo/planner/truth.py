@@ -8,6 +8,8 @@ import contextlib
 import ctypes
 import functools
 import gc
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,8 +39,9 @@ def measure(job: Job) -> int:
     if torch.cuda.is_available():
         return _on_cuda(job)
     gc.collect()
-    with _all_threads_counted(), _one_at_a_time():
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with _all_threads_counted(), _one_at_a_time(), _silent():
+        profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        with profiler:
             _run(job, record_function)
     found, window = _allocations(profiler.profiler.kineto_results.experimental_event_tree())
     found.sort()
@@ -142,3 +145,17 @@ def _all_threads_counted() -> Iterator[None]:
         yield
     finally:
         flag.value = False
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """The profiler's library writes a line at every start and stop, past Python, whatever its log level."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
