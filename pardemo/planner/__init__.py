@@ -6,8 +6,8 @@
 from importlib import import_module
 
 _HOME = {
-    "Adapter": "job", "Job": "job", "dry_run": "dryrun", "Footprint": "footprint", "Cluster": "table", "Request": "table",
-    "plan": "table",
+    "Adapter": "job", "Job": "job", "dry_run": "dryrun", "Footprint": "footprint", "Cluster": "table",
+    "Request": "table", "plan": "table",
 }  # fmt: skip
 __all__ = [*_HOME]
 
