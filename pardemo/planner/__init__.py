@@ -6,9 +6,14 @@
 from importlib import import_module
 
 _HOME = {
-    "Adapter": "job", "Job": "job", "dry_run": "dryrun", "Footprint": "footprint", "Cluster": "table", "Request": "table",
+    "Adapter": "job",
+    "Job": "job",
+    "dry_run": "dryrun",
+    "Footprint": "footprint",
+    "Cluster": "table",
+    "Request": "table",
     "plan": "table",
-}  # fmt: skip
+}
 __all__ = [*_HOME]
 
 

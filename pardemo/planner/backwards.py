@@ -41,7 +41,7 @@ def longest_sequence(request: Request, stage: int, checkpointing: bool, batch: i
 
 
 def fewest_gpus(request: Request, stage: int = 3, checkpointing: bool = True) -> int | None:
-    """The smallest power of two of such GPUs on which the job fits with one sample at a time; None over 512 times the least.
+    """The smallest power of two of such GPUs on which the job fits, two samples at a time; None if there is none.
 
     Stage 3 with checkpointing takes the least without offload.
     """
@@ -71,5 +71,6 @@ def smallest_cluster(request: Request) -> str:
     count = fewest_gpus(replace(request, cluster=wider))
     name = request.cluster.gpu.name
     if count is None:
-        return f"not even {request.tp * request.pp << MOST_EXPONENT} × {name} hold it: use tensor parallelism (--tp), or a GPU with more memory"
+        most = request.tp * request.pp << MOST_EXPONENT
+        return f"not even {most} × {name} hold it: use tensor parallelism (--tp), or a GPU with more memory"
     return f"the smallest cluster that works is {count} × {name} with ZeRO 3, checkpointing and micro-batches of 1 or 2"
