@@ -4,6 +4,7 @@ Every tensor of a step has a size that is affine in the micro-batch, and the sam
 timelines of the same length give that of any other batch, moment by moment, and its peak.
 """
 
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,6 +16,20 @@ from pardemo.planner.job import Job
 OFFLOADS = ("none", "optimizer", "optimizer+parameters")
 #: Taken from the GPU before the first tensor: CUDA's context and libraries. An assumption, not measured here.
 CONTEXT_BYTES = 0.6e9
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One GPU's peak, line by line, in bytes; ``lines`` has the footprint's, then the allocator's and CUDA's own."""
+
+    lines: dict[str, float]
+    phase: str
+
+    @property
+    def peak_bytes(self) -> float:
+        return sum(self.lines.values())
+
+
 LOW, HIGH = 2, 4  # a single sample is stored like several turned round, and saves copies
 
 
