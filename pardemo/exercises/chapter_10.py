@@ -21,8 +21,8 @@ def check_lora_states(function: Callable[[int, int, int, int], float]) -> str:
         found = call(function, frozen, trained, n, stage)
         if isinstance(found, Real) and abs(found - expected) < 1e-6 * expected:
             continue
-        job = f"{frozen} frozen and {trained} trained parameters on {n} ranks, stage {stage}"
-        where = f"{job}: {expected:g} B, not {found!r}."
+        where = f"{frozen} frozen and {trained} trained parameters on {n} ranks, stage {stage}: {expected:g} B"
+        where += f", not {found!r}."
         if isinstance(found, Real) and abs(found - memory.model_states_bytes(frozen + trained, n, stage)) < 1:
             raise Mistake(f"{where} Frozen parameters have neither gradients nor optimizer states.")
         raise Mistake(f"{where} Frozen: 2 bytes each. Which stage divides parameters by N?")
@@ -42,8 +42,6 @@ def check_steps(function: Callable[[int, int, int, int, int], int]) -> str:
         hint = "what is left of each epoch after whole accumulations is a step too"
         if found == epochs * (batches // accumulation):
             hint = "that drops the partial step of each epoch: " + hint
-        raise Mistake(
-            f"{samples:,} samples, {gpus} × {batch} × {accumulation}, {epochs} epochs: {expected:,} steps, "
-            f"not {found!r}; {hint}."
-        )
+        told = f"{samples:,} samples, {gpus} × {batch} × {accumulation}, {epochs} epochs: {expected:,} steps"
+        raise Mistake(f"{told}, not {found!r}; {hint}.")
     return "1,565 for the article's job, where today's Trainer runs it."

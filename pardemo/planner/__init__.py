@@ -6,9 +6,14 @@
 from importlib import import_module
 
 _HOME = {
-    "Adapter": "job", "Job": "job", "dry_run": "dryrun", "Footprint": "footprint", "Cluster": "table",
-    "Request": "table", "plan": "table",
-}  # fmt: skip
+    "Adapter": "job",
+    "Job": "job",
+    "dry_run": "dryrun",
+    "Footprint": "footprint",
+    "Cluster": "table",
+    "Request": "table",
+    "plan": "table",
+}
 __all__ = [*_HOME]
 
 

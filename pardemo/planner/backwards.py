@@ -41,7 +41,7 @@ def longest_sequence(request: Request, stage: int, checkpointing: bool, batch: i
 
 
 def fewest_gpus(request: Request, stage: int = 3, checkpointing: bool = True) -> int | None:
-    """The smallest power of two of such GPUs on which the job fits a sample at a time; None over 512 times the least.
+    """The smallest power of two of such GPUs on which the job fits, two samples at a time; None if there is none.
 
     Stage 3 with checkpointing takes the least without offload.
     """

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pardemo.planner.table import Plan, Request, Row
 
+HEAD = (
+    "", "ZeRO", "offload", "checkpointing", "batch × acc.", "peak GB", "fits", "step s", "tokens/s/GPU", "hours",
+    "money", "GB sent/step",
+)  # fmt: skip
 DEFAULT_RECIPE = "baichuan2-13b-lora-bf16"
 
 
@@ -54,9 +58,9 @@ def _plan(arguments: argparse.Namespace) -> int:
     if found.best is None:
         least = min(found.rows, key=lambda row: row.peak_bytes)
         raise ValueError(
-            f"{request.cluster.gpus} × {request.cluster.gpu.name} hold it under no choice: the least is "
+            f"{request.cluster.gpus} × {request.cluster.gpu.name} hold it under no choice; the least is "
             f"{least.peak_bytes / 1e9:.1f} GB of {request.cluster.room / 1e9:.1f}; "
-            f"{backwards.smallest_cluster(request)}"
+            + backwards.smallest_cluster(request)
         )
     answers = _answers(found) if arguments.backwards else {}
     written = []
@@ -160,8 +164,7 @@ def as_text(found: "Plan") -> str:
     from pardemo.tables import text_table
 
     best, cluster = found.best, found.request.cluster
-    rows = [("", "ZeRO", "offload", "checkpointing", "batch × acc.", "peak GB", "fits", "step s", "tokens/s/GPU",
-             "hours", "money", "GB sent/step")]  # fmt: skip
+    rows = [HEAD]
     rows += [_cells(row, row is best) for row in found.rows]
     told = [text_table(rows), ""]
     told.append(f"{cluster.gpus} × {cluster.gpu.name} ({cluster.gpu.source}), {found.request.steps:,} steps")

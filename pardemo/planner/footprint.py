@@ -25,6 +25,17 @@ LINES = (
 )
 
 
+#: Linear layers whose output is whole on every tensor-parallel rank, by the last part of their name.
+_ROWS = ("o_proj", "down_proj", "out_proj", "dense_4h_to_h", "c_proj", "w2")
+_CUT_INSIDE = ("self_attn", "attn", "attention", "mlp", "feed_forward")
+
+
+def is_cut(module: str) -> bool:
+    """Whether tensor parallelism cuts what a module makes: heads and MLP widths, not the residual stream."""
+    parts = module.split(".")
+    return parts[-1] not in _ROWS and any(part in _CUT_INSIDE for part in parts)
+
+
 @dataclass
 class Footprint:
     """One rank's step.
@@ -34,6 +45,7 @@ class Footprint:
         peak_phase, peak_module: what ran when the peak was reached: ``backward``, ``model.layers.3.mlp``.
         timeline: [events, lines], bytes after each event of the step. phases: (name, first event) within it.
         flops: by phase; ``recomputation`` is the forward of checkpointed layers again.
+        traffic: bytes that operations element by element read and write, by module; their time is memory's.
         resident_bytes: of what is alive when the step begins.
         seconds: what the dry run took.
     """
@@ -48,16 +60,12 @@ class Footprint:
     phases: list[tuple[str, int]]
     modules: list[str]
     flops: dict[str, int]
+    traffic: dict[str, int]
     resident_bytes: int
     sizes: dict[str, tuple[int, bool]]
     lives: list[Life] = field(repr=False, default_factory=list)
     changes: np.ndarray | None = field(repr=False, default=None)
     seconds: float = 0.0
-
-    @property
-    def created_bytes(self) -> int:
-        """Bytes of all tensors that the step made: what it wrote, but for what it wrote in place."""
-        return int(self.changes[-len(self.timeline) :, 1].clip(0).sum())
 
     @property
     def peak_bytes(self) -> int:
@@ -94,6 +102,7 @@ class Footprint:
             phases=phases,
             modules=[recorder.lives[w].module for w in who[first:]],
             flops={name: int(v) for name, v in recorder.flops.items() if v},
+            traffic=dict(recorder.traffic),
             resident_bytes=int(timeline[first - 1].sum()),
             sizes=dict(sizes),
             lives=recorder.lives,

@@ -10,15 +10,12 @@ import numpy as np
 
 from pardemo.planner.allocator import reserved_bytes
 from pardemo.planner.dryrun import dry_run
-from pardemo.planner.footprint import LINES, Footprint
+from pardemo.planner.footprint import LINES, Footprint, is_cut
 from pardemo.planner.job import Job
 
 OFFLOADS = ("none", "optimizer", "optimizer+parameters")
 #: Taken from the GPU before the first tensor: CUDA's context and libraries. An assumption, not measured here.
 CONTEXT_BYTES = 0.6e9
-#: Linear layers whose output is whole on every tensor-parallel rank, by the last part of their name.
-_ROWS = ("o_proj", "down_proj", "out_proj", "dense_4h_to_h", "c_proj", "w2")
-_CUT_INSIDE = ("self_attn", "attn", "attention", "mlp", "feed_forward")
 
 
 @dataclass(frozen=True)
@@ -99,9 +96,7 @@ def tp_share(found: Footprint, tp: int) -> float:
     cut = whole = 0
     for life in found.lives:
         if life.kind == "activations" and life.origin == "model" and life.phase in ("forward", "backward"):
-            parts = life.module.split(".")
-            inside = any(part in _CUT_INSIDE for part in parts) and parts[-1] not in _ROWS
-            cut, whole = cut + inside * life.nbytes, whole + life.nbytes
+            cut, whole = cut + is_cut(life.module) * life.nbytes, whole + life.nbytes
     return (whole - cut + cut / tp) / max(1, whole)
 
 

@@ -8,6 +8,7 @@ that DeepSpeed moved into a bucket) get their kind at the end.
 import bisect
 import contextlib
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from pardemo.meters.memory import MemoryMeter
@@ -75,11 +77,12 @@ class Recorder(MemoryMeter):
         self._width = 0
         self._hooked: set[int] = set()
         self.flops: dict[str, int] = {}
+        self.traffic: Counter[str] = Counter()
         self.first_event = 0
 
     def begin_step(self, module: nn.Module) -> None:
         """What is recorded from here on is the step to report, until the next one begins."""
-        self.first_event, self.flops = len(self.events), dict.fromkeys(FLOP_PHASES, 0)
+        self.first_event, self.flops, self.traffic = len(self.events), dict.fromkeys(FLOP_PHASES, 0), Counter()
         for parameter in _all_parameters(module):
             if parameter.requires_grad and id(parameter) not in self._hooked:
                 self._hooked.add(id(parameter))
@@ -93,10 +96,14 @@ class Recorder(MemoryMeter):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # DTensor first: its local operations are what takes memory
         out = self._follow(func, args, kwargs)
-        count = _FLOPS.get(func._overloadpacket)
-        if count is not None and self.flops:
+        if self.flops:
             again = self._phase == "backward" and len(self._calls) > 1
-            self.flops["recomputation" if again else self._phase] += count(*args, **(kwargs or {}), out_val=out)
+            phase = "recomputation" if again else self._phase
+            count = _FLOPS.get(func._overloadpacket)
+            if count is not None:
+                self.flops[phase] += count(*args, **(kwargs or {}), out_val=out)
+            else:
+                self.traffic[self._module()] += _traffic(func, args, out)
         return out
 
     def watch(self, module: nn.Module) -> None:
@@ -200,6 +207,31 @@ def _attention_flops(q, k, v, *args, **kwargs) -> int:
 def _attention_backward_flops(grad, q, k, v, *args, **kwargs) -> int:
     return sdpa_backward_flop_count(grad.shape, q.shape, k.shape, v.shape)
 
+
+def _traffic(func: Any, args: Any, out: Any) -> int:
+    """Bytes that an operation element by element reads and writes: none for a view, the rows taken for a look-up."""
+    name = func._schema.name
+    if name in _IDLE:
+        return 0
+    read = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
+    written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+    if not func._schema.is_mutable:
+        own = {id(tensor.untyped_storage()) for tensor in read}
+        written = [tensor for tensor in written if id(tensor.untyped_storage()) not in own]
+        if not written:
+            return 0
+    if name in _LOOK_UPS:
+        return 2 * sum(map(_span, written))
+    return sum(map(_span, read)) + sum(map(_span, written))
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """What an expanded tensor has in memory, not what it stands for."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+_IDLE = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided", "aten::detach"}
+_LOOK_UPS = {"aten::embedding", "aten::index", "aten::index_select", "aten::gather", "aten::select"}
 
 #: What torch's FlopCounterMode counts, and attention on the CPU, which it leaves out.
 _FLOPS = {

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from pardemo.formulas.communication import ring_half, zero_step
 from pardemo.formulas.tensor_parallel import block, phi
-from pardemo.planner.footprint import Footprint
+from pardemo.planner.footprint import Footprint, is_cut
 
 #: Shares of the datasheet's matrix rate that large products reach, by phase.
 SHARES = {"forward": 0.65, "recomputation": 0.65, "backward": 0.6}
 MEMORY_SHARE = 0.8  # of the datasheet's bandwidth, for operations element by element
-PASSES = 3  # a tensor that was made was written once and, on average, read twice
 LINK_SHARE = 0.8  # of a link's rate, for large messages
 HIDDEN = 0.8  # of the communication behind the backward pass at most, where it may overlap
 HOST_BYTES_PER_S = 20e9  # of a GPU to the host's memory: PCIe 4.0 x16 gives 25 of its 32 GB/s
@@ -91,8 +90,8 @@ def step_time(
     shares = dict(rates.shares)
     phases = {name: times * flops / rates.flops / shares.get(name, 0.6) for name, flops in found.flops.items()}
     products = sum(phases.values())
-    memory = times * PASSES * found.created_bytes / rates.memory_bytes_per_s / rates.memory_share
-    memory += 7 * 4 * found.trained_params / (tp * pp) / rates.memory_bytes_per_s  # AdamW: four read, three written
+    moved = sum(nbytes * (1 if is_cut(module) else tp) for module, nbytes in found.traffic.items())  # of tp ranks
+    memory = times * moved / rates.memory_bytes_per_s / rates.memory_share
     stage = 3 if job.engine == "fsdp2" else job.stage or 0
     sent = data_parallel_bytes(found, stage, accumulation, dp, tp * pp)
     exchange = sent / rates.link(dp * tp)
@@ -101,8 +100,8 @@ def step_time(
     activation = phi(batch, job.sequence, config.hidden_size, tp, 2) * accumulation * config.num_hidden_layers / pp
     per_layer = block("all" if job.checkpointing else "none")
     inside = per_layer * activation / (rates.within * LINK_SHARE) if tp > 1 else 0.0
-    moved = found.trained_params / (tp * pp) / dp
-    host = {"none": 0.0}.get(offload, moved * 4 / HOST_BYTES_PER_S + moved / HOST_ADAM_PARAMS_PER_S)
+    updated = found.trained_params / (tp * pp) / dp
+    host = {"none": 0.0}.get(offload, updated * 4 / HOST_BYTES_PER_S + updated / HOST_ADAM_PARAMS_PER_S)
     if offload == "optimizer+parameters":
         host += 3 * accumulation * 2 * found.params / (tp * pp) / dp / HOST_BYTES_PER_S
     return StepTime(

@@ -57,7 +57,7 @@ def megatron() -> list[Check]:
 
 
 def published() -> list[Check]:
-    """ms-swift's Baichuan2-13B rows. Its samples are shorter than the maximum: ours, of full length, take longer."""
+    """ms-swift's Baichuan2-13B rows. Its samples are shorter than the maximum, ours are not: they take longer."""
     rows, rates = [], rates_of(hardware.gpu("A100-80GB"))
     for length, (speed, gib) in SWIFT.items():
         job = Job(Baichuan2Config.b13(loss_head="full"), batch=1, sequence=length, adapter=Adapter())
