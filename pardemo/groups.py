@@ -112,6 +112,8 @@ class Groups:
                 group = dist.new_group(ranks)  # every rank calls it for every group, as torch demands
                 if dist.get_rank() in ranks:
                     setattr(self, axis, group)
+        # gloo's ranks connect one by one: whoever left the block at once would hang up on one that still connects
+        dist.barrier()
         return self
 
     def __exit__(self, *error: object) -> None:

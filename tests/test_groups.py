@@ -3,6 +3,7 @@
 import itertools
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -100,3 +101,26 @@ def test_each_rank_is_in_its_own_groups(world_of, tp, dp, pp, order):
 def test_a_layout_of_another_size_is_refused(world_of):
     with pytest.raises(RankFailed, match="tp 2 × dp 1 × pp 1 is 2 ranks, but there are 4"):
         world_of(4).run(sums, Layout(tp=2))
+
+
+def test_no_rank_is_in_the_block_before_all_groups_are_connected(world_of):
+    """A rank that left it at once would hang up on one that is still connecting."""
+
+    def begin_and_last_group():
+        make, made = dist.new_group, []
+
+        def slow(ranks):
+            group = make(ranks)
+            time.sleep(0.1 * dist.get_rank())
+            made.append(time.monotonic())
+            return group
+
+        dist.new_group = slow
+        try:
+            with Groups(Layout(tp=2)):
+                return time.monotonic(), made[-1]
+        finally:
+            dist.new_group = make
+
+    (begin, _), (_, last) = world_of(2).run(begin_and_last_group)
+    assert begin >= last
