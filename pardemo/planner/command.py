@@ -52,8 +52,11 @@ def _plan(arguments: argparse.Namespace) -> int:
     if arguments.validate:
         return _validate(arguments.json)
     request, base = _request(arguments)
-    from pardemo.planner import backwards, table
+    from pardemo.planner import backwards, memory, table
 
+    needed = [one for job in table.jobs(request).values() for one in memory.Curve.needs(job)]
+    _progress(f"{len(needed)} dry runs of the whole model, one on each core")
+    memory.prepare(needed)
     found = table.plan(request, _progress)
     if found.best is None:
         least = min(found.rows, key=lambda row: row.peak_bytes)

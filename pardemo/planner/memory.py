@@ -4,10 +4,17 @@ Every tensor of a step has a size that is affine in the micro-batch, and the sam
 timelines of the same length give that of any other batch, moment by moment, and its peak.
 """
 
+import logging
+import multiprocessing
+import warnings
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
+from pardemo.doctor import available_cores
 from pardemo.planner.allocator import reserved_bytes
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.footprint import LINES, Footprint, is_cut
@@ -38,8 +45,13 @@ class Curve:
 
     def __init__(self, job: Job):
         self.job = job
-        self.low, self.high = run(job.but(batch=LOW)), run(job.but(batch=HIGH))
+        self.low, self.high = map(run, self.needs(job))
         self.affine = self.low.timeline.shape == self.high.timeline.shape
+
+    @staticmethod
+    def needs(job: Job) -> list[Job]:
+        """The dry runs that a curve is made of."""
+        return [job.but(batch=LOW), job.but(batch=HIGH)]
 
     def estimate(self, batch: int, offload: str = "none", tp: int = 1, pp: int = 1, in_flight: int = 1) -> Estimate:
         """The peak with ``batch`` samples. ``in_flight``: micro-batches whose activations a pipeline stage holds."""
@@ -82,11 +94,32 @@ _DONE: dict[str, Footprint] = {}
 
 def run(job: Job) -> Footprint:
     """A dry run, or the same one made before in this process."""
-    rest = {name: getattr(job, name) for name in job.__dataclass_fields__ if name != "config"}
-    key = f"{job.config.to_json_string()} {rest}"
+    key = _described(job)
     if key not in _DONE:
         _DONE[key] = dry_run(job)
     return _DONE[key]
+
+
+def prepare(jobs: Iterable[Job]) -> None:
+    """Makes dry runs side by side, one on each core, for :func:`run` to find; a few seconds go into starting."""
+    missing = {key: job for job in jobs if (key := _described(job)) not in _DONE}
+    cores = available_cores()
+    if cores < 2 or len(missing) < 2:
+        return
+    context = multiprocessing.get_context("spawn")  # no thread of this process's can be in the way
+    with ProcessPoolExecutor(min(cores, len(missing)), context, initializer=_alone) as pool:
+        _DONE.update(zip(missing, pool.map(dry_run, missing.values()), strict=True))
+
+
+def _alone() -> None:
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    logging.getLogger("torch").setLevel(logging.ERROR)
+
+
+def _described(job: Job) -> str:
+    rest = {name: getattr(job, name) for name in job.__dataclass_fields__ if name != "config"}
+    return f"{job.config.to_json_string()} {rest}"
 
 
 def tp_share(found: Footprint, tp: int) -> float:

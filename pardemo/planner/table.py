@@ -142,17 +142,24 @@ def plan(request: Request, progress: Callable[[str], None] = lambda text: None) 
         ValueError: the request contradicts itself.
     """
     found = Plan(request, [])
-    stages = [stage for stage in request.stages if stage == 0 or request.dp > 1]
-    for stage in stages:
-        for checkpointing in request.checkpointing:
-            progress(f"dry run: ZeRO {stage}, checkpointing {'on' if checkpointing else 'off'}")
-            job = request.job.but(engine=f"zero-{stage}", ranks=request.dp, checkpointing=checkpointing, accumulation=1)
-            curve = found.curves[stage, checkpointing] = Curve(job)
-            for offload in request.offloads:
-                if (offload != "none" and stage == 0) or (offload == "optimizer+parameters" and stage < 3):
-                    continue
-                found.rows += [row(request, curve, stage, offload, batch) for batch in request.micro_batches]
+    for (stage, checkpointing), job in jobs(request).items():
+        progress(f"ZeRO {stage}, checkpointing {'on' if checkpointing else 'off'}")
+        curve = found.curves[stage, checkpointing] = Curve(job)
+        for offload in request.offloads:
+            if (offload != "none" and stage == 0) or (offload == "optimizer+parameters" and stage < 3):
+                continue
+            found.rows += [row(request, curve, stage, offload, batch) for batch in request.micro_batches]
     return found
+
+
+def jobs(request: Request) -> dict[tuple[int, bool], Job]:
+    """The job of each stage and way of checkpointing."""
+    return {
+        (stage, again): request.job.but(engine=f"zero-{stage}", ranks=request.dp, checkpointing=again, accumulation=1)
+        for stage in request.stages
+        if stage == 0 or request.dp > 1
+        for again in request.checkpointing
+    }
 
 
 def row(request: Request, curve: Curve, stage: int, offload: str, batch: int) -> Row:
