@@ -23,11 +23,16 @@ from pardemo.errors import Failure
 PR_SET_PDEATHSIG = 1
 
 
+def end_with_parent() -> None:
+    """Should the process that started this one be killed, this one ends as well (on Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main(control_fd: int, stdout_fd: int, stderr_fd: int, stacks_fd: int) -> None:
     """The life of a forked rank: reads its settings, joins the group, serves tasks until told to close."""
     _take_streams(stdout_fd, stderr_fd)
-    if sys.platform == "linux":  # should the nursery be killed, the ranks end with it
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     stacks = os.fdopen(stacks_fd, "w")
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)

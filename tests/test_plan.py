@@ -2,9 +2,12 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 
 import pytest
 import yaml
+from conftest import gone
 
 from pardemo.cli import main
 from pardemo.finetune import recipe
@@ -228,3 +231,27 @@ def _load(settings):
 def test_accelerate_yaml_is_deepspeeds(found):
     text = yaml.safe_dump(files.accelerate(found.request))
     assert yaml.safe_load(text)["distributed_type"] == "DEEPSPEED"
+
+
+KILLED = """
+import multiprocessing, os, time
+from concurrent.futures import ProcessPoolExecutor
+from pardemo.planner import memory
+if __name__ == "__main__":
+    pool = ProcessPoolExecutor(2, multiprocessing.get_context("spawn"), initializer=memory._alone)
+    list(pool.map(time.sleep, [1, 1]))
+    print(*pool._processes, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_dry_runs_side_by_side_end_with_a_killed_kernel(tmp_path):
+    script = tmp_path / "kernel.py"
+    script.write_text(KILLED)
+    kernel = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True)
+    pids = [int(pid) for pid in kernel.stdout.readline().split()]
+    assert len(pids) == 2
+    kernel.kill()
+    kernel.wait()
+    kernel.stdout.close()
+    assert gone(pids)

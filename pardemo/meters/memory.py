@@ -214,4 +214,6 @@ def _plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
         return [part for one in inner if isinstance(one, torch.Tensor) for part in _plain_tensors(one)]
     if tensor.layout is torch.sparse_coo:
         return [tensor._indices(), tensor._values()]
-    return [] if tensor.device.type == "meta" else [tensor]
+    # a fake tensor's own attribute: asking for its device is an operation, and would be dispatched
+    device = getattr(tensor, "fake_device", None) or tensor.device
+    return [] if device.type == "meta" else [tensor]

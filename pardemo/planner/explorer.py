@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from pardemo.figures.explore import is_headless
 from pardemo.figures.style import COLOURS, new
 from pardemo.planner.footprint import LINES
@@ -23,13 +25,11 @@ SHADES = {
 }
 
 
-def memory_chart(bars: Mapping[str, Mapping[str, float]], capacity_bytes: float, title: str = "", ax: Any = None):
+def memory_chart(bars: Mapping[str, Mapping[str, float]], capacity_bytes: float, title: str = "") -> Figure:
     """Stacked bars of GB, one for each entry of ``bars`` (lines in bytes), and the GPU's capacity as a line."""
     import matplotlib.pyplot as plt
 
-    fig = None
-    if ax is None:
-        fig, ax = new(size=(8.5, 4.2))
+    fig, ax = new(size=(9.0, 4.2))
     base = [0.0] * len(bars)
     for kind in LINES:
         values = [lines.get(kind, 0.0) / 1e9 for lines in bars.values()]
@@ -44,8 +44,7 @@ def memory_chart(bars: Mapping[str, Mapping[str, float]], capacity_bytes: float,
     ax.set(ylabel="GB per GPU at the peak", ylim=(0, 1.15 * max(*base, capacity_bytes / 1e9)), title=title)
     ax.grid(axis="x", visible=False)
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    if fig is not None:
-        plt.close(fig)
+    plt.close(fig)
     return fig
 
 

@@ -39,7 +39,7 @@ class Values(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if any(issubclass(kind, DTensor) for kind in types):
+        if func.namespace != "prim" and any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         if self.gloo and (whole := _GLOO_COPIES.get(func)) is not None:
             torch.empty_like(args[whole])  # for as long as the call takes

@@ -19,6 +19,7 @@ from pardemo.planner.allocator import reserved_bytes
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.footprint import LINES, Footprint, is_cut
 from pardemo.planner.job import Job
+from pardemo.rank import end_with_parent
 
 OFFLOADS = ("none", "optimizer", "optimizer+parameters")
 #: Taken from the GPU before the first tensor: CUDA's context and libraries. An assumption, not measured here.
@@ -112,6 +113,7 @@ def prepare(jobs: Iterable[Job]) -> None:
 
 
 def _alone() -> None:
+    end_with_parent()  # the pool's own processes would wait for a killed kernel's next task for ever
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.getLogger("torch").setLevel(logging.ERROR)
