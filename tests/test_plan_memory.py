@@ -6,12 +6,28 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from pardemo import World
 from pardemo.planner import allocator, engines, examples, fake, memory, truth
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.footprint import LINES
 from pardemo.planner.job import Adapter, Job
 
 WITHIN = 0.03  # the planner's promise; DeepSpeed's stage 3 gathers what it prefetches in an order of its own each time
+
+
+@pytest.fixture(scope="module")
+def world_of():
+    """Ranks of this file's own: what else a rank has run before would be counted with the step."""
+    worlds = {}
+
+    def get(n):
+        if n not in worlds:
+            worlds[n] = World(n, preload=["pardemo.peers.deepspeed", "pardemo.planner.truth"], timeout_s=120)
+        return worlds[n]
+
+    yield get
+    for world in worlds.values():
+        world.close()
 
 
 def error(world, job):
