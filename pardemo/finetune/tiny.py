@@ -43,11 +43,11 @@ EXCHANGED, BODY_FIRST = 0.7, 0.8  # shares of the pages
 LINES = 0.35  # random lines written twice, to a page
 
 
-def train_tokenizer(texts: Sequence[str], vocabulary: int = VOCABULARY) -> bytes:
+def train_tokenizer(texts: Sequence[str], vocabulary: int = VOCABULARY, longest: int = 16) -> bytes:
     """A SentencePiece model with Baichuan2's rules: BPE, byte fallback, digits split, no dummy prefix.
 
-    Its pieces are single characters: with longer ones a word that never was in training falls into other pieces in the
-    body than in the headline, according to what stands beside it, and so small a model cannot copy it.
+    ``longest`` is a piece's most characters. The tiny model's have one: with more, a word that never was in training
+    falls into other pieces in the body than in the headline, according to what stands beside it, and is not copied.
     """
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -62,8 +62,8 @@ def train_tokenizer(texts: Sequence[str], vocabulary: int = VOCABULARY) -> bytes
         normalization_rule_name="identity",
         character_coverage=1.0,
         user_defined_symbols=[USER, ASSISTANT, "\n"],
-        max_sentencepiece_length=1,
-        hard_vocab_limit=False,
+        max_sentencepiece_length=longest,
+        hard_vocab_limit=longest > 1,
         num_threads=1,
         minloglevel=2,
     )
@@ -149,7 +149,7 @@ def build(folder: str | Path, count: int = 20_000, steps: int = 4000, seed: int 
         count: rows of the generated corpus. steps: of the first round; the second has a fifth.
     """
     rows, _ = headlines.corpus(train=count, test=1000, seed=seed)
-    serialized = train_tokenizer([text for row in rows for text in (row["input"], row["output"])])
+    serialized = train_tokenizer([text for row in rows for text in (row["input"], row["output"])], longest=1)
     losses = []
 
     def fill(part: Path) -> None:
