@@ -398,7 +398,7 @@ def test_every_launcher_starts_the_same_run(job, tmp_path):
     for name, command in ways.items():
         folder = tmp_path / name
         done = subprocess.run([*map(str, command), f"output_dir={folder}"], env=environment, capture_output=True,
-                              text=True, timeout=120, check=False)  # fmt: skip
+                              text=True, timeout=300, check=False)  # fmt: skip
         assert done.returncode == 0, done.stderr[-2000:]
         assert '"engine": "DeepSpeedEngine"' in done.stdout
         assert '"ranks": 2' in done.stdout
@@ -418,7 +418,7 @@ def on_two_hosts(job_file, port, *more):
         for host in (0, 1)
     ]  # fmt: skip
     try:
-        said = [agent.communicate(timeout=120)[0] for agent in agents]
+        said = [agent.communicate(timeout=300)[0] for agent in agents]
     finally:
         for agent in agents:
             agent.kill()
