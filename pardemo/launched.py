@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    from pardemo.rank import find_function, leave_group
+    from pardemo.rank import end, find_function
 
     sys.path.insert(0, os.getcwd())
     try:
@@ -38,8 +38,7 @@ def main(argv: list[str] | None = None) -> int:
     result = function(*map(_value, argv[1:]))
     if os.environ["RANK"] == "0":
         print(json.dumps(result, default=repr), flush=True)
-    leave_group()
-    return 0
+    return end()
 
 
 def join(threads: int | None = None) -> None:

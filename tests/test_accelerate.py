@@ -296,7 +296,7 @@ def with_megatron(steps=3):
             torch.distributed.all_reduce(mean, group=groups.dp)
             losses.append(mean.item() / 2)
         partitions = engine.dp_world_size
-        engine.destroy()
+        deepspeed.close(engine)
     return losses, partitions
 
 

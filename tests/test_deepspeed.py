@@ -33,7 +33,7 @@ def train(stage, steps=3):
         engine.step()
         losses.append(loss.item())
     running = engine.zero_optimization_stage(), engine.dp_world_size, engine.gradient_clipping()
-    engine.destroy()
+    deepspeed.close(engine)
     return losses, running
 
 
@@ -42,6 +42,21 @@ def test_one_world_serves_many_engines(world, stage):
     for losses, running in world.run(train, stage):
         assert running == (stage, 2, 0.0)
         assert losses[-1] < losses[0]
+
+
+def test_stage_3_leaves_torch_as_it_was(world):
+    """DeepSpeed replaces torch's linear function in the process and leaves it so: slower for frozen weights."""
+
+    def replaced():
+        from pardemo.peers import deepspeed
+
+        before = nn.functional.linear
+        engine = deepspeed.engine(nn.Linear(8, 8), deepspeed.zero_settings(3))
+        during = nn.functional.linear
+        deepspeed.close(engine)
+        return during is before, nn.functional.linear is before
+
+    assert world.run(replaced) == [(False, True)] * 2
 
 
 def test_nothing_is_compiled(tmp_path):
@@ -63,7 +78,7 @@ def someone_else():
     engine = deepspeed.engine(nn.Linear(8, 8), settings)
     settings["zero_optimization"]["stage"] = 2
     stage = engine.zero_optimization_stage()
-    engine.destroy()
+    deepspeed.close(engine)
     return stage
 
 
@@ -153,5 +168,5 @@ def losses_on_disk(folder, parameters):
         engine.backward(loss)
         engine.step()
         losses.append(loss.item())
-    engine.destroy()
+    deepspeed.close(engine)
     return losses

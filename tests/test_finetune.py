@@ -25,6 +25,7 @@ from pardemo.finetune import detached, recipe, sealed
 from pardemo.finetune.launch import PRELOAD, launch
 from pardemo.finetune.logs import TokenCount, read_log, smoothed
 from pardemo.finetune.order import Order
+from pardemo.peers import launchers
 
 STEPS = 6
 
@@ -405,35 +406,18 @@ def test_every_launcher_starts_the_same_run(job, tmp_path):
         assert losses(folder) == pytest.approx(losses(tmp_path / "torchrun"), rel=1e-6)
 
 
-def on_two_hosts(job_file, port, *more):
-    """torchrun twice, a host each, on loopback; returns their exit statuses and what they said."""
-    environment = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1"}
-    agents = [
-        subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(host),
-             "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", str(port),
-             "-m", "pardemo.finetune", str(job_file), *more],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for host in (0, 1)
-    ]  # fmt: skip
-    try:
-        said = [agent.communicate(timeout=300)[0] for agent in agents]
-    finally:
-        for agent in agents:
-            agent.kill()
-    return [agent.returncode for agent in agents], said
+def on_two_hosts(job_file, *more):
+    """What each of two torchrun agents, a host each, on loopback, said."""
+    return launchers.run_agents(["-m", "pardemo.finetune", str(job_file), *more], timeout_s=300)
 
 
 def test_two_hosts_train_and_resume_as_one_does(ranks, job, tmp_path):
     one = run(ranks, job, tmp_path / "one")
     recipe.save(recipe.override(job, [f"output_dir={tmp_path / 'two'}"]), tmp_path / "job.yaml")
-    status, said = on_two_hosts(tmp_path / "job.yaml", 29721)
-    assert status == [0, 0], said
+    on_two_hosts(tmp_path / "job.yaml")
     assert losses(tmp_path / "two") == pytest.approx(losses(one["run"]), rel=1e-6)
     interrupted(tmp_path / "two", tmp_path / "again")
-    status, said = on_two_hosts(tmp_path / "job.yaml", 29722, "--resume", "--set", f"output_dir={tmp_path / 'again'}")
-    assert status == [0, 0], said
+    said = on_two_hosts(tmp_path / "job.yaml", "--resume", "--set", f"output_dir={tmp_path / 'again'}")
     assert "going on from checkpoint-3" in said[0]
     assert apart(tmp_path / "again", tmp_path / "two") < 1e-7
 

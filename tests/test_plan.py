@@ -224,7 +224,7 @@ def _load(settings):
     settings["gradient_accumulation_steps"] = 1
     engine = deepspeed.engine(torch.nn.Linear(8, 8), settings)
     told = engine.zero_optimization_stage(), engine.train_micro_batch_size_per_gpu()
-    engine.destroy()
+    deepspeed.close(engine)
     return told
 
 

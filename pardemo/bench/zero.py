@@ -48,7 +48,7 @@ def alternate(stage: int, rounds: int) -> dict[str, list[float]]:
         with WireMeter() as wire:
             step()
         found[f"{name}.bytes"] = [wire.sent_bytes]
-    theirs.destroy()
+    deepspeed.close(theirs)
     return found
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:  # each is imported where it is needed: the command line's --help loads none of it
     from pardemo.finetune.recipe_schema import Recipe
@@ -139,7 +139,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if "RANK" not in os.environ or arguments.list or arguments.show:
             return command(arguments)
-        return _as_rank(arguments)
+        _as_rank(arguments)
     except (ValueError, OSError, RuntimeError) as error:
         print(f"pardemo finetune: {error}", file=sys.stderr)
         return 2
@@ -147,7 +147,7 @@ def main(argv: list[str] | None = None) -> int:
         return 130
 
 
-def _as_rank(arguments: argparse.Namespace) -> int:
+def _as_rank(arguments: argparse.Namespace) -> NoReturn:
     from pardemo import launched
     from pardemo.doctor import available_cores
 
@@ -163,13 +163,12 @@ def _as_rank(arguments: argparse.Namespace) -> int:
     beside = next((os.environ[name] for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE") if name in os.environ), size)
     launched.join(threads=max(1, available_cores() // int(beside)))
     from pardemo.finetune.train import train
-    from pardemo.rank import leave_group
+    from pardemo.rank import end
 
     outcome = train(job, arguments.resume, arguments.overwrite)
     if int(os.environ["RANK"]) == 0:
         _tell(outcome, arguments.json)
-    leave_group()
-    return 0
+    end()
 
 
 def _on(job: "Recipe", ranks: int) -> "Recipe":

@@ -8,6 +8,7 @@ import copy
 import logging
 import os
 import shutil
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -254,6 +255,10 @@ def _forget_earlier_runs() -> None:
 
     AcceleratorState._reset_state(reset_partial_state=True)
     unset_hf_deepspeed_config()
+    if "deepspeed" in sys.modules:
+        from pardemo.peers import deepspeed
+
+        deepspeed.give_back_linear()
     for name in [name for name in os.environ if name.startswith("ACCELERATE_") and name != "ACCELERATE_USE_CPU"]:
         del os.environ[name]
     transformers.utils.logging.set_verbosity_error()

@@ -6,10 +6,13 @@ so nothing here is believed: the distributed type, the number of processes and t
 compared with what was asked for after every run.
 """
 
+import atexit
 import contextlib
+import functools
 import gc
 import logging
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,9 +38,12 @@ def cpu_ranks() -> None:
     - DeepSpeed: the backend is named; without it every rank believes itself alone, and takes all of the data.
     - FSDP2: besides, the state claims to be the multi-GPU one, the only one for which Accelerate takes FSDP up; the
       device stays the CPU. Without it the ranks train copies that nobody keeps equal.
+
+    And every form waits a moment before it ends: see :func:`pardemo.rank.end`.
     """
     if torch.cuda.is_available() or "RANK" not in os.environ or PartialState._shared_state:
         return
+    _wait_at_exit()
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # Accelerate imports DeepSpeed under every form
     if _asked("ACCELERATE_USE_DEEPSPEED"):
         import pardemo.peers.deepspeed  # noqa: F401, DeepSpeed without compiling its operators
@@ -48,6 +54,12 @@ def cpu_ranks() -> None:
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_GPU
     else:
         PartialState(cpu=True)
+
+
+@functools.cache
+def _wait_at_exit() -> None:
+    """Once for a process: gloo's threads end their last work while Python still is what it was."""
+    atexit.register(time.sleep, 0.3)
 
 
 def what_runs(model: nn.Module) -> dict[str, Any]:
@@ -181,7 +193,9 @@ def before_update(model: nn.Module, note: Callable[[], object]) -> Iterator[None
 
 def _end(model: nn.Module) -> None:
     if _wrapped(model) == "DeepSpeedEngine":
-        model.destroy()
+        from pardemo.peers import deepspeed
+
+        deepspeed.close(model)
     gc.collect()
 
 

@@ -7,18 +7,14 @@ know nothing of it, so what it says reaches the ranks as variables from a file o
 import json
 import os
 import shutil
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from pardemo import project
-from pardemo.errors import RankError
-from pardemo.peers import accelerate_configs
+from pardemo.peers import accelerate_configs, launchers
 from pardemo.peers.scripts import train_accelerate, train_plain
 
 SCRIPT = "train_accelerate.py"
@@ -97,32 +93,9 @@ def _write_variables(config: Path) -> str:
 
 
 def _job(name: str, texts: Sequence[str], folder: Path, timeout_s: float) -> list[dict[str, Any]]:
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(project.PACKAGE.parent), os.environ.get("PYTHONPATH")])),
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",  # the hosts are on this one
-    }
-    hosts = [
-        subprocess.Popen(text, shell=True, cwd=folder, env=environment, text=True, start_new_session=True,
-                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for text in texts
-    ]  # fmt: skip
-    try:
-        said = [host.communicate(timeout=timeout_s) for host in hosts]
-    except subprocess.TimeoutExpired:
-        raise RankError(f"{name} did not end within {timeout_s:g} s") from None
-    finally:
-        for host in hosts:
-            if host.poll() is None:
-                os.killpg(host.pid, signal.SIGKILL)
-                host.wait()
-    for host, (_, errors) in zip(hosts, said, strict=True):
-        if host.returncode:
-            tail = "\n".join(errors.strip().splitlines()[-30:])
-            raise RankError(f"{name} ended with status {host.returncode}:\n{tail}")
-    return [outcome for printed, _ in said for outcome in _outcomes(printed)]
+    names = [name] if len(texts) == 1 else [f"{name}, host {n}" for n in range(len(texts))]
+    said = launchers.together(dict(zip(names, texts, strict=True)), timeout_s, folder)
+    return [outcome for printed in said for outcome in _outcomes(printed)]
 
 
 def _outcomes(printed: str) -> list[dict[str, Any]]:

@@ -74,6 +74,23 @@ def engine(module: nn.Module, settings: dict[str, Any], groups: Any = None) -> "
     return found
 
 
+def close(running: "deepspeed.DeepSpeedEngine") -> None:
+    """Ends an engine, and what it changed for the whole process: :func:`give_back_linear`."""
+    running.destroy()
+    give_back_linear()
+
+
+def give_back_linear() -> None:
+    """Gives torch its own linear function back.
+
+    Stage 3 replaces ``torch.nn.functional.linear`` and leaves it so. What the process runs later, without DeepSpeed,
+    would keep the inputs of frozen weights and compute their gradients.
+    """
+    own = getattr(deepspeed.zero.partition_parameters.InsertPostInitMethodToModuleSubClasses, "linear_bk", None)
+    if own is not None:
+        nn.functional.linear = own
+
+
 def states(running: "deepspeed.DeepSpeedEngine") -> dict[str, list[torch.Tensor]]:
     """The tensors of each kind of model state that this rank's engine keeps, between backward and step."""
     optimizer = running.optimizer

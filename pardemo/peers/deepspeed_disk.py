@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from pardemo import project
+from pardemo.peers import launchers
 
 #: DeepSpeed's asynchronous files, and the pinned memory that they load first.
 OPERATORS = ("pin_memory", "async_io")
@@ -80,7 +81,7 @@ def build(timeout_s: float = 900) -> None:
             except subprocess.TimeoutExpired:
                 raise RuntimeError(f"compiling DeepSpeed's operators took longer than {timeout_s:g} s") from None
             finally:
-                _end(compiler)
+                launchers.end(compiler)
                 clear_stale_locks()
             log.seek(0)
             if status:
@@ -185,12 +186,3 @@ def _has_header() -> bool:
         return Path("/usr/include/libaio.h").is_file()
     done = subprocess.run(probe, input=b"#include <libaio.h>\n", capture_output=True, timeout=60, check=False)
     return done.returncode == 0
-
-
-def _end(process: subprocess.Popen) -> None:
-    """The process that we started, and the compilers that it did."""
-    if process.poll() is None:
-        for child in psutil.Process(process.pid).children(recursive=True):
-            child.kill()
-        process.kill()
-        process.wait()

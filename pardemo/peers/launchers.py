@@ -1,14 +1,20 @@
 """The same experiment function as ranks of torchrun: one agent per host, here several agents on this one."""
 
+import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
-from typing import Any
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
 
+import psutil
+
+from pardemo import project
 from pardemo.errors import RankError
 
 
@@ -17,36 +23,99 @@ def under_agents(
 ) -> Any:
     """Runs ``MODULE:FUNCTION`` under ``agents`` torchrun agents that meet over loopback; rank 0's result.
 
+    Raises:
+        RankError: see :func:`run_agents`.
+    """
+    told = run_agents(["-m", "pardemo.world", function, *arguments], agents, ranks_each, timeout_s)
+    return json.loads(told[0].strip().splitlines()[-1])
+
+
+def run_agents(command: Sequence[str], agents: int = 2, ranks_each: int = 1, timeout_s: float = 120.0) -> list[str]:
+    """Runs a script or ``-m MODULE``, with its arguments, under torchrun agents; what each of them printed.
+
     Each agent believes itself a host of its own, as ``torchrun --nnodes`` does on real hosts.
 
     Raises:
-        RankError: an agent failed or did not end in time; its last lines are in the message.
+        RankError: an agent failed or did not end in time; its last lines are in the message. No process is left.
     """
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    started = [
-        subprocess.Popen(
-            [
-                sys.executable, "-m", "torch.distributed.run", "--nnodes", str(agents), "--node-rank", str(index),
-                "--nproc-per-node", str(ranks_each), "--master-addr", "127.0.0.1", "--master-port", str(port),
-                "-m", "pardemo.world", function, *arguments,
-            ],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True,
-        )
-        for index in range(agents)
-    ]  # fmt: skip
-    try:
-        printed = [agent.communicate(timeout=timeout_s) for agent in started]
-    except subprocess.TimeoutExpired:
-        raise RankError(f"the {agents} torchrun agents did not end within {timeout_s:g} s") from None
-    finally:
-        for agent in started:
-            if agent.poll() is None:
-                os.killpg(agent.pid, signal.SIGKILL)
-                agent.wait()
-    for index, agent in enumerate(started):
-        if agent.returncode:
-            tail = "\n".join(printed[index][1].strip().splitlines()[-60:])
-            raise RankError(f"torchrun agent {index} ended with status {agent.returncode}:\n{tail}")
-    return json.loads(printed[0][0].strip().splitlines()[-1])
+    agent = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nnodes",
+        str(agents),
+        "--nproc-per-node",
+        str(ranks_each),
+    ]
+    meet = ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+    jobs = {f"torchrun agent {n}": [*agent, "--node-rank", str(n), *meet, *command] for n in range(agents)}
+    return together(jobs, timeout_s)
+
+
+def together(jobs: Mapping[str, Sequence[str] | str], timeout_s: float, folder: Path | None = None) -> list[str]:
+    """Runs commands that wait for each other, each with the name to tell it by; what each of them printed.
+
+    A text is a shell's, a list is none. When one fails, the others are ended: they would wait for it for minutes.
+
+    Raises:
+        RankError: a command failed or did not end in time; its last lines are in the message. No process is left.
+    """
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(project.PACKAGE.parent), os.environ.get("PYTHONPATH")])),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",  # the hosts are on this one
+    }
+    with contextlib.ExitStack() as stack:
+        # files: a process that others wait for must not be held up by a full pipe that nobody reads
+        printed, errors = ([stack.enter_context(tempfile.TemporaryFile("w+")) for _ in jobs] for _ in range(2))
+        started = [
+            subprocess.Popen(
+                command, shell=isinstance(command, str), cwd=folder, env=environment, stdout=out, stderr=err
+            )
+            for command, out, err in zip(jobs.values(), printed, errors, strict=True)
+        ]
+        try:
+            statuses = _wait(started, timeout_s)
+        finally:
+            for process in started:
+                end(process)
+        for name, status, file in zip(jobs, statuses, errors, strict=True):
+            if status:
+                raise RankError(f"{name} ended with status {status}:\n{_tail(file)}")
+        for name, status, file in zip(jobs, statuses, errors, strict=True):
+            if status is None:
+                raise RankError(f"{name} did not end within {timeout_s:g} s:\n{_tail(file)}")
+        return [_all(file) for file in printed]
+
+
+def end(process: subprocess.Popen) -> None:
+    """Ends a process that we started, where it still runs, and all that it started (torchrun's ranks lead sessions)."""
+    if process.poll() is None:
+        for descendant in psutil.Process(process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                descendant.kill()
+        process.kill()
+        process.wait()
+
+
+def _wait(started: Sequence[subprocess.Popen], timeout_s: float) -> list[int | None]:
+    """The exit statuses once all have ended, one has failed, or the time is over: None for those still at work."""
+    until = time.monotonic() + timeout_s
+    while True:
+        statuses = [process.poll() for process in started]
+        if None not in statuses or any(statuses) or time.monotonic() > until:
+            return statuses
+        time.sleep(0.05)
+
+
+def _tail(file: TextIO) -> str:
+    return "\n".join(_all(file).strip().splitlines()[-60:])
+
+
+def _all(file: TextIO) -> str:
+    file.seek(0)
+    return file.read()

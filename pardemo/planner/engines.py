@@ -140,7 +140,8 @@ def _deepspeed(job: Job, module: nn.Module) -> Running:
 
     engine = deepspeed.engine(module, deepspeed_settings(job))
     forward = functools.partial(_loss, engine)
-    return Running(module, (engine.backward, engine.step), forward, lambda: deepspeed.states(engine), engine.destroy)
+    return Running(module, (engine.backward, engine.step), forward, lambda: deepspeed.states(engine),
+                   functools.partial(deepspeed.close, engine))  # fmt: skip
 
 
 def deepspeed_settings(job: Job) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import nn
@@ -119,20 +120,17 @@ def no_phase(name: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _one_at_a_time() -> Iterator[None]:
     """Each collective ends before anything else happens: how long gloo keeps a buffer would be up to chance."""
-    before = {name: getattr(ProcessGroup, name) for name in _COLLECTIVES}
 
     def patient(collective, group: ProcessGroup, *args: object, **kwargs: object) -> Work:
         work = collective(group, *args, **kwargs)
         work.wait()
         return work
 
-    for name, collective in before.items():
-        setattr(ProcessGroup, name, functools.partialmethod(functools.partial(patient, collective)))
-    try:
+    with contextlib.ExitStack() as stack:
+        for name in _COLLECTIVES:
+            waits = functools.partialmethod(functools.partial(patient, getattr(ProcessGroup, name)))
+            stack.enter_context(mock.patch.object(ProcessGroup, name, waits))
         yield
-    finally:
-        for name, collective in before.items():
-            setattr(ProcessGroup, name, collective)
 
 
 @contextlib.contextmanager
