@@ -26,7 +26,7 @@ def request(gpus=4, room=None, **changes):
 
 @pytest.fixture(scope="module")
 def found():
-    return table.plan(request(stages=(0, 2, 3), checkpointing=(True,)))
+    return table.plan(request(engines=("zero-0", "zero-2", "zero-3", "fsdp2"), checkpointing=(True,)))
 
 
 @pytest.fixture
@@ -36,10 +36,10 @@ def small(tmp_path):
 
 
 def test_the_table_has_every_way(found):
-    assert {row.stage for row in found.rows} == {0, 2, 3}
     assert {row.batch for row in found.rows} == {1, 2, 4, 8}
-    assert {(row.stage, row.offload) for row in found.rows} == {
-        (0, "none"), (2, "none"), (2, "optimizer"), (3, "none"), (3, "optimizer"), (3, "optimizer+parameters")
+    assert {(row.engine, row.offload) for row in found.rows} == {
+        ("zero-0", "none"), ("zero-2", "none"), ("zero-2", "optimizer"), ("zero-3", "none"), ("zero-3", "optimizer"),
+        ("zero-3", "optimizer+parameters"), ("fsdp2", "none"),
     }  # fmt: skip
     for row in found.rows:
         assert row.batch * row.accumulation * 4 == 32
@@ -49,14 +49,24 @@ def test_the_table_has_every_way(found):
 def test_the_recommended_row_fits_and_none_that_fits_is_much_faster(found):
     best = found.best
     assert best.fits
-    assert all(best.hours <= 1.01 * row.hours for row in found.rows if row.fits)
+    assert all(best.hours <= 1.01 * row.hours for row in found.rows if row.fits and row.engine != "fsdp2")
     assert "the fastest that fits" in found.why
+
+
+def test_fsdp2_is_compared_but_not_recommended_beside_zero(found, tmp_path):
+    rows = {row.engine: row for row in found.rows if row.batch == 8 and row.offload == "none"}
+    assert rows["fsdp2"].time.sent_bytes == rows["zero-3"].time.sent_bytes
+    assert found.best.engine != "fsdp2"
+    alone = table.Plan(found.request, [rows["fsdp2"]])
+    assert alone.best is rows["fsdp2"]
+    with pytest.raises(ValueError, match="--write needs a ZeRO stage"):
+        files.write(tmp_path, found.request, alone.best, recipe.load("tiny-cpu"))
 
 
 def test_accumulation_costs_stage_3_most(found):
     for batch in (1, 4):
         rows = {row.stage: row for row in found.rows if row.batch == batch and row.offload == "none"}
-        curve = found.curves[0, True].low
+        curve = found.curves["zero-0", True].low
         m = 8 // batch
         assert rows[2].time.sent_bytes == communication.zero_step(curve.trained_params, 4, 2, m)
         gathered = 2 * 2 * curve.params + 2 * curve.trained_params
@@ -66,7 +76,7 @@ def test_accumulation_costs_stage_3_most(found):
 def test_nothing_fits_names_the_smallest_cluster(monkeypatch):
     monkeypatch.setattr(backwards, "MOST_EXPONENT", 2)
     monkeypatch.setattr(backwards, "least_bytes", lambda request, gpus, *_: 1e9 / gpus)
-    tight = request(gpus=1, room=0.3e9 / (1 - table.RESERVE), stages=(0,), checkpointing=(True,), batches=(8,))
+    tight = request(gpus=1, room=0.3e9 / (1 - table.RESERVE), engines=("zero-0",), checkpointing=(True,), batches=(8,))
     plan = table.plan(tight)
     assert plan.best is None
     assert plan.why == "nothing fits"
@@ -76,16 +86,16 @@ def test_nothing_fits_names_the_smallest_cluster(monkeypatch):
 
 
 def test_more_gpus_take_less_of_each():
-    asked = request(stages=(3,))
+    asked = request(engines=("zero-3",))
     asked = dataclasses.replace(asked, job=asked.job.but(adapter=None))
     assert backwards.least_bytes(asked, 4) < backwards.least_bytes(asked, 1)
 
 
 def test_backwards_questions(found):
-    room = found.curves[2, True].estimate(6).peak_bytes / (1 - table.RESERVE)
+    room = found.curves["zero-2", True].estimate(6).peak_bytes / (1 - table.RESERVE)
     bounded = table.Plan(request(room=room), [], found.curves)
-    assert backwards.largest_batch(bounded, 2, True) == 6
-    longest = backwards.longest_sequence(bounded.request, 2, True, batch=2)
+    assert backwards.largest_batch(bounded, "zero-2", True) == 6
+    longest = backwards.longest_sequence(bounded.request, "zero-2", True, batch=2)
     assert 256 <= longest <= 448  # 6 × 128 tokens fit: 2 × 384, give or take the allocator's blocks
     assert longest % 64 == 0
 
@@ -98,7 +108,7 @@ def test_backwards_questions(found):
         ({"pp": 4, "gpus": 4, "tp": 1, "samples_per_step": 0}, "samples_per_step must be at least 1"),
         ({"gpus": 6, "pp": 3}, "4 layers do not divide by --pp 3"),
         ({"samples_per_step": 30}, "30 samples a step do not divide over 4"),
-        ({"gpus": 1, "stages": (3,)}, "ZeRO 3 shards over data-parallel ranks, and there is one"),
+        ({"gpus": 1, "engines": ("zero-3",)}, "ZeRO 3 shards over data-parallel ranks, and there is one"),
         ({"gpus": 0}, "must be at least 1, not 0"),
     ],
 )

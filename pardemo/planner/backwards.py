@@ -8,21 +8,20 @@ from pardemo.planner.table import Plan, Request
 MOST_EXPONENT = 9  # 512 times the GPUs that hold one copy of the model
 
 
-def largest_batch(found: Plan, stage: int, checkpointing: bool, offload: str = "none") -> int:
+def largest_batch(found: Plan, engine: str, checkpointing: bool, offload: str = "none") -> int:
     """Samples of the largest micro-batch that fits one GPU, with the recipe's length."""
     request = found.request
-    curve = found.curves[stage, checkpointing]
+    curve = found.curves[engine, checkpointing]
     return curve.largest_batch(request.cluster.room, offload=offload, tp=request.tp, pp=request.pp)
 
 
-def longest_sequence(request: Request, stage: int, checkpointing: bool, batch: int = 1) -> int:
+def longest_sequence(request: Request, engine: str, checkpointing: bool, batch: int = 1) -> int:
     """Tokens of the longest sample that fits with a micro-batch of ``batch``, in steps of 64; at most the context.
 
     Attention is fused, so that every tensor's size is affine in the length too: the length that two dry runs predict is
     run itself, and shortened until it fits. 0 where not even 64 tokens do.
     """
-    engine = {"engine": f"zero-{stage}", "ranks": request.dp, "checkpointing": checkpointing, "accumulation": 1}
-    job = request.job.but(batch=batch, **engine)
+    job = request.job.but(batch=batch, engine=engine, ranks=request.dp, checkpointing=checkpointing, accumulation=1)
     context = getattr(job.config, "max_position_embeddings", None) or 1 << 20
 
     def need(sequence: int) -> float:

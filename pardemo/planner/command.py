@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from pardemo.planner.table import Plan, Request, Row
 
 HEAD = (
-    "", "ZeRO", "offload", "checkpointing", "batch × acc.", "peak GB", "fits", "step s", "tokens/s/GPU", "hours",
+    "", "engine", "offload", "checkpointing", "batch × acc.", "peak GB", "fits", "step s", "tokens/s/GPU", "hours",
     "money", "GB sent/step",
 )  # fmt: skip
 DEFAULT_RECIPE = "baichuan2-13b-lora-bf16"
@@ -36,7 +36,9 @@ def add(commands: Any) -> None:
     plan.add_argument("--price", type=float, metavar="X", help="of a GPU and hour, in any currency")
     plan.add_argument("--tp", type=int, default=1, metavar="N", help="tensor-parallel ranks (1)")
     plan.add_argument("--pp", type=int, default=1, metavar="N", help="pipeline stages (1)")
-    plan.add_argument("--zero", type=int, nargs="+", choices=(0, 1, 2, 3), metavar="STAGE", help="only these stages")
+    plan.add_argument(
+        "--zero", nargs="+", choices=("0", "1", "2", "3", "fsdp2"), metavar="STAGE", help="only these; fsdp2 is FSDP2"
+    )
     plan.add_argument("--checkpointing", choices=("on", "off"), help="only so (default: both)")
     plan.add_argument("--backwards", action="store_true", help="also: longest sequence, largest batch, fewest GPUs")
     plan.add_argument("--write", metavar="DIR", help="write configurations and launch commands of the best row there")
@@ -86,7 +88,7 @@ def _request(arguments: argparse.Namespace) -> tuple["Request", Any]:
     from pardemo.finetune import recipe
     from pardemo.planner import hardware, models
     from pardemo.planner.job import Adapter, Job
-    from pardemo.planner.table import Cluster, Request
+    from pardemo.planner.table import ENGINES, Cluster, Request
 
     base = recipe.load(arguments.recipe)
     train = base.train
@@ -112,7 +114,7 @@ def _request(arguments: argparse.Namespace) -> tuple["Request", Any]:
     steps = recipe.steps(base, arguments.samples).total
     return Request(
         job, cluster, per_step, steps, arguments.tp, arguments.pp,
-        stages=tuple(arguments.zero or (0, 1, 2, 3)),
+        engines=tuple(name if name == "fsdp2" else f"zero-{name}" for name in arguments.zero or ()) or ENGINES,
         checkpointing=(True, False) if arguments.checkpointing is None else (arguments.checkpointing == "on",),
         batches=() if arguments.batch is None else (arguments.batch,),
     ), base  # fmt: skip
@@ -135,8 +137,8 @@ def _answers(found: "Plan") -> dict[str, int | None]:
     best, request = found.best, found.request
     _progress("backwards: the longest sequence, the largest batch, the fewest GPUs")
     return {
-        "longest_sequence": backwards.longest_sequence(request, best.stage, best.checkpointing, best.batch),
-        "largest_micro_batch": backwards.largest_batch(found, best.stage, best.checkpointing, best.offload),
+        "longest_sequence": backwards.longest_sequence(request, best.engine, best.checkpointing, best.batch),
+        "largest_micro_batch": backwards.largest_batch(found, best.engine, best.checkpointing, best.offload),
         "fewest_gpus": backwards.fewest_gpus(request),
     }
 
@@ -154,7 +156,8 @@ def as_json(found: "Plan") -> dict[str, Any]:
 
 def row_json(row: "Row") -> dict[str, Any]:
     return {
-        "zero": row.stage, "offload": row.offload, "checkpointing": row.checkpointing, "micro_batch": row.batch,
+        "engine": row.engine, "zero": row.stage, "offload": row.offload, "checkpointing": row.checkpointing,
+        "micro_batch": row.batch,
         "accumulation": row.accumulation, "peak_bytes": round(row.peak_bytes), "fits": row.fits,
         "step_s": row.time.seconds, "tokens_per_s_per_gpu": row.tokens_per_s, "hours": row.hours, "money": row.money,
         "sent_bytes_per_step": round(row.time.sent_bytes), "limit": row.time.limit,
@@ -164,6 +167,7 @@ def row_json(row: "Row") -> dict[str, Any]:
 
 def as_text(found: "Plan") -> str:
     """The table for the terminal, the recommended row marked, and its memory line by line."""
+    from pardemo.planner.table import title
     from pardemo.tables import text_table
 
     best, cluster = found.best, found.request.cluster
@@ -171,15 +175,17 @@ def as_text(found: "Plan") -> str:
     rows += [_cells(row, row is best) for row in found.rows]
     told = [text_table(rows), ""]
     told.append(f"{cluster.gpus} × {cluster.gpu.name} ({cluster.gpu.source}), {found.request.steps:,} steps")
-    told.append(f"→ ZeRO {best.stage}, offload {best.offload}, micro-batch {best.batch}: {found.why}")
+    told.append(f"→ {title(best.engine)}, offload {best.offload}, micro-batch {best.batch}: {found.why}")
     lines = {name: value for name, value in best.memory.lines.items() if value >= 5e6}
     told.append("  GB at its peak: " + ", ".join(f"{name} {value / 1e9:.2f}" for name, value in lines.items()))
     return "\n".join(told)
 
 
 def _cells(row: "Row", recommended: bool) -> tuple[str, ...]:
+    from pardemo.planner.table import title
+
     return (
-        "→" if recommended else "", str(row.stage), row.offload, "on" if row.checkpointing else "off",
+        "→" if recommended else "", title(row.engine), row.offload, "on" if row.checkpointing else "off",
         f"{row.batch} × {row.accumulation}", f"{row.peak_bytes / 1e9:.1f}", "yes" if row.fits else "no",
         f"{row.time.seconds:.2f}", f"{row.tokens_per_s:,.0f}", f"{row.hours:.1f}",
         "" if row.money is None else f"{row.money:,.2f}", f"{row.time.sent_bytes / 1e9:.3f}",

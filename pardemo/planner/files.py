@@ -17,7 +17,10 @@ def write(folder: str | Path, request: Request, row: Row, base: Recipe) -> list[
 
     Raises:
         OSError: the folder cannot be written.
+        ValueError: the row is FSDP2's, which ``pardemo finetune`` does not run.
     """
+    if row.stage is None:
+        raise ValueError("--write needs a ZeRO stage: pardemo finetune runs DeepSpeed, not FSDP2")
     out = Path(folder)
     settings = deepspeed(request, row, base)
     made = {

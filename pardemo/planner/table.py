@@ -1,4 +1,4 @@
-"""The plan: ZeRO stage × offload × checkpointing × micro-batch, what fits, how long it takes, which to choose."""
+"""The plan: engine × offload × checkpointing × micro-batch, what fits, how long it takes, which to choose."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +9,7 @@ from pardemo.planner.memory import Curve, Estimate
 from pardemo.planner.models import check_tensor_parallel
 from pardemo.planner.timing import Rates, StepTime, step_time
 
+ENGINES = ("zero-0", "zero-1", "zero-2", "zero-3", "fsdp2")
 RESERVE = 0.04  # of a GPU's memory that is left free: what NCCL takes, and fragments that the replay does not see
 
 
@@ -52,7 +53,7 @@ class Request:
     steps: int
     tp: int = 1
     pp: int = 1
-    stages: Sequence[int] = (0, 1, 2, 3)
+    engines: Sequence[str] = ENGINES
     checkpointing: Sequence[bool] = (True, False)
     offloads: Sequence[str] = ("none", "optimizer", "optimizer+parameters")
     batches: Sequence[int] = ()
@@ -68,8 +69,8 @@ class Request:
             raise ValueError(f"{self.job.config.num_hidden_layers} layers do not divide by --pp {self.pp}")
         if self.samples_per_step % self.dp:
             raise ValueError(f"{self.samples_per_step} samples a step do not divide over {self.dp} data-parallel ranks")
-        if self.dp == 1 and any(stage > 0 for stage in self.stages) and 0 not in self.stages:
-            raise ValueError(f"ZeRO {min(self.stages)} shards over data-parallel ranks, and there is one")
+        if self.dp == 1 and "zero-0" not in self.engines:
+            raise ValueError(f"{title(self.engines[0])} shards over data-parallel ranks, and there is one")
 
     @property
     def dp(self) -> int:
@@ -84,9 +85,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Row:
-    """One way to run the job. ``seconds`` is of a step."""
+    """One way to run the job; ``engine`` as in :class:`~pardemo.planner.job.Job`."""
 
-    stage: int
+    engine: str
     offload: str
     checkpointing: bool
     batch: int
@@ -102,22 +103,32 @@ class Row:
     def peak_bytes(self) -> float:
         return self.memory.peak_bytes
 
+    @property
+    def stage(self) -> int | None:
+        """DeepSpeed's ZeRO stage."""
+        return None if self.engine == "fsdp2" else int(self.engine[-1])
+
 
 @dataclass
 class Plan:
     request: Request
     rows: list[Row]
-    curves: dict[tuple[int, bool], Curve] = field(repr=False, default_factory=dict)
+    curves: dict[tuple[str, bool], Curve] = field(repr=False, default_factory=dict)
 
     @property
     def best(self) -> Row | None:
-        """The fastest that fits; of rows within 1 % the one that moves least, then the least offload and memory."""
+        """The fastest that fits; of rows within 1 % the one that moves least, then the least offload and memory.
+
+        FSDP2 is there to compare: ``pardemo finetune`` runs DeepSpeed, so that it is chosen only where nothing else is
+        asked for.
+        """
         fitting = [row for row in self.rows if row.fits]
+        fitting = [row for row in fitting if row.engine != "fsdp2"] or fitting
         if not fitting:
             return None
         quickest = min(row.hours for row in fitting)
         near = [row for row in fitting if row.hours <= 1.01 * quickest]
-        return min(near, key=lambda row: (row.offload != "none", row.stage, row.peak_bytes))
+        return min(near, key=lambda row: (row.offload != "none", row.engine, row.peak_bytes))
 
     @property
     def why(self) -> str:
@@ -127,42 +138,58 @@ class Plan:
             return "nothing fits"
         room = request.cluster.room / 1e9
         told = f"the fastest that fits {room:.1f} GB"
-        lower = [other for other in self.rows if other.stage < row.stage and other.batch == row.batch]
-        if row.stage and lower and not any(other.fits for other in lower):
-            told += f"; below stage {row.stage} it does not fit at this micro-batch"
-        elif row.stage == 0 or all(other.stage != 0 for other in self.rows):
-            told += "; a higher stage would save memory that is not needed and send more"
+        if row.engine != "fsdp2":
+            zero = [other for other in self.rows if other.engine != "fsdp2"]
+            lower = [other for other in zero if other.stage < row.stage and other.batch == row.batch]
+            if lower and not any(other.fits for other in lower):
+                told += f"; below stage {row.stage} it does not fit at this micro-batch"
+            elif row.stage == 0 or all(other.stage for other in zero):
+                told += "; a higher stage would save memory that is not needed and send more"
         return f"{told}; limited by {row.time.limit}"
 
 
 def plan(request: Request, progress: Callable[[str], None] = lambda text: None) -> Plan:
-    """All rows. Dry runs two for each stage and way of checkpointing, a few seconds each for 13B.
+    """All rows. Dry runs two for each engine and way of checkpointing, a few seconds each for 13B.
 
     Raises:
         ValueError: the request contradicts itself.
     """
     found = Plan(request, [])
-    for (stage, checkpointing), job in jobs(request).items():
-        progress(f"ZeRO {stage}, checkpointing {'on' if checkpointing else 'off'}")
-        curve = found.curves[stage, checkpointing] = Curve(job)
+    for (engine, checkpointing), job in jobs(request).items():
+        progress(f"{title(engine)}, checkpointing {'on' if checkpointing else 'off'}")
+        curve = found.curves[engine, checkpointing] = Curve(job)
         for offload in request.offloads:
-            if (offload != "none" and stage == 0) or (offload == "optimizer+parameters" and stage < 3):
-                continue
-            found.rows += [row(request, curve, stage, offload, batch) for batch in request.micro_batches]
+            if offload in _OFFLOADS[engine]:
+                found.rows += [row(request, curve, engine, offload, batch) for batch in request.micro_batches]
     return found
 
 
-def jobs(request: Request) -> dict[tuple[int, bool], Job]:
-    """The job of each stage and way of checkpointing."""
+#: What an engine may leave to the host; FSDP2's own way is none that the planner knows.
+_OFFLOADS = {
+    "zero-0": ("none",),
+    "zero-1": ("none", "optimizer"),
+    "zero-2": ("none", "optimizer"),
+    "zero-3": ("none", "optimizer", "optimizer+parameters"),
+    "fsdp2": ("none",),
+}
+
+
+def title(engine: str) -> str:
+    """``zero-2`` as people write it."""
+    return engine.upper().replace("ZERO-", "ZeRO ")
+
+
+def jobs(request: Request) -> dict[tuple[str, bool], Job]:
+    """The job of each engine and way of checkpointing."""
     return {
-        (stage, again): request.job.but(engine=f"zero-{stage}", ranks=request.dp, checkpointing=again, accumulation=1)
-        for stage in request.stages
-        if stage == 0 or request.dp > 1
+        (engine, again): request.job.but(engine=engine, ranks=request.dp, checkpointing=again, accumulation=1)
+        for engine in request.engines
+        if engine == "zero-0" or request.dp > 1
         for again in request.checkpointing
     }
 
 
-def row(request: Request, curve: Curve, stage: int, offload: str, batch: int) -> Row:
+def row(request: Request, curve: Curve, engine: str, offload: str, batch: int) -> Row:
     """One line of the table."""
     job, cluster = curve.job, request.cluster
     accumulation = max(1, request.samples_per_step // (request.dp * batch))
@@ -173,4 +200,4 @@ def row(request: Request, curve: Curve, stage: int, offload: str, batch: int) ->
     money = None if cluster.price is None else hours * cluster.gpus * cluster.price
     tokens = batch * accumulation * request.dp * job.sequence / time.seconds / cluster.gpus
     fits = memory.peak_bytes <= cluster.room
-    return Row(stage, offload, job.checkpointing, batch, accumulation, memory, time, fits, tokens, hours, money)
+    return Row(engine, offload, job.checkpointing, batch, accumulation, memory, time, fits, tokens, hours, money)

@@ -110,7 +110,42 @@ def seconds_of(job: Job) -> float:
     return median(times[1:])
 
 
-PARTS: dict[str, Callable[[], list[Check]]] = {"this machine": here, "Megatron": megatron, "ms-swift": published}
+#: Small jobs (architecture, engine, ranks, LoRA, checkpointing), one of each kind; the tests have the others.
+MEMORY = (
+    ("baichuan2", "plain", 1, True, True),
+    ("llama", "zero-1", 2, False, False),
+    ("qwen2", "zero-2", 2, True, True),
+    ("baichuan2", "zero-3", 2, False, True),
+    ("llama", "fsdp2", 2, False, True),
+)
+
+
+def memory() -> list[Check]:
+    """Peaks on this machine's CPU ranks as the allocator counts them; beside the planner's what other rules say."""
+    from pardemo import World
+    from pardemo.planner import examples
+
+    rows = []
+    for name, engine, ranks, lora, checkpointing in MEMORY:
+        job = examples.job(name, engine, ranks, lora, checkpointing)
+        with World(ranks, preload=["pardemo.peers.deepspeed", "pardemo.planner.truth"]) as world:
+            found = examples.compare(world, [job])[0]
+        known = found.pop("measured") / 1e6
+        how = f"{name}, {'LoRA' if lora else 'full'}, {engine} on {ranks}{', checkpointing' * checkpointing}"
+        predictions = {"": found.pop("planned") / 1e6}
+        found.pop("error")
+        predictions |= {f"; {rule}": known * (1 + error) for rule, error in found.items()}
+        for rule, predicted in predictions.items():
+            rows.append(_check(how + rule, predicted, known, "MB", "this machine, torch's allocator"))
+    return rows
+
+
+PARTS: dict[str, Callable[[], list[Check]]] = {
+    "memory on CPU ranks": memory,
+    "time on this machine": here,
+    "Megatron": megatron,
+    "ms-swift": published,
+}
 
 
 def validate(progress: Callable[[str], None] = lambda text: None) -> list[dict[str, Any]]:
