@@ -58,7 +58,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 
     needed = [one for job in table.jobs(request).values() for one in memory.Curve.needs(job)]
     _progress(f"{len(needed)} dry runs of the whole model, one on each core")
-    memory.prepare(needed)
+    memory.prepare(needed, _progress)
     found = table.plan(request, _progress)
     if found.best is None:
         least = min(found.rows, key=lambda row: row.peak_bytes)

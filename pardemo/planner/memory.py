@@ -7,7 +7,7 @@ timelines of the same length give that of any other batch, moment by moment, and
 import logging
 import multiprocessing
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
@@ -101,7 +101,7 @@ def run(job: Job) -> Footprint:
     return _DONE[key]
 
 
-def prepare(jobs: Iterable[Job]) -> None:
+def prepare(jobs: Iterable[Job], progress: Callable[[str], None] = lambda text: None) -> None:
     """Makes dry runs side by side, one on each core, for :func:`run` to find; a few seconds go into starting."""
     missing = {key: job for job in jobs if (key := _described(job)) not in _DONE}
     cores = available_cores()
@@ -109,7 +109,9 @@ def prepare(jobs: Iterable[Job]) -> None:
         return
     context = multiprocessing.get_context("spawn")  # no thread of this process's can be in the way
     with ProcessPoolExecutor(min(cores, len(missing)), context, initializer=_alone) as pool:
-        _DONE.update(zip(missing, pool.map(dry_run, missing.values()), strict=True))
+        for done, (key, found) in enumerate(zip(missing, pool.map(dry_run, missing.values()), strict=True), start=1):
+            _DONE[key] = found
+            progress(f"{done} of {len(missing)} dry runs")
 
 
 def _alone() -> None:
