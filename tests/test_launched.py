@@ -3,6 +3,9 @@
 import os
 import subprocess
 import sys
+import tempfile
+import time
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +25,22 @@ def test_two_agents_give_the_bits_of_one_world(world_of):
 def test_an_agent_that_fails_is_told():
     with pytest.raises(RankError, match=r"ended with status \d(.|\n)*no function 'nothing'"):
         launchers.under_agents("pardemo.peers.small:nothing", agents=1)
+
+
+def test_when_one_host_fails_the_others_and_their_sessions_end_at_once():
+    begin = time.monotonic()
+    with pytest.raises(RankError, match="one ended with status 3:\nsorry"):
+        launchers.together({"other": "setsid sleep 4243 & wait", "one": "sleep 0.3; echo sorry >&2; exit 3"}, 60)
+    assert time.monotonic() - begin < 10
+    assert subprocess.run(["pgrep", "-f", "^sleep 4243$"], capture_output=True, check=False).returncode == 1
+
+
+def test_what_others_wait_for_is_not_held_up_by_its_own_output():
+    lines = f"{sys.executable} -c \"print('x' * 300000)\"; touch done"
+    wait = "until [ -e done ]; do sleep 0.05; done; echo seen"
+    with tempfile.TemporaryDirectory() as folder:
+        told = launchers.together({"waits": wait, "talks": lines}, 30, Path(folder))
+    assert [len(text) for text in told] == [5, 300001]
 
 
 NAMESPACES = """

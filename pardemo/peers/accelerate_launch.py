@@ -7,7 +7,6 @@ know nothing of it, so what it says reaches the ranks as variables from a file o
 import json
 import os
 import shutil
-import socket
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -42,7 +41,7 @@ def commands(config: Path, launcher: str = "accelerate", arguments: Sequence[str
         raise ValueError(f"no launcher {launcher!r}; there are: {', '.join(LAUNCHERS)}")
     found = accelerate_configs.read(config)
     processes, hosts = found.get("num_processes", 1), found.get("num_machines", 1)  # as Accelerate has them
-    script, port = " ".join([SCRIPT, *arguments]), _free_port()
+    script, port = " ".join([SCRIPT, *arguments]), launchers.free_port()
     if launcher == "accelerate":
         start = f"accelerate launch --config_file {config.name} --main_process_port {port}"
         return [f"{start} {script}"] if hosts == 1 else [f"{start} --machine_rank {n} {script}" for n in range(hosts)]
@@ -102,8 +101,3 @@ def _outcomes(printed: str) -> list[dict[str, Any]]:
     """What the ranks printed as JSON; their lines may run into one another."""
     begins = [at for at in range(len(printed)) if printed.startswith('{"losses"', at)]
     return [json.JSONDecoder().raw_decode(printed, at)[0] for at in begins]
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]

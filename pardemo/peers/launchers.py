@@ -38,8 +38,6 @@ def run_agents(command: Sequence[str], agents: int = 2, ranks_each: int = 1, tim
     Raises:
         RankError: an agent failed or did not end in time; its last lines are in the message. No process is left.
     """
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
     agent = [
         sys.executable,
         "-m",
@@ -49,7 +47,7 @@ def run_agents(command: Sequence[str], agents: int = 2, ranks_each: int = 1, tim
         "--nproc-per-node",
         str(ranks_each),
     ]
-    meet = ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+    meet = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     jobs = {f"torchrun agent {n}": [*agent, "--node-rank", str(n), *meet, *command] for n in range(agents)}
     return together(jobs, timeout_s)
 
@@ -90,6 +88,12 @@ def together(jobs: Mapping[str, Sequence[str] | str], timeout_s: float, folder: 
             if status is None:
                 raise RankError(f"{name} did not end within {timeout_s:g} s:\n{_tail(file)}")
         return [_all(file) for file in printed]
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens on just now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
 
 
 def end(process: subprocess.Popen) -> None:

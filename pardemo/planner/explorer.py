@@ -37,11 +37,13 @@ def memory_chart(bars: Mapping[str, Mapping[str, float]], capacity_bytes: float,
             ax.bar(range(len(bars)), values, 0.62, bottom=base, color=SHADES[kind], label=kind, edgecolor="white")
         base = [low + value for low, value in zip(base, values, strict=True)]
     for place, total in enumerate(base):
-        ax.annotate(f"{total:,.1f}", (place, total), ha="center", va="bottom")
+        behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # the line below ends at the number
+        ax.annotate(f"{total:,.1f}", (place, total), (0, 2), textcoords="offset points", ha="center", bbox=behind)
     ax.axhline(capacity_bytes / 1e9, color="black", linestyle="--", linewidth=1.2)
-    ax.annotate(f"{capacity_bytes / 1e9:.0f} GB", (-0.45, capacity_bytes / 1e9), ha="left", va="bottom")
+    ax.annotate(f"{capacity_bytes / 1e9:.0f} GB", (-0.95, capacity_bytes / 1e9), (0, 2), textcoords="offset points")
     ax.set_xticks(range(len(bars)), list(bars))
-    ax.set(ylabel="GB per GPU at the peak", ylim=(0, 1.15 * max(*base, capacity_bytes / 1e9)), title=title)
+    top = 1.15 * max(*base, capacity_bytes / 1e9)
+    ax.set(ylabel="GB per GPU at the peak", xlim=(-1.0, len(bars) - 0.5), ylim=(0, top), title=title)
     ax.grid(axis="x", visible=False)
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     plt.close(fig)
