@@ -26,6 +26,7 @@ reference: env
 	rm -rf outputs/reference
 	$(BIN)/pardemo run --out outputs/reference
 	$(BIN)/pardemo bench --json > outputs/reference/bench.json
+	$(BIN)/pardemo plan --validate --json > outputs/reference/plan_validate.json
 	$(BIN)/pardemo report outputs/reference --readme README.md
 
 lint: env
