@@ -38,15 +38,8 @@ def run_agents(command: Sequence[str], agents: int = 2, ranks_each: int = 1, tim
     Raises:
         RankError: an agent failed or did not end in time; its last lines are in the message. No process is left.
     """
-    agent = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nnodes",
-        str(agents),
-        "--nproc-per-node",
-        str(ranks_each),
-    ]
+    agent = [sys.executable, "-m", "torch.distributed.run"]
+    agent += ["--nnodes", str(agents), "--nproc-per-node", str(ranks_each)]
     meet = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     jobs = {f"torchrun agent {n}": [*agent, "--node-rank", str(n), *meet, *command] for n in range(agents)}
     return together(jobs, timeout_s)
@@ -70,13 +63,13 @@ def together(jobs: Mapping[str, Sequence[str] | str], timeout_s: float, folder: 
     with contextlib.ExitStack() as stack:
         # files: a process that others wait for must not be held up by a full pipe that nobody reads
         printed, errors = ([stack.enter_context(tempfile.TemporaryFile("w+")) for _ in jobs] for _ in range(2))
-        started = [
-            subprocess.Popen(
-                command, shell=isinstance(command, str), cwd=folder, env=environment, stdout=out, stderr=err
-            )
-            for command, out, err in zip(jobs.values(), printed, errors, strict=True)
-        ]
+        started: list[subprocess.Popen] = []
         try:
+            for command, out, err in zip(jobs.values(), printed, errors, strict=True):
+                shell = isinstance(command, str)
+                started.append(
+                    subprocess.Popen(command, shell=shell, cwd=folder, env=environment, stdout=out, stderr=err)
+                )
             statuses = _wait(started, timeout_s)
         finally:
             for process in started:
