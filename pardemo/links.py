@@ -1,11 +1,13 @@
-"""The ring's own TCP connections: each rank to its successor, and from its predecessor.
+"""TCP connections of our own within a group: each rank to its successor, and from its predecessor.
 
 Why not ``isend`` and ``irecv`` of torch.distributed? gloo announces every message to its receiver before
 sending it and hands both directions to one other thread; with a segment of 1 MiB that costs as much as the
-copy itself (``pardemo bench ring`` shows what plain sockets gain). A group's links are made at its first
-ring, belong to the group and close with it.
+copy itself, and with a small one, where every core computes, the other thread may wait for milliseconds for
+its turn (``pardemo bench ring`` and ``pipeline`` show what plain sockets gain). A group's links are made at
+the first use, belong to the group and close with it.
 """
 
+import ctypes
 import os
 import secrets
 import socket
@@ -15,11 +17,12 @@ import weakref
 from collections import Counter
 from queue import SimpleQueue
 
+import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
 TIMEOUT_S = 600  # a neighbour that neither sends nor reads for so long is taken for lost
-INLINE_BYTES = 64 << 10  # below this a send is tried at once; above, copying and adding go side by side
+INLINE_BYTES = 64 << 10  # of a ring: below this a send is tried at once; above, copying and adding go side by side
 TOKEN_BYTES = 16
 
 #: Bytes that the links of this process have handed to the kernel and taken from it, for systems that count none.
@@ -29,11 +32,18 @@ calls: "Counter[str]" = Counter()
 
 
 class RingLink:
-    """Two connections of this rank within ``group``'s ring. Used by one thread at a time (``lock``)."""
+    """Two connections of this rank within ``group``'s ring. Used by one thread at a time (``lock``).
 
-    def __init__(self, group: dist.ProcessGroup):
+    Args:
+        use: what travels on them, for messages of what went wrong.
+        step: 1 for a ring that goes round in the order of the ranks, -1 for the other way.
+        inline_bytes: the largest message that the caller's own thread tries to hand to the kernel.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, use: str = "ring", step: int = 1, inline_bytes: int = INLINE_BYTES):
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.successor, self.predecessor = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        self.successor, self.predecessor = (self.rank + step) % self.size, (self.rank - step) % self.size
+        self.use, self.inline_bytes = use, inline_bytes
         self.lock = threading.Lock()
         address, token = _own_address(), secrets.token_bytes(TOKEN_BYTES)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -68,7 +78,7 @@ class RingLink:
         with self._sent:
             self._queued += 1
             number, idle = self._queued, self._done == self._queued - 1
-        if idle and len(data) <= INLINE_BYTES:
+        if idle and len(data) <= self.inline_bytes:
             try:
                 data = data[self._out.send(data, socket.MSG_DONTWAIT) :]
             except BlockingIOError:
@@ -106,10 +116,10 @@ class RingLink:
             data = data[got:]
 
     def _lost(self, what: str) -> ConnectionError:
-        return ConnectionError(f"ring: rank {self.predecessor} of the group: {what}")
+        return ConnectionError(f"{self.use}: rank {self.predecessor} of the group: {what}")
 
     def _cannot_send(self, reason: OSError) -> ConnectionError:
-        return ConnectionError(f"ring: cannot send to rank {self.successor} of the group: {reason}")
+        return ConnectionError(f"{self.use}: cannot send to rank {self.successor} of the group: {reason}")
 
     def _count_sent(self, error: Exception | None = None) -> None:
         with self._sent:
@@ -169,20 +179,29 @@ def address_towards(host: str) -> str:
         return probe.getsockname()[0]
 
 
-_links: "weakref.WeakKeyDictionary[dist.ProcessGroup, RingLink]" = weakref.WeakKeyDictionary()
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """A contiguous tensor's memory. Not through ``numpy()``: that fixes a storage's size for ever; ZeRO-3 empties its
+    own."""
+    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    memory.owner = tensor  # a view that is still being sent keeps it alive
+    return memoryview(memory).cast("B")
 
 
-def drop_link(group: dist.ProcessGroup) -> None:
-    """Closes the links of ``group``: the neighbours get a ConnectionError, the next ring makes new ones."""
-    link = _links.pop(group, None)
+#: For each group, its links by what they are for.
+_links: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, RingLink]]" = weakref.WeakKeyDictionary()
+
+
+def drop_link(group: dist.ProcessGroup, use: str = "ring") -> None:
+    """Closes these links of ``group``: the neighbours get a ConnectionError, the next use makes new ones."""
+    link = _links.get(group, {}).pop(use, None)
     if link is not None:
         link._finalizer()
 
 
-def ring_link(group: dist.ProcessGroup) -> RingLink:
-    """The links of this rank in ``group``; made together by all its ranks at the first call."""
-    found = _links.get(group)
-    if found is None:
+def ring_link(group: dist.ProcessGroup, use: str = "ring", step: int = 1, inline_bytes: int = INLINE_BYTES) -> RingLink:
+    """The links of this rank in ``group`` for one ``use``; made together by all its ranks at the first call."""
+    found = _links.setdefault(group, {})
+    if use not in found:
         with _disable_current_modes():  # meters: the caller did not ask for these messages
-            found = _links[group] = RingLink(group)
-    return found
+            found[use] = RingLink(group, use, step, inline_bytes)
+    return found[use]

@@ -6,14 +6,13 @@ and it leaves in segments of 1 MiB, each forwarded as soon as it is reduced. A l
 block, 4 MiB of every chunk at a time, so that what is added and forwarded is still in the processor's cache.
 """
 
-import ctypes
 from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
 
 from pardemo.agreement import compare_in_group, compare_round_the_ring
-from pardemo.links import RingLink, drop_link, ring_link
+from pardemo.links import RingLink, bytes_of, drop_link, ring_link
 
 SEGMENT_BYTES = 1 << 20
 OPERATIONS = {"sum": torch.Tensor.add_, "max": lambda mine, theirs: torch.maximum(mine, theirs, out=mine)}
@@ -68,9 +67,9 @@ class Ring:
             for step in range(self.size - 1):
                 for mine in _segments(block[self._receive_index(step)]):
                     part = inbox[: mine.numel()]
-                    self._link.receive(_bytes(part))
+                    self._link.receive(bytes_of(part))
                     self._combine(mine, part)
-                    self._link.send(_bytes(mine))  # the last step's is already the second lap's first
+                    self._link.send(bytes_of(mine))  # the last step's is already the second lap's first
             self._hand_round(block)
         self._link.flush()
 
@@ -96,25 +95,25 @@ class Ring:
                 if not last:
                     self._link.wait_sent(in_flight[step % 2])
                 for part, own in zip(_segments(target), _segments(mine), strict=True):
-                    self._link.receive(_bytes(part))
+                    self._link.receive(bytes_of(part))
                     part.add_(own)
                     if not last:
-                        in_flight[step % 2] = self._link.send(_bytes(part))
+                        in_flight[step % 2] = self._link.send(bytes_of(part))
             done += mine.numel()
         self._link.flush()
         return result
 
     def _begin(self, chunk: torch.Tensor) -> None:
         for data in _segments(chunk):
-            self._link.send(_bytes(data))
+            self._link.send(bytes_of(data))
 
     def _hand_round(self, block: list[torch.Tensor]) -> None:
         last = 2 * self.size - 3
         for step in range(self.size - 1, last + 1):
             for mine in _segments(block[self._receive_index(step)]):
-                self._link.receive(_bytes(mine))
+                self._link.receive(bytes_of(mine))
                 if step < last:
-                    self._link.send(_bytes(mine))
+                    self._link.send(bytes_of(mine))
 
     def steps_p2p(self, chunks: list[torch.Tensor], steps: range) -> Iterator[int]:
         """The same steps by the backend's own point-to-point operations, chunk by chunk (nccl; and to look at)."""
@@ -176,10 +175,3 @@ def _blocks(chunks: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 def _segments(chunk: torch.Tensor) -> list[torch.Tensor]:
     step = max(1, SEGMENT_BYTES // chunk.element_size())
     return [chunk[i : i + step] for i in range(0, chunk.numel(), step)]
-
-
-def _bytes(flat: torch.Tensor) -> memoryview:
-    """The tensor's memory. Not through ``numpy()``: that fixes a storage's size for ever; ZeRO-3 empties its own."""
-    memory = (ctypes.c_char * flat.nbytes).from_address(flat.data_ptr())
-    memory.owner = flat  # a view that is still being sent keeps it alive
-    return memoryview(memory).cast("B")

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pardemo.collectives import ring_all_reduce
 from pardemo.meters.timeline import Timeline
-from pardemo.pipeline_parallel.exchange import Exchange, Incoming
+from pardemo.pipeline_parallel.exchange import BACK, FORTH, Exchange, Incoming
 from pardemo.pipeline_parallel.instructions import (
     Backward,
     Compute,
@@ -111,9 +111,13 @@ class Pipeline:
         self._exchange = Exchange(self.group, device)
         self._held: dict[tuple[type, int, int], object] = {}  # what one instruction leaves for a later one
         self._losses: list[torch.Tensor] = []
-        for instruction in self._program:
-            self._do[type(instruction)](instruction)
-        self._exchange.flush()
+        try:
+            for instruction in self._program:
+                self._do[type(instruction)](instruction)
+            self._exchange.flush()
+        except BaseException:
+            self._exchange.abandon()
+            raise
         for number, (parameter, holders) in enumerate(self.tied):
             self._sum_gradients(number, parameter, holders)
         return torch.stack(self._losses).sum() if last else None
@@ -180,9 +184,9 @@ class Pipeline:
 
     def _send_activation(self, one: Instruction) -> None:
         tensor = self._held.pop((SendActivation, one.stage, one.micro_batch)).contiguous()
-        peer, form = self.schedule.rank_of(one.stage + 1), (tensor.shape, tensor.dtype)
+        form = tensor.shape, tensor.dtype
         if one.stage not in self._sent_forms:
-            self._exchange.send_form(tensor, peer)
+            self._exchange.send_form(tensor)
             self._sent_forms[one.stage] = form
         if self._sent_forms[one.stage] != form:
             forms = self._sent_forms[one.stage], form
@@ -191,23 +195,21 @@ class Pipeline:
                 f"stage {one.stage} gave activations of {told}: a Pipeline has micro-batches of one shape; make "
                 "another Pipeline for another"
             )
-        self._exchange.send(tensor, peer)
+        self._exchange.send(tensor, FORTH)
 
     def _receive_activation(self, one: Instruction) -> None:
-        peer = self.schedule.rank_of(one.stage - 1)
         if one.stage not in self._forms:
-            self._forms[one.stage] = self._exchange.receive_form(peer)
-        self._held[ReceiveActivation, one.stage, one.micro_batch] = self._exchange.receive(
-            *self._forms[one.stage], peer
-        )
+            self._forms[one.stage] = self._exchange.receive_form()
+        form = self._forms[one.stage]
+        self._held[ReceiveActivation, one.stage, one.micro_batch] = self._exchange.receive(*form, FORTH)
 
     def _send_gradient(self, one: Instruction) -> None:
         tensor = self._held.pop((SendGradient, one.stage, one.micro_batch)).contiguous()
-        self._exchange.send(tensor, self.schedule.rank_of(one.stage - 1))
+        self._exchange.send(tensor, BACK)
 
     def _receive_gradient(self, one: Instruction) -> None:
-        form, peer = self._sent_forms[one.stage], self.schedule.rank_of(one.stage + 1)
-        self._held[ReceiveGradient, one.stage, one.micro_batch] = self._exchange.receive(*form, peer)
+        form = self._sent_forms[one.stage]
+        self._held[ReceiveGradient, one.stage, one.micro_batch] = self._exchange.receive(*form, BACK)
 
     def _without_sync(self, one: Compute) -> AbstractContextManager:
         """Data-parallel copies exchange once per step: not before a stage's last backward."""
