@@ -13,9 +13,8 @@ checkpointing works in its non-reentrant form.
 """
 
 import contextlib
-import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from itertools import zip_longest
 
@@ -24,6 +23,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.autograd import Variable
 
+from pardemo.buckets import Bucket, split_into_buckets
 from pardemo.collectives import ring_all_reduce
 from pardemo.courier import Courier
 from pardemo.meters.timeline import Timeline
@@ -191,7 +191,7 @@ class BucketedDataParallel(_DataParallel):
             raise ValueError(f"bucket_bytes must be above 0, not {bucket_bytes}")
         super().__init__(module, group, all_reduce, timeline)
         self.overlap = overlap
-        self.buckets = [_Bucket(p) for p in split_into_buckets(self.parameters_to_sync, bucket_bytes)]
+        self.buckets = [Bucket(p) for p in split_into_buckets(self.parameters_to_sync, bucket_bytes)]
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.views}
         self._next = 0
         self._sending: list[Future] = []
@@ -239,75 +239,9 @@ class BucketedDataParallel(_DataParallel):
             self._all_reduce(flat, name)
 
 
-class _Bucket:
-    """Gradients of some parameters in one flat tensor, followed by one flag for each: did it take part?"""
-
-    def __init__(self, parameters: list[nn.Parameter]):
-        sizes = [p.numel() for p in parameters]
-        self.flat = parameters[0].new_zeros(sum(sizes) + len(parameters))
-        self.flags = self.flat[sum(sizes) :]
-        offsets = [sum(sizes[:i]) for i in range(len(sizes))]
-        self.views = {
-            p: _view_like(self.flat[at : at + p.numel()], p) for p, at in zip(parameters, offsets, strict=True)
-        }
-        self._index = {p: i for i, p in enumerate(parameters)}
-        self.taken: set[nn.Parameter] = set()
-
-    @property
-    def full(self) -> bool:
-        return len(self.taken) == len(self.views)
-
-    def take(self, parameter: nn.Parameter, ranks: int) -> None:
-        """Moves a gradient in, divided by N already: the sum of the ranks' is then the mean, and cannot overflow."""
-        view = self.views[parameter]
-        torch.div(parameter.grad.detach(), ranks, out=view)
-        parameter.grad = view
-        self.taken.add(parameter)
-        self.flags[self._index[parameter]] = 1
-
-    def fill_gaps(self, ranks: int) -> None:
-        """Parameters without a new gradient: what accumulated before under ``no_sync`` is sent, else zero."""
-        for parameter, view in self.views.items():
-            if parameter in self.taken:
-                continue
-            if parameter.grad is None:
-                view.zero_()
-                self.flags[self._index[parameter]] = 0
-            else:
-                self.take(parameter, ranks)
-
-    def hand_out(self) -> None:
-        for (parameter, view), used in zip(self.views.items(), self.flags.tolist(), strict=True):
-            if used:
-                parameter.grad = view
-        self.taken.clear()
-
-
 def _remove(hooks: list) -> None:
     for hook in hooks:
         hook.remove()
-
-
-def split_into_buckets(parameters: Sequence[nn.Parameter], bucket_bytes: float = math.inf) -> list[list[nn.Parameter]]:
-    """Parameters in reverse order, about that in which backward produces gradients, cut into buckets of one dtype and
-    device each. A bucket is closed when it has reached ``bucket_bytes``."""
-    buckets: list[list[nn.Parameter]] = []
-    room = 0.0
-    for parameter in reversed(parameters):
-        same = buckets and (buckets[-1][0].dtype, buckets[-1][0].device) == (parameter.dtype, parameter.device)
-        if room <= 0 or not same:
-            buckets.append([])
-            room = bucket_bytes
-        buckets[-1].append(parameter)
-        room -= parameter.numel() * parameter.element_size()
-    return buckets
-
-
-def _view_like(flat: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    """A view of ``flat`` with the parameter's shape, and its strides where it is dense (channels-last weights)."""
-    if parameter.is_contiguous() or not torch.ops.aten.is_non_overlapping_and_dense(parameter.data):
-        return flat.view(parameter.shape)
-    return flat.as_strided(parameter.shape, parameter.stride())
 
 
 def shard_weight(samples: int, group: dist.ProcessGroup | None = None) -> float:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from pardemo.data_parallel import split_into_buckets
+from pardemo.buckets import split_into_buckets
 from pardemo.zero.engine import MakeOptimizer, ReducesInBackward
 from pardemo.zero.unit import Unit
 

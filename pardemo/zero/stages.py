@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pardemo.data_parallel import split_into_buckets
+from pardemo.buckets import split_into_buckets
 from pardemo.zero.engine import Engine, MakeOptimizer, ReducesInBackward
 from pardemo.zero.unit import Unit
 
