@@ -32,10 +32,17 @@ def config(name: str) -> PreTrainedConfig:
     return {"llama": LlamaConfig, "qwen2": Qwen2Config}[name](**_SIZES, num_key_value_heads=2)
 
 
-def job(name: str, engine: str, ranks: int, lora: bool, checkpointing: bool) -> Job:
-    """4 × 128 tokens, a quarter of them labels, as this machine's CPU would run it."""
+def job(name: str, engine: str, ranks: int, lora: bool, checkpointing: bool, prefetching: bool = True) -> Job:
+    """4 × 128 tokens, a quarter of them labels, as this machine's CPU would run it.
+
+    Args:
+        prefetching: of DeepSpeed's stage 3. It gathers what it prefetches in the order of a Python set, which differs
+            between ranks and runs, and with it, in some jobs, the peak: the dry run gives that of one order.
+    """
     adapter = Adapter(target=TARGETS[name]) if lora else None
     zero = BUCKETS if engine.startswith("zero") else {}
+    if zero and not prefetching:
+        zero = BUCKETS | {"stage3_prefetch_bucket_size": 0}
     return Job(
         config(name), batch=4, sequence=128, adapter=adapter, checkpointing=checkpointing, engine=engine, ranks=ranks,
         labels=0.25, zero=zero, on_gpu=False,

@@ -30,7 +30,7 @@ _TABLE = (
     _gpu("A100-40GB", 40, 312, 1555, 600, "NVIDIA A100 datasheet, SXM"),
     _gpu("H100", 80, 989, 3350, 900, "NVIDIA H100 datasheet, SXM, without sparsity"),
     _gpu("H200", 141, 989, 4800, 900, "NVIDIA H200 datasheet, SXM, without sparsity"),
-    _gpu("H20", 96, 148, 4000, 900, "as vendors list it; not verified"),
+    _gpu("H20", 96, 148, 4000, 900, "as GPU catalogues list it alike; no datasheet of NVIDIA seen"),
     _gpu("L40S", 48, 362, 864, 64, "NVIDIA L40S datasheet, without sparsity; PCIe 4.0 x16"),
     _gpu("4090", 24, 165, 1008, 64, "NVIDIA Ada GPU architecture paper, fp32 accumulation; PCIe 4.0 x16"),
     _gpu("V100", 32, 125, 900, 300, "NVIDIA V100 datasheet, SXM2 32 GB, fp16", bf16=False),
