@@ -60,10 +60,9 @@ def test_sharded(name, engine, ranks, lora, checkpointing, world_of):
     assert abs(error(world_of(ranks), examples.job(name, engine, ranks, lora, checkpointing))) <= WITHIN
 
 
-@pytest.mark.parametrize("name", ["baichuan2", "qwen2"])
-def test_stage_3_of_lora_with_checkpointing_where_no_set_has_a_say(name, world_of):
-    job = examples.job(name, "zero-3", 4, True, True, prefetching=False)
-    assert error(world_of(4), job) == pytest.approx(0, abs=0.005)
+def test_stage_3_of_lora_with_checkpointing_where_no_set_has_a_say(world_of):
+    job = examples.job("baichuan2", "zero-3", 2, True, True, prefetching=False)
+    assert error(world_of(2), job) == pytest.approx(0, abs=0.005)
 
 
 def test_lines_are_the_model_states_of_the_formulas():
