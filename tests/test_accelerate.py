@@ -131,6 +131,15 @@ ROOM = accelerate_configs.room()
         ({"main_process_port": "any"}, "main_process_port must be a whole number of at least 0, not 'any'"),
         ({"compute_environment": "MARS"}, "compute_environment must be LOCAL_MACHINE here, not 'MARS'"),
         ({"fsdp_config": {"fsdp_version": 3}}, "fsdp_version is 1 or 2, not 3"),
+        (
+            {"fsdp_config": {"auto_wrap_policy": "TRANSFORMER_BASE_WRAP"}},
+            "fsdp_auto_wrap_policy is one of TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP, NO_WRAP, not 'TRANSFORMER_BASE_",
+        ),
+        ({"fsdp_config": {"fsdp_state_dict_type": "FULL"}}, "fsdp_state_dict_type is one of FULL_STATE_DICT, "),
+        (
+            {"fsdp_config": {"fsdp_version": 2, "fsdp_reshard_after_forward": "FULL_SHARD"}},
+            "fsdp_reshard_after_forward of FSDP2 is true or false, not 'FULL_SHARD'",
+        ),
         ({"fsdp_config": "yes"}, "fsdp_config must be a section of keys, not 'yes'"),
     ],
 )

@@ -404,3 +404,13 @@ def test_the_peers_do_the_same(peers_world, kind, order, chunks):
         extra = 48 * 3 * messages + (200 if kind == "DeepSpeed" else 0)  # which hands the loss round
         assert ours[rank][1] <= theirs[rank][1] <= ours[rank][1] + extra
         assert theirs[rank][2] == ours[rank][2]  # the same computations in the same order
+
+
+def test_deepspeeds_takes_no_part_of_a_batch(peers_world):
+    def indivisible():
+        from pardemo.peers.deepspeed_pipeline import DeepSpeedPipeline
+
+        DeepSpeedPipeline([nn.Identity()] * 2, 4, 10, F.mse_loss)
+
+    with pytest.raises(RankFailed, match="a batch of 10 does not divide into 4 micro-batches"):
+        peers_world.run(indivisible)

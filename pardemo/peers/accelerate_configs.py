@@ -72,8 +72,8 @@ def check(config: Mapping[str, Any], folder: Path = Path()) -> None:
         if config.get(section) and kind != type_:
             raise ValueError(f"{section} is ignored under distributed_type {kind}: it belongs to {type_}")
         _refuse_unknown(config.get(section, {}), _known(section), section)
-    if kind == "FSDP" and (version := config.get("fsdp_config", {}).get("fsdp_version", 1)) not in (1, 2):
-        raise ValueError(f"fsdp_version is 1 or 2, not {version!r}")
+    if kind == "FSDP":
+        _check_fsdp(config.get("fsdp_config", {}))
     if kind == "DEEPSPEED":
         _check_deepspeed(config, folder)
     if kind == "MEGATRON_LM":
@@ -184,6 +184,26 @@ def _check_processes(config: Mapping[str, Any], kind: str) -> None:
         on = f" on {machines} machines" if machines > 1 else ""
         what = f"{torch.cuda.device_count()} GPUs" if torch.cuda.is_available() else f"room for {room()} CPU ranks"
         raise ValueError(f"num_processes {processes}{on} is more than the machine allows: it has {what}")
+
+
+def _check_fsdp(section: Mapping[str, Any]) -> None:
+    """What Accelerate finds out rank by rank, once all have started."""
+    from accelerate.utils import constants
+
+    given = {key.removeprefix("fsdp_"): value for key, value in section.items()}
+    if (version := given.get("version", 1)) not in (1, 2):
+        raise ValueError(f"fsdp_version is 1 or 2, not {version!r}")
+    for key, names in (
+        ("auto_wrap_policy", constants.FSDP_AUTO_WRAP_POLICY),
+        ("state_dict_type", constants.FSDP_STATE_DICT_TYPE),
+    ):
+        if key in given and str(given[key]).upper() not in names:
+            raise ValueError(f"fsdp_{key} is one of {', '.join(names)}, not {given[key]!r}")
+    if "reshard_after_forward" in given and (version == 2) != isinstance(given["reshard_after_forward"], bool):
+        wanted = "true or false" if version == 2 else f"one of {', '.join(constants.FSDP_SHARDING_STRATEGY)}"
+        raise ValueError(
+            f"fsdp_reshard_after_forward of FSDP{version} is {wanted}, not {given['reshard_after_forward']!r}"
+        )
 
 
 def _check_deepspeed(config: Mapping[str, Any], folder: Path) -> None:

@@ -25,6 +25,9 @@ class DeepSpeedPipeline:
         loss_of: (output, targets) of a micro-batch to its mean loss.
         lr: of SGD.
         timeline: notes spans of kind "forward" and "backward", named "stage.micro-batch".
+
+    Raises:
+        ValueError: samples that do not divide into the micro-batches (DeepSpeed itself would take fewer).
     """
 
     def __init__(
@@ -36,6 +39,8 @@ class DeepSpeedPipeline:
         lr: float = 0.1,
         timeline: Timeline | None = None,
     ):
+        if samples % micro_batches:
+            raise ValueError(f"a batch of {samples} does not divide into {micro_batches} micro-batches of equal size")
         self._micro_batches, self._timeline = micro_batches, timeline
         settings = {
             "train_micro_batch_size_per_gpu": samples // micro_batches,
