@@ -27,16 +27,18 @@ class RankFailed(RankError):
     """The function raised on one or more ranks.
 
     ``failures`` maps rank to :class:`Failure`; ``stopped`` are ranks that were still waiting for
-    the failed ones (usually inside a collective) and were ended.
+    the failed ones (usually inside a collective) and were ended. The text tells causes first: a
+    rank that lost its connection lost it to one that failed before.
     """
 
     def __init__(self, failures: Mapping[int, Failure], stopped: list[int] | None = None):
         self.failures = dict(failures)
         self.stopped = list(stopped or [])
-        lines = ["; ".join(f"rank {rank}: {f.headline}" for rank, f in sorted(self.failures.items()))]
+        told = sorted(self.failures.items(), key=lambda item: (item[1].type == "ConnectionError", item[0]))
+        lines = ["; ".join(f"rank {rank}: {f.headline}" for rank, f in told)]
         if self.stopped:
             lines.append(f"({ranks_text(self.stopped)} did not finish within the grace time after that and ended)")
-        for rank, failure in sorted(self.failures.items()):
+        for rank, failure in told:
             lines += ["", f"--- rank {rank} ---", failure.traceback.rstrip()]
         super().__init__("\n".join(lines))
 

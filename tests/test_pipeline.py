@@ -349,6 +349,15 @@ def test_a_stage_that_fails_ends_the_others_wait_and_leaves_nothing_behind(world
     assert loss.item() == pytest.approx(F.mse_loss(nn.Sequential(*layers())(batch()[0]), batch()[1]).item(), abs=CLOSE)
 
 
+def test_the_cause_is_told_before_what_it_caused(world_of):
+    def step():
+        stage = nn.Linear(WIDTH, WIDTH)
+        Pipeline([Fails() if dist.get_rank() else stage], Schedule(one_f_one_b, 2, M), F.mse_loss).step(*batch())
+
+    with pytest.raises(RankFailed, match=r"^rank 1: RuntimeError: this stage is broken; rank 0: ConnectionError: grad"):
+        world_of(2).run(step)
+
+
 def peers_steps(kind, order, chunks, steps=2):
     from pardemo.peers.deepspeed_pipeline import DeepSpeedPipeline
     from pardemo.peers.pipelining import TorchPipeline
