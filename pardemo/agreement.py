@@ -4,14 +4,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pardemo.links import RingLink
+from pardemo.links import Link
 
 MAX_DIMS = 8
 COLUMNS = 3 + 2 * MAX_DIMS  # dtype, dimensions, shape, strides, a shard that does not fit
 _DTYPES = sorted((d for d in vars(torch).values() if isinstance(d, torch.dtype)), key=str)
 
 
-def compare_round_the_ring(tensor: torch.Tensor, link: RingLink, wrong: int = 0) -> None:
+def compare_round_the_ring(tensor: torch.Tensor, link: Link, wrong: int = 0) -> None:
     """Passes all ranks' descriptions round the ring in N−1 small steps; ValueError where they differ.
 
     ``wrong`` is 0, or 1 + the size of a shard that does not fit on this rank.

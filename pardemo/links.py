@@ -27,12 +27,13 @@ TOKEN_BYTES = 16
 
 #: Bytes that the links of this process have handed to the kernel and taken from it, for systems that count none.
 counted = {"sent": 0, "received": 0}
+_counting = threading.Lock()  # links are used by several threads
 #: Collectives that this process has called on rings, by name.
 calls: "Counter[str]" = Counter()
 
 
-class RingLink:
-    """Two connections of this rank within ``group``'s ring. Used by one thread at a time (``lock``).
+class Link:
+    """Two connections of this rank within ``group``, seen as a ring. For one thread at a time: several take ``lock``.
 
     Args:
         use: what travels on them, for messages of what went wrong.
@@ -54,9 +55,15 @@ class RingLink:
             meeting: list = [None] * self.size
             dist.all_gather_object(meeting, (address, listener.getsockname()[1], token), group=group)
             host, port, their_token = meeting[self.successor]
-            self._out = socket.create_connection((host, port), TIMEOUT_S)
-            self._out.sendall(their_token)
-            self._in = _accept(listener, token)
+            try:
+                self._out = socket.create_connection((host, port), TIMEOUT_S)
+                self._out.sendall(their_token)
+            except OSError as reason:
+                raise self._cannot_send(reason) from None
+            try:
+                self._in = _accept(listener, token)
+            except OSError as reason:
+                raise self._lost(f"did not connect ({reason})") from None
         for end in (self._out, self._in):
             end.settimeout(None)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -66,7 +73,7 @@ class RingLink:
         self._sent = threading.Condition()
         self._queued = self._done = 0
         self._error: Exception | None = None
-        threading.Thread(target=_pump, args=(self._queue, weakref.ref(self)), name="ring-sender", daemon=True).start()
+        threading.Thread(target=_pump, args=(self._queue, weakref.ref(self)), name=f"{use}-sender", daemon=True).start()
         self._finalizer = weakref.finalize(self, _close, self._queue, self._out, self._in)
 
     def send(self, data: memoryview) -> int:
@@ -74,7 +81,7 @@ class RingLink:
 
         Returns this send's number, for :meth:`wait_sent`.
         """
-        counted["sent"] += len(data)
+        _count("sent", data)
         with self._sent:
             self._queued += 1
             number, idle = self._queued, self._done == self._queued - 1
@@ -98,12 +105,16 @@ class RingLink:
             if self._error:
                 raise self._error
 
+    def has_sent(self, number: int) -> bool:
+        """Whether send ``number`` and all before it have left."""
+        return self._done >= number
+
     def flush(self) -> None:
         self.wait_sent(self._queued)
 
     def receive(self, data: memoryview) -> None:
         """Fills ``data`` with the predecessor's next bytes."""
-        counted["received"] += len(data)
+        _count("received", data)
         while data:  # a signal can cut even MSG_WAITALL short
             try:
                 got = self._in.recv_into(data, len(data), socket.MSG_WAITALL)
@@ -135,7 +146,12 @@ class RingLink:
         return None
 
 
-def _pump(queue: SimpleQueue, link_ref: "weakref.ref[RingLink]") -> None:
+def _count(way: str, data: memoryview) -> None:
+    with _counting:
+        counted[way] += len(data)
+
+
+def _pump(queue: SimpleQueue, link_ref: "weakref.ref[Link]") -> None:
     """The sender thread. It holds the link only while it sends, so that an unused link can be collected."""
     while (data := queue.get()) is not None:
         link = link_ref()
@@ -188,7 +204,7 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 #: For each group, its links by what they are for.
-_links: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, RingLink]]" = weakref.WeakKeyDictionary()
+_links: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, Link]]" = weakref.WeakKeyDictionary()
 
 
 def drop_link(group: dist.ProcessGroup, use: str = "ring") -> None:
@@ -198,10 +214,10 @@ def drop_link(group: dist.ProcessGroup, use: str = "ring") -> None:
         link._finalizer()
 
 
-def ring_link(group: dist.ProcessGroup, use: str = "ring", step: int = 1, inline_bytes: int = INLINE_BYTES) -> RingLink:
+def link_of(group: dist.ProcessGroup, use: str = "ring", step: int = 1, inline_bytes: int = INLINE_BYTES) -> Link:
     """The links of this rank in ``group`` for one ``use``; made together by all its ranks at the first call."""
     found = _links.setdefault(group, {})
     if use not in found:
         with _disable_current_modes():  # meters: the caller did not ask for these messages
-            found[use] = RingLink(group, use, step, inline_bytes)
+            found[use] = Link(group, use, step, inline_bytes)
     return found[use]

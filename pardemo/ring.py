@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from pardemo.agreement import compare_in_group, compare_round_the_ring
-from pardemo.links import RingLink, bytes_of, drop_link, ring_link
+from pardemo.links import Link, bytes_of, drop_link, link_of
 
 SEGMENT_BYTES = 1 << 20
 OPERATIONS = {"sum": torch.Tensor.add_, "max": lambda mine, theirs: torch.maximum(mine, theirs, out=mine)}
@@ -25,13 +25,13 @@ class Ring:
     def __init__(self, group: dist.ProcessGroup, tensor: torch.Tensor, wrong: int = 0, op: str = "sum"):
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
         self._tensor, self._wrong, self._combine = tensor, wrong, OPERATIONS[op]
-        self._link: RingLink | None = None
+        self._link: Link | None = None
 
     def __enter__(self) -> "Ring":
         if self._tensor.device.type != "cpu" or self.size == 1:
             compare_in_group(self._tensor, self.group, self._wrong)
             return self
-        self._link = ring_link(self.group)
+        self._link = link_of(self.group)
         self._link.lock.acquire()
         try:
             compare_round_the_ring(self._tensor, self._link, self._wrong)

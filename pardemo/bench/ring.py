@@ -8,14 +8,14 @@ import torch.distributed as dist
 
 from pardemo.bench import Row, compare
 from pardemo.collectives import ring_all_reduce
-from pardemo.links import RingLink
+from pardemo.links import Link
 from pardemo.meters import MemoryMeter
 
 SIZES = {"64KiB": 64 << 10, "1MiB": 1 << 20, "16MiB": 16 << 20, "64MiB": 64 << 20}
 BLOCK = 1 << 20  # what the plain sockets hand to the kernel at once
 
 
-def _pump(link: RingLink, nbytes: int, outgoing: memoryview, incoming: memoryview) -> None:
+def _pump(link: Link, nbytes: int, outgoing: memoryview, incoming: memoryview) -> None:
     """Plain sockets: ``nbytes`` to the successor, as many from the predecessor, at the same time; no adding.
 
     They come from ``outgoing`` and go to ``incoming``, over and over: one block stays in the cache, a memory as
@@ -40,7 +40,7 @@ def _pump(link: RingLink, nbytes: int, outgoing: memoryview, incoming: memoryvie
 def alternate(nbytes: int, rounds: int) -> dict[str, list[float]]:
     """On every rank: seconds of each method, by turns."""
     size = dist.get_world_size()
-    link = RingLink(dist.group.WORLD)  # connections of its own, made as the ring makes its
+    link = Link(dist.group.WORLD)  # connections of its own, made as the ring makes its
     blocks = memoryview(bytearray(BLOCK)), memoryview(bytearray(BLOCK))
     whole = memoryview(bytearray(nbytes))
     moved = int(2 * (size - 1) / size * nbytes)

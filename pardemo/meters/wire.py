@@ -2,7 +2,7 @@
 
 Linux counts every byte of every TCP connection, per socket and without privileges (``getsockopt TCP_INFO``,
 fields ``tcpi_bytes_sent``, ``tcpi_bytes_retrans``, ``tcpi_notsent_bytes``, ``tcpi_bytes_received`` of
-``struct tcp_info``, include/uapi/linux/tcp.h). gloo and pardemo's ring move all data over TCP, so whichever
+``struct tcp_info``, include/uapi/linux/tcp.h). gloo and pardemo's links move all data over TCP, so whichever
 framework sent it, it is counted. nccl does not (NVLink, shared memory, InfiniBand), and other systems do not
 count: there the bytes are computed from the collectives that were called, and ``evidence`` says ``count``.
 """

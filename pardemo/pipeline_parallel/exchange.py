@@ -1,9 +1,9 @@
 """What travels between stages: activations one way, their gradients the other. Nothing here knows autograd.
 
-CPU tensors of up to a MiB travel over links of the group's own (:mod:`pardemo.links`): handing such a message to the
-kernel takes less time than telling another thread to do it, and that thread would take its turns on a core from the
-computation. Larger ones, and CUDA tensors, go by the backend's ``isend`` and ``irecv``, which carry them while this
-rank computes.
+Under gloo messages of up to a MiB travel over links of the group's own (:mod:`pardemo.links`): handing such a message
+to the kernel takes less time than telling another thread to do it, and that thread would take its turns on a core from
+the computation. Nobody waits for one to leave before the step's end. Larger ones, and other backends', go by ``isend``
+and ``irecv``, which carry them while this rank computes.
 """
 
 from collections import deque
@@ -12,14 +12,15 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from pardemo.links import RingLink, bytes_of, drop_link, ring_link
+from pardemo.links import Link, bytes_of, drop_link, link_of
 
 #: What an activation can be made of; its place in here travels ahead of the first one.
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 HEADER = 10  # numbers: kind of element, dimensions, sizes
 MAX_DIMENSIONS = HEADER - 2
-#: Messages that may be leaving at a time; before another, the oldest is waited for, so that its memory can go. (No
-#: schedule stands still for that: they are proven with messages that block.)
+#: Messages of the backend's that may be leaving at a time; before another, the oldest is waited for, so that its memory
+#: can go: gloo does not say whether one has left. (No schedule stands still for that: a receive is posted where it
+#: stands, and schedules are proven with messages that block.)
 LEAVING = 2
 #: The largest message on a link of our own. On two cores a step took 1.06 (1 MiB) to 2.8 times (4 KiB) as long by gloo;
 #: from 4 MiB on there was no difference, and between hosts the backend's thread has more to hide.
@@ -38,8 +39,9 @@ class Exchange:
     def __init__(self, group: dist.ProcessGroup, device: torch.device):
         self.group, self.device = group, device
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
-        self._has_links = device.type == "cpu" and self._size > 1
+        self._has_links = dist.get_backend(group) == "gloo" and self._size > 1  # the same on all ranks
         self._sending: deque[tuple[Callable, torch.Tensor]] = deque()
+        self._on_links: deque[tuple[Link, int, torch.Tensor]] = deque()
         self._expected: dict[int, deque[Incoming]] = {FORTH: deque(), BACK: deque()}
         if self._has_links:  # of all ranks together, and so not when one of them happens to need it
             for way in USES:
@@ -47,13 +49,14 @@ class Exchange:
 
     def send(self, tensor: torch.Tensor, way: int) -> None:
         """Starts sending a contiguous tensor one step along ``way``, and keeps it until it has left."""
-        while len(self._sending) >= LEAVING:
-            self._sending.popleft()[0]()
         if self._by_link(tensor):
             link = self._link(way)
-            number = link.send(bytes_of(tensor))
-            self._sending.append((lambda: link.wait_sent(number), tensor))
+            self._on_links.append((link, link.send(bytes_of(tensor)), tensor))
+            while self._on_links and self._on_links[0][0].has_sent(self._on_links[0][1]):
+                self._on_links.popleft()
         else:
+            while len(self._sending) >= LEAVING:
+                self._sending.popleft()[0]()
             work = dist.isend(tensor, group=self.group, group_dst=(self._rank + way) % self._size)
             self._sending.append((work.wait, tensor))
 
@@ -89,23 +92,27 @@ class Exchange:
         """Waits until everything has left."""
         while self._sending:
             self._sending.popleft()[0]()
-
-    def abandon(self) -> None:
-        """Closes the links: what is still on its way must not be taken for the next step's."""
-        for use in USES.values():
-            drop_link(self.group, use)
+        while self._on_links:
+            link, number, _ = self._on_links.popleft()
+            link.wait_sent(number)
 
     def _by_link(self, tensor: torch.Tensor) -> bool:
-        return self._has_links and tensor.nbytes <= LINK_BYTES
+        return self._has_links and tensor.device.type == "cpu" and tensor.nbytes <= LINK_BYTES
 
-    def _link(self, way: int) -> RingLink:
-        return ring_link(self.group, USES[way], way, LINK_BYTES)
+    def _link(self, way: int) -> Link:
+        return link_of(self.group, USES[way], way, LINK_BYTES)
+
+
+def abandon(group: dist.ProcessGroup) -> None:
+    """Closes the links: who waits for this rank gets an error, and nothing on them is taken for another step's."""
+    for use in USES.values():
+        drop_link(group, use)
 
 
 class Incoming:
     """A tensor on its way: on a link, where it lies behind what is expected before it, or as the backend's work."""
 
-    def __init__(self, tensor: torch.Tensor, source: RingLink | dist.Work, expected: "deque[Incoming] | None" = None):
+    def __init__(self, tensor: torch.Tensor, source: Link | dist.Work, expected: "deque[Incoming] | None" = None):
         self._tensor, self._source, self._expected = tensor, source, expected
         if expected is not None:
             expected.append(self)

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pardemo.collectives import ring_all_reduce
 from pardemo.meters.timeline import Timeline
-from pardemo.pipeline_parallel.exchange import BACK, FORTH, Exchange, Incoming
+from pardemo.pipeline_parallel.exchange import BACK, FORTH, Exchange, Incoming, abandon
 from pardemo.pipeline_parallel.instructions import (
     Backward,
     Compute,
@@ -25,6 +25,7 @@ from pardemo.pipeline_parallel.instructions import (
 )
 from pardemo.pipeline_parallel.schedules import Schedule
 from pardemo.pipeline_parallel.timetable import instructions
+from pardemo.rank import device
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 Form = tuple[torch.Size, torch.dtype]
@@ -76,6 +77,7 @@ class Pipeline:
             raise ValueError(f"the schedule has {schedule.chunks} stages on a rank, not {len(chunks)}")
         self.schedule, self.loss_of, self.checkpointing, self.tied = schedule, loss_of, checkpointing, tuple(tied)
         self.timeline = timeline
+        self._failed = False
         self._stages = dict(zip(range(rank, schedule.stages, ranks), chunks, strict=True))
         self._program = instructions(schedule)[rank]
         self._last_backward = {one.stage: one for one in self._program if isinstance(one, Backward)}
@@ -102,22 +104,30 @@ class Pipeline:
         Raises:
             ValueError: a batch that does not divide into the micro-batches, no inputs or targets where they are read,
                 or activations of another shape than in the step before.
+            TypeError: a stage hands on what has no gradient.
+            ConnectionError: another rank's step failed, or it is gone.
+            RuntimeError: a step failed before: what it sent may still be on its way, or what it received be missing.
         """
+        if self._failed:
+            raise RuntimeError("an earlier step of this Pipeline failed on its way: make another one")
+        try:
+            return self._step(inputs, targets)
+        except BaseException:
+            self._failed = True
+            abandon(self.group)
+            raise
+
+    def _step(self, inputs: torch.Tensor | None, targets: torch.Tensor | None) -> torch.Tensor | None:
         first, last = 0 in self._stages, self.schedule.stages - 1 in self._stages
         self._inputs = self._micro_batches("inputs", inputs) if first else ()
         self._targets = self._micro_batches("targets", targets) if last else ()
         parameters = (p for chunk in self._stages.values() for p in chunk.parameters())
-        device = next((p.device for p in parameters), torch.device("cpu"))
-        self._exchange = Exchange(self.group, device)
+        self._exchange = Exchange(self.group, next((p.device for p in parameters), device()))
         self._held: dict[tuple[type, int, int], object] = {}  # what one instruction leaves for a later one
         self._losses: list[torch.Tensor] = []
-        try:
-            for instruction in self._program:
-                self._do[type(instruction)](instruction)
-            self._exchange.flush()
-        except BaseException:
-            self._exchange.abandon()
-            raise
+        for instruction in self._program:
+            self._do[type(instruction)](instruction)
+        self._exchange.flush()
         for number, (parameter, holders) in enumerate(self.tied):
             self._sum_gradients(number, parameter, holders)
         return torch.stack(self._losses).sum() if last else None
