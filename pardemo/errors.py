@@ -23,18 +23,23 @@ class RankError(RuntimeError):
     """Base of everything a World reports about its ranks."""
 
 
+_LOST = {"ConnectionError", "ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "DistNetworkError"}
+
+
 class RankFailed(RankError):
     """The function raised on one or more ranks.
 
     ``failures`` maps rank to :class:`Failure`; ``stopped`` are ranks that were still waiting for
     the failed ones (usually inside a collective) and were ended. The text tells causes first: a
-    rank that lost its connection lost it to one that failed before.
+    rank that lost its connection lost it to one that failed before. ``first`` is the rank and the
+    failure that it begins with.
     """
 
     def __init__(self, failures: Mapping[int, Failure], stopped: list[int] | None = None):
         self.failures = dict(failures)
         self.stopped = list(stopped or [])
-        told = sorted(self.failures.items(), key=lambda item: (item[1].type == "ConnectionError", item[0]))
+        told = sorted(self.failures.items(), key=lambda item: (item[1].type in _LOST, item[0]))
+        self.first = told[0]
         lines = ["; ".join(f"rank {rank}: {f.headline}" for rank, f in told)]
         if self.stopped:
             lines.append(f"({ranks_text(self.stopped)} did not finish within the grace time after that and ended)")

@@ -47,7 +47,7 @@ def load_checkpoint(
     model.eval()
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     shards = find_shards(folder)
-    _check_index(folder, shards, set(shapes))
+    _check_index(folder, set(shapes))
     left = dict(shapes)
     for path in shards:
         for name, tensor in _tensors(path):
@@ -160,7 +160,7 @@ def save_into(model: Baichuan2ForCausalLM, tokenizer, folder: Path, shard_bytes:
         tokenizer.save_pretrained(folder)
 
 
-def _check_index(folder: Path, shards: list[Path], wanted: set[str]) -> None:
+def _check_index(folder: Path, wanted: set[str]) -> None:
     """What the index promises, before gigabytes are read for nothing."""
     for single in SINGLE:
         index = folder / (single + INDEX)

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pardemo.bench import Row, compare
+from pardemo.bench import Row, compare, slowest
 from pardemo.data_parallel import BucketedDataParallel, NaiveDataParallel
 
 RANKS = 2
@@ -45,8 +45,8 @@ def rows() -> list[Row]:
     with World(RANKS) as world:
         for label, shape in SHAPES.items():
             results = world.run(alternate, *shape, ROUNDS[label])
-            slowest = {k: [max(r) for r in zip(*(one[k] for one in results), strict=True)] for k in results[0]}
+            seconds = slowest(results)
             for name, target in (("bucketed", 0.9), ("naive", None)):
                 row = f"data-parallel.{name}.{label}"
-                table.append(compare(row, slowest[name], slowest["torch"], "s", target, "torch's DDP, its defaults"))
+                table.append(compare(row, seconds[name], seconds["torch"], "s", target, "torch's DDP, its defaults"))
     return table

@@ -5,7 +5,7 @@ import time
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from pardemo.bench import Row, compare
+from pardemo.bench import Row, compare, slowest
 
 RANKS = 2
 MICRO_BATCHES = 8
@@ -54,7 +54,7 @@ def rows() -> list[Row]:
         for order in CHUNKS:
             for label, shape in SHAPES.items():
                 results = world.run(alternate, order, *shape)
-                slowest = {k: [max(r) for r in zip(*(one[k] for one in results), strict=True)] for k in results[0]}
+                seconds = slowest(results)
                 note = "torch.distributed.pipelining"
-                table.append(compare(f"pipeline.{order}.{label}", slowest["ours"], slowest["torch"], "s", 1.0, note))
+                table.append(compare(f"pipeline.{order}.{label}", seconds["ours"], seconds["torch"], "s", 1.0, note))
     return table

@@ -6,7 +6,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from pardemo.bench import Row, compare
+from pardemo.bench import Row, compare, slowest
 from pardemo.collectives import ring_all_reduce
 from pardemo.links import Link
 from pardemo.meters import MemoryMeter
@@ -82,12 +82,12 @@ def rows() -> list[Row]:
         with World(ranks) as world:
             for label, nbytes in SIZES.items():
                 results = world.run(alternate, nbytes, 31 if nbytes <= 1 << 20 else 11)
-                slowest = {k: [max(r) for r in zip(*(one[k] for one in results), strict=True)] for k in results[0]}
+                seconds = slowest(results)
                 name = f"ring.n{ranks}.{label}"
                 target = 1.0 if nbytes >= 16 << 20 else 0.7
-                table.append(compare(name, slowest["ring"], slowest["torch"], "s", target, "gloo all_reduce"))
+                table.append(compare(name, seconds["ring"], seconds["torch"], "s", target, "gloo all_reduce"))
                 floor = 0.7 if (ranks, label) == (4, "64MiB") else None
-                table.append(compare(f"{name}.limit", slowest["ring"], slowest["sockets"], "s", floor, "plain sockets"))
+                table.append(compare(f"{name}.limit", seconds["ring"], seconds["sockets"], "s", floor, "plain sockets"))
                 extra = max(world.run(extra_bytes, nbytes))
                 table.append(compare(f"{name}.memory", [extra], [2 * nbytes / ranks], "B", 1.0, "2/N of the tensor"))
     return table

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pardemo.bench import Row, compare
+from pardemo.bench import Row, compare, slowest
 
 RANKS = 2
 PEERS = {"megatron": "Megatron-core", "dtensor": "torch's DTensor"}
@@ -55,13 +55,13 @@ def rows() -> list[Row]:
         for part in ("mlp", "block"):
             for label, (width, tokens, heads, rounds, target) in SHAPES.items():
                 results = world.run(alternate, part, width, tokens, heads, rounds)
-                slowest = {k: [max(r) for r in zip(*(one[k] for one in results), strict=True)] for k in results[0]}
+                seconds = slowest(results)
                 found = [
-                    compare(f"tensor-parallel.{part}.{label}.{peer}", slowest["ours"], slowest[peer], "s", None, note)
+                    compare(f"tensor-parallel.{part}.{label}.{peer}", seconds["ours"], seconds[peer], "s", None, note)
                     for peer, note in PEERS.items()
                 ]
-                faster = min(PEERS, key=lambda peer: compare("", slowest["ours"], slowest[peer], "s", None).ratio)
+                faster = min(PEERS, key=lambda peer: compare("", seconds["ours"], seconds[peer], "s", None).ratio)
                 note = f"the faster of the two, {PEERS[faster]}"
                 row = f"tensor-parallel.{part}.{label}"
-                table += [compare(row, slowest["ours"], slowest[faster], "s", target, note), *found]
+                table += [compare(row, seconds["ours"], seconds[faster], "s", target, note), *found]
     return table

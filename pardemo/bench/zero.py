@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pardemo.bench import Row, compare
+from pardemo.bench import Row, compare, slowest
 from pardemo.meters import WireMeter
 
 RANKS = 2
@@ -59,7 +59,7 @@ def rows() -> list[Row]:
     with World(RANKS, preload=["pardemo.peers.deepspeed"]) as world:
         for stage in (1, 2, 3):
             results = world.run(alternate, stage, ROUNDS)
-            worst = {k: [max(r) for r in zip(*(one[k] for one in results), strict=True)] for k in results[0]}
+            worst = slowest(results)
             peer = f"DeepSpeed's stage {stage}, its defaults"
             table.append(compare(f"zero.stage_{stage}", worst["ours"], worst["deepspeed"], "s", 1.0, peer))
             sent = worst["ours.bytes"], worst["deepspeed.bytes"]

@@ -73,7 +73,7 @@ def check(name: str, function: Callable) -> bool:
         print(f"{name}: not yet. {error}")
         return False
     except RankFailed as error:
-        rank, failure = min(error.failures.items())
+        rank, failure = error.first
         print(f"{name}: not yet. Your function raised on rank {rank}: {failure.headline}")
         return False
     except RankError as error:

@@ -43,7 +43,7 @@ def check_config(function: Callable[[], dict[str, Any]]) -> str:
             try:
                 units = world.run(_units, environment, expected)
             except RankFailed as error:
-                raise Mistake(f"It starts, but {min(error.failures.items())[1].message}.") from None
+                raise Mistake(f"It starts, but {error.first[1].message}.") from None
     if min(units) < 3:  # the whole model, and each of two blocks
         raise Mistake(
             "It runs, but the model is one single shard: all of it is gathered at once. Name the layer class: "

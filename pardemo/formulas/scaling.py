@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 #: Figure 5, per cent of linear scaling, by tensor-parallel size
 FIGURE_5_MP = {1: 100, 2: 95, 4: 82, 8: 77}
 FIGURE_5_MP_DP = {1: 96, 2: 83, 4: 79, 8: 74}
-ABSTRACT_MP_DP = 76  # the abstract's figure for 512 GPUs; 15.1 PFLOP/s / (512 · 39 TFLOP/s) = 75.6 %
 BASELINE_FLOPS = 39e12
 
 

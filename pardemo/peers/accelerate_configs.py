@@ -5,7 +5,6 @@ Accelerate refuses a key at the top of the file that it does not know. Inside a 
 finds out rank by rank. :func:`check` says both in one line.
 """
 
-import difflib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -56,7 +55,7 @@ def check(config: Mapping[str, Any], folder: Path = Path()) -> None:
     """
     from accelerate.commands.config.config_args import ClusterConfig
 
-    _refuse_unknown(config, set(ClusterConfig.__dataclass_fields__), "the configuration")
+    deepspeed_settings.refuse_unknown(config, set(ClusterConfig.__dataclass_fields__), "the configuration")
     kind = config.get("distributed_type")
     if kind == "MULTI_CPU" or config.get("use_cpu"):
         raise ValueError("MULTI_CPU and use_cpu: true start one process without a word (unless mpirun is there): "
@@ -71,7 +70,7 @@ def check(config: Mapping[str, Any], folder: Path = Path()) -> None:
             raise ValueError(f"{section} must be a section of keys, not {config[section]!r}")
         if config.get(section) and kind != type_:
             raise ValueError(f"{section} is ignored under distributed_type {kind}: it belongs to {type_}")
-        _refuse_unknown(config.get(section, {}), _known(section), section)
+        deepspeed_settings.refuse_unknown(config.get(section, {}), _known(section), section)
     if kind == "FSDP":
         _check_fsdp(config.get("fsdp_config", {}))
     if kind == "DEEPSPEED":
@@ -132,13 +131,6 @@ def _known(section: str) -> set[str]:
     return keys | ({key.removeprefix("fsdp_") for key in keys} if section == "fsdp_config" else set())
 
 
-def _refuse_unknown(given: Mapping[str, Any], known: set[str], where: str) -> None:
-    for key in given:
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, 1)
-            raise ValueError(f"{where} has no key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
-
-
 def _whole(config: Mapping[str, Any], key: str, least: int, default: int | None = None) -> int:
     value = config.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -190,20 +182,22 @@ def _check_fsdp(section: Mapping[str, Any]) -> None:
     """What Accelerate finds out rank by rank, once all have started."""
     from accelerate.utils import constants
 
-    given = {key.removeprefix("fsdp_"): value for key, value in section.items()}
+    given = {key.removeprefix("fsdp_"): value for key, value in section.items() if value is not None}
     if (version := given.get("version", 1)) not in (1, 2):
         raise ValueError(f"fsdp_version is 1 or 2, not {version!r}")
     for key, names in (
         ("auto_wrap_policy", constants.FSDP_AUTO_WRAP_POLICY),
-        ("state_dict_type", constants.FSDP_STATE_DICT_TYPE),
+        ("state_dict_type", constants.FSDP2_STATE_DICT_TYPE if version == 2 else constants.FSDP_STATE_DICT_TYPE),
+        ("sharding_strategy", constants.FSDP_SHARDING_STRATEGY),
+        ("backward_prefetch", constants.FSDP_BACKWARD_PREFETCH),
     ):
-        if key in given and str(given[key]).upper() not in names:
+        numbers = key != "auto_wrap_policy"  # of the others Accelerate takes the number in the list, too
+        value = str(given.get(key, names[0]))
+        if value.upper() not in names and not (numbers and value.isdigit()):
             raise ValueError(f"fsdp_{key} is one of {', '.join(names)}, not {given[key]!r}")
-    if "reshard_after_forward" in given and (version == 2) != isinstance(given["reshard_after_forward"], bool):
-        wanted = "true or false" if version == 2 else f"one of {', '.join(constants.FSDP_SHARDING_STRATEGY)}"
-        raise ValueError(
-            f"fsdp_reshard_after_forward of FSDP{version} is {wanted}, not {given['reshard_after_forward']!r}"
-        )
+    reshard = given.get("reshard_after_forward", True)
+    if version == 2 and str(reshard).lower() not in ("true", "false"):
+        raise ValueError(f"fsdp_reshard_after_forward of FSDP2 is true or false, not {reshard!r}")
 
 
 def _check_deepspeed(config: Mapping[str, Any], folder: Path) -> None:

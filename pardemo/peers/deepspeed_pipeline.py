@@ -39,7 +39,7 @@ class DeepSpeedPipeline:
         lr: float = 0.1,
         timeline: Timeline | None = None,
     ):
-        if samples % micro_batches:
+        if micro_batches < 1 or samples < 1 or samples % micro_batches:
             raise ValueError(f"a batch of {samples} does not divide into {micro_batches} micro-batches of equal size")
         self._micro_batches, self._timeline = micro_batches, timeline
         settings = {

@@ -24,12 +24,12 @@ def check(settings: Mapping[str, Any], world_size: int, on_cpu: bool = True) -> 
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
     known = {value for value in vars(constants).values() if isinstance(value, str) and value.isidentifier()}
-    _refuse_unknown(settings, known | _SECTIONS, "the configuration")
+    refuse_unknown(settings, known | _SECTIONS, "the configuration")
     zero = settings.get("zero_optimization", {})
     if not isinstance(zero, Mapping):
         raise ValueError(f"zero_optimization must be a section in braces, not {zero!r}")
     fields = DeepSpeedZeroConfig.model_fields
-    _refuse_unknown(zero, {*fields, *(f.alias for f in fields.values() if f.alias)}, "zero_optimization")
+    refuse_unknown(zero, {*fields, *(f.alias for f in fields.values() if f.alias)}, "zero_optimization")
     stage = zero.get("stage", 0)
     if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
         raise ValueError(f"zero_optimization.stage is 0, 1, 2 or 3, not {stage!r}")
@@ -38,15 +38,16 @@ def check(settings: Mapping[str, Any], world_size: int, on_cpu: bool = True) -> 
         if not isinstance(settings.get(name, {}), Mapping):
             raise ValueError(f"{name} must be a section in braces, not {settings[name]!r}")
     if "optimizer" in settings:
-        _refuse_unknown(settings["optimizer"], {"type", "params", constants.LEGACY_FUSION}, "optimizer")
+        refuse_unknown(settings["optimizer"], {"type", "params", constants.LEGACY_FUSION}, "optimizer")
     if on_cpu and settings.get("fp16", {}).get("enabled") is True:
         raise ValueError("fp16.enabled: DeepSpeed refuses fp16 on a CPU; use bf16")
 
 
-def _refuse_unknown(given: Iterable[str], known: set[str], where: str) -> None:
+def refuse_unknown(given: Iterable[str], known: set[str], where: str) -> None:
+    """Raises ValueError for a key that nobody knows, with the nearest that somebody does."""
     for key in given:
         if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
+            near = difflib.get_close_matches(str(key), known, 1)
             raise ValueError(f"{where} has no key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
 
 

@@ -37,6 +37,8 @@ class TorchPipeline:
         group: dist.ProcessGroup | None = None,
         timeline: Timeline | None = None,
     ):
+        if schedule not in SCHEDULES:
+            raise ValueError(f"no schedule {schedule!r}; there are {', '.join(SCHEDULES)}")
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         total = len(chunks) * ranks
         stages = [_Stage(chunk, rank + i * ranks, total, group, timeline) for i, chunk in enumerate(chunks)]

@@ -9,7 +9,7 @@ import bisect
 
 from pardemo.planner.footprint import Footprint
 
-_KIB, _MIB = 1 << 10, 1 << 20
+_MIB = 1 << 20
 ROUND, SMALL, SMALL_SEGMENT, MIDDLE, MIDDLE_SEGMENT, LARGE_ROUND = (
     512, _MIB, 2 * _MIB, 10 * _MIB, 20 * _MIB, 2 * _MIB,
 )  # fmt: skip

@@ -1,7 +1,5 @@
 """The plan read backwards: the longest sequence, the largest batch, the fewest GPUs that fit."""
 
-from dataclasses import replace
-
 from pardemo.planner.memory import Curve, run
 from pardemo.planner.table import Plan, Request
 
@@ -53,7 +51,7 @@ def fewest_gpus(request: Request, stage: int = 3, checkpointing: bool = True) ->
 
 
 def least_bytes(request: Request, gpus: int, stage: int = 3, checkpointing: bool = True) -> float:
-    """Peak of one sample a micro-batch on so many GPUs."""
+    """Peak of two samples a micro-batch on so many GPUs."""
     unit = request.tp * request.pp
     dp = max(1, gpus // unit)
     job = request.job.but(
@@ -66,8 +64,7 @@ def least_bytes(request: Request, gpus: int, stage: int = 3, checkpointing: bool
 
 def smallest_cluster(request: Request) -> str:
     """What to say where nothing fits: the smallest cluster that works."""
-    wider = replace(request.cluster, gpus=request.cluster.gpus, hosts=1)
-    count = fewest_gpus(replace(request, cluster=wider))
+    count = fewest_gpus(request)
     name = request.cluster.gpu.name
     if count is None:
         most = request.tp * request.pp << MOST_EXPONENT

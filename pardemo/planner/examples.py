@@ -41,7 +41,9 @@ def job(name: str, engine: str, ranks: int, lora: bool, checkpointing: bool, pre
     """
     adapter = Adapter(target=TARGETS[name]) if lora else None
     zero = BUCKETS if engine.startswith("zero") else {}
-    if zero and not prefetching:
+    if not prefetching:
+        if engine != "zero-3":
+            raise ValueError(f"only DeepSpeed's stage 3 prefetches, not {engine}")
         zero = BUCKETS | {"stage3_prefetch_bucket_size": 0}
     return Job(
         config(name), batch=4, sequence=128, adapter=adapter, checkpointing=checkpointing, engine=engine, ranks=ranks,

@@ -22,7 +22,7 @@ ROUNDS = 5
 
 @dataclass(frozen=True)
 class Check:
-    """``error`` is predicted over known, less 1; ``bound`` says that only an inequality can be asked for, and how."""
+    """``error`` is predicted over known, less 1; ``bound`` says where no equality can be asked for, and what can."""
 
     what: str
     predicted: float
