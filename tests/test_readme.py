@@ -11,6 +11,8 @@ import yaml
 
 from pardemo import project, runner, world
 from pardemo.errors import Failure, RankDied, RankFailed, RankTimeout
+from pardemo.links import Link
+from pardemo.pipeline_parallel.exchange import USES
 
 ROOT = project.PACKAGE.parent
 TEXT = (ROOT / "README.md").read_text()
@@ -96,6 +98,10 @@ def said_by_the_code():
     yield str(RankDied({2: -9}))
     yield str(RankTimeout(300, {0: "", 1: ""}, []))
     yield str(RankFailed({0: Failure("ValueError", "x", "")}, stopped=[1]))
+    link = Link.__new__(Link)
+    link.predecessor = 1
+    for link.use in ("ring", *USES.values()):
+        yield str(link._lost("closed the connection"))
     for path in (ROOT / "Makefile", *project.PACKAGE.rglob("*.py")):
         yield re.sub(r'"\s*\n\s*f?"', "", path.read_text())
 
