@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from pardemo.agreement import compare_in_group
+from pardemo.groups import group_of
 from pardemo.links import calls
 from pardemo.ring import OPERATIONS, SEGMENT_BYTES, Ring, chunk_numel, cut, exhaust
 
@@ -165,13 +166,8 @@ def gather_into(ring: Ring, out: torch.Tensor, shard: torch.Tensor, rank: int, s
 
 
 def _membership(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, int, int]:
-    group = group if group is not None else dist.group.WORLD
-    if group is None:
-        raise RuntimeError("no process group: call this inside World.run or after init_process_group")
-    rank = dist.get_rank(group)
-    if rank < 0:
-        raise ValueError(f"global rank {dist.get_rank()} is not a member of the group that it was given")
-    return group, rank, dist.get_world_size(group)
+    group = group_of(group)
+    return group, dist.get_rank(group), dist.get_world_size(group)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -119,3 +119,18 @@ class Groups:
     def __exit__(self, *error: object) -> None:
         for axis in AXES:
             dist.destroy_process_group(getattr(self, axis))
+
+
+def group_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """``group``, or the default group.
+
+    Raises:
+        RuntimeError: no process group. ValueError: this rank is not a member.
+    """
+    if group is None:
+        if not dist.is_initialized():
+            raise RuntimeError("no process group: call this inside World.run or after init_process_group")
+        group = dist.group.WORLD
+    if dist.get_rank(group) < 0:
+        raise ValueError(f"global rank {dist.get_rank()} is not a member of the group that it was given")
+    return group

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
 from pardemo.collectives import ring_all_reduce
+from pardemo.groups import group_of
 from pardemo.tensor_parallel import exchange
 
 
@@ -120,7 +121,7 @@ def partitioned_checkpoint(
         return function(x)
     if not x.requires_grad:
         raise ValueError("a checkpoint's input has to require a gradient: without one its parameters get none")
-    return _PartitionedCheckpoint.apply(function, exchange.group_of(group), store, x)
+    return _PartitionedCheckpoint.apply(function, group_of(group), store, x)
 
 
 def reduce_in_buffer(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pardemo import project, runner, world
+from pardemo import lfs, project, runner, world
 from pardemo.errors import Failure, RankDied, RankFailed, RankTimeout
 from pardemo.links import Link
 from pardemo.pipeline_parallel.exchange import USES
@@ -102,6 +102,9 @@ def said_by_the_code():
     link.predecessor = 1
     for link.use in ("ring", *USES.values()):
         yield str(link._lost("closed the connection"))
+    with pytest.raises(ValueError, match="pointer") as pointer:
+        lfs.refuse_pointer("model.safetensors", lfs.POINTER, "weights")
+    yield str(pointer.value)
     for path in (ROOT / "Makefile", *project.PACKAGE.rglob("*.py")):
         yield re.sub(r'"\s*\n\s*f?"', "", path.read_text())
 

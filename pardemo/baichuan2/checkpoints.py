@@ -13,8 +13,8 @@ from safetensors import SafetensorError, safe_open
 
 from pardemo.baichuan2.configuration import Baichuan2Config
 from pardemo.baichuan2.modeling import Baichuan2ForCausalLM
+from pardemo.lfs import refuse_pointer
 
-LFS_BEGINS = b"version https://git-lfs"
 SINGLE, INDEX = ("model.safetensors", "pytorch_model.bin"), ".index.json"
 
 
@@ -183,8 +183,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 def _whole(path: Path) -> Path:
     with open(path, "rb") as file:
-        if file.read(len(LFS_BEGINS)) == LFS_BEGINS:
-            raise ValueError(f"{path} is a git-lfs pointer, not the weights: run `git lfs pull` in its folder")
+        refuse_pointer(path, file.read(100), "weights")
     return path
 
 

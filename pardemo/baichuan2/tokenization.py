@@ -7,6 +7,8 @@ from pathlib import Path
 import sentencepiece
 from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
 
+from pardemo.lfs import refuse_pointer
+
 #: the reserved pieces that begin a user's and an assistant's message; 195 and 196 in the official vocabulary
 USER, ASSISTANT = "<reserved_106>", "<reserved_107>"
 _BEFORE_RESERVED = re.compile(r"(?<=<)(?=reserved_\d+>)")
@@ -136,8 +138,7 @@ def _check_file(path: str | Path | None) -> None:
     if path is None or not Path(path).is_file():
         raise ValueError(f"Baichuan2Tokenizer needs the file tokenizer.model, not {path}")
     with open(path, "rb") as file:
-        if file.read(23).startswith(b"version https://git-lfs"):
-            raise ValueError(f"{path} is a git-lfs pointer, not the tokenizer: run `git lfs pull` in its folder")
+        refuse_pointer(path, file.read(100), "tokenizer")
     try:
         sentencepiece.SentencePieceProcessor(model_file=str(path))
     except (RuntimeError, OSError):

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import PeftModel, get_peft_model
 from safetensors import SafetensorError
 
+from pardemo import lora
 from pardemo.baichuan2 import Baichuan2ForCausalLM, Baichuan2Tokenizer, load_checkpoint, load_tokenizer, read_config
 from pardemo.finetune.recipe import locate
 from pardemo.finetune.recipe_schema import Recipe
@@ -45,22 +46,10 @@ def with_new_adapter(model: Baichuan2ForCausalLM, recipe: Recipe) -> PeftModel:
     Raises:
         ValueError: no module of the model has such a name.
     """
-    lora = recipe.lora
-    known = {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, torch.nn.Linear)}
-    if unknown := [name for name in lora.target if name not in known]:
-        raise ValueError(f"lora.target: no module is called {unknown[0]!r}; there are {', '.join(sorted(known))}")
+    config = lora.settings(recipe.lora, model)
     torch.manual_seed(recipe.train.seed)
     with _peft():
-        return get_peft_model(
-            model,
-            LoraConfig(
-                r=lora.rank,
-                lora_alpha=lora.alpha,
-                lora_dropout=lora.dropout,
-                target_modules=list(lora.target),
-                task_type="CAUSAL_LM",
-            ),
-        )
+        return get_peft_model(model, config)
 
 
 def check_adapter(adapter: str | Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-POINTER = b"version https://git-lfs.github.com/spec/"
+from pardemo.lfs import refuse_pointer
 
 _decode = json.JSONDecoder().raw_decode
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -22,12 +22,6 @@ class Piece:
     value: Any = None
     reason: str | None = None
     is_row: bool = True
-
-
-def refuse_pointer(path: Path, beginning: bytes) -> None:
-    """ValueError where a file begins as a git-lfs pointer does: the repository was cloned without its data."""
-    if beginning.startswith(POINTER):
-        raise ValueError(f"{path} is a git-lfs pointer, not the data: run `git lfs pull` in its folder")
 
 
 def scan(path: Path) -> Iterator[Piece]:
@@ -54,7 +48,7 @@ def _chunks(path: Path) -> Iterator[tuple[int, bytes]]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if number == 1:
-                refuse_pointer(path, line)
+                refuse_pointer(path, line, "data")
                 line = line.removeprefix(b"\xef\xbb\xbf")
             bare = line.lstrip(b" \t")
             indent = len(line) - len(bare)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from pardemo.headlines.rows import is_unicode
-from pardemo.headlines.scan import refuse_pointer
+from pardemo.lfs import refuse_pointer
 
 SOURCES = ("csl", "lcsts", "xlsum-zh", "xlsum-en")
 TASKS = ("title", "keywords", "category")  # of csl; the others have the title alone
@@ -210,7 +210,7 @@ def _source_of(path: Path) -> str:
 
 def _open(path: Path) -> IO[bytes]:
     with path.open("rb") as file:
-        refuse_pointer(path, file.read(100))
+        refuse_pointer(path, file.read(100), "data")
     return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
 
 

@@ -12,9 +12,9 @@ def nbytes(tensors: Iterable[torch.Tensor | None]) -> int:
     storages = {}
     for tensor in tensors:
         if tensor is not None:
-            local = _local(tensor)
-            if not local.is_meta:  # DeepSpeed keeps shapes of its parameters so
-                storage = local.untyped_storage()
+            here = local(tensor)
+            if not here.is_meta:  # DeepSpeed keeps shapes of its parameters so
+                storage = here.untyped_storage()
                 storages[storage._cdata] = storage.nbytes()
     return sum(storages.values())
 
@@ -46,5 +46,6 @@ def by_kind(kinds: Mapping[str, Iterable[torch.Tensor | None]], before: int = 0)
     return table
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank has of it: a DTensor's shard, any other tensor itself."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -37,7 +37,7 @@ def longest_sequence(request: Request, engine: str, checkpointing: bool, batch: 
     return max(0, guess)
 
 
-def fewest_gpus(request: Request, stage: int = 3, checkpointing: bool = True) -> int | None:
+def fewest_gpus(request: Request) -> int | None:
     """The smallest power of two of such GPUs on which the job fits, two samples at a time; None if there is none.
 
     Stage 3 with checkpointing takes the least without offload.
@@ -45,17 +45,17 @@ def fewest_gpus(request: Request, stage: int = 3, checkpointing: bool = True) ->
     unit, low, high = request.tp * request.pp, 0, MOST_EXPONENT + 1
     while low < high:  # the smallest exponent that fits; more GPUs never take more
         middle = (low + high) // 2
-        fits = least_bytes(request, unit << middle, stage, checkpointing) <= request.cluster.room
+        fits = least_bytes(request, unit << middle) <= request.cluster.room
         low, high = (low, middle) if fits else (middle + 1, high)
     return unit << low if low <= MOST_EXPONENT else None
 
 
-def least_bytes(request: Request, gpus: int, stage: int = 3, checkpointing: bool = True) -> float:
-    """Peak of two samples a micro-batch on so many GPUs."""
+def least_bytes(request: Request, gpus: int) -> float:
+    """Peak of two samples a micro-batch on so many GPUs, under stage 3 with checkpointing."""
     unit = request.tp * request.pp
     dp = max(1, gpus // unit)
     job = request.job.but(
-        batch=2, engine=f"zero-{stage if dp > 1 else 0}", ranks=dp, checkpointing=checkpointing, accumulation=1
+        batch=2, engine="zero-3" if dp > 1 else "zero-0", ranks=dp, checkpointing=True, accumulation=1
     )  # two samples: one is stored differently, and this is an upper bound
     curve = Curve.__new__(Curve)
     curve.job, curve.low, curve.high, curve.affine = job, run(job), run(job), True

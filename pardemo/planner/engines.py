@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 import pardemo.baichuan2  # noqa: F401, registers the model
+from pardemo import lora
 from pardemo.planner.job import Job
 
 
@@ -158,20 +159,11 @@ def deepspeed_settings(job: Job) -> dict[str, Any]:
 
 
 def _with_adapter(model: PreTrainedModel, job: Job) -> nn.Module:
-    from peft import LoraConfig, get_peft_model
+    from peft import get_peft_model
 
-    known = {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, nn.Linear)}
-    if unknown := [name for name in job.adapter.target if name not in known]:
-        raise ValueError(f"LoRA's target: no module is called {unknown[0]!r}; there are {', '.join(sorted(known))}")
-    settings = LoraConfig(
-        r=job.adapter.rank,
-        lora_alpha=job.adapter.alpha,
-        lora_dropout=job.adapter.dropout,
-        target_modules=list(job.adapter.target),
-        task_type="CAUSAL_LM",
-    )
+    config = lora.settings(job.adapter, model)
     with torch.device("meta"), _silence():
-        return get_peft_model(model, settings, autocast_adapter_dtype=False)
+        return get_peft_model(model, config, autocast_adapter_dtype=False)
 
 
 def _quiet(config):

@@ -50,7 +50,7 @@ def memory_chart(bars: Mapping[str, Mapping[str, float]], capacity_bytes: float,
     return fig
 
 
-def memory_explorer(curve: Curve, capacity_bytes: float, batch: int = 8) -> Any:
+def memory_explorer(curve: Curve, capacity_bytes: float) -> Any:
     """A slider for the micro-batch, a switch for offload; a table where nobody is there to move them."""
     if is_headless():
         rows = []
@@ -68,6 +68,6 @@ def memory_explorer(curve: Curve, capacity_bytes: float, batch: int = 8) -> Any:
 
     return widgets.interactive(
         draw,
-        samples=widgets.IntSlider(batch, min=1, max=64, description="batch"),
+        samples=widgets.IntSlider(8, min=1, max=64, description="batch"),
         offload=widgets.Dropdown(options=["none", "optimizer"], description="offload"),
     )

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
-from torch.distributed.tensor import DTensor
 
+from pardemo.peers.states import local
 from pardemo.planner.engines import Running
 from pardemo.planner.job import Job
 from pardemo.planner.records import Life, Recorder
@@ -118,7 +117,7 @@ def classify(recorder: Recorder, running: Running, job: Job) -> None:
     listed["frozen parameters"] += list(running.module.buffers())
     for kind, tensors in listed.items():
         for tensor in tensors:
-            life = None if tensor is None else recorder.life_of(_local(tensor))
+            life = None if tensor is None else recorder.life_of(local(tensor))
             if life is not None:
                 life.kind = kind
     bucket = 2 * job.zero.get("reduce_bucket_size", 500_000_000)
@@ -142,7 +141,3 @@ def _line(life: Life, job: Job) -> str:
     if life.phase == "forward" and life.death_phase != "forward":
         return "activations"
     return "temporaries"
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -80,7 +80,6 @@ def step_time(
     tp: int = 1,
     pp: int = 1,
     offload: str = "none",
-    overlap: bool = True,
 ) -> StepTime:
     """A step of ``accumulation`` micro-batches of ``batch`` samples on each of ``dp`` copies of the model.
 
@@ -95,7 +94,7 @@ def step_time(
     stage = 3 if job.engine == "fsdp2" else job.stage or 0
     sent = data_parallel_bytes(found, stage, accumulation, dp, tp * pp)
     exchange = sent / rates.link(dp * tp)
-    hidden = HIDDEN * (products + memory) * (2 / 3 if stage < 3 else 1) if overlap else 0.0
+    hidden = HIDDEN * (products + memory) * (2 / 3 if stage < 3 else 1)
     config = job.config
     activation = phi(batch, job.sequence, config.hidden_size, tp, 2) * accumulation * config.num_hidden_layers / pp
     per_layer = block("all" if job.checkpointing else "none")

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from pardemo.groups import group_of
 from pardemo.tensor_parallel import exchange
 from pardemo.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 
@@ -53,7 +54,7 @@ class ParallelAttention(nn.Module):
         overlap: bool = True,
     ):
         super().__init__()
-        group = exchange.group_of(group)
+        group = group_of(group)
         kv_heads = heads if kv_heads is None else kv_heads
         sections = _sections(qkv, out, heads, kv_heads)
         self.head_dim = out.in_features // heads

@@ -16,21 +16,6 @@ from pardemo.courier import courier_of
 COURIER_BYTES = 1 << 20
 
 
-def group_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """``group``, or the default group.
-
-    Raises:
-        RuntimeError: no process group. ValueError: this rank is not a member.
-    """
-    if group is None:
-        if not dist.is_initialized():
-            raise RuntimeError("no process group: call this inside World.run or after init_process_group")
-        group = dist.group.WORLD
-    if dist.get_rank(group) < 0:
-        raise ValueError(f"global rank {dist.get_rank()} is not a member of the group that it was given")
-    return group
-
-
 def share(total: int, group: dist.ProcessGroup, what: str) -> int:
     """``total`` over the ranks of ``group``; ValueError that names both numbers when it does not divide."""
     ranks = group.size()

@@ -5,7 +5,7 @@ import copy
 import torch.distributed as dist
 from torch import nn
 
-from pardemo.tensor_parallel import exchange
+from pardemo.groups import group_of
 
 
 class GroupModule(nn.Module):
@@ -13,7 +13,7 @@ class GroupModule(nn.Module):
 
     def __init__(self, group: dist.ProcessGroup | None):
         super().__init__()
-        self.group = exchange.group_of(group)
+        self.group = group_of(group)
 
     def __deepcopy__(self, memo: dict) -> "GroupModule":
         memo[id(self.group)] = self.group

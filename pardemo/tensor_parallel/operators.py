@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
+from pardemo.groups import group_of
 from pardemo.tensor_parallel import exchange
 
 COLUMNS, SEQUENCE = -1, -2
@@ -88,7 +89,7 @@ def copy_to(*tensors: torch.Tensor, group: dist.ProcessGroup | None = None) -> t
     Also for a parameter that all ranks hold but each uses on its own tokens (norms under sequence parallelism). The
     gradients of several tensors travel in one message.
     """
-    group = exchange.group_of(group)
+    group = group_of(group)
     if group.size() == 1:
         return tensors if len(tensors) > 1 else tensors[0]
     return _CopyTo.apply(group, *tensors)
@@ -96,19 +97,19 @@ def copy_to(*tensors: torch.Tensor, group: dist.ProcessGroup | None = None) -> t
 
 def reduce_from(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """g: the ranks' partial results are summed; backward, each part gets the whole gradient."""
-    group = exchange.group_of(group)
+    group = group_of(group)
     return tensor if group.size() == 1 else _ReduceFrom.apply(group, tensor)
 
 
 def scatter_to(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """This rank's part of the last dimension of what every rank has; backward, the parts' gradients are gathered."""
-    group = exchange.group_of(group)
+    group = group_of(group)
     return tensor if group.size() == 1 else _Scatter.apply(group, tensor, COLUMNS, False)
 
 
 def gather_from(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """The parts of the last dimension together; backward, this rank's part of a gradient that all ranks have."""
-    group = exchange.group_of(group)
+    group = group_of(group)
     return tensor if group.size() == 1 else _Gather.apply(group, tensor, COLUMNS, False)
 
 
@@ -120,19 +121,19 @@ def gather_sequence(
     With ``whole_gradient`` every rank's gradient is the whole one already, as behind a layer that is not split, and is
     only cut.
     """
-    group = exchange.group_of(group)
+    group = group_of(group)
     return tensor if group.size() == 1 else _Gather.apply(group, tensor, SEQUENCE, not whole_gradient)
 
 
 def reduce_scatter_sequence(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """Partial results of all tokens to the summed result of this rank's; backward, all tokens' gradients."""
-    group = exchange.group_of(group)
+    group = group_of(group)
     return tensor if group.size() == 1 else _Scatter.apply(group, tensor, SEQUENCE, True)
 
 
 def scatter_sequence(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """This rank's tokens of what every rank has: the way into a sequence-parallel region."""
-    group = exchange.group_of(group)
+    group = group_of(group)
     return tensor if group.size() == 1 else _Scatter.apply(group, tensor, SEQUENCE, False)
 
 

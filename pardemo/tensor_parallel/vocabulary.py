@@ -8,6 +8,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from pardemo.groups import group_of
 from pardemo.tensor_parallel import exchange
 from pardemo.tensor_parallel.module import GroupModule
 from pardemo.tensor_parallel.operators import reduce_from, reduce_scatter_sequence
@@ -129,7 +130,7 @@ def vocab_parallel_cross_entropy(
     if logits.shape[:-1] != targets.shape:
         raise ValueError(f"logits of shape {tuple(logits.shape)} need targets of shape {tuple(logits.shape[:-1])}, "
                          f"not {tuple(targets.shape)}")  # fmt: skip
-    group = exchange.group_of(group)
+    group = group_of(group)
     ignored = targets == ignore_index
     _check_range(targets, ignored, logits.shape[-1] * group.size(), "target")
     rows = logits.reshape(-1, logits.shape[-1])
