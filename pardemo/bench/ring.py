@@ -88,10 +88,8 @@ def rows() -> list[Row]:
                 table.append(compare(name, seconds["ring"], seconds["torch"], "s", target, "gloo all_reduce"))
                 floor = 0.7 if (ranks, label) == (4, "64MiB") else None
                 table.append(compare(f"{name}.limit", seconds["ring"], seconds["sockets"], "s", floor, "plain sockets"))
-                over = seconds[
-                    "sockets over the tensor"
-                ]  # a block stays in the cache; this reads and writes memory, too
-                told = "plain sockets, over a tensor's memory"
+                # the block stays in the cache; over a tensor they read and write memory, as every all-reduce has to
+                over, told = seconds["sockets over the tensor"], "plain sockets, over a tensor's memory"
                 table.append(compare(f"{name}.limit.memory_too", seconds["ring"], over, "s", None, told))
                 extra = max(world.run(extra_bytes, nbytes))
                 table.append(compare(f"{name}.memory", [extra], [2 * nbytes / ranks], "B", 1.0, "2/N of the tensor"))
