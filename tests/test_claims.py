@@ -1,12 +1,16 @@
-"""Verdicts, the ledger's file, and what may not be claimed."""
+"""Verdicts, the ledger's file, what may not be claimed, and that the measures behind the claims can fail."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from pardemo import Ledger, claims
+from pardemo.formulas import scaling
+from pardemo.meters.timeline import Span, begun_before_end
+from pardemo.peers import gpt
 
 
 @pytest.fixture
@@ -42,6 +46,9 @@ def ledger(out):
         (1, 2, {"evidence": "time"}, "off"),
         (1, 2, {"evidence": "paced"}, "off"),
         (1, 1, {"evidence": "time"}, "holds"),
+        (1, 2, {"evidence": "published"}, "fails"),
+        (1, 2, {"evidence": "published", "reason": "what the model leaves out"}, "off"),
+        (1, 2, {"evidence": "arithmetic", "reason": "no excuse"}, "fails"),
         (1, float("nan"), {"evidence": "wire"}, "fails"),
         (float("inf"), 5, {"rel": 0.1}, "fails"),
         (np.float32(1), torch.tensor(1.0), {}, "holds"),
@@ -53,8 +60,11 @@ def test_verdicts(ledger, predicted, measured, options, verdict):
     assert ledger.rows[0]["verdict"] == verdict
 
 
-def test_only_time_may_be_off():
-    assert set(claims.EVIDENCE) - {"time", "paced"} == {"wire", "memory", "numeric", "count", "arithmetic"}
+@pytest.mark.parametrize("evidence", claims.EVIDENCE)
+def test_only_times_and_explained_figures_of_papers_may_be_off(ledger, evidence):
+    assert (ledger.check("s09.x", "s", 1, 2, evidence=evidence) == "off") == (evidence in ("time", "paced"))
+    explained = ledger.check("s09.y", "s", 1, 2, evidence=evidence, reason="why")
+    assert (explained == "off") == (evidence in ("time", "paced", "published"))
 
 
 def test_a_failing_claim_fails_the_notebook_and_names_itself(ledger):
@@ -105,12 +115,30 @@ def test_rows_have_the_promised_fields_and_survive_the_file(ledger, out):
     assert json.loads((out / "claims" / "01_example.json").read_text()) == rows
 
 
-def test_checking_again_replaces_and_a_new_ledger_begins_empty(ledger, out):
+def test_a_cell_that_runs_again_replaces_its_claim_and_a_new_ledger_begins_empty(ledger, out, monkeypatch):
+    monkeypatch.delenv("PARDEMO_HEADLESS", raising=False)
     ledger.check("s09.x", "statement", 1, 2)
     ledger.check("s09.x", "statement", 1, 1)
-    assert [r["verdict"] for r in ledger.rows] == ["holds"]
+    ledger.skip("s09.x", "statement", "no GPU any more")
+    assert [r["verdict"] for r in ledger.rows] == ["not measured"]
     Ledger("01_example")
     assert claims.read(out) == []
+
+
+def test_a_second_claim_under_the_same_id_is_refused_and_hides_nothing(ledger, out):
+    ledger.check("s09.x", "bytes sent", 1, 1)
+    for book in (lambda: ledger.check("s09.x", "received", 2, 2), lambda: ledger.skip("s09.x", "received", "why")):
+        with pytest.raises(ValueError, match=r"^the id s09\.x is taken, by 'bytes sent': 'received' needs its own$"):
+            book()
+    assert [r["statement"] for r in claims.read(out)] == ["bytes sent"]
+
+
+def test_where_no_cell_runs_twice_no_id_comes_twice(ledger, monkeypatch):
+    monkeypatch.setenv("PARDEMO_HEADLESS", "1")  # as `pardemo run` sets it
+    ledger.check("s09.x", "N ranks", 2, 3)  # fails
+    with pytest.raises(ValueError, match=r"the id s09\.x is taken, by 'N ranks'"):
+        ledger.check("s09.x", "N ranks", 4, 4)
+    assert [r["verdict"] for r in ledger.rows] == ["fails"], "a loop without its variable in the id hides no failure"
 
 
 @pytest.mark.parametrize(
@@ -162,3 +190,72 @@ def test_the_articles_statements_are_all_there():
     assert [s["id"] for s in found] == [f"s{k:02d}" for k in range(1, 107)]
     assert {s["judgement"] for s in found} == {"ok", "if", "no", "doc"}
     assert all(s["chapters"] for s in found)
+
+
+# --- the measures behind claims, given something broken --------------------------------------------------------------
+
+
+def scaling_verdicts(ledger, cluster):
+    """Chapter 05's comparison of the scaling model with Megatron's figure: verdicts of what it does not excuse."""
+    explained = ((2, 1), (8, 1), (4, 64))
+    pairs = scaling.losses(cluster)
+    found = [
+        ledger.check(f"05.x{i}", "lost", *pairs[k], rel=0.1, evidence="published") for i, k in enumerate(explained)
+    ]
+    above = sum(figure >= model - 0.005 for model, figure in pairs.values())
+    return [*found, ledger.check("05.no_less", "no less", len(pairs), above, evidence="published")]
+
+
+@pytest.mark.parametrize(
+    ("all_reduces", "network", "expected"),
+    [
+        (6, 1.0, ["holds", "holds", "holds", "holds"]),
+        (8, 1.0, ["fails", "holds", "holds", "fails"]),
+        (6, 0.5, ["holds", "holds", "fails", "fails"]),
+    ],
+    ids=["as it is", "eight all-reduces", "half the network"],
+)
+def test_the_scaling_figure_tells_six_all_reduces_from_eight_and_a_network_from_half_of_it(
+    ledger, monkeypatch, all_reduces, network, expected
+):
+    monkeypatch.setattr(scaling, "ALL_REDUCES_PER_BLOCK", all_reduces)
+    cluster = replace(scaling.DGX2H, host_bytes_per_s=network * scaling.DGX2H.host_bytes_per_s)
+    cluster = scaling.calibrated(cluster, scaling.TABLE_1[1], scaling.BASELINE_FLOPS)
+    assert scaling_verdicts(ledger, cluster) == expected
+
+
+def test_losses_leave_out_the_calibration():
+    cluster = scaling.calibrated(scaling.DGX2H, scaling.TABLE_1[1], scaling.BASELINE_FLOPS)
+    found = scaling.losses(cluster)
+    assert list(found) == [(2, 1), (4, 1), (8, 1), (1, 64), (2, 64), (4, 64), (8, 64)]
+    assert [round(figure, 2) for _, figure in found.values()] == [0.05, 0.18, 0.23, 0.04, 0.17, 0.21, 0.26]
+    assert found[8, 64][0] == pytest.approx(found[8, 1][0]), "with perfect overlap nothing of the exchange is left"
+
+
+def test_a_factor_shows_in_small_gradients_too():
+    small = 1e-4 * gpt.numbers(64, 64)
+    assert (1.005 * small - small).abs().max() < 1e-5, "which an absolute 1e-5 does not see"
+    assert gpt.relative_error(1.005 * small, small) == pytest.approx(0.005)
+    assert gpt.largest_error({"a": small, "b": 1.03 * small}, {"a": small, "b": small}) == pytest.approx(0.03)
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_no_small_error(broken):
+    right = torch.ones(3)
+    wrong = torch.tensor([1.0, broken, 1.0])
+    assert gpt.relative_error(wrong, right) == float("inf")
+    assert gpt.largest_error({"a": right, "b": wrong}, {"a": right, "b": right}) == float("inf")
+    assert gpt.relative_error(right, torch.zeros(3)) == float("inf")
+    assert gpt.relative_error(torch.zeros(3), torch.zeros(3)) == 0
+
+
+def test_the_order_of_spans_tells_whether_anything_overlaps():
+    def steps(exchange_at):  # two ranks; layers from 0 to 2 and from 2 to 4, two exchanges of 1
+        layers = [Span(rank, "compute", "", begin, begin + 2) for rank in (0, 1) for begin in (0.0, 2.0)]
+        return layers + [Span(rank, "communication", "", at, at + 1) for rank in (0, 1) for at in exchange_at]
+
+    assert begun_before_end(steps((2.0, 4.0)), "communication", "compute") == 2, "each rank's first"
+    assert begun_before_end(steps((4.0, 5.0)), "communication", "compute") == 0, "without overlap none"
+    late = [Span(0, "compute", "", 0.0, 1.0), Span(1, "compute", "", 0.0, 9.0), Span(0, "communication", "", 2.0, 3.0)]
+    assert begun_before_end(late, "communication", "compute") == 0, "another rank's end does not count"
+    assert begun_before_end([Span(0, "communication", "", 0.0, 1.0)], "communication", "compute") == 0

@@ -39,9 +39,10 @@ def check_verdict(function: Callable[..., str]) -> str:
     """``function(predicted, measured, rel, evidence, instead)`` is the verdict that the ledger gives."""
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger("13_exercise", folder)
-        for (predicted, measured, rel, evidence, instead), hint in CASES.items():
+        for number, ((predicted, measured, rel, evidence, instead), hint) in enumerate(CASES.items()):
             second = None if instead is None else (instead, "a reason")
-            right = ledger.check("13.case", "", predicted, measured, rel=rel, evidence=evidence, instead=second)
+            case = f"13.case_{number}"
+            right = ledger.check(case, "", predicted, measured, rel=rel, evidence=evidence, instead=second)
             found = call(function, predicted, measured, rel, evidence, instead)
             if found != right:
                 told = f"predicted {predicted}, measured {measured}, rel {rel}, {evidence}, instead {instead}"

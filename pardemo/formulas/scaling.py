@@ -170,6 +170,22 @@ def efficiency(job: Job, seconds: float, baseline_flops: float = BASELINE_FLOPS)
     return job.flops / job.tp / seconds / baseline_flops
 
 
+def losses(cluster: Cluster) -> dict[tuple[int, int], tuple[float, float]]:
+    """(tp, dp) -> the share of linear scaling that is lost: by the model, and in Figure 5.
+
+    Nothing overlaps, as was the default, but for the 8.3B on 512 GPUs, whose 74 % is with overlap (Megatron-LM's README
+    of 2019). One GPU alone is the calibration and is left out.
+    """
+    found = {}
+    for dp, figure in ((1, FIGURE_5_MP), (64, FIGURE_5_MP_DP)):
+        for tp, job in TABLE_1.items():
+            one = step(replace(job, dp=dp), cluster)
+            seconds = one.overlapped_seconds if (tp, dp) == (8, 64) else one.seconds
+            found[tp, dp] = 1 - efficiency(job, seconds), 1 - figure[tp] / 100
+    del found[1, 1]
+    return found
+
+
 def _whole_traffic_seconds(job: Job, cluster: Cluster) -> float:
     elements = job.batch * job.sequence * job.hidden * job.layers
     return WHOLE_TRAFFIC * elements / cluster.memory_bytes_per_s

@@ -70,6 +70,15 @@ def overlap_s(spans: list[Span], kind: str, other: str) -> float:
     return covered_s(first) + covered_s(second) - covered_s(first + second)
 
 
+def begun_before_end(spans: list[Span], kind: str, other: str) -> int:
+    """How many spans of ``kind`` began before the last of ``other`` ended on the same rank: an order, not a time."""
+    ends: dict[int, float] = {}
+    for span in spans:
+        if span.kind == other:
+            ends[span.rank] = max(span.end_s, ends.get(span.rank, span.end_s))
+    return sum(span.kind == kind and span.begin_s < ends.get(span.rank, float("-inf")) for span in spans)
+
+
 def _current_rank() -> int:
     import torch.distributed as dist
 

@@ -4,6 +4,7 @@ The plain one is what every split is compared with: same weights on every rank, 
 """
 
 import copy
+import math
 from collections.abc import Callable
 
 import torch
@@ -202,12 +203,24 @@ def gradients_as_weights(module: nn.Module) -> nn.Module:
     return copied
 
 
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """‖found − expected‖ / ‖expected‖: a factor of 1.005 is an error of 0.005, however small the numbers are.
+
+    Infinite where a number is not finite (``max`` would pass over a NaN), or where only the expected ones are all 0.
+    """
+    found, expected = found.detach().double(), expected.detach().double()
+    off, size = (found - expected).norm().item(), expected.norm().item()
+    if off == 0:
+        return 0.0
+    return off / size if size and math.isfinite(off / size) else math.inf
+
+
 def largest_error(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
-    """The largest difference of any element over all tensors.
+    """The largest :func:`relative_error` over all tensors.
 
     Raises:
         ValueError: not the same names.
     """
     if found.keys() != expected.keys():
         raise ValueError(f"compared names differ: {sorted(found.keys() ^ expected.keys())}")
-    return max((found[name].detach() - expected[name].detach()).abs().max().item() for name in expected)
+    return max(relative_error(found[name], expected[name]) for name in expected)
