@@ -1,6 +1,5 @@
 """Runs the collection headless: papermill over the notebooks, claims and pictures gathered, a report at the end."""
 
-import hashlib
 import json
 import os
 import sys
@@ -12,11 +11,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from pardemo import claims, project
+from pardemo import claims, fingerprint, project
 
 CELL_TIMEOUT_S = 600
 MANIFEST = "run.json"
-SCORECARD = "13_scorecard"  # reads what the other notebooks leave
 
 
 class RunError(ValueError):
@@ -107,7 +105,7 @@ def run(
     """Executes notebooks in order and writes executed copies, figures, claims and the report to ``out``.
 
     A notebook that fails does not stop the others. With ``resume``, a notebook that finished in ``out`` with
-    the same sources and parameters is not run again.
+    the same sources and parameters, and the same results of the notebooks that it reads, is not run again.
 
     Raises:
         RunError: an unknown notebook or parameter, or an output folder that cannot be written.
@@ -119,20 +117,17 @@ def run(
     assigned = assign(selected, parameters or {})
     folder = _writable(Path(out) if out else project.output_dir())
     done = _read_manifest(folder)
-    executed_any = False
     for name, path in selected.items():
-        fingerprint = fingerprint_of(path, assigned[name])
+        sources = fingerprint.of_sources(path, assigned[name])
         before = done.get(name)
-        finished_before = before and before.fingerprint == fingerprint and before.status == "ok"
-        stale = name == SCORECARD and executed_any
-        if resume and finished_before and not stale and (folder / f"{name}.ipynb").exists():
+        finished = before and before.status == "ok" and (folder / f"{name}.ipynb").exists()
+        if resume and finished and before.fingerprint == fingerprint.with_inputs(sources, path, folder):
             say(name, f"finished earlier with the same sources and parameters ({before.seconds:.0f} s)", end=True)
             continue
         done.pop(name, None)  # should this run be killed, the notebook counts as not run
         _write_manifest(folder, done)
         done[name] = _execute(name, path, assigned[name], folder, cell_timeout_s, say)
-        executed_any = True
-        done[name].fingerprint = fingerprint
+        done[name].fingerprint = fingerprint.with_inputs(sources, path, folder)  # it may have made what was not there
         _write_manifest(folder, done)
     in_order = [done[name] for name in notebooks() if name in done]
     rows = []
@@ -232,16 +227,6 @@ def _papermill(
         cwd=str(path.parent), progress_bar=False, execution_timeout=cell_timeout_s, start_timeout=120,
         config=config,
     )  # fmt: skip
-
-
-def fingerprint_of(path: Path, parameters: dict[str, Any]) -> str:
-    """What a notebook's result depends on: its source, the package's, the parameters, the pinned versions."""
-    digest = hashlib.sha256(json.dumps(parameters, sort_keys=True).encode())
-    sources = sorted(p for p in project.PACKAGE.rglob("*") if p.suffix in (".py", ".j2"))
-    for source in (path, *sources, project.root() / "requirements.txt"):
-        if source.exists():
-            digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    return digest.hexdigest()
 
 
 def progress_printer() -> Callable[..., None]:

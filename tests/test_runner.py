@@ -11,7 +11,7 @@ import time
 import nbformat
 import pytest
 
-from pardemo import cli, project, runner
+from pardemo import cli, fingerprint, project, runner
 from pardemo.report import write as write_report
 
 GOOD = "from pardemo import Ledger\nclaims = Ledger('{name}')\nclaims.check('s09.x', 'a < b', 1, {measured})\nvalue"
@@ -24,8 +24,9 @@ def collection(tmp_path, monkeypatch):
     monkeypatch.setattr(project, "root", lambda: tmp_path)
     monkeypatch.delenv("PARDEMO_OUT", raising=False)
 
-    def add(name, *cells, parameters="world_size = 2\npreset = 'laptop'\nrate = 0.5"):
+    def add(name, *cells, parameters="world_size = 2\npreset = 'laptop'\nrate = 0.5", reads=()):
         notebook = nbformat.v4.new_notebook()
+        notebook.metadata.pardemo = {"reads": list(reads)}
         notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
         first = nbformat.v4.new_code_cell(parameters)
         first.metadata["tags"] = ["parameters"]
@@ -108,6 +109,92 @@ def test_resume_skips_what_finished_with_the_same_sources_and_parameters(collect
     assert run("01", "--out", out, "--resume", "-p", "rate", "0.25") == 0
     assert seconds()[0] != third[0], "another source: run again"
     assert len(seconds()) == 2, "what an earlier run left is kept"
+
+
+@pytest.mark.parametrize("changed", ["package/recipes/tiny.yaml", "package/statements.csv", "package/headlines/e.toml",
+                                     "package/report/page.j2", "data/rows.json", "requirements.txt"])  # fmt: skip
+def test_resume_runs_again_where_a_recipe_a_table_or_data_have_changed(collection, monkeypatch, changed):
+    root = collection("01_a", "value = 1")
+    monkeypatch.setattr(project, "PACKAGE", root / "package")
+    file = root / changed
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("as it was")
+    path, out = runner.notebooks()["01_a"], root / "out"
+
+    def now():
+        return fingerprint.with_inputs(fingerprint.of_sources(path, {}), path, out)
+
+    before = now()
+    assert now() == before
+    (root / "package" / "__pycache__").mkdir(parents=True)
+    (root / "package" / "__pycache__" / "compiled.pyc").write_text("no source")
+    assert now() == before
+    file.write_text("as it is")
+    assert now() != before
+
+
+def test_a_large_file_of_data_is_not_read(collection, monkeypatch):
+    root = collection("01_a", "value = 1")
+    (root / "data").mkdir()
+    large = root / "data" / "weights"
+    large.write_text("three")
+    path = runner.notebooks()["01_a"]
+    monkeypatch.setattr(fingerprint, "LARGE_BYTES", 4)
+    os.utime(large, (1, 1))
+    before = fingerprint.of_sources(path, {})
+    large.write_text("other")
+    os.utime(large, (1, 1))
+    assert fingerprint.of_sources(path, {}) == before, "size and time stand for what is in it"
+    os.utime(large, (2, 2))
+    assert fingerprint.of_sources(path, {}) != before
+
+
+def test_resume_runs_again_where_what_a_notebook_reads_of_others_has_changed(collection, monkeypatch):
+    collection("00_machine", "1")
+    collection("01_reads", "1", reads=["machine.json"])
+    root = collection("02_does_not", "1")
+    out, executed = root / "out", []
+
+    def execute(name, path, parameters, folder, *rest):
+        executed.append(name)
+        if name == "00_machine" or not (folder / "machine.json").exists():  # the reader makes it where it is not there
+            (folder / "machine.json").write_text(f"made by {name} as the {len(executed)}th")
+        (folder / f"{name}.ipynb").write_text(path.read_text())
+        return runner.Outcome(name, "ok")
+
+    def rerun(*names):
+        executed.clear()
+        runner.run(names, out=out, resume=True, say=lambda *a, **k: None)
+        return executed
+
+    monkeypatch.setattr(runner, "_execute", execute)
+    assert rerun() == ["00_machine", "01_reads", "02_does_not"]
+    assert rerun() == []
+    (out / "machine.json").write_text("of another day")
+    assert rerun() == ["01_reads"]
+    (out / "machine.json").unlink()
+    assert rerun() == ["01_reads"]
+    assert rerun() == [], "what it made itself is what it has read"
+
+
+#: What in a notebook's source reads another notebook's results -> what its metadata then names.
+READING = {
+    "machine.profile(": "machine.json",
+    "read_claims()": "claims/0[0-8]_*.json",
+    "scorecard.find()": "claims/*.json",
+    "plan_cuda.json": "outputs/reference/plan_cuda.json",
+    'run / "adapter"': "finetune/tiny-cpu/adapter/*",
+}
+
+
+@pytest.mark.parametrize("name", sorted(runner.notebooks()))
+def test_a_notebook_names_what_it_reads_of_others(name):
+    path = runner.notebooks()[name]
+    source = "\n".join(c.source for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code")
+    named = fingerprint.reads(path)
+    for words, pattern in READING.items():
+        writes = words == 'run / "adapter"' and name.startswith("11")  # it trains that adapter
+        assert (words in source and not writes) == (pattern in named), words
 
 
 def test_a_killed_run_leaves_nothing_that_looks_finished(collection):
