@@ -12,13 +12,10 @@ from typing import Any
 from unittest import mock
 
 from pardemo import claims, fingerprint, project
+from pardemo.parameters import RunError, assign
 
 CELL_TIMEOUT_S = 600
 MANIFEST = "run.json"
-
-
-class RunError(ValueError):
-    """A request that cannot be carried out: one line, said before anything runs."""
 
 
 @dataclass
@@ -55,43 +52,6 @@ def choose(names: Sequence[str]) -> dict[str, Path]:
             raise RunError(f"no notebook {name!r}; there are: {', '.join(collection)}")
         chosen.update(found)
     return {n: p for n, p in collection.items() if not names or n in chosen}
-
-
-def parameters_of(path: Path) -> dict[str, Any]:
-    """Names and default values of a notebook's ``parameters`` cell."""
-    import ast
-
-    import nbformat
-
-    notebook = nbformat.read(path, as_version=4)
-    found: dict[str, Any] = {}
-    for cell in notebook.cells:
-        if "parameters" in cell.metadata.get("tags", []):
-            for node in ast.parse(cell.source).body:
-                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                    found[node.targets[0].id] = ast.literal_eval(node.value)
-    return found
-
-
-def assign(selected: dict[str, Path], given: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Gives each notebook the parameters that it has.
-
-    Raises:
-        RunError: a parameter that no selected notebook has, or a value of another type than its default.
-    """
-    known = {name: parameters_of(path) for name, path in selected.items()}
-    for key, value in given.items():
-        homes = [name for name in selected if key in known[name]]
-        if not homes:
-            there = sorted({k for ks in known.values() for k in ks})
-            raise RunError(f"no selected notebook has a parameter {key!r}; there are: {', '.join(there)}")
-        for name in homes:
-            default = known[name][key]
-            fits = type(value) is type(default) or (isinstance(default, float) and type(value) is int)
-            if default is not None and not fits:
-                kind = type(default).__name__
-                raise RunError(f"parameter {key} of {name} is a {kind} (default {default!r}), not {value!r}")
-    return {name: {k: v for k, v in given.items() if k in known[name]} for name in selected}
 
 
 def run(

@@ -1,5 +1,6 @@
 """``pardemo run`` on small collections of the test's own: order, failures, resume, bad input."""
 
+import itertools
 import json
 import os
 import signal
@@ -11,7 +12,8 @@ import time
 import nbformat
 import pytest
 
-from pardemo import cli, fingerprint, project, runner
+from pardemo import cli, fingerprint, parameters, project, runner
+from pardemo.presets import need_ranks
 from pardemo.report import write as write_report
 
 GOOD = "from pardemo import Ledger\nclaims = Ledger('{name}')\nclaims.check('s09.x', 'a < b', 1, {measured})\nvalue"
@@ -237,7 +239,7 @@ def test_bad_input_is_one_line_before_anything_runs(collection, capsys, argument
 def test_a_whole_number_will_do_where_a_fraction_is_expected(collection):
     collection("01_good", "1")
     path = runner.notebooks()
-    assert runner.assign(path, {"rate": 1}) == {"01_good": {"rate": 1}}
+    assert parameters.assign(path, {"rate": 1}) == {"01_good": {"rate": 1}}
 
 
 def test_an_output_folder_that_cannot_be_written(collection, capsys):
@@ -308,3 +310,34 @@ def test_claims_and_pictures_of_an_earlier_run_do_not_pass_for_new_ones(collecti
     assert len((out / "claims.csv").read_text().splitlines()) == 1
     assert not (out / "figures" / "01_old.png").exists()
     assert cli.main(["claims", str(out)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("needs", "given", "told"),
+    [
+        ("world_size, least=2", "1", "01_few needs world_size of at least 2, not 1"),
+        ("world_size, least=2, multiple_of=2", "3", "01_few needs world_size of at least 2 that 2 divides, not 3"),
+        ("world_size", "0", "01_few needs world_size of at least 1, not 0"),
+    ],
+)
+def test_too_few_ranks_are_refused_before_a_kernel_starts(collection, capsys, needs, given, told):
+    root = collection("01_few", "%matplotlib inline", f"from pardemo.presets import need_ranks\nneed_ranks({needs})")
+    assert run("--out", root / "out", "-p", "world_size", given) == 2
+    assert capsys.readouterr().err == f"pardemo run: {told}\n"
+    assert not (root / "out").exists()
+
+
+def test_without_the_runner_too_few_ranks_are_a_clear_line():
+    with pytest.raises(ValueError, match=r"^this notebook needs world_size of at least 2 that 2 divides, not 3$"):
+        need_ranks(3, least=2, multiple_of=2)
+    assert need_ranks(4, least=2, multiple_of=2) is None
+
+
+@pytest.mark.parametrize("name", sorted(runner.notebooks()))
+def test_a_notebook_says_how_many_ranks_it_needs_before_it_makes_any(name):
+    """The set-up cell, the first after the parameters, asks; the default can be run."""
+    path = runner.notebooks()[name]
+    code = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    (setup,) = [cell for before, cell in itertools.pairwise(code) if before.startswith("world_size = ")]
+    assert setup.startswith("need_ranks(world_size"), "in its first line"
+    parameters.assign({name: path}, {"world_size": parameters.parameters_of(path)["world_size"]})
