@@ -1,11 +1,13 @@
 """Runs the collection headless: papermill over the notebooks, claims and pictures gathered, a report at the end."""
 
+import contextlib
+import errno
 import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from pardemo.parameters import RunError, assign
 
 CELL_TIMEOUT_S = 600
 MANIFEST = "run.json"
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)  # a full disk, a full quota
 
 
 @dataclass
@@ -68,7 +71,7 @@ def run(
     the same sources and parameters, and the same results of the notebooks that it reads, is not run again.
 
     Raises:
-        RunError: an unknown notebook or parameter, or an output folder that cannot be written.
+        RunError: an unknown notebook or parameter, an output folder that cannot be written, or a full disk.
     """
     from pardemo import report
 
@@ -85,10 +88,11 @@ def run(
             say(name, f"finished earlier with the same sources and parameters ({before.seconds:.0f} s)", end=True)
             continue
         done.pop(name, None)  # should this run be killed, the notebook counts as not run
-        _write_manifest(folder, done)
-        done[name] = _execute(name, path, assigned[name], folder, cell_timeout_s, say)
-        done[name].fingerprint = fingerprint.with_inputs(sources, path, folder)  # it may have made what was not there
-        _write_manifest(folder, done)
+        with _told_where_no_space_is_left(name, folder):
+            _write_manifest(folder, done)
+            done[name] = _execute(name, path, assigned[name], folder, cell_timeout_s, say)
+            done[name].fingerprint = fingerprint.with_inputs(sources, path, folder)  # it may have made what it reads
+            _write_manifest(folder, done)
     in_order = [done[name] for name in notebooks() if name in done]
     rows = []
     for name in (outcome.notebook for outcome in in_order):
@@ -121,6 +125,9 @@ def _execute(
         outcome.status = "failed"
         outcome.error = f"cell {error.cell_index + 1}: {error.ename}: {error.evalue}"
     except Exception as error:  # a kernel that died, a cell that took too long: this notebook's failure
+        if getattr(error, "errno", None) in NO_SPACE:  # the copy is cut off, and the next one would be, too
+            partial.unlink(missing_ok=True)
+            raise
         outcome.status, outcome.error = "failed", f"{type(error).__name__}: {error}".strip().splitlines()[0]
     finally:
         if partial.exists():
@@ -129,6 +136,17 @@ def _execute(
     told = "ok" if outcome.status == "ok" else f"FAILED in {outcome.error.splitlines()[0]}"
     say(name, f"{outcome.seconds:.1f} s  {told}", end=True)
     return outcome
+
+
+@contextlib.contextmanager
+def _told_where_no_space_is_left(name: str, folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        place = error.filename or folder
+        raise RunError(f"{place}: no space left; {name} is not finished: make room, then run --resume") from None
 
 
 def _keep(partial: Path, target: Path) -> None:

@@ -1,5 +1,6 @@
 """``pardemo run`` on small collections of the test's own: order, failures, resume, bad input."""
 
+import errno
 import itertools
 import json
 import os
@@ -259,6 +260,26 @@ def test_a_read_only_output_folder(collection, capsys):
     (root / "out").chmod(stat.S_IRUSR | stat.S_IXUSR)
     assert run("--out", root / "out") == 2
     assert "Permission denied" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(collection, monkeypatch, capsys):
+    from papermill.iorw import LocalHandler
+
+    def write(self, text, path):
+        with open(path, "w") as stream:
+            stream.write(text[:100])  # what still went onto the disk
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    collection("01_first", "1")
+    root = collection("02_second", "1")
+    monkeypatch.setattr(LocalHandler, "write", write)
+    assert run("--out", root / "out") == 2
+    told = f"pardemo run: {root / 'out'}: no space left; 01_first is not finished: make room, then run --resume\n"
+    assert capsys.readouterr().err == told
+    assert not list((root / "out").glob("*01_first*"))
+    monkeypatch.undo()
+    monkeypatch.setattr(project, "root", lambda: root)
+    assert run("--out", root / "out", "--resume") == 0
 
 
 def test_list_shows_notebooks_and_parameters(collection, capsys):
