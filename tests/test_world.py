@@ -15,6 +15,7 @@ import torch.distributed as dist
 from conftest import gone
 
 from pardemo import RankDied, RankError, RankFailed, RankTimeout, World
+from pardemo.errors import Failure
 
 
 def rank_and_size():
@@ -192,6 +193,32 @@ def test_different_exceptions_are_all_shown():
         assert all(f"reason {rank}" in text for rank in range(3))
         assert "in fail" in text, "the rank's own traceback"
         assert world.run(rank_sum) == [3.0] * 3
+
+
+def test_what_all_ranks_say_alike_is_told_once():
+    def fail():
+        if dist.get_rank() == 2:
+            raise KeyError("another")
+        raise ValueError("the same")
+
+    with World(5) as world, pytest.raises(RankFailed) as caught:
+        world.run(fail)
+    text = str(caught.value)
+    assert text.startswith("ranks 0, 1, 3, 4: ValueError: the same; rank 2: KeyError: 'another'\n")
+    assert text.count("Traceback") == 2, "one of each"
+    assert "\n--- ranks 0, 1, 3, 4 ---\n" in text
+    assert sorted(caught.value.failures) == [0, 1, 2, 3, 4]
+    assert caught.value.first[0] == 0
+
+
+def test_a_failure_of_a_large_world_is_one_line_and_one_traceback():
+    same = Failure("ValueError", "a long reason", "Traceback\n  in fail\n")
+    error = RankFailed(dict.fromkeys(range(64), same))
+    assert str(error) == "ranks 0–63: ValueError: a long reason\n\n--- ranks 0–63 ---\nTraceback\n  in fail"
+    lost = Failure("ConnectionError", "closed", "elsewhere")
+    told = str(RankFailed({**dict.fromkeys(range(8), lost), 5: same}, stopped=[8, 9, 10]))
+    assert told.startswith("rank 5: ValueError: a long reason; ranks 0–4, 6, 7: ConnectionError: closed\n(ranks 8–10 ")
+    assert str(RankDied({3: 1}, {0: lost, 1: lost, 2: lost})).endswith("\nthen ranks 0–2: ConnectionError: closed")
 
 
 def test_a_rank_that_fails_frees_the_ones_that_wait_for_it():
