@@ -23,12 +23,7 @@ bench: env
 
 # One run to commit: executed notebooks, their pages, figures, claims, the speed table, the report, the README's table.
 reference: env
-	mkdir -p outputs/reference
-	find outputs/reference -mindepth 1 -maxdepth 1 ! -name plan_cuda.json -exec rm -rf {} +  # a GPU's record stays
-	$(BIN)/pardemo run --out outputs/reference
-	$(BIN)/pardemo bench --json > outputs/reference/bench.json
-	$(BIN)/pardemo plan --validate --json > outputs/reference/plan_validate.json
-	$(BIN)/pardemo report outputs/reference --readme README.md
+	$(BIN)/python -m pardemo.reference
 
 lint: env
 	$(BIN)/ruff check .

@@ -86,10 +86,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(arguments: argparse.Namespace) -> int:
     from pardemo import runner
+    from pardemo.parameters import parameters_of
 
     if arguments.list:
         for name, path in runner.choose(arguments.names).items():
-            values = ", ".join(f"{key}={value!r}" for key, value in runner.parameters_of(path).items())
+            values = ", ".join(f"{key}={value!r}" for key, value in parameters_of(path).items())
             print(f"{name:24} {values}")
         return 0
     if arguments.cell_timeout <= 0:

@@ -88,8 +88,9 @@ def _notebooks() -> list[str]:
 
 def _fits(name: str, cores: int, gpus: int) -> tuple[str, bool]:
     from pardemo import runner
+    from pardemo.parameters import parameters_of
 
-    wanted = runner.parameters_of(runner.notebooks()[name]).get("world_size", 1)
+    wanted = parameters_of(runner.notebooks()[name]).get("world_size", 1)
     room = max(cores, gpus)
     told = f"world_size {wanted} as it stands; timed with up to {room} ranks"
     return told + (f"; a GPU each: -p world_size {gpus}" if gpus > 1 else ""), True

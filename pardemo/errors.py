@@ -1,7 +1,7 @@
 """What can go wrong with a World: the exceptions a notebook sees, each naming the rank."""
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 
@@ -31,8 +31,8 @@ class RankFailed(RankError):
 
     ``failures`` maps rank to :class:`Failure`; ``stopped`` are ranks that were still waiting for
     the failed ones (usually inside a collective) and were ended. The text tells causes first: a
-    rank that lost its connection lost it to one that failed before. ``first`` is the rank and the
-    failure that it begins with.
+    rank that lost its connection lost it to one that failed before; what several ranks say alike it
+    tells once. ``first`` is the rank and the failure that it begins with.
     """
 
     def __init__(self, failures: Mapping[int, Failure], stopped: list[int] | None = None):
@@ -40,11 +40,11 @@ class RankFailed(RankError):
         self.stopped = list(stopped or [])
         told = sorted(self.failures.items(), key=lambda item: (item[1].type in _LOST, item[0]))
         self.first = told[0]
-        lines = ["; ".join(f"rank {rank}: {f.headline}" for rank, f in told)]
+        lines = ["; ".join(f"{ranks_text(ranks)}: {headline}" for headline, ranks in _alike(told, "headline").items())]
         if self.stopped:
             lines.append(f"({ranks_text(self.stopped)} did not finish within the grace time after that and ended)")
-        for rank, failure in told:
-            lines += ["", f"--- rank {rank} ---", failure.traceback.rstrip()]
+        for traceback, ranks in _alike(told, "traceback").items():
+            lines += ["", f"--- {ranks_text(ranks)} ---", traceback.rstrip()]
         super().__init__("\n".join(lines))
 
 
@@ -59,7 +59,8 @@ class RankDied(RankError):
         self.deaths = dict(deaths)
         self.failures = dict(failures or {})
         lines = ["; ".join(f"rank {rank} died: {exit_text(code)}" for rank, code in sorted(self.deaths.items()))]
-        lines += [f"then rank {rank}: {f.headline}" for rank, f in sorted(self.failures.items())]
+        then = _alike(sorted(self.failures.items()), "headline")
+        lines += [f"then {ranks_text(ranks)}: {headline}" for headline, ranks in then.items()]
         super().__init__("\n".join(lines))
 
 
@@ -77,9 +78,24 @@ class RankTimeout(RankError):
         super().__init__(text)
 
 
+def _alike(failures: Iterable[tuple[int, Failure]], part: str) -> dict[str, list[int]]:
+    """Each different ``headline`` or ``traceback``, in the order of the failures, and the ranks that have it."""
+    found: dict[str, list[int]] = {}
+    for rank, failure in failures:
+        found.setdefault(getattr(failure, part), []).append(rank)
+    return found
+
+
 def ranks_text(ranks: list[int]) -> str:
-    """``rank 2`` or ``ranks 0, 1, 3``."""
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+    """``rank 2``, ``ranks 0, 1, 3``, or ``ranks 0–62, 64`` where three and more follow one another."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(parts)
 
 
 def exit_text(code: int | None) -> str:

@@ -1,4 +1,4 @@
-"""One notebook, several sizes: ``preset="laptop"`` by default, others for larger machines."""
+"""One notebook, several sizes: ``preset="laptop"`` by default, others for larger machines, and any number of ranks."""
 
 from typing import TypeVar
 
@@ -17,3 +17,14 @@ def choose(preset: str, **options: T) -> T:
     if preset not in options:
         raise ValueError(f"no preset {preset!r}; this notebook has: {', '.join(options)}")
     return options[preset]
+
+
+def need_ranks(world_size: int, least: int = 1, multiple_of: int = 1, who: str = "this notebook") -> None:
+    """Says so where a notebook cannot run with ``world_size`` ranks; ``pardemo run`` says it before anything runs.
+
+    Raises:
+        ValueError: fewer ranks than ``least``, or a number that ``multiple_of`` does not divide.
+    """
+    if world_size < least or world_size % multiple_of:
+        even = f" that {multiple_of} divides" if multiple_of > 1 else ""
+        raise ValueError(f"{who} needs world_size of at least {least}{even}, not {world_size}")

@@ -1,26 +1,24 @@
 """Runs the collection headless: papermill over the notebooks, claims and pictures gathered, a report at the end."""
 
-import hashlib
+import contextlib
+import errno
 import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from pardemo import claims, project
+from pardemo import claims, fingerprint, project
+from pardemo.parameters import RunError, assign
 
 CELL_TIMEOUT_S = 600
 MANIFEST = "run.json"
-SCORECARD = "13_scorecard"  # reads what the other notebooks leave
-
-
-class RunError(ValueError):
-    """A request that cannot be carried out: one line, said before anything runs."""
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)  # a full disk, a full quota
 
 
 @dataclass
@@ -59,43 +57,6 @@ def choose(names: Sequence[str]) -> dict[str, Path]:
     return {n: p for n, p in collection.items() if not names or n in chosen}
 
 
-def parameters_of(path: Path) -> dict[str, Any]:
-    """Names and default values of a notebook's ``parameters`` cell."""
-    import ast
-
-    import nbformat
-
-    notebook = nbformat.read(path, as_version=4)
-    found: dict[str, Any] = {}
-    for cell in notebook.cells:
-        if "parameters" in cell.metadata.get("tags", []):
-            for node in ast.parse(cell.source).body:
-                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                    found[node.targets[0].id] = ast.literal_eval(node.value)
-    return found
-
-
-def assign(selected: dict[str, Path], given: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Gives each notebook the parameters that it has.
-
-    Raises:
-        RunError: a parameter that no selected notebook has, or a value of another type than its default.
-    """
-    known = {name: parameters_of(path) for name, path in selected.items()}
-    for key, value in given.items():
-        homes = [name for name in selected if key in known[name]]
-        if not homes:
-            there = sorted({k for ks in known.values() for k in ks})
-            raise RunError(f"no selected notebook has a parameter {key!r}; there are: {', '.join(there)}")
-        for name in homes:
-            default = known[name][key]
-            fits = type(value) is type(default) or (isinstance(default, float) and type(value) is int)
-            if default is not None and not fits:
-                kind = type(default).__name__
-                raise RunError(f"parameter {key} of {name} is a {kind} (default {default!r}), not {value!r}")
-    return {name: {k: v for k, v in given.items() if k in known[name]} for name in selected}
-
-
 def run(
     names: Sequence[str] = (),
     parameters: dict[str, Any] | None = None,
@@ -107,10 +68,10 @@ def run(
     """Executes notebooks in order and writes executed copies, figures, claims and the report to ``out``.
 
     A notebook that fails does not stop the others. With ``resume``, a notebook that finished in ``out`` with
-    the same sources and parameters is not run again.
+    the same sources and parameters, and the same results of the notebooks that it reads, is not run again.
 
     Raises:
-        RunError: an unknown notebook or parameter, or an output folder that cannot be written.
+        RunError: an unknown notebook or parameter, an output folder that cannot be written, or a full disk.
     """
     from pardemo import report
 
@@ -119,21 +80,19 @@ def run(
     assigned = assign(selected, parameters or {})
     folder = _writable(Path(out) if out else project.output_dir())
     done = _read_manifest(folder)
-    executed_any = False
     for name, path in selected.items():
-        fingerprint = fingerprint_of(path, assigned[name])
+        sources = fingerprint.of_sources(path, assigned[name])
         before = done.get(name)
-        finished_before = before and before.fingerprint == fingerprint and before.status == "ok"
-        stale = name == SCORECARD and executed_any
-        if resume and finished_before and not stale and (folder / f"{name}.ipynb").exists():
+        finished = before and before.status == "ok" and (folder / f"{name}.ipynb").exists()
+        if resume and finished and before.fingerprint == fingerprint.with_inputs(sources, path, folder):
             say(name, f"finished earlier with the same sources and parameters ({before.seconds:.0f} s)", end=True)
             continue
         done.pop(name, None)  # should this run be killed, the notebook counts as not run
-        _write_manifest(folder, done)
-        done[name] = _execute(name, path, assigned[name], folder, cell_timeout_s, say)
-        executed_any = True
-        done[name].fingerprint = fingerprint
-        _write_manifest(folder, done)
+        with _told_where_no_space_is_left(name, folder):
+            _write_manifest(folder, done)
+            done[name] = _execute(name, path, assigned[name], folder, cell_timeout_s, say)
+            done[name].fingerprint = fingerprint.with_inputs(sources, path, folder)  # it may have made what it reads
+            _write_manifest(folder, done)
     in_order = [done[name] for name in notebooks() if name in done]
     rows = []
     for name in (outcome.notebook for outcome in in_order):
@@ -166,6 +125,9 @@ def _execute(
         outcome.status = "failed"
         outcome.error = f"cell {error.cell_index + 1}: {error.ename}: {error.evalue}"
     except Exception as error:  # a kernel that died, a cell that took too long: this notebook's failure
+        if getattr(error, "errno", None) in NO_SPACE:  # the copy is cut off, and the next one would be, too
+            partial.unlink(missing_ok=True)
+            raise
         outcome.status, outcome.error = "failed", f"{type(error).__name__}: {error}".strip().splitlines()[0]
     finally:
         if partial.exists():
@@ -174,6 +136,17 @@ def _execute(
     told = "ok" if outcome.status == "ok" else f"FAILED in {outcome.error.splitlines()[0]}"
     say(name, f"{outcome.seconds:.1f} s  {told}", end=True)
     return outcome
+
+
+@contextlib.contextmanager
+def _told_where_no_space_is_left(name: str, folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        place = error.filename or folder
+        raise RunError(f"{place}: no space left; {name} is not finished: make room, then run --resume") from None
 
 
 def _keep(partial: Path, target: Path) -> None:
@@ -232,16 +205,6 @@ def _papermill(
         cwd=str(path.parent), progress_bar=False, execution_timeout=cell_timeout_s, start_timeout=120,
         config=config,
     )  # fmt: skip
-
-
-def fingerprint_of(path: Path, parameters: dict[str, Any]) -> str:
-    """What a notebook's result depends on: its source, the package's, the parameters, the pinned versions."""
-    digest = hashlib.sha256(json.dumps(parameters, sort_keys=True).encode())
-    sources = sorted(p for p in project.PACKAGE.rglob("*") if p.suffix in (".py", ".j2"))
-    for source in (path, *sources, project.root() / "requirements.txt"):
-        if source.exists():
-            digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    return digest.hexdigest()
 
 
 def progress_printer() -> Callable[..., None]:

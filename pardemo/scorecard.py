@@ -13,7 +13,7 @@ from typing import Any
 
 from pardemo import claims, project, runner
 
-OWN = runner.SCORECARD
+OWN = "13_scorecard"
 JUDGEMENTS = {"ok": "right", "if": "right under a condition", "no": "wrong or garbled", "doc": "told, not measured"}
 
 

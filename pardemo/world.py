@@ -35,7 +35,7 @@ class World:
         env: environment variables for the ranks, on top of this process's.
 
     Raises:
-        ValueError, TypeError: ``size`` or ``threads`` out of range.
+        ValueError, TypeError: ``size`` or ``threads`` out of range; nccl without a GPU for each rank.
         RankError: the ranks could not start.
 
     The ranks stay between calls of :meth:`run`: a module that they have imported stays as it was then, and what one
@@ -65,6 +65,10 @@ class World:
                 raise TypeError(f"env holds texts, not {name!r}: {value!r}")
         if isinstance(preload, str):
             raise TypeError(f"preload is a list of module names; write [{preload!r}]")
+        if backend == "nccl" and (gpus := _gpus()) < size:
+            raise ValueError(
+                f"backend 'nccl' needs a GPU for each of {size} ranks, and {gpus} are here; 'gloo' needs none"
+            )
         self.preload, self.timeout_s = tuple(preload), timeout_s
         self.backend: str | None = backend
         self._env = dict(env or {})
@@ -155,6 +159,12 @@ def _whole(what: str, value: int, limit: int) -> int:
     if not 1 <= value <= limit:
         raise ValueError(f"{what} must be from 1 to {limit}, not {value}")
     return value
+
+
+def _gpus() -> int:
+    import torch  # costs seconds: for those alone who ask for GPUs
+
+    return torch.cuda.device_count()
 
 
 def _pack(function: Callable, args: tuple, kwargs: dict) -> bytes:

@@ -6,8 +6,11 @@ import sys
 import tomllib
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from pardemo import Ledger, bench, cli, doctor, project
+from pardemo import Ledger, WireMeter, bench, cli, doctor, project
+from pardemo.links import Link
 from pardemo.presets import choose
 
 
@@ -72,6 +75,26 @@ def test_bench_import_runs_and_prints(capsys, monkeypatch):
     monkeypatch.setattr(bench, "run", lambda names, on_start: [missed])
     assert cli.main(["bench"]) == 1
     assert "NO" in capsys.readouterr().out
+
+
+def the_limits_work(nbytes):
+    from pardemo.bench.ring import without_waiting
+
+    link, rank, size = Link(dist.group.WORLD), dist.get_rank(), dist.get_world_size()
+    tensor = torch.full((nbytes // 4,), rank + 1.0)
+    with WireMeter() as wire:
+        without_waiting(link, tensor)
+    return wire.sent_bytes, wire.received_bytes, bool((tensor[: len(tensor) // size] > rank + 1).all())
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_limit_of_a_ring_moves_its_bytes_and_adds(world_of, size):
+    """What the ring is held against does all of an all-reduce's work: a limit without the adds nobody can reach."""
+    nbytes = 4 << 20
+    for sent, received, added in world_of(size).run(the_limits_work, nbytes):
+        assert sent == pytest.approx(2 * (size - 1) / size * nbytes, rel=0.005)  # the meter's barrier is below
+        assert received == pytest.approx(2 * (size - 1) / size * nbytes, rel=0.005)
+        assert added
 
 
 def test_doctor_tells_what_is_here(capsys):

@@ -9,6 +9,7 @@ import nbformat
 import pytest
 
 from pardemo import project, runner
+from pardemo.parameters import parameters_of
 
 PACKAGE = project.PACKAGE
 ROOT = PACKAGE.parent
@@ -82,7 +83,7 @@ def test_notebooks_are_stored_as_they_should_be(name):
     nbformat.validate(notebook)
     tagged = [c for c in notebook.cells if "parameters" in c.metadata.get("tags", [])]
     assert len(tagged) == 1
-    assert {"world_size", "preset"} <= set(runner.parameters_of(runner.notebooks()[name]))
+    assert {"world_size", "preset"} <= set(parameters_of(runner.notebooks()[name]))
     for before, cell in zip([None, *notebook.cells], notebook.cells, strict=False):
         if cell.cell_type == "code":
             assert not cell.outputs

@@ -1,5 +1,7 @@
 """``pardemo run`` on small collections of the test's own: order, failures, resume, bad input."""
 
+import errno
+import itertools
 import json
 import os
 import signal
@@ -11,7 +13,8 @@ import time
 import nbformat
 import pytest
 
-from pardemo import cli, project, runner
+from pardemo import cli, fingerprint, parameters, project, runner
+from pardemo.presets import need_ranks
 from pardemo.report import write as write_report
 
 GOOD = "from pardemo import Ledger\nclaims = Ledger('{name}')\nclaims.check('s09.x', 'a < b', 1, {measured})\nvalue"
@@ -24,8 +27,9 @@ def collection(tmp_path, monkeypatch):
     monkeypatch.setattr(project, "root", lambda: tmp_path)
     monkeypatch.delenv("PARDEMO_OUT", raising=False)
 
-    def add(name, *cells, parameters="world_size = 2\npreset = 'laptop'\nrate = 0.5"):
+    def add(name, *cells, parameters="world_size = 2\npreset = 'laptop'\nrate = 0.5", reads=()):
         notebook = nbformat.v4.new_notebook()
+        notebook.metadata.pardemo = {"reads": list(reads)}
         notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
         first = nbformat.v4.new_code_cell(parameters)
         first.metadata["tags"] = ["parameters"]
@@ -110,6 +114,92 @@ def test_resume_skips_what_finished_with_the_same_sources_and_parameters(collect
     assert len(seconds()) == 2, "what an earlier run left is kept"
 
 
+@pytest.mark.parametrize("changed", ["package/recipes/tiny.yaml", "package/statements.csv", "package/headlines/e.toml",
+                                     "package/report/page.j2", "data/rows.json", "requirements.txt"])  # fmt: skip
+def test_resume_runs_again_where_a_recipe_a_table_or_data_have_changed(collection, monkeypatch, changed):
+    root = collection("01_a", "value = 1")
+    monkeypatch.setattr(project, "PACKAGE", root / "package")
+    file = root / changed
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("as it was")
+    path, out = runner.notebooks()["01_a"], root / "out"
+
+    def now():
+        return fingerprint.with_inputs(fingerprint.of_sources(path, {}), path, out)
+
+    before = now()
+    assert now() == before
+    (root / "package" / "__pycache__").mkdir(parents=True)
+    (root / "package" / "__pycache__" / "compiled.pyc").write_text("no source")
+    assert now() == before
+    file.write_text("as it is")
+    assert now() != before
+
+
+def test_a_large_file_of_data_is_not_read(collection, monkeypatch):
+    root = collection("01_a", "value = 1")
+    (root / "data").mkdir()
+    large = root / "data" / "weights"
+    large.write_text("three")
+    path = runner.notebooks()["01_a"]
+    monkeypatch.setattr(fingerprint, "LARGE_BYTES", 4)
+    os.utime(large, (1, 1))
+    before = fingerprint.of_sources(path, {})
+    large.write_text("other")
+    os.utime(large, (1, 1))
+    assert fingerprint.of_sources(path, {}) == before, "size and time stand for what is in it"
+    os.utime(large, (2, 2))
+    assert fingerprint.of_sources(path, {}) != before
+
+
+def test_resume_runs_again_where_what_a_notebook_reads_of_others_has_changed(collection, monkeypatch):
+    collection("00_machine", "1")
+    collection("01_reads", "1", reads=["machine.json"])
+    root = collection("02_does_not", "1")
+    out, executed = root / "out", []
+
+    def execute(name, path, parameters, folder, *rest):
+        executed.append(name)
+        if name == "00_machine" or not (folder / "machine.json").exists():  # the reader makes it where it is not there
+            (folder / "machine.json").write_text(f"made by {name} as the {len(executed)}th")
+        (folder / f"{name}.ipynb").write_text(path.read_text())
+        return runner.Outcome(name, "ok")
+
+    def rerun(*names):
+        executed.clear()
+        runner.run(names, out=out, resume=True, say=lambda *a, **k: None)
+        return executed
+
+    monkeypatch.setattr(runner, "_execute", execute)
+    assert rerun() == ["00_machine", "01_reads", "02_does_not"]
+    assert rerun() == []
+    (out / "machine.json").write_text("of another day")
+    assert rerun() == ["01_reads"]
+    (out / "machine.json").unlink()
+    assert rerun() == ["01_reads"]
+    assert rerun() == [], "what it made itself is what it has read"
+
+
+#: What in a notebook's source reads another notebook's results -> what its metadata then names.
+READING = {
+    "machine.profile(": "machine.json",
+    "read_claims()": "claims/0[0-8]_*.json",
+    "scorecard.find()": "claims/*.json",
+    "plan_cuda.json": "outputs/reference/plan_cuda.json",
+    'run / "adapter"': "finetune/tiny-cpu/adapter/*",
+}
+
+
+@pytest.mark.parametrize("name", sorted(runner.notebooks()))
+def test_a_notebook_names_what_it_reads_of_others(name):
+    path = runner.notebooks()[name]
+    source = "\n".join(c.source for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code")
+    named = fingerprint.reads(path)
+    for words, pattern in READING.items():
+        writes = words == 'run / "adapter"' and name.startswith("11")  # it trains that adapter
+        assert (words in source and not writes) == (pattern in named), words
+
+
 def test_a_killed_run_leaves_nothing_that_looks_finished(collection):
     root = collection("01_slow", "import time; time.sleep(60)", "1")
     code = (
@@ -150,7 +240,7 @@ def test_bad_input_is_one_line_before_anything_runs(collection, capsys, argument
 def test_a_whole_number_will_do_where_a_fraction_is_expected(collection):
     collection("01_good", "1")
     path = runner.notebooks()
-    assert runner.assign(path, {"rate": 1}) == {"01_good": {"rate": 1}}
+    assert parameters.assign(path, {"rate": 1}) == {"01_good": {"rate": 1}}
 
 
 def test_an_output_folder_that_cannot_be_written(collection, capsys):
@@ -170,6 +260,26 @@ def test_a_read_only_output_folder(collection, capsys):
     (root / "out").chmod(stat.S_IRUSR | stat.S_IXUSR)
     assert run("--out", root / "out") == 2
     assert "Permission denied" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(collection, monkeypatch, capsys):
+    from papermill.iorw import LocalHandler
+
+    def write(self, text, path):
+        with open(path, "w") as stream:
+            stream.write(text[:100])  # what still went onto the disk
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    collection("01_first", "1")
+    root = collection("02_second", "1")
+    monkeypatch.setattr(LocalHandler, "write", write)
+    assert run("--out", root / "out") == 2
+    told = f"pardemo run: {root / 'out'}: no space left; 01_first is not finished: make room, then run --resume\n"
+    assert capsys.readouterr().err == told
+    assert not list((root / "out").glob("*01_first*"))
+    monkeypatch.undo()
+    monkeypatch.setattr(project, "root", lambda: root)
+    assert run("--out", root / "out", "--resume") == 0
 
 
 def test_list_shows_notebooks_and_parameters(collection, capsys):
@@ -221,3 +331,34 @@ def test_claims_and_pictures_of_an_earlier_run_do_not_pass_for_new_ones(collecti
     assert len((out / "claims.csv").read_text().splitlines()) == 1
     assert not (out / "figures" / "01_old.png").exists()
     assert cli.main(["claims", str(out)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("needs", "given", "told"),
+    [
+        ("world_size, least=2", "1", "01_few needs world_size of at least 2, not 1"),
+        ("world_size, least=2, multiple_of=2", "3", "01_few needs world_size of at least 2 that 2 divides, not 3"),
+        ("world_size", "0", "01_few needs world_size of at least 1, not 0"),
+    ],
+)
+def test_too_few_ranks_are_refused_before_a_kernel_starts(collection, capsys, needs, given, told):
+    root = collection("01_few", "%matplotlib inline", f"from pardemo.presets import need_ranks\nneed_ranks({needs})")
+    assert run("--out", root / "out", "-p", "world_size", given) == 2
+    assert capsys.readouterr().err == f"pardemo run: {told}\n"
+    assert not (root / "out").exists()
+
+
+def test_without_the_runner_too_few_ranks_are_a_clear_line():
+    with pytest.raises(ValueError, match=r"^this notebook needs world_size of at least 2 that 2 divides, not 3$"):
+        need_ranks(3, least=2, multiple_of=2)
+    assert need_ranks(4, least=2, multiple_of=2) is None
+
+
+@pytest.mark.parametrize("name", sorted(runner.notebooks()))
+def test_a_notebook_says_how_many_ranks_it_needs_before_it_makes_any(name):
+    """The set-up cell, the first after the parameters, asks; the default can be run."""
+    path = runner.notebooks()[name]
+    code = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    (setup,) = [cell for before, cell in itertools.pairwise(code) if before.startswith("world_size = ")]
+    assert setup.startswith("need_ranks(world_size"), "in its first line"
+    parameters.assign({name: path}, {"world_size": parameters.parameters_of(path)["world_size"]})

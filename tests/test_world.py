@@ -15,6 +15,7 @@ import torch.distributed as dist
 from conftest import gone
 
 from pardemo import RankDied, RankError, RankFailed, RankTimeout, World
+from pardemo.errors import Failure
 
 
 def rank_and_size():
@@ -194,6 +195,32 @@ def test_different_exceptions_are_all_shown():
         assert world.run(rank_sum) == [3.0] * 3
 
 
+def test_what_all_ranks_say_alike_is_told_once():
+    def fail():
+        if dist.get_rank() == 2:
+            raise KeyError("another")
+        raise ValueError("the same")
+
+    with World(5) as world, pytest.raises(RankFailed) as caught:
+        world.run(fail)
+    text = str(caught.value)
+    assert text.startswith("ranks 0, 1, 3, 4: ValueError: the same; rank 2: KeyError: 'another'\n")
+    assert text.count("Traceback") == 2, "one of each"
+    assert "\n--- ranks 0, 1, 3, 4 ---\n" in text
+    assert sorted(caught.value.failures) == [0, 1, 2, 3, 4]
+    assert caught.value.first[0] == 0
+
+
+def test_a_failure_of_a_large_world_is_one_line_and_one_traceback():
+    same = Failure("ValueError", "a long reason", "Traceback\n  in fail\n")
+    error = RankFailed(dict.fromkeys(range(64), same))
+    assert str(error) == "ranks 0–63: ValueError: a long reason\n\n--- ranks 0–63 ---\nTraceback\n  in fail"
+    lost = Failure("ConnectionError", "closed", "elsewhere")
+    told = str(RankFailed({**dict.fromkeys(range(8), lost), 5: same}, stopped=[8, 9, 10]))
+    assert told.startswith("rank 5: ValueError: a long reason; ranks 0–4, 6, 7: ConnectionError: closed\n(ranks 8–10 ")
+    assert str(RankDied({3: 1}, {0: lost, 1: lost, 2: lost})).endswith("\nthen ranks 0–2: ConnectionError: closed")
+
+
 def test_a_rank_that_fails_frees_the_ones_that_wait_for_it():
     def fail_on_one():
         if dist.get_rank() == 1:
@@ -341,6 +368,28 @@ def test_what_a_rank_started_ends_with_it():
     assert gone([*children, *ranks])
 
 
+def start_what_leaves_the_session():
+    """A child in a session of its own, and a daemon, whose parent has ended: neither is in the rank's process group."""
+    child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    daemon = "import subprocess; print(subprocess.Popen(['sleep', '60'], start_new_session=True, stdout=2).pid)"
+    shown = subprocess.run([sys.executable, "-c", daemon], stdout=subprocess.PIPE, check=True)
+    return child.pid, int(shown.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="subreapers are Linux's")
+def test_what_left_the_session_ends_with_its_rank_and_not_before():
+    with World(1) as world, World(1) as other:
+        ((child, daemon),) = world.run(start_what_leaves_the_session)
+        with pytest.raises(RankDied):
+            other.run(lambda: os._exit(3))  # the nursery clears up after another rank
+        assert psutil.pid_exists(child)
+        assert psutil.Process(daemon).status() == psutil.STATUS_SLEEPING, (
+            "a daemon of a rank that runs is its own business"
+        )
+        ranks = world.pids
+    assert gone([child, daemon, *ranks])
+
+
 def test_closing_ends_all_ranks():
     with World(4) as world:
         world.run(rank_sum)
@@ -392,6 +441,16 @@ def test_nothing_is_left_running_when_the_parent_ends(then):
     while os.path.exists(os.path.dirname(store)) and time.monotonic() < until:
         time.sleep(0.02)
     assert not os.path.exists(os.path.dirname(store)), "the temporary folder is gone, too"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="subreapers are Linux's")
+def test_a_killed_parent_leaves_nothing_that_left_the_session():
+    script = textwrap.dedent(PARENT).format(then="os.kill(os.getpid(), 9)")
+    script = script.replace('["sleep", "60"]', '["sleep", "60"], start_new_session=True')
+    parent = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=60)
+    *pids, _ = parent.stdout.split()
+    assert len(pids) == 4
+    assert gone([int(pid) for pid in pids])
 
 
 def test_a_killed_nursery_takes_its_ranks_along_and_is_replaced():
@@ -468,9 +527,10 @@ def test_a_module_that_cannot_be_preloaded_is_told_every_time():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
-def test_nccl_without_a_gpu_is_told_as_a_start_that_failed():
-    with World(1, backend="nccl") as world, pytest.raises(RankError, match="the ranks could not start"):
-        world.run(rank_sum)
+def test_nccl_without_gpus_is_refused_at_once_in_our_words():
+    told = "backend 'nccl' needs a GPU for each of 2 ranks, and 0 are here; 'gloo' needs none"
+    with pytest.raises(ValueError, match=f"^{told}$"):
+        World(2, backend="nccl")
 
 
 def test_odd_paths_signals_and_exceptions(monkeypatch, tmp_path):

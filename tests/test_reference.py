@@ -1,0 +1,98 @@
+"""``python -m pardemo.reference`` with answers of the test's own in pardemo's place: what is kept and replaced."""
+
+import json
+
+import pytest
+
+from pardemo import Ledger, reference
+from pardemo.report import command as report_command
+
+HIT = {"name": "fast", "ratio": 2.0, "target": 1.0, "met": True}
+MISSED = {"name": "slow", "ratio": 0.5, "target": 1.0, "met": False}
+VALIDATED = [{"what": "a run"}]
+
+
+@pytest.fixture
+def build(tmp_path, monkeypatch):
+    """``build(bench=(1, "rows"))`` makes a reference beside an old one; ``build.asked`` are the commands."""
+    old = tmp_path / "reference"
+    old.mkdir()
+    (old / "old.ipynb").write_text("old")
+    (old / "plan_cuda.json").write_text("of a GPU")
+    readme = tmp_path / "README.md"
+    readme.write_text(f"{report_command.BEGIN}\nold\n{report_command.END}\n")
+
+    def command(out, name, *_):
+        build.asked.append(name)
+        if name == "run":
+            Ledger("01_a", out).check("01.a", "one is one", 1, 1)
+        answer = build.answers.get(name, (0, ""))
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def build(**answers):
+        build.asked = []
+        build.answers = {"bench": (0, json.dumps([HIT])), "plan": (0, json.dumps(VALIDATED)), **answers}
+        return reference.main(["--out", str(old), "--readme", str(readme)])
+
+    monkeypatch.setattr(reference, "_pardemo", command)
+    return build
+
+
+def test_a_missed_target_is_told_at_the_end_and_stops_nothing(build, tmp_path, capsys):
+    assert build(bench=(1, json.dumps([HIT, MISSED]))) == 1
+    assert build.asked == ["run", "bench", "plan", "report"]
+    printed = capsys.readouterr()
+    assert printed.err == "missed target: slow: 0.50 of 1\n"
+    assert printed.out.endswith("reference, 1 of 2 targets missed\n")
+    made = tmp_path / "reference"
+    assert json.loads((made / "bench.json").read_text()) == [HIT, MISSED]
+    assert json.loads((made / "plan_validate.json").read_text()) == VALIDATED
+    assert "| 1 | 1 |" in (tmp_path / "README.md").read_text(), "the table of the new run's claims"
+
+
+def test_a_whole_build_replaces_the_old_one_and_keeps_a_gpus_record(build, tmp_path, capsys):
+    assert build() == 0
+    made = tmp_path / "reference"
+    assert {path.name for path in made.iterdir()} == {"claims", "bench.json", "plan_validate.json", "plan_cuda.json"}
+    assert (made / "plan_cuda.json").read_text() == "of a GPU"
+    assert {path.name for path in tmp_path.iterdir()} == {"reference", "README.md"}, "nothing is left beside it"
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        ({"run": (1, "")}, "`pardemo run` ended with status 1"),
+        ({"bench": (1, "Traceback")}, "`pardemo bench` ended with status 1 and no table"),
+        ({"plan": (0, "")}, "`pardemo plan` ended with status 0 and no table"),
+        ({"report": (2, "")}, "`pardemo report` ended with status 2"),
+        ({"plan": KeyboardInterrupt()}, None),
+    ],
+)
+def test_a_build_that_stops_on_the_way_leaves_the_old_reference_untouched(build, answers, told, tmp_path, capsys):
+    if told is None:
+        with pytest.raises(KeyboardInterrupt):
+            build(**answers)
+    else:
+        assert build(**answers) == 1
+        assert told in (error := capsys.readouterr().err)
+        assert error.endswith("is as it was\n")
+        assert error.count("\n") == 1
+    assert {path.name for path in (tmp_path / "reference").iterdir()} == {"old.ipynb", "plan_cuda.json"}
+    assert "\nold\n" in (tmp_path / "README.md").read_text()
+    assert build() == 0, "what was left beside it is in nobody's way"
+
+
+def test_a_readme_without_a_place_for_the_table_is_told_and_replaces_nothing(build, tmp_path, capsys):
+    (tmp_path / "README.md").write_text("no marks")
+    assert build() == 1
+    assert "has no place for the table" in capsys.readouterr().err
+    assert (tmp_path / "reference" / "old.ipynb").exists()
+
+
+def test_its_commands_are_pardemos(tmp_path):
+    Ledger("01_a", tmp_path).check("01.a", "one is one", 1, 1)
+    assert reference._rows(tmp_path, "claims")[0]["id"] == "01.a"
+    with pytest.raises(RuntimeError, match="`pardemo report` ended with status 2; what there is of it is in"):
+        reference._do(tmp_path, "report")
