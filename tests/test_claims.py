@@ -53,8 +53,12 @@ def test_verdicts(ledger, predicted, measured, options, verdict):
     assert ledger.rows[0]["verdict"] == verdict
 
 
-def test_only_time_may_be_off():
+@pytest.mark.parametrize("evidence", ["wire", "memory", "numeric", "count", "arithmetic"])
+def test_only_time_may_be_off(ledger, evidence):
     assert set(claims.EVIDENCE) - {"time", "paced"} == {"wire", "memory", "numeric", "count", "arithmetic"}
+    assert ledger.check("s09.x", "statement", 100, 102, rel=0.01, evidence=evidence) == "fails"
+    with pytest.raises(claims.ClaimFailed, match=r"1 of 1 claims fail: s09\.x"):
+        ledger.close()
 
 
 def test_a_failing_claim_fails_the_notebook_and_names_itself(ledger):
