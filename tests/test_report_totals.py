@@ -30,7 +30,7 @@ CLAIMS = {
         ("s10.fails_too", 5, 7, "numeric", ZERO, {}),
         ("02.count", 3, 3, "count", "", {}),
     ],
-    "03_c": [("s11.fails", 5, 6, "numeric", "1909.08053 §3", {})],
+    "03_c": [("s08.fails", 5, 6, "numeric", "1909.08053 §3", {})],
     "13_scorecard": [("s09.scorecard", 1, 1, "arithmetic", RING, {}), ("13.fails", 1, 2, "count", ZERO, {})],
 }
 VERDICTS = {"holds": 6, "differs": 1, "not measured": 1, "off": 1, "fails": 5}
@@ -118,7 +118,7 @@ def test_each_claim_has_its_row_with_its_figures_and_its_verdict(page):
         "s10.fails_too": ["5", "7", "B", "1.4000", "numeric", "fails"],
         "s10.skipped": ["", "", "", "", "", "not measured"],
         "02.count": ["3", "3", "B", "1.0000", "count", "holds"],
-        "s11.fails": ["5", "6", "B", "1.2000", "numeric", "fails"],
+        "s08.fails": ["5", "6", "B", "1.2000", "numeric", "fails"],
         "s09.scorecard": ["1", "1", "B", "1.0000", "arithmetic", "holds"],
         "13.fails": ["1", "2", "B", "2.0000", "count", "fails"],
     }
@@ -143,7 +143,7 @@ def test_each_statement_tells_what_was_found_without_the_scorecards_own(page):
     assert len(found) == len(claims.statements())
     assert found["s09"][5].startswith("2 × holds, 1 × differs, 1 × fails")
     assert found["s10"][5].startswith("2 × holds, 1 × not measured, 2 × fails")
-    assert found["s11"][5].startswith("1 × fails")
+    assert found["s08"][5].startswith("1 × fails")
     judged = Counter(statement["judgement"] for statement in claims.statements())
     heading = page.find(id="article").find_next("p").get_text()
     assert heading == f"{judged.total()} statements; {judged['no'] + judged['if']} need a correction or a condition."
