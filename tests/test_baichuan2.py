@@ -1,10 +1,12 @@
 """Baichuan2: the official numbers to the digit, the mathematics against independent forms, folders as downloaded."""
 
+import io
 import json
 import math
 import shutil
 
 import pytest
+import sentencepiece
 import torch
 import transformers
 from peft import LoraConfig, get_peft_model
@@ -21,6 +23,7 @@ from pardemo.baichuan2 import (
 from pardemo.baichuan2.attention import Pattern, alibi_slopes
 from pardemo.baichuan2.checkpoints import write_folder
 from pardemo.baichuan2.tokenization import ASSISTANT
+from pardemo.finetune.samples import source_ids
 from pardemo.finetune.tiny import train_tokenizer
 
 SMALL = {
@@ -453,6 +456,29 @@ def test_the_official_prompt_layout(spm):
     assert len(tokenizer.prompt_ids(messages, most=len(last) - 1)) == len(last) - 1, "the last round is cut"
     with pytest.raises(ValueError, match="the system message has 2 tokens, 3 are allowed"):
         tokenizer.prompt_ids(messages, most=3)
+
+
+def test_the_users_piece_is_195_and_the_assistants_196_as_in_the_official_vocabulary(tmp_path):
+    """Trained with them exchanged, the model would answer in the user's voice, and every loss would look as good."""
+    fillers = [f"<filler_{number}>" for number in range(3, 195)]  # behind <unk>, <s>, </s>
+    file = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXT),
+        model_writer=file,
+        model_type="bpe",
+        vocab_size=700,
+        byte_fallback=True,
+        user_defined_symbols=[*fillers, "<reserved_106>", "<reserved_107>"],
+        minloglevel=2,
+    )
+    (tmp_path / "tokenizer.model").write_bytes(file.getvalue())
+    tokenizer = Baichuan2Tokenizer(str(tmp_path / "tokenizer.model"))
+    messages = [{"role": role, "content": "港口"} for role in ("user", "assistant", "user")]
+    ids, text = tokenizer.prompt_ids(messages), tokenizer.text_ids("港口")
+    assert ids == [195, *text, 196, *text, 195, *text, 196]
+    assert tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False) == ids
+    row = {"instruction": "港口", "input": "", "output": "苹果"}
+    assert source_ids(row, tokenizer) == [195, *text, 196], "what is trained on has the layout that is asked for"
 
 
 def test_text_cannot_pretend_to_be_another_message(spm):

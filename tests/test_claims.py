@@ -62,9 +62,13 @@ def test_verdicts(ledger, predicted, measured, options, verdict):
 
 @pytest.mark.parametrize("evidence", claims.EVIDENCE)
 def test_only_times_and_explained_figures_of_papers_may_be_off(ledger, evidence):
-    assert (ledger.check("s09.x", "s", 1, 2, evidence=evidence) == "off") == (evidence in ("time", "paced"))
-    explained = ledger.check("s09.y", "s", 1, 2, evidence=evidence, reason="why")
-    assert (explained == "off") == (evidence in ("time", "paced", "published"))
+    expected = "off" if evidence in ("time", "paced") else "fails"
+    assert ledger.check("s09.x", "statement", 100, 102, rel=0.01, evidence=evidence) == expected
+    explained = ledger.check("s09.y", "statement", 1, 2, evidence=evidence, reason="why")
+    assert explained == ("off" if evidence in ("time", "paced", "published") else "fails")
+    if expected == "fails":
+        with pytest.raises(claims.ClaimFailed, match=r"s09\.x"):
+            ledger.close()
 
 
 def test_a_failing_claim_fails_the_notebook_and_names_itself(ledger):

@@ -490,6 +490,8 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
         ("11_lora", lambda w, a, b, alpha, r: w + b @ a, "The scale is missing"),
         ("11_lora", lambda w, a, b, alpha, r: w.add_(alpha / r * (b @ a)), "W itself was changed"),
         ("11_lora", lambda w, a, b, alpha, r: w - b @ a, "It is W + (α/r)·B·A"),
+        ("11_lora", lambda w, a, b, alpha, r: w + alpha // r * (b @ a), "It is W + (α/r)·B·A"),
+        ("11_lora", lambda w, a, b, alpha, r: w + 1.00003 * alpha / r * (b @ a), "It is W + (α/r)·B·A"),
         ("12_rouge_l", stub, "not None"),
         ("12_rouge_l", lambda p, r: rouge_l(p, r) / 100, "per cent, please"),
         ("12_rouge_l", lambda p, r: rouge_l(p, r) * (len(p) + len(r)) / 2 / len(r), "that is the recall alone"),

@@ -196,8 +196,13 @@ def interrupted(whole, folder):
 
 def test_a_resumed_run_ends_where_the_whole_one_did(ranks, job, whole, tmp_path):
     folder = interrupted(whole, tmp_path / "run")
+    begun = folder / f"checkpoint-{STEPS}"  # and not finished, by the run that was killed
+    begun.mkdir()
+    (begun / "left.pt").write_bytes(b"of the run before")
     done = run(ranks, job, folder, "lora.dropout=0.1", resume=True)
     assert done["resumed_from"] == "checkpoint-3"
+    assert not (begun / "left.pt").exists(), "a seal would vouch for it"
+    assert sealed.fault(begun) is None
     assert losses(folder) == pytest.approx(losses(whole), abs=1e-6)
     assert apart(folder, whole) < 1e-7
 

@@ -1,7 +1,9 @@
 """The meters against independent truths: known transfers, the allocator's own events, known waits."""
 
+import ctypes
 import gc
 import socket
+import struct
 import threading
 import time
 
@@ -50,6 +52,38 @@ def test_what_still_waits_in_the_kernel_counts_as_sent():
                 pass
     assert wire.sent_bytes == handed_over
     assert wire.received_bytes < handed_over
+
+
+class Filter(ctypes.Structure):
+    """An instruction of the kernel's packet filter (struct sock_filter, include/uapi/linux/filter.h)."""
+
+    _fields_ = [("code", ctypes.c_uint16), ("jt", ctypes.c_uint8), ("jf", ctypes.c_uint8), ("k", ctypes.c_uint32)]
+
+
+def retransmitted_bytes(end):
+    return struct.unpack_from("Q", end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), 208)[0]
+
+
+def test_what_the_kernel_sends_again_counts_once():
+    """Packets that are really lost: for a while the receiver's socket drops whatever arrives."""
+    SO_ATTACH_FILTER, SO_DETACH_FILTER, RETURN = 26, 27, 0x06
+    drop_all = Filter(RETURN, 0, 0, 0)  # keep 0 bytes of a packet
+    program = struct.pack("HP", 1, ctypes.addressof(drop_all))  # struct sock_fprog
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as out:
+        there, _ = server.accept()
+        with there, WireMeter() as wire:
+            there.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+            out.sendall(b"x" * 50_000)
+            until = time.monotonic() + 10
+            while not retransmitted_bytes(out) and time.monotonic() < until:  # the first after 0.2 s
+                time.sleep(0.01)
+            there.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
+            received = 0
+            while received < 50_000:
+                received += len(there.recv(1 << 20))
+            again = retransmitted_bytes(out)
+    assert again > 0
+    assert (wire.sent_bytes, wire.received_bytes) == (50_000, 50_000)
 
 
 def test_a_meter_does_not_touch_the_sockets_it_reads():

@@ -135,6 +135,11 @@ def test_the_7b_takes_as_many_samples_a_step():
     assert {row["samples a step"] for row in recipes.listing() if row["name"] != "tiny-cpu"} == {256}
 
 
+def test_the_tiny_recipe_adapts_what_the_article_adapts():
+    assert recipes.load("tiny-cpu").lora.target == ("W_pack",)
+    assert {key for key in changed_keys(ARTICLE, "tiny-cpu") if key.startswith("lora.")} == {"lora.dropout"}
+
+
 def test_there_are_four_recipes():
     rows = recipes.listing()
     assert [row["name"] for row in rows] == recipes.names()

@@ -1,0 +1,78 @@
+"""How far a rank's losses, gradients and parameters may be from those of one process, and how far they are."""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from .case import Case
+
+#: How many eps apart two results may be, of the size of what is compared. fp64 and fp32: sums of some hundred terms in
+#: another order, through some ten layers, are tens of eps apart; 1000 eps, 1e-4 in fp32, is far from what a missing
+#: or doubled contribution would change. bf16 (eps 2⁻⁷): every operation rounds, on both sides, so that they are a few
+#: eps apart; 12 eps is a tenth, and a contribution that is missing changes a quarter and more.
+ROUNDINGS = {"fp64": 1000, "fp32": 1000, "bf16": 12}
+#: A tensor that is zero but for rounding (a key's bias has no gradient) is measured by the others: this share of all.
+SHARE = 0.02
+
+
+class Comparison:
+    """Keeps the worst of what it is told to compare: ``worst``, error over bound, and ``what`` that was."""
+
+    def __init__(self, case: Case):
+        self.worst, self.what = 0.0, "nothing"
+        self._eps, self._rounding = case.eps, case.eps * ROUNDINGS[case.dtype]
+        self._steps = case.steps
+
+    def losses(self, found: Sequence[float | None], expected: Sequence[float]) -> None:
+        for step, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+            if ours is not None:
+                self._note(f"loss of step {step}", abs(ours - theirs), self._rounding * (step + 1) * abs(theirs))
+
+    def gradients(self, found: Sequence[nn.Module], expected: Sequence[nn.Module]) -> None:
+        """Models whose values are gradients."""
+        whole = _norm(_values(expected).values())
+        for name, theirs in _values(expected).items():
+            error, size = (_values(found)[name] - theirs).norm().item(), theirs.norm().item()
+            self._note(f"gradient of {name}", error, self._rounding * (size + SHARE * whole))
+
+    def parameters(
+        self, found: Sequence[nn.Module], expected: Sequence[nn.Module], initial: Sequence[nn.Module]
+    ) -> None:
+        """Measured by how far training has moved them, and by the rounding of the values that are kept."""
+        before, after, ours = _values(initial), _values(expected), _values(found)
+        moved = {name: (after[name] - before[name]).norm().item() for name in after}
+        whole = sum(m**2 for m in moved.values()) ** 0.5
+        for name, theirs in after.items():
+            kept = self._eps * theirs.norm().item()
+            bound = self._steps * (self._rounding * (moved[name] + SHARE * whole) + kept)
+            self._note(f"parameter {name}", (ours[name] - theirs).norm().item(), bound)
+
+    def _note(self, what: str, error: float, bound: float) -> None:
+        ratio = error / bound if bound else (0.0 if error == 0 else float("inf"))
+        if not ratio <= self.worst:  # also where it is no number
+            self.worst, self.what = ratio, what
+
+
+def gradients_as_model(model: nn.Module) -> nn.Module:
+    """A copy whose values are the gradients; zero where there is none."""
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        for value, parameter in zip(copied.parameters(), model.parameters(), strict=True):
+            value.grad = None
+            value.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+    return copied
+
+
+def _values(chunks: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
+    several = len(chunks) > 1
+    return {
+        f"chunk {i}, {name}" if several else name: value.detach().double()
+        for i, chunk in enumerate(chunks)
+        for name, value in chunk.named_parameters()
+    }
+
+
+def _norm(tensors) -> float:
+    return sum(t.square().sum().item() for t in tensors) ** 0.5

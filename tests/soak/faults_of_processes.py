@@ -1,0 +1,82 @@
+"""Ranks that end, sleep, or do not make the steps that the others make."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import torch.distributed as dist
+
+from .fault import FaultCase, fault
+from .trainers import TRAINERS
+
+PURPOSE = "on purpose"
+
+
+def train(case: FaultCase, at: dict[str, Callable[[], object]], steps: int = 4) -> None:
+    """Trains; at step ``case.when`` the rank to blame does what ``at`` has for a moment of the step."""
+    trainer = TRAINERS[case.trainer]()
+    for step in range(steps):
+        trainer.step(step, at if case.mine and step == case.when else {})
+
+
+def _raise() -> None:
+    raise RuntimeError(f"{PURPOSE} by rank {dist.get_rank()}")
+
+
+@fault("raises", f"^rank {{who}}: RuntimeError: {PURPOSE} by rank {{who}}", ("before", "between", "after"), TRAINERS)
+def raises(case: FaultCase) -> None:
+    train(case, {case.how: _raise})
+
+
+@fault("killed", "^rank {who} died: killed by SIGKILL", ("before", "between", "after"), TRAINERS)
+def killed(case: FaultCase) -> None:
+    train(case, {case.how: lambda: os.kill(os.getpid(), signal.SIGKILL)})
+
+
+@fault(
+    "ends", "", ("exit", "at once"), TRAINERS,
+    by_way={"exit": "^rank {who}: SystemExit: exit status 3", "at once": "^rank {who} died: exit code 3"},
+)  # fmt: skip
+def ends(case: FaultCase) -> None:
+    train(case, {"between": {"exit": lambda: sys.exit(3), "at once": lambda: os._exit(3)}[case.how]})
+
+
+@fault("sleeps", r"rank.* {who}\b.* did not finish within", ("before", "between", "after"), TRAINERS, may_time_out=True)
+def sleeps(case: FaultCase) -> None:
+    train(case, {case.how: lambda: time.sleep(3600)})
+
+
+@fault("result", "^rank {who}: TypeError: the result, of type .*, cannot be sent back")
+def result(case: FaultCase) -> object:
+    return threading.Lock() if case.mine else None
+
+
+# --- steps that some ranks do not make
+
+#: Those that exchange in every backward pass. (To ZeRO-1 a backward more or less is a micro-batch of that rank.)
+COUNTED = ("naive", "bucketed", "zero2", "zero3")
+
+
+@fault("backward", r"backward|gradient|step|differ", ("skipped", "twice"), COUNTED, may_time_out=True)
+def backward(case: FaultCase) -> None:
+    trainer = TRAINERS[case.trainer]()
+    for step in range(4):
+        odd = case.mine and step == case.when
+        trainer.step(step, backwards={"skipped": 0, "twice": 2}[case.how] if odd else 1)
+
+
+@fault("fewer batches", r"batch|step|closed|join|did not finish", ("",), TRAINERS, may_time_out=True)
+def fewer_batches(case: FaultCase) -> None:
+    trainer = TRAINERS[case.trainer]()
+    for step in range(case.when if case.mine else 4):
+        trainer.step(step)
+
+
+@fault("no_sync", r"no_sync|sync|differ", ("",), ("naive", "bucketed"), may_time_out=True)
+def no_sync(case: FaultCase) -> None:
+    trainer = TRAINERS[case.trainer]()
+    for step in range(4):
+        trainer.step(step, synchronised=not (case.mine and step == case.when))

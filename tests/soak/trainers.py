@@ -1,0 +1,163 @@
+"""A small net under each engine, with moments in a step at which a fault can happen."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+from pardemo.data_parallel import BucketedDataParallel, NaiveDataParallel
+from pardemo.pipeline_parallel import Pipeline, Schedule, cut_by_layers, one_f_one_b
+from pardemo.tensor_parallel import ParallelMLP
+from pardemo.zero import Zero1, Zero2, Zero3
+
+WIDTH = 8
+SGD = partial(torch.optim.SGD, lr=0.01)
+#: What happens at a moment of a step: before it, between forward and backward, after it.
+At = dict[str, Callable[[], object]]
+
+
+def small_net() -> nn.Sequential:
+    """Three layers with something between them; the same on every rank."""
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        first, second, third = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), third)
+
+
+def _happen(at: At | None, moment: str) -> None:
+    if at and moment in at:
+        at[moment]()
+
+
+class Trainer:
+    """A module and a way to step it. :meth:`step` is the whole of what a training script does."""
+
+    module: nn.Module
+
+    def batch(self, step: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(100 * step + self.part())
+        return torch.randn(8, WIDTH, generator=generator)
+
+    def part(self) -> int:
+        """Which part of the data this rank sees."""
+        return 0
+
+    def step(self, step: int, at: At | None = None) -> None:
+        raise NotImplementedError
+
+
+class Replicated(Trainer):
+    """Data parallelism, and ZeRO: every rank sees its own part of the batch."""
+
+    def __init__(self, make: Callable[..., nn.Module], net: nn.Sequential | None = None, **options):
+        self.module = small_net() if net is None else net
+        self.engine = make(self.module, **options)
+        self.order: tuple[int, ...] | None = None
+        self._optimizer = None if hasattr(self.engine, "optimizer") else SGD(self.module.parameters())
+        layers = list(self.module)
+        self.module.forward = lambda x: _run([layers[i] for i in self.order] if self.order else layers, x)
+
+    def part(self) -> int:
+        return dist.get_rank()
+
+    def step(self, step: int, at: At | None = None, backwards: int = 1, synchronised: bool = True) -> None:
+        _happen(at, "before")
+        for _ in range(max(1, backwards)):
+            loss = self.engine(self.batch(step)).square().mean()
+            _happen(at, "between")
+            if not synchronised:
+                with self.engine.no_sync():
+                    loss.backward()
+            elif backwards:
+                loss.backward()
+        self.update()
+        _happen(at, "after")
+
+    def update(self) -> None:
+        if self._optimizer is None:
+            self.engine.step()
+        else:
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+
+
+def _run(layers: list[nn.Module], x: torch.Tensor) -> torch.Tensor:
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+class TensorParallel(Trainer):
+    """An MLP of which every rank has a part."""
+
+    def __init__(self):
+        net = small_net()
+        self.module = ParallelMLP(net[0], net[2])
+
+    def step(self, step: int, at: At | None = None) -> None:
+        _happen(at, "before")
+        loss = self.module(self.batch(step).requires_grad_()).square().mean()
+        _happen(at, "between")
+        loss.backward()
+        _happen(at, "after")
+
+
+class _Moment(nn.Module):
+    """Something happens in the forward pass of a stage: its sends and receives have begun by then."""
+
+    def __init__(self):
+        super().__init__()
+        self.at: At | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        _happen(self.at, "between")
+        return x
+
+
+class _ToIntegers(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.long()
+
+
+class Pipelined(Trainer):
+    """A stage for each rank."""
+
+    def __init__(self, schedule: Schedule | None = None, integers: bool = False):
+        ranks = dist.get_world_size()
+        self._net = nn.Sequential(*small_net(), *small_net()[:3])
+        stage = cut_by_layers(list(self._net), ranks)[dist.get_rank()]
+        self._moment = _Moment()
+        self.module = nn.Sequential(stage, self._moment, *([_ToIntegers()] if integers else []))
+        self.schedule = schedule or Schedule(one_f_one_b, ranks, 4)
+        self.pipeline = Pipeline([self.module], self.schedule, F.mse_loss)
+
+    def step(self, step: int, at: At | None = None) -> None:
+        _happen(at, "before")
+        self._moment.at = at
+        self.pipeline.step(self.batch(step), self.batch(step))
+        _happen(at, "after")
+
+    def is_right(self) -> bool:
+        """Whether this stage's gradients of the first two steps are those of one process."""
+        net = nn.Sequential(*small_net(), *small_net()[:3])
+        for step in range(2):
+            F.mse_loss(net(self.batch(step)), self.batch(step)).backward()
+        expected = [p.grad for p in cut_by_layers(list(net), dist.get_world_size())[dist.get_rank()].parameters()]
+        found = [p.grad for p in self.module.parameters()]
+        return all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, expected, strict=True))
+
+
+TRAINERS: dict[str, Callable[..., Trainer]] = {
+    "naive": partial(Replicated, NaiveDataParallel),
+    "bucketed": partial(Replicated, BucketedDataParallel),
+    "zero1": partial(Replicated, lambda net, **options: Zero1(net, SGD, **options)),
+    "zero2": partial(Replicated, lambda net, **options: Zero2(net, SGD, **options)),
+    "zero3": partial(Replicated, lambda net, **options: Zero3(net, SGD, **options)),
+    "tp": TensorParallel,
+    "pp": Pipelined,
+}
+REPLICATED = ("naive", "bucketed", "zero1", "zero2", "zero3")
+ZERO = ("zero1", "zero2", "zero3")

@@ -1,0 +1,257 @@
+"""A case trained in one process and on ranks, and how far apart the two are."""
+
+import contextlib
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pardemo.collectives import parameter_server_all_reduce, ring_all_reduce
+from pardemo.data_parallel import BucketedDataParallel, NaiveDataParallel, shard_weight
+from pardemo.groups import Groups, Layout
+from pardemo.pipeline_parallel import Pipeline, Schedule, gpipe, interleaved, one_f_one_b
+from pardemo.zero import Zero1, Zero2, Zero3
+
+from . import models
+from .case import Case
+from .comparison import Comparison, gradients_as_model
+
+ORDERS = {"gpipe": gpipe, "one_f_one_b": one_f_one_b, "interleaved": interleaved}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a rank has to say: the worst comparison, and a checksum of the parameters that its copies have too."""
+
+    worst: float  # error over bound
+    what: str
+    checksum: str
+    place: dict[str, int]  # of the rank, by axis
+
+
+def train_and_compare(case: Case) -> Found:
+    """Runs on every rank: the case in parallel, then in this process alone."""
+    layout = Layout(tp=case.tp, dp=case.dp, pp=case.pp)
+    with Groups(layout) as groups, torch.random.fork_rng():
+        losses, gradients, chunks = in_parallel(case, groups, layout)
+        alone = one_process(case)
+        expected, initial = (models.place(model, case, groups) for model in (alone.model, models.plain(case)))
+        comparison = Comparison(case)
+        comparison.losses(losses, alone.losses)
+        if gradients is not None:
+            comparison.gradients(gradients, models.place(alone.first_gradients, case, groups))
+        comparison.parameters(chunks, expected, initial)
+        digest = hashlib.sha256()
+        for chunk in chunks:
+            for parameter in chunk.parameters():
+                digest.update(parameter.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return Found(comparison.worst, comparison.what, digest.hexdigest(), layout.coordinates(dist.get_rank()))
+
+
+def verdict(found: list[Found]) -> str | None:
+    """What is wrong with a case; None where nothing is."""
+    worst = max(found, key=lambda one: (one.worst != one.worst, one.worst))  # no number at all is the worst
+    if not worst.worst <= 1:
+        return f"{worst.what}: {worst.worst:.3g} times what rounding explains, on the rank at {worst.place}"
+    copies: dict[tuple[int, int], set[str]] = {}
+    for one in found:
+        copies.setdefault((one.place["tp"], one.place["pp"]), set()).add(one.checksum)
+    if any(len(checksums) > 1 for checksums in copies.values()):
+        return "data-parallel copies differ in some bit"
+    return None
+
+
+# --- in one process
+
+
+@dataclass
+class Reference:
+    """A model after all steps; one whose values are the gradients of the first step; the loss of each step."""
+
+    model: nn.Sequential
+    first_gradients: nn.Sequential
+    losses: list[float]
+
+
+def one_process(case: Case) -> Reference:
+    """The steps on the whole batch, without a group. For ZeRO the optimizer has copies in fp32, as the engines do."""
+    model = models.plain(case)
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    masters = {name: nn.Parameter(p.detach().float()) if case.is_zero else p for name, p in named.items()}
+    optimizer = _optimizer(case, masters)
+    losses, first = [], None
+    for step in range(case.steps):
+        losses.append(sum(_backward_alone(case, model, step, micro) for micro in range(case.accumulation)))
+        if case.zero_for_none:
+            for p in named.values():
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        first = first or gradients_as_model(model)
+        if case.is_zero:
+            for name, p in named.items():
+                masters[name].grad, p.grad = p.grad.float(), None
+        if case.clip is not None:
+            nn.utils.clip_grad_norm_(masters.values(), case.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for name, p in named.items():
+                p.copy_(masters[name])
+    return Reference(model, first, losses)
+
+
+def _backward_alone(case: Case, model: nn.Sequential, step: int, micro: int) -> float:
+    parts = models.batch(case, step, micro)
+    if not case.sometimes:  # one batch, as it is without ranks
+        parts = [tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))]
+    total, samples = 0.0, sum(case.samples)
+    for rank, (tokens, targets) in enumerate(parts):
+        models.switch(model, on=_on(step, micro, rank))
+        loss = models.loss_of(model(tokens), targets) * (len(tokens) / samples / case.accumulation)
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def _on(step: int, micro: int, rank: int) -> bool:
+    """Whether a rank uses the layer that is there for some."""
+    return (step + micro + rank) % 2 == 0
+
+
+def _optimizer(case: Case, named: dict[str, nn.Parameter]) -> torch.optim.Optimizer:
+    """Over parameters by name; in two groups, matrices and the rest, where the case has groups."""
+    groups: Iterable = named.values()
+    if case.param_groups:
+        few, many = ([p for p in named.values() if (p.dim() > 1) is matrix] for matrix in (False, True))
+        groups = [
+            group for group in ({"params": many, "weight_decay": 0.2}, {"params": few, "lr": 0.01}) if group["params"]
+        ]
+    return _make_optimizer(case)(groups)
+
+
+def _make_optimizer(case: Case):
+    if case.optimizer == "sgd":
+        return partial(torch.optim.SGD, lr=0.03, momentum=0.9, weight_decay=0.01)
+    # An eps above the rounding of gradients: where they are zero but for that, Adam's step would be rounding too.
+    return partial(torch.optim.AdamW, lr=0.02, eps=1e-2, weight_decay=0.1)
+
+
+# --- on ranks
+
+
+def in_parallel(case: Case, groups: Groups, layout: Layout):
+    """Losses of the steps (None on ranks that have none), gradients of the first step (None where an engine keeps them
+    in shards), and the chunks as they are in the end."""
+    chunks = models.place(models.plain(case), case, groups)
+    if dist.get_rank(groups.dp):
+        with torch.no_grad():
+            for chunk in chunks:
+                for p in chunk.parameters():
+                    p.add_(1)  # the engine has to make all copies begin as the first one
+    wrapped = [_wrap(case, chunk, groups.dp) for chunk in chunks]
+    trained = {f"{i}.{name}": p for i, c in enumerate(chunks) for name, p in c.named_parameters() if p.requires_grad}
+    optimizer = None if case.is_zero else _optimizer(case, trained)
+    losses, gradients = [], None
+    with _runner(case, wrapped, groups, layout) as run:
+        for step in range(case.steps):
+            losses.append(_mean(run(step), groups.dp))
+            if optimizer is None:
+                for engine in wrapped:
+                    engine.step()
+                continue
+            gradients = gradients or [gradients_as_model(chunk) for chunk in chunks]
+            if case.clip is not None:
+                nn.utils.clip_grad_norm_(trained.values(), case.clip)
+            optimizer.step()
+            optimizer.zero_grad(case.set_to_none)
+    for engine in wrapped:
+        if case.is_zero:
+            engine.close()
+    return losses, gradients, chunks
+
+
+def _wrap(case: Case, chunk: nn.Module, group: dist.ProcessGroup) -> nn.Module:
+    if not case.engine:
+        return chunk
+    if case.engine == "naive":
+        how = parameter_server_all_reduce if case.parameter_server else ring_all_reduce
+        return NaiveDataParallel(chunk, group, all_reduce=how)
+    if case.engine == "bucketed":
+        return BucketedDataParallel(chunk, group, bucket_bytes=case.bucket_bytes, overlap=case.overlap)
+    optimizer = _make_optimizer(case)
+    if case.engine == "zero1":
+        return Zero1(chunk, optimizer, group, max_norm=case.clip)
+    if case.engine == "zero2":
+        return Zero2(chunk, optimizer, group, max_norm=case.clip, bucket_bytes=case.bucket_bytes)
+    layers = None if case.layers_alone else []
+    return Zero3(chunk, optimizer, group, max_norm=case.clip, layers=layers, prefetch=case.prefetch)
+
+
+@contextlib.contextmanager
+def _runner(case: Case, wrapped: list[nn.Module], groups: Groups, layout: Layout) -> Iterator:
+    """``run(step)``: forward and backward of a step; its loss on this rank, None where it is not known."""
+    if case.pp == 1:
+        yield lambda step: sum(_backward(case, wrapped[0], groups, step, micro) for micro in range(case.accumulation))
+        return
+    with _tied(case, wrapped, layout) as tied:
+        schedule = Schedule(ORDERS[case.schedule], case.pp, case.micro_batches, case.chunks)
+        mean = models.parallel_loss(case, groups)
+        pipeline = Pipeline(
+            wrapped,
+            schedule,
+            lambda logits, targets: mean(logits, targets) / case.accumulation,
+            groups.pp,
+            checkpointing=case.recompute_stages,
+            tied=tied,
+        )
+
+        def run(step: int) -> float | None:
+            parts = (models.batch(case, step, micro)[dist.get_rank(groups.dp)] for micro in range(case.accumulation))
+            losses = [pipeline.step(*part) for part in parts]
+            return None if losses[0] is None else sum(loss.item() for loss in losses)
+
+        yield run
+
+
+def _backward(case: Case, model: nn.Module, groups: Groups, step: int, micro: int) -> float:
+    rank = dist.get_rank(groups.dp)
+    tokens, targets = models.batch(case, step, micro)[rank]
+    models.switch(model, on=_on(step, micro, rank))
+    weight = shard_weight(len(tokens), groups.dp) / case.accumulation
+    loss = models.parallel_loss(case, groups)(model(tokens), targets) * weight
+    waits = case.no_sync and micro < case.accumulation - 1 and hasattr(model, "no_sync")
+    with model.no_sync() if waits else contextlib.nullcontext():
+        loss.backward()
+    return loss.item()
+
+
+@contextlib.contextmanager
+def _tied(case: Case, wrapped: list[nn.Module], layout: Layout) -> Iterator[list]:
+    """This rank's copy of the embedding, with the group of the first and the last stage that share it."""
+    if not case.tied or "0" in case.frozen:
+        yield []
+        return
+    pairs = [
+        [layout.rank(tp=tp, dp=dp, pp=pp) for pp in (0, case.pp - 1)] for tp in range(case.tp) for dp in range(case.dp)
+    ]
+    groups = [(pair, dist.new_group(pair)) for pair in pairs]
+    mine = next((group for pair, group in groups if dist.get_rank() in pair), None)
+    if mine is None:
+        yield []
+    else:
+        first = layout.coordinates(dist.get_rank())["pp"] == 0
+        chunk = wrapped[0 if first else -1]
+        chunk = getattr(chunk, "module", chunk)
+        yield [(chunk[0].weight if first else chunk[-1].linear.weight, mine)]
+        dist.destroy_process_group(mine)
+
+
+def _mean(loss: float | None, group: dist.ProcessGroup) -> float | None:
+    if loss is None:
+        return None
+    total = torch.tensor([loss], dtype=torch.float64)
+    dist.all_reduce(total, group=group)
+    return total.item() / dist.get_world_size(group)

@@ -1,0 +1,127 @@
+"""The soak itself: a few of its cases, and that it notices what is wrong. (``python -m tests.soak`` runs many.)"""
+
+from itertools import count
+from unittest import mock
+
+import pytest
+from soak import run, training
+from soak.case import KINDS, draw
+from soak.fault import FAULTS, Fault, draw_fault
+from soak.run import REFUSALS, run_fault, run_layout
+from soak.summary import Outcome
+
+from pardemo import World
+
+SMALL = [kind for kind in KINDS if kind != "dp-tp-pp"]  # that one needs eight ranks
+
+
+class Shared:
+    """The Worlds that all tests share, as the soak asks for them."""
+
+    def __init__(self, world_of):
+        self._world_of = world_of
+
+    def __getitem__(self, size):
+        return self._world_of(size)
+
+
+def first_of(kind):
+    """The first case of a kind that no engine may refuse."""
+    cases = (draw(kind, number, 1) for number in count())
+    return next(case for case in cases if not any(applies(case) for applies in REFUSALS.values()))
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_a_layout_equals_one_process(world_of, kind):
+    found = run_layout(Shared(world_of), first_of(kind))
+    assert found.status == "passed", (found.told, str(found.case))
+
+
+def spoiled(case, what):
+    """As a rank runs a case, but for one thing that its engine leaves out."""
+    pipeline = training.Pipeline
+    spoilt = {
+        "exchange": ("_wrap", lambda case, chunk, group: chunk),
+        "tying": ("Pipeline", lambda *args, tied, **options: pipeline(*args, **options)),
+        "weights": ("shard_weight", lambda samples, group: 1.0),
+    }
+    with mock.patch.object(training, *spoilt[what]):
+        return training.train_and_compare(case)
+
+
+@pytest.mark.parametrize(
+    ("kind", "what", "has"),
+    [
+        ("bucketed", "exchange", lambda case: case.dtype == "bf16" and case.dp == 4),
+        ("naive", "exchange", lambda case: case.dtype == "fp32" and case.dp == 4),
+        ("naive", "weights", lambda case: len(set(case.samples)) > 1 and case.dp == 4),
+        ("pp", "tying", lambda case: case.tied and case.pp == 2 and case.accumulation == 1 and "0" not in case.frozen),
+    ],
+)
+def test_what_an_engine_leaves_out_is_noticed(world_of, kind, what, has):
+    case = next(case for case in (draw(kind, number, 1) for number in count()) if has(case))
+    assert training.verdict(world_of(case.ranks).run(spoiled, case, what)) is not None
+
+
+def test_a_case_is_drawn_from_seed_kind_and_number_alone():
+    drawn = [draw(kind, number, 1) for number in range(100) for kind in KINDS]
+    assert drawn == [draw(kind, number, 1) for number in range(100) for kind in KINDS]
+    assert draw("zero2", 5, 1) != draw("zero2", 5, 2)
+    for name in ("tied", "never", "sometimes", "no_sync", "param_groups", "sequence_parallel", "recompute_stages"):
+        assert {getattr(case, name) for case in drawn} == {False, True}, f"{name} is drawn"
+    assert {case.engine for case in drawn} == {"", "naive", "bucketed", "zero1", "zero2", "zero3"}
+    assert {case.schedule for case in drawn} == {"gpipe", "one_f_one_b", "interleaved"}
+
+
+@pytest.fixture(scope="module")
+def own():
+    """A World that faults end; it is started again for each."""
+    with World(2) as world:
+        yield {2: world}
+
+
+def of_two(kind, **has):
+    drawn = (draw_fault(kind, number, 1) for number in count())
+    return next(f for f in drawn if f.ranks == 2 and all(getattr(f, name) == value for name, value in has.items()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "has", "status"),
+    [
+        ("raises", {"trainer": "bucketed"}, "refused"),
+        ("killed", {"trainer": "pp"}, "refused"),
+        ("tensor", {"how": "all-reduce, dtype"}, "refused"),
+        ("sleeps", {"trainer": "tp"}, "timed out"),
+    ],
+)
+def test_a_fault_ends_in_an_error_that_names_it(own, kind, has, status):
+    found = run_fault(own, of_two(kind, **has), limit_s=60 if status == "refused" else 2)
+    assert found.status == status, found.told
+
+
+@pytest.mark.parametrize(
+    ("does", "told"),
+    [(lambda case: 1, "no error, but a result: [1, 1]"), (lambda case: 1 / 0, "ZeroDivisionError")],
+)
+def test_a_fault_that_is_not_named_is_a_failure(own, monkeypatch, does, told):
+    monkeypatch.setitem(FAULTS, "raises", Fault(does, ("",), ("",), "the words that it should have", {}, False))
+    found = run_fault(own, of_two("raises"), limit_s=60)
+    assert found.status == "failed"
+    assert told in found.told
+
+
+def test_the_command_sums_up_and_says_how_to_repeat(monkeypatch, capsys):
+    monkeypatch.setattr(run, "run_layout", lambda worlds, case: Outcome(case, "passed", worst=0.25))
+    assert run.main(["--layouts", "26", "--seed", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert "26 cases" in printed
+    assert "0.25" in printed
+    monkeypatch.setattr(run, "run_layout", lambda worlds, case: Outcome(case, "failed", "gradients differ"))
+    assert run.main(["--only", "zero2", "--case", "17", "--seed", "3"]) == 1
+    printed = capsys.readouterr().out
+    assert "FAILED zero2, case 17: gradients differ" in printed
+    assert "python -m tests.soak --only 'zero2' --case 17 --seed 3" in printed
+    with pytest.raises(SystemExit):
+        run.main(["--only", "zero4"])
+    assert "no kind 'zero4'" in capsys.readouterr().err
+    assert run.main([]) == 1, "no case at all is no success"
