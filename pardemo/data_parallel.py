@@ -24,8 +24,8 @@ from torch import nn
 from torch.autograd import Variable
 
 from pardemo.buckets import Bucket, split_into_buckets
+from pardemo.channel import Channel
 from pardemo.collectives import ring_all_reduce
-from pardemo.courier import Courier
 from pardemo.meters.timeline import Timeline
 
 AllReduce = Callable[[torch.Tensor, dist.ProcessGroup | None], torch.Tensor]
@@ -57,6 +57,8 @@ class _DataParallel(nn.Module):
         with torch.no_grad():
             for tensor in (*module.parameters(), *module.buffers()):
                 self._broadcast(tensor)
+        own = all_reduce is ring_all_reduce and not any(p.is_cuda for p in self.parameters_to_sync)
+        self._channel = Channel(self.group, "data parallel", links=own)
         # Through a weak reference: the collector cannot see the cycle parameter, hook, wrapper, and a forgotten
         # wrapper would go on sending.
         ready = weakref.WeakMethod(self._gradient_is_ready)
@@ -113,7 +115,11 @@ class _DataParallel(nn.Module):
     def _all_reduce(self, tensor: torch.Tensor, name: str) -> None:
         span = self.timeline.span("communication", name) if self.timeline else contextlib.nullcontext()
         with span:
-            self._all_reduce_with(tensor, self.group)
+            if self._all_reduce_with is ring_all_reduce:
+                self._channel.all_reduce(tensor, name)
+            else:
+                self._channel.compare(tensor, name)
+                self._all_reduce_with(tensor, self.group)
 
     def _on_backward_begin(self) -> None: ...
 
@@ -195,7 +201,6 @@ class BucketedDataParallel(_DataParallel):
         self._bucket_of = {p: bucket for bucket in self.buckets for p in bucket.views}
         self._next = 0
         self._sending: list[Future] = []
-        self._courier = Courier("bucket-courier")
         on_cuda = self.buckets[0].flat.is_cuda
         self._stream = torch.cuda.Stream(self.buckets[0].flat.device) if on_cuda else None
 
@@ -229,10 +234,10 @@ class BucketedDataParallel(_DataParallel):
         bucket, name = self.buckets[self._next], f"bucket {self._next}"
         self._next += 1
         packed = torch.cuda.current_stream().record_event() if self._stream is not None else None
-        self._sending.append(self._courier.submit(self._exchange, bucket.flat, name, packed))
+        self._sending.append(self._channel.submit(self._exchange, bucket.flat, name, packed))
 
     def _exchange(self, flat: torch.Tensor, name: str, packed: "torch.cuda.Event | None") -> None:
-        """In the courier's thread; on CUDA in a stream of its own, once packed."""
+        """In the channel's thread; on CUDA in a stream of its own, once packed."""
         with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
             if self._stream:
                 self._stream.wait_event(packed)

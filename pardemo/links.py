@@ -4,7 +4,7 @@ Why not ``isend`` and ``irecv`` of torch.distributed? gloo announces every messa
 sending it and hands both directions to one other thread; with a segment of 1 MiB that costs as much as the
 copy itself, and with a small one, where every core computes, the other thread may wait for milliseconds for
 its turn (``pardemo bench ring`` and ``pipeline`` show what plain sockets gain). A group's links are made at
-the first use, belong to the group and close with it.
+the first use, belong to the group and close with it; an engine's are its own (:mod:`pardemo.channel`).
 """
 
 import ctypes
@@ -126,6 +126,14 @@ class Link:
                 raise self._lost("closed the connection")
             data = data[got:]
 
+    def close(self) -> None:
+        """Closes both connections: the neighbours get a ConnectionError, and so does who uses these links again."""
+        self._finalizer()
+
+    @property
+    def closed(self) -> bool:
+        return not self._finalizer.alive
+
     def _lost(self, what: str) -> ConnectionError:
         return ConnectionError(f"{self.use}: rank {self.predecessor} of the group: {what}")
 
@@ -209,15 +217,15 @@ _links: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, Link]]" = weakre
 
 def drop_link(group: dist.ProcessGroup, use: str = "ring") -> None:
     """Closes these links of ``group``: the neighbours get a ConnectionError, the next use makes new ones."""
-    link = _links.get(group, {}).pop(use, None)
+    link = _links.get(group, {}).get(use)
     if link is not None:
-        link._finalizer()
+        link.close()
 
 
 def link_of(group: dist.ProcessGroup, use: str = "ring", step: int = 1, inline_bytes: int = INLINE_BYTES) -> Link:
     """The links of this rank in ``group`` for one ``use``; made together by all its ranks at the first call."""
     found = _links.setdefault(group, {})
-    if use not in found:
+    if use not in found or found[use].closed:
         with _disable_current_modes():  # meters: the caller did not ask for these messages
             found[use] = Link(group, use, step, inline_bytes)
     return found[use]
