@@ -8,7 +8,7 @@ import torch.distributed as dist
 from pardemo.links import Link
 
 MAX_DIMS = 8
-EXCHANGE_COLUMNS = 10  # of 8 bytes each: the exchange in words
+EXCHANGE_COLUMNS = 16  # of 8 bytes each: the exchange in words
 COLUMNS = 3 + 2 * MAX_DIMS + EXCHANGE_COLUMNS  # dtype, dimensions, shape, strides, a shard that does not fit, words
 _WRONG, _WORDS = 2 + 2 * MAX_DIMS, 3 + 2 * MAX_DIMS
 _DTYPES = sorted((d for d in vars(torch).values() if isinstance(d, torch.dtype)), key=str)
@@ -19,7 +19,7 @@ def description(tensor: torch.Tensor, exchange: str = "", wrong: int = 0) -> np.
 
     Args:
         exchange: the collective and whose turn it is, such as ``all_gather of unit 3``: ranks at different exchanges
-            would add what does not belong together. Its first 80 bytes are compared.
+            would add what does not belong together. Its first 128 bytes are compared.
         wrong: 0, or 1 + the size of a shard that does not fit on this rank.
     """
     if tensor.dim() > MAX_DIMS:  # told by its number of elements alone

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
 from pardemo.agreement import compare_in_group, description
-from pardemo.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter
+from pardemo.collectives import ring_all_gather, ring_all_reduce, ring_broadcast, ring_reduce_scatter
 from pardemo.courier import Courier, courier_of
 from pardemo.links import Link
 
@@ -34,11 +34,11 @@ class Channel:
     """
 
     def __init__(self, group: dist.ProcessGroup, name: str, *, links: bool = True):
-        self.group = group
+        self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
         self.name = f"{name} {next(_numbers.setdefault(group, itertools.count()))}"
         self._link: Link | None = None
         self._courier = courier_of(group)
-        if links and dist.get_world_size(group) > 1:
+        if links and self.size > 1:
             with _disable_current_modes():  # meters: the caller did not ask for these messages
                 self._link = Link(group, self.name)
             self._courier = Courier(self.name)
@@ -61,6 +61,10 @@ class Channel:
     def all_gather(self, shard: torch.Tensor, out: torch.Tensor, what: str) -> torch.Tensor:
         """:func:`~pardemo.collectives.ring_all_gather` of the ranks' shards into ``out``."""
         return ring_all_gather(shard, self.group, out, what=self._ours(what), link=self._link)
+
+    def broadcast(self, tensor: torch.Tensor, source: int, what: str) -> torch.Tensor:
+        """:func:`~pardemo.collectives.ring_broadcast`: rank ``source``'s tensor, in place."""
+        return ring_broadcast(tensor, self.group, source, what=self._ours(what), link=self._link)
 
     def compare(self, tensor: torch.Tensor, what: str) -> None:
         """ValueError where the ranks are not at the same exchange of the same tensor: for one by another's function."""

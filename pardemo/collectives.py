@@ -26,6 +26,7 @@ __all__ = [
     "parameter_server_all_reduce",
     "ring_all_gather",
     "ring_all_reduce",
+    "ring_broadcast",
     "ring_reduce_scatter",
     "ring_steps",
 ]
@@ -121,6 +122,34 @@ def ring_all_gather(
             if wrong:
                 raise ValueError(f"rank {rank} owns {wanted} of out's {out.numel()} elements, not {shard.numel()}")
             return gather_into(ring, out, shard, rank, size)
+
+
+def ring_broadcast(
+    tensor: torch.Tensor,
+    group: dist.ProcessGroup | None = None,
+    source: int = 0,
+    *,
+    what: str = "",
+    link: Link | None = None,
+) -> torch.Tensor:
+    """Copies rank ``source``'s tensor to all others of ``group``, in place, and returns it.
+
+    Segments go from rank to rank, so each sends the tensor once but the last, which sends nothing. The tensors lie
+    alike in memory on all ranks, without gaps. Raises as :func:`ring_all_reduce`.
+    """
+    group, _, size = _membership(group)
+    if not 0 <= source < size:
+        raise ValueError(f"the source must be a rank of the group, 0 to {size - 1}, not {source}")
+    calls["broadcast"] += 1
+    with torch.no_grad():
+        flat, write_back = _flatten(tensor)
+        with Ring(group, tensor, _words(f"broadcast from rank {source}", what), link=link) as ring:
+            if ring.has_links:
+                ring.broadcast(flat, source)
+            elif size > 1:
+                dist.broadcast(flat, dist.get_global_rank(group, source), group)
+        write_back()
+    return tensor
 
 
 def parameter_server_all_reduce(

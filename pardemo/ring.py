@@ -123,6 +123,16 @@ class Ring:
         self._link.flush()
         return result
 
+    def broadcast(self, flat: torch.Tensor, source: int) -> None:
+        """From rank to rank, segment by segment, beginning at ``source``."""
+        place = (self.rank - source) % self.size
+        for part in _segments(flat):
+            if place > 0:
+                self._link.receive(bytes_of(part))
+            if place < self.size - 1:
+                self._link.send(bytes_of(part))
+        self._link.flush()
+
     def _begin(self, chunk: torch.Tensor) -> None:
         for data in _segments(chunk):
             self._link.send(bytes_of(data))
