@@ -53,6 +53,7 @@ class Ring:
             )
         self._link = self._own or link_of(self.group)
         self._link.lock.acquire()
+        self._link.exchange = self._exchanged
         try:
             compare_round_the_ring(mine, self._link)
         except BaseException as error:
