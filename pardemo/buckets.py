@@ -41,10 +41,16 @@ class Bucket:
         return len(self.taken) == len(self.views)
 
     def take(self, parameter: nn.Parameter, ranks: int) -> None:
-        """Moves a gradient in, divided by N already: the sum of the ranks' is then the mean, and cannot overflow."""
+        """Moves a gradient in, divided by N already: the sum of the ranks' is then the mean, and cannot overflow.
+
+        A second gradient in the same pass (a layer in two re-entrant checkpoints) is added to the first.
+        """
         view = self.views[parameter]
-        torch.div(parameter.grad.detach(), ranks, out=view)
-        parameter.grad = view
+        if parameter in self.taken:
+            view.add_(parameter.grad.detach().div_(ranks))
+        else:
+            torch.div(parameter.grad.detach(), ranks, out=view)
+        parameter.grad = None
         self.taken.add(parameter)
         self.flags[self._index[parameter]] = 1
 
@@ -58,6 +64,11 @@ class Bucket:
                 self.flags[self._index[parameter]] = 0
             else:
                 self.take(parameter, ranks)
+
+    def clear(self) -> None:
+        """All zero: what a rank sends that has no data left."""
+        self.flat.zero_()
+        self.taken.clear()
 
     def hand_out(self) -> None:
         for (parameter, view), used in zip(self.views.items(), self.flags.tolist(), strict=True):

@@ -7,7 +7,8 @@ tensor, all of it to one successor.
 
 CPU tensors travel over the group's own links (:mod:`pardemo.links`), CUDA tensors over nccl's
 point-to-point operations. All functions are collective: every rank of ``group`` has to call them, in the same
-order, and from one thread at a time.
+order, and from one thread at a time. Before data moves the ranks compare the operation, the tensors and ``what``, a
+caller's words for whose turn it is (``bucket 3``). ``link``: an engine's own links in place of the group's.
 """
 
 from collections.abc import Iterator
@@ -15,9 +16,9 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
-from pardemo.agreement import compare_in_group
+from pardemo.agreement import compare_in_group, description
 from pardemo.groups import group_of
-from pardemo.links import calls
+from pardemo.links import Link, calls
 from pardemo.ring import OPERATIONS, SEGMENT_BYTES, Ring, chunk_numel, cut, exhaust
 
 __all__ = [
@@ -25,19 +26,28 @@ __all__ = [
     "parameter_server_all_reduce",
     "ring_all_gather",
     "ring_all_reduce",
+    "ring_broadcast",
     "ring_reduce_scatter",
     "ring_steps",
 ]
 
 
-def ring_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None, op: str = "sum") -> torch.Tensor:
+def ring_all_reduce(
+    tensor: torch.Tensor,
+    group: dist.ProcessGroup | None = None,
+    op: str = "sum",
+    *,
+    what: str = "",
+    link: Link | None = None,
+) -> torch.Tensor:
     """Sums ``tensor`` over the ranks of ``group``, in place, and returns it; ``op="max"`` takes the largest instead.
 
     Any dtype that adds, any shape; memory beyond the tensor: one segment (at most 1/N of it). A strided
     view with gaps is copied first. Every rank ends with the same bits. bf16 is summed in bf16, as nccl does.
 
     Raises:
-        ValueError: the ranks' tensors differ; names the ranks, their sizes and dtypes. ``op`` is not known.
+        ValueError: the ranks' tensors differ, or the ranks are at different collectives; names the ranks, sizes and
+            dtypes. ``op`` is not known.
         ConnectionError: a neighbour is gone.
     """
     group, rank, size = _membership(group)
@@ -46,7 +56,7 @@ def ring_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None
     calls["all_reduce"] += 1
     with torch.no_grad():
         flat, write_back = _flatten(tensor)
-        with Ring(group, tensor, op=op) as ring:
+        with Ring(group, tensor, _words(f"all_reduce ({op})", what), op=op, link=link) as ring:
             chunks = cut(flat, size)
             if size > 1 and flat.numel():
                 if ring.has_links:
@@ -57,7 +67,9 @@ def ring_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None
     return tensor
 
 
-def ring_reduce_scatter(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+def ring_reduce_scatter(
+    tensor: torch.Tensor, group: dist.ProcessGroup | None = None, *, what: str = "", link: Link | None = None
+) -> torch.Tensor:
     """Sums ``tensor`` over the ranks and returns chunk ``rank`` of the flattened sum, as a new tensor.
 
     A chunk is ``ceil(numel / N)`` elements; the last ones are shorter, even empty, when N does not divide.
@@ -69,7 +81,7 @@ def ring_reduce_scatter(tensor: torch.Tensor, group: dist.ProcessGroup | None = 
     calls["reduce_scatter"] += 1
     with torch.no_grad():
         flat = _plain(tensor).reshape(-1)
-        with Ring(group, tensor) as ring:
+        with Ring(group, tensor, _words("reduce_scatter", what), link=link) as ring:
             chunks = cut(flat, size)
             if size == 1 or not flat.numel():
                 return chunks[rank].clone()
@@ -77,7 +89,12 @@ def ring_reduce_scatter(tensor: torch.Tensor, group: dist.ProcessGroup | None = 
 
 
 def ring_all_gather(
-    tensor: torch.Tensor, group: dist.ProcessGroup | None = None, out: torch.Tensor | None = None
+    tensor: torch.Tensor,
+    group: dist.ProcessGroup | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    what: str = "",
+    link: Link | None = None,
 ) -> torch.Tensor:
     """Gathers the ranks' shards, in the order of the ranks, into one flat tensor of N·numel elements.
 
@@ -88,22 +105,51 @@ def ring_all_gather(
         ValueError: shards of different sizes or dtypes, or not the chunk of ``out`` that this rank owns.
     """
     group, rank, size = _membership(group)
+    exchange = _words("all_gather", what)
     calls["all_gather"] += 1
     with torch.no_grad():
         shard = _plain(tensor).reshape(-1)
         if out is None:
-            with Ring(group, tensor) as ring:
+            with Ring(group, tensor, exchange, link=link) as ring:
                 out = shard.new_empty(size * shard.numel())
                 return gather_into(ring, out, shard, rank, size)
         fits = out.is_contiguous() and out.dtype == tensor.dtype
         wanted = cut(out.view(-1), size)[rank].numel() if fits else -1
         wrong = 0 if wanted == shard.numel() else 1 + shard.numel()  # told to all ranks, so that none waits in vain
-        with Ring(group, out, wrong) as ring:
+        with Ring(group, out, exchange, wrong=wrong, link=link) as ring:
             if not fits:
                 raise ValueError("out must be contiguous and of the shard's dtype")
             if wrong:
                 raise ValueError(f"rank {rank} owns {wanted} of out's {out.numel()} elements, not {shard.numel()}")
             return gather_into(ring, out, shard, rank, size)
+
+
+def ring_broadcast(
+    tensor: torch.Tensor,
+    group: dist.ProcessGroup | None = None,
+    source: int = 0,
+    *,
+    what: str = "",
+    link: Link | None = None,
+) -> torch.Tensor:
+    """Copies rank ``source``'s tensor to all others of ``group``, in place, and returns it.
+
+    Segments go from rank to rank, so each sends the tensor once but the last, which sends nothing. The tensors lie
+    alike in memory on all ranks, without gaps. Raises as :func:`ring_all_reduce`.
+    """
+    group, _, size = _membership(group)
+    if not 0 <= source < size:
+        raise ValueError(f"the source must be a rank of the group, 0 to {size - 1}, not {source}")
+    calls["broadcast"] += 1
+    with torch.no_grad():
+        flat, write_back = _flatten(tensor)
+        with Ring(group, tensor, _words(f"broadcast from rank {source}", what), link=link) as ring:
+            if ring.has_links:
+                ring.broadcast(flat, source)
+            elif size > 1:
+                dist.broadcast(flat, dist.get_global_rank(group, source), group)
+        write_back()
+    return tensor
 
 
 def parameter_server_all_reduce(
@@ -120,7 +166,7 @@ def parameter_server_all_reduce(
         raise ValueError(f"the server must be a rank of the group, 0 to {size - 1}, not {server}")
     with torch.no_grad():
         flat, write_back = _flatten(tensor)
-        compare_in_group(tensor, group)
+        compare_in_group(description(tensor, f"all_reduce (sum) by rank {server}"), group, tensor.device)
         segment = max(1, min(SEGMENT_BYTES // max(1, tensor.element_size()), -(-flat.numel() // size)))
         pieces = [flat[i : i + segment] for i in range(0, flat.numel(), segment)]
         workers = [dist.get_global_rank(group, r) for r in range(size) if r != server]
@@ -163,6 +209,10 @@ def gather_into(ring: Ring, out: torch.Tensor, shard: torch.Tensor, rank: int, s
         else:
             exhaust(ring.steps_p2p(chunks, range(size - 1, 2 * size - 2)))
     return out
+
+
+def _words(operation: str, what: str) -> str:
+    return f"{operation} of {what}" if what else operation
 
 
 def _membership(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, int, int]:

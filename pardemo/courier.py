@@ -22,6 +22,10 @@ class Courier:
         modes = _python_dispatch._get_current_dispatch_mode_stack()  # meters: they belong to a thread
         return self._thread.submit(_under, [modes, function, args])
 
+    def close(self) -> None:
+        """Waits for what was submitted and ends the thread."""
+        self._thread.shutdown()
+
 
 def _under(task: list):
     modes, function, args = task

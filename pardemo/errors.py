@@ -1,5 +1,7 @@
 """What can go wrong with a World: the exceptions a notebook sees, each naming the rank."""
 
+import os
+import re
 import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -65,14 +67,27 @@ class RankDied(RankError):
 
 
 class RankTimeout(RankError):
-    """The time limit passed; ``stacks`` maps each unfinished rank to where it was."""
+    """The time limit passed; ``stacks`` maps each unfinished rank to where it was.
 
-    def __init__(self, timeout_s: float, stacks: Mapping[int, str], finished: list[int]):
+    The first line says who waits for whom, as far as pardemo's own exchanges know it (``waits``); of the others, where
+    they are.
+    """
+
+    def __init__(
+        self,
+        timeout_s: float,
+        stacks: Mapping[int, str],
+        finished: list[int],
+        waits: Mapping[int, list[str]] | None = None,
+    ):
         self.timeout_s = timeout_s
-        self.stacks = dict(stacks)
+        self.stacks, self.waits = dict(stacks), dict(waits or {})
         text = f"{ranks_text(sorted(self.stacks))} did not finish within {timeout_s:g} s"
         if finished:
             text += f" ({ranks_text(finished)} did)"
+        doing = {rank: _doing(self.waits.get(rank), stack) for rank, stack in sorted(self.stacks.items())}
+        if told := "; ".join(f"rank {rank} {what}" for rank, what in doing.items() if what):
+            text += f": {told}"
         for rank, stack in sorted(self.stacks.items()):
             text += f"\n\n--- rank {rank} was here ---\n{stack.strip() or '(no Python stack: it did not answer)'}"
         super().__init__(text)
@@ -84,6 +99,16 @@ def _alike(failures: Iterable[tuple[int, Failure]], part: str) -> dict[str, list
     for rank, failure in failures:
         found.setdefault(getattr(failure, part), []).append(rank)
     return found
+
+
+def _doing(waits: list[str] | None, stack: str) -> str:
+    if waits:
+        return "waits for " + ", and for ".join(waits)
+    main = stack.rpartition("most recent call first")[2]  # of a stack's threads the main one is the last
+    for path, line, function in re.findall(r'File "(.+)", line (\d+) in (.+)', main):
+        if not re.search(r"/(site|dist)-packages/|/lib(64)?/python3", path):
+            return f"is in {function} ({os.path.basename(path)}, line {line})"
+    return ""
 
 
 def ranks_text(ranks: list[int]) -> str:

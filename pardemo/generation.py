@@ -1,6 +1,7 @@
 """One generation of rank processes: forked together, asked together, ended together. :class:`World` makes them."""
 
 import contextlib
+import operator
 import os
 import pickle
 import secrets
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from pardemo import waiting
 from pardemo.errors import Failure, RankDied, RankError, RankFailed, RankTimeout
 from pardemo.nursery import QUIET, Nursery, nursery
 from pardemo.streams import LinePrinter
@@ -145,21 +147,26 @@ class Ranks:
         if failures:
             raise RankFailed(failures, missing)
         if missing:
-            raise RankTimeout(timeout_s, self._read_stacks(missing), sorted(replies))
+            waits, stacks = self._read_stacks(missing)
+            raise RankTimeout(timeout_s, stacks, sorted(replies), waits)
         return [replies[rank][1] for rank in range(self.size)]
 
-    def _read_stacks(self, ranks: list[int]) -> dict[int, str]:
-        """Asks the ranks for their Python stacks; faulthandler answers even from inside a blocked call."""
+    def _read_stacks(self, ranks: list[int]) -> tuple[dict[int, list[str]], dict[int, str]]:
+        """Asks the ranks for their Python stacks; faulthandler answers even from inside a blocked call. What they wait
+        for they have written down before."""
+        files = [self.stacks[rank].fileno() for rank in ranks]
+        noted = sizes = [os.fstat(file).st_size for file in files]
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pids[rank], signal.SIGUSR1)
-        sizes, before = [0] * len(ranks), None
-        until = time.monotonic() + STACK_WAIT_S
-        while time.monotonic() < until and not (all(sizes) and sizes == before):  # until nobody writes any more
+        until, before = time.monotonic() + STACK_WAIT_S, None
+        # until nobody writes any more
+        while time.monotonic() < until and not (sizes == before and all(map(operator.gt, sizes, noted))):
             time.sleep(0.05)
-            before, sizes = sizes, [os.fstat(self.stacks[rank].fileno()).st_size for rank in ranks]
-        texts = {rank: os.pread(self.stacks[rank].fileno(), size, 0) for rank, size in zip(ranks, sizes, strict=True)}
-        return {rank: _readers_part(text.decode("utf-8", "replace")) for rank, text in texts.items()}
+            before, sizes = sizes, [os.fstat(file).st_size for file in files]
+        texts = [os.pread(file, size, 0).decode("utf-8", "replace") for file, size in zip(files, sizes, strict=True)]
+        waits, stacks = zip(*map(waiting.read, texts), strict=True)
+        return dict(zip(ranks, waits, strict=True)), dict(zip(ranks, map(_readers_part, stacks), strict=True))
 
     def _drain(self) -> None:
         for printer in self.printers:

@@ -4,7 +4,7 @@ Why not ``isend`` and ``irecv`` of torch.distributed? gloo announces every messa
 sending it and hands both directions to one other thread; with a segment of 1 MiB that costs as much as the
 copy itself, and with a small one, where every core computes, the other thread may wait for milliseconds for
 its turn (``pardemo bench ring`` and ``pipeline`` show what plain sockets gain). A group's links are made at
-the first use, belong to the group and close with it.
+the first use, belong to the group and close with it; an engine's are its own (:mod:`pardemo.channel`).
 """
 
 import ctypes
@@ -20,6 +20,8 @@ from queue import SimpleQueue
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
+
+from pardemo.waiting import PATIENCE_S, Wait
 
 TIMEOUT_S = 600  # a neighbour that neither sends nor reads for so long is taken for lost
 INLINE_BYTES = 64 << 10  # of a ring: below this a send is tried at once; above, copying and adding go side by side
@@ -45,6 +47,9 @@ class Link:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.successor, self.predecessor = (self.rank + step) % self.size, (self.rank - step) % self.size
         self.use, self.inline_bytes = use, inline_bytes
+        self.exchange = use  # what is under way, for who asks why this rank waits
+        self._source = f"rank {dist.get_global_rank(group, self.predecessor)}"
+        self._target = f"rank {dist.get_global_rank(group, self.successor)}"
         self.lock = threading.Lock()
         address, token = _own_address(), secrets.token_bytes(TOKEN_BYTES)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -67,8 +72,8 @@ class Link:
         for end in (self._out, self._in):
             end.settimeout(None)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                end.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", TIMEOUT_S, 0))
+            for option, seconds in ((socket.SO_RCVTIMEO, PATIENCE_S), (socket.SO_SNDTIMEO, TIMEOUT_S)):
+                end.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))
         self._queue: SimpleQueue = SimpleQueue()
         self._sent = threading.Condition()
         self._queued = self._done = 0
@@ -100,8 +105,11 @@ class Link:
 
     def wait_sent(self, number: int) -> None:
         """Waits until send ``number`` and all before it have left; raises what went wrong with them."""
+        wait = Wait()
         with self._sent:
-            self._sent.wait_for(lambda: self._done >= number or self._error)
+            while not self._sent.wait_for(lambda: self._done >= number or self._error, PATIENCE_S):
+                wait.goes_on(f"{self._target} to take its part: {self.exchange}")
+            wait.ends()
             if self._error:
                 raise self._error
 
@@ -115,22 +123,40 @@ class Link:
     def receive(self, data: memoryview) -> None:
         """Fills ``data`` with the predecessor's next bytes."""
         _count("received", data)
-        while data:  # a signal can cut even MSG_WAITALL short
+        wait = Wait()
+        while data:  # a signal, or a second without data, can cut even MSG_WAITALL short
             try:
                 got = self._in.recv_into(data, len(data), socket.MSG_WAITALL)
             except BlockingIOError:
-                raise self._lost(f"sent nothing for {TIMEOUT_S} s") from None
+                wait.goes_on(f"{self._source}: {self.exchange}")
+                if wait.seconds >= TIMEOUT_S:
+                    raise self._lost(f"sent nothing for {TIMEOUT_S} s") from None
+                continue
             except OSError as reason:
                 raise self._lost(str(reason)) from None
             if got == 0:
                 raise self._lost("closed the connection")
+            wait.ends()
             data = data[got:]
 
+    def close(self) -> None:
+        """Closes both connections: the neighbours get a ConnectionError, and so does who uses these links again."""
+        self._finalizer()
+
+    @property
+    def closed(self) -> bool:
+        return not self._finalizer.alive
+
     def _lost(self, what: str) -> ConnectionError:
-        return ConnectionError(f"{self.use}: rank {self.predecessor} of the group: {what}")
+        return ConnectionError(f"{self.use}: rank {self.predecessor} of the group: {what}{self._in_words()}")
 
     def _cannot_send(self, reason: OSError) -> ConnectionError:
-        return ConnectionError(f"{self.use}: cannot send to rank {self.successor} of the group: {reason}")
+        return ConnectionError(
+            f"{self.use}: cannot send to rank {self.successor} of the group: {reason}{self._in_words()}"
+        )
+
+    def _in_words(self) -> str:
+        return f", in {self.exchange}" if self.exchange != self.use else ""
 
     def _count_sent(self, error: Exception | None = None) -> None:
         with self._sent:
@@ -209,15 +235,15 @@ _links: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, Link]]" = weakre
 
 def drop_link(group: dist.ProcessGroup, use: str = "ring") -> None:
     """Closes these links of ``group``: the neighbours get a ConnectionError, the next use makes new ones."""
-    link = _links.get(group, {}).pop(use, None)
+    link = _links.get(group, {}).get(use)
     if link is not None:
-        link._finalizer()
+        link.close()
 
 
 def link_of(group: dist.ProcessGroup, use: str = "ring", step: int = 1, inline_bytes: int = INLINE_BYTES) -> Link:
     """The links of this rank in ``group`` for one ``use``; made together by all its ranks at the first call."""
     found = _links.setdefault(group, {})
-    if use not in found:
+    if use not in found or found[use].closed:
         with _disable_current_modes():  # meters: the caller did not ask for these messages
             found[use] = Link(group, use, step, inline_bytes)
     return found[use]

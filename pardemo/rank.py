@@ -19,6 +19,7 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
+from pardemo import waiting
 from pardemo.errors import Failure
 
 PR_SET_PDEATHSIG = 1
@@ -37,6 +38,7 @@ def main(control_fd: int, stdout_fd: int, stderr_fd: int, stacks_fd: int) -> Non
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     stacks = os.fdopen(stacks_fd, "w")
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    waiting.write_to(stacks.fileno())
     control = Connection(control_fd)
     os.register_at_fork(after_in_child=control.close)  # a data loader's worker must not hold the line open
     settings = pickle.loads(control.recv_bytes())

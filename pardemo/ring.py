@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
-from pardemo.agreement import compare_in_group, compare_round_the_ring
-from pardemo.links import Link, bytes_of, drop_link, link_of
+from pardemo.agreement import compare_in_group, compare_round_the_ring, description
+from pardemo.links import Link, bytes_of, link_of
 
 SEGMENT_BYTES = 1 << 20
 OPERATIONS = {"sum": torch.Tensor.add_, "max": lambda mine, theirs: torch.maximum(mine, theirs, out=mine)}
@@ -20,23 +20,44 @@ BLOCK_BYTES = 4 << 20  # of each chunk: the best of 1 to 16 MiB on a machine wit
 
 
 class Ring:
-    """One collective's turn on a group's ring: takes the links, compares the tensors, runs the laps."""
+    """One collective's turn on a ring: takes the links, compares what the ranks are about to do, runs the laps.
 
-    def __init__(self, group: dist.ProcessGroup, tensor: torch.Tensor, wrong: int = 0, op: str = "sum"):
+    Args:
+        exchange: the collective in words, compared with the other ranks'.
+        wrong: see :func:`pardemo.agreement.description`.
+        link: an engine's own links; the group's when None.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        tensor: torch.Tensor,
+        exchange: str = "",
+        *,
+        op: str = "sum",
+        wrong: int = 0,
+        link: Link | None = None,
+    ):
         self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
-        self._tensor, self._wrong, self._combine = tensor, wrong, OPERATIONS[op]
-        self._link: Link | None = None
+        self._tensor, self._exchanged, self._wrong, self._combine = tensor, exchange, wrong, OPERATIONS[op]
+        self._own, self._link = link, None
 
     def __enter__(self) -> "Ring":
+        mine = description(self._tensor, self._exchanged, self._wrong)
         if self._tensor.device.type != "cpu" or self.size == 1:
-            compare_in_group(self._tensor, self.group, self._wrong)
+            compare_in_group(mine, self.group, self._tensor.device)
             return self
-        self._link = link_of(self.group)
+        if self._own is not None and self._own.closed:
+            raise ConnectionError(
+                f"{self._own.use}: its links are closed (an error in mid-exchange, or close()): make it anew"
+            )
+        self._link = self._own or link_of(self.group)
         self._link.lock.acquire()
+        self._link.exchange = self._exchanged
         try:
-            compare_round_the_ring(self._tensor, self._link, self._wrong)
+            compare_round_the_ring(mine, self._link)
         except BaseException as error:
-            self._leave(clean=isinstance(error, ValueError))  # tensors that differ: the ring itself is fine
+            self._leave(clean=isinstance(error, ValueError))  # ranks that differ: the ring itself is fine
             raise
         return self
 
@@ -46,7 +67,7 @@ class Ring:
 
     def _leave(self, clean: bool) -> None:
         if not clean:  # whatever is still on its way must not be taken for the next collective's
-            drop_link(self.group)
+            self._link.close()
         self._link.lock.release()
 
     @property
@@ -102,6 +123,16 @@ class Ring:
             done += mine.numel()
         self._link.flush()
         return result
+
+    def broadcast(self, flat: torch.Tensor, source: int) -> None:
+        """From rank to rank, segment by segment, beginning at ``source``."""
+        place = (self.rank - source) % self.size
+        for part in _segments(flat):
+            if place > 0:
+                self._link.receive(bytes_of(part))
+            if place < self.size - 1:
+                self._link.send(bytes_of(part))
+        self._link.flush()
 
     def _begin(self, chunk: torch.Tensor) -> None:
         for data in _segments(chunk):

@@ -14,6 +14,7 @@ from pardemo.collectives import (
     parameter_server_all_reduce,
     ring_all_gather,
     ring_all_reduce,
+    ring_broadcast,
     ring_reduce_scatter,
     ring_steps,
 )
@@ -171,8 +172,9 @@ def test_outside_a_process_group():
         (lambda: torch.ones(6), r"ranks 0, 2: float32 \(5,\); rank 1: float32 \(6,\)"),
         (lambda: torch.ones(5, dtype=torch.bfloat16), r"rank 1: bfloat16 \(5,\)"),
         (lambda: torch.ones(1, 5), r"rank 1: float32 \(1, 5\)"),
+        (lambda: torch.ones(10)[::2], r"ranks 0, 2: float32 \(5,\); rank 1: float32 \(5,\) strides \(2,\)"),
     ],
-    ids=["size", "dtype", "shape"],
+    ids=["size", "dtype", "shape", "strides"],
 )
 def test_different_tensors_are_an_error_that_names_the_ranks_not_a_hang(world_of, collective, odd_one, told):
     def check():
@@ -336,6 +338,28 @@ def test_one_wrong_shard_is_an_error_on_every_rank(world_of):
             ring_all_gather(torch.ones(3 - dist.get_rank()), out=torch.empty(6))
 
     world_of(2).run(check, timeout_s=20)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("numel", [0, 5, 3 * ring.SEGMENT_BYTES // 4 + 1])
+def test_a_broadcast_brings_the_sources_tensor(world_of, size, numel):
+    def check(source):
+        tensor = torch.full((numel, 2), float(dist.get_rank())).t()
+        assert ring_broadcast(tensor, source=source) is tensor
+        return bool((tensor == source).all())
+
+    for source in range(size):
+        assert world_of(size).run(check, source) == [True] * size
+
+
+def test_a_broadcast_whose_ranks_disagree_on_the_source(world_of):
+    def check():
+        with pytest.raises(ValueError, match="rank 0: broadcast from rank 0; rank 1: broadcast from rank 1"):
+            ring_broadcast(torch.ones(2), source=dist.get_rank())
+        with pytest.raises(ValueError, match="0 to 1, not 2"):
+            ring_broadcast(torch.ones(2), source=2)
+
+    world_of(2).run(check)
 
 
 def test_a_server_outside_the_group(world_of):

@@ -15,7 +15,10 @@ import torch.distributed as dist
 from conftest import gone
 
 from pardemo import RankDied, RankError, RankFailed, RankTimeout, World
+from pardemo.collectives import ring_all_reduce
+from pardemo.data_parallel import BucketedDataParallel
 from pardemo.errors import Failure
+from pardemo.links import bytes_of, link_of
 
 
 def rank_and_size():
@@ -338,6 +341,72 @@ def test_a_hang_ends_at_the_time_limit_with_stacks():
 def test_ranks_that_finished_are_told_apart_from_those_that_hang():
     with World(2) as world, pytest.raises(RankTimeout, match=r"rank 1 did not finish within 1 s \(rank 0 did\)"):
         world.run(lambda: time.sleep(60 * dist.get_rank()), timeout_s=1)
+
+
+def test_a_time_out_says_in_its_first_line_who_waits_for_whom():
+    """Rank 1 gets from rank 0 what rank 0 would have to get from rank 2."""
+
+    def train():
+        model = BucketedDataParallel(torch.nn.Linear(2, 2))
+        for step in range(3):
+            if dist.get_rank() == 2 and step == 2:
+                time.sleep(60)
+            model(torch.ones(1, 2)).sum().backward()
+
+    exchange = r"all_reduce \(sum\) of bucket 0, backward 3 of data parallel 0"
+    first = rf"^ranks 0, 1, 2 did not finish within 5 s: rank 0 waits for rank 2: {exchange}; rank 1 waits for rank 0: "
+    with World(3) as world:
+        world.run(dist.barrier)
+        with pytest.raises(
+            RankTimeout, match=first + rf"{exchange}; rank 2 is in train \(test_world.py, line \d+\)\n"
+        ) as e:
+            world.run(train, timeout_s=5)
+        assert "\x02" not in str(e.value)
+        assert world.run(rank_sum) == [3.0] * 3
+
+
+def test_a_rank_with_fewer_batches_that_has_returned_is_named_at_once():
+    def train():
+        model = BucketedDataParallel(torch.nn.Linear(2, 2))
+        for _ in range(3 - dist.get_rank()):
+            model(torch.ones(1, 2)).sum().backward()
+
+    told = r"^rank 0: ConnectionError: data parallel 0: .*rank 1 .*in all_reduce \(sum\) of bucket 0, backward 3"
+    with World(2) as world, pytest.raises(RankFailed, match=told):
+        world.run(train)
+
+
+def test_a_wait_that_has_ended_is_not_told():
+    def late_then_stuck():
+        if dist.get_rank():
+            time.sleep(1.5)  # rank 0 has noted that it waits
+        ring_all_reduce(torch.ones(2))
+        if dist.get_rank() == 0:
+            dist.barrier()
+
+    told = (
+        r"^rank 0 did not finish within 4 s \(rank 1 did\): rank 0 is in late_then_stuck \(test_world.py, line \d+\)\n"
+    )
+    with World(2) as world:
+        world.run(dist.barrier)
+        with pytest.raises(RankTimeout, match=told):
+            world.run(late_then_stuck, timeout_s=4)
+
+
+def test_a_rank_that_nobody_listens_to_says_so():
+    """More than the kernel keeps for a neighbour that is busy elsewhere."""
+
+    def send_much():
+        link = link_of(dist.group.WORLD, "parcels")
+        if dist.get_rank() == 0:
+            data = torch.zeros(32 << 20, dtype=torch.uint8)
+            link.wait_sent(link.send(bytes_of(data)))
+
+    told = r"^rank 0 did not finish within 4 s \(rank 1 did\): rank 0 waits for rank 1 to take its part: parcels\n"
+    with World(2) as world:
+        world.run(dist.barrier)
+        with pytest.raises(RankTimeout, match=told):
+            world.run(send_much, timeout_s=4)
 
 
 @pytest.mark.parametrize(
