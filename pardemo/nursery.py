@@ -5,6 +5,9 @@ nursery is started once per Python process and set of preloaded modules, imports
 threaded (only then is forking safe), and forks a rank whenever asked. It also is the one place that
 knows for certain which rank processes exist: it reaps them, reports how each ended, and kills every
 one of them with its descendants when the parent is gone, even when the parent was killed by SIGKILL.
+A descendant that has left its rank's process group (``setsid``, a daemon) is caught too, on Linux: each
+rank, and the nursery itself, is the "subreaper" of its orphans. What loses its parent becomes the rank's
+child; when the rank ends, the nursery's, which ends it.
 
 The standard library's forkserver was not enough: it is one per process, re-imports the caller's main
 script in every child, and leaves its children behind when the parent is killed.
@@ -12,6 +15,7 @@ script in every child, and leaves its children behind when the parent is killed.
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import json
 import os
@@ -29,6 +33,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 START_TIMEOUT_S = 120  # importing deepspeed and transformers on a cold disk
+END_TIMEOUT_S = 5  # a killed process may still have memory of many gigabytes to give back
+PR_SET_CHILD_SUBREAPER = 36
 #: One thread each while the libraries load, and in the ranks: a nursery with threads could not be forked safely.
 QUIET = {
     "OMP_NUM_THREADS": "1",
@@ -208,6 +214,8 @@ def _serve(settings_json: str) -> None:
     os.set_blocking(wake_w, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_w)
+    _adopt_orphans()
+    helpers = frozenset(_own_children())  # of a preloaded module, as multiprocessing's resource tracker
     children: set[int] = set()
     poller = select.poll()
     for fd in (control.fileno(), wake_r):
@@ -219,6 +227,7 @@ def _serve(settings_json: str) -> None:
                 os.read(wake_r, 4096)
                 for pid, code in _reap(children):
                     say(exited=pid, code=code)
+                _end_orphans(children | helpers)
                 continue
             try:
                 data, new_fds, _, _ = socket.recv_fds(control, 65536, 64)
@@ -226,8 +235,7 @@ def _serve(settings_json: str) -> None:
                 data, new_fds = b"", []
             fds += new_fds
             if not data:
-                for pid in children:
-                    _kill_group(pid)
+                _kill_all(children, helpers)
                 shutil.rmtree(settings["folder"], ignore_errors=True)
                 os._exit(0)
             buffer += data
@@ -245,6 +253,12 @@ def _serve(settings_json: str) -> None:
                     say(pid=pid)
 
 
+def _adopt_orphans() -> None:
+    """A descendant whose parent ends becomes this process's child, not init's (on Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
 def _fork_rank(fds: list[int], close: list[int]) -> int:
     pid = os.fork()
     if pid:
@@ -258,6 +272,7 @@ def _fork_rank(fds: list[int], close: list[int]) -> int:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for fd in close:
             os.close(fd)
+        _adopt_orphans()
         from pardemo.rank import main
 
         main(*fds)
@@ -280,6 +295,34 @@ def _reap(children: set[int]) -> list[tuple[int, int]]:
         ended.append((pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
         children.discard(pid)
     return ended
+
+
+def _end_orphans(known: set[int]) -> None:
+    """Kills what ended ranks have left behind. Each that ends hands on its own children, and wakes us for them."""
+    for pid in set(_own_children()) - known:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, os.WNOHANG)
+
+
+def _kill_all(ranks: set[int], helpers: frozenset[int]) -> None:
+    """Ends all ranks and their descendants: what a dying process hands on is ours before it can be reaped."""
+    for pid in ranks:
+        _kill_group(pid)
+    until = time.monotonic() + END_TIMEOUT_S
+    while set(_own_children()) - helpers and time.monotonic() < until:
+        _reap(ranks)
+        _end_orphans(ranks | helpers)
+        time.sleep(0.005)
+
+
+def _own_children() -> list[int]:
+    """Pids of this process's children, adopted ones too; none where the system does not tell."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as stream:
+            return [int(pid) for pid in stream.read().split()]
+    except OSError:
+        return []
 
 
 def _kill_group(pid: int) -> None:

@@ -211,3 +211,10 @@ def largest_error(found: dict[str, torch.Tensor], expected: dict[str, torch.Tens
     if found.keys() != expected.keys():
         raise ValueError(f"compared names differ: {sorted(found.keys() ^ expected.keys())}")
     return max((found[name].detach() - expected[name].detach()).abs().max().item() for name in expected)
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The difference's norm over the expected norm (over 1 where that is 0), in fp64: small errors in small gradients
+    count as much as in large ones."""
+    found, expected = (t.detach().double().cpu() for t in (found, expected))
+    return ((found - expected).norm() / (expected.norm() or 1)).item()
