@@ -194,11 +194,17 @@ def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def gradients_as_weights(module: nn.Module) -> nn.Module:
-    """A copy whose weights are the module's gradients: split like the module, it holds each rank's true gradients."""
+    """A copy whose weights are the module's gradients: split like the module, it holds each rank's true gradients.
+
+    They are the first rank's: on GPUs each rank's own may differ in their last bits, and layers are split only where
+    all ranks hold the same.
+    """
     copied = copy.deepcopy(module)
     with torch.no_grad():
         for parameter, source in zip(copied.parameters(), module.parameters(), strict=True):
             parameter.copy_(source.grad)
+            if dist.is_initialized():
+                dist.broadcast(parameter.data, 0)
     return copied
 
 
