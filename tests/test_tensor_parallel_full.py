@@ -68,7 +68,7 @@ DIFFER = {
     "the second of two": (
         lambda: ColumnParallelLinear([linear(), linear(seed=dist.get_rank())]), "the full layer's 1.weight float32",
     ),
-    "norms": (lambda: block(other_norm()), "ParallelBlock: the full layer's norm_1.bias float32 (8,) trained has other"),
+    "norms": (lambda: block(other_norm()), "ParallelBlock: the full layer's norm_1.bias float32 (8,) trained has"),
     "shapes": (
         lambda: ColumnParallelLinear(linear(8, 8 + 2 * dist.get_rank())),
         "the ranks make different layers: rank 0 ColumnParallelLinear(weight float32 (8, 8) trained, bias",
@@ -158,16 +158,14 @@ class Doubled(nn.Linear):
         return 2 * super().forward(x)
 
 
+def adapted(layer):
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(nn.Sequential(layer), LoraConfig(r=2, target_modules=["0"])).base_model.model[0]
+
+
 def lora():
-    from peft.tuners.lora import Linear
-
-    return Linear(linear(), "default", r=2)
-
-
-def lora_embedding():
-    from peft.tuners.lora import Embedding
-
-    return Embedding(nn.Embedding(8, 4), "default", r=2)
+    return adapted(linear())
 
 
 def conv1d():
@@ -206,10 +204,10 @@ old_norm = torch.nn.utils.weight_norm
 new_norm = torch.nn.utils.parametrizations.weight_norm
 KINDS = {
     "LoRA columns": (lambda: ColumnParallelLinear(lora()), "TypeError: peft's Linear is an adapter around a layer, of"),
-    "LoRA rows": (lambda: RowParallelLinear(lora()), "taken: merge it first (merge_and_unload), or split its base_layer"),
+    "LoRA rows": (lambda: RowParallelLinear(lora()), "merge it first (merge_and_unload), or split its base_layer"),
     "LoRA in an MLP": (lambda: ParallelMLP(linear(), lora()), "TypeError: peft's Linear is an adapter"),
     "LoRA in a pair": (lambda: ParallelMLP([linear(), lora()], linear()), "TypeError: peft's Linear is an adapter"),
-    "LoRA table": (lambda: VocabParallelEmbedding(lora_embedding()), "TypeError: peft's Embedding is an adapter"),
+    "LoRA table": (lambda: VocabParallelEmbedding(adapted(nn.Embedding(8, 4))), "TypeError: peft's Embedding is an"),
     "Conv1D": (
         lambda: RowParallelLinear(conv1d()),
         "TypeError: transformers's Conv1D keeps its weight as [in, out]: make an nn.Linear with the transposed weight",
@@ -218,20 +216,20 @@ KINDS = {
         lambda: ColumnParallelLinear(quantised()),
         "torch's Linear computes in a way of its own: give the plain nn.Linear that it stands for",
     ),
-    "a subclass": (lambda: RowParallelLinear(Doubled(8, 8)), "Doubled computes in a way of its own: give the plain nn."),
+    "a subclass": (lambda: RowParallelLinear(Doubled(8, 8)), "Doubled computes in a way of its own: give the"),
     "a forward of its own": (lambda: RowParallelLinear(replaced_forward()), "computes in a way of its own"),
     "another module": (lambda: ColumnParallelLinear(nn.Bilinear(8, 8, 8)), "torch's Bilinear computes in a way of its"),
-    "parametrized": (lambda: RowParallelLinear(weight_normed(new_norm)), "computes in a way of its own|is computed from"),
+    "parametrized": (lambda: RowParallelLinear(weight_normed(new_norm)), "weight is computed from others: remove"),
     "weight norm": (lambda: RowParallelLinear(weight_normed(old_norm)), "has hooks, which its part would not run"),
     "hooks": (lambda: ColumnParallelLinear(hooked()), "has hooks, which its part would not run: remove them first"),
-    "emptied": (lambda: ColumnParallelLinear(emptied()), "ValueError: the layer's weight has shape (0,), not (8, 8): spl"),
+    "emptied": (lambda: ColumnParallelLinear(emptied()), "ValueError: the layer's weight has shape (0,), not (8, 8)"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", KINDS)
 def test_layers_that_are_more_than_their_weight_are_refused(world_of, case):
     for told in world_of(2).run(told_by, case, KINDS):
-        assert any(text in told for text in KINDS[case][1].split("|")), told
+        assert KINDS[case][1] in told, told
         assert "\n" not in told
 
 
@@ -289,7 +287,6 @@ ACTIVATIONS = {
     "a partial": (lambda: mlp(functools.partial(scaled, gain)), OUTSIDE),
     "a method": (lambda: mlp(nn.PReLU().forward), f"forward {OUTSIDE}"),
     "a softmax": (lambda: mlp(nn.Softmax(-1)), f"Softmax {ALONE}"),
-    "a norm": (lambda: mlp(nn.LayerNorm(8, elementwise_affine=False)), "LayerNorm"),
     "a function of all": (lambda: mlp(lambda x: x - x.mean(-1, keepdim=True)), f"<lambda> {ALONE}"),
     "dropout behind": (
         lambda: block(wrap=lambda inner: nn.Sequential(inner, nn.Dropout(0.1))),

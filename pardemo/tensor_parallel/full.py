@@ -12,6 +12,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -89,15 +90,21 @@ def compare(
             return
         all_of_them: list = [None] * group.size()
         dist.all_gather_object(all_of_them, (told, sums), group=group)
-    for rank, (theirs, their_sums) in enumerate(all_of_them):
-        if theirs != all_of_them[0][0]:
-            raise ValueError(f"the ranks make different layers: rank 0 {all_of_them[0][0]}, rank {rank} {theirs}")
-        for form, a, b in zip(forms, all_of_them[0][1], their_sums, strict=True):
-            if a != b:
-                raise ValueError(
-                    f"{what}: the full layer's {form} has other values on rank {rank} of the group than on rank 0: "
-                    "make it from one seed on all ranks, or broadcast it from one of them"
-                )
+    _name_the_difference(what, forms, all_of_them)
+
+
+def _name_the_difference(what: str, forms: list[str], all_of_them: list[tuple[str, list[int]]]) -> NoReturn:
+    first, sums = all_of_them[0]
+    for rank, (theirs, _) in enumerate(all_of_them):
+        if theirs != first:
+            raise ValueError(f"the ranks make different layers: rank 0 {first}, rank {rank} {theirs}")
+    rank, which = next(
+        (rank, forms[at]) for rank, (_, their) in enumerate(all_of_them) for at, a in enumerate(sums) if a != their[at]
+    )
+    raise ValueError(
+        f"{what}: the full layer's {which} has other values on rank {rank} of the group than on rank 0: make it from "
+        "one seed on all ranks, or broadcast it from one of them"
+    )
 
 
 def values_of(module: nn.Module, name: str) -> dict[str, torch.Tensor]:
