@@ -29,10 +29,18 @@ from pardemo.pipeline_parallel import (
     one_f_one_b,
     prove,
 )
+from pardemo.pipeline_parallel.forms import COLUMNS
 
 WIDTH, BATCH, M = 32, 24, 6
-#: fp32: sums over micro-batches and over one batch differ in their last digits
+#: Relative: fp32 sums over micro-batches and over one batch differ by some 1e-7 of a gradient's norm. A factor of 1.003
+#: somewhere would be 3e-3.
 CLOSE = 1e-5
+
+
+def assert_equal(found, expected):
+    """Gradients against those of one process: each tensor's difference is small beside the tensor itself."""
+    for gradient, parameter in zip(found, expected, strict=True):
+        assert gpt.relative_error(gradient, parameter) < CLOSE
 
 
 def layers(number=6):
@@ -65,34 +73,30 @@ def test_losses_and_gradients_are_those_of_one_process(world_of, ranks, order, c
     inputs, targets = batch()
     loss = F.mse_loss(model(inputs), targets)
     loss.backward()
-    assert results[-1][0] == pytest.approx([loss.item()] * 2, abs=CLOSE)
+    assert results[-1][0] == pytest.approx([loss.item()] * 2, rel=CLOSE)
     assert all(losses == [None, None] for losses, _ in results[:-1])
     of_stage = {stage: grads for _, stages in results for stage, grads in stages.items()}
     found = [g for stage in sorted(of_stage) for g in of_stage[stage]]
-    for gradient, parameter in zip(found, model.parameters(), strict=True):
-        torch.testing.assert_close(gradient, 2 * parameter.grad, atol=CLOSE, rtol=CLOSE)
+    assert_equal(found, [2 * p.grad for p in model.parameters()])
 
 
 @pytest.mark.parametrize(("order", "chunks"), [(gpipe, 1), (one_f_one_b, 1), (interleaved, 2)])
 def test_four_ranks(world_of, order, chunks):
-    def losses_and_norms():
+    def losses_and_gradients():
         found = pipeline_of(order, 4, chunks)
-        return found.step(*batch()), [
-            p.grad.norm().item() for chunk in found._stages.values() for p in chunk.parameters()
-        ]
+        return found.step(*batch()), {s: [p.grad for p in c.parameters()] for s, c in found._stages.items()}
 
     def pipeline_of(order, micro_batches, chunks):
         schedule = Schedule(order, 4, micro_batches, chunks)
         return Pipeline(cut_by_layers(layers(8), schedule.stages)[dist.get_rank() :: 4], schedule, F.mse_loss)
 
-    results = world_of(4).run(losses_and_norms)
+    results = world_of(4).run(losses_and_gradients)
     model = nn.Sequential(*layers(8))
     loss = F.mse_loss(model(batch()[0]), batch()[1])
     loss.backward()
-    assert results[3][0].item() == pytest.approx(loss.item(), abs=CLOSE)
-    assert sorted(n for _, norms in results for n in norms) == pytest.approx(
-        sorted(p.grad.norm().item() for p in model.parameters()), abs=CLOSE
-    )
+    assert results[3][0].item() == pytest.approx(loss.item(), rel=CLOSE)
+    of_stage = {stage: grads for _, stages in results for stage, grads in stages.items()}
+    assert_equal([g for stage in sorted(of_stage) for g in of_stage[stage]], [p.grad for p in model.parameters()])
 
 
 def test_the_group_is_the_one_passed_in(world_of):
@@ -113,11 +117,10 @@ def test_the_group_is_the_one_passed_in(world_of):
     model = nn.Sequential(*layers())
     loss = F.mse_loss(model(batch()[0]), batch()[1])
     loss.backward()
-    assert (results[2][0] + results[3][0]).item() / 2 == pytest.approx(loss.item(), abs=CLOSE)
+    assert (results[2][0] + results[3][0]).item() / 2 == pytest.approx(loss.item(), rel=CLOSE)
     for copies in ((results[0], results[2]), (results[1], results[3])):
         found = [g for _, grads, _ in copies for g in grads]
-        for gradient, parameter in zip(found, model.parameters(), strict=True):
-            torch.testing.assert_close(gradient, parameter.grad, atol=CLOSE, rtol=CLOSE)
+        assert_equal(found, [p.grad for p in model.parameters()])
     # the copies' gradients travel once per step, not once per micro-batch
     gradients = 4 * sum(p.numel() for layer in layers(3) for p in layer.parameters())
     assert results[0][2] < 1.5 * gradients
@@ -199,11 +202,12 @@ def test_tied_weights_stay_one(world_of):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
     for step, found in enumerate(losses):
         loss = net.loss(gpt.text(8, 33, 64, seed=step))
-        assert found.item() == pytest.approx(loss.item(), abs=CLOSE)
+        assert found.item() == pytest.approx(loss.item(), rel=CLOSE)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    torch.testing.assert_close(first, net.embedding.weight.detach(), atol=CLOSE, rtol=CLOSE)
+    start = gpt.seeded(lambda: gpt.GPT(vocabulary=64)).embedding.weight
+    assert gpt.relative_error(first - start, net.embedding.weight - start) < CLOSE
 
 
 def test_without_the_all_reduce_copies_drift(world_of):
@@ -280,20 +284,9 @@ def wrong(what):
         return pipeline(gpipe, micro_batches=5).step(*batch())
     if what == "nothing":
         return pipeline(gpipe).step()
-    if what == "shape":
-        found = pipeline(gpipe)
-        found.step(*batch())
-        return found.step(*batch(2 * BATCH))
-    if what == "integers":
-        return Pipeline([nn.Sequential(ToInteger())], Schedule(gpipe, 2, 2), F.mse_loss).step(*batch())
     if what == "ranks":
         return Pipeline([nn.Identity()], Schedule(gpipe, 4, 2), F.mse_loss)
     return Pipeline([nn.Identity()], Schedule(interleaved, 2, 2, 2), F.mse_loss)
-
-
-class ToInteger(nn.Module):
-    def forward(self, x):
-        return x.long()
 
 
 @pytest.mark.parametrize(
@@ -301,8 +294,6 @@ class ToInteger(nn.Module):
     [
         ("batch", "a batch of 24 does not divide into 5 micro-batches of equal size"),
         ("nothing", "the first stage's rank needs the inputs of the batch"),
-        ("shape", "stage 0 gave activations of torch.float32 (4, 32) and then torch.float32 (8, 32): a Pipeline has"),
-        ("integers", "hands on one tensor of floating-point numbers with at most 8 dimensions, not torch.int64"),
         ("ranks", "the schedule is for 4 ranks, the group has 2"),
         ("chunks", "the schedule has 2 stages on a rank, not 1"),
     ],
@@ -365,7 +356,7 @@ def test_no_order_waits_for_a_message_to_leave(world_of):
     found = world_of(2).run(loss, timeout_s=60)[1]
     layer = gpt.seeded(lambda: nn.Linear(width, width))
     x, y = batch(samples * m, width)
-    assert found.item() == pytest.approx(F.mse_loss(layer(layer(x)), y).item(), abs=CLOSE)
+    assert found.item() == pytest.approx(F.mse_loss(layer(layer(x)), y).item(), rel=CLOSE)
 
 
 class Fails(nn.Module):
@@ -391,7 +382,7 @@ def test_a_stage_that_fails_ends_the_others_wait_and_leaves_nothing_behind(world
     (waited, _), (failed, loss) = world_of(2).run(broken_then_whole)
     assert failed == "this stage is broken"
     assert re.match(r"(activations|gradients): (rank 1 of the group: |cannot send to rank 1)", waited)
-    assert loss.item() == pytest.approx(F.mse_loss(nn.Sequential(*layers())(batch()[0]), batch()[1]).item(), abs=CLOSE)
+    assert loss.item() == pytest.approx(F.mse_loss(nn.Sequential(*layers())(batch()[0]), batch()[1]).item(), rel=CLOSE)
 
 
 def test_the_cause_is_told_before_what_it_caused(world_of):
@@ -451,10 +442,11 @@ def peers_world():
 def test_the_peers_do_the_same(peers_world, kind, order, chunks):
     theirs = peers_world.run(peers_steps, kind, order, chunks)
     ours = peers_world.run(peers_steps, "ours", order, chunks)
-    assert theirs[-1][0] == pytest.approx(ours[-1][0], abs=CLOSE)
+    assert theirs[-1][0] == pytest.approx(ours[-1][0], rel=CLOSE)
     activation, messages = 4 * WIDTH * BATCH // M, M * (2 * chunks - 1)  # as many each way
     for rank in range(2):
         expected, _ = formulas.boundary_bytes(rank, 2, M, activation, chunks)
+        expected += 4 * (2 + COLUMNS) * (chunks - rank)  # what each of its stages but the last tells ahead
         assert ours[rank][1] == pytest.approx(expected, abs=200)  # the barrier's
         # gloo has 48 bytes for each message, for its announcement, and for the answer that one is awaited
         extra = 48 * 3 * messages + (200 if kind == "DeepSpeed" else 0)  # which hands the loss round

@@ -6,7 +6,6 @@ from numbers import Real
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from pardemo.claims import Ledger
 from pardemo.data_parallel import BucketedDataParallel
@@ -15,7 +14,7 @@ from pardemo.formulas import communication
 from pardemo.formulas import tensor_parallel as formulas
 from pardemo.groups import Groups, Layout
 from pardemo.meters import WireMeter
-from pardemo.tensor_parallel import ParallelMLP
+from pardemo.peers import gpt
 from pardemo.world import World
 
 RANKS = 4
@@ -83,8 +82,8 @@ def _overlooked(found: float, sent: int, batch: int, sequence: int, hidden: int,
 def _step(batch: int, sequence: int, hidden: int, tp: int, dp: int) -> int:
     """A step of an MLP without biases, h → 4h → h, on tp × dp ranks; bytes that this rank sent."""
     with Groups(Layout(tp=tp, dp=dp)) as groups:
-        first, second = nn.Linear(hidden, 4 * hidden, bias=False), nn.Linear(4 * hidden, hidden, bias=False)
-        model = BucketedDataParallel(ParallelMLP(first, second, groups.tp), groups.dp)
+        mlp = gpt.seeded(lambda: gpt.MLP(hidden, bias=False))
+        model = BucketedDataParallel(gpt.parallel_mlp(mlp, groups.tp), groups.dp)
         x = torch.ones(batch, sequence, hidden, requires_grad=True)
         model(x).sum().backward()  # opens the connections
         dist.barrier()

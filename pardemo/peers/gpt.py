@@ -195,11 +195,17 @@ def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def gradients_as_weights(module: nn.Module) -> nn.Module:
-    """A copy whose weights are the module's gradients: split like the module, it holds each rank's true gradients."""
+    """A copy whose weights are the module's gradients: split like the module, it holds each rank's true gradients.
+
+    They are the first rank's: on GPUs each rank's own may differ in their last bits, and layers are split only where
+    all ranks hold the same.
+    """
     copied = copy.deepcopy(module)
     with torch.no_grad():
         for parameter, source in zip(copied.parameters(), module.parameters(), strict=True):
             parameter.copy_(source.grad)
+            if dist.is_initialized():
+                dist.broadcast(parameter.data, 0)
     return copied
 
 
@@ -208,7 +214,7 @@ def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
 
     Infinite where a number is not finite (``max`` would pass over a NaN), or where only the expected ones are all 0.
     """
-    found, expected = found.detach().double(), expected.detach().double()
+    found, expected = (t.detach().double().cpu() for t in (found, expected))
     off, size = (found - expected).norm().item(), expected.norm().item()
     if off == 0:
         return 0.0

@@ -11,7 +11,8 @@ From the bottom up:
 - :func:`instructions`, :func:`chart`, :func:`prove`: what each rank is told, when it happens in an ideal world, and
   that nothing is missing and nothing stands still. No process is needed.
 - :func:`cut_by_layers`, :func:`cut_by_parameters`: a list of layers into stages.
-- :class:`Pipeline`: runs any schedule on real ranks. :class:`DeferredBatchNorm`: running statistics of the whole batch.
+- :class:`Pipeline`: runs any schedule on real ranks; stages hand on tensors or tuples of them, described by
+  :mod:`~pardemo.pipeline_parallel.forms`. :class:`DeferredBatchNorm`: running statistics of the whole batch.
 """
 
 from pardemo.pipeline_parallel.batch_norm import DeferredBatchNorm

@@ -12,13 +12,15 @@ From the bottom up:
 - :class:`VocabParallelEmbedding`, :func:`vocab_parallel_cross_entropy`: the vocabulary cut over the ranks.
 
 Every constructor takes the **full** layer, the same on every rank, and keeps this rank's part of it; the full layer
-is left as it was. Activations are [batch, sequence, hidden]. ``group`` is the tensor-parallel group; the default
-group when None. A group of one rank works and moves nothing.
+is left as it was. All ranks of the group call it together: it compares checksums of the full layers first, and raises a
+ValueError where they differ (:mod:`~pardemo.tensor_parallel.full`). Activations are [batch, sequence, hidden].
+``group`` is the tensor-parallel group; the default group when None. A group of one rank works and moves nothing.
 """
 
 from pardemo.tensor_parallel.attention import ParallelAttention
-from pardemo.tensor_parallel.block import ParallelBlock, ParallelMLP, on_shards
+from pardemo.tensor_parallel.block import ParallelBlock, ParallelMLP
 from pardemo.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+from pardemo.tensor_parallel.module import on_shards
 from pardemo.tensor_parallel.operators import (
     copy_to,
     gather_from,

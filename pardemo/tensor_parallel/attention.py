@@ -1,6 +1,8 @@
 """Attention with the heads divided among the ranks: each head is computed whole, by one rank, without a word."""
 
+import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -10,7 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from pardemo.groups import group_of
 from pardemo.tensor_parallel import exchange
+from pardemo.tensor_parallel.full import compare, linears, reaches_parameters, values_of
 from pardemo.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
+from pardemo.tensor_parallel.module import on_shards
 
 #: query [b, heads, s, d], key and value [b, key/value heads, s, d] -> [b, heads, s, d]
 Core = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -22,6 +26,10 @@ class ParallelAttention(nn.Module):
 
     Input and output [batch, sequence, hidden], or [batch, sequence/N, hidden] with ``sequence_parallel``.
 
+    With fewer key/value heads than ranks each of them is on N/kv_heads ranks, which hold the same weights and sum their
+    gradients: one all-reduce more backward, of both projections' whole gradients, 2·kv_heads·head_dim·(hidden + 1)
+    numbers (the 1 where there are biases), of which each rank sends 2(N−1)/N. A head's part does not shrink with N.
+
     Args:
         qkv: the full fused projection, whose outputs are all of query, then key, then value, **each** cut by heads;
             or the three linear layers.
@@ -29,13 +37,20 @@ class ParallelAttention(nn.Module):
         heads: of the full layer. kv_heads: fewer for grouped-query attention; as many as ``heads`` when None.
         group: the tensor-parallel ranks; the default group when None.
         causal: no token sees a later one.
-        core: what turns query, key and value into each head's output; scaled_dot_product_attention when None.
+        core: what turns query, key and value into each head's output; scaled_dot_product_attention when None. A module
+            may have parameters that all heads share, such as a norm over head_dim of query and key (Qwen3): every rank
+            keeps a copy, and their gradients are summed over the ranks, one all-reduce more backward.
         recompute_core: selective recomputation (2205.05198 §5): keep query, key and value only, and run the core once
             more on the way back.
         sequence_parallel, keep_gathered, overlap: as in :class:`ColumnParallelLinear`.
 
+    Made by all ranks of the group together.
+
     Raises:
-        ValueError: heads do not divide by the ranks, by the key/value heads, or the projections do not fit the heads.
+        ValueError: heads do not divide by the ranks, by the key/value heads, or the projections do not fit the heads;
+            key/value heads neither divide by the ranks nor the ranks by them; the ranks' full layers or cores differ; a
+            core that is a function uses parameters.
+        TypeError: a layer is not a plain ``nn.Linear``.
     """
 
     def __init__(
@@ -59,11 +74,12 @@ class ParallelAttention(nn.Module):
         sections = _sections(qkv, out, heads, kv_heads)
         self.head_dim = out.in_features // heads
         self.heads_here = exchange.share(heads, group, "a number of heads")
-        self.kv_heads_here = exchange.share(kv_heads, group, "a number of key/value heads")
+        copies = group.size() // kv_heads if kv_heads and group.size() % kv_heads == 0 else 1
+        self.kv_heads_here = exchange.share(kv_heads * copies, group, "a number of key/value heads")
         self.causal, self.recompute_core = causal, recompute_core
-        self.core = core or self._scaled_dot_product
+        self.core = self._copy_of(core, group)
         shared = {"sequence_parallel": sequence_parallel, "keep_gathered": keep_gathered, "overlap": overlap}
-        self.qkv = ColumnParallelLinear(qkv, group, sections=sections, **shared)
+        self.qkv = ColumnParallelLinear(qkv, group, sections=sections, copies=[1, copies, copies], **shared)
         self.out = RowParallelLinear(out, group, sequence_parallel=sequence_parallel)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -71,11 +87,25 @@ class ParallelAttention(nn.Module):
             part.unflatten(-1, (-1, self.head_dim)).transpose(-2, -3)
             for part in self.qkv(x).split(self.qkv.sections, -1)
         )
+        core = partial(on_shards, self.core, self.out.group) if isinstance(self.core, nn.Module) else self.core
         if self.recompute_core and torch.is_grad_enabled():
-            heads = checkpoint(self.core, q, k, v, use_reentrant=False)
+            heads = checkpoint(core, q, k, v, use_reentrant=False)
         else:
-            heads = self.core(q, k, v)
+            heads = core(q, k, v)
         return self.out(heads.transpose(-2, -3).flatten(-2))
+
+    def _copy_of(self, core: Core | None, group: dist.ProcessGroup) -> Core:
+        if core is None:
+            return self._scaled_dot_product
+        if isinstance(core, nn.Module):
+            compare("ParallelAttention", values_of(core, "core"), group)
+            return copy.deepcopy(core)
+        if reaches_parameters(core):
+            name = getattr(core, "__name__", type(core).__name__)
+            raise ValueError(
+                f"the core {name} uses parameters, which each rank would train for itself: make it a module"
+            )
+        return core
 
     def _scaled_dot_product(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         grouped = self.heads_here != self.kv_heads_here
@@ -93,7 +123,7 @@ def _sections(qkv: nn.Linear | Sequence[nn.Linear], out: nn.Linear, heads: int, 
         raise ValueError(f"{heads} heads do not divide into groups for {kv_heads} key/value heads")
     head = out.in_features // heads
     sections = [heads * head, kv_heads * head, kv_heads * head]
-    layers = [qkv] if isinstance(qkv, nn.Linear) else list(qkv)
+    layers = linears(qkv)
     found = [layer.out_features for layer in layers]
     if found not in (sections, [sum(sections)]):
         wanted = " + ".join(map(str, sections))

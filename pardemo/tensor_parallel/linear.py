@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from pardemo.tensor_parallel import exchange
+from pardemo.tensor_parallel.full import compare, linears
 from pardemo.tensor_parallel.module import GroupModule
 from pardemo.tensor_parallel.operators import (
     SEQUENCE,
@@ -23,6 +24,9 @@ from pardemo.tensor_parallel.operators import (
     reduce_scatter_sequence,
     scatter_to,
 )
+from pardemo.tensor_parallel.parts import Section, copied, part_of
+
+_PARAMETERS = ("weight", "bias")
 
 
 class _Column(torch.autograd.Function):
@@ -79,15 +83,21 @@ class ColumnParallelLinear(GroupModule):
         group: the tensor-parallel ranks; the default group when None.
         sections: outputs of each part of a fused layer that is to be cut on its own (query, key, value); their sum is
             ``linear.out_features``. By default one part per linear.
+        copies: for each section, how many neighbouring ranks hold the same part of it (key and value heads that are
+            fewer than the ranks). Their gradients are summed: one all-reduce more on the way back, of the full
+            gradients of these sections.
         gather_output: put the outputs of all ranks together again.
         sequence_parallel: the input is this rank's tokens [..., sequence/N, in]; they are gathered here.
         keep_gathered: with ``sequence_parallel``, keep the gathered input for the backward pass: N times the memory,
             one all-gather less.
         overlap: exchange the input's gradient while the weight's is computed.
 
+    Made by all ranks of the group together.
+
     Raises:
         ValueError: a part does not divide by the ranks, ``sections`` do not add up, the layers' inputs, dtypes or
-            biases differ.
+            biases differ, or the ranks' full layers do.
+        TypeError: a layer is not a plain ``nn.Linear``.
     """
 
     def __init__(
@@ -96,33 +106,42 @@ class ColumnParallelLinear(GroupModule):
         group: dist.ProcessGroup | None = None,
         *,
         sections: Sequence[int] | None = None,
+        copies: Sequence[int] | None = None,
         gather_output: bool = False,
         sequence_parallel: bool = False,
         keep_gathered: bool = False,
         overlap: bool = True,
     ):
         super().__init__(group)
-        layers = [linear] if isinstance(linear, nn.Linear) else list(linear)
+        layers = linears(linear)
         _check_same_input(layers)
         self.in_features, self.out_features = layers[0].in_features, sum(layer.out_features for layer in layers)
         sections = [layer.out_features for layer in layers] if sections is None else list(sections)
         if sum(sections) != self.out_features:
             parts = " + ".join(map(str, sections))
             raise ValueError(f"sections {parts} = {sum(sections)} are not the layer's {self.out_features} outputs")
+        copies = [1] * len(sections) if copies is None else list(copies)
+        if len(copies) != len(sections):
+            raise ValueError(f"{len(copies)} numbers of copies were given for {len(sections)} sections")
+        self._cuts = [Section.of(total, n, self.group) for total, n in zip(sections, copies, strict=True)]
         #: outputs of each section on this rank
-        self.sections = [exchange.share(section, self.group, "an output width") for section in sections]
+        self.sections = [cut.here for cut in self._cuts]
+        #: how many ranks hold the same part of each section
+        self.copies = copies
         self.gather_output, self.sequence_parallel = gather_output, sequence_parallel
         self.keep_gathered, self.overlap = keep_gathered, overlap
-        if gather_output and len(sections) > 1:
+        if gather_output and (len(sections) > 1 or max(copies) > 1):
             raise ValueError("gather_output would mix the sections of several ranks; gather each part itself")
-        self.weight = _part([layer.weight for layer in layers], sections, self.group, dim=0)
+        settings = {name: getattr(self, name) for name in ("gather_output", "sequence_parallel", "keep_gathered")}
+        _compare(self, layers, sections=sections, copies=copies, **settings)
+        self.weight = part_of([layer.weight for layer in layers], self._cuts, dim=0)
         self.bias = None
         if layers[0].bias is not None:
-            self.bias = _part([layer.bias for layer in layers], sections, self.group, dim=0)
+            self.bias = part_of([layer.bias for layer in layers], self._cuts, dim=0)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         _check_input(x, self.in_features, self.weight)
-        x, weight, bias = _autocast(x, self.weight, self.bias)
+        x, weight, bias = _autocast(x, *copied((self.weight, self.bias), self._cuts, self.group))
         if self.group.size() == 1:
             return F.linear(x, weight, bias)
         if self.sequence_parallel and self.keep_gathered:
@@ -146,8 +165,11 @@ class RowParallelLinear(GroupModule):
         input_is_whole: the input is [..., in] on every rank; take this rank's part of it.
         sequence_parallel: reduce-scatter the sum along the sequence: output [..., sequence/N, out], this rank's tokens.
 
+    Made by all ranks of the group together.
+
     Raises:
-        ValueError: the inputs do not divide by the ranks.
+        ValueError: the inputs do not divide by the ranks, or the ranks' full layers differ.
+        TypeError: the layer is not a plain ``nn.Linear``.
     """
 
     def __init__(
@@ -159,10 +181,12 @@ class RowParallelLinear(GroupModule):
         sequence_parallel: bool = False,
     ):
         super().__init__(group)
+        (linear,) = linears(linear)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.input_is_whole, self.sequence_parallel = input_is_whole, sequence_parallel
         self.in_features_here = exchange.share(linear.in_features, self.group, "an input width")
-        self.weight = _part([linear.weight], [linear.in_features], self.group, dim=1)
+        _compare(self, [linear], input_is_whole=input_is_whole, sequence_parallel=sequence_parallel)
+        self.weight = part_of([linear.weight], [Section.of(linear.in_features, 1, self.group)], dim=1)
         self.bias = None if linear.bias is None else _whole(linear.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -193,17 +217,15 @@ def _at_once(collective, tensor, *args):
     return lambda: result
 
 
-def _part(full: Sequence[torch.Tensor], sections: Sequence[int], group: dist.ProcessGroup, dim: int) -> nn.Parameter:
-    """This rank's slice of every section, one after the other, as a parameter of its own."""
-    rank, size = dist.get_rank(group), group.size()
-    whole = full[0].detach() if len(full) == 1 else torch.cat([tensor.detach() for tensor in full], dim)
-    slices = [section.chunk(size, dim)[rank] for section in whole.split(list(sections), dim)]
-    own = slices[0].clone(memory_format=torch.contiguous_format) if len(slices) == 1 else torch.cat(slices, dim)
-    return nn.Parameter(own, requires_grad=full[0].requires_grad)
-
-
 def _whole(full: torch.Tensor) -> nn.Parameter:
     return nn.Parameter(full.detach().clone(), requires_grad=full.requires_grad)
+
+
+def _compare(layer: GroupModule, full: Sequence[nn.Linear], **settings: object) -> None:
+    """The ranks' full layers are the same, and trained or frozen alike."""
+    names = [""] if len(full) == 1 else [f"{number}." for number in range(len(full))]
+    tensors = {f"{n}{which}": getattr(one, which) for n, one in zip(names, full, strict=True) for which in _PARAMETERS}
+    compare(type(layer).__name__, tensors, layer.group, **settings)
 
 
 def _check_same_input(layers: Sequence[nn.Linear]) -> None:

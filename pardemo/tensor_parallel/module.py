@@ -1,11 +1,14 @@
-"""What all parallel modules share: a process group that survives copying."""
+"""What all parallel modules share: a process group that survives copying, and parameters that all ranks hold whole."""
 
 import copy
 
+import torch
 import torch.distributed as dist
 from torch import nn
+from torch.func import functional_call
 
 from pardemo.groups import group_of
+from pardemo.tensor_parallel.operators import copy_to
 
 
 class GroupModule(nn.Module):
@@ -20,3 +23,17 @@ class GroupModule(nn.Module):
         copied = memo[id(self)] = self.__class__.__new__(self.__class__)
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return copied
+
+
+def on_shards(module: nn.Module, group: dist.ProcessGroup | None, *args: torch.Tensor) -> torch.Tensor:
+    """``module(*args)`` for one that all ranks hold whole, such as a norm, on each rank's own tokens, or heads.
+
+    Its parameters' gradients are then parts of a sum over all of them: they are all-reduced here, in one message, as
+    they appear. Forgetting this leaves replicas that drift apart without a word (arXiv 2205.05198, §4.2.2).
+    """
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    if not trained:
+        return module(*args)
+    shared = copy_to(*trained.values(), group=group)
+    shared = shared if isinstance(shared, tuple) else (shared,)
+    return functional_call(module, dict(zip(trained, shared, strict=True)), args)

@@ -10,10 +10,12 @@ from torch.nn import functional as F
 
 from pardemo.groups import group_of
 from pardemo.tensor_parallel import exchange
+from pardemo.tensor_parallel.full import check_plain, compare
 from pardemo.tensor_parallel.module import GroupModule
 from pardemo.tensor_parallel.operators import reduce_from, reduce_scatter_sequence
 
 BLOCK_ELEMENTS = 1 << 20  # of logits that are turned to fp32 at a time
+DIGEST = 16_777_213  # the largest prime below 2²⁴
 
 
 class VocabParallelEmbedding(GroupModule):
@@ -27,16 +29,19 @@ class VocabParallelEmbedding(GroupModule):
         group: the tensor-parallel ranks; the default group when None.
         sequence_parallel: reduce-scatter along the sequence.
 
+    Made by all ranks of the group together.
+
     Raises:
         ValueError: the vocabulary does not divide by the ranks (it says how far to pad it), ``max_norm``, ``sparse`` or
-            ``scale_grad_by_freq`` are set. Forward: IndexError for a token outside the vocabulary, TypeError for tokens
-            that are not int32 or int64.
+            ``scale_grad_by_freq`` are set, the ranks' full tables differ. TypeError: it is no plain ``nn.Embedding``.
+            Forward: IndexError for a token outside the vocabulary, TypeError for tokens that are not int32 or int64.
     """
 
     def __init__(
         self, embedding: nn.Embedding, group: dist.ProcessGroup | None = None, *, sequence_parallel: bool = False
     ):
         super().__init__(group)
+        check_plain(embedding, nn.Embedding)
         for name in ("max_norm", "sparse", "scale_grad_by_freq"):
             if getattr(embedding, name):
                 raise ValueError(f"{name} of the embedding is not supported")
@@ -49,6 +54,8 @@ class VocabParallelEmbedding(GroupModule):
                 f"a vocabulary of {self.num_embeddings} does not divide by the {ranks} ranks of the group: "
                 f"pad the embedding to {padded} rows"
             )
+        settings = {"padding_idx": embedding.padding_idx, "sequence_parallel": sequence_parallel}
+        compare("VocabParallelEmbedding", {"weight": embedding.weight}, self.group, **settings)
         rows = self.num_embeddings // ranks
         self.start = dist.get_rank(self.group) * rows
         own = embedding.weight.detach()[self.start : self.start + rows].clone()
@@ -77,7 +84,7 @@ class _CrossEntropy(torch.autograd.Function):
         local = targets - dist.get_rank(group) * here
         mine = (local >= 0) & (local < here) & ~ignored
         local = local.masked_fill(~mine, 0)
-        peak = _largest(logits, group)
+        peak = _largest(logits, targets, group)
         parts = torch.empty(2, *targets.shape, dtype=torch.float32, device=logits.device)
         for rows in _blocks(logits):
             parts[0, rows] = (logits[rows].float() - peak[rows, None]).exp_().sum(-1)
@@ -123,7 +130,7 @@ def vocab_parallel_cross_entropy(
 
     Raises:
         IndexError: a target outside the vocabulary. TypeError: targets that are not int32 or int64. ValueError: shapes
-            that do not fit, ranks with different numbers of logits, an unknown reduction.
+            that do not fit, ranks with different numbers of logits or different targets, an unknown reduction.
     """
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"reduction must be 'mean', 'sum' or 'none', not {reduction!r}")
@@ -141,18 +148,31 @@ def vocab_parallel_cross_entropy(
     return total / (~ignored).sum() if reduction == "mean" else total
 
 
-def _largest(logits: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Each token's largest logit on any rank. The ranks' widths travel along: each derives its place from its own."""
-    width = float(logits.shape[-1])
-    mine = torch.cat([logits.amax(-1).float(), torch.tensor([width, -width], device=logits.device)])
-    found = exchange.all_reduce_in_place(mine, group, "max")
+def _largest(logits: torch.Tensor, targets: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Each token's largest logit on any rank.
+
+    The ranks' widths travel along, since each derives its place from its own, and a digest of the targets: sums over
+    ranks that mean different tokens would be of no token.
+    """
+    alike = torch.stack([torch.full_like(digest := _digest(targets), logits.shape[-1]), digest]).float()
+    found = exchange.all_reduce_in_place(torch.cat([logits.amax(-1).float(), alike, -alike]), group, "max")
+    (width, digest), (narrow, other) = found[-4:-2], -found[-2:]
     if logits.is_cuda:
-        torch._assert_async(found[-2] == -found[-1], "the ranks have different numbers of logits")
-    elif found[-2] != -found[-1]:
+        torch._assert_async(width == narrow, "the ranks have different numbers of logits")
+        torch._assert_async(digest == other, "the ranks have different targets")
+    elif width != narrow:
         raise ValueError(
-            f"the ranks have different numbers of logits, {-int(found[-1])} to {int(found[-2])}: pad the vocabulary"
+            f"the ranks have different numbers of logits, {int(narrow)} to {int(width)}: pad the vocabulary"
         )
-    return found[:-2]
+    elif digest != other:
+        raise ValueError("the ranks have different targets: tensor-parallel ranks compute the loss of the same tokens")
+    return found[:-4]
+
+
+def _digest(numbers: torch.Tensor) -> torch.Tensor:
+    """A number below 2²⁴, exact in fp32, that depends on all of ``numbers`` and on their order."""
+    places = torch.arange(1, len(numbers) + 1, device=numbers.device)
+    return ((numbers + 1) * (places * 2_654_435_761 % DIGEST)).sum() % DIGEST
 
 
 def _check_range(numbers: torch.Tensor, ignored: torch.Tensor | None, vocabulary: int, what: str) -> None:

@@ -1,0 +1,472 @@
+"""What stages may hand on, and what a step refuses: each against one process, or one clear line."""
+
+import copy
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+from pardemo.errors import RankFailed
+from pardemo.meters import WireMeter
+from pardemo.peers import gpt
+from pardemo.pipeline_parallel import Pipeline, Schedule, cut_by_layers, gpipe, interleaved, one_f_one_b
+
+WIDTH, BATCH, M = 32, 24, 4
+#: fp32 sums in another order: some 1e-7 of a gradient's norm. A factor of 1.003 somewhere would be 3e-3.
+CLOSE = 1e-5
+
+
+def batch(seed=0, samples=BATCH):
+    return gpt.numbers(samples, WIDTH, seed=seed), gpt.numbers(samples, WIDTH, seed=seed + 1)
+
+
+def train(stages, order=one_f_one_b, chunks=1, steps=3, inputs=lambda x: x, loss_of=F.mse_loss, **options):
+    """Several steps of SGD with momentum on this rank's part of ``stages``; losses and every stage's parameters."""
+    schedule = Schedule(order, dist.get_world_size(), M, chunks)
+    mine = stages[dist.get_rank() :: schedule.ranks]
+    found = Pipeline(mine, schedule, loss_of, **options)
+    parameters = [p for stage in mine for p in stage.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9) if parameters else None
+    losses = []
+    for step in range(steps):
+        x, y = batch(10 * step)
+        losses.append(found.step(inputs(x), y))
+        if optimizer:
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses, {s: list(stage.parameters()) for s, stage in found._stages.items()}
+
+
+def train_plainly(stages, steps=3, inputs=lambda x: x, loss_of=F.mse_loss):
+    """The same in one process and in one batch; the model's parameters stay where they were where nothing trains."""
+    parameters = [p for stage in stages for p in stage.parameters() if p.requires_grad]
+    optimizer, losses = torch.optim.SGD(parameters, lr=0.1, momentum=0.9), []
+    for step in range(steps):
+        x, y = batch(10 * step)
+        hidden = inputs(x)
+        for stage in stages:
+            hidden = stage(*hidden) if isinstance(hidden, tuple) else stage(hidden)
+        loss = loss_of(hidden, y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def assert_equal_to_one_process(results, stages, before, losses):
+    """Losses, and what each parameter moved by: an error in a gradient is not hidden behind the weight's size."""
+    assert [loss.item() for loss in results[-1][0]] == pytest.approx(losses, rel=CLOSE)
+    of_stage = {stage: found for _, part in results for stage, found in part.items()}
+    for number, (stage, start) in enumerate(zip(stages, before, strict=True)):
+        for found, expected, was in zip(of_stage[number], stage.parameters(), start.parameters(), strict=True):
+            assert gpt.relative_error(found - was, expected - was) < CLOSE
+
+
+# --- tuples ----------------------------------------------------------------------------------------------------------
+
+
+class Skip(nn.Module):
+    """Passes a skip connection and a mask of integers on beside what it computes; the last stage adds them up."""
+
+    def __init__(self, number, last):
+        super().__init__()
+        self.layer, self.number, self.last = gpt.seeded(lambda: gpt.MLP(WIDTH), number), number, last
+
+    def forward(self, x, skip=None, mask=None):
+        if skip is None:
+            skip, mask = x, (x > 0).long()
+        y = x + self.layer(x)
+        if self.last:
+            return y + skip * mask
+        return y, skip + y.mean(-1, keepdim=True) if self.number % 2 else skip, mask
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("ranks", "order", "chunks"), [(1, interleaved, 2), (2, gpipe, 1), (2, interleaved, 2)])
+def test_a_skip_connection_and_a_mask_travel_in_a_tuple(world_of, ranks, order, chunks, checkpointing):
+    number = ranks * chunks
+    stages = [Skip(s, s == number - 1) for s in range(number)]
+    before = copy.deepcopy(stages)
+    results = world_of(ranks).run(train, stages, order, chunks, checkpointing=checkpointing)
+    losses = train_plainly(stages)
+    assert_equal_to_one_process(results, stages, before, losses)
+
+
+class Two(nn.Module):
+    """Takes two tensors and hands on three, of which two are one and the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = gpt.seeded(lambda: nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, a, b):
+        y = self.layer(a) * b
+        return y, y, a.view(-1, 2, WIDTH // 2)
+
+
+class Three(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = gpt.seeded(lambda: nn.Linear(WIDTH, WIDTH), 1)
+
+    def forward(self, a, b, c):
+        return self.layer(a + 2 * b) + c.flatten(1)
+
+
+def two_inputs(x):
+    return x, x.cos()
+
+
+def test_a_batch_of_two_tensors_and_one_tensor_handed_on_twice(world_of):
+    stages = [Two(), Three()]
+    before = copy.deepcopy(stages)
+    results = world_of(2).run(train, stages, inputs=two_inputs)
+    losses = train_plainly(stages, inputs=two_inputs)
+    assert_equal_to_one_process(results, stages, before, losses)
+
+
+# --- gradients that do not come back ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("order", "chunks"), [(gpipe, 1), (one_f_one_b, 1), (interleaved, 2)])
+@pytest.mark.parametrize("frozen", [1, 2])
+def test_frozen_first_stages_change_nothing_in_later_steps(world_of, order, chunks, frozen):
+    stages = [gpt.seeded(lambda: gpt.MLP(WIDTH), s).requires_grad_(s >= frozen) for s in range(4)]
+    stages = cut_by_layers(stages, 2 * chunks)
+    before = copy.deepcopy(stages)
+    results = world_of(2).run(train, stages, order, chunks)
+    losses = train_plainly(stages)
+    of_stage = {stage: found for _, part in results for stage, found in part.items()}
+    assert [loss.item() for loss in results[-1][0]] == pytest.approx(losses, rel=CLOSE)
+    for number, (stage, start) in enumerate(zip(stages, before, strict=True)):
+        for found, expected, was in zip(of_stage[number], stage.parameters(), start.parameters(), strict=True):
+            if expected.requires_grad:
+                assert gpt.relative_error(found - was, expected - was) < CLOSE
+            else:
+                assert torch.equal(found, was)
+                assert found.grad is None, "a frozen stage got a gradient"
+
+
+def bytes_back(frozen):
+    stage = nn.Linear(512, 512).requires_grad_(not (frozen and dist.get_rank() == 0))
+    found = Pipeline([stage], Schedule(gpipe, 2, M), F.mse_loss)
+    x = gpt.numbers(2048, 512)
+    found.step(x, x)
+    with WireMeter() as wire:
+        found.step(x, x)
+    return wire.sent_bytes
+
+
+def test_nothing_travels_back_to_a_frozen_stage(world_of):
+    activations = 4 * 2048 * 512
+    forth, back = world_of(2).run(bytes_back, True)
+    assert forth == pytest.approx(activations, rel=0.001)
+    assert back < 1000
+    assert world_of(2).run(bytes_back, False) == pytest.approx([activations] * 2, rel=0.001)
+
+
+class Cut(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+
+    def forward(self, x):
+        if self.how == "no_grad":
+            with torch.no_grad():
+                return 2 * x
+        return x.detach() if self.how == "detach" else x.long()
+
+
+def cut_at(how, where):
+    stage = nn.Sequential(nn.Linear(WIDTH, WIDTH))
+    if dist.get_rank() == where:
+        stage.append(Cut(how))
+    Pipeline([stage], Schedule(one_f_one_b, dist.get_world_size(), M), F.mse_loss).step(*batch())
+
+
+@pytest.mark.parametrize("how", ["detach", "no_grad", "integers"])
+@pytest.mark.parametrize("where", [0, 1])
+def test_a_stage_that_cuts_the_graph_is_an_error_at_once(world_of, how, where):
+    what = "the loss has no gradient" if where else "stage 0 hands on no gradient"
+    with pytest.raises(RankFailed, match=f"^rank {where}: RuntimeError: {what}, though stage {where} has parameters"):
+        world_of(2).run(cut_at, how, where, timeout_s=30)
+
+
+def cut_behind():
+    stage = [nn.Linear(WIDTH, WIDTH), Cut("detach"), nn.Identity(), nn.Identity()][dist.get_rank()]
+    Pipeline([stage], Schedule(one_f_one_b, 4, M), F.mse_loss).step(*batch())
+
+
+def test_a_cut_behind_trained_stages_is_told_too(world_of):
+    with pytest.raises(
+        RankFailed, match=r"rank 1: RuntimeError: stage 1 hands on no gradient.* is fed by trained ones"
+    ):
+        world_of(4).run(cut_behind, timeout_s=30)
+
+
+class SomeMicroBatches(nn.Module):
+    """Detaches, or leaves its input unused, from the second micro-batch on."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.layer, self.how, self.seen = nn.Linear(WIDTH, WIDTH), how, 0
+
+    def forward(self, x):
+        self.seen += 1
+        if self.seen == 1:
+            return self.layer(x)
+        if self.how == "detaches":
+            return self.layer(x), x.detach()  # as a second output
+        if self.how == "freezes":
+            self.layer.requires_grad_(False)
+        return self.layer(x.detach()) if self.how == "leaves its input" else self.layer(x)
+
+
+@pytest.mark.parametrize(
+    ("how", "where", "message"),
+    [
+        ("detaches", 0, "of micro-batch 1 torch.float32 (6, 32) with a gradient, torch.float32 (6, 32) without"),
+        ("freezes", 0, "stage 0 hands on torch.float32 (6, 32) with a gradient, and of micro-batch 1 torch.float32"),
+        ("leaves its input", 1, "stage 1 gives its input 0 no gradient, though stages before it are trained by it"),
+    ],
+)
+def test_micro_batches_of_two_kinds_are_refused(world_of, how, where, message):
+    def step():
+        stage = SomeMicroBatches(how) if dist.get_rank() == where else nn.Linear(WIDTH, WIDTH)
+        Pipeline([stage], Schedule(gpipe, 2, M), F.mse_loss).step(*batch())
+
+    with pytest.raises(RankFailed, match=re.escape(message)):
+        world_of(2).run(step, timeout_s=30)
+
+
+class View(nn.Module):
+    def forward(self, x):
+        return x.view(len(x), 2, -1).transpose(1, 2)
+
+
+def test_stages_that_return_their_input_or_a_view_of_it(world_of):
+    layer = gpt.seeded(lambda: nn.Linear(WIDTH, WIDTH))
+    stages = [nn.Identity(), layer, View(), nn.Flatten()]
+    before = copy.deepcopy(stages)
+    for ranks, chunks in ((2, 2), (1, 4)):
+        tried = copy.deepcopy(stages)
+        results = world_of(ranks).run(train, tried, interleaved, chunks)
+        plain = copy.deepcopy(stages)
+        assert_equal_to_one_process(results, plain, before, train_plainly(plain))
+
+
+# --- precision -------------------------------------------------------------------------------------------------------
+
+
+class Seen(nn.Module):
+    """Notes what arrives, and what comes back as its gradient."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.dtypes = layer, set()
+
+    def forward(self, x):
+        self.dtypes.add(x.dtype)
+        return self.layer(x)
+
+
+def under_autocast(checkpointing):
+    stage = Seen(gpt.seeded(lambda: gpt.MLP(WIDTH), dist.get_rank()))
+    found = Pipeline([stage], Schedule(one_f_one_b, 2, M), F.mse_loss, checkpointing=checkpointing)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = found.step(*batch())
+    return loss, [p.grad for p in stage.parameters()], stage.dtypes
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_under_autocast_activations_travel_in_bf16(world_of, checkpointing):
+    (_, first, _), (loss, second, arrived) = world_of(2).run(under_autocast, checkpointing)
+    model = nn.Sequential(*(gpt.seeded(lambda: gpt.MLP(WIDTH), s) for s in range(2)))
+    losses = []
+    for x, y in zip(*(t.chunk(M) for t in batch()), strict=True):  # the same micro-batches: the same roundings
+        with torch.autocast("cpu", torch.bfloat16):
+            part = F.mse_loss(model(x), y) / M
+        part.backward()
+        losses.append(part.item())
+    assert arrived == {torch.bfloat16}
+    assert loss.item() == pytest.approx(sum(losses), rel=CLOSE)
+    for found, parameter in zip(first + second, model.parameters(), strict=True):
+        # one process adds up the micro-batches in fp32, a rank under autocast in its cached bf16 weight: 2^-8 each
+        assert gpt.relative_error(found, parameter.grad) < 2**-8
+
+
+# --- losses and evaluation -------------------------------------------------------------------------------------------
+
+
+def one_number(loss, target):
+    return F.mse_loss(loss, target).reshape(1)
+
+
+def counted(logits, targets):
+    """A mean over the labels that are not ignored: of the whole batch's count, as the docstring says."""
+    return F.cross_entropy(logits, targets, reduction="sum") * M / LABELS
+
+
+LABELS = 15
+
+
+def losses_of(kind):
+    stages = [gpt.seeded(lambda: nn.Linear(WIDTH, WIDTH), s) for s in range(2)]
+    x, y = batch()
+    if kind == "nan":
+        x[BATCH - 1] = torch.nan
+    if kind == "ignored":
+        y = gpt.text(1, BATCH, WIDTH)[0]
+        y[: BATCH - LABELS] = -100
+    if not dist.is_initialized():
+        loss = (F.cross_entropy if kind == "ignored" else F.mse_loss)(nn.Sequential(*stages)(x), y)
+        loss.backward()
+        return loss, [p.grad for stage in stages for p in stage.parameters()]
+    loss_of = {"ignored": counted, "shape": one_number}.get(kind, F.mse_loss)
+    stage = stages[dist.get_rank()]
+    loss = Pipeline([stage], Schedule(one_f_one_b, 2, M), loss_of).step(x, y)
+    return loss, [p.grad for p in stage.parameters()]
+
+
+@pytest.mark.parametrize("kind", ["plain", "shape", "nan", "ignored"])
+def test_losses_are_those_of_one_process(world_of, kind):
+    (_, first), (found, second) = world_of(2).run(losses_of, kind)
+    loss, gradients = losses_of(kind)
+    torch.testing.assert_close(found, loss, rtol=CLOSE, atol=0, equal_nan=True)
+    for gradient, expected in zip(first + second, gradients, strict=True):
+        assert torch.equal(gradient.isnan(), expected.isnan())
+        if kind != "nan":
+            assert gpt.relative_error(gradient, expected) < CLOSE
+
+
+def evaluated():
+    stage = gpt.seeded(lambda: gpt.MLP(WIDTH), dist.get_rank())
+    found = Pipeline([stage], Schedule(one_f_one_b, 2, M), F.mse_loss)
+    losses = [
+        found.step(*batch()),
+        found.evaluate(*batch(5, 2 * BATCH)),  # of another size, after a step
+        found.step(*batch(7, BATCH // 2)),
+        found.evaluate(*batch(5, 2 * BATCH)),
+    ]
+    return losses, [p.grad for p in stage.parameters()]
+
+
+def test_evaluation_gives_the_loss_and_leaves_gradients_alone(world_of):
+    (_, first), (losses, second) = world_of(2).run(evaluated)
+    model = nn.Sequential(*(gpt.seeded(lambda: gpt.MLP(WIDTH), s) for s in range(2)))
+    expected = [F.mse_loss(model(x), y) for x, y in (batch(), batch(5, 2 * BATCH), batch(7, BATCH // 2))]
+    (expected[0] + expected[2]).backward()
+    expected.append(expected[1])
+    assert [loss.item() for loss in losses] == pytest.approx([loss.item() for loss in expected], rel=CLOSE)
+    for found, parameter in zip(first + second, model.parameters(), strict=True):
+        assert gpt.relative_error(found, parameter.grad) < CLOSE
+
+
+# --- tied weights ----------------------------------------------------------------------------------------------------
+
+
+def accumulated(clears):
+    """Two steps whose gradients add up, or are cleared in between, and a third."""
+    net = gpt.seeded(lambda: gpt.GPT(vocabulary=64))
+    loss_of = net_loss
+    batches = [gpt.text(8, 33, 64, seed=step) for step in range(3)]
+    if dist.is_initialized():
+        stage = cut_by_layers(gpt.layers_of(net), 2)[dist.get_rank()]
+        tied = [(net.embedding.weight, dist.group.WORLD)]
+        found = Pipeline([stage], Schedule(one_f_one_b, 2, 2), loss_of, tied=tied)
+    for tokens in batches:
+        if clears:
+            net.zero_grad()
+        if dist.is_initialized():
+            found.step(tokens[:, :-1], tokens[:, 1:])
+        else:
+            net.loss(tokens).backward()
+    return net.embedding.weight.grad
+
+
+def net_loss(logits, targets):
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+@pytest.mark.parametrize("clears", [False, True])
+def test_gradients_of_tied_weights_add_up_over_steps(world_of, clears):
+    first, last = world_of(2).run(accumulated, clears)
+    assert torch.equal(first, last)
+    assert gpt.relative_error(first, accumulated(clears)) < CLOSE
+
+
+# --- refused ---------------------------------------------------------------------------------------------------------
+
+
+class Returns(nn.Module):
+    def __init__(self, what):
+        super().__init__()
+        self.layer, self.what = nn.Linear(WIDTH, WIDTH), what
+
+    def forward(self, x):
+        y = self.layer(x)
+        return {"dict": {"hidden": y}, "list": [y], "text": (y, "text"), "empty": (), "complex": y + 0j}[self.what]
+
+
+def refused(what):
+    rank, stage, loss_of = dist.get_rank(), nn.Linear(WIDTH, WIDTH), F.mse_loss
+    order, m = one_f_one_b, M
+    if what in ("dict", "list", "text", "empty", "complex"):
+        stage = Returns(what) if rank == 0 else stage
+    if what == "each sample's loss":
+        loss_of = each_samples
+    if what == "a float":
+        loss_of = a_float
+    if what == "m":
+        m += rank
+    if what == "schedules":
+        order = gpipe if rank else one_f_one_b
+    tied = ()
+    if what == "half-frozen":
+        stage.weight.requires_grad_(rank == 0)
+        tied = [(stage.weight, dist.group.WORLD)]
+    found = Pipeline([stage], Schedule(order, 2, m), loss_of, tied=tied)
+    if what == "no_grad":
+        with torch.no_grad():
+            return found.step(*batch())
+    if what in ("step and evaluate", "evaluate and step"):
+        return (found.step if (rank == 0) == (what[0] == "s") else found.evaluate)(*batch())
+    if what == "a list":
+        return found.step(list(batch()[0]), batch()[1])
+    return found.step(*batch())
+
+
+def each_samples(y, target):
+    return F.mse_loss(y, target, reduction="none").mean(1)
+
+
+def a_float(y, target):
+    return F.mse_loss(y, target).item()
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("dict", "stage 0 hands on dict: return a tensor, or a tuple of tensors"),
+        ("list", "stage 0 hands on list: return a tensor, or a tuple of tensors"),
+        ("text", "stage 0 hands on a tuple with a str in it: return a tensor, or a tuple of tensors"),
+        ("empty", "stage 0 hands on an empty tuple"),
+        ("complex", "stage 0 hands on torch.complex64 of shape (6, 32): stages exchange real numbers"),
+        ("each sample's loss", "loss_of gives one number, the micro-batch's mean, not a tensor of shape (6,)"),
+        ("a float", "loss_of gives one number, the micro-batch's mean, not float"),
+        ("m", "rank 0 has one_f_one_b of 4 micro-batches and 1 stages a rank, rank 1 one_f_one_b of 5 micro-batches"),
+        ("schedules", "the ranks' schedules differ: rank 0 has one_f_one_b of 4 micro-batches"),
+        ("half-frozen", "the copies of a tied weight differ (rank 0 of its group: torch.float32 (32, 32), trained; "),
+        ("no_grad", "Pipeline.step computes gradients, which no_grad switches off: call evaluate instead"),
+        ("step and evaluate", "rank 0 of the pipeline called step, rank 1 evaluate: all of its ranks call the same"),
+        ("evaluate and step", "rank 0 of the pipeline called evaluate, rank 1 step: all of its ranks call the same"),
+        ("a list", "the inputs are a tensor or a tuple of tensors, not list"),
+    ],
+)
+def test_what_cannot_be_is_one_clear_line(world_of, what, message):
+    with pytest.raises(RankFailed, match=re.escape(message)):
+        world_of(2).run(refused, what, timeout_s=30)
