@@ -7,17 +7,14 @@ and ``irecv``, which carry them while this rank computes.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
 
 from pardemo.links import Link, bytes_of, drop_link, link_of
+from pardemo.pipeline_parallel.forms import COLUMNS, Form, decode, encode
 
-#: What an activation can be made of; its place in here travels ahead of the first one.
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-HEADER = 10  # numbers: kind of element, dimensions, sizes
-MAX_DIMENSIONS = HEADER - 2
 #: Messages of the backend's that may be leaving at a time; before another, the oldest is waited for, so that its memory
 #: can go: gloo does not say whether one has left. (No schedule stands still for that: a receive is posted where it
 #: stands, and schedules are proven with messages that block.)
@@ -68,25 +65,25 @@ class Exchange:
         work = dist.irecv(tensor, group=self.group, group_src=(self._rank - way) % self._size)
         return Incoming(tensor, work)
 
-    def send_form(self, tensor: torch.Tensor) -> None:
-        """Tells the next stage what activations will look like.
+    def send_forms(self, forms: Sequence[Form], evaluates: bool) -> None:
+        """Tells the next stage, ahead of a step's first micro-batch, what is coming, and in which kind of step."""
+        self.send(torch.tensor([evaluates, len(forms)], dtype=torch.int32, device=self.device), FORTH)
+        self.send(encode(forms).to(self.device), FORTH)
+
+    def receive_forms(self, evaluates: bool) -> tuple[Form, ...]:
+        """Waits for what :meth:`send_forms` tells.
 
         Raises:
-            TypeError: elements that have no gradient, or too many dimensions.
+            RuntimeError: the rank before is in the other kind of step.
         """
-        if tensor.dtype not in DTYPES or tensor.dim() > MAX_DIMENSIONS:
-            raise TypeError(
-                f"a stage hands on one tensor of floating-point numbers with at most {MAX_DIMENSIONS} dimensions, "
-                f"not {tensor.dtype} of shape {tuple(tensor.shape)}"
+        theirs, tensors = self.receive(torch.Size([2]), torch.int32, FORTH).wait().tolist()
+        if bool(theirs) != evaluates:
+            told = ("step", "evaluate")
+            raise RuntimeError(
+                f"rank {(self._rank - FORTH) % self._size} of the pipeline called {told[theirs]}, rank {self._rank} "
+                f"{told[evaluates]}: all of its ranks call the same"
             )
-        header = [DTYPES.index(tensor.dtype), tensor.dim(), *tensor.shape]
-        header += [0] * (HEADER - len(header))
-        self.send(torch.tensor(header, device=self.device), FORTH)
-
-    def receive_form(self) -> tuple[torch.Size, torch.dtype]:
-        """Waits for what :meth:`send_form` tells."""
-        kind, dimensions, *sizes = self.receive(torch.Size([HEADER]), torch.int64, FORTH).wait().tolist()
-        return torch.Size(sizes[:dimensions]), DTYPES[kind]
+        return decode(self.receive(torch.Size([tensors, COLUMNS]), torch.int32, FORTH).wait())
 
     def flush(self) -> None:
         """Waits until everything has left."""

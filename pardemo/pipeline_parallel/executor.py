@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -10,9 +9,10 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
-from pardemo.collectives import ring_all_reduce
 from pardemo.meters.timeline import Timeline
+from pardemo.pipeline_parallel.checks import compare_schedules, gradients_of, refuse_a_cut_graph
 from pardemo.pipeline_parallel.exchange import BACK, FORTH, Exchange, Incoming, abandon
+from pardemo.pipeline_parallel.forms import Form, outputs_of, words
 from pardemo.pipeline_parallel.instructions import (
     Backward,
     Compute,
@@ -24,12 +24,12 @@ from pardemo.pipeline_parallel.instructions import (
     SendGradient,
 )
 from pardemo.pipeline_parallel.schedules import Schedule
+from pardemo.pipeline_parallel.tied import Tied, TiedWeights
 from pardemo.pipeline_parallel.timetable import instructions
 from pardemo.rank import device
 
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-Form = tuple[torch.Size, torch.dtype]
-Tied = tuple[nn.Parameter, dist.ProcessGroup]
+Tensors = torch.Tensor | tuple[torch.Tensor, ...]
+Loss = Callable[[Tensors, Tensors], torch.Tensor]
 
 
 class Pipeline:
@@ -39,14 +39,22 @@ class Pipeline:
     >>> mine = cut_by_layers(layers, schedule.stages)[rank :: schedule.ranks]               # doctest: +SKIP
     >>> loss = Pipeline(mine, schedule, F.cross_entropy).step(inputs, targets)              # doctest: +SKIP
 
-    A stage takes one tensor and returns one, and all micro-batches have one shape (it is told to the next stage once,
-    before the first). An activation that has been sent is let go of: autograd keeps only what it computes with. A chunk
-    with a ``no_sync`` (``BucketedDataParallel``) exchanges its gradients in its last backward of a step.
+    A stage returns one tensor or a tuple of tensors, which the next stage takes as its arguments (a skip connection is
+    one more of them); numbers without a gradient, such as masks, travel too. All micro-batches of a step look alike:
+    that is told once, before the first. An activation that has been sent is let go of: autograd keeps only what it
+    computes with. Behind frozen stages no gradients travel. Under ``torch.autocast`` activations travel in the
+    precision in which they are handed on. A chunk with a ``no_sync`` (``BucketedDataParallel``) exchanges its gradients
+    in its last backward of a step.
+
+    Refused, since a stage before would train on nothing without a word: a stage that cuts the graph (``detach``,
+    ``no_grad``, integers alone) behind something that is trained.
 
     Args:
         chunks: this rank's stages in their order: of the model's stages, number rank, rank + p, ….
-        schedule: for as many ranks as the group has.
-        loss_of: (output of the last stage, targets) of a micro-batch to its **mean** loss.
+        schedule: for as many ranks as the group has; the same on all of them.
+        loss_of: (output of the last stage, targets) of a micro-batch to its **mean** loss, one number. The whole
+            batch's mean is taken to be the mean of these: where they are means over different counts (labels that are
+            ignored), divide the micro-batch's sum by the batch's count over m instead.
         group: the pipeline's ranks; the default group when None.
         checkpointing: keep only each stage's inputs, and run its forward again before its backward (1811.06965, §2.3).
         tied: pairs of a parameter of this rank of which other ranks have a copy, and the group of all that have one:
@@ -54,8 +62,11 @@ class Pipeline:
             ``finalize_model_grads``.
         timeline: notes spans of kind "forward", "backward", "wait", named "stage.micro-batch", and "communication".
 
+    Made by all ranks of the group together.
+
     Raises:
-        ValueError: another number of ranks or chunks than the schedule has.
+        ValueError: another number of ranks or chunks than the schedule has, ranks with different schedules, copies of a
+            tied weight that differ in shape, dtype or in whether they are trained.
     """
 
     def __init__(
@@ -75,14 +86,15 @@ class Pipeline:
             raise ValueError(f"the schedule is for {schedule.ranks} ranks, the group has {ranks}")
         if len(chunks) != schedule.chunks:
             raise ValueError(f"the schedule has {schedule.chunks} stages on a rank, not {len(chunks)}")
-        self.schedule, self.loss_of, self.checkpointing, self.tied = schedule, loss_of, checkpointing, tuple(tied)
+        compare_schedules(schedule, self.group)
+        self.schedule, self.loss_of, self.checkpointing = schedule, loss_of, checkpointing
         self.timeline = timeline
         self._failed = False
         self._stages = dict(zip(range(rank, schedule.stages, ranks), chunks, strict=True))
+        self._last = schedule.stages - 1
         self._program = instructions(schedule)[rank]
+        self._forwards = [one for one in self._program if isinstance(one, Forward | SendActivation | ReceiveActivation)]
         self._last_backward = {one.stage: one for one in self._program if isinstance(one, Backward)}
-        self._forms: dict[int, Form] = {}  # what a stage's inputs from another rank look like
-        self._sent_forms: dict[int, Form] = {}  # and its outputs
         self._do = {
             Forward: self._forward,
             Backward: self._backward,
@@ -91,147 +103,181 @@ class Pipeline:
             SendGradient: self._send_gradient,
             ReceiveGradient: self._receive_gradient,
         }
-        for parameter, holders in self.tied:
-            dist.broadcast(parameter.data, dist.get_global_rank(holders, 0), group=holders)
+        self._tied = TiedWeights(tied, timeline)
 
-    def step(self, inputs: torch.Tensor | None = None, targets: torch.Tensor | None = None) -> torch.Tensor | None:
+    def step(self, inputs: Tensors | None = None, targets: Tensors | None = None) -> torch.Tensor | None:
         """Forward and backward of a whole batch; its mean loss on the last stage's rank, None elsewhere.
 
         Args:
-            inputs: [batch, …], read on the first stage's rank. targets: [batch, …], read on the last's. The others may
-                leave them out. Gradients add up in ``.grad`` until the caller clears them.
+            inputs: [batch, …], one tensor or the tuple of those that the first stage takes; read on its rank.
+            targets: [batch, …], one or a tuple, read on the last stage's rank. The other ranks may leave them out.
+                Gradients add up in ``.grad`` until the caller clears them.
 
         Raises:
             ValueError: a batch that does not divide into the micro-batches, no inputs or targets where they are read,
-                or activations of another shape than in the step before.
-            TypeError: a stage hands on what has no gradient.
+                micro-batches whose activations look different, or a loss that is not one number.
+            TypeError: a stage hands on something else than tensors.
             ConnectionError: another rank's step failed, or it is gone.
-            RuntimeError: a step failed before: what it sent may still be on its way, or what it received be missing.
+            RuntimeError: a stage cuts the graph; gradients are switched off; another rank evaluates. Or a step failed
+                before: what it sent may still be on its way, or what it received be missing.
         """
+        if not torch.is_grad_enabled():
+            raise RuntimeError("Pipeline.step computes gradients, which no_grad switches off: call evaluate instead")
+        return self._guarded(self._train, inputs, targets)
+
+    def evaluate(self, inputs: Tensors | None = None, targets: Tensors | None = None) -> torch.Tensor | None:
+        """The loss alone, as :meth:`step` gives it: only the forwards run, without gradients.
+
+        Dropout and batch norm stay as they are: ``eval()`` is for the caller to call. Arguments and errors as
+        :meth:`step`.
+        """
+        with torch.no_grad():
+            return self._guarded(self._run, inputs, targets, self._forwards)
+
+    def _guarded(self, run: Callable, *args: object) -> torch.Tensor | None:
         if self._failed:
             raise RuntimeError("an earlier step of this Pipeline failed on its way: make another one")
         try:
-            return self._step(inputs, targets)
+            return run(*args)
         except BaseException:
             self._failed = True
             abandon(self.group)
             raise
 
-    def _step(self, inputs: torch.Tensor | None, targets: torch.Tensor | None) -> torch.Tensor | None:
-        first, last = 0 in self._stages, self.schedule.stages - 1 in self._stages
+    def _train(self, inputs: Tensors | None, targets: Tensors | None) -> torch.Tensor | None:
+        self._tied.begin_step()
+        loss = self._run(inputs, targets, self._program)
+        self._tied.end_step()
+        return loss
+
+    def _run(
+        self, inputs: Tensors | None, targets: Tensors | None, program: Sequence[Instruction]
+    ) -> torch.Tensor | None:
+        first, last = 0 in self._stages, self._last in self._stages
         self._inputs = self._micro_batches("inputs", inputs) if first else ()
         self._targets = self._micro_batches("targets", targets) if last else ()
         parameters = (p for chunk in self._stages.values() for p in chunk.parameters())
         self._exchange = Exchange(self.group, next((p.device for p in parameters), device()))
         self._held: dict[tuple[type, int, int], object] = {}  # what one instruction leaves for a later one
+        self._incoming: dict[int, tuple[Form, ...]] = {}  # what a stage's inputs from another rank look like
+        self._outgoing: dict[int, tuple[Form, ...]] = {}  # and its outputs to another one
         self._losses: list[torch.Tensor] = []
-        for instruction in self._program:
+        for instruction in program:
             self._do[type(instruction)](instruction)
         self._exchange.flush()
-        for number, (parameter, holders) in enumerate(self.tied):
-            self._sum_gradients(number, parameter, holders)
         return torch.stack(self._losses).sum() if last else None
 
-    def _micro_batches(self, what: str, batch: torch.Tensor | None) -> Sequence[torch.Tensor]:
+    def _micro_batches(self, what: str, batch: Tensors | None) -> list[Tensors]:
         m = self.schedule.micro_batches
         if batch is None:
             raise ValueError(
                 f"the {'first' if what == 'inputs' else 'last'} stage's rank needs the {what} of the batch"
             )
+        if isinstance(batch, tuple):
+            return list(zip(*(self._micro_batches(what, one) for one in batch), strict=True))
+        if not isinstance(batch, torch.Tensor):
+            raise TypeError(f"the {what} are a tensor or a tuple of tensors, not {type(batch).__name__}")
         if len(batch) % m or not len(batch):
             raise ValueError(f"a batch of {len(batch)} does not divide into {m} micro-batches of equal size")
-        return batch.chunk(m)
+        return list(batch.chunk(m))
 
     def _forward(self, one: Compute) -> None:
         stage, k = one.stage, one.micro_batch
-        x = self._inputs[k] if stage == 0 else self._take(ReceiveActivation, one).requires_grad_()
+        found = self._inputs[k] if stage == 0 else self._take(ReceiveActivation, one)
+        xs = found if isinstance(found, tuple) else (found,)
         with self._span("forward", one):
-            y = self._compute(stage, k, x)
-            if stage == self.schedule.stages - 1:
-                y = y / self.schedule.micro_batches
-                self._losses.append(y.detach())
-                self._held[Backward, stage, k] = x, y
-                return
-        # the edge alone: once sent, the activation itself may go (autograd keeps what it computes with)
-        self._held[Backward, stage, k] = x, get_gradient_edge(y) if y.requires_grad else None
-        self._hand_on(SendActivation, ReceiveActivation, one, stage + 1, y.detach())
+            ys = self._compute(stage, k, xs)
+        if torch.is_grad_enabled():
+            refuse_a_cut_graph(stage, self._stages[stage], xs, ys, is_last=stage == self._last)
+            # the edges alone: once sent, an activation itself may go (autograd keeps what it computes with)
+            self._held[Backward, stage, k] = xs, [get_gradient_edge(y) for y in ys if y.requires_grad]
+        if stage == self._last:
+            self._losses.append(ys[0].detach())
+        else:
+            handed = tuple(y.detach().requires_grad_(y.requires_grad) for y in ys)
+            self._hand_on(SendActivation, ReceiveActivation, one, stage + 1, handed)
 
-    def _compute(self, stage: int, k: int, x: torch.Tensor) -> torch.Tensor:
-        """The stage's output; of the last stage, the loss."""
-        run = self._stages[stage]
-        if stage == self.schedule.stages - 1:
-            run = partial(self._loss, k)
-        return checkpoint(run, x, use_reentrant=False) if self.checkpointing else run(x)
+    def _compute(self, stage: int, k: int, xs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """The stage's outputs; of the last stage, the micro-batch's part of the loss."""
 
-    def _loss(self, k: int, x: torch.Tensor) -> torch.Tensor:
-        return self.loss_of(self._stages[self.schedule.stages - 1](x), self._targets[k])
+        def run(*xs: torch.Tensor) -> Tensors:
+            y = self._stages[stage](*xs)
+            return self._part_of_loss(k, y) if stage == self._last else y
+
+        again = self.checkpointing and torch.is_grad_enabled()
+        return outputs_of(stage, checkpoint(run, *xs, use_reentrant=False) if again else run(*xs))
+
+    def _part_of_loss(self, k: int, y: Tensors) -> torch.Tensor:
+        loss = self.loss_of(y, self._targets[k])
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise ValueError(f"loss_of gives one number, the micro-batch's mean, not {what}")
+        return loss.reshape(()) / self.schedule.micro_batches
 
     def _backward(self, one: Compute) -> None:
-        stage, k = one.stage, one.micro_batch
-        x, root = self._held.pop((Backward, stage, k))
-        gradient = None if stage == self.schedule.stages - 1 else self._take(ReceiveGradient, one)
+        stage = one.stage
+        xs, edges = self._held.pop((Backward, stage, one.micro_batch))
+        gradients = [None] * len(edges) if stage == self._last else self._take(ReceiveGradient, one)
         with self._span("backward", one), self._without_sync(one):
-            if root is not None:
-                torch.autograd.backward(root, gradient)
+            if edges:
+                torch.autograd.backward(edges, gradients)
         if stage > 0:
-            given = torch.zeros_like(x) if x.grad is None else x.grad
-            self._hand_on(SendGradient, ReceiveGradient, one, stage - 1, given)
+            self._hand_on(SendGradient, ReceiveGradient, one, stage - 1, gradients_of(stage, xs))
 
-    def _hand_on(self, send: type, receive: type, one: Compute, to: int, tensor: torch.Tensor) -> None:
+    def _hand_on(self, send: type, receive: type, one: Compute, to: int, tensors: Sequence[torch.Tensor]) -> None:
         """Leaves a result for the send that follows; or, where this rank has the other stage too, for that one."""
         if self.schedule.rank_of(to) == self.schedule.rank_of(one.stage):
-            self._held[receive, to, one.micro_batch] = tensor
+            self._held[receive, to, one.micro_batch] = tensors
         else:
-            self._held[send, one.stage, one.micro_batch] = tensor
+            self._held[send, one.stage, one.micro_batch] = tensors
 
-    def _take(self, receive: type, one: Compute) -> torch.Tensor:
+    def _take(self, receive: type, one: Compute) -> Sequence[torch.Tensor]:
         """What this computation needs from another stage; waits for it where it is still on its way."""
         found = self._held.pop((receive, one.stage, one.micro_batch))
-        if not isinstance(found, Incoming):
+        if not any(isinstance(part, Incoming) for part in found):
             return found
         with self._span("wait", one):
-            return found.wait()
+            tensors = tuple(part.wait() for part in found)
+        if receive is ReceiveActivation:
+            for tensor, form in zip(tensors, self._incoming[one.stage], strict=True):
+                tensor.requires_grad_(form.has_gradient)
+        return tensors
 
     def _send_activation(self, one: Instruction) -> None:
-        tensor = self._held.pop((SendActivation, one.stage, one.micro_batch)).contiguous()
-        form = tensor.shape, tensor.dtype
-        if one.stage not in self._sent_forms:
-            self._exchange.send_form(tensor)
-            self._sent_forms[one.stage] = form
-        if self._sent_forms[one.stage] != form:
-            forms = self._sent_forms[one.stage], form
-            told = " and then ".join(f"{dtype} {tuple(shape)}" for shape, dtype in forms)
+        tensors = self._held.pop((SendActivation, one.stage, one.micro_batch))
+        forms = tuple(map(Form.of, tensors))
+        if one.stage not in self._outgoing:
+            self._exchange.send_forms(forms, evaluates=not torch.is_grad_enabled())
+            self._outgoing[one.stage] = forms
+        if self._outgoing[one.stage] != forms:
             raise ValueError(
-                f"stage {one.stage} gave activations of {told}: a Pipeline has micro-batches of one shape; make "
-                "another Pipeline for another"
+                f"stage {one.stage} hands on {words(self._outgoing[one.stage])}, and of micro-batch {one.micro_batch} "
+                f"{words(forms)}: all micro-batches of a step have to look alike"
             )
-        self._exchange.send(tensor, FORTH)
+        for tensor in tensors:
+            self._exchange.send(tensor.detach().contiguous(), FORTH)
 
     def _receive_activation(self, one: Instruction) -> None:
-        if one.stage not in self._forms:
-            self._forms[one.stage] = self._exchange.receive_form()
-        form = self._forms[one.stage]
-        self._held[ReceiveActivation, one.stage, one.micro_batch] = self._exchange.receive(*form, FORTH)
+        if one.stage not in self._incoming:
+            self._incoming[one.stage] = self._exchange.receive_forms(evaluates=not torch.is_grad_enabled())
+        self._held[ReceiveActivation, one.stage, one.micro_batch] = self._expect(self._incoming[one.stage], FORTH)
 
     def _send_gradient(self, one: Instruction) -> None:
-        tensor = self._held.pop((SendGradient, one.stage, one.micro_batch)).contiguous()
-        self._exchange.send(tensor, BACK)
+        for tensor in self._held.pop((SendGradient, one.stage, one.micro_batch)):
+            self._exchange.send(tensor.contiguous(), BACK)
 
     def _receive_gradient(self, one: Instruction) -> None:
-        form = self._sent_forms[one.stage]
-        self._held[ReceiveGradient, one.stage, one.micro_batch] = self._exchange.receive(*form, BACK)
+        forms = [form for form in self._outgoing[one.stage] if form.has_gradient]
+        self._held[ReceiveGradient, one.stage, one.micro_batch] = self._expect(forms, BACK)
+
+    def _expect(self, forms: Sequence[Form], way: int) -> tuple[Incoming, ...]:
+        return tuple(self._exchange.receive(torch.Size(form.shape), form.dtype, way) for form in forms)
 
     def _without_sync(self, one: Compute) -> AbstractContextManager:
         """Data-parallel copies exchange once per step: not before a stage's last backward."""
         chunk = self._stages[one.stage]
         early = one != self._last_backward[one.stage] and hasattr(chunk, "no_sync")
         return chunk.no_sync() if early else nullcontext()
-
-    def _sum_gradients(self, number: int, parameter: nn.Parameter, holders: dist.ProcessGroup) -> None:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        with self.timeline.span("communication", f"tied {number}") if self.timeline else nullcontext():
-            ring_all_reduce(parameter.grad, holders)
 
     def _span(self, kind: str, one: Compute) -> AbstractContextManager:
         return self.timeline.span(kind, f"{one.stage}.{one.micro_batch}") if self.timeline else nullcontext()

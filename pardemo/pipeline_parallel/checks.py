@@ -1,0 +1,47 @@
+"""What a pipeline refuses, because it would wait for ever or train on nothing without a word."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pardemo.pipeline_parallel.schedules import Schedule
+
+
+def compare_schedules(schedule: Schedule, group: dist.ProcessGroup) -> None:
+    """All ranks run parts of one schedule, else they send what nobody awaits; ValueError where they differ."""
+    name = getattr(schedule.order, "__name__", "an order")
+    told = f"{name} of {schedule.micro_batches} micro-batches and {schedule.chunks} stages a rank"
+    mine = told, [list(map(str, schedule.computes(rank))) for rank in range(schedule.ranks)]
+    all_of_them: list = [None] * schedule.ranks
+    dist.all_gather_object(all_of_them, mine, group=group)
+    for rank, theirs in enumerate(all_of_them):
+        if theirs != all_of_them[0]:
+            raise ValueError(f"the ranks' schedules differ: rank 0 has {all_of_them[0][0]}, rank {rank} {theirs[0]}")
+
+
+def refuse_a_cut_graph(
+    stage: int, chunk: nn.Module, xs: Sequence[torch.Tensor], ys: Sequence[torch.Tensor], is_last: bool
+) -> None:
+    """RuntimeError where no output has a gradient behind something that is trained: it would get none."""
+    if any(y.requires_grad for y in ys):
+        return
+    trained = any(p.requires_grad for p in chunk.parameters())
+    if trained or any(x.requires_grad for x in xs):
+        what = "the loss has no gradient" if is_last else f"stage {stage} hands on no gradient"
+        raise RuntimeError(
+            f"{what}, though stage {stage} {'has parameters to train' if trained else 'is fed by trained ones'}: a "
+            "detach, no_grad or integers cut it off; freeze (requires_grad_(False)) what is not to be trained"
+        )
+
+
+def gradients_of(stage: int, xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What the stage before waits for: the gradient of each input that has one; RuntimeError where it has not."""
+    for number, x in enumerate(xs):
+        if x.requires_grad and x.grad is None:
+            raise RuntimeError(
+                f"stage {stage} gives its input {number} no gradient, though stages before it are trained by it: use "
+                "it, or hand on its detach()"
+            )
+    return [x.grad for x in xs if x.requires_grad]
