@@ -197,6 +197,7 @@ def ring_steps(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> 
     Between two steps ``tensor`` (contiguous, on every rank) can be looked at. To understand, not for speed.
     """
     group, _, size = _membership(group)
+    compare_in_group(description(tensor, "all_reduce (sum) by steps"), group, tensor.device)
     yield from Ring(group, tensor).steps_p2p(cut(tensor.detach().view(-1), size), range(2 * size - 2))
 
 

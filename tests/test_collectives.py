@@ -164,7 +164,8 @@ def test_outside_a_process_group():
 
 
 @pytest.mark.parametrize(
-    "collective", [ring_all_reduce, ring_reduce_scatter, ring_all_gather, parameter_server_all_reduce]
+    "collective",
+    [ring_all_reduce, ring_reduce_scatter, ring_all_gather, parameter_server_all_reduce, lambda t: list(ring_steps(t))],
 )
 @pytest.mark.parametrize(
     ("odd_one", "told"),

@@ -99,7 +99,7 @@ def said_by_the_code():
     yield str(RankTimeout(300, {0: "", 1: ""}, []))
     yield str(RankFailed({0: Failure("ValueError", "x", "")}, stopped=[1]))
     link = Link.__new__(Link)
-    link.predecessor = 1
+    link.predecessor, link.exchange = 1, "all_reduce (sum) of bucket 0"
     for link.use in ("ring", *USES.values()):
         yield str(link._lost("closed the connection"))
     with pytest.raises(ValueError, match="pointer") as pointer:
