@@ -1,7 +1,6 @@
 """What stages may hand on, and what a step refuses: each against one process, or one clear line."""
 
 import copy
-import re
 
 import pytest
 import torch
@@ -9,10 +8,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from pardemo.errors import RankFailed
 from pardemo.meters import WireMeter
 from pardemo.peers import gpt
-from pardemo.pipeline_parallel import Pipeline, Schedule, cut_by_layers, gpipe, interleaved, one_f_one_b
+from pardemo.pipeline_parallel import Pipeline, Schedule, cut_by_layers, exchange, gpipe, interleaved, one_f_one_b
 
 WIDTH, BATCH, M = 32, 24, 4
 #: fp32 sums in another order: some 1e-7 of a gradient's norm. A factor of 1.003 somewhere would be 3e-3.
@@ -64,6 +62,18 @@ def assert_equal_to_one_process(results, stages, before, losses):
     for number, (stage, start) in enumerate(zip(stages, before, strict=True)):
         for found, expected, was in zip(of_stage[number], stage.parameters(), start.parameters(), strict=True):
             assert gpt.relative_error(found - was, expected - was) < CLOSE
+
+
+def errors(function, *args):
+    """What it raises on this rank, if anything; the ranks stay for the next test, whose links are new ones."""
+    told = ""
+    try:
+        function(*args)
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}"
+    dist.barrier()
+    exchange.abandon(dist.group.WORLD)  # also where this rank saw nothing of the error
+    return told
 
 
 # --- tuples ----------------------------------------------------------------------------------------------------------
@@ -192,8 +202,9 @@ def cut_at(how, where):
 @pytest.mark.parametrize("where", [0, 1])
 def test_a_stage_that_cuts_the_graph_is_an_error_at_once(world_of, how, where):
     what = "the loss has no gradient" if where else "stage 0 hands on no gradient"
-    with pytest.raises(RankFailed, match=f"^rank {where}: RuntimeError: {what}, though stage {where} has parameters"):
-        world_of(2).run(cut_at, how, where, timeout_s=30)
+    told = world_of(2).run(errors, cut_at, how, where, timeout_s=30)
+    assert told[where].startswith(f"RuntimeError: {what}, though stage {where} has parameters to train: a detach, no")
+    assert told[1 - where].startswith("ConnectionError: "), "the other rank does not wait"
 
 
 def cut_behind():
@@ -202,10 +213,9 @@ def cut_behind():
 
 
 def test_a_cut_behind_trained_stages_is_told_too(world_of):
-    with pytest.raises(
-        RankFailed, match=r"rank 1: RuntimeError: stage 1 hands on no gradient.* is fed by trained ones"
-    ):
-        world_of(4).run(cut_behind, timeout_s=30)
+    told = world_of(4).run(errors, cut_behind, timeout_s=30)
+    assert told[1].startswith("RuntimeError: stage 1 hands on no gradient, though stage 1 is fed by trained ones")
+    assert all(other.startswith("ConnectionError: ") for other in (told[0], *told[2:]))
 
 
 class SomeMicroBatches(nn.Module):
@@ -239,8 +249,7 @@ def test_micro_batches_of_two_kinds_are_refused(world_of, how, where, message):
         stage = SomeMicroBatches(how) if dist.get_rank() == where else nn.Linear(WIDTH, WIDTH)
         Pipeline([stage], Schedule(gpipe, 2, M), F.mse_loss).step(*batch())
 
-    with pytest.raises(RankFailed, match=re.escape(message)):
-        world_of(2).run(step, timeout_s=30)
+    assert message in world_of(2).run(errors, step, timeout_s=30)[where]
 
 
 class View(nn.Module):
@@ -468,5 +477,7 @@ def a_float(y, target):
     ],
 )
 def test_what_cannot_be_is_one_clear_line(world_of, what, message):
-    with pytest.raises(RankFailed, match=re.escape(message)):
-        world_of(2).run(refused, what, timeout_s=30)
+    told = world_of(2).run(errors, refused, what, timeout_s=30)
+    told = [one for one in told if one and not one.startswith("Connection")]
+    assert told
+    assert all(message in one and "\n" not in one for one in told), told

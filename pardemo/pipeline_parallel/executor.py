@@ -154,10 +154,11 @@ class Pipeline:
         self, inputs: Tensors | None, targets: Tensors | None, program: Sequence[Instruction]
     ) -> torch.Tensor | None:
         first, last = 0 in self._stages, self._last in self._stages
+        parameters = (p for chunk in self._stages.values() for p in chunk.parameters())
+        # before anything that fails on one rank alone: the others see its links close, and do not wait to make them
+        self._exchange = Exchange(self.group, next((p.device for p in parameters), device()))
         self._inputs = self._micro_batches("inputs", inputs) if first else ()
         self._targets = self._micro_batches("targets", targets) if last else ()
-        parameters = (p for chunk in self._stages.values() for p in chunk.parameters())
-        self._exchange = Exchange(self.group, next((p.device for p in parameters), device()))
         self._held: dict[tuple[type, int, int], object] = {}  # what one instruction leaves for a later one
         self._incoming: dict[int, tuple[Form, ...]] = {}  # what a stage's inputs from another rank look like
         self._outgoing: dict[int, tuple[Form, ...]] = {}  # and its outputs to another one
