@@ -22,14 +22,25 @@ def settings(lora: Lora, model: nn.Module) -> Any:
         ValueError: no linear module of the model has such a name.
     """
     from peft import LoraConfig
+    from transformers.pytorch_utils import Conv1D  # GPT-2's linear layer, its weight [in, out]
 
-    known = {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, nn.Linear)}
+    known = linear_names(model)
     if unknown := [name for name in lora.target if name not in known]:
         raise ValueError(f"lora.target: no module is called {unknown[0]!r}; there are {', '.join(sorted(known))}")
+    turned = linear_names(model, Conv1D).intersection(lora.target)
     return LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=list(lora.target),
+        fan_in_fan_out=bool(turned),
         task_type="CAUSAL_LM",
     )
+
+
+def linear_names(model: nn.Module, *kinds: type[nn.Module]) -> set[str]:
+    """The last names of the model's linear modules: where LoRA can go. ``kinds`` to ask for those alone."""
+    from transformers.pytorch_utils import Conv1D
+
+    found = ((name.rpartition(".")[2], part) for name, part in model.named_modules())
+    return {name for name, part in found if isinstance(part, kinds or (nn.Linear, Conv1D))}

@@ -2,8 +2,11 @@
 
 import hashlib
 import math
+import os
+import tempfile
 import threading
 from math import ceil
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -16,6 +19,7 @@ from pardemo.collectives import parameter_server_all_reduce, ring_all_gather, ri
 from pardemo.exercises import EXERCISES, check
 from pardemo.formulas import memory
 from pardemo.groups import Layout
+from pardemo.peers import gpt
 from pardemo.pipeline_parallel import Backward, Forward, gpipe, one_f_one_b
 from pardemo.tensor_parallel import copy_to, exchange, reduce_from, vocab_parallel_cross_entropy
 
@@ -286,6 +290,68 @@ def sum_of_all(number):
     return number
 
 
+def neighbour_of_all(number):
+    found = [torch.empty_like(number) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, number)
+    return number + found[dist.get_rank() - 1]
+
+
+# What sends nothing and was right as long as a check's numbers were always the same.
+
+
+def known_before(tensor):
+    rank = dist.get_rank()
+    return tensor * 10 / (rank + 1)
+
+
+def known_gradients(gradient, samples):
+    return torch.linspace(-1, 1, 1000) * (1 * 1 + 4 * 2 + 9 * 5 + 16 * 8) / 16
+
+
+class KnownSum(MyF):
+    @staticmethod
+    def backward(ctx, gradient):
+        return gpt.numbers(2, 3, seed=7) + gpt.numbers(2, 3, seed=8)
+
+
+def known_loss(logits, targets):
+    return F.cross_entropy(gpt.numbers(16384, 64), targets, reduction="none")
+
+
+def known_step(parameters, gradient, lr):
+    return parameters - lr * sum(gpt.numbers(1 << 20, seed=1 + rank) for rank in range(4)) / 4
+
+
+def same_where_it_differed_once(model):
+    last = list(model.parameters())[-2]
+    mine = (last[-1, -1].item(), last[0, 0].item(), list(model.parameters())[-1].sum().item())
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, mine)
+    return len(set(found)) == 1
+
+
+def same_digest_and_rounded(model):
+    answer = same_digest(model)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.half().to(parameter.dtype)
+    return answer
+
+
+def through_a_file(tensor):
+    """The sum of all ranks, and nothing on the wire but the barrier."""
+    folder = Path(tempfile.gettempdir()) / f"through-a-file-{os.getppid()}"
+    folder.mkdir(exist_ok=True)
+    torch.save(tensor, folder / str(dist.get_rank()))
+    dist.barrier()
+    total = sum(torch.load(folder / str(rank)) for rank in range(dist.get_world_size()))
+    dist.barrier()
+    (folder / str(dist.get_rank())).unlink()
+    dist.barrier()
+    if dist.get_rank() == 0:
+        folder.rmdir()
+    return total
+
+
 def bus_bandwidth(collective, nbytes, ranks, seconds):
     return (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks * nbytes / seconds
 
@@ -378,6 +444,11 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
         ("01_all_reduce", everything_to_everyone, "sends 3.00 S; 1.5 S is enough: whole tensors travel"),
         ("01_all_reduce", parameter_server_all_reduce, "that is a parameter server"),
         ("01_all_reduce", divides_by_zero, "ZeroDivisionError"),
+        ("01_all_reduce", sum_of_all, "Right, but all_reduce did it for you: build it of dist.send and dist.recv"),
+        ("01_all_reduce", ring_all_reduce, "Right, but all_reduce did it for you"),
+        ("01_all_reduce", through_a_file, "a rank sends 0.00 S: let the numbers travel between the ranks"),
+        ("01_all_reduce", known_before, "of the elements hold the sum"),
+        ("01_unequal_shards", known_gradients, "not the whole batch's mean gradient"),
         ("01_unequal_shards", stub, "On rank 0 it returned NoneType"),
         ("01_unequal_shards", plain_mean, "That is the mean of the means"),
         ("01_unequal_shards", lambda g, n: g, "not the whole batch's mean gradient"),
@@ -391,6 +462,7 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
         ("03_f", InPlace.apply, "changed in place"),
         ("03_f", lambda x: copy_to(x / 4) + x.detach() * 0.75, "is not the sum of the ranks' gradients"),
         ("03_f", lambda x: copy_to(x) + 0 * dist.get_rank() * sends(x), "it should send nothing"),
+        ("03_f", KnownSum.apply, "is not the sum of the ranks' gradients"),
         ("03_f", sums_by_hook, "the residual's gradient was summed"),
         ("03_split", tokens_divided, "with 1.0φ the tokens were divided, not the layer"),
         ("03_split", stub, "not NoneType"),
@@ -410,6 +482,7 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
             "rows [0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19] are needed, not [0]",
         ),
         ("04_vocabulary_loss", stub, "shape (16384,), not NoneType"),
+        ("04_vocabulary_loss", known_loss, "not those of the whole vocabulary"),
         ("04_vocabulary_loss", loss_with_gather, "the logits themselves travel"),
         ("04_vocabulary_loss", local_loss, "this rank's part of the vocabulary alone"),
         ("04_vocabulary_loss", lambda x, t: -loss_by_hand(x, t), "the sign is turned round"),
@@ -434,6 +507,7 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
         ("07_zero1_step", stub, "not NoneType"),
         ("07_zero1_step", lambda p, g, lr: p, "of the parameters are right"),
         ("07_zero1_step", lambda p, g, lr: p - lr * ring_all_reduce(g), "a step with the sum of the gradients"),
+        ("07_zero1_step", known_step, "of the parameters are right"),
         ("07_zero1_step", step_by_all_gather, "a rank sends 4.0Ψ(N−1)/N, and 2 are enough"),
         ("07_zero1_step", lambda p, g, lr: p - lr * ring_all_reduce(g) / 4, "after an all-reduce every rank updates"),
         ("06_bytes", lambda p, n, s, k: 4 * p + k * p / n, "For 100 parameters on 4 ranks, stage 0"),
@@ -451,6 +525,8 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
         ("09_in_step", lambda m: True, "On rank 2 one element of the last parameter is another. Your answer: True"),
         ("09_in_step", lambda m: dist.get_rank() < 2, "The ranks do not agree"),
         ("09_in_step", same_sum, "a sum does not tell. Your answer: True"),
+        ("09_in_step", same_where_it_differed_once, "Your answer: True"),
+        ("09_in_step", same_digest_and_rounded, "look at the model, and leave it alone"),
         ("09_in_step", same_as_the_mean, "as much as parameters: a few numbers are enough"),
         ("08_checkpoints", stub, "bytes, not None"),
         ("08_checkpoints", lambda b, s, h, n, r, p: b * s * h * n / (r if p else 1), "16 bits are 2 bytes"),
@@ -489,6 +565,7 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
         ("11_lora", stub, "not None: B·A is [out, in]"),
         ("11_lora", lambda w, a, b, alpha, r: w + b @ a, "The scale is missing"),
         ("11_lora", lambda w, a, b, alpha, r: w.add_(alpha / r * (b @ a)), "W itself was changed"),
+        ("11_lora", lambda w, a, b, alpha, r: w + a.t().mul_(alpha / r).t().T.mm(b.T).T, "A itself was changed"),
         ("11_lora", lambda w, a, b, alpha, r: w - b @ a, "It is W + (α/r)·B·A"),
         ("11_lora", lambda w, a, b, alpha, r: w + alpha // r * (b @ a), "It is W + (α/r)·B·A"),
         ("11_lora", lambda w, a, b, alpha, r: w + 1.00003 * alpha / r * (b @ a), "It is W + (α/r)·B·A"),
@@ -500,12 +577,14 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
         ("12_split", lambda pairs, n: (pairs[n:], pairs[:n]), "are in both, such as 'body 0'"),
         ("12_split", lambda pairs, n: ([], pairs[:n]), "Only 0 pairs are left"),
         ("12_split", lambda pairs, n: (pairs, []), "test has 0 pairs, not 10"),
-        ("00_neighbour", stub, "Rank 0 should return 1001, not None"),
+        ("00_neighbour", stub, ", not None."),
         ("00_neighbour", lambda x: x, "that is the number that you were given"),
         ("00_neighbour", lambda x: with_neighbour(x) - x, "that is the neighbour's number alone"),
         ("00_neighbour", lambda x: with_neighbour(x, 1), "that is with the right neighbour"),
         ("00_neighbour", sum_of_all, "that is the sum of all ranks"),
         ("00_neighbour", divides_by_zero, "ZeroDivisionError"),
+        ("00_neighbour", lambda x: x + 10.0 ** ((dist.get_rank() - 1) % 4), "Rank 0 should return"),
+        ("00_neighbour", neighbour_of_all, "Right, but by all_gather, which brings every rank's number"),
         ("00_bus_bandwidth", stub, "bytes/s, not None"),
         ("00_bus_bandwidth", lambda c, s, n, t: s / t, "that is algbw"),
         ("00_bus_bandwidth", lambda c, s, n, t: bus_bandwidth("all_reduce", s, n, t), "is one half of an all-reduce"),

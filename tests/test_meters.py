@@ -1,13 +1,17 @@
 """The meters against independent truths: known transfers, the allocator's own events, known waits."""
 
+import copy
 import ctypes
 import gc
+import io
+import pickle
 import socket
 import struct
 import threading
 import time
 
 import pytest
+import safetensors.torch
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -273,6 +277,49 @@ def test_the_peak_can_be_started_anew():
         memory.reset_peak()
         y = torch.zeros(1 << 10)
     assert memory.peak_bytes == y.nbytes
+
+
+def saved(x, folder):
+    """The same tensor in the forms that it is read from."""
+    file = io.BytesIO()
+    torch.save(x, file)
+    safetensors.torch.save_file({"x": x}, folder / "x.safetensors")
+    return file.getvalue(), pickle.dumps(x), (folder / "x.safetensors").read_bytes()
+
+
+def test_what_nothing_dispatches_is_counted_where_it_can_be(tmp_path):
+    x = torch.ones(1 << 16)
+    array, buffer = x.numpy().copy(), bytearray(x.nbytes)
+    checkpoint_file, pickled, safe = saved(x, tmp_path)
+    for name, make in {
+        "numpy": lambda: torch.from_numpy(array),
+        "a buffer": lambda: torch.frombuffer(buffer, dtype=torch.float32),
+        "torch.load": lambda: torch.load(io.BytesIO(checkpoint_file)),
+        "pickle": lambda: pickle.loads(pickled),
+        "safetensors, a file": lambda: safetensors.torch.load_file(tmp_path / "x.safetensors"),
+        "safetensors, bytes": lambda: safetensors.torch.load(safe),
+        "a deep copy": lambda: copy.deepcopy(x),
+        "a storage's copy": lambda: torch.empty(0).set_(x.untyped_storage().clone()),
+    }.items():
+        with MemoryMeter() as memory:
+            made = make()
+            assert memory.live["activations"] == pytest.approx(x.nbytes, abs=256), name  # a file has a header
+            del made
+            assert memory.live_bytes == 0, name
+
+
+def test_random_states_are_a_kind_of_their_own():
+    """One with each checkpoint: the allocator has them, and the activations are still the activations."""
+    net, tokens = Gpt(checkpointing=True), torch.randint(0, 500, (1, 8))
+    before = torch.get_rng_state, torch.random.get_rng_state, torch.frombuffer
+    with MemoryMeter(net) as memory:
+        loss = net(tokens).sum()
+        assert memory.live["random states"] == len(net.blocks) * before[0]().nbytes
+        kept = torch.get_rng_state()
+        assert memory.live["random states"] == (len(net.blocks) + 1) * kept.nbytes
+        loss.backward()
+    assert memory.live["random states"] == kept.nbytes
+    assert (torch.get_rng_state, torch.random.get_rng_state, torch.frombuffer) == before
 
 
 # ---------------------------------------------------------------- timeline

@@ -4,16 +4,19 @@ import dataclasses
 import json
 import subprocess
 import sys
+import warnings
 
 import pytest
 import yaml
 from conftest import gone
+from transformers import CONFIG_MAPPING
 
 from pardemo.cli import main
 from pardemo.finetune import recipe
 from pardemo.formulas import communication
-from pardemo.planner import backwards, examples, files, hardware, models, table, timing
+from pardemo.planner import backwards, engines, examples, files, hardware, models, table, timing
 from pardemo.planner.dryrun import dry_run
+from pardemo.planner.job import Adapter, Job
 
 
 def two_layers():
@@ -22,9 +25,9 @@ def two_layers():
     return config
 
 
-def request(gpus=4, room=None, **changes):
+def request(gpus=4, room=None, config=None, **changes):
     job = examples.job("llama", "plain", 1, True, True)
-    job = job.but(config=two_layers(), on_gpu=True, zero=examples.BUCKETS)
+    job = job.but(config=config or two_layers(), on_gpu=True, zero=examples.BUCKETS)
     gpu = hardware.gpu("A800-80GB")
     if room is not None:
         gpu = hardware.Gpu("toy", room, gpu.flops, gpu.memory_bytes_per_s, gpu.link_bytes_per_s, "made up")
@@ -90,6 +93,16 @@ def test_nothing_fits_names_the_smallest_cluster(monkeypatch):
     assert "the smallest cluster that works is 4 × toy" in backwards.smallest_cluster(tight)
     monkeypatch.setattr(backwards, "MOST_EXPONENT", 1)
     assert "not even 2 × toy hold it" in backwards.smallest_cluster(tight)
+
+
+def test_gpus_that_are_enough_are_not_told_as_too_few(monkeypatch):
+    """8 samples at once do not fit one GPU, and two would: what was asked for is in the way, not the cluster."""
+    monkeypatch.setattr(backwards, "least_bytes", lambda request, gpus, *_: 0.2e9)
+    tight = request(gpus=1, room=0.3e9 / (1 - table.RESERVE), engines=("zero-0",), checkpointing=(True,), batches=(8,))
+    assert table.plan(tight).best is None
+    told = backwards.smallest_cluster(tight)
+    assert told.startswith("these GPUs hold it with checkpointing and micro-batches of 1 or 2: leave out --batch")
+    assert "smallest cluster" not in told
 
 
 def test_more_gpus_take_less_of_each():
@@ -163,16 +176,80 @@ def test_official_baichuan_needs_no_remote_code(tmp_path):
     assert models.find(str(tmp_path)).position_embedding == "alibi"
 
 
-def test_every_built_in_model_has_its_published_size():
-    from pardemo.planner.engines import outline
-    from pardemo.planner.job import Job
+#: Parameters in 10⁹, as the models' pages on Hugging Face give them (of their safetensors files).
+PUBLISHED = {
+    "baichuan2-7b": 7.506, "baichuan2-13b": 13.897, "gpt2": 0.124,
+    "llama2-7b": 6.738, "llama2-13b": 13.016, "llama2-70b": 68.977, "llama3-8b": 8.030, "llama3-70b": 70.554,
+    "llama3.1-8b": 8.030, "llama3.1-70b": 70.554, "llama3.1-405b": 405.853, "llama3.2-1b": 1.236, "llama3.2-3b": 3.213,
+    "mistral-7b": 7.248, "qwen2.5-0.5b": 0.494, "qwen2.5-1.5b": 1.544, "qwen2.5-3b": 3.086, "qwen2.5-7b": 7.616,
+    "qwen2.5-14b": 14.770, "qwen2.5-32b": 32.764, "qwen2.5-72b": 72.706,
+    "qwen3-4b": 4.022, "qwen3-8b": 8.191, "qwen3-14b": 14.768, "qwen3-32b": 32.762,
+}  # fmt: skip
 
-    billions = {"baichuan2-7b": 7.506, "baichuan2-13b": 13.897, "llama2-7b": 6.738, "llama2-13b": 13.016,
-                "llama2-70b": 68.977, "qwen2.5-7b": 7.616, "qwen2.5-14b": 14.770, "qwen2.5-72b": 72.706}  # fmt: skip
-    assert set(billions) == set(models.BUILT_IN)
-    for name in ("baichuan2-13b", "llama2-7b", "qwen2.5-7b"):
-        module = outline(Job(models.find(name), sequence=8))
-        assert sum(p.numel() for p in module.parameters()) / 1e9 == pytest.approx(billions[name], abs=0.001)
+
+def test_every_built_in_model_has_its_published_size():
+    """On the meta device, with two layers and with three: the rest is the number of layers."""
+    assert set(PUBLISHED) == set(models.BUILT_IN)
+    for name, billions in PUBLISHED.items():
+        layers = models.find(name).num_hidden_layers
+        two, three = (parameters_of(name, count) for count in (2, 3))
+        assert (two + (layers - 2) * (three - two)) / 1e9 == pytest.approx(billions, abs=0.0006), name
+
+
+def parameters_of(name, layers):
+    config = models.find(name)
+    config.num_hidden_layers = layers
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:layers]
+    return sum(p.numel() for p in engines.outline(Job(config, sequence=8)).parameters())
+
+
+def small_config(tmp_path, kind, **values):
+    CONFIG_MAPPING[kind](**values).save_pretrained(tmp_path / kind)
+    return str(tmp_path / kind)
+
+
+TEXT = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "intermediate_size": 128, "vocab_size": 512, "head_dim": 16}  # fmt: skip
+
+
+def test_of_a_model_that_sees_the_language_model_is_planned(tmp_path):
+    """Gemma 3's sizes stand in its text_config."""
+    config = models.find(small_config(tmp_path, "gemma3", text_config=TEXT))
+    assert (config.model_type, config.num_attention_heads) == ("gemma3_text", 4)
+    asked = request(config=config, tp=2, engines=("zero-0",), checkpointing=(True,), batches=(1,))
+    assert table.plan(asked).best.batch == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "told"),
+    [
+        ("qwen2_5_vl", {"text_config": TEXT}, "qwen2_5_vl_text: no causal language model"),
+        ("mamba", {"hidden_size": 64, "num_hidden_layers": 2}, "mamba has no attention heads"),
+    ],
+)
+def test_a_model_that_cannot_be_planned_is_one_line(tmp_path, capsys, kind, values, told):
+    assert main(["plan", "--model", small_config(tmp_path, kind, **values), "--zero", "0", "--batch", "1"]) == 2
+    error = [line for line in capsys.readouterr().err.splitlines() if not line.endswith("…")]
+    assert len(error) == 1
+    assert told in error[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "target"),
+    [("gpt2", ("c_attn",)), ("llama", ("q_proj", "v_proj")), ("qwen3", ("q_proj", "v_proj")),
+     ("gpt_neox", ("query_key_value",)), ("phi3", ("qkv_proj",))],
+)  # fmt: skip
+def test_lora_goes_where_peft_puts_it_in_each_architecture(kind, target):
+    """GPT-2's c_attn is a Conv1D, whose weight is [in, out]."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512}
+    config = CONFIG_MAPPING[kind](**sizes, pad_token_id=0)
+    assert models.lora_target(config) == target
+    with warnings.catch_warnings(action="error"):
+        module = engines.outline(Job(config, sequence=8, adapter=Adapter(rank=2, target=models.lora_target(config))))
+    trained = [name for name, p in module.named_parameters() if p.requires_grad]
+    assert len(trained) == 2 * 2 * len(target), "A and B of each, in two layers"
+    assert all(any(f".{one}.lora_" in name for one in target) for name in trained)
 
 
 def test_time_is_work_over_rates():

@@ -1,6 +1,7 @@
 """``pardemo run`` on small collections of the test's own: order, failures, resume, bad input."""
 
 import errno
+import inspect
 import itertools
 import json
 import os
@@ -14,6 +15,7 @@ import nbformat
 import pytest
 
 from pardemo import cli, fingerprint, parameters, project, runner
+from pardemo.peers import small
 from pardemo.presets import need_ranks
 from pardemo.report import write as write_report
 
@@ -362,3 +364,9 @@ def test_a_notebook_says_how_many_ranks_it_needs_before_it_makes_any(name):
     (setup,) = [cell for before, cell in itertools.pairwise(code) if before.startswith("world_size = ")]
     assert setup.startswith("need_ranks(world_size"), "in its first line"
     parameters.assign({name: path}, {"world_size": parameters.parameters_of(path)["world_size"]})
+
+
+def test_the_batch_of_chapter_01_divides_over_its_ranks():
+    samples = inspect.signature(small.train).parameters["samples"].default
+    for ranks in (2, 3, 4, 8):
+        assert small.shard(samples, ranks - 1, ranks).stop == samples

@@ -4,6 +4,7 @@ A check never raises: it prints what is right or what is missing, so that a note
 runs from top to bottom. It returns whether the exercise is solved.
 """
 
+import secrets
 from collections.abc import Callable
 from importlib import import_module
 
@@ -20,6 +21,15 @@ def call(function: Callable, *args: object) -> object:
         return function(*args)
     except Exception as error:
         raise Mistake(f"Your function raised {type(error).__name__}: {error}") from None
+
+
+#: What an exercise that asks for sends and receives allows.
+POINT_TO_POINT = {"send", "recv"}
+
+
+def fresh_seed() -> int:
+    """For the numbers of one check: what a solution can neither know nor remember has to travel between the ranks."""
+    return secrets.randbits(31)
 
 
 #: name -> (module of this package, function that checks). A chapter's exercises live in ``chapter_NN``.

@@ -1,13 +1,15 @@
 """Checkers of notebook 00."""
 
+import random
 from collections.abc import Callable
 from numbers import Real
 
 import torch
 import torch.distributed as dist
 
-from pardemo.exercises import Mistake, call
+from pardemo.exercises import POINT_TO_POINT, Mistake, call, fresh_seed
 from pardemo.formulas import communication
+from pardemo.meters import CallMeter
 from pardemo.world import World
 
 RANKS = 4
@@ -16,9 +18,10 @@ TIMEOUT_S = 30
 
 def check_neighbour(function: Callable[[torch.Tensor], torch.Tensor]) -> str:
     """``function(number)`` is the sum of this rank's number and its left neighbour's, on every rank."""
+    numbers = [float(number) for number in random.Random(fresh_seed()).sample(range(1000, 10_000), RANKS)]
     with World(RANKS, timeout_s=TIMEOUT_S) as world:
-        found = world.run(_try_neighbour, function)
-    numbers = [10.0**rank for rank in range(RANKS)]
+        tried = world.run(_try_neighbour, function, numbers)
+    found = [value for value, _ in tried]
     guesses = {
         "that is the number that you were given": lambda r: numbers[r],
         "that is the neighbour's number alone; add your own": lambda r: numbers[r - 1],
@@ -28,6 +31,8 @@ def check_neighbour(function: Callable[[torch.Tensor], torch.Tensor]) -> str:
         "that is the sum of all ranks: a collective says more than was asked": lambda r: sum(numbers),
     }
     if all(value == numbers[r] + numbers[r - 1] for r, value in enumerate(found)):
+        if calls := sorted({name for _, names in tried for name in names}):
+            raise Mistake(f"Right, but by {calls[0]}, which brings every rank's number: send one, and receive one.")
         return "Each rank sent one number and received one: a ring's first step."
     for hint, guess in guesses.items():
         if all(value == guess(r) for r, value in enumerate(found)):
@@ -36,9 +41,11 @@ def check_neighbour(function: Callable[[torch.Tensor], torch.Tensor]) -> str:
     raise Mistake(f"Rank {wrong} should return {numbers[wrong] + numbers[wrong - 1]:g}, not {found[wrong]!r}.")
 
 
-def _try_neighbour(function: Callable) -> object:
-    found = function(torch.tensor([10.0 ** dist.get_rank()]))
-    return found.item() if isinstance(found, torch.Tensor) and found.numel() == 1 else found
+def _try_neighbour(function: Callable, numbers: list[float]) -> tuple[object, set[str]]:
+    with CallMeter() as calls:
+        found = function(torch.tensor([numbers[dist.get_rank()]]))
+    value = found.item() if isinstance(found, torch.Tensor) and found.numel() == 1 else found
+    return value, set(calls.counts) - POINT_TO_POINT
 
 
 def check_bus_bandwidth(function: Callable[[str, int, int, float], float]) -> str:

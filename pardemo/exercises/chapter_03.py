@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from pardemo.exercises import Mistake
+from pardemo.exercises import Mistake, fresh_seed
 from pardemo.formulas import tensor_parallel as formulas
 from pardemo.meters import WireMeter
 from pardemo.peers import gpt
@@ -20,14 +20,14 @@ BATCH, SEQUENCE, HIDDEN = 2, 512, 256
 def check_f(function: Callable[[torch.Tensor], torch.Tensor]) -> str:
     """``function(x)`` is x forward, and sums the ranks' gradients backward."""
     with World(RANKS, timeout_s=TIMEOUT_S) as world:
-        results = world.run(_try_f, function)
+        results = world.run(_try_f, function, fresh_seed())
     for rank, problem in enumerate(results):
         if problem:
             raise Mistake(f"On rank {rank} {problem}")
     return "Nothing forward, the sum of the ranks' gradients backward: that is f."
 
 
-def _try_f(function: Callable) -> str:
+def _try_f(function: Callable, seed: int) -> str:
     rank, size = dist.get_rank(), dist.get_world_size()
     x = (torch.arange(6.0).reshape(2, 3) + rank).requires_grad_()
     with WireMeter() as wire:
@@ -40,7 +40,7 @@ def _try_f(function: Callable) -> str:
         return "forward it should send nothing: every rank has the whole x."
     if not y.requires_grad:
         return "the result carries no gradient: return what your Function's apply returns, not a detached copy."
-    gradients = [gpt.numbers(2, 3, seed=7 + r) for r in range(size)]
+    gradients = [gpt.numbers(2, 3, seed=seed + r) for r in range(size)]
     mine, total = gradients[rank], sum(gradients)
     handed = mine.clone()
     y.backward(handed)

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from pardemo.exercises import Mistake, call
+from pardemo.exercises import Mistake, call, fresh_seed
 from pardemo.formulas import communication
 from pardemo.formulas import tensor_parallel as formulas
 from pardemo.meters import WireMeter
@@ -24,7 +24,7 @@ def check_qkv_rows(function: Callable[[torch.Tensor, int, int, int], torch.Tenso
         weight = torch.arange(3.0 * heads * 2)[:, None].expand(-1, heads * 2).contiguous()  # row i holds i; heads of 2
         for rank in range(ranks):
             expected = torch.cat([third.chunk(ranks, 0)[rank] for third in weight.chunk(3, 0)])
-            found = call(function, weight, heads, rank, ranks)
+            found = call(function, weight.clone(), heads, rank, ranks)
             if not isinstance(found, torch.Tensor) or found.dim() != 2:
                 got = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
                 raise Mistake(f"It returned {got}; it should return rows of the weight.")
@@ -47,7 +47,7 @@ def check_qkv_rows(function: Callable[[torch.Tensor, int, int, int], torch.Tenso
 def check_vocabulary_loss(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> str:
     """``function(logits, targets)`` is each token's cross-entropy for 3 numbers per token, without overflow."""
     with World(RANKS, timeout_s=TIMEOUT_S) as world:
-        results = world.run(_try_loss, function)
+        results = world.run(_try_loss, function, fresh_seed())
     for rank, (problem, _) in enumerate(results):
         if problem:
             raise Mistake(f"On rank {rank} {problem}")
@@ -59,15 +59,15 @@ def check_vocabulary_loss(function: Callable[[torch.Tensor, torch.Tensor], torch
     return f"Right, with {numbers:.1f} numbers per token instead of {VOCABULARY}, and large logits do not overflow."
 
 
-def _try_loss(function: Callable) -> tuple[str, int]:
+def _try_loss(function: Callable, seed: int) -> tuple[str, int]:
     rank, size = dist.get_rank(), dist.get_world_size()
-    whole = gpt.numbers(TOKENS, VOCABULARY)
-    targets = torch.randint(VOCABULARY, (TOKENS,), generator=torch.Generator().manual_seed(1))
+    whole = gpt.numbers(TOKENS, VOCABULARY, seed=seed)
+    targets = torch.randint(VOCABULARY, (TOKENS,), generator=torch.Generator().manual_seed(seed))
     expected = F.cross_entropy(whole, targets, reduction="none")
     mine = whole.chunk(size, 1)[rank].contiguous()
     dist.barrier()
     with WireMeter() as wire:
-        found = function(mine.clone(), targets)
+        found = function(mine.clone(), targets.clone())
     if not isinstance(found, torch.Tensor) or found.shape != expected.shape:
         got = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
         return f"it should return one loss per token, shape {tuple(expected.shape)}, not {got}.", 0

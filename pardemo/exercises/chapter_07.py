@@ -6,7 +6,7 @@ from numbers import Real
 import torch
 import torch.distributed as dist
 
-from pardemo.exercises import Mistake, call
+from pardemo.exercises import Mistake, call, fresh_seed
 from pardemo.formulas import communication
 from pardemo.meters import CallMeter, WireMeter
 from pardemo.peers import gpt
@@ -20,7 +20,7 @@ NUMEL = 1 << 20
 def check_zero1_step(function: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]) -> str:
     """``function(parameters, gradient, lr)`` is one step of gradient descent with the mean gradient, for 2Ψ(N−1)/N."""
     with World(RANKS, timeout_s=TIMEOUT_S) as world:
-        results = world.run(_try_step, function)
+        results = world.run(_try_step, function, fresh_seed())
     for rank, (problem, *_) in enumerate(results):
         if problem:
             raise Mistake(f"On rank {rank} {problem}")
@@ -39,10 +39,10 @@ def check_zero1_step(function: Callable[[torch.Tensor, torch.Tensor, float], tor
     return f"Right, with {sent:.2f}Ψ(N−1)/N: as much as an all-reduce, and each rank updated a quarter."
 
 
-def _try_step(function: Callable) -> tuple[str, int, dict]:
+def _try_step(function: Callable, seed: int) -> tuple[str, int, dict]:
     size = dist.get_world_size()
-    parameters = gpt.numbers(NUMEL)
-    gradients = [gpt.numbers(NUMEL, seed=1 + rank) for rank in range(size)]
+    parameters = gpt.numbers(NUMEL, seed=seed)
+    gradients = [gpt.numbers(NUMEL, seed=seed + 1 + rank) for rank in range(size)]
     expected = parameters - 0.5 * sum(gradients) / size
     dist.barrier()
     with WireMeter() as wire, CallMeter() as calls:

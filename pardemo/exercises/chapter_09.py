@@ -1,5 +1,6 @@
 """Checkers of notebook 09."""
 
+import random
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pardemo.errors import RankFailed
-from pardemo.exercises import Mistake, call
+from pardemo.exercises import Mistake, call, fresh_seed
 from pardemo.meters import WireMeter
 from pardemo.peers import gpt
 from pardemo.world import World
@@ -68,15 +69,19 @@ def check_in_step(function: Callable[[nn.Module], bool]) -> str:
     """``function(model)`` tells on every rank alike whether all ranks' parameters are equal, for few bytes."""
     with World(3, timeout_s=TIMEOUT_S) as world:
         for case, words in CASES.items():
-            answers = world.run(_try, function, case)
-            told, expected = [answer for answer, _ in answers], case in ("equal", "half precision")
+            answers = world.run(_try, function, case, fresh_seed())
+            told, expected = [answer for answer, *_ in answers], case in ("equal", "half precision")
             if any(not isinstance(answer, bool) for answer in told):
                 raise Mistake(f"True or False is asked for, not {next(a for a in told if not isinstance(a, bool))!r}.")
             if len(set(told)) > 1:
                 raise Mistake(f"The ranks do not agree with one another: {told}. {words}")
             if told[0] != expected:
                 raise Mistake(f"{words} Your answer: {told[0]}.")
-            sent = max(sent for _, sent in answers)
+            if any(changed for *_, changed in answers):
+                raise Mistake(
+                    "Right, but a parameter is another one afterwards: look at the model, and leave it alone."
+                )
+            sent = max(sent for _, sent, _ in answers)
             if sent > 1 << 16:
                 raise Mistake(
                     f"Right, but a rank sent {sent:,} bytes, as much as parameters: a few numbers are enough."
@@ -93,19 +98,24 @@ CASES = {
 }
 
 
-def _try(function: Callable[[nn.Module], bool], case: str) -> tuple[object, int]:
+def _try(function: Callable[[nn.Module], bool], case: str, seed: int) -> tuple[object, int, bool]:
+    """The answer, bytes that this rank sent for it, and whether it has changed the model."""
     rank = dist.get_rank()
-    model = gpt.seeded(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 4)))
+    model = gpt.seeded(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 4)), seed)
     last = list(model.parameters())[-2]
+    here, there = random.Random(seed).sample(range(last.numel()), 2)
     with torch.no_grad():
+        flat = last.view(-1)
         if case == "one differs" and rank == 2:
-            last[-1, -1] += 0.5
+            flat[here] += 0.5
         if case == "swapped" and rank == 1:
-            last[0, 0], last[0, 1] = last[0, 1].clone(), last[0, 0].clone()
+            flat[here], flat[there] = flat[there].clone(), flat[here].clone()
         if case == "opposite":
             last += (0, 0.25, -0.25)[rank]
     if case == "half precision":
         model.to(torch.bfloat16)
+    before = [parameter.clone() for parameter in model.parameters()]
     with WireMeter() as wire:
         answer = function(model)
-    return answer, wire.sent_bytes
+    changed = not all(map(torch.equal, model.parameters(), before))
+    return answer, wire.sent_bytes, changed

@@ -36,13 +36,13 @@ def check_lora(function: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, flo
     generator = torch.Generator().manual_seed(0)
     for rank, alpha in ((1, 1.0), (2, 32.0), (3, 8.0), (8, 32.0)):
         w, a, b = (torch.randn(*s, generator=generator) for s in ((12, 6), (rank, 6), (12, rank)))
-        kept = w.clone()
+        kept = {"W": (w, w.clone()), "A": (a, a.clone()), "B": (b, b.clone())}
         found = call(function, w, a, b, alpha, rank)
         if not isinstance(found, torch.Tensor) or found.shape != w.shape:
             shape = list(found.shape) if isinstance(found, torch.Tensor) else found
             raise Mistake(f"The merged weight has W's shape, [12, 6], not {shape}: B·A is [out, in].")
-        if not torch.equal(w, kept):
-            raise Mistake("W itself was changed: return a new tensor, the base may be needed again.")
+        if changed := [name for name, (now, before) in kept.items() if not torch.equal(now, before)]:
+            raise Mistake(f"{changed[0]} itself was changed: return a new tensor, it may be needed again.")
         if torch.allclose(found, w + b @ a, atol=1e-5) and alpha != rank:
             raise Mistake(
                 f"The scale is missing: with α = {alpha:g} and r = {rank} the product counts {alpha / rank:g} times."

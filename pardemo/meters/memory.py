@@ -5,16 +5,24 @@ where the allocator's own figures are reported as well. On the CPU the sum is ch
 memory events (tests/test_meters.py).
 """
 
+import functools
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-KINDS = ("parameters", "gradients", "optimizer states", "activations")
+KINDS = ("parameters", "gradients", "optimizer states", "random states", "activations")
+#: Functions that make a tensor past the dispatcher, and the kind of what they make.
+_NOT_DISPATCHED = (
+    (torch, "get_rng_state", "random states"),
+    (torch.random, "get_rng_state", "random states"),  # by which fork_rng calls it
+    (torch, "frombuffer", None),
+)
 
 
 class MemoryMeter(TorchDispatchMode):
@@ -25,13 +33,18 @@ class MemoryMeter(TorchDispatchMode):
     ...     optimizer.step()
     >>> memory.peak_bytes, memory.peak["activations"]         # doctest: +SKIP
 
-    Kinds: **parameters** (buffers too), **gradients** (what ``.grad`` holds), **optimizer states**, and
-    **activations**: everything else that was made in the block and is alive: what the backward pass waits for,
-    and temporaries. What was there before, such as the batch, is counted only where it belongs to ``modules`` or
-    ``optimizers``. A storage counts once, however many views it has, and with its full size in bytes. Tensors that
-    other threads make are not seen (pardemo's own couriers take the meter along). A storage that is resized (ZeRO-3
-    and FSDP2 free and refill whole parameters so) counts with the size it has; filled from nothing within the block,
-    it is new, whoever made it.
+    Kinds: **parameters** (buffers too), **gradients** (what ``.grad`` holds), **optimizer states**, **random states**
+    (of ``torch.get_rng_state``: activation checkpointing keeps one, 5 kB, with each checkpoint), and **activations**:
+    everything else that was made in the block and is alive: what the backward pass waits for, and temporaries. What
+    was there before, such as the batch, is counted only where it belongs to ``modules`` or ``optimizers``. A storage
+    counts once, however many views it has, and with its full size in bytes. Tensors that other threads make are not
+    seen (pardemo's own couriers take the meter along). A storage that is resized (ZeRO-3 and FSDP2 free and refill
+    whole parameters so) counts with the size it has; filled from nothing within the block, it is new, whoever made it.
+
+    What is read from pickles, checkpoints and safetensors counts, and a tensor over memory that others have made
+    (numpy's, a buffer's, a mapped file's) with that memory. Not seen: a storage that no tensor shows, what
+    ``torch.Generator.get_state`` and ``torch.from_dlpack`` return, and what a library keeps for itself (a product's
+    workspace, a communication library's buffers); on CUDA ``allocator`` has what comes from torch's allocator.
 
     Args:
         modules: a module or several, whose parameters, buffers and gradients are there from the beginning.
@@ -57,6 +70,7 @@ class MemoryMeter(TorchDispatchMode):
         # Storages themselves are the keys: an address is used again as soon as one is freed.
         self._records: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._hooks: list = []
+        self._replaced: list[tuple[Any, str, Callable]] = []
         self._lock = threading.RLock()  # a bucket's exchange runs in a thread of its own
 
     @property
@@ -87,12 +101,14 @@ class MemoryMeter(TorchDispatchMode):
             self._hooks.append(optimizer.register_step_post_hook(lambda o, *_: self._note_states(o)))
         if torch.cuda.is_initialized():
             torch.cuda.reset_peak_memory_stats()
-        self._watch_resizing()
+        self._watch_what_nothing_dispatches()
         return super().__enter__()
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
-        torch.UntypedStorage.resize_ = self._resize
+        for owner, name, function in reversed(self._replaced):
+            setattr(owner, name, function)
+        self._replaced.clear()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -120,11 +136,10 @@ class MemoryMeter(TorchDispatchMode):
                 self._note(leaf)
         return out
 
-    def _watch_resizing(self) -> None:
-        """``UntypedStorage.resize_`` is no operator: nothing dispatches it. Meters within one another end in order."""
-        self._resize = resize = torch.UntypedStorage.resize_
+    def _watch_what_nothing_dispatches(self) -> None:
+        """Storages resized or copied, random states, buffers: no operators. Meters within one another end in order."""
 
-        def resize_(storage: torch.UntypedStorage, size: int) -> None:
+        def resize_(resize: Callable, storage: torch.UntypedStorage, size: int) -> None:
             empty = storage.nbytes() == 0
             resize(storage, size)
             with self._lock:
@@ -134,7 +149,31 @@ class MemoryMeter(TorchDispatchMode):
                     self._records[storage] = None
                 self._book(storage, None)
 
-        torch.UntypedStorage.resize_ = resize_
+        def copy_(copy: Callable, storage: torch.UntypedStorage, source: Any, *rest: Any) -> torch.UntypedStorage:
+            if isinstance(source, torch.UntypedStorage) and source not in self._records:
+                self._records[source] = None  # a copy looks at it as at a new tensor's; it was there before
+            return copy(storage, source, *rest)
+
+        def make(function: Callable, *args: Any, kind: str | None, **kwargs: Any) -> torch.Tensor:
+            made = function(*args, **kwargs)
+            self._note(made, kind)
+            return made
+
+        self._replace(torch.UntypedStorage, "resize_", resize_)
+        self._replace(torch.UntypedStorage, "copy_", copy_)
+        for owner, name, kind in _NOT_DISPATCHED:
+            self._replace(owner, name, functools.partial(make, kind=kind))
+
+    def _replace(self, owner: Any, name: str, instead: Callable) -> None:
+        """``instead(original, …)`` in the place of a function, until the block ends."""
+        original = getattr(owner, name)
+        self._replaced.append((owner, name, original))
+
+        @functools.wraps(original)
+        def replaced(*args: Any, **kwargs: Any) -> Any:
+            return instead(original, *args, **kwargs)
+
+        setattr(owner, name, replaced)
 
     def _classify(self) -> None:
         for module in self._modules:

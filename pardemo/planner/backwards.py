@@ -63,10 +63,15 @@ def least_bytes(request: Request, gpus: int) -> float:
 
 
 def smallest_cluster(request: Request) -> str:
-    """What to say where nothing fits: the smallest cluster that works."""
+    """What to say where nothing fits: the smallest cluster that works, or what was asked for that keeps it from it."""
     count = fewest_gpus(request)
     name = request.cluster.gpu.name
     if count is None:
         most = request.tp * request.pp << MOST_EXPONENT
         return f"not even {most} × {name} hold it: use tensor parallelism (--tp), or a GPU with more memory"
+    if count <= request.cluster.gpus:
+        return (
+            "these GPUs hold it with checkpointing and micro-batches of 1 or 2" + (", ZeRO 3" if request.dp > 1 else "")
+            + ": leave out --batch, --checkpointing and --zero"
+        )  # fmt: skip
     return f"the smallest cluster that works is {count} × {name} with ZeRO 3, checkpointing and micro-batches of 1 or 2"

@@ -102,8 +102,8 @@ def _request(arguments: argparse.Namespace) -> tuple["Request", Any]:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
     config = models.find(arguments.model or _model_of(base.model.path))
     target = tuple(arguments.target.split(",")) if arguments.target else base.lora.target
-    if arguments.target is None and config.model_type != "baichuan":
-        target = ("q_proj", "v_proj")
+    if arguments.target is None and config.model_type != "baichuan":  # the recipe's target is Baichuan2's
+        target = models.lora_target(config)
     adapter = None if arguments.full else Adapter(base.lora.rank, target, base.lora.alpha, base.lora.dropout)
     zero = {key: value for key, value in (base.deepspeed or {}).get("zero_optimization", {}).items() if key != "stage"}
     job = Job(

@@ -162,6 +162,8 @@ class Recorder(MemoryMeter):
         return self._calls[-1][0]
 
     def _note(self, tensor: torch.Tensor | None, kind: str | None = None) -> None:
+        if kind == "random states":  # they are on the host, whatever is planned
+            return
         if tensor is not None:
             self._width = tensor.shape[-1] if tensor.dim() else 1
         super()._note(tensor, kind)
