@@ -103,7 +103,7 @@ def test_verdicts_can_be_judged_again_from_their_rows():
 
 
 def test_every_statement_has_a_row_and_says_what_was_found():
-    rows = [row(1, 1, id="s09.a"), row(1, 1, id="s09.b"), row(1, 2, id="s48.x", verdict="off")]
+    rows = [row(1, 1, id="s09.a"), row(1, 1, id="s09.b"), row(1, 2, id="s48.x", verdict="off"), row(1, 1, id="s100.x")]
     found = {s["id"]: s for s in scorecard.by_statement(rows, ["01"])}
     assert list(found) == [s["id"] for s in claims.statements()]
     assert found["s09"]["verdict"] == "2 × holds"
@@ -111,7 +111,8 @@ def test_every_statement_has_a_row_and_says_what_was_found():
     assert found["s06"]["verdict"] == "told in the chapter's text"
     assert found["s04"]["verdict"] == "no claim"
     assert found["s81"]["verdict"] == "chapter 09 not in this run"
-    assert "s1" not in found["s10"]["verdict"]
+    assert found["s10"]["claims"] == [], "s100's are not s10's"
+    assert [claim["id"] for claim in found["s100"]["claims"]] == ["s100.x"]
 
 
 def test_slips_are_the_statements_that_need_a_correction():

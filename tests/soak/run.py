@@ -23,7 +23,7 @@ LAYOUT_LIMIT_S = 120.0  # a layout takes a tenth of a second; on a machine that 
 GONE_WITHIN_S = 10.0
 #: What an engine may refuse instead of doing it right: what its message has to name, and where that is in place.
 REFUSALS: dict[str, Callable[[Case], bool]] = {
-    "reentrant": lambda case: case.checkpointing == "reentrant" and bool(case.engine),
+    "re-?entrant": lambda case: case.checkpointing == "reentrant" and bool(case.engine),
     "tied": lambda case: case.tied and case.pp > 1 and (case.is_zero or case.accumulation > 1),
 }
 

@@ -117,20 +117,15 @@ class _Moment(nn.Module):
         return x
 
 
-class _ToIntegers(nn.Module):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.long()
-
-
 class Pipelined(Trainer):
     """A stage for each rank."""
 
-    def __init__(self, schedule: Schedule | None = None, integers: bool = False):
+    def __init__(self, schedule: Schedule | None = None, ends_with: type[nn.Module] | None = None):
         ranks = dist.get_world_size()
         self._net = nn.Sequential(*small_net(), *small_net()[:3])
         stage = cut_by_layers(list(self._net), ranks)[dist.get_rank()]
         self._moment = _Moment()
-        self.module = nn.Sequential(stage, self._moment, *([_ToIntegers()] if integers else []))
+        self.module = nn.Sequential(stage, self._moment, *([ends_with()] if ends_with else []))
         self.schedule = schedule or Schedule(one_f_one_b, ranks, 4)
         self.pipeline = Pipeline([self.module], self.schedule, F.mse_loss)
 
