@@ -36,7 +36,11 @@ class NaiveDataParallel(Wrapper):
         timeline: where to note the communication.
 
     Raises:
-        ValueError: no parameter requires a gradient, or the ranks' models differ.
+        ValueError: no parameter requires a gradient, the ranks' models differ (their strides, too), a parameter has
+            gaps in memory, the module has a wrapper inside or shares a parameter with another wrapper's. From a
+            forward: a parameter was unfrozen, added, cast or moved since. From a backward: the ranks are at different
+            exchanges; one of them has left a backward pass out, for example.
+        RuntimeError: from a forward, the module was wrapped again since.
     """
 
     def __init__(
@@ -78,7 +82,8 @@ class BucketedDataParallel(Wrapper):
         timeline: where to note the communication.
 
     Raises:
-        ValueError: no parameter requires a gradient, the ranks' models differ, ``bucket_bytes`` is not positive.
+        As :class:`NaiveDataParallel`. ValueError: ``bucket_bytes`` is not positive. RuntimeError: from a backward, a
+            parameter got a second gradient after its bucket was sent (a layer in two re-entrant checkpoints).
     """
 
     def __init__(
