@@ -35,7 +35,7 @@ def block(norm_1=None, wrap=lambda mlp: mlp, **options):
 def one_element_off():
     layer = linear(1024, 1024)
     with torch.no_grad():
-        layer.weight[dist.get_rank(), 3] *= 1 + 2**-23 if dist.get_rank() else 1
+        layer.weight[-1, -3] *= 1 + 2**-23 if dist.get_rank() else 1  # its last bit
     return layer
 
 
