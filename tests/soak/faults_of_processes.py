@@ -60,7 +60,7 @@ def result(case: FaultCase) -> object:
 COUNTED = ("naive", "bucketed", "zero2", "zero3")
 
 
-@fault("backward", r"backward|gradient|step|differ", ("skipped", "twice"), COUNTED, may_time_out=True)
+@fault("backward", r"backward|differ", ("skipped", "twice"), COUNTED, may_time_out=True)
 def backward(case: FaultCase) -> None:
     trainer = TRAINERS[case.trainer]()
     for step in range(4):
@@ -75,7 +75,13 @@ def fewer_batches(case: FaultCase) -> None:
         trainer.step(step)
 
 
-@fault("no_sync", r"no_sync|sync|differ", ("",), ("naive", "bucketed"), may_time_out=True)
+@fault(
+    "no_sync",
+    r"no_sync|differ|closed the connection, in .* backward \d",
+    ("",),
+    ("naive", "bucketed"),
+    may_time_out=True,
+)
 def no_sync(case: FaultCase) -> None:
     trainer = TRAINERS[case.trainer]()
     for step in range(4):
