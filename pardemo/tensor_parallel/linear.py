@@ -100,6 +100,8 @@ class ColumnParallelLinear(GroupModule):
         TypeError: a layer is not a plain ``nn.Linear``.
     """
 
+    cut = ("weight", "bias")
+
     def __init__(
         self,
         linear: nn.Linear | Sequence[nn.Linear],
@@ -171,6 +173,8 @@ class RowParallelLinear(GroupModule):
         ValueError: the inputs do not divide by the ranks, or the ranks' full layers differ.
         TypeError: the layer is not a plain ``nn.Linear``.
     """
+
+    cut = ("weight",)
 
     def __init__(
         self,

@@ -14,6 +14,9 @@ from pardemo.tensor_parallel.operators import copy_to
 class GroupModule(nn.Module):
     """A module that talks to ``group``. A deep copy (an average of weights, say) talks to the same one."""
 
+    #: names of its own parameters that are cut over the group; of all others every rank has a replica
+    cut: tuple[str, ...] = ()
+
     def __init__(self, group: dist.ProcessGroup | None):
         super().__init__()
         self.group = group_of(group)

@@ -37,6 +37,8 @@ class VocabParallelEmbedding(GroupModule):
             Forward: IndexError for a token outside the vocabulary, TypeError for tokens that are not int32 or int64.
     """
 
+    cut = ("weight",)
+
     def __init__(
         self, embedding: nn.Embedding, group: dist.ProcessGroup | None = None, *, sequence_parallel: bool = False
     ):

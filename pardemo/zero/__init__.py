@@ -11,7 +11,8 @@ Everything travels on pardemo's ring: a reduce-scatter of the gradients, an all-
 """
 
 from pardemo.zero.checkpoint import load, save
-from pardemo.zero.stage3 import Zero3, default_layers
+from pardemo.zero.layers import default_layers
+from pardemo.zero.stage3 import Zero3
 from pardemo.zero.stages import Zero1, Zero2
 
 __all__ = ["Zero1", "Zero2", "Zero3", "default_layers", "load", "save"]

@@ -8,6 +8,7 @@ import hashlib
 import json
 import shutil
 import warnings
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from pardemo.zero.engine import Engine
 from pardemo.zero.unit import Unit
 
 MANIFEST = "pardemo.json"
+PLAIN = (int, float, str, bool, type(None))
 
 
 def save(engine: Engine, folder: str | Path) -> None:
@@ -28,7 +30,14 @@ def save(engine: Engine, folder: str | Path) -> None:
 
     A folder is whole or not there: everything goes to ``<folder>.partial`` first, and until the new one has its name
     the previous one is kept, as ``<folder>`` or ``<folder>.previous``.
+
+    Raises:
+        RuntimeError: the engine is closed, or within a backward pass that failed.
+        ValueError: the optimizer keeps something that is neither a tensor nor a number.
     """
+    engine.check_usable()
+    if engine.stage < 3:
+        engine.take_over()
     folder = Path(folder)
     partial, previous = (folder.with_name(folder.name + ending) for ending in (".partial", ".previous"))
     first = dist.get_rank(engine.group) == 0
@@ -42,7 +51,8 @@ def save(engine: Engine, folder: str | Path) -> None:
     if first:
         manifest = _description(engine) | {
             "world_size": engine.size,
-            "param_groups": [_plain(group) for group in engine.optimizer.param_groups],
+            "param_groups": [_settings(group) for group in engine.optimizer.param_groups],
+            "counts": [_counts(engine, unit) for unit in engine.trained],
             "sha256": {file.name: _checksum(file) for file in sorted(partial.iterdir())},
         }
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=1))
@@ -61,8 +71,9 @@ def load(engine: Engine, folder: str | Path) -> None:
 
     Raises:
         FileNotFoundError: no whole checkpoint there. ValueError: a file is missing or changed, or the checkpoint is of
-            another stage, model or bucket size.
+            another stage, model, bucket size or other parameter groups.
     """
+    engine.check_usable()
     folder = Path(folder)
     if not (folder / MANIFEST).exists():
         folder = folder.with_name(folder.name + ".previous")
@@ -72,12 +83,13 @@ def load(engine: Engine, folder: str | Path) -> None:
     for name, checksum in manifest["sha256"].items():
         if not (folder / name).exists() or _checksum(folder / name) != checksum:
             raise ValueError(f"checkpoint {folder.name}: {name} is missing, or is not the file that was written")
-    for key, ours in _description(engine).items():
-        if manifest[key] != ours:
-            raise ValueError(f"checkpoint {folder.name} has {key} {manifest[key]}, this engine {ours}")
+    _compare(manifest, _description(engine), f"checkpoint {folder.name}")
     _make_optimizer_states(engine)
     for group, saved in zip(engine.optimizer.param_groups, manifest["param_groups"], strict=True):
-        group.update(saved)
+        for name, value in saved.items():
+            group[name] = group[name].new_tensor(value) if torch.is_tensor(group.get(name)) else value
+    for unit, counts in zip(engine.trained, manifest["counts"], strict=True):
+        engine.optimizer.state[unit.master].update(counts)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.load(_states(engine), checkpoint_id=folder, process_group=engine.group)
@@ -86,11 +98,47 @@ def load(engine: Engine, folder: str | Path) -> None:
             with torch.no_grad():
                 unit.shard.copy_(unit.master)
         if engine.stage < 3:
-            unit.gather()
+            unit.gather("checkpoint")
 
 
 def _description(engine: Engine) -> dict[str, Any]:
-    return {"stage": engine.stage, "units": [[u.numel, str(u.shard.dtype), u.trained] for u in engine.units]}
+    """What a checkpoint and the engine that reads it have to agree on; each unit by the names of its parameters."""
+    names = {id(p): name for name, p in engine.module.named_parameters()}
+    return {
+        "stage": engine.stage,
+        "parameter groups": len(engine.param_groups.settings),
+        "units": [
+            {
+                "parameters": [names[id(p)] for p in unit.parameters],
+                "elements": unit.numel,
+                "dtype": str(unit.shard.dtype),
+                "trained": unit.trained,
+                "group": unit.settings,
+            }
+            for unit in engine.units
+        ],
+    }
+
+
+def _compare(manifest: dict[str, Any], ours: dict[str, Any], what: str) -> None:
+    """ValueError that names the first thing in which they differ."""
+    for key in ("stage", "parameter groups"):
+        if manifest.get(key) != ours[key]:
+            raise ValueError(f"{what} has {key} {manifest.get(key)}, this engine {ours[key]}")
+    group_of, our_group_of = (
+        {name: unit["group"] for unit in units for name in unit["parameters"]}
+        for units in (manifest["units"], ours["units"])
+    )
+    for name in group_of.keys() ^ our_group_of.keys():
+        raise ValueError(f"{what} is of another model: only one of both has {name}")
+    for name, group in group_of.items():
+        if group != our_group_of[name]:
+            raise ValueError(f"{what} has {name} in parameter group {group}, this engine in {our_group_of[name]}")
+    for theirs, unit in zip_longest(manifest["units"], ours["units"]):
+        if theirs != unit:
+            raise ValueError(
+                f"{what} has other units than this engine (layers, buckets, dtypes): {theirs} against {unit}"
+            )
 
 
 def _states(engine: Engine) -> dict[str, Any]:
@@ -108,35 +156,39 @@ def _states(engine: Engine) -> dict[str, Any]:
 
 
 def _part_of_whole(tensor: torch.Tensor, unit: Unit, mesh: DeviceMesh) -> torch.Tensor:
-    """The unpadded part of a shard as a DTensor; a scalar, such as a step count, as it is."""
-    if tensor.dim() == 0:
+    """The unpadded part of a shard as a DTensor; what is no shard, such as a step count, as it is."""
+    if tensor.shape != unit.shard.shape:
         return tensor
-    begin = dist.get_rank(unit.group) * unit.chunk
+    begin = unit.rank * unit.chunk
     own = tensor.detach()[: max(0, min(unit.chunk, unit.numel - begin))]
     shape = torch.Size([unit.numel])
     return DTensor.from_local(own, mesh, [Shard(0)], run_check=False, shape=shape, stride=(1,))
 
 
 def _make_optimizer_states(engine: Engine) -> None:
-    """An optimizer makes its states at its first step: one without effect, whose states are then overwritten."""
-    rates = [group["lr"] for group in engine.optimizer.param_groups]
-    for group in engine.optimizer.param_groups:
-        group["lr"] = 0.0
-    kept = [unit.master.detach().clone() for unit in engine.trained]
+    """An optimizer makes its states at its first step: one whose effect is taken back; the states are overwritten."""
     for unit in engine.trained:
-        unit.master.grad = torch.zeros_like(unit.master)
-    engine.optimizer.step()
-    for unit, value in zip(engine.trained, kept, strict=True):
-        unit.master.grad = None
-        unit.master.data.copy_(value)
-    for group, rate in zip(engine.optimizer.param_groups, rates, strict=True):
-        group["lr"] = rate
+        before = unit.master.detach().clone()
+        engine.update(unit, torch.zeros_like(unit.master))
+        unit.master.data.copy_(before)
 
 
-def _plain(group: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's settings as JSON keeps them."""
-    values = {k: list(v) if isinstance(v, tuple) else v for k, v in group.items() if k != "params"}
-    return {k: v for k, v in values.items() if isinstance(v, (int, float, str, list, bool, type(None)))}
+def _counts(engine: Engine, unit: Unit) -> dict[str, Any]:
+    """What the optimizer keeps of a unit beside tensors: the same on every rank."""
+    counts = {k: v for k, v in engine.optimizer.state[unit.master].items() if not torch.is_tensor(v)}
+    for name, value in counts.items():
+        if not isinstance(value, PLAIN):
+            raise ValueError(
+                f"the optimizer keeps {name}, a {type(value).__name__}: checkpoints hold tensors and numbers"
+            )
+    return counts
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    """A parameter group's settings as JSON keeps them."""
+    values = {k: v.item() if torch.is_tensor(v) and not v.dim() else v for k, v in group.items() if k != "params"}
+    values = {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+    return {k: v for k, v in values.items() if isinstance(v, (*PLAIN, list))}
 
 
 def _checksum(file: Path) -> str:

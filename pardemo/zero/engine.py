@@ -2,30 +2,36 @@
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd import Variable
 
-from pardemo.collectives import ring_all_reduce
-from pardemo.courier import courier_of
+from pardemo.channel import Channel
+from pardemo.gradient_norm import NormOfModel, Tied, check_max_norm, clip_factor
+from pardemo.groups import group_of
+from pardemo.zero import checks
+from pardemo.zero.elementwise import check_elementwise
+from pardemo.zero.param_groups import MakeOptimizer, ParamGroups
 from pardemo.zero.unit import Unit
 
-MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-DTYPES = (torch.bfloat16, torch.float32)
 _engines: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[Engine]]" = weakref.WeakKeyDictionary()
 
 
 class Engine(nn.Module):
     """A module whose model states are shared by the ranks of a group; the base of the three stages.
 
-    All ranks call the same layers in the same order. A parameter that took no part has gradient zero (weight decay and
-    momentum still act on it). Parameters are changed by hand within :meth:`whole` only: anything else the next step
-    overwrites. Buffers (batch norm's statistics) are alike at the start, and each rank's own from then on.
-    A module has one engine at a time: :meth:`close` gives it back.
+    Supported: any module, called with ``engine(…)``; tied and frozen parameters; several backward passes before a
+    step; tensor-parallel layers and a pipeline's stages, each engine on its data-parallel group; several engines on one
+    group, also in one backward pass. A parameter that took no part has gradient zero (weight decay and momentum still
+    act on it). Parameters may be changed by hand between two steps, alike on all ranks (stage 3: within :meth:`whole`).
+    Buffers (batch norm's statistics) are alike at the start, and each rank's own from then on.
+
+    Refused in one line: an optimizer that is not element by element; a step of the optimizer that is not the engine's;
+    ranks at different passes or layers; parameters moved, replaced or unfrozen under the engine; a closed engine. A
+    module has one engine at a time: :meth:`close` gives it back.
     """
 
     stage = 0
@@ -37,56 +43,84 @@ class Engine(nn.Module):
         group: dist.ProcessGroup | None = None,
         *,
         max_norm: float | None = None,
+        norm_over: dist.ProcessGroup | None = None,
+        tied: Sequence[Tied] = (),
+        param_groups: Sequence[dict[str, Any]] | None = None,
     ):
         super().__init__()
-        _check(module, max_norm)
-        self.module = module
-        self.group = group if group is not None else dist.group.WORLD
-        self.size = dist.get_world_size(self.group)
-        self.max_norm = max_norm
-        self._courier = courier_of(self.group)
-        self._backward = -1
+        if max_norm is not None:
+            check_max_norm(max_norm)
+        if (other := _engines.get(module)) is not None and other() is not None:
+            raise ValueError("the module has a ZeRO engine already: close() that one first")
+        checks.check_module(module)
+        self.module, self.group = module, group_of(group)
+        checks.check_groups(module, self.group)
+        self.param_groups = ParamGroups(module, param_groups)
+        device = next(module.parameters()).device
+        check_elementwise(optimizer, self.param_groups, device)
+        self.size, self.max_norm = dist.get_world_size(self.group), max_norm
+        self._norm = NormOfModel(module, norm_over, tied)
+        self._channel = Channel(self.group, f"ZeRO-{self.stage}", links=device.type == "cpu")
+        self._passes = self._steps = 0  # so many have begun: exchanges of different ones are not taken for one
         self._open = False  # a backward pass has begun and not ended: it failed, if the next one begins
+        self._updating = self._closed = False
         self._hooks: list = []
+        checks.check_alike(module, self.param_groups, self.group)
         with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.grad = None
             if self.size > 1:
                 for tensor in (*module.parameters(), *module.buffers()):
                     dist.broadcast(tensor.data, dist.get_global_rank(self.group, 0), group=self.group)
             self.units = self._make_units()
         self.trained = [unit for unit in self.units if unit.trained]
-        self.optimizer = optimizer([unit.master for unit in self.trained])
+        self.optimizer = optimizer(self.param_groups.shards([(unit.settings, unit.master) for unit in self.trained]))
+        checks.check_optimizer(self.optimizer, self.trained)
+        self._take_charge()
         _engines[module] = weakref.ref(self)
         weakref.finalize(self, _remove, self._hooks).atexit = False
 
     def forward(self, *args, **kwargs):
-        if self._open and torch._C._current_graph_task_id() == -1:
-            raise RuntimeError("the last backward pass failed: call zero_grad() to discard what it left")
+        self.check_usable(in_backward=torch._C._current_graph_task_id() != -1)
         return self.module(*args, **kwargs)
 
     def step(self) -> float | None:
         """One step of the optimizer on the mean of the ranks' gradients; returns their norm where it is clipped.
 
         The optimizer's own ``step`` is called once for each unit, so that one gradient at a time is in fp32.
+
+        Raises:
+            RuntimeError: the last backward pass failed, or parameters are no longer the engine's.
         """
+        self.check_usable()
+        checks.check_in_place(self)
+        self._steps += 1
+        self._take_over_what_was_written()
         self._finish_gradients()
         norm = self._global_norm() if self.max_norm is not None else None
-        clip = 1.0 if norm is None else self.max_norm / (norm + 1e-6)
-        clip = 1.0 if clip >= 1 else clip  # not min(): a norm that is no number spoils all gradients, as in torch
+        clip = 1.0 if norm is None else clip_factor(norm, self.max_norm)
         sending = []
         for unit in self.trained:
             if unit.gradient is None:
                 continue
-            unit.master.grad = unit.gradient.float().mul_(clip / self.size)
-            unit.gradient = None
-            self.optimizer.step()
-            unit.master.grad = None
+            mean, unit.gradient = unit.gradient.float().mul_(clip / self.size), None
+            self.update(unit, mean)
+            del mean
             with torch.no_grad():
                 unit.shard.copy_(unit.master)  # back to the parameters' precision
             if self.stage < 3:
-                sending.append(self._courier.submit(unit.gather))
+                sending.append(self._channel.submit(unit.gather, f"step {self._steps}"))
         for future in sending:
             future.result()
         return norm
+
+    def update(self, unit: Unit, gradient: torch.Tensor) -> None:
+        """The optimizer's step on one unit's master, with this gradient in fp32."""
+        self._updating, unit.master.grad = True, gradient
+        try:
+            self.optimizer.step()
+        finally:
+            self._updating, unit.master.grad = False, None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Discards all gradients, those in shards too, and what a failed backward pass has left."""
@@ -97,13 +131,16 @@ class Engine(nn.Module):
                 parameter.grad = None
 
     def close(self) -> None:
-        """Gives the module back as it was: whole parameters of its own, no hooks."""
+        """Gives the module back as it was: whole parameters of its own, no hooks. The engine is of no use then."""
+        if self._closed:
+            return
         _remove(self._hooks)
         _engines.pop(self.module, None)
         for unit in self.units:
             for parameter, view in zip(unit.parameters, unit.views(unit.flat), strict=True):
                 parameter.data, parameter.grad = view.clone(), None
-        self.units, self.trained = [], []
+        self.units, self.trained, self._closed = [], [], True
+        self._channel.close()
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[nn.Module]:
@@ -111,9 +148,13 @@ class Engine(nn.Module):
         try:
             yield self.module
         finally:
-            with torch.no_grad():
-                for unit in self.units:
-                    unit.take_over()
+            self.take_over()
+
+    def take_over(self) -> None:
+        """What was written into whole parameters is what training goes on from. Sends nothing."""
+        with torch.no_grad():
+            for unit in self.units:
+                unit.take_over()
 
     def state_bytes(self) -> dict[str, int]:
         """Bytes of model states that this rank keeps between two steps, by kind, padding included."""
@@ -129,89 +170,57 @@ class Engine(nn.Module):
         }
 
     def _global_norm(self) -> float:
-        total = sum(unit.gradient.float().square().sum() for unit in self.trained if unit.gradient is not None)
-        return ring_all_reduce(torch.as_tensor(total).reshape(1), self.group).sqrt().item() / self.size
+        """Of the mean gradient of the whole model: over this group, the tensor-parallel one and the pipeline's."""
+        squares = self._norm.squares(
+            piece
+            for unit in self.trained
+            if unit.gradient is not None
+            for parameter, piece in unit.pieces(unit.gradient)
+            if self._norm.counts(parameter)
+        )
+        self._channel.all_reduce(squares, f"squares of the gradients, step {self._steps}")
+        return self._norm.norm(squares) / self.size
+
+    def _take_charge(self) -> None:
+        """What would pass the engine by is refused, or led to it."""
+        myself = weakref.ref(self)
+
+        def before_step(*_):
+            engine = myself()
+            if engine is not None and not engine._closed and not engine._updating:
+                raise RuntimeError("engine.optimizer has no gradients of its own: call engine.step()")
+
+        def zero_grad(set_to_none: bool = True):
+            if (engine := myself()) is not None:
+                engine.zero_grad()
+
+        def before_load(module, state_dict, prefix, local_metadata, *_):
+            if (engine := myself()) is not None:
+                engine._check_load(local_metadata.get("assign_to_params_buffers", False))
+
+        self.optimizer.register_step_pre_hook(before_step)
+        self.optimizer.zero_grad = zero_grad
+        self._hooks += [part.register_load_state_dict_pre_hook(before_load) for part in self.module.modules()]
+
+    def check_usable(self, in_backward: bool = False) -> None:
+        """RuntimeError where the engine is closed, or a backward pass has failed."""
+        if self._closed:
+            raise RuntimeError("this engine is closed: make another one for the module")
+        if self._open and not in_backward:
+            raise RuntimeError("the last backward pass failed: call zero_grad() to discard what it left")
+
+    def _check_load(self, assign: bool) -> None:
+        if assign:
+            raise RuntimeError("load_state_dict(assign=True) would replace the engine's parameters: load without it")
+
+    def _take_over_what_was_written(self) -> None:
+        """Between two steps, into whole parameters: the masters of lower precision do not know it yet."""
+        self.take_over()
 
     def _make_units(self) -> list[Unit]:
         raise NotImplementedError
 
     def _finish_gradients(self) -> None: ...
-
-
-class ReducesInBackward(Engine):
-    """Stages 2 and 3: a unit's gradients are packed, freed, and reduced while the backward pass goes on.
-
-    Units are sent strictly in one order, whichever is complete first, so that all ranks agree without a word; at most
-    two are on their way at a time, so that gradients do not pile up before a slow link.
-    """
-
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self._sending: list[Future] = []
-        self._order_of_sending = self._backward_order()
-        self._next = 0
-        myself = weakref.ref(self)  # autograd holds the hooks where the collector does not see them
-        for number, unit in enumerate(self.trained):
-            for parameter in unit.parameters:
-                hook = parameter.register_post_accumulate_grad_hook(
-                    lambda _, number=number: (engine := myself()) and engine._gradient_is_ready(engine.trained[number])
-                )
-                self._hooks.append(hook)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        for future in self._sending:
-            future.exception()
-        self._sending, self._next = [], 0
-        super().zero_grad()
-
-    def _backward_order(self) -> list[Unit]:
-        return self.trained
-
-    def _begins(self) -> None:
-        """Notes the first call in a backward pass, so that ``_end_of_backward`` runs when it has ended."""
-        backward = torch._C._current_graph_task_id()
-        if backward != self._backward:
-            self._backward, self._open = backward, True
-            Variable._execution_engine.queue_callback(self._end_of_backward)
-
-    def _gradient_is_ready(self, unit: Unit) -> None:
-        self._begins()
-        unit.ready += 1
-        unit.full = unit.ready == len(unit.parameters)
-        order = self._order_of_sending
-        while self._next < len(order) and order[self._next].full:
-            self._send_next()
-
-    def _send_next(self) -> None:
-        unit = self._order_of_sending[self._next]
-        self._next += 1
-        if len(self._sending) >= 2:
-            self._sending[-2].result()
-        self._sending.append(self._courier.submit(unit.reduce, unit.pack_gradients()))
-
-    def _end_of_backward(self) -> None:
-        while self._next < len(self._order_of_sending):  # what parameters without a gradient left incomplete
-            self._send_next()
-        sending, self._sending, self._next = self._sending, [], 0
-        for future in sending:
-            future.result()
-        for unit in self.trained:
-            unit.ready, unit.full = 0, False
-        self._open = False
-
-
-def _check(module: nn.Module, max_norm: float | None) -> None:
-    if max_norm is not None and not max_norm > 0:
-        raise ValueError(f"max_norm must be above 0, not {max_norm}")
-    if not any(p.requires_grad for p in module.parameters()):
-        raise ValueError("the module has no parameter that requires a gradient: nothing to train")
-    if (other := _engines.get(module)) is not None and other() is not None:
-        raise ValueError("the module has a ZeRO engine already: close() that one first")
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad and parameter.dtype not in DTYPES:  # fp16 needs loss scaling, which is not here
-            raise ValueError(f"{name} is {parameter.dtype}; trained parameters are bfloat16 or float32")
-        if not parameter.numel():
-            raise ValueError(f"{name} is empty: are its values in the shards of an engine that was not closed?")
 
 
 def _remove(hooks: list) -> None:

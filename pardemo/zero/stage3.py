@@ -2,6 +2,7 @@
 
 import contextlib
 import weakref
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -9,8 +10,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from pardemo.buckets import split_into_buckets
-from pardemo.zero.engine import MakeOptimizer, ReducesInBackward
+from pardemo.zero.in_backward import ReducesInBackward
+from pardemo.zero.layers import check_layers, default_layers, parameters_by_owner
+from pardemo.zero.outputs import hides, tensors_in
+from pardemo.zero.param_groups import MakeOptimizer
 from pardemo.zero.unit import Unit
 
 
@@ -25,8 +28,13 @@ class Zero3(ReducesInBackward):
             They must not contain one another.
         prefetch: gather the next layer while this one computes. The others as :class:`Zero1`.
 
-    A layer that is checkpointed (non-reentrant) is gathered once for recomputation and backward. Between two uses the
-    parameters have no memory: read them through :meth:`whole`.
+    As FSDP2: a layer may be used several times, call another one, be checkpointed (re-entrantly or not; gathered once
+    for recomputation and backward), and return tensors in tuples, lists, dicts and dataclasses; a method other than
+    ``forward`` works when it is named to :meth:`register_forward_method`. Between two uses the parameters have no
+    memory: read and change them, and load a state dict, within :meth:`whole`.
+
+    Refused: a parameter that is used or changed where it is in shards; a layer whose output is an object of another
+    kind; ranks that use different layers; ``create_graph=True`` (second derivatives).
     """
 
     stage = 3
@@ -37,44 +45,60 @@ class Zero3(ReducesInBackward):
         optimizer: MakeOptimizer,
         group: dist.ProcessGroup | None = None,
         *,
-        max_norm: float | None = None,
         layers: Sequence[nn.Module] | None = None,
         prefetch: bool = True,
+        **options,
     ):
         self._layers = list(layers) if layers is not None else default_layers(module)
         if layers is not None:
-            _check_layers(module, self._layers)
+            check_layers(module, self._layers)
         self._prefetch, self._whole = prefetch, 0
         self._order: list[nn.Module] = []  # of the last forward: the whole, then its layers as they were used
         self._seen: list[nn.Module] = []
+        self._running: list[nn.Module] = []  # whose forward has begun and not ended
+        self._callers: dict[nn.Module, set[nn.Module]] = defaultdict(set)  # of a layer, the layers that called it
         self._back, self._current = 0, None
-        super().__init__(module, optimizer, group, max_norm=max_norm)
+        self._names = {part: name or "the module" for name, part in module.named_modules()}
+        super().__init__(module, optimizer, group, **options)
+        for name, parameter in module.named_parameters():
+            parameter.sharded_name = name
         myself = weakref.ref(self)
         for owner in self._units_of:
             before = owner.register_forward_pre_hook(lambda owner, _: (e := myself()) and e._before_forward(owner))
-            after = owner.register_forward_hook(lambda owner, _, out: (e := myself()) and e._after_forward(owner, out))
+            after = owner.register_forward_hook(
+                lambda owner, *call: (e := myself()) and e._after_forward(owner, *call),
+                with_kwargs=True,
+                always_call=True,  # after an error too, with None
+            )
             self._hooks += [before, after]
         for unit in self.units:
             unit.free()
 
-    def _make_units(self) -> list[Unit]:
-        owners = [*self._layers, self.module]
-        used = [{id(p): p for p in layer.parameters()} for layer in self._layers]
-        shared = {key for i, own in enumerate(used) for other in used[i + 1 :] for key in own.keys() & other.keys()}
-        taken = {key for own in used for key in own} - shared
-        parts = [[p for key, p in own.items() if key not in shared] for own in used]
-        parts.append([p for p in self.module.parameters() if id(p) not in taken])
-        self._units_of = {}
-        for owner, parameters in zip(owners, parts, strict=True):
-            kinds = [[p for p in parameters if p.requires_grad], [p for p in parameters if not p.requires_grad]]
-            units = [Unit(part, self.group, False) for kind in kinds for part in split_into_buckets(kind)]
-            if units or owner is self.module:  # the whole marks the beginning and the end, with parameters or without
-                self._units_of[owner] = units
-        return [unit for units in self._units_of.values() for unit in units]
+    def register_forward_method(self, module: nn.Module, name: str) -> None:
+        """Gathers ``module``'s parameters around its method ``name`` as around its forward.
 
-    def _backward_order(self) -> list[Unit]:
-        owners = [*reversed(self._layers), self.module]
-        return [unit for owner in owners for unit in self._units_of.get(owner, ()) if unit.trained]
+        Torch's ``register_fsdp_forward_method`` for this engine; :meth:`close` undoes it.
+
+        Raises:
+            ValueError: ``module`` is neither one of the layers nor the whole.
+        """
+        if module not in self._units_of:
+            raise ValueError(f"{type(module).__name__} is neither one of the engine's layers nor the whole module")
+        method, myself = getattr(module, name), weakref.ref(self)
+
+        def gathered(*args, **kwargs):
+            if (engine := myself()) is None:
+                return method(*args, **kwargs)
+            output = None
+            engine._before_forward(module)
+            try:
+                output = method(*args, **kwargs)
+            finally:
+                engine._after_forward(module, args, kwargs, output)
+            return output
+
+        setattr(module, name, gathered)
+        self._hooks.append(_Replaced(module, name))
 
     def step(self) -> float | None:
         self._leave_all()  # nothing gathered before the update may be used after it
@@ -83,12 +107,18 @@ class Zero3(ReducesInBackward):
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad()
         self._current = None
+        for unit in self.units:
+            unit.forget_arrival()
         self._leave_all()
 
     def close(self) -> None:
+        if self._closed:
+            return
         with self.whole():
             super().close()
             self._units_of.clear()
+        for parameter in self.module.parameters():
+            del parameter.sharded_name
 
     def state_dict(self, *args, **kwargs):
         """Within :meth:`whole` only: elsewhere there are no values to give (:func:`pardemo.zero.save` needs none).
@@ -96,7 +126,7 @@ class Zero3(ReducesInBackward):
         Raises:
             RuntimeError: outside ``whole()``.
         """
-        if not self._whole:
+        if not self._whole and not self._closed:
             raise RuntimeError("stage 3 keeps parameters in shards: use pardemo.zero.save, or state_dict() in whole()")
         return super().state_dict(*args, **kwargs)
 
@@ -111,42 +141,87 @@ class Zero3(ReducesInBackward):
         finally:
             self._whole -= 1
             if not self._whole:
-                with torch.no_grad():
-                    for unit in self.units:
-                        unit.take_over()
+                self.take_over()
                 self._leave_all()
 
+    def _make_units(self) -> list[Unit]:
+        self._units_of: dict[nn.Module, list[Unit]] = {}
+        made = 0
+        for owner, parameters in parameters_by_owner(self.module, self._layers).items():
+            kinds = [[p for p in parameters if p.requires_grad], [p for p in parameters if not p.requires_grad]]
+            parts = [part for kind in kinds for part in self.param_groups.split(kind)]
+            if parts or owner is self.module:  # the whole marks the beginning and the end, with parameters or without
+                self._units_of[owner] = [
+                    Unit(f"unit {made + n} ({self._names[owner]})", part, self._channel, False, of)
+                    for n, (of, part) in enumerate(parts)
+                ]
+                made += len(parts)
+        return [unit for units in self._units_of.values() for unit in units]
+
+    def _backward_order(self) -> list[Unit]:
+        owners = [*reversed(self._layers), self.module]
+        return [unit for owner in owners for unit in self._units_of.get(owner, ()) if unit.trained]
+
+    def _take_over_what_was_written(self) -> None:
+        """Nothing: into shards nobody writes."""
+
+    def _check_load(self, assign: bool) -> None:
+        super()._check_load(assign)
+        if not self._whole and self._units_of:
+            raise RuntimeError("stage 3 keeps parameters in shards: load_state_dict() within engine.whole()")
+
     def _before_forward(self, owner: nn.Module) -> None:
+        if owner is self.module and not _in_backward():
+            self._passes += 1
         self._arrive(owner)
+        self._callers[owner].update(caller for caller in self._running if caller is not owner)
+        self._running.append(owner)
         if not _in_backward():
             self._seen = [owner] if owner is self.module else [*self._seen, owner]
             at = len(self._seen)
             if self._order[:at] == self._seen and at < len(self._order):
                 self._fetch(self._order[at])
 
-    def _after_forward(self, owner: nn.Module, output: object) -> None:
+    def _after_forward(self, owner: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
+        if owner in self._running:
+            self._running.remove(owner)
         if _in_backward():  # a recomputation: its backward follows
             return
-        for tensor in tree_leaves(output):
-            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-                tensor.register_hook(lambda _: self._before_backward(owner))
+        if torch.is_grad_enabled():
+            self._watch(owner, (args, kwargs), output)
+        if owner in self._running:
+            return
         if owner is self.module:
-            self._order = self._seen
+            self._order = self._seen if output is not None else self._order
             self._leave_all()
         else:
             self._leave(owner)
 
+    def _watch(self, owner: nn.Module, given: object, output: object) -> None:
+        """The backward pass comes back through the output's tensors, but for those that were only handed on."""
+        tensors, passed = list(tensors_in(output)), {id(leaf) for leaf in tree_leaves(given)}
+        if not tensors and (hidden := hides(output)) is not None:
+            raise TypeError(
+                f"{self._names[owner]} returns a {type(hidden).__name__}, in which stage 3 finds no tensors: return "
+                "tensors, tuples, lists, dicts or dataclasses"
+            )
+        for tensor in tensors:
+            if tensor.requires_grad and id(tensor) not in passed:
+                tensor.register_hook(lambda _: self._before_backward(owner))
+
     def _begins(self) -> None:
-        if torch._C._current_graph_task_id() != self._backward:
+        if not self._open:
             self._back = len(self._order)
         super()._begins()
 
     def _before_backward(self, owner: nn.Module) -> None:
         """The gradient of the owner's output is there: what it was computed from is needed next."""
+        if torch.is_grad_enabled():
+            raise RuntimeError("create_graph=True is not supported by stage 3: its weights are gone when it is used")
         self._begins()
         if owner is not self.module and owner is not self._current:
-            if self._current is not None:  # its backward has ended; frozen parameters are still here
-                self._leave(self._current)
+            if self._current is not None and not self._nested(self._current, owner):
+                self._leave(self._current)  # its backward has ended; frozen parameters are still here
             self._current = owner
         self._arrive(owner)
         if owner is not self.module:
@@ -154,6 +229,10 @@ class Zero3(ReducesInBackward):
             self._back = place or self._back
         if self._back > 1:
             self._fetch(self._order[self._back - 1])
+
+    def _nested(self, one: nn.Module, other: nn.Module) -> bool:
+        """Whether one calls the other in its forward, so that its backward goes on after the other's."""
+        return one in self._callers[other] or other in self._callers[one]
 
     def _send_next(self) -> None:
         unit = self._order_of_sending[self._next]
@@ -167,18 +246,18 @@ class Zero3(ReducesInBackward):
         self._leave_all()
 
     def _fetch(self, owner: nn.Module) -> None:
-        """Begins to gather an owner's parameters; the courier keeps the order that all ranks agree on."""
+        """Begins to gather an owner's parameters; the channel keeps the order that all ranks agree on."""
         if self._prefetch:
-            for unit in self._units_of[owner]:
-                if not unit.resident and unit.arriving is None:
-                    unit.arriving = self._courier.submit(unit.gather)
+            self._send_for(owner)
+
+    def _send_for(self, owner: nn.Module) -> None:
+        for unit in self._units_of[owner]:
+            if not unit.resident and unit.arriving is None:
+                unit.arriving = self._channel.submit(unit.gather, self._now)
 
     def _arrive(self, owner: nn.Module) -> None:
-        units = self._units_of[owner]
-        for unit in units:
-            if not unit.resident and unit.arriving is None:
-                unit.arriving = self._courier.submit(unit.gather)
-        for unit in units:
+        self._send_for(owner)
+        for unit in self._units_of[owner]:
             unit.arrive()
 
     def _leave(self, owner: nn.Module) -> None:
@@ -191,21 +270,14 @@ class Zero3(ReducesInBackward):
             self._leave(owner)
 
 
-def default_layers(module: nn.Module) -> list[nn.Module]:
-    """The elements of the outermost ``ModuleList`` and ``Sequential`` in ``module`` that have parameters."""
-    if isinstance(module, (nn.ModuleList, nn.Sequential)):
-        return [layer for layer in module if next(layer.parameters(), None) is not None]
-    return [layer for child in module.children() for layer in default_layers(child)]
+class _Replaced:
+    """A method that was replaced by one of the same name in the module's own dict; to undo it."""
 
+    def __init__(self, module: nn.Module, name: str):
+        self._module, self._name = module, name
 
-def _check_layers(module: nn.Module, layers: Sequence[nn.Module]) -> None:
-    names = {part: name for name, part in module.named_modules()}
-    for number, layer in enumerate(layers):
-        if not names.get(layer):
-            raise ValueError(f"layers[{number}] is {'the whole' if layer is module else 'no part of the'} module")
-        inside = next((other for other in layers if other is not layer and other in set(layer.modules())), None)
-        if inside is not None or layer in layers[:number]:
-            raise ValueError(f"layers overlap: {names[inside or layer]} is in {names[layer]}, which is listed as well")
+    def remove(self) -> None:
+        vars(self._module).pop(self._name, None)
 
 
 def _in_backward() -> bool:

@@ -4,8 +4,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pardemo.buckets import split_into_buckets
-from pardemo.zero.engine import Engine, MakeOptimizer, ReducesInBackward
+from pardemo.zero.engine import Engine
+from pardemo.zero.in_backward import ReducesInBackward
+from pardemo.zero.param_groups import MakeOptimizer
 from pardemo.zero.unit import Unit
 
 
@@ -15,23 +16,32 @@ class Zero1(Engine):
     Gradients accumulate in ``.grad`` as in plain training, until :meth:`step` reduces them: micro-batches are free.
 
     Args:
-        module: the model; all ranks start from rank 0's values. Trained parameters are bf16 or fp32; some may be
-            frozen or tied.
+        module: the model; all ranks start from rank 0's values, without gradients. Trained parameters are bf16 or
+            fp32; some may be frozen or tied.
         optimizer: makes one from a list of fp32 parameters (this rank's shards): ``partial(torch.optim.AdamW, lr=…)``.
-            It has to work element by element: each shard holds pieces of several parameters.
-        group: the ranks that share the states; the default group when None.
-        max_norm: clip gradients by their global norm.
+            It has to work element by element: each shard holds pieces of several parameters. It is called on two
+            small samples first, to see whether it does.
+        group: the ranks that share the states, the data-parallel ones; the default group when None.
+        max_norm: clip gradients by their global norm: over the group, over the tensor-parallel group that the module's
+            layers name, and over ``norm_over``.
+        norm_over: the pipeline's group, where the module is one of its stages.
+        tied: what the ``Pipeline`` was given: parameters of which other stages have a copy, and their holders. Stage 1
+            only.
+        param_groups: torch's own, over the module's parameters: ``[{"params": weights}, {"params": norms_and_biases,
+            "weight_decay": 0.0}]``. The optimizer is then made from such a list, and
+            ``engine.optimizer.param_groups`` has the settings (a schedule of the learning rate works).
 
     Raises:
         ValueError: nothing to train, another dtype (fp16 needs loss scaling, which is not here), a module whose engine
-            was not closed, ``max_norm`` not above 0.
+            was not closed, ranks with different models, ``max_norm`` not above 0, an optimizer that is not element by
+            element, parameters in no group or in two, layers that are cut over the engine's own group.
     """
 
     stage = 1
 
     def _make_units(self) -> list[Unit]:
-        trained = [p for p in self.module.parameters() if p.requires_grad]
-        units = [Unit(part, self.group, keep_whole=True) for part in split_into_buckets(trained)]
+        parts = self.param_groups.split([p for p in self.module.parameters() if p.requires_grad])
+        units = [Unit(f"unit {n}", part, self._channel, True, of) for n, (of, part) in enumerate(parts)]
         for unit in units:
             unit.sum = torch.zeros_like(unit.flat)
             unit.places = unit.views(unit.sum)
@@ -49,7 +59,7 @@ class Zero1(Engine):
             for parameter, place in zip(unit.parameters, unit.places, strict=True):
                 if parameter.grad is not place:  # somebody set it anew, such as the module's own zero_grad()
                     place.zero_() if parameter.grad is None else place.copy_(parameter.grad)
-            unit.reduce(unit.sum)
+            unit.reduce(unit.sum, f"step {self._steps}")
             unit.sum.zero_()
             _show(unit)
 
@@ -77,14 +87,15 @@ class Zero2(ReducesInBackward):
         optimizer: MakeOptimizer,
         group: dist.ProcessGroup | None = None,
         *,
-        max_norm: float | None = None,
         bucket_bytes: int = 8 << 20,
+        **options,
     ):
         if bucket_bytes <= 0:
             raise ValueError(f"bucket_bytes must be above 0, not {bucket_bytes}")
         self._bucket_bytes = bucket_bytes
-        super().__init__(module, optimizer, group, max_norm=max_norm)
+        super().__init__(module, optimizer, group, **options)
 
     def _make_units(self) -> list[Unit]:
         trained = [p for p in self.module.parameters() if p.requires_grad]
-        return [Unit(part, self.group, True) for part in split_into_buckets(trained, self._bucket_bytes)]
+        parts = self.param_groups.split(trained, self._bucket_bytes)
+        return [Unit(f"unit {n}", part, self._channel, True, of) for n, (of, part) in enumerate(parts)]

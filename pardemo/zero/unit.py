@@ -1,22 +1,34 @@
 """The unit of sharding: some parameters in one flat tensor, of which each rank owns a chunk."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from pardemo.collectives import chunk_numel, ring_all_gather, ring_reduce_scatter
+from pardemo.channel import Channel
+from pardemo.collectives import chunk_numel
+from pardemo.zero.sharded import ShardedParameter
 
 
 class Unit:
-    """Some parameters in one flat tensor of N equal chunks, of which this rank owns one. Padded by at most N−1."""
+    """Some parameters in one flat tensor of N equal chunks, of which this rank owns one. Padded by at most N−1.
 
-    def __init__(self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, keep_whole: bool):
-        self.parameters, self.group = list(parameters), group
+    Args:
+        name: whose parameters these are, the same on every rank: exchanges are compared by it.
+        parameters: of one dtype and device, all trained or all frozen, of one parameter group.
+        keep_whole: the flat tensor stays, and the shard is a part of it; else the shard is kept on its own.
+        settings: the number of the parameter group.
+    """
+
+    def __init__(
+        self, name: str, parameters: Sequence[nn.Parameter], channel: Channel, keep_whole: bool, settings: int = 0
+    ):
+        self.name, self.parameters, self.channel, self.settings = name, list(parameters), channel, settings
         self.shapes = [p.shape for p in self.parameters]
-        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        self._classes = [type(p) for p in self.parameters]
+        self.rank, size = dist.get_rank(channel.group), dist.get_world_size(channel.group)
         self.numel = sum(p.numel() for p in self.parameters)
         self.chunk = chunk_numel(self.numel, size)
         self.flat = self.parameters[0].detach().new_zeros(self.chunk * size)
@@ -25,7 +37,7 @@ class Unit:
             view.copy_(parameter.detach())
             parameter.data = view
         self._nothing = self.flat.new_empty(0)
-        own = self.flat[rank * self.chunk : (rank + 1) * self.chunk]
+        own = self.flat[self.rank * self.chunk : (self.rank + 1) * self.chunk]
         self.own, self.shard = own, own if keep_whole else own.clone()
         self.trained = self.parameters[0].requires_grad
         #: what the optimizer updates: the shard in fp32; the shard itself where that is fp32 already
@@ -40,6 +52,15 @@ class Unit:
         parts = flat[: self.numel].split([shape.numel() for shape in self.shapes])
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
+    def pieces(self, chunk: torch.Tensor) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
+        """What of each parameter lies in this rank's chunk: a part of one, several whole ones, or nothing."""
+        begin = -self.rank * self.chunk
+        for parameter, shape in zip(self.parameters, self.shapes, strict=True):
+            end = begin + shape.numel()
+            if end > 0 and begin < self.chunk:
+                yield parameter, chunk[max(begin, 0) : end]
+            begin = end
+
     def pack_gradients(self) -> torch.Tensor:
         """Moves the parameters' gradients into a new flat tensor; zero where a parameter took no part."""
         flat = self.shard.new_zeros(self.flat.numel())
@@ -49,40 +70,58 @@ class Unit:
                 parameter.grad = None
         return flat
 
-    def reduce(self, flat: torch.Tensor) -> None:
-        """Adds this rank's chunk of the ranks' summed gradients to what it has."""
-        part = ring_reduce_scatter(flat, self.group)
+    def reduce(self, flat: torch.Tensor, when: str) -> None:
+        """Adds this rank's chunk of the ranks' summed gradients to what it has. ``when``: the same on every rank."""
+        part = self.channel.reduce_scatter(flat, f"{self.name}, {when}")
         self.gradient = part if self.gradient is None else self.gradient.add_(part)
 
-    def gather(self) -> None:
+    def gather(self, when: str) -> None:
         """All ranks' shards into the flat tensor, which is where the parameters are."""
         self.flat.untyped_storage().resize_(self.flat.nbytes)
-        ring_all_gather(self.shard, self.group, out=self.flat)
+        self.channel.all_gather(self.shard, self.flat, f"{self.name}, {when}")
         self.resident = True
 
     def arrive(self) -> None:
         """Waits for a gather that is under way, and shows the parameters what it brought."""
-        if self.arriving is not None:
-            self.arriving.result()
-            self.arriving = None
-        for parameter, view in zip(self.parameters, self._views, strict=True):
+        self._wait()
+        for parameter, view, kind in zip(self.parameters, self._views, self._classes, strict=True):
+            parameter.__class__ = kind
             parameter.data = view
 
     def free(self) -> None:
-        """Gives the parameters' memory back; what is left of them is empty, so that no stray use reads freed memory.
+        """Gives the parameters' memory back; what is left of them is empty, and says so to whoever reads it.
 
         What autograd saved of them are views of the flat tensor, or they themselves: the next gather fills them again.
         """
-        if self.arriving is not None:
-            self.arriving.result()
-            self.arriving = None
         for parameter in self.parameters:
-            parameter.data = self._nothing
-        self.flat.untyped_storage().resize_(0)
-        self.resident = False
+            if not isinstance(parameter, ShardedParameter):
+                parameter.data = self._nothing
+                parameter.__class__ = ShardedParameter
+        try:
+            self._wait()
+        finally:
+            self.flat.untyped_storage().resize_(0)
+            self.resident = False
 
     def take_over(self) -> None:
-        """What was written into the whole parameters becomes the shard's and the master's."""
+        """What was written into the whole parameters becomes the shard's and the master's; what was not stays fp32."""
         self.shard.copy_(self.own)
-        if self.master is not None and not torch.equal(self.shard, self.master.to(self.shard.dtype)):
-            self.master.data.copy_(self.own)
+        if self.master is not None and self.master.dtype != self.shard.dtype:
+            written = self.shard != self.master.to(self.shard.dtype)
+            if written.any():
+                self.master.data[written] = self.own[written].float()
+
+    def shows(self) -> bool:
+        """Whether the parameters are still where the flat tensor is."""
+        return all(p.data_ptr() == view.data_ptr() for p, view in zip(self.parameters, self._views, strict=True))
+
+    def forget_arrival(self) -> None:
+        """Waits for a gather that is under way, whatever comes of it."""
+        arriving, self.arriving = self.arriving, None
+        if arriving is not None:
+            arriving.exception()
+
+    def _wait(self) -> None:
+        arriving, self.arriving = self.arriving, None
+        if arriving is not None:
+            arriving.result()

@@ -1,0 +1,114 @@
+"""The norm of a model's gradients where no rank has them all, and clipping by it.
+
+Each parameter counts once, wherever it is: the parts of a cut one add up over the tensor-parallel ranks, a replica is
+counted by the first of them, the stages of a pipeline add up over its ranks, a tied copy is counted by the first rank
+that has one. Every rank then clips by the same factor, to the last bit: replicas stay replicas. Megatron-LM does it so
+(``clip_grad_norm_fp32``, with ``param_is_not_shared`` and ``param_is_not_tensor_parallel_duplicate``).
+"""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pardemo.collectives import ring_all_reduce
+from pardemo.tensor_parallel.module import GroupModule
+
+Tied = tuple[nn.Parameter, dist.ProcessGroup]
+
+
+def clip_grad_norm_(
+    module: nn.Module, max_norm: float, *, over: dist.ProcessGroup | None = None, tied: Sequence[Tied] = ()
+) -> float:
+    """``torch.nn.utils.clip_grad_norm_`` for a module whose layers are cut, or a stage of a pipeline. Collective.
+
+    Call it when ``.grad`` is what the optimizer is to use: after ``BucketedDataParallel``'s backward, after a
+    pipeline's ``step()``. The ZeRO engines clip by themselves (``max_norm``). Which parameters are cut, the layers
+    say: a ``GroupModule`` names them in ``cut``; all others are replicas.
+
+    Args:
+        module: this rank's part of the model; several chunks as an ``nn.ModuleList``.
+        max_norm: the largest norm that is left as it is.
+        over: the pipeline's group; None without a pipeline.
+        tied: what the ``Pipeline`` was given: parameters of which other stages have a copy, and the group of all that
+            have one.
+
+    Returns:
+        The 2-norm of the whole model's gradients before clipping, the same on every rank. Where it is inf or nan the
+        gradients become what torch makes of them: zeros and nan, or nan throughout.
+
+    Raises:
+        ValueError: ``max_norm`` is not above 0, or the layers are cut over different groups.
+    """
+    check_max_norm(max_norm)
+    parameters = [p for p in module.parameters() if p.grad is not None]
+    model = NormOfModel(module, over, tied)
+    norm = model.norm(model.squares(p.grad for p in parameters if model.counts(p)))
+    factor = clip_factor(norm, max_norm)
+    for parameter in parameters:
+        parameter.grad.mul_(factor)
+    return norm
+
+
+class NormOfModel:
+    """The 2-norm of gradients that are spread over tensor-parallel ranks, and over a pipeline's.
+
+    Args: as of :func:`clip_grad_norm_`.
+    """
+
+    def __init__(self, module: nn.Module, over: dist.ProcessGroup | None = None, tied: Sequence[Tied] = ()):
+        cut, tensor_parallel = cut_parameters(module)
+        replica = tensor_parallel is not None and dist.get_rank(tensor_parallel) > 0
+        self._elsewhere = {p for p in module.parameters() if replica and p not in cut}
+        self._elsewhere |= {p for p, holders in tied if dist.get_rank(holders) > 0}
+        self._groups = [group for group in (tensor_parallel, over) if group is not None]
+        self._device = next(module.parameters()).device
+
+    def counts(self, parameter: nn.Parameter) -> bool:
+        """Whether this rank is the one that counts its copy of ``parameter``."""
+        return parameter not in self._elsewhere
+
+    def squares(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
+        """The sum of this rank's squares, [1] in fp64. A tensor's own norm is taken in fp32, as torch does."""
+        norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]
+        if not norms:
+            return torch.zeros(1, dtype=torch.float64, device=self._device)
+        return torch.stack(norms).double().square().sum().reshape(1)
+
+    def norm(self, squares: torch.Tensor) -> float:
+        """Collective: the norm of the whole model, from the squares of this rank's part of it."""
+        for group in self._groups:
+            ring_all_reduce(squares, group, what="squares of the gradients")
+        return squares.sqrt().item()
+
+
+def cut_parameters(module: nn.Module) -> tuple[set[nn.Parameter], dist.ProcessGroup | None]:
+    """The parameters of which this rank has a part only, and the group that has the whole; None where nothing is cut.
+
+    Raises:
+        ValueError: the layers are cut over groups of different ranks.
+    """
+    cut: set[nn.Parameter] = set()
+    found = None
+    for layer in module.modules():
+        if not isinstance(layer, GroupModule) or not layer.cut or layer.group.size() == 1:
+            continue
+        ranks, others = (dist.get_process_group_ranks(group) for group in (layer.group, found or layer.group))
+        if ranks != others:
+            raise ValueError(f"layers are cut over ranks {others} and over {ranks}; a model has one such group")
+        found = layer.group
+        cut.update(p for name in layer.cut if (p := getattr(layer, name)) is not None)
+    return cut, found
+
+
+def clip_factor(norm: float, max_norm: float) -> float:
+    """What gradients of that norm are multiplied with: at most 1."""
+    factor = max_norm / (norm + 1e-6)
+    return 1.0 if factor >= 1 else factor  # not min(): a norm that is no number spoils all gradients, as in torch
+
+
+def check_max_norm(max_norm: float) -> None:
+    """ValueError where nothing could be clipped to ``max_norm``."""
+    if not max_norm > 0:
+        raise ValueError(f"max_norm must be above 0, not {max_norm}")

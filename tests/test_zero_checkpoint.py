@@ -1,0 +1,98 @@
+"""A checkpoint that is being replaced when its writer fails, between any two of its files."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint import CheckpointException
+
+from pardemo.peers import gpt
+from pardemo.zero import Zero1, Zero2, Zero3, checkpoint, load, save
+
+STAGES = {1: Zero1, 2: Zero2, 3: Zero3}
+
+
+class Crash(Exception):
+    """The writer ends here."""
+
+
+def crash(*_, **__):
+    raise Crash
+
+
+def after(function):
+    def then_crash(*args, **kwargs):
+        function(*args, **kwargs)
+        raise Crash
+
+    return then_crash
+
+
+class Nth:
+    """A method whose n-th call crashes."""
+
+    def __init__(self, function, n):
+        self.function, self.left = function, n
+
+    def __get__(self, instance, _):
+        return lambda *args, **kwargs: self(instance, *args, **kwargs)
+
+    def __call__(self, *args, **kwargs):
+        self.left -= 1
+        if self.left == 0:
+            raise Crash
+        return self.function(*args, **kwargs)
+
+
+#: Where, in the order of events: (object, attribute, what it becomes)
+MOMENTS = {
+    "before the tensors": lambda: (checkpoint.dcp, "save", crash),
+    "before torch's index": lambda: (checkpoint.Path, "rename", Nth(checkpoint.Path.rename, 1)),  # torch's own rename
+    "after the tensors": lambda: (checkpoint.dcp, "save", after(checkpoint.dcp.save)),
+    "before the manifest": lambda: (checkpoint.Path, "write_text", crash),
+    "after the manifest": lambda: (checkpoint.Path, "write_text", after(checkpoint.Path.write_text)),
+    "before the old one is moved": lambda: (checkpoint.Path, "rename", Nth(checkpoint.Path.rename, 2)),
+    "before the new one is moved": lambda: (checkpoint.Path, "rename", Nth(checkpoint.Path.rename, 3)),
+}
+
+
+def weights(engine):
+    with engine.whole() as net:
+        return torch.cat([p.detach().flatten().clone() for p in net.parameters()])
+
+
+def replaced(stage, moment, folder):
+    def make():
+        return STAGES[stage](gpt.seeded(lambda: nn.Linear(9, 9)), partial(torch.optim.AdamW, lr=0.1))
+
+    def step(engine):
+        engine(torch.ones(2, 9)).square().sum().backward()
+        engine.step()
+
+    engine = make()
+    step(engine)
+    save(engine, folder)
+    old, reader = weights(engine), make()
+    step(engine)
+    where, name, instead = MOMENTS[moment]()
+    kept = getattr(where, name)
+    setattr(where, name, instead)
+    try:
+        with pytest.raises((Crash, CheckpointException)):
+            save(engine, folder)
+    finally:
+        setattr(where, name, kept)
+    load(reader, folder)
+    assert torch.equal(weights(reader), old), "the old values, and all of them"
+    save(engine, folder)  # and what the crash left is in nobody's way
+    load(reader, folder)
+    assert torch.equal(weights(reader), weights(engine))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_writer_that_fails_leaves_the_old_checkpoint_readable(world_of, tmp_path, stage, moment):
+    """On one rank: what the others would wait for is told by their World."""
+    world_of(1).run(replaced, stage, moment, tmp_path / "at")
+    assert [path.name for path in tmp_path.iterdir()] == ["at"]

@@ -1,0 +1,215 @@
+"""Clipping by the norm of the whole model, of which each rank has a part: SGD against one process on the whole batch.
+
+SGD, because Adam divides a factor on all gradients out again.
+"""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pardemo.data_parallel import BucketedDataParallel
+from pardemo.gradient_norm import clip_grad_norm_
+from pardemo.groups import Groups, Layout
+from pardemo.peers import gpt
+from pardemo.pipeline_parallel import Pipeline, Schedule, cut_by_layers, one_f_one_b
+from pardemo.tensor_parallel import ColumnParallelLinear, vocab_parallel_cross_entropy
+from pardemo.zero import Zero1, Zero2, Zero3
+
+STAGES = {1: Zero1, 2: Zero2, 3: Zero3}
+SGD = partial(torch.optim.SGD, lr=0.5)
+STEPS, SAMPLES, VOCABULARY = 4, 8, 32
+CLIP = 0.3  # the norms are about 2: every step is clipped
+#: fp32 sums in another order; a norm over one data-parallel group alone moves weights by 0.01 in a step
+TOLERANCE = {"atol": 2e-6, "rtol": 1e-5}
+
+
+def model():
+    return gpt.seeded(lambda: gpt.GPT(VOCABULARY, hidden=16, layers=2, heads=2, sequence=8))
+
+
+class Loss(nn.Module):
+    """Engines call ``forward``."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, tokens):
+        return self.net.loss(tokens)
+
+
+def batch(step):
+    return gpt.text(SAMPLES, 9, VOCABULARY, seed=step)
+
+
+def one_process(max_norm):
+    """The trained model, and the norms of its gradients."""
+    net, norms = model(), []
+    optimizer = SGD(net.parameters())
+    for step in range(STEPS):
+        net.loss(batch(step)).backward()
+        norms.append(nn.utils.clip_grad_norm_(net.parameters(), max_norm).item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return net, norms
+
+
+def share(rows, group):
+    part = len(rows) // group.size()
+    return rows[dist.get_rank(group) * part :][:part]
+
+
+def check_parts(parts, expected, group):
+    """Parts equal the whole's; what each rank has whole is the same to the last bit."""
+    for (name, part), whole in zip(parts.named_parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(part, whole, **TOLERANCE, msg=lambda text, name=name: f"{name}: {text}")
+        if whole.shape == dict(model().named_parameters())[name].shape:
+            replicas = [torch.empty_like(part) for _ in range(group.size())]
+            dist.all_gather(replicas, part.detach(), group=group)
+            assert all(torch.equal(replica, part) for replica in replicas), f"{name}: the replicas differ"
+
+
+def tensor_parallel_training(layout, stage, max_norm):
+    expected, norms = one_process(max_norm)
+    with Groups(layout) as groups:
+        net = gpt.ParallelGPT(model(), groups.tp)
+        found = []
+        if stage == 0:
+            wrapped = BucketedDataParallel(Loss(net), groups.dp)
+            optimizer = SGD(net.parameters())
+        else:
+            wrapped = STAGES[stage](Loss(net), SGD, groups.dp, max_norm=max_norm)
+        for step in range(STEPS):
+            wrapped(share(batch(step), groups.dp)).backward()
+            if stage == 0:
+                found.append(clip_grad_norm_(wrapped, max_norm))
+                optimizer.step()
+                optimizer.zero_grad()
+            else:
+                found.append(wrapped.step())
+        assert found == pytest.approx(norms, rel=1e-4)
+        if stage:
+            wrapped.close()
+        check_parts(net, gpt.ParallelGPT(expected, groups.tp), groups.tp)
+
+
+@pytest.mark.parametrize("layout", [Layout(tp=2, dp=1), Layout(tp=2, dp=2)], ids=["2x1", "2x2"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_cut_layers_count_once_and_replicas_stay_alike(world_of, layout, stage):
+    world_of(layout.size).run(tensor_parallel_training, layout, stage, CLIP)
+
+
+def norm_of_the_mean(stage):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    net, whole = nn.Linear(7, 5), nn.Linear(7, 5)
+    engine = STAGES[stage](net, SGD, max_norm=1e9)
+    with engine.whole():
+        whole.load_state_dict(net.state_dict())
+    x = gpt.numbers(2 * size, 7)
+    whole(x).square().mean().backward()
+    expected = nn.utils.clip_grad_norm_(whole.parameters(), 1e9).item()
+    SGD(whole.parameters()).step()
+    engine(x[2 * rank : 2 * rank + 2]).square().mean().backward()
+    assert engine.step() == pytest.approx(expected, rel=1e-5)
+    with engine.whole():
+        for mine, theirs in zip(net.parameters(), whole.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("stage", STAGES)
+def test_sgd_and_the_norm_are_of_the_mean_gradient(world_of, n, stage):
+    """A factor on all gradients (3, or N): Adam does not notice."""
+    world_of(n).run(norm_of_the_mean, stage)
+
+
+def pipeline_training(layout, with_zero, max_norm):
+    expected, norms = one_process(max_norm)
+    with Groups(layout) as groups:
+        net = gpt.ParallelGPT(model(), groups.tp)
+        schedule = Schedule(one_f_one_b, ranks=layout.pp, micro_batches=2)
+        stage = cut_by_layers(gpt.layers_of(net), layout.pp)[dist.get_rank(groups.pp)]
+        tied = [(net.embedding.weight, groups.pp)]
+
+        def loss_of(logits, targets):
+            return vocab_parallel_cross_entropy(logits, targets, groups.tp)
+
+        if with_zero:
+            engine = Zero1(stage, SGD, groups.dp, max_norm=max_norm, norm_over=groups.pp, tied=tied)
+            step = engine.step
+        else:
+            engine, optimizer = BucketedDataParallel(stage, groups.dp), SGD(stage.parameters())
+
+            def step():
+                norm = clip_grad_norm_(stage, max_norm, over=groups.pp, tied=tied)
+                optimizer.step()
+                optimizer.zero_grad()
+                return norm
+
+        pipeline, found = Pipeline([engine], schedule, loss_of, groups.pp, tied=tied), []
+        for number in range(STEPS):
+            tokens = share(batch(number), groups.dp)
+            pipeline.step(tokens[:, :-1], tokens[:, 1:])
+            found.append(step())
+        assert found == pytest.approx(norms, rel=1e-4)
+        parts = gpt.ParallelGPT(expected, groups.tp)
+        parts = cut_by_layers(gpt.layers_of(parts), layout.pp)[dist.get_rank(groups.pp)]
+        for mine, theirs in zip(stage.parameters(), parts.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs, **TOLERANCE)
+
+
+@pytest.mark.parametrize("layout", [Layout(tp=2, pp=2), Layout(dp=2, pp=2)], ids=["2x1x2", "1x2x2"])
+@pytest.mark.parametrize("with_zero", [False, True])
+def test_a_pipelines_stages_are_clipped_by_one_norm(world_of, layout, with_zero):
+    world_of(4).run(pipeline_training, layout, with_zero, CLIP)
+
+
+def inf_and_nan(stage, value):
+    """The loss of the last rank is spoilt; the others' is not."""
+    net, plain = nn.Linear(3, 2), nn.Linear(3, 2)
+    last = dist.get_rank() == dist.get_world_size() - 1
+    x = torch.ones(1, 3) * (value if last else 1.0)
+    plain(torch.ones(1, 3) * value).sum().backward()
+    norm = nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+    if stage == 0:
+        wrapped = BucketedDataParallel(net)
+        wrapped(x).sum().backward()
+        found = clip_grad_norm_(net, 1.0)
+        gradients = [p.grad for p in net.parameters()]
+    else:
+        engine = STAGES[stage](net, partial(torch.optim.SGD, lr=1.0), max_norm=1.0)
+        with engine.whole():
+            before = [p.detach().clone() for p in net.parameters()]
+        engine(x).sum().backward()
+        found = engine.step()
+        with engine.whole():
+            gradients = [b - p.detach() for b, p in zip(before, net.parameters(), strict=True)]
+    assert str(found) == str(norm.item()), "inf or nan, as torch's"
+    for mine, theirs in zip(gradients, plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs.grad, equal_nan=True)
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_norm_that_is_no_number_spoils_what_torchs_spoils(world_of, stage, value):
+    world_of(2).run(inf_and_nan, stage, value)
+
+
+def refusals():
+    net = ColumnParallelLinear(nn.Linear(4, 4), dist.group.WORLD)
+    with pytest.raises(ValueError, match=r"cut over ranks \[0, 1\], and the engine's group is \[0, 1\]"):
+        Zero1(net, SGD)
+    with pytest.raises(ValueError, match="max_norm must be above 0, not 0"):
+        clip_grad_norm_(net, 0)
+    weight = next(nn.Linear(4, 4).parameters())
+    for stage in (Zero2, Zero3):
+        with pytest.raises(ValueError, match="use stage 1"):
+            stage(nn.Linear(4, 4), SGD, tied=[(weight, dist.group.WORLD)])
+
+
+def test_what_cannot_be_clipped_rightly_is_refused(world_of):
+    world_of(2).run(refusals)
