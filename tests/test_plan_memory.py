@@ -87,7 +87,7 @@ def test_frozen_parameters_have_neither_gradients_nor_states(engine):
 def test_flops_are_torchs_own_count():
     job = examples.job("llama", "plain", 1, False, False)
     found = dry_run(job)
-    module = engines.outline(job).to_empty(device="cpu")
+    module = engines.materialize(engines.outline(job), "cpu")
     truth.fill(module)
     running = engines.start(job, module)
     ids, labels = truth.batch(job)
