@@ -161,7 +161,7 @@ def _attention_on_gpu(query, key, value, *args, dropout_p: float = 0.0, **kwargs
 
 
 def _dropout_on_gpu(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    """A GPU's kernel keeps one byte an element, whether it stays; the CPU multiplies with a mask of the input's type."""
+    """A GPU's kernel keeps a byte an element, whether it stays; the CPU multiplies by a mask of the input's type."""
     if not training or inplace or not 0 < p < 1:
         return _DROPOUT(input, p, training, inplace)
     return torch.native_dropout(input, p, True)[0]

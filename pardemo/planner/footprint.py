@@ -44,7 +44,7 @@ class Footprint:
         peak_phase, peak_module: what ran when the peak was reached: ``backward``, ``model.layers.3.mlp``.
         timeline: [events, lines], bytes after each event of the step. phases: (name, first event) within it.
         flops: of one micro-batch, by phase; ``recomputation`` is the forward of checkpointed layers again.
-        traffic: of one micro-batch, bytes that operations element by element read and write, by module; their time is memory's.
+        traffic: of one micro-batch, by module, bytes that operations element by element read and write: memory's time.
         resident_bytes: of what is alive when the step begins.
         building_bytes: the most while model and engine were built: whole parameters, before an engine cuts them.
         sizes: (elements, whether trained) of each parameter by name.
@@ -135,10 +135,14 @@ def classify(recorder: Recorder, running: Running, job: Job) -> None:
             life = None if tensor is None else recorder.life_of(local(tensor))
             if life is not None:
                 life.kind = kind
-    bucket = 2 * job.zero.get("reduce_bucket_size", 500_000_000)
     for life in recorder.lives:
-        if life.nbytes == bucket and life.origin == "engine":  # gradients may lie in the bucket that they are sent in
+        if is_bucket(life, job):  # gradients may lie in the bucket that they are sent in
             life.kind = "buckets"
+
+
+def is_bucket(life: Life, job: Job) -> bool:
+    """Whether it is DeepSpeed's buffer for gradients on their way, whose size is a setting and not the model's."""
+    return life.origin == "engine" and life.nbytes == 2 * job.zero.get("reduce_bucket_size", 500_000_000)
 
 
 def _line(life: Life, job: Job) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU. ``memory_bytes`` is what torch reports of it (``total_memory``): boards sold as 80 GB have nearly 80 GiB.
+    """One GPU. ``memory_bytes`` is what torch reports of it (``total_memory``): boards of "80 GB" have nearly 80 GiB.
 
     ``link_bytes_per_s`` is one direction to the other GPUs of its host (datasheets print both together).
     """
@@ -24,8 +24,8 @@ def _gpu(name, gibibytes, tflops, bandwidth, both_ways, source, bf16=True) -> Gp
     return Gpu(name, gibibytes * 2**30, tflops * 1e12, bandwidth * 1e9, both_ways / 2 * 1e9, source, bf16)
 
 
-#: GiB as torch's message "out of memory" gives each GPU's "total capacity", in the GitHub issue named; H200 and H20:
-#: nobody's message seen, what nvidia-smi lists (140.40; 95.58 computed from 97,871 MiB, not verified) less the H100's gap.
+#: GiB: the "total capacity" in torch's message "out of memory" of each GPU, in the GitHub issue named. Of H200 and H20
+#: no message was seen: what nvidia-smi lists (140.40, and 95.58, which is not verified) less what an H100's lacks of it.
 _TABLE = (
     # GiB: hahnyuan/PB-LLM#3
     _gpu("A800-80GB", 79.33, 312, 2039, 400, "an A100-80GB with NVLink at 400 GB/s"),

@@ -126,10 +126,15 @@ class Curve:
         return low
 
 
+def reserved_of(found: Footprint) -> int:
+    """What the allocator reserves in a dry run's own step."""
+    return _reserved(found.changes[:, 0], found.changes[:, 1], found.first_event)
+
+
 def _reserved(who: np.ndarray, nbytes: np.ndarray, first: int) -> int:
     """What the allocator reserves in the step that begins at event ``first``."""
     before = np.bincount(who[:first], nbytes[:first])
-    alive = [(int(one), before[one]) for one in np.unique(who[:first]) if before[one] > 0]
+    alive = [(int(one), before[one]) for one in np.unique(who[:first]) if before[one] >= 1]
     return reserved_bytes(alive, zip(who[first:].tolist(), nbytes[first:].tolist(), strict=True))
 
 

@@ -1,8 +1,8 @@
-"""What a rank keeps of a dry run's storages: beyond the dry run's ranks, with tensor and pipeline parallelism, offload."""
+"""What a rank keeps of a dry run's storages: with more ranks, tensor and pipeline parallelism, and offload."""
 
 import numpy as np
 
-from pardemo.planner.footprint import LINES, Footprint, is_cut
+from pardemo.planner.footprint import LINES, Footprint, is_bucket, is_cut
 from pardemo.planner.records import Life
 
 #: Ranks of a dry run at most, since engines keep lists that grow with them; the shards of more ranks are scaled.
@@ -31,17 +31,16 @@ def shares(found: Footprint, ranks: int, tp: int, pp: int, in_flight: int, offlo
     for place, life in enumerate(found.lives):
         line = LINES[found.line_of[place]]
         if not _on_host(line, life, offload):
-            parts[place] = _model_parallel(line, life, tp, pp, in_flight) * (fewer if line in sharded else 1.0)
+            part = 1.0 if is_bucket(life, found.job) else _model_parallel(line, life, tp, pp, in_flight)
+            parts[place] = part * (fewer if line in sharded else 1.0)
     return parts
 
 
 def _model_parallel(line: str, life: Life, tp: int, pp: int, in_flight: int) -> float:
     if line in _STATES or life.phase == "step":  # the update's copies have the sizes of what is updated
         return 1 / (tp * pp)
-    if line == "buckets":
-        return 1.0 if life.kind == "buckets" else 1 / tp  # DeepSpeed's own has one size; others that of a layer
-    if line in ("gathered parameters", "logits"):
-        return 1 / tp  # whole layers, however few; the last stage's
+    if line in ("buckets", "gathered parameters", "logits"):
+        return 1 / tp  # the first two are of whole layers, however few a stage has
     cut = 1 / tp if is_cut(life.module) else 1.0
     return cut * in_flight / pp if line == "activations" else cut
 

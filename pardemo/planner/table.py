@@ -10,8 +10,8 @@ from pardemo.planner.models import check_tensor_parallel
 from pardemo.planner.timing import Rates, StepTime, step_time
 
 ENGINES = ("zero-0", "zero-1", "zero-2", "zero-3", "fsdp2")
-#: Of a GPU's memory that is left free, for fragments that the replay does not see and libraries' workspaces. Of 906 runs
-#: of nanotron's on H100 that ended well the fullest had reserved 77.4 of 79.1 GiB, CUDA's and NCCL's 1.2 beside it.
+#: Of a GPU's memory that stays free, for fragments that the replay does not see and libraries' workspaces. Of nanotron's
+#: 906 runs on H100 that ended well the fullest had reserved 77.4 of 79.1 GiB, with CUDA's and NCCL's 1.2 beside it.
 RESERVE = 0.02
 
 
@@ -193,6 +193,19 @@ def jobs(request: Request) -> dict[tuple[str, bool], Job]:
         if engine == "zero-0" or request.dp > 1
         for again in request.checkpointing
     }
+
+
+def dry_runs(request: Request) -> list[Job]:
+    """All the dry runs of the plan: of each curve, and of the rows of one micro-batch beside rows of several.
+
+    Those are runs of their own where the gradients, which they do not keep, are those of all parameters.
+    """
+    found = jobs(request).values()
+    needed = [one for job in found for one in Curve.needs(job)]
+    share = request.samples_per_step // request.dp
+    if request.job.adapter is None and share in request.micro_batches:
+        needed += [job.but(batch=share, accumulation=1) for job in found if job.accumulation > 1]
+    return needed
 
 
 def row(request: Request, curve: Curve, engine: str, offload: str, batch: int) -> Row:
