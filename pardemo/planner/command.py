@@ -56,7 +56,7 @@ def _plan(arguments: argparse.Namespace) -> int:
     request, base = _request(arguments)
     from pardemo.planner import backwards, memory, table
 
-    needed = [one for job in table.jobs(request).values() for one in memory.Curve.needs(job)]
+    needed = table.dry_runs(request)
     _progress(f"{len(needed)} dry runs of the whole model, one on each core")
     memory.prepare(needed, _progress)
     found = table.plan(request, _progress)
@@ -162,6 +162,7 @@ def row_json(row: "Row") -> dict[str, Any]:
         "step_s": row.time.seconds, "tokens_per_s_per_gpu": row.tokens_per_s, "hours": row.hours, "money": row.money,
         "sent_bytes_per_step": round(row.time.sent_bytes), "limit": row.time.limit,
         "lines": {name: round(value) for name, value in row.memory.lines.items()},
+        "building_bytes": None if row.memory.building_bytes is None else round(row.memory.building_bytes),
     }  # fmt: skip
 
 
@@ -178,7 +179,22 @@ def as_text(found: "Plan") -> str:
     told.append(f"→ {title(best.engine)}, offload {best.offload}, micro-batch {best.batch}: {found.why}")
     lines = {name: value for name, value in best.memory.lines.items() if value >= 5e6}
     told.append("  GB at its peak: " + ", ".join(f"{name} {value / 1e9:.2f}" for name, value in lines.items()))
+    told += [f"  {line}" for line in _building(found)]
     return "\n".join(told)
+
+
+def _building(found: "Plan") -> list[str]:
+    """What each engine that cuts parameters takes while the model is still whole, and how to go without."""
+    from pardemo.planner.memory import BUILT_SHARDED
+    from pardemo.planner.table import title
+
+    room, told = found.request.cluster.room, []
+    for engine, how in BUILT_SHARDED.items():
+        if row := next((row for row in found.rows if row.engine == engine), None):
+            needed = row.memory.building_bytes
+            fits = "fits" if needed <= room else f"does not fit: {how}"
+            told.append(f"{title(engine)}: built whole on the GPU before it is cut {needed / 1e9:.1f} GB, {fits}")
+    return told
 
 
 def _cells(row: "Row", recommended: bool) -> tuple[str, ...]:

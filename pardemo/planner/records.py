@@ -27,6 +27,8 @@ FLOP_PHASES = ("forward", "recomputation", "backward", "step", "build")
 #: Parts of file names that tell whose code asked for memory; the innermost frame that has one of them decides.
 _ENGINES = ("/deepspeed/", "/torch/distributed/fsdp/", "/torch/distributed/tensor/", "/torch/distributed/_")
 _OPTIMIZERS = ("/torch/optim/",)
+#: DeepSpeed's stand-in for torch's linear function under stage 3: what it makes is the model's.
+_STAND_IN = "/deepspeed/runtime/zero/linear.py"
 _GATHERING = ("partition_parameters.py", "partitioned_param_coordinator.py", "_fsdp_param.py")
 _MODEL = ("/torch/nn/modules/", "/torch/utils/checkpoint.py", "/torch/autograd/graph.py", "/transformers/", "/peft/",
           "/pardemo/baichuan2/")  # fmt: skip
@@ -78,11 +80,15 @@ class Recorder(MemoryMeter):
         self._hooked: set[int] = set()
         self.flops: dict[str, int] = {}
         self.traffic: Counter[str] = Counter()
-        self.first_event = 0
+        self.first_event = self.built = 0
+
+    def end_of_building(self) -> None:
+        """Model and engine stand: what is recorded from here on is training."""
+        self.built = len(self.events)
 
     def begin_step(self, module: nn.Module) -> None:
         """What is recorded from here on is the step to report, until the next one begins."""
-        self.first_event, self.flops, self.traffic = len(self.events), dict.fromkeys(FLOP_PHASES, 0), Counter()
+        self.first_event = len(self.events)
         for parameter in _all_parameters(module):
             if parameter.requires_grad and id(parameter) not in self._hooked:
                 self._hooked.add(id(parameter))
@@ -115,6 +121,8 @@ class Recorder(MemoryMeter):
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         before, self._phase = self._phase, name
+        if name == "forward":  # operations are counted of one micro-batch, the last, and of the update
+            self.flops, self.traffic = dict.fromkeys(FLOP_PHASES, 0), Counter()
         self.marks.append((name, len(self.events)))
         yield
         self._phase = before
@@ -212,6 +220,12 @@ def _attention_backward_flops(grad, q, k, v, *args, **kwargs) -> int:
     return sdpa_backward_flop_count(grad.shape, q.shape, k.shape, v.shape)
 
 
+def _grouped_flops(a: torch.Tensor, b: torch.Tensor, *args, out_val: torch.Tensor, **kwargs) -> int:
+    """Experts' products: each row of a [S, K] meets one of b [E, K, N]; a weight's gradient is [K, S] by [S, N]."""
+    rows, inner = a.shape[-2:]
+    return 2 * rows * inner * b.shape[-1]
+
+
 def _traffic(func: Any, args: Any, out: Any) -> int:
     """Bytes that an operation element by element reads and writes: none for a view, the rows taken for a look-up."""
     name = func._schema.name
@@ -237,9 +251,10 @@ def _span(tensor: torch.Tensor) -> int:
 _IDLE = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided", "aten::detach"}
 _LOOK_UPS = {"aten::embedding", "aten::index", "aten::index_select", "aten::gather", "aten::select"}
 
-#: What torch's FlopCounterMode counts, and attention on the CPU, which it leaves out.
+#: What torch's FlopCounterMode counts, and what it leaves out: attention on the CPU, experts.
 _FLOPS = {
     **flop_registry,
+    torch.ops.aten._grouped_mm: _grouped_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
 }
@@ -250,6 +265,8 @@ def _origin() -> str:
     while frame is not None:
         name = frame.f_code.co_filename
         if "/pardemo/meters/" not in name and "/pardemo/planner/" not in name:
+            if name.endswith(_STAND_IN):
+                return "model"
             if any(part in name for part in _ENGINES):
                 gathers = name.endswith(_GATHERING) or "all_gather" in frame.f_code.co_name
                 return "gather" if gathers else "engine"
