@@ -45,6 +45,8 @@ class Footprint:
         timeline: [events, lines], bytes after each event of the step. phases: (name, first event) within it.
         flops: by phase; ``recomputation`` is the forward of checkpointed layers again.
         traffic: bytes that operations element by element read and write, by module; their time is memory's.
+        step_traffic: those of the optimizer's step. kernels: operations that are launched, by phase.
+        sent: bytes that this rank sends on a ring, by phase; of one micro-batch where ``job.accumulation`` is 1.
         resident_bytes: of what is alive when the step begins.
         seconds: what the dry run took.
     """
@@ -60,6 +62,9 @@ class Footprint:
     modules: list[str]
     flops: dict[str, int]
     traffic: dict[str, int]
+    step_traffic: int
+    kernels: dict[str, int]
+    sent: dict[str, float]
     resident_bytes: int
     sizes: dict[str, tuple[int, bool]]
     lives: list[Life] = field(repr=False, default_factory=list)
@@ -102,6 +107,9 @@ class Footprint:
             modules=[recorder.lives[w].module for w in who[first:]],
             flops={name: int(v) for name, v in recorder.flops.items() if v},
             traffic=dict(recorder.traffic),
+            step_traffic=recorder.step_traffic,
+            kernels=dict(recorder.kernels),
+            sent=dict(recorder.sent),
             resident_bytes=int(timeline[first - 1].sum()),
             sizes=dict(sizes),
             lives=recorder.lives,

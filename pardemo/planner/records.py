@@ -20,6 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from pardemo.meters.calls import bytes_of_call
 from pardemo.meters.memory import MemoryMeter
 
 FLOP_PHASES = ("forward", "recomputation", "backward", "step", "build")
@@ -78,11 +79,15 @@ class Recorder(MemoryMeter):
         self._hooked: set[int] = set()
         self.flops: dict[str, int] = {}
         self.traffic: Counter[str] = Counter()
+        self.step_traffic = 0
+        self.kernels: Counter[str] = Counter()
+        self.sent: Counter[str] = Counter()
         self.first_event = 0
 
     def begin_step(self, module: nn.Module) -> None:
         """What is recorded from here on is the step to report, until the next one begins."""
         self.first_event, self.flops, self.traffic = len(self.events), dict.fromkeys(FLOP_PHASES, 0), Counter()
+        self.step_traffic, self.kernels, self.sent = 0, Counter(), Counter()
         for parameter in _all_parameters(module):
             if parameter.requires_grad and id(parameter) not in self._hooked:
                 self._hooked.add(id(parameter))
@@ -99,14 +104,29 @@ class Recorder(MemoryMeter):
             return NotImplemented  # DTensor first: its local operations are what takes memory
         out = self._follow(func, args, kwargs)
         if self.flops:
-            again = self._phase == "backward" and len(self._calls) > 1
-            phase = "recomputation" if again else self._phase
-            count = _FLOPS.get(func._overloadpacket)
-            if count is not None:
-                self.flops[phase] += count(*args, **(kwargs or {}), out_val=out)
-            else:
-                self.traffic[self._module()] += _traffic(func, args, out)
+            self._count_work(func, args, kwargs or {}, out)
         return out
+
+    def _count_work(self, func, args, kwargs, out) -> None:
+        """What an operation costs in time: operations, bytes through memory, bytes on the wire, a kernel's launch."""
+        phase = "recomputation" if self._phase == "backward" and len(self._calls) > 1 else self._phase
+        if func.namespace in ("c10d", "_c10d_functional"):
+            self.sent[phase] += bytes_of_call(func, args, kwargs).sent
+            return
+        count = _FLOPS.get(func._overloadpacket)
+        if count is not None:
+            self.flops[phase] += count(*args, **kwargs, out_val=out)
+        elif func._opname.endswith("mm"):
+            raise ValueError(f"cannot plan a model that uses {func._schema.name}: nobody counts its operations")
+        else:
+            nbytes = _traffic(func, args, out)
+            if not nbytes:
+                return
+            if phase == "step":
+                self.step_traffic += nbytes
+            else:
+                self.traffic[self._module()] += nbytes
+        self.kernels[phase] += 1
 
     def watch(self, module: nn.Module) -> None:
         """Whose modules the names are of."""
@@ -210,6 +230,12 @@ def _attention_backward_flops(grad, q, k, v, *args, **kwargs) -> int:
     return sdpa_backward_flop_count(grad.shape, q.shape, k.shape, v.shape)
 
 
+def _grouped_flops(a, b, *args, **kwargs) -> int:
+    """Of a product by groups, experts: 2-d rows are shared out among the groups, and so is a 2-d ``b``'s width."""
+    groups = a.shape[0] if a.dim() == 3 and b.dim() == 2 else 1
+    return 2 * a.numel() * b.shape[-1] // groups
+
+
 def _traffic(func: Any, args: Any, out: Any) -> int:
     """Bytes that an operation element by element reads and writes: none for a view, the rows taken for a look-up."""
     name = func._schema.name
@@ -235,11 +261,13 @@ def _span(tensor: torch.Tensor) -> int:
 _IDLE = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided", "aten::detach"}
 _LOOK_UPS = {"aten::embedding", "aten::index", "aten::index_select", "aten::gather", "aten::select"}
 
-#: What torch's FlopCounterMode counts, and attention on the CPU, which it leaves out.
+#: What torch's FlopCounterMode counts, and what it leaves out: attention on the CPU, and experts' products by groups,
+#: which Transformers makes of all of a layer's experts at once.
 _FLOPS = {
     **flop_registry,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+    torch.ops.aten._grouped_mm: _grouped_flops,
 }
 
 
