@@ -229,14 +229,21 @@ def _validate(as_json: bool) -> int:
     if as_json:
         print(json.dumps(rows, indent=1))
         return 0
-    shown = [("what", "predicted", "known", "unit", "error", "", "source")]
+    shown = [("what", "predicted", "known", "unit", "error", "promised", "", "source")]
     shown += [
         (row["what"], f"{row['predicted']:.4g}", f"{row['known']:.4g}", row["unit"], f"{100 * row['error']:+.1f} %",
-         f"only {row['bound']}" if row["bound"] else "", row["source"])
+         _promise(row), {True: "met", False: "not met", None: ""}[row["met"]], row["source"])
         for row in rows
     ]  # fmt: skip
     print(text_table(shown))
     return 0
+
+
+def _promise(row: dict[str, Any]) -> str:
+    """What the planner promises of a row's error: ± 3 %, at most, nothing."""
+    if row["within"] is None:
+        return "no promise of ours"
+    return row["bound"] or f"± {100 * row['within']:g} %"
 
 
 def _progress(text: str) -> None:

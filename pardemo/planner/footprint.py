@@ -43,10 +43,11 @@ class Footprint:
         lines: bytes at the peak, by :data:`LINES`.
         peak_phase, peak_module: what ran when the peak was reached: ``backward``, ``model.layers.3.mlp``.
         timeline: [events, lines], bytes after each event of the step. phases: (name, first event) within it.
-        flops: by phase; ``recomputation`` is the forward of checkpointed layers again.
-        traffic: bytes that operations element by element read and write, by module; their time is memory's.
-        step_traffic: those of the optimizer's step. kernels: operations that are launched, by phase.
-        sent: bytes that this rank sends on a ring, by phase; of one micro-batch where ``job.accumulation`` is 1.
+        flops: of one micro-batch, by phase; ``recomputation`` is the forward of checkpointed layers again.
+        traffic: of one micro-batch, bytes that operations element by element read and write, by module; their time is
+            memory's.
+        step_traffic: those of the update. kernels: operations that are launched, by phase.
+        sent: bytes that this rank sends on a ring, by phase, of the last micro-batch and the update.
         resident_bytes: of what is alive when the step begins.
         seconds: what the dry run took.
     """

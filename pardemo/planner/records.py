@@ -86,8 +86,7 @@ class Recorder(MemoryMeter):
 
     def begin_step(self, module: nn.Module) -> None:
         """What is recorded from here on is the step to report, until the next one begins."""
-        self.first_event, self.flops, self.traffic = len(self.events), dict.fromkeys(FLOP_PHASES, 0), Counter()
-        self.step_traffic, self.kernels, self.sent = 0, Counter(), Counter()
+        self.first_event = len(self.events)
         for parameter in _all_parameters(module):
             if parameter.requires_grad and id(parameter) not in self._hooked:
                 self._hooked.add(id(parameter))
@@ -135,6 +134,9 @@ class Recorder(MemoryMeter):
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         before, self._phase = self._phase, name
+        if name == "forward":  # operations are counted of one micro-batch, the last, and of the update
+            self.flops, self.traffic = dict.fromkeys(FLOP_PHASES, 0), Counter()
+            self.step_traffic, self.kernels, self.sent = 0, Counter(), Counter()
         self.marks.append((name, len(self.events)))
         yield
         self._phase = before
@@ -230,10 +232,10 @@ def _attention_backward_flops(grad, q, k, v, *args, **kwargs) -> int:
     return sdpa_backward_flop_count(grad.shape, q.shape, k.shape, v.shape)
 
 
-def _grouped_flops(a, b, *args, **kwargs) -> int:
-    """Of a product by groups, experts: 2-d rows are shared out among the groups, and so is a 2-d ``b``'s width."""
-    groups = a.shape[0] if a.dim() == 3 and b.dim() == 2 else 1
-    return 2 * a.numel() * b.shape[-1] // groups
+def _grouped_flops(a: torch.Tensor, b: torch.Tensor, *args, out_val: torch.Tensor, **kwargs) -> int:
+    """Experts' products: each row of a [S, K] meets one of b [E, K, N]; a weight's gradient is [K, S] by [S, N]."""
+    rows, inner = a.shape[-2:]
+    return 2 * rows * inner * b.shape[-1]
 
 
 def _traffic(func: Any, args: Any, out: Any) -> int:
@@ -261,8 +263,7 @@ def _span(tensor: torch.Tensor) -> int:
 _IDLE = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided", "aten::detach"}
 _LOOK_UPS = {"aten::embedding", "aten::index", "aten::index_select", "aten::gather", "aten::select"}
 
-#: What torch's FlopCounterMode counts, and what it leaves out: attention on the CPU, and experts' products by groups,
-#: which Transformers makes of all of a layer's experts at once.
+#: What torch's FlopCounterMode counts, and what it leaves out: attention on the CPU, experts.
 _FLOPS = {
     **flop_registry,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,

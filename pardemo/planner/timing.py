@@ -106,16 +106,15 @@ def step_time(
 ) -> StepTime:
     """A step of ``accumulation`` micro-batches of ``batch`` samples on each of ``dp`` copies of the model.
 
-    ``found`` is the dry run of one micro-batch of any size, on ``dp`` ranks: work is proportional to its samples.
+    ``found`` is a dry run of micro-batches of any size: work is proportional to their samples. On fewer ranks than
+    ``dp``, but several, it tells what these send.
 
     Raises:
-        ValueError: the dry run was of several micro-batches, or of another number of data-parallel ranks.
+        ValueError: the dry run was of one rank, so that nothing is known of what several send.
     """
     job, cut = found.job, tp * pp
-    if job.accumulation != 1 or job.ranks != dp:
-        raise ValueError(
-            f"a dry run of one micro-batch on {dp} ranks is needed, not of {job.accumulation} on {job.ranks}"
-        )
+    if job.ranks == 1 < dp:
+        raise ValueError(f"a dry run of one rank does not tell what {dp} send")
     samples = batch / job.batch / cut
     shares = dict(rates.shares)
     full = sum(samples * flops / rates.flops / shares.get(name, 0.6) for name, flops in found.flops.items())
@@ -130,7 +129,7 @@ def step_time(
     tensor_bytes = block("all" if job.checkpointing else "none") * activation if tp > 1 else 0.0
     tensor_parallel = tensor_bytes / rates.ring(tp)
     busy = products + memory + launching
-    each, once = data_parallel_bytes(found, cut)
+    each, once = data_parallel_bytes(found, dp, cut)
     rounds = reductions(job, accumulation)
     shown = exposed(job, each / rates.ring(dp, tp), busy)
     update = 0.0 if offload != "none" else found.step_traffic / cut / bytes_per_s
@@ -146,14 +145,16 @@ def step_time(
     )
 
 
-def data_parallel_bytes(found: Footprint, model_parallel: int = 1) -> tuple[float, float]:
+def data_parallel_bytes(found: Footprint, dp: int, model_parallel: int = 1) -> tuple[float, float]:
     """Bytes that a rank sends each time gradients are reduced, and once a step: counted in the engine's dry run.
 
     DeepSpeed's default stages 1 and 2 all-reduce the gradients and gather the parameters, 3Ψ instead of the paper's
     2Ψ; its stage 3 gathers a layer as often as it has let go of it; FSDP2 gathers the head and the embedding once.
     """
+    ranks = found.job.ranks
+    more = 1.0 if ranks == dp else (dp - 1) / dp * ranks / (ranks - 1)  # of a ring's (N − 1)/N
     each = sum(nbytes for phase, nbytes in found.sent.items() if phase != "step")
-    return each / model_parallel, found.sent.get("step", 0.0) / model_parallel
+    return more * each / model_parallel, more * found.sent.get("step", 0.0) / model_parallel
 
 
 def reductions(job: Job, accumulation: int) -> int:
