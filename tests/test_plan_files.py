@@ -49,8 +49,8 @@ def test_deepspeed_reads_the_offload_that_was_planned(engine, offload):
     ):
         read = DeepSpeedZeroConfig(**settings["zero_optimization"])
         states, parameters = read.offload_optimizer, read.offload_param
-        assert (states.device.value if states else "none") == ("none" if offload == "none" else "cpu")
-        assert (parameters.device.value if parameters else "none") == ("cpu" if "parameters" in offload else "none")
+        assert (states.device if states else "none") == ("none" if offload == "none" else "cpu")
+        assert (parameters.device if parameters else "none") == ("cpu" if "parameters" in offload else "none")
         # DeepSpeed refuses to offload the states of an optimizer that is not its own
         assert ("optimizer" in settings) == (offload != "none")
 
