@@ -44,7 +44,10 @@ class Footprint:
         peak_phase, peak_module: what ran when the peak was reached: ``backward``, ``model.layers.3.mlp``.
         timeline: [events, lines], bytes after each event of the step. phases: (name, first event) within it.
         flops: of one micro-batch, by phase; ``recomputation`` is the forward of checkpointed layers again.
-        traffic: of one micro-batch, by module, bytes that operations element by element read and write: memory's time.
+        traffic: of one micro-batch, bytes that operations element by element read and write, by module; their time is
+            memory's.
+        step_traffic: those of the update. kernels: operations that are launched, by phase.
+        sent: bytes that this rank sends on a ring, by phase, of the last micro-batch and the update.
         resident_bytes: of what is alive when the step begins.
         building_bytes: the most while model and engine were built: whole parameters, before an engine cuts them.
         sizes: (elements, whether trained) of each parameter by name.
@@ -64,6 +67,9 @@ class Footprint:
     modules: list[str]
     flops: dict[str, int]
     traffic: dict[str, int]
+    step_traffic: int
+    kernels: dict[str, int]
+    sent: dict[str, float]
     resident_bytes: int
     building_bytes: int
     sizes: dict[str, tuple[int, bool]]
@@ -108,6 +114,9 @@ class Footprint:
             traffic=dict(recorder.traffic),
             resident_bytes=int(nbytes[:first].sum()),
             building_bytes=int(nbytes[: recorder.built].cumsum().max()),
+            step_traffic=recorder.step_traffic,
+            kernels=dict(recorder.kernels),
+            sent=dict(recorder.sent),
             sizes=dict(sizes),
             lives=recorder.lives,
             line_of=line_of,

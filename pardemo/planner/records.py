@@ -20,6 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from pardemo.meters.calls import bytes_of_call
 from pardemo.meters.memory import MemoryMeter
 
 FLOP_PHASES = ("forward", "recomputation", "backward", "step", "build")
@@ -80,6 +81,9 @@ class Recorder(MemoryMeter):
         self._hooked: set[int] = set()
         self.flops: dict[str, int] = {}
         self.traffic: Counter[str] = Counter()
+        self.step_traffic = 0
+        self.kernels: Counter[str] = Counter()
+        self.sent: Counter[str] = Counter()
         self.first_event = self.built = 0
 
     def end_of_building(self) -> None:
@@ -105,14 +109,29 @@ class Recorder(MemoryMeter):
             return NotImplemented  # DTensor first: its local operations are what takes memory
         out = self._follow(func, args, kwargs)
         if self.flops:
-            again = self._phase == "backward" and len(self._calls) > 1
-            phase = "recomputation" if again else self._phase
-            count = _FLOPS.get(func._overloadpacket)
-            if count is not None:
-                self.flops[phase] += count(*args, **(kwargs or {}), out_val=out)
-            else:
-                self.traffic[self._module()] += _traffic(func, args, out)
+            self._count_work(func, args, kwargs or {}, out)
         return out
+
+    def _count_work(self, func, args, kwargs, out) -> None:
+        """What an operation costs in time: operations, bytes through memory, bytes on the wire, a kernel's launch."""
+        phase = "recomputation" if self._phase == "backward" and len(self._calls) > 1 else self._phase
+        if func.namespace in ("c10d", "_c10d_functional"):
+            self.sent[phase] += bytes_of_call(func, args, kwargs).sent
+            return
+        count = _FLOPS.get(func._overloadpacket)
+        if count is not None:
+            self.flops[phase] += count(*args, **kwargs, out_val=out)
+        elif func._opname.endswith("mm"):
+            raise ValueError(f"cannot plan a model that uses {func._schema.name}: nobody counts its operations")
+        else:
+            nbytes = _traffic(func, args, out)
+            if not nbytes:
+                return
+            if phase == "step":
+                self.step_traffic += nbytes
+            else:
+                self.traffic[self._module()] += nbytes
+        self.kernels[phase] += 1
 
     def watch(self, module: nn.Module) -> None:
         """Whose modules the names are of."""
@@ -123,6 +142,7 @@ class Recorder(MemoryMeter):
         before, self._phase = self._phase, name
         if name == "forward":  # operations are counted of one micro-batch, the last, and of the update
             self.flops, self.traffic = dict.fromkeys(FLOP_PHASES, 0), Counter()
+            self.step_traffic, self.kernels, self.sent = 0, Counter(), Counter()
         self.marks.append((name, len(self.events)))
         yield
         self._phase = before
