@@ -6,14 +6,14 @@ that has one. Every rank then clips by the same factor, to the last bit: replica
 (``clip_grad_norm_fp32``, with ``param_is_not_shared`` and ``param_is_not_tensor_parallel_duplicate``).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from pardemo.collectives import ring_all_reduce
-from pardemo.tensor_parallel.module import GroupModule
+from pardemo.tensor_parallel.module import GroupModule, Span
 
 Tied = tuple[nn.Parameter, dist.ProcessGroup]
 
@@ -44,7 +44,7 @@ def clip_grad_norm_(
     check_max_norm(max_norm)
     parameters = [p for p in module.parameters() if p.grad is not None]
     model = NormOfModel(module, over, tied)
-    norm = model.norm(model.squares(p.grad for p in parameters if model.counts(p)))
+    norm = model.norm(model.squares(part for p in parameters for part in model.counted(p, p.grad)))
     factor = clip_factor(norm, max_norm)
     for parameter in parameters:
         parameter.grad.mul_(factor)
@@ -60,14 +60,20 @@ class NormOfModel:
     def __init__(self, module: nn.Module, over: dist.ProcessGroup | None = None, tied: Sequence[Tied] = ()):
         cut, tensor_parallel = cut_parameters(module)
         replica = tensor_parallel is not None and dist.get_rank(tensor_parallel) > 0
-        self._elsewhere = {p for p in module.parameters() if replica and p not in cut}
-        self._elsewhere |= {p for p, holders in tied if dist.get_rank(holders) > 0}
+        #: of each parameter the elements that this rank counts, as (first, end); all where there is no entry
+        self._spans = cut | {p: [] for p in module.parameters() if replica and p not in cut}
+        self._spans |= {p: [] for p, holders in tied if dist.get_rank(holders) > 0}
         self._groups = [group for group in (tensor_parallel, over) if group is not None]
         self._device = next(module.parameters()).device
 
-    def counts(self, parameter: nn.Parameter) -> bool:
-        """Whether this rank is the one that counts its copy of ``parameter``."""
-        return parameter not in self._elsewhere
+    def counted(self, parameter: nn.Parameter, piece: torch.Tensor, begin: int = 0) -> Iterator[torch.Tensor]:
+        """What this rank counts of ``piece``, the gradient of the parameter's elements from number ``begin`` on."""
+        if parameter not in self._spans:
+            yield piece
+            return
+        flat = piece.reshape(-1)
+        for first, end in self._spans[parameter]:
+            yield flat[max(0, first - begin) : max(0, end - begin)]
 
     def squares(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
         """The sum of this rank's squares, [1] in fp64. A tensor's own norm is taken in fp32, as torch does."""
@@ -83,13 +89,16 @@ class NormOfModel:
         return squares.sqrt().item()
 
 
-def cut_parameters(module: nn.Module) -> tuple[set[nn.Parameter], dist.ProcessGroup | None]:
+def cut_parameters(module: nn.Module) -> tuple[dict[nn.Parameter, list[Span]], dist.ProcessGroup | None]:
     """The parameters of which this rank has a part only, and the group that has the whole; None where nothing is cut.
+
+    Beside each parameter, the elements that this rank counts: not those of which an earlier rank has a copy, as of a
+    key/value head that several ranks hold.
 
     Raises:
         ValueError: the layers are cut over groups of different ranks.
     """
-    cut: set[nn.Parameter] = set()
+    cut: dict[nn.Parameter, list[Span]] = {}
     found = None
     for layer in module.modules():
         if not isinstance(layer, GroupModule) or not layer.cut or layer.group.size() == 1:
@@ -98,7 +107,7 @@ def cut_parameters(module: nn.Module) -> tuple[set[nn.Parameter], dist.ProcessGr
         if ranks != others:
             raise ValueError(f"layers are cut over ranks {others} and over {ranks}; a model has one such group")
         found = layer.group
-        cut.update(p for name in layer.cut if (p := getattr(layer, name)) is not None)
+        cut |= {p: layer.counted_here(p) for name in layer.cut if (p := getattr(layer, name)) is not None}
     return cut, found
 
 

@@ -7,6 +7,7 @@ import math
 from functools import partial
 
 import pytest
+import test_tensor_parallel_heads as heads
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -16,7 +17,7 @@ from pardemo.gradient_norm import clip_grad_norm_
 from pardemo.groups import Groups, Layout
 from pardemo.peers import gpt
 from pardemo.pipeline_parallel import Pipeline, Schedule, cut_by_layers, one_f_one_b
-from pardemo.tensor_parallel import ColumnParallelLinear, vocab_parallel_cross_entropy
+from pardemo.tensor_parallel import ColumnParallelLinear, ParallelAttention, vocab_parallel_cross_entropy
 from pardemo.zero import Zero1, Zero2, Zero3
 
 STAGES = {1: Zero1, 2: Zero2, 3: Zero3}
@@ -200,7 +201,7 @@ def test_a_norm_that_is_no_number_spoils_what_torchs_spoils(world_of, stage, val
 
 
 def refusals():
-    net = ColumnParallelLinear(nn.Linear(4, 4), dist.group.WORLD)
+    net = ColumnParallelLinear(gpt.seeded(lambda: nn.Linear(4, 4)), dist.group.WORLD)
     with pytest.raises(ValueError, match=r"cut over ranks \[0, 1\], and the engine's group is \[0, 1\]"):
         Zero1(net, SGD)
     with pytest.raises(ValueError, match="max_norm must be above 0, not 0"):
@@ -213,3 +214,29 @@ def refusals():
 
 def test_what_cannot_be_clipped_rightly_is_refused(world_of):
     world_of(2).run(refusals)
+
+
+def norm_with_shared_heads(layout, stage):
+    """Key and value of two heads on four tensor-parallel ranks, or of one on two; norms over head_dim in the core."""
+    with Groups(layout) as groups:
+        kv_heads = layout.tp // 2
+        full, core = heads.full_and_core(kv_heads, normed=True)
+        layer = ParallelAttention(full.qkv, full.out, heads.HEADS, kv_heads, groups.tp, core=core)
+        plain, x = heads.Plain(full, core), gpt.numbers(4, 6, heads.HIDDEN)
+        plain(x).square().sum().backward()
+        expected = nn.utils.clip_grad_norm_(plain.parameters(), 1e9).item()
+        if stage == 0:
+            wrapped = BucketedDataParallel(layer, groups.dp)
+            wrapped(x).square().sum().backward()
+            return clip_grad_norm_(layer, 1e9), expected
+        engine = STAGES[stage](layer, SGD, groups.dp, max_norm=1e9)
+        engine(x).square().sum().backward()
+        return engine.step(), expected
+
+
+@pytest.mark.parametrize("layout", [Layout(tp=2), Layout(tp=4), Layout(tp=2, dp=2)], ids=["2x1", "4x1", "2x2"])
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_a_head_that_several_ranks_hold_counts_once(world_of, layout, stage):
+    for found, expected in world_of(layout.size).run(norm_with_shared_heads, layout, stage):
+        # fp32 sums in another order; with the copies counted as well the norm is a tenth larger
+        assert found == pytest.approx(expected, rel=1e-5)

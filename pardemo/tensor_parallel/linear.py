@@ -4,6 +4,7 @@ Megatron writes Y = XA, ``nn.Linear`` stores Aᵀ [out, in]: columns of A are ro
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,7 @@ from torch.nn import functional as F
 
 from pardemo.tensor_parallel import exchange
 from pardemo.tensor_parallel.full import compare, linears
-from pardemo.tensor_parallel.module import GroupModule
+from pardemo.tensor_parallel.module import GroupModule, Span
 from pardemo.tensor_parallel.operators import (
     SEQUENCE,
     copy_to,
@@ -151,6 +152,12 @@ class ColumnParallelLinear(GroupModule):
         else:
             y = _Column.apply(self.group, x, weight, bias, self.sequence_parallel, self.overlap)
         return gather_from(y, self.group) if self.gather_output else y
+
+    def counted_here(self, parameter: nn.Parameter) -> list[Span]:
+        each, rank = parameter.numel() // sum(self.sections), dist.get_rank(self.group)
+        ends = [each * end for end in accumulate(self.sections)]
+        spans = zip([0, *ends[:-1]], ends, strict=True)
+        return [span for span, copies in zip(spans, self.copies, strict=True) if rank % copies == 0]
 
     def extra_repr(self) -> str:
         return f"{self.in_features} -> {sum(self.sections)} of {self.out_features}, bias={self.bias is not None}"

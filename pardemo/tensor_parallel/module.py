@@ -10,6 +10,9 @@ from torch.func import functional_call
 from pardemo.groups import group_of
 from pardemo.tensor_parallel.operators import copy_to
 
+#: elements of a parameter in their order in memory: the first, and the one behind the last
+Span = tuple[int, int]
+
 
 class GroupModule(nn.Module):
     """A module that talks to ``group``. A deep copy (an average of weights, say) talks to the same one."""
@@ -20,6 +23,10 @@ class GroupModule(nn.Module):
     def __init__(self, group: dist.ProcessGroup | None):
         super().__init__()
         self.group = group_of(group)
+
+    def counted_here(self, parameter: nn.Parameter) -> list[Span]:
+        """Of a parameter that is cut, the elements that no earlier rank of the group has: a norm counts each once."""
+        return [(0, parameter.numel())]
 
     def __deepcopy__(self, memo: dict) -> "GroupModule":
         memo[id(self.group)] = self.group

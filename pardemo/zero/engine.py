@@ -172,11 +172,11 @@ class Engine(nn.Module):
     def _global_norm(self) -> float:
         """Of the mean gradient of the whole model: over this group, the tensor-parallel one and the pipeline's."""
         squares = self._norm.squares(
-            piece
+            part
             for unit in self.trained
             if unit.gradient is not None
-            for parameter, piece in unit.pieces(unit.gradient)
-            if self._norm.counts(parameter)
+            for piece in unit.pieces(unit.gradient)
+            for part in self._norm.counted(*piece)
         )
         self._channel.all_reduce(squares, f"squares of the gradients, step {self._steps}")
         return self._norm.norm(squares) / self.size

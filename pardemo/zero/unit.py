@@ -52,13 +52,14 @@ class Unit:
         parts = flat[: self.numel].split([shape.numel() for shape in self.shapes])
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
-    def pieces(self, chunk: torch.Tensor) -> Iterator[tuple[nn.Parameter, torch.Tensor]]:
-        """What of each parameter lies in this rank's chunk: a part of one, several whole ones, or nothing."""
+    def pieces(self, chunk: torch.Tensor) -> Iterator[tuple[nn.Parameter, torch.Tensor, int]]:
+        """What of each parameter lies in this rank's chunk (a part of one, several whole ones, or nothing), and the
+        number of its first element within the parameter."""
         begin = -self.rank * self.chunk
         for parameter, shape in zip(self.parameters, self.shapes, strict=True):
             end = begin + shape.numel()
             if end > 0 and begin < self.chunk:
-                yield parameter, chunk[max(begin, 0) : end]
+                yield parameter, chunk[max(begin, 0) : end], max(-begin, 0)
             begin = end
 
     def pack_gradients(self) -> torch.Tensor:
