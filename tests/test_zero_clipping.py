@@ -238,5 +238,5 @@ def norm_with_shared_heads(layout, stage):
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_a_head_that_several_ranks_hold_counts_once(world_of, layout, stage):
     for found, expected in world_of(layout.size).run(norm_with_shared_heads, layout, stage):
-        # fp32 sums in another order; with the copies counted as well the norm is a tenth larger
+        # fp32 sums in another order; with the copies counted as well the norm is a third larger
         assert found == pytest.approx(expected, rel=1e-5)
