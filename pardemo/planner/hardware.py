@@ -25,7 +25,7 @@ def _gpu(name, gibibytes, tflops, bandwidth, both_ways, source, bf16=True) -> Gp
 
 
 #: GiB: the "total capacity" in torch's message "out of memory" of each GPU, in the GitHub issue named. Of H200 and H20
-#: no message was seen: what nvidia-smi lists (140.40; 95.58, not verified) less what an H100's lacks of it.
+#: no message was seen: what nvidia-smi lists (140.40, and 95.58, not verified) less what an H100 lacks of that.
 _TABLE = (
     # GiB: hahnyuan/PB-LLM#3
     _gpu("A800-80GB", 79.33, 312, 2039, 400, "an A100-80GB with NVLink at 400 GB/s"),

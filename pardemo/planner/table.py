@@ -12,9 +12,8 @@ from pardemo.planner.reasons import reasons
 from pardemo.planner.timing import Rates, StepTime, step_time
 
 ENGINES = ("zero-0", "zero-1", "zero-2", "zero-3", "fsdp2")
-#: Of a GPU's memory that stays free, for fragments that the replay does not see and libraries' workspaces. Of
-#: nanotron's 906 runs on H100 that ended well the fullest had reserved 77.4 of 79.1 GiB, with CUDA's and NCCL's 1.2
-#: beside it.
+#: Of a GPU's memory that stays free, for fragments that the replay does not see and libraries' workspaces. The fullest
+#: of nanotron's 906 runs on H100 that ended well had reserved 77.4 of 79.1 GiB, with CUDA's and NCCL's 1.2 beside it.
 RESERVE = 0.02
 MOST_RANKS = 16_384  # data-parallel: no published run has had more GPUs
 NEAR = 1.01  # rows that take no longer than this many times the fastest are as fast: the model is not that exact

@@ -51,18 +51,18 @@ def peak(run: Callable[[Callable[[str], contextlib.AbstractContextManager]], Non
             run(record_function)
     found, window = _allocations(profiler.profiler.kineto_results.experimental_event_tree())
     found.sort()
-    before = found[0][1]
-    return max(total for at, total in found if window[0] <= at <= window[1]) - before
+    _, total, first = found[0]
+    return max(total for at, total, _ in found if window[0] <= at <= window[1]) - (total - first)
 
 
-def _allocations(nodes) -> tuple[list[tuple[int, int]], tuple[int, int]]:
-    """(time, bytes allocated in the process) after each allocation, and when the step that counts began and ended."""
+def _allocations(nodes) -> tuple[list[tuple[int, int, int]], tuple[int, int]]:
+    """(time, bytes allocated in the process after it, its own) of each allocation; when the step began and ended."""
     found, window, todo = [], (0, 0), list(nodes)
     while todo:
         node = todo.pop()
         fields = node.extra_fields
         if hasattr(fields, "total_allocated"):
-            found.append((node.start_time_ns, fields.total_allocated))
+            found.append((node.start_time_ns, fields.total_allocated, fields.alloc_size))
         elif type(fields).__name__ == "_ExtraFields_TorchOp" and fields.name == MARK:
             window = (node.start_time_ns, node.end_time_ns)
         todo += node.children
