@@ -14,7 +14,7 @@ from pardemo import project
 from pardemo.cli import main
 from pardemo.finetune import recipe
 from pardemo.peers import deepspeed_settings
-from pardemo.planner import examples, files, hardware, table
+from pardemo.planner import examples, files, hardware, memory, table
 from pardemo.planner.job import Adapter, Job
 
 BASE = recipe.load("baichuan2-13b-lora-bf16")
@@ -120,8 +120,9 @@ def folder(tmp_path_factory):
     return str(out)
 
 
-def test_what_is_written_plans_the_same_row_again(tmp_path, capsys, folder):
+def test_what_is_written_plans_the_same_row_again(tmp_path, capsys, folder, monkeypatch):
     """Model, LoRA's modules, length, precision, batch, stage: the recipe says it all; only the GPUs are told again."""
+    monkeypatch.setattr(memory, "prepare", lambda jobs, progress: None)  # small: processes would start for longer
     cluster = ["--gpu", "V100", "--hosts", "2", "--zero", "2", "--checkpointing", "on", "--batch", "8", "--json"]
     out = tmp_path / "out"
     arguments = ["--model", folder, "--target", "W_pack,o_proj", "--gpus", "4", "--sequence", "64", "--per-step", "128"]

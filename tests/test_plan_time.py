@@ -22,7 +22,7 @@ PLAIN = {
 @pytest.fixture(scope="module")
 def small():
     """One rank's step of 4 × 128 tokens, full fine-tuning, nothing recomputed."""
-    return dry_run(examples.job("llama", "plain", 1, False, False))
+    return dry_run(examples.job("llama", "plain", 1, False, False).but(on_gpu=True))
 
 
 def sharded(found, engine, ranks, each=0.0, once=0.0, **zero):
@@ -44,8 +44,8 @@ def test_the_update_is_counted_once_a_step(small):
     rates = Rates(1e30, 1e9, 1e9, 1e9, **PLAIN)
     one, four = (timing.step_time(small, 4, m, 1, rates).memory for m in (1, 4))
     update = small.step_traffic / 1e9
-    # parameter, gradient and two moments read, three written, in fp32 of the plain engine's own bf16: 14 bytes
-    assert update == pytest.approx(14 * small.trained_params / 1e9, rel=0.15)
+    # parameter, gradient and two moments read and written, in the plain engine's bf16; the kernel may write gradients
+    assert update == pytest.approx(2 * 4 * 2 * small.trained_params / 1e9, rel=0.01)
     assert four - update == pytest.approx(4 * (one - update))
 
 

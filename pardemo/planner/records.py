@@ -253,7 +253,9 @@ def _traffic(func: Any, args: Any, out: Any) -> int:
         return 0
     read = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
     written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-    if not func._schema.is_mutable:
+    if func._schema.is_mutable:
+        written = written or _changed_in_place(func, args)  # a fused optimizer returns nothing
+    else:
         own = {id(tensor.untyped_storage()) for tensor in read}
         written = [tensor for tensor in written if id(tensor.untyped_storage()) not in own]
         if not written:
@@ -261,6 +263,11 @@ def _traffic(func: Any, args: Any, out: Any) -> int:
     if name in _LOOK_UPS:
         return 2 * sum(map(_span, written))
     return sum(map(_span, read)) + sum(map(_span, written))
+
+
+def _changed_in_place(func: Any, args: Any) -> list[torch.Tensor]:
+    changed = [arg for arg, told in zip(args, func._schema.arguments, strict=False) if told.is_write]
+    return [leaf for leaf in tree_leaves(changed) if isinstance(leaf, torch.Tensor)]
 
 
 def _span(tensor: torch.Tensor) -> int:
