@@ -76,11 +76,11 @@ class NormOfModel:
             yield flat[max(0, first - begin) : max(0, end - begin)]
 
     def squares(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
-        """The sum of this rank's squares, [1] in fp64. A tensor's own norm is taken in fp32, as torch does."""
-        norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]
+        """The sum of this rank's squares, [1] in fp64. A tensor's own norm is taken in fp32 at least."""
+        norms = [torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32)) for g in gradients]
         if not norms:
             return torch.zeros(1, dtype=torch.float64, device=self._device)
-        return torch.stack(norms).double().square().sum().reshape(1)
+        return torch.stack([norm.double() for norm in norms]).square().sum().reshape(1)
 
     def norm(self, squares: torch.Tensor) -> float:
         """Collective: the norm of the whole model, from the squares of this rank's part of it."""

@@ -41,7 +41,7 @@ def spoiled(case, what):
     """As a rank runs a case, but for one thing that its engine leaves out."""
     pipeline = training.Pipeline
     spoilt = {
-        "exchange": ("_wrap", lambda case, chunk, group: chunk),
+        "exchange": ("_wrap", lambda case, chunk, groups, tied: chunk),
         "tying": ("Pipeline", lambda *args, tied, **options: pipeline(*args, **options)),
         "weights": ("shard_weight", lambda samples, group: 1.0),
     }

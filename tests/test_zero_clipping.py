@@ -16,7 +16,7 @@ from pardemo.data_parallel import BucketedDataParallel
 from pardemo.gradient_norm import clip_grad_norm_
 from pardemo.groups import Groups, Layout
 from pardemo.peers import gpt
-from pardemo.pipeline_parallel import Pipeline, Schedule, cut_by_layers, one_f_one_b
+from pardemo.pipeline_parallel import Pipeline, Schedule, cut_by_layers, interleaved, one_f_one_b
 from pardemo.tensor_parallel import ColumnParallelLinear, ParallelAttention, vocab_parallel_cross_entropy
 from pardemo.zero import Zero1, Zero2, Zero3
 
@@ -240,3 +240,25 @@ def test_a_head_that_several_ranks_hold_counts_once(world_of, layout, stage):
     for found, expected in world_of(layout.size).run(norm_with_shared_heads, layout, stage):
         # fp32 sums in another order; with the copies counted as well the norm is a third larger
         assert found == pytest.approx(expected, rel=1e-5)
+
+
+def two_engines_that_clip():
+    schedule = Schedule(interleaved, ranks=dist.get_world_size(), micro_batches=2, chunks=2)
+    engines = [Zero1(nn.Linear(2, 2), SGD, max_norm=1.0) for _ in range(2)]
+    with pytest.raises(ValueError, match="would clip by the norm of its own stages: max_norm needs a schedule with"):
+        Pipeline(engines, schedule, nn.functional.mse_loss)
+
+
+def test_engines_that_would_each_know_a_part_of_the_norm_are_refused(world_of):
+    world_of(2).run(two_engines_that_clip)
+
+
+def norm_in_fp64():
+    net = nn.Linear(3, 2).double()
+    net(torch.ones(1, 3).double()).sum().backward()
+    expected = torch.stack([p.grad.norm() for p in net.parameters()]).norm().item()
+    return clip_grad_norm_(net, 1e9) == pytest.approx(expected, rel=1e-14)
+
+
+def test_gradients_in_fp64_have_a_norm_in_fp64(world_of):
+    assert all(world_of(1).run(norm_in_fp64))

@@ -21,6 +21,15 @@ def compare_schedules(schedule: Schedule, group: dist.ProcessGroup) -> None:
             raise ValueError(f"the ranks' schedules differ: rank 0 has {all_of_them[0][0]}, rank {rank} {theirs[0]}")
 
 
+def refuse_parts_of_a_norm(chunks: Sequence[nn.Module]) -> None:
+    """ValueError where several of a rank's stages have an engine that clips: each would know its own gradients."""
+    if len(chunks) > 1 and any(getattr(chunk, "max_norm", None) is not None for chunk in chunks):
+        raise ValueError(
+            "an engine for each of a rank's stages would clip by the norm of its own stages: max_norm needs a schedule "
+            "with one stage a rank"
+        )
+
+
 def refuse_a_cut_graph(
     stage: int, chunk: nn.Module, xs: Sequence[torch.Tensor], ys: Sequence[torch.Tensor], is_last: bool
 ) -> None:

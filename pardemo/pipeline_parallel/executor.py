@@ -10,7 +10,12 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
 from pardemo.meters.timeline import Timeline
-from pardemo.pipeline_parallel.checks import compare_schedules, gradients_of, refuse_a_cut_graph
+from pardemo.pipeline_parallel.checks import (
+    compare_schedules,
+    gradients_of,
+    refuse_a_cut_graph,
+    refuse_parts_of_a_norm,
+)
 from pardemo.pipeline_parallel.exchange import BACK, FORTH, Exchange, Incoming, abandon
 from pardemo.pipeline_parallel.forms import Form, outputs_of, words
 from pardemo.pipeline_parallel.instructions import (
@@ -66,7 +71,8 @@ class Pipeline:
 
     Raises:
         ValueError: another number of ranks or chunks than the schedule has, ranks with different schedules, copies of a
-            tied weight that differ in shape, dtype or in whether they are trained.
+            tied weight that differ in shape, dtype or in whether they are trained, ZeRO engines with ``max_norm`` for
+            several stages of a rank.
     """
 
     def __init__(
@@ -86,6 +92,7 @@ class Pipeline:
             raise ValueError(f"the schedule is for {schedule.ranks} ranks, the group has {ranks}")
         if len(chunks) != schedule.chunks:
             raise ValueError(f"the schedule has {schedule.chunks} stages on a rank, not {len(chunks)}")
+        refuse_parts_of_a_norm(chunks)
         compare_schedules(schedule, self.group)
         self.schedule, self.loss_of, self.checkpointing = schedule, loss_of, checkpointing
         self.timeline = timeline

@@ -199,16 +199,14 @@ def _model(so_far: dict, chance: Random) -> dict:
 
 
 def _steps(so_far: dict, chance: Random) -> dict:
-    zero = so_far.get("engine", "").startswith("zero")
-    alone = so_far.get("tp", 1) == so_far.get("pp", 1) == 1  # nothing clips across other axes
     chosen = {
         "steps": chance.randint(1, 3),
         "accumulation": chance.choice((1, 1, 2, 3)),
         "no_sync": _flip(chance),
         # Adam's steps have one size whatever the gradient's: in bf16 they would follow what rounding left of zero.
         "optimizer": "sgd" if so_far["dtype"] == "bf16" else chance.choice(("sgd", "adamw")),
-        "param_groups": not zero and _flip(chance),
-        "clip": chance.choice((None, 0.1, 10.0)) if alone else None,
+        "param_groups": _flip(chance),
+        "clip": chance.choice((None, 0.1, 10.0)),
         "set_to_none": _flip(chance, 0.7),
         "checkpointing": chance.choice(("", "", "not reentrant", "reentrant")),
     }

@@ -24,7 +24,8 @@ GONE_WITHIN_S = 10.0
 #: What an engine may refuse instead of doing it right: what its message has to name, and where that is in place.
 REFUSALS: dict[str, Callable[[Case], bool]] = {
     "re-?entrant": lambda case: case.checkpointing == "reentrant" and bool(case.engine),
-    "tied": lambda case: case.tied and case.pp > 1 and (case.is_zero or case.accumulation > 1),
+    "use stage 1": lambda case: case.tied and case.pp > 1 and case.engine in ("zero2", "zero3"),
+    "clip by the norm of its own": lambda case: case.is_zero and case.chunks > 1 and case.clip is not None,
 }
 
 

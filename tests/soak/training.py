@@ -2,7 +2,7 @@
 
 import contextlib
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,6 +12,7 @@ from torch import nn
 
 from pardemo.collectives import parameter_server_all_reduce, ring_all_reduce
 from pardemo.data_parallel import BucketedDataParallel, NaiveDataParallel, shard_weight
+from pardemo.gradient_norm import clip_grad_norm_
 from pardemo.groups import Groups, Layout
 from pardemo.pipeline_parallel import Pipeline, Schedule, gpipe, interleaved, one_f_one_b
 from pardemo.zero import Zero1, Zero2, Zero3
@@ -125,11 +126,14 @@ def _optimizer(case: Case, named: dict[str, nn.Parameter]) -> torch.optim.Optimi
     """Over parameters by name; in two groups, matrices and the rest, where the case has groups."""
     groups: Iterable = named.values()
     if case.param_groups:
-        few, many = ([p for p in named.values() if (p.dim() > 1) is matrix] for matrix in (False, True))
-        groups = [
-            group for group in ({"params": many, "weight_decay": 0.2}, {"params": few, "lr": 0.01}) if group["params"]
-        ]
+        groups = _param_groups(named.values())
     return _make_optimizer(case)(groups)
+
+
+def _param_groups(parameters: Iterable[nn.Parameter]) -> list[dict]:
+    parameters = list(parameters)
+    few, many = ([p for p in parameters if (p.dim() > 1) is matrix] for matrix in (False, True))
+    return [group for group in ({"params": many, "weight_decay": 0.2}, {"params": few, "lr": 0.01}) if group["params"]]
 
 
 def _make_optimizer(case: Case):
@@ -151,11 +155,12 @@ def in_parallel(case: Case, groups: Groups, layout: Layout):
             for chunk in chunks:
                 for p in chunk.parameters():
                     p.add_(1)  # the engine has to make all copies begin as the first one
-    wrapped = [_wrap(case, chunk, groups.dp) for chunk in chunks]
     trained = {f"{i}.{name}": p for i, c in enumerate(chunks) for name, p in c.named_parameters() if p.requires_grad}
-    optimizer = None if case.is_zero else _optimizer(case, trained)
-    losses, gradients = [], None
-    with _runner(case, wrapped, groups, layout) as run:
+    losses, gradients, over = [], None, groups.pp if case.pp > 1 else None
+    with _tied(case, chunks, layout) as tied:
+        wrapped = [_wrap(case, chunk, groups, tied) for chunk in chunks]
+        optimizer = None if case.is_zero else _optimizer(case, trained)
+        run = _runner(case, wrapped, groups, tied)
         for step in range(case.steps):
             losses.append(_mean(run(step), groups.dp))
             if optimizer is None:
@@ -164,7 +169,7 @@ def in_parallel(case: Case, groups: Groups, layout: Layout):
                 continue
             gradients = gradients or [gradients_as_model(chunk) for chunk in chunks]
             if case.clip is not None:
-                nn.utils.clip_grad_norm_(trained.values(), case.clip)
+                clip_grad_norm_(nn.ModuleList(chunks), case.clip, over=over, tied=tied)
             optimizer.step()
             optimizer.zero_grad(case.set_to_none)
     for engine in wrapped:
@@ -173,47 +178,48 @@ def in_parallel(case: Case, groups: Groups, layout: Layout):
     return losses, gradients, chunks
 
 
-def _wrap(case: Case, chunk: nn.Module, group: dist.ProcessGroup) -> nn.Module:
+def _wrap(case: Case, chunk: nn.Module, groups: Groups, tied: list) -> nn.Module:
     if not case.engine:
         return chunk
     if case.engine == "naive":
         how = parameter_server_all_reduce if case.parameter_server else ring_all_reduce
-        return NaiveDataParallel(chunk, group, all_reduce=how)
+        return NaiveDataParallel(chunk, groups.dp, all_reduce=how)
     if case.engine == "bucketed":
-        return BucketedDataParallel(chunk, group, bucket_bytes=case.bucket_bytes, overlap=case.overlap)
-    optimizer = _make_optimizer(case)
+        return BucketedDataParallel(chunk, groups.dp, bucket_bytes=case.bucket_bytes, overlap=case.overlap)
+    shared: dict = {"max_norm": case.clip, "tied": [pair for pair in tied if pair[0] in set(chunk.parameters())]}
+    if case.pp > 1:
+        shared["norm_over"] = groups.pp
+    if case.param_groups:
+        shared["param_groups"] = _param_groups(p for p in chunk.parameters() if p.requires_grad)
     if case.engine == "zero1":
-        return Zero1(chunk, optimizer, group, max_norm=case.clip)
+        return Zero1(chunk, _make_optimizer(case), groups.dp, **shared)
     if case.engine == "zero2":
-        return Zero2(chunk, optimizer, group, max_norm=case.clip, bucket_bytes=case.bucket_bytes)
+        return Zero2(chunk, _make_optimizer(case), groups.dp, bucket_bytes=case.bucket_bytes, **shared)
     layers = None if case.layers_alone else []
-    return Zero3(chunk, optimizer, group, max_norm=case.clip, layers=layers, prefetch=case.prefetch)
+    return Zero3(chunk, _make_optimizer(case), groups.dp, layers=layers, prefetch=case.prefetch, **shared)
 
 
-@contextlib.contextmanager
-def _runner(case: Case, wrapped: list[nn.Module], groups: Groups, layout: Layout) -> Iterator:
+def _runner(case: Case, wrapped: list[nn.Module], groups: Groups, tied: list) -> Callable[[int], float | None]:
     """``run(step)``: forward and backward of a step; its loss on this rank, None where it is not known."""
     if case.pp == 1:
-        yield lambda step: sum(_backward(case, wrapped[0], groups, step, micro) for micro in range(case.accumulation))
-        return
-    with _tied(case, wrapped, layout) as tied:
-        schedule = Schedule(ORDERS[case.schedule], case.pp, case.micro_batches, case.chunks)
-        mean = models.parallel_loss(case, groups)
-        pipeline = Pipeline(
-            wrapped,
-            schedule,
-            lambda logits, targets: mean(logits, targets) / case.accumulation,
-            groups.pp,
-            checkpointing=case.recompute_stages,
-            tied=tied,
-        )
+        return lambda step: sum(_backward(case, wrapped[0], groups, step, micro) for micro in range(case.accumulation))
+    schedule = Schedule(ORDERS[case.schedule], case.pp, case.micro_batches, case.chunks)
+    mean = models.parallel_loss(case, groups)
+    pipeline = Pipeline(
+        wrapped,
+        schedule,
+        lambda logits, targets: mean(logits, targets) / case.accumulation,
+        groups.pp,
+        checkpointing=case.recompute_stages,
+        tied=tied,
+    )
 
-        def run(step: int) -> float | None:
-            parts = (models.batch(case, step, micro)[dist.get_rank(groups.dp)] for micro in range(case.accumulation))
-            losses = [pipeline.step(*part) for part in parts]
-            return None if losses[0] is None else sum(loss.item() for loss in losses)
+    def run(step: int) -> float | None:
+        parts = (models.batch(case, step, micro)[dist.get_rank(groups.dp)] for micro in range(case.accumulation))
+        losses = [pipeline.step(*part) for part in parts]
+        return None if losses[0] is None else sum(loss.item() for loss in losses)
 
-        yield run
+    return run
 
 
 def _backward(case: Case, model: nn.Module, groups: Groups, step: int, micro: int) -> float:
@@ -229,9 +235,9 @@ def _backward(case: Case, model: nn.Module, groups: Groups, step: int, micro: in
 
 
 @contextlib.contextmanager
-def _tied(case: Case, wrapped: list[nn.Module], layout: Layout) -> Iterator[list]:
+def _tied(case: Case, chunks: list[nn.Module], layout: Layout) -> Iterator[list]:
     """This rank's copy of the embedding, with the group of the first and the last stage that share it."""
-    if not case.tied or "0" in case.frozen:
+    if not case.tied or case.pp == 1 or "0" in case.frozen:
         yield []
         return
     pairs = [
@@ -243,8 +249,7 @@ def _tied(case: Case, wrapped: list[nn.Module], layout: Layout) -> Iterator[list
         yield []
     else:
         first = layout.coordinates(dist.get_rank())["pp"] == 0
-        chunk = wrapped[0 if first else -1]
-        chunk = getattr(chunk, "module", chunk)
+        chunk = chunks[0 if first else -1]
         yield [(chunk[0].weight if first else chunk[-1].linear.weight, mine)]
         dist.destroy_process_group(mine)
 
