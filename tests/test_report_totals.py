@@ -206,7 +206,7 @@ def test_a_run_of_failing_claims_ends_on_the_report(folder, tmp_path, monkeypatc
     out = tmp_path / "run"
     shutil.copytree(folder / "claims", out / "claims")
     monkeypatch.setattr(runner, "notebooks", lambda: {"01_a": out / "01_a.ipynb", "02_b": out / "02_b.ipynb"})
-    monkeypatch.setattr(runner, "fingerprint_of", lambda path, parameters: "same")
+    monkeypatch.setattr(runner.fingerprint, "with_inputs", lambda sources, path, folder: "same")
     monkeypatch.setattr(runner, "parameters_of", lambda path: {})
     monkeypatch.setattr(runner, "_execute", lambda name, *rest: runner.Outcome(name, "failed", error="ClaimFailed"))
     runner.run(out=out, say=lambda *a, **k: None)
