@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pardemo import RankTimeout, World
 from pardemo.data_parallel import BucketedDataParallel
 from pardemo.peers import gpt
 from pardemo.pipeline_parallel import Pipeline, Schedule, interleaved
@@ -77,9 +78,14 @@ def apart(models, step, ranks):
 
 
 def one_loss(models, step, ranks):
-    """Two engines side by side in one backward, which takes them in the other order on every other rank."""
+    """Two engines side by side in one backward, which takes them in the other order on every other rank.
+
+    But for two of stage 3: their forward passes wait for the other ranks' parameters, so that one order is needed.
+    """
+    gathers = all(isinstance(model.engine, Zero3) for model in models)
     for rank in ranks:
-        outputs = [model.engine(data(step, rank)) for model in (models, models[::-1])[rank % 2]]
+        turned = rank % 2 and not gathers
+        outputs = [model.engine(data(step, rank)) for model in (models[::-1] if turned else models)]
         ((outputs[0] * outputs[1]).mean() / len(ranks)).backward()
     for model in models:
         model.step()
@@ -122,6 +128,20 @@ PAIRS = [
 @pytest.mark.parametrize("loop", [one_in_the_other, apart, one_loss, gan])
 def test_two_engines_on_one_group_equal_one_process(world_of, loop, kinds):
     world_of(2).run(trained, loop, kinds)
+
+
+def forward_in_another_order():
+    models = [Wrapped("zero 3", seed) for seed in (0, 1)]
+    for model in models[::-1] if dist.get_rank() else models:
+        model.engine(data(0, 0))
+
+
+def test_two_engines_of_stage_3_used_in_another_order_are_told_apart():
+    told = (
+        r"rank 0 waits for rank 1: all_gather of unit 0 \(0\).* of ZeRO-3 (\d+); rank 1 waits for rank 0: .* of ZeRO-3 "
+    )
+    with World(2) as world, pytest.raises(RankTimeout, match=told):
+        world.run(forward_in_another_order, timeout_s=3)
 
 
 def pipeline_of_engines(kind):
