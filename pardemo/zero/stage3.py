@@ -31,7 +31,8 @@ class Zero3(ReducesInBackward):
     As FSDP2: a layer may be used several times, call another one, be checkpointed (re-entrantly or not; gathered once
     for recomputation and backward), and return tensors in tuples, lists, dicts and dataclasses; a method other than
     ``forward`` works when it is named to :meth:`register_forward_method`. Between two uses the parameters have no
-    memory: read and change them, and load a state dict, within :meth:`whole`.
+    memory: read and change them, and load a state dict, within :meth:`whole`. Two engines on one group: all ranks use
+    them in one order, because a forward waits for the other ranks' shards (a time-out names who waits for which).
 
     Refused: a parameter that is used or changed where it is in shards; a layer whose output is an object of another
     kind; ranks that use different layers; ``create_graph=True`` (second derivatives).
