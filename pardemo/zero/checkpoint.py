@@ -29,7 +29,7 @@ def save(engine: Engine, folder: str | Path) -> None:
     """Writes the engine's states to ``folder``, in place of what was there. Collective; call it after ``step()``.
 
     A folder is whole or not there: everything goes to ``<folder>.partial`` first, and until the new one has its name
-    the previous one is kept, as ``<folder>`` or ``<folder>.previous``.
+    the previous one is kept, as ``<folder>`` or ``<folder>.previous``. Of buffers, each rank's own, one rank's is kept.
 
     Raises:
         RuntimeError: the engine is closed, or within a backward pass that failed.
