@@ -37,6 +37,7 @@ def label_loss(
     items: torch.Tensor | int | None = None,
     everywhere: bool = False,
     z_weight: float = 0.0,
+    shifted: bool = False,
 ) -> torch.Tensor:
     """Cross-entropy of the next token, in fp32, with logits made only for positions that have a label.
 
@@ -46,6 +47,7 @@ def label_loss(
     Args:
         hidden: [b, s, h]. labels: [b, s], −100 where there is none; position i predicts label i + 1.
         items: divide the sum by this (labels of all micro-batches) instead of by the number of labels here.
+        shifted: position i predicts label i, as where a sequence is divided among ranks.
         everywhere: compute all logits, to compare with.
         z_weight: adds z_weight · mean(max logit²) over all positions but each last, labelled or not, as the official
             code has it. With padding in the batch the sum is another than there, because the mean counts padding, whose
@@ -55,8 +57,9 @@ def label_loss(
     Raises:
         ValueError: ``z_weight`` with ``items``: its mean over one micro-batch cannot be added up.
     """
-    after = labels[:, 1:].reshape(-1)
-    before = hidden[:, :-1].reshape(-1, hidden.shape[-1])
+    if not shifted:
+        hidden, labels = hidden[:, :-1], labels[:, 1:]
+    before, after = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
     if not everywhere and not z_weight:
         chosen = (after != -100).nonzero().squeeze(-1)
         before, after = before[chosen], after[chosen]

@@ -191,12 +191,11 @@ class Baichuan2ForCausalLM(Baichuan2PreTrainedModel, GenerationMixin):
 
     def _get_resized_lm_head(self, old_lm_head: nn.Linear, *args, **kwargs) -> nn.Linear:
         resized = super()._get_resized_lm_head(old_lm_head, *args, **kwargs)
-        if resized is old_lm_head or not isinstance(old_lm_head, NormHead):
+        if not isinstance(old_lm_head, NormHead):
             return resized
-        with torch.device("meta"):
-            head = NormHead(resized.in_features, resized.out_features, old_lm_head.normalize)
-        head.weight = resized.weight
-        return head
+        old_lm_head.weight, old_lm_head.out_features = resized.weight, resized.out_features
+        old_lm_head._is_hf_initialized = True  # a later post_init leaves it as it is
+        return old_lm_head
 
     @can_return_tuple
     def forward(
@@ -210,14 +209,18 @@ class Baichuan2ForCausalLM(Baichuan2PreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         num_items_in_batch: torch.Tensor | int | None = None,
+        shift_labels: torch.Tensor | None = None,
         **kwargs,
     ) -> CausalLMOutputWithPast:
         """Logits [b, s, v] without ``labels`` [b, s] (−100 where there is none); with them the loss alone.
 
-        Where the configuration's ``loss_head`` is ``"full"``, both. ``output_hidden_states`` and ``output_attentions``
-        as in :class:`Baichuan2Model`; no cache is made in training unless ``use_cache`` asks for it.
+        Where the configuration's ``loss_head`` is ``"full"``, both. ``shift_labels`` [b, s] instead of ``labels`` are
+        those that each position predicts. ``output_hidden_states`` and ``output_attentions`` as in
+        :class:`Baichuan2Model`; no cache is made in training unless ``use_cache`` asks for it.
         """
-        if use_cache is None and (self.training or labels is not None):
+        shifted = shift_labels is not None
+        targets = shift_labels if shifted else labels
+        if use_cache is None and (self.training or targets is not None):
             use_cache = False
         out = self.model(
             input_ids=input_ids,
@@ -230,13 +233,14 @@ class Baichuan2ForCausalLM(Baichuan2PreTrainedModel, GenerationMixin):
             **kwargs,
         )
         hidden, z_weight, loss, logits = out.last_hidden_state, self.config.z_loss_weight, None, None
-        if labels is None:
+        if targets is None:
             logits = self.lm_head(slice_logits_to_keep(hidden, logits_to_keep))
         elif self.config.loss_head == "full":
             logits = self.lm_head(hidden)
-            loss = cross_entropy(logits[:, :-1], labels[:, 1:], num_items_in_batch, z_weight)
+            pair = (logits, targets) if shifted else (logits[:, :-1], targets[:, 1:])
+            loss = cross_entropy(*pair, num_items_in_batch, z_weight)
         else:
-            loss = label_loss(self.lm_head, hidden, labels, num_items_in_batch, z_weight=z_weight)
+            loss = label_loss(self.lm_head, hidden, targets, num_items_in_batch, z_weight=z_weight, shifted=shifted)
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
