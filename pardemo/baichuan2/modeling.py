@@ -209,7 +209,6 @@ class Baichuan2ForCausalLM(Baichuan2PreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         num_items_in_batch: torch.Tensor | int | None = None,
-        shift_labels: torch.Tensor | None = None,
         **kwargs,
     ) -> CausalLMOutputWithPast:
         """Logits [b, s, v] without ``labels`` [b, s] (−100 where there is none); with them the loss alone.
@@ -218,6 +217,7 @@ class Baichuan2ForCausalLM(Baichuan2PreTrainedModel, GenerationMixin):
         those that each position predicts. ``output_hidden_states`` and ``output_attentions`` as in
         :class:`Baichuan2Model`; no cache is made in training unless ``use_cache`` asks for it.
         """
+        shift_labels = kwargs.pop("shift_labels", None)  # by name it would be a label that the Trainer waits for
         shifted = shift_labels is not None
         targets = shift_labels if shifted else labels
         if use_cache is None and (self.training or targets is not None):
