@@ -115,6 +115,55 @@ def test_an_interrupt_is_an_exit_status(monkeypatch, capsys):
     assert "interrupted" in capsys.readouterr().err
 
 
+def piped(*command, lines=0, **kwargs):
+    """A command's status when its reader leaves after some lines, and what it said on stderr."""
+    process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               cwd=project.PACKAGE.parent, **kwargs)  # fmt: skip
+    for _ in range(lines):
+        process.stdout.readline()
+    process.stdout.close()
+    told = process.stderr.read()
+    return process.wait(60), told
+
+
+def test_a_closed_pipe_ends_what_only_prints_quietly(tmp_path):
+    row = {"instruction": "", "output": "b", "source": ""}
+    (tmp_path / "rows.json").write_text(json.dumps([row | {"input": ""} for _ in range(5000)]))
+    assert piped("-m", "pardemo", "data", "check", str(tmp_path / "rows.json"), lines=1) == (141, "")
+    assert piped("-m", "pardemo", "finetune", "tiny-cpu", "--show") == (0, ""), "nothing to be done, and not an error"
+
+
+def test_a_closed_pipe_does_not_end_what_works(tmp_path):
+    status, told = piped("-m", "pardemo", "data", "build", "--out", str(tmp_path), "--train", "200", "--test", "20")
+    assert (status, told) == (0, "")
+    assert {"train.json", "test.json", "manifest.json"} <= {path.name for path in tmp_path.iterdir()}
+
+
+WORKS = """
+import sys
+from pardemo.unread import work_goes_on
+
+@work_goes_on()
+def works():
+    for number in range(100_000):
+        print(number)
+        print(number, file=sys.stderr, flush=True)
+    open(sys.argv[1], "w").write("done")
+
+works()
+print("said by what only prints", flush=True)
+"""
+
+
+def test_work_goes_on_without_a_reader(tmp_path):
+    reader = subprocess.Popen([sys.executable, "-c", WORKS, str(tmp_path / "file")], stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT)  # fmt: skip
+    reader.stdout.readline()
+    reader.stdout.close()
+    assert reader.wait(60) == 0
+    assert (tmp_path / "file").read_text() == "done"
+
+
 def test_presets():
     assert choose("laptop", laptop=1, gpus=2) == 1
     with pytest.raises(ValueError, match="no preset 'phone'; this notebook has: laptop, gpus"):
