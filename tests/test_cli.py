@@ -65,6 +65,13 @@ def test_a_row_is_the_ratio_of_medians():
     assert bench.compare("x", [2.0], [1.0], "s", None).met is None
 
 
+@pytest.mark.parametrize(("peer", "met"), [(0.957, False), (0.992, True), (1.0, True), (1.008, True), (1.043, False)])
+def test_what_is_to_be_the_same_is_neither_lower_nor_higher(peer, met):
+    row = bench.compare("loss", [1.0, 1.0], [peer, peer], "nats", 1.0, within=0.01)
+    assert row.met is met
+    assert "1 ± 0.01" in bench.as_text([row])
+
+
 def test_bench_import_runs_and_prints(capsys, monkeypatch):
     assert cli.main(["bench", "import", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
