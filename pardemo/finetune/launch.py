@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, NoReturn
 
+from pardemo import launched
 from pardemo.unread import work_goes_on
 
 if TYPE_CHECKING:  # each is imported where it is needed: the command line's --help loads none of it
@@ -159,14 +160,14 @@ def main(argv: list[str] | None = None) -> int:
             return command(arguments)
         _as_rank(arguments)
     except (ValueError, OSError, RuntimeError) as error:
-        print(f"pardemo finetune: {error}", file=sys.stderr)
+        if "RANK" not in os.environ or launched.first_to_say(str(error)):
+            print(f"pardemo finetune: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
 
 
 def _as_rank(arguments: argparse.Namespace) -> NoReturn:
-    from pardemo import launched
     from pardemo.doctor import available_cores
 
     job = chosen(arguments)
