@@ -601,6 +601,23 @@ def test_after_a_broken_row_on_a_line_of_many_the_others_are_read(tmp_path):
     assert (report.rows, len(report.problems)) == (5, 1)
 
 
+UNCLOSED, UNQUOTED, NO_UTF_8 = (b'"}', b'"'), (b'"source"', b"source"), (b"input", b"inp\xffut")
+
+
+@pytest.mark.parametrize("fault", [UNCLOSED, UNQUOTED, NO_UTF_8, (b"}", b', "x": {"y": 1}, "z" 3}')])
+@pytest.mark.parametrize("between", [", ", ",\n", "\n,", ",\n    ", "\n", " "])
+def test_a_broken_row_takes_no_other_with_it(tmp_path, fault, between):
+    rows = [json.dumps(row(k)).encode() for k in range(5)]
+    rows[2] = rows[2].replace(*fault, 1)
+    whole = between.encode().join(rows)
+    (tmp_path / "a.json").write_bytes(b"[" + whole + b"]" if "," in between else whole)
+    report = headlines.check(tmp_path / "a.json")
+    assert report.rows == 5
+    bad = [problem for problem in report.problems if "more than one value" not in problem.reason]
+    assert [problem.line for problem in bad] == [1 + whole.count(b"\n", 0, whole.index(rows[2]))]
+    assert ("not UTF-8: byte 0xff" in bad[0].reason) == (fault is NO_UTF_8)
+
+
 @given(st.data())
 def test_the_check_and_json_agree(tmp_path_factory, data):
     """Whatever one character is taken from or put into a file: what json.load refuses, the check does not pass."""

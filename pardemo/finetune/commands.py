@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pardemo.unread import work_goes_on
+
 if TYPE_CHECKING:
     from pardemo.finetune.recipe_schema import Recipe
 
@@ -52,6 +54,7 @@ def _recipe(arguments: argparse.Namespace) -> "Recipe":
     return recipe.override(recipe.load(arguments.recipe), arguments.changes)
 
 
+@work_goes_on()
 def _predict(arguments: argparse.Namespace) -> int:
     for name in ("ranks", "limit"):
         if (value := getattr(arguments, name)) is not None and value < 1:
@@ -115,6 +118,7 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
+@work_goes_on()
 def _export(arguments: argparse.Namespace) -> int:
     recipe = _recipe(arguments)
 

@@ -5,6 +5,8 @@ import json
 import sys
 from dataclasses import fields
 
+from pardemo.unread import work_goes_on
+
 
 def add(commands: argparse._SubParsersAction) -> None:
     """Adds ``data`` to the command line."""
@@ -53,6 +55,7 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
+@work_goes_on()
 def _build(arguments: argparse.Namespace) -> int:
     from pardemo.headlines.build import GENERATED, Limits, build
 
