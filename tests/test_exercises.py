@@ -1,10 +1,12 @@
 """Each exercise can be solved, and typical wrong answers get the message that helps."""
 
+import contextlib
 import hashlib
 import math
 import os
 import tempfile
 import threading
+from importlib import import_module
 from math import ceil
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from pardemo import runner
+from pardemo import World, runner
 from pardemo.collectives import parameter_server_all_reduce, ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from pardemo.exercises import EXERCISES, check
 from pardemo.formulas import memory
@@ -22,6 +24,30 @@ from pardemo.groups import Layout
 from pardemo.peers import gpt
 from pardemo.pipeline_parallel import Backward, Forward, gpipe, one_f_one_b
 from pardemo.tensor_parallel import copy_to, exchange, reduce_from, vocab_parallel_cross_entropy
+
+
+@pytest.fixture(scope="module")
+def warm():
+    """``World`` for the checks: one that is warm already. An answer that broke its ranks costs new ranks only."""
+    worlds = {}
+
+    def take(size, preload=(), timeout_s=300):
+        key = size, tuple(preload)
+        if key not in worlds:
+            worlds[key] = World(size, preload=preload)
+        worlds[key].timeout_s = timeout_s
+        return contextlib.nullcontext(worlds[key])
+
+    yield take
+    for world in worlds.values():
+        world.close()
+
+
+@pytest.fixture(autouse=True)
+def checks_take_warm_worlds(warm, monkeypatch):
+    for module in {import_module(f"pardemo.exercises.{module}") for module, _ in EXERCISES.values()}:
+        if hasattr(module, "World"):
+            monkeypatch.setattr(module, "World", warm)
 
 
 def ring_by_hand(tensor):

@@ -415,7 +415,10 @@ def test_a_rank_that_nobody_listens_to_says_so():
     [lambda: os.kill(os.getpid(), signal.SIGINT), lambda: signal.raise_signal(signal.SIGINT)],
     ids=["to the process", "to another thread"],
 )
-def test_an_interrupt_stops_the_work_and_leaves_the_world_usable(interrupt):
+def test_an_interrupt_stops_the_work_and_leaves_the_world_usable(interrupt, request):
+    # a shell that starts the tests in the background has them ignore interrupts
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     with World(2) as world:
         world.run(rank_sum)
         pids = world.pids

@@ -92,7 +92,7 @@ def test_executed_copies_carry_no_path_of_this_machine(run):
 
 @pytest.mark.parametrize("folder", [ROOT, ROOT / "notebooks"], ids=["root", "notebooks"])
 def test_plain_papermill_works_too(folder, tmp_path):
-    source = "01_data_parallel.ipynb" if folder.name == "notebooks" else "notebooks/01_data_parallel.ipynb"
+    source = "00_your_machine.ipynb" if folder.name == "notebooks" else "notebooks/00_your_machine.ipynb"
     done = subprocess.run(
         [sys.executable, "-m", "papermill", source, str(tmp_path / "out.ipynb"), "-p", "world_size", "2",
          "--no-progress-bar"],
