@@ -26,6 +26,8 @@ def ledger(out):
         (100, 100.6, {"rel": 0.005}, "fails"),
         (100, 99.4, {"rel": 0.005}, "fails"),
         (-100, -100.4, {"rel": 0.005}, "holds"),
+        (1, 2, {"rel": 0.5}, "fails"),
+        (2, 1, {"rel": 0.5}, "holds"),
         (0, 0, {}, "holds"),
         (0, 1e-9, {"rel": 0.5}, "fails"),
         (True, True, {}, "holds"),
