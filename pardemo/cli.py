@@ -17,14 +17,26 @@ from pardemo.report import command as report_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 only on success, 2 for bad input, which is told in one line."""
-    parser = _parser()
-    arguments = parser.parse_args(argv)
+    """Returns the exit status: 0 only on success, 2 for bad input, which is told in one line.
+
+    141 where the reader of our output, head or less, has seen enough: what a shell says of a program that ends so.
+    """
+    try:
+        try:
+            return _run_command(argv)
+        finally:
+            sys.stdout.flush()  # here, and not when Python ends: there is nobody to catch it then
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _run_command(argv: Sequence[str] | None) -> int:
+    arguments = _parser().parse_args(argv)
     try:
         return arguments.action(arguments)
-    except BrokenPipeError:  # the reader of our output, head or less, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError) as error:
         print(f"pardemo {arguments.command}: {error}", file=sys.stderr)
         return 2

@@ -45,7 +45,7 @@ def outline(job: Job) -> nn.Module:
     config = _quiet(job.config)
     with torch.device("meta"), _silence():
         try:
-            model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+            model = AutoModelForCausalLM.from_config(config)  # attention as Transformers chooses: fused where it can
         except ValueError as error:
             first = str(error).splitlines()[0]
             raise ValueError(f"{config.model_type}: no causal language model ({first})") from None
@@ -53,6 +53,13 @@ def outline(job: Job) -> nn.Module:
         model = _with_adapter(model, job)
     # PEFT's adapters too: DeepSpeed's engine casts them, FSDP2 wants one type; fp16 has the bytes of bf16
     return model.to(torch.float32 if job.precision == "fp32" else torch.bfloat16)
+
+
+def materialize(module: nn.Module, device: torch.device | str) -> nn.Module:
+    """An outline in memory, in place, without values; embeddings that the head shares are shared again."""
+    module.to_empty(device=device)
+    module.tie_weights()
+    return module
 
 
 def start(job: Job, module: nn.Module) -> Running:
