@@ -135,6 +135,25 @@ def test_the_longest_sequence_fits_and_a_longer_one_does_not():
     assert peak(longer, "optimizer") <= room < peak(longer + 64, "optimizer")
 
 
+@pytest.mark.parametrize(("offload", "longest"), [("none", 1856), ("optimizer", 2560)])
+def test_the_longest_sequence_is_run_and_not_only_foretold(offload, longest, monkeypatch):
+    """Where need bends upwards, 256 and 512 tokens foretell too much."""
+    asked = []
+
+    def need(job, how, *rest):
+        asked.append(job.sequence)
+        return {"none": 4e9, "optimizer": 1e9}[how] + 1e6 * job.sequence + 500 * job.sequence**2
+
+    monkeypatch.setattr(backwards, "_peak", need)
+    room = {"none": 7.6e9, "optimizer": 6.9e9}[offload]
+    bounded = request(room=room / (1 - table.RESERVE))
+    assert backwards.longest_sequence(bounded, "zero-2", True, 2, offload) == longest
+    assert (
+        need(bounded.job.but(sequence=longest), offload) <= room < need(bounded.job.but(sequence=longest + 64), offload)
+    )
+    assert len(set(asked)) < 12
+
+
 def test_many_gpus_are_not_dry_run_one_by_one(monkeypatch):
     seen, own = [], backwards.run
     monkeypatch.setattr(backwards, "run", lambda job: seen.append(job.ranks) or own(job))
