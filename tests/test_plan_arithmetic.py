@@ -7,7 +7,7 @@ from pardemo.planner import allocator, engines, hardware, memory, shares, table
 from pardemo.planner.job import Adapter, Job
 
 V, H, MIDDLE, LAYERS, HEADS = 32_000, 2048, 5632, 2, 16
-B, S = 4, 1024
+B, S = 8, 1024
 BLOCK = 4 * H * H + 3 * H * MIDDLE + 2 * H  # q, k, v, o; gate, up, down; two norms
 PSI = 2 * V * H + LAYERS * BLOCK + H
 #: Cross-entropy in fp32: log-softmax, its gradient, and the gradient that has just been made of it.
