@@ -50,8 +50,8 @@ def compare() -> Iterator[str]:
         job, planned = peak.job, nbytes / 2**30
         yield (
             f"{job.engine}, checkpointing {'on' if job.checkpointing else 'off'}, {job.batch} × {job.sequence}: "
-            f"planned {planned:.1f} GiB {peak.counted}, published {peak.gib} ({100 * (planned / peak.gib - 1):+.0f} %); "
-            f"{lines}; {peak.source}"
+            f"planned {planned:.1f} GiB {peak.counted}, published {peak.gib} "
+            f"({100 * (planned / peak.gib - 1):+.0f} %); {lines}; {peak.source}"
         )
 
 
