@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import warnings
@@ -329,7 +330,8 @@ import multiprocessing, os, time
 from concurrent.futures import ProcessPoolExecutor
 from pardemo.planner import memory
 if __name__ == "__main__":
-    pool = ProcessPoolExecutor(2, multiprocessing.get_context("spawn"), initializer=memory._alone)
+    pool = ProcessPoolExecutor(2, multiprocessing.get_context("spawn"), initializer=memory._alone,
+                               initargs=(os.getpid(),))
     list(pool.map(time.sleep, [1, 1]))
     print(*pool._processes, flush=True)
     time.sleep(60)
@@ -346,3 +348,9 @@ def test_dry_runs_side_by_side_end_with_a_killed_kernel(tmp_path):
     kernel.wait()
     kernel.stdout.close()
     assert gone(pids)
+
+
+def test_a_dry_run_whose_kernel_was_killed_before_it_began_ends_too():
+    other = f"from pardemo.planner import memory; memory._alone({os.getppid()}); print('goes on')"
+    begun = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, timeout=120, check=False)
+    assert (begun.returncode, begun.stdout) == (1, "")

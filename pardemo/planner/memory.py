@@ -6,6 +6,7 @@ dry runs of the same events give those of any other batch, event by event: its p
 
 import logging
 import multiprocessing
+import os
 import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
@@ -157,14 +158,18 @@ def prepare(jobs: Iterable[Job], progress: Callable[[str], None] = lambda text: 
     if cores < 2 or len(missing) < 2:
         return
     context = multiprocessing.get_context("spawn")  # no thread of this process's can be in the way
-    with ProcessPoolExecutor(min(cores, len(missing)), context, initializer=_alone) as pool:
+    workers = min(cores, len(missing))
+    with ProcessPoolExecutor(workers, context, initializer=_alone, initargs=(os.getpid(),)) as pool:
         for done, (key, found) in enumerate(zip(missing, pool.map(dry_run, missing.values()), strict=True), start=1):
             _DONE[key] = found
             progress(f"{done} of {len(missing)} dry runs")
 
 
-def _alone() -> None:
-    end_with_parent()  # the pool's own processes would wait for a killed kernel's next task for ever
+def _alone(parent: int) -> None:
+    """A worker's beginning. The pool's own processes would wait for a killed kernel's next task for ever."""
+    end_with_parent()
+    if os.getppid() != parent:  # killed before this process asked to end with it
+        os._exit(1)
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.getLogger("torch").setLevel(logging.ERROR)
