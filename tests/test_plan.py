@@ -9,11 +9,11 @@ import warnings
 
 import pytest
 from conftest import gone
-from transformers import CONFIG_MAPPING
+from transformers import CONFIG_MAPPING, LlamaConfig
 
 from pardemo.cli import main
 from pardemo.finetune import recipe
-from pardemo.planner import backwards, engines, examples, files, hardware, models, table
+from pardemo.planner import backwards, engines, examples, files, hardware, memory, models, table
 from pardemo.planner.job import Adapter, Job
 from pardemo.planner.memory import Curve
 
@@ -22,6 +22,13 @@ def two_layers():
     config = examples.config("llama")
     config.num_hidden_layers = 2
     return config
+
+
+def wide():
+    """667 million parameters, beside which CUDA's, NCCL's and the allocator's own are small."""
+    return LlamaConfig(
+        vocab_size=32_000, hidden_size=4096, intermediate_size=11_008, num_hidden_layers=2, num_attention_heads=32
+    )
 
 
 def request(gpus=4, room=None, config=None, **changes):
@@ -98,7 +105,7 @@ def test_gpus_that_are_enough_are_not_told_as_too_few(monkeypatch):
 
 
 def test_more_gpus_take_less_of_each():
-    asked = request(engines=("zero-3",), checkpointing=(True,))
+    asked = request(engines=("zero-3",), checkpointing=(True,), config=wide())
     asked = dataclasses.replace(asked, job=asked.job.but(adapter=None))
     assert backwards.least_bytes(asked, 4) < backwards.least_bytes(asked, 1)
 
@@ -156,15 +163,18 @@ def test_the_longest_sequence_is_run_and_not_only_foretold(offload, longest, mon
 
 
 def test_many_gpus_are_not_dry_run_one_by_one(monkeypatch):
-    seen, own = [], backwards.run
-    monkeypatch.setattr(backwards, "run", lambda job: seen.append(job.ranks) or own(job))
-    asked = request(engines=("zero-3",), checkpointing=(True,))
+    """Of more ranks than a dry run has, the shards of one with fewer are scaled: here eight from four."""
+    seen, own = [], memory.dry_run
+    monkeypatch.setattr(memory, "dry_run", lambda job: seen.append(job.ranks) or own(job))
+    asked = request(engines=("zero-3",), checkpointing=(True,), config=wide())
     asked = dataclasses.replace(asked, job=asked.job.but(adapter=None))
+    exact = backwards.least_bytes(asked, 8)
+    monkeypatch.setattr(memory, "DATA_PARALLEL_MOST", 4)
     needed = {n: backwards.least_bytes(asked, n) for n in (8, 32, 100_000)}
+    assert set(seen) == {4, 8}
     assert needed[8] > needed[32] > needed[100_000] > 0
-    assert max(seen) <= 16
-    beyond = backwards._least_bytes(asked, 32)  # a dry run of 32 ranks says what 8 and 16 foretold
-    assert needed[32] == pytest.approx(beyond, rel=0.01)
+    # 3 %: of segments of 2 and of 20 MiB; a shard of an eighth of the states is 40 % of it
+    assert needed[8] == pytest.approx(exact, rel=0.03)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from pardemo.planner.job import Job
-from pardemo.planner.memory import Curve, run
+from pardemo.planner.memory import Curve
 from pardemo.planner.table import Plan, Request
 
 MOST_EXPONENT = 9  # 512 times the GPUs that hold one copy of the model
-RUN_EXPONENT = 4  # copies up to 16 are run; beyond, shards shrink by the rule: DeepSpeed's own start takes minutes
 TOKENS = 64  # sequences are told in steps of
 
 
@@ -26,13 +25,15 @@ def longest_sequence(request: Request, engine: str, checkpointing: bool, batch: 
     ends. The prediction is run itself, with its neighbours, and bisected where it is wrong. 0 where not even 64 tokens
     do.
     """
-    job = request.job.but(batch=batch, engine=engine, ranks=request.dp, checkpointing=checkpointing, accumulation=1)
+    micro_batches = request.share // batch
+    job = request.job.but(
+        batch=batch, engine=engine, ranks=request.dp, checkpointing=checkpointing, accumulation=min(2, micro_batches)
+    )  # from the second on, gradients of the ones before are there
     context = getattr(job.config, "max_position_embeddings", None) or 1 << 20
     room = request.cluster.room
 
     def need(sequence: int) -> float:
-        in_flight = min(request.pp, request.share // batch)
-        return _peak(job.but(sequence=sequence), offload, request.tp, request.pp, in_flight)
+        return _peak(job.but(sequence=sequence), offload, request.tp, request.pp, min(request.pp, micro_batches))
 
     if context < 2 * TOKENS:
         return context if need(context) <= room else 0
@@ -72,32 +73,17 @@ def fewest_gpus(request: Request) -> int | None:
 
 
 def least_bytes(request: Request, gpus: int) -> float:
-    """Peak of two samples a micro-batch on so many GPUs, under stage 3 with checkpointing.
-
-    Up to 16 copies of the model it is a dry run's. Of more, what is sharded is that of 16 in proportion, the rest the
-    same: a shard is 1/N of the whole.
-    """
+    """Peak of two samples a micro-batch on so many GPUs, under stage 3 with checkpointing."""
     dp = max(1, gpus // (request.tp * request.pp))
-    most = 1 << RUN_EXPONENT
-    if dp <= most:
-        return _least_bytes(request, dp)
-    half, full = _least_bytes(request, most // 2), _least_bytes(request, most)
-    sharded = 2 * (half - full)  # of ``most``: affine in 1/N
-    return full - sharded * (1 - most / dp)
-
-
-def _least_bytes(request: Request, dp: int) -> float:
+    several = request.samples_per_step > 2 * dp
     job = request.job.but(
-        batch=2, engine="zero-3" if dp > 1 else "zero-0", ranks=dp, checkpointing=True, accumulation=1
+        batch=2, engine="zero-3" if dp > 1 else "zero-0", ranks=dp, checkpointing=True, accumulation=1 + several
     )  # two samples: one is stored differently, and this is an upper bound
     return _peak(job, "none", request.tp, request.pp, request.pp)
 
 
 def _peak(job: Job, *how: Any) -> float:
-    """Of the job as it is, from one dry run instead of a curve's two."""
-    curve = Curve.__new__(Curve)
-    curve.job, curve.low, curve.high, curve.affine = job, run(job), run(job), True
-    return curve.estimate(job.batch, *how).peak_bytes
+    return Curve.at_one(job).estimate(job.batch, *how).peak_bytes
 
 
 def smallest_cluster(request: Request) -> str:

@@ -5,6 +5,7 @@ all that it does on real ranks, but for the numbers.
 """
 
 import contextlib
+import copy
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 import pardemo.baichuan2  # noqa: F401, registers the model
 from pardemo import lora
@@ -42,7 +43,7 @@ def outline(job: Job) -> nn.Module:
     Raises:
         ValueError: Transformers has no causal LM for the configuration; LoRA's target is no module of it.
     """
-    config = _quiet(job.config)
+    config = _without_cache(job.config)
     with torch.device("meta"), _silence():
         try:
             model = AutoModelForCausalLM.from_config(config)  # attention as Transformers chooses: fused where it can
@@ -173,7 +174,9 @@ def _with_adapter(model: PreTrainedModel, job: Job) -> nn.Module:
         return get_peft_model(model, config, autocast_adapter_dtype=False)
 
 
-def _quiet(config):
+def _without_cache(config: PreTrainedConfig) -> PreTrainedConfig:
+    """A copy: by its configuration a job is known again."""
+    config = copy.deepcopy(config)
     config.use_cache = False
     return config
 

@@ -67,6 +67,13 @@ class Curve:
         self.low, self.high = map(run, self.needs(job))
         self.affine = np.array_equal(self.low.changes[:, 0], self.high.changes[:, 0])
 
+    @classmethod
+    def at_one(cls, job: Job) -> "Curve":
+        """Of the job's own micro-batch alone: from one dry run."""
+        curve = cls.__new__(cls)
+        curve.job, curve.low, curve.high, curve.affine = job, run(job), run(job), True
+        return curve
+
     @staticmethod
     def needs(job: Job) -> list[Job]:
         """The dry runs that a curve is made of."""

@@ -26,14 +26,22 @@ def shares(found: Footprint, ranks: int, tp: int, pp: int, in_flight: int, offlo
         in_flight: micro-batches whose activations a pipeline stage holds.
         offload: one of :data:`pardemo.planner.memory.OFFLOADS`.
     """
-    sharded, fewer = _SHARDED.get(found.job.engine, ()), found.job.ranks / ranks
+    fewer = found.job.ranks / ranks
     parts = np.zeros(len(found.lives))
     for place, life in enumerate(found.lives):
         line = LINES[found.line_of[place]]
         if not _on_host(line, life, offload):
             part = 1.0 if is_bucket(life, found.job) else _model_parallel(line, life, tp, pp, in_flight)
-            parts[place] = part * (fewer if line in sharded else 1.0)
+            parts[place] = part * (fewer if _is_sharded(line, life, found) else 1.0)
     return parts
+
+
+def _is_sharded(line: str, life: Life, found: Footprint) -> bool:
+    """Also what the update makes of a shard, in fp32 at most; larger ones are of whole parameters on their way."""
+    sharded = _SHARDED.get(found.job.engine, ())
+    if sharded and life.phase == "step" and line == "temporaries":
+        return life.nbytes <= 4.1 * found.trained_params / found.job.ranks
+    return line in sharded
 
 
 def _model_parallel(line: str, life: Life, tp: int, pp: int, in_flight: int) -> float:

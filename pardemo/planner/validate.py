@@ -154,7 +154,7 @@ def seconds_of(job: Job) -> float:
     """On a rank: the median time of a step."""
     from pardemo.planner import engines, truth
 
-    module = engines.outline(job).to_empty(device="cpu")
+    module = engines.materialize(engines.outline(job), "cpu")
     truth.fill(module)
     running = engines.start(job, module)
     ids, labels = truth.batch(job)
