@@ -9,13 +9,14 @@ from pardemo.cli import main
 from pardemo.planner import command, hardware, table
 from pardemo.planner.examples import config
 from pardemo.planner.job import Job
-from pardemo.planner.memory import Estimate
+from pardemo.planner.memory import BUILT_SHARDED, Estimate
 from pardemo.planner.timing import StepTime
 
 
-def row(engine="zero-2", offload="none", batch=4, hours=1.0, gigabytes=50.0, sent=1e9, checkpointing=True):
+def row(engine="zero-2", offload="none", batch=4, hours=1.0, gigabytes=50.0, sent=1e9, checkpointing=True, built=30.0):
     time = StepTime(hours, 0, 0, 0, 0, 0, 0, sent)
-    memory = Estimate({"parameters": gigabytes * 1e9}, "backward")
+    building = built * 1e9 if engine in BUILT_SHARDED else None
+    memory = Estimate({"parameters": gigabytes * 1e9}, "backward", building)
     return table.Row(engine, offload, checkpointing, batch, 32 // batch, memory, time, gigabytes < 76, 1.0, hours, None)
 
 
@@ -91,6 +92,14 @@ def test_the_table_shows_the_first_rows_and_says_how_many_more():
     assert text.splitlines()[1].startswith("→")
     assert command.as_text(found).count("yes") == 16
     assert command.as_json(found)["recommended"] == 0
+
+
+def test_building_a_model_whole_is_told_beside_the_step_and_how_to_go_without():
+    told = command.as_text(plan(row("zero-2"), row("zero-3"), row("fsdp2", built=90))).splitlines()
+    assert "  ZeRO 3: built whole on the GPU before it is cut 30.0 GB, fits" in told
+    (fsdp2,) = (line for line in told if line.startswith("  FSDP2: built whole"))
+    assert "90.0 GB, does not fit: build it on the meta device, then fully_shard, to_empty" in fsdp2
+    assert not any("ZeRO 2: built" in line for line in told), "which leaves parameters whole anyway"
 
 
 @pytest.mark.parametrize(
