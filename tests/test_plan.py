@@ -162,6 +162,16 @@ def test_the_longest_sequence_is_run_and_not_only_foretold(offload, longest, mon
     assert len(set(asked)) < 12
 
 
+def test_backwards_too_gradients_of_earlier_micro_batches_are_kept(monkeypatch):
+    asked = []
+    monkeypatch.setattr(backwards, "_peak", lambda job, *how: asked.append(job.accumulation) or 0.0)
+    for samples, kept in ((32, 2), (8, 1)):  # of four ranks: eight each, or two, two at a time
+        backwards.longest_sequence(request(samples_per_step=samples), "zero-1", True, 2)
+        backwards.least_bytes(request(samples_per_step=samples), 4)
+        assert set(asked) == {kept}
+        asked.clear()
+
+
 def test_many_gpus_are_not_dry_run_one_by_one(monkeypatch):
     """Of more ranks than a dry run has, the shards of one with fewer are scaled: here eight from four."""
     seen, own = [], memory.dry_run
