@@ -191,6 +191,22 @@ def test_figures_are_shortened_for_readers():
     assert claims.short(None) == ""
 
 
+@pytest.mark.parametrize(
+    ("predicted", "options", "shown"),
+    [
+        (100, {}, "100"),
+        (100, {"rel": 0.005}, "100 ± 0.5 %"),
+        (0.2, {"rel": 0.05 / 0.2}, "0.2 ± 25 %"),
+        (100, {"relation": "at most", "rel": 0.005}, "≤ 100"),  # a bound's tolerance is ignored
+        (True, {"rel": 0.005}, "True"),
+        ("abc", {"rel": 0.005}, "abc"),
+    ],
+)
+def test_a_tolerance_stands_beside_what_is_predicted(ledger, predicted, options, shown):
+    ledger.check("s09.x", "statement", predicted, predicted, **options)
+    assert list(ledger.table().data["predicted"]) == [shown]
+
+
 def test_the_articles_statements_are_all_there():
     found = claims.statements()
     assert [s["id"] for s in found] == [f"s{k:02d}" for k in range(1, 107)]
