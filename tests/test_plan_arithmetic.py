@@ -137,6 +137,18 @@ def test_a_sharded_step_is_not_measured_by_how_the_model_was_built(engine):
     assert memory.Curve(job("zero-1", 4)).estimate(B).building_bytes is None
 
 
+def test_what_building_left_free_is_not_reserved_in_the_step():
+    """FSDP2 with LoRA: a rank keeps an eighth, and in pieces what is gathered; it was built of all."""
+    layers = 16
+    deep = llama(num_hidden_layers=layers)
+    small = job("fsdp2", 8, config=deep, batch=1, sequence=64, adapter=Adapter(target=("q_proj", "v_proj")))
+    found = memory.Curve.at_one(small).estimate(1)
+    whole = 2 * (2 * V * H + layers * BLOCK + H)
+    assert found.building_bytes - memory.CONTEXT_BYTES >= whole
+    kept = whole / 8 + 2 * (2 * 2 * V * H) + 2 * 2 * BLOCK  # embedding and head are gathered and copied; two layers
+    assert sum(found.lines[name] for name in (*memory.LINES, "allocator")) < 1.1 * kept < 0.6 * whole
+
+
 def test_the_allocators_segments_by_hand():
     mib = MIB
     # three of 3 MiB lie in one segment of 20, five more need another; 30.5 MiB have their own, rounded up to 2 MiB
