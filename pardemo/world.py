@@ -159,7 +159,7 @@ class World:
             raise ValueError(f"meters are {', '.join(cell.METERS)}, not {unknown[0]}")
         cell.parse(source, name)
         cells = self.run(cell.run, source, name, tuple(get), dict(put or {}), tuple(meters), timeout_s=timeout_s)
-        for rank, unsent in enumerate(cell.unsent for cell in cells):
+        for rank, unsent in enumerate(one.unsent for one in cells):
             for variable, reason in unsent.items():
                 raise ValueError(f"get {variable}: on rank {rank} {reason}")
         return cells

@@ -61,7 +61,7 @@ def test_bad_input_without_a_notebook(world_of):
         world.run_source("a = = 1")
     with pytest.raises(ValueError, match="meters are wire, memory, timeline, not wires"):
         world.run_source("1", meters=["wires"])
-    with pytest.raises(ValueError, match="get nowhere: on rank 0 no variable of that name; there are .*here"):
+    with pytest.raises(ValueError, match=r"get nowhere: on rank 0 no variable of that name; there are .*here"):
         world.run_source("here = 1", get=["nowhere"])
     with pytest.raises(ValueError, match="get lock: on rank 0 a lock cannot be sent to the notebook"):
         world.run_source("import threading; lock = threading.Lock()", get=["lock"])
