@@ -37,8 +37,8 @@ def ring_all_reduce(ranks: int = 4) -> Player:
 
 def _beginning(ranks: int) -> str:
     return (
-        f"Each of {ranks} ranks has a tensor of its own, cut into {ranks} chunks. The colours say whose numbers a chunk "
-        "contains: so far its own rank's alone."
+        f"Each of {ranks} ranks has a tensor of its own, cut into {ranks} chunks. The colours say whose numbers a "
+        "chunk contains: so far its own rank's alone."
     )
 
 
