@@ -14,17 +14,31 @@ from pardemo.finetune import launch, score_command
 from pardemo.headlines import command as headlines
 from pardemo.planner import command as planner
 from pardemo.report import command as report_command
+from pardemo.unread import work_goes_on
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 only on success, 2 for bad input, which is told in one line."""
-    parser = _parser()
-    arguments = parser.parse_args(argv)
+    """Returns the exit status: 0 only on success, 2 for bad input, which is told in one line.
+
+    141 where the reader of our output, head or less, has seen enough: what a shell says of a program that ends so.
+    A command that works goes on without a reader (:mod:`pardemo.unread`), and its status is its work's.
+    """
+    try:
+        try:
+            return _run_command(argv)
+        finally:
+            sys.stdout.flush()  # here, and not when Python ends: there is nobody to catch it then
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _run_command(argv: Sequence[str] | None) -> int:
+    arguments = _parser().parse_args(argv)
     try:
         return arguments.action(arguments)
-    except BrokenPipeError:  # the reader of our output, head or less, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except BrokenPipeError:
+        raise
     except (ValueError, OSError) as error:
         print(f"pardemo {arguments.command}: {error}", file=sys.stderr)
         return 2
@@ -84,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+@work_goes_on()
 def _run(arguments: argparse.Namespace) -> int:
     from pardemo import runner
     from pardemo.parameters import parameters_of
@@ -119,6 +134,7 @@ def _claims(arguments: argparse.Namespace) -> int:
     return 1 if claims.counts(rows)["fails"] else 0
 
 
+@work_goes_on()
 def _bench(arguments: argparse.Namespace) -> int:
     from pardemo import bench
 

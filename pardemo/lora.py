@@ -39,8 +39,12 @@ def settings(lora: Lora, model: nn.Module) -> Any:
 
 
 def linear_names(model: nn.Module, *kinds: type[nn.Module]) -> set[str]:
-    """The last names of the model's linear modules: where LoRA can go. ``kinds`` to ask for those alone."""
+    """The last names of the model's linear modules: where LoRA can go. ``kinds`` to ask for those alone.
+
+    Not those that compute something else of their weight, as Baichuan2's head does: B·A beside them is not B·A in it.
+    """
     from transformers.pytorch_utils import Conv1D
 
     found = ((name.rpartition(".")[2], part) for name, part in model.named_modules())
-    return {name for name, part in found if isinstance(part, kinds or (nn.Linear, Conv1D))}
+    linear = [kind.forward for kind in kinds or (nn.Linear, Conv1D)]
+    return {name for name, part in found if type(part).forward in linear}

@@ -1,5 +1,6 @@
 """The same model on every rank: compared and sent from one rank at the start, and watched from then on."""
 
+from collections.abc import Callable, Hashable
 from itertools import zip_longest
 
 import torch
@@ -9,19 +10,29 @@ from torch import nn
 from pardemo.channel import Channel
 
 
-def compare_models(module: nn.Module, group: dist.ProcessGroup, problem: str | None = None) -> None:
-    """All ranks need the same model: a difference would end in a hang, or in a wrong sum, much later.
+def compare_models(
+    module: nn.Module,
+    group: dist.ProcessGroup,
+    engine: str,
+    problem: str | None = None,
+    settings_of: Callable[[nn.Parameter], Hashable] | None = None,
+) -> None:
+    """All ranks need the same model: a difference would end in a hang, or in a wrong sum, much later. Collective.
 
     Args:
+        engine: what keeps the module, with what has to be the same on every rank (``"ZeRO-2, max_norm 1.0"``).
         problem: what speaks against this module on this rank, so that all ranks refuse it together.
+        settings_of: what of a parameter has to be the same beside its form, such as its optimizer's group.
 
     Raises:
         ValueError: the first problem, or the first difference; the same text on every rank.
     """
-    mine = problem or _gaps(module), _form(module)
     ranks: list = [None] * dist.get_world_size(group)
-    dist.all_gather_object(ranks, mine, group=group)
-    problems, models = zip(*ranks, strict=True)
+    dist.all_gather_object(ranks, (engine, problem, _form(module, settings_of)), group=group)
+    engines, problems, models = zip(*ranks, strict=True)
+    for rank, theirs in enumerate(engines):
+        if theirs != engines[0]:
+            raise ValueError(f"the ranks' engines differ: rank 0 has {engines[0]}, rank {rank} has {theirs}")
     if any(problems):
         rank = next(rank for rank, found in enumerate(problems) if found)
         raise ValueError(problems[rank] if len(set(problems)) == 1 else f"rank {rank}: {problems[rank]}")
@@ -81,7 +92,8 @@ class Watched:
         return next(name for name, p in self._module.named_parameters() if p is parameter)
 
 
-def _gaps(module: nn.Module) -> str | None:
+def gaps(module: nn.Module) -> str | None:
+    """What speaks against sending this module's parameters as they lie in memory."""
     for name, parameter in module.named_parameters():
         if not torch.ops.aten.is_non_overlapping_and_dense(parameter.data):
             return (
@@ -91,11 +103,12 @@ def _gaps(module: nn.Module) -> str | None:
     return None
 
 
-def _form(module: nn.Module) -> list[tuple]:
+def _form(module: nn.Module, settings_of: Callable[[nn.Parameter], Hashable] | None) -> list[tuple]:
     form = []
     for name, p in module.named_parameters():
         strides = () if p.is_contiguous() else (f"strides {p.stride()}",)
-        form.append((name, tuple(p.shape), str(p.dtype), p.requires_grad, *strides))
+        settings = () if settings_of is None else (settings_of(p),)
+        form.append((name, tuple(p.shape), str(p.dtype), p.requires_grad, *strides, *settings))
     return form + [(name, tuple(b.shape), str(b.dtype), "a buffer") for name, b in module.named_buffers()]
 
 

@@ -16,7 +16,7 @@ from pardemo.backward import BackwardPass
 from pardemo.groups import group_of
 from pardemo.joining import ACTIVE, BACKWARD, BUFFERS, Shadow, all_plans, last_active
 from pardemo.meters.timeline import Timeline
-from pardemo.replicas import Watched, broadcast_buffers, broadcast_model, compare_models
+from pardemo.replicas import Watched, broadcast_buffers, broadcast_model, compare_models, gaps
 from pardemo.sending import AllReduce, Sender
 
 #: For each parameter, the wrapper that averages its gradient.
@@ -38,7 +38,7 @@ class Wrapper(nn.Module, Joinable):
         self.group = group_of(group)
         self.size = dist.get_world_size(self.group)
         self.parameters_to_sync = [p for p in module.parameters() if p.requires_grad]
-        compare_models(module, self.group, self._problem(module))
+        compare_models(module, self.group, type(self).__name__, self._problem(module) or gaps(module))
         self.module = module
         self.divide_by_initial_world_size = True
         self.share_of = self.size  # by what a gradient is divided before the sum

@@ -194,8 +194,7 @@ def test_flex_attention_equals_sdpa(position):
     mask[0, :40] = 0
     positions = (mask.cumsum(1) - 1).clamp_min(0)
     plain, flex = small(position), small(position)
-    for layer in flex.model.layers:
-        layer.self_attn.flex = True
+    flex.set_attn_implementation("flex_attention")
     with torch.no_grad():
         one, other = (m(ids, attention_mask=mask, position_ids=positions).logits for m in (plain, flex))
     torch.testing.assert_close(one[mask.bool()], other[mask.bool()], rtol=1e-4, atol=1e-4)

@@ -65,6 +65,13 @@ def test_a_row_is_the_ratio_of_medians():
     assert bench.compare("x", [2.0], [1.0], "s", None).met is None
 
 
+@pytest.mark.parametrize(("peer", "met"), [(0.957, False), (0.992, True), (1.0, True), (1.008, True), (1.043, False)])
+def test_what_is_to_be_the_same_is_neither_lower_nor_higher(peer, met):
+    row = bench.compare("loss", [1.0, 1.0], [peer, peer], "nats", 1.0, within=0.01)
+    assert row.met is met
+    assert "1 ± 0.01" in bench.as_text([row])
+
+
 def test_bench_import_runs_and_prints(capsys, monkeypatch):
     assert cli.main(["bench", "import", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
@@ -113,6 +120,55 @@ def test_an_interrupt_is_an_exit_status(monkeypatch, capsys):
     monkeypatch.setattr(bench, "run", interrupted)
     assert cli.main(["bench"]) == 130
     assert "interrupted" in capsys.readouterr().err
+
+
+def piped(*command, lines=0, **kwargs):
+    """A command's status when its reader leaves after some lines, and what it said on stderr."""
+    process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               cwd=project.PACKAGE.parent, **kwargs)  # fmt: skip
+    for _ in range(lines):
+        process.stdout.readline()
+    process.stdout.close()
+    told = process.stderr.read()
+    return process.wait(60), told
+
+
+def test_a_closed_pipe_ends_what_only_prints_quietly(tmp_path):
+    row = {"instruction": "", "output": "b", "source": ""}
+    (tmp_path / "rows.json").write_text(json.dumps([row | {"input": ""} for _ in range(5000)]))
+    assert piped("-m", "pardemo", "data", "check", str(tmp_path / "rows.json"), lines=1) == (141, "")
+    assert piped("-m", "pardemo", "finetune", "tiny-cpu", "--show") == (0, ""), "nothing to be done, and not an error"
+
+
+def test_a_closed_pipe_does_not_end_what_works(tmp_path):
+    status, told = piped("-m", "pardemo", "data", "build", "--out", str(tmp_path), "--train", "200", "--test", "20")
+    assert (status, told) == (0, "")
+    assert {"train.json", "test.json", "manifest.json"} <= {path.name for path in tmp_path.iterdir()}
+
+
+WORKS = """
+import sys
+from pardemo.unread import work_goes_on
+
+@work_goes_on()
+def works():
+    for number in range(100_000):
+        print(number)
+        print(number, file=sys.stderr, flush=True)
+    open(sys.argv[1], "w").write("done")
+
+works()
+print("said by what only prints", flush=True)
+"""
+
+
+def test_work_goes_on_without_a_reader(tmp_path):
+    reader = subprocess.Popen([sys.executable, "-c", WORKS, str(tmp_path / "file")], stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT)  # fmt: skip
+    reader.stdout.readline()
+    reader.stdout.close()
+    assert reader.wait(60) == 0
+    assert (tmp_path / "file").read_text() == "done"
 
 
 def test_presets():

@@ -23,6 +23,35 @@ BASE = {"train_micro_batch_size_per_gpu": 2}
         ({"train_batch_size": 0}, "train_batch_size must be a whole number of at least 1, not 0"),
         ({"train_batch_size": 16, "gradient_accumulation_steps": 3}, "= 24"),
         ({"xyzzy_qqq": 1}, "has no key 'xyzzy_qqq'"),
+        (
+            {"zero_optimization": {"stage": 2, "offload_optimizer": {"devise": "cpu"}}},
+            "zero_optimization.offload_optimizer has no key 'devise'; did you mean 'device'?",
+        ),
+        (
+            {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "gpu"}}},
+            "zero_optimization.offload_optimizer.device must be 'none', 'cpu' or 'nvme', not 'gpu'",
+        ),
+        (
+            {"zero_optimization": {"stage": 2, "reduce_bucket_size": "big"}},
+            "zero_optimization.reduce_bucket_size must be a valid integer",
+        ),
+        ({"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_sise": 1}}, "'stage3_prefetch_bucket_size'?"),
+        ({"bf16": {"enable": True}}, "bf16 has no key 'enable'; did you mean 'enabled'?"),
+        ({"fp16": {"enabled": "auto", "loss_scale": "x"}}, "fp16.loss_scale must be a number"),
+        # what DeepSpeed itself ignores without a word
+        ({"activation_checkpointing": {"partition_activation": True}}, "did you mean 'partition_activations'?"),
+        ({"checkpoint": {"load_univresal": True}}, "did you mean 'load_universal'?"),
+        ({"scheduler": {"tpye": "WarmupLR"}}, "scheduler has no key 'tpye'; did you mean 'type'?"),
+        ({"pipeline": {"partitoin": "best"}}, "did you mean 'partition'?"),
+        ({"type": "AdamW"}, "the configuration has no key 'type'"),
+        # what fails at the first step
+        ({"gradient_clipping": "big"}, "gradient_clipping must be a number, not 'big'"),
+        ({"prescale_gradients": "yes"}, "prescale_gradients must be true or false, not 'yes'"),
+        (
+            {"optimizer": {"type": "AdamW", "params": {"weigth_decay": 0.1}}},
+            "optimizer.params has no key 'weigth_decay'; did you mean 'weight_decay'?",
+        ),
+        ({"elasticity": {"enabled": True}}, "Elastic training has been removed"),
     ],
 )
 def test_wrong_settings_are_named(settings, message):
@@ -45,5 +74,12 @@ def test_right_settings_pass(stage):
     check(BASE | {"train_batch_size": 16}, 4)
     check(BASE | {"fp16": {"enabled": True}}, 4, on_cpu=False)
     check(BASE | {"optimizer": {"type": "AdamW", "params": {"lr": "auto", "torch_adam": True}}}, 4)
+    check(BASE | {"zero_optimization": {"stage": stage, "reduce_bucket_size": "auto", "overlap_comm": True}}, 4)
+    offload = {"device": "cpu", "pin_memory": "auto"}
+    check(BASE | {"zero_optimization": {"stage": 3, "offload_param": offload, "offload_optimizer": offload}}, 4)
+    check(
+        BASE | {"activation_checkpointing": {"partition_activations": True}, "checkpoint": {"load_universal": True}}, 4
+    )
+    check(BASE | {"steps_per_print": 5, "wall_clock_breakdown": False, "communication_data_type": "fp32"}, 4)
     check(BASE | {"gradient_clipping": "auto", "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}, 4)
     check({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "steps_per_print": 5}, 4)

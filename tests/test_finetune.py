@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch.nn import functional as F
 
-from pardemo import RankFailed, World, cli, headlines
-from pardemo.finetune import detached, recipe, sealed
+from pardemo import RankFailed, World, cli, headlines, project
+from pardemo.finetune import beginning, detached, recipe, sealed
 from pardemo.finetune.launch import PRELOAD, launch
 from pardemo.finetune.logs import TokenCount, read_log, smoothed
 from pardemo.finetune.order import Order
@@ -60,15 +60,15 @@ def ranks():
         world.close()
 
 
-def trained(values, resume=False, overwrite=False):
+def trained(values, resume=False, overwrite=False, allow=()):
     from pardemo.finetune.train import train
 
-    return dataclasses.asdict(train(recipe.from_dict(values), resume, overwrite))
+    return dataclasses.asdict(train(recipe.from_dict(values), resume, overwrite, allow=allow))
 
 
-def run(ranks, job, folder, *changes, n=2, resume=False, overwrite=False):
+def run(ranks, job, folder, *changes, n=2, resume=False, overwrite=False, allow=()):
     changed = recipe.override(job, [f"output_dir={folder}", f"world.ranks={n}", *changes])
-    return ranks(n).run(trained, recipe.to_dict(changed), resume, overwrite)[0]
+    return ranks(n).run(trained, recipe.to_dict(changed), resume, overwrite, allow)[0]
 
 
 def adapter(folder):
@@ -242,13 +242,49 @@ def test_an_earlier_run_is_neither_lost_nor_mistaken_for_the_new_one(ranks, job,
         (["train.per_device_batch=2"], "written with samples a step 8, this run has 4"),
         (["train.seed=7"], "written with train.seed 42, this run has 7"),
         (["data.cutoff_len=100"], "written with data.cutoff_len 256, this run has 100"),
+        (["train.learning_rate=1e-3"], "written with train.learning_rate 0.003, this run has 0.001$"),
+        (["train.scheduler=linear"], "written with train.scheduler cosine, this run has linear$"),
+        (["lora.alpha=64"], "written with lora.alpha 32.0, this run has 64.0: --allow lora.alpha goes on with it"),
+        (
+            ["lora.rank=4", "lora.alpha=8"],
+            "written with lora.rank 8, this run has 4; lora.alpha 32.0, this run has 8.0$",
+        ),
+        (["train.max_steps=8"], "written with train.max_steps 6, this run has 8: --allow train.max_steps goes"),
+        (["train.precision=bf16"], "written with train.precision fp32, this run has bf16$"),
+        (["deepspeed.zero_optimization.stage=1"], "written with DeepSpeed's stage 2, this run has 1$"),
+        (["deepspeed.optimizer.params.weight_decay=0.1"], "written with deepspeed.optimizer .*, this run has"),
+        (["model.init=random"], "written with the base model .*, this run has"),
     ],
 )
-def test_a_checkpoint_of_another_run_is_not_gone_on_from(ranks, job, whole, tmp_path, changes, told):
+def test_a_checkpoint_of_another_run_is_not_gone_on_from(job, whole, tmp_path, changes, told):
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)
-    with pytest.raises(RankFailed, match=told):
-        run(ranks, job, folder, "lora.dropout=0.1", *changes, resume=True)
+    changed = recipe.override(job, [f"output_dir={folder}", "lora.dropout=0.1", *changes])
+    with pytest.raises(ValueError, match=told):  # by every rank, and before any rank starts
+        beginning.choose(folder, changed, True, False, 2)
+    with pytest.raises(ValueError, match=told):
+        launch(changed, resume=True)
+
+
+def test_a_change_that_is_named_is_gone_on_with(ranks, job, whole, tmp_path):
+    folder = interrupted(whole, tmp_path / "run")
+    changes = ["lora.dropout=0.1", "lora.alpha=64", f"train.max_steps={STEPS + 2}"]
+    with pytest.raises(RankFailed, match=r"written with train.max_steps 6, this run has 8: --allow"):
+        run(ranks, job, folder, *changes, resume=True, allow=["lora.alpha"])
+    done = run(ranks, job, folder, *changes, resume=True, allow=["lora.alpha", "train.max_steps"])
+    assert (done["steps"], done["resumed_from"]) == (STEPS + 2, "checkpoint-3")
+    assert [line for line in done["notes"] if "as allowed" in line] == [
+        "checkpoint-3 was written with lora.alpha 32.0, this run has 64.0, as allowed",
+        "checkpoint-3 was written with train.max_steps 6, this run has 8, as allowed",
+    ]
+    cosine = [3e-3 * (1 + torch.cos(torch.tensor(torch.pi * s / 8)).item()) / 2 for s in range(4, 9)]
+    rates = [row["learning_rate"] for row in read_log(folder) if row["step"] > 3]
+    assert rates == pytest.approx(cosine, abs=1e-9), "the schedule ends where the run does"
+    assert json.loads((folder / "adapter" / "adapter_config.json").read_text())["lora_alpha"] == 64
+    with pytest.raises(ValueError, match=r"--allow train.learning_rate: a resumed run may change lora.alpha, "):
+        beginning.choose(folder, job, True, False, 2, ["train.learning_rate"])
+    with pytest.raises(ValueError, match="it goes with --resume"):
+        beginning.choose(folder, job, False, True, 2, ["lora.alpha"])
 
 
 def test_patience_is_resumed_too(ranks, job, tmp_path):
@@ -296,6 +332,59 @@ def test_a_checkpoint_of_somebody_else_is_not_read(whole, tmp_path, monkeypatch)
     assert found is None
     assert "another user or machine wrote it" in notes[0]
     assert (tmp_path / "another key").stat().st_mode & 0o077 == 0
+
+
+def everything(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("why", ["another key", "corrupt", "adapter alone"])
+def test_what_cannot_be_gone_on_from_is_refused_and_left_as_it_is(job, whole, tmp_path, monkeypatch, capfd, why):
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    if why == "another key":
+        monkeypatch.setenv("PARDEMO_KEY", str(tmp_path / "another key"))
+    for checkpoint in sealed.checkpoints(folder) if why != "another key" else ():
+        if why == "corrupt":
+            (checkpoint / "adapter_model.safetensors").write_bytes(b"x")
+        else:
+            shutil.rmtree(checkpoint)
+    before = everything(folder)
+    changed = recipe.override(job, [f"output_dir={folder}", "lora.dropout=0.1"])
+    recipe.save(changed, tmp_path / "job.yaml")
+    assert cli.main(["finetune", str(tmp_path / "job.yaml"), "--resume"]) == 2
+    told = capfd.readouterr().err.strip().splitlines()[-1]
+    assert everything(folder) == before
+    assert "--overwrite removes " in told
+    names = ("an adapter and no checkpoint",) if why == "adapter alone" else (f"checkpoint-{STEPS} ", "checkpoint-3 ")
+    assert all(name in told for name in names)
+
+
+def test_only_a_runs_own_checkpoints_are_counted(ranks, job, whole, tmp_path):
+    """The newest of before cannot be read: with one to keep, it is not kept in the place of one that can."""
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    shutil.rmtree(folder / "adapter")
+    corrupt = folder / f"checkpoint-{STEPS}"
+    corrupt.rename(folder / "checkpoint-40")
+    (folder / "checkpoint-40" / "adapter_model.safetensors").write_bytes(b"x")
+    (folder / ".checkpoint-3-universal-abc").mkdir()  # of a resume that was killed
+    done = run(ranks, job, folder, "lora.dropout=0.1", "train.save_limit=1", resume=True)
+    assert done["resumed_from"] == "checkpoint-3"
+    assert [path.name for path in sealed.checkpoints(folder)] == ["checkpoint-40", f"checkpoint-{STEPS}"]
+    assert sealed.readable(folder) == {f"checkpoint-{STEPS}"}
+    assert not list(folder.glob(".checkpoint-*"))
+
+
+def test_what_to_keep(tmp_path):
+    for number in (2, 4, 6, 8):
+        (tmp_path / f"checkpoint-{number}").mkdir()
+        if number != 4:  # never finished
+            sealed.seal(tmp_path / f"checkpoint-{number}", step=number)
+    sealed.keep(tmp_path, None, {"checkpoint-8"})
+    assert [path.name for path in sealed.checkpoints(tmp_path)] == ["checkpoint-8", "checkpoint-6", "checkpoint-2"]
+    sealed.keep(tmp_path, 1, {"checkpoint-2", "checkpoint-6"})
+    assert [path.name for path in sealed.checkpoints(tmp_path)] == ["checkpoint-8", "checkpoint-6"]
 
 
 # --- faults
@@ -360,8 +449,46 @@ def test_killed_in_the_middle_it_leaves_no_orphan_and_goes_on(ranks, job, tmp_pa
     gone, alive = psutil.wait_procs(children, timeout=20)
     assert not alive, "nothing is left running"
     before = sealed.newest(folder)[0]
-    done = run(ranks, job, folder, f"train.max_steps={int(before.name[11:]) + 2}", resume=True)
+    longer = f"train.max_steps={int(before.name[11:]) + 2}"
+    done = run(ranks, job, folder, longer, resume=True, allow=["train.max_steps"])
     assert done["resumed_from"] == before.name
+
+
+def head(command, lines, folder):
+    """Reads so many lines of a command's output, stdout and stderr in one pipe, closes it, and waits for the end."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder)
+    for _ in range(lines):
+        process.stdout.readline()
+    process.stdout.close()
+    return process.wait(120)
+
+
+def test_a_closed_pipe_does_not_end_the_training(job, tmp_path):
+    folder = tmp_path / "run"
+    changed = recipe.override(job, [f"output_dir={folder}", "train.save_steps=null", "train.max_steps=12"])
+    recipe.save(changed, tmp_path / "job.yaml")
+    command = [sys.executable, "-m", "pardemo", "finetune", str(tmp_path / "job.yaml"), "--ranks", "1"]
+    assert head(command, 3, project.root()) == 0
+    assert len(losses(folder)) == 12
+    assert (folder / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_a_recipe_for_gpus_does_not_start_on_the_cpu_unasked(job, tmp_path, capfd):
+    for name in ("baichuan2-13b-lora-bf16", "baichuan2-7b-lora"):
+        assert recipe.load(name).world.device == "gpu"
+    ours = ["world.device=gpu", f"output_dir={tmp_path / 'run'}", "train.max_steps=1", "train.save_steps=null"]
+    changed = recipe.override(job, ours)
+    recipe.save(changed, tmp_path / "job.yaml")
+    assert cli.main(["finetune", str(tmp_path / "job.yaml"), "--ranks", "8"]) == 2
+    told = capfd.readouterr().err.strip().splitlines()
+    assert len(told) == 1
+    assert "the recipe is for 8 GPUs" in told[0]
+    with pytest.raises(ValueError, match=r"for 2 GPUs .*would run on the CPU here: --on-cpu"):
+        launch(changed)
+    with pytest.raises(ValueError, match="for 2 GPUs"):
+        detached.start(changed)
+    assert not (tmp_path / "run").exists()
+    assert cli.main(["finetune", str(tmp_path / "job.yaml"), "--ranks", "1", "--on-cpu"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def rouge_l(prediction, reference):
 
 @pytest.fixture(scope="module")
 def corpus():
-    return headlines.corpus(train=20000, test=1000, seed=0)
+    return headlines.corpus(train=20000, test=1000, seed=0, style="plain")
 
 
 def test_twenty_thousand_distinct_pairs_and_none_in_both(corpus):
@@ -167,7 +167,7 @@ def test_only_random_is_drawn_from():
 
 def test_fewer_rows_are_the_first_of_more(corpus):
     train, test = corpus
-    assert headlines.corpus(50, 1000, 0) == (train[:50], test)
+    assert headlines.corpus(50, 1000, 0, "plain") == (train[:50], test)
     assert [r["source"][10:] for r in headlines.generate(4, 0)] == ["seen", "unseen"] * 2
     assert {r["source"] for r in headlines.generate(20, 3, ("unseen",))} == {"generated/unseen"}
 
@@ -177,13 +177,60 @@ def test_fewer_rows_are_the_first_of_more(corpus):
     [
         (lambda: headlines.generate(1, 0, ("new",)), "kinds are some of seen, unseen, not new"),
         (lambda: headlines.generate(-1, 0), "0 or more, not -1 and 0"),
-        (lambda: headlines.corpus(1, -1), "0 or more, not 1, -1 and 0"),
-        (lambda: headlines.corpus(1, 1, -1), "0 or more, not 1, 1 and -1"),
+        (lambda: headlines.corpus(1, -1), "0 or more, not 1 and -1 and 1"),
+        (lambda: headlines.corpus(1, 1, -1), "0 or more, not 1 and 1 and -1"),
+        (lambda: headlines.corpus(1, 1, 1, "loud"), "styles are plain and column, not loud"),
     ],
 )
 def test_what_generate_refuses(call, told):
     with pytest.raises(ValueError, match=told):
         call()
+
+
+# ------------------------------------------------- what the fine-tune asks for, and the tiny model has not read
+
+
+def test_a_column_headline_is_the_plain_one_turned_round():
+    plain, column = (list(headlines.generate(400, 5, style=style)) for style in grammar.STYLES)
+    turned = 0
+    for one, other in zip(plain, column, strict=True):
+        assert one["input"] == other["input"]
+        main, *further = one["output"].split("，")
+        assert other["output"] == other["output"][:4] + "，".join([*further, main])
+        assert re.match("《..》", other["output"])
+        turned += bool(further)
+    assert 0.4 < turned / 400 < 0.9, "some headlines have no further figure"
+
+
+def test_columns_are_shared_so_that_new_kinds_of_event_have_one_that_training_has():
+    columns = {kind: Counter(e.column for e in grammar.load().events if e.kind == kind) for kind in grammar.KINDS}
+    assert set(columns["unseen"]) < set(columns["seen"])
+    assert len(columns["seen"]) >= 8
+    assert max(columns["unseen"].values()) <= 2, "no column is right for most"
+
+
+def test_the_tiny_model_has_read_no_row_and_no_form_of_the_fine_tunes_files():
+    from itertools import islice
+
+    from pardemo.finetune import tiny
+
+    read, _ = headlines.corpus(20000, 1000, grammar.PRETRAINED, "plain")
+    known = {field: {r[field] for r in read} for field in ("input", "output")}
+    for name in ("train", "test"):
+        found = headlines.read(headlines.embedded() / f"{name}.json")
+        assert not known["input"] & {r["input"] for r in found}
+        plain = {"，".join(reversed(r["output"][4:].split("，"))) for r in found}
+        assert len(known["output"] & plain) <= len(found) // 50, "few by chance, of short ones: a name, a post"
+    pages = "\n".join(islice(tiny.pages(read, 0), 5000))
+    columns = {e.column for e in grammar.load().events}
+    assert not any(f"《{column}》" in pages for column in columns)
+    assert not any(instruction in pages for instruction in grammar.INSTRUCTIONS.values())
+
+
+def test_generated_files_are_never_of_the_pretrainings_seed(tmp_path, capsys):
+    assert cli.main(["data", "build", "--out", str(tmp_path / "a"), "--seed", "0"]) == 2
+    assert "seed 0 made the news that the tiny model was pretrained on: take another" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
 
 
 def test_the_part_in_data_is_what_the_command_builds(tmp_path, capsys):
@@ -599,6 +646,23 @@ def test_after_a_broken_row_on_a_line_of_many_the_others_are_read(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps([row(k) for k in range(5)]).replace('"source"', "source", 1))
     report = headlines.check(tmp_path / "a.json")
     assert (report.rows, len(report.problems)) == (5, 1)
+
+
+UNCLOSED, UNQUOTED, NO_UTF_8 = (b'"}', b'"'), (b'"source"', b"source"), (b"input", b"inp\xffut")
+
+
+@pytest.mark.parametrize("fault", [UNCLOSED, UNQUOTED, NO_UTF_8, (b"}", b', "x": {"y": 1}, "z" 3}')])
+@pytest.mark.parametrize("between", [", ", ",\n", "\n,", ",\n    ", "\n", " "])
+def test_a_broken_row_takes_no_other_with_it(tmp_path, fault, between):
+    rows = [json.dumps(row(k)).encode() for k in range(5)]
+    rows[2] = rows[2].replace(*fault, 1)
+    whole = between.encode().join(rows)
+    (tmp_path / "a.json").write_bytes(b"[" + whole + b"]" if "," in between else whole)
+    report = headlines.check(tmp_path / "a.json")
+    assert report.rows == 5
+    bad = [problem for problem in report.problems if "more than one value" not in problem.reason]
+    assert [problem.line for problem in bad] == [1 + whole.count(b"\n", 0, whole.index(rows[2]))]
+    assert ("not UTF-8: byte 0xff" in bad[0].reason) == (fault is NO_UTF_8)
 
 
 @given(st.data())

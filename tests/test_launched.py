@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
+from pardemo import launched
 from pardemo.errors import RankError
 from pardemo.peers import launchers, small
 
@@ -104,3 +106,16 @@ def test_arguments_are_literals_or_text():
     from pardemo.launched import _value
 
     assert [_value(t) for t in ("4", "[1, 2]", "ring", "None")] == [4, [1, 2], "ring", None]
+
+
+def says(text):
+    return launched.first_to_say(text), launched.first_to_say(f"{text} of rank {dist.get_rank()}")
+
+
+def test_what_all_ranks_find_wrong_is_told_once(world_of, monkeypatch):
+    told = world_of(4).run(says, "the data are missing")
+    assert sorted(first for first, _ in told) == [False, False, False, True]
+    assert all(own for _, own in told), "what one rank alone finds it tells"
+    for rank, expected in (("0", True), ("1", False)):  # before they have met
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        assert launched.first_to_say("no such recipe") is expected

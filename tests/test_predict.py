@@ -130,6 +130,14 @@ def test_sampling_draws_what_temperature_top_k_and_top_p_leave(small):
     assert shares == pytest.approx(expected, abs=0.04)  # 5 standard deviations of 4,000 draws
 
 
+def test_as_text_a_model_goes_on_from_the_input_alone(ranks, recipe, small):
+    prompts, _ = prompts_of(ROWS, small[1], 400, recipe.predict, as_text=True)
+    assert [small[1].decode(ids) for ids in prompts] == [row["input"] + "\n" for row in ROWS]
+    found = predict_on(ranks, recipe, None, ROWS, as_text=True)
+    assert found.tokens == predict(ROWS, *models.base(recipe), recipe.predict, as_text=True).tokens
+    assert found.tokens != predict(ROWS, *models.base(recipe), recipe.predict).tokens
+
+
 def test_two_ranks_and_no_rank_at_all(ranks, recipe, adapter):
     model = models.with_adapter(models.base(recipe)[0], adapter)
     here = predict(ROWS, model, load_tokenizer(recipe.model.path), recipe.predict)

@@ -92,7 +92,7 @@ def test_what_the_article_does_not_print_is_marked_as_inferred(article):
     for key, value in INFERRED.items():
         assert at(article, key) == value, key
     printed = {key for _, _, key in COMMAND}
-    named_here = {"model.init", "train.loss_head", "data.test"}
+    named_here = {"model.init", "train.loss_head", "data.test", "world.device"}
     for key in leaves({k: v for k, v in article.items() if k != "deepspeed"}):
         assert key in printed or key in INFERRED or key in named_here, key
     text = recipes.source(ARTICLE)
@@ -119,13 +119,20 @@ def changed_keys(one, other):
     return {key for key in one.keys() | other.keys() if one.get(key, ...) != other.get(key, ...)}
 
 
-def test_the_bf16_variant_differs_in_precision_alone():
+def test_the_one_to_run_differs_in_precision_and_in_the_learning_rate_of_lora():
     changed = changed_keys(ARTICLE, "baichuan2-13b-lora-bf16")
     assert {key for key in changed if not key.startswith(("deepspeed.fp16.", "deepspeed.bf16."))} == {
-        "train.precision", "output_dir",
+        "train.precision", "train.learning_rate", "train.warmup_steps", "output_dir",
     }  # fmt: skip
-    assert recipes.load("baichuan2-13b-lora-bf16").train.precision == "bf16"
-    assert "65,504" in recipes.source("baichuan2-13b-lora-bf16")  # the reason
+    train, article = recipes.load("baichuan2-13b-lora-bf16").train, recipes.load(ARTICLE).train
+    assert train.precision == "bf16"
+    assert train.learning_rate == 10 * article.learning_rate
+    steps = recipes.steps(recipes.load("baichuan2-13b-lora-bf16"), 80_000).total
+    assert train.warmup_steps == round(0.03 * steps)
+    reasons = recipes.source("baichuan2-13b-lora-bf16")
+    for reason in ("65,504", "2305.14314", "the article: 1e-05", "--set train.learning_rate=1e-05"):
+        assert reason in reasons
+    assert "take baichuan2-13b-lora-bf16" in recipes.source(ARTICLE)
 
 
 def test_the_7b_takes_as_many_samples_a_step():

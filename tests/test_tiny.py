@@ -22,7 +22,7 @@ def test_the_same_command_gives_the_same_weights(tmp_path):
 
 
 def test_pages_hold_no_test_pair_and_are_exchanged_alike():
-    train, test = headlines.corpus(train=300, test=100)
+    train, test = headlines.corpus(train=300, test=100, style="plain")
     texts = list(islice(tiny.pages(train, 0), 900))
     pages = [text for text in texts if len(set(text.split("\n"))) > 1]
     assert 0.2 < 1 - len(pages) / len(texts) < 0.3, "the others are lines written twice"
@@ -40,7 +40,7 @@ def test_pages_hold_no_test_pair_and_are_exchanged_alike():
 
 
 def test_an_exchange_keeps_what_body_and_headline_share():
-    row = headlines.corpus(train=50, test=10)[0][3]
+    row = headlines.corpus(train=50, test=10, style="plain")[0][3]
     table = tiny._exchange(row["output"], sorted(set("春夏秋冬东西南北山川湖海日月星云")) * 4, random.Random(1))
     body, headline = row["input"].translate(table), row["output"].translate(table)
     shared = [c for c in row["output"] if c in row["input"]]
@@ -58,7 +58,7 @@ def test_the_one_in_data():
     assert model.dtype == torch.bfloat16
     tokenizer = load_tokenizer(FOLDER)
     assert tokenizer.vocab_size == config.vocab_size <= tiny.VOCABULARY
-    row = headlines.read(headlines.embedded() / "test.json")[0]
+    row = headlines.corpus(train=0, test=1, seed=1, style="plain")[1][0]
     assert tokenizer.decode(tokenizer.encode(row["input"])) == row["input"]
     body, title = tokenizer.text_ids(row["input"] + "\n"), tokenizer.text_ids(row["output"])
     labels = torch.tensor([[-100] * len(body) + title])

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from pardemo import RankFailed, WireMeter
+from pardemo.data_parallel import BucketedDataParallel
 from pardemo.peers import gpt
 from pardemo.zero import Zero1, Zero2, Zero3, save
 
@@ -339,6 +340,38 @@ def unlike(stage):
 def test_ranks_with_other_models_are_told(world_of, stage):
     with pytest.raises(RankFailed, match=r"the ranks' models differ: rank 0 has \('weight', \(4, 4\)"):
         world_of(2).run(unlike, stage)
+
+
+def unlike_buffers(stage):
+    net = nn.Linear(4, 4)
+    if dist.get_rank():
+        net.register_buffer("more", torch.zeros(3))
+    STAGES[stage](net, SGD)
+
+
+def unlike_clipping(stage):
+    STAGES[stage](nn.Linear(4, 4), SGD, max_norm=[1.0, 0.01][dist.get_rank()])
+
+
+def unlike_engines(stage):
+    if dist.get_rank():
+        BucketedDataParallel(nn.Linear(4, 4))
+    else:
+        STAGES[stage](nn.Linear(4, 4), SGD)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (unlike_buffers, r"the ranks' models differ: rank 0 has nothing more, rank 1 has \('more', \(3,\)"),
+        (unlike_clipping, r"engines differ: rank 0 has ZeRO-\d, max_norm 1.0, rank 1 has ZeRO-\d, max_norm 0.01"),
+        (unlike_engines, r"engines differ: rank 0 has ZeRO-\d, max_norm None, rank 1 has BucketedDataParallel"),
+    ],
+)
+def test_ranks_with_other_buffers_clipping_or_engines_are_told(world_of, stage, make, told):
+    with pytest.raises(RankFailed, match=told):
+        world_of(2).run(make, stage)
 
 
 def penalty(stage):

@@ -26,9 +26,13 @@ class Pattern:
 
     Args:
         slopes: [heads], or None without ALiBi.
-        queries, keys: lengths; the queries are the last of the keys' positions.
+        queries, keys: lengths.
         padding: [b, keys], 0 where a key is padding; None where nothing is (or only behind all queries that count).
+            Or the whole pattern as [b, 1 or heads, queries, keys]: true, or 0 in a mask to be added, where a key is
+            seen.
         segments: [b, keys], a number per packed sample; attention stays within a sample.
+        past: positions before the first query; by default the queries are the last of the keys. (A cache of fixed
+            length has room behind them.)
     """
 
     def __init__(
@@ -39,21 +43,34 @@ class Pattern:
         device: torch.device,
         padding: torch.Tensor | None = None,
         segments: torch.Tensor | None = None,
+        past: int | None = None,
     ):
         self.slopes, self.queries, self.keys, self.device = slopes, queries, keys, device
-        self.padding = None if padding is None else padding.bool()
+        self.past = keys - queries if past is None else past
+        whole = padding is not None and padding.dim() == 4
+        self.given = _visible(padding) if whole else None
+        self.padding = None if padding is None or whole else _as_long(padding.bool(), keys)
         self.segments = segments
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, flex: bool = False) -> torch.Tensor:
         """softmax(q·kᵀ/√d + bias)·v for q [b, h, queries, d], k and v [b, h, keys, d]."""
-        alone = self.slopes is None and self.padding is None and self.segments is None
-        if alone and self.queries in (1, self.keys):
+        last = self.past + self.queries == self.keys
+        alone = self.slopes is None and self.padding is None and self.given is None and self.segments is None
+        if alone and last and self.queries in (1, self.keys):
             return F.scaled_dot_product_attention(q, k, v, is_causal=self.queries > 1)
-        if flex and self.queries > 1:
+        if flex and self.queries > 1 and self.given is None:
             return self._flex(q, k, v)
         # a GPU's fused kernels want the queries' type
         mask = self._mask_in(q.dtype) if q.is_cuda else self._mask
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    def weigh(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """:meth:`attend` step by step, and the weights [b, h, queries, keys] too; the softmax in fp32."""
+        scores = (q @ k.mT / math.sqrt(q.shape[-1])).float()
+        hidden = self._mask.dtype == torch.bool
+        scores = scores.masked_fill(~self._mask, -torch.inf) if hidden else scores + self._mask
+        weights = scores.softmax(-1).to(q.dtype)
+        return weights @ v, weights
 
     def _mask_in(self, dtype: torch.dtype) -> torch.Tensor:
         """The mask in another type, made once for all layers."""
@@ -65,12 +82,12 @@ class Pattern:
     def _mask(self) -> torch.Tensor:
         """[1 or b, 1 or heads, queries, keys]: the bias in fp32 with −∞ where nothing is seen; bool without ALiBi."""
         j = torch.arange(self.keys, device=self.device)
-        i = j[self.keys - self.queries :, None]
-        visible = (j <= i)[None, None]
+        i = j[self.past : self.past + self.queries, None]
+        visible = (j <= i)[None, None] if self.given is None else self.given
         if self.padding is not None:  # a padding query sees itself: a row of −∞ alone would be no number
             visible = (visible & self.padding[:, None, None, :]) | (j == i)
         if self.segments is not None:
-            of_query = self.segments[:, self.keys - self.queries :]
+            of_query = self.segments[:, self.past : self.past + self.queries]
             visible = visible & (of_query[:, None, :, None] == self.segments[:, None, None, :])
         if self.slopes is None:
             return visible
@@ -78,7 +95,7 @@ class Pattern:
         return bias.expand(visible.shape[0], -1, -1, -1).masked_fill(~visible, -torch.inf)
 
     def _flex(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        slopes, offset = self.slopes, self.keys - self.queries
+        slopes, offset = self.slopes, self.past
 
         def fades(score, b, h, i, j):
             return score + slopes[h] * (j - i - offset)
@@ -87,7 +104,7 @@ class Pattern:
 
     @cached_property
     def _blocks(self) -> BlockMask:
-        padding, segments, offset = self.padding, self.segments, self.keys - self.queries
+        padding, segments, offset = self.padding, self.segments, self.past
 
         def seen(b, h, i, j):
             visible = j <= i + offset
@@ -99,6 +116,17 @@ class Pattern:
 
         batch = next((len(t) for t in (padding, segments) if t is not None), None)
         return create_block_mask(seen, batch, None, self.queries, self.keys, device=self.device)
+
+
+def _visible(mask: torch.Tensor) -> torch.Tensor:
+    """Where a mask that others made, bool or to be added, lets a key be seen; a query that sees nothing sees all."""
+    visible = mask if mask.dtype == torch.bool else mask >= 0
+    return visible | ~visible.any(-1, keepdim=True)
+
+
+def _as_long(padding: torch.Tensor, keys: int) -> torch.Tensor:
+    """[b, keys]: the room behind, in a cache of fixed length, is hidden by causality."""
+    return F.pad(padding, (0, keys - padding.shape[1]), value=True) if padding.shape[1] < keys else padding[:, :keys]
 
 
 @lru_cache

@@ -18,7 +18,8 @@ class Baichuan2Config(PreTrainedConfig):
         loss_head: with ``labels``, compute logits ``"labels"``: only where there is a label; ``"full"``: everywhere.
         z_loss_weight: weight of mean(max logit²) in the loss; 0 in both official models.
 
-    The others as in Llama. ``model_max_length`` is the context, 4096.
+    The others as in Llama. ``model_max_length`` is the context, 4096; other libraries read and set it as
+    ``max_position_embeddings``.
 
     Raises:
         ValueError: heads that do not divide the hidden size, or a value that is none of the above.
@@ -26,6 +27,7 @@ class Baichuan2Config(PreTrainedConfig):
 
     model_type = "baichuan"
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012, a name of Transformers
+    attribute_map = {"max_position_embeddings": "model_max_length"}  # noqa: RUF012
 
     vocab_size: int = BAICHUAN2_VOCABULARY
     hidden_size: int = 5120
@@ -80,8 +82,3 @@ class Baichuan2Config(PreTrainedConfig):
     def b13(cls, **changes) -> "Baichuan2Config":
         """Baichuan2-13B."""
         return cls(**changes)
-
-    @property
-    def max_position_embeddings(self) -> int:
-        """What other libraries call the context."""
-        return self.model_max_length

@@ -5,17 +5,21 @@ import torch.nn.functional as F
 from torch import nn
 
 
-class NormHead(nn.Module):
+class NormHead(nn.Linear):
     """Logits of hidden states against the rows of ``weight`` [v, h], each divided by its length.
+
+    A linear layer without bias for those who ask: Transformers resizes no other head.
 
     The checkpoint holds the rows as they are. The official code overwrites them at the first inference, which is lost
     under ZeRO-3; here the logits are divided instead, so that nothing is written and no second copy of the weight made.
     """
 
     def __init__(self, hidden: int, vocabulary: int, normalize: bool = True):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocabulary, hidden))
+        super().__init__(hidden, vocabulary, bias=False)
         self.normalize = normalize
+
+    def reset_parameters(self) -> None:
+        """Nothing: the model's own initialisation comes after, or a checkpoint."""
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[…, h] → logits […, v] in the weight's type."""
@@ -33,6 +37,7 @@ def label_loss(
     items: torch.Tensor | int | None = None,
     everywhere: bool = False,
     z_weight: float = 0.0,
+    shifted: bool = False,
 ) -> torch.Tensor:
     """Cross-entropy of the next token, in fp32, with logits made only for positions that have a label.
 
@@ -42,22 +47,34 @@ def label_loss(
     Args:
         hidden: [b, s, h]. labels: [b, s], −100 where there is none; position i predicts label i + 1.
         items: divide the sum by this (labels of all micro-batches) instead of by the number of labels here.
+        shifted: position i predicts label i, as where a sequence is divided among ranks.
         everywhere: compute all logits, to compare with.
-        z_weight: adds z_weight · mean(max logit²); over all positions, as the official code has it.
+        z_weight: adds z_weight · mean(max logit²) over all positions but each last, labelled or not, as the official
+            code has it. With padding in the batch the sum is another than there, because the mean counts padding, whose
+            logits are nobody's: a padding query of the official 13B sees all before it alike, one of the official 7B
+            the real tokens alone, and here itself too. Both official models have a weight of 0.
 
     Raises:
         ValueError: ``z_weight`` with ``items``: its mean over one micro-batch cannot be added up.
     """
-    if z_weight and items is not None:
-        raise ValueError("z_loss_weight must be 0 where a batch is accumulated from several, as the Trainer does")
-    after = labels[:, 1:].reshape(-1)
-    before = hidden[:, :-1].reshape(-1, hidden.shape[-1])
+    if not shifted:
+        hidden, labels = hidden[:, :-1], labels[:, 1:]
+    before, after = hidden.reshape(-1, hidden.shape[-1]), labels.reshape(-1)
     if not everywhere and not z_weight:
         chosen = (after != -100).nonzero().squeeze(-1)
         before, after = before[chosen], after[chosen]
-    logits = head(before).float()
-    total = F.cross_entropy(logits, after, ignore_index=-100, reduction="sum")
-    count = (after != -100).sum() if items is None else items
+    return cross_entropy(head(before), after, items, z_weight)
+
+
+def cross_entropy(
+    logits: torch.Tensor, labels: torch.Tensor, items: torch.Tensor | int | None = None, z_weight: float = 0.0
+) -> torch.Tensor:
+    """:func:`label_loss` of logits [..., v] that predict ``labels`` [...], position by position."""
+    if z_weight and items is not None:
+        raise ValueError("z_loss_weight must be 0 where a batch is accumulated from several, as the Trainer does")
+    logits, labels = logits.flatten(0, -2).float(), labels.flatten()
+    total = F.cross_entropy(logits, labels, ignore_index=-100, reduction="sum")
+    count = (labels != -100).sum() if items is None else items
     if isinstance(count, torch.Tensor):
         count = count.to(total.device).clamp_min(1)  # no label at all: 0, not 0/0
     loss = total / count

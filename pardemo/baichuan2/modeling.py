@@ -2,14 +2,17 @@
 
 import torch
 from torch import nn
-from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel, initialization
+from transformers import Cache, DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import slice_logits_to_keep
+from transformers.utils import can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
 
 from pardemo.baichuan2.attention import Pattern, alibi_slopes, rotate, rotation
 from pardemo.baichuan2.configuration import Baichuan2Config
-from pardemo.baichuan2.head import NormHead, label_loss
+from pardemo.baichuan2.head import NormHead, cross_entropy, label_loss
 
 
 class RMSNorm(nn.Module):
@@ -43,10 +46,9 @@ class Attention(nn.Module):
 
     def __init__(self, config: Baichuan2Config, layer: int):
         super().__init__()
-        self.heads, self.layer = config.num_attention_heads, layer
+        self.config, self.heads, self.layer = config, config.num_attention_heads, layer
         self.W_pack = nn.Linear(config.hidden_size, 3 * config.hidden_size, bias=False)
         self.o_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
-        self.flex = config._attn_implementation == "flex_attention"
 
     def forward(
         self,
@@ -54,15 +56,21 @@ class Attention(nn.Module):
         pattern: Pattern,
         angles: tuple[torch.Tensor, torch.Tensor] | None,
         past_key_values: Cache | None,
-    ) -> torch.Tensor:
+        weigh: bool = False,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Its output [b, s, h], and the attention weights [b, heads, s, keys] where they are wanted (``weigh``)."""
         parts = self.W_pack(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # [3, b, heads, s, d]
         q, k, v = parts.unbind(0)
         if angles is not None:
             q, k = rotate(q, *angles), rotate(k, *angles)
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer)
-        out = pattern.attend(q, k, v, self.flex or q.is_cuda)  # on a GPU no mask is ever made
-        return self.o_proj(out.transpose(1, 2).flatten(2))
+        how, weights = self.config._attn_implementation, None
+        if weigh or how == "eager":
+            out, weights = pattern.weigh(q, k, v)
+        else:
+            out = pattern.attend(q, k, v, how == "flex_attention" or q.is_cuda)  # on a GPU no mask is ever made
+        return self.o_proj(out.transpose(1, 2).flatten(2)), weights
 
 
 class BaichuanLayer(GradientCheckpointingLayer):
@@ -81,8 +89,9 @@ class BaichuanLayer(GradientCheckpointingLayer):
         pattern: Pattern,
         angles: tuple[torch.Tensor, torch.Tensor] | None = None,
         past_key_values: Cache | None = None,
+        weigh: bool = False,
     ) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), pattern, angles, past_key_values)
+        x = x + self.self_attn(self.input_layernorm(x), pattern, angles, past_key_values, weigh)[0]
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -94,11 +103,7 @@ class Baichuan2PreTrainedModel(PreTrainedModel):
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _supports_sdpa = True
     _supports_flex_attn = True
-
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if isinstance(module, NormHead):
-            initialization.normal_(module.weight, mean=0.0, std=self.config.initializer_range)
+    _can_record_outputs = {"hidden_states": BaichuanLayer, "attentions": Attention}  # noqa: RUF012
 
 
 class Baichuan2Model(Baichuan2PreTrainedModel):
@@ -112,6 +117,8 @@ class Baichuan2Model(Baichuan2PreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @merge_with_config_defaults
+    @capture_outputs
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -120,29 +127,40 @@ class Baichuan2Model(Baichuan2PreTrainedModel):
         past_key_values: Cache | None = None,
         inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
+        output_attentions: bool | None = None,
         **_,
     ) -> BaseModelOutputWithPast:
-        """Hidden states [b, s, h].
+        """Hidden states [b, s, h]; with ``output_hidden_states`` and ``output_attentions`` those of all layers too.
 
         Args:
             input_ids: [b, s]; or ``inputs_embeds`` [b, s, h].
-            attention_mask: [b, keys], 0 where padding is. Leave it out when only the right end is padded: causal
-                attention hides that anyway, and one bias then serves the whole batch.
+            attention_mask: [b, keys], 0 where padding is, or whole as [b, 1 or heads, s, keys]. Leave it out when only
+                the right end is padded: causal attention hides that anyway, and one bias then serves the whole batch.
             position_ids: [b, s]; where they begin again at 0 another packed sample begins, which sees nothing before.
+            output_attentions: the weights [b, heads, s, keys] of every layer; no fused kernel makes them, so that
+                attention is then computed step by step, whatever its implementation.
+
+        Raises:
+            ValueError: both of ``input_ids`` and ``inputs_embeds``, or none.
         """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("exactly one of input_ids and inputs_embeds has to be given")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-        past = past_key_values.get_seq_length() if past_key_values is not None else 0
-        segments = None if position_ids is None or past or attention_mask is not None else (position_ids == 0).cumsum(1)
-        pattern = Pattern(self._slopes(x.device), x.shape[1], past + x.shape[1], x.device, attention_mask, segments)
+        past, keys = 0, x.shape[1]
+        if past_key_values is not None:
+            past, keys = int(past_key_values.get_seq_length()), past_key_values.get_mask_sizes(x.shape[1], 0)[0]
+        packed = position_ids is not None and attention_mask is None and not past and keys == x.shape[1]
+        segments = (position_ids == 0).cumsum(1) if packed else None
+        pattern = Pattern(self._slopes(x.device), x.shape[1], keys, x.device, attention_mask, segments, past)
         angles = None
         if self.config.position_embedding == "rope":
             if position_ids is None:
                 position_ids = torch.arange(past, past + x.shape[1], device=x.device)[None]
             angles = rotation(position_ids, self.config.hidden_size // self.config.num_attention_heads)
         for layer in self.layers:
-            x = layer(x, pattern, angles, past_key_values=past_key_values)
+            x = layer(x, pattern, angles, past_key_values=past_key_values, weigh=bool(output_attentions))
         return BaseModelOutputWithPast(last_hidden_state=self.norm(x), past_key_values=past_key_values)
 
     def _slopes(self, device: torch.device) -> torch.Tensor | None:
@@ -152,7 +170,11 @@ class Baichuan2Model(Baichuan2PreTrainedModel):
 
 
 class Baichuan2ForCausalLM(Baichuan2PreTrainedModel, GenerationMixin):
-    """Baichuan2 with its head. With ``labels`` it returns the loss; see :func:`pardemo.baichuan2.head.label_loss`."""
+    """Baichuan2 with its head. With ``labels`` it returns the loss; see :func:`pardemo.baichuan2.head.label_loss`.
+
+    Resizing the vocabulary keeps the head a NormHead: a new row has the length 1 there, like all others, whatever it is
+    initialised with.
+    """
 
     _tied_weights_keys = None
 
@@ -162,6 +184,20 @@ class Baichuan2ForCausalLM(Baichuan2PreTrainedModel, GenerationMixin):
         self.lm_head = NormHead(config.hidden_size, config.vocab_size, config.normalize_head)
         self.post_init()
 
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        """What is set computes the logits as it is; ``config.normalize_head`` then says whether it is a NormHead."""
+        self.lm_head = new_embeddings
+        self.config.normalize_head = getattr(new_embeddings, "normalize", False)
+
+    def _get_resized_lm_head(self, old_lm_head: nn.Linear, *args, **kwargs) -> nn.Linear:
+        resized = super()._get_resized_lm_head(old_lm_head, *args, **kwargs)
+        if not isinstance(old_lm_head, NormHead):
+            return resized
+        old_lm_head.weight, old_lm_head.out_features = resized.weight, resized.out_features
+        old_lm_head._is_hf_initialized = True  # a later post_init leaves it as it is
+        return old_lm_head
+
+    @can_return_tuple
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -173,14 +209,42 @@ class Baichuan2ForCausalLM(Baichuan2PreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         num_items_in_batch: torch.Tensor | int | None = None,
-        **_,
+        **kwargs,
     ) -> CausalLMOutputWithPast:
-        """Logits [b, s, v] without ``labels`` [b, s] (−100 where there is none); with them the loss alone."""
-        out = self.model(input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache)
-        hidden, cache = out.last_hidden_state, out.past_key_values
-        if labels is None:
+        """Logits [b, s, v] without ``labels`` [b, s] (−100 where there is none); with them the loss alone.
+
+        Where the configuration's ``loss_head`` is ``"full"``, both. ``shift_labels`` [b, s] instead of ``labels`` are
+        those that each position predicts. ``output_hidden_states`` and ``output_attentions`` as in
+        :class:`Baichuan2Model`; no cache is made in training unless ``use_cache`` asks for it.
+        """
+        shift_labels = kwargs.pop("shift_labels", None)  # by name it would be a label that the Trainer waits for
+        shifted = shift_labels is not None
+        targets = shift_labels if shifted else labels
+        if use_cache is None and (self.training or targets is not None):
+            use_cache = False
+        out = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            return_dict=True,
+            **kwargs,
+        )
+        hidden, z_weight, loss, logits = out.last_hidden_state, self.config.z_loss_weight, None, None
+        if targets is None:
             logits = self.lm_head(slice_logits_to_keep(hidden, logits_to_keep))
-            return CausalLMOutputWithPast(logits=logits, past_key_values=cache)
-        full = self.config.loss_head == "full"
-        loss = label_loss(self.lm_head, hidden, labels, num_items_in_batch, full, self.config.z_loss_weight)
-        return CausalLMOutputWithPast(loss=loss, past_key_values=cache)
+        elif self.config.loss_head == "full":
+            logits = self.lm_head(hidden)
+            pair = (logits, targets) if shifted else (logits[:, :-1], targets[:, 1:])
+            loss = cross_entropy(*pair, num_items_in_batch, z_weight)
+        else:
+            loss = label_loss(self.lm_head, hidden, targets, num_items_in_batch, z_weight=z_weight, shifted=shifted)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=out.past_key_values,
+            hidden_states=out.hidden_states,
+            attentions=out.attentions,
+        )

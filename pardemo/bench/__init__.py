@@ -31,7 +31,10 @@ BENCHES = {
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table; ``target`` is the least ratio asked for, None where a row only informs."""
+    """One line of the table; ``target`` is the least ratio asked for, None where a row only informs.
+
+    Where ``within`` is given, the ratio is to be no further than that from ``target``, above or below.
+    """
 
     name: str
     ours: float
@@ -42,6 +45,7 @@ class Row:
     target: float | None
     met: bool | None
     note: str = ""
+    within: float | None = None
 
 
 def slowest(results: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
@@ -50,14 +54,20 @@ def slowest(results: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]
 
 
 def compare(
-    name: str, ours: Sequence[float], peer: Sequence[float], unit: str, target: float | None, note: str = ""
+    name: str,
+    ours: Sequence[float],
+    peer: Sequence[float],
+    unit: str,
+    target: float | None,
+    note: str = "",
+    within: float | None = None,
 ) -> Row:
-    """A row from two lists of alternating measurements (smaller is better)."""
+    """A row from two lists of alternating measurements (smaller is better; with ``within``, the same is)."""
     ratio = median(peer) / median(ours)
     pairs = [p / o for o, p in zip(ours, peer, strict=True)]
     low, _, high = quantiles(pairs, n=4) if len(pairs) > 1 else (pairs[0],) * 3
-    met = None if target is None else ratio >= target
-    return Row(name, median(ours), median(peer), unit, ratio, (low, high), target, met, note)
+    met = None if target is None else ratio >= target if within is None else abs(ratio - target) <= within
+    return Row(name, median(ours), median(peer), unit, ratio, (low, high), target, met, note, within)
 
 
 def run(names: Sequence[str], on_start: Callable[[str], None] = lambda name: None) -> list[Row]:
@@ -92,10 +102,16 @@ def as_text(rows: Sequence[Row]) -> str:
             row.unit,
             f"{row.ratio:.2f}",
             f"{row.spread[0]:.2f} to {row.spread[1]:.2f}",
-            "" if row.target is None else f">= {row.target:g}",
+            _asked(row),
             "" if row.met is None else ("yes" if row.met else "NO"),
             row.note,
         )
         for row in rows
     ]
     return text_table(lines)
+
+
+def _asked(row: Row) -> str:
+    if row.target is None:
+        return ""
+    return f">= {row.target:g}" if row.within is None else f"{row.target:g} ± {row.within:g}"

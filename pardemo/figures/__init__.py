@@ -10,6 +10,7 @@ from pardemo.figures.charts import bars, gantt, holdings, kind_legend, measured,
 from pardemo.figures.explore import states_chart, states_explorer
 from pardemo.figures.pipeline import pipeline
 from pardemo.figures.ratios import ratios
+from pardemo.figures.scores import scores
 from pardemo.figures.style import COLOURS, draw, new, save, write
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "ratios",
     "ring_states",
     "save",
+    "scores",
     "states_chart",
     "states_explorer",
     "write",

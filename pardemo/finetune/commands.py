@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pardemo.unread import work_goes_on
+
 if TYPE_CHECKING:
     from pardemo.finetune.recipe_schema import Recipe
 
@@ -20,6 +22,9 @@ def add(commands: Any) -> None:
     predict.add_argument("--out", metavar="DIR", help="where to write (default: predict in the recipe's output_dir)")
     predict.add_argument("--ranks", type=int, metavar="N", help="ranks to share the rows (default: the recipe's)")
     predict.add_argument("--limit", type=int, metavar="N", help="only the first N rows")
+    predict.add_argument(
+        "--as-text", action="store_true", help="ask for what follows the input as plain text: no instruction, no roles"
+    )
     predict.add_argument("--json", action="store_true", help="print the results as JSON")
     predict.set_defaults(action=_predict)
 
@@ -52,6 +57,7 @@ def _recipe(arguments: argparse.Namespace) -> "Recipe":
     return recipe.override(recipe.load(arguments.recipe), arguments.changes)
 
 
+@work_goes_on()
 def _predict(arguments: argparse.Namespace) -> int:
     for name in ("ranks", "limit"):
         if (value := getattr(arguments, name)) is not None and value < 1:
@@ -69,25 +75,27 @@ def _predict(arguments: argparse.Namespace) -> int:
     rows = read(arguments.data or locate(recipe.data.test))[: arguments.limit]
     _check_writable(out)
     try:
-        found = _on_ranks(arguments.ranks or recipe.world.ranks, recipe, arguments.adapter, rows)
+        found = _on_ranks(
+            arguments.ranks or recipe.world.ranks, recipe, arguments.adapter, rows, as_text=arguments.as_text
+        )
     except RankError as error:
         print(f"pardemo predict: {_first_line(error)}; nothing was written", file=sys.stderr)
         return 1
-    results = predict.save(out, rows, found)
+    results = predict.save(out, rows, found, arguments.as_text)
     if found.cut:
         print(f"{found.cut:,} of {len(rows):,} prompts were too long and cut to their heads", file=sys.stderr)
     _show(results, out, arguments.json)
     return 0
 
 
-def _on_ranks(ranks: int, recipe: "Recipe", adapter: str | None, rows: list[dict[str, Any]]) -> Any:
+def _on_ranks(ranks: int, recipe: "Recipe", adapter: str | None, rows: list[dict[str, Any]], as_text: bool) -> Any:
     from pardemo.doctor import available_cores
     from pardemo.finetune import predict
     from pardemo.world import World
 
     threads = max(1, available_cores() // ranks)
     with World(ranks, preload=["pardemo.finetune.predict"], threads=threads) as world:
-        return predict.predict_on(world, recipe, adapter, rows)
+        return predict.predict_on(world, recipe, adapter, rows, as_text=as_text)
 
 
 def _show(results: dict[str, Any], out: Path, as_json: bool) -> None:
@@ -115,6 +123,7 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0]
 
 
+@work_goes_on()
 def _export(arguments: argparse.Namespace) -> int:
     recipe = _recipe(arguments)
 

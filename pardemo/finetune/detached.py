@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -18,7 +18,7 @@ from pardemo.finetune.recipe_schema import Recipe
 OUTPUT, PID = "finetune.out", "finetune.pid"
 
 
-def start(job: Recipe, resume: bool = False, overwrite: bool = False) -> int:
+def start(job: Recipe, resume: bool = False, overwrite: bool = False, allow: Sequence[str] = ()) -> int:
     """Starts ``pardemo finetune`` in a session of its own and returns its process id.
 
     What it prints goes to ``finetune.out`` in the recipe's output folder. To end it: :func:`stop`.
@@ -29,15 +29,15 @@ def start(job: Recipe, resume: bool = False, overwrite: bool = False) -> int:
     """
     from pardemo.finetune.launch import check
 
-    check(job, resume, overwrite)
+    check(job, resume, overwrite, allow)
     run = recipe.locate(job.output_dir)
     run.mkdir(parents=True, exist_ok=True)
     with open(run / ".start.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return _start(job, run, resume, overwrite)
+        return _start(job, run, resume, overwrite, allow)
 
 
-def _start(job: Recipe, run: Path, resume: bool, overwrite: bool) -> int:
+def _start(job: Recipe, run: Path, resume: bool, overwrite: bool, allow: Sequence[str]) -> int:
     if running(run):
         raise RuntimeError(f"a run is at work in {run}: follow() or stop() it")
     recipe.save(job, run / "recipe.yaml")
@@ -48,6 +48,7 @@ def _start(job: Recipe, run: Path, resume: bool, overwrite: bool) -> int:
         str(run / "recipe.yaml"),
         *(["--resume"] * resume),
         *(["--overwrite"] * overwrite),
+        *(part for key in allow for part in ("--allow", key)),
     ]
     with open(run / OUTPUT, "ab" if resume else "wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,

@@ -5,8 +5,12 @@ import contextlib
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, NoReturn
+
+from pardemo import launched
+from pardemo.unread import work_goes_on
 
 if TYPE_CHECKING:  # each is imported where it is needed: the command line's --help loads none of it
     from pardemo.finetune.recipe_schema import Recipe
@@ -18,8 +22,11 @@ LONGEST_S = 3.0e7
 PRELOAD = ("pardemo.peers.deepspeed", "pardemo.finetune.train")
 
 
-def launch(job: "Recipe", resume: bool = False, overwrite: bool = False) -> "Outcome":
+def launch(job: "Recipe", resume: bool = False, overwrite: bool = False, allow: Sequence[str] = ()) -> "Outcome":
     """Trains on ``job.world.ranks`` ranks of this machine. What rank 0 prints appears here.
+
+    Args:
+        resume, overwrite, allow: as in :func:`pardemo.finetune.train.train`.
 
     Raises:
         ValueError, FileNotFoundError: recipe, model or data are not what they should be; before any rank starts.
@@ -29,15 +36,16 @@ def launch(job: "Recipe", resume: bool = False, overwrite: bool = False) -> "Out
     from pardemo.doctor import available_cores
     from pardemo.finetune import recipe
 
-    on_cpu = check(job, resume, overwrite)
+    on_cpu = check(job, resume, overwrite, allow)
     threads = max(1, available_cores() // job.world.ranks)
     env = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"} if on_cpu else {}
     with World(job.world.ranks, preload=PRELOAD, threads=threads, timeout_s=LONGEST_S, env=env) as world:
-        return world.run(_rank, recipe.to_dict(job), resume, overwrite)[0]
+        return world.run(_rank, recipe.to_dict(job), resume, overwrite, allow)[0]
 
 
-def check(job: "Recipe", resume: bool = False, overwrite: bool = False) -> bool:
-    """What can be known without a rank: settings, folders, data, GPUs. Returns whether ranks will run on the CPU.
+def check(job: "Recipe", resume: bool = False, overwrite: bool = False, allow: Sequence[str] = ()) -> bool:
+    """What can be known without a rank: settings, folders, data, checkpoints, GPUs. Returns whether ranks will run on
+    the CPU.
 
     They do where there is no GPU; in fp32 also where there are fewer GPUs than ranks.
     """
@@ -47,7 +55,7 @@ def check(job: "Recipe", resume: bool = False, overwrite: bool = False) -> bool:
     from pardemo.baichuan2 import load_tokenizer
     from pardemo.baichuan2.checkpoints import find_shards, read_config
     from pardemo.finetune import recipe
-    from pardemo.finetune.beginning import refuse_occupied
+    from pardemo.finetune.beginning import choose
 
     gpus = torch.cuda.device_count()
     on_cpu = not gpus or (gpus < job.world.ranks and job.train.precision == "fp32")
@@ -64,16 +72,15 @@ def check(job: "Recipe", resume: bool = False, overwrite: bool = False) -> bool:
         if not recipe.locate(path).is_file():
             raise FileNotFoundError(f"data: there is no file {recipe.locate(path)}")
         headlines.read(recipe.locate(path))
-    if not resume and not overwrite:
-        refuse_occupied(recipe.locate(job.output_dir))
+    choose(recipe.locate(job.output_dir), job, resume, overwrite, job.world.ranks, allow)
     return on_cpu
 
 
-def _rank(values: dict, resume: bool, overwrite: bool) -> "Outcome":
+def _rank(values: dict, resume: bool, overwrite: bool, allow: Sequence[str]) -> "Outcome":
     from pardemo.finetune import recipe
     from pardemo.finetune.train import train
 
-    return train(recipe.from_dict(values), resume, overwrite)
+    return train(recipe.from_dict(values), resume, overwrite, allow=allow)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +89,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="change a key of it, as train.learning_rate=2e-4 (may be repeated)")  # fmt: skip
     parser.add_argument("--ranks", type=int, metavar="N", help="ranks to launch (default: the recipe's)")
     parser.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint")
+    parser.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="with --resume: a key that may differ from what the run began with, as train.max_steps",
+    )
     parser.add_argument("--overwrite", action="store_true", help="remove what an earlier run left in the output folder")
+    parser.add_argument("--on-cpu", action="store_true", help="run a recipe for GPUs on this machine's CPU")
     parser.add_argument("--list", action="store_true", help="list the recipes, and stop")
     parser.add_argument("--show", action="store_true", help="print the recipe's file with its comments, and stop")
     parser.add_argument("--json", action="store_true", help="print the outcome (or the list) as JSON")
@@ -99,9 +114,12 @@ def chosen(arguments: argparse.Namespace) -> "Recipe":
         if arguments.ranks < 1:
             raise ValueError(f"--ranks must be at least 1, not {arguments.ranks}")
         job = _on(job, arguments.ranks)
+    if arguments.on_cpu:
+        job = replace(job, world=replace(job.world, device="any"))
     return job
 
 
+@work_goes_on()
 def command(arguments: argparse.Namespace) -> int:
     """``pardemo finetune``."""
     from pardemo import RankError
@@ -122,7 +140,7 @@ def command(arguments: argparse.Namespace) -> int:
         return 0
     try:
         with contextlib.redirect_stdout(sys.stderr if arguments.json else sys.stdout):
-            outcome = launch(job, arguments.resume, arguments.overwrite)
+            outcome = launch(job, arguments.resume, arguments.overwrite, arguments.allow)
     except RankError as error:
         print(f"pardemo finetune: {str(error).splitlines()[0]}", file=sys.stderr)
         return 1
@@ -130,6 +148,7 @@ def command(arguments: argparse.Namespace) -> int:
     return 0
 
 
+@work_goes_on()
 def main(argv: list[str] | None = None) -> int:
     """``python -m pardemo.finetune RECIPE``: as a rank where a launcher says so, else as ``pardemo finetune``."""
     parser = argparse.ArgumentParser(prog="pardemo.finetune", description="Fine-tune by a recipe.")
@@ -141,14 +160,14 @@ def main(argv: list[str] | None = None) -> int:
             return command(arguments)
         _as_rank(arguments)
     except (ValueError, OSError, RuntimeError) as error:
-        print(f"pardemo finetune: {error}", file=sys.stderr)
+        if "RANK" not in os.environ or launched.first_to_say(str(error)):
+            print(f"pardemo finetune: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
 
 
 def _as_rank(arguments: argparse.Namespace) -> NoReturn:
-    from pardemo import launched
     from pardemo.doctor import available_cores
 
     job = chosen(arguments)
@@ -165,16 +184,14 @@ def _as_rank(arguments: argparse.Namespace) -> NoReturn:
     from pardemo.finetune.train import train
     from pardemo.rank import end
 
-    outcome = train(job, arguments.resume, arguments.overwrite)
+    outcome = train(job, arguments.resume, arguments.overwrite, allow=arguments.allow)
     if int(os.environ["RANK"]) == 0:
         _tell(outcome, arguments.json)
     end()
 
 
 def _on(job: "Recipe", ranks: int) -> "Recipe":
-    from pardemo.finetune.recipe_schema import Ranks
-
-    return replace(job, world=Ranks(ranks=ranks))
+    return replace(job, world=replace(job.world, ranks=ranks))
 
 
 def _tell(outcome: "Outcome", as_json: bool) -> None:

@@ -51,6 +51,7 @@ def predict(
     settings: Predict,
     seed: int = 0,
     order: Order = "length",
+    as_text: bool = False,
 ) -> Predictions:
     """Predictions in this process.
 
@@ -62,11 +63,13 @@ def predict(
         rows: with instruction and input.
         model: Baichuan2, with or without an adapter, in evaluation mode.
         order: batches of like length, the longest first (``"length"``), or as the rows come (``"file"``).
+        as_text: no instruction and no roles: the model goes on from the input and a line's end, as pretraining left
+            it. So a base model is asked in a form that it knows.
 
     Raises:
         ValueError: no row; ``max_new_tokens`` leaves no room for a prompt; see :func:`pardemo.finetune.decoding.steps`.
     """
-    prompts, cut = prompts_of(rows, tokenizer, model.config.model_max_length, settings)
+    prompts, cut = prompts_of(rows, tokenizer, model.config.model_max_length, settings, as_text)
     batches = batches_of([len(prompt) for prompt in prompts], settings.batch, order)
     found, seconds = _generate(prompts, batches, model, tokenizer.eos_token_id, settings, seed)
     return _in_order(found, tokenizer, cut, len(batches), seconds)
@@ -79,6 +82,7 @@ def predict_on(
     rows: Sequence[Mapping[str, str]],
     order: Order = "length",
     timeout_s: float = DAY_S,
+    as_text: bool = False,
 ) -> Predictions:
     """:func:`predict` on the ranks of a World: each loads the recipe's model, and the adapter, from their folders.
 
@@ -88,7 +92,7 @@ def predict_on(
     """
     tokenizer = check(recipe, adapter)
     context = read_config(locate(recipe.model.path)).model_max_length
-    prompts, cut = prompts_of(rows, tokenizer, context, recipe.predict)
+    prompts, cut = prompts_of(rows, tokenizer, context, recipe.predict, as_text)
     lengths = [len(prompt) for prompt in prompts]
     # few rows are spread over all ranks rather than put into one rank's full batch
     size = min(recipe.predict.batch, -(-len(rows) // world.size))
@@ -110,14 +114,22 @@ def check(recipe: Recipe, adapter: str | Path | None) -> Baichuan2Tokenizer:
 
 
 def prompts_of(
-    rows: Sequence[Mapping[str, str]], tokenizer: Baichuan2Tokenizer, context: int, settings: Predict
+    rows: Sequence[Mapping[str, str]],
+    tokenizer: Baichuan2Tokenizer,
+    context: int,
+    settings: Predict,
+    as_text: bool = False,
 ) -> tuple[list[list[int]], int]:
     """Each row's prompt, cut to its head where ``context`` has no room for it and the answer, and how many were cut."""
     if not rows:
         raise ValueError("there is no row to predict")
     room = _room(context, settings)
-    prompts = [source_ids(row, tokenizer) for row in rows]
+    prompts = [tokenizer.text_ids(_text_of(row)) if as_text else source_ids(row, tokenizer) for row in rows]
     return [prompt[:room] for prompt in prompts], sum(len(prompt) > room for prompt in prompts)
+
+
+def _text_of(row: Mapping[str, Any]) -> str:
+    return row["input"] + "\n"
 
 
 def _room(context: int, settings: Predict) -> int:
@@ -151,7 +163,9 @@ def deal(batches: Sequence[list[int]], lengths: Sequence[int], ranks: int) -> li
     return shares
 
 
-def save(folder: str | Path, rows: Sequence[Mapping[str, Any]], found: Predictions) -> dict[str, Any]:
+def save(
+    folder: str | Path, rows: Sequence[Mapping[str, Any]], found: Predictions, as_text: bool = False
+) -> dict[str, Any]:
     """Writes ``generated_predictions.jsonl`` and ``predict_results.json`` into ``folder``; returns the latter.
 
     That is the article's: scores as ``predict_bleu-4`` …, and run-time figures; beside them intervals and counts.
@@ -162,7 +176,12 @@ def save(folder: str | Path, rows: Sequence[Mapping[str, Any]], found: Predictio
     results |= metrics.runtime_figures(len(rows), found.steps, found.seconds)
     results |= {"samples": len(rows), "cut_prompts": found.cut, "intervals": scores["intervals"]}
     told = [
-        {"prompt": prompt_of(row), "label": row["output"], "predict": text, "source": row.get("source", "")}
+        {
+            "prompt": _text_of(row) if as_text else prompt_of(row),
+            "label": row["output"],
+            "predict": text,
+            "source": row.get("source", ""),
+        }
         for row, text in zip(rows, found.texts, strict=True)
     ]
     (folder / RESULTS).unlink(missing_ok=True)  # results of other predictions must not stand beside these

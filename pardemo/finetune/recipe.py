@@ -126,6 +126,10 @@ def preflight(recipe: Recipe, on_cpu: bool) -> None:
     """What can be known before any rank starts: raises ValueError, in one line, for what would fail on all of them."""
     if on_cpu and recipe.train.precision == "fp16":
         raise ValueError("train.precision is fp16, which DeepSpeed refuses on a CPU: use bf16 or fp32")
+    if on_cpu and recipe.world.device == "gpu":
+        count = f"{recipe.world.ranks} GPU{'s' * (recipe.world.ranks > 1)}"
+        raise ValueError(f"the recipe is for {count} (world.device: gpu), and its ranks would run on the CPU here: "
+                         "--on-cpu, or --set world.device=any, runs it there all the same")  # fmt: skip
     if recipe.deepspeed is not None:
         from pardemo.peers import deepspeed_settings
 

@@ -110,9 +110,14 @@ class Predict:
 
 @section
 class Ranks:
-    """The ranks that ``pardemo finetune`` launches."""
+    """The ranks that ``pardemo finetune`` launches, each with a GPU of its own where there are so many.
+
+    ``device``: where there are none, ``any`` means the CPU; ``gpu`` is refused, so that nobody waits a year for a job
+    of eight GPUs.
+    """
 
     ranks: Count = 1
+    device: Literal["any", "gpu"] = "any"
 
 
 @section

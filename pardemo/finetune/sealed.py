@@ -69,6 +69,11 @@ def newest(run: Path) -> tuple[Path | None, list[str]]:
     return None, told
 
 
+def readable(run: Path) -> set[str]:
+    """The names of all checkpoints that may be read."""
+    return {folder.name for folder in checkpoints(run) if fault(folder) is None}
+
+
 def same_here(folder: Path, files: dict[str, str]) -> bool:
     """Whether the folder, as this host sees it, has exactly the files of another host's seal."""
     return folder.is_dir() and checksums(folder) == files
@@ -79,13 +84,16 @@ def files(folder: Path) -> dict[str, str]:
     return json.loads((folder / SEAL).read_text("utf-8"))["files"]
 
 
-def keep(run: Path, limit: int | None) -> None:
-    """Removes the oldest sealed checkpoints beyond ``limit``, and what was never finished before the newest."""
-    sealed = [folder for folder in checkpoints(run) if (folder / SEAL).is_file()]
-    kept = sealed if limit is None else sealed[:limit]
-    for folder in checkpoints(run):
-        if folder not in kept and sealed and folder.name != sealed[0].name:
-            shutil.rmtree(folder)
+def keep(run: Path, limit: int | None, own: set[str]) -> None:
+    """Removes the oldest of the run's ``own`` checkpoints beyond ``limit``, and what was never finished.
+
+    Of whatever else is sealed, and could not be read, nothing is counted and nothing removed: it is not known whose
+    work it holds.
+    """
+    ours = [folder for folder in checkpoints(run) if folder.name in own]
+    unfinished = [folder for folder in checkpoints(run) if not (folder / SEAL).is_file()]
+    for folder in [*ours[limit or len(ours) :], *unfinished]:
+        shutil.rmtree(folder)
 
 
 def checksums(folder: Path) -> dict[str, str]:

@@ -47,7 +47,11 @@ class Outcome:
 
 
 def train(
-    job: Recipe, resume: bool = False, overwrite: bool = False, callbacks: Sequence[TrainerCallback] = ()
+    job: Recipe,
+    resume: bool = False,
+    overwrite: bool = False,
+    callbacks: Sequence[TrainerCallback] = (),
+    allow: Sequence[str] = (),
 ) -> Outcome:
     """Runs the recipe on this rank; all ranks of the job call it alike.
 
@@ -55,26 +59,29 @@ def train(
     sealed ``checkpoint-N`` folders, and at the end ``adapter``.
 
     Args:
-        resume: go on from the newest checkpoint that is whole and ours; from the beginning where there is none.
+        resume: go on from the newest checkpoint that is whole and ours; from the beginning where none was written.
         overwrite: remove what an earlier run left in the folder.
         callbacks: of transformers, further ones.
+        allow: keys of the recipe that may differ from those of the run that is resumed; of
+            :data:`pardemo.finetune.beginning.CHANGEABLE`.
 
     Raises:
         ValueError, FileNotFoundError: recipe, model or data are not what they should be; the folder holds an earlier
-            run, and neither ``resume`` nor ``overwrite`` was given; a checkpoint of other data, batch or seed.
+            run, and neither ``resume`` nor ``overwrite`` was given; checkpoints that none can be read of, or of other
+            data, batch or settings.
         RuntimeError: the ranks or DeepSpeed's stage are not those of the recipe; nothing trains unsynchronised.
         OSError: a checkpoint could not be written; the last whole one is named.
     """
     _forget_earlier_runs()
     recipe.preflight(job, on_cpu=device().type == "cpu")
     run = recipe.locate(job.output_dir)
-    start, notes = begin(run, job, resume, overwrite, _rank(), _size())
+    start, notes = begin(run, job, resume, overwrite, _rank(), _size(), allow)
     # under ZeRO-3 no rank's GPU may hold the whole model; otherwise no host needs to hold it once per rank
     stage = (job.deepspeed or {}).get("zero_optimization", {}).get("stage", 0)
     model, tokenizer = models.base(job, "cpu" if stage == 3 else device())
     data = _samples(job.data.train, job, tokenizer)
     valid = None if job.data.valid is None else _samples(job.data.valid, job, tokenizer)
-    arguments = _arguments(job, run, start)
+    arguments = arguments_of(job, run, start)
     trainer = _Trainer(
         job=job,
         run=run,
@@ -124,6 +131,7 @@ class _Trainer(Trainer):
 
     def __init__(self, job: Recipe, run: Path, **kwargs: Any):
         self._job, self._run = job, run
+        self._own = sealed.readable(run) if _rank() == 0 else set()  # what it is resumed from, and then what it writes
         self.tokens = TokenCount(kwargs["data_collator"].fills["input_ids"])
         super().__init__(**kwargs)
         asked = dist.get_world_size() if dist.is_initialized() else 1
@@ -160,7 +168,8 @@ class _Trainer(Trainer):
         if self.is_world_process_zero():
             about = fingerprint(self._job, self.args.world_size)
             sealed.seal(folder, step=self.state.global_step, ranks=self.args.world_size, run=about)
-            sealed.keep(self._run, self._job.train.save_limit)
+            self._own.add(folder.name)
+            sealed.keep(self._run, self._job.train.save_limit, self._own)
         _meet()
 
 
@@ -170,7 +179,8 @@ def _samples(path: str, job: Recipe, tokenizer) -> Samples:
     return pack(found, job.data.cutoff_len) if job.data.packing else found
 
 
-def _arguments(job: Recipe, run: Path, start: Path | None) -> TrainingArguments:
+def arguments_of(job: Recipe, run: Path, start: Path | None = None) -> TrainingArguments:
+    """What the recipe says, as the Trainer is told it."""
     t = job.train
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(run / "tensorboard")
     with warnings.catch_warnings():

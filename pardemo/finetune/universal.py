@@ -14,6 +14,12 @@ def is_universal(folder: Path) -> bool:
     return MARK in folder.name
 
 
+def remove_left(run: Path) -> None:
+    """Removes the universal forms that a killed run left in its folder."""
+    for folder in run.glob(f".checkpoint-*{MARK}*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def convert(checkpoint: Path, timeout_s: float = 500) -> Path:
     """Writes a universal form into a new folder beside a checkpoint, which has to be a verified one; returns it.
 

@@ -5,6 +5,8 @@ import json
 import sys
 from dataclasses import fields
 
+from pardemo.unread import work_goes_on
+
 
 def add(commands: argparse._SubParsersAction) -> None:
     """Adds ``data`` to the command line."""
@@ -33,7 +35,7 @@ def _add_build(actions: argparse._SubParsersAction) -> None:
     build.add_argument("--out", metavar="DIR", help="folder to write to (default outputs/latest/headlines)")
     build.add_argument("--train", type=int, metavar="N", help="training rows (80000; 20000 of generated ones)")
     build.add_argument("--test", type=int, default=1000, metavar="N", help="test rows (1000)")
-    build.add_argument("--seed", type=int, default=0, metavar="N", help="chooses the rows (0)")
+    build.add_argument("--seed", type=int, metavar="N", help="chooses the rows (0; 1 of generated rows)")
     real = build.add_argument_group("of real sources only")
     real.add_argument("--tasks", type=_names, metavar="A,B", help="what csl is for (title,keywords,category)")
     real.add_argument("--sources", type=_names, metavar="A,B", help="which to take (csl,lcsts,xlsum-zh,xlsum-en)")
@@ -53,6 +55,7 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
+@work_goes_on()
 def _build(arguments: argparse.Namespace) -> int:
     from pardemo.headlines.build import GENERATED, Limits, build
 

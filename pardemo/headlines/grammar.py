@@ -4,6 +4,10 @@ A headline keeps of the sentence with the news who did what, and how much, in th
 dates, sources, causes, durations and adverbs: one house style for all kinds of event. So a model that has learned it
 on some can apply it to others. Around that sentence stand scenes, details and background, with names and figures of
 their own.
+
+There are two such house styles. ``plain`` is what the tiny model's pretraining has: who did what, then the figure.
+``column`` is what the fine-tune teaches: the column of the paper, then the figure, then who did what. The column has to
+be told from what happened, and the other order unlearned; neither is in any page of the pretraining.
 """
 
 import functools
@@ -18,9 +22,11 @@ from typing import Any
 from pardemo.headlines import names
 
 KINDS = ("seen", "unseen")
-INSTRUCTION = "请给下面的新闻拟一个简短的标题：\n"
+INSTRUCTIONS = {"plain": "请给下面的新闻拟一个简短的标题：\n", "column": "请写出下面新闻的栏目、数字和标题。\n"}
+STYLES = tuple(INSTRUCTIONS)
+PRETRAINED = 0  # the seed of the rows that the tiny model has read as plain text
 BODY_LENGTH = (60, 140)
-HEADLINE_LENGTH = (10, 22)
+HEADLINE_LENGTH = (10, 22)  # in plain style; the column's name adds four
 SENTENCES = 4  # at most
 SCENE_FIRST = 0.35  # of the bodies: so that the first sentence is not always the one with the news
 
@@ -39,6 +45,7 @@ class Event:
 
     name: str
     kind: str
+    column: str
     office: str
     slots: Mapping[str, str]
     news: Sequence[str]
@@ -98,54 +105,67 @@ class Story:
         return self.fill(pick(self.random, spec.split("|")))
 
 
-def generate(count: int, seed: int, kinds: Sequence[str] = KINDS) -> Iterator[dict[str, str]]:
+def generate(count: int, seed: int, kinds: Sequence[str] = KINDS, style: str = "column") -> Iterator[dict[str, str]]:
     """Yields ``count`` rows, no two with the same body or headline, of the kinds in turn.
 
-    A row has instruction, input (the body, 60–140 characters), output (the headline, 10–22) and source, which is
-    ``generated/seen`` or ``generated/unseen``: unseen rows are of events and sentence patterns that no seen row has.
+    A row has instruction, input (the body, 60–140 characters), output (the headline, 10–22, with a column 14–26) and
+    source, which is ``generated/seen`` or ``generated/unseen``: unseen rows are of events and sentence patterns that
+    no seen row has; their columns are among those of seen rows.
+
+    Args:
+        style: of the headlines and of the instruction, one of :data:`STYLES`.
 
     Raises:
-        ValueError: a kind that does not exist, or a count or seed below 0.
+        ValueError: a kind or style that does not exist, or a count or seed below 0.
     """
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown or not kinds:
         raise ValueError(f"kinds are some of {', '.join(KINDS)}, not {', '.join(unknown) or 'none'}")
-    if count < 0 or seed < 0:
-        raise ValueError(f"the number of rows and the seed must be 0 or more, not {count} and {seed}")
-    return _distinct(count, seed, kinds, set(), set())
+    _check(style, count, seed)
+    return _distinct(count, seed, kinds, style, set(), set())
 
 
-def corpus(train: int = 20000, test: int = 1000, seed: int = 0) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
+def corpus(
+    train: int = 20000, test: int = 1000, seed: int = PRETRAINED + 1, style: str = "column"
+) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """Training rows, all seen, and test rows, half seen and half unseen; no body or headline is in both.
 
-    The test rows do not depend on ``train``, and fewer training rows are the first of more.
+    The test rows do not depend on ``train``, and fewer training rows are the first of more. With the seed
+    :data:`PRETRAINED` they are the news that the tiny model has read already. Raises what :func:`generate` raises.
     """
-    if train < 0 or test < 0 or seed < 0:  # Python's Random takes −1 for 1
-        raise ValueError(f"the numbers of rows and the seed must be 0 or more, not {train}, {test} and {seed}")
+    _check(style, train, test, seed)
     bodies: set[str] = set()
     headlines: set[str] = set()
-    test_rows = list(_distinct(test, 2 * seed + 1, KINDS, bodies, headlines))
-    return list(_distinct(train, 2 * seed, ("seen",), bodies, headlines)), test_rows
+    test_rows = list(_distinct(test, 2 * seed + 1, KINDS, style, bodies, headlines))
+    return list(_distinct(train, 2 * seed, ("seen",), style, bodies, headlines)), test_rows
+
+
+def _check(style: str, *numbers: int) -> None:
+    if style not in STYLES:
+        raise ValueError(f"styles are {' and '.join(STYLES)}, not {style}")
+    if min(numbers) < 0:  # Python's Random takes −1 for 1
+        raise ValueError(f"numbers of rows and the seed must be 0 or more, not {' and '.join(map(str, numbers))}")
 
 
 def _distinct(
-    count: int, seed: int, kinds: Sequence[str], bodies: set[str], headlines: set[str]
+    count: int, seed: int, kinds: Sequence[str], style: str, bodies: set[str], headlines: set[str]
 ) -> Iterator[dict[str, str]]:
     random = Random(seed)
     made = 0
     while made < count:
         kind = kinds[made % len(kinds)]
-        body, headline = _write(random, kind)
-        if body in bodies or headline in headlines or not _fits(body, headline):
+        body, plain, column = _write(random, kind)
+        if body in bodies or plain in headlines or not _fits(body, plain):
             continue
         bodies.add(body)
-        headlines.add(headline)
+        headlines.add(plain)
         made += 1
-        yield {"instruction": INSTRUCTION, "input": body, "output": headline, "source": f"generated/{kind}"}
+        headline = column if style == "column" else plain
+        yield {"instruction": INSTRUCTIONS[style], "input": body, "output": headline, "source": f"generated/{kind}"}
 
 
-def _write(random: Random, kind: str) -> tuple[str, str]:
-    """A body and its headline, whatever they turn out to be."""
+def _write(random: Random, kind: str) -> tuple[str, str, str]:
+    """A body and its headline in both styles, whatever they turn out to be."""
     grammar = load()
     event = pick(random, [event for event in grammar.events if event.kind == kind])
     story = Story(event, random)
@@ -162,7 +182,7 @@ def _write(random: Random, kind: str) -> tuple[str, str]:
     if random.random() < 0.3:
         others.reverse()
     sentences.extend(story.fill(other) for other in others)
-    return "".join(sentences), headline_of(marked)
+    return "".join(sentences), headline_of(marked), in_column(event.column, marked)
 
 
 def _framed(story: Story, frame: str, marked: str) -> str:
@@ -177,9 +197,19 @@ def _framed(story: Story, frame: str, marked: str) -> str:
 
 
 def headline_of(marked: str) -> str:
-    """What the marks of a sentence keep: who, what, how much, and after a comma the further figure."""
-    main, further = ("".join(re.findall(pattern, marked)) for pattern in ("「(.*?)」", "『(.*?)』"))
+    """What the marks of a sentence keep, in plain style: who, what, how much, and after a comma the further figure."""
+    main, further = _kept(marked)
     return f"{main}，{further}" if further else main
+
+
+def in_column(column: str, marked: str) -> str:
+    """The same in column style: the column's name, the further figure where there is one, and who did what."""
+    main, further = _kept(marked)
+    return f"《{column}》{further}，{main}" if further else f"《{column}》{main}"
+
+
+def _kept(marked: str) -> list[str]:
+    return ["".join(re.findall(pattern, marked)) for pattern in ("「(.*?)」", "『(.*?)』")]
 
 
 def _fits(body: str, headline: str) -> bool:

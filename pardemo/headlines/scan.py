@@ -11,7 +11,8 @@ from pardemo.lfs import refuse_pointer
 
 _decode = json.JSONDecoder().raw_decode
 _SPACE = re.compile(r"[ \t\r\n]*")
-_NEXT_ROW = re.compile(r"\}\s*,\s*(?=\{)")  # where to go on after a broken row that others follow on the same line
+_BRACE = re.compile(r"(\}?)\s*([,:\[]?)\s*\{")  # with what stands before it
+_NO_UTF_8 = re.compile(r"[\udc80-\udcff]")  # what Python makes of such bytes
 
 
 @dataclass(frozen=True)
@@ -71,13 +72,7 @@ class _Parser:
         self.after: str | None = "start"
 
     def parse(self, line: int, chunk: bytes) -> Iterator[Piece]:
-        try:
-            text = chunk.decode()
-        except UnicodeDecodeError as error:
-            at = line + chunk.count(b"\n", 0, error.start)
-            yield Piece(line, reason=f"not UTF-8: byte 0x{chunk[error.start]:02x} in line {at}")
-            self.after = None
-            return
+        text = chunk.decode(errors="surrogateescape")
         end = counted = 0  # where the last token ended, and how far newlines have been counted
         while (position := _SPACE.match(text, end).end()) < len(text):
             line += text.count("\n", counted, position)
@@ -92,16 +87,17 @@ class _Parser:
                 end = position + 1
             else:
                 yield from self._between(line, same_line)
+                value, reason = None, None
                 try:
                     value, end = _decode(text, position)
-                except (ValueError, RecursionError) as error:
-                    yield Piece(line, reason=f"broken JSON: {getattr(error, 'msg', error)}")
-                    follows = _NEXT_ROW.search(text, position)
-                    self.after = "," if follows else None
-                    end = follows.end() if follows else len(text)
-                else:
-                    yield Piece(line, value)
                     self.after = "row"
+                except (ValueError, RecursionError) as error:
+                    reason = f"broken JSON: {getattr(error, 'msg', error)}"
+                    end, self.after = _behind_broken(text, position)
+                if wrong := _NO_UTF_8.search(text, position, end):
+                    at, byte = line + text.count("\n", position, wrong.start()), ord(wrong[0]) - 0xDC00
+                    value, reason = None, f"not UTF-8: byte 0x{byte:02x} in line {at}"
+                yield Piece(line, value, reason)
 
     def _separator(self, line: int, mark: str) -> Iterator[Piece]:
         if not self.is_array:
@@ -122,3 +118,25 @@ class _Parser:
             yield Piece(line, reason="no comma before this row", is_row=False)
         elif self.after == "row" and same_line:
             yield Piece(line, reason="more than one value on a line that is no array", is_row=False)
+
+
+def _behind_broken(text: str, position: int) -> tuple[int, str | None]:
+    """Where to go on behind a broken row that others follow, and what stands before that place.
+
+    At the next object behind ``},``; or, where the broken row has no end of its own, at the next whole one that is no
+    value of it.
+    """
+    for found in _BRACE.finditer(text, position + 1):
+        closed, mark = found.groups()
+        brace = found.end() - 1
+        if mark not in (":", "[") and ((closed and mark) or _is_whole(text, brace)):
+            return brace, mark or None
+    return len(text), None
+
+
+def _is_whole(text: str, position: int) -> bool:
+    try:
+        _decode(text, position)
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -4,6 +4,8 @@ import argparse
 import os
 from pathlib import Path
 
+from pardemo.unread import work_goes_on
+
 BEGIN, END = "<!-- table: make reference -->", "<!-- end of table -->"
 
 
@@ -15,6 +17,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.set_defaults(action=_command)
 
 
+@work_goes_on()
 def _command(arguments: argparse.Namespace) -> int:
     from pardemo import project, report
 

@@ -1,7 +1,6 @@
 """What the engines refuse, in one line each."""
 
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,7 +8,6 @@ import torch.distributed as dist
 from torch import nn
 
 from pardemo.gradient_norm import cut_parameters
-from pardemo.zero.param_groups import ParamGroups
 from pardemo.zero.unit import Unit
 
 if TYPE_CHECKING:
@@ -39,20 +37,6 @@ def check_groups(module: nn.Module, group: dist.ProcessGroup) -> None:
         raise ValueError(
             f"layers are cut over ranks {cut}, and the engine's group is {ours}: give it the data-parallel one"
         )
-
-
-def check_alike(module: nn.Module, param_groups: ParamGroups, group: dist.ProcessGroup) -> None:
-    """ValueError where the ranks' models or parameter groups differ. Collective."""
-    mine = [
-        (name, tuple(p.shape), str(p.dtype), p.requires_grad, f"group {param_groups.number(p)}")
-        for name, p in module.named_parameters()
-    ]
-    models: list = [None] * dist.get_world_size(group)
-    dist.all_gather_object(models, mine, group=group)
-    for rank, theirs in enumerate(models):
-        for here, there in zip_longest(models[0], theirs, fillvalue="no parameter"):
-            if here != there:
-                raise ValueError(f"the ranks' models differ: rank 0 has {here}, rank {rank} has {there}")
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, trained: Sequence[Unit]) -> None:

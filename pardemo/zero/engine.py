@@ -12,6 +12,7 @@ from torch import nn
 from pardemo.channel import Channel
 from pardemo.gradient_norm import NormOfModel, Tied, check_max_norm, clip_factor
 from pardemo.groups import group_of
+from pardemo.replicas import compare_models
 from pardemo.zero import checks
 from pardemo.zero.elementwise import check_elementwise
 from pardemo.zero.param_groups import MakeOptimizer, ParamGroups
@@ -56,6 +57,8 @@ class Engine(nn.Module):
         self.module, self.group = module, group_of(group)
         checks.check_groups(module, self.group)
         self.param_groups = ParamGroups(module, param_groups)
+        engine = f"ZeRO-{self.stage}, max_norm {max_norm}"
+        compare_models(module, self.group, engine, settings_of=lambda p: f"group {self.param_groups.number(p)}")
         device = next(module.parameters()).device
         check_elementwise(optimizer, self.param_groups, device)
         self.size, self.max_norm = dist.get_world_size(self.group), max_norm
@@ -65,7 +68,6 @@ class Engine(nn.Module):
         self._open = False  # a backward pass has begun and not ended: it failed, if the next one begins
         self._updating = self._closed = False
         self._hooks: list = []
-        checks.check_alike(module, self.param_groups, self.group)
         with torch.no_grad():
             for parameter in module.parameters():
                 parameter.grad = None

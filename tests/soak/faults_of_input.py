@@ -222,7 +222,7 @@ def state(case: FaultCase) -> None:
     "checkpoint", "", ("stage", "model", "nothing", "damaged"), ZERO,
     by_way={
         "stage": "has stage",
-        "model": "has units",
+        "model": "is of another model",
         "nothing": "no whole checkpoint",
         "damaged": "is missing, or is not the file that was written",
     },

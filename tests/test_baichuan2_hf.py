@@ -1,0 +1,390 @@
+"""Baichuan2 as a user of Transformers expects a model: what its common model and generation tests ask of any."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+from small_baichuan2 import VOCABULARY, model
+from torch import nn
+from torch.nn import functional as F
+from transformers import StaticCache
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from pardemo import lora
+from pardemo.baichuan2 import Baichuan2Config, Baichuan2ForCausalLM, Baichuan2Model, load_checkpoint, save_checkpoint
+from pardemo.baichuan2.head import NormHead
+from pardemo.finetune.recipe_schema import Lora
+
+BOTH = pytest.mark.parametrize("position", ["rope", "alibi"])  # 7B, 13B
+ROWS, LENGTH, HEADS, LAYERS, HIDDEN = 3, 9, 4, 2, 64
+
+
+def numbers(*shape, seed=0):
+    return torch.randint(3, VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def close(one, other, most=1e-5):
+    torch.testing.assert_close(one, other, rtol=most, atol=most)
+
+
+def padded():
+    """A batch with padding on the left, and its mask."""
+    mask = torch.ones(ROWS, LENGTH, dtype=torch.long)
+    mask[0, :4] = 0
+    return numbers(ROWS, LENGTH).masked_fill(mask == 0, 0), mask
+
+
+# --- outputs
+
+
+@BOTH
+def test_hidden_states_are_those_of_every_layer(position):
+    found, ids = model(position), numbers(ROWS, LENGTH)
+    seen = []
+    for layer in found.model.layers:
+        layer.register_forward_hook(lambda _, args, out: seen.append((args[0], out)))
+    with torch.no_grad():
+        out = found(ids, output_hidden_states=True)
+        assert found(ids).hidden_states is None
+    assert [h.shape for h in out.hidden_states] == [(ROWS, LENGTH, HIDDEN)] * (LAYERS + 1)
+    assert torch.equal(out.hidden_states[0], found.model.embed_tokens(ids))
+    assert torch.equal(out.hidden_states[1], seen[0][1])
+    close(found.lm_head(out.hidden_states[-1]), out.logits)
+    found.config.output_hidden_states = True
+    assert len(found(ids).hidden_states) == LAYERS + 1
+
+
+@BOTH
+@pytest.mark.parametrize("how", ["eager", "sdpa"])
+def test_attention_weights_are_those_that_make_the_output(position, how):
+    ids, mask = padded()
+    found = model(position)
+    found.set_attn_implementation(how)
+    with torch.no_grad():
+        plain, out = found(ids, attention_mask=mask), found(ids, attention_mask=mask, output_attentions=True)
+    assert plain.attentions is None
+    close(out.logits, plain.logits)
+    assert [a.shape for a in out.attentions] == [(ROWS, HEADS, LENGTH, LENGTH)] * LAYERS
+    for weights in out.attentions:
+        close(weights.sum(-1), torch.ones(ROWS, HEADS, LENGTH))
+        assert not weights.triu(1).any(), "what comes after is not seen"
+        assert not weights[0, :, 4:, :4].any(), "nor is padding"
+    layer = found.model.layers[0]
+    v = layer.self_attn.W_pack(layer.input_layernorm(found.model.embed_tokens(ids))).chunk(3, -1)[2]
+    by_hand = out.attentions[0] @ v.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+    expected = layer.self_attn.o_proj(by_hand.transpose(1, 2).flatten(2))
+    with torch.no_grad():
+        again = found(ids, attention_mask=mask, output_hidden_states=True).hidden_states[1]
+        x = found.model.embed_tokens(ids) + expected
+        close(again, x + layer.mlp(layer.post_attention_layernorm(x)))
+
+
+@BOTH
+def test_eager_attention_equals_the_fused_one_gradients_too(position):
+    ids, mask = padded()
+    grads = []
+    for how in ("eager", "sdpa"):
+        found = model(position).train()
+        found.set_attn_implementation(how)
+        found(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss.backward()
+        grads.append([p.grad for p in found.parameters()])
+    for one, other in zip(*grads, strict=True):
+        close(one, other)
+
+
+@BOTH
+def test_hidden_states_and_attentions_keep_their_gradients(position):
+    found = model(position).train()
+    out = found(numbers(ROWS, LENGTH), output_hidden_states=True, output_attentions=True)
+    out.hidden_states[0].retain_grad()
+    out.attentions[0].retain_grad()
+    out[0].flatten()[0].backward()
+    assert out.hidden_states[0].grad is not None
+    assert out.attentions[0].grad is not None
+
+
+@BOTH
+@pytest.mark.parametrize("labels", [False, True])
+@pytest.mark.parametrize("by", ["argument", "configuration"])
+def test_a_tuple_has_what_the_dictionary_has(position, labels, by):
+    found, ids = model(position), numbers(ROWS, LENGTH)
+    more = {"output_hidden_states": True, "output_attentions": True, "use_cache": True}
+    more |= {"labels": ids} if labels else {}
+    with torch.no_grad():
+        whole = found(ids, **more)
+        if by == "configuration":
+            found.config.return_dict = False
+            plain = found(ids, **more)
+        else:
+            plain = found(ids, return_dict=False, **more)
+    assert isinstance(plain, tuple)
+    assert list(whole) == ["loss" if labels else "logits", "past_key_values", "hidden_states", "attentions"]
+    assert torch.equal(plain[0], whole[0])
+    assert all(torch.equal(one, other) for one, other in zip(plain[2], whole.hidden_states, strict=True))
+    assert isinstance(found.model(ids, return_dict=False), tuple)
+
+
+@BOTH
+def test_a_cache_is_made_as_the_configuration_says_but_not_in_training(position):
+    found, ids = model(position), numbers(ROWS, LENGTH)
+    with torch.no_grad():
+        first = found(ids[:, :5])
+        rest = found(ids[:, 5:], past_key_values=first.past_key_values)
+        close(rest.logits, found(ids).logits[:, 5:])
+    assert rest.past_key_values.get_seq_length() == LENGTH
+    assert found(ids, labels=ids).past_key_values is None
+    assert found.train()(ids).past_key_values is None
+    found.eval().config.use_cache = False
+    assert found(ids).past_key_values is None
+
+
+@BOTH
+def test_a_whole_mask_is_taken_as_it_is(position):
+    """Two continuations of one beginning in one row, each blind to the other: the four-dimensional mask's use."""
+    found = model(position)
+    begin, one, other = numbers(1, 4), numbers(1, 2, seed=1), numbers(1, 2, seed=2)
+    seen = torch.ones(8, 8, dtype=torch.bool).tril()
+    seen[6:, 4:6] = False
+    positions = torch.tensor([[0, 1, 2, 3, 4, 5, 4, 5]])
+    added = torch.zeros(8, 8).masked_fill(~seen, torch.finfo(torch.float32).min)
+    with torch.no_grad():
+        expected = found(torch.cat([begin, one], 1)).logits[:, 4:]
+        for mask in (seen, added):
+            both = found(torch.cat([begin, one, other], 1), attention_mask=mask[None, None], position_ids=positions)
+            close(both.logits[:, 4:6], expected)
+            if position == "rope":  # ALiBi's distances are those of the row
+                close(both.logits[:, 6:], found(torch.cat([begin, other], 1)).logits[:, 4:])
+
+
+def test_one_kind_of_input_and_not_both():
+    found, ids = model(), numbers(1, 4)
+    embedded = found.model.embed_tokens(ids)
+    close(found(inputs_embeds=embedded).logits, found(ids).logits)
+    for inputs in ({}, {"input_ids": ids, "inputs_embeds": embedded}):
+        with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
+            found(**inputs)
+
+
+# --- generation
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "how", [{}, {"do_sample": True, "top_k": 5}, {"num_beams": 3}, {"num_beams": 2, "do_sample": True}]
+)
+def test_generation_returns_what_it_was_asked_for(position, how):
+    ids, mask = padded()
+    found, wanted = model(position), 4
+    beams = how.get("num_beams", 1)
+    out = found.generate(
+        ids, attention_mask=mask, max_new_tokens=wanted, min_new_tokens=wanted, return_dict_in_generate=True,
+        output_scores=True, output_logits=True, output_hidden_states=True, output_attentions=True, **how,
+    )  # fmt: skip
+    assert out.sequences.shape == (ROWS, LENGTH + wanted)
+    assert [s.shape for s in out.scores] == [s.shape for s in out.logits] == [(ROWS * beams, VOCABULARY)] * wanted
+    assert len(out.hidden_states) == len(out.attentions) == wanted
+    for step, (hidden, attentions) in enumerate(zip(out.hidden_states, out.attentions, strict=True)):
+        queries, keys = (LENGTH, LENGTH) if step == 0 else (1, LENGTH + step)
+        assert [h.shape for h in hidden] == [(ROWS * beams, queries, HIDDEN)] * (LAYERS + 1)
+        assert [a.shape for a in attentions] == [(ROWS * beams, HEADS, queries, keys)] * LAYERS
+    if not how:  # greedy: each is the best after what the one pass over all says
+        mask = F.pad(mask, (0, wanted), value=1)
+        positions = (mask.cumsum(1) - 1).clamp_min(0)
+        with torch.no_grad():
+            logits = found(out.sequences, attention_mask=mask, position_ids=positions).logits[:, LENGTH - 1 : -1]
+        close(torch.stack(out.logits, 1), logits, 1e-4)
+        logits[:, :, 2] = -torch.inf  # min_new_tokens: no end before
+        assert torch.equal(logits.argmax(-1), out.sequences[:, LENGTH:])
+
+
+@BOTH
+def test_a_cache_of_fixed_length_generates_the_same(position):
+    ids, mask = padded()
+    how = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "eos_token_id": None}
+    found = model(position)
+    expected = found.generate(ids, **how)
+    assert torch.equal(found.generate(ids, use_cache=False, **how), expected)
+    assert torch.equal(found.generate(ids, cache_implementation="static", disable_compile=True, **how), expected)
+    cache = StaticCache(config=found.config, max_cache_len=20)
+    with torch.no_grad():
+        plain, fixed = found(ids), found(ids, past_key_values=cache)
+        close(fixed.logits, plain.logits)
+        more = numbers(ROWS, 1)
+        close(found(more, past_key_values=cache).logits, found(more, past_key_values=plain.past_key_values).logits)
+
+
+@BOTH
+def test_generation_goes_on_from_a_cache_and_from_embeddings(position):
+    found, ids = model(position), numbers(1, LENGTH)
+    how = {"do_sample": False, "eos_token_id": None, "return_dict_in_generate": True}
+    whole = found.generate(ids, max_new_tokens=6, **how)
+    first = found.generate(ids, max_new_tokens=3, **how)
+    rest = found.generate(first.sequences, past_key_values=first.past_key_values, max_new_tokens=3, **how)
+    assert torch.equal(rest.sequences, whole.sequences)
+    embedded = found.generate(inputs_embeds=found.model.embed_tokens(ids), max_new_tokens=6, **how)
+    assert torch.equal(embedded.sequences, whole.sequences[:, LENGTH:])
+    guessed = found.generate(ids, max_new_tokens=6, prompt_lookup_num_tokens=2, **how)
+    assert torch.equal(guessed.sequences, whole.sequences)
+
+
+# --- the vocabulary
+
+
+@BOTH
+@pytest.mark.parametrize("size", [VOCABULARY + 10, VOCABULARY - 20])
+@pytest.mark.parametrize("mean", [True, False])
+def test_the_vocabulary_is_resized_and_the_head_stays_a_norm_head(position, size, mean, tmp_path):
+    found, ids = model(position), numbers(ROWS, LENGTH).clamp_max(VOCABULARY - 21)
+    with torch.no_grad():
+        before = found(ids).logits
+    found.resize_token_embeddings(size, mean_resizing=mean)
+    same = min(size, VOCABULARY)
+    assert found.config.vocab_size == found.get_input_embeddings().num_embeddings == size
+    assert isinstance(found.get_output_embeddings(), NormHead)
+    assert found.get_output_embeddings().out_features == size
+    with torch.no_grad():
+        after = found(ids).logits
+    assert after.shape[-1] == size
+    assert torch.equal(after[..., :same], before[..., :same])
+    kept = found.lm_head.weight.clone()
+    found.post_init()
+    assert torch.equal(found.lm_head.weight, kept)
+    found(ids, labels=ids).loss.backward()
+    save_checkpoint(found, tmp_path / "resized")
+    with torch.no_grad():
+        assert torch.equal(load_checkpoint(tmp_path / "resized", torch.float32)(ids).logits, after)
+
+
+@BOTH
+def test_embeddings_can_be_read_and_set(position, tmp_path):
+    found, ids = model(position), numbers(ROWS, LENGTH)
+    assert found.get_input_embeddings() is found.model.embed_tokens
+    assert isinstance(found.get_output_embeddings(), nn.Linear)
+    embedding = nn.Embedding(VOCABULARY, HIDDEN)
+    found.set_input_embeddings(embedding)
+    assert found.get_input_embeddings() is found.model.embed_tokens is embedding
+    head = nn.Linear(HIDDEN, VOCABULARY, bias=False)
+    found.set_output_embeddings(head)
+    assert found.get_output_embeddings() is head
+    with torch.no_grad():
+        out = found(ids, output_hidden_states=True)
+        assert torch.equal(out.logits, F.linear(out.hidden_states[-1], head.weight)), "what was set, as it is"
+        save_checkpoint(found, tmp_path / "set")
+        assert torch.equal(load_checkpoint(tmp_path / "set", torch.float32)(ids).logits, out.logits)
+
+
+def test_no_adapter_beside_a_norm_head():
+    """Merged into its weight it would be normalised too: B·A beside the head is not B·A in it."""
+    with pytest.raises(ValueError, match="no module is called 'lm_head'"):
+        lora.settings(Lora(target=("lm_head",)), model())
+    llama = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                                 num_attention_heads=1)
+    )  # fmt: skip
+    assert {"q_proj", "lm_head"} <= lora.linear_names(llama)
+
+
+# --- training
+
+
+@BOTH
+@pytest.mark.parametrize("checkpointing", [None, False, True])
+def test_a_training_step_as_transformers_tests_it(position, checkpointing):
+    """Labels where the class is known as one that predicts the next token, a backward pass, a gradient for all."""
+    assert MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["baichuan"] == Baichuan2ForCausalLM.__name__
+    config = model(position).config
+    assert type(transformers.AutoModelForCausalLM.from_config(config)) is Baichuan2ForCausalLM
+    assert type(transformers.AutoModel.from_config(config)) is Baichuan2Model
+    found, ids = model(position).train(), numbers(ROWS, LENGTH)
+    if checkpointing is not None:
+        found.activation_checkpointing_enable({"use_reentrant": checkpointing})
+    loss = found(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids, use_cache=False).loss
+    loss.backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in found.parameters())
+    shifted = F.pad(ids[:, 1:], (0, 1), value=-100)
+    close(found(ids, labels=torch.zeros_like(ids), shift_labels=shifted).loss, loss)
+
+
+@BOTH
+def test_the_full_head_returns_logits_beside_the_loss(position):
+    ids = numbers(ROWS, LENGTH)
+    found = model(position, loss_head="full")
+    out = found(ids, labels=ids)
+    close(out.logits, found(ids).logits)
+    close(out.loss, F.cross_entropy(out.logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()))
+    assert model(position)(ids, labels=ids).logits is None
+    shifted = F.pad(ids[:, 1:], (0, 1), value=-100)
+    close(found(ids, shift_labels=shifted).loss, out.loss)
+
+
+def smoothed_by_hand(logits, labels, factor):
+    logits, labels = logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+    return F.cross_entropy(logits, labels, label_smoothing=factor)
+
+
+def test_label_smoothing_of_the_trainer_knows_the_model(tmp_path):
+    """It shifts labels for models that it knows by name alone."""
+    ids = numbers(ROWS, LENGTH)
+    arguments = transformers.TrainingArguments(str(tmp_path), label_smoothing_factor=0.2, use_cpu=True, report_to=[])
+    found = model()
+    trainer = transformers.Trainer(found, arguments)
+    loss = trainer.compute_loss(found, {"input_ids": ids, "labels": ids.clone()})
+    close(loss, smoothed_by_hand(found(ids).logits, ids, 0.2))
+
+
+# --- the configuration, the official loss
+
+
+def test_the_context_can_be_set_by_its_other_name():
+    config = Baichuan2Config(max_position_embeddings=512)
+    assert (config.model_max_length, config.max_position_embeddings) == (512, 512)
+    config.max_position_embeddings = 1024
+    assert config.model_max_length == 1024
+    assert Baichuan2Config.from_dict({"model_max_length": 2048}).max_position_embeddings == 2048
+    assert copy.deepcopy(config).to_dict()["model_max_length"] == 1024
+    assert "max_position_embeddings" not in config.to_diff_dict()
+
+
+@BOTH
+def test_the_z_loss_is_the_official_one_without_padding(position):
+    """Cross-entropy of the labelled, and the mean of max² over all positions but the last, labelled or not."""
+    ids = numbers(ROWS, LENGTH)
+    labels = ids.clone()
+    labels[:, :5] = -100
+    found = model(position, z_loss_weight=0.3)
+    logits = found(ids).logits[:, :-1].flatten(0, 1)
+    official = F.cross_entropy(logits, labels[:, 1:].flatten()) + 0.3 * (logits.max(-1).values ** 2).mean()
+    close(found(ids, labels=labels).loss, official)
+
+
+def official_mask_of_13b(padding, slopes):
+    """What the official 13B adds to its scores: where query or key is padding the lowest number; ALiBi by key."""
+    length = padding.shape[1]
+    seen = (padding[:, :, None] * padding[:, None, :]).tril().bool()
+    alibi = slopes[:, None, None] * torch.arange(length) + torch.full((length, length), -torch.inf).triu(1)
+    return (~seen).float()[:, None] * torch.finfo(torch.float32).min + alibi
+
+
+def test_with_padding_the_z_loss_counts_what_padding_says_and_that_is_not_the_officials():
+    """The documented difference: the labelled tokens' logits are the official ones, those of padding are nobody's."""
+    ids, mask = padded()
+    mask = mask.flip(1)  # on the right, as in training
+    found = model("alibi", z_loss_weight=0.3)
+    with torch.no_grad():
+        ours = found(ids, attention_mask=mask).logits
+        for layer in found.model.layers:
+            layer.register_forward_pre_hook(lambda _, args: (args[0], Official(mask, args[1].slopes), *args[2:]))
+        theirs = found(ids).logits
+    close(ours[mask.bool()], theirs[mask.bool()])
+    apart = (ours - theirs)[mask == 0].abs().max()
+    assert apart > 0.01, "a padding query sees itself here, and all before it alike there"
+
+
+class Official:
+    def __init__(self, padding, slopes):
+        self.mask = official_mask_of_13b(padding, slopes)
+
+    def attend(self, q, k, v, flex):
+        scores = q @ k.mT / q.shape[-1] ** 0.5 + self.mask
+        return scores.softmax(-1) @ v
