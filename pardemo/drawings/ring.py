@@ -65,12 +65,9 @@ def _frame(held: list[list[set]], sent: list[tuple[int, int]], ranks: int, names
         canvas.text(x + _WIDE / 2, 24, f"rank {rank}", size=22, bold=True)
         for chunk, whose in enumerate(row):
             part = _WIDE / ranks
-            for owner in range(ranks):
-                fill = rank_colour(owner) if owner in whose else "none"
-                text = str(owner) if owner in whose else ""
-                canvas.box(x + owner * part, _y(chunk), part, _CELL, fill, text, size=18, thick=0.8)
-            if len(whose) == ranks:
-                canvas.box(x, _y(chunk), _WIDE, _CELL, thick=4)
+            for owner in sorted(whose):
+                canvas.box(x + owner * part, _y(chunk), part, _CELL, rank_colour(owner), str(owner), size=18, thick=0.8)
+            canvas.box(x, _y(chunk), _WIDE, _CELL, thick=4 if len(whose) == ranks else 1)
     for rank, chunk in sent:
         _arrow(canvas, rank, chunk, ranks, left)
     return canvas
