@@ -13,13 +13,13 @@ def ring_all_reduce(ranks: int = 4) -> Player:
     A chunk is a row of N parts, one for each rank's contribution: coloured where it has been added.
 
     Args:
-        ranks: N, from 2 to 6.
+        ranks: N, from 2 to 5.
 
     Raises:
         ValueError: another number: it would not be readable.
     """
-    if not 2 <= ranks <= 6:
-        raise ValueError(f"a ring of 2 to 6 ranks can be drawn, not of {ranks}")
+    if not 2 <= ranks <= 5:
+        raise ValueError(f"a ring of 2 to 5 ranks can be drawn, not of {ranks}")
     held = [[{rank} for _ in range(ranks)] for rank in range(ranks)]  # held[rank][chunk]: whose numbers are in it
     names = [chr(ord("A") + chunk) for chunk in range(ranks)]
     frames = [(_frame(held, [], ranks, names), _beginning(ranks))]
