@@ -12,8 +12,9 @@ BIN := $(VENV)/bin
 run: env
 	$(BIN)/pardemo run
 
+# Two files of tests at a time: nothing in them is timed, and most of it waits.
 test: env lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 lab: env
 	$(BIN)/jupyter lab --notebook-dir notebooks $(if $(filter 0,$(shell id -u)),--allow-root)

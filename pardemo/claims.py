@@ -33,6 +33,7 @@ COLUMNS = (
     "id", "notebook", "statement", "source", "predicted", "measured", "unit", "rel", "evidence", "verdict", "reason",
     "relation",
 )  # fmt: skip
+_AS_PREDICTED = "measured as"
 _ID = re.compile(r"(s\d{2,3}|\d{2})\.[a-z0-9_.]+")
 
 
@@ -99,8 +100,8 @@ class Ledger:
         if _agree(predicted, measured, rel, relation):
             verdict = "holds"
         elif instead is not None and _agree(_plain(instead[0]), measured, rel, relation):
-            verdict, reason = "differs", f"measured as {short(_plain(instead[0]))} predicts: {instead[1]}"
-        elif evidence in ("time", "paced") or (evidence == "published" and reason):
+            verdict, reason = "differs", f"{_AS_PREDICTED} {short(_plain(instead[0]))} predicts: {instead[1]}"
+        elif _may_be_off(evidence, reason):
             verdict = "off"
         else:
             verdict = "fails"
@@ -174,6 +175,18 @@ def agrees(row: dict[str, Any]) -> bool:
     return row["measured"] is not None and _agree(row["predicted"], row["measured"], row["rel"], row["relation"])
 
 
+def follows(row: dict[str, Any]) -> bool:
+    """Whether a row's verdict is what :meth:`Ledger.check` or :meth:`Ledger.skip` gives for its figures."""
+    verdict, reason = row["verdict"], row["reason"]
+    if row["measured"] is None:
+        return verdict == "not measured" and bool(reason)
+    if agrees(row):
+        return verdict == "holds"
+    if verdict == "differs":
+        return reason.startswith(_AS_PREDICTED)
+    return verdict == ("off" if _may_be_off(row["evidence"], reason) else "fails")
+
+
 def statements() -> list[dict[str, str]]:
     """The article's statements: id, section, what it says, judgement (ok, if, no, doc), what is true, chapters."""
     with (project.PACKAGE / "statements.csv").open(encoding="utf-8", newline="") as stream:
@@ -181,7 +194,7 @@ def statements() -> list[dict[str, str]]:
 
 
 def frame(rows: Iterable[dict[str, Any]]):
-    """A pandas table for readers: figures shortened, bounds with their sign."""
+    """A pandas table for readers: figures shortened, bounds with their sign, equalities with their tolerance."""
     import pandas as pd
 
     shown = [{**row, "predicted": predicted_text(row), "measured": short(row["measured"])} for row in rows]
@@ -192,8 +205,12 @@ def frame(rows: Iterable[dict[str, Any]]):
 
 
 def predicted_text(row: dict[str, Any]) -> str:
-    """The prediction as a table shows it: ``4,194,304``, ``≤ 1e-06``."""
-    return {"at most": "≤ ", "at least": "≥ "}.get(row["relation"], "") + short(row["predicted"])
+    """The prediction as a table shows it, with its tolerance: ``4,194,304``, ``52.1 ± 1 %``, ``≤ 1e-06``."""
+    bound, tolerance = {"at most": "≤ ", "at least": "≥ "}.get(row["relation"], ""), ""
+    compared = isinstance(row["predicted"], (int, float)) and not isinstance(row["predicted"], bool)
+    if compared and not bound and row["rel"]:
+        tolerance = f" ± {100 * row['rel']:.3g} %"
+    return bound + short(row["predicted"]) + tolerance
 
 
 def short(value: Any) -> str:
@@ -210,6 +227,11 @@ def short(value: Any) -> str:
 def counts(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
     found = [row["verdict"] for row in rows]
     return {verdict: found.count(verdict) for verdict in VERDICTS}
+
+
+def _may_be_off(evidence: str, reason: str) -> bool:
+    """Seconds depend on the machine, and a paper's figure may be missed for a reason that is told."""
+    return evidence in ("time", "paced") or (evidence == "published" and bool(reason))
 
 
 def _plain(value: Any) -> float | int | bool | str:

@@ -238,7 +238,7 @@ def _table_row(row: dict[str, Any], address: str) -> str:
     for note in (row["source"], row["reason"]):
         told += f"<br><small>{html.escape(note)}</small>" if note else ""
     linked = f'<a href="{address}">{row["id"]}</a>' if address else row["id"]
-    cells = (linked, told, f"{claims.predicted_text(row)} {row['unit']}", claims.short(row["measured"]))
+    cells = (linked, told, claims.predicted_text(row), f"{claims.short(row['measured'])} {row['unit']}")
     return (
         "<tr>" + "".join(f"<td>{c}</td>" for c in (*cells, ratio_text(row), row["evidence"], row["verdict"])) + "</tr>"
     )

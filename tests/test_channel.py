@@ -59,6 +59,18 @@ def test_ranks_at_different_exchanges_are_told_in_one_line(world_of, links):
     assert world_of(2).run(check, timeout_s=20) == [2.0, 2.0]
 
 
+@pytest.mark.parametrize("at", [0, 40, 107, 300])
+def test_exchanges_that_differ_in_one_letter_are_told_apart(world_of, at):
+    """A layer deep in a model has a long name, and which pass it is comes behind it."""
+
+    def check():
+        what = "x" * at + str(dist.get_rank()) + "x" * (300 - at)
+        with pytest.raises(ValueError, match="the ranks are at different exchanges"):
+            ring_all_reduce(torch.ones(4), what=what)
+
+    world_of(2).run(check, timeout_s=20)
+
+
 OPERATIONS = {
     "all_reduce (sum)": lambda t: ring_all_reduce(t),
     "all_reduce (max)": lambda t: ring_all_reduce(t, op="max"),

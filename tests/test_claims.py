@@ -26,6 +26,8 @@ def ledger(out):
         (100, 100.6, {"rel": 0.005}, "fails"),
         (100, 99.4, {"rel": 0.005}, "fails"),
         (-100, -100.4, {"rel": 0.005}, "holds"),
+        (1, 2, {"rel": 0.5}, "fails"),
+        (2, 1, {"rel": 0.5}, "holds"),
         (0, 0, {}, "holds"),
         (0, 1e-9, {"rel": 0.5}, "fails"),
         (True, True, {}, "holds"),
@@ -187,6 +189,22 @@ def test_figures_are_shortened_for_readers():
     shown = {4194304: "4,194,304", 5592405.333: "5,592,405.3", 0.03125: "0.03125", 1e-6: "1e-06", True: "True"}
     assert {value: claims.short(value) for value in shown} == shown
     assert claims.short(None) == ""
+
+
+@pytest.mark.parametrize(
+    ("predicted", "options", "shown"),
+    [
+        (100, {}, "100"),
+        (100, {"rel": 0.005}, "100 ± 0.5 %"),
+        (0.2, {"rel": 0.05 / 0.2}, "0.2 ± 25 %"),
+        (100, {"relation": "at most", "rel": 0.005}, "≤ 100"),  # a bound's tolerance is ignored
+        (True, {"rel": 0.005}, "True"),
+        ("abc", {"rel": 0.005}, "abc"),
+    ],
+)
+def test_a_tolerance_stands_beside_what_is_predicted(ledger, predicted, options, shown):
+    ledger.check("s09.x", "statement", predicted, predicted, **options)
+    assert list(ledger.table().data["predicted"]) == [shown]
 
 
 def test_the_articles_statements_are_all_there():

@@ -37,7 +37,7 @@ def test_claims_as_table_and_json(out, capsys):
     ledger.check("01.y", "error", 1e-6, 1e-7, relation="at most")
     assert cli.main(["claims", str(out)]) == 0
     table = capsys.readouterr().out
-    assert "4,194,304" in table
+    assert "4,194,304 ± 0.5 %" in table
     assert "≤ 1e-06" in table
     assert "2 holds" in table
     assert cli.main(["claims", str(out), "--json"]) == 0

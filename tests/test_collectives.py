@@ -68,6 +68,23 @@ def test_many_segments_and_a_rest(world_of, size):
     world_of(size).run(all_collectives_agree, (numel,), torch.float32)
 
 
+def in_small_blocks(numel):
+    sizes = ring.SEGMENT_BYTES, ring.BLOCK_BYTES
+    ring.SEGMENT_BYTES, ring.BLOCK_BYTES = 16, 64
+    try:
+        all_collectives_agree((numel,), torch.float32)
+    finally:
+        ring.SEGMENT_BYTES, ring.BLOCK_BYTES = sizes
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("blocks", [1, 2, 5])
+def test_many_blocks_and_a_rest(world_of, size, blocks):
+    """As tensors of many MiB: blocks of 16 numbers each, and the last of them on some ranks alone."""
+    for numel in (size * 16 * blocks, size * 16 * blocks + 1, size * (16 * blocks + 7) - 1):
+        world_of(size).run(in_small_blocks, numel)
+
+
 def test_a_slow_successor_gets_what_was_meant_for_it(world_of):
     """A partial sum that still waits to be sent must not be overwritten by the next one in its buffer."""
 
@@ -218,12 +235,12 @@ def measure(nbytes):
         collective(tensor)
         with WireMeter() as wire:
             collective(tensor)
-        costs[name] = wire.sent_bytes, wire.received_bytes, {r: s for r, (s, _) in wire.by_rank().items()}
+        costs[name] = wire.sent_bytes, wire.received_bytes, wire.by_rank()
         assert wire.evidence == "wire"
     shard = ring_reduce_scatter(tensor)
     with WireMeter() as wire:
         ring_all_gather(shard, out=tensor)
-    costs["ring_all_gather"] = wire.sent_bytes, wire.received_bytes, {r: s for r, (s, _) in wire.by_rank().items()}
+    costs["ring_all_gather"] = wire.sent_bytes, wire.received_bytes, wire.by_rank()
     return costs
 
 
@@ -242,11 +259,12 @@ def test_bytes_on_the_wire_are_the_formulas(world_of, size, nbytes):
             ),
         }
         for name, theory in expected.items():
-            sent, received, to = costs[name]
+            sent, received, peers = costs[name]
             assert sent == pytest.approx(theory.sent, rel=REL), name
             assert received == pytest.approx(theory.received, rel=REL), name
             if name.startswith("ring"):
-                assert to[(rank + 1) % size] == pytest.approx(theory.sent, rel=REL), "all to the successor"
+                assert peers[(rank + 1) % size][0] == pytest.approx(theory.sent, rel=REL), "all to the successor"
+                assert peers[(rank - 1) % size][1] == pytest.approx(theory.received, rel=REL), "from the predecessor"
 
 
 def test_a_group_of_one_moves_nothing(world_of):

@@ -150,12 +150,13 @@ def test_mixed_dtypes_agree_with_torchs_own_ddp(world_of):
         assert torch.equal(mine, other), "both halve (exact) and add once: the same bits"
 
 
-def test_a_subgroup_trains_on_its_own(world_of):
+@pytest.mark.parametrize("all_reduce", [ring_all_reduce, parameter_server_all_reduce])
+def test_a_subgroup_trains_on_its_own(world_of, all_reduce):
     def check():
         groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
         mine = dist.get_rank() // 2
         net = nn.Linear(4, 4)
-        model = BucketedDataParallel(net, groups[mine])
+        model = BucketedDataParallel(net, groups[mine], all_reduce=all_reduce)
         model(torch.full((1, 4), float(dist.get_rank()))).sum().backward()
         return net.weight.grad[0, 0].item(), net.weight.detach().sum().item()
 

@@ -420,6 +420,15 @@ SOLUTIONS = {
 LOCK = threading.Lock()
 
 
+def lora_states(
+    frozen=lambda f, n, z: 2 * f / (n if z > 2 else 1),
+    gradients=lambda t, n, z: 2 * t / (n if z > 1 else 1),
+    states=lambda t, n, z: 12 * t / (n if z else 1),
+):
+    """The right answer, or one that is wrong about a part."""
+    return lambda f, t, n, z: frozen(f, n, z) + 2 * t / (n if z > 2 else 1) + gradients(t, n, z) + states(t, n, z)
+
+
 def stub(*arguments): ...
 
 
@@ -570,16 +579,26 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
             lambda arena: [0] * 12 if [arena.give_back(arena.take(40)) for _ in range(12)] else 0,
             "overlap, or",
         ),
-        ("10_lora_states", stub, "Which stage divides parameters by N?"),
-        (
-            "10_lora_states",
-            lambda frozen, trained, n, stage: 16 * (frozen + trained) if stage == 0 else 0,
-            "neither gradients nor optimizer states",
-        ),
+        ("10_lora_states", stub, "It should return a number of bytes"),
+        ("10_lora_states", lambda f, t, n, z: 16 * (f + t), "neither gradients nor optimizer states"),
+        ("10_lora_states", lora_states(frozen=lambda f, n, z: 2 * f), "Stage 3 shares out the frozen parameters too"),
+        ("10_lora_states", lora_states(frozen=lambda f, n, z: 0), "Frozen parameters are in memory as well"),
+        ("10_lora_states", lora_states(frozen=lambda f, n, z: 2 * f / n), "shared out by stage 3 alone"),
+        ("10_lora_states", lora_states(gradients=lambda t, n, z: 0), "gradients are missing"),
+        ("10_lora_states", lora_states(gradients=lambda t, n, z: 2 * t), "from stage 2 on, not before"),
+        ("10_lora_states", lora_states(gradients=lambda t, n, z: 2 * t / n if z else 2 * t), "from stage 2 on, not"),
+        ("10_lora_states", lora_states(states=lambda t, n, z: 0), "optimizer states are missing"),
+        ("10_lora_states", lora_states(states=lambda t, n, z: 12 * t), "states are shared out from stage 1 on"),
+        ("10_lora_states", lora_states(states=lambda t, n, z: 8 * t / (n if z else 1)), "Which stage divides which"),
+        ("10_lora_states", lambda f, t, n, z: 1.01 * lora_states()(f, t, n, z), "Which stage divides which"),
         ("10_steps", stub, "is a step too"),
         ("10_steps", lambda s, g, b, m, e: e * (s // b // g // m), "drops the partial step"),
         ("10_steps", lambda s, g, b, m, e: s * e // (g * b), "is a step too"),
-        ("10_lora_states", lambda frozen, trained, n, stage: 2 * (frozen + trained), "Which stage divides"),
+        (
+            "10_lora_states",
+            lambda f, t, n, z: 2 * (f + t) / (n if z > 2 else 1),
+            "gradients and optimizer states besides",
+        ),
         ("11_labels", stub, "return two lists"),
         ("11_labels", lambda p, a, c: (p + a, p + a), "the prompt is trained on too"),
         ("11_labels", lambda p, a, c: (p + a, a), "need one length"),

@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from pardemo import MemoryMeter, Timeline, WireMeter
+from pardemo.collectives import ring_all_reduce
 from pardemo.meters.timeline import Span, covered_s, overlap_s
 from pardemo.meters.wire import kernel_counts
 
@@ -120,6 +121,7 @@ def test_counting_collectives_agrees_with_the_kernel(world_of, size):
         run = {
             "all_reduce": lambda: dist.all_reduce(x),
             "all_gather": lambda: dist.all_gather_single(x, part),
+            "ring": lambda: ring_all_reduce(x),
             "all_gather list": lambda: dist.all_gather([torch.empty_like(part) for _ in range(size)], part),
             "send": lambda: dist.send(x, 1) if dist.get_rank() == 0 else dist.get_rank() == 1 and dist.recv(x, 0),
         }[name]
@@ -131,7 +133,7 @@ def test_counting_collectives_agrees_with_the_kernel(world_of, size):
         assert (wire.evidence, count.evidence) == ("wire", "count")
         return (wire.sent_bytes, count.sent_bytes), (wire.received_bytes, count.received_bytes)
 
-    for name in ("all_reduce", "all_gather", "all_gather list", "send"):
+    for name in ("all_reduce", "ring", "all_gather", "all_gather list", "send"):
         for ways in world_of(size).run(both, name):
             for kernel, counted in ways:
                 assert counted == pytest.approx(kernel, rel=0.005, abs=1000), name
@@ -306,6 +308,14 @@ def test_what_nothing_dispatches_is_counted_where_it_can_be(tmp_path):
             assert memory.live["activations"] == pytest.approx(x.nbytes, abs=256), name  # a file has a header
             del made
             assert memory.live_bytes == 0, name
+
+
+def test_a_sparse_gradient_counts_with_its_indices():
+    net = nn.Embedding(1000, 8, sparse=True)
+    with MemoryMeter(net) as memory:
+        net(torch.tensor([1, 2, 3])).sum().backward()
+        assert memory.live["gradients"] == 3 * 8 + 3 * 8 * 4, "three rows' numbers in int64, and three rows in fp32"
+        assert memory.live["activations"] == 0
 
 
 def test_random_states_are_a_kind_of_their_own():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pardemo.formulas import pipeline as formulas
+from pardemo.meters.timeline import Span
 from pardemo.pipeline_parallel import (
     Backward,
     Forward,
@@ -19,6 +20,7 @@ from pardemo.pipeline_parallel import (
     gpipe,
     instructions,
     interleaved,
+    measured_chart,
     one_f_one_b,
     prove,
 )
@@ -77,10 +79,33 @@ def test_the_bubble_is_that_of_the_papers(schedule, forward, backward):
     assert found.makespan == pytest.approx(expected)
 
 
+@given(st.one_of(SIZES, ROUNDS))
+@settings(deadline=None)
+def test_as_many_ranks_compute_at_one_time_as_there_are_micro_batches_for(schedule):
+    assert chart(schedule).at_once == min(schedule.ranks, schedule.micro_batches)
+
+
 def test_latency_stretches_the_chart():
     schedule = Schedule(gpipe, 4, 4)
     # three hops forward and three back on the critical path
     assert chart(schedule, latency=0.5).makespan == chart(schedule).makespan + 6 * 0.5
+
+
+def test_latency_counts_between_ranks_and_not_within_one():
+    # one micro-batch goes forth and back: F 0, hop, F 1, B 1 at once, hop, B 0
+    assert chart(Schedule(one_f_one_b, 2, 1), latency=0.5).makespan == 1 + 0.5 + 1 + 2 + 0.5 + 2
+    alone = Schedule(interleaved, 1, 3, 4)
+    assert chart(alone, latency=0.5).makespan == chart(alone).makespan
+
+
+def test_a_measured_chart_is_of_the_run_whenever_that_began():
+    """Real spans have the times of a clock that has run for days."""
+    ideal = chart(Schedule(one_f_one_b, 4, 8))
+    spans = [span._replace(begin_s=span.begin_s + 4096, end_s=span.end_s + 4096) for span in ideal.spans]
+    found = measured_chart([*spans, Span(0, "wait", "0.0", 0, 1)])
+    assert (found.makespan, found.in_flight) == (ideal.makespan, ideal.in_flight)
+    assert found.bubble_of_total == pytest.approx(formulas.bubble_of_total(4, 8), abs=1e-9)
+    assert found.bubble_of_ideal == pytest.approx(formulas.bubble_of_ideal(4, 8), abs=1e-9)
 
 
 def test_1f1b_of_two_ranks_step_by_step():

@@ -308,6 +308,38 @@ def test_under_autocast_activations_travel_in_bf16(world_of, checkpointing):
         assert gpt.relative_error(found, parameter.grad) < 2**-8
 
 
+# --- random numbers --------------------------------------------------------------------------------------------------
+
+
+def dropping():
+    return [nn.Sequential(gpt.seeded(lambda: gpt.MLP(WIDTH), s), nn.Dropout(0.5)) for s in range(2)]
+
+
+def dropout_on_ranks(order, checkpointing):
+    stage = dropping()[dist.get_rank()]
+    found = Pipeline([stage], Schedule(order, 2, M), F.mse_loss, checkpointing=checkpointing)
+    torch.manual_seed(dist.get_rank())
+    return found.step(*batch()), [p.grad for p in stage.parameters()]
+
+
+@pytest.mark.parametrize("order", [gpipe, one_f_one_b])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_dropout_is_that_of_the_forward_when_it_is_run_again(world_of, order, checkpointing):
+    """Masks of its own in the recomputation would be gradients of another network."""
+    (_, first), (loss, second) = world_of(2).run(dropout_on_ranks, order, checkpointing)
+    stages, (inputs, targets) = dropping(), (tensor.chunk(M) for tensor in batch())
+    with torch.random.fork_rng():
+        for rank, stage in enumerate(stages):  # each rank draws for its micro-batches in their order
+            torch.manual_seed(rank)
+            inputs = [stage(x) for x in inputs]
+    expected = sum(F.mse_loss(y, target) for y, target in zip(inputs, targets, strict=True)) / M
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=CLOSE)
+    parameters = [p for stage in stages for p in stage.parameters()]
+    for found, parameter in zip(first + second, parameters, strict=True):
+        assert gpt.relative_error(found, parameter.grad) < CLOSE
+
+
 # --- losses and evaluation -------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from pardemo import World
-from pardemo.planner import allocator, engines, examples, fake, memory, truth
+from pardemo.planner import engines, examples, fake, memory, truth
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.footprint import LINES
 from pardemo.planner.job import Adapter, Job
@@ -87,7 +87,7 @@ def test_frozen_parameters_have_neither_gradients_nor_states(engine):
 def test_flops_are_torchs_own_count():
     job = examples.job("llama", "plain", 1, False, False)
     found = dry_run(job)
-    module = engines.outline(job).to_empty(device="cpu")
+    module = engines.materialize(engines.outline(job), "cpu")
     truth.fill(module)
     running = engines.start(job, module)
     ids, labels = truth.batch(job)
@@ -143,7 +143,7 @@ def test_tensor_parallelism_cuts_states_and_part_of_the_activations():
 
 def test_the_allocator_keeps_its_segments():
     found = dry_run(examples.job("llama", "plain", 1, False, True))
-    reserved = allocator.reserved_bytes(found)
+    reserved = memory.reserved_of(found)
     assert reserved % (2 << 20) == 0
     assert found.peak_bytes <= reserved < 2 * found.peak_bytes
 

@@ -8,6 +8,7 @@ import pytest
 from pardemo import claims, figures, project, runner, scorecard
 from pardemo.claims import Ledger
 
+NOTEBOOK = project.root() / "notebooks" / "13_scorecard.ipynb"
 REFERENCE = project.root() / "outputs" / "reference"
 
 
@@ -100,6 +101,45 @@ def test_verdicts_can_be_judged_again_from_their_rows():
     assert not claims.agrees(row(100, 103, rel=0.02))
     assert claims.agrees(row(100, 3, "at most"))
     assert not claims.agrees(row(None, None))
+
+
+@pytest.mark.parametrize(
+    ("changes", "right"),
+    [
+        ({}, True),
+        ({"measured": 3}, False),
+        ({"measured": 3, "verdict": "fails"}, True),
+        ({"verdict": "fails"}, False),
+        ({"measured": 3, "verdict": "differs", "reason": "measured as 3 predicts: why"}, True),
+        ({"measured": 3, "verdict": "differs"}, False),
+        ({"measured": 3, "verdict": "off"}, False),
+        ({"measured": 3, "verdict": "off", "evidence": "time"}, True),
+        ({"measured": 3, "verdict": "off", "evidence": "published"}, False),
+        ({"measured": 3, "verdict": "off", "evidence": "published", "reason": "why"}, True),
+        ({"measured": None, "verdict": "not measured", "reason": "no GPU"}, True),
+        ({"measured": None, "verdict": "holds"}, False),
+        ({"notebook": "02_pipeline"}, True),
+    ],
+)
+def test_the_chapters_own_audit_finds_a_verdict_that_does_not_follow(empty, changes, right):
+    assert audited([row(1, 1, id="s09.a"), row(2, 2) | changes]) == {
+        "13.verdicts": "holds" if right else "fails",
+        "13.ids": "holds",
+    }
+
+
+def test_the_chapters_own_audit_finds_one_id_in_two_chapters(empty):
+    found = audited([row(1, 1), row(2, 2, notebook="02_pipeline")])
+    assert found == {"13.verdicts": "holds", "13.ids": "fails"}
+
+
+def audited(rows):
+    """What the cell of chapter 13 that looks the ledger over says of these rows."""
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    (source,) = (cell.source for cell in notebook.cells if '"13.ids"' in cell.source)
+    book = Ledger("13_scorecard")
+    exec(source, {"rows": rows, "check": book.check, "claims": claims, "book": book})
+    return {one["id"]: one["verdict"] for one in book.rows}
 
 
 def test_every_statement_has_a_row_and_says_what_was_found():

@@ -1,5 +1,7 @@
 """Key/value heads that several ranks hold, and cores with parameters: several steps against one process."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -143,6 +145,21 @@ def test_a_norm_of_queries_and_keys_equals_one_process(world_of, n, kv_heads, mo
     results = world_of(n).run(trained_beside_one_process, kv_heads, True, False, mode)
     assert max(error for error, _ in results) < CLOSE
     assert_holders_agree(results, kv_heads)
+
+
+def without_a_mask(kv_heads, recompute_core):
+    """Every token sees every other, as in an encoder."""
+    full = gpt.seeded(lambda: gpt.Attention(HIDDEN, HEADS, kv_heads))
+    layer = ParallelAttention(full.qkv, full.out, HEADS, kv_heads, causal=False, recompute_core=recompute_core)
+    plain = Plain(full, partial(F.scaled_dot_product_attention, enable_gqa=True))
+    found, expected = (train(model, 2) for model in (layer, plain))
+    return max(gpt.relative_error(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 8])
+@pytest.mark.parametrize("recompute_core", [False, True])
+def test_attention_that_is_not_causal_equals_one_process(world_of, kv_heads, recompute_core):
+    assert max(world_of(2).run(without_a_mask, kv_heads, recompute_core)) < CLOSE
 
 
 def backward_bytes(kv_heads, frozen):

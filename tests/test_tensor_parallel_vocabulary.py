@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.nn import functional as F
 
 from pardemo.peers import gpt
-from pardemo.tensor_parallel import vocab_parallel_cross_entropy
+from pardemo.tensor_parallel import vocab_parallel_cross_entropy, vocabulary
 
 TOKENS, VOCABULARY = 96, 256
 #: fp32: sums of 256 exponentials in another order. A sum of two parts in bf16 would be 2^-9 = 2e-3 off, and 3e-3 of a
@@ -86,3 +86,40 @@ def unlike(what):
 @pytest.mark.parametrize("what", ["other", "exchanged", "ignored"])
 def test_ranks_with_different_targets_are_refused(world_of, what):
     world_of(2).run(unlike, what)
+
+
+def in_blocks(block, ignored):
+    """``losses`` anew, so many logits at a time."""
+    before, vocabulary.BLOCK_ELEMENTS = vocabulary.BLOCK_ELEMENTS, block
+    try:
+        return losses(torch.bfloat16, "none", ignored, "every rank")
+    finally:
+        vocabulary.BLOCK_ELEMENTS = before
+
+
+@pytest.mark.parametrize("rows", [1, 7, TOKENS - 1])
+def test_logits_taken_in_blocks_are_all_taken(world_of, rows):
+    """One row, some that do not divide the tokens, and a last block of one row."""
+    for found, expected, gradient, whole in world_of(2).run(in_blocks, rows * VOCABULARY // 2, "some ignored"):
+        assert gpt.relative_error(found, expected) < CLOSE
+        assert gpt.relative_error(gradient, whole) < 2**-8
+
+
+def ignoring(index, reduction):
+    """A number of the vocabulary, such as that of a padding token, and targets of -100 nowhere."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    logits, targets = logits_and_targets(torch.float32, "every rank")
+    targets[:10] = index
+    whole, mine = logits.clone().requires_grad_(), logits.chunk(n, 1)[rank].clone().requires_grad_()
+    expected = F.cross_entropy(whole, targets, ignore_index=index, reduction=reduction)
+    found = vocab_parallel_cross_entropy(mine, targets, ignore_index=index, reduction=reduction)
+    expected.sum().backward()
+    found.sum().backward()
+    return gpt.relative_error(found, expected), gpt.relative_error(mine.grad, whole.grad.chunk(n, 1)[rank])
+
+
+@pytest.mark.parametrize("index", [0, VOCABULARY - 1])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_any_number_can_be_the_one_that_is_ignored(world_of, index, reduction):
+    for errors in world_of(2).run(ignoring, index, reduction):
+        assert max(errors) < CLOSE

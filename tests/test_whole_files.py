@@ -98,7 +98,7 @@ def test_who_runs_a_detached_job_is_told_in_a_whole_file(tmp_path, monkeypatch):
     write = project.write_atomically
     monkeypatch.setattr(project, "write_atomically", lambda path, how: (written.append(path.name), write(path, how)))
     monkeypatch.setattr(detached.subprocess, "Popen", lambda *_, **__: SimpleNamespace(pid=os.getpid()))
-    assert detached._start(recipe.load("tiny-cpu"), tmp_path, False, False) == os.getpid()
+    assert detached._start(recipe.load("tiny-cpu"), tmp_path, False, False, allow=()) == os.getpid()
     assert written == ["recipe.yaml", "finetune.pid"]
     assert detached.running(tmp_path)
     assert detached._process(tmp_path) == psutil.Process()

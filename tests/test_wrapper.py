@@ -1,6 +1,7 @@
 """Wrappers in company and under strain: several in one loop, checkpoints, uneven inputs, modules that change."""
 
 import contextlib
+import copy
 import time
 
 import pytest
@@ -23,6 +24,10 @@ WRAPPERS = {
 }
 #: double precision: what remains is the order of a few additions
 EXACT = {"rtol": 1e-11, "atol": 1e-11}
+
+
+def by_a_server(module):
+    return NaiveDataParallel(module, all_reduce=parameter_server_all_reduce)
 
 
 def seeded(build, seed=3):
@@ -178,6 +183,21 @@ def test_what_one_rank_alone_must_refuse_all_refuse(world_of):
         with pytest.raises(ValueError, match=r"^rank 0: the module has no parameter that requires a gradient"):
             NaiveDataParallel(nn.Linear(2, 2).requires_grad_(dist.get_rank() == 1))
         return len(keep)
+
+    world_of(2).run(check)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(4, 4), nn.BatchNorm1d(4, affine=False)], ids=["parameters", "buffers"])
+def test_layers_of_one_shape_in_another_order_are_refused(world_of, layer):
+    """They meet in the order of the modules: one rank's first would be averaged with, or sent to, another's second."""
+
+    def check():
+        names = ("second", "first") if dist.get_rank() else ("first", "second")
+        net = nn.ModuleDict({name: copy.deepcopy(layer) for name in names} | {"head": nn.Linear(4, 4)})
+        with pytest.raises(
+            ValueError, match=r"^the ranks' models differ: rank 0 has \('first\..*rank 1 has \('second\."
+        ):
+            NaiveDataParallel(net)
 
     world_of(2).run(check)
 
@@ -434,7 +454,7 @@ def uneven_reference(size, divide_by_initial, accumulate):
             (loss / (size if divide_by_initial else len(active))).backward()
         optimizer.step()
         optimizer.zero_grad()
-    return values(net)
+    return net
 
 
 @pytest.mark.parametrize("variant", WRAPPERS)
@@ -459,10 +479,12 @@ def test_uneven_inputs_under_join(world_of, variant, divide_by_initial, accumula
         model(batch(0, rank)).sum().backward()  # after the block it works as before
         return found, [p.grad for p in net.parameters()]
 
-    expected = uneven_reference(size, divide_by_initial, accumulate)
+    net = uneven_reference(size, divide_by_initial, accumulate)
     results = world_of(size).run(check)
+    (sum(net(batch(0, rank)).sum() for rank in range(size)) / size).backward()
     for found, after in results:
-        assert_equal(found, expected)
+        assert_equal(found, values(net))
+        assert_equal(after, [p.grad for p in net.parameters()])
         assert all(torch.equal(*pair) for pair in zip(after, results[0][1], strict=True))
 
 
@@ -531,12 +553,12 @@ def test_uneven_inputs_can_be_an_error_on_all_ranks(world_of):
         world.run(check)
 
 
-@pytest.mark.parametrize("variant", WRAPPERS)
-def test_a_rank_that_leaves_a_backward_out_is_told_at_the_next(world_of, variant):
+@pytest.mark.parametrize("wrap", [*WRAPPERS.values(), by_a_server], ids=[*WRAPPERS, "naive, by a server"])
+def test_a_rank_that_leaves_a_backward_out_is_told_at_the_next(world_of, wrap):
     """Else it would be a step ahead, its gradients added to those of another batch."""
 
     def check():
-        rank, model = dist.get_rank(), WRAPPERS[variant](seeded(mlp))
+        rank, model = dist.get_rank(), wrap(seeded(mlp))
         model(batch(0, rank)).sum().backward()
         model(batch(0, rank))  # on all ranks alike, as a GAN does it: nothing is wrong with that
         model(batch(0, rank)).sum().backward()

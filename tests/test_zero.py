@@ -340,6 +340,17 @@ def test_a_checkpoint_that_was_tampered_with_is_not_read(world_of, tmp_path):
         world_of(2).run(load_only, 1, tmp_path / "elsewhere")
 
 
+def test_a_checkpoint_with_other_numbers_than_were_written_is_not_read(world_of, tmp_path):
+    world_of(2).run(part_of_training, 1, tmp_path / "at", 0, 1, save_at=1)
+    for file in (tmp_path / "at").glob("*.distcp"):
+        whole = file.read_bytes()
+        file.write_bytes(bytes([*whole[: len(whole) // 2], whole[len(whole) // 2] ^ 1, *whole[len(whole) // 2 + 1 :]]))
+        with pytest.raises(RankFailed, match=rf"{file.name} is missing, or is not the file that was written"):
+            world_of(2).run(load_only, 1, tmp_path / "at")
+        file.write_bytes(whole)
+    world_of(2).run(load_only, 1, tmp_path / "at")
+
+
 def test_the_previous_checkpoint_is_read_where_the_new_one_has_no_name_yet(world_of, tmp_path):
     world_of(2).run(part_of_training, 3, tmp_path / "at", 0, 1, save_at=1)
     (tmp_path / "at").rename(tmp_path / "at.previous")
@@ -434,6 +445,23 @@ class Fails(torch.autograd.Function):
 def test_disturbed_training_goes_on_rightly(world_of, stage, disturb, order):
     expected = one_process_over([order, order])
     for found in world_of(2).run(train_branches, stage, [order, order], disturb):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
+def cleared_by_the_module():
+    rank, net = dist.get_rank(), branches()
+    engine = Zero1(net, ADAMW)
+    engine(1000 * data(9, rank)).backward()
+    net.zero_grad()
+    net.order = (0, 1)  # the last layer gets no gradient after that
+    engine(data(0, rank)).backward()
+    engine.step()
+    return weights_of(engine)
+
+
+def test_gradients_that_the_modules_own_zero_grad_cleared_are_gone(world_of):
+    expected = one_process_over([(0, 1), (0, 1)], steps=1)
+    for found in world_of(2).run(cleared_by_the_module):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 

@@ -96,3 +96,29 @@ def test_a_writer_that_fails_leaves_the_old_checkpoint_readable(world_of, tmp_pa
     """On one rank: what the others would wait for is told by their World."""
     world_of(1).run(replaced, stage, moment, tmp_path / "at")
     assert [path.name for path in tmp_path.iterdir()] == ["at"]
+
+
+def read_in_bf16(stage, folder):
+    """By an engine that began elsewhere; its masters, and the parameters in bf16 that they are rounded to."""
+    adamw = partial(torch.optim.AdamW, lr=0.1)
+    writer, reader = (STAGES[stage](gpt.seeded(lambda: nn.Linear(9, 9), seed).bfloat16(), adamw) for seed in (0, 1))
+
+    def step(engine):
+        engine(torch.ones(2, 9, dtype=torch.bfloat16)).float().square().sum().backward()
+        engine.step()
+
+    step(writer)
+    save(writer, folder)
+    load(reader, folder)
+    for _ in range(3):
+        assert torch.equal(weights(reader), weights(writer))
+        for mine, theirs in zip(reader.trained, writer.trained, strict=True):
+            assert torch.equal(mine.master, theirs.master)
+        step(writer)
+        step(reader)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("stage", STAGES)
+def test_training_in_bf16_goes_on_from_a_checkpoint_bit_by_bit(world_of, tmp_path, stage, n):
+    world_of(n).run(read_in_bf16, stage, tmp_path / "at")

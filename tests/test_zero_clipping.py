@@ -3,6 +3,7 @@
 SGD, because Adam divides a factor on all gradients out again.
 """
 
+import copy
 import math
 from functools import partial
 
@@ -262,3 +263,39 @@ def norm_in_fp64():
 
 def test_gradients_in_fp64_have_a_norm_in_fp64(world_of):
     assert all(world_of(1).run(norm_in_fp64))
+
+
+def bf16_by_hand(stage):
+    """Both ranks see the same batch, so that the ranks' sum, and the mean, are exact in bf16."""
+    net = gpt.seeded(lambda: nn.Linear(33, 20, bias=False)).bfloat16()
+    plain = copy.deepcopy(net)
+    engine = STAGES[stage](net, partial(torch.optim.SGD, lr=1.0), max_norm=CLIP)
+    (unit,) = engine.trained
+    before = unit.master.detach().clone()
+    for model in (engine, plain):
+        model(gpt.numbers(4, 33, dtype=torch.bfloat16)).float().square().mean().backward()
+    found = engine.step()
+    gradient = plain.weight.grad.float()
+    norm = gradient.norm().item()
+    own = (gradient * CLIP / norm).flatten()[unit.rank * unit.chunk :][: unit.chunk]
+    return found / norm, gpt.relative_error(before - unit.master.detach(), own)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("stage", STAGES)
+def test_gradients_in_bf16_are_clipped_in_fp32_by_a_norm_in_fp32(world_of, n, stage):
+    for norm, error in world_of(n).run(bf16_by_hand, stage):
+        # fp32: sums in another order, weights of 0.2 beside steps of 0.01; in bf16 either would be some 1e-3 off
+        assert norm == pytest.approx(1, rel=1e-5)
+        assert error < 1e-5
+
+
+def norm_of_bf16():
+    net = gpt.seeded(lambda: nn.Linear(33, 20)).bfloat16()
+    net(gpt.numbers(4, 33, dtype=torch.bfloat16)).float().square().mean().backward()
+    expected = torch.cat([p.grad.double().flatten() for p in net.parameters()]).norm().item()
+    return clip_grad_norm_(net, 1e9) / expected
+
+
+def test_gradients_in_bf16_have_a_norm_in_fp32(world_of):
+    assert world_of(1).run(norm_of_bf16) == [pytest.approx(1, rel=1e-5)]

@@ -61,27 +61,32 @@ class CallMeter(TorchDispatchMode):
             if name not in _NO_EXCHANGE:
                 self._torch[next((known for start, known in _NAMES if name.startswith(start)), name)] += 1
             if self._bytes_too:
-                self._count_bytes(name, func, args, kwargs)
+                moved = bytes_of_call(func, args, kwargs)
+                self.sent_bytes += round(moved.sent)
+                self.received_bytes += round(moved.received)
         return func(*args, **kwargs)
 
-    def _count_bytes(self, name: str, func, args: tuple, kwargs: dict) -> None:
-        given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-        group = given.get("process_group", given.get("group_name"))
-        if group is None:
-            return
-        if isinstance(group, str):
-            group = torch._C._distributed_c10d._resolve_process_group(group)
-        else:
-            group = dist.ProcessGroup.unbox(group)
-        rule = formulas.BYTES_OF_COLLECTIVE.get(name)
-        if rule is None:
-            raise RuntimeError(f"cannot tell how many bytes {name} moves: no kernel counts them here")
-        nbytes = max(
-            (sum(t.numel() * t.element_size() for t in _tensors(value)) for value in given.values()), default=0
-        )
-        sent, received = rule(nbytes, group.size(), group.rank() == given.get("root_rank", 0))
-        self.sent_bytes += round(sent)
-        self.received_bytes += round(received)
+
+def bytes_of_call(func, args: tuple, kwargs: dict) -> formulas.Traffic:
+    """What one of torch's collectives moves in theory; ``func`` is the operator as a dispatch mode sees it.
+
+    Raises:
+        RuntimeError: there is no rule for it.
+    """
+    name = func._opname.strip("_")
+    given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+    group = given.get("process_group", given.get("group_name"))
+    if group is None:
+        return formulas.Traffic(0, 0)
+    if isinstance(group, str):
+        group = torch._C._distributed_c10d._resolve_process_group(group)
+    else:
+        group = dist.ProcessGroup.unbox(group)
+    rule = formulas.BYTES_OF_COLLECTIVE.get(name)
+    if rule is None:
+        raise RuntimeError(f"cannot tell how many bytes {name} moves: no kernel counts them here")
+    nbytes = max((sum(t.numel() * t.element_size() for t in _tensors(value)) for value in given.values()), default=0)
+    return rule(nbytes, group.size(), group.rank() == given.get("root_rank", 0))
 
 
 def _tensors(value) -> list[torch.Tensor]:

@@ -35,6 +35,17 @@ class Chart:
         """Idle time over the time of the computation alone."""
         return len(self.in_flight) * self.makespan / _busy(self.spans) - 1
 
+    @property
+    def at_once(self) -> int:
+        """The most ranks that compute at one time: an order of begins and ends, whatever they take."""
+        changes = [(s.begin_s, 1, s.rank) for s in self.spans] + [(s.end_s, 0, s.rank) for s in self.spans]
+        working: set[int] = set()
+        most = 0
+        for _, begins, rank in sorted(changes):  # ends before begins
+            working = working | {rank} if begins else working - {rank}
+            most = max(most, len(working))
+        return most
+
 
 def chart(schedule: Schedule, forward: float = 1.0, backward: float = 2.0, latency: float = 0.0) -> Chart:
     """The course of a schedule when a rank's forward and backward of a micro-batch take these times.

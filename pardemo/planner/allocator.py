@@ -3,11 +3,15 @@
 Its rules (torch/c10 CUDACachingAllocator): sizes are rounded up to 512 B; up to 1 MiB come out of segments of 2 MiB, up
 to 10 MiB out of segments of 20 MiB, larger ones have segments of their own, rounded up to 2 MiB; the smallest free
 block that is large enough is taken and cut; neighbours that are free become one. Segments are kept.
+
+The step alone is replayed. What building a model leaves free, whole segments of tensors that have gone, the allocator
+gives back to CUDA before it says "out of memory", and DeepSpeed empties its cache itself; so what is alive when the
+step begins is laid out afresh, one tensor after the other.
 """
 
 import bisect
-
-from pardemo.planner.footprint import Footprint
+import math
+from collections.abc import Iterable
 
 _MIB = 1 << 20
 ROUND, SMALL, SMALL_SEGMENT, MIDDLE, MIDDLE_SEGMENT, LARGE_ROUND = (
@@ -57,30 +61,50 @@ class _Pool:
         del self.free[bisect.bisect_left(self.free, (size, address))]
 
 
-def reserved_bytes(found: Footprint) -> int:
-    """Bytes of the segments at the end of the step: what ``torch.cuda.max_memory_reserved`` would say."""
-    pools = {True: _Pool(True), False: _Pool(False)}
-    blocks: dict[int, tuple[bool, int, int]] = {}
-    reserved, address = 0, 0
-    for who, change in found.changes.tolist():
-        if change > 0:
-            size = -(-change // ROUND) * ROUND
-            small = size <= SMALL
-            block = pools[small].take(size)
-            if block is None:
-                segment = (
-                    SMALL_SEGMENT
-                    if small
-                    else MIDDLE_SEGMENT
-                    if size < MIDDLE
-                    else -(-size // LARGE_ROUND) * LARGE_ROUND
-                )
-                pools[small].add(address, segment)
-                address += segment + ROUND  # segments do not touch
-                reserved += segment
-                block = pools[small].take(size)
-            blocks[who] = (small, *block)
-        elif who in blocks:
-            small, place, size = blocks.pop(who)
-            pools[small].add(place, size)
-    return reserved
+class Allocator:
+    """The allocator's two pools; ``reserved`` is the bytes of all segments so far."""
+
+    def __init__(self):
+        self.reserved = 0
+        self._pools = {True: _Pool(True), False: _Pool(False)}
+        self._blocks: dict[int, tuple[bool, int, int]] = {}
+        self._end = 0
+
+    def allocate(self, who: int, nbytes: int) -> None:
+        size = -(-nbytes // ROUND) * ROUND
+        small = size <= SMALL
+        block = self._pools[small].take(size)
+        if block is None:
+            self._pools[small].add(self._end, segment := _segment(size))
+            self._end += segment + ROUND  # segments do not touch
+            self.reserved += segment
+            block = self._pools[small].take(size)
+        self._blocks[who] = (small, *block)
+
+    def free(self, who: int) -> None:
+        small, place, size = self._blocks.pop(who)
+        self._pools[small].add(place, size)
+
+
+def _segment(size: int) -> int:
+    if size <= SMALL:
+        return SMALL_SEGMENT
+    return MIDDLE_SEGMENT if size < MIDDLE else -(-size // LARGE_ROUND) * LARGE_ROUND
+
+
+def reserved_bytes(resident: Iterable[tuple[int, float]], changes: Iterable[tuple[int, float]]) -> int:
+    """Bytes of the segments at the end of the step: what ``torch.cuda.max_memory_reserved`` would say.
+
+    Args:
+        resident: (number, bytes) of each storage that is alive when the step begins, in the order that they were made.
+        changes: (number, bytes) of each storage that is made in the step, or with its bytes negative goes.
+    """
+    replay, alive = Allocator(), set()
+    for who, nbytes in (*resident, *changes):
+        if nbytes > 0:
+            replay.allocate(who, math.ceil(nbytes))
+            alive.add(who)
+        elif who in alive:
+            replay.free(who)
+            alive.remove(who)
+    return replay.reserved

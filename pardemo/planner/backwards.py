@@ -1,9 +1,14 @@
 """The plan read backwards: the longest sequence, the largest batch, the fewest GPUs that fit."""
 
-from pardemo.planner.memory import Curve, run
+from collections.abc import Callable
+from typing import Any
+
+from pardemo.planner.job import Job
+from pardemo.planner.memory import Curve
 from pardemo.planner.table import Plan, Request
 
 MOST_EXPONENT = 9  # 512 times the GPUs that hold one copy of the model
+TOKENS = 64  # sequences are told in steps of
 
 
 def largest_batch(found: Plan, engine: str, checkpointing: bool, offload: str = "none") -> int:
@@ -13,28 +18,45 @@ def largest_batch(found: Plan, engine: str, checkpointing: bool, offload: str = 
     return curve.largest_batch(request.cluster.room, offload=offload, tp=request.tp, pp=request.pp)
 
 
-def longest_sequence(request: Request, engine: str, checkpointing: bool, batch: int = 1) -> int:
+def longest_sequence(request: Request, engine: str, checkpointing: bool, batch: int = 1, offload: str = "none") -> int:
     """Tokens of the longest sample that fits with a micro-batch of ``batch``, in steps of 64; at most the context.
 
-    Attention is fused, so that every tensor's size is affine in the length too: the length that two dry runs predict is
-    run itself, and shortened until it fits. 0 where not even 64 tokens do.
+    Attention is fused, so that every tensor's size is affine in the length too: two lengths predict where the room
+    ends. The prediction is run itself, with its neighbours, and bisected where it is wrong. 0 where not even 64 tokens
+    do.
     """
-    job = request.job.but(batch=batch, engine=engine, ranks=request.dp, checkpointing=checkpointing, accumulation=1)
+    micro_batches = request.share // batch
+    job = request.job.but(
+        batch=batch, engine=engine, ranks=request.dp, checkpointing=checkpointing, accumulation=min(2, micro_batches)
+    )  # from the second on, gradients of the ones before are there
     context = getattr(job.config, "max_position_embeddings", None) or 1 << 20
+    room = request.cluster.room
 
     def need(sequence: int) -> float:
-        curve = Curve(job.but(sequence=sequence))
-        return curve.estimate(batch, tp=request.tp, pp=request.pp).peak_bytes
+        return _peak(job.but(sequence=sequence), offload, request.tp, request.pp, min(request.pp, micro_batches))
 
-    short, long = min(256, context), min(512, context)
-    if short == long:
-        return context if need(context) <= request.cluster.room else 0
+    if context < 2 * TOKENS:
+        return context if need(context) <= room else 0
+    short, long = min(256, context // 2), min(512, context)
     first, second = need(short), need(long)
-    slope = (second - first) / (long - short)
-    guess = min(context, int(short + (request.cluster.room - first) / slope) // 64 * 64)
-    while guess >= 64 and need(guess) > request.cluster.room:
-        guess -= 64
-    return max(0, guess)
+    guess = short + (room - first) * (long - short) / max(1.0, second - first)
+    most = context // TOKENS
+    return TOKENS * last_that_fits(lambda steps: need(TOKENS * steps) <= room, int(guess) // TOKENS, most)
+
+
+def last_that_fits(fits: Callable[[int], bool], guess: int, most: int) -> int:
+    """The largest of 1 to ``most`` that fits, 0 if none does; two questions where ``guess`` is right."""
+    low, high = 0, most + 1  # low fits, high does not
+    place, stride = min(max(guess, 1), most), 1
+    while high - low > 1:
+        if fits(place):
+            low, place = place, place + stride
+        else:
+            high, place = place, place - stride
+        stride *= 2
+        if not low < place < high:
+            place = (low + high) // 2
+    return low
 
 
 def fewest_gpus(request: Request) -> int | None:
@@ -52,14 +74,16 @@ def fewest_gpus(request: Request) -> int | None:
 
 def least_bytes(request: Request, gpus: int) -> float:
     """Peak of two samples a micro-batch on so many GPUs, under stage 3 with checkpointing."""
-    unit = request.tp * request.pp
-    dp = max(1, gpus // unit)
+    dp = max(1, gpus // (request.tp * request.pp))
+    several = request.samples_per_step > 2 * dp
     job = request.job.but(
-        batch=2, engine="zero-3" if dp > 1 else "zero-0", ranks=dp, checkpointing=True, accumulation=1
+        batch=2, engine="zero-3" if dp > 1 else "zero-0", ranks=dp, checkpointing=True, accumulation=1 + several
     )  # two samples: one is stored differently, and this is an upper bound
-    curve = Curve.__new__(Curve)
-    curve.job, curve.low, curve.high, curve.affine = job, run(job), run(job), True
-    return curve.estimate(2, tp=request.tp, pp=request.pp, in_flight=request.pp).peak_bytes
+    return _peak(job, "none", request.tp, request.pp, request.pp)
+
+
+def _peak(job: Job, *how: Any) -> float:
+    return Curve.at_one(job).estimate(job.batch, *how).peak_bytes
 
 
 def smallest_cluster(request: Request) -> str:

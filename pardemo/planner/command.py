@@ -3,9 +3,12 @@
 import argparse
 import json
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pardemo.finetune.recipe_schema import Recipe
     from pardemo.planner.table import Plan, Request, Row
 
 HEAD = (
@@ -13,6 +16,11 @@ HEAD = (
     "money", "GB sent/step",
 )  # fmt: skip
 DEFAULT_RECIPE = "baichuan2-13b-lora-bf16"
+SHOWN = 20  # rows of the table
+#: Where the recipes that come with pardemo expect the built-in models that ``pardemo finetune`` trains.
+FOLDERS = {"baichuan2-7b": "models/Baichuan2-7B-Chat", "baichuan2-13b": "models/Baichuan2-13B-Chat"}
+#: Of ``zero_optimization``, what each row says for itself.
+_OF_A_ROW = ("stage", "offload_optimizer", "offload_param", "stage3_gather_16bit_weights_on_model_save")
 
 
 def add(commands: Any) -> None:
@@ -45,6 +53,7 @@ def add(commands: Any) -> None:
     plan.add_argument(
         "--validate", action="store_true", help="instead: the planner against runs whose outcome is known"
     )
+    plan.add_argument("--all", action="store_true", help=f"print all rows, not the first {SHOWN}")
     plan.add_argument("--json", action="store_true", help="print rows as JSON")
     plan.set_defaults(action=_plan)
 
@@ -54,9 +63,11 @@ def _plan(arguments: argparse.Namespace) -> int:
     if arguments.validate:
         return _validate(arguments.json)
     request, base = _request(arguments)
-    from pardemo.planner import backwards, memory, table
+    from pardemo.planner import backwards, files, memory, table
 
-    needed = [one for job in table.jobs(request).values() for one in memory.Curve.needs(job)]
+    if arguments.write:
+        files.check(request, base)  # before minutes of dry runs
+    needed = table.dry_runs(request)
     _progress(f"{len(needed)} dry runs of the whole model, one on each core")
     memory.prepare(needed, _progress)
     found = table.plan(request, _progress)
@@ -68,15 +79,11 @@ def _plan(arguments: argparse.Namespace) -> int:
             + backwards.smallest_cluster(request)
         )
     answers = _answers(found) if arguments.backwards else {}
-    written = []
-    if arguments.write:
-        from pardemo.planner import files
-
-        written = files.write(arguments.write, request, found.best, base)
+    written = files.write(arguments.write, request, found.best, base) if arguments.write else []
     if arguments.json:
         print(json.dumps(as_json(found) | answers | {"written": written}, indent=1))
     else:
-        print(as_text(found))
+        print(as_text(found, None if arguments.all else SHOWN))
         for name, value in answers.items():
             print(f"{name.replace('_', ' ')}: {value:,}" if value is not None else f"{name.replace('_', ' ')}: none")
         if written:
@@ -100,24 +107,41 @@ def _request(arguments: argparse.Namespace) -> tuple["Request", Any]:
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
+    base = _on_model(base, arguments.model)
     config = models.find(arguments.model or _model_of(base.model.path))
+    if config.model_type == "baichuan":
+        config.loss_head = train.loss_head
     target = tuple(arguments.target.split(",")) if arguments.target else base.lora.target
     if arguments.target is None and config.model_type != "baichuan":  # the recipe's target is Baichuan2's
         target = models.lora_target(config)
     adapter = None if arguments.full else Adapter(base.lora.rank, target, base.lora.alpha, base.lora.dropout)
-    zero = {key: value for key, value in (base.deepspeed or {}).get("zero_optimization", {}).items() if key != "stage"}
+    zero = (base.deepspeed or {}).get("zero_optimization", {})
     job = Job(
         config, batch=train.per_device_batch, sequence=arguments.sequence or base.data.cutoff_len, adapter=adapter,
-        checkpointing=train.gradient_checkpointing, labels=arguments.labels, clipping=train.max_grad_norm, zero=zero,
+        checkpointing=train.gradient_checkpointing, labels=arguments.labels, clipping=train.max_grad_norm,
+        zero={key: value for key, value in zero.items() if key not in _OF_A_ROW},
+        precision="fp16" if train.precision == "fp16" or not cluster.gpu.bf16 else "bf16",
     )  # fmt: skip
     per_step = arguments.per_step or train.per_device_batch * train.accumulation * base.world.ranks
-    steps = recipe.steps(base, arguments.samples).total
+    # rounded up over ranks, micro-batches and accumulation in turn, which is the same as at once
+    at_once = [f"train.per_device_batch={per_step}", "train.accumulation=1", "world.ranks=1", "deepspeed=null"]
+    steps = recipe.steps(recipe.override(base, at_once), arguments.samples).total
     return Request(
         job, cluster, per_step, steps, arguments.tp, arguments.pp,
         engines=tuple(name if name == "fsdp2" else f"zero-{name}" for name in arguments.zero or ()) or ENGINES,
         checkpointing=(True, False) if arguments.checkpointing is None else (arguments.checkpointing == "on",),
         batches=() if arguments.batch is None else (arguments.batch,),
     ), base  # fmt: skip
+
+
+def _on_model(base: "Recipe", model: str | None) -> "Recipe":
+    """The recipe with the model that is asked for; a built-in one is where the recipes expect it."""
+    if model is None or model.lower() == _model_of(base.model.path):
+        return base
+    path = FOLDERS.get(model.lower(), model)
+    if path == model and Path(model).expanduser().exists():
+        path = str(Path(model).expanduser().resolve())
+    return replace(base, model=replace(base.model, path=path))
 
 
 def _model_of(path: str) -> str:
@@ -137,7 +161,9 @@ def _answers(found: "Plan") -> dict[str, int | None]:
     best, request = found.best, found.request
     _progress("backwards: the longest sequence, the largest batch, the fewest GPUs")
     return {
-        "longest_sequence": backwards.longest_sequence(request, best.engine, best.checkpointing, best.batch),
+        "longest_sequence": backwards.longest_sequence(
+            request, best.engine, best.checkpointing, best.batch, best.offload
+        ),
         "largest_micro_batch": backwards.largest_batch(found, best.engine, best.checkpointing, best.offload),
         "fewest_gpus": backwards.fewest_gpus(request),
     }
@@ -162,23 +188,42 @@ def row_json(row: "Row") -> dict[str, Any]:
         "step_s": row.time.seconds, "tokens_per_s_per_gpu": row.tokens_per_s, "hours": row.hours, "money": row.money,
         "sent_bytes_per_step": round(row.time.sent_bytes), "limit": row.time.limit,
         "lines": {name: round(value) for name, value in row.memory.lines.items()},
+        "building_bytes": None if row.memory.building_bytes is None else round(row.memory.building_bytes),
     }  # fmt: skip
 
 
-def as_text(found: "Plan") -> str:
-    """The table for the terminal, the recommended row marked, and its memory line by line."""
+def as_text(found: "Plan", most: int | None = None) -> str:
+    """The table for the terminal, ``most`` rows of it, the recommended one marked, and its memory line by line."""
     from pardemo.planner.table import title
     from pardemo.tables import text_table
 
-    best, cluster = found.best, found.request.cluster
-    rows = [HEAD]
-    rows += [_cells(row, row is best) for row in found.rows]
-    told = [text_table(rows), ""]
-    told.append(f"{cluster.gpus} × {cluster.gpu.name} ({cluster.gpu.source}), {found.request.steps:,} steps")
+    best, request = found.best, found.request
+    cluster, shown = request.cluster, found.rows[:most]
+    told = [text_table([HEAD, *(_cells(row, row is best) for row in shown)])]
+    if len(shown) < len(found.rows):
+        told.append(f"… {len(found.rows) - len(shown)} rows more, slower or too large: --all")
+    told.append("")
+    told.append(f"{cluster.gpus} × {cluster.gpu.name} ({cluster.gpu.source}), {request.steps:,} steps of "
+                f"{request.samples_per_step} samples, {request.job.precision}")  # fmt: skip
     told.append(f"→ {title(best.engine)}, offload {best.offload}, micro-batch {best.batch}: {found.why}")
     lines = {name: value for name, value in best.memory.lines.items() if value >= 5e6}
     told.append("  GB at its peak: " + ", ".join(f"{name} {value / 1e9:.2f}" for name, value in lines.items()))
+    told += [f"  {line}" for line in _building(found)]
     return "\n".join(told)
+
+
+def _building(found: "Plan") -> list[str]:
+    """What each engine that cuts parameters takes while the model is still whole, and how to go without."""
+    from pardemo.planner.memory import BUILT_SHARDED
+    from pardemo.planner.table import title
+
+    room, told = found.request.cluster.room, []
+    for engine, how in BUILT_SHARDED.items():
+        if row := next((row for row in found.rows if row.engine == engine), None):
+            needed = row.memory.building_bytes
+            fits = "fits" if needed <= room else f"does not fit: {how}"
+            told.append(f"{title(engine)}: built whole on the GPU before it is cut {needed / 1e9:.1f} GB, {fits}")
+    return told
 
 
 def _cells(row: "Row", recommended: bool) -> tuple[str, ...]:
@@ -200,14 +245,21 @@ def _validate(as_json: bool) -> int:
     if as_json:
         print(json.dumps(rows, indent=1))
         return 0
-    shown = [("what", "predicted", "known", "unit", "error", "", "source")]
+    shown = [("what", "predicted", "known", "unit", "error", "promised", "", "source")]
     shown += [
         (row["what"], f"{row['predicted']:.4g}", f"{row['known']:.4g}", row["unit"], f"{100 * row['error']:+.1f} %",
-         f"only {row['bound']}" if row["bound"] else "", row["source"])
+         _promise(row), {True: "met", False: "not met", None: ""}[row["met"]], row["source"])
         for row in rows
     ]  # fmt: skip
     print(text_table(shown))
     return 0
+
+
+def _promise(row: dict[str, Any]) -> str:
+    """What the planner promises of a row's error: ± 3 %, at most, nothing."""
+    if row["within"] is None:
+        return "no promise of ours"
+    return row["bound"] or f"± {100 * row['within']:g} %"
 
 
 def _progress(text: str) -> None:

@@ -30,9 +30,10 @@ def dry_run(job: Job) -> Footprint:
     sizes = {name: (p.numel(), p.requires_grad) for name, p in module.named_parameters()}
     with fake.world(job), Recorder() as recorder, fake.Values(job):
         recorder.watch(module)
-        module.to_empty(device="cpu")
+        engines.materialize(module, "cpu")
         with fake.no_moves():
             running = engines.start(job, module)
+        recorder.end_of_building()
         ids = torch.zeros(job.batch, job.sequence, dtype=torch.int64)
         labels = torch.zeros_like(ids)
         if running.make_states is not None:

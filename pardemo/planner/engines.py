@@ -5,6 +5,7 @@ all that it does on real ranks, but for the numbers.
 """
 
 import contextlib
+import copy
 import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 import pardemo.baichuan2  # noqa: F401, registers the model
 from pardemo import lora
@@ -42,10 +43,10 @@ def outline(job: Job) -> nn.Module:
     Raises:
         ValueError: Transformers has no causal LM for the configuration; LoRA's target is no module of it.
     """
-    config = _quiet(job.config)
+    config = _without_cache(job.config)
     with torch.device("meta"), _silence():
         try:
-            model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+            model = AutoModelForCausalLM.from_config(config)  # attention as Transformers chooses: fused where it can
         except ValueError as error:
             first = str(error).splitlines()[0]
             raise ValueError(f"{config.model_type}: no causal language model ({first})") from None
@@ -53,6 +54,13 @@ def outline(job: Job) -> nn.Module:
         model = _with_adapter(model, job)
     # PEFT's adapters too: DeepSpeed's engine casts them, FSDP2 wants one type; fp16 has the bytes of bf16
     return model.to(torch.float32 if job.precision == "fp32" else torch.bfloat16)
+
+
+def materialize(module: nn.Module, device: torch.device | str) -> nn.Module:
+    """An outline in memory, in place, without values; embeddings that the head shares are shared again."""
+    module.to_empty(device=device)
+    module.tie_weights()
+    return module
 
 
 def start(job: Job, module: nn.Module) -> Running:
@@ -166,7 +174,9 @@ def _with_adapter(model: PreTrainedModel, job: Job) -> nn.Module:
         return get_peft_model(model, config, autocast_adapter_dtype=False)
 
 
-def _quiet(config):
+def _without_cache(config: PreTrainedConfig) -> PreTrainedConfig:
+    """A copy: by its configuration a job is known again."""
+    config = copy.deepcopy(config)
     config.use_cache = False
     return config
 

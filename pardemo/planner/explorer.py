@@ -38,7 +38,7 @@ def memory_chart(bars: Mapping[str, Mapping[str, float]], capacity_bytes: float,
         base = [low + value for low, value in zip(base, values, strict=True)]
     for place, total in enumerate(base):
         behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # the line below ends at the number
-        ax.annotate(f"{total:,.1f}", (place, total), (0, 2), textcoords="offset points", ha="center", bbox=behind)
+        ax.annotate(f"{total:,.1f}", (place, total), (0, 4), textcoords="offset points", ha="center", bbox=behind)
     ax.axhline(capacity_bytes / 1e9, color="black", linestyle="--", linewidth=1.2)
     ax.annotate(f"{capacity_bytes / 1e9:.0f} GB", (-0.95, capacity_bytes / 1e9), (0, 2), textcoords="offset points")
     ax.set_xticks(range(len(bars)), list(bars))

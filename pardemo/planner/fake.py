@@ -6,7 +6,7 @@ storages. What needs a value gets one here: a norm is 1, no gradient overflows, 
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from unittest import mock
 
 import torch
@@ -14,11 +14,14 @@ import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from pardemo.planner.job import Job
 
+#: Where DTensor finds the shape of a result.
+_META = "_propagate_tensor_meta_non_cached"
 #: Which argument is the whole tensor, of which gloo makes a copy of its own.
 _GLOO_COPIES = {torch.ops.c10d._allgather_base_.default: 0, torch.ops.c10d._reduce_scatter_base_.default: 1}
 
@@ -70,11 +73,16 @@ def world(job: Job) -> Iterator[FakeTensorMode]:
         stack.enter_context(mock.patch("transformers.masking_utils.find_packed_sequence_indices", return_value=None))
         if job.on_gpu:
             stack.enter_context(mock.patch("pardemo.baichuan2.attention.Pattern.attend", _attend_on_gpu))
+            stack.enter_context(mock.patch.object(F, "scaled_dot_product_attention", _attention_on_gpu))
+            stack.enter_context(mock.patch.object(F, "dropout", _dropout_on_gpu))
         if job.stage is not None:
             from deepspeed.runtime.zero import partitioned_param_coordinator as coordinator
 
             # other ranks' answers, which the fake process group does not give
             stack.enter_context(mock.patch.object(coordinator, "assert_ints_same_as_other_ranks", return_value=None))
+            stack.enter_context(mock.patch.object(coordinator, "set", _InOrder, create=True))
+        if job.engine == "fsdp2":
+            stack.enter_context(mock.patch.object(ShardingPropagator, _META, _without_memory(_META)))
         yield stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
 
 
@@ -111,6 +119,49 @@ def no_moves() -> contextlib.AbstractContextManager:
     return mock.patch.object(nn.Module, "_apply", lambda self, fn, recurse=True: self)
 
 
+class _InOrder(dict):
+    """A set in the order of insertion: DeepSpeed gathers in a set's order, and a real one's differs from run to run."""
+
+    def __init__(self, members: Iterable = ()):
+        super().__init__(dict.fromkeys(members))
+
+    def add(self, member: object) -> None:
+        self[member] = None
+
+    def discard(self, member: object) -> None:
+        self.pop(member, None)
+
+    def update(self, members: Iterable) -> None:
+        super().update(dict.fromkeys(members))
+
+
+def _without_memory(name: str) -> Callable:
+    """DTensor asks an operation for its result's shape, on fake whole tensors of its own: those are no memory."""
+    own = getattr(ShardingPropagator, name)
+
+    def propagate(*args: object) -> object:
+        with _disable_current_modes():
+            return own(*args)
+
+    return propagate
+
+
 def _attend_on_gpu(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, flex: bool = False) -> torch.Tensor:
     """FlexAttention, which a GPU runs, keeps what causal attention without a mask keeps: q, k, v, out, log-sum-exp."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=self.queries > 1)
+
+
+_ATTENTION = F.scaled_dot_product_attention
+_DROPOUT = F.dropout
+
+
+def _attention_on_gpu(query, key, value, *args, dropout_p: float = 0.0, **kwargs) -> torch.Tensor:
+    """A GPU's kernels draw dropout's mask anew in the backward pass; the CPU's know no dropout and keep all scores."""
+    return _ATTENTION(query, key, value, *args, **kwargs)
+
+
+def _dropout_on_gpu(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    """A GPU's kernel keeps a byte an element, whether it stays; the CPU multiplies by a mask of the input's type."""
+    if not training or inplace or not 0 < p < 1:
+        return _DROPOUT(input, p, training, inplace)
+    return torch.native_dropout(input, p, True)[0]

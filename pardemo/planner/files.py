@@ -4,9 +4,33 @@ from pathlib import Path
 from typing import Any
 
 from pardemo import project
+from pardemo.baichuan2 import Baichuan2Config
 from pardemo.finetune import recipe, strict_yaml
 from pardemo.finetune.recipe_schema import Recipe
 from pardemo.planner.table import Request, Row
+from pardemo.planner.timing import overlaps
+
+#: As Transformers' Trainer resolves DeepSpeed's "auto": its AdamW.
+ADAMW = {"lr": "auto", "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
+#: Dynamic loss scaling, as the article's recipe has it: fp16 has no gradients below 6e-8 without.
+FP16 = {"loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000, "hysteresis": 2, "min_loss_scale": 1}
+
+
+def check(request: Request, base: Recipe) -> None:
+    """Raises ValueError, in one line that says what would run it, for a job that ``pardemo finetune`` cannot run."""
+    job = request.job
+    if request.tp * request.pp > 1:
+        raise ValueError(f"--write: pardemo finetune runs ZeRO alone; Megatron-LM would run --tp {request.tp} --pp "
+                         f"{request.pp}")  # fmt: skip
+    other = "transformers' Trainer would run it, with DeepSpeed set as the row says"
+    if not isinstance(job.config, Baichuan2Config):
+        raise ValueError(f"--write: pardemo finetune trains Baichuan2, not {job.config.model_type}; {other}")
+    if job.adapter is None:
+        raise ValueError(f"--write: pardemo finetune trains LoRA adapters, not all parameters (--full); {other}")
+    if not any(engine.startswith("zero") for engine in request.engines):
+        raise ValueError("--write needs a ZeRO stage: pardemo finetune runs DeepSpeed, not FSDP2; accelerate would")
+    if recipe.locate(base.model.path).is_file():
+        raise ValueError(f"--write: pardemo finetune needs the model's folder, not a file: {base.model.path}")
 
 
 def write(folder: str | Path, request: Request, row: Row, base: Recipe) -> list[str]:
@@ -15,38 +39,40 @@ def write(folder: str | Path, request: Request, row: Row, base: Recipe) -> list[
     Each is written whole or not at all. ``ds_config.json`` and ``accelerate.yaml`` stand alone; the recipe has the same
     settings for ``pardemo finetune``.
 
+    Args:
+        base: what the plan does not decide, and the model's folder.
+
     Raises:
         OSError: the folder cannot be written.
-        ValueError: the row is FSDP2's, which ``pardemo finetune`` does not run.
+        ValueError: ``pardemo finetune`` does not run such a job; see :func:`check`.
     """
+    check(request, base)
     if row.stage is None:
-        raise ValueError("--write needs a ZeRO stage: pardemo finetune runs DeepSpeed, not FSDP2")
+        raise ValueError("--write needs a ZeRO stage: pardemo finetune runs DeepSpeed, not FSDP2; accelerate would")
     out = Path(folder)
-    settings = deepspeed(request, row, base)
-    made = {
-        "ds_config.json": None,
-        "recipe.yaml": None,
+    texts = {
         "accelerate.yaml": strict_yaml.dump(accelerate(request)),
         "hostfile": hostfile(request),
         "launch.sh": launch(request),
         "job.slurm": slurm(request),
     }
-    project.write_json(out / "ds_config.json", settings)
+    project.write_json(out / "ds_config.json", deepspeed(request, row, base))
     recipe.save(as_recipe(request, row, base), out / "recipe.yaml")
-    for name, text in made.items():
-        if text is not None:
-            project.write_atomically(out / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))
-    return list(made)
+    for name, text in texts.items():
+        project.write_atomically(out / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))
+    return ["ds_config.json", "recipe.yaml", *texts]
 
 
 def deepspeed(request: Request, row: Row, base: Recipe) -> dict[str, Any]:
-    """DeepSpeed's configuration with every batch size as a number."""
+    """DeepSpeed's configuration with every size as a number, and what it would choose by itself said aloud."""
+    job = request.job.but(engine=row.engine)
     zero: dict[str, Any] = {
-        "stage": row.stage,
-        "overlap_comm": True,
         "contiguous_gradients": True,
         "reduce_bucket_size": 500_000_000,
-        **dict(request.job.zero),
+        "use_multi_rank_bucket_allreduce": True,
+        **dict(job.zero),
+        "stage": row.stage,
+        "overlap_comm": overlaps(job),
     }
     if row.offload != "none":
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
@@ -54,29 +80,42 @@ def deepspeed(request: Request, row: Row, base: Recipe) -> dict[str, Any]:
         zero["offload_param"] = {"device": "cpu", "pin_memory": True}
     if row.stage == 3:
         zero["stage3_gather_16bit_weights_on_model_save"] = True
-    return {
+    kept = {key: value for key, value in (base.deepspeed or {}).items() if key not in ("bf16", "fp16")}
+    settings = {
+        **kept,
         "train_batch_size": row.batch * row.accumulation * request.dp,
         "train_micro_batch_size_per_gpu": row.batch,
         "gradient_accumulation_steps": row.accumulation,
         "gradient_clipping": base.train.max_grad_norm,
         "zero_allow_untested_optimizer": True,
-        base.train.precision if base.train.precision != "fp32" else "bf16": {"enabled": base.train.precision != "fp32"},
+        job.precision: {"enabled": True, **(FP16 if job.precision == "fp16" else {})},
         "zero_optimization": zero,
     }
+    if row.offload != "none" or "optimizer" in kept:  # the Trainer's own AdamW is refused where states are offloaded
+        settings["optimizer"] = {"type": "AdamW", "params": {**ADAMW, "lr": base.train.learning_rate}}
+    return settings
 
 
 def as_recipe(request: Request, row: Row, base: Recipe) -> Recipe:
-    """The recipe with the row's batch, stage and ranks."""
-    settings = deepspeed(request, row, base)
+    """``base`` with the planned job and the row's batch, stage and ranks: what ``pardemo finetune`` runs."""
+    job, settings = request.job, deepspeed(request, row, base)
     for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
         settings[key] = "auto"
+    settings["gradient_clipping"] = "auto"
+    settings[job.precision]["enabled"] = "auto"
+    if "optimizer" in settings:
+        settings["optimizer"]["params"]["lr"] = "auto"
     values = recipe.to_dict(base)
+    values["data"]["cutoff_len"] = job.sequence
+    values["lora"] = {"rank": job.adapter.rank, "alpha": job.adapter.alpha, "dropout": job.adapter.dropout,
+                      "target": list(job.adapter.target)}  # fmt: skip
     values["train"] |= {
         "per_device_batch": row.batch,
         "accumulation": row.accumulation,
+        "precision": job.precision,
         "gradient_checkpointing": row.checkpointing,
     }
-    values["deepspeed"] = {**settings, "gradient_clipping": "auto"}
+    values["deepspeed"] = settings
     values["world"]["ranks"] = request.dp
     return recipe.from_dict(values)
 

@@ -43,9 +43,16 @@ class Footprint:
         lines: bytes at the peak, by :data:`LINES`.
         peak_phase, peak_module: what ran when the peak was reached: ``backward``, ``model.layers.3.mlp``.
         timeline: [events, lines], bytes after each event of the step. phases: (name, first event) within it.
-        flops: by phase; ``recomputation`` is the forward of checkpointed layers again.
-        traffic: bytes that operations element by element read and write, by module; their time is memory's.
+        flops: of one micro-batch, by phase; ``recomputation`` is the forward of checkpointed layers again.
+        traffic: of one micro-batch, bytes that operations element by element read and write, by module; their time is
+            memory's.
+        step_traffic: those of the update. kernels: operations that are launched, by phase.
+        sent: bytes that this rank sends on a ring, by phase, of the last micro-batch and the update.
         resident_bytes: of what is alive when the step begins.
+        building_bytes: the most while model and engine were built: whole parameters, before an engine cuts them.
+        sizes: (elements, whether trained) of each parameter by name.
+        lives: every storage; line_of: its place in :data:`LINES`. changes: [all events, 2], the number of the storage
+            and the change in bytes; the step's begin with ``first_event``.
         seconds: what the dry run took.
     """
 
@@ -60,10 +67,16 @@ class Footprint:
     modules: list[str]
     flops: dict[str, int]
     traffic: dict[str, int]
+    step_traffic: int
+    kernels: dict[str, int]
+    sent: dict[str, float]
     resident_bytes: int
+    building_bytes: int
     sizes: dict[str, tuple[int, bool]]
-    lives: list[Life] = field(repr=False, default_factory=list)
-    changes: np.ndarray | None = field(repr=False, default=None)
+    lives: list[Life] = field(repr=False)
+    line_of: np.ndarray = field(repr=False)
+    changes: np.ndarray = field(repr=False)
+    first_event: int
     seconds: float = 0.0
 
     @property
@@ -79,14 +92,11 @@ class Footprint:
     def of(cls, job: Job, recorder: Recorder, sizes: Mapping[str, tuple[int, bool]]) -> "Footprint":
         places = {name: place for place, name in enumerate(LINES)}
         number = {id(life): place for place, life in enumerate(recorder.lives)}
-        kinds = np.array([places[_line(life, job)] for life in recorder.lives])
+        line_of = np.array([places[_line(life, job)] for life in recorder.lives])
         who = np.array([number[id(life)] for life, _ in recorder.events])
         nbytes = np.array([change for _, change in recorder.events], np.int64)
-        changes = np.zeros((len(who), len(LINES)), np.int64)
-        changes[np.arange(len(who)), kinds[who]] = nbytes
-        timeline = changes.cumsum(0)
         first = recorder.first_event
-        step = timeline[first:]
+        step = timeline(line_of[who], nbytes, first)
         top = int(step.sum(1).argmax())
         culprit = recorder.lives[who[first + top]]
         phases = [(name, place - first) for name, place in recorder.marks if place >= first]
@@ -102,11 +112,25 @@ class Footprint:
             modules=[recorder.lives[w].module for w in who[first:]],
             flops={name: int(v) for name, v in recorder.flops.items() if v},
             traffic=dict(recorder.traffic),
-            resident_bytes=int(timeline[first - 1].sum()),
+            resident_bytes=int(nbytes[:first].sum()),
+            building_bytes=int(nbytes[: recorder.built].cumsum().max()),
+            step_traffic=recorder.step_traffic,
+            kernels=dict(recorder.kernels),
+            sent=dict(recorder.sent),
             sizes=dict(sizes),
             lives=recorder.lives,
+            line_of=line_of,
             changes=np.stack([who, nbytes], 1),
+            first_event=first,
         )
+
+
+def timeline(lines: np.ndarray, nbytes: np.ndarray, first: int) -> np.ndarray:
+    """[events from ``first`` on, lines]: bytes after each event, from each event's line and change in bytes."""
+    before = np.bincount(lines[:first], nbytes[:first], len(LINES)).astype(nbytes.dtype)
+    changes = np.zeros((len(nbytes) - first, len(LINES)), nbytes.dtype)
+    changes[np.arange(len(changes)), lines[first:]] = nbytes[first:]
+    return before + changes.cumsum(0)
 
 
 def classify(recorder: Recorder, running: Running, job: Job) -> None:
@@ -120,10 +144,14 @@ def classify(recorder: Recorder, running: Running, job: Job) -> None:
             life = None if tensor is None else recorder.life_of(local(tensor))
             if life is not None:
                 life.kind = kind
-    bucket = 2 * job.zero.get("reduce_bucket_size", 500_000_000)
     for life in recorder.lives:
-        if life.nbytes == bucket and life.origin == "engine":  # gradients may lie in the bucket that they are sent in
+        if is_bucket(life, job):  # gradients may lie in the bucket that they are sent in
             life.kind = "buckets"
+
+
+def is_bucket(life: Life, job: Job) -> bool:
+    """Whether it is DeepSpeed's buffer for gradients on their way, whose size is a setting and not the model's."""
+    return life.origin == "engine" and life.nbytes == 2 * job.zero.get("reduce_bucket_size", 500_000_000)
 
 
 def _line(life: Life, job: Job) -> str:
@@ -132,12 +160,14 @@ def _line(life: Life, job: Job) -> str:
         return life.kind
     if life.origin == "gather":
         return "gathered parameters"
-    if life.origin == "engine" or life.phase == "build":
-        return "buckets"
-    if life.width == job.config.vocab_size and life.phase != "step":
-        return "logits"
     if life.origin == "optimizer" or life.phase == "step":
         return "temporaries"
+    if life.origin == "engine" and (life.phase, life.death_phase) == ("backward", "step"):
+        return "gradients"  # a shard, until the update
+    if life.origin == "engine" or life.phase == "build":
+        return "buckets"
+    if life.width == job.config.vocab_size:
+        return "logits"
     if life.phase == "forward" and life.death_phase != "forward":
         return "activations"
     return "temporaries"

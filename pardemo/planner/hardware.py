@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU. Capacity is the datasheet's, in decimal bytes: what torch may use is a little more or less.
+    """One GPU. ``memory_bytes`` is what torch reports of it (``total_memory``): boards of "80 GB" have nearly 80 GiB.
 
     ``link_bytes_per_s`` is one direction to the other GPUs of its host (datasheets print both together).
     """
@@ -20,20 +20,29 @@ class Gpu:
     bf16: bool = True
 
 
-def _gpu(name, gigabytes, tflops, bandwidth, both_ways, source, bf16=True) -> Gpu:
-    return Gpu(name, gigabytes * 1e9, tflops * 1e12, bandwidth * 1e9, both_ways / 2 * 1e9, source, bf16)
+def _gpu(name, gibibytes, tflops, bandwidth, both_ways, source, bf16=True) -> Gpu:
+    return Gpu(name, gibibytes * 2**30, tflops * 1e12, bandwidth * 1e9, both_ways / 2 * 1e9, source, bf16)
 
 
+#: GiB: the "total capacity" in torch's message "out of memory" of each GPU, in the GitHub issue named. Of H200 and H20
+#: no message was seen: what nvidia-smi lists (140.40, and 95.58, not verified) less what an H100 lacks of that.
 _TABLE = (
-    _gpu("A800-80GB", 80, 312, 2039, 400, "an A100-80GB with NVLink at 400 GB/s"),
-    _gpu("A100-80GB", 80, 312, 2039, 600, "NVIDIA A100 datasheet, SXM"),
-    _gpu("A100-40GB", 40, 312, 1555, 600, "NVIDIA A100 datasheet, SXM"),
-    _gpu("H100", 80, 989, 3350, 900, "NVIDIA H100 datasheet, SXM, without sparsity"),
-    _gpu("H200", 141, 989, 4800, 900, "NVIDIA H200 datasheet, SXM, without sparsity"),
-    _gpu("H20", 96, 148, 4000, 900, "as GPU catalogues list it alike; no datasheet of NVIDIA seen"),
-    _gpu("L40S", 48, 362, 864, 64, "NVIDIA L40S datasheet, without sparsity; PCIe 4.0 x16"),
-    _gpu("4090", 24, 165, 1008, 64, "NVIDIA Ada GPU architecture paper, fp32 accumulation; PCIe 4.0 x16"),
-    _gpu("V100", 32, 125, 900, 300, "NVIDIA V100 datasheet, SXM2 32 GB, fp16", bf16=False),
+    # GiB: hahnyuan/PB-LLM#3
+    _gpu("A800-80GB", 79.33, 312, 2039, 400, "an A100-80GB with NVLink at 400 GB/s"),
+    # levihsu/OOTDiffusion#235
+    _gpu("A100-80GB", 79.25, 312, 2039, 600, "NVIDIA A100 datasheet, SXM"),
+    # TianheWu/CoSeR#10
+    _gpu("A100-40GB", 39.50, 312, 1555, 600, "NVIDIA A100 datasheet, SXM"),
+    # vllm-project/vllm#27508
+    _gpu("H100", 79.11, 989, 3350, 900, "NVIDIA H100 datasheet, SXM, without sparsity"),
+    _gpu("H200", 139.8, 989, 4800, 900, "NVIDIA H200 datasheet, SXM, without sparsity"),
+    _gpu("H20", 95.0, 148, 4000, 900, "as GPU catalogues list it alike; no datasheet of NVIDIA seen"),
+    # QwenLM/Qwen3-VL#2097, an L40
+    _gpu("L40S", 44.40, 362, 864, 64, "NVIDIA L40S datasheet, without sparsity; PCIe 4.0 x16"),
+    # deepseek-ai/DeepSeek-V3#205
+    _gpu("4090", 23.64, 165, 1008, 64, "NVIDIA Ada GPU architecture paper, fp32 accumulation; PCIe 4.0 x16"),
+    # liucongg/ChatGLM-Finetuning#73
+    _gpu("V100", 31.74, 125, 900, 300, "NVIDIA V100 datasheet, SXM2 32 GB, fp16", bf16=False),
 )
 GPUS = {gpu.name: gpu for gpu in _TABLE}
 

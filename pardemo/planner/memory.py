@@ -1,11 +1,12 @@
 """From dry runs to GPUs: any micro-batch from two runs, offload, tensor and pipeline parallelism, the allocator.
 
 Every tensor of a step has a size that is affine in the micro-batch, and the same operations run whatever it is. So two
-timelines of the same length give that of any other batch, moment by moment, and its peak.
+dry runs of the same events give those of any other batch, event by event: its peak, and what the allocator reserves.
 """
 
 import logging
 import multiprocessing
+import os
 import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
@@ -17,28 +18,45 @@ import torch
 from pardemo.doctor import available_cores
 from pardemo.planner.allocator import reserved_bytes
 from pardemo.planner.dryrun import dry_run
-from pardemo.planner.footprint import LINES, Footprint, is_cut
+from pardemo.planner.footprint import LINES, Footprint, timeline
 from pardemo.planner.job import Job
+from pardemo.planner.shares import DATA_PARALLEL_MOST, shares
 from pardemo.rank import end_with_parent
 
 OFFLOADS = ("none", "optimizer", "optimizer+parameters")
-#: Taken from the GPU before the first tensor: CUDA's context and libraries. An assumption, not measured here.
-CONTEXT_BYTES = 0.6e9
+#: Taken from the GPU before the first tensor: CUDA's context and libraries. What torch's message "out of memory" names
+#: as in use less what it has reserved: 0.51 GiB of an A800 (hahnyuan/PB-LLM#3), 0.49 of an L40 (QwenLM/Qwen3-VL#2097).
+CONTEXT_BYTES = 0.55e9
+#: NCCL's buffers for each group that a rank talks in: 688 MB among four A100 (NVIDIA/nccl#964; 544 MB between two).
+NCCL_BYTES = 0.69e9
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """One GPU's peak, line by line, in bytes; ``lines`` has the footprint's, then the allocator's and CUDA's own."""
+    """One GPU's peak, line by line, in bytes: the footprint's lines, then the allocator's, CUDA's and NCCL's own.
+
+    ``building_bytes`` is the most while the model is built whole on the GPU before the engine cuts it (and CUDA's
+    context), None for an engine that leaves parameters whole: :data:`BUILT_SHARDED` says how to go without.
+    """
 
     lines: dict[str, float]
     phase: str
+    building_bytes: float | None = None
 
     @property
     def peak_bytes(self) -> float:
         return sum(self.lines.values())
 
 
+#: How to build a model that does not fit a GPU whole, by engine.
+BUILT_SHARDED = {
+    "zero-3": "build it within deepspeed.zero.Init, which cuts each parameter as it is made (Transformers does where "
+    "TrainingArguments with stage 3 stand before from_pretrained)",
+    "fsdp2": "build it on the meta device, then fully_shard, to_empty, and load by rank",
+}
+
 LOW, HIGH = 2, 4  # a single sample is stored like several turned round, and saves copies
+NEGLIGIBLE = 0.01  # of a peak
 
 
 class Curve:
@@ -47,37 +65,63 @@ class Curve:
     def __init__(self, job: Job):
         self.job = job
         self.low, self.high = map(run, self.needs(job))
-        self.affine = self.low.timeline.shape == self.high.timeline.shape
+        self.affine = np.array_equal(self.low.changes[:, 0], self.high.changes[:, 0])
+
+    @classmethod
+    def at_one(cls, job: Job) -> "Curve":
+        """Of the job's own micro-batch alone: from one dry run."""
+        curve = cls.__new__(cls)
+        curve.job, curve.low, curve.high, curve.affine = job, run(job), run(job), True
+        return curve
 
     @staticmethod
     def needs(job: Job) -> list[Job]:
         """The dry runs that a curve is made of."""
         return [job.but(batch=LOW), job.but(batch=HIGH)]
 
-    def estimate(self, batch: int, offload: str = "none", tp: int = 1, pp: int = 1, in_flight: int = 1) -> Estimate:
-        """The peak with ``batch`` samples. ``in_flight``: micro-batches whose activations a pipeline stage holds."""
+    def estimate(
+        self,
+        batch: int,
+        offload: str = "none",
+        tp: int = 1,
+        pp: int = 1,
+        in_flight: int = 1,
+        accumulation: int | None = None,
+    ) -> Estimate:
+        """The peak with ``batch`` samples.
+
+        Args:
+            in_flight: micro-batches whose activations a pipeline stage holds.
+            accumulation: micro-batches of a step, the job's own by default. Two stand for any more: from the second
+                on, gradients of the ones before are there.
+        """
         if offload not in OFFLOADS:
             raise ValueError(f"offload must be one of {', '.join(OFFLOADS)}, not {offload!r}")
-        base = self.low if self.affine else run(self.job.but(batch=batch))
-        line = base.timeline.astype(float)
-        if self.affine:
-            line = line + (batch - LOW) / (HIGH - LOW) * (self.high.timeline - self.low.timeline)
-        factors = np.ones(len(LINES))
-        for kind in ("parameters", "frozen parameters", "gradients", "optimizer states", "gathered parameters"):
-            factors[LINES.index(kind)] = 1 / (tp * pp)
-        factors[LINES.index("activations")] = tp_share(base, tp) * in_flight / pp
-        factors[LINES.index("temporaries")] = tp_share(base, tp)
-        factors[LINES.index("logits")] = 1 / tp
-        line = line * factors
-        phase_of = _phases(base)
-        if offload != "none":
-            line, phase_of = _offloaded(line, phase_of, offload)
+        base, nbytes = self._events(batch, accumulation)
+        who = base.changes[:, 0]
+        nbytes = nbytes * shares(base, self.job.ranks, tp, pp, in_flight, offload)[who]
+        first = base.first_event
+        line = timeline(base.line_of[who], nbytes, first)
         top = int(line.sum(1).argmax())
         lines = dict(zip(LINES, line[top].tolist(), strict=True))
-        overhead = reserved_bytes(base) / max(1, base.peak_bytes) - 1
-        lines["allocator"] = overhead * sum(lines.values())
+        lines["allocator"] = _reserved(who, nbytes, first) - sum(lines.values())
         lines["CUDA context"] = CONTEXT_BYTES
-        return Estimate(lines, phase_of[top])
+        groups = sum(size > 1 for size in (self.job.ranks, tp, pp))
+        if groups:
+            lines["NCCL"] = groups * NCCL_BYTES
+        building = base.building_bytes / (tp * pp) + CONTEXT_BYTES if self.job.engine in BUILT_SHARDED else None
+        return Estimate(lines, _phases(base)[top], building)
+
+    def _events(self, batch: int, accumulation: int | None) -> tuple[Footprint, np.ndarray]:
+        """A dry run, and the change in bytes at each of its events with ``batch`` samples."""
+        low, high = self.low, self.high
+        asked = min(accumulation or self.job.accumulation, 2)
+        kept = 2 * low.trained_params * (asked != low.job.accumulation)  # gradients that are kept, or are not
+        if not self.affine or kept > NEGLIGIBLE * low.peak_bytes:
+            exact = run(self.job.but(batch=batch, accumulation=asked))
+            return exact, exact.changes[:, 1].astype(float)
+        slope = (high.changes[:, 1] - low.changes[:, 1]) / (HIGH - LOW)
+        return low, low.changes[:, 1] + (batch - LOW) * slope
 
     def largest_batch(self, room: float, limit: int = 4096, **how) -> int:
         """The most samples whose peak stays within ``room`` bytes; 0 where one does not."""
@@ -90,11 +134,24 @@ class Curve:
         return low
 
 
+def reserved_of(found: Footprint) -> int:
+    """What the allocator reserves in a dry run's own step."""
+    return _reserved(found.changes[:, 0], found.changes[:, 1], found.first_event)
+
+
+def _reserved(who: np.ndarray, nbytes: np.ndarray, first: int) -> int:
+    """What the allocator reserves in the step that begins at event ``first``."""
+    before = np.bincount(who[:first], nbytes[:first])
+    alive = [(int(one), before[one]) for one in np.unique(who[:first]) if before[one] >= 1]
+    return reserved_bytes(alive, zip(who[first:].tolist(), nbytes[first:].tolist(), strict=True))
+
+
 _DONE: dict[str, Footprint] = {}
 
 
 def run(job: Job) -> Footprint:
-    """A dry run, or the same one made before in this process."""
+    """A dry run, or the same one made before in this process; of no more ranks than :data:`DATA_PARALLEL_MOST`."""
+    job = _bounded(job)
     key = _described(job)
     if key not in _DONE:
         _DONE[key] = dry_run(job)
@@ -103,22 +160,30 @@ def run(job: Job) -> Footprint:
 
 def prepare(jobs: Iterable[Job], progress: Callable[[str], None] = lambda text: None) -> None:
     """Makes dry runs side by side, one on each core, for :func:`run` to find; a few seconds go into starting."""
-    missing = {key: job for job in jobs if (key := _described(job)) not in _DONE}
+    missing = {key: job for job in map(_bounded, jobs) if (key := _described(job)) not in _DONE}
     cores = available_cores()
     if cores < 2 or len(missing) < 2:
         return
     context = multiprocessing.get_context("spawn")  # no thread of this process's can be in the way
-    with ProcessPoolExecutor(min(cores, len(missing)), context, initializer=_alone) as pool:
+    workers = min(cores, len(missing))
+    with ProcessPoolExecutor(workers, context, initializer=_alone, initargs=(os.getpid(),)) as pool:
         for done, (key, found) in enumerate(zip(missing, pool.map(dry_run, missing.values()), strict=True), start=1):
             _DONE[key] = found
             progress(f"{done} of {len(missing)} dry runs")
 
 
-def _alone() -> None:
-    end_with_parent()  # the pool's own processes would wait for a killed kernel's next task for ever
+def _alone(parent: int) -> None:
+    """A worker's beginning. The pool's own processes would wait for a killed kernel's next task for ever."""
+    end_with_parent()
+    if os.getppid() != parent:  # killed before this process asked to end with it
+        os._exit(1)
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.getLogger("torch").setLevel(logging.ERROR)
+
+
+def _bounded(job: Job) -> Job:
+    return job.but(ranks=min(job.ranks, DATA_PARALLEL_MOST))
 
 
 def _described(job: Job) -> str:
@@ -126,30 +191,8 @@ def _described(job: Job) -> str:
     return f"{job.config.to_json_string()} {rest}"
 
 
-def tp_share(found: Footprint, tp: int) -> float:
-    """Of the activations, what a tensor-parallel rank keeps: heads and MLP are cut, the residual stream is not."""
-    if tp == 1:
-        return 1.0
-    cut = whole = 0
-    for life in found.lives:
-        if life.kind == "activations" and life.origin == "model" and life.phase in ("forward", "backward"):
-            cut, whole = cut + is_cut(life.module) * life.nbytes, whole + life.nbytes
-    return (whole - cut + cut / tp) / max(1, whole)
-
-
 def _phases(found: Footprint) -> list[str]:
     names = ["between"] * len(found.timeline)
     for (name, begin), end in zip(found.phases, [p for _, p in found.phases[1:]] + [len(names)], strict=True):
         names[begin:end] = [name] * (end - begin)
     return names
-
-
-def _offloaded(line: np.ndarray, phases: list[str], offload: str) -> tuple[np.ndarray, list[str]]:
-    """States move to the host, and the update with them: what the GPU holds in forward and backward remains."""
-    keep = np.array([name in ("forward", "backward") for name in phases])
-    line = line[keep].copy()
-    line[:, LINES.index("optimizer states")] = 0
-    if offload == "optimizer+parameters":
-        line[:, LINES.index("parameters")] = 0
-        line[:, LINES.index("frozen parameters")] = 0
-    return line, [name for name, kept in zip(phases, keep, strict=True) if kept]

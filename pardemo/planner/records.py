@@ -20,6 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from pardemo.meters.calls import bytes_of_call
 from pardemo.meters.memory import MemoryMeter
 
 FLOP_PHASES = ("forward", "recomputation", "backward", "step", "build")
@@ -27,6 +28,8 @@ FLOP_PHASES = ("forward", "recomputation", "backward", "step", "build")
 #: Parts of file names that tell whose code asked for memory; the innermost frame that has one of them decides.
 _ENGINES = ("/deepspeed/", "/torch/distributed/fsdp/", "/torch/distributed/tensor/", "/torch/distributed/_")
 _OPTIMIZERS = ("/torch/optim/",)
+#: DeepSpeed's stand-in for torch's linear function under stage 3: what it makes is the model's.
+_STAND_IN = "/deepspeed/runtime/zero/linear.py"
 _GATHERING = ("partition_parameters.py", "partitioned_param_coordinator.py", "_fsdp_param.py")
 _MODEL = ("/torch/nn/modules/", "/torch/utils/checkpoint.py", "/torch/autograd/graph.py", "/transformers/", "/peft/",
           "/pardemo/baichuan2/")  # fmt: skip
@@ -78,11 +81,18 @@ class Recorder(MemoryMeter):
         self._hooked: set[int] = set()
         self.flops: dict[str, int] = {}
         self.traffic: Counter[str] = Counter()
-        self.first_event = 0
+        self.step_traffic = 0
+        self.kernels: Counter[str] = Counter()
+        self.sent: Counter[str] = Counter()
+        self.first_event = self.built = 0
+
+    def end_of_building(self) -> None:
+        """Model and engine stand: what is recorded from here on is training."""
+        self.built = len(self.events)
 
     def begin_step(self, module: nn.Module) -> None:
         """What is recorded from here on is the step to report, until the next one begins."""
-        self.first_event, self.flops, self.traffic = len(self.events), dict.fromkeys(FLOP_PHASES, 0), Counter()
+        self.first_event = len(self.events)
         for parameter in _all_parameters(module):
             if parameter.requires_grad and id(parameter) not in self._hooked:
                 self._hooked.add(id(parameter))
@@ -99,14 +109,29 @@ class Recorder(MemoryMeter):
             return NotImplemented  # DTensor first: its local operations are what takes memory
         out = self._follow(func, args, kwargs)
         if self.flops:
-            again = self._phase == "backward" and len(self._calls) > 1
-            phase = "recomputation" if again else self._phase
-            count = _FLOPS.get(func._overloadpacket)
-            if count is not None:
-                self.flops[phase] += count(*args, **(kwargs or {}), out_val=out)
-            else:
-                self.traffic[self._module()] += _traffic(func, args, out)
+            self._count_work(func, args, kwargs or {}, out)
         return out
+
+    def _count_work(self, func, args, kwargs, out) -> None:
+        """What an operation costs in time: operations, bytes through memory, bytes on the wire, a kernel's launch."""
+        phase = "recomputation" if self._phase == "backward" and len(self._calls) > 1 else self._phase
+        if func.namespace in ("c10d", "_c10d_functional"):
+            self.sent[phase] += bytes_of_call(func, args, kwargs).sent
+            return
+        count = _FLOPS.get(func._overloadpacket)
+        if count is not None:
+            self.flops[phase] += count(*args, **kwargs, out_val=out)
+        elif func._opname.endswith("mm"):
+            raise ValueError(f"cannot plan a model that uses {func._schema.name}: nobody counts its operations")
+        else:
+            nbytes = _traffic(func, args, out)
+            if not nbytes:
+                return
+            if phase == "step":
+                self.step_traffic += nbytes
+            else:
+                self.traffic[self._module()] += nbytes
+        self.kernels[phase] += 1
 
     def watch(self, module: nn.Module) -> None:
         """Whose modules the names are of."""
@@ -115,6 +140,9 @@ class Recorder(MemoryMeter):
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         before, self._phase = self._phase, name
+        if name == "forward":  # operations are counted of one micro-batch, the last, and of the update
+            self.flops, self.traffic = dict.fromkeys(FLOP_PHASES, 0), Counter()
+            self.step_traffic, self.kernels, self.sent = 0, Counter(), Counter()
         self.marks.append((name, len(self.events)))
         yield
         self._phase = before
@@ -212,6 +240,12 @@ def _attention_backward_flops(grad, q, k, v, *args, **kwargs) -> int:
     return sdpa_backward_flop_count(grad.shape, q.shape, k.shape, v.shape)
 
 
+def _grouped_flops(a: torch.Tensor, b: torch.Tensor, *args, out_val: torch.Tensor, **kwargs) -> int:
+    """Experts' products: each row of a [S, K] meets one of b [E, K, N]; a weight's gradient is [K, S] by [S, N]."""
+    rows, inner = a.shape[-2:]
+    return 2 * rows * inner * b.shape[-1]
+
+
 def _traffic(func: Any, args: Any, out: Any) -> int:
     """Bytes that an operation element by element reads and writes: none for a view, the rows taken for a look-up."""
     name = func._schema.name
@@ -219,7 +253,9 @@ def _traffic(func: Any, args: Any, out: Any) -> int:
         return 0
     read = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
     written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-    if not func._schema.is_mutable:
+    if func._schema.is_mutable:
+        written = written or _changed_in_place(func, args)  # a fused optimizer returns nothing
+    else:
         own = {id(tensor.untyped_storage()) for tensor in read}
         written = [tensor for tensor in written if id(tensor.untyped_storage()) not in own]
         if not written:
@@ -227,6 +263,11 @@ def _traffic(func: Any, args: Any, out: Any) -> int:
     if name in _LOOK_UPS:
         return 2 * sum(map(_span, written))
     return sum(map(_span, read)) + sum(map(_span, written))
+
+
+def _changed_in_place(func: Any, args: Any) -> list[torch.Tensor]:
+    changed = [arg for arg, told in zip(args, func._schema.arguments, strict=False) if told.is_write]
+    return [leaf for leaf in tree_leaves(changed) if isinstance(leaf, torch.Tensor)]
 
 
 def _span(tensor: torch.Tensor) -> int:
@@ -237,9 +278,10 @@ def _span(tensor: torch.Tensor) -> int:
 _IDLE = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided", "aten::detach"}
 _LOOK_UPS = {"aten::embedding", "aten::index", "aten::index_select", "aten::gather", "aten::select"}
 
-#: What torch's FlopCounterMode counts, and attention on the CPU, which it leaves out.
+#: What torch's FlopCounterMode counts, and what it leaves out: attention on the CPU, experts.
 _FLOPS = {
     **flop_registry,
+    torch.ops.aten._grouped_mm: _grouped_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
 }
@@ -250,6 +292,8 @@ def _origin() -> str:
     while frame is not None:
         name = frame.f_code.co_filename
         if "/pardemo/meters/" not in name and "/pardemo/planner/" not in name:
+            if name.endswith(_STAND_IN):
+                return "model"
             if any(part in name for part in _ENGINES):
                 gathers = name.endswith(_GATHERING) or "all_gather" in frame.f_code.co_name
                 return "gather" if gathers else "engine"

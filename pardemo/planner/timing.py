@@ -1,28 +1,40 @@
 """How long a step takes: operations over a share of the GPU's peak, bytes over its bandwidth, bytes on the wire.
 
-A model of a few lines, whose error on published and measured runs ``pardemo plan --validate`` prints.
+A model of a few lines, whose error on published and measured runs ``pardemo plan --validate`` prints. Where its
+constants come from, and what it leaves out: docs/planner.md.
 """
 
 from dataclasses import dataclass
 
-from pardemo.formulas.communication import ring_half, zero_step
 from pardemo.formulas.tensor_parallel import block, phi
 from pardemo.planner.footprint import Footprint, is_cut
+from pardemo.planner.job import Job
 
 #: Shares of the datasheet's matrix rate that large products reach, by phase.
 SHARES = {"forward": 0.65, "recomputation": 0.65, "backward": 0.6}
 MEMORY_SHARE = 0.8  # of the datasheet's bandwidth, for operations element by element
+#: A micro-batch's products take as long as if it had so many tokens more: weights are read whatever their number, and
+#: the last wave of tiles is not full. Between what Megatron-DeepSpeed on A100s (vTrain's measurements, 512), LLaMA-7B
+#: on A800s (300 to 400) and nanotron on H100s (200) lose with small micro-batches.
+SMALL_TOKENS = 400
+#: Of one operation from Python: 24 layers of width 1,024, some 3,200 operations, take 79 ms on an A100 whether a
+#: micro-batch has one sample or nearly two (vTrain's measurements).
+LAUNCH_S = 24e-6
 LINK_SHARE = 0.8  # of a link's rate, for large messages
-HIDDEN = 0.8  # of the communication behind the backward pass at most, where it may overlap
-HOST_BYTES_PER_S = 20e9  # of a GPU to the host's memory: PCIe 4.0 x16 gives 25 of its 32 GB/s
-HOST_ADAM_PARAMS_PER_S = 1.0e9  # DeepSpeed's CPU Adam, of a host's cores for each of its GPUs together
+HIDDEN = 0.8  # of the computation beside which something is sent, where an engine does so at all
+BACKWARD = 2 / 3  # of a micro-batch's time
+#: A host's, of all its GPUs together, as DeepSpeed offloads: parameter by parameter, one thing after the other. PCIe
+#: and memory could do several times as much. From LLaMA-7B on 8 A800s (2.3 and 2.2 times the step without offload) and
+#: Falcon-7B on 8 A100s (DeepSpeed issue 3901).
+HOST_COPY_BYTES_PER_S = 16e9
+HOST_ADAM_PARAMS_PER_S = 1.3e9
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a rank computes and talks with. ``shares`` of ``flops`` by phase; links ``within`` and ``between`` hosts.
+    """What a rank computes and talks with. ``shares`` of ``flops`` by phase; bytes or operations per second.
 
-    All in bytes or operations per second.
+    ``within`` is a GPU's link to the others of its host, one way; ``between`` are a host's adapters together, one way.
     """
 
     flops: float
@@ -32,11 +44,19 @@ class Rates:
     host_gpus: int = 8
     shares: tuple[tuple[str, float], ...] = tuple(SHARES.items())
     memory_share: float = MEMORY_SHARE
+    small_tokens: float = SMALL_TOKENS
+    launch_s: float = LAUNCH_S
 
-    def link(self, ranks: int) -> float:
-        """Bytes/s of one rank's part of a ring over ``ranks``: inside a host, or through its adapters."""
-        inside = self.within if ranks <= self.host_gpus else min(self.within, self.between)
-        return inside * LINK_SHARE
+    def ring(self, ranks: int, beside: int = 1) -> float:
+        """Bytes/s at which each rank of a ring sends to the next, ``beside`` such rings running side by side.
+
+        Ranks follow one another host by host, so that a ring leaves each host once: it has the host's adapters for
+        itself (nccl lays as many channels as there are adapters), or shares them with the rings of its tensor-parallel
+        neighbours, of which a host has no more than GPUs.
+        """
+        if ranks * beside <= self.host_gpus:
+            return self.within * LINK_SHARE
+        return min(self.within, self.between / min(beside, self.host_gpus)) * LINK_SHARE
 
 
 @dataclass(frozen=True)
@@ -45,6 +65,7 @@ class StepTime:
 
     products: float
     memory: float
+    launching: float
     tensor_parallel: float
     data_parallel: float
     bubble: float
@@ -52,23 +73,25 @@ class StepTime:
     sent_bytes: float
 
     @property
-    def seconds(self) -> float:
-        return (
-            self.products + self.memory + self.tensor_parallel + self.data_parallel + self.bubble + self.offload
-        )  # fmt: skip
-
-    @property
-    def limit(self) -> str:
-        """The largest part."""
-        parts = {
+    def parts(self) -> dict[str, float]:
+        return {
             "matrix products": self.products,
             "memory bandwidth": self.memory,
+            "launching kernels": self.launching,
             "tensor-parallel traffic": self.tensor_parallel,
             "data-parallel traffic": self.data_parallel,
             "the pipeline's bubble": self.bubble,
             "offload": self.offload,
         }
-        return max(parts, key=parts.get)
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def limit(self) -> str:
+        """The largest part."""
+        return max(self.parts, key=self.parts.get)
 
 
 def step_time(
@@ -83,44 +106,101 @@ def step_time(
 ) -> StepTime:
     """A step of ``accumulation`` micro-batches of ``batch`` samples on each of ``dp`` copies of the model.
 
-    ``found`` is the dry run of any micro-batch: work is proportional to its samples.
+    ``found`` is a dry run of micro-batches of any size: work is proportional to their samples. On fewer ranks than
+    ``dp``, but several, it tells what these send.
+
+    Raises:
+        ValueError: the dry run was of one rank, so that nothing is known of what several send.
     """
-    job, times = found.job, batch * accumulation / found.job.batch / (tp * pp)
+    job, cut = found.job, tp * pp
+    if job.ranks == 1 < dp:
+        raise ValueError(f"a dry run of one rank does not tell what {dp} send")
+    samples = batch / job.batch / cut
     shares = dict(rates.shares)
-    phases = {name: times * flops / rates.flops / shares.get(name, 0.6) for name, flops in found.flops.items()}
-    products = sum(phases.values())
+    full = sum(samples * flops / rates.flops / shares.get(name, 0.6) for name, flops in found.flops.items())
+    products = full * (1 + rates.small_tokens / (batch * job.sequence))
+    bytes_per_s = rates.memory_bytes_per_s * rates.memory_share
     moved = sum(nbytes * (1 if is_cut(module) else tp) for module, nbytes in found.traffic.items())  # of tp ranks
-    memory = times * moved / rates.memory_bytes_per_s / rates.memory_share
-    stage = 3 if job.engine == "fsdp2" else job.stage or 0
-    sent = data_parallel_bytes(found, stage, accumulation, dp, tp * pp)
-    exchange = sent / rates.link(dp * tp)
-    hidden = HIDDEN * (products + memory) * (2 / 3 if stage < 3 else 1)
+    memory = samples * moved / bytes_per_s
+    launched = sum(count for phase, count in found.kernels.items() if phase != "step") / pp * rates.launch_s
+    launching = max(0.0, launched - products - memory)  # beside what the GPU has to do
     config = job.config
-    activation = phi(batch, job.sequence, config.hidden_size, tp, 2) * accumulation * config.num_hidden_layers / pp
-    per_layer = block("all" if job.checkpointing else "none")
-    inside = per_layer * activation / (rates.within * LINK_SHARE) if tp > 1 else 0.0
-    updated = found.trained_params / (tp * pp) / dp
-    host = {"none": 0.0}.get(offload, updated * 4 / HOST_BYTES_PER_S + updated / HOST_ADAM_PARAMS_PER_S)
-    if offload == "optimizer+parameters":
-        host += 3 * accumulation * 2 * found.params / (tp * pp) / dp / HOST_BYTES_PER_S
+    activation = phi(batch, job.sequence, config.hidden_size, tp, 2) * config.num_hidden_layers / pp
+    tensor_bytes = block("all" if job.checkpointing else "none") * activation if tp > 1 else 0.0
+    tensor_parallel = tensor_bytes / rates.ring(tp)
+    busy = products + memory + launching
+    each, once = data_parallel_bytes(found, dp, cut)
+    rounds = reductions(job, accumulation)
+    shown = exposed(job, each / rates.ring(dp, tp), busy)
+    update = 0.0 if offload != "none" else found.step_traffic / cut / bytes_per_s
     return StepTime(
-        products=products,
-        memory=memory,
-        tensor_parallel=inside,
-        data_parallel=max(exchange - hidden, (1 - HIDDEN) * exchange) if dp > 1 else 0.0,
-        bubble=(products + memory + inside) * (pp - 1) / accumulation,
-        offload=host,
-        sent_bytes=sent + per_layer * activation * (tp > 1),
+        products=accumulation * products,
+        memory=accumulation * memory + update,
+        launching=accumulation * launching,
+        tensor_parallel=accumulation * tensor_parallel,
+        data_parallel=rounds * shown + once / rates.ring(dp, tp),
+        bubble=(busy + tensor_parallel) * (pp - 1),
+        offload=offload_seconds(found, offload, accumulation, dp, cut, rates),
+        sent_bytes=rounds * each + once + accumulation * tensor_bytes,
     )
 
 
-def data_parallel_bytes(found: Footprint, stage: int, accumulation: int, dp: int, model_parallel: int = 1) -> float:
-    """Bytes that a rank sends for ZeRO in a step: the trained gradients, and stage 3's gathering of everything."""
-    trained = round(found.trained_params / model_parallel)
-    if stage < 3:
-        return zero_step(trained, dp, stage, accumulation)
-    everything = found.params / model_parallel
-    return accumulation * ring_half(2 * (2 * everything + trained), dp).sent
+def data_parallel_bytes(found: Footprint, dp: int, model_parallel: int = 1) -> tuple[float, float]:
+    """Bytes that a rank sends each time gradients are reduced, and once a step: counted in the engine's dry run.
+
+    DeepSpeed's default stages 1 and 2 all-reduce the gradients and gather the parameters, 3Ψ instead of the paper's
+    2Ψ; its stage 3 gathers a layer as often as it has let go of it; FSDP2 gathers the head and the embedding once.
+    """
+    ranks = found.job.ranks
+    more = 1.0 if ranks == dp else (dp - 1) / dp * ranks / (ranks - 1)  # of a ring's (N − 1)/N
+    each = sum(nbytes for phase, nbytes in found.sent.items() if phase != "step")
+    return more * each / model_parallel, more * found.sent.get("step", 0.0) / model_parallel
+
+
+def reductions(job: Job, accumulation: int) -> int:
+    """How often a step of so many micro-batches reduces gradients: stages 0 and 1 wait for the last one."""
+    return 1 if job.stage in (0, 1) else accumulation
+
+
+def overlaps(job: Job) -> bool:
+    """Whether the engine sends while it computes: FSDP2 does, DeepSpeed where ``overlap_comm`` says so.
+
+    Left out it is DeepSpeed's default: stage 3 alone. Stage 0 reduces after the backward pass whatever it says.
+    """
+    if job.stage is None:
+        return job.engine == "fsdp2"
+    told = job.zero.get("overlap_comm")
+    return job.stage > 0 and (job.stage == 3 if told is None else bool(told))
+
+
+def exposed(job: Job, exchange: float, busy: float) -> float:
+    """Of the seconds that a micro-batch's exchange takes, those that its computation does not cover."""
+    if not overlaps(job):
+        return exchange
+    beside = busy * (1 if job.stage in (3, None) else BACKWARD)  # stages 1 and 2 send gradients alone
+    return max(exchange - HIDDEN * beside, (1 - HIDDEN) * exchange)
+
+
+def offload_seconds(
+    found: Footprint, offload: str, accumulation: int, dp: int, model_parallel: int, rates: Rates
+) -> float:
+    """What DeepSpeed's offload adds to a step; its hosts' GPUs share memory, links and cores, and nothing overlaps.
+
+    Of each updated parameter: with every micro-batch the gradients so far to the GPU and back, 2 bytes each way (stages
+    2 and 3), at the end the sum in fp32, 4 bytes, and the new parameter back, 2. Adam's update once. Offloaded
+    parameters come three times a micro-batch: forward, recomputation, backward.
+
+    Source: ``async_accumulate_grad_in_cpu_via_gpu`` and ``partition_grads`` of DeepSpeed 0.19.8.
+    """
+    if offload == "none":
+        return 0.0
+    on_host = min(rates.host_gpus, dp * model_parallel) / (dp * model_parallel)  # of the job's ranks
+    updated = found.trained_params * on_host
+    earlier = reductions(found.job, accumulation) - 1
+    copied = updated * (4 * earlier + 4 + 2)
+    if offload == "optimizer+parameters":
+        copied += 3 * accumulation * 2 * found.params * on_host
+    return copied / HOST_COPY_BYTES_PER_S + updated / HOST_ADAM_PARAMS_PER_S
 
 
 def decode_seconds(

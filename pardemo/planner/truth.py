@@ -10,7 +10,7 @@ import functools
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -37,27 +37,32 @@ MARK = "pardemo: the step that counts"
 
 def measure(job: Job) -> int:
     """On each of ``job.ranks`` ranks: the largest number of bytes allocated during the job's second step."""
+    return peak(functools.partial(_run, job))
+
+
+def peak(run: Callable[[Callable[[str], contextlib.AbstractContextManager]], None]) -> int:
+    """The largest number of bytes allocated while ``run(mark)`` is within ``mark(MARK)``, beyond those before it."""
     if torch.cuda.is_available():
-        return _on_cuda(job)
+        return _on_cuda(run)
     gc.collect()
     with _all_threads_counted(), _one_at_a_time(), _silent():
         profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         with profiler:
-            _run(job, record_function)
+            run(record_function)
     found, window = _allocations(profiler.profiler.kineto_results.experimental_event_tree())
     found.sort()
-    before = found[0][1]
-    return max(total for at, total in found if window[0] <= at <= window[1]) - before
+    _, total, first = found[0]
+    return max(total for at, total, _ in found if window[0] <= at <= window[1]) - (total - first)
 
 
-def _allocations(nodes) -> tuple[list[tuple[int, int]], tuple[int, int]]:
-    """(time, bytes allocated in the process) after each allocation, and when the step that counts began and ended."""
+def _allocations(nodes) -> tuple[list[tuple[int, int, int]], tuple[int, int]]:
+    """(time, bytes allocated in the process after it, its own) of each allocation; when the step began and ended."""
     found, window, todo = [], (0, 0), list(nodes)
     while todo:
         node = todo.pop()
         fields = node.extra_fields
         if hasattr(fields, "total_allocated"):
-            found.append((node.start_time_ns, fields.total_allocated))
+            found.append((node.start_time_ns, fields.total_allocated, fields.alloc_size))
         elif type(fields).__name__ == "_ExtraFields_TorchOp" and fields.name == MARK:
             window = (node.start_time_ns, node.end_time_ns)
         todo += node.children
@@ -81,7 +86,7 @@ def _run(job: Job, mark) -> None:
     torch.manual_seed(0)
     module = engines.outline(job)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    fill(module.to_empty(device=device))
+    fill(engines.materialize(module, device))
     running = engines.start(job, module)
     ids, labels = batch(job, device)
     for step in range(STEPS):
@@ -98,7 +103,7 @@ def fill(module: nn.Module) -> None:
         buffer.zero_()
 
 
-def _on_cuda(job: Job) -> int:
+def _on_cuda(run: Callable) -> int:
     @contextlib.contextmanager
     def window(name: str) -> Iterator[None]:
         torch.cuda.synchronize()
@@ -108,7 +113,7 @@ def _on_cuda(job: Job) -> int:
         found.append(torch.cuda.max_memory_allocated())
 
     found: list[int] = []
-    _run(job, window)
+    run(window)
     return found[0]
 
 

@@ -100,4 +100,6 @@ def test_plain_papermill_works_too(folder, tmp_path):
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    assert {r["verdict"] for r in claims.read(tmp_path)} <= {"holds", "off", "not measured"}
+    verdicts = [r["verdict"] for r in claims.read(tmp_path)]
+    assert "holds" in verdicts
+    assert "fails" not in verdicts

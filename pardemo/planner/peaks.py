@@ -1,0 +1,61 @@
+"""Published peaks of full fine-tuning beside the planner's: ``python -m pardemo.planner.peaks``; minutes, no GPU.
+
+torchtitan reports what torch has reserved, the gist what is allocated; the planner's figure is the same of the two.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from transformers import LlamaConfig
+
+from pardemo.planner import memory
+from pardemo.planner.footprint import LINES
+from pardemo.planner.job import Job
+
+GIST = "LLaMA-7B on 8 A800, DeepSpeed 0.14.2 (gist chenyaofo/d4cd6a20ab4b95cb3a49491747e2139a)"
+TITAN = "torchtitan, llama3_h100_202412: Llama-3 8B on 8 H100, FSDP2, full recomputation"
+
+
+@dataclass(frozen=True)
+class Peak:
+    """``gib`` of what torch had ``counted``: reserved or allocated."""
+
+    job: Job
+    gib: float
+    counted: str
+    source: str
+
+
+def published() -> list[Peak]:
+    llama_7b = LlamaConfig(max_position_embeddings=4096)
+    llama3_8b = LlamaConfig(
+        vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num_hidden_layers=32, num_attention_heads=32,
+        num_key_value_heads=8, max_position_embeddings=131_072,
+    )  # fmt: skip
+    rows = [Peak(Job(llama3_8b, batch=1, sequence=32_768, engine="fsdp2", ranks=8), 83.9, "reserved", TITAN)]
+    for stage, checkpointing, batch, gib in (
+        (2, False, 1, 44.8), (2, True, 1, 23.5), (2, True, 4, 38.6), (3, False, 2, 75.7), (3, True, 2, 20.4),
+        (3, True, 8, 39.1),
+    ):  # fmt: skip
+        job = Job(llama_7b, batch=batch, sequence=4096, engine=f"zero-{stage}", ranks=8, checkpointing=checkpointing)
+        micro_batches = min(2, 64 // 8 // batch)  # of a step's 64 samples; two stand for more
+        rows.append(Peak(job.but(accumulation=micro_batches), gib, "allocated", GIST))
+    return rows
+
+
+def compare() -> Iterator[str]:
+    for peak in published():
+        found = memory.run(peak.job)
+        nbytes = found.peak_bytes if peak.counted == "allocated" else memory.reserved_of(found)
+        lines = ", ".join(f"{name} {found.lines[name] / 2**30:.1f}" for name in LINES if found.lines[name] >= 5e7)
+        job, planned = peak.job, nbytes / 2**30
+        yield (
+            f"{job.engine}, checkpointing {'on' if job.checkpointing else 'off'}, {job.batch} × {job.sequence}: "
+            f"planned {planned:.1f} GiB {peak.counted}, published {peak.gib} "
+            f"({100 * (planned / peak.gib - 1):+.0f} %); {lines}; {peak.source}"
+        )
+
+
+if __name__ == "__main__":
+    for line in compare():
+        print(line, flush=True)

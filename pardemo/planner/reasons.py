@@ -1,0 +1,69 @@
+"""Why a row is recommended: each clause compares it with other rows, and is left out where it would not be true."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pardemo.planner.table import Plan, Row
+
+
+def reasons(found: "Plan") -> list[str]:
+    """The clauses for ``found.best``: how fast, against other stages, other micro-batches, and what limits it."""
+    return [_speed(found), *_stage(found), *_batch(found), f"limited by {found.best.time.limit}"]
+
+
+def _speed(found: "Plan") -> str:
+    room = f"{found.request.cluster.room / 1e9:.1f} GB"
+    quickest = min(row.hours for row in found.eligible)
+    if found.best.hours == quickest:
+        return f"the fastest that fits {room}"
+    return f"within 1 % of the fastest that fits {room}, and offloads or shards less or takes less memory"
+
+
+def _stage(found: "Plan") -> list[str]:
+    """Lower stages do not fit, or are slower; without any, what higher ones send."""
+    best = found.best
+    if best.stage is None:
+        return []
+    zero = [row for row in found.rows if row.stage is not None]
+    lower = [row for row in zero if row.stage < best.stage]
+    fitting = [row for row in lower if row.fits]
+    if fitting:
+        nearest = min(fitting, key=lambda row: row.hours)
+        if nearest.hours <= best.hours:  # as fast, but offloads
+            return []
+        return [f"below stage {best.stage} {_way(nearest)} is the fastest, which takes {_more(nearest, best)} longer"]
+    if lower:
+        return [f"below stage {best.stage} nothing fits"]
+    higher = [row for row in zero if row.stage > best.stage and _same(row, best, "offload", "checkpointing", "batch")]
+    if higher and all(row.time.sent_bytes >= best.time.sent_bytes for row in higher):
+        return ["a higher stage would save memory that is not needed and send no less"]
+    return []
+
+
+def _batch(found: "Plan") -> list[str]:
+    """The next smaller and the next larger micro-batch, all else equal."""
+    best = found.best
+    alike = [row for row in found.rows if _same(row, best, "engine", "offload", "checkpointing")]
+    told = []
+    smaller = max((row for row in alike if row.batch < best.batch), key=lambda row: row.batch, default=None)
+    if smaller is not None and smaller.hours > best.hours:
+        told.append(f"micro-batches of {smaller.batch} take {_more(smaller, best)} longer")
+    larger = min((row for row in alike if row.batch > best.batch), key=lambda row: row.batch, default=None)
+    if larger is not None and not larger.fits:
+        told.append(f"micro-batches of {larger.batch} do not fit")
+    elif larger is not None and larger.hours < best.hours:
+        told.append(f"micro-batches of {larger.batch} are at most 1 % faster")
+    return told
+
+
+def _same(one: "Row", other: "Row", *names: str) -> bool:
+    return all(getattr(one, name) == getattr(other, name) for name in names)
+
+
+def _more(slower: "Row", row: "Row") -> str:
+    return f"{100 * (slower.hours / row.hours - 1):.1f} %"
+
+
+def _way(row: "Row") -> str:
+    offload = "" if row.offload == "none" else f" with the {row.offload.replace('+', ' and ')} offloaded"
+    return f"ZeRO {row.stage}{offload} at {row.batch} × {row.accumulation}"

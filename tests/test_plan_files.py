@@ -1,0 +1,154 @@
+"""What ``pardemo plan --write`` writes: the job that was planned, as recipes, DeepSpeed and Accelerate read it."""
+
+import json
+
+import pytest
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+from test_plan_reasons import row
+
+from pardemo.cli import main
+from pardemo.finetune import recipe
+from pardemo.peers import deepspeed_settings
+from pardemo.planner import examples, files, hardware, memory, table
+from pardemo.planner.job import Adapter, Job
+
+BASE = recipe.load("baichuan2-13b-lora-bf16")
+
+
+def request(gpu="A800-80GB", gpus=4, hosts=1, job=None, **changes):
+    """A small Baichuan2 with LoRA, of which nothing is the recipe's own."""
+    adapter = Adapter(rank=4, target=("o_proj",), alpha=16, dropout=0.0)
+    job = {"batch": 4, "sequence": 128, "adapter": adapter} | (job or {})
+    cluster = table.Cluster(hardware.gpu(gpu), gpus, hosts)
+    settings = {"samples_per_step": 128, "steps": 10, **changes}
+    return table.Request(Job(examples.config("baichuan2"), **job), cluster, **settings)
+
+
+def test_the_recipe_is_the_planned_job():
+    written = files.as_recipe(request(), row("zero-1", batch=4, checkpointing=False), BASE)
+    assert (written.lora.rank, written.lora.alpha, written.lora.dropout, written.lora.target) == (4, 16, 0, ("o_proj",))
+    assert written.data.cutoff_len == 128
+    train = written.train
+    assert (train.per_device_batch, train.accumulation, written.world.ranks) == (4, 8, 4)
+    assert (train.precision, train.gradient_checkpointing) == ("bf16", False)
+    assert written.deepspeed["zero_optimization"]["stage"] == 1
+    assert (train.learning_rate, train.epochs) == (BASE.train.learning_rate, BASE.train.epochs)
+
+
+@pytest.mark.parametrize("engine", ["zero-1", "zero-2", "zero-3"])
+@pytest.mark.parametrize("offload", ["none", "optimizer", "optimizer+parameters"])
+def test_deepspeed_reads_the_offload_that_was_planned(engine, offload):
+    for settings in (
+        files.deepspeed(request(), row(engine, offload), BASE),
+        files.as_recipe(request(), row(engine, offload), BASE).deepspeed,
+    ):
+        read = DeepSpeedZeroConfig(**settings["zero_optimization"])
+        states, parameters = read.offload_optimizer, read.offload_param
+        assert (states.device if states else "none") == ("none" if offload == "none" else "cpu")
+        assert (parameters.device if parameters else "none") == ("cpu" if "parameters" in offload else "none")
+        # DeepSpeed refuses to offload the states of an optimizer that is not its own
+        assert ("optimizer" in settings) == (offload != "none")
+
+
+@pytest.mark.parametrize("told", [{}, {"overlap_comm": True}, {"use_multi_rank_bucket_allreduce": False}])
+def test_the_written_configuration_does_what_was_planned(told):
+    asked = request(job={"zero": told})
+    for stage in (0, 1, 2, 3):
+        settings = files.deepspeed(asked, row(f"zero-{stage}"), BASE)["zero_optimization"]
+        assert settings["overlap_comm"] == (stage == 3 if "overlap_comm" not in told else stage > 0)
+        assert settings["use_multi_rank_bucket_allreduce"] == told.get("use_multi_rank_bucket_allreduce", True)
+
+
+@pytest.mark.parametrize(("gpu", "precision"), [("A800-80GB", "bf16"), ("V100", "fp16")])
+def test_a_gpu_without_bf16_gets_fp16_with_loss_scaling(gpu, precision):
+    asked = request(gpu, job={"precision": precision})
+    written = files.as_recipe(asked, row(), BASE)
+    assert written.train.precision == precision
+    assert written.deepspeed[precision]["enabled"] == "auto"
+    assert not {"bf16", "fp16"} - {precision} & set(written.deepspeed)
+    alone = files.deepspeed(asked, row(), BASE)
+    assert alone[precision]["enabled"] is True
+    assert alone[precision].get("loss_scale") == (0 if precision == "fp16" else None)  # 0 is dynamic
+    deepspeed_settings.check(alone, 4, on_cpu=False)
+
+
+REFUSED = [
+    ({"tp": 2, "gpus": 8}, BASE, "runs ZeRO alone; Megatron-LM would run --tp 2 --pp 1"),
+    ({"pp": 2, "gpus": 8}, BASE, "runs ZeRO alone; Megatron-LM would run --tp 1 --pp 2"),
+    ({"job": {"adapter": None}}, BASE, r"trains LoRA adapters, not all parameters \(--full\); transformers' Trainer"),
+    ({"engines": ("fsdp2",)}, BASE, "--write needs a ZeRO stage: pardemo finetune runs DeepSpeed, not FSDP2"),
+]
+
+
+@pytest.mark.parametrize(("changes", "base", "told"), REFUSED)
+def test_what_finetune_cannot_run_is_not_written(changes, base, told, tmp_path):
+    with pytest.raises(ValueError, match=told) as refused:
+        files.write(tmp_path / "out", request(**changes), row(), base)
+    assert "\n" not in str(refused.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--model", "llama2-7b"], "trains Baichuan2, not llama; transformers' Trainer would run it"),
+        (["--full"], "not all parameters (--full)"),
+        (["--tp", "2"], "Megatron-LM would run --tp 2"),
+        (["--model", "FILE"], "needs the model's folder, not a file"),
+    ],
+)
+def test_the_command_refuses_before_any_dry_run(arguments, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(table, "jobs", lambda request: pytest.fail("a dry run"))
+    examples.config("baichuan2").save_pretrained(tmp_path)
+    arguments = [str(tmp_path / "config.json") if word == "FILE" else word for word in arguments]
+    assert main(["plan", *arguments, "--write", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    out = tmp_path_factory.mktemp("small")
+    examples.config("baichuan2").save_pretrained(out)
+    return str(out)
+
+
+def test_what_is_written_plans_the_same_row_again(tmp_path, capsys, folder, monkeypatch):
+    """Model, LoRA's modules, length, precision, batch, stage: the recipe says it all; only the GPUs are told again."""
+    monkeypatch.setattr(memory, "prepare", lambda jobs, progress: None)  # small: processes would start for longer
+    cluster = ["--gpu", "V100", "--hosts", "2", "--zero", "2", "--checkpointing", "on", "--batch", "8", "--json"]
+    out = tmp_path / "out"
+    arguments = ["--model", folder, "--target", "W_pack,o_proj", "--gpus", "4", "--sequence", "64", "--per-step", "128"]
+    assert main(["plan", *arguments, *cluster, "--write", str(out)]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert sorted(first["written"]) == sorted(path.name for path in out.iterdir())
+    assert main(["plan", "--recipe", str(out / "recipe.yaml"), *cluster]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert again["rows"] == first["rows"]
+    assert again["steps"] == first["steps"]
+    written = recipe.load(out / "recipe.yaml")
+    assert recipe.locate(written.model.path).samefile(folder)
+    assert written.lora.target == ("W_pack", "o_proj")
+    assert written.train.precision == "fp16"
+
+    settings = json.loads((out / "ds_config.json").read_text())
+    assert settings["train_batch_size"] == 128
+    deepspeed_settings.check(settings, 4, on_cpu=False)
+    loaded = load_config_from_file(str(out / "accelerate.yaml"))
+    assert (loaded.num_processes, loaded.num_machines) == (4, 2)
+    assert (out / "hostfile").read_text() == "host0 slots=2\nhost1 slots=2\n"
+    for name, words in {
+        "launch.sh": ("deepspeed --hostfile hostfile", "torchrun", "accelerate launch --config_file accelerate.yaml"),
+        "job.slurm": ("#SBATCH --nodes=2", "#SBATCH --gpus-per-node=2", "srun torchrun"),
+    }.items():
+        text = (out / name).read_text()
+        assert all(word in text for word in words)
+
+
+def test_accelerate_yaml_is_deepspeeds():
+    text = yaml.safe_dump(files.accelerate(request()))
+    assert yaml.safe_load(text)["distributed_type"] == "DEEPSPEED"

@@ -1,0 +1,119 @@
+"""Which row is recommended and why: every clause is checked against the other rows, on requests made up by hand."""
+
+import itertools
+import random
+
+import pytest
+
+from pardemo.cli import main
+from pardemo.planner import command, hardware, table
+from pardemo.planner.examples import config
+from pardemo.planner.job import Job
+from pardemo.planner.memory import BUILT_SHARDED, Estimate
+from pardemo.planner.timing import StepTime
+
+
+def row(engine="zero-2", offload="none", batch=4, hours=1.0, gigabytes=50.0, sent=1e9, checkpointing=True, built=30.0):
+    time = StepTime(hours, 0, 0, 0, 0, 0, 0, sent)
+    building = built * 1e9 if engine in BUILT_SHARDED else None
+    memory = Estimate({"parameters": gigabytes * 1e9}, "backward", building)
+    return table.Row(engine, offload, checkpointing, batch, 32 // batch, memory, time, gigabytes < 76, 1.0, hours, None)
+
+
+def plan(*rows):
+    cluster = table.Cluster(hardware.gpu("A800-80GB"), 8)
+    return table.Plan(table.Request(Job(config("llama"), sequence=64), cluster, 256, 10), list(rows))
+
+
+def test_the_fastest_that_fits_comes_first_and_what_does_not_fit_last():
+    found = plan(
+        row(hours=3), row(hours=0.5, gigabytes=90), row(hours=2, batch=8), row(hours=1, gigabytes=80, batch=16)
+    )
+    assert [one.hours for one in found.rows] == [2, 3, 0.5, 1]
+    assert found.best is found.rows[0]
+    assert "the fastest that fits" in found.why
+    assert "micro-batches of 4 take 50.0 % longer" in found.why
+    assert "micro-batches of 16 do not fit" in found.why
+
+
+def test_of_rows_as_fast_the_one_that_shards_and_offloads_least():
+    found = plan(row("zero-3", hours=1.0), row("zero-1", hours=1.005), row("zero-0", "optimizer", hours=0.999))
+    assert found.best.engine == "zero-1"
+    assert "within 1 % of the fastest that fits" in found.why
+
+
+def test_a_stage_is_explained_by_what_is_below_and_above():
+    assert "below stage 2 nothing fits" in plan(row("zero-2"), row("zero-1", gigabytes=90)).why
+    slower = plan(row("zero-2"), row("zero-1", hours=1.5, batch=2)).why
+    assert "below stage 2 ZeRO 1 at 2 × 16 is the fastest, which takes 50.0 % longer" in slower
+    above = "a higher stage would save memory that is not needed and send no less"
+    assert above in plan(row("zero-0"), row("zero-2", hours=1.2, sent=2e9)).why
+    assert above not in plan(row("zero-0"), row("zero-2", hours=1.2, sent=0.5e9)).why
+    assert above not in plan(row("zero-0")).why
+
+
+def test_every_recommendation_of_random_tables_is_true():
+    random.seed(0)
+    ways = list(itertools.product(("zero-0", "zero-2", "fsdp2"), ("none", "optimizer"), (1, 2)))
+    for _ in range(200):
+        rows = [
+            row(engine, offload, batch, random.choice((1, 1.004, 1.2, 1.5)), random.choice((40, 60, 90)),
+                random.choice((1e9, 2e9)))
+            for engine, offload, batch in ways
+        ]  # fmt: skip
+        found = plan(*rows)
+        best, fitting = found.best, [one for one in rows if one.fits and one.engine != "fsdp2"]
+        if not fitting:
+            continue
+        assert best in fitting
+        assert best.hours <= 1.01 * min(one.hours for one in fitting)
+        assert found.rows[0] is best
+        assert sorted(rest := [not one.fits for one in found.rows]) == rest
+        why = found.why
+        alike = {one.batch: one for one in rows if (one.engine, one.offload) == (best.engine, best.offload)}
+        other = alike[3 - best.batch]
+        if f"micro-batches of {other.batch} take" in why:
+            assert other.hours > best.hours
+        if f"micro-batches of {other.batch} do not fit" in why:
+            assert not other.fits
+        if "at most 1 % faster" in why:
+            assert best.hours / 1.01 <= other.hours < best.hours
+        if "nothing fits" in why:
+            assert not any(one.engine < best.engine for one in fitting)
+        if ("the fastest that fits" in why) and "within" not in why:
+            assert best.hours == min(one.hours for one in fitting)
+
+
+def test_the_table_shows_the_first_rows_and_says_how_many_more():
+    found = plan(*[row(batch=batch, engine=f"zero-{stage}") for batch in (1, 2, 4, 8) for stage in range(4)])
+    text = command.as_text(found, 5)
+    assert text.count("yes") == 5
+    assert "… 11 rows more, slower or too large: --all" in text
+    assert text.splitlines()[1].startswith("→")
+    assert command.as_text(found).count("yes") == 16
+    assert command.as_json(found)["recommended"] == 0
+
+
+def test_building_a_model_whole_is_told_beside_the_step_and_how_to_go_without():
+    told = command.as_text(plan(row("zero-2"), row("zero-3"), row("fsdp2", built=90))).splitlines()
+    assert "  ZeRO 3: built whole on the GPU before it is cut 30.0 GB, fits" in told
+    (fsdp2,) = (line for line in told if line.startswith("  FSDP2: built whole"))
+    assert "90.0 GB, does not fit: build it on the meta device, then fully_shard, to_empty" in fsdp2
+    assert not any("ZeRO 2: built" in line for line in told), "which leaves parameters whole anyway"
+
+
+@pytest.mark.parametrize(
+    ("per_step", "steps"),
+    [(None, 5 * 313), (64, 5 * 1250), (256, 5 * 313), (1024, 5 * 79), (4096, 5 * 20)],  # 80,000 samples, 5 epochs
+)
+def test_steps_are_counted_with_the_samples_of_a_step_that_are_asked_for(per_step, steps, monkeypatch):
+    asked = []
+    monkeypatch.setattr(table, "jobs", lambda request: asked.append(request) or {})
+    monkeypatch.setattr(table, "plan", lambda request, progress: plan(row()))
+    arguments = ["plan", "--json"] + ([] if per_step is None else ["--per-step", str(per_step)])
+    assert main(arguments) == 0
+    request = asked[0]
+    assert request.steps == steps
+    assert request.samples_per_step == (per_step or 256)
+    for batch in request.micro_batches:  # rows and steps count alike
+        assert request.share % batch == 0
