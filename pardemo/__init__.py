@@ -59,5 +59,20 @@ def __getattr__(name: str):
     return value
 
 
+def load_ipython_extension(shell) -> None:
+    """``%load_ext pardemo``: cells that begin with ``%%ranks N`` run on N ranks."""
+    from pardemo.cells.magic import RanksMagic
+
+    unload_ipython_extension(shell)
+    magic = shell.pardemo_ranks = RanksMagic(shell)
+    shell.register_magic_function(magic.ranks, "cell", "ranks")
+
+
+def unload_ipython_extension(shell) -> None:
+    """Ends the ranks."""
+    if (magic := getattr(shell, "pardemo_ranks", None)) is not None:
+        magic.close()
+
+
 def __dir__() -> list[str]:
     return sorted(set(globals()) | set(__all__))

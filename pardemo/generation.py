@@ -214,7 +214,7 @@ def _readers_part(stack: str) -> str:
     for line in stack.splitlines():
         if not line.startswith("  "):  # a thread's headline
             ours = False
-        ours = ours or "pardemo/rank.py" in line
+        ours = ours or "pardemo/rank.py" in line or "pardemo/cells/" in line
         if not ours:
             shown.append(line)
     return "\n".join(shown)

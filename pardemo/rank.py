@@ -23,6 +23,8 @@ from pardemo import waiting
 from pardemo.errors import Failure
 
 PR_SET_PDEATHSIG = 1
+#: Whose frames lie between the process's begin and the reader's code.
+OURS = (__file__, os.path.join(os.path.dirname(__file__), "cells", ""))
 
 
 def end_with_parent() -> None:
@@ -163,9 +165,9 @@ def _pack_failure(error: BaseException) -> bytes:
 
 
 def _without_our_frames(error: BaseException) -> BaseException:
-    """Drops this module's frames from the top of the traceback: the reader's code starts below them."""
+    """Drops our frames from the top of the traceback: the reader's code starts below them."""
     tb = error.__traceback__
-    while tb is not None and tb.tb_next is not None and tb.tb_frame.f_code.co_filename == __file__:
+    while tb is not None and tb.tb_next is not None and tb.tb_frame.f_code.co_filename.startswith(OURS):
         tb = tb.tb_next
     return error.with_traceback(tb)
 

@@ -10,7 +10,7 @@ functions also run as the ranks of a job that another launcher started, on one h
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pardemo.errors import RankDied, RankError
@@ -127,6 +127,42 @@ class World:
                 raise
         finally:
             self._busy.release()
+
+    def run_source(
+        self,
+        source: str,
+        *,
+        get: Sequence[str] = (),
+        put: Mapping[str, Any] | None = None,
+        meters: Sequence[str] = (),
+        name: str = "<ranks>",
+        timeout_s: float | None = None,
+    ) -> list:
+        """Runs Python text as the program of each rank; returns a :class:`pardemo.cells.Cell` for each.
+
+        What it defines stays on the ranks for the next text, until a run fails; ``torch``, ``dist``, ``rank``,
+        ``world_size`` and ``device`` are there from the beginning. ``%%ranks`` in a notebook is this.
+
+        Args:
+            get: variables to bring home afterwards. put: variables to set before.
+            meters: of ``wire``, ``memory`` and ``timeline``, those to put around it.
+            name: what tracebacks call the text.
+
+        Raises:
+            SyntaxError: the text is no Python; no rank has run it then.
+            ValueError: a meter that does not exist; a variable to bring home that is not there or cannot be sent (the
+                text has run then, and the ranks keep what they have). Otherwise what :meth:`run` raises.
+        """
+        from pardemo.cells import cell
+
+        if unknown := [meter for meter in meters if meter not in cell.METERS]:
+            raise ValueError(f"meters are {', '.join(cell.METERS)}, not {unknown[0]}")
+        cell.parse(source, name)
+        cells = self.run(cell.run, source, name, tuple(get), dict(put or {}), tuple(meters), timeout_s=timeout_s)
+        for rank, unsent in enumerate(one.unsent for one in cells):
+            for variable, reason in unsent.items():
+                raise ValueError(f"get {variable}: on rank {rank} {reason}")
+        return cells
 
     def close(self) -> None:
         """Ends the ranks in an orderly way; what does not end within 5 s is killed. Safe to call twice."""

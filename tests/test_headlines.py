@@ -179,7 +179,7 @@ def test_fewer_rows_are_the_first_of_more(corpus):
         (lambda: headlines.generate(-1, 0), "0 or more, not -1 and 0"),
         (lambda: headlines.corpus(1, -1), "0 or more, not 1 and -1 and 1"),
         (lambda: headlines.corpus(1, 1, -1), "0 or more, not 1 and 1 and -1"),
-        (lambda: headlines.corpus(1, 1, 1, "loud"), "styles are plain and column, not loud"),
+        (lambda: headlines.corpus(1, 1, 1, "loud"), "styles are plain and section, not loud"),
     ],
 )
 def test_what_generate_refuses(call, told):
@@ -191,9 +191,9 @@ def test_what_generate_refuses(call, told):
 
 
 def test_a_column_headline_is_the_plain_one_turned_round():
-    plain, column = (list(headlines.generate(400, 5, style=style)) for style in grammar.STYLES)
+    plain, section = (list(headlines.generate(400, 5, style=style)) for style in grammar.STYLES)
     turned = 0
-    for one, other in zip(plain, column, strict=True):
+    for one, other in zip(plain, section, strict=True):
         assert one["input"] == other["input"]
         main, *further = one["output"].split("，")
         assert other["output"] == other["output"][:4] + "，".join([*further, main])
@@ -203,10 +203,10 @@ def test_a_column_headline_is_the_plain_one_turned_round():
 
 
 def test_columns_are_shared_so_that_new_kinds_of_event_have_one_that_training_has():
-    columns = {kind: Counter(e.column for e in grammar.load().events if e.kind == kind) for kind in grammar.KINDS}
-    assert set(columns["unseen"]) < set(columns["seen"])
-    assert len(columns["seen"]) >= 8
-    assert max(columns["unseen"].values()) <= 2, "no column is right for most"
+    sections = {kind: Counter(e.section for e in grammar.load().events if e.kind == kind) for kind in grammar.KINDS}
+    assert set(sections["unseen"]) < set(sections["seen"])
+    assert len(sections["seen"]) >= 8
+    assert max(sections["unseen"].values()) <= 2, "no section is right for most"
 
 
 def test_the_tiny_model_has_read_no_row_and_no_form_of_the_fine_tunes_files():
@@ -222,8 +222,8 @@ def test_the_tiny_model_has_read_no_row_and_no_form_of_the_fine_tunes_files():
         plain = {"，".join(reversed(r["output"][4:].split("，"))) for r in found}
         assert len(known["output"] & plain) <= len(found) // 50, "few by chance, of short ones: a name, a post"
     pages = "\n".join(islice(tiny.pages(read, 0), 5000))
-    columns = {e.column for e in grammar.load().events}
-    assert not any(f"《{column}》" in pages for column in columns)
+    sections = {e.section for e in grammar.load().events}
+    assert not any(f"《{section}》" in pages for section in sections)
     assert not any(instruction in pages for instruction in grammar.INSTRUCTIONS.values())
 
 

@@ -120,7 +120,10 @@ def test_two_dry_runs_give_any_micro_batch(batch):
 def test_largest_batch_is_the_largest():
     curve = memory.Curve(examples.job("llama", "zero-1", 2, False, True))
     room = curve.estimate(13).peak_bytes
-    assert curve.largest_batch(room) == 13
+    most = curve.largest_batch(room)
+    assert 13 <= most < 20  # the allocator gives back what it can
+    fits, more = (curve.estimate(batch, room=room).peak_bytes for batch in (most, most + 1))
+    assert fits <= room < more
     assert curve.largest_batch(1e6) == 0
 
 

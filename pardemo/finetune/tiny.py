@@ -4,7 +4,7 @@
 
 What it has read: 20,000 bodies of the generated news and their headlines in plain style, as plain text, and nothing
 else. A page is a body and its headline, in either order: so it can go on from a body and a line's end with a headline.
-What the fine-tune asks for it has not read: a prompt, a column's name before the headline, the figure before the rest;
+What the fine-tune asks for it has not read: a prompt, a section's name before the headline, the figure before the rest;
 nor any row of the fine-tune's files, which are of another seed. In most pages characters of the headline are exchanged
 for others, in the body alike: so few kinds of event would otherwise be learned by heart, and what a large model has
 from its many texts, to copy a word that it never saw, would not. For the same end a token is one character, alike

@@ -6,8 +6,8 @@ on some can apply it to others. Around that sentence stand scenes, details and b
 their own.
 
 There are two such house styles. ``plain`` is what the tiny model's pretraining has: who did what, then the figure.
-``column`` is what the fine-tune teaches: the column of the paper, then the figure, then who did what. The column has to
-be told from what happened, and the other order unlearned; neither is in any page of the pretraining.
+``section`` is what the fine-tune teaches: the section of the paper, then the figure, then who did what. The section
+has to be told from what happened, and the other order unlearned; neither is in any page of the pretraining.
 """
 
 import functools
@@ -22,11 +22,11 @@ from typing import Any
 from pardemo.headlines import names
 
 KINDS = ("seen", "unseen")
-INSTRUCTIONS = {"plain": "请给下面的新闻拟一个简短的标题：\n", "column": "请写出下面新闻的栏目、数字和标题。\n"}
+INSTRUCTIONS = {"plain": "请给下面的新闻拟一个简短的标题：\n", "section": "请写出下面新闻的栏目、数字和标题。\n"}
 STYLES = tuple(INSTRUCTIONS)
 PRETRAINED = 0  # the seed of the rows that the tiny model has read as plain text
 BODY_LENGTH = (60, 140)
-HEADLINE_LENGTH = (10, 22)  # in plain style; the column's name adds four
+HEADLINE_LENGTH = (10, 22)  # in plain style; the section's name adds four
 SENTENCES = 4  # at most
 SCENE_FIRST = 0.35  # of the bodies: so that the first sentence is not always the one with the news
 
@@ -45,7 +45,7 @@ class Event:
 
     name: str
     kind: str
-    column: str
+    section: str
     office: str
     slots: Mapping[str, str]
     news: Sequence[str]
@@ -105,12 +105,12 @@ class Story:
         return self.fill(pick(self.random, spec.split("|")))
 
 
-def generate(count: int, seed: int, kinds: Sequence[str] = KINDS, style: str = "column") -> Iterator[dict[str, str]]:
+def generate(count: int, seed: int, kinds: Sequence[str] = KINDS, style: str = "section") -> Iterator[dict[str, str]]:
     """Yields ``count`` rows, no two with the same body or headline, of the kinds in turn.
 
-    A row has instruction, input (the body, 60–140 characters), output (the headline, 10–22, with a column 14–26) and
+    A row has instruction, input (the body, 60–140 characters), output (the headline, 10–22, with a section 14–26) and
     source, which is ``generated/seen`` or ``generated/unseen``: unseen rows are of events and sentence patterns that
-    no seen row has; their columns are among those of seen rows.
+    no seen row has; their sections are among those of seen rows.
 
     Args:
         style: of the headlines and of the instruction, one of :data:`STYLES`.
@@ -126,7 +126,7 @@ def generate(count: int, seed: int, kinds: Sequence[str] = KINDS, style: str = "
 
 
 def corpus(
-    train: int = 20000, test: int = 1000, seed: int = PRETRAINED + 1, style: str = "column"
+    train: int = 20000, test: int = 1000, seed: int = PRETRAINED + 1, style: str = "section"
 ) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
     """Training rows, all seen, and test rows, half seen and half unseen; no body or headline is in both.
 
@@ -154,13 +154,13 @@ def _distinct(
     made = 0
     while made < count:
         kind = kinds[made % len(kinds)]
-        body, plain, column = _write(random, kind)
+        body, plain, section = _write(random, kind)
         if body in bodies or plain in headlines or not _fits(body, plain):
             continue
         bodies.add(body)
         headlines.add(plain)
         made += 1
-        headline = column if style == "column" else plain
+        headline = section if style == "section" else plain
         yield {"instruction": INSTRUCTIONS[style], "input": body, "output": headline, "source": f"generated/{kind}"}
 
 
@@ -182,7 +182,7 @@ def _write(random: Random, kind: str) -> tuple[str, str, str]:
     if random.random() < 0.3:
         others.reverse()
     sentences.extend(story.fill(other) for other in others)
-    return "".join(sentences), headline_of(marked), in_column(event.column, marked)
+    return "".join(sentences), headline_of(marked), in_section(event.section, marked)
 
 
 def _framed(story: Story, frame: str, marked: str) -> str:
@@ -202,10 +202,10 @@ def headline_of(marked: str) -> str:
     return f"{main}，{further}" if further else main
 
 
-def in_column(column: str, marked: str) -> str:
-    """The same in column style: the column's name, the further figure where there is one, and who did what."""
+def in_section(section: str, marked: str) -> str:
+    """The same in section style: the section's name, the further figure where there is one, and who did what."""
     main, further = _kept(marked)
-    return f"《{column}》{further}，{main}" if further else f"《{column}》{main}"
+    return f"《{section}》{further}，{main}" if further else f"《{section}》{main}"
 
 
 def _kept(marked: str) -> list[str]:

@@ -2,7 +2,8 @@
 
 Its rules (torch/c10 CUDACachingAllocator): sizes are rounded up to 512 B; up to 1 MiB come out of segments of 2 MiB, up
 to 10 MiB out of segments of 20 MiB, larger ones have segments of their own, rounded up to 2 MiB; the smallest free
-block that is large enough is taken and cut; neighbours that are free become one. Segments are kept.
+block that is large enough is taken and cut; neighbours that are free become one. Segments are kept until CUDA has no
+room for another: then those that are wholly free are given back first.
 
 The step alone is replayed. What building a model leaves free, whole segments of tensors that have gone, the allocator
 gives back to CUDA before it says "out of memory", and DeepSpeed empties its cache itself; so what is alive when the
@@ -29,15 +30,14 @@ class _Pool:
         self.starts: dict[int, int] = {}  # of free blocks: end -> address
 
     def add(self, address: int, size: int) -> None:
-        before = self.starts.pop(address, None)
+        before = self.starts.get(address)
         if before is not None:
-            self._drop(before)
+            self.drop(before)
             address, size = before, size + address - before
         after = address + size
         if after in self.ends:
             more = self.ends[after]
-            self.starts.pop(after + more, None)
-            self._drop(after)
+            self.drop(after)
             size += more
         self.ends[address] = size
         self.starts[address + size] = address
@@ -48,24 +48,26 @@ class _Pool:
         if place == len(self.free):
             return None
         found, address = self.free[place]
-        self.starts.pop(address + found)
-        self._drop(address)
+        self.drop(address)
         rest = found - size
         if rest >= (ROUND if self.small else SMALL + 1):
             self.add(address + size, rest)
             return address, size
         return address, found
 
-    def _drop(self, address: int) -> None:
+    def drop(self, address: int) -> None:
         size = self.ends.pop(address)
+        self.starts.pop(address + size)
         del self.free[bisect.bisect_left(self.free, (size, address))]
 
 
 class Allocator:
-    """The allocator's two pools; ``reserved`` is the bytes of all segments so far."""
+    """The allocator's two pools; ``reserved`` is the bytes of all segments, ``most`` the largest it has been."""
 
-    def __init__(self):
-        self.reserved = 0
+    def __init__(self, room: float = math.inf):
+        self.room = room
+        self.reserved = self.most = 0
+        self._segments: dict[int, int] = {}  # address -> size
         self._pools = {True: _Pool(True), False: _Pool(False)}
         self._blocks: dict[int, tuple[bool, int, int]] = {}
         self._end = 0
@@ -75,15 +77,29 @@ class Allocator:
         small = size <= SMALL
         block = self._pools[small].take(size)
         if block is None:
-            self._pools[small].add(self._end, segment := _segment(size))
-            self._end += segment + ROUND  # segments do not touch
-            self.reserved += segment
+            self._extend(self._pools[small], _segment(size))
             block = self._pools[small].take(size)
         self._blocks[who] = (small, *block)
 
     def free(self, who: int) -> None:
         small, place, size = self._blocks.pop(who)
         self._pools[small].add(place, size)
+
+    def _extend(self, pool: _Pool, segment: int) -> None:
+        if self.reserved + segment > self.room:
+            self._give_back()
+        pool.add(self._end, segment)
+        self._segments[self._end] = segment
+        self._end += segment + ROUND  # segments do not touch
+        self.reserved += segment
+        self.most = max(self.most, self.reserved)
+
+    def _give_back(self) -> None:
+        for pool in self._pools.values():
+            for address, size in list(pool.ends.items()):
+                if self._segments.get(address) == size:
+                    pool.drop(address)
+                    self.reserved -= self._segments.pop(address)
 
 
 def _segment(size: int) -> int:
@@ -92,14 +108,17 @@ def _segment(size: int) -> int:
     return MIDDLE_SEGMENT if size < MIDDLE else -(-size // LARGE_ROUND) * LARGE_ROUND
 
 
-def reserved_bytes(resident: Iterable[tuple[int, float]], changes: Iterable[tuple[int, float]]) -> int:
-    """Bytes of the segments at the end of the step: what ``torch.cuda.max_memory_reserved`` would say.
+def reserved_bytes(
+    resident: Iterable[tuple[int, float]], changes: Iterable[tuple[int, float]], room: float = math.inf
+) -> int:
+    """The most bytes of segments during the step: what ``torch.cuda.max_memory_reserved`` would say.
 
     Args:
         resident: (number, bytes) of each storage that is alive when the step begins, in the order that they were made.
         changes: (number, bytes) of each storage that is made in the step, or with its bytes negative goes.
+        room: bytes that CUDA has; more than that is returned where they are not enough.
     """
-    replay, alive = Allocator(), set()
+    replay, alive = Allocator(room), set()
     for who, nbytes in (*resident, *changes):
         if nbytes > 0:
             replay.allocate(who, math.ceil(nbytes))
@@ -107,4 +126,4 @@ def reserved_bytes(resident: Iterable[tuple[int, float]], changes: Iterable[tupl
         elif who in alive:
             replay.free(who)
             alive.remove(who)
-    return replay.reserved
+    return replay.most

@@ -1,7 +1,6 @@
 """The plan read backwards: the longest sequence, the largest batch, the fewest GPUs that fit."""
 
 from collections.abc import Callable
-from typing import Any
 
 from pardemo.planner.job import Job
 from pardemo.planner.memory import Curve
@@ -33,7 +32,7 @@ def longest_sequence(request: Request, engine: str, checkpointing: bool, batch: 
     room = request.cluster.room
 
     def need(sequence: int) -> float:
-        return _peak(job.but(sequence=sequence), offload, request.tp, request.pp, min(request.pp, micro_batches))
+        return _peak(request, job.but(sequence=sequence), offload, min(request.pp, micro_batches))
 
     if context < 2 * TOKENS:
         return context if need(context) <= room else 0
@@ -79,11 +78,12 @@ def least_bytes(request: Request, gpus: int) -> float:
     job = request.job.but(
         batch=2, engine="zero-3" if dp > 1 else "zero-0", ranks=dp, checkpointing=True, accumulation=1 + several
     )  # two samples: one is stored differently, and this is an upper bound
-    return _peak(job, "none", request.tp, request.pp, request.pp)
+    return _peak(request, job, "none", request.pp)
 
 
-def _peak(job: Job, *how: Any) -> float:
-    return Curve.at_one(job).estimate(job.batch, *how).peak_bytes
+def _peak(request: Request, job: Job, offload: str, in_flight: int) -> float:
+    curve, room = Curve.at_one(job), request.cluster.room
+    return curve.estimate(job.batch, offload, request.tp, request.pp, in_flight, room=room).peak_bytes
 
 
 def smallest_cluster(request: Request) -> str:

@@ -5,6 +5,7 @@ dry runs of the same events give those of any other batch, event by event: its p
 """
 
 import logging
+import math
 import multiprocessing
 import os
 import warnings
@@ -87,6 +88,7 @@ class Curve:
         pp: int = 1,
         in_flight: int = 1,
         accumulation: int | None = None,
+        room: float = math.inf,
     ) -> Estimate:
         """The peak with ``batch`` samples.
 
@@ -94,6 +96,7 @@ class Curve:
             in_flight: micro-batches whose activations a pipeline stage holds.
             accumulation: micro-batches of a step, the job's own by default. Two stand for any more: from the second
                 on, gradients of the ones before are there.
+            room: the GPU's bytes: where they get scarce the allocator gives free segments back, and keeps less.
         """
         if offload not in OFFLOADS:
             raise ValueError(f"offload must be one of {', '.join(OFFLOADS)}, not {offload!r}")
@@ -104,11 +107,12 @@ class Curve:
         line = timeline(base.line_of[who], nbytes, first)
         top = int(line.sum(1).argmax())
         lines = dict(zip(LINES, line[top].tolist(), strict=True))
-        lines["allocator"] = _reserved(who, nbytes, first) - sum(lines.values())
+        nccl = NCCL_BYTES * sum(size > 1 for size in (self.job.ranks, tp, pp))
+        left = room - CONTEXT_BYTES - nccl
+        lines["allocator"] = _reserved(who, nbytes, first, left) - sum(lines.values())
         lines["CUDA context"] = CONTEXT_BYTES
-        groups = sum(size > 1 for size in (self.job.ranks, tp, pp))
-        if groups:
-            lines["NCCL"] = groups * NCCL_BYTES
+        if nccl:
+            lines["NCCL"] = nccl
         building = base.building_bytes / (tp * pp) + CONTEXT_BYTES if self.job.engine in BUILT_SHARDED else None
         return Estimate(lines, _phases(base)[top], building)
 
@@ -126,11 +130,11 @@ class Curve:
     def largest_batch(self, room: float, limit: int = 4096, **how) -> int:
         """The most samples whose peak stays within ``room`` bytes; 0 where one does not."""
         low, high = 0, 1
-        while high <= limit and self.estimate(high, **how).peak_bytes <= room:
+        while high <= limit and self.estimate(high, room=room, **how).peak_bytes <= room:
             low, high = high, high * 2
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self.estimate(middle, **how).peak_bytes <= room else (low, middle)
+            low, high = (middle, high) if self.estimate(middle, room=room, **how).peak_bytes <= room else (low, middle)
         return low
 
 
@@ -139,11 +143,11 @@ def reserved_of(found: Footprint) -> int:
     return _reserved(found.changes[:, 0], found.changes[:, 1], found.first_event)
 
 
-def _reserved(who: np.ndarray, nbytes: np.ndarray, first: int) -> int:
+def _reserved(who: np.ndarray, nbytes: np.ndarray, first: int, room: float = math.inf) -> int:
     """What the allocator reserves in the step that begins at event ``first``."""
     before = np.bincount(who[:first], nbytes[:first])
     alive = [(int(one), before[one]) for one in np.unique(who[:first]) if before[one] >= 1]
-    return reserved_bytes(alive, zip(who[first:].tolist(), nbytes[first:].tolist(), strict=True))
+    return reserved_bytes(alive, zip(who[first:].tolist(), nbytes[first:].tolist(), strict=True), room)
 
 
 _DONE: dict[str, Footprint] = {}

@@ -226,7 +226,7 @@ def row(request: Request, curve: Curve, engine: str, offload: str, batch: int) -
     job, cluster = curve.job, request.cluster
     accumulation = request.share // batch
     in_flight = min(request.pp, accumulation)
-    memory = curve.estimate(batch, offload, request.tp, request.pp, in_flight, accumulation)
+    memory = curve.estimate(batch, offload, request.tp, request.pp, in_flight, accumulation, cluster.room)
     time = step_time(curve.low, batch, accumulation, request.dp, cluster.rates, request.tp, request.pp, offload)
     hours = request.steps * time.seconds / 3600
     money = None if cluster.price is None else hours * cluster.gpus * cluster.price

@@ -1,0 +1,201 @@
+"""Cells that run on ranks: their variables stay, their values come home, what goes wrong is said in a line."""
+
+import nbformat
+import pytest
+import torch
+from IPython.core.interactiveshell import InteractiveShell
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+from pardemo import RankDied, RankFailed, RankTimeout, World
+
+# ---------------------------------------------------------------- without a notebook
+
+
+def test_variables_stay_on_the_ranks_from_one_text_to_the_next(world_of):
+    world = world_of(2)
+    world.run_source("x = torch.ones(3) * rank\ndef double(t): return 2 * t")
+    cells = world.run_source("x = double(x)\ndist.all_reduce(x)\nx.tolist()", get=["x", "rank", "world_size"])
+    assert [cell.shown for cell in cells] == ["[2.0, 2.0, 2.0]"] * 2
+    assert [cell.got["rank"] for cell in cells] == [0, 1]
+    assert {cell.got["world_size"] for cell in cells} == {2}
+    assert all(torch.equal(cell.got["x"], torch.full((3,), 2.0)) for cell in cells)
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("1 + 1", "2"),
+        ("1 + 1;", None),
+        ("None", None),
+        ("y = 3", None),
+        ("'é'; ", None),
+        ("f'{rank >= 0};'", "'True;'"),
+    ],
+)
+def test_the_last_expression_is_shown_as_a_notebook_shows_it(world_of, source, shown):
+    assert [cell.shown for cell in world_of(2).run_source(source)] == [shown] * 2
+
+
+def test_variables_are_sent_to_the_ranks_and_classes_come_home(world_of):
+    source = "class Pair:\n    def __init__(self, a): self.a = a\npair = Pair(n * rank)"
+    cells = world_of(2).run_source(source, put={"n": 21}, get=["pair"])
+    assert [cell.got["pair"].a for cell in cells] == [0, 21]
+
+
+def test_meters_measure_the_text(world_of):
+    source = (
+        "model = torch.nn.Linear(64, 64)\nwith timeline.span('compute'):\n    y = torch.zeros(1000)\ndist.all_reduce(y)"
+    )
+    for cell in world_of(2).run_source(source, meters=["wire", "memory", "timeline"]):
+        assert 4000 <= cell.wire.sent_bytes < 5000, "an all-reduce of two ranks sends its 4,000 bytes"
+        assert cell.memory["activations"] >= 4000 + 4 * 64 * 65, "made in the cell: the model was not there before"
+        assert [span.kind for span in cell.timeline] == ["compute"]
+    for cell in world_of(2).run_source("z = torch.zeros(10)", meters=["memory"]):
+        assert cell.memory["parameters"] == 4 * 64 * 65, "a model of an earlier cell is known as one"
+
+
+def test_bad_input_without_a_notebook(world_of):
+    world = world_of(2)
+    with pytest.raises(SyntaxError, match="invalid syntax"):
+        world.run_source("a = = 1")
+    with pytest.raises(ValueError, match="meters are wire, memory, timeline, not wires"):
+        world.run_source("1", meters=["wires"])
+    with pytest.raises(ValueError, match=r"get nowhere: on rank 0 no variable of that name; there are .*here"):
+        world.run_source("here = 1", get=["nowhere"])
+    with pytest.raises(ValueError, match="get lock: on rank 0 a lock cannot be sent to the notebook"):
+        world.run_source("import threading; lock = threading.Lock()", get=["lock"])
+    assert world.run_source("here")[1].shown == "1", "nothing is lost"
+
+
+# ---------------------------------------------------------------- in IPython
+
+
+@pytest.fixture
+def shell():
+    shell = InteractiveShell()
+    shell.run_line_magic("load_ext", "pardemo")
+    yield shell
+    shell.run_line_magic("unload_ext", "pardemo")
+
+
+def run(shell, text):
+    """The error of a cell, or None."""
+    result = shell.run_cell(text)
+    return result.error_before_exec or result.error_in_exec
+
+
+def test_a_cell_runs_on_ranks_and_shows_equal_values_once(shell, capsys):
+    assert run(shell, "%%ranks 2\nx = torch.tensor([rank + 1])\nprint('hello')\nrank") is None
+    out = capsys.readouterr().out.splitlines()
+    assert sorted(out[:2]) == ["[0] hello", "[1] hello"]
+    assert out[2:] == ["rank 0: 0", "rank 1: 1"]
+    assert run(shell, "%%ranks 2 --get x\ndist.all_reduce(x)\nx") is None
+    assert capsys.readouterr().out == "all ranks: tensor([3])\n"
+    assert [int(x) for x in shell.user_ns["x"]] == [3, 3]
+
+
+def test_meters_show_a_line_and_leave_what_they_found(shell, capsys):
+    cell = "x = torch.ones(1000)\nwith timeline.span('communication'):\n    dist.all_reduce(x)"
+    assert run(shell, f"%%ranks 2 --wire --memory --timeline\n{cell}") is None
+    out = capsys.readouterr().out
+    assert "rank 0: sent 4," in out
+    assert "B (counted by the kernel)" in out
+    assert "at the peak 4,0" in out
+    assert "picture: When each rank computed and when it communicated." in out
+    assert 4000 <= shell.user_ns["wire"][0].sent_bytes < 5000
+    assert [len(spans) for spans in shell.user_ns["timeline"]] == [1, 1]
+
+
+def test_variables_of_the_notebook_are_given_by_name(shell, capsys):
+    shell.user_ns["hidden"] = 7
+    assert run(shell, "%%ranks {1 + 1} --put hidden\nhidden * rank") is None
+    assert capsys.readouterr().out == "rank 0: 0\nrank 1: 7\n"
+
+
+@pytest.mark.parametrize(
+    ("cell", "told"),
+    [
+        ("%%ranks 0\n1", "the number of ranks is a whole number from 1 on, not 0"),
+        ("%%ranks x\n1", "the number of ranks is a whole number from 1 on, not x"),
+        ("%%ranks\n1", "the following arguments are required: ranks. Usage: %%ranks N"),
+        ("%%ranks 2 --weir\n1", "unrecognized arguments: --weir. Usage: %%ranks N"),
+        ("%%ranks 2 --timeout=-1\n1", "seconds are a number above 0, not -1"),
+        ("%%ranks 2 --timeout soon\n1", "seconds are a number above 0, not soon"),
+        ("%%ranks 2\nx = 1\ny = (", "line 2 of the cell: '(' was never closed"),
+        ("%%ranks 2\n%time x = 1", "a line that begins with % or ! is the notebook's"),
+        ("%%ranks 2 --get a-b\n1", "'a-b' is not the name of a variable"),
+        ("%%ranks 2 --get nowhere\n1", "get nowhere: on rank 0 no variable of that name; there are device, rank"),
+        ("%%ranks 2 --put nothing\n1", "--put nothing: the notebook has no variable of that name"),
+    ],
+)
+def test_bad_input_is_one_clear_line(shell, capsys, cell, told):
+    assert type(run(shell, cell)).__name__ == "UsageError"
+    printed = "".join(capsys.readouterr())
+    assert told in printed
+    assert "Traceback" not in printed
+    assert len(printed.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("cell", "kind", "told"),
+    [
+        ("%%ranks 2\nif rank:\n    1 / 0", RankFailed, "rank 1: ZeroDivisionError: division by zero"),
+        ("%%ranks 2\nimport os\nif rank: os._exit(3)", RankDied, "rank 1 died: exit code 3"),
+        ("%%ranks 2 --timeout 1\nimport time\ntime.sleep(60 * rank)", RankTimeout, "rank 1 did not finish within 1 s"),
+    ],
+)
+def test_ranks_that_fail_are_told_and_fresh_afterwards(shell, capsys, cell, kind, told):
+    assert run(shell, "%%ranks 2\nkept = 1") is None
+    assert type(run(shell, cell)) is kind
+    printed = "".join(capsys.readouterr())
+    assert told in printed
+    assert printed.count("Traceback") <= 1, "the ranks' own"
+    assert "pardemo/cells" not in printed
+    assert printed.rstrip().endswith("The ranks start anew with the next cell: their variables are gone.")
+    assert run(shell, "%%ranks 2\n'kept' in globals()") is None
+    assert "all ranks: False" in capsys.readouterr().out
+
+
+def test_a_traceback_shows_the_line_of_the_cell(shell, capsys):
+    run(shell, "%%ranks 2\nx = 1\nx / (rank - 1)")
+    printed = "".join(capsys.readouterr())
+    assert "line 2, in <module>" in printed
+    assert "x / (rank - 1)" in printed
+
+
+def test_other_preloaded_modules_start_the_ranks_anew_and_say_so(shell, capsys):
+    run(shell, "%%ranks 2\nkept = 1")
+    run(shell, "%%ranks 2 --preload wave\nimport sys\n'kept' in globals(), 'wave' in sys.modules")
+    out = capsys.readouterr().out
+    assert "The 2 ranks start anew, with wave loaded: their variables are gone." in out
+    assert "all ranks: (False, True)" in out
+
+
+# ---------------------------------------------------------------- in a kernel, as papermill runs it
+
+
+def notebook(*cells):
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
+    NotebookClient(book, timeout=120, kernel_name="python3").execute()
+    return book.cells
+
+
+def test_in_a_kernel():
+    cells = notebook("%load_ext pardemo", "%%ranks 2 --get total\ntotal = torch.ones(1) * rank\ndist.all_reduce(total)",
+                     "[float(t) for t in total]")  # fmt: skip
+    assert cells[-1].outputs[0]["data"]["text/plain"] == "[1.0, 1.0]"
+
+
+@pytest.mark.parametrize("cell", ["%%ranks 0\n1", "%%ranks 2\n1 / 0"])
+def test_in_a_kernel_a_cell_that_fails_fails_the_notebook(cell):
+    with pytest.raises(CellExecutionError):
+        notebook("%load_ext pardemo", cell, "1")
+
+
+def test_the_ranks_end_with_the_extension(shell):
+    run(shell, "%%ranks 2\n1")
+    (world,) = shell.pardemo_ranks._worlds.values()
+    shell.run_line_magic("unload_ext", "pardemo")
+    with pytest.raises(Exception, match="closed"):
+        world.run(World)

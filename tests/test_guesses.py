@@ -1,0 +1,43 @@
+"""Guesses: nothing stops without one, the answer is folded then, and typical mistakes get their sentence."""
+
+import pytest
+
+from pardemo.guesses import guess
+
+WRONG = {8: "it keeps its own share", 1: "every rank wants one"}
+
+
+def test_left_empty_the_answer_is_folded_and_tells_the_typical_mistakes():
+    asked = guess("How many shares?", ...)
+    assert "Write your number in place of the dots." in repr(asked)
+    answer = asked.reveal(7, WRONG, "shares")
+    assert answer._repr_html_().startswith('<details class="guess"><summary>How many shares?</summary>')
+    assert answer.told == "It is 7 shares. Not 8 shares: it keeps its own share Not 1 shares: every rank wants one"
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (7, "It is 7. You guessed 7: right."),
+        (7.2, "It is 7. You guessed 7.2: right."),
+        (8, "It is 7. You guessed 8: it keeps its own share"),
+        (100, "It is 7. You guessed 100."),
+        (0, "It is 7. You guessed 0."),
+    ],
+)
+def test_a_guess_is_answered(value, told):
+    answer = guess("How many shares?", value).reveal(7, WRONG)
+    assert answer.told == told
+    assert "details" not in answer._repr_html_(), "who has guessed sees the answer at once"
+
+
+@pytest.mark.parametrize("value", ["seven", [7], True, float("nan"), float("inf")])
+def test_what_is_no_number_is_said_and_stops_nothing(value):
+    asked = guess("How many shares?", value)
+    assert "is no number: write one, such as 2 or 0.5" in repr(asked)
+    assert asked.reveal(7).told == "It is 7."
+
+
+def test_a_question_is_text_and_no_markup():
+    assert "<b>" not in guess("Is a<b>c?")._repr_html_()
+    assert "<b>" not in guess("Is a<b>c?").reveal(1)._repr_html_()
