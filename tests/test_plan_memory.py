@@ -117,6 +117,13 @@ def test_two_dry_runs_give_any_micro_batch(batch):
     assert sum(guessed.lines[name] for name in LINES) == pytest.approx(real.peak_bytes, rel=0.002)
 
 
+@pytest.mark.parametrize("engine", ["zero-2", "zero-3", "fsdp2"])
+def test_the_same_events_happen_whatever_the_micro_batch(engine):
+    """Else each row of a plan would be a dry run of its own, which takes minutes."""
+    job = examples.job("baichuan2", engine, 4, True, True).but(accumulation=2, zero={})
+    assert memory.Curve(job).affine
+
+
 def test_largest_batch_is_the_largest():
     curve = memory.Curve(examples.job("llama", "zero-1", 2, False, True))
     room = curve.estimate(13).peak_bytes

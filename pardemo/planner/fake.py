@@ -76,11 +76,13 @@ def world(job: Job) -> Iterator[FakeTensorMode]:
             stack.enter_context(mock.patch.object(F, "scaled_dot_product_attention", _attention_on_gpu))
             stack.enter_context(mock.patch.object(F, "dropout", _dropout_on_gpu))
         if job.stage is not None:
+            from deepspeed.runtime.zero import parameter_offload
             from deepspeed.runtime.zero import partitioned_param_coordinator as coordinator
 
             # other ranks' answers, which the fake process group does not give
             stack.enter_context(mock.patch.object(coordinator, "assert_ints_same_as_other_ranks", return_value=None))
-            stack.enter_context(mock.patch.object(coordinator, "set", _InOrder, create=True))
+            for module in (coordinator, parameter_offload):
+                stack.enter_context(mock.patch.object(module, "set", _InOrder, create=True))
         if job.engine == "fsdp2":
             stack.enter_context(mock.patch.object(ShardingPropagator, _META, _without_memory(_META)))
         yield stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
@@ -120,7 +122,7 @@ def no_moves() -> contextlib.AbstractContextManager:
 
 
 class _InOrder(dict):
-    """A set in the order of insertion: DeepSpeed gathers in a set's order, and a real one's differs from run to run."""
+    """A set in the order of insertion: DeepSpeed gathers and lets go in the order of real ones, which is by chance."""
 
     def __init__(self, members: Iterable = ()):
         super().__init__(dict.fromkeys(members))
