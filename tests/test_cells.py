@@ -142,7 +142,7 @@ def test_bad_input_is_one_clear_line(shell, capsys, cell, told):
     [
         ("%%ranks 2\nif rank:\n    1 / 0", RankFailed, "rank 1: ZeroDivisionError: division by zero"),
         ("%%ranks 2\nimport os\nif rank: os._exit(3)", RankDied, "rank 1 died: exit code 3"),
-        ("%%ranks 2 --timeout 1\nimport time\ntime.sleep(60 * rank)", RankTimeout, "rank 1 did not finish within 1 s"),
+        ("%%ranks 2 --timeout 4\nimport time\ntime.sleep(60 * rank)", RankTimeout, "rank 1 did not finish within 4 s"),
     ],
 )
 def test_ranks_that_fail_are_told_and_fresh_afterwards(shell, capsys, cell, kind, told):
