@@ -23,7 +23,8 @@ The techniques, each a module or package with one door:
 Around them:
 
 - ``pardemo.formulas``: the predictions, arithmetic alone; ``pardemo.peers``: the frameworks beside which they stand.
-- ``pardemo.figures``, ``pardemo.tables``, ``pardemo.exercises``: what the notebooks show and ask.
+- ``pardemo.cells``: ``%%ranks 4`` above a notebook cell runs it on four ranks; ``pardemo.guesses``: the reader first.
+- ``pardemo.figures``, ``pardemo.drawings``, ``pardemo.tables``, ``pardemo.exercises``: what the notebooks show and ask.
 - ``pardemo.runner``, ``pardemo.scorecard``, ``pardemo.report``, ``pardemo.bench``, ``pardemo.doctor``: the collection
   run headless, summed up and written down; the speed table; what this machine has.
 - ``pardemo.baichuan2``, ``pardemo.headlines``, ``pardemo.finetune``: the article's fine-tune.

@@ -107,13 +107,13 @@ def test_the_kinds_of_evidence_count_their_own_claims(page, rows):
 def test_each_claim_has_its_row_with_its_figures_and_its_verdict(page):
     found = {line[0]: line for line in map(cells, page.find(id="claims").tbody.find_all("tr"))}
     expected = {
-        "s09.holds": ["100", "101", "B", "1.0100", "wire", "holds"],
+        "s09.holds": ["100 ± 2 %", "101", "B", "1.0100", "wire", "holds"],
         "s09.differs": ["2", "3", "B", "1.5000", "wire", "differs"],
-        "s09.fails": ["4", "9", "B", "2.2500", "wire", "fails"],
+        "s09.fails": ["4 ± 1 %", "9", "B", "2.2500", "wire", "fails"],
         "s09.bound": ["≤ 8", "2", "B", "0.2500", "memory", "holds"],
         "01.time": ["1", "2", "B", "2.0000", "time", "off"],
         "s10.holds": ["1,000", "1,000", "B", "1.0000", "memory", "holds"],
-        "s10.near": ["1,000", "1,030", "B", "1.0300", "memory", "holds"],
+        "s10.near": ["1,000 ± 5 %", "1,030", "B", "1.0300", "memory", "holds"],
         "s10.fails": ["5", "6", "B", "1.2000", "memory", "fails"],
         "s10.fails_too": ["5", "7", "B", "1.4000", "numeric", "fails"],
         "s10.skipped": ["", "", "", "", "", "not measured"],
@@ -197,7 +197,7 @@ def test_the_scorecard_reads_failing_claims_and_counts_them(folder, rows):
     chapters = [name for name in CLAIMS if name != scorecard.OWN]
     assert summaries == [f"{name}: {told([row for row in own if row['notebook'] == name])}" for name in chapters]
     table = {line[0]: line[2:] for chapter in shown for line in map(cells, chapter.find_all("tr")) if line}
-    assert table["s09.fails"] == ["4 B", "9", "2.2500", "wire", "fails"]
+    assert table["s09.fails"] == ["4 ± 1 %", "9 B", "2.2500", "wire", "fails"]
     assert len(table) == len(own)
 
 
