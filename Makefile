@@ -24,7 +24,7 @@ bench: env
 
 # One run to commit: executed notebooks, their pages, figures, claims, the speed table, the report, the README's table.
 reference: env
-	$(BIN)/python -m pardemo.reference
+	$(BIN)/python -m pardemo.collection.reference
 
 lint: env
 	$(BIN)/ruff check .

@@ -17,16 +17,22 @@ The techniques, each a module or package with one door:
 - ``pardemo.data_parallel``: replicas with a naive and with an overlapped exchange of gradients.
 - ``pardemo.pipeline_parallel``: schedules, proven and drawn without a process, and run on real ranks.
 - ``pardemo.tensor_parallel``: layers in columns, rows and heads; sequence parallelism; the vocabulary's loss.
-- ``pardemo.zero``: model states in shards, stages 1 to 3; ``pardemo.zero_r``: activations, buffers, fragments.
+- ``pardemo.zero``: model states in shards, stages 1 to 3; ``pardemo.zero.zero_r``: activations, buffers, fragments.
 - ``pardemo.groups``: which ranks form a tensor-, data- or pipeline-parallel group.
 
-Around them:
+What they stand on, and beside:
 
-- ``pardemo.formulas``: the predictions, arithmetic alone; ``pardemo.peers``: the frameworks beside which they stand.
-- ``pardemo.cells``: ``%%ranks 4`` above a notebook cell runs it on four ranks; ``pardemo.guesses``: the reader first.
-- ``pardemo.figures``, ``pardemo.drawings``, ``pardemo.tables``, ``pardemo.exercises``: what the notebooks show and ask.
-- ``pardemo.runner``, ``pardemo.scorecard``, ``pardemo.report``, ``pardemo.bench``, ``pardemo.doctor``: the collection
-  run headless, summed up and written down; the speed table; what this machine has.
+- ``pardemo.world``, ``pardemo.meters``, ``pardemo.claims``: the rooms of the names above.
+- ``pardemo.formulas``: the predictions, arithmetic alone; ``pardemo.peers``: the frameworks to compare with.
+
+The collection of notebooks, ``pardemo.collection``:
+
+- ``.cells``: ``%%ranks 4`` above a notebook cell runs it on four ranks; ``.guesses``, ``.exercises``: what it asks.
+- ``.figures``, ``.drawings``: what was measured, and what is cut; ``.runner``, ``.report``: run headless, written down.
+- ``pardemo.bench``: the speed table; ``pardemo.machine``: what this machine has and can do.
+
+Jobs that are built from all this:
+
 - ``pardemo.baichuan2``, ``pardemo.headlines``, ``pardemo.finetune``: the article's fine-tune.
 - ``pardemo.planner``: a job of full size before its GPUs are rented: memory by a dry run, time, money, files.
 
@@ -39,10 +45,10 @@ __version__ = "0.1.0"
 
 _HOME = {
     "World": "pardemo.world",
-    "RankError": "pardemo.errors",
-    "RankFailed": "pardemo.errors",
-    "RankDied": "pardemo.errors",
-    "RankTimeout": "pardemo.errors",
+    "RankError": "pardemo.world.errors",
+    "RankFailed": "pardemo.world.errors",
+    "RankDied": "pardemo.world.errors",
+    "RankTimeout": "pardemo.world.errors",
     "WireMeter": "pardemo.meters",
     "MemoryMeter": "pardemo.meters",
     "CallMeter": "pardemo.meters",
@@ -62,7 +68,7 @@ def __getattr__(name: str):
 
 def load_ipython_extension(shell) -> None:
     """``%load_ext pardemo``: cells that begin with ``%%ranks N`` run on N ranks."""
-    from pardemo.cells.magic import RanksMagic
+    from pardemo.collection.cells.magic import RanksMagic
 
     unload_ipython_extension(shell)
     magic = shell.pardemo_ranks = RanksMagic(shell)

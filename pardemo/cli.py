@@ -9,19 +9,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import pardemo
+from pardemo.collection.report import command as report_command
+from pardemo.collection.unread import work_goes_on
 from pardemo.finetune import commands as finetune_commands
-from pardemo.finetune import launch, score_command
+from pardemo.finetune import score_command
+from pardemo.finetune.training import launch
 from pardemo.headlines import command as headlines
 from pardemo.planner import command as planner
-from pardemo.report import command as report_command
-from pardemo.unread import work_goes_on
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 only on success, 2 for bad input, which is told in one line.
 
     141 where the reader of our output, head or less, has seen enough: what a shell says of a program that ends so.
-    A command that works goes on without a reader (:mod:`pardemo.unread`), and its status is its work's.
+    A command that works goes on without a reader (:mod:`pardemo.collection.unread`), and its status is its work's.
     """
     try:
         try:
@@ -100,8 +101,8 @@ def _parser() -> argparse.ArgumentParser:
 
 @work_goes_on()
 def _run(arguments: argparse.Namespace) -> int:
-    from pardemo import runner
-    from pardemo.parameters import parameters_of
+    from pardemo.collection import runner
+    from pardemo.collection.parameters import parameters_of
 
     if arguments.list:
         for name, path in runner.choose(arguments.names).items():
@@ -144,7 +145,7 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from pardemo import doctor
+    from pardemo.machine import doctor
     from pardemo.tables import text_table
 
     if arguments.deepspeed is not None:

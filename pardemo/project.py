@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
+#: How a file begins that a clone without git-lfs has in the place of a large one.
+LFS_POINTER = b"version https://git-lfs"
 
 
 def root() -> Path:
@@ -15,6 +17,11 @@ def root() -> Path:
         if (folder / "notebooks").is_dir():
             return folder
     return Path.cwd()
+
+
+def notebooks() -> dict[str, Path]:
+    """The collection in its order: name without suffix -> path."""
+    return {path.stem: path for path in sorted((root() / "notebooks").glob("[0-9][0-9]_*.ipynb"))}
 
 
 def output_dir() -> Path:
@@ -40,3 +47,9 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 def write_json(path: Path, value: object) -> None:
     text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def refuse_pointer(path: str | Path, beginning: bytes, what: str) -> None:
+    """ValueError where a file begins as a git-lfs pointer does; ``what`` should have been there."""
+    if beginning.startswith(LFS_POINTER):
+        raise ValueError(f"{path} is a git-lfs pointer, not the {what}: run `git lfs pull` in its folder")

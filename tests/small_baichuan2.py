@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 
 from pardemo.baichuan2 import Baichuan2Config, Baichuan2ForCausalLM, Baichuan2Tokenizer, save_checkpoint
-from pardemo.finetune import models, recipe
+from pardemo.finetune import models
+from pardemo.finetune.recipes import recipe
 from pardemo.finetune.tiny import train_tokenizer
 
 VOCABULARY = 331

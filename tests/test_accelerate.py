@@ -9,11 +9,11 @@ import torch
 import yaml
 
 from pardemo import World
-from pardemo.errors import RankError, RankFailed
 from pardemo.groups import Layout
-from pardemo.peers import accelerate, accelerate_configs, accelerate_forms, accelerate_launch, gpt
+from pardemo.peers import accelerate, accelerate_configs, accelerate_forms, accelerate_launch, accelerate_script, gpt
 from pardemo.peers.accelerate_forms import Form
 from pardemo.peers.scripts import train_plain
+from pardemo.world.errors import RankError, RankFailed
 
 PEERS = [f"pardemo.peers.{name}" for name in ("accelerate", "deepspeed", "megatron", "scripts.train_accelerate")]
 FORMS = [Form(kind, 1 if kind == "one" else 2) for kind in accelerate_forms.KINDS]
@@ -44,7 +44,7 @@ def plain(*arguments):
 
 def train(ranks, form, folder, *arguments):
     environment = accelerate_configs.environment(form.write(folder))
-    return ranks[form.processes].run(accelerate.train, environment, form.expected(), *arguments)
+    return ranks[form.processes].run(accelerate_script.train, environment, form.expected(), *arguments)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.kind)
@@ -73,7 +73,7 @@ def test_bf16_comes_from_the_configuration(ranks, kind, tmp_path):
 def test_another_form_than_the_expected_is_an_error(ranks, tmp_path):
     environment = accelerate_configs.environment(Form("ddp", 2).write(tmp_path))
     with pytest.raises(RankFailed, match="distributed_type is 'MULTI_CPU', not 'FSDP'; wrapped is"):
-        ranks[2].run(accelerate.train, environment, Form("fsdp2", 2).expected(), "--steps", "1")
+        ranks[2].run(accelerate_script.train, environment, Form("fsdp2", 2).expected(), "--steps", "1")
 
 
 def without_shim(environment):
@@ -96,7 +96,7 @@ def test_bytes_and_states_of_ddp_and_fsdp2(ranks, tmp_path):
     sizes = ["--hidden", "128", "--layers", "4"]
     for form, sent, kept in ((Form("ddp", 2), 2, 16), (Form("fsdp2", 2), 4, 8)):
         environment = accelerate_configs.environment(form.write(tmp_path))
-        for found in ranks[2].run(accelerate.measure, environment, form.expected(), *sizes):
+        for found in ranks[2].run(accelerate_script.measure, environment, form.expected(), *sizes):
             psi = found["parameters"]
             assert found["sent_bytes"] == pytest.approx(sent * 4 * psi / 2, rel=0.015)
             states = sum(found["kept"][kind] for kind in ("parameters", "gradients", "optimizer states"))

@@ -11,10 +11,10 @@ from torch.nn import functional as F
 from transformers import StaticCache
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from pardemo import lora
 from pardemo.baichuan2 import Baichuan2Config, Baichuan2ForCausalLM, Baichuan2Model, load_checkpoint, save_checkpoint
 from pardemo.baichuan2.head import NormHead
-from pardemo.finetune.recipe_schema import Lora
+from pardemo.finetune import lora
+from pardemo.finetune.recipes.recipe_schema import Lora
 
 BOTH = pytest.mark.parametrize("position", ["rope", "alibi"])  # 7B, 13B
 ROWS, LENGTH, HEADS, LAYERS, HIDDEN = 3, 9, 4, 2, 64

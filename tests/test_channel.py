@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 from pardemo import World
-from pardemo.channel import Channel
 from pardemo.collectives import parameter_server_all_reduce, ring_all_gather, ring_all_reduce, ring_reduce_scatter
+from pardemo.collectives.channel import Channel
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -8,10 +8,11 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pardemo import MemoryMeter, RankFailed, WireMeter, World, collectives, ring
+from pardemo import MemoryMeter, RankFailed, WireMeter, World, collectives
 from pardemo.collectives import (
     chunk_numel,
     parameter_server_all_reduce,
+    ring,
     ring_all_gather,
     ring_all_reduce,
     ring_broadcast,

@@ -16,8 +16,8 @@ from pardemo import RankFailed, Timeline, WireMeter, World
 from pardemo.collectives import parameter_server_all_reduce, ring_all_reduce
 from pardemo.data_parallel import BucketedDataParallel, NaiveDataParallel, shard_weight
 from pardemo.formulas import communication
+from pardemo.meters.pace import Paced
 from pardemo.meters.timeline import covered_s, overlap_s
-from pardemo.pace import Paced
 
 VARIANTS = {
     "naive": NaiveDataParallel,

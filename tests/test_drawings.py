@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from pardemo import drawings
-from pardemo.drawings import key
+from pardemo.collection import drawings
+from pardemo.collection.drawings import key
 
 DRAWINGS = [drawings.column_cut, drawings.row_cut, drawings.mlp_cut]
 

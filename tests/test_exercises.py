@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from pardemo import World, runner
+from pardemo import World, project
+from pardemo.collection.exercises import EXERCISES, check
 from pardemo.collectives import parameter_server_all_reduce, ring_all_gather, ring_all_reduce, ring_reduce_scatter
-from pardemo.exercises import EXERCISES, check
 from pardemo.formulas import memory
 from pardemo.groups import Layout
 from pardemo.peers import gpt
@@ -45,7 +45,7 @@ def warm():
 
 @pytest.fixture(autouse=True)
 def checks_take_warm_worlds(warm, monkeypatch):
-    for module in {import_module(f"pardemo.exercises.{module}") for module, _ in EXERCISES.values()}:
+    for module in {import_module(f"pardemo.collection.exercises.{module}") for module, _ in EXERCISES.values()}:
         if hasattr(module, "World"):
             monkeypatch.setattr(module, "World", warm)
 
@@ -449,11 +449,11 @@ def test_each_exercise_can_be_solved(name, solution, capsys):
     assert capsys.readouterr().out.startswith(f"{name}: solved.")
 
 
-@pytest.mark.parametrize("chapter", runner.notebooks())
+@pytest.mark.parametrize("chapter", project.notebooks())
 def test_every_chapter_asks_two_or_three_with_a_stub_that_may_stay_open(chapter):
     own = [name for name in EXERCISES if name.startswith(chapter[:2])]
     assert 2 <= len(own) <= 3
-    cells = [cell.source for cell in nbformat.read(runner.notebooks()[chapter], as_version=4).cells]
+    cells = [cell.source for cell in nbformat.read(project.notebooks()[chapter], as_version=4).cells]
     for name in own:
         (cell,) = [source for source in cells if f'exercises.check("{name}"' in source]
         assert "..." in cell, "the stub, without the answer"
@@ -694,7 +694,7 @@ def test_wrong_answers_get_the_message_that_helps(name, answer, hint, capsys):
 
 
 def test_a_deadlock_is_told_as_one(monkeypatch, capsys):
-    from pardemo.exercises import chapter_01
+    from pardemo.collection.exercises import chapter_01
 
     monkeypatch.setattr(chapter_01, "TIMEOUT_S", 2)
     assert check("01_all_reduce", all_receive_first) is False

@@ -5,8 +5,8 @@ import pytest
 from matplotlib import font_manager
 from PIL import Image
 
-from pardemo import figures
-from pardemo.figures.style import COLOURS, HATCHES, SETTINGS
+from pardemo.collection import figures
+from pardemo.collection.figures.style import COLOURS, HATCHES, SETTINGS
 from pardemo.meters import Span
 
 

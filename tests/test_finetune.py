@@ -21,10 +21,11 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from pardemo import RankFailed, World, cli, headlines, project
-from pardemo.finetune import beginning, detached, recipe, sealed
-from pardemo.finetune.launch import PRELOAD, launch
-from pardemo.finetune.logs import TokenCount, read_log, smoothed
-from pardemo.finetune.order import Order
+from pardemo.finetune.recipes import recipe
+from pardemo.finetune.training import beginning, detached, sealed
+from pardemo.finetune.training.launch import PRELOAD, launch
+from pardemo.finetune.training.logs import TokenCount, read_log, smoothed
+from pardemo.finetune.training.order import Order
 from pardemo.peers import launchers
 
 STEPS = 6
@@ -61,7 +62,7 @@ def ranks():
 
 
 def trained(values, resume=False, overwrite=False, allow=()):
-    from pardemo.finetune.train import train
+    from pardemo.finetune.training.train import train
 
     return dataclasses.asdict(train(recipe.from_dict(values), resume, overwrite, allow=allow))
 
@@ -395,7 +396,7 @@ def trained_until_the_disk_is_full(values):
 
     from transformers import TrainerCallback
 
-    from pardemo.finetune.train import train
+    from pardemo.finetune.training.train import train
 
     class FillsUp(TrainerCallback):
         def on_save(self, *_, **__):  # no file may grow beyond this from the first checkpoint on
@@ -616,7 +617,8 @@ def test_the_recipe_of_a_run_starts_it_again(job, tmp_path):
 
 STARTS_AND_LEAVES = """
 import sys
-from pardemo.finetune import detached, recipe
+from pardemo.finetune.training import detached
+from pardemo.finetune.recipes import recipe
 print(detached.start(recipe.load(sys.argv[1])))
 """
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pardemo.guesses import guess
+from pardemo.collection.guesses import guess
 
 WRONG = {8: "it keeps its own share", 1: "every rank wants one"}
 

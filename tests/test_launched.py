@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from pardemo import launched
-from pardemo.errors import RankError
 from pardemo.peers import launchers, small
+from pardemo.world import launched
+from pardemo.world.errors import RankError
 
 FUNCTION = "pardemo.peers.small:train_bucketed"
 
@@ -103,7 +103,7 @@ def test_bad_input_is_one_line(arguments, environment, told):
 
 
 def test_arguments_are_literals_or_text():
-    from pardemo.launched import _value
+    from pardemo.world.launched import _value
 
     assert [_value(t) for t in ("4", "[1, 2]", "ring", "None")] == [4, [1, 2], "ring", None]
 

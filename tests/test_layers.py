@@ -8,35 +8,99 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from pardemo import project, runner
-from pardemo.parameters import parameters_of
+from pardemo import project
+from pardemo.collection.parameters import parameters_of
 
 PACKAGE = project.PACKAGE
 ROOT = PACKAGE.parent
-#: The core knows nothing of these rooms; they build on it.
-ABOVE_THE_CORE = {"baichuan2", "headlines", "finetune", "planner"}
-#: Command line, benches and exercises are no part of it either: they take from every room.
-NOT_THE_CORE = ABOVE_THE_CORE | {"cli", "bench", "exercises"}
+#: The rooms from the ground up: each may use those of the floors below its own, and none of its own floor or above.
+#: The core ends with zero; the frameworks, the collection, and the jobs stand on it.
+FLOORS = (
+    ("project", "tables"),
+    ("formulas", "world"),
+    ("groups",),
+    ("collectives",),
+    ("meters",),
+    ("data_parallel", "pipeline_parallel", "tensor_parallel"),
+    ("zero",),
+    ("peers",),
+    ("claims",),
+    ("collection",),
+    ("machine",),
+    ("baichuan2", "headlines"),
+    ("finetune",),
+    ("planner",),
+    ("bench",),
+    ("cli",),
+)
+#: World.run_source is what ``%%ranks`` is without a notebook: one name that opens a door upwards, when it is called.
+UPWARDS = {("world", "pardemo.collection.cells.cell")}
 
 
 def modules():
     return sorted(PACKAGE.rglob("*.py"))
 
 
-def imports_of(path: Path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-        elif isinstance(node, ast.Import):
+def dotted(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path, inside_functions: bool = True):
+    """The modules that a file imports; of pardemo the module itself, also for ``from package import module``."""
+    import pardemo
+
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree) if inside_functions else tree.body:
+        if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                home = pardemo._HOME.get(alias.name, "pardemo") if node.module == "pardemo" else node.module
+                yield inner if inner in NAMES else home
 
 
-def test_the_core_imports_none_of_the_rooms_above_it():
+NAMES = {dotted(path) for path in modules()}
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1]
+
+
+def test_every_room_uses_only_the_floors_below_it():
+    floor = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
+    doors = {"__init__.py", "__main__.py"}
+    assert set(floor) == {p.stem for p in PACKAGE.iterdir() if p.name not in doors and p.suffix in ("", ".py")} - {
+        "__pycache__"
+    }
+    wrong = []
     for path in modules():
-        room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-        if room not in NOT_THE_CORE:
-            for name in imports_of(path):
-                assert not (name.startswith("pardemo.") and name.split(".")[1] in ABOVE_THE_CORE), f"{path}: {name}"
+        if path.parent == PACKAGE and path.name in doors:
+            continue
+        own = room_of(dotted(path))
+        for name in imports_of(path):
+            if not name.startswith("pardemo.") or room_of(name) == own or (own, name) in UPWARDS:
+                continue
+            if floor[room_of(name)] >= floor[own]:
+                wrong.append(f"{path.relative_to(PACKAGE)} uses {name}")
+    assert wrong == []
+
+
+def test_no_module_waits_for_itself():
+    """What modules import of each other when they are loaded has no ring, also within a room."""
+    uses = {dotted(p): {n for n in imports_of(p, inside_functions=False) if n in NAMES} for p in modules()}
+    done: set[str] = set()
+
+    def visit(name: str, way: tuple[str, ...]) -> None:
+        assert name not in way, " -> ".join((*way[way.index(name) :], name))
+        if name not in done:
+            for other in uses[name] - {name}:
+                visit(other, (*way, name))
+            done.add(name)
+
+    for name in uses:
+        visit(name, ())
 
 
 def test_formulas_are_arithmetic_only():
@@ -77,13 +141,13 @@ def test_modules_are_short_and_documented():
             assert ast.get_docstring(ast.parse(text)), path
 
 
-@pytest.mark.parametrize("name", sorted(runner.notebooks()))
+@pytest.mark.parametrize("name", sorted(project.notebooks()))
 def test_notebooks_are_stored_as_they_should_be(name):
-    notebook = nbformat.read(runner.notebooks()[name], as_version=4)
+    notebook = nbformat.read(project.notebooks()[name], as_version=4)
     nbformat.validate(notebook)
     tagged = [c for c in notebook.cells if "parameters" in c.metadata.get("tags", [])]
     assert len(tagged) == 1
-    assert {"world_size", "preset"} <= set(parameters_of(runner.notebooks()[name]))
+    assert {"world_size", "preset"} <= set(parameters_of(project.notebooks()[name]))
     for before, cell in zip([None, *notebook.cells], notebook.cells, strict=False):
         if cell.cell_type == "code":
             assert not cell.outputs

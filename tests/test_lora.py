@@ -4,7 +4,8 @@ import pytest
 import small_baichuan2
 import torch
 
-from pardemo.finetune import models, recipe
+from pardemo.finetune import models
+from pardemo.finetune.recipes import recipe
 
 LAYERS = 2  # of the small model
 

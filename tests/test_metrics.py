@@ -11,8 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pardemo import cli
-from pardemo.finetune import bootstrap, predictions
-from pardemo.finetune.metrics import NAMES, lead_baseline, paired_bootstrap, runtime_figures, score, score_rows
+from pardemo.finetune.metrics import (
+    NAMES,
+    bootstrap,
+    lead_baseline,
+    paired_bootstrap,
+    runtime_figures,
+    score,
+    score_rows,
+)
+from pardemo.finetune.prediction import predictions
 
 WEATHER = "今天天气很好"
 #: prediction, reference, ROUGE-1, -2, -L, BLEU-4 as the tool's own code computes them
@@ -212,7 +220,7 @@ def test_as_a_metric_of_evaluate_without_network_or_home(tmp_path):
 import socket
 def refuse(*_): raise OSError("a connection was tried")
 socket.socket.connect = refuse
-from pardemo.finetune.headline_scores import HeadlineScores
+from pardemo.finetune.metrics.headline_scores import HeadlineScores
 metric = HeadlineScores()
 print(metric.compute(predictions=["今天天气不错"], references=["今天天气很好"])["bleu-4"])
 """
@@ -228,7 +236,7 @@ print(metric.compute(predictions=["今天天气不错"], references=["今天天�
 
 
 def test_the_metric_takes_batches_and_equals_the_score():
-    from pardemo.finetune.headline_scores import HeadlineScores
+    from pardemo.finetune.metrics.headline_scores import HeadlineScores
 
     before, after = map(list, zip(*[(g[0], g[1]) for g in GOLDEN], strict=True))
     metric = HeadlineScores()

@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from pardemo import World
 from pardemo.data_parallel import BucketedDataParallel
-from pardemo.errors import RankFailed
 from pardemo.formulas import pipeline as formulas
 from pardemo.groups import Groups, Layout
 from pardemo.meters import MemoryMeter, Timeline, WireMeter
@@ -30,6 +29,7 @@ from pardemo.pipeline_parallel import (
     prove,
 )
 from pardemo.pipeline_parallel.forms import COLUMNS
+from pardemo.world.errors import RankFailed
 
 WIDTH, BATCH, M = 32, 24, 6
 #: Relative: fp32 sums over micro-batches and over one batch differ by some 1e-7 of a gradient's norm. A factor of 1.003

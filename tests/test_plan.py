@@ -13,7 +13,7 @@ from conftest import gone
 from transformers import CONFIG_MAPPING, LlamaConfig
 
 from pardemo.cli import main
-from pardemo.finetune import recipe
+from pardemo.finetune.recipes import recipe
 from pardemo.planner import backwards, engines, examples, files, hardware, memory, models, table
 from pardemo.planner.job import Adapter, Job
 from pardemo.planner.memory import Curve

@@ -9,7 +9,7 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from test_plan_reasons import row
 
 from pardemo.cli import main
-from pardemo.finetune import recipe
+from pardemo.finetune.recipes import recipe
 from pardemo.peers import deepspeed_settings
 from pardemo.planner import examples, files, hardware, memory, table
 from pardemo.planner.job import Adapter, Job

@@ -15,13 +15,14 @@ import torch
 
 from pardemo import World, cli, project
 from pardemo.baichuan2 import load_checkpoint, load_tokenizer, save_checkpoint
-from pardemo.finetune import models, predictions
-from pardemo.finetune import recipe as recipes
-from pardemo.finetune.chat import chat
-from pardemo.finetune.decoding import steps
+from pardemo.finetune import models
 from pardemo.finetune.export import export
-from pardemo.finetune.predict import batches_of, deal, predict, predict_on, prompts_of
-from pardemo.finetune.recipe_schema import Predict
+from pardemo.finetune.prediction import predictions
+from pardemo.finetune.prediction.chat import chat
+from pardemo.finetune.prediction.decoding import steps
+from pardemo.finetune.prediction.predict import batches_of, deal, predict, predict_on, prompts_of
+from pardemo.finetune.recipes import recipe as recipes
+from pardemo.finetune.recipes.recipe_schema import Predict
 
 ROWS = small_baichuan2.rows(13)
 
@@ -63,7 +64,7 @@ def adapter(recipe, tmp_path_factory):
 @pytest.fixture(scope="module")
 def ranks():
     """Two ranks that have loaded what they need before they are forked, as the command's."""
-    with World(2, preload=["pardemo.finetune.predict"], timeout_s=60) as world:
+    with World(2, preload=["pardemo.finetune.prediction.predict"], timeout_s=60) as world:
         yield world
 
 
@@ -450,7 +451,7 @@ def test_a_long_chat_is_cut_to_what_the_model_can_see(small, monkeypatch):
         seen.extend(prompts)
         return steps(model, prompts, *rest)
 
-    monkeypatch.setattr("pardemo.finetune.decoding.steps", recorded)
+    monkeypatch.setattr("pardemo.finetune.prediction.decoding.steps", recorded)
     assert said(small, ["第1号渡口开通夜航" * 8] * 12 + ["第1号" * 300]).count("\n") == 13
     assert all(len(prompt) <= 388 for prompt in seen)
     assert len(seen[-1]) == 388
@@ -462,7 +463,9 @@ def test_a_long_chat_is_cut_to_what_the_model_can_see(small, monkeypatch):
 def test_a_character_is_never_shown_by_halves(small, monkeypatch):
     tokens = small[1].text_ids("龘🚢a")
     assert len(tokens) == 8, "bytes"
-    monkeypatch.setattr("pardemo.finetune.decoding.steps", lambda *_: iter([[(0, token)] for token in tokens]))
+    monkeypatch.setattr(
+        "pardemo.finetune.prediction.decoding.steps", lambda *_: iter([[(0, token)] for token in tokens])
+    )
     assert said(small, ["渡口"]) == ["龘", "🚢", "a", "\n"]
 
 

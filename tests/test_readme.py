@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pardemo import lfs, project, runner, world
-from pardemo.errors import Failure, RankDied, RankFailed, RankTimeout
-from pardemo.links import Link
+from pardemo import lfs, project, world
+from pardemo.collectives.links import Link
 from pardemo.pipeline_parallel.exchange import USES
+from pardemo.world.errors import Failure, RankDied, RankFailed, RankTimeout
 
 ROOT = project.PACKAGE.parent
 TEXT = (ROOT / "README.md").read_text()
@@ -69,7 +69,7 @@ def test_pictures_have_alternative_text():
 
 
 def test_every_chapter_is_listed():
-    for name in runner.notebooks():
+    for name in project.notebooks():
         assert f"| {name} |" in TEXT
 
 
@@ -103,7 +103,7 @@ def said_by_the_code():
     for link.use in ("ring", *USES.values()):
         yield str(link._lost("closed the connection"))
     with pytest.raises(ValueError, match="pointer") as pointer:
-        lfs.refuse_pointer("model.safetensors", lfs.POINTER, "weights")
+        lfs.refuse_pointer("model.safetensors", project.LFS_POINTER, "weights")
     yield str(pointer.value)
     for path in (ROOT / "Makefile", *project.PACKAGE.rglob("*.py")):
         yield re.sub(r'"\s*\n\s*f?"', "", path.read_text())

@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pardemo import project
-from pardemo.finetune import recipe as recipes
-from pardemo.finetune import strict_yaml
+from pardemo.finetune.recipes import recipe as recipes
+from pardemo.finetune.recipes import strict_yaml
 
 ARTICLE = "baichuan2-13b-lora-a800x8"
 #: The article's command: flag, value as it stands there, key here.

@@ -1,11 +1,12 @@
-"""``python -m pardemo.reference`` with answers of the test's own in pardemo's place: what is kept and replaced."""
+"""``python -m pardemo.collection.reference`` with answers of the test's own: what is kept."""
 
 import json
 
 import pytest
 
-from pardemo import Ledger, reference
-from pardemo.report import command as report_command
+from pardemo import Ledger
+from pardemo.collection import reference
+from pardemo.collection.report import command as report_command
 
 HIT = {"name": "fast", "ratio": 2.0, "target": 1.0, "met": True}
 MISSED = {"name": "slow", "ratio": 0.5, "target": 1.0, "met": False}

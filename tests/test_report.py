@@ -8,9 +8,10 @@ from html.parser import HTMLParser
 import nbformat
 import pytest
 
-from pardemo import claims, cli, figures, project, report, runner
+from pardemo import claims, cli, project
 from pardemo.claims import Ledger
-from pardemo.report import command, pages
+from pardemo.collection import figures, report, runner
+from pardemo.collection.report import command, pages
 
 REFERENCE = project.root() / "outputs" / "reference"
 README = project.root() / "README.md"
@@ -125,7 +126,7 @@ def test_the_readmes_table_is_the_references():
 
 
 def test_formulas_are_text_so_that_every_page_shows_them():
-    for name, path in runner.notebooks().items():
+    for name, path in project.notebooks().items():
         for cell in nbformat.read(path, as_version=4).cells:
             if cell.cell_type == "markdown":
                 assert not re.search(r"\$[^$]+\$|\\\(|\\\[|\\frac", cell.source), f"{name} {cell.id} needs MathJax"

@@ -9,9 +9,10 @@ from collections import Counter
 import pytest
 from bs4 import BeautifulSoup
 
-from pardemo import claims, project, report, runner, scorecard
-from pardemo.claims import Ledger
-from pardemo.report import command
+from pardemo import claims, project
+from pardemo.claims import Ledger, scorecard
+from pardemo.collection import report, runner
+from pardemo.collection.report import command
 
 ZERO, RING = "1910.02054 §7", "Patarasuk & Yuan 2009"
 #: chapter -> claims: id, predicted, measured, evidence, source, further arguments.

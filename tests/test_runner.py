@@ -14,10 +14,11 @@ import time
 import nbformat
 import pytest
 
-from pardemo import cli, fingerprint, parameters, project, runner
+from pardemo import cli, project
+from pardemo.collection import fingerprint, parameters, runner
+from pardemo.collection.presets import need_ranks
+from pardemo.collection.report import write as write_report
 from pardemo.peers import small
-from pardemo.presets import need_ranks
-from pardemo.report import write as write_report
 
 GOOD = "from pardemo import Ledger\nclaims = Ledger('{name}')\nclaims.check('s09.x', 'a < b', 1, {measured})\nvalue"
 
@@ -128,7 +129,7 @@ def test_resume_runs_again_where_a_recipe_a_table_or_data_have_changed(collectio
     file = root / changed
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("as it was")
-    path, out = runner.notebooks()["01_a"], root / "out"
+    path, out = project.notebooks()["01_a"], root / "out"
 
     def now():
         return fingerprint.with_inputs(fingerprint.of_sources(path, {}), path, out)
@@ -147,7 +148,7 @@ def test_a_large_file_of_data_is_not_read(collection, monkeypatch):
     (root / "data").mkdir()
     large = root / "data" / "weights"
     large.write_text("three")
-    path = runner.notebooks()["01_a"]
+    path = project.notebooks()["01_a"]
     monkeypatch.setattr(fingerprint, "LARGE_BYTES", 4)
     os.utime(large, (1, 1))
     before = fingerprint.of_sources(path, {})
@@ -196,9 +197,9 @@ READING = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(runner.notebooks()))
+@pytest.mark.parametrize("name", sorted(project.notebooks()))
 def test_a_notebook_names_what_it_reads_of_others(name):
-    path = runner.notebooks()[name]
+    path = project.notebooks()[name]
     source = "\n".join(c.source for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code")
     named = fingerprint.reads(path)
     for words, pattern in READING.items():
@@ -245,7 +246,7 @@ def test_bad_input_is_one_line_before_anything_runs(collection, capsys, argument
 
 def test_a_whole_number_will_do_where_a_fraction_is_expected(collection):
     collection("01_good", "1")
-    path = runner.notebooks()
+    path = project.notebooks()
     assert parameters.assign(path, {"rate": 1}) == {"01_good": {"rate": 1}}
 
 
@@ -302,7 +303,7 @@ def test_an_empty_project_says_so(tmp_path, monkeypatch, capsys):
 
 
 def test_a_report_holds_its_pictures_and_asks_for_nothing(out):
-    from pardemo import figures
+    from pardemo.collection import figures
 
     fig, _ = figures.new()
     figures.save(fig, "01_picture", 'alt with "quotes" & <signs>')
@@ -348,7 +349,8 @@ def test_claims_and_pictures_of_an_earlier_run_do_not_pass_for_new_ones(collecti
     ],
 )
 def test_too_few_ranks_are_refused_before_a_kernel_starts(collection, capsys, needs, given, told):
-    root = collection("01_few", "%matplotlib inline", f"from pardemo.presets import need_ranks\nneed_ranks({needs})")
+    asks = f"from pardemo.collection.presets import need_ranks\nneed_ranks({needs})"
+    root = collection("01_few", "%matplotlib inline", asks)
     assert run("--out", root / "out", "-p", "world_size", given) == 2
     assert capsys.readouterr().err == f"pardemo run: {told}\n"
     assert not (root / "out").exists()
@@ -360,10 +362,10 @@ def test_without_the_runner_too_few_ranks_are_a_clear_line():
     assert need_ranks(4, least=2, multiple_of=2) is None
 
 
-@pytest.mark.parametrize("name", sorted(runner.notebooks()))
+@pytest.mark.parametrize("name", sorted(project.notebooks()))
 def test_a_notebook_says_how_many_ranks_it_needs_before_it_makes_any(name):
     """The set-up cell, the first after the parameters, asks; the default can be run."""
-    path = runner.notebooks()[name]
+    path = project.notebooks()[name]
     code = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
     (setup,) = [cell for before, cell in itertools.pairwise(code) if before.startswith("world_size = ")]
     assert setup.startswith("need_ranks(world_size"), "in its first line"

@@ -5,8 +5,9 @@ import json
 import nbformat
 import pytest
 
-from pardemo import claims, figures, project, runner, scorecard
-from pardemo.claims import Ledger
+from pardemo import claims, project
+from pardemo.claims import Ledger, scorecard
+from pardemo.collection import figures
 
 NOTEBOOK = project.root() / "notebooks" / "13_scorecard.ipynb"
 REFERENCE = project.root() / "outputs" / "reference"
@@ -208,4 +209,4 @@ def test_papers_are_named_and_counted():
 
 
 def test_the_scorecard_reads_every_chapter_but_itself():
-    assert scorecard.OWN in runner.notebooks()
+    assert scorecard.OWN in project.notebooks()

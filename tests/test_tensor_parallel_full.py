@@ -9,7 +9,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from pardemo import CallMeter, World
-from pardemo.errors import RankFailed
 from pardemo.groups import Groups, Layout
 from pardemo.peers import gpt
 from pardemo.tensor_parallel import (
@@ -20,6 +19,7 @@ from pardemo.tensor_parallel import (
     VocabParallelEmbedding,
     full,
 )
+from pardemo.world.errors import RankFailed
 
 
 def linear(i=8, o=8, seed=0, **options):

@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from pardemo import project
-from pardemo.finetune import detached, recipe, sealed, train
+from pardemo.finetune.recipes import recipe
+from pardemo.finetune.training import detached, sealed, train
 
 
 @pytest.fixture

@@ -16,9 +16,9 @@ from conftest import gone
 
 from pardemo import RankDied, RankError, RankFailed, RankTimeout, World
 from pardemo.collectives import ring_all_reduce
+from pardemo.collectives.links import bytes_of, link_of
 from pardemo.data_parallel import BucketedDataParallel
-from pardemo.errors import Failure
-from pardemo.links import bytes_of, link_of
+from pardemo.world.errors import Failure
 
 
 def rank_and_size():
@@ -571,7 +571,7 @@ def test_a_fork_of_the_parent_does_not_keep_the_ranks_alive():
 
 
 def test_an_interrupt_while_forking_spoils_no_later_world(monkeypatch):
-    from pardemo import nursery
+    from pardemo.world import nursery
 
     read = nursery.Nursery._read
 

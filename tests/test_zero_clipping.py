@@ -14,12 +14,12 @@ import torch.distributed as dist
 from torch import nn
 
 from pardemo.data_parallel import BucketedDataParallel
-from pardemo.gradient_norm import clip_grad_norm_
 from pardemo.groups import Groups, Layout
 from pardemo.peers import gpt
 from pardemo.pipeline_parallel import Pipeline, Schedule, cut_by_layers, interleaved, one_f_one_b
 from pardemo.tensor_parallel import ColumnParallelLinear, ParallelAttention, vocab_parallel_cross_entropy
 from pardemo.zero import Zero1, Zero2, Zero3
+from pardemo.zero.gradient_norm import clip_grad_norm_
 
 STAGES = {1: Zero1, 2: Zero2, 3: Zero3}
 SGD = partial(torch.optim.SGD, lr=0.5)

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from pardemo.baichuan2.configuration import Baichuan2Config
 from pardemo.baichuan2.modeling import Baichuan2ForCausalLM
-from pardemo.lfs import refuse_pointer
+from pardemo.project import refuse_pointer
 
 SINGLE, INDEX = ("model.safetensors", "pytorch_model.bin"), ".index.json"
 

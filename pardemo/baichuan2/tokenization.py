@@ -7,7 +7,7 @@ from pathlib import Path
 import sentencepiece
 from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
 
-from pardemo.lfs import refuse_pointer
+from pardemo.project import refuse_pointer
 
 #: the reserved pieces that begin a user's and an assistant's message; 195 and 196 in the official vocabulary
 USER, ASSISTANT = "<reserved_106>", "<reserved_107>"

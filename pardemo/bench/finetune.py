@@ -43,9 +43,9 @@ def mixed(count: int, seed: int, kinds: Sequence[str] = ("seen",)) -> list[dict[
 
 def trained(values: dict) -> tuple[float, float]:
     """On a rank: seconds per real token over the steps after the first, and the loss on the validation file."""
-    from pardemo.finetune import recipe
-    from pardemo.finetune.logs import read_log
-    from pardemo.finetune.train import train
+    from pardemo.finetune.recipes import recipe
+    from pardemo.finetune.training.logs import read_log
+    from pardemo.finetune.training.train import train
 
     outcome = train(recipe.from_dict(values))
     rows = read_log(Path(outcome.run))
@@ -54,8 +54,8 @@ def trained(values: dict) -> tuple[float, float]:
 
 
 def rows() -> list[Row]:
-    from pardemo.finetune import recipe
-    from pardemo.finetune.launch import PRELOAD
+    from pardemo.finetune.recipes import recipe
+    from pardemo.finetune.training.launch import PRELOAD
 
     folder = Path(tempfile.mkdtemp(prefix="pardemo-bench-"))
     # the validation has kinds that training lacks: of the others the loss goes to nothing, and 1 % of nothing is noise

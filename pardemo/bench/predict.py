@@ -18,13 +18,14 @@ def mixed_rows() -> list[dict[str, str]]:
 
 
 def rows() -> list[Row]:
-    from pardemo.finetune import predict, recipe
+    from pardemo.finetune.prediction import predict
+    from pardemo.finetune.recipes import recipe
 
     job = recipe.override(recipe.load("tiny-cpu"), ["predict.max_new_tokens=32"])
     prompts = mixed_rows()
     times: dict[str, list[float]] = {"length": [], "file": []}
     texts: dict[str, list[str]] = {}
-    with World(RANKS, preload=["pardemo.finetune.predict"]) as world:
+    with World(RANKS, preload=["pardemo.finetune.prediction.predict"]) as world:
         for turn in range(ROUNDS + 1):
             for order in times:
                 found = predict.predict_on(world, job, None, prompts, order=order, timeout_s=300)

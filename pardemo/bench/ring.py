@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from pardemo.bench import Row, compare, slowest
 from pardemo.collectives import ring_all_reduce
-from pardemo.links import Link, bytes_of
+from pardemo.collectives.links import Link, bytes_of
 from pardemo.meters import MemoryMeter
 
 SIZES = {"64KiB": 64 << 10, "1MiB": 1 << 20, "16MiB": 16 << 20, "64MiB": 64 << 20}

@@ -2,6 +2,6 @@
 
 import sys
 
-from pardemo.finetune.launch import main
+from pardemo.finetune.training.launch import main
 
 sys.exit(main())

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pardemo.unread import work_goes_on
+from pardemo.collection.unread import work_goes_on
 
 if TYPE_CHECKING:
-    from pardemo.finetune.recipe_schema import Recipe
+    from pardemo.finetune.recipes.recipe_schema import Recipe
 
 
 def add(commands: Any) -> None:
@@ -52,7 +52,7 @@ def _add_recipe(parser: argparse.ArgumentParser, about: str, required: bool = Fa
 
 
 def _recipe(arguments: argparse.Namespace) -> "Recipe":
-    from pardemo.finetune import recipe
+    from pardemo.finetune.recipes import recipe
 
     return recipe.override(recipe.load(arguments.recipe), arguments.changes)
 
@@ -64,10 +64,10 @@ def _predict(arguments: argparse.Namespace) -> int:
             raise ValueError(f"--{name} must be at least 1, not {value}")
     recipe = _recipe(arguments)
 
-    from pardemo.errors import RankError
-    from pardemo.finetune import predict
-    from pardemo.finetune.recipe import locate
+    from pardemo.finetune.prediction import predict
+    from pardemo.finetune.recipes.recipe import locate
     from pardemo.headlines import read
+    from pardemo.world.errors import RankError
 
     default = locate(recipe.output_dir) / ("predict" if arguments.adapter else "predict-base")
     out = Path(arguments.out) if arguments.out else default
@@ -89,12 +89,12 @@ def _predict(arguments: argparse.Namespace) -> int:
 
 
 def _on_ranks(ranks: int, recipe: "Recipe", adapter: str | None, rows: list[dict[str, Any]], as_text: bool) -> Any:
-    from pardemo.doctor import available_cores
-    from pardemo.finetune import predict
+    from pardemo.finetune.prediction import predict
+    from pardemo.machine.doctor import available_cores
     from pardemo.world import World
 
     threads = max(1, available_cores() // ranks)
-    with World(ranks, preload=["pardemo.finetune.predict"], threads=threads) as world:
+    with World(ranks, preload=["pardemo.finetune.prediction.predict"], threads=threads) as world:
         return predict.predict_on(world, recipe, adapter, rows, as_text=as_text)
 
 
@@ -146,7 +146,7 @@ def _chat(arguments: argparse.Namespace) -> int:
     import torch
 
     from pardemo.finetune import models
-    from pardemo.finetune.chat import HELP, chat
+    from pardemo.finetune.prediction.chat import HELP, chat
 
     model, tokenizer = models.base(recipe, "cuda" if torch.cuda.is_available() else "cpu")
     if arguments.adapter is not None:

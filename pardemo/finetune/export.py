@@ -7,8 +7,8 @@ import torch
 
 from pardemo.baichuan2 import load_checkpoint, load_tokenizer, read_config, save_checkpoint
 from pardemo.finetune import models
-from pardemo.finetune.recipe import locate
-from pardemo.finetune.recipe_schema import Recipe
+from pardemo.finetune.recipes.recipe import locate
+from pardemo.finetune.recipes.recipe_schema import Recipe
 
 
 def export(

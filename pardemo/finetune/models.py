@@ -9,10 +9,10 @@ import torch
 from peft import PeftModel, get_peft_model
 from safetensors import SafetensorError
 
-from pardemo import lora
 from pardemo.baichuan2 import Baichuan2ForCausalLM, Baichuan2Tokenizer, load_checkpoint, load_tokenizer, read_config
-from pardemo.finetune.recipe import locate
-from pardemo.finetune.recipe_schema import Recipe
+from pardemo.finetune import lora
+from pardemo.finetune.recipes.recipe import locate
+from pardemo.finetune.recipes.recipe_schema import Recipe
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 

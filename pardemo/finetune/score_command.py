@@ -15,7 +15,7 @@ def add(commands: Any) -> None:
 
 
 def _score(arguments: argparse.Namespace) -> int:
-    from pardemo.finetune import predictions
+    from pardemo.finetune.prediction import predictions
     from pardemo.tables import text_table
 
     rows = predictions.read(arguments.file, *([arguments.by] if arguments.by else []))

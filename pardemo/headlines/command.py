@@ -5,7 +5,7 @@ import json
 import sys
 from dataclasses import fields
 
-from pardemo.unread import work_goes_on
+from pardemo.collection.unread import work_goes_on
 
 
 def add(commands: argparse._SubParsersAction) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pardemo import figures
+from pardemo.collection import figures
 
 
 def lengths(chosen: Mapping[str, Sequence[bytes]], path: Path) -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from pardemo.headlines.rows import is_unicode
-from pardemo.lfs import refuse_pointer
+from pardemo.project import refuse_pointer
 
 SOURCES = ("csl", "lcsts", "xlsum-zh", "xlsum-en")
 TASKS = ("title", "keywords", "category")  # of csl; the others have the title alone

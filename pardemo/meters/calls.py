@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pardemo import links
+from pardemo.collectives import links
 from pardemo.formulas import communication as formulas
 
 #: torch's operator names -> the collective that they are

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from pardemo import links
+from pardemo.collectives import links
 from pardemo.meters.calls import CallMeter
 
 _NOTSENT, _RECEIVED, _SENT, _RETRANS = 144, 128, 200, 208  # offsets in struct tcp_info (Linux 4.19 and later)

@@ -9,7 +9,6 @@ compared with what was asked for after every run.
 import atexit
 import contextlib
 import functools
-import gc
 import logging
 import os
 import time
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from accelerate.state import AcceleratorState, DistributedType, GradientState, PartialState
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -39,7 +37,7 @@ def cpu_ranks() -> None:
     - FSDP2: besides, the state claims to be the multi-GPU one, the only one for which Accelerate takes FSDP up; the
       device stays the CPU. Without it the ranks train copies that nobody keeps equal.
 
-    And every form waits a moment before it ends: see :func:`pardemo.rank.end`.
+    And every form waits a moment before it ends: see :func:`pardemo.world.rank.end`.
     """
     if torch.cuda.is_available() or "RANK" not in os.environ or PartialState._shared_state:
         return
@@ -69,7 +67,7 @@ def what_runs(model: nn.Module) -> dict[str, Any]:
     return {
         "distributed_type": state.distributed_type.value,
         "num_processes": state.num_processes,
-        "wrapped": _wrapped(model),
+        "wrapped": wrapped(model),
         "zero_stage": stage() if callable(stage) else None,
         "mixed_precision": AcceleratorState().mixed_precision,
     }
@@ -107,76 +105,23 @@ def as_launched(environment: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def train(environment: Mapping[str, str], expected: Mapping[str, Any], *arguments: str) -> list[float]:
-    """A World's rank trains by the Accelerate script with these arguments; the loss of each step.
-
-    Raises:
-        RuntimeError: another form runs than the expected one.
-    """
-    from pardemo.peers.scripts import train_accelerate
-
-    with as_launched(environment):
-        steps = list(train_accelerate.train(train_accelerate.parse(list(arguments))))
-        model = steps[-1][0]
-        assert_runs(what_runs(model), expected)
-        _end(model)
-    return [loss for *_, loss in steps]
-
-
-def measure(environment: Mapping[str, str], expected: Mapping[str, Any], *arguments: str) -> dict[str, Any]:
-    """As :func:`train`, for at least three steps: losses, bytes that the last step sent, bytes that it kept by kind.
-
-    The states are counted between the backward pass and the update, when all of them are there.
-    """
-    from pardemo.meters import WireMeter
-    from pardemo.peers import states
-    from pardemo.peers.scripts import train_accelerate
-
-    before, kept = states.nbytes(states.alive()), {}
-    with as_launched(environment):
-        options = train_accelerate.parse(list(arguments))
-        steps, losses = train_accelerate.train(options), []
-        for _ in range(options.steps - 1):
-            model, optimizer, loss = next(steps)
-            losses.append(loss)
-        assert_runs(what_runs(model), expected)
-        meter = WireMeter() if dist.is_initialized() else contextlib.nullcontext()
-        with (
-            meter as wire,
-            before_update(model, lambda: kept.update(states.by_kind(_states(model, optimizer), before))),
-        ):
-            losses.append(next(steps)[2])
-        parameters = sum(p.ds_numel if hasattr(p, "ds_numel") else p.numel() for p in model.parameters())
-        steps.close()
-        _end(model)
-    return {"losses": losses, "kept": kept, "sent_bytes": wire.sent_bytes if wire else 0, "parameters": parameters,
-            "evidence": wire.evidence if wire else ""}  # fmt: skip
-
-
 def _asked(name: str) -> bool:
     return os.environ.get(name, "false").lower() == "true"
 
 
-def _wrapped(model: nn.Module) -> str:
-    """FSDP2 makes a class of its own for each model; its base is told by name, since importing it takes a second."""
+def wrapped(model: nn.Module) -> str:
+    """The class that Accelerate has put around a model, by name.
+
+    FSDP2 makes a class of its own for each model; its base is told by name, since importing it takes a second.
+    """
     bases = [base.__name__ for base in type(model).__mro__]
     return "FSDPModule" if "FSDPModule" in bases else bases[0]
-
-
-def _states(model: nn.Module, optimizer: Any) -> dict[str, list]:
-    if _wrapped(model) == "DeepSpeedEngine":
-        from pardemo.peers import deepspeed
-
-        return deepspeed.states(model)
-    from pardemo.peers import fsdp
-
-    return fsdp.states(model, optimizer)
 
 
 @contextlib.contextmanager
 def before_update(model: nn.Module, note: Callable[[], object]) -> Iterator[None]:
     """Calls ``note()`` between the backward pass and the update, wherever the form does that."""
-    if _wrapped(model) == "DeepSpeedEngine":
+    if wrapped(model) == "DeepSpeedEngine":
         update = model.step
         model.step = lambda *args, **kwargs: (note(), update(*args, **kwargs))[1]
         try:
@@ -189,14 +134,6 @@ def before_update(model: nn.Module, note: Callable[[], object]) -> Iterator[None
             yield
         finally:
             hook.remove()
-
-
-def _end(model: nn.Module) -> None:
-    if _wrapped(model) == "DeepSpeedEngine":
-        from pardemo.peers import deepspeed
-
-        deepspeed.close(model)
-    gc.collect()
 
 
 def _forget() -> None:

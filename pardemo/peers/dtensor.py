@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional as F
 
 from pardemo.peers import gpt as plain
-from pardemo.rank import device
+from pardemo.world.rank import device
 
 
 class Attention(nn.Module):

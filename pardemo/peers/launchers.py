@@ -15,7 +15,7 @@ from typing import Any, TextIO
 import psutil
 
 from pardemo import project
-from pardemo.errors import RankError
+from pardemo.world.errors import RankError
 
 
 def under_agents(

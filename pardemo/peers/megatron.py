@@ -23,7 +23,7 @@ with warnings.catch_warnings():  # without Apex and Transformer Engine it takes 
     from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from pardemo.peers import gpt as plain
-from pardemo.rank import device
+from pardemo.world.rank import device
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.pipelining.microbatch import TensorChunkSpec
 
 from pardemo.meters import Timeline
-from pardemo.rank import device
+from pardemo.world.rank import device
 
 #: the names of our orders -> theirs
 SCHEDULES = {"gpipe": ScheduleGPipe, "one_f_one_b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B}

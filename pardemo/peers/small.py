@@ -42,7 +42,7 @@ def train(
 
     Returns: the losses of the whole batch, and all parameters as one flat tensor on the CPU.
     """
-    from pardemo.rank import device
+    from pardemo.world.rank import device
 
     inside = dist.is_initialized()
     rank, size = (dist.get_rank(), dist.get_world_size()) if inside else (0, 1)

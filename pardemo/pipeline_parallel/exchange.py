@@ -1,9 +1,9 @@
 """What travels between stages: activations one way, their gradients the other. Nothing here knows autograd.
 
-Under gloo messages of up to a MiB travel over links of the group's own (:mod:`pardemo.links`): handing such a message
-to the kernel takes less time than telling another thread to do it, and that thread would take its turns on a core from
-the computation. Nobody waits for one to leave before the step's end. Larger ones, and other backends', go by ``isend``
-and ``irecv``, which carry them while this rank computes.
+Under gloo messages of up to a MiB travel over links of the group's own (:mod:`pardemo.collectives.links`): handing
+such a message to the kernel takes less time than telling another thread to do it, and that thread would take its turns
+on a core from the computation. Nobody waits for one to leave before the step's end. Larger ones, and other backends',
+go by ``isend`` and ``irecv``, which carry them while this rank computes.
 """
 
 from collections import deque
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from pardemo.links import Link, bytes_of, drop_link, link_of
+from pardemo.collectives.links import Link, bytes_of, drop_link, link_of
 from pardemo.pipeline_parallel.forms import COLUMNS, Form, decode, encode
 
 #: Messages of the backend's that may be leaving at a time; before another, the oldest is waited for, so that its memory

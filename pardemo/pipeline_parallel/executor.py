@@ -31,7 +31,7 @@ from pardemo.pipeline_parallel.instructions import (
 from pardemo.pipeline_parallel.schedules import Schedule
 from pardemo.pipeline_parallel.tied import Tied, TiedWeights
 from pardemo.pipeline_parallel.timetable import instructions
-from pardemo.rank import device
+from pardemo.world.rank import device
 
 Tensors = torch.Tensor | tuple[torch.Tensor, ...]
 Loss = Callable[[Tensors, Tensors], torch.Tensor]

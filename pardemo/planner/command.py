@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pardemo.finetune.recipe_schema import Recipe
+    from pardemo.finetune.recipes.recipe_schema import Recipe
     from pardemo.planner.table import Plan, Request, Row
 
 HEAD = (
@@ -92,7 +92,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _request(arguments: argparse.Namespace) -> tuple["Request", Any]:
-    from pardemo.finetune import recipe
+    from pardemo.finetune.recipes import recipe
     from pardemo.planner import hardware, models
     from pardemo.planner.job import Adapter, Job
     from pardemo.planner.table import ENGINES, Cluster, Request
@@ -146,7 +146,7 @@ def _on_model(base: "Recipe", model: str | None) -> "Recipe":
 
 def _model_of(path: str) -> str:
     """The recipe's folder, or the built-in model of its name where the folder is not there yet."""
-    from pardemo.finetune.recipe import locate
+    from pardemo.finetune.recipes.recipe import locate
     from pardemo.planner.models import BUILT_IN
 
     folder = locate(path)

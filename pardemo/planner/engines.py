@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 import pardemo.baichuan2  # noqa: F401, registers the model
-from pardemo import lora
+from pardemo.finetune import lora
 from pardemo.planner.job import Job
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from pardemo.figures.explore import is_headless
-from pardemo.figures.style import COLOURS, new
+from pardemo.collection.figures.explore import is_headless
+from pardemo.collection.figures.style import COLOURS, new
 from pardemo.planner.footprint import LINES
 from pardemo.planner.memory import Curve
 from pardemo.tables import show

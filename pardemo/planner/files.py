@@ -5,8 +5,8 @@ from typing import Any
 
 from pardemo import project
 from pardemo.baichuan2 import Baichuan2Config
-from pardemo.finetune import recipe, strict_yaml
-from pardemo.finetune.recipe_schema import Recipe
+from pardemo.finetune.recipes import recipe, strict_yaml
+from pardemo.finetune.recipes.recipe_schema import Recipe
 from pardemo.planner.table import Request, Row
 from pardemo.planner.timing import overlaps
 

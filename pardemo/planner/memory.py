@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from pardemo.doctor import available_cores
+from pardemo.machine.doctor import available_cores
 from pardemo.planner.allocator import reserved_bytes
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.footprint import LINES, Footprint, timeline
 from pardemo.planner.job import Job
 from pardemo.planner.shares import DATA_PARALLEL_MOST, shares
-from pardemo.rank import end_with_parent
+from pardemo.world.rank import end_with_parent
 
 OFFLOADS = ("none", "optimizer", "optimizer+parameters")
 #: Taken from the GPU before the first tensor: CUDA's context and libraries. What torch's message "out of memory" names

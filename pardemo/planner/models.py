@@ -9,8 +9,8 @@ from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
-from pardemo import lora
 from pardemo.baichuan2 import Baichuan2Config
+from pardemo.finetune import lora
 from pardemo.planner.engines import outline
 from pardemo.planner.job import Job
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from pardemo.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter
-from pardemo.courier import courier_of
+from pardemo.collectives.courier import courier_of
 
 #: On CPU ranks smaller exchanges are done at once: waking the courier takes longer than sending them.
 COURIER_BYTES = 1 << 20

@@ -20,8 +20,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pardemo.links import bytes_of
-from pardemo.rank import device
+from pardemo.collectives.links import bytes_of
+from pardemo.world.rank import device
 
 #: Who has not come to make the same layer by then makes another one, or none.
 MEETING_S = 120.0

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pardemo.gradient_norm import cut_parameters
+from pardemo.zero.gradient_norm import cut_parameters
 from pardemo.zero.unit import Unit
 
 if TYPE_CHECKING:

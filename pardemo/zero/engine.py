@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pardemo.channel import Channel
-from pardemo.gradient_norm import NormOfModel, Tied, check_max_norm, clip_factor
+from pardemo.collectives.channel import Channel
+from pardemo.data_parallel.replicas import compare_models
 from pardemo.groups import group_of
-from pardemo.replicas import compare_models
 from pardemo.zero import checks
 from pardemo.zero.elementwise import check_elementwise
+from pardemo.zero.gradient_norm import NormOfModel, Tied, check_max_norm, clip_factor
 from pardemo.zero.param_groups import MakeOptimizer, ParamGroups
 from pardemo.zero.unit import Unit
 

@@ -5,8 +5,8 @@ from concurrent.futures import Future
 
 from torch.autograd import Variable
 
-from pardemo.gradient_norm import Tied
 from pardemo.zero.engine import Engine
+from pardemo.zero.gradient_norm import Tied
 from pardemo.zero.outputs import tensors_in
 from pardemo.zero.unit import Unit
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pardemo.buckets import split_into_buckets
+from pardemo.data_parallel.buckets import split_into_buckets
 
 #: What an optimizer is made from: fp32 shards, or groups of them with settings.
 Shards = Iterable[nn.Parameter] | list[dict[str, Any]]

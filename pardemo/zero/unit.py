@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pardemo.channel import Channel
 from pardemo.collectives import chunk_numel
+from pardemo.collectives.channel import Channel
 from pardemo.zero.sharded import ShardedParameter
 
 

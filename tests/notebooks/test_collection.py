@@ -8,7 +8,7 @@ import sys
 import nbformat
 import pytest
 
-from pardemo import claims, project, runner
+from pardemo import claims, project
 
 pytestmark = pytest.mark.collection
 ROOT = project.PACKAGE.parent
@@ -33,7 +33,7 @@ def rows(run):
 
 def test_every_notebook_finished(run):
     outcomes = json.loads((run / "run.json").read_text())
-    assert {o["notebook"]: o["status"] for o in outcomes} == dict.fromkeys(runner.notebooks(), "ok")
+    assert {o["notebook"]: o["status"] for o in outcomes} == dict.fromkeys(project.notebooks(), "ok")
 
 
 def test_no_claim_fails_and_none_differs_without_a_reason(rows):
@@ -46,14 +46,14 @@ def test_ids_are_unique(rows):
     assert len(ids) == len(set(ids))
 
 
-CHAPTERS = {name.split("_")[0]: name for name in runner.notebooks()}
+CHAPTERS = {name.split("_")[0]: name for name in project.notebooks()}
 CLAIMED = [(s, CHAPTERS[c]) for s in claims.statements() for c in s["chapters"].split() if c in CHAPTERS]
 
 
 @pytest.mark.parametrize(("statement", "chapter"), CLAIMED, ids=[f"{s['id']}-{c[:2]}" for s, c in CLAIMED])
 def test_every_statement_whose_chapter_exists_is_claimed(rows, statement, chapter):
     if statement["judgement"] == "doc":
-        notebook = nbformat.read(runner.notebooks()[chapter], as_version=4)
+        notebook = nbformat.read(project.notebooks()[chapter], as_version=4)
         prose = " ".join(c.source for c in notebook.cells if c.cell_type == "markdown")
         assert statement["id"] in prose, "told with its number in the chapter's text"
     else:

@@ -12,10 +12,10 @@ from torch import nn
 
 from pardemo.collectives import parameter_server_all_reduce, ring_all_reduce
 from pardemo.data_parallel import BucketedDataParallel, NaiveDataParallel, shard_weight
-from pardemo.gradient_norm import clip_grad_norm_
 from pardemo.groups import Groups, Layout
 from pardemo.pipeline_parallel import Pipeline, Schedule, gpipe, interleaved, one_f_one_b
 from pardemo.zero import Zero1, Zero2, Zero3
+from pardemo.zero.gradient_norm import clip_grad_norm_
 
 from . import models
 from .case import Case

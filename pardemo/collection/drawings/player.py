@@ -1,0 +1,88 @@
+"""A drawing in steps: buttons, arrow keys, a swipe. The same in JupyterLab and in a page without a server."""
+
+import hashlib
+from collections.abc import Sequence
+from html import escape
+
+from pardemo.collection.drawings.svg import Canvas
+
+_STYLE = """
+<style>
+.player { max-width: 640px; margin: .6rem 0; touch-action: pan-y; }
+.player:focus-visible { outline: 2px solid #0072B2; outline-offset: 4px; }
+.player .bar { display: flex; gap: .6rem; align-items: center; margin-top: .4rem; }
+.player button { font: inherit; padding: .3rem .9rem; cursor: pointer; }
+.player input { flex: 1; min-width: 4rem; }
+.player figcaption { min-height: 3em; margin-top: .4rem; }
+</style>
+"""
+#: All frames are in the page; without scripts they stand one below the other.
+_SCRIPT = """
+<script>
+(function () {
+  const all = document.querySelectorAll('[data-player="ID"]');
+  const root = all[all.length - 1];
+  if (!root) return;
+  const frames = [...root.querySelectorAll('.frame')], slider = root.querySelector('input');
+  let at = 0, from = null;
+  function show(to) {
+    at = Math.max(0, Math.min(frames.length - 1, to));
+    frames.forEach((frame, k) => { frame.hidden = k !== at; });
+    slider.value = at;
+    root.querySelector('.count').textContent = (at + 1) + ' / ' + frames.length;
+  }
+  root.querySelector('.bar').hidden = false;
+  root.querySelector('.back').onclick = () => show(at - 1);
+  root.querySelector('.next').onclick = () => show(at + 1);
+  slider.oninput = () => show(+slider.value);
+  root.addEventListener('keydown', event => {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (step && event.target !== slider) { show(at + step); event.preventDefault(); event.stopPropagation(); }
+  });
+  root.addEventListener('touchstart', event => { from = event.touches[0].clientX; }, { passive: true });
+  root.addEventListener('touchend', event => {
+    const moved = event.changedTouches[0].clientX - from;
+    if (event.target !== slider && Math.abs(moved) > 40) show(at + (moved < 0 ? 1 : -1));
+  });
+  show(0);
+})();
+</script>
+"""
+
+
+class Player:
+    """Frames with a caption each; shows one at a time.
+
+    Args:
+        frames: (drawing, caption) of each step, all of one size. The caption is what a screen reader says, too.
+        name: what it shows, for whoever cannot see it.
+    """
+
+    def __init__(self, frames: Sequence[tuple[Canvas, str]], name: str):
+        if not frames:
+            raise ValueError("a player needs at least one frame")
+        if len({(canvas.width, canvas.height) for canvas, _ in frames}) > 1:
+            raise ValueError("a player's frames are all of one size")
+        self.name, self.captions = name, [caption for _, caption in frames]
+        self._frames = [
+            f'<div class="frame">{canvas.svg(caption)}<figcaption>{escape(caption)}</figcaption></div>'
+            for canvas, caption in frames
+        ]
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def __repr__(self) -> str:
+        return f"player of {len(self)} steps: {self.name}"
+
+    def _repr_html_(self) -> str:
+        body = "".join(self._frames)
+        number = hashlib.sha256(body.encode()).hexdigest()[:12]
+        return (
+            f'{_STYLE}<figure class="player" data-player="{number}" tabindex="0" aria-label="{escape(self.name)}">'
+            + body
+            + '<div class="bar" hidden><button class="back" aria-label="a step back">‹</button>'
+            f'<input type="range" min="0" max="{len(self) - 1}" value="0" aria-label="step">'
+            '<button class="next" aria-label="a step on">›</button><span class="count"></span></div></figure>'
+            + _SCRIPT.replace("ID", number)
+        )

@@ -1,0 +1,88 @@
+"""The ring all-reduce, step by step."""
+
+from pardemo.collection.drawings.key import DONE, rank_colour
+from pardemo.collection.drawings.player import Player
+from pardemo.collection.drawings.svg import Canvas
+
+_CELL, _WIDE, _GAP, _TOP = 44, 92, 48, 60
+
+
+def ring_all_reduce(ranks: int = 4) -> Player:
+    """What each rank holds of each chunk after each of the 2(N − 1) steps, and what has just travelled.
+
+    A chunk is a row of N parts, one for each rank's contribution: coloured where it has been added.
+
+    Args:
+        ranks: N, from 2 to 5.
+
+    Raises:
+        ValueError: another number: it would not be readable.
+    """
+    if not 2 <= ranks <= 5:
+        raise ValueError(f"a ring of 2 to 5 ranks can be drawn, not of {ranks}")
+    held = [[{rank} for _ in range(ranks)] for rank in range(ranks)]  # held[rank][chunk]: whose numbers are in it
+    names = [chr(ord("A") + chunk) for chunk in range(ranks)]
+    frames = [(_frame(held, [], ranks, names), _beginning(ranks))]
+    for step in range(2 * (ranks - 1)):
+        sent = [(rank, (rank - step) % ranks) for rank in range(ranks)]
+        if step >= ranks - 1:
+            sent = [(rank, (rank + 1 - (step - ranks + 1)) % ranks) for rank in range(ranks)]
+        before = [[set(chunk) for chunk in row] for row in held]
+        for rank, chunk in sent:
+            to = (rank + 1) % ranks
+            held[to][chunk] = before[rank][chunk] | (before[to][chunk] if step < ranks - 1 else set())
+        frames.append((_frame(held, sent, ranks, names), _caption(step, ranks, sent, names)))
+    return Player(frames, f"ring all-reduce of {ranks} ranks")
+
+
+def _beginning(ranks: int) -> str:
+    return (
+        f"Each of {ranks} ranks has a tensor of its own, cut into {ranks} chunks. The colours say whose numbers a "
+        "chunk contains: so far its own rank's alone."
+    )
+
+
+def _caption(step: int, ranks: int, sent: list[tuple[int, int]], names: list[str]) -> str:
+    first = f"rank 0 sends chunk {names[sent[0][1]]} to rank 1"
+    if step < ranks - 1:
+        end = " Now each rank has one chunk with everybody's numbers: reduce-scatter is done." * (step == ranks - 2)
+        return (
+            f"Reduce-scatter, step {step + 1} of {ranks - 1}: {first}, which adds it to its own; all send at once.{end}"
+        )
+    at = step - ranks + 2
+    end = f" Every rank has the whole sum, and has sent 2({ranks} − 1) chunks of S/{ranks}." * (at == ranks - 1)
+    return f"All-gather, step {at} of {ranks - 1}: {first}, which keeps it as it is.{end}"
+
+
+def _frame(held: list[list[set]], sent: list[tuple[int, int]], ranks: int, names: list[str]) -> Canvas:
+    columns = ranks * _WIDE + (ranks - 1) * _GAP
+    canvas = Canvas(columns + 116, _TOP + ranks * (_CELL + 10) + 56)
+    left = 96
+    for chunk, name in enumerate(names):
+        canvas.text(left - 74, _y(chunk) + _CELL / 2, name, size=22)
+    for rank, row in enumerate(held):
+        x = left + rank * (_WIDE + _GAP)
+        canvas.text(x + _WIDE / 2, 24, f"rank {rank}", size=22, bold=True)
+        for chunk, whose in enumerate(row):
+            part = _WIDE / ranks
+            for owner in sorted(whose):
+                canvas.box(x + owner * part, _y(chunk), part, _CELL, rank_colour(owner), str(owner), size=18, thick=0.8)
+            canvas.box(x, _y(chunk), _WIDE, _CELL, thick=4 if len(whose) == ranks else 1)
+    for rank, chunk in sent:
+        _arrow(canvas, rank, chunk, ranks, left)
+    return canvas
+
+
+def _arrow(canvas: Canvas, rank: int, chunk: int, ranks: int, left: float) -> None:
+    right = left + rank * (_WIDE + _GAP) + _WIDE
+    middle, colour = _y(chunk) + _CELL / 2, DONE["communication"]
+    if rank < ranks - 1:
+        canvas.arrow([(right + 4, middle), (right + _GAP - 4, middle)], colour, 4)
+        return
+    bottom, end = _y(ranks) + 22, left - 6
+    canvas.arrow([(right + 4, middle), (right + 14, middle), (right + 14, bottom), (left - 46, bottom),
+                  (left - 46, middle), (end, middle)], colour, 4)  # fmt: skip
+
+
+def _y(chunk: int) -> float:
+    return _TOP + chunk * (_CELL + 10)

@@ -1,0 +1,94 @@
+"""Checkers of notebook 01."""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from pardemo.collection.exercises import POINT_TO_POINT, Mistake, fresh_seed
+from pardemo.meters import CallMeter, WireMeter
+from pardemo.peers import gpt
+from pardemo.world import World
+
+RANKS = 4
+NBYTES = 4 << 20
+TIMEOUT_S = 30
+
+
+def check_all_reduce(function: Callable[[torch.Tensor], torch.Tensor]) -> str:
+    """``function(tensor)`` sums over the ranks by sends and receives; no rank may send more than 2(N−1)/N·S."""
+    with World(RANKS, timeout_s=TIMEOUT_S) as world:
+        results = world.run(_try_all_reduce, function, fresh_seed())
+    for rank, (problem, *_) in enumerate(results):
+        if problem:
+            raise Mistake(f"On rank {rank} {problem}")
+    sent = [s / NBYTES for _, s, _ in results]
+    best = 2 * (RANKS - 1) / RANKS
+    worst = max(range(RANKS), key=sent.__getitem__)
+    if sent[worst] > best * 1.01:
+        hint = (
+            "that is a parameter server: one rank does all the talking"
+            if max(sent) > 1.8 * min(sent)
+            else "whole tensors travel where a chunk of S/N would do"
+        )
+        raise Mistake(f"The sum is right, but rank {worst} sends {sent[worst]:.2f} S; {best:g} S is enough: {hint}.")
+    if min(sent) < best * 0.98:  # whatever the way, N ranks have to send 2(N−1)·S
+        raise Mistake(
+            f"The sum is right, but a rank sends {min(sent):.2f} S: let the numbers travel between the ranks."
+        )
+    if calls := sorted({name for *_, names in results for name in names}):
+        raise Mistake(f"Right, but {calls[0]} did it for you: build it of dist.send and dist.recv.")
+    return f"Right, and no rank sends more than {max(sent):.3f} S: the least there is, 2(N−1)/N·S = {best:g} S."
+
+
+def _try_all_reduce(function: Callable, seed: int) -> tuple[str, int, set[str]]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    tensors = [_whole_numbers(seed + r) for r in range(size)]
+    want = sum(tensors)
+    dist.barrier()
+    with WireMeter() as wire, CallMeter() as calls:
+        result = function(tensors[rank])
+    if result is None:
+        return "your function returned nothing; it should return the summed tensor.", 0, set()
+    if not isinstance(result, torch.Tensor) or result.shape != want.shape:
+        got = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
+        return f"it should return a tensor of shape {tuple(want.shape)}, not {got}.", 0, set()
+    if torch.equal(result, want):
+        return "", wire.sent_bytes, set(calls.counts) - POINT_TO_POINT
+    right = (result == want).float().mean().item()
+    if torch.allclose(result, want / size):
+        return "you returned the mean; here the sum is asked for.", 0, set()
+    return f"only {right:.0%} of the elements hold the sum.", 0, set()
+
+
+def _whole_numbers(seed: int) -> torch.Tensor:
+    """In fp32 their sum is exact, in whatever order."""
+    return torch.randint(97, (NBYTES // 4,), generator=torch.Generator().manual_seed(seed)).float()
+
+
+def check_unequal_shards(function: Callable[[torch.Tensor, int], torch.Tensor]) -> str:
+    """``function(gradient, samples)`` combines the ranks' mean gradients into the whole batch's."""
+    samples, seed = [1, 2, 5, 8], fresh_seed()
+    with World(RANKS, timeout_s=TIMEOUT_S) as world:
+        results = world.run(_try_unequal, function, samples, seed)
+    gradients = [gpt.numbers(1000, seed=seed + rank) for rank in range(RANKS)]
+    want = sum(g * n for g, n in zip(gradients, samples, strict=True)) / sum(samples)
+    plain = sum(gradients) / RANKS
+    for rank, result in enumerate(results):
+        if not isinstance(result, torch.Tensor):
+            raise Mistake(f"On rank {rank} it returned {type(result).__name__}; it should return the gradient.")
+        result = result.to(want.dtype)
+        if result.shape == want.shape and torch.allclose(result, want, atol=1e-6):
+            continue
+        if result.shape == want.shape and torch.allclose(result, plain, atol=1e-6):
+            raise Mistake(
+                "That is the mean of the means: the one sample of rank 0 counts as much as the eight of rank 3. "
+                "Weight each gradient by its number of samples."
+            )
+        raise Mistake(f"On rank {rank} the result is not the whole batch's mean gradient.")
+    return "Each sample counts the same, whichever rank it was on."
+
+
+def _try_unequal(function: Callable, samples: list[int], seed: int):
+    rank = dist.get_rank()
+    return function(gpt.numbers(1000, seed=seed + rank), samples[rank])

@@ -1,0 +1,53 @@
+"""Checkers of notebook 05."""
+
+from collections.abc import Callable
+
+from pardemo.collection.exercises import Mistake, call
+from pardemo.groups import Layout
+
+
+def check_groups(function: Callable[[str, int, int, int], list[list[int]]]) -> str:
+    """``function(axis, tp, dp, pp)`` lists the groups of the order tp-dp-pp."""
+    for tp, dp, pp in ((2, 4, 1), (2, 2, 2), (8, 64, 1), (1, 3, 4)):
+        for axis in ("tp", "dp", "pp"):
+            found = call(function, axis, tp, dp, pp)
+            try:
+                groups = [[int(rank) for rank in group] for group in found]
+            except (TypeError, ValueError):
+                raise Mistake(f"It returned {str(found)[:60]}; it should return a list of lists of ranks.") from None
+            expected = Layout(tp, dp, pp).groups(axis)
+            if sorted(map(sorted, groups)) == expected:
+                continue
+            where = f"For tp {tp} × dp {dp} × pp {pp}, axis {axis}"
+            size, number = {"tp": tp, "dp": dp, "pp": pp}[axis], len(expected)
+            if len(groups) == size != number and all(len(group) == number for group in groups):
+                raise Mistake(
+                    f"{where}: size and number are swapped: {number} groups of {size}, not {size} of {number}."
+                )
+            for order in ("pp-dp-tp", "dp-tp-pp", "tp-pp-dp", "dp-pp-tp", "pp-tp-dp"):
+                if sorted(map(sorted, groups)) == Layout(tp, dp, pp, order).groups(axis):
+                    raise Mistake(f"{where}: these are the groups of the order {order}; here tp runs fastest, then dp.")
+            if len(groups) != number:
+                raise Mistake(f"{where}: there are {number} groups, not {len(groups)}.")
+            wrong = next(group for group in sorted(map(sorted, groups)) if group not in expected)
+            raise Mistake(f"{where}: {wrong[:8]} is no group; rank 0's is {expected[0][:8]}.")
+    return "Megatron-core builds the same ones."
+
+
+def check_order(function: Callable[[], str]) -> str:
+    """``function()`` names the order whose tp groups stay in a host of 8 and whose dp groups cross fewest hosts."""
+    order = call(function)
+    try:
+        layout = Layout(tp=4, dp=4, pp=2, order=str(order))
+    except ValueError as error:
+        raise Mistake(f"{error}.") from None
+    hosts = {axis: max(len({r // 8 for r in group}) for group in layout.groups(axis)) for axis in ("tp", "dp")}
+    if hosts["tp"] > 1:
+        raise Mistake(f"With {order} a tensor-parallel group spans {hosts['tp']} hosts: let tp run fastest.")
+    best = max(len({r // 8 for r in group}) for group in Layout(4, 4, 2).groups("dp"))
+    if hosts["dp"] > best:
+        raise Mistake(
+            f"Tensor parallelism stays inside. But a data-parallel group spans {hosts['dp']} hosts, {best} are enough: "
+            "pipeline stages exchange the least, so they can be furthest apart."
+        )
+    return "Tensor parallel inside a host, data parallel next, pipeline stages furthest apart."

@@ -1,0 +1,116 @@
+"""A run to read: ``report.html``, and a page for each notebook beside it.
+
+Every page stands alone: style, pictures and the filters' script are inside, so that it opens from the file system,
+without a server and without requests, on a phone as on a desk, light or dark.
+"""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+from pardemo import claims, project
+from pardemo.claims import scorecard
+from pardemo.collection import outcomes
+from pardemo.collection.outcomes import Outcome
+from pardemo.collection.report import pages
+
+TEMPLATES = Path(__file__).resolve().parent
+
+
+def write(folder: Path, ended: list[Outcome], rows: list[dict[str, Any]]) -> Path:
+    """Builds the pages from a run's outcomes and claims, and from the executed copies and pictures in ``folder``."""
+    addresses = {claim: pages.to_page(address) for claim, address in scorecard.links(folder, rows).items()}
+    there = [outcome.notebook for outcome in ended if pages.source(folder, outcome.notebook)]
+    chapters = [_chapter(folder, outcome, rows, outcome.notebook in there) for outcome in ended]
+    for name in there:
+        pages.write(folder, name, chapters)
+    measured = [row for row in rows if row["notebook"] != scorecard.OWN]
+    statements = scorecard.by_statement(measured, [name[:2] for name in there])
+    page = (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            chapters=chapters,
+            rows=[_shown(row, addresses[row["id"]]) for row in rows],
+            counts=claims.counts(rows),
+            by_chapter=scorecard.totals(rows, "notebook"),
+            by_evidence=scorecard.totals(rows, "evidence"),
+            evidence=claims.EVIDENCE,
+            verdicts=claims.VERDICTS,
+            statements=statements,
+            slips=len(scorecard.slips(statements)),
+            judgements=scorecard.JUDGEMENTS,
+            addresses=addresses,
+            papers=scorecard.by_paper(measured),
+            overview=next((p for c in chapters for p in c["pictures"] if p["name"] == "13_ratios"), None),
+            machine=_json(folder / "machine.json"),
+            bench=_json(folder / "bench.json"),
+        )
+    )
+    path = folder / "report.html"
+    project.write_atomically(path, lambda temporary: temporary.write_text(page, encoding="utf-8"))
+    return path
+
+
+def rebuild(folder: Path) -> Path:
+    """The pages of a finished run again, from what it left.
+
+    Raises:
+        FileNotFoundError: the folder holds no run.
+    """
+    ended = outcomes.finished(folder)
+    if not ended:
+        raise FileNotFoundError(f"no run in {folder}: `pardemo run` makes one, or name a run's folder")
+    try:
+        rows = claims.read(folder)
+    except FileNotFoundError:  # it failed before its first claim
+        rows = []
+    return write(folder, ended, rows)
+
+
+def _chapter(folder: Path, outcome: Outcome, rows: list[dict[str, Any]], has_page: bool) -> dict[str, Any]:
+    name = outcome.notebook
+    own = [row for row in rows if row["notebook"] == name]
+    return {
+        "outcome": outcome,
+        "name": name,
+        "number": name[:2],
+        "title": pages.title(folder, name),
+        "page": f"{name}.html" if has_page else None,
+        "claims": len(own),
+        "counts": claims.counts(own),
+        "pictures": [_picture(p) for p in sorted((folder / "figures").glob(f"{name[:2]}_*.png"))],
+    }
+
+
+def _shown(row: dict[str, Any], address: str) -> dict[str, Any]:
+    return {
+        **row,
+        "predicted": claims.predicted_text(row),
+        "measured": claims.short(row["measured"]),
+        "ratio": scorecard.ratio_text(row),
+        "address": address,
+    }
+
+
+def _picture(path: Path) -> dict[str, Any]:
+    from PIL import Image
+
+    with Image.open(path) as image:
+        alt, (width, height) = image.info.get("Description", path.stem), image.size
+    data = base64.b64encode(path.read_bytes()).decode()
+    return {"name": path.stem, "alt": alt, "data": data, "width": width, "height": height}
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _environment():
+    from jinja2 import Environment, FileSystemLoader
+
+    return Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)

@@ -1,0 +1,60 @@
+"""``pardemo report``: the pages of a finished run, written again."""
+
+import argparse
+import os
+from pathlib import Path
+
+from pardemo.collection.unread import work_goes_on
+
+BEGIN, END = "<!-- table: make reference -->", "<!-- end of table -->"
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """Adds the command ``report`` to the command line."""
+    parser = commands.add_parser("report", help="write report.html and the notebooks' pages of a finished run again")
+    parser.add_argument("folder", nargs="?", metavar="DIR", help="a run's folder (default outputs/latest)")
+    parser.add_argument("--readme", metavar="FILE", help="also put the run's table between the marks of this file")
+    parser.set_defaults(action=_command)
+
+
+@work_goes_on()
+def _command(arguments: argparse.Namespace) -> int:
+    from pardemo import project
+    from pardemo.collection import report
+
+    folder = Path(arguments.folder) if arguments.folder else project.output_dir()
+    path = report.rebuild(folder)
+    if arguments.readme:
+        update(Path(arguments.readme), folder)
+    print(f"report: {os.path.relpath(path)}")
+    return 0
+
+
+def update(file: Path, folder: Path) -> None:
+    """Replaces what stands between the marks of ``file`` by the run's table.
+
+    Raises:
+        ValueError: the file has no such marks.
+    """
+    from pardemo import claims, project
+
+    before, begin, rest = file.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"{file} has no place for the table: it stands between {BEGIN} and {END}")
+    text = f"{before}{BEGIN}\n{markdown(claims.read(folder))}{END}{after}"
+    project.write_atomically(file, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def markdown(rows: list[dict]) -> str:
+    """Claims by kind of evidence and verdict, as a Markdown table."""
+    from pardemo import claims
+    from pardemo.claims import scorecard
+
+    lines = [f"| {' | '.join(('evidence', 'claims', *claims.VERDICTS))} |", "|---|" + "---:|" * 6]
+    for line in scorecard.totals(rows, "evidence"):
+        kind = line["evidence"]
+        name = f"{kind}: {claims.EVIDENCE[kind]}" if kind in claims.EVIDENCE else kind
+        figures = (line["claims"], *(line[verdict] or "" for verdict in claims.VERDICTS))
+        lines.append(f"| {' | '.join((name, *map(str, figures)))} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,237 @@
+"""Ring and parameter-server collectives over real processes.
+
+A ring all-reduce is two laps (Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms"): in
+the reduce-scatter lap every rank passes partial sums on and ends with one finished chunk, in the
+all-gather lap the finished chunks go round once more. Each rank sends, and receives, 2(N−1)/N of the
+tensor, all of it to one successor.
+
+CPU tensors travel over the group's own links (:mod:`pardemo.collectives.links`), CUDA tensors over nccl's
+point-to-point operations. All functions are collective: every rank of ``group`` has to call them, in the same
+order, and from one thread at a time. Before data moves the ranks compare the operation, the tensors and ``what``, a
+caller's words for whose turn it is (``bucket 3``). ``link``: an engine's own links in place of the group's.
+"""
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+from pardemo.collectives.agreement import compare_in_group, description
+from pardemo.collectives.links import Link, calls
+from pardemo.collectives.ring import OPERATIONS, SEGMENT_BYTES, Ring, chunk_numel, cut, exhaust
+from pardemo.groups import group_of
+
+__all__ = [
+    "chunk_numel",
+    "parameter_server_all_reduce",
+    "ring_all_gather",
+    "ring_all_reduce",
+    "ring_broadcast",
+    "ring_reduce_scatter",
+    "ring_steps",
+]
+
+
+def ring_all_reduce(
+    tensor: torch.Tensor,
+    group: dist.ProcessGroup | None = None,
+    op: str = "sum",
+    *,
+    what: str = "",
+    link: Link | None = None,
+) -> torch.Tensor:
+    """Sums ``tensor`` over the ranks of ``group``, in place, and returns it; ``op="max"`` takes the largest instead.
+
+    Any dtype that adds, any shape; memory beyond the tensor: one segment (at most 1/N of it). A strided
+    view with gaps is copied first. Every rank ends with the same bits. bf16 is summed in bf16, as nccl does.
+
+    Raises:
+        ValueError: the ranks' tensors differ, or the ranks are at different collectives; names the ranks, sizes and
+            dtypes. ``op`` is not known.
+        ConnectionError: a neighbour is gone.
+    """
+    group, rank, size = _membership(group)
+    if op not in OPERATIONS:
+        raise ValueError(f"op must be one of {', '.join(OPERATIONS)}, not {op!r}")
+    calls["all_reduce"] += 1
+    with torch.no_grad():
+        flat, write_back = _flatten(tensor)
+        with Ring(group, tensor, _words(f"all_reduce ({op})", what), op=op, link=link) as ring:
+            chunks = cut(flat, size)
+            if size > 1 and flat.numel():
+                if ring.has_links:
+                    ring.all_reduce(chunks)
+                else:
+                    exhaust(ring.steps_p2p(chunks, range(2 * size - 2)))
+        write_back()
+    return tensor
+
+
+def ring_reduce_scatter(
+    tensor: torch.Tensor, group: dist.ProcessGroup | None = None, *, what: str = "", link: Link | None = None
+) -> torch.Tensor:
+    """Sums ``tensor`` over the ranks and returns chunk ``rank`` of the flattened sum, as a new tensor.
+
+    A chunk is ``ceil(numel / N)`` elements; the last ones are shorter, even empty, when N does not divide.
+    ``tensor`` is left as it was; memory beyond it and the result: two blocks of 4 MiB, at most 2/N of it.
+
+    Sends (N−1)/N of the tensor per rank and receives as much. Raises as :func:`ring_all_reduce`.
+    """
+    group, rank, size = _membership(group)
+    calls["reduce_scatter"] += 1
+    with torch.no_grad():
+        flat = _plain(tensor).reshape(-1)
+        with Ring(group, tensor, _words("reduce_scatter", what), link=link) as ring:
+            chunks = cut(flat, size)
+            if size == 1 or not flat.numel():
+                return chunks[rank].clone()
+            return ring.reduce(chunks) if ring.has_links else ring.reduce_p2p(chunks)
+
+
+def ring_all_gather(
+    tensor: torch.Tensor,
+    group: dist.ProcessGroup | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    what: str = "",
+    link: Link | None = None,
+) -> torch.Tensor:
+    """Gathers the ranks' shards, in the order of the ranks, into one flat tensor of N·numel elements.
+
+    With ``out`` (contiguous) the result goes there, and shards may be the uneven chunks that
+    :func:`ring_reduce_scatter` makes of a tensor of ``out``'s size. Sends (N−1)/N of the result per rank.
+
+    Raises:
+        ValueError: shards of different sizes or dtypes, or not the chunk of ``out`` that this rank owns.
+    """
+    group, rank, size = _membership(group)
+    exchange = _words("all_gather", what)
+    calls["all_gather"] += 1
+    with torch.no_grad():
+        shard = _plain(tensor).reshape(-1)
+        if out is None:
+            with Ring(group, tensor, exchange, link=link) as ring:
+                out = shard.new_empty(size * shard.numel())
+                return gather_into(ring, out, shard, rank, size)
+        fits = out.is_contiguous() and out.dtype == tensor.dtype
+        wanted = cut(out.view(-1), size)[rank].numel() if fits else -1
+        wrong = 0 if wanted == shard.numel() else 1 + shard.numel()  # told to all ranks, so that none waits in vain
+        with Ring(group, out, exchange, wrong=wrong, link=link) as ring:
+            if not fits:
+                raise ValueError("out must be contiguous and of the shard's dtype")
+            if wrong:
+                raise ValueError(f"rank {rank} owns {wanted} of out's {out.numel()} elements, not {shard.numel()}")
+            return gather_into(ring, out, shard, rank, size)
+
+
+def ring_broadcast(
+    tensor: torch.Tensor,
+    group: dist.ProcessGroup | None = None,
+    source: int = 0,
+    *,
+    what: str = "",
+    link: Link | None = None,
+) -> torch.Tensor:
+    """Copies rank ``source``'s tensor to all others of ``group``, in place, and returns it.
+
+    Segments go from rank to rank, so each sends the tensor once but the last, which sends nothing. The tensors lie
+    alike in memory on all ranks, without gaps. Raises as :func:`ring_all_reduce`.
+    """
+    group, _, size = _membership(group)
+    if not 0 <= source < size:
+        raise ValueError(f"the source must be a rank of the group, 0 to {size - 1}, not {source}")
+    calls["broadcast"] += 1
+    with torch.no_grad():
+        flat, write_back = _flatten(tensor)
+        with Ring(group, tensor, _words(f"broadcast from rank {source}", what), link=link) as ring:
+            if ring.has_links:
+                ring.broadcast(flat, source)
+            elif size > 1:
+                dist.broadcast(flat, dist.get_global_rank(group, source), group)
+        write_back()
+    return tensor
+
+
+def parameter_server_all_reduce(
+    tensor: torch.Tensor, group: dist.ProcessGroup | None = None, server: int = 0
+) -> torch.Tensor:
+    """Sums ``tensor`` over the ranks, in place, through one of them: the parameter server of the 2010s.
+
+    Every worker sends its whole tensor to rank ``server`` of the group and gets the sum back, so the server
+    receives and sends (N−1)·S bytes, a worker S each way. Memory beyond the tensor: a segment per worker on
+    the server. Raises as :func:`ring_all_reduce`.
+    """
+    group, rank, size = _membership(group)
+    if not 0 <= server < size:
+        raise ValueError(f"the server must be a rank of the group, 0 to {size - 1}, not {server}")
+    with torch.no_grad():
+        flat, write_back = _flatten(tensor)
+        compare_in_group(description(tensor, f"all_reduce (sum) by rank {server}"), group, tensor.device)
+        segment = max(1, min(SEGMENT_BYTES // max(1, tensor.element_size()), -(-flat.numel() // size)))
+        pieces = [flat[i : i + segment] for i in range(0, flat.numel(), segment)]
+        workers = [dist.get_global_rank(group, r) for r in range(size) if r != server]
+        if size > 1 and rank == server:
+            inbox = [torch.empty_like(pieces[0]) for _ in workers] if pieces else []
+            for piece in pieces:
+                boxes = [box[: piece.numel()] for box in inbox]
+                for work in [dist.irecv(box, peer, group) for box, peer in zip(boxes, workers, strict=True)]:
+                    work.wait()
+                for box in boxes:
+                    piece.add_(box)
+            for work in [dist.isend(piece, peer, group) for piece in pieces for peer in workers]:
+                work.wait()
+        elif size > 1:
+            home = dist.get_global_rank(group, server)
+            for piece in pieces:
+                dist.send(piece, home, group)
+            for piece in pieces:
+                dist.recv(piece, home, group)
+        write_back()
+    return tensor
+
+
+@torch.no_grad()
+def ring_steps(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> Iterator[int]:
+    """The ring all-reduce one step at a time: yields the number of each of the 2(N−1) steps when it is done.
+
+    Between two steps ``tensor`` (contiguous, on every rank) can be looked at. To understand, not for speed.
+    """
+    group, _, size = _membership(group)
+    compare_in_group(description(tensor, "all_reduce (sum) by steps"), group, tensor.device)
+    yield from Ring(group, tensor).steps_p2p(cut(tensor.detach().view(-1), size), range(2 * size - 2))
+
+
+def gather_into(ring: Ring, out: torch.Tensor, shard: torch.Tensor, rank: int, size: int) -> torch.Tensor:
+    chunks = cut(out.view(-1), size)
+    chunks[rank].copy_(shard)
+    if size > 1 and out.numel():
+        if ring.has_links:
+            ring.gather(chunks)
+        else:
+            exhaust(ring.steps_p2p(chunks, range(size - 1, 2 * size - 2)))
+    return out
+
+
+def _words(operation: str, what: str) -> str:
+    return f"{operation} of {what}" if what else operation
+
+
+def _membership(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, int, int]:
+    group = group_of(group)
+    return group, dist.get_rank(group), dist.get_world_size(group)
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """Without autograd, and with lazy conjugation and negation carried out."""
+    return tensor.detach().resolve_conj().resolve_neg()
+
+
+def _flatten(tensor: torch.Tensor):
+    """The tensor's memory as a flat tensor, in whatever order it lies, and a function that writes back what had to
+    be copied. For sums only: their elements' order does not matter."""
+    lazy = tensor.is_conj() or tensor.is_neg()
+    tensor = tensor.detach()
+    if not lazy and torch.ops.aten.is_non_overlapping_and_dense(tensor):  # contiguous, transposed, channels-last
+        return tensor.as_strided((tensor.numel(),), (1,)), lambda: None
+    flat = _plain(tensor).contiguous().view(-1)
+    return flat, lambda: tensor.copy_(flat.view(tensor.shape))

@@ -1,0 +1,80 @@
+"""An engine's own way to the other ranks of its group: links and a thread that nobody else uses."""
+
+import itertools
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
+
+from pardemo.collectives import ring_all_gather, ring_all_reduce, ring_broadcast, ring_reduce_scatter
+from pardemo.collectives.agreement import compare_in_group, description
+from pardemo.collectives.courier import Courier, courier_of
+from pardemo.collectives.links import Link
+
+#: How many channels a group has had. Not how many live: ranks collect what was dropped at different times.
+_numbers: "weakref.WeakKeyDictionary[dist.ProcessGroup, itertools.count]" = weakref.WeakKeyDictionary()
+
+
+class Channel:
+    """Links and a courier for one engine, so that two engines of a group never meet on the wire.
+
+    Whatever the engines' order on each rank, what one sends is received by itself. Collective: all ranks of ``group``
+    make their channels in the same order. Dropped or closed, it leaves neither a socket nor a thread behind.
+
+    Without links of its own (CUDA tensors, a function of the caller's that sends by other ways) it takes the group's
+    ways and its shared courier: the order of the program is the order of sending, and ranks whose orders differ are
+    told so before data moves.
+
+    Args:
+        name: whose it is, for messages; the channel's number in its group is added.
+        links: whether to make links of its own: the tensors are the CPU's. No matter in a group of one.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, name: str, *, links: bool = True):
+        self.group, self.rank, self.size = group, dist.get_rank(group), dist.get_world_size(group)
+        self.name = f"{name} {next(_numbers.setdefault(group, itertools.count()))}"
+        self._link: Link | None = None
+        self._courier = courier_of(group)
+        if links and self.size > 1:
+            with _disable_current_modes():  # meters: the caller did not ask for these messages
+                self._link = Link(group, self.name)
+            self._courier = Courier(self.name)
+
+    def submit(self, function: Callable, *args: object) -> Future:
+        """Runs ``function(*args)`` in the courier's thread, after what was submitted before.
+
+        The exchanges below are for functions that run there, or for the caller's own thread while none does.
+        """
+        return self._courier.submit(function, *args)
+
+    def all_reduce(self, tensor: torch.Tensor, what: str, op: str = "sum") -> torch.Tensor:
+        """:func:`~pardemo.collectives.ring_all_reduce`, in place. ``what``: the same words on every rank."""
+        return ring_all_reduce(tensor, self.group, op, what=self._ours(what), link=self._link)
+
+    def reduce_scatter(self, flat: torch.Tensor, what: str) -> torch.Tensor:
+        """:func:`~pardemo.collectives.ring_reduce_scatter`: this rank's chunk of the sum."""
+        return ring_reduce_scatter(flat, self.group, what=self._ours(what), link=self._link)
+
+    def all_gather(self, shard: torch.Tensor, out: torch.Tensor, what: str) -> torch.Tensor:
+        """:func:`~pardemo.collectives.ring_all_gather` of the ranks' shards into ``out``."""
+        return ring_all_gather(shard, self.group, out, what=self._ours(what), link=self._link)
+
+    def broadcast(self, tensor: torch.Tensor, source: int, what: str) -> torch.Tensor:
+        """:func:`~pardemo.collectives.ring_broadcast`: rank ``source``'s tensor, in place."""
+        return ring_broadcast(tensor, self.group, source, what=self._ours(what), link=self._link)
+
+    def compare(self, tensor: torch.Tensor, what: str) -> None:
+        """ValueError where the ranks are not at the same exchange of the same tensor: for one by another's function."""
+        compare_in_group(description(tensor, f"exchange of {self._ours(what)}"), self.group, tensor.device)
+
+    def close(self) -> None:
+        """Waits for what was submitted, then closes the links of its own and ends their thread."""
+        if self._link is not None:
+            self._courier.close()
+            self._link.close()
+
+    def _ours(self, what: str) -> str:
+        return f"{what} of {self.name}"

@@ -1,0 +1,242 @@
+"""TCP connections of our own within a group: each rank to its successor, and from its predecessor.
+
+Why not ``isend`` and ``irecv`` of torch.distributed? gloo announces every message to its receiver before
+sending it and hands both directions to one other thread; with a segment of 1 MiB that costs as much as the
+copy itself, and with a small one, where every core computes, the other thread may wait for milliseconds for
+its turn (``pardemo bench ring`` and ``pipeline`` show what plain sockets gain). A group's links are made at
+the first use, belong to the group and close with it; an engine's are its own (:mod:`pardemo.collectives.channel`).
+"""
+
+import ctypes
+import os
+import secrets
+import socket
+import struct
+import threading
+import weakref
+from collections import Counter
+from queue import SimpleQueue
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import _disable_current_modes
+
+from pardemo.world.address import address_towards
+from pardemo.world.waiting import PATIENCE_S, Wait
+
+TIMEOUT_S = 600  # a neighbour that neither sends nor reads for so long is taken for lost
+INLINE_BYTES = 64 << 10  # of a ring: below this a send is tried at once; above, copying and adding go side by side
+TOKEN_BYTES = 16
+
+#: Bytes that the links of this process have handed to the kernel and taken from it, for systems that count none.
+counted = {"sent": 0, "received": 0}
+_counting = threading.Lock()  # links are used by several threads
+#: Collectives that this process has called on rings, by name.
+calls: "Counter[str]" = Counter()
+
+
+class Link:
+    """Two connections of this rank within ``group``, seen as a ring. For one thread at a time: several take ``lock``.
+
+    Args:
+        use: what travels on them, for messages of what went wrong.
+        step: 1 for a ring that goes round in the order of the ranks, -1 for the other way.
+        inline_bytes: the largest message that the caller's own thread tries to hand to the kernel.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, use: str = "ring", step: int = 1, inline_bytes: int = INLINE_BYTES):
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.successor, self.predecessor = (self.rank + step) % self.size, (self.rank - step) % self.size
+        self.use, self.inline_bytes = use, inline_bytes
+        self.exchange = use  # what is under way, for who asks why this rank waits
+        self._source = f"rank {dist.get_global_rank(group, self.predecessor)}"
+        self._target = f"rank {dist.get_global_rank(group, self.successor)}"
+        self.lock = threading.Lock()
+        address, token = _own_address(), secrets.token_bytes(TOKEN_BYTES)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with socket.socket(family) as listener:
+            listener.bind((address, 0))
+            listener.listen(8)
+            listener.settimeout(TIMEOUT_S)
+            meeting: list = [None] * self.size
+            dist.all_gather_object(meeting, (address, listener.getsockname()[1], token), group=group)
+            host, port, their_token = meeting[self.successor]
+            try:
+                self._out = socket.create_connection((host, port), TIMEOUT_S)
+                self._out.sendall(their_token)
+            except OSError as reason:
+                raise self._cannot_send(reason) from None
+            try:
+                self._in = _accept(listener, token)
+            except OSError as reason:
+                raise self._lost(f"did not connect ({reason})") from None
+        for end in (self._out, self._in):
+            end.settimeout(None)
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for option, seconds in ((socket.SO_RCVTIMEO, PATIENCE_S), (socket.SO_SNDTIMEO, TIMEOUT_S)):
+                end.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))
+        self._queue: SimpleQueue = SimpleQueue()
+        self._sent = threading.Condition()
+        self._queued = self._done = 0
+        self._error: Exception | None = None
+        threading.Thread(target=_pump, args=(self._queue, weakref.ref(self)), name=f"{use}-sender", daemon=True).start()
+        self._finalizer = weakref.finalize(self, _close, self._queue, self._out, self._in)
+
+    def send(self, data: memoryview) -> int:
+        """Sends ``data`` to the successor, in the background when it is large; it must not change until sent.
+
+        Returns this send's number, for :meth:`wait_sent`.
+        """
+        _count("sent", data)
+        with self._sent:
+            self._queued += 1
+            number, idle = self._queued, self._done == self._queued - 1
+        if idle and len(data) <= self.inline_bytes:
+            try:
+                data = data[self._out.send(data, socket.MSG_DONTWAIT) :]
+            except BlockingIOError:
+                pass
+            except OSError as reason:
+                raise self._cannot_send(reason) from None
+            if not data:
+                self._count_sent()
+                return number
+        self._queue.put(data)
+        return number
+
+    def wait_sent(self, number: int) -> None:
+        """Waits until send ``number`` and all before it have left; raises what went wrong with them."""
+        wait = Wait()
+        with self._sent:
+            while not self._sent.wait_for(lambda: self._done >= number or self._error, PATIENCE_S):
+                wait.goes_on(f"{self._target} to take its part: {self.exchange}")
+            wait.ends()
+            if self._error:
+                raise self._error
+
+    def has_sent(self, number: int) -> bool:
+        """Whether send ``number`` and all before it have left."""
+        return self._done >= number
+
+    def flush(self) -> None:
+        self.wait_sent(self._queued)
+
+    def receive(self, data: memoryview) -> None:
+        """Fills ``data`` with the predecessor's next bytes."""
+        _count("received", data)
+        wait = Wait()
+        while data:  # a signal, or a second without data, can cut even MSG_WAITALL short
+            try:
+                got = self._in.recv_into(data, len(data), socket.MSG_WAITALL)
+            except BlockingIOError:
+                wait.goes_on(f"{self._source}: {self.exchange}")
+                if wait.seconds >= TIMEOUT_S:
+                    raise self._lost(f"sent nothing for {TIMEOUT_S} s") from None
+                continue
+            except OSError as reason:
+                raise self._lost(str(reason)) from None
+            if got == 0:
+                raise self._lost("closed the connection")
+            wait.ends()
+            data = data[got:]
+
+    def close(self) -> None:
+        """Closes both connections: the neighbours get a ConnectionError, and so does who uses these links again."""
+        self._finalizer()
+
+    @property
+    def closed(self) -> bool:
+        return not self._finalizer.alive
+
+    def _lost(self, what: str) -> ConnectionError:
+        return ConnectionError(f"{self.use}: rank {self.predecessor} of the group: {what}{self._in_words()}")
+
+    def _cannot_send(self, reason: OSError) -> ConnectionError:
+        return ConnectionError(
+            f"{self.use}: cannot send to rank {self.successor} of the group: {reason}{self._in_words()}"
+        )
+
+    def _in_words(self) -> str:
+        return f", in {self.exchange}" if self.exchange != self.use else ""
+
+    def _count_sent(self, error: Exception | None = None) -> None:
+        with self._sent:
+            self._done += 1
+            self._error = self._error or error
+            self._sent.notify_all()
+
+    def _send_now(self, data: memoryview) -> ConnectionError | None:
+        try:
+            self._out.sendall(data)
+        except OSError as reason:
+            return self._cannot_send(reason)
+        return None
+
+
+def _count(way: str, data: memoryview) -> None:
+    with _counting:
+        counted[way] += len(data)
+
+
+def _pump(queue: SimpleQueue, link_ref: "weakref.ref[Link]") -> None:
+    """The sender thread. It holds the link only while it sends, so that an unused link can be collected."""
+    while (data := queue.get()) is not None:
+        link = link_ref()
+        if link is None:
+            return
+        error = link._send_now(data)
+        del data  # before anybody is told: who waits for the send may count what memory is left
+        link._count_sent(error)
+        del link
+
+
+def _close(queue: SimpleQueue, *ends: socket.socket) -> None:
+    queue.put(None)
+    for end in ends:
+        end.close()
+
+
+def _accept(listener: socket.socket, token: bytes) -> socket.socket:
+    """The predecessor's connection: whoever else finds the port does not know the token and is turned away."""
+    while True:
+        end, _ = listener.accept()
+        end.settimeout(10)
+        try:
+            if secrets.compare_digest(end.recv(TOKEN_BYTES, socket.MSG_WAITALL), token):
+                return end
+        except OSError:
+            pass
+        end.close()
+
+
+def _own_address() -> str:
+    """The address other ranks of the job can reach: on the way to the master; loopback within one host."""
+    return address_towards(os.environ.get("MASTER_ADDR", "127.0.0.1"))
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """A contiguous tensor's memory. Not through ``numpy()``: that fixes a storage's size for ever; ZeRO-3 empties its
+    own."""
+    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
+    memory.owner = tensor  # a view that is still being sent keeps it alive
+    return memoryview(memory).cast("B")
+
+
+#: For each group, its links by what they are for.
+_links: "weakref.WeakKeyDictionary[dist.ProcessGroup, dict[str, Link]]" = weakref.WeakKeyDictionary()
+
+
+def drop_link(group: dist.ProcessGroup, use: str = "ring") -> None:
+    """Closes these links of ``group``: the neighbours get a ConnectionError, the next use makes new ones."""
+    link = _links.get(group, {}).get(use)
+    if link is not None:
+        link.close()
+
+
+def link_of(group: dist.ProcessGroup, use: str = "ring", step: int = 1, inline_bytes: int = INLINE_BYTES) -> Link:
+    """The links of this rank in ``group`` for one ``use``; made together by all its ranks at the first call."""
+    found = _links.setdefault(group, {})
+    if use not in found or found[use].closed:
+        with _disable_current_modes():  # meters: the caller did not ask for these messages
+            found[use] = Link(group, use, step, inline_bytes)
+    return found[use]

@@ -1,0 +1,292 @@
+"""The fine-tune on one rank: transformers' Trainer, PEFT and DeepSpeed, put together from a recipe and checked.
+
+Every rank of a job calls :func:`train`: those of a :class:`pardemo.World` (``pardemo finetune``), of torchrun, of
+DeepSpeed's or Accelerate's launcher.
+"""
+
+import copy
+import logging
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import transformers
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+from pardemo.finetune import models
+from pardemo.finetune.recipes import recipe
+from pardemo.finetune.recipes.recipe_schema import Recipe
+from pardemo.finetune.samples import Collator, Samples, pack
+from pardemo.finetune.training import sealed, universal
+from pardemo.finetune.training.beginning import begin, fingerprint
+from pardemo.finetune.training.logs import Progress, TokenCount, draw_loss
+from pardemo.finetune.training.order import Order
+from pardemo.world.rank import device
+
+
+@dataclass
+class Outcome:
+    """What a run came to: optimizer steps, the mean training loss, where things are, and what actually ran."""
+
+    steps: int
+    loss: float
+    run: str
+    adapter: str
+    engine: str
+    zero_stage: int | None
+    ranks: int
+    tokens: int
+    seconds: float
+    resumed_from: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def train(
+    job: Recipe,
+    resume: bool = False,
+    overwrite: bool = False,
+    callbacks: Sequence[TrainerCallback] = (),
+    allow: Sequence[str] = (),
+) -> Outcome:
+    """Runs the recipe on this rank; all ranks of the job call it alike.
+
+    Writes into the recipe's ``output_dir``: ``recipe.yaml``, ``train_log.jsonl``, TensorBoard's events, ``loss.png``,
+    sealed ``checkpoint-N`` folders, and at the end ``adapter``.
+
+    Args:
+        resume: go on from the newest checkpoint that is whole and ours; from the beginning where none was written.
+        overwrite: remove what an earlier run left in the folder.
+        callbacks: of transformers, further ones.
+        allow: keys of the recipe that may differ from those of the run that is resumed; of
+            :data:`pardemo.finetune.training.beginning.CHANGEABLE`.
+
+    Raises:
+        ValueError, FileNotFoundError: recipe, model or data are not what they should be; the folder holds an earlier
+            run, and neither ``resume`` nor ``overwrite`` was given; checkpoints that none can be read of, or of other
+            data, batch or settings.
+        RuntimeError: the ranks or DeepSpeed's stage are not those of the recipe; nothing trains unsynchronised.
+        OSError: a checkpoint could not be written; the last whole one is named.
+    """
+    _forget_earlier_runs()
+    recipe.preflight(job, on_cpu=device().type == "cpu")
+    run = recipe.locate(job.output_dir)
+    start, notes = begin(run, job, resume, overwrite, _rank(), _size(), allow)
+    # under ZeRO-3 no rank's GPU may hold the whole model; otherwise no host needs to hold it once per rank
+    stage = (job.deepspeed or {}).get("zero_optimization", {}).get("stage", 0)
+    model, tokenizer = models.base(job, "cpu" if stage == 3 else device())
+    data = _samples(job.data.train, job, tokenizer)
+    valid = None if job.data.valid is None else _samples(job.data.valid, job, tokenizer)
+    arguments = arguments_of(job, run, start)
+    trainer = _Trainer(
+        job=job,
+        run=run,
+        model=models.with_new_adapter(model, job),
+        args=arguments,
+        train_dataset=data,
+        eval_dataset=valid,
+        data_collator=Collator(tokenizer.pad_token_id, multiple=1 if device().type == "cpu" else 8),
+        callbacks=list(callbacks),
+    )
+    for unwanted in (transformers.PrinterCallback, transformers.trainer_callback.ProgressCallback):
+        trainer.remove_callback(unwanted)
+    trainer.add_callback(Progress(run, trainer.tokens.total))
+    if job.train.early_stopping is not None:
+        trainer.add_callback(EarlyStoppingCallback(job.train.early_stopping))
+    if trainer.is_world_process_zero():
+        recipe.save(job, run / "recipe.yaml")
+        for line in notes:
+            print(line, flush=True)
+    try:
+        done = trainer.train(resume_from_checkpoint=None if start is None else str(start))
+    finally:
+        if start is not None and universal.is_universal(start) and _rank() == 0:
+            shutil.rmtree(start, ignore_errors=True)
+    engine, stage = _what_ran(trainer, job)
+    adapter = _save_adapter(trainer, run)
+    tokens = trainer.tokens.total()
+    if trainer.is_world_process_zero():
+        draw_loss(run)
+    return Outcome(
+        steps=done.global_step,
+        loss=done.training_loss,
+        run=str(run),
+        adapter=str(adapter),
+        engine=engine,
+        zero_stage=stage,
+        ranks=trainer.args.world_size,
+        tokens=tokens,
+        seconds=done.metrics["train_runtime"],
+        resumed_from=None if start is None else start.name.lstrip(".").partition(universal.MARK)[0],
+        notes=notes,
+    )
+
+
+class _Trainer(Trainer):
+    """The Trainer with our order of samples, real tokens counted, and checkpoints that are sealed when whole."""
+
+    def __init__(self, job: Recipe, run: Path, **kwargs: Any):
+        self._job, self._run = job, run
+        self._own = sealed.readable(run) if _rank() == 0 else set()  # what it is resumed from, and then what it writes
+        self.tokens = TokenCount(kwargs["data_collator"].fills["input_ids"])
+        super().__init__(**kwargs)
+        asked = dist.get_world_size() if dist.is_initialized() else 1
+        if self.accelerator.num_processes != asked:  # two ways of starting end in plain replicas without a word
+            raise RuntimeError(f"{asked} ranks were started, Accelerate knows {self.accelerator.num_processes}")
+        if (job.deepspeed is not None) != self.is_deepspeed_enabled:
+            raise RuntimeError(
+                f"DeepSpeed is {'not ' * (not self.is_deepspeed_enabled)}in use, the recipe says otherwise"
+            )
+
+    def _get_train_sampler(self, train_dataset=None) -> Order:
+        train, data = self._job.train, self.train_dataset
+        step = train.per_device_batch * train.accumulation * self.args.world_size
+        lengths = data.lengths if self._job.data.group_by_length else None
+        return Order(len(data), step, train.seed, lengths)
+
+    def training_step(self, model, inputs, *args, **kwargs):
+        self.tokens.add(inputs["input_ids"])
+        return super().training_step(model, inputs, *args, **kwargs)
+
+    def _save_checkpoint(self, model, trial) -> None:
+        folder = self._run / f"checkpoint-{self.state.global_step}"
+        if self.is_world_process_zero():
+            shutil.rmtree(folder, ignore_errors=True)  # what a killed run left there
+        _meet()
+        try:
+            super()._save_checkpoint(model, trial)
+        except Exception as error:  # of the system, of torch, of safetensors: each has its own
+            last = next((f.name for f in sealed.checkpoints(self._run) if f != folder and not sealed.fault(f)), None)
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise OSError(f"{folder.name} could not be written ({reason}); "
+                          f"the last whole checkpoint is {last or 'none'}") from error  # fmt: skip
+        _meet()
+        if self.is_world_process_zero():
+            about = fingerprint(self._job, self.args.world_size)
+            sealed.seal(folder, step=self.state.global_step, ranks=self.args.world_size, run=about)
+            self._own.add(folder.name)
+            sealed.keep(self._run, self._job.train.save_limit, self._own)
+        _meet()
+
+
+def _samples(path: str, job: Recipe, tokenizer) -> Samples:
+    limit = job.data.max_samples if path == job.data.train else None
+    found = Samples.read(recipe.locate(path), tokenizer, job.data.cutoff_len, limit=limit)
+    return pack(found, job.data.cutoff_len) if job.data.packing else found
+
+
+def arguments_of(job: Recipe, run: Path, start: Path | None = None) -> TrainingArguments:
+    """What the recipe says, as the Trainer is told it."""
+    t = job.train
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(run / "tensorboard")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return TrainingArguments(
+            output_dir=str(run),
+            per_device_train_batch_size=t.per_device_batch,
+            per_device_eval_batch_size=t.per_device_batch,
+            gradient_accumulation_steps=t.accumulation,
+            learning_rate=t.learning_rate,
+            lr_scheduler_type=t.scheduler,
+            warmup_steps=t.warmup_steps,
+            num_train_epochs=t.epochs or 1.0,
+            max_steps=t.max_steps or -1,
+            max_grad_norm=t.max_grad_norm,
+            bf16=t.precision == "bf16",
+            fp16=t.precision == "fp16",
+            activation_checkpointing=t.gradient_checkpointing,
+            activation_checkpointing_kwargs={"use_reentrant": False} if t.gradient_checkpointing else None,
+            logging_steps=t.logging_steps,
+            logging_first_step=True,
+            save_strategy="no" if t.save_steps is None else "steps",
+            save_steps=t.save_steps or 500,
+            eval_strategy="no" if t.eval_steps is None else "steps",
+            eval_steps=t.eval_steps,
+            metric_for_best_model="eval_loss" if t.early_stopping is not None else None,
+            prediction_loss_only=True,
+            seed=t.seed,
+            restore_callback_states_from_checkpoint=start is not None,  # early stopping's patience
+            use_cpu=device().type == "cpu",
+            ddp_backend=dist.get_backend() if dist.is_initialized() else None,
+            deepspeed=_deepspeed(job, start),
+            remove_unused_columns=False,
+            report_to=["tensorboard"],
+            disable_tqdm=True,
+        )
+
+
+def _deepspeed(job: Recipe, start: Path | None) -> dict[str, Any] | None:
+    if job.deepspeed is None:
+        return None
+    settings = copy.deepcopy(job.deepspeed)
+    if settings.get("zero_optimization", {}).get("stage") == 3:  # else an adapter would be saved in shards
+        settings["zero_optimization"].setdefault("stage3_gather_16bit_weights_on_model_save", True)
+    if start is not None and universal.is_universal(start):
+        settings["checkpoint"] = {**settings.get("checkpoint", {}), "load_universal": True}
+    return settings
+
+
+def _what_ran(trainer: _Trainer, job: Recipe) -> tuple[str, int | None]:
+    """The class that wrapped the model and DeepSpeed's stage, as they are and not as they were asked for."""
+    engine = trainer.model_wrapped
+    name, stage = type(engine).__name__, None
+    if job.deepspeed is not None:
+        stage = engine.zero_optimization_stage()
+        asked = job.deepspeed.get("zero_optimization", {}).get("stage", 0)
+        if stage != asked or engine.dp_world_size != _size():
+            raise RuntimeError(f"asked for stage {asked} on {_size()} ranks, DeepSpeed ran stage {stage} on "
+                               f"{engine.dp_world_size}")  # fmt: skip
+    elif _size() > 1 and name != "DistributedDataParallel":
+        raise RuntimeError(f"{_size()} ranks trained in a {name}: their gradients were not synchronised")
+    return name, stage
+
+
+def _save_adapter(trainer: _Trainer, run: Path) -> Path:
+    """Writes the adapter beside its place first: a folder of that name is a whole one."""
+    adapter, part = run / "adapter", run / ".adapter.part"
+    trainer.save_model(str(part))  # all ranks: under ZeRO-3 they gather it
+    _meet()
+    if trainer.is_world_process_zero():
+        for extra in ("training_args.bin", "README.md"):  # a pickle, and a page with nothing in it
+            (part / extra).unlink(missing_ok=True)
+        shutil.rmtree(adapter, ignore_errors=True)
+        part.rename(adapter)
+    _meet()
+    return adapter
+
+
+def _forget_earlier_runs() -> None:
+    """A process that trained before keeps Accelerate's choice of then: the next run would silently use it."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    unset_hf_deepspeed_config()
+    if "deepspeed" in sys.modules:
+        from pardemo.peers import deepspeed
+
+        deepspeed.give_back_linear()
+    for name in [name for name in os.environ if name.startswith("ACCELERATE_") and name != "ACCELERATE_USE_CPU"]:
+        del os.environ[name]
+    transformers.utils.logging.set_verbosity_error()
+    logging.getLogger("accelerate").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+    warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated")
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def _meet() -> None:
+    if dist.is_initialized():
+        dist.barrier()

@@ -1,0 +1,121 @@
+"""This machine's profile: how fast ranks compute, copy and talk. Measured once, used to predict times later."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from pardemo import project
+from pardemo.collectives import parameter_server_all_reduce, ring_all_reduce
+from pardemo.formulas.communication import all_reduce_steps, shared_host_seconds
+from pardemo.machine.doctor import available_cores
+from pardemo.world.rank import device
+
+METHODS = {"ring": ring_all_reduce, "parameter server": parameter_server_all_reduce, "torch": dist.all_reduce}
+SMALL_BYTES, LARGE_BYTES = 4 << 10, 32 << 20
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What predictions are made of. Rates of methods are measured with ``ranks`` ranks on this one host."""
+
+    cores: int
+    memory_bytes: int
+    ranks: int
+    device: str
+    matmul_flops: float  # fp32 operations/s of one rank that has the machine to itself
+    matmul_flops_together: float  # of each, when ``ranks`` compute at once
+    copy_bytes_per_s: float  # read + written by one rank copying a large tensor
+    message_s: dict[str, float]  # per dependent step of a tiny all-reduce, by method
+    host_bytes_per_s: dict[str, float]  # all ranks' sent bytes over time in a large all-reduce, by method
+
+
+def profile_path() -> Path:
+    return project.output_dir() / "machine.json"
+
+
+def predict(found: Profile, method: str, nbytes: float, ranks: int) -> float:
+    """Seconds of an all-reduce on this host, whose cores and memory all ranks share: see ``shared_host_seconds``."""
+    return shared_host_seconds(method, nbytes, ranks, found.host_bytes_per_s[method], found.message_s[method])
+
+
+def profile(world_size: int | None = None) -> Profile:
+    """The profile saved in the run's folder, or a new one (a few seconds), saved there.
+
+    ``world_size`` is the number of ranks to measure with: by default one per core, at least 2 and at most 4.
+    """
+    path = profile_path()
+    ranks = world_size or min(4, max(2, available_cores()))
+    try:
+        saved = Profile(**json.loads(path.read_text()))
+        if saved.ranks == ranks and saved.cores == available_cores():
+            return saved
+    except (OSError, ValueError, TypeError):
+        pass
+    return measure(ranks, path)
+
+
+def measure(ranks: int, path: Path | None = None) -> Profile:
+    """Measures this machine with ``ranks`` ranks and saves the profile where ``path`` says."""
+    import psutil
+
+    from pardemo.world import World
+
+    with World(1) as alone:
+        flops, copied = alone.run(_compute)[0]
+    with World(ranks) as world:
+        together = [r[0] for r in world.run(_compute)]
+        message_s, rates = {}, {}
+        for method in METHODS:
+            small = max(world.run(all_reduce_seconds, method, SMALL_BYTES, 31))
+            large = max(world.run(all_reduce_seconds, method, LARGE_BYTES, 9))
+            message_s[method] = small / all_reduce_steps(method, ranks)
+            rates[method] = 2 * (ranks - 1) * LARGE_BYTES / (large - small)
+        where = world.run(_device_name)[0]
+    found = Profile(
+        available_cores(), psutil.virtual_memory().total, ranks, where, flops, median(together), copied,
+        message_s, rates,
+    )  # fmt: skip
+    if path is not None:
+        project.write_json(path, asdict(found))
+    return found
+
+
+def all_reduce_seconds(method: str, nbytes: int, rounds: int) -> float:
+    """On every rank: the median time of an all-reduce of ``nbytes`` by ``method``, ranks in step."""
+    tensor = torch.ones(max(1, nbytes // 4), device=device())
+    return median(times(lambda: METHODS[method](tensor.fill_(1.0)), rounds))
+
+
+def _compute() -> tuple[float, float]:
+    """Floating-point operations/s of an fp32 matrix product, and bytes/s of a copy (read and written)."""
+    n = 768
+    a, b = torch.randn(n, n, device=device()), torch.randn(n, n, device=device())
+    source = torch.randn(8 << 20, device=device())
+    target = torch.empty_like(source)
+    product = median(times(lambda: a @ b, 9))
+    copy = median(times(lambda: target.copy_(source), 5))
+    return 2 * n**3 / product, 2 * source.numel() * 4 / copy
+
+
+def times(action: Callable[[], object], rounds: int) -> list[float]:
+    """On every rank: seconds of each of ``rounds`` calls, begun in step, after two that are not counted."""
+    seconds = []
+    for turn in range(rounds + 2):
+        dist.barrier()
+        begin = time.perf_counter()
+        action()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        if turn >= 2:
+            seconds.append(time.perf_counter() - begin)
+    return seconds
+
+
+def _device_name() -> str:
+    return torch.cuda.get_device_name() if device().type == "cuda" else "cpu"

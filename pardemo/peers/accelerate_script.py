@@ -1,0 +1,73 @@
+"""The Accelerate script on a World's ranks, as ``accelerate launch`` would start it: losses, bytes, states."""
+
+import contextlib
+import gc
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from pardemo.peers import accelerate
+from pardemo.peers.scripts import train_accelerate
+
+
+def train(environment: Mapping[str, str], expected: Mapping[str, Any], *arguments: str) -> list[float]:
+    """A World's rank trains by the Accelerate script with these arguments; the loss of each step.
+
+    Raises:
+        RuntimeError: another form runs than the expected one.
+    """
+    with accelerate.as_launched(environment):
+        steps = list(train_accelerate.train(train_accelerate.parse(list(arguments))))
+        model = steps[-1][0]
+        accelerate.assert_runs(accelerate.what_runs(model), expected)
+        _end(model)
+    return [loss for *_, loss in steps]
+
+
+def measure(environment: Mapping[str, str], expected: Mapping[str, Any], *arguments: str) -> dict[str, Any]:
+    """As :func:`train`, for at least three steps: losses, bytes that the last step sent, bytes that it kept by kind.
+
+    The states are counted between the backward pass and the update, when all of them are there.
+    """
+    from pardemo.meters import WireMeter
+    from pardemo.peers import states
+
+    before, kept = states.nbytes(states.alive()), {}
+    with accelerate.as_launched(environment):
+        options = train_accelerate.parse(list(arguments))
+        steps, losses = train_accelerate.train(options), []
+        for _ in range(options.steps - 1):
+            model, optimizer, loss = next(steps)
+            losses.append(loss)
+        accelerate.assert_runs(accelerate.what_runs(model), expected)
+        meter = WireMeter() if dist.is_initialized() else contextlib.nullcontext()
+        with (
+            meter as wire,
+            accelerate.before_update(model, lambda: kept.update(states.by_kind(_states(model, optimizer), before))),
+        ):
+            losses.append(next(steps)[2])
+        parameters = sum(p.ds_numel if hasattr(p, "ds_numel") else p.numel() for p in model.parameters())
+        steps.close()
+        _end(model)
+    return {"losses": losses, "kept": kept, "sent_bytes": wire.sent_bytes if wire else 0, "parameters": parameters,
+            "evidence": wire.evidence if wire else ""}  # fmt: skip
+
+
+def _states(model: nn.Module, optimizer: Any) -> dict[str, list]:
+    if accelerate.wrapped(model) == "DeepSpeedEngine":
+        from pardemo.peers import deepspeed
+
+        return deepspeed.states(model)
+    from pardemo.peers import fsdp
+
+    return fsdp.states(model, optimizer)
+
+
+def _end(model: nn.Module) -> None:
+    if accelerate.wrapped(model) == "DeepSpeedEngine":
+        from pardemo.peers import deepspeed
+
+        deepspeed.close(model)
+    gc.collect()

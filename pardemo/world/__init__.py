@@ -1,0 +1,217 @@
+"""World: N real ranks, driven from a notebook or a script.
+
+Each rank is a process of its own with ``torch.distributed`` ready in it, forked from a warm nursery
+(:mod:`pardemo.world.nursery`), so that starting four of them takes tens of milliseconds. The same experiment
+functions also run as the ranks of a job that another launcher started, on one host or many::
+
+    torchrun --nnodes 2 --nproc-per-node 4 ... -m pardemo.world MODULE:FUNCTION [ARGS]
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pardemo.world.errors import RankDied, RankError
+from pardemo.world.generation import Ranks
+
+MAX_RANKS = 64
+
+
+class World:
+    """``size`` ranks with a default process group (gloo on CPUs, nccl on GPUs).
+
+    >>> with World(4) as world:                     # doctest: +SKIP
+    ...     world.run(my_function, nbytes)          # my_function(nbytes) on every rank -> [4 results]
+
+    Args:
+        size: number of ranks, 1 to 64.
+        preload: modules to have loaded before the ranks are forked (``"deepspeed"``, ``"transformers"`` …).
+            The first World with a given set pays for the import, later ones do not.
+        threads: torch threads per rank.
+        backend: ``"gloo"`` or ``"nccl"``; by default nccl where every rank can have a GPU of its own.
+        timeout_s: time limit of a :meth:`run` that names none.
+        env: environment variables for the ranks, on top of this process's.
+
+    Raises:
+        ValueError, TypeError: ``size`` or ``threads`` out of range; nccl without a GPU for each rank.
+        RankError: the ranks could not start.
+
+    The ranks stay between calls of :meth:`run`: a module that they have imported stays as it was then, and what one
+    call leaves in a module the next one finds. After a failure, a timeout or an interrupt they are
+    replaced by fresh ones, so the next ``run`` works. Nothing is left running when the World is closed,
+    garbage collected, or its process ends, even by SIGKILL.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        preload: Sequence[str] = (),
+        threads: int = 1,
+        backend: str | None = None,
+        timeout_s: float = 300.0,
+        env: dict[str, str] | None = None,
+    ):
+        self.size = _whole("World size", size, MAX_RANKS)
+        self.threads = _whole("threads", threads, 1024)
+        if backend not in (None, "gloo", "nccl"):
+            raise ValueError(f"backend must be 'gloo', 'nccl' or None, not {backend!r}")
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s must be above 0, not {timeout_s!r}")
+        for name, value in (env or {}).items():
+            if not (isinstance(name, str) and isinstance(value, str)):
+                raise TypeError(f"env holds texts, not {name!r}: {value!r}")
+        if isinstance(preload, str):
+            raise TypeError(f"preload is a list of module names; write [{preload!r}]")
+        if backend == "nccl" and (gpus := _gpus()) < size:
+            raise ValueError(
+                f"backend 'nccl' needs a GPU for each of {size} ranks, and {gpus} are here; 'gloo' needs none"
+            )
+        self.preload, self.timeout_s = tuple(preload), timeout_s
+        self.backend: str | None = backend
+        self._env = dict(env or {})
+        self._busy = threading.Lock()
+        self._ranks: Ranks | None = None
+        self._closed = False
+        self._start()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else ("idle" if self._ranks else "to be started again")
+        return f"<World of {self.size} ranks, {self.backend or 'backend not known yet'}, {state}>"
+
+    def __enter__(self) -> "World":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids of the ranks that run now (none after a failure, until the next :meth:`run`)."""
+        return list(self._ranks.pids) if self._ranks else []
+
+    def run(self, function: Callable, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> list:
+        """Calls ``function(*args, **kwargs)`` on every rank and returns the results in the order of the ranks.
+
+        Functions, classes and closures defined in the notebook work. What ranks print appears here, each
+        line marked with its rank. Results are copied whole: of a large tensor return a ``clone()`` of the part.
+
+        Raises:
+            TypeError: the function or an argument cannot be pickled.
+            RankFailed: it raised on one or more ranks; RankDied: a rank's process ended;
+            RankTimeout: not all ranks finished within ``timeout_s`` seconds.
+        """
+        if self._closed:
+            raise RankError("this World is closed; make a new one")
+        limit = self.timeout_s if timeout_s is None else timeout_s
+        if not limit > 0:
+            raise ValueError(f"timeout_s must be above 0, not {limit!r}")
+        task = _pack(function, args, kwargs)
+        if not self._busy.acquire(blocking=False):
+            raise RankError("this World is busy with another run (of another thread); give each thread its own World")
+        try:
+            if self._ranks is None:
+                self._start()
+            ranks = self._ranks
+            try:
+                ranks.await_start()
+                self.backend = ranks.backend
+                ranks.send(task)
+                return ranks.collect(limit)
+            except BaseException as error:  # interrupts too: whatever the ranks were doing is ended
+                self._drop()
+                if self._closed and isinstance(error, RankDied):
+                    raise RankError("this World was closed while it ran") from None
+                raise
+        finally:
+            self._busy.release()
+
+    def run_source(
+        self,
+        source: str,
+        *,
+        get: Sequence[str] = (),
+        put: Mapping[str, Any] | None = None,
+        meters: Sequence[str] = (),
+        name: str = "<ranks>",
+        timeout_s: float | None = None,
+    ) -> list:
+        """Runs Python text as the program of each rank; returns a :class:`pardemo.collection.cells.Cell` for each.
+
+        What it defines stays on the ranks for the next text, until a run fails; ``torch``, ``dist``, ``rank``,
+        ``world_size`` and ``device`` are there from the beginning. ``%%ranks`` in a notebook is this.
+
+        Args:
+            get: variables to bring home afterwards. put: variables to set before.
+            meters: of ``wire``, ``memory`` and ``timeline``, those to put around it.
+            name: what tracebacks call the text.
+
+        Raises:
+            SyntaxError: the text is no Python; no rank has run it then.
+            ValueError: a meter that does not exist; a variable to bring home that is not there or cannot be sent (the
+                text has run then, and the ranks keep what they have). Otherwise what :meth:`run` raises.
+        """
+        from pardemo.collection.cells import cell
+
+        if unknown := [meter for meter in meters if meter not in cell.METERS]:
+            raise ValueError(f"meters are {', '.join(cell.METERS)}, not {unknown[0]}")
+        cell.parse(source, name)
+        cells = self.run(cell.run, source, name, tuple(get), dict(put or {}), tuple(meters), timeout_s=timeout_s)
+        for rank, unsent in enumerate(one.unsent for one in cells):
+            for variable, reason in unsent.items():
+                raise ValueError(f"get {variable}: on rank {rank} {reason}")
+        return cells
+
+    def close(self) -> None:
+        """Ends the ranks in an orderly way; what does not end within 5 s is killed. Safe to call twice."""
+        self._closed = True
+        ranks = self._ranks
+        if ranks is None:
+            return
+        if self._busy.acquire(blocking=False):
+            try:
+                self._ranks = None
+                ranks.close()
+            finally:
+                self._busy.release()
+        else:  # another thread is in run(): end its ranks, it does the rest
+            ranks.nursery.kill(ranks.pids)
+
+    def _start(self) -> None:
+        self._ranks = Ranks(self.size, self.backend, self.preload, self.threads, self._env)
+        self._finalizer = weakref.finalize(self, self._ranks.kill)
+
+    def _drop(self) -> None:
+        if self._ranks is not None:
+            self._ranks = None
+            self._finalizer()  # kills them
+
+
+def _whole(what: str, value: int, limit: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what} must be a whole number, not {value!r}")
+    if not 1 <= value <= limit:
+        raise ValueError(f"{what} must be from 1 to {limit}, not {value}")
+    return value
+
+
+def _gpus() -> int:
+    import torch  # costs seconds: for those alone who ask for GPUs
+
+    return torch.cuda.device_count()
+
+
+def _pack(function: Callable, args: tuple, kwargs: dict) -> bytes:
+    import cloudpickle
+
+    if not callable(function):
+        raise TypeError(f"World.run needs a function, not {function!r}")
+    try:
+        return cloudpickle.dumps((function, args, kwargs))
+    except Exception as error:
+        name = getattr(function, "__qualname__", repr(function))
+        raise TypeError(
+            f"cannot send {name} to the ranks: {error}. Open files, locks and sockets do not travel; "
+            "make them inside the function"
+        ) from None

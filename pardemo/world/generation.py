@@ -1,0 +1,220 @@
+"""One generation of rank processes: forked together, asked together, ended together. :class:`World` makes them."""
+
+import contextlib
+import operator
+import os
+import pickle
+import secrets
+import selectors
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from pardemo.world import waiting
+from pardemo.world.errors import Failure, RankDied, RankError, RankFailed, RankTimeout
+from pardemo.world.nursery import QUIET, Nursery, nursery
+from pardemo.world.streams import LinePrinter
+
+START_TIMEOUT_S = 60.0
+GRACE_S = 1.0  # after the first failure, how long the other ranks may take to report theirs
+STACK_WAIT_S = 1.0
+POLL_S = 0.5  # an interrupt that another thread received is noticed by the main thread after this time at most
+
+
+class Ranks:
+    """One generation of rank processes: forked together, ended together."""
+
+    def __init__(self, size: int, backend: str | None, preload: Sequence[str], threads: int, env: dict[str, str]):
+        self.size, self.backend, self.owner = size, backend, os.getpid()
+        self.nursery: Nursery = nursery(preload)
+        self.store = os.path.join(self.nursery.folder, f"store-{secrets.token_hex(8)}")
+        self.started, self.ended = False, False
+        self.pids: list[int] = []
+        self.controls: list[Connection] = []
+        self.stacks: list[Any] = []
+        self.printers: list[LinePrinter] = []
+        theirs: list[list[int]] = []
+        try:
+            for rank in range(self.size):
+                theirs.append(self._open_rank(rank))  # noqa: PERF401 (so that what was opened can be closed)
+            self.pids = self.nursery.fork(theirs)
+        except BaseException as error:
+            self.kill()
+            if isinstance(error, ImportError):
+                raise ValueError(str(error)) from None
+            if isinstance(error, (OSError, RuntimeError)):
+                raise RankError(f"the ranks could not start: {error}") from error
+            raise
+        finally:
+            for fd in (fd for fds in theirs for fd in fds):
+                os.close(fd)
+        for rank, control in enumerate(self.controls):
+            with contextlib.suppress(BrokenPipeError):  # it died at birth: collect() says so
+                control.send_bytes(pickle.dumps(self._join_settings(rank, threads, env)))
+
+    def _open_rank(self, rank: int) -> list[int]:
+        """Makes this side's ends of a rank's channels and returns the rank's: control, stdout, stderr, stacks."""
+        ours, theirs = socket.socketpair()
+        (out_r, out_w), (err_r, err_w) = os.pipe(), os.pipe()
+        stacks = tempfile.TemporaryFile("a+b")  # appended to: reading here must not move where the rank writes
+        self.controls.append(Connection(ours.detach()))
+        self.stacks.append(stacks)
+        self.printers += [LinePrinter(out_r, rank, "stdout"), LinePrinter(err_r, rank, "stderr")]
+        return [theirs.detach(), out_w, err_w, os.dup(stacks.fileno())]
+
+    def _join_settings(self, rank: int, threads: int, env: dict[str, str]) -> dict[str, Any]:
+        return {
+            "rank": rank,
+            "size": self.size,
+            "store": self.store,
+            "backend": self.backend,
+            "threads": threads,
+            "path": sys.path[:],
+            "cwd": os.getcwd(),
+            "timeout_s": 1800.0,  # of the process group; the World's own limit comes first
+            "env": {
+                **{name: value for name, value in os.environ.items() if name not in QUIET},
+                "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": "0",
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(self.size),
+                "LOCAL_WORLD_SIZE": str(self.size),
+                "LOCAL_SIZE": str(self.size),
+                **env,
+            },
+        }
+
+    def await_start(self) -> None:
+        if not self.started:
+            try:
+                self.backend = self.collect(START_TIMEOUT_S)[0]
+            except RankFailed as error:
+                raise RankError(f"the ranks could not start: {error}") from None
+            self.started = True
+
+    def send(self, task: bytes) -> None:
+        for control in self.controls:
+            with contextlib.suppress(BrokenPipeError):
+                control.send_bytes(task)
+
+    def collect(self, timeout_s: float) -> list:
+        """Waits for one reply of every rank, printing what they print, and returns the results."""
+        replies: dict[int, tuple] = {}
+        deaths: dict[int, int | None] = {}
+        deadline = time.monotonic() + timeout_s
+        grace_over = None
+        with selectors.DefaultSelector() as selector:
+            for rank, control in enumerate(self.controls):
+                selector.register(control, selectors.EVENT_READ, rank)
+            for printer in self.printers:
+                if not printer.closed:
+                    selector.register(printer, selectors.EVENT_READ, printer)
+            while len(replies) + len(deaths) < self.size:
+                now = time.monotonic()
+                end = deadline if grace_over is None else min(deadline, grace_over)
+                if now >= end:
+                    break
+                for key, _ in selector.select(min(end - now, POLL_S)):
+                    if isinstance(key.data, LinePrinter):
+                        if not key.data.pump():
+                            selector.unregister(key.fileobj)
+                        continue
+                    rank = key.data
+                    try:
+                        replies[rank] = _unpack(self.controls[rank].recv_bytes())
+                        failed = replies[rank][0] == "failed"
+                    except (EOFError, ConnectionResetError):
+                        deaths[rank] = self.nursery.wait_exit(self.pids[rank], 2.0)
+                        failed = True
+                    selector.unregister(key.fileobj)
+                    if failed and grace_over is None:
+                        grace_over = time.monotonic() + GRACE_S
+        self._drain()
+        return self._judge(replies, deaths, timeout_s)
+
+    def _judge(self, replies: dict[int, tuple], deaths: dict[int, int | None], timeout_s: float) -> list:
+        failures: dict[int, Failure] = {rank: r[1] for rank, r in replies.items() if r[0] == "failed"}
+        missing = [rank for rank in range(self.size) if rank not in replies and rank not in deaths]
+        if deaths:
+            raise RankDied(deaths, failures)
+        if failures:
+            raise RankFailed(failures, missing)
+        if missing:
+            waits, stacks = self._read_stacks(missing)
+            raise RankTimeout(timeout_s, stacks, sorted(replies), waits)
+        return [replies[rank][1] for rank in range(self.size)]
+
+    def _read_stacks(self, ranks: list[int]) -> tuple[dict[int, list[str]], dict[int, str]]:
+        """Asks the ranks for their Python stacks; faulthandler answers even from inside a blocked call. What they wait
+        for they have written down before."""
+        files = [self.stacks[rank].fileno() for rank in ranks]
+        noted = sizes = [os.fstat(file).st_size for file in files]
+        for rank in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pids[rank], signal.SIGUSR1)
+        until, before = time.monotonic() + STACK_WAIT_S, None
+        # until nobody writes any more
+        while time.monotonic() < until and not (sizes == before and all(map(operator.gt, sizes, noted))):
+            time.sleep(0.05)
+            before, sizes = sizes, [os.fstat(file).st_size for file in files]
+        texts = [os.pread(file, size, 0).decode("utf-8", "replace") for file, size in zip(files, sizes, strict=True)]
+        waits, stacks = zip(*map(waiting.read, texts), strict=True)
+        return dict(zip(ranks, waits, strict=True)), dict(zip(ranks, map(_readers_part, stacks), strict=True))
+
+    def _drain(self) -> None:
+        for printer in self.printers:
+            printer.drain()
+
+    def close(self) -> None:
+        for control in self.controls:
+            with contextlib.suppress(OSError):
+                control.send_bytes(b"")
+        until, alive = time.monotonic() + 5.0, set(self.pids)
+        while alive and time.monotonic() < until:  # in short turns: what they print at the end has to be read, too
+            alive = {pid for pid in alive if self.nursery.wait_exit(pid, 0.02 / len(alive)) is None}
+            self._drain()
+        self.kill()
+
+    def kill(self) -> None:
+        """Ends every process of this generation and lets go of all its resources."""
+        if self.ended or self.owner != os.getpid():  # a fork of the notebook's process owns nothing here
+            return
+        self.ended = True
+        if self.nursery.alive:
+            self.nursery.kill(self.pids)
+        for control in self.controls:
+            control.close()
+        for printer in self.printers:
+            printer.close()
+        for stacks in self.stacks:
+            stacks.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self.store)
+
+
+def _unpack(reply: bytes) -> tuple:
+    """('ok', result) or ('failed', Failure); the latter, too, when the result makes no sense in this process."""
+    try:
+        return pickle.loads(reply)
+    except Exception as error:
+        message = f"the result cannot be read here: {type(error).__name__}: {error}"
+        return "failed", Failure("TypeError", message, "")
+
+
+def _readers_part(stack: str) -> str:
+    """A faulthandler dump without the frames below the reader's function, which are the machinery's."""
+    shown, ours = [], False
+    for line in stack.splitlines():
+        if not line.startswith("  "):  # a thread's headline
+            ours = False
+        ours = ours or "pardemo/world/rank.py" in line or "pardemo/collection/cells/" in line
+        if not ours:
+            shown.append(line)
+    return "\n".join(shown)

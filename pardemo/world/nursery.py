@@ -1,0 +1,180 @@
+"""A warm process that ranks are forked from.
+
+Importing torch costs seconds, forking a process that has already done so costs a millisecond. The
+nursery is started once per Python process and set of preloaded modules, imports them, stays single
+threaded (only then is forking safe), and forks a rank whenever asked. It also is the one place that
+knows for certain which rank processes exist: it reaps them, reports how each ended, and kills every
+one of them with its descendants when the parent is gone, even when the parent was killed by SIGKILL.
+Here is the parent's side; what runs in the process itself is :mod:`pardemo.world.nursery_process`.
+
+The standard library's forkserver was not enough: it is one per process, re-imports the caller's main
+script in every child, and leaves its children behind when the parent is killed.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+SERVER = "pardemo.world.nursery_process"
+START_TIMEOUT_S = 120  # importing deepspeed and transformers on a cold disk
+#: One thread each while the libraries load, and in the ranks: a nursery with threads could not be forked safely.
+QUIET = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # a preloaded module asks for GPUs: without starting CUDA, or forks lose it
+}
+#: Modules that every rank needs.
+ALWAYS = (
+    "numpy.random",
+    "torch",
+    "torch.distributed",
+    "cloudpickle",
+    "pardemo.world.rank",
+    "pardemo.collectives",
+    "pardemo.meters",
+)
+
+
+class Nursery:
+    """The parent's handle on a nursery process. Thread-safe: each request waits for its reply."""
+
+    def __init__(self, preload: Sequence[str]):
+        self._lock = threading.RLock()
+        self._owner = os.getpid()
+        self._exits: dict[int, int] = {}
+        self._socket, theirs = socket.socketpair()
+        self.folder = tempfile.mkdtemp(prefix="pardemo-")  # the nursery removes it, even when this process is killed
+        path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores others, too
+        settings = json.dumps({"fd": theirs.fileno(), "path": path, "preload": list(preload), "folder": self.folder})
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                "from pardemo.world.nursery_process import serve; import sys; serve(sys.argv[1])",
+                settings,
+            ],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env={"TOKENIZERS_PARALLELISM": "false", **os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(path)},
+            start_new_session=True,  # Ctrl-C in a terminal is for the parent alone
+        )
+        theirs.close()
+        self._buffer = b""
+        self._broken = False
+        self._ready = False
+
+    @property
+    def alive(self) -> bool:
+        return not self._broken and self._owner == os.getpid() and self._process.poll() is None
+
+    def fork(self, fds_of_ranks: Sequence[Sequence[int]]) -> list[int]:
+        """Forks ranks that each own copies of their descriptors (control, stdout, stderr, stacks); their pids."""
+        with self._lock:
+            try:
+                self._wait_ready()
+                for fds in fds_of_ranks:
+                    socket.send_fds(self._socket, [b'{"do": "fork"}\n'], list(fds))
+                forked = lambda message: "pid" in message  # noqa: E731
+                pids = [self._read(forked, START_TIMEOUT_S)["pid"] for _ in fds_of_ranks]
+            except BaseException:  # an interrupt, too: replies would be taken for those to later requests
+                self._broken = True
+                self.close()
+                raise
+            for pid in pids:
+                self._exits.pop(pid, None)  # of an earlier rank that had this number
+            return pids
+
+    def kill(self, pids: Sequence[int]) -> None:
+        """SIGKILL for those ranks and all their descendants in the same process group."""
+        with self._lock, contextlib.suppress(OSError):
+            self._socket.sendall(json.dumps({"do": "kill", "pids": list(pids)}).encode() + b"\n")
+
+    def wait_exit(self, pid: int, timeout_s: float) -> int | None:
+        """How a rank ended: its exit code, negative for a signal; None if it has not ended in that time."""
+        with self._lock:
+            try:
+                self._read(lambda _: pid in self._exits, timeout_s)
+            except (OSError, RuntimeError):
+                return None
+            return self._exits.pop(pid)
+
+    def close(self) -> None:
+        if self._owner != os.getpid():
+            return
+        self._socket.close()  # the nursery sees it, kills its ranks and ends
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)
+            return
+        self._process.kill()
+        self._process.wait()
+
+    def _wait_ready(self) -> None:
+        if not self._ready:
+            self._read(lambda message: "ready" in message, START_TIMEOUT_S)
+            self._ready = True
+
+    def _read(self, wanted: Callable[[dict], bool], timeout_s: float) -> dict:
+        """Reads messages until ``wanted`` says so; keeps notices of ended ranks on the way."""
+        message: dict = {}
+        deadline = time.monotonic() + timeout_s
+        while not wanted(message):
+            while b"\n" not in self._buffer:
+                if not readable(self._socket.fileno(), deadline - time.monotonic()):
+                    raise RuntimeError(f"the process that ranks start from did not answer within {timeout_s:g} s")
+                data = self._socket.recv(65536)
+                if not data:
+                    raise RuntimeError("the process that ranks start from has ended")
+                self._buffer += data
+            line, _, self._buffer = self._buffer.partition(b"\n")
+            message = json.loads(line)
+            if "error" in message:
+                raise ImportError(message["error"])
+            if "exited" in message:
+                self._exits[message["exited"]] = message["code"]
+        return message
+
+
+_nurseries: dict[tuple[str, ...], Nursery] = {}
+_nurseries_lock = threading.Lock()
+
+
+def nursery(preload: Sequence[str] = ()) -> Nursery:
+    """The warm process with these modules loaded; started on first use, shared by all Worlds of this process."""
+    key = (*ALWAYS, *sorted(set(preload)))
+    with _nurseries_lock:
+        found = _nurseries.get(key)
+        if found is None or not found.alive:
+            found = _nurseries[key] = Nursery(key)
+        return found
+
+
+def readable(fd: int, timeout_s: float = 0.0) -> bool:
+    """Whether there is something to read (the end of file, too). For any descriptor: select() ends at 1,024."""
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(max(0.0, timeout_s) * 1000))
+
+
+def _let_go_after_fork() -> None:
+    """A fork of the notebook's process must not hold the line that tells the nursery its parent is gone."""
+    for one in _nurseries.values():
+        one._socket.close()
+
+
+os.register_at_fork(after_in_child=_let_go_after_fork)
+
+
+@atexit.register
+def _close_all() -> None:
+    for one in _nurseries.values():
+        one.close()

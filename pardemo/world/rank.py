@@ -1,0 +1,200 @@
+"""What runs inside a rank: set-up, the loop over tasks, and the torchrun entry's counterpart of it."""
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import importlib
+import os
+import pickle
+import random
+import signal
+import sys
+import traceback
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import NoReturn
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+
+from pardemo import project
+from pardemo.world import waiting
+from pardemo.world.errors import Failure
+
+PR_SET_PDEATHSIG = 1
+#: Whose frames lie between the process's begin and the reader's code.
+OURS = (__file__, os.path.join(project.PACKAGE, "collection", "cells", ""))
+
+
+def end_with_parent() -> None:
+    """Should the process that started this one be killed, this one ends as well (on Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main(control_fd: int, stdout_fd: int, stderr_fd: int, stacks_fd: int) -> None:
+    """The life of a forked rank: reads its settings, joins the group, serves tasks until told to close."""
+    _take_streams(stdout_fd, stderr_fd)
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    stacks = os.fdopen(stacks_fd, "w")
+    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    waiting.write_to(stacks.fileno())
+    control = Connection(control_fd)
+    os.register_at_fork(after_in_child=control.close)  # a data loader's worker must not hold the line open
+    settings = pickle.loads(control.recv_bytes())
+    control.send_bytes(_attempt(lambda: join_group(**settings)))
+    while True:
+        try:
+            task = control.recv_bytes()
+        except EOFError:
+            return
+        if not task:  # the parent closes the World
+            leave_group()
+            return
+        control.send_bytes(_attempt(lambda task=task: _call(task)))
+        del task
+        gc.collect()  # the next task's memory figures start clean
+
+
+def join_group(
+    rank: int,
+    size: int,
+    store: str | None,
+    backend: str | None,
+    threads: int,
+    env: dict[str, str],
+    path: list[str],
+    cwd: str,
+    timeout_s: float,
+) -> str:
+    """Makes this process rank ``rank`` of ``size``: environment, threads, seeds, default process group.
+
+    ``store`` is the path of a file store, or None to meet as the environment says (torchrun). Returns the backend.
+    """
+    with contextlib.suppress(OSError):
+        os.chdir(cwd)
+    sys.path[:] = path
+    os.environ.update(env)
+    torch.set_num_threads(threads)
+    torch.default_generator.manual_seed(1000 + rank)  # different on purpose: what must agree has to be sent
+    random.seed(1000 + rank)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(1000 + rank)
+    local = int(os.environ["LOCAL_RANK"])
+    if backend is None:
+        beside = next((int(os.environ[n]) for n in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE") if n in os.environ), local + 1)
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        backend = "nccl" if gpus >= beside else "gloo"  # all ranks of a host choose alike
+    if backend == "nccl":
+        torch.cuda.set_device(local)
+        torch.cuda.manual_seed(1000 + rank)
+    where = {} if store is None else {"store": dist.FileStore(store, size)}
+    dist.init_process_group(backend, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s), **where)
+    return backend
+
+
+def device() -> torch.device:
+    """Where this rank computes: its GPU under nccl, the CPU otherwise."""
+    if dist.is_initialized() and dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def leave_group() -> None:
+    """Ends the process group in an orderly way; libraries that registered exit functions get to run them."""
+    import atexit
+
+    with contextlib.suppress(Exception):
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    with contextlib.suppress(Exception):
+        atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def end(status: int = 0) -> NoReturn:
+    """Leaves the group and ends the process at once, without taking Python down.
+
+    A thread of gloo's lets go of the last collective's tensors in its own time, and needs Python for it. Where Python
+    is being taken down just then, the process aborts ("terminate called without an active exception"), which a
+    launcher takes for a failed job, and the other hosts' agents wait for it for minutes.
+    """
+    leave_group()
+    os._exit(status)
+
+
+def _call(task: bytes):
+    function, args, kwargs = pickle.loads(task)
+    return function(*args, **kwargs)
+
+
+def _attempt(action) -> bytes:
+    """Runs ``action`` and packs ('ok', result) or ('failed', Failure) for the parent."""
+    try:
+        result = action()
+    except BaseException as error:
+        return _pack_failure(error)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # the function may have closed it
+                stream.flush()
+    try:
+        return cloudpickle.dumps(("ok", result))
+    except Exception as error:
+        reason = f"the result, of type {type(result).__name__}, cannot be sent back: {error}"
+        return _pack_failure(TypeError(reason))
+
+
+def _pack_failure(error: BaseException) -> bytes:
+    try:
+        text = "".join(traceback.format_exception(_without_our_frames(error)))
+        message = f"exit status {error.code}" if isinstance(error, SystemExit) else str(error)
+    except Exception as reason:  # an exception that cannot even be printed
+        text, message = "", f"(its text cannot be had: {type(reason).__name__})"
+    failure = Failure(type(error).__name__, message, text, error)
+    try:
+        packed = cloudpickle.dumps(("failed", failure))
+        pickle.loads(packed)  # some exceptions pickle but do not unpickle; find out here
+        return packed
+    except Exception:
+        return cloudpickle.dumps(("failed", Failure(type(error).__name__, message, text)))
+
+
+def _without_our_frames(error: BaseException) -> BaseException:
+    """Drops our frames from the top of the traceback: the reader's code starts below them."""
+    tb = error.__traceback__
+    while tb is not None and tb.tb_next is not None and tb.tb_frame.f_code.co_filename.startswith(OURS):
+        tb = tb.tb_next
+    return error.with_traceback(tb)
+
+
+def _take_streams(stdout_fd: int, stderr_fd: int) -> None:
+    """Points this process's file descriptors 0, 1, 2 (C code's too) and sys.std* at the parent's pipes."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (stdout_fd, 1), (stderr_fd, 2)):
+        os.dup2(source, target)
+        os.close(source)
+    sys.stdin = open(0, closefd=False)
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
+
+
+def find_function(spec: str):
+    """``package.module:function`` to the function; one-line errors that say what is wrong."""
+    module, colon, name = spec.partition(":")
+    if not colon or not module or not name:
+        raise ValueError(f"{spec!r} is not of the form MODULE:FUNCTION")
+    try:
+        function = getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise ValueError(f"cannot import module {module!r}: {error}") from None
+    except AttributeError:
+        raise ValueError(f"module {module!r} has no function {name!r}") from None
+    if not callable(function):
+        raise ValueError(f"{spec} is not a function")
+    return function
