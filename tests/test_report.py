@@ -224,7 +224,7 @@ def test_a_scorecard_is_read_again_when_a_chapter_was_run_again(tmp_path, monkey
     """With --resume the scorecard must not show what another chapter measured before."""
     executed = []
     chapters = {name: project.root() / "notebooks" / f"{name}.ipynb" for name in ("01_data_parallel", "13_scorecard")}
-    monkeypatch.setattr(runner, "notebooks", lambda: chapters)
+    monkeypatch.setattr(project, "notebooks", lambda: chapters)
 
     def execute(name, path, parameters, folder, *rest):
         executed.append(name[:2])

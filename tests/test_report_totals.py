@@ -82,7 +82,7 @@ def told(rows):
 
 def test_the_head_counts_every_claim(page):
     counted = [" ".join(item.get_text().split()) for item in page.find(class_="counts").find_all("li")]
-    assert counted == [*(f"{n} {verdict}" for verdict, n in VERDICTS.items()), "14 claims in all"]
+    assert counted == [*(f"{n} {verdict}" for verdict, n in VERDICTS.items()), "14 claims in 14 cases"]
 
 
 def test_the_chapters_count_their_own_claims(page, rows):
@@ -90,7 +90,7 @@ def test_the_chapters_count_their_own_claims(page, rows):
     for chapter in CLAIMS:
         own = [row for row in rows if row["notebook"] == chapter]
         status = "failed" if chapter == "03_c" else "ok"
-        expected.append([status, "2.0", str(len(own)), told(own)])
+        expected.append([status, "2.0", str(len(own)), str(len(own)), told(own)])
     assert [line[1:] for line in table_below(page, "chapters")] == expected
 
 
@@ -101,7 +101,7 @@ def test_the_kinds_of_evidence_count_their_own_claims(page, rows):
     for kind in sorted({row["evidence"] for row in rows} - {""}):
         own = Counter(row["verdict"] for row in rows if row["evidence"] == kind)
         counted = [str(own[verdict] or "") for verdict in claims.VERDICTS]
-        expected.append([kind, claims.EVIDENCE[kind], str(own.total()), *counted])
+        expected.append([kind, claims.EVIDENCE[kind], str(own.total()), str(own.total()), *counted])
     assert found == expected
 
 
@@ -151,9 +151,9 @@ def test_each_statement_tells_what_was_found_without_the_scorecards_own(page):
 
 
 PAPERS = [
-    ["Shoeybi et al. 2019, Megatron-LM", "1909.08053 §3", "1", "1 fails", "numeric", ""],
-    ["Rajbhandari et al. 2020, ZeRO", ZERO, "5", "2 holds, 1 not measured, 2 fails", "memory, numeric", "3.00%"],
-    ["Patarasuk & Yuan 2009, ring all-reduce", RING, "4", "2 holds, 1 differs, 1 fails", "memory, wire", "1.00%"],
+    ["Shoeybi et al. 2019, Megatron-LM", "1909.08053 §3", "1", "1", "1 fails", "numeric", ""],
+    ["Rajbhandari et al. 2020, ZeRO", ZERO, "5", "5", "2 holds, 1 not measured, 2 fails", "memory, numeric", "3.00%"],
+    ["Patarasuk & Yuan 2009, ring all-reduce", RING, "4", "4", "2 holds, 1 differs, 1 fails", "memory, wire", "1.00%"],
 ]
 
 
@@ -171,16 +171,16 @@ def test_speed_that_misses_its_target_is_told(page):
 
 def test_the_readmes_table_counts_what_fails(rows):
     head, _, *lines = command.markdown(rows).splitlines()
-    assert head == "| evidence | claims | holds | differs | not measured | off | fails |"
+    assert head == "| evidence | claims | cases | holds | differs | not measured | off | fails |"
     found = [[cell.strip().partition(":")[0] for cell in line.split("|")[1:-1]] for line in lines]
     assert found == [
-        ["arithmetic", "1", "1", "", "", "", ""],
-        ["count", "2", "1", "", "", "", "1"],
-        ["memory", "4", "3", "", "", "", "1"],
-        ["numeric", "2", "", "", "", "", "2"],
-        ["time", "1", "", "", "", "1", ""],
-        ["wire", "3", "1", "1", "", "", "1"],
-        ["all", "14", "6", "1", "1", "1", "5"],
+        ["arithmetic", "1", "1", "1", "", "", "", ""],
+        ["count", "2", "2", "1", "", "", "", "1"],
+        ["memory", "4", "4", "3", "", "", "", "1"],
+        ["numeric", "2", "2", "", "", "", "", "2"],
+        ["time", "1", "1", "", "", "", "1", ""],
+        ["wire", "3", "3", "1", "1", "", "", "1"],
+        ["all", "14", "14", "6", "1", "1", "1", "5"],
     ]
 
 
@@ -206,7 +206,7 @@ def test_a_run_of_failing_claims_ends_on_the_report(folder, tmp_path, monkeypatc
     """What the runner hands to the report is every chapter's ledger, whole."""
     out = tmp_path / "run"
     shutil.copytree(folder / "claims", out / "claims")
-    monkeypatch.setattr(runner, "notebooks", lambda: {"01_a": out / "01_a.ipynb", "02_b": out / "02_b.ipynb"})
+    monkeypatch.setattr(project, "notebooks", lambda: {"01_a": out / "01_a.ipynb", "02_b": out / "02_b.ipynb"})
     for name in ("of_sources", "with_inputs"):
         monkeypatch.setattr(runner.fingerprint, name, lambda *of: "same")
     monkeypatch.setattr(runner, "assign", lambda selected, given: {name: {} for name in selected})
@@ -214,7 +214,7 @@ def test_a_run_of_failing_claims_ends_on_the_report(folder, tmp_path, monkeypatc
     runner.run(out=out, say=lambda *a, **k: None)
     page = BeautifulSoup((out / "report.html").read_text(), "html.parser")
     assert [line[3:] for line in table_below(page, "chapters") if len(line) > 1] == [
-        ["5", "2 holds, 1 differs, 1 off, 1 fails"],
-        ["6", "3 holds, 1 not measured, 2 fails"],
+        ["5", "5", "2 holds, 1 differs, 1 off, 1 fails"],
+        ["6", "6", "3 holds, 1 not measured, 2 fails"],
     ]
     assert "s10.fails_too" in (out / "claims.csv").read_text()

@@ -105,7 +105,7 @@ def links(folder: Path, rows: Iterable[dict[str, Any]]) -> dict[str, str]:
         notebook = row["notebook"]
         if notebook not in shown:
             shown[notebook] = places(folder, notebook)
-        cell = shown[notebook].get(row["id"])
+        cell = shown[notebook].get(row["claim"])
         found[row["id"]] = f"{notebook}.ipynb" + (f"#cell-id={cell}" if cell else "")
     return found
 
@@ -149,12 +149,16 @@ def slips(statements: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def totals(rows: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    """Claims by ``notebook`` or ``evidence``: how many of each verdict, and in all."""
+    """Claims by ``notebook`` or ``evidence``: how many, in how many cases, and how many cases of each verdict."""
     found = []
     for name in sorted({row[key] for row in rows if row[key]}):
         own = [row for row in rows if row[key] == name]
-        found.append({key: name, "claims": len(own), **claims.counts(own)})
-    return [*found, {key: "all", "claims": len(rows), **claims.counts(rows)}]
+        found.append({key: name, **_sizes(own), **claims.counts(own)})
+    return [*found, {key: "all", **_sizes(rows), **claims.counts(rows)}]
+
+
+def _sizes(rows: list[dict[str, Any]]) -> dict[str, int]:
+    return {"claims": len(claims.by_claim(rows)), "cases": len(rows)}
 
 
 def evidence_by_chapter(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -191,7 +195,7 @@ def by_paper(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             {
                 "paper": paper,
                 "source": source,
-                "claims": len(own),
+                **_sizes(own),
                 "verdicts": told,
                 "evidence": ", ".join(sorted({row["evidence"] for row in own if row["evidence"]})),
                 "largest deviation of those that hold": f"{max(off):.2%}" if off else "",
@@ -234,7 +238,7 @@ def ratio_text(row: dict[str, Any]) -> str:
 
 
 def _table_row(row: dict[str, Any], address: str) -> str:
-    told = html.escape(row["statement"])
+    told = html.escape(row["statement"] + (f" · {row['case']}" if row["case"] else ""))
     for note in (row["source"], row["reason"]):
         told += f"<br><small>{html.escape(note)}</small>" if note else ""
     linked = f'<a href="{address}">{row["id"]}</a>' if address else row["id"]

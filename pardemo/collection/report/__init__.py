@@ -32,6 +32,7 @@ def write(folder: Path, ended: list[Outcome], rows: list[dict[str, Any]]) -> Pat
         .get_template("report.html.j2")
         .render(
             chapters=chapters,
+            claims=len(claims.by_claim(rows)),
             rows=[_shown(row, addresses[row["id"]]) for row in rows],
             counts=claims.counts(rows),
             by_chapter=scorecard.totals(rows, "notebook"),
@@ -78,7 +79,8 @@ def _chapter(folder: Path, outcome: Outcome, rows: list[dict[str, Any]], has_pag
         "number": name[:2],
         "title": pages.title(folder, name),
         "page": f"{name}.html" if has_page else None,
-        "claims": len(own),
+        "claims": len(claims.by_claim(own)),
+        "cases": len(own),
         "counts": claims.counts(own),
         "pictures": [_picture(p) for p in sorted((folder / "figures").glob(f"{name[:2]}_*.png"))],
     }

@@ -51,10 +51,10 @@ def markdown(rows: list[dict]) -> str:
     from pardemo import claims
     from pardemo.claims import scorecard
 
-    lines = [f"| {' | '.join(('evidence', 'claims', *claims.VERDICTS))} |", "|---|" + "---:|" * 6]
+    lines = [f"| {' | '.join(('evidence', 'claims', 'cases', *claims.VERDICTS))} |", "|---|" + "---:|" * 7]
     for line in scorecard.totals(rows, "evidence"):
         kind = line["evidence"]
         name = f"{kind}: {claims.EVIDENCE[kind]}" if kind in claims.EVIDENCE else kind
-        figures = (line["claims"], *(line[verdict] or "" for verdict in claims.VERDICTS))
+        figures = (line["claims"], line["cases"], *(line[verdict] or "" for verdict in claims.VERDICTS))
         lines.append(f"| {' | '.join((name, *map(str, figures)))} |")
     return "\n".join(lines) + "\n"

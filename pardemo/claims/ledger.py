@@ -1,0 +1,264 @@
+"""The ledger of a chapter: claims booked as they are measured, and what has to be true when it is closed."""
+
+import difflib
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pardemo import project
+from pardemo.claims import declarations
+from pardemo.claims.lines import Closing, Line
+from pardemo.claims.verdicts import AS_PREDICTED, EVIDENCE, RELATIONS, agree, may_be_off, plain, short
+
+COLUMNS = (
+    "id", "notebook", "statement", "source", "predicted", "measured", "unit", "rel", "evidence", "verdict", "reason",
+    "relation", "claim", "case", "because",
+)  # fmt: skip
+_ID = re.compile(r"(s\d{2,3}|\d{2})\.[a-z0-9_.]+")
+
+Figure = float | bool | str
+
+
+class ClaimFailed(AssertionError):
+    """At least one claim of a notebook does not hold."""
+
+
+class Ledger:
+    """The claims of one notebook, written to ``<output folder>/claims/<notebook>.json`` after each measurement.
+
+    What a chapter claims is declared as data (:mod:`pardemo.claims.declarations`); the notebook then says what was
+    predicted and what was measured, and the claim shows as one line:
+
+    >>> claim = Ledger("03_megatron_mlp", folder="example")                          # doctest: +SKIP
+    >>> claim("s30.rows_first", 8, {2: 8.003, 4: 8.002})                              # doctest: +SKIP
+    ✓ rows first: what a rank sends forward: predicted 8 ± 1 % φ, measured 8.003 φ (N = 2), 8.002 φ (N = 4)
+    """
+
+    def __init__(self, notebook: str, folder: str | Path | None = None):
+        self.notebook = notebook
+        self._path = Path(folder or project.output_dir()) / "claims" / f"{notebook}.json"
+        self._declared = declarations.of(notebook)
+        self._rows: dict[str, dict[str, Any]] = {}
+        self._shown: dict[str, int] = {}  # claim -> the notebook's count of executions when its line was shown
+        self._write()
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return list(self._rows.values())
+
+    def __call__(
+        self,
+        id: str,
+        predicted: Figure | Mapping[Any, Figure] | None = None,
+        measured: Figure | Mapping[Any, Figure] | None = None,
+        *,
+        case: Any = None,
+        within: float | Mapping[Any, float] | None = None,
+        instead: Figure | Mapping[Any, Figure] | None = None,
+        evidence: str = "",
+    ) -> None:
+        """Books a declared claim, and shows it as a line of the notebook.
+
+        Args:
+            predicted, measured: in the claim's unit: a figure, or one for each case, as ``{2: …, 4: …}``. One
+                prediction may stand for all cases; none is given where the declaration has the bound.
+            case: of a single figure, where cases come one by one; their line is then shown once and grows.
+            within: the relative tolerance, where it is computed. instead: what holds where the prediction does not, for
+                the reason that the declaration tells: the verdict is then *differs*.
+            evidence: what the meter says that it is, where it is another than the declaration's.
+
+        Raises:
+            ValueError: a claim that the chapter does not declare, a case without its figure.
+        """
+        claim = self._declared.get(id)
+        if claim is None:
+            raise ValueError(self._undeclared(id))
+        if predicted is None:
+            predicted = claim.bound
+        if predicted is None or measured is None:
+            raise ValueError(f"{id}: a claim needs what was {'predicted' if predicted is None else 'measured'}")
+        if instead is not None and not claim.instead:
+            raise ValueError(f'{id}: say in its declaration why it may differ: instead = "…"')
+        for key in measured if isinstance(measured, Mapping) else [case]:
+            self._one(
+                claim,
+                key,
+                _of(predicted, key, id),
+                _of(measured, key, id),
+                claim.within if within is None else _of(within, key, id),
+                None if instead is None else (_of(instead, key, id), claim.instead),
+                evidence or claim.evidence,
+            )
+        self._show(id)
+
+    def _one(self, claim, key, predicted, measured, within, instead, evidence) -> None:
+        told = "" if key is None else claim.case(key)
+        self._judge(
+            claim.id + (f".{_slug(told)}" if told else ""), claim.says, predicted, measured, claim.unit, within,
+            claim.source, evidence, claim.relation, instead, claim.off,
+            claim=claim.id, case=told, because=claim.because,
+        )  # fmt: skip
+
+    def check(
+        self,
+        id: str,
+        statement: str,
+        predicted: Figure,
+        measured: Figure,
+        unit: str = "",
+        rel: float = 0.0,
+        source: str = "",
+        evidence: str = "numeric",
+        *,
+        relation: str = "equal",
+        instead: tuple[Figure, str] | None = None,
+        reason: str = "",
+    ) -> str:
+        """Books a claim that nobody declared, with all that is to be said about it; returns its verdict.
+
+        A cell that is run again in JupyterLab books its claims again: the same id with the same statement replaces the
+        earlier row. With another statement it would be a second claim that hides the first, and is refused; so is any
+        second booking in a run without a reader (``PARDEMO_HEADLESS``), where no cell runs twice.
+
+        Args:
+            predicted, measured: in ``unit``. Equal means |measured − predicted| ≤ ``rel``·|predicted|.
+            relation: ``"equal"``, ``"at most"`` or ``"at least"`` (for bounds and tolerances; ``rel`` is ignored).
+            evidence: how it was measured, one of :data:`EVIDENCE`.
+            instead: (value, reason) that holds where ``predicted`` does not: the verdict is then *differs*.
+            reason: what a reader should know about this measurement. A ``published`` figure that a model of ours
+                misses for a known reason is *off* with it, as times are; without one it fails.
+
+        Raises:
+            ValueError: an id, evidence or relation that does not exist; an id that another claim has; a bound on
+                something that has no order.
+        """
+        return self._judge(
+            id, statement, predicted, measured, unit, rel, source, evidence, relation, instead, reason, claim=id
+        )
+
+    def _judge(
+        self, id, statement, predicted, measured, unit, rel, source, evidence, relation, instead, reason,
+        *, claim, case="", because="",
+    ) -> str:  # fmt: skip
+        if evidence not in EVIDENCE:
+            raise ValueError(f"evidence must be one of {', '.join(EVIDENCE)}, not {evidence!r}")
+        if relation not in RELATIONS:
+            raise ValueError(f"relation must be one of {', '.join(RELATIONS)}, not {relation!r}")
+        predicted, measured = plain(predicted), plain(measured)
+        if agree(predicted, measured, rel, relation):
+            verdict = "holds"
+        elif instead is not None and agree(plain(instead[0]), measured, rel, relation):
+            verdict, reason = "differs", f"{AS_PREDICTED} {short(plain(instead[0]))} predicts: {instead[1]}"
+        else:
+            verdict = "off" if may_be_off(evidence, reason) else "fails"
+        self._book(
+            id, statement, source, predicted, measured, unit, rel, evidence, verdict, reason, relation, claim, case,
+            because,
+        )  # fmt: skip
+        return verdict
+
+    def skip(self, id: str, statement: str = "", reason: str = "", source: str = "") -> str:
+        """Books a claim that could not be measured here, and why; a declared one is shown as its line."""
+        if not reason:
+            raise ValueError("a claim is only skipped with a reason")
+        claim = self._declared.get(id)
+        if claim is None and not statement:
+            raise ValueError(self._undeclared(id))
+        says, source = (claim.says, claim.source) if claim else (statement, source)
+        self._book(id, says, source, None, None, "", 0.0, "", "not measured", reason, "equal", id, "", "")
+        if claim:
+            self._show(id)
+        return "not measured"
+
+    def close(self) -> Closing:
+        """The chapter's closing: one line with the counts, what is not as predicted, and all claims folded.
+
+        Raises:
+            ClaimFailed: claims fail, each is named; or, in a run without a reader, one was declared and neither
+                measured nor skipped.
+        """
+        failed = [r for r in self.rows if r["verdict"] == "fails"]
+        if failed:
+            told = "; ".join(
+                f"{r['id']} ({r['statement']}): predicted {r['predicted']}, measured {r['measured']} {r['unit']}"
+                for r in failed
+            )
+            raise ClaimFailed(f"{len(failed)} of {len(self._rows)} claims fail: {told}")
+        forgotten = self._declared.keys() - {row["claim"] for row in self.rows}
+        if forgotten and "PARDEMO_HEADLESS" in os.environ:
+            raise ClaimFailed(f"declared, and neither measured nor skipped: {', '.join(sorted(forgotten))}")
+        return Closing(self.rows)
+
+    def _undeclared(self, id: str) -> str:
+        near = difflib.get_close_matches(id, self._declared, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return f"{declarations.FOLDER.name}/{self.notebook}.toml declares no claim {id!r}{hint}"
+
+    def _show(self, claim: str) -> None:
+        """The claim's line in the notebook; cases that come later in the same cell join it."""
+        shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+        if shell is None:
+            return
+        from IPython.display import display
+
+        line = Line([row for row in self._rows.values() if row["claim"] == claim])
+        again = self._shown.get(claim) == shell.execution_count
+        display(line, display_id=f"{self.notebook}/{claim}/{shell.execution_count}", update=again)
+        self._shown[claim] = shell.execution_count
+
+    def _book(self, id: str, *values: Any) -> None:
+        if not _ID.fullmatch(id):
+            raise ValueError(f"a claim's id looks like s09.sent_per_rank or 01.bucket_order, not {id!r}")
+        row = dict(zip(COLUMNS, (id, self.notebook, *values), strict=True))
+        before = self._rows.get(id, row)
+        twice = id in self._rows and "PARDEMO_HEADLESS" in os.environ
+        if twice or (before["statement"], before["case"]) != (row["statement"], row["case"]):
+            raise ValueError(f"the id {id} is taken, by {before['statement']!r}: {row['statement']!r} needs its own")
+        self._rows[id] = row
+        self._write()
+
+    def _write(self) -> None:
+        project.write_json(self._path, self.rows)
+
+
+def read(folder: str | Path | None = None) -> list[dict[str, Any]]:
+    """All claims of a run's folder, in the order of the notebooks: a row for each case.
+
+    Raises:
+        FileNotFoundError: no run has written claims there.
+        ValueError: a ledger that is not one.
+    """
+    folder = Path(folder or project.output_dir())
+    files = sorted((folder / "claims").glob("*.json"))
+    if not files:
+        raise FileNotFoundError(f"no claims in {folder}: run `pardemo run` first, or name a run's folder")
+    return [row for file in files for row in read_ledger(file)]
+
+
+def read_ledger(file: Path) -> list[dict[str, Any]]:
+    """The claims of one notebook; ValueError where the file is not such a ledger."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(found, list):
+            raise TypeError("not a list")
+        return [{name: row[name] for name in COLUMNS} for row in found]
+    except (ValueError, KeyError, TypeError, IsADirectoryError) as error:
+        raise ValueError(f"{file} is not a ledger of claims: {error}") from None
+
+
+def _of(figures: Any, key: Any, id: str) -> Any:
+    """The figure of a case; one that is given alone is every case's."""
+    if not isinstance(figures, Mapping):
+        return figures
+    if key not in figures:
+        raise ValueError(f"{id}: no figure for the case {key!r}; there are: {', '.join(map(repr, figures))}")
+    return figures[key]
+
+
+def _slug(case: str) -> str:
+    """``N = 4, sent`` -> ``n4_sent``: the case's part of a row's id."""
+    return re.sub(r"[^a-z0-9]+", "_", case.lower().replace(" = ", "")).strip("_")

@@ -1,0 +1,161 @@
+"""Claims as a reader sees them: a line each, and a chapter's closing."""
+
+import html
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pardemo.claims.verdicts import VERDICTS, predicted_text, short
+
+#: Sign and colour of a verdict, readable on light and on dark pages.
+SIGNS = {
+    "holds": ("✓", "#2f9e44"),
+    "differs": ("≠", "#d9730d"),
+    "off": ("≈", "#d9730d"),
+    "not measured": ("–", "#868e96"),
+    "fails": ("✗", "#e03131"),
+}
+FEW = 8  # cases that one line can tell
+
+
+class Line:
+    """One claim with its cases, as HTML for notebooks and as text for terminals.
+
+    Args:
+        rows: the ledger's rows of one claim, at least one.
+    """
+
+    def __init__(self, rows: Sequence[dict[str, Any]]):
+        self._rows = list(rows)
+
+    def __repr__(self) -> str:
+        sign, _ = SIGNS[worst(self._rows)]
+        told = [f"{sign} {self._rows[0]['statement']}: {_figures(self._rows)}  [{self._rows[0]['claim']}]"]
+        return "\n".join([*told, *(f"  {sentence}" for sentence in _sentences(self._rows))])
+
+    def _repr_html_(self) -> str:
+        rows, verdict = self._rows, worst(self._rows)
+        sign, colour = SIGNS[verdict]
+        first = rows[0]
+        hint = "; ".join(filter(None, (first["because"], first["source"], first["evidence"])))
+        head = (
+            f'<span style="color:{colour};font-weight:bold" title="{verdict}">{sign}</span> '
+            f"{html.escape(first['statement'])}: {_figures(rows, bold=True)} "
+            f'<small style="opacity:.6" title="{html.escape(hint, quote=True)}">{first["claim"]}</small>'
+        )
+        below = "".join(f'<div style="margin-left:1.4em;opacity:.85">{html.escape(s)}</div>' for s in _sentences(rows))
+        if len(rows) > FEW:
+            head = f"<details><summary>{head}</summary>{_table(rows)}</details>"
+        return f'<div class="claim" style="margin:.15em 0">{head}{below}</div>'
+
+
+class Closing:
+    """A chapter's claims at its end: the counts, what is not as predicted with its sentence, and all of it folded."""
+
+    def __init__(self, rows: Sequence[dict[str, Any]]):
+        self._rows = list(rows)
+        self._claims = list(by_claim(rows).values())
+
+    def __repr__(self) -> str:
+        odd = [repr(Line(rows)) for rows in self._claims if worst(rows) != "holds"]
+        return "\n".join([summary(self._rows), *odd])
+
+    def _repr_html_(self) -> str:
+        odd = "".join(Line(rows)._repr_html_() for rows in self._claims if worst(rows) != "holds")
+        table = f"<details><summary>all of them</summary>{_table(self._rows)}</details>" if self._rows else ""
+        return f'<div class="claims"><p><b>{html.escape(summary(self._rows))}</b></p>{odd}{table}</div>'
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> str:
+    """``37 claims in 62 cases: 35 hold, 2 differ.``"""
+    if not rows:
+        return "No claim yet."
+    verdicts = [worst(own) for own in by_claim(rows).values()]
+    cases = f" in {len(rows)} cases" if len(rows) != len(verdicts) else ""
+    plural = {"holds": "hold", "differs": "differ", "fails": "fail"}
+    told = [
+        f"{n} {verdict if n == 1 else plural.get(verdict, verdict)}"
+        for verdict in VERDICTS
+        if (n := verdicts.count(verdict))
+    ]
+    return f"{len(verdicts)} claim{'s' if len(verdicts) != 1 else ''}{cases}: {', '.join(told)}."
+
+
+def by_claim(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The rows of each claim, by its id, in their order."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(row["claim"], []).append(row)
+    return found
+
+
+def worst(rows: Iterable[dict[str, Any]]) -> str:
+    """A claim's verdict is that of its worst case."""
+    return max((row["verdict"] for row in rows), key=VERDICTS.index)
+
+
+def _figures(rows: list[dict[str, Any]], bold: bool = False) -> str:
+    """``predicted 8 φ ± 1 %, measured 8.00 (N = 2), 8.01 (N = 4)``, shortened where that says as much."""
+    measured = [row for row in rows if row["measured"] is not None]
+    if not measured:
+        return "not measured"
+    if all(row["measured"] is row["predicted"] is True for row in measured):
+        cases = ", ".join(row["case"] for row in measured if row["case"])
+        return f"yes ({cases})" if cases else "yes"
+    unit = f" {rows[0]['unit']}" if rows[0]["unit"] else ""
+    strong = (lambda text: f"<b>{html.escape(text)}</b>") if bold else (lambda text: text)
+    plain = html.escape if bold else str
+    if len(measured) > FEW:
+        return f"{len(measured)} cases, {plain(_spread(measured))}"
+    if len({predicted_text(row) for row in measured}) == 1:
+        found = {short(row["measured"]) for row in measured}
+        one = len(found) == 1 and len(measured) > 1  # every case found the same
+        cases = ", ".join(plain(row["case"]) for row in measured)
+        told = (
+            f"{strong(found.pop())}{plain(unit)} ({cases})"
+            if one
+            else ", ".join(
+                strong(short(row["measured"])) + plain(unit) + (f" ({plain(row['case'])})" if row["case"] else "")
+                for row in measured
+            )
+        )
+        return f"predicted {plain(predicted_text(measured[0]))}{plain(unit)}, measured {told}"
+    return "; ".join(
+        (f"{plain(row['case'])}: " if row["case"] else "")
+        + f"predicted {plain(predicted_text(row))}{plain(unit)}, measured {strong(short(row['measured']))}"
+        for row in measured
+    )
+
+
+def _spread(rows: list[dict[str, Any]]) -> str:
+    pairs = [(row["predicted"], row["measured"]) for row in rows if row["relation"] == "equal"]
+    numbers = [(p, m) for p, m in pairs if not isinstance(p, (bool, str)) and not isinstance(m, (bool, str)) and p]
+    if len(numbers) == len(rows):
+        ratios = [m / p for p, m in numbers]
+        return f"measured over predicted {min(ratios):.4g} to {max(ratios):.4g}"
+    if not pairs:
+        values = [row["measured"] for row in rows]
+        return f"predicted {predicted_text(rows[0])}, measured {short(min(values))} to {short(max(values))}"
+    return ", ".join(f"{n} {verdict}" for verdict in VERDICTS if (n := [r["verdict"] for r in rows].count(verdict)))
+
+
+def _sentences(rows: list[dict[str, Any]]) -> list[str]:
+    """What a reader has to know about a claim that is not as predicted; once, where its cases share it."""
+    told = {}
+    for row in rows:
+        if row["verdict"] != "holds" and row["reason"]:
+            told.setdefault(f"{row['verdict']}: {row['reason']}", None)
+    return list(told)
+
+
+def _table(rows: Iterable[dict[str, Any]]) -> str:
+    heads = "".join(f"<th>{head}</th>" for head in ("claim", "case", "predicted", "measured", "evidence", ""))
+    lines, before = [], ""
+    for row in rows:
+        told = f"{html.escape(row['statement'])} <small>{row['claim']}</small>" if row["claim"] != before else ""
+        before = row["claim"]
+        measured = short(row["measured"]) + (f" {row['unit']}" if row["unit"] and row["measured"] is not None else "")
+        sign, colour = SIGNS[row["verdict"]]
+        cells = (told, *map(html.escape, (row["case"], predicted_text(row), measured, row["evidence"])))
+        mark = f'<td style="color:{colour}" title="{row["verdict"]}">{sign}</td>'
+        lines.append(f'<tr id="{row["id"]}">' + "".join(f"<td>{cell}</td>" for cell in cells) + mark + "</tr>")
+    return f"<table><tr>{heads}</tr>{''.join(lines)}</table>"

@@ -1,0 +1,94 @@
+"""What a prediction and a measurement amount to, and how figures are told."""
+
+import math
+from typing import Any
+
+EVIDENCE = {
+    "wire": "bytes counted by the kernel",
+    "memory": "bytes of tensors, followed one by one",
+    "numeric": "results compared",
+    "count": "operations counted",
+    "time": "seconds on this machine",
+    "paced": "seconds, where a wait stands for computation",
+    "arithmetic": "recomputed only",
+    "published": "figures of a paper, compared",
+}
+RELATIONS = ("equal", "at most", "at least")
+VERDICTS = ("holds", "differs", "not measured", "off", "fails")
+#: How a row's reason begins that differs, and is right as something else predicts.
+AS_PREDICTED = "measured as"
+
+
+def agree(predicted: Any, measured: Any, rel: float, relation: str) -> bool:
+    """Whether a measurement is what was predicted; :meth:`pardemo.Ledger.check` says what that means.
+
+    Raises:
+        ValueError: a bound on something that has no order.
+    """
+    texts = isinstance(predicted, str) or isinstance(measured, str)
+    if relation != "equal" and texts:
+        raise ValueError("a bound needs numbers on both sides")
+    if texts or isinstance(predicted, bool) or isinstance(measured, bool):
+        return type(predicted) is type(measured) and predicted == measured
+    if not math.isfinite(measured) or (relation == "equal" and not math.isfinite(predicted)):
+        return False
+    if relation == "at most":
+        return measured <= predicted
+    if relation == "at least":
+        return measured >= predicted
+    return abs(measured - predicted) <= rel * abs(predicted)
+
+
+def may_be_off(evidence: str, reason: str) -> bool:
+    """Seconds depend on the machine, and a paper's figure may be missed for a reason that is told."""
+    return evidence in ("time", "paced") or (evidence == "published" and bool(reason))
+
+
+def agrees(row: dict[str, Any]) -> bool:
+    """Whether a row's measurement is what it predicts, judged anew from the figures of the row."""
+    return row["measured"] is not None and agree(row["predicted"], row["measured"], row["rel"], row["relation"])
+
+
+def follows(row: dict[str, Any]) -> bool:
+    """Whether a row's verdict is what a :class:`pardemo.Ledger` gives for its figures."""
+    verdict, reason = row["verdict"], row["reason"]
+    if row["measured"] is None:
+        return verdict == "not measured" and bool(reason)
+    if agrees(row):
+        return verdict == "holds"
+    if verdict == "differs":
+        return reason.startswith(AS_PREDICTED)
+    return verdict == ("off" if may_be_off(row["evidence"], reason) else "fails")
+
+
+def plain(value: Any) -> float | int | bool | str:
+    """Numbers of numpy and torch become Python's: a ledger is JSON."""
+    if isinstance(value, (bool, str)):
+        return value
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, (bool, int)):
+        return value
+    if not isinstance(value, float):
+        raise ValueError(f"a claim compares numbers, truths or texts, not {type(value).__name__}")
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+
+
+def predicted_text(row: dict[str, Any]) -> str:
+    """The prediction as a table shows it, with its tolerance: ``4,194,304``, ``52.1 ± 1 %``, ``≤ 1e-06``."""
+    bound, tolerance = {"at most": "≤ ", "at least": "≥ "}.get(row["relation"], ""), ""
+    compared = isinstance(row["predicted"], (int, float)) and not isinstance(row["predicted"], bool)
+    if compared and not bound and row["rel"]:
+        tolerance = f" ± {100 * row['rel']:.3g} %"
+    return bound + short(row["predicted"]) + tolerance
+
+
+def short(value: Any) -> str:
+    """A figure as a table shows it: 6,291,456, 0.0312, 1.2e-07, True."""
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return str(value)
+    if float(value).is_integer() and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.4g}"
