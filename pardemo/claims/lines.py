@@ -15,6 +15,7 @@ SIGNS = {
     "fails": ("✗", "#e03131"),
 }
 FEW = 8  # cases that one line can tell
+NOTICED = 0.001  # a tolerance below a tenth of a per cent
 
 
 class Line:
@@ -99,7 +100,7 @@ def _figures(rows: list[dict[str, Any]], bold: bool = False) -> str:
     if not measured:
         return "not measured"
     if all(row["measured"] is row["predicted"] is True for row in measured):
-        cases = ", ".join(row["case"] for row in measured if row["case"])
+        cases = "; ".join(row["case"] for row in measured if row["case"])
         return f"yes ({cases})" if cases else "yes"
     unit = f" {rows[0]['unit']}" if rows[0]["unit"] else ""
     strong = (lambda text: f"<b>{html.escape(text)}</b>") if bold else (lambda text: text)
@@ -109,7 +110,7 @@ def _figures(rows: list[dict[str, Any]], bold: bool = False) -> str:
     if len({predicted_text(row) for row in measured}) == 1:
         found = {short(row["measured"]) for row in measured}
         one = len(found) == 1 and len(measured) > 1  # every case found the same
-        cases = ", ".join(plain(row["case"]) for row in measured)
+        cases = "; ".join(plain(row["case"]) for row in measured)
         told = (
             f"{strong(found.pop())}{plain(unit)} ({cases})"
             if one
@@ -118,12 +119,20 @@ def _figures(rows: list[dict[str, Any]], bold: bool = False) -> str:
                 for row in measured
             )
         )
-        return f"predicted {plain(predicted_text(measured[0]))}{plain(unit)}, measured {told}"
+        return f"{plain(_prediction(measured[0]))}{plain(unit)}, measured {told}"
     return "; ".join(
         (f"{plain(row['case'])}: " if row["case"] else "")
-        + f"predicted {plain(predicted_text(row))}{plain(unit)}, measured {strong(short(row['measured']))}"
+        + f"{plain(_prediction(row))}{plain(unit)}, measured {strong(short(row['measured']))}"
         for row in measured
     )
+
+
+def _prediction(row: dict[str, Any]) -> str:
+    """``predicted 8 ± 1 %``, ``at most 1e-05``; a tolerance that no reader would notice is left to the table."""
+    if row["relation"] != "equal":
+        return f"{row['relation']} {short(row['predicted'])}"
+    told = predicted_text(row) if row["rel"] >= NOTICED else short(row["predicted"])
+    return f"predicted {told}"
 
 
 def _spread(rows: list[dict[str, Any]]) -> str:
@@ -134,7 +143,7 @@ def _spread(rows: list[dict[str, Any]]) -> str:
         return f"measured over predicted {min(ratios):.4g} to {max(ratios):.4g}"
     if not pairs:
         values = [row["measured"] for row in rows]
-        return f"predicted {predicted_text(rows[0])}, measured {short(min(values))} to {short(max(values))}"
+        return f"{_prediction(rows[0])}, measured {short(min(values))} to {short(max(values))}"
     return ", ".join(f"{n} {verdict}" for verdict in VERDICTS if (n := [r["verdict"] for r in rows].count(verdict)))
 
 
