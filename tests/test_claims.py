@@ -376,7 +376,7 @@ def test_a_declared_claim_that_fails_or_is_forgotten_fails_the_notebook(declared
     claim("s09.sent", 8, 8)
     claim.close()  # a reader may run a part
     monkeypatch.setenv("PARDEMO_HEADLESS", "1")
-    with pytest.raises(claims.ClaimFailed, match="neither measured nor skipped: 01[.]same, 01[.]seconds, s09[.]error"):
+    with pytest.raises(claims.ClaimFailed, match=r"neither measured nor skipped: 01\.same, 01\.seconds, s09\.error"):
         claim.close()
 
 
