@@ -6,7 +6,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from pardemo.collection.figures.explore import is_headless
-from pardemo.collection.figures.style import COLOURS, new
+from pardemo.collection.figures.style import COLOURS, draw, new
 from pardemo.planner.footprint import LINES
 from pardemo.planner.memory import Curve
 from pardemo.tables import show
@@ -27,8 +27,6 @@ SHADES = {
 
 def memory_chart(bars: Mapping[str, Mapping[str, float]], capacity_bytes: float, title: str = "") -> Figure:
     """Stacked bars of GB, one for each entry of ``bars`` (lines in bytes), and the GPU's capacity as a line."""
-    import matplotlib.pyplot as plt
-
     fig, ax = new(size=(9.0, 4.2))
     base = [0.0] * len(bars)
     for kind in LINES:
@@ -46,7 +44,6 @@ def memory_chart(bars: Mapping[str, Mapping[str, float]], capacity_bytes: float,
     ax.set(ylabel="GB per GPU at the peak", xlim=(-1.0, len(bars) - 0.5), ylim=(0, top), title=title)
     ax.grid(axis="x", visible=False)
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    plt.close(fig)
     return fig
 
 
@@ -61,13 +58,17 @@ def memory_explorer(curve: Curve, capacity_bytes: float) -> Any:
             rows.append({"micro-batch": samples, "GB": round(found.peak_bytes / 1e9, 1), "fits": fits} | lines)
         return show(rows)
     import ipywidgets as widgets
+    from IPython.display import display
 
-    def draw(samples: int, offload: str):
+    def redraw(samples: int, offload: str) -> None:
         found = curve.estimate(samples, offload=offload)
-        return memory_chart({f"micro-batch {samples}": found.lines}, capacity_bytes, f"offload: {offload}")
+        chart = memory_chart({f"micro-batch {samples}": found.lines}, capacity_bytes, f"offload: {offload}")
+        told = f"Micro-batch {samples}, offload {offload}: {found.peak_bytes / 1e9:.1f} GB at the peak."
+        display(draw(chart, told))  # interactive shows what is displayed, not what is returned
 
     return widgets.interactive(
-        draw,
-        samples=widgets.IntSlider(8, min=1, max=64, description="batch"),
+        redraw,
+        # each move replays the allocator: drawn when the slider is let go
+        samples=widgets.IntSlider(8, min=1, max=64, description="batch", continuous_update=False),
         offload=widgets.Dropdown(options=["none", "optimizer"], description="offload"),
     )

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -29,6 +30,13 @@ HANG = [
     "Path('again.json').write_text(json.dumps([os.getpid(), *world.run(pid)]));",
 ]
 
+#: The widget of chapter 10 over a small model's dry runs: the chapter's own take a minute.
+PLAN = [
+    "from pardemo.planner import examples, explorer\nfrom pardemo.planner.memory import Curve\n"
+    "curve = Curve(examples.job('llama', 'zero-2', 2, True, False).but(engine='plain'))",
+    "explorer.memory_explorer(curve, 80e9)",
+]
+
 
 @pytest.fixture(scope="module")
 def lab(chromium, tmp_path_factory):  # no browser: no server
@@ -37,6 +45,8 @@ def lab(chromium, tmp_path_factory):  # no browser: no server
     shutil.copytree(project.root() / "notebooks", home / "notebooks")
     cells = [nbformat.v4.new_code_cell(source) for source in HANG]
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel()), home / "notebooks" / "hang.ipynb")
+    cells = [nbformat.v4.new_code_cell(source) for source in PLAN]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel()), home / "notebooks" / "plan.ipynb")
     for name, value in SETTINGS.items():
         project.write_json(home / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings", value)
     token = secrets.token_hex(16)
@@ -152,10 +162,26 @@ def test_notebook_01_runs_to_its_end(open_notebook):
     assert all(width > 300 for width in drawn), "every picture is there, once"
 
 
-def test_sliders_move_the_picture(open_notebook):
-    reader = open_notebook("06_zero_memory")
-    cells = nbformat.read(reader.folder / "06_zero_memory.ipynb", as_version=4).cells
-    (sliders,) = [k for k, cell in enumerate(cells) if "states_explorer" in cell.source]
+def test_every_chapter_with_a_widget_has_its_test_here():
+    made = {
+        path.stem
+        for path in project.PACKAGE.rglob("*.py")
+        if re.search(r"^def \w+_explorer\(", path.read_text(), re.MULTILINE)
+    }
+    assert made == {"explore", "explorer"}
+    asked = {name: re.findall(r"(\w+_explorer)\(", path.read_text()) for name, path in project.notebooks().items()}
+    assert {name: used for name, used in asked.items() if used} == {
+        "06_zero_memory": ["states_explorer"],
+        "10_baichuan2_plan": ["memory_explorer"],
+    }
+    assert not [name for name, path in project.notebooks().items() if "ipywidgets" in path.read_text()]
+
+
+@pytest.mark.parametrize(("name", "slider"), [("06_zero_memory", "stage"), ("plan", "batch")])
+def test_sliders_move_the_picture(open_notebook, name, slider):
+    reader = open_notebook(name)
+    cells = nbformat.read(reader.folder / f"{name}.ipynb", as_version=4).cells
+    (sliders,) = [k for k, cell in enumerate(cells) if "_explorer(" in cell.source]
     imports = next(k for k, cell in enumerate(cells) if cell.cell_type == "code")
     for cell in (imports, sliders):  # what lies between starts worlds, which the formula does not need
         reader.press_run(cell)
@@ -163,7 +189,7 @@ def test_sliders_move_the_picture(open_notebook):
     picture = output.locator("img").first
     reader.until(picture.count, 120, "sliders and a picture")
     before = picture.get_attribute("src")
-    handle = output.locator(".widget-slider", has_text="stage").locator(".noUi-handle")
+    handle = output.locator(".widget-slider", has_text=slider).locator(".noUi-handle")
     handle.focus()
     reader.page.keyboard.press("ArrowRight")
     reader.until(lambda: picture.get_attribute("src") != before, 30, "the picture follows the slider")
