@@ -363,7 +363,7 @@ def test_what_differs_is_off_or_skipped_is_told_in_the_declarations_words(declar
     assert claim.rows[0]["reason"] == "measured as 16 predicts: the library sends all of it"
     closing = repr(claim.close())
     assert closing.splitlines()[0] == "3 claims in 4 cases: 1 differs, 1 not measured, 1 off."
-    for sentence in ("the library sends all of it", "two cores are shared", "one rank alone"):
+    for sentence in ("It is 16 instead: the library sends all of it.", "Two cores are shared.", "One rank alone."):
         assert sentence in closing
 
 
@@ -422,7 +422,7 @@ def test_a_claim_shows_as_one_line(declared):
     line = Line([row for row in claim.rows if row["claim"] == "s09.sent"])
     assert repr(line).splitlines() == [
         "≠ what a rank sends: predicted 8 ± 1 % φ, measured 8.003 φ (N = 2), 16 φ (N = 4)  [s09.sent]",
-        "  differs: measured as 16 predicts: the library sends all of it",
+        "  It is 16 instead: the library sends all of it.",
     ]
     page = BeautifulSoup(line._repr_html_(), "html.parser")
     assert page.find("span")["title"] == "differs"

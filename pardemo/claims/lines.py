@@ -1,10 +1,11 @@
 """Claims as a reader sees them: a line each, and a chapter's closing."""
 
 import html
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pardemo.claims.verdicts import VERDICTS, predicted_text, short
+from pardemo.claims.verdicts import AS_PREDICTED, VERDICTS, predicted_text, short
 
 #: Sign and colour of a verdict, readable on light and on dark pages.
 SIGNS = {
@@ -152,7 +153,9 @@ def _sentences(rows: list[dict[str, Any]]) -> list[str]:
     told = {}
     for row in rows:
         if row["verdict"] != "holds" and row["reason"]:
-            told.setdefault(f"{row['verdict']}: {row['reason']}", None)
+            instead = re.fullmatch(rf"{AS_PREDICTED} (.+?) predicts: (.+)", row["reason"], re.DOTALL)
+            sentence = f"It is {instead[1]} instead: {instead[2]}" if instead else row["reason"]
+            told.setdefault(sentence[0].upper() + sentence[1:] + "." * (sentence[-1] not in ".!?"), None)
     return list(told)
 
 

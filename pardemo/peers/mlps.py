@@ -20,13 +20,13 @@ class Beside(NamedTuple):
     Attributes:
         error: the largest relative error of the output, the input's gradient and this rank's parts of the weights'.
         sent_bytes: of a forward and a backward pass. calls: all-reduces in each of the two.
-        share_of_flops: this rank's operations over the plain MLP's; only of ours.
+        share_of_flops: this rank's operations over the plain MLP's.
     """
 
     error: float
     sent_bytes: int
     calls: dict[str, int]
-    share_of_flops: float = 0.0
+    share_of_flops: float
 
 
 def ours(batch: int, sequence: int, hidden: int) -> Beside:
@@ -37,16 +37,21 @@ def ours(batch: int, sequence: int, hidden: int) -> Beside:
     found, mine = _both_ways(parts, x)
     truth = dict(gpt.parallel_mlp(gpt.gradients_as_weights(mlp)).named_parameters())
     weights = gpt.largest_error(gpt.gradients(parts), truth)
-    with FlopCounterMode(display=False) as whole:
-        _both_ways(mlp, x)
-    with FlopCounterMode(display=False) as part:
-        _both_ways(parts, x)
     error = max(gpt.relative_error(found, expected), gpt.relative_error(mine, gradient), weights)
-    return Beside(error, *_sent(parts, x), part.get_total_flops() / whole.get_total_flops())
+    return Beside(error, *_sent(parts, x), _share_of_flops(parts, x, mlp, x))
 
 
-def theirs(library: str, batch: int, sequence: int, hidden: int) -> Beside:
-    """The same in ``"megatron"`` (Megatron-core) or ``"dtensor"`` (torch's DTensor). Collective, on all ranks."""
+def megatron(batch: int, sequence: int, hidden: int) -> Beside:
+    """The same by Megatron-core's layers."""
+    return _theirs("megatron", batch, sequence, hidden)
+
+
+def dtensor(batch: int, sequence: int, hidden: int) -> Beside:
+    """The same by torch's ColwiseParallel and RowwiseParallel."""
+    return _theirs("dtensor", batch, sequence, hidden)
+
+
+def _theirs(library: str, batch: int, sequence: int, hidden: int) -> Beside:
     from pardemo.peers import megatron
 
     peer = import_module(f"pardemo.peers.{library}")
@@ -61,7 +66,7 @@ def theirs(library: str, batch: int, sequence: int, hidden: int) -> Beside:
         found, mine = _both_ways(layer, turn(x))
         weights = gpt.largest_error(peer.gradients(layer), truth)
         error = max(gpt.relative_error(turn(found), expected), gpt.relative_error(turn(mine), gradient), weights)
-        return Beside(error, *_sent(layer, turn(x)))
+        return Beside(error, *_sent(layer, turn(x)), _share_of_flops(layer, turn(x), mlp, x))
 
 
 def halves(numel: int) -> dict[str, int]:
@@ -108,6 +113,14 @@ def _sent(layer: Callable, x: torch.Tensor) -> tuple[int, dict[str, int]]:
             loss.backward()
     calls = {"forward": sum(forward.counts.values()), "backward": sum(backward.counts.values())}
     return wire.sent_bytes, calls
+
+
+def _share_of_flops(layer: Callable, mine: torch.Tensor, mlp: Callable, x: torch.Tensor) -> float:
+    with FlopCounterMode(display=False) as part:
+        _both_ways(layer, mine)
+    with FlopCounterMode(display=False) as whole:
+        _both_ways(mlp, x)
+    return part.get_total_flops() / whole.get_total_flops()
 
 
 def _turned(x: torch.Tensor) -> torch.Tensor:

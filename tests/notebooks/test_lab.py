@@ -148,18 +148,27 @@ def open_notebook(lab, chromium):
         reader.page.close()
 
 
-def test_notebook_01_runs_to_its_end(open_notebook):
-    reader = open_notebook("01_data_parallel")
+def test_notebook_03_runs_to_its_end(open_notebook):
+    """A lesson as its reader runs it: cells on ranks, guesses, drawings, claims in a line."""
+    reader = open_notebook("03_megatron_mlp")
     reader.menu("Run", "Run All Cells")
     reader.until(lambda: all(p.strip("[]: ").isdigit() for p in reader.prompts()), 600, "Run All")
     assert reader.errors() == []
     last = reader.page.locator(".jp-CodeCell").last.locator(".jp-OutputArea").inner_text()
-    assert "s09.sent_per_rank.n4" in last
-    assert "holds" in last
-    assert "fails" not in last
+    assert re.search(r"\d+ claims in \d+ cases: \d+ hold", last)
+    assert "fail" not in last
     drawn = reader.page.locator(".jp-OutputArea img").evaluate_all("all => all.map(image => image.naturalWidth)")
-    assert len(drawn) == 5
+    assert len(drawn) == 3
     assert all(width > 300 for width in drawn), "every picture is there, once"
+    shown = reader.page.locator(".jp-OutputArea svg[role=img]").evaluate_all("all => all.map(s => s.clientWidth)")
+    assert len(shown) == 3
+    assert all(width > 300 for width in shown)
+    lines = reader.page.locator(".jp-OutputArea .claim").all_inner_texts()
+    assert [line for line in lines if "s26.both_cuts" in line], "the claim stands where it was measured"
+    answer = reader.page.locator(".jp-OutputArea details.guess").first
+    assert "It is 0" not in answer.inner_text(), "folded, for a reader who has not guessed"
+    answer.locator("summary").click()
+    assert "It is 0" in answer.inner_text()
 
 
 def test_every_chapter_with_a_widget_has_its_test_here():

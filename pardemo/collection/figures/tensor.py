@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import torch
+from matplotlib.patches import Patch
 
 from pardemo.collection.figures.charts import bars, gantt, kind_legend
 from pardemo.collection.figures.style import COLOURS, Picture, new, save
@@ -27,6 +28,7 @@ def sent_by_order(found: Mapping[str, float], predicted: Sequence[float], ranks:
     for place, value in enumerate(found.values()):
         ax.annotate(f"{value:.1f} φ", (place, value), (0, 3), textcoords="offset points", ha="center")
     ax.set(ylabel=f"sent by a rank, φ (N = {ranks})", ylim=(0, 1.15 * max(predicted)))
+    ax.legend(handles=[Patch(fill=False, edgecolor="black", label="predicted")], loc="upper right")
     told = ", ".join(f"{label.replace(chr(10), ' ')} {value:.1f} φ" for label, value in found.items())
     return save(fig, "03_bytes", f"Bytes that a rank sends: {told}; outlines are predicted.")
 
