@@ -421,7 +421,7 @@ def test_a_claim_shows_as_one_line(declared):
     claim("01.same", True, True)
     line = Line([row for row in claim.rows if row["claim"] == "s09.sent"])
     assert repr(line).splitlines() == [
-        "≠ what a rank sends: predicted 8 ± 1 % φ, measured 8.003 φ (N = 2), 16 φ (N = 4)  [s09.sent]",
+        "≠ what a rank sends: predicted 8 φ ± 1 %, measured 8.003 φ (N = 2), 16 φ (N = 4)  [s09.sent]",
         "  It is 16 instead: the library sends all of it.",
     ]
     page = BeautifulSoup(line._repr_html_(), "html.parser")

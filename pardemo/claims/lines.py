@@ -103,7 +103,7 @@ def _figures(rows: list[dict[str, Any]], bold: bool = False) -> str:
     if all(row["measured"] is row["predicted"] is True for row in measured):
         cases = "; ".join(row["case"] for row in measured if row["case"])
         return f"yes ({cases})" if cases else "yes"
-    unit = f" {rows[0]['unit']}" if rows[0]["unit"] else ""
+    unit = _unit(rows[0])
     strong = (lambda text: f"<b>{html.escape(text)}</b>") if bold else (lambda text: text)
     plain = html.escape if bold else str
     if len(measured) > FEW:
@@ -120,20 +120,24 @@ def _figures(rows: list[dict[str, Any]], bold: bool = False) -> str:
                 for row in measured
             )
         )
-        return f"{plain(_prediction(measured[0]))}{plain(unit)}, measured {told}"
+        return f"{plain(_prediction(measured[0], unit))}, measured {told}"
     return "; ".join(
         (f"{plain(row['case'])}: " if row["case"] else "")
-        + f"{plain(_prediction(row))}{plain(unit)}, measured {strong(short(row['measured']))}"
+        + f"{plain(_prediction(row, unit))}, measured {strong(short(row['measured']))}{plain(unit)}"
         for row in measured
     )
 
 
-def _prediction(row: dict[str, Any]) -> str:
-    """``predicted 8 ± 1 %``, ``at most 1e-05``; a tolerance that no reader would notice is left to the table."""
+def _unit(row: dict[str, Any]) -> str:
+    return f" {row['unit']}" if row["unit"] else ""
+
+
+def _prediction(row: dict[str, Any], unit: str) -> str:
+    """``predicted 8 φ ± 1 %``, ``at most 1e-05``; a tolerance that no reader would notice is left to the table."""
+    figure = short(row["predicted"]) + unit
     if row["relation"] != "equal":
-        return f"{row['relation']} {short(row['predicted'])}"
-    told = predicted_text(row) if row["rel"] >= NOTICED else short(row["predicted"])
-    return f"predicted {told}"
+        return f"{row['relation']} {figure}"
+    return f"predicted {figure}" + (f" ± {100 * row['rel']:.3g} %" if row["rel"] >= NOTICED else "")
 
 
 def _spread(rows: list[dict[str, Any]]) -> str:
@@ -144,7 +148,7 @@ def _spread(rows: list[dict[str, Any]]) -> str:
         return f"measured over predicted {min(ratios):.4g} to {max(ratios):.4g}"
     if not pairs:
         values = [row["measured"] for row in rows]
-        return f"{_prediction(rows[0])}, measured {short(min(values))} to {short(max(values))}"
+        return f"{_prediction(rows[0], _unit(rows[0]))}, measured {short(min(values))} to {short(max(values))}"
     return ", ".join(f"{n} {verdict}" for verdict in VERDICTS if (n := [r["verdict"] for r in rows].count(verdict)))
 
 

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from pardemo.collection.figures.explore import is_headless
 from pardemo.collection.figures.style import COLOURS, draw, new
-from pardemo.planner.footprint import LINES
+from pardemo.planner.footprint import LINES, Footprint
 from pardemo.planner.memory import Curve
 from pardemo.tables import show
 
@@ -23,6 +24,8 @@ SHADES = {
     "logits": COLOURS["parameter server"],
     "temporaries": "#DDDDDD",
 }
+
+ZOOM = 40  # events on each side of the peak, at most
 
 
 def memory_chart(bars: Mapping[str, Mapping[str, float]], capacity_bytes: float, title: str = "") -> Figure:
@@ -44,6 +47,34 @@ def memory_chart(bars: Mapping[str, Mapping[str, float]], capacity_bytes: float,
     ax.set(ylabel="GB per GPU at the peak", xlim=(-1.0, len(bars) - 0.5), ylim=(0, top), title=title)
     ax.grid(axis="x", visible=False)
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return fig
+
+
+def step_timeline(found: Footprint, title: str) -> Figure:
+    """GB by kind over a step's allocations and frees; beside it the peak, which is a spike of a few events, zoomed."""
+    fig, (ax, close) = new(1, 2, size=(10.5, 3.8), sharey=True, width_ratios=(3, 1))
+    share = found.timeline.astype(float) / 1e9
+    total = share.sum(1)
+    top = int(total.argmax())
+    near = np.flatnonzero(total > 0.6 * total[top])  # the spike alone, however many events it has
+    near = near[np.abs(near - top) <= ZOOM]
+    begin, end = max(int(near.min()) - 4, 0), min(int(near.max()) + 5, len(total))
+    for axes, first, last in ((ax, 0, len(total)), (close, begin, end)):
+        axes.stackplot(
+            range(first, last),
+            share[first:last].T,
+            colors=[SHADES[kind] for kind in found.lines],
+            labels=list(found.lines),
+            step="post",
+        )
+    close.annotate(f"peak {total[top]:.1f} GB", (top, total[top]), (0, 6), textcoords="offset points", ha="center")
+    ax.axvline(top, color="black", linewidth=0.8, linestyle=":")
+    ax.set(ylim=(0, 1.15 * total[top]), ylabel="GB", title=title, xlabel="allocations and frees, forward then backward")
+    close.set(title="zoomed: the dotted line", xlabel="the same events")
+    close.margins(x=0)
+    handles, labels = ax.get_legend_handles_labels()
+    shown = [k for k, kind in enumerate(found.lines) if share[:, k].max() >= 0.05]
+    fig.legend([handles[k] for k in shown], [labels[k] for k in shown], loc="outside lower center", ncols=4)
     return fig
 
 
