@@ -38,7 +38,7 @@ EXERCISES = {
     ),
     "02_1f1b": Exercise(
         "my_1f1b",
-        "How many forwards can a stage do before the first gradient comes back to it: rank 0, and the last rank? After "
+        "How many forwards does a stage begin before the first gradient can be back: rank 0, and the last rank? After "
         "those, one forward and one backward take turns until only backwards are left.",
     ),
     "02_bubble": Exercise(

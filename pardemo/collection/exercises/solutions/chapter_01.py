@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 def my_all_reduce(tensor):
     rank, n = dist.get_rank(), dist.get_world_size()
-    chunks = tensor.chunk(n)  # views: whatever is written to them, tensor has
+    chunks = tensor.chunk(n)  # views: writing to them writes to tensor
     received = torch.empty_like(chunks[0])
     for step in range(2 * (n - 1)):
         send = dist.isend(chunks[(rank - step) % n], (rank + 1) % n)
@@ -23,7 +23,7 @@ def my_all_reduce(tensor):
 def my_combine(gradient, samples):
     total = torch.tensor([float(samples)])
     dist.all_reduce(total)
-    # Times samples is the sum over this rank's samples, and sums can be added.
+    # A mean times its number of samples is a sum, and sums can be added.
     gradient = gradient * samples / total
     dist.all_reduce(gradient)
     return gradient

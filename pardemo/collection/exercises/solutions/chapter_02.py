@@ -17,8 +17,8 @@ def my_1f1b(rank, ranks, micro_batches):
 
 
 def my_micro_batches(stages, share):
-    # A rank works for m units and waits for stages − 1. Trying one m after the other
-    # needs no formula to be turned round, and no rounding.
+    # A rank works for m units and waits for stages − 1. To try one m after the other
+    # is slower than a formula, and cannot be rounded the wrong way.
     m = 1
     while (stages - 1) / (m + stages - 1) > share:
         m += 1

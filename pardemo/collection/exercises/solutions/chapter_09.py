@@ -25,7 +25,7 @@ def my_in_step(model):
     digest = hashlib.sha256()
     for parameter in model.parameters():
         whole = parameter.detach().cpu().contiguous()
-        digest.update(whole.view(torch.uint8).numpy().tobytes())  # NumPy has no bf16, but bytes
+        digest.update(whole.view(torch.uint8).numpy().tobytes())  # as bytes: NumPy has no bf16
     found = [None] * dist.get_world_size()
     dist.all_gather_object(found, digest.hexdigest())
     return len(set(found)) == 1  # everybody sees all of them, so everybody answers alike

@@ -10,5 +10,5 @@ def my_labels(prompt, answer, cutoff):
 
 
 def my_merge(weight, a, b, alpha, rank):
-    # W·x + (α/r)·B·(A·x) is one product with x; a new tensor, so that W can be had again.
+    # W·x + (α/r)·B·(A·x), with x taken out; a new tensor, so that W stays as it was.
     return weight + alpha / rank * (b @ a)

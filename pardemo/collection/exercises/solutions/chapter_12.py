@@ -16,5 +16,6 @@ def my_rouge_l(predicted, reference):
 def my_split(pairs, count):
     test = pairs[:count]
     seen = {body for body, _ in test}
+    # A headline to a body that training has seen would be known by heart.
     train = [(body, headline) for body, headline in pairs if body not in seen]
     return train, test
