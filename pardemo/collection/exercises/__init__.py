@@ -83,9 +83,10 @@ def _tried(name: str, function: Callable) -> tuple[bool, str]:
         ask = "" if died else " Does every rank receive exactly what another one sends?"
         words = f"{_first_line(error)}.{ask}"
     except Exception as error:  # it cannot be sent to the ranks, or is so odd that the checker stumbles over it
-        words = _first_line(error)
+        words = str(error)
         if not words.startswith("cannot send"):
-            words = f"What it returned cannot be compared with the answer ({type(error).__name__}: {words})."
+            stumbled = f"{type(error).__name__}: {_first_line(error)}"
+            words = f"What it returned cannot be compared with the answer ({stumbled})."
     return False, _short(words)
 
 
