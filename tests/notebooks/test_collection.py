@@ -103,3 +103,14 @@ def test_plain_papermill_works_too(folder, tmp_path):
     verdicts = [r["verdict"] for r in claims.read(tmp_path)]
     assert "holds" in verdicts
     assert "fails" not in verdicts
+
+
+@pytest.mark.parametrize("chapter", project.notebooks())
+def test_an_exercise_that_nobody_attempted_shows_one_quiet_line(run, chapter):
+    cells = nbformat.read(run / f"{chapter}.ipynb", as_version=4).cells
+    asked = [c for c in cells if c.cell_type == "code" and "exercises.check(" in c.source]
+    assert asked
+    for cell in asked:
+        (output,) = cell.outputs
+        assert output.data["text/plain"].startswith("Not attempted yet: write my_")
+        assert output.data["text/html"].count("<details>") == 2, "the hint and the solution"

@@ -36,6 +36,10 @@ PLAN = [
     "curve = Curve(examples.job('llama', 'zero-2', 2, True, False).but(engine='plain'))",
     "explorer.memory_explorer(curve, 80e9)",
 ]
+ATTEMPTS = [
+    f'from pardemo.collection import exercises\ndef my_order(): {body}\n\n\nexercises.check("05_order", my_order)'
+    for body in ("...", 'return "pp-dp-tp"', 'return "tp-dp-pp"')
+]
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +47,9 @@ def lab(chromium, tmp_path_factory):  # no browser: no server
     """A server of this test's own on a free port: (address, token, folder of the notebooks)."""
     home = tmp_path_factory.mktemp("lab")
     shutil.copytree(project.root() / "notebooks", home / "notebooks")
-    cells = [nbformat.v4.new_code_cell(source) for source in HANG]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel()), home / "notebooks" / "hang.ipynb")
-    cells = [nbformat.v4.new_code_cell(source) for source in PLAN]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel()), home / "notebooks" / "plan.ipynb")
+    for name, sources in {"hang": HANG, "plan": PLAN, "attempts": ATTEMPTS}.items():
+        cells = [nbformat.v4.new_code_cell(source) for source in sources]
+        nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel()), home / "notebooks" / f"{name}.ipynb")
     for name, value in SETTINGS.items():
         project.write_json(home / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings", value)
     token = secrets.token_hex(16)
@@ -202,6 +205,28 @@ def test_sliders_move_the_picture(open_notebook, name, slider):
     handle.focus()
     reader.page.keyboard.press("ArrowRight")
     reader.until(lambda: picture.get_attribute("src") != before, 30, "the picture follows the slider")
+    assert reader.errors() == []
+
+
+def test_hint_and_solution_unfold(open_notebook):
+    reader = open_notebook("attempts")
+    for cell in range(3):
+        reader.press_run(cell)
+    outputs = reader.page.locator(".jp-CodeCell .jp-OutputArea-output")
+    reader.until(lambda: outputs.count() == 3, 60, "one output for each attempt")
+    reader.idle()
+    open_, wrong, right = (outputs.nth(k) for k in range(3))
+    told = [output.inner_text().splitlines() for output in (open_, wrong, right)]
+    assert told[0] == ["Not attempted yet: write my_order above, then run this cell again.", "Hint", "Solution"]
+    assert "let tp run fastest" in told[1][0]
+    assert told[1][1:] == ["Hint", "Solution"]
+    assert told[2][0].startswith("05_order: solved.")
+    assert told[2][1:] == ["One way to write it"]
+    for output, summary, text in ((open_, "Hint", "runs fastest"), (wrong, "Solution", "def my_order():")):
+        inside = output.locator("details", has_text=summary).get_by_text(text)
+        assert not inside.is_visible()
+        output.get_by_text(summary, exact=True).click()
+        inside.wait_for(state="visible")
     assert reader.errors() == []
 
 
