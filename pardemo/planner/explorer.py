@@ -5,24 +5,15 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from pardemo.collection.drawings import key
 from pardemo.collection.figures.explore import is_headless
-from pardemo.collection.figures.style import COLOURS, new
+from pardemo.collection.figures.style import new
 from pardemo.planner.footprint import LINES
 from pardemo.planner.memory import Curve
 from pardemo.tables import show
 
-#: Shades of the kinds that every chapter has, and greys for what frameworks add.
-SHADES = {
-    "parameters": COLOURS["parameters"],
-    "frozen parameters": "#7FB8D8",
-    "gradients": COLOURS["gradients"],
-    "optimizer states": COLOURS["optimizer states"],
-    "gathered parameters": COLOURS["torch"],
-    "buckets": "#999999",
-    "activations": COLOURS["activations"],
-    "logits": COLOURS["parameter server"],
-    "temporaries": "#DDDDDD",
-}
+#: The kinds that every chapter has, and shades of them for what frameworks and models add.
+SHADES = {**key.KEPT, **key.SHADES}
 
 
 def memory_chart(bars: Mapping[str, Mapping[str, float]], capacity_bytes: float, title: str = "") -> Figure:
