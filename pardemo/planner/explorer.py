@@ -6,24 +6,15 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from pardemo.collection.drawings import key
 from pardemo.collection.figures.explore import is_headless
-from pardemo.collection.figures.style import COLOURS, draw, new
+from pardemo.collection.figures.style import draw, new
 from pardemo.planner.footprint import LINES, Footprint
 from pardemo.planner.memory import Curve
 from pardemo.tables import show
 
-#: Shades of the kinds that every chapter has, and greys for what frameworks add.
-SHADES = {
-    "parameters": COLOURS["parameters"],
-    "frozen parameters": "#7FB8D8",
-    "gradients": COLOURS["gradients"],
-    "optimizer states": COLOURS["optimizer states"],
-    "gathered parameters": COLOURS["torch"],
-    "buckets": "#999999",
-    "activations": COLOURS["activations"],
-    "logits": COLOURS["parameter server"],
-    "temporaries": "#DDDDDD",
-}
+#: The kinds that every chapter has, and shades of them for what frameworks and models add.
+SHADES = {**key.KEPT, **key.SHADES}
 
 ZOOM = 40  # events on each side of the peak, at most
 
