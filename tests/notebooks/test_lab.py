@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -144,8 +145,7 @@ def test_notebook_01_runs_to_its_end(open_notebook):
     reader.until(lambda: all(p.strip("[]: ").isdigit() for p in reader.prompts()), 600, "Run All")
     assert reader.errors() == []
     last = reader.page.locator(".jp-CodeCell").last.locator(".jp-OutputArea").inner_text()
-    assert "s09.sent_per_rank.n4" in last
-    assert "holds" in last
+    assert re.search(r"\d+ claims in \d+ cases: \d+ hold", last)
     assert "fails" not in last
     drawn = reader.page.locator(".jp-OutputArea img").evaluate_all("all => all.map(image => image.naturalWidth)")
     assert len(drawn) == 5
