@@ -376,7 +376,7 @@ def test_a_declared_claim_that_fails_or_is_forgotten_fails_the_notebook(declared
     claim("s09.sent", 8, 8)
     claim.close()  # a reader may run a part
     monkeypatch.setenv("PARDEMO_HEADLESS", "1")
-    with pytest.raises(claims.ClaimFailed, match="neither measured nor skipped: 01[.]same, 01[.]seconds, s09[.]error"):
+    with pytest.raises(claims.ClaimFailed, match=r"neither measured nor skipped: 01[.]same, 01[.]seconds, s09[.]error"):
         claim.close()
 
 
@@ -428,6 +428,14 @@ def test_a_claim_shows_as_one_line(declared):
     assert page.find("span")["title"] == "differs"
     assert "headers are bytes, too; a paper; wire" in page.find("small")["title"]
     assert repr(Line(claim.rows[-1:])) == "✓ same bits on every rank: yes  [01.same]"
+
+
+def test_cases_that_differ_share_their_sentence(declared):
+    claim = declared()
+    claim("s09.sent", 8, {2: 16, 4: 12, 8: 12}, instead={2: 16, 4: 12, 8: 12})
+    assert repr(Line(claim.rows)).splitlines()[1:] == [
+        "  differs: measured as 16 and 12 predict: the library sends all of it"
+    ]
 
 
 def test_many_cases_fold_and_hostile_text_stays_text(declared):

@@ -1,10 +1,11 @@
 """Claims as a reader sees them: a line each, and a chapter's closing."""
 
 import html
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from pardemo.claims.verdicts import VERDICTS, predicted_text, short
+from pardemo.claims.verdicts import AS_PREDICTED, VERDICTS, predicted_text, short
 
 #: Sign and colour of a verdict, readable on light and on dark pages.
 SIGNS = {
@@ -140,11 +141,20 @@ def _spread(rows: list[dict[str, Any]]) -> str:
 
 def _sentences(rows: list[dict[str, Any]]) -> list[str]:
     """What a reader has to know about a claim that is not as predicted; once, where its cases share it."""
-    told = {}
+    found: dict[tuple[str, str], list[str]] = {}  # verdict, sentence -> the values that predict what was measured
     for row in rows:
         if row["verdict"] != "holds" and row["reason"]:
-            told.setdefault(f"{row['verdict']}: {row['reason']}", None)
-    return list(told)
+            differs = re.fullmatch(f"{AS_PREDICTED} (.*?) predicts: (.*)", row["reason"], re.S)
+            value, sentence = differs.groups() if differs else ("", row["reason"])
+            values = found.setdefault((row["verdict"], sentence), [])
+            if value and value not in values:
+                values.append(value)
+    return [f"{verdict}: {_as_predicted(values)}{sentence}" for (verdict, sentence), values in found.items()]
+
+
+def _as_predicted(values: list[str]) -> str:
+    verb = "predicts" if len(values) == 1 else "predict"
+    return f"{AS_PREDICTED} {' and '.join(values)} {verb}: " if values else ""
 
 
 def _table(rows: Iterable[dict[str, Any]]) -> str:
