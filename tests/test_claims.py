@@ -430,6 +430,14 @@ def test_a_claim_shows_as_one_line(declared):
     assert repr(Line(claim.rows[-1:])) == "✓ same bits on every rank: yes  [01.same]"
 
 
+def test_cases_that_differ_share_their_sentence(declared):
+    claim = declared()
+    claim("s09.sent", 8, {2: 16, 4: 12, 8: 12}, instead={2: 16, 4: 12, 8: 12})
+    assert repr(Line(claim.rows)).splitlines()[1:] == [
+        "  It is 16 and 12 instead: the library sends all of it."
+    ]
+
+
 def test_many_cases_fold_and_hostile_text_stays_text(declared):
     claim = declared(DECLARED.replace("what a rank sends", "a <b> sends"))
     claim("s09.sent", 8, {n: 8 + n / 1000 for n in range(12)})

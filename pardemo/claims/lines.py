@@ -154,13 +154,19 @@ def _spread(rows: list[dict[str, Any]]) -> str:
 
 def _sentences(rows: list[dict[str, Any]]) -> list[str]:
     """What a reader has to know about a claim that is not as predicted; once, where its cases share it."""
-    told = {}
+    found: dict[str, list[str]] = {}  # sentence -> the values that hold instead of the prediction
     for row in rows:
         if row["verdict"] != "holds" and row["reason"]:
             instead = re.fullmatch(rf"{AS_PREDICTED} (.+?) predicts: (.+)", row["reason"], re.DOTALL)
-            sentence = f"It is {instead[1]} instead: {instead[2]}" if instead else row["reason"]
-            told.setdefault(sentence[0].upper() + sentence[1:] + "." * (sentence[-1] not in ".!?"), None)
-    return list(told)
+            value, sentence = instead.groups() if instead else ("", row["reason"])
+            values = found.setdefault(sentence, [])
+            if value and value not in values:
+                values.append(value)
+    told = [
+        f"It is {' and '.join(values)} instead: {sentence}" if values else sentence
+        for sentence, values in found.items()
+    ]
+    return [one[0].upper() + one[1:] + "." * (one[-1] not in ".!?") for one in told]
 
 
 def _table(rows: Iterable[dict[str, Any]]) -> str:
