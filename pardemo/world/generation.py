@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from pardemo.cluster import Cluster, pacer
 from pardemo.world import waiting
 from pardemo.world.errors import Failure, RankDied, RankError, RankFailed, RankTimeout
 from pardemo.world.nursery import QUIET, Nursery, nursery
@@ -29,10 +30,17 @@ POLL_S = 0.5  # an interrupt that another thread received is noticed by the main
 class Ranks:
     """One generation of rank processes: forked together, ended together."""
 
-    def __init__(self, size: int, backend: str | None, preload: Sequence[str], threads: int, env: dict[str, str]):
+    def __init__(
+        self, size: int, backend: str | None, preload: Sequence[str], threads: int, env: dict[str, str],
+        cluster: Cluster | None = None,
+    ):  # fmt: skip
         self.size, self.backend, self.owner = size, backend, os.getpid()
         self.nursery: Nursery = nursery(preload)
         self.store = os.path.join(self.nursery.folder, f"store-{secrets.token_hex(8)}")
+        self.cluster, self.table = cluster, f"{self.store}.links"
+        if cluster is not None:
+            with open(self.table, "wb") as file:
+                file.truncate(pacer.TABLE_BYTES)
         self.started, self.ended = False, False
         self.pids: list[int] = []
         self.controls: list[Connection] = []
@@ -68,6 +76,7 @@ class Ranks:
         return [theirs.detach(), out_w, err_w, os.dup(stacks.fileno())]
 
     def _join_settings(self, rank: int, threads: int, env: dict[str, str]) -> dict[str, Any]:
+        beside = self.cluster.ranks_per_host if self.cluster else self.size
         return {
             "rank": rank,
             "size": self.size,
@@ -77,16 +86,19 @@ class Ranks:
             "path": sys.path[:],
             "cwd": os.getcwd(),
             "timeout_s": 1800.0,  # of the process group; the World's own limit comes first
+            "cluster": self.cluster,
+            "table": self.table,
             "env": {
                 **{name: value for name, value in os.environ.items() if name not in QUIET},
                 "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": "0",
                 "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
+                "LOCAL_RANK": str(rank % beside),
+                "GROUP_RANK": str(rank // beside),
                 "WORLD_SIZE": str(self.size),
-                "LOCAL_WORLD_SIZE": str(self.size),
-                "LOCAL_SIZE": str(self.size),
+                "LOCAL_WORLD_SIZE": str(beside),
+                "LOCAL_SIZE": str(beside),
                 **env,
             },
         }
@@ -197,6 +209,8 @@ class Ranks:
             stacks.close()
         with contextlib.suppress(OSError):
             os.unlink(self.store)
+        with contextlib.suppress(OSError):
+            os.unlink(self.table)
 
 
 def _unpack(reply: bytes) -> tuple:
