@@ -47,11 +47,8 @@ class Cluster:
 
     def __str__(self) -> str:
         parts = [f"{self.hosts} host{'s' * (self.hosts > 1)} of {self.ranks_per_host}"]
-        parts += [
-            f"{told(rate)} {name}"
-            for name, rate in (("between", self.between_rate), ("inside", self.inside_rate))
-            if rate
-        ]
+        limits = {"between": self.between_rate, "inside": self.inside_rate}
+        parts += [f"{told(rate)} {name}" for name, rate in limits.items() if rate]
         return ", ".join(parts)
 
     @property

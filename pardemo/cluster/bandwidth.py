@@ -29,7 +29,7 @@ def bytes_per_second(text: str, what: str = "bandwidth") -> float:
 def told(rate: float) -> str:
     """25e6 -> ``200 Mbit/s``."""
     bits = 8 * rate
-    for prefix in ("G", "M", "k"):
+    for prefix in ("T", "G", "M", "k"):
         if bits >= _PREFIXES[prefix]:
             return f"{bits / _PREFIXES[prefix]:.4g} {prefix}bit/s"
     return f"{bits:.4g} bit/s"

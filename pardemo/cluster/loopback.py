@@ -29,7 +29,7 @@ def paces() -> bool:
 
 @functools.cache
 def carries() -> float:
-    """Bytes a second that one connection over loopback carries here, measured once per process (a tenth of a second)."""
+    """Bytes a second that one connection over loopback carries here, measured once per process."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
         receiver, _ = server.accept()
         piece = memoryview(bytearray(1 << 20))
@@ -50,6 +50,5 @@ def _send(sender: socket.socket, piece: memoryview) -> None:
 def check(rate: float, what: str) -> None:
     """ValueError where loopback cannot carry ``rate`` bytes a second: such a link would not be what it says."""
     if rate > SURE and rate > carries():
-        raise ValueError(
-            f"{what}: {told(rate)} is more than loopback carries here, {told(carries())} on one connection; ask for less"
-        )
+        there = told(carries())
+        raise ValueError(f"{what}: {told(rate)} is more than loopback carries here, {there} on one connection")

@@ -211,9 +211,8 @@ def _gpus() -> int:
 def _on_cluster(cluster: Cluster, size: int, backend: str | None) -> str:
     """The backend of ranks on an emulated cluster; ValueError where there can be none."""
     if cluster.size != size:
-        raise ValueError(
-            f"{size} ranks do not fit a cluster of {cluster.hosts} × {cluster.ranks_per_host} = {cluster.size}"
-        )
+        places = f"{cluster.hosts} × {cluster.ranks_per_host} = {cluster.size}"
+        raise ValueError(f"{size} ranks do not fit a cluster of {places}")
     if backend == "nccl":
         raise ValueError("a cluster limits TCP connections: its ranks need the backend 'gloo', not 'nccl'")
     if not loopback.paces():
