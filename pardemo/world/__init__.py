@@ -68,12 +68,12 @@ class World:
                 raise TypeError(f"env holds texts, not {name!r}: {value!r}")
         if isinstance(preload, str):
             raise TypeError(f"preload is a list of module names; write [{preload!r}]")
+        if cluster is not None:
+            backend = _on_cluster(cluster, size, backend)
         if backend == "nccl" and (gpus := _gpus()) < size:
             raise ValueError(
                 f"backend 'nccl' needs a GPU for each of {size} ranks, and {gpus} are here; 'gloo' needs none"
             )
-        if cluster is not None:
-            backend = _on_cluster(cluster, size, backend)
         self.cluster, self.preload, self.timeout_s = cluster, tuple(preload), timeout_s
         self.backend: str | None = backend
         self._env = dict(env or {})
