@@ -25,6 +25,7 @@ class Cluster:
         hosts: how many, from 1 on. ranks_per_host: how many ranks live on each.
         between: what a host's adapter carries, each way, as ``"200 Mbit/s"`` or ``"25 MB/s"``; its ranks share it.
         inside: what a rank's own link to the others of its host carries, each way. None: what the machine carries.
+        tier: ``"namespaces"``, ``"pacing"``, or None for the better one that works here.
 
     Raises:
         ValueError: a number of hosts or ranks below 1; a bandwidth that is no amount of bits or bytes a second, not
@@ -35,12 +36,15 @@ class Cluster:
     ranks_per_host: int = 1
     between: str | None = None
     inside: str | None = None
+    tier: str | None = None
 
     def __post_init__(self):
         for name in ("hosts", "ranks_per_host"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"Cluster: {name} is a whole number from 1 on, not {value!r}")
+        if self.tier not in (None, "namespaces", "pacing"):
+            raise ValueError(f"Cluster: tier is 'namespaces', 'pacing' or None, not {self.tier!r}")
         for name in ("between", "inside"):
             if getattr(self, name) is not None:
                 check(bytes_per_second(getattr(self, name), f"Cluster: {name}"), f"Cluster: {name}")

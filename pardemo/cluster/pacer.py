@@ -116,9 +116,10 @@ class Pacer:
             port = connection.getsockname()[1]
             if port:
                 self._table[port] = self._rank + 1
-            other = connection.getpeername()[1]  # OSError while it only listens: looked at again
+            address, other = connection.getpeername()[:2]  # OSError while it only listens: looked at again
             self._seen[fd] = inode
-            self._peers[fd] = _Peer(fd, inode, other)
+            if address == connection.getsockname()[0]:  # else to another host, whose adapter has a limit of its own
+                self._peers[fd] = _Peer(fd, inode, other)
         except OSError:
             return
         finally:

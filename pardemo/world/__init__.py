@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pardemo.cluster import Cluster, loopback
+from pardemo.cluster import Cluster
 from pardemo.world.errors import RankDied, RankError
 from pardemo.world.generation import Ranks
 
@@ -91,6 +91,13 @@ class World:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def tier(self) -> str | None:
+        """How a cluster's links are limited: by ``"namespaces"`` or by ``"pacing"``; None without a cluster."""
+        if self.cluster is None or self._ranks is None:
+            return None
+        return "namespaces" if self._ranks.hosts else "pacing"
 
     @property
     def pids(self) -> list[int]:
@@ -215,8 +222,6 @@ def _on_cluster(cluster: Cluster, size: int, backend: str | None) -> str:
         raise ValueError(f"{size} ranks do not fit a cluster of {places}")
     if backend == "nccl":
         raise ValueError("a cluster limits TCP connections: its ranks need the backend 'gloo', not 'nccl'")
-    if not loopback.paces():
-        raise ValueError("links cannot be limited here: that needs Linux 4.13 or newer (SO_MAX_PACING_RATE)")
     return "gloo"
 
 

@@ -25,6 +25,7 @@ from pardemo.world.errors import Failure
 
 if TYPE_CHECKING:
     from pardemo.cluster import Cluster
+    from pardemo.cluster.hosts import Place
 
 PR_SET_PDEATHSIG = 1
 #: Whose frames lie between the process's begin and the reader's code.
@@ -74,12 +75,18 @@ def join_group(
     timeout_s: float,
     cluster: "Cluster | None" = None,
     table: str = "",
+    place: "Place | None" = None,
 ) -> str:
     """Makes this process rank ``rank`` of ``size``: environment, threads, seeds, default process group.
 
     ``store`` is the path of a file store, or None to meet as the environment says (torchrun). ``cluster``: limits for
-    the links, kept with the help of ``table``, a file that the ranks share. Returns the backend.
+    the links, kept with the help of ``table``, a file that the ranks share; ``place``: the host it goes to. Returns the
+    backend.
     """
+    if place is not None:
+        from pardemo.cluster import keeper
+
+        keeper.enter(*place)  # while this process has one thread
     with contextlib.suppress(OSError):
         os.chdir(cwd)
     sys.path[:] = path
