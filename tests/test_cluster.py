@@ -3,8 +3,14 @@
 Nothing here is a timed test of speed: a limit is a lower bound of the time, which no load of the machine undercuts.
 """
 
+import contextlib
+import os
+import signal
+import subprocess
+import sys
 import time
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,10 +20,24 @@ from pardemo import Cluster, RankError, World
 from pardemo.cluster import loopback
 from pardemo.cluster.bandwidth import bytes_per_second, told
 from pardemo.collectives import parameter_server_all_reduce, ring_all_reduce
+from pardemo.world import generation
 
 SLOW = "80 Mbit/s"  # 10 MB/s
 RATE = 10e6
-needs_pacing = pytest.mark.skipif(not loopback.paces(), reason="the kernel cannot limit a connection here")
+
+
+def works(tier):
+    try:
+        with World(1, cluster=Cluster(hosts=1, tier=tier)):
+            return True
+    except ValueError:
+        return False
+
+
+TIERS = [
+    pytest.param(tier, marks=pytest.mark.skipif(not works(tier), reason=f"no {tier} on this machine"))
+    for tier in ("pacing", "namespaces")
+]
 
 
 @pytest.mark.parametrize(
@@ -71,10 +91,31 @@ def test_a_world_has_to_fit_its_cluster():
         World(2, cluster=Cluster(hosts=2), backend="nccl")
 
 
-def test_a_kernel_that_cannot_limit_says_so(monkeypatch):
+def test_where_nothing_can_limit_a_link_the_world_says_so(monkeypatch):
+    def no_hosts(cluster):
+        raise OSError("Operation not permitted")
+
     monkeypatch.setattr(loopback, "paces", lambda: False)
-    with pytest.raises(ValueError, match=r"links cannot be limited here: that needs Linux 4\.13"):
+    monkeypatch.setattr(generation, "Hosts", no_hosts)
+    with pytest.raises(ValueError, match=r"limited here: no network namespaces \(Operation not permitted\), and"):
         World(2, cluster=Cluster(hosts=2, between=SLOW))
+    with pytest.raises(ValueError, match=r"network namespaces cannot be made here: Operation not permitted$"):
+        World(2, cluster=Cluster(hosts=2, between=SLOW, tier="namespaces"))
+
+
+def test_the_better_tier_that_works_is_taken(monkeypatch):
+    better = "namespaces" if works("namespaces") else "pacing"
+    with World(2, cluster=Cluster(hosts=2, between=SLOW)) as world:
+        assert world.tier == better
+
+    def no_hosts(cluster):
+        raise OSError("Operation not permitted")
+
+    monkeypatch.setattr(generation, "Hosts", no_hosts)
+    with World(2, cluster=Cluster(hosts=2, between=SLOW)) as world:
+        assert world.tier == "pacing"
+    with pytest.raises(ValueError, match="tier is 'namespaces', 'pacing' or None, not 'docker'"):
+        Cluster(hosts=2, tier="docker")
 
 
 def test_hosts_are_told_to_frameworks():
@@ -87,16 +128,21 @@ def test_hosts_are_told_to_frameworks():
         assert world.run(place) == [(0, 0, 2), (0, 1, 2), (1, 0, 2), (1, 1, 2)]
 
 
+@pytest.fixture(scope="module", params=TIERS)
+def tier(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def pair():
-    with World(2, cluster=Cluster(hosts=2, between=SLOW)) as world:
+def pair(tier):
+    with World(2, cluster=Cluster(hosts=2, between=SLOW, tier=tier)) as world:
         yield world
 
 
 @pytest.fixture(scope="module")
-def four():
-    """Two hosts of two ranks; nothing limits them inside."""
-    with World(4, cluster=Cluster(hosts=2, ranks_per_host=2, between=SLOW)) as world:
+def four(tier):
+    """Two hosts of two ranks; inside, a link is eight times as fast."""
+    with World(4, cluster=Cluster(hosts=2, ranks_per_host=2, between=SLOW, inside="640 Mbit/s", tier=tier)) as world:
         yield world
 
 
@@ -119,7 +165,6 @@ def of_all_reduce(how, nbytes):
     return seconds(actions[how])
 
 
-@needs_pacing
 @pytest.mark.parametrize("how", ["ring", "gloo"])
 def test_no_all_reduce_is_faster_than_its_link(pair, how):
     nbytes = 2 << 20
@@ -129,10 +174,9 @@ def test_no_all_reduce_is_faster_than_its_link(pair, how):
     assert found < 20 * least, "and it is the link that takes the time"
 
 
-@needs_pacing
-def test_a_server_has_one_adapter_however_many_clients_it_has():
+def test_a_server_has_one_adapter_however_many_clients_it_has(tier):
     nbytes = 1 << 20
-    with World(3, cluster=Cluster(hosts=3, between=SLOW)) as world:
+    with World(3, cluster=Cluster(hosts=3, between=SLOW, tier=tier)) as world:
         found = max(world.run(of_all_reduce, "server", nbytes))
     assert found > 0.9 * 2 * 2 * nbytes / RATE, "(N−1)·S to it and (N−1)·S from it, over one link"
 
@@ -151,13 +195,12 @@ def inside_and_between(nbytes):
     return to(rank ^ 1), to(rank ^ 2)
 
 
-@needs_pacing
-def test_ranks_of_a_host_share_its_adapter_and_are_free_among_themselves(four):
+def test_ranks_of_a_host_share_its_adapter_and_have_links_of_their_own_inside(four):
     nbytes = 2 << 20
     found = four.run(inside_and_between, nbytes)
     inside, between = (max(times) for times in zip(*found, strict=True))
     assert between > 0.9 * 2 * nbytes / RATE, "two ranks send over one adapter"
-    assert inside < between / 4
+    assert 0.9 * nbytes / (8 * RATE) < inside < between / 4
 
 
 def of_new_connections(nbytes):
@@ -171,7 +214,6 @@ def of_new_connections(nbytes):
     return first, seconds(lambda: net(torch.ones(1, 512)).sum().backward())
 
 
-@needs_pacing
 def test_connections_that_come_later_are_limited_too_from_the_first_byte(pair):
     nbytes = 2 << 20
     first, ddp = (max(times) for times in zip(*pair.run(of_new_connections, nbytes), strict=True))
@@ -179,7 +221,6 @@ def test_connections_that_come_later_are_limited_too_from_the_first_byte(pair):
     assert ddp > 0.9 * nbytes / RATE
 
 
-@needs_pacing
 def test_the_numbers_are_those_of_any_world(four):
     def total():
         x = torch.arange(1000.0) * dist.get_rank()
@@ -189,7 +230,6 @@ def test_the_numbers_are_those_of_any_world(four):
         assert four.run(total) == plain.run(total)
 
 
-@needs_pacing
 def test_after_a_failure_the_fresh_ranks_are_limited_again(pair):
     with pytest.raises(RankError):
         pair.run(lambda: 1 / 0)
@@ -197,22 +237,60 @@ def test_after_a_failure_the_fresh_ranks_are_limited_again(pair):
     assert max(pair.run(of_all_reduce, "gloo", nbytes)) > 0.9 * nbytes / RATE
 
 
-@needs_pacing
-def test_two_clusters_at_once_do_not_know_of_each_other(pair):
+def test_two_clusters_at_once_do_not_know_of_each_other(pair, tier):
     nbytes = 1 << 20
-    with World(2, cluster=Cluster(hosts=2, between="160 Mbit/s")) as other:
+    with World(2, cluster=Cluster(hosts=2, between="160 Mbit/s", tier=tier)) as other:
         fast = max(other.run(of_all_reduce, "gloo", nbytes))
         slow = max(pair.run(of_all_reduce, "gloo", nbytes))
     assert fast > 0.9 * nbytes / (2 * RATE)
     assert slow > 0.9 * nbytes / RATE
 
 
-@needs_pacing
-def test_nothing_is_left_of_a_cluster(pair):
-    import os
+def namespaces():
+    """The network namespaces that any process of this machine is in."""
+    found = set()
+    for process in psutil.pids():
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(f"/proc/{process}/ns/net"))
+    return found
 
-    with World(2, cluster=Cluster(hosts=2, between=SLOW)) as world:
-        folder = world._ranks.nursery.folder
-        assert [name for name in os.listdir(folder) if name.endswith(".links")]
-        table = world._ranks.table
-    assert not os.path.exists(table)
+
+def until(condition, seconds=10):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_nothing_is_left_of_a_cluster(tier):
+    before = namespaces()
+    with World(2, cluster=Cluster(hosts=2, between=SLOW, tier=tier)) as world:
+        world.run(os.getpid)
+        tables = world._ranks.tables
+        assert all(map(os.path.exists, tables))
+        assert (len(namespaces() - before) == 3) == (tier == "namespaces"), "two hosts and the switch between them"
+    assert not any(map(os.path.exists, tables))
+    until(lambda: namespaces() <= before)
+
+
+CLUSTER = """
+import os, sys
+from pardemo import Cluster, World
+world = World(2, cluster=Cluster(hosts=2, between="80 Mbit/s", tier=sys.argv[1]))
+world.run(os.getpid)
+print("there", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_nothing_is_left_when_its_process_was_killed(tier):
+    before = namespaces()
+    with subprocess.Popen(
+        [sys.executable, "-c", CLUSTER, tier], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout.readline() == "there\n"
+        family = psutil.Process(owner.pid).children(recursive=True)
+        owner.send_signal(signal.SIGKILL)
+        owner.wait()
+        until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family))
+    until(lambda: namespaces() <= before)
