@@ -17,6 +17,7 @@ ROOT = PACKAGE.parent
 #: The core ends with zero; the frameworks, the collection, and the jobs stand on it.
 FLOORS = (
     ("project", "tables"),
+    ("cluster",),
     ("formulas", "world"),
     ("groups",),
     ("collectives",),
