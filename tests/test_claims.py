@@ -433,9 +433,7 @@ def test_a_claim_shows_as_one_line(declared):
 def test_cases_that_differ_share_their_sentence(declared):
     claim = declared()
     claim("s09.sent", 8, {2: 16, 4: 12, 8: 12}, instead={2: 16, 4: 12, 8: 12})
-    assert repr(Line(claim.rows)).splitlines()[1:] == [
-        "  It is 16 and 12 instead: the library sends all of it."
-    ]
+    assert repr(Line(claim.rows)).splitlines()[1:] == ["  It is 16 and 12 instead: the library sends all of it."]
 
 
 def test_many_cases_fold_and_hostile_text_stays_text(declared):
