@@ -16,6 +16,7 @@ SIGNS = {
     "fails": ("✗", "#e03131"),
 }
 FEW = 8  # cases that one line can tell
+SHORT = 40  # characters of what holds instead: more than that the cases tell themselves
 
 
 class Line:
@@ -153,8 +154,8 @@ def _sentences(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _as_predicted(values: list[str]) -> str:
-    verb = "predicts" if len(values) == 1 else "predict"
-    return f"{AS_PREDICTED} {' and '.join(values)} {verb}: " if values else ""
+    told, verb = " and ".join(values), "predicts" if len(values) == 1 else "predict"
+    return f"{AS_PREDICTED} {told} {verb}: " if 0 < len(told) <= SHORT else ""
 
 
 def _table(rows: Iterable[dict[str, Any]]) -> str:
