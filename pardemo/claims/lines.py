@@ -17,6 +17,7 @@ SIGNS = {
 }
 FEW = 8  # cases that one line can tell
 NOTICED = 0.001  # a tolerance below a tenth of a per cent
+SHORT = 40  # characters of what holds instead: more than that the cases tell themselves
 
 
 class Line:
@@ -162,11 +163,12 @@ def _sentences(rows: list[dict[str, Any]]) -> list[str]:
             values = found.setdefault(sentence, [])
             if value and value not in values:
                 values.append(value)
-    told = [
-        f"It is {' and '.join(values)} instead: {sentence}" if values else sentence
-        for sentence, values in found.items()
-    ]
-    return [one[0].upper() + one[1:] + "." * (one[-1] not in ".!?") for one in told]
+    return [_told(sentence, " and ".join(values)) for sentence, values in found.items()]
+
+
+def _told(sentence: str, values: str) -> str:
+    told = f"It is {values} instead: {sentence}" if 0 < len(values) <= SHORT else sentence
+    return told[0].upper() + told[1:] + "." * (told[-1] not in ".!?")
 
 
 def _table(rows: Iterable[dict[str, Any]]) -> str:
