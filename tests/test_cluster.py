@@ -17,9 +17,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from pardemo import Cluster, RankError, World
-from pardemo.cluster import loopback
+from pardemo.cluster import hosts, loopback
 from pardemo.cluster.bandwidth import bytes_per_second, told
 from pardemo.collectives import parameter_server_all_reduce, ring_all_reduce
+from pardemo.machine import doctor
 from pardemo.world import generation
 
 SLOW = "80 Mbit/s"  # 10 MB/s
@@ -116,6 +117,29 @@ def test_the_better_tier_that_works_is_taken(monkeypatch):
         assert world.tier == "pacing"
     with pytest.raises(ValueError, match="tier is 'namespaces', 'pacing' or None, not 'docker'"):
         Cluster(hosts=2, tier="docker")
+
+
+def test_the_doctor_tells_the_tier_and_how_to_get_the_better_one(monkeypatch):
+    def found():
+        (row,) = [row for row in doctor.examine() if row["what"] == "emulated cluster"]
+        return row["found"], row["ok"]
+
+    if works("namespaces"):
+        assert found() == ("each host a network namespace, its adapter limited by the kernel", True)
+
+    def no_hosts(cluster):
+        raise OSError("Operation not permitted")
+
+    monkeypatch.setattr(hosts, "Hosts", no_hosts)
+    monkeypatch.setattr(loopback, "paces", lambda: True)
+    told, fine = found()
+    assert fine
+    assert told.startswith("each connection paced by the kernel; no network namespaces (Operation not permitted); for")
+    assert "sysctl kernel.apparmor_restrict_unprivileged_userns=0" in told
+    monkeypatch.setattr(loopback, "paces", lambda: False)
+    assert found()[0].startswith(
+        "links cannot be limited: the kernel does not pace loopback, and no network namespaces"
+    )
 
 
 def test_hosts_are_told_to_frameworks():
