@@ -24,7 +24,7 @@ def attention_heads(query_groups: int = 4) -> Drawing:
     """
     if query_groups not in _SHARED:
         raise ValueError(f"four query heads share 1, 2 or 4 heads of key and value, not {query_groups}")
-    canvas = Canvas(640, 524)
+    canvas = Canvas(640, 536)
     f, g, line = 100, 532, 202
     canvas.box(10, line - 42, 50, 84, WHOLE, "X", size=24)
     canvas.arrow([(62, line), (f - 22, line)])
@@ -45,9 +45,9 @@ def attention_heads(query_groups: int = 4) -> Drawing:
     canvas.box(g + 48, line - 42, 50, 84, WHOLE, "Z", size=24)
     for x, told in ((206, ("Q, K, V:", "columns cut")), (334, ("softmax(QKᵀ)V", "by head")), (446, ("B:", "rows cut"))):
         canvas.lines(x, 418, told)
-    canvas.text(10, 472, "f: backward an all-reduce", size=18, anchor="start", fill=_TALK, bold=True)
-    canvas.text(630, 472, "g: forward an all-reduce", size=18, anchor="end", fill=_TALK, bold=True)
-    canvas.text(320, 506, _SHARED[query_groups], size=18)
+    canvas.text(10, 482, "f: backward an all-reduce", size=18, anchor="start", fill=_TALK, bold=True)
+    canvas.text(630, 482, "g: forward an all-reduce", size=18, anchor="end", fill=_TALK, bold=True)
+    canvas.text(320, 518, _SHARED[query_groups], size=18)
     return Drawing(
         canvas,
         "Attention with four heads on two ranks. X goes through f to both; each has the columns of query, key and "
@@ -81,8 +81,8 @@ def fused_qkv() -> Drawing:
     canvas.text(608, 20, "GPT-2, Baichuan2", size=18, anchor="end")
     _strip(canvas, 32, 44, in_blocks(_HEADS))
     _cut(canvas, 34, 98)
-    canvas.text(176, 110, "half of it: no values", size=18)
-    canvas.text(464, 110, "the rest: no queries", size=18)
+    canvas.text(176, 110, "first half: no values", size=18)
+    canvas.text(464, 110, "second half: no queries", size=18)
     canvas.text(32, 158, "So cut each block:", size=18, anchor="start")
     for rank in range(_RANKS):
         x = 32 if rank == 0 else 328

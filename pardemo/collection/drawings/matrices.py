@@ -31,7 +31,7 @@ def row_cut() -> Drawing:
     canvas.box(480, 70, 110, 120, RANKS[1], "X₁A₁")
     _word(canvas, 75, 215, "columns cut")
     _word(canvas, 233, 215, "rows cut")
-    _word(canvas, 460, 215, "two halves of the sum")
+    _word(canvas, 460, 215, "each a part of the sum")
     canvas.text(
         630, 255, "all-reduce: the ranks have to talk", size=19, anchor="end", fill=DONE["communication"], bold=True
     )

@@ -13,6 +13,11 @@ def width_of(text: str, size: float = 18) -> float:
     return LETTER * size * len(text)
 
 
+def unbroken(formula: str) -> str:
+    """A formula that a caption does not break at its spaces."""
+    return formula.replace(" ", "\N{NO-BREAK SPACE}")
+
+
 def legend(canvas: Canvas, x: float, y: float, entries: Mapping[str, str], *, gap: float = 24) -> None:
     """A row of small boxes with what their colours mean, from ``x`` on, its middle at ``y``."""
     for name, colour in entries.items():

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from pardemo.collection.drawings.key import DONE, KEPT, ink_on
-from pardemo.collection.drawings.parts import legend
+from pardemo.collection.drawings.parts import legend, unbroken
 from pardemo.collection.drawings.player import Player
 from pardemo.collection.drawings.svg import Canvas
 from pardemo.formulas import pipeline as formulas
@@ -132,7 +132,7 @@ def _frame(course: Course, now: int) -> Canvas:
                 (runs if now <= end else places).append((x, y + 2, until, lane - 4))
                 numbers.append((x + until / 2, y + lane / 2, str(k)))
         canvas.boxes(places, DONE[kind])
-        canvas.boxes(runs, DONE[kind], thick=3)
+        canvas.boxes(runs, DONE[kind], border="currentColor", thick=3)
         canvas.texts(numbers, fill=ink_on(DONE[kind]))
     for rank in range(schedule.ranks):
         _row(canvas, course, rank, now)
@@ -176,7 +176,7 @@ def _caption(course: Course, kind: str, now: int) -> str:
         parts.append(f"Rank 0 holds {round(most / v, 2):g} now, and will never hold more.")
     if now == course.steps:
         share, of = formulas.bubble_of_total(p, m, v), "(p − 1)/(m + p − 1)" if v == 1 else "(p − 1)/(v·m + p − 1)"
-        parts.append(f"Done. {share:.0%} of all time was idle: {of}.")
+        parts.append(f"Done. {share:.0%} of all time was idle: {unbroken(of)}.")
     return " ".join(parts)
 
 

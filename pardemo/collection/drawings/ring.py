@@ -1,6 +1,7 @@
 """The ring all-reduce, step by step."""
 
 from pardemo.collection.drawings.key import DONE, rank_colour
+from pardemo.collection.drawings.parts import unbroken
 from pardemo.collection.drawings.player import Player
 from pardemo.collection.drawings.svg import Canvas
 
@@ -51,7 +52,8 @@ def _caption(step: int, ranks: int, sent: list[tuple[int, int]], names: list[str
             f"Reduce-scatter, step {step + 1} of {ranks - 1}: {first}, which adds it to its own; all send at once.{end}"
         )
     at = step - ranks + 2
-    end = f" Every rank has the whole sum, and has sent 2({ranks} − 1) chunks of S/{ranks}." * (at == ranks - 1)
+    sent = unbroken(f"2({ranks} − 1)")
+    end = f" Every rank has the whole sum, and has sent {sent} chunks of S/{ranks}." * (at == ranks - 1)
     return f"All-gather, step {at} of {ranks - 1}: {first}, which keeps it as it is.{end}"
 
 

@@ -21,25 +21,29 @@ class Canvas:
 
     def box(
         self, x: float, y: float, width: float, height: float, fill: str = "none", text: str = "", *, size: float = 20,
-        border: str = "currentColor", thick: float = 1.5, dashed: bool = False, bold: bool = False,
+        border: str = "", thick: float = 1.5, dashed: bool = False, bold: bool = False,
     ) -> None:  # fmt: skip
-        """A rectangle with its text in the middle."""
+        """A rectangle with its text in the middle.
+
+        Its border is dark round a colour, or neighbours would run together in a dark page; the page's own round none.
+        """
         dash = ' stroke-dasharray="6 4"' if dashed else ""
         self._parts.append(
             f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}" rx="3" fill="{fill}" '
-            f'stroke="{border}" stroke-width="{_n(thick)}"{dash}/>'
+            f'stroke="{border or _border(fill)}" stroke-width="{_n(thick)}"{dash}/>'
         )
         if text:
             self.text(x + width / 2, y + height / 2, text, size=size, fill=key.ink_on(fill), bold=bold)
 
     def boxes(
-        self, places: Sequence[tuple[float, float, float, float]], fill: str, *, border: str = "currentColor",
-        thick: float = 1,
+        self, places: Sequence[tuple[float, float, float, float]], fill: str, *, border: str = "", thick: float = 1
     ) -> None:  # fmt: skip
         """Many rectangles (x, y, width, height) of one kind, in one short element: players have hundreds."""
         if places:
             way = "".join(f"M{_n(x)} {_n(y)}h{_n(w)}v{_n(h)}h{_n(-w)}z" for x, y, w, h in places)
-            self._parts.append(f'<path d="{way}" fill="{fill}" stroke="{border}" stroke-width="{_n(thick)}"/>')
+            self._parts.append(
+                f'<path d="{way}" fill="{fill}" stroke="{border or _border(fill)}" stroke-width="{_n(thick)}"/>'
+            )
 
     def text(
         self, x: float, y: float, text: str, *, size: float = 20, anchor: str = "middle", fill: str = "currentColor",
@@ -117,6 +121,10 @@ class Drawing:
 
     def _repr_html_(self) -> str:
         return self._svg
+
+
+def _border(fill: str) -> str:
+    return "currentColor" if fill == "none" else key.INK
 
 
 def _n(number: float) -> str:

@@ -21,8 +21,9 @@ def vocabulary_loss() -> Drawing:
         for place in range(half):
             token = rank * half + place
             canvas.text(x + (place + 0.5) * _CELL, 50, str(token), size=18)
-            thick = 4 if token == LABEL else 1.5
-            canvas.box(x + place * _CELL, 66, _CELL, 42, RANKS[rank], str(LOGITS[token]), thick=thick)
+            canvas.box(x + place * _CELL, 66, _CELL, 42, RANKS[rank], str(LOGITS[token]))
+    label = _LEFT[LABEL // half] + LABEL % half * _CELL
+    canvas.box(label, 66, _CELL, 42, thick=4)
     canvas.text(320, 50, "token", size=18)
     canvas.text(_LEFT[1] + 3.5 * _CELL, 126, "the label", size=18)
     canvas.text(_LEFT[0], 126, "logits of one position", size=18, anchor="start")

@@ -5,7 +5,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 
 from pardemo.collection.drawings.key import DONE, KEPT
-from pardemo.collection.drawings.parts import legend, parts
+from pardemo.collection.drawings.parts import legend, parts, unbroken
 from pardemo.collection.drawings.player import Player
 from pardemo.collection.drawings.svg import Canvas
 from pardemo.collection.drawings.zero import SINCE
@@ -80,7 +80,8 @@ def moments(stage: int, ranks: int) -> list[Moment]:
             now.keep(kind, layer, whole)
         now.sent += len(layers) / len(LAYERS) * (does in _NAMES)
         found.append(now)
-    found[-1].told += f" In all, each rank has sent {found[-1].sent:.3g} Ψ·(N − 1)/N."
+    total = unbroken(f"{found[-1].sent:.3g} Ψ·(N − 1)/N")
+    found[-1].told += f" In all, each rank has sent {total}."
     return found
 
 
