@@ -1,4 +1,4 @@
-"""DeepSpeed's import without a linker's words: it tries whether libaio is there by linking to it, and shows the error."""
+"""DeepSpeed's import without a linker's words: it tries whether libaio is there by linking to it."""
 
 import contextlib
 import os
