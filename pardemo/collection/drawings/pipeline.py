@@ -162,7 +162,8 @@ def _caption(course: Course, kind: str, now: int) -> str:
     schedule = course.schedule
     p, m, v = schedule.ranks, schedule.micro_batches, schedule.chunks
     if now == 0:
-        told = "A forward takes one step, a backward two. A rank holds what has still to go backward."
+        told = "A forward takes one step, a backward two. The right column counts the activations that a rank holds, "
+        told += "in micro-batches."
         return told + f" Each rank has {v} stages of 1/{v} of its layers, so a step is 1/{v} as long." * (v > 1)
     does = {rank: course.running(rank, now) for rank in range(p)}
     parts = []
