@@ -106,7 +106,7 @@ class Pacer:
 
     def _take(self, fd: int, inode: str) -> None:
         try:
-            connection = socket.socket(fileno=fd)
+            connection = _borrow(fd)
         except OSError:
             return
         try:
@@ -146,7 +146,7 @@ class Pacer:
             return
         connection = None
         try:
-            connection = socket.socket(fileno=peer.fd)
+            connection = _borrow(peer.fd)
             connection.setsockopt(socket.SOL_SOCKET, PACING, struct.pack("@L", rate))
             self._rates[peer.fd] = rate
         except OSError:
@@ -180,6 +180,14 @@ class Pacer:
 
     def _busy(self, sender: int, receiver: int) -> int:
         return self._table[PORTS + sender * MAX_RANKS + receiver]
+
+
+def _borrow(fd: int) -> socket.socket:
+    """Somebody else's connection, to be looked at and let go of by ``detach``."""
+    blocking = os.get_blocking(fd)
+    found = socket.socket(fileno=fd)
+    os.set_blocking(fd, blocking)  # a default timeout of Python's would have made it non-blocking
+    return found
 
 
 def _queued(fd: int) -> int:
