@@ -19,8 +19,11 @@ from torch.nn.parallel import DistributedDataParallel
 from pardemo import Cluster, RankError, World
 from pardemo.cluster import hosts, loopback
 from pardemo.cluster.bandwidth import bytes_per_second, told
-from pardemo.collectives import parameter_server_all_reduce, ring_all_reduce
+from pardemo.collection import figures
+from pardemo.collectives import hierarchical_all_reduce, parameter_server_all_reduce, ring_all_reduce
+from pardemo.groups import Groups, Layout
 from pardemo.machine import doctor
+from pardemo.meters.links import LinkMeter
 from pardemo.world import generation
 
 SLOW = "80 Mbit/s"  # 10 MB/s
@@ -318,3 +321,41 @@ def test_nothing_is_left_when_its_process_was_killed(tier):
         owner.wait()
         until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family))
     until(lambda: namespaces() <= before)
+
+
+def metered(nbytes, cluster, by_hosts):
+    x = torch.ones(nbytes // 4)
+    with Groups(Layout(tp=2, dp=2)) as groups:
+
+        def action():
+            hierarchical_all_reduce(x, groups.tp, groups.dp) if by_hosts else ring_all_reduce(x)
+
+        action()
+        with LinkMeter(cluster) as links:
+            action()
+    return links.matrix, links.hosts, links.adapters
+
+
+@pytest.mark.parametrize(("by_hosts", "between"), [(False, 1.5), (True, 1.0)])
+def test_each_link_is_counted_and_a_host_sends_less_by_hosts(four, tier, by_hosts, between):
+    nbytes = 1 << 20
+    cluster = Cluster(hosts=2, ranks_per_host=2)
+    found = four.run(metered, nbytes, cluster, by_hosts)
+    matrix, of_hosts, adapters = found[0]
+    assert all(other == found[0] for other in found)
+    assert all(matrix[rank][rank] == 0 for rank in range(4))
+    for sent, received in of_hosts:
+        assert sent == pytest.approx(between * nbytes, rel=0.02)
+        assert received == pytest.approx(between * nbytes, rel=0.02)
+    if tier == "pacing":
+        assert adapters is None
+    else:
+        for (sent, _), (counted, _) in zip(of_hosts, adapters, strict=True):
+            assert sent < counted < 1.03 * sent, "headers of packets of 9,000 bytes"
+
+
+def test_traffic_is_drawn_with_its_hosts():
+    fig = figures.traffic([[0, 2**20], [2**19, 0]], Cluster(hosts=2))
+    (ax,) = fig.axes
+    assert [text.get_text() for text in ax.texts] == ["1", "0.5"]
+    assert len(ax.patches) == 2

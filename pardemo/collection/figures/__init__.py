@@ -13,6 +13,7 @@ from pardemo.collection.figures.ratios import ratios
 from pardemo.collection.figures.scores import scores
 from pardemo.collection.figures.style import COLOURS, draw, new, save, write
 from pardemo.collection.figures.tensor import sent_by_order, sum_of_gelus, two_backward_passes
+from pardemo.collection.figures.traffic import traffic
 
 __all__ = [
     "COLOURS",
@@ -33,6 +34,7 @@ __all__ = [
     "states_chart",
     "states_explorer",
     "sum_of_gelus",
+    "traffic",
     "two_backward_passes",
     "write",
 ]

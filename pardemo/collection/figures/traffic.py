@@ -1,0 +1,33 @@
+"""Who sends how much to whom: a square for each pair of ranks, hosts marked."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from pardemo.cluster import Cluster
+from pardemo.collection.figures.style import new
+
+
+def traffic(
+    matrix: Sequence[Sequence[float]], cluster: Cluster, unit_bytes: float = 2**20, unit: str = "MiB"
+) -> Figure:
+    """Bytes from each rank (rows) to each other one (columns), as numbers and shades; a frame around each host."""
+    values = np.asarray(matrix, dtype=float) / unit_bytes
+    side = max(3.6, 0.62 * len(values))
+    fig, ax = new(size=(side + 0.6, side))
+    ax.imshow(values, cmap="Oranges", vmin=0, vmax=max(values.max(), 1e-12))
+    for sender, row in enumerate(values):
+        for receiver, value in enumerate(row):
+            if sender != receiver and value >= 0.005 * values.max():
+                dark = value > 0.6 * values.max()
+                ax.text(receiver, sender, f"{value:.3g}", ha="center", va="center", color="white" if dark else "black")
+    for host in range(cluster.hosts):
+        first, many = cluster.ranks_of(host)[0], cluster.ranks_per_host
+        ax.add_patch(Rectangle((first - 0.5, first - 0.5), many, many, fill=False, edgecolor="black", linewidth=1.6))
+    ax.set_xticks(range(len(values)))
+    ax.set_yticks(range(len(values)))
+    ax.set(xlabel="to rank", ylabel="from rank", title=f"{unit} sent; frames: hosts")
+    ax.grid(visible=False)
+    return fig

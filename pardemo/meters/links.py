@@ -1,0 +1,77 @@
+"""Bytes per link: from each rank to each other one, and over each host's adapter."""
+
+from pathlib import Path
+
+import torch.distributed as dist
+
+from pardemo.cluster import Cluster, keeper
+from pardemo.meters.wire import WireMeter
+
+
+class LinkMeter:
+    """Counts what every rank sends to every other while the block runs. Collective, over all ranks.
+
+    >>> with LinkMeter(cluster) as links:                   # doctest: +SKIP
+    ...     ring_all_reduce(tensor)
+    >>> links.matrix[0][1], links.hosts[0]                  # doctest: +SKIP
+
+    Args:
+        cluster: which ranks live on one host; each on its own when None.
+
+    Attributes (after the block, the same on all ranks): ``matrix[a][b]``, bytes that rank a sent to rank b;
+    ``hosts[h]``, bytes that host h's ranks sent to, and received from, other hosts; ``adapters[h]``, the same as host
+    h's adapter counted it, headers included, where the hosts are network namespaces, else None.
+    """
+
+    def __init__(self, cluster: Cluster | None = None):
+        self._wire = WireMeter(evidence="wire")
+        self._cluster = cluster
+        self.matrix: list[list[int]] = []
+        self.hosts: list[tuple[int, int]] = []
+        self.adapters: list[tuple[int, int]] | None = None
+
+    def __enter__(self) -> "LinkMeter":
+        self._adapter = _adapter()
+        self._wire.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._wire.__exit__(*error)
+        if any(error):
+            return
+        rank, size = dist.get_rank(), dist.get_world_size()
+        to = self._wire.by_rank()
+        mine = [to.get(other, (0, 0))[0] for other in range(size)]
+        now = _adapter()
+        counted = None if now is None else tuple(b - a for a, b in zip(self._adapter, now, strict=True))
+        told: list = [None] * size
+        dist.all_gather_object(told, (mine, counted))
+        cluster = self._cluster or Cluster(hosts=size)
+        self.matrix = [row for row, _ in told]
+        self.hosts = [self._of_host(cluster, host) for host in range(cluster.hosts)]
+        of_hosts = [told[cluster.ranks_of(host)[0]][1] for host in range(cluster.hosts)]
+        self.adapters = None if None in of_hosts else of_hosts
+        self.rank = rank
+
+    def _of_host(self, cluster: Cluster, host: int) -> tuple[int, int]:
+        inside = cluster.ranks_of(host)
+        outside = [rank for rank in range(cluster.size) if rank not in inside]
+        sent = sum(self.matrix[a][b] for a in inside for b in outside)
+        return sent, sum(self.matrix[a][b] for a in outside for b in inside)
+
+
+def _adapter() -> tuple[int, int] | None:
+    """Bytes that this host's adapter has sent and received; None where it has none of its own."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, counted = line.partition(":")
+        if name.strip() == keeper.ADAPTER and "10.77." in _addresses():
+            figures = counted.split()
+            return int(figures[8]), int(figures[0])
+    return None
+
+
+def _addresses() -> str:
+    """This network's routes as the kernel writes them, its addresses in words that people read."""
+    import psutil
+
+    return " ".join(one.address for one in psutil.net_if_addrs().get(keeper.ADAPTER, []))
