@@ -6,6 +6,7 @@
 
 The names of this package are loaded on first use, so that ``import pardemo`` costs milliseconds and loads no torch:
 
+- :class:`Cluster`: hosts and links with limits, for a World on one machine.
 - :class:`World`: N real ranks; what goes wrong on them: :class:`RankError` and its kinds :class:`RankFailed`,
   :class:`RankDied`, :class:`RankTimeout`.
 - :class:`WireMeter`, :class:`MemoryMeter`, :class:`CallMeter`, :class:`Timeline`: what really happened.
@@ -22,7 +23,7 @@ The techniques, each a module or package with one door:
 
 What they stand on, and beside:
 
-- ``pardemo.world``, ``pardemo.meters``, ``pardemo.claims``: the rooms of the names above.
+- ``pardemo.world``, ``pardemo.cluster``, ``pardemo.meters``, ``pardemo.claims``: the rooms of the names above.
 - ``pardemo.formulas``: the predictions, arithmetic alone; ``pardemo.peers``: the frameworks to compare with.
 
 The collection of notebooks, ``pardemo.collection``:
@@ -45,6 +46,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "World": "pardemo.world",
+    "Cluster": "pardemo.cluster",
     "RankError": "pardemo.world.errors",
     "RankFailed": "pardemo.world.errors",
     "RankDied": "pardemo.world.errors",

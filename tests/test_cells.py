@@ -1,5 +1,7 @@
 """Cells that run on ranks: their variables stay, their values come home, what goes wrong is said in a line."""
 
+import re
+
 import nbformat
 import pytest
 import torch
@@ -96,15 +98,21 @@ def test_a_cell_runs_on_ranks_and_shows_equal_values_once(shell, capsys):
 
 
 def test_meters_show_a_line_and_leave_what_they_found(shell, capsys):
-    cell = "x = torch.ones(1000)\nwith timeline.span('communication'):\n    dist.all_reduce(x)"
+    cell = "x = torch.ones(100_000)\nwith timeline.span('communication'):\n    dist.all_reduce(x)"
     assert run(shell, f"%%ranks 2 --wire --memory --timeline\n{cell}") is None
     out = capsys.readouterr().out
-    assert "rank 0: sent 4," in out
+    assert re.search(r"each rank sent 40\d,\d{3}( to 40\d,\d{3})? B and received 40", out)
     assert "B (counted by the kernel)" in out
-    assert "at the peak 4,0" in out
+    assert "at the peak 400,0" in out
     assert "picture: When each rank computed and when it communicated." in out
-    assert 4000 <= shell.user_ns["wire"][0].sent_bytes < 5000
+    assert 400_000 <= shell.user_ns["wire"][0].sent_bytes < 402_000
     assert [len(spans) for spans in shell.user_ns["timeline"]] == [1, 1]
+    assert (
+        run(shell, "%%ranks 2 --wire\nif rank: dist.send(torch.ones(9999), 0)\nelse: dist.recv(torch.ones(9999), 1)")
+        is None
+    )
+    told = capsys.readouterr().out.splitlines()
+    assert [line[:12] for line in told] == ["rank 0 sent ", "rank 1 sent "], "where they differ, each has its line"
 
 
 def test_variables_of_the_notebook_are_given_by_name(shell, capsys):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pardemo import MemoryMeter, RankFailed, WireMeter, World, collectives
 from pardemo.collectives import (
     chunk_numel,
+    hierarchical_all_reduce,
     parameter_server_all_reduce,
     ring,
     ring_all_gather,
@@ -20,6 +21,7 @@ from pardemo.collectives import (
     ring_steps,
 )
 from pardemo.formulas import communication
+from pardemo.groups import Groups, Layout
 
 SIZES = [1, 2, 3, 4]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.complex64]
@@ -431,3 +433,35 @@ def left_after_rings(turns):
 
 def test_a_ring_lets_go_of_what_it_sent(world_of):
     assert world_of(4).run(left_after_rings, 400) == [0] * 4
+
+
+def hierarchical(hosts, per_host, shape, dtype, strided=False):
+    """The sum over all ranks by hosts, and what this rank sent for it."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    inputs = [whole_numbers(shape, dtype, r) for r in range(size)]
+    with Groups(Layout(tp=per_host, dp=hosts)) as groups:
+        x = inputs[rank].clone()
+        x = x.t().contiguous().t() if strided else x
+        hierarchical_all_reduce(x, groups.tp, groups.dp)
+        assert torch.equal(x, sum(inputs))
+        dist.barrier()
+        with WireMeter() as wire:
+            assert hierarchical_all_reduce(x, groups.tp, groups.dp) is x
+    return wire.sent_bytes
+
+
+@pytest.mark.parametrize(("hosts", "per_host"), [(2, 2), (1, 4), (4, 1), (2, 1), (1, 1)])
+@pytest.mark.parametrize("shape", [(3, 1001), (1, 1), (0, 5), (2, 3)])
+def test_a_hierarchical_all_reduce_equals_the_plain_sum(world_of, hosts, per_host, shape):
+    world = world_of(hosts * per_host)
+    world.run(hierarchical, hosts, per_host, shape, torch.float32)
+    world.run(hierarchical, hosts, per_host, shape, torch.int64, strided=True)
+
+
+def test_between_hosts_a_hierarchical_all_reduce_sends_each_number_once_however_many_ranks_a_host_has(world_of):
+    nbytes = 4 << 20
+    sent = world_of(4).run(hierarchical, 2, 2, (nbytes // 4, 1), torch.float32)
+    inside, between = communication.hierarchical_all_reduce(nbytes, hosts=2, per_host=2)
+    assert (inside, between) == (nbytes, nbytes / 2), "2(G−1)/G·S inside, 2(H−1)/H·S/G between"
+    for found in sent:
+        assert found == pytest.approx(inside + between, rel=REL)

@@ -1,37 +1,135 @@
-"""Drawings: right in what they show, small, readable without colour and without scripts."""
+"""Drawings: small, readable on a phone, without colour and without scripts, and each colour with one meaning."""
 
+import json
+import math
 import re
+from functools import partial
+from itertools import combinations, pairwise
 
 import pytest
+import svgs
 
-from pardemo.collection import drawings
+from pardemo import project
+from pardemo.collection import drawings, figures
 from pardemo.collection.drawings import key
+from pardemo.planner import explorer
 
-DRAWINGS = [drawings.column_cut, drawings.row_cut, drawings.mlp_cut]
+DRAWINGS = {
+    "column_cut": drawings.column_cut,
+    "row_cut": drawings.row_cut,
+    "mlp_cut": drawings.mlp_cut,
+    **{f"server and ring of {n}": partial(drawings.parameter_server_and_ring, n) for n in (3, 4, 5, 6)},
+    "ddp_buckets": drawings.ddp_buckets,
+    **{f"heads, {n} groups": partial(drawings.attention_heads, n) for n in (4, 2, 1)},
+    "fused_qkv": drawings.fused_qkv,
+    "sequence_parallel": drawings.sequence_parallel,
+    "vocabulary_loss": drawings.vocabulary_loss,
+    **{
+        f"cube {sizes}": partial(drawings.cube, *sizes)
+        for sizes in ((2, 2, 2, 4), (2, 2, 2, 8), (4, 2, 1, 8), (2, 2, 4, 4), (8, 4, 1, 8), (1, 2, 4, 2), (4, 1, 2, 4))
+    },
+    **{f"zero_stages of {n}": partial(drawings.zero_stages, n) for n in range(2, 7)},
+    "checkpoints_in_parts": drawings.checkpoints_in_parts,
+    "lora": drawings.lora,
+    "finetune_flow": drawings.finetune_flow,
+}
+PLAYERS = {
+    **{f"ring of {n}": partial(drawings.ring_all_reduce, n) for n in range(2, 6)},
+    **{
+        f"pipeline {sizes}": partial(drawings.pipeline_schedule, *sizes)
+        for sizes in (
+            ("gpipe", 4, 4), ("gpipe", 4, 8), ("gpipe", 2, 10), ("one_f_one_b", 4, 8), ("one_f_one_b", 6, 7),
+            ("one_f_one_b", 1, 3), ("interleaved", 2, 4, 2), ("interleaved", 4, 4, 2), ("interleaved", 3, 3, 3),
+        )
+    },
+    **{f"ZeRO-{stage} of {n}": partial(drawings.zero_step, stage, n) for stage in (1, 2, 3) for n in (2, 3, 4)},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("draw", DRAWINGS)
-def test_a_drawing_scales_says_what_it_shows_and_is_small(draw):
-    drawing = draw()
-    page = drawing._repr_html_()
-    assert page.startswith('<svg viewBox="0 0 640 ')
-    assert 'role="img"' in page
-    assert len(drawing.alt) > 40
-    assert len(page) < 20_000
-    assert min(float(size) for size in re.findall(r'font-size="([\d.]+)"', page)) >= 18, "on a phone it is a half"
+@pytest.fixture(scope="module")
+def shown():
+    """Every picture, drawn once: (name, what was made, its SVGs)."""
+    found = [(name, made := draw(), [svgs.drawing(made)]) for name, draw in DRAWINGS.items()]
+    return found + [(name, made := draw(), svgs.frames(made)) for name, draw in PLAYERS.items()]
 
 
-@pytest.mark.parametrize("ranks", range(2, 6))
-def test_the_rings_last_frame_has_the_whole_sum_everywhere_and_each_step_sends_one_chunk_a_rank(ranks):
-    player = drawings.ring_all_reduce(ranks)
-    assert len(player) == 1 + 2 * (ranks - 1)
-    frames = re.findall(r'<div class="frame">(.*?)</div>', player._repr_html_(), re.DOTALL)
-    added = [len(re.findall(rf'fill="{key.INK}"', frame)) for frame in frames]
-    assert added[0] == ranks * ranks, "each chunk has one rank's numbers"
-    assert added[ranks - 1] == ranks * ranks * (ranks + 1) // 2, "one chunk with all, one with all but one …"
-    assert added[-1] == ranks**3, "every chunk has everybody's"
-    assert [frame.count("<polygon") for frame in frames] == [0] + [ranks] * (2 * (ranks - 1))
-    assert len(player._repr_html_()) < 300_000
+def test_every_public_drawing_is_looked_at_here():
+    drawn = {getattr(draw, "func", draw).__name__ for draw in (DRAWINGS | PLAYERS).values()}
+    assert drawn == set(drawings.__all__) - {"Canvas", "Drawing", "Player"}
+
+
+def test_pictures_are_small_and_say_what_they_show(shown):
+    for name, made, pictures in shown:
+        page = made._repr_html_()
+        assert len(page) < (300_000 if isinstance(made, drawings.Player) else 20_000), name
+        assert "http" not in page, "nothing comes from elsewhere"
+        for svg in pictures:
+            assert svg.width == 640, name
+            assert svg.root.get("role") == "img"
+            assert len(svg.alt) > 40 or isinstance(made, drawings.Player), name
+            assert svg.alt
+
+
+def test_texts_are_large_enough_for_a_phone(shown):
+    for name, _, pictures in shown:
+        for svg in pictures:
+            assert min(text.size for text in svg.texts) >= 18, name
+
+
+def test_no_text_leaves_the_picture_or_lies_on_another(shown):
+    wrong = set()
+    for name, _, pictures in shown:
+        for svg in pictures:
+            canvas = svgs.Box(0, 0, svg.width, svg.height, "none")
+            wrong |= {(name, text.text) for text in svg.texts if not canvas.holds(text, 0)}
+            wrong |= {(name, a.text, b.text) for a, b in combinations(svg.texts, 2) if a.meets(b)}
+    assert wrong == set()
+
+
+def test_no_text_is_crossed_by_a_line_or_by_the_edge_of_a_box(shown):
+    wrong = set()
+    for name, _, pictures in shown:
+        for svg in pictures:
+            edges = [(edge, box.order) for box in svg.boxes for edge in sides(box)]
+            edges += [(edge, line.order) for line in svg.lines for edge in pairwise(line.points)]
+            for text in svg.texts:
+                under = svg.box_of(text)
+                covered = -1 if under is None else under.order  # what was drawn before it cannot be seen on it
+                wrong |= {(name, text.text) for edge, order in edges if order >= covered and crosses(edge, text)}
+    assert wrong == set()
+
+
+def sides(box):
+    corners = [(box.x, box.y), (box.right, box.y), (box.right, box.bottom), (box.x, box.bottom)]
+    return pairwise([*corners, corners[0]])
+
+
+def crosses(edge, text, slack=1.5):
+    """Whether a segment enters the room of a text."""
+    (x0, y0), (x1, y1) = edge
+    if x0 < text.x > x1 or x0 > text.right < x1 or y0 < text.y > y1 or y0 > text.bottom < y1:
+        return False  # most of them
+    low, high = 0.0, 1.0
+    for begin, end, least, most in ((x0, x1, text.x, text.right), (y0, y1, text.y, text.bottom)):
+        least, most = least + slack, most - slack
+        if begin == end:
+            if not least < begin < most:
+                return False
+            continue
+        enters, leaves = sorted(((least - begin) / (end - begin), (most - begin) / (end - begin)))
+        low, high = max(low, enters), min(high, leaves)
+    return low < high
+
+
+def test_text_on_a_colour_can_be_read(shown):
+    for name, _, pictures in shown:
+        for svg in pictures:
+            for text in svg.texts:
+                box = svg.box_of(text)
+                if box is None:
+                    assert text.fill in ("currentColor", key.DONE["communication"]), (name, text.text)
+                else:
+                    assert key.contrast(text.fill, box.fill) > 4.2, (name, text.text)
 
 
 def test_without_scripts_all_frames_are_there_and_the_buttons_are_not():
@@ -39,15 +137,52 @@ def test_without_scripts_all_frames_are_there_and_the_buttons_are_not():
     assert 'class="bar" hidden' in page
     assert page.count('class="frame"') == 3
     assert 'class="frame" hidden' not in page
-    assert "http" not in page, "nothing comes from elsewhere"
 
 
-@pytest.mark.parametrize("ranks", [1, 6])
-def test_a_ring_that_cannot_be_drawn(ranks):
-    with pytest.raises(ValueError, match=f"a ring of 2 to 5 ranks can be drawn, not of {ranks}"):
-        drawings.ring_all_reduce(ranks)
+def test_each_colour_means_one_thing():
+    pairs = combinations(key.MEANINGS.items(), 2)
+    near = {(one, other): math.dist(lab(a), lab(b)) for (one, a), (other, b) in pairs}
+    assert {names: distance for names, distance in near.items() if distance < 14} == {}
 
 
-def test_colours_are_told_apart():
-    used = [*key.KEPT.values(), *key.DONE.values(), *key.RANKS]
-    assert len(set(used)) == len(used)
+def lab(colour):
+    """CIE L*a*b* of an sRGB colour: a distance of 2 is just seen."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    r, g, b = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    xyz = (0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.9505, 0.2126 * r + 0.7152 * g + 0.0722 * b
+    xyz = *xyz, (0.0193 * r + 0.1192 * g + 0.9505 * b) / 1.089
+    x, y, z = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in xyz)
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+def test_drawings_use_colours_of_the_key_alone(shown):
+    known = {*key.MEANINGS.values(), key.INK, key.PAPER, "none", "currentColor"}
+    for name, _, pictures in shown:
+        assert set().union(*(svg.colours for svg in pictures)) <= known, name
+
+
+def test_charts_use_colours_of_the_key_alone():
+    """Send and communication are one thing, and waiting is being idle; all others have colours of their own."""
+    assert set(figures.COLOURS.values()) <= set(key.MEANINGS.values())
+    same = {"send": "communication", "wait": "idle"}
+    assert {name: figures.COLOURS[of] for name, of in same.items()} == {name: figures.COLOURS[name] for name in same}
+    for name in set(figures.COLOURS) - set(same):
+        assert figures.COLOURS[name] == key.MEANINGS[name]
+    for kind, colour in explorer.SHADES.items():
+        assert colour == key.MEANINGS.get(kind, key.OTHER)
+    rooms = (project.PACKAGE / "collection" / name for name in ("figures", "drawings"))
+    charts = [path for room in rooms for path in room.glob("*.py")] + [project.PACKAGE / "planner" / "explorer.py"]
+    for path in charts:
+        if path.name != "key.py":
+            assert re.findall(r"#[0-9A-Fa-f]{6}|color=\"0\.\d+\"", path.read_text()) == [], path.name
+
+
+def test_every_colour_that_notebooks_name_is_there():
+    notebooks = [json.loads(path.read_text()) for path in project.notebooks().values()]
+    source = "\n".join("".join(cell["source"]) for notebook in notebooks for cell in notebook["cells"])
+    named = set(re.findall(r'figures\.COLOURS\["([^"]+)"\]', source))
+    assert named, "they do name some"
+    before = {"compute", "forward", "backward", "communication", "send", "receive", "wait", "parameters", "gradients",
+              "optimizer states", "activations", "predicted", "ring", "parameter server", "torch", "holds", "differs",
+              "off", "fails"}  # fmt: skip
+    assert named | before <= set(figures.COLOURS)

@@ -17,6 +17,7 @@ ROOT = PACKAGE.parent
 #: The core ends with zero; the frameworks, the collection, and the jobs stand on it.
 FLOORS = (
     ("project", "tables"),
+    ("cluster",),
     ("formulas", "world"),
     ("groups",),
     ("collectives",),
@@ -156,6 +157,21 @@ def test_notebooks_are_stored_as_they_should_be(name):
         else:
             assert before is None or before.cell_type == "code", "one Markdown cell leads into code"
     assert notebook.metadata.kernelspec.name == "python3"
+
+
+def test_cells_on_ranks_are_linted_too(tmp_path):
+    """ruff passes cells by that begin with a magic it does not know. What ranks run is Python like all the rest."""
+    for name, path in project.notebooks().items():
+        for k, cell in enumerate(nbformat.read(path, as_version=4).cells):
+            if cell.cell_type == "code" and cell.source.startswith("%%ranks"):
+                source = cell.source.partition("\n")[2]
+                (tmp_path / f"{name}_{k}.py").write_text(source.rstrip("; ") + "\n")
+    settings = ["--config", ".ruff.toml"]
+    # F821, F401, B018: a name of an earlier cell, an import for a later one, a value to be shown
+    for arguments in (["check", "--ignore", "F821,F401,B018,F704"], ["format", "--check"]):
+        command = [sys.executable, "-m", "ruff", *arguments, "--no-cache", *settings, str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT / "notebooks")
+        assert done.returncode == 0, done.stdout
 
 
 def test_requirements_are_pinned_exactly():

@@ -1,8 +1,6 @@
 """``pardemo plan``: what it refuses, what it recommends, what it writes, and what others make of that."""
 
-import dataclasses
 import json
-import math
 import os
 import subprocess
 import sys
@@ -14,9 +12,8 @@ from transformers import CONFIG_MAPPING, LlamaConfig
 
 from pardemo.cli import main
 from pardemo.finetune.recipes import recipe
-from pardemo.planner import backwards, engines, examples, files, hardware, memory, models, table
+from pardemo.planner import backwards, engines, examples, files, hardware, models, table
 from pardemo.planner.job import Adapter, Job
-from pardemo.planner.memory import Curve
 
 
 def two_layers():
@@ -104,92 +101,6 @@ def test_gpus_that_are_enough_are_not_told_as_too_few(monkeypatch):
     told = backwards.smallest_cluster(tight)
     assert told.startswith("these GPUs hold it with checkpointing and micro-batches of 1 or 2: leave out --batch")
     assert "smallest cluster" not in told
-
-
-def test_more_gpus_take_less_of_each():
-    asked = request(engines=("zero-3",), checkpointing=(True,), config=wide())
-    asked = dataclasses.replace(asked, job=asked.job.but(adapter=None))
-    assert backwards.least_bytes(asked, 4) < backwards.least_bytes(asked, 1)
-
-
-def test_largest_batch(found):
-    curve = found.curves["zero-2", True]
-    room = curve.estimate(6).peak_bytes
-    bounded = table.Plan(request(room=room / (1 - table.RESERVE)), [], found.curves)
-    most = backwards.largest_batch(bounded, "zero-2", True)
-    assert 6 <= most < 10
-    fits, more = (curve.estimate(batch, room=room).peak_bytes for batch in (most, most + 1))
-    assert fits <= room < more
-
-
-@pytest.mark.parametrize("guess", [1, 5, 6, 7, 8, 40, 100])
-@pytest.mark.parametrize("last", [0, 1, 6, 39, 40])
-def test_the_last_that_fits_whatever_the_guess(guess, last):
-    asked = []
-    assert backwards.last_that_fits(lambda n: asked.append(n) or n <= last, guess, 40) == last
-    assert len(asked) <= 2 if guess == last else len(asked) <= 14
-    assert all(1 <= n <= 40 for n in asked)
-
-
-def test_the_longest_sequence_fits_and_a_longer_one_does_not():
-    """Checked by dry runs of just these lengths; offload makes room, which the answer takes."""
-    full = request(samples_per_step=8, engines=("zero-2",), checkpointing=(True,), config=wide())
-    full = dataclasses.replace(full, job=full.job.but(adapter=None))
-
-    def peak(sequence, offload, room=math.inf):
-        curve = Curve(full.job.but(engine="zero-2", ranks=4, sequence=sequence))
-        return curve.estimate(2, offload=offload, room=room).peak_bytes
-
-    room = peak(448, "none")
-    gpu = dataclasses.replace(full.cluster.gpu, memory_bytes=room / (1 - table.RESERVE))
-    bounded = dataclasses.replace(full, cluster=dataclasses.replace(full.cluster, gpu=gpu))
-    longest, longer = (backwards.longest_sequence(bounded, "zero-2", True, 2, how) for how in ("none", "optimizer"))
-    assert 448 <= longest < longer
-    for sequence, how in ((longest, "none"), (longer, "optimizer")):
-        assert peak(sequence, how, room) <= room < peak(sequence + 64, how, room)
-
-
-@pytest.mark.parametrize(("offload", "longest"), [("none", 1856), ("optimizer", 1792)])
-def test_the_longest_sequence_is_run_and_not_only_foretold(offload, longest, monkeypatch):
-    """Where need bends upwards, 256 and 512 tokens foretell too much."""
-    asked = []
-
-    def need(request, job, how, *rest):
-        asked.append(job.sequence)
-        return {"none": 4e9, "optimizer": 1e9}[how] + 1e6 * job.sequence + 500 * job.sequence**2
-
-    monkeypatch.setattr(backwards, "_peak", need)
-    room = {"none": 7.6e9, "optimizer": 4.4e9}[offload]
-    bounded = request(room=room / (1 - table.RESERVE))
-    assert backwards.longest_sequence(bounded, "zero-2", True, 2, offload) == longest
-    fits, more = (need(bounded, bounded.job.but(sequence=tokens), offload) for tokens in (longest, longest + 64))
-    assert fits <= room < more
-    assert len(set(asked)) < 12
-
-
-def test_backwards_too_gradients_of_earlier_micro_batches_are_kept(monkeypatch):
-    asked = []
-    monkeypatch.setattr(backwards, "_peak", lambda request, job, *how: asked.append(job.accumulation) or 0.0)
-    for samples, kept in ((32, 2), (8, 1)):  # of four ranks: eight each, or two, two at a time
-        backwards.longest_sequence(request(samples_per_step=samples), "zero-1", True, 2)
-        backwards.least_bytes(request(samples_per_step=samples), 4)
-        assert set(asked) == {kept}
-        asked.clear()
-
-
-def test_many_gpus_are_not_dry_run_one_by_one(monkeypatch):
-    """Of more ranks than a dry run has, the shards of one with fewer are scaled: here eight from four."""
-    seen, own = [], memory.dry_run
-    monkeypatch.setattr(memory, "dry_run", lambda job: seen.append(job.ranks) or own(job))
-    asked = request(engines=("zero-3",), checkpointing=(True,), config=wide())
-    asked = dataclasses.replace(asked, job=asked.job.but(adapter=None))
-    exact = backwards.least_bytes(asked, 8)
-    monkeypatch.setattr(memory, "DATA_PARALLEL_MOST", 4)
-    needed = {n: backwards.least_bytes(asked, n) for n in (8, 32, 100_000)}
-    assert set(seen) == {4, 8}
-    assert needed[8] > needed[32] > needed[100_000] > 0
-    # 3 %: of segments of 2 and of 20 MiB; a shard of an eighth of the states is 40 % of it
-    assert needed[8] == pytest.approx(exact, rel=0.03)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,18 @@ def test_the_written_configuration_does_what_was_planned(told):
         assert settings["use_multi_rank_bucket_allreduce"] == told.get("use_multi_rank_bucket_allreduce", True)
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("told", [{}, {"reduce_bucket_size": 123_456_789, "stage3_prefetch_bucket_size": 0}])
+def test_what_the_plan_left_to_deepspeed_is_left_to_it_in_the_file(stage, told):
+    """The dry run has the job's keys and DeepSpeed's defaults for the rest: so must the written file."""
+    planned = DeepSpeedZeroConfig(stage=stage, **told).model_dump()
+    settings = files.deepspeed(request(job={"zero": told}), row(f"zero-{stage}"), BASE)
+    read = DeepSpeedZeroConfig(**settings["zero_optimization"]).model_dump()
+    # which neither takes memory in the step nor sends: how a checkpoint is saved, and overlap, which stage 0 ignores
+    aside = {"gather_16bit_weights_on_model_save"} | ({"overlap_comm"} if stage == 0 else set())
+    assert {name for name, value in planned.items() if read[name] != value} <= aside
+
+
 @pytest.mark.parametrize(("gpu", "precision"), [("A800-80GB", "bf16"), ("V100", "fp16")])
 def test_a_gpu_without_bf16_gets_fp16_with_loss_scaling(gpu, precision):
     asked = request(gpu, job={"precision": precision})

@@ -144,6 +144,26 @@ def test_offload_leaves_the_states_to_the_host():
         curve.estimate(4, offload="disk")
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_an_update_on_the_host_takes_nothing_of_the_gpu(stage):
+    """So few tokens that the update would be the peak: fp32 gradients, the states, and what Adam makes of them."""
+    job = Job(examples.config("llama"), batch=1, sequence=16, engine=f"zero-{stage}", ranks=2, zero=examples.BUCKETS)
+    curve = memory.Curve.at_one(job)
+    on_gpu, on_host = (curve.estimate(1, offload=how) for how in ("none", "optimizer"))
+    assert (on_gpu.phase, on_host.phase) == ("step", "backward")
+    whole = 2 * curve.low.params  # in bf16
+    parameters, gradients = whole / (2 if stage == 3 else 1), whole
+    tensors = sum(on_host.lines[name] for name in LINES)
+    assert tensors < 1.05 * (parameters + gradients) + 2 * examples.BUCKETS["reduce_bucket_size"]
+
+
+def test_nccl_has_buffers_for_each_group_of_several_ranks():
+    curve = memory.Curve(examples.job("llama", "zero-1", 2, True, True))
+    for tp, pp, groups in ((1, 1, 1), (2, 1, 2), (1, 2, 2), (2, 2, 3)):
+        assert curve.estimate(2, tp=tp, pp=pp).lines["NCCL"] == groups * 0.69e9  # NVIDIA/nccl#964
+    assert "NCCL" not in memory.Curve(examples.job("llama", "plain", 1, True, True)).estimate(2).lines
+
+
 def test_tensor_parallelism_cuts_states_and_part_of_the_activations():
     curve = memory.Curve(examples.job("llama", "plain", 1, False, False))
     whole, half = curve.estimate(4).lines, curve.estimate(4, tp=2).lines

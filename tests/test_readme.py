@@ -31,8 +31,8 @@ def run_example(number, folder):
     return done.stdout
 
 
-def test_there_are_three_examples():
-    assert len(EXAMPLES) == 3
+def test_there_are_four_examples():
+    assert len(EXAMPLES) == 4
 
 
 def test_bytes_of_a_ring(tmp_path):
@@ -150,3 +150,9 @@ def test_the_workflow_runs_what_the_readme_says_and_keeps_the_report():
     assert kept["with"]["path"] == f"{base}/run*/", "where the collection's run is written"
     collection = Path(ROOT / "tests" / "notebooks" / "test_collection.py").read_text()
     assert 'mktemp("run")' in collection
+
+
+def test_how_long_between_hosts(tmp_path):
+    tier, seconds = run_example(3, tmp_path).split()
+    assert tier in ("namespaces", "pacing")
+    assert 0.95 * 0.168 < float(seconds) < 2, "no load makes a link faster than its limit"

@@ -64,8 +64,9 @@ def test_without_any_run_it_says_how_to_make_one(empty):
 
 def row(predicted, measured, relation="equal", **more):
     ledger_row = dict.fromkeys(claims.COLUMNS, "")
-    return {**ledger_row, "id": "s09.x", "notebook": "01_a", "predicted": predicted, "measured": measured, "rel": 0.0,
-            "relation": relation, "verdict": "holds", "evidence": "wire", **more}  # fmt: skip
+    id = more.get("id", "s09.x")
+    return {**ledger_row, "id": id, "claim": id, "notebook": "01_a", "predicted": predicted, "measured": measured,
+            "rel": 0.0, "relation": relation, "verdict": "holds", "evidence": "wire", **more}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -126,21 +127,29 @@ def test_the_chapters_own_audit_finds_a_verdict_that_does_not_follow(empty, chan
     assert audited([row(1, 1, id="s09.a"), row(2, 2) | changes]) == {
         "13.verdicts": "holds" if right else "fails",
         "13.ids": "holds",
+        "13.claims": "holds",
     }
 
 
 def test_the_chapters_own_audit_finds_one_id_in_two_chapters(empty):
     found = audited([row(1, 1), row(2, 2, notebook="02_pipeline")])
-    assert found == {"13.verdicts": "holds", "13.ids": "fails"}
+    assert found == {"13.verdicts": "holds", "13.ids": "fails", "13.claims": "fails"}
+
+
+def test_the_chapters_own_audit_finds_one_claim_in_two_chapters_under_two_cases(empty):
+    cases = [row(1, 1, id="s09.x.n2", claim="s09.x"), row(2, 2, id="s09.x.n4", claim="s09.x")]
+    assert set(audited(cases).values()) == {"holds"}
+    cases[1]["notebook"] = "02_pipeline"
+    assert audited(cases) == {"13.verdicts": "holds", "13.ids": "holds", "13.claims": "fails"}
 
 
 def audited(rows):
     """What the cell of chapter 13 that looks the ledger over says of these rows."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     (source,) = (cell.source for cell in notebook.cells if '"13.ids"' in cell.source)
-    book = Ledger("13_scorecard")
-    exec(source, {"rows": rows, "check": book.check, "claims": claims, "book": book})
-    return {one["id"]: one["verdict"] for one in book.rows}
+    ledger = Ledger("13_scorecard")
+    exec(source, {"rows": rows, "claims": claims, "claim": ledger})
+    return {one["claim"]: one["verdict"] for one in ledger.rows}
 
 
 def test_every_statement_has_a_row_and_says_what_was_found():

@@ -18,6 +18,7 @@ BENCHES = {
     "import": "importing",
     "launch": "launch",
     "ring": "ring",
+    "cluster": "cluster",
     "data-parallel": "data_parallel",
     "pipeline": "pipeline",
     "tensor-parallel": "tensor_parallel",

@@ -16,6 +16,7 @@ SIGNS = {
     "fails": ("✗", "#e03131"),
 }
 FEW = 8  # cases that one line can tell
+NOTICED = 0.001  # a tolerance below a tenth of a per cent
 SHORT = 40  # characters of what holds instead: more than that the cases tell themselves
 
 
@@ -101,9 +102,9 @@ def _figures(rows: list[dict[str, Any]], bold: bool = False) -> str:
     if not measured:
         return "not measured"
     if all(row["measured"] is row["predicted"] is True for row in measured):
-        cases = ", ".join(row["case"] for row in measured if row["case"])
+        cases = "; ".join(row["case"] for row in measured if row["case"])
         return f"yes ({cases})" if cases else "yes"
-    unit = f" {rows[0]['unit']}" if rows[0]["unit"] else ""
+    unit = _unit(rows[0])
     strong = (lambda text: f"<b>{html.escape(text)}</b>") if bold else (lambda text: text)
     plain = html.escape if bold else str
     if len(measured) > FEW:
@@ -111,7 +112,7 @@ def _figures(rows: list[dict[str, Any]], bold: bool = False) -> str:
     if len({predicted_text(row) for row in measured}) == 1:
         found = {short(row["measured"]) for row in measured}
         one = len(found) == 1 and len(measured) > 1  # every case found the same
-        cases = ", ".join(plain(row["case"]) for row in measured)
+        cases = "; ".join(plain(row["case"]) for row in measured)
         told = (
             f"{strong(found.pop())}{plain(unit)} ({cases})"
             if one
@@ -120,12 +121,24 @@ def _figures(rows: list[dict[str, Any]], bold: bool = False) -> str:
                 for row in measured
             )
         )
-        return f"predicted {plain(predicted_text(measured[0]))}{plain(unit)}, measured {told}"
+        return f"{plain(_prediction(measured[0], unit))}, measured {told}"
     return "; ".join(
         (f"{plain(row['case'])}: " if row["case"] else "")
-        + f"predicted {plain(predicted_text(row))}{plain(unit)}, measured {strong(short(row['measured']))}"
+        + f"{plain(_prediction(row, unit))}, measured {strong(short(row['measured']))}{plain(unit)}"
         for row in measured
     )
+
+
+def _unit(row: dict[str, Any]) -> str:
+    return f" {row['unit']}" if row["unit"] else ""
+
+
+def _prediction(row: dict[str, Any], unit: str) -> str:
+    """``predicted 8 φ ± 1 %``, ``at most 1e-05``; a tolerance that no reader would notice is left to the table."""
+    figure = short(row["predicted"]) + unit
+    if row["relation"] != "equal":
+        return f"{row['relation']} {figure}"
+    return f"predicted {figure}" + (f" ± {100 * row['rel']:.3g} %" if row["rel"] >= NOTICED else "")
 
 
 def _spread(rows: list[dict[str, Any]]) -> str:
@@ -136,26 +149,26 @@ def _spread(rows: list[dict[str, Any]]) -> str:
         return f"measured over predicted {min(ratios):.4g} to {max(ratios):.4g}"
     if not pairs:
         values = [row["measured"] for row in rows]
-        return f"predicted {predicted_text(rows[0])}, measured {short(min(values))} to {short(max(values))}"
+        return f"{_prediction(rows[0], _unit(rows[0]))}, measured {short(min(values))} to {short(max(values))}"
     return ", ".join(f"{n} {verdict}" for verdict in VERDICTS if (n := [r["verdict"] for r in rows].count(verdict)))
 
 
 def _sentences(rows: list[dict[str, Any]]) -> list[str]:
     """What a reader has to know about a claim that is not as predicted; once, where its cases share it."""
-    found: dict[tuple[str, str], list[str]] = {}  # verdict, sentence -> the values that predict what was measured
+    found: dict[str, list[str]] = {}  # sentence -> the values that hold instead of the prediction
     for row in rows:
         if row["verdict"] != "holds" and row["reason"]:
-            differs = re.fullmatch(f"{AS_PREDICTED} (.*?) predicts: (.*)", row["reason"], re.S)
-            value, sentence = differs.groups() if differs else ("", row["reason"])
-            values = found.setdefault((row["verdict"], sentence), [])
+            instead = re.fullmatch(rf"{AS_PREDICTED} (.+?) predicts: (.+)", row["reason"], re.DOTALL)
+            value, sentence = instead.groups() if instead else ("", row["reason"])
+            values = found.setdefault(sentence, [])
             if value and value not in values:
                 values.append(value)
-    return [f"{verdict}: {_as_predicted(values)}{sentence}" for (verdict, sentence), values in found.items()]
+    return [_told(sentence, " and ".join(values)) for sentence, values in found.items()]
 
 
-def _as_predicted(values: list[str]) -> str:
-    told, verb = " and ".join(values), "predicts" if len(values) == 1 else "predict"
-    return f"{AS_PREDICTED} {told} {verb}: " if 0 < len(told) <= SHORT else ""
+def _told(sentence: str, values: str) -> str:
+    told = f"It is {values} instead: {sentence}" if 0 < len(values) <= SHORT else sentence
+    return told[0].upper() + told[1:] + "." * (told[-1] not in ".!?")
 
 
 def _table(rows: Iterable[dict[str, Any]]) -> str:

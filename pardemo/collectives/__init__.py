@@ -23,6 +23,7 @@ from pardemo.groups import group_of
 
 __all__ = [
     "chunk_numel",
+    "hierarchical_all_reduce",
     "parameter_server_all_reduce",
     "ring_all_gather",
     "ring_all_reduce",
@@ -148,6 +149,31 @@ def ring_broadcast(
                 ring.broadcast(flat, source)
             elif size > 1:
                 dist.broadcast(flat, dist.get_global_rank(group, source), group)
+        write_back()
+    return tensor
+
+
+def hierarchical_all_reduce(
+    tensor: torch.Tensor, inside: dist.ProcessGroup, between: dist.ProcessGroup
+) -> torch.Tensor:
+    """Sums ``tensor`` over all ranks of several hosts, in place: inside each host, between the hosts, inside again.
+
+    Reduce-scatter inside; then each rank's chunk is all-reduced with those of the same place on the other hosts; then
+    all-gather inside. With G ranks on each of H hosts a host's adapter sends 2(H−1)/H·S, however many ranks it has; the
+    one ring over all of them sends 2(GH−1)/(GH)·S over each link, also over the slow ones between hosts.
+
+    Args:
+        inside: the ranks of this rank's host. between: the ranks with this rank's place on each of the hosts. With
+            ``Groups(Layout(tp=G, dp=H))`` they are ``groups.tp`` and ``groups.dp``.
+
+    Raises:
+        ValueError, ConnectionError: as :func:`ring_all_reduce`, for each of the three steps.
+    """
+    with torch.no_grad():
+        flat, write_back = _flatten(tensor)
+        chunk = ring_reduce_scatter(flat, inside, what="this host's part of a hierarchical all_reduce")
+        ring_all_reduce(chunk, between, what="a chunk between hosts")
+        ring_all_gather(chunk, inside, flat, what="a hierarchical all_reduce's chunks")
         write_back()
     return tensor
 

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
+from pardemo.cluster import pacer
 from pardemo.world.address import address_towards
 from pardemo.world.waiting import PATIENCE_S, Wait
 
@@ -75,6 +76,7 @@ class Link:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for option, seconds in ((socket.SO_RCVTIMEO, PATIENCE_S), (socket.SO_SNDTIMEO, TIMEOUT_S)):
                 end.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))
+        pacer.connected()
         self._queue: SimpleQueue = SimpleQueue()
         self._sent = threading.Condition()
         self._queued = self._done = 0

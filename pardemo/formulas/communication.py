@@ -178,3 +178,14 @@ def partitioned_activations_share(recomputed: bool = True) -> float:
     1/12 = 8.3 %, which the paper (§8) states as under 10 %.
     """
     return 1 / (12 if recomputed else 8)
+
+
+def hierarchical_all_reduce(tensor_bytes: float, hosts: int, per_host: int) -> tuple[float, float]:
+    """Bytes that a rank sends inside its host, and to other hosts: 2(G−1)/G·S and 2(H−1)/H·S/G.
+
+    A host's adapter sends G times the second, 2(H−1)/H·S; one ring over all ranks sends 2(GH−1)/(GH)·S over it.
+    """
+    if hosts < 1 or per_host < 1:
+        raise ValueError(f"hosts and ranks on each are at least 1, not {hosts} and {per_host}")
+    inside = 2 * (per_host - 1) / per_host * tensor_bytes
+    return inside, 2 * (hosts - 1) / hosts * tensor_bytes / per_host

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from pardemo.groups import Groups
+from pardemo.peers import quiet
 
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
-with warnings.catch_warnings():
+with warnings.catch_warnings(), quiet.linker():
     warnings.simplefilter("ignore")
     import deepspeed
     from deepspeed.utils import logger

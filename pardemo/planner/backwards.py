@@ -11,10 +11,11 @@ TOKENS = 64  # sequences are told in steps of
 
 
 def largest_batch(found: Plan, engine: str, checkpointing: bool, offload: str = "none") -> int:
-    """Samples of the largest micro-batch that fits one GPU, with the recipe's length."""
+    """Samples of the largest micro-batch that fits one GPU, with the recipe's length; a pipeline is full of them."""
     request = found.request
     curve = found.curves[engine, checkpointing]
-    return curve.largest_batch(request.cluster.room, offload=offload, tp=request.tp, pp=request.pp)
+    how = {"offload": offload, "tp": request.tp, "pp": request.pp, "in_flight": request.pp}
+    return curve.largest_batch(request.cluster.room, **how)
 
 
 def longest_sequence(request: Request, engine: str, checkpointing: bool, batch: int = 1, offload: str = "none") -> int:

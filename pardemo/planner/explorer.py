@@ -3,32 +3,24 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 
+from pardemo.collection.drawings import key
 from pardemo.collection.figures.explore import is_headless
-from pardemo.collection.figures.style import COLOURS, new
-from pardemo.planner.footprint import LINES
+from pardemo.collection.figures.style import draw, new
+from pardemo.planner.footprint import LINES, Footprint
 from pardemo.planner.memory import Curve
 from pardemo.tables import show
 
-#: Shades of the kinds that every chapter has, and greys for what frameworks add.
-SHADES = {
-    "parameters": COLOURS["parameters"],
-    "frozen parameters": "#7FB8D8",
-    "gradients": COLOURS["gradients"],
-    "optimizer states": COLOURS["optimizer states"],
-    "gathered parameters": COLOURS["torch"],
-    "buckets": "#999999",
-    "activations": COLOURS["activations"],
-    "logits": COLOURS["parameter server"],
-    "temporaries": "#DDDDDD",
-}
+#: The kinds that every chapter has, and shades of them for what frameworks and models add.
+SHADES = {**key.KEPT, **key.SHADES}
+
+ZOOM = 40  # events on each side of the peak, at most
 
 
 def memory_chart(bars: Mapping[str, Mapping[str, float]], capacity_bytes: float, title: str = "") -> Figure:
     """Stacked bars of GB, one for each entry of ``bars`` (lines in bytes), and the GPU's capacity as a line."""
-    import matplotlib.pyplot as plt
-
     fig, ax = new(size=(9.0, 4.2))
     base = [0.0] * len(bars)
     for kind in LINES:
@@ -46,7 +38,34 @@ def memory_chart(bars: Mapping[str, Mapping[str, float]], capacity_bytes: float,
     ax.set(ylabel="GB per GPU at the peak", xlim=(-1.0, len(bars) - 0.5), ylim=(0, top), title=title)
     ax.grid(axis="x", visible=False)
     ax.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    plt.close(fig)
+    return fig
+
+
+def step_timeline(found: Footprint, title: str) -> Figure:
+    """GB by kind over a step's allocations and frees; beside it the peak, which is a spike of a few events, zoomed."""
+    fig, (ax, close) = new(1, 2, size=(10.5, 3.8), sharey=True, width_ratios=(3, 1))
+    share = found.timeline.astype(float) / 1e9
+    total = share.sum(1)
+    top = int(total.argmax())
+    near = np.flatnonzero(total > 0.6 * total[top])  # the spike alone, however many events it has
+    near = near[np.abs(near - top) <= ZOOM]
+    begin, end = max(int(near.min()) - 4, 0), min(int(near.max()) + 5, len(total))
+    for axes, first, last in ((ax, 0, len(total)), (close, begin, end)):
+        axes.stackplot(
+            range(first, last),
+            share[first:last].T,
+            colors=[SHADES[kind] for kind in found.lines],
+            labels=list(found.lines),
+            step="post",
+        )
+    close.annotate(f"peak {total[top]:.1f} GB", (top, total[top]), (0, 6), textcoords="offset points", ha="center")
+    ax.axvline(top, color="black", linewidth=0.8, linestyle=":")
+    ax.set(ylim=(0, 1.15 * total[top]), ylabel="GB", title=title, xlabel="allocations and frees, forward then backward")
+    close.set(title="zoomed: the dotted line", xlabel="the same events")
+    close.margins(x=0)
+    handles, labels = ax.get_legend_handles_labels()
+    shown = [k for k, kind in enumerate(found.lines) if share[:, k].max() >= 0.05]
+    fig.legend([handles[k] for k in shown], [labels[k] for k in shown], loc="outside lower center", ncols=4)
     return fig
 
 
@@ -61,13 +80,17 @@ def memory_explorer(curve: Curve, capacity_bytes: float) -> Any:
             rows.append({"micro-batch": samples, "GB": round(found.peak_bytes / 1e9, 1), "fits": fits} | lines)
         return show(rows)
     import ipywidgets as widgets
+    from IPython.display import display
 
-    def draw(samples: int, offload: str):
+    def redraw(samples: int, offload: str) -> None:
         found = curve.estimate(samples, offload=offload)
-        return memory_chart({f"micro-batch {samples}": found.lines}, capacity_bytes, f"offload: {offload}")
+        chart = memory_chart({f"micro-batch {samples}": found.lines}, capacity_bytes, f"offload: {offload}")
+        told = f"Micro-batch {samples}, offload {offload}: {found.peak_bytes / 1e9:.1f} GB at the peak."
+        display(draw(chart, told))  # interactive shows what is displayed, not what is returned
 
     return widgets.interactive(
-        draw,
-        samples=widgets.IntSlider(8, min=1, max=64, description="batch"),
+        redraw,
+        # each move replays the allocator: drawn when the slider is let go
+        samples=widgets.IntSlider(8, min=1, max=64, description="batch", continuous_update=False),
         offload=widgets.Dropdown(options=["none", "optimizer"], description="offload"),
     )

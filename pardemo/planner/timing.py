@@ -188,7 +188,7 @@ def offload_seconds(
 
     Of each updated parameter: with every micro-batch the gradients so far to the GPU and back, 2 bytes each way (stages
     2 and 3), at the end the sum in fp32, 4 bytes, and the new parameter back, 2. Adam's update once. Offloaded
-    parameters come three times a micro-batch: forward, recomputation, backward.
+    parameters come with each pass of a micro-batch: forward, recomputation where there is one, backward.
 
     Source: ``async_accumulate_grad_in_cpu_via_gpu`` and ``partition_grads`` of DeepSpeed 0.19.8.
     """
@@ -199,7 +199,8 @@ def offload_seconds(
     earlier = reductions(found.job, accumulation) - 1
     copied = updated * (4 * earlier + 4 + 2)
     if offload == "optimizer+parameters":
-        copied += 3 * accumulation * 2 * found.params * on_host
+        passes = 2 + found.job.checkpointing
+        copied += passes * accumulation * 2 * found.params * on_host
     return copied / HOST_COPY_BYTES_PER_S + updated / HOST_ADAM_PARAMS_PER_S
 
 

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pardemo.cluster import Cluster
 from pardemo.world.errors import RankDied, RankError
 from pardemo.world.generation import Ranks
 
@@ -32,9 +33,11 @@ class World:
         backend: ``"gloo"`` or ``"nccl"``; by default nccl where every rank can have a GPU of its own.
         timeout_s: time limit of a :meth:`run` that names none.
         env: environment variables for the ranks, on top of this process's.
+        cluster: hosts and links with limits on this machine, for ``size`` ranks: see :class:`pardemo.Cluster`.
 
     Raises:
-        ValueError, TypeError: ``size`` or ``threads`` out of range; nccl without a GPU for each rank.
+        ValueError, TypeError: ``size`` or ``threads`` out of range; nccl without a GPU for each rank; a cluster of
+            another size, or where the kernel cannot limit a connection.
         RankError: the ranks could not start.
 
     The ranks stay between calls of :meth:`run`: a module that they have imported stays as it was then, and what one
@@ -52,6 +55,7 @@ class World:
         backend: str | None = None,
         timeout_s: float = 300.0,
         env: dict[str, str] | None = None,
+        cluster: Cluster | None = None,
     ):
         self.size = _whole("World size", size, MAX_RANKS)
         self.threads = _whole("threads", threads, 1024)
@@ -64,11 +68,13 @@ class World:
                 raise TypeError(f"env holds texts, not {name!r}: {value!r}")
         if isinstance(preload, str):
             raise TypeError(f"preload is a list of module names; write [{preload!r}]")
+        if cluster is not None:
+            backend = _on_cluster(cluster, size, backend)
         if backend == "nccl" and (gpus := _gpus()) < size:
             raise ValueError(
                 f"backend 'nccl' needs a GPU for each of {size} ranks, and {gpus} are here; 'gloo' needs none"
             )
-        self.preload, self.timeout_s = tuple(preload), timeout_s
+        self.cluster, self.preload, self.timeout_s = cluster, tuple(preload), timeout_s
         self.backend: str | None = backend
         self._env = dict(env or {})
         self._busy = threading.Lock()
@@ -85,6 +91,13 @@ class World:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def tier(self) -> str | None:
+        """How a cluster's links are limited: by ``"namespaces"`` or by ``"pacing"``; None without a cluster."""
+        if self.cluster is None or self._ranks is None:
+            return None
+        return "namespaces" if self._ranks.hosts else "pacing"
 
     @property
     def pids(self) -> list[int]:
@@ -179,7 +192,7 @@ class World:
             ranks.nursery.kill(ranks.pids)
 
     def _start(self) -> None:
-        self._ranks = Ranks(self.size, self.backend, self.preload, self.threads, self._env)
+        self._ranks = Ranks(self.size, self.backend, self.preload, self.threads, self._env, self.cluster)
         self._finalizer = weakref.finalize(self, self._ranks.kill)
 
     def _drop(self) -> None:
@@ -200,6 +213,16 @@ def _gpus() -> int:
     import torch  # costs seconds: for those alone who ask for GPUs
 
     return torch.cuda.device_count()
+
+
+def _on_cluster(cluster: Cluster, size: int, backend: str | None) -> str:
+    """The backend of ranks on an emulated cluster; ValueError where there can be none."""
+    if cluster.size != size:
+        places = f"{cluster.hosts} × {cluster.ranks_per_host} = {cluster.size}"
+        raise ValueError(f"{size} ranks do not fit a cluster of {places}")
+    if backend == "nccl":
+        raise ValueError("a cluster limits TCP connections: its ranks need the backend 'gloo', not 'nccl'")
+    return "gloo"
 
 
 def _pack(function: Callable, args: tuple, kwargs: dict) -> bytes:

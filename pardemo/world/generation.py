@@ -1,6 +1,7 @@
 """One generation of rank processes: forked together, asked together, ended together. :class:`World` makes them."""
 
 import contextlib
+import dataclasses
 import operator
 import os
 import pickle
@@ -15,6 +16,8 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from pardemo.cluster import Cluster, keeper, loopback, pacer
+from pardemo.cluster.hosts import Hosts
 from pardemo.world import waiting
 from pardemo.world.errors import Failure, RankDied, RankError, RankFailed, RankTimeout
 from pardemo.world.nursery import QUIET, Nursery, nursery
@@ -29,10 +32,20 @@ POLL_S = 0.5  # an interrupt that another thread received is noticed by the main
 class Ranks:
     """One generation of rank processes: forked together, ended together."""
 
-    def __init__(self, size: int, backend: str | None, preload: Sequence[str], threads: int, env: dict[str, str]):
+    def __init__(
+        self, size: int, backend: str | None, preload: Sequence[str], threads: int, env: dict[str, str],
+        cluster: Cluster | None = None,
+    ):  # fmt: skip
         self.size, self.backend, self.owner = size, backend, os.getpid()
         self.nursery: Nursery = nursery(preload)
         self.store = os.path.join(self.nursery.folder, f"store-{secrets.token_hex(8)}")
+        self.cluster, self.hosts = cluster, None
+        self.tables = [f"{self.store}.links{host}" for host in range(cluster.hosts if cluster else 0)]
+        if cluster is not None:
+            self.hosts = _hosts(cluster)
+            for table in self.tables:
+                with open(table, "wb") as file:
+                    file.truncate(pacer.TABLE_BYTES)
         self.started, self.ended = False, False
         self.pids: list[int] = []
         self.controls: list[Connection] = []
@@ -68,6 +81,7 @@ class Ranks:
         return [theirs.detach(), out_w, err_w, os.dup(stacks.fileno())]
 
     def _join_settings(self, rank: int, threads: int, env: dict[str, str]) -> dict[str, Any]:
+        beside = self.cluster.ranks_per_host if self.cluster else self.size
         return {
             "rank": rank,
             "size": self.size,
@@ -77,19 +91,32 @@ class Ranks:
             "path": sys.path[:],
             "cwd": os.getcwd(),
             "timeout_s": 1800.0,  # of the process group; the World's own limit comes first
+            **self._links_of(rank),
             "env": {
                 **{name: value for name, value in os.environ.items() if name not in QUIET},
                 "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
                 "MASTER_ADDR": "127.0.0.1",
+                **({"GLOO_SOCKET_IFNAME": keeper.ADAPTER, "MASTER_ADDR": keeper.address(0)} if self.hosts else {}),
                 "MASTER_PORT": "0",
                 "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
+                "LOCAL_RANK": str(rank % beside),
+                "GROUP_RANK": str(rank // beside),
                 "WORLD_SIZE": str(self.size),
-                "LOCAL_WORLD_SIZE": str(self.size),
-                "LOCAL_SIZE": str(self.size),
+                "LOCAL_WORLD_SIZE": str(beside),
+                "LOCAL_SIZE": str(beside),
                 **env,
             },
         }
+
+    def _links_of(self, rank: int) -> dict[str, Any]:
+        """Where a rank goes and which limits it keeps itself: those that its host's adapter does not."""
+        if self.cluster is None:
+            return {}
+        if self.hosts is None:
+            return {"cluster": self.cluster, "table": self.tables[0]}
+        inside = dataclasses.replace(self.cluster, between=None)
+        paced = {"cluster": inside, "table": self.tables[inside.host_of(rank)]} if inside.inside else {}
+        return paced | {"place": self.hosts.place(rank)}
 
     def await_start(self) -> None:
         if not self.started:
@@ -197,6 +224,28 @@ class Ranks:
             stacks.close()
         with contextlib.suppress(OSError):
             os.unlink(self.store)
+        for table in self.tables:
+            with contextlib.suppress(OSError):
+                os.unlink(table)
+        if self.hosts is not None:
+            self.hosts.close()
+
+
+def _hosts(cluster: Cluster) -> Hosts | None:
+    """The hosts as network namespaces; None where they are not allowed, or pacing was asked for."""
+    if cluster.tier == "pacing":
+        return None
+    try:
+        return Hosts(cluster)
+    except OSError as error:
+        if cluster.tier == "namespaces":
+            raise ValueError(f"network namespaces cannot be made here: {error}") from None
+        if not loopback.paces():
+            raise ValueError(
+                f"links cannot be limited here: no network namespaces ({error}), and the kernel does not pace loopback "
+                "(Linux 4.13 or newer does)"
+            ) from None
+        return None
 
 
 def _unpack(reply: bytes) -> tuple:

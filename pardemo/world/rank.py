@@ -13,7 +13,7 @@ import sys
 import traceback
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import cloudpickle
 import torch
@@ -22,6 +22,10 @@ import torch.distributed as dist
 from pardemo import project
 from pardemo.world import waiting
 from pardemo.world.errors import Failure
+
+if TYPE_CHECKING:
+    from pardemo.cluster import Cluster
+    from pardemo.cluster.hosts import Place
 
 PR_SET_PDEATHSIG = 1
 #: Whose frames lie between the process's begin and the reader's code.
@@ -69,11 +73,20 @@ def join_group(
     path: list[str],
     cwd: str,
     timeout_s: float,
+    cluster: "Cluster | None" = None,
+    table: str = "",
+    place: "Place | None" = None,
 ) -> str:
     """Makes this process rank ``rank`` of ``size``: environment, threads, seeds, default process group.
 
-    ``store`` is the path of a file store, or None to meet as the environment says (torchrun). Returns the backend.
+    ``store`` is the path of a file store, or None to meet as the environment says (torchrun). ``cluster``: limits for
+    the links, kept with the help of ``table``, a file that the ranks share; ``place``: the host it goes to. Returns the
+    backend.
     """
+    if place is not None:
+        from pardemo.cluster import keeper
+
+        keeper.enter(*place)  # while this process has one thread
     with contextlib.suppress(OSError):
         os.chdir(cwd)
     sys.path[:] = path
@@ -93,6 +106,12 @@ def join_group(
         torch.cuda.manual_seed(1000 + rank)
     where = {} if store is None else {"store": dist.FileStore(store, size)}
     dist.init_process_group(backend, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s), **where)
+    if cluster is not None:
+        from pardemo.cluster import pacer
+
+        pace = pacer.start(cluster, rank, table)
+        dist.barrier()  # now every rank has said which connections are its own
+        pace.scan()
     return backend
 
 

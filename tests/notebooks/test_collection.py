@@ -61,14 +61,17 @@ def test_every_statement_whose_chapter_exists_is_claimed(rows, statement, chapte
         assert found, f"{chapter} claims nothing for {statement['id']}"
 
 
+WAYS = ("sent", "received")
+
+
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_bytes_of_chapter_01_hold_on_the_wire(rows, n):
-    sides = [f"{s}_{way}" for s in ("s04.server", "s04.worker") for way in ("sent", "received")]
-    ids = [*sides, "s09.sent_per_rank", "s09.received_per_rank", "s05.imbalance", "s07.ddp_sent", "s11.balance"]
-    ids += ["s10.one_successor"] * (n > 2)  # of two ranks each has but one other
-    found = {r["id"]: r for r in rows if r["id"].endswith(f".n{n}")}
-    for name in ids:
-        row = found[f"{name}.n{n}"]
+    sides = [f"{claim}.n{n}_{way}" for claim in ("s04.server", "s04.worker", "s09.per_rank") for way in WAYS]
+    plain = ["s05.imbalance", "s07.ddp_sent", "s11.balance"]
+    plain += ["s10.one_successor"] * (n > 2)  # of two ranks each has but one other
+    found = {r["id"]: r for r in rows}
+    for name in [*sides, *(f"{claim}.n{n}" for claim in plain)]:
+        row = found[name]
         assert (row["verdict"], row["evidence"]) == ("holds", "wire"), name
         assert row["rel"] <= 0.005
 
@@ -103,3 +106,14 @@ def test_plain_papermill_works_too(folder, tmp_path):
     verdicts = [r["verdict"] for r in claims.read(tmp_path)]
     assert "holds" in verdicts
     assert "fails" not in verdicts
+
+
+@pytest.mark.parametrize("chapter", project.notebooks())
+def test_an_exercise_that_nobody_attempted_shows_one_quiet_line(run, chapter):
+    cells = nbformat.read(run / f"{chapter}.ipynb", as_version=4).cells
+    asked = [c for c in cells if c.cell_type == "code" and "exercises.check(" in c.source]
+    assert asked
+    for cell in asked:
+        (output,) = cell.outputs
+        assert output.data["text/plain"].startswith("Not attempted yet: write my_")
+        assert output.data["text/html"].count("<details>") == 2, "the hint and the solution"

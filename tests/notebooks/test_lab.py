@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -29,14 +30,26 @@ HANG = [
     "Path('again.json').write_text(json.dumps([os.getpid(), *world.run(pid)]));",
 ]
 
+#: The widget of chapter 10 over a small model's dry runs: the chapter's own take a minute.
+PLAN = [
+    "from pardemo.planner import examples, explorer\nfrom pardemo.planner.memory import Curve\n"
+    "curve = Curve(examples.job('llama', 'zero-2', 2, True, False).but(engine='plain'))",
+    "explorer.memory_explorer(curve, 80e9)",
+]
+ATTEMPTS = [
+    f'from pardemo.collection import exercises\ndef my_order(): {body}\n\n\nexercises.check("05_order", my_order)'
+    for body in ("...", 'return "pp-dp-tp"', 'return "tp-dp-pp"')
+]
+
 
 @pytest.fixture(scope="module")
 def lab(chromium, tmp_path_factory):  # no browser: no server
     """A server of this test's own on a free port: (address, token, folder of the notebooks)."""
     home = tmp_path_factory.mktemp("lab")
     shutil.copytree(project.root() / "notebooks", home / "notebooks")
-    cells = [nbformat.v4.new_code_cell(source) for source in HANG]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel()), home / "notebooks" / "hang.ipynb")
+    for name, sources in {"hang": HANG, "plan": PLAN, "attempts": ATTEMPTS}.items():
+        cells = [nbformat.v4.new_code_cell(source) for source in sources]
+        nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=kernel()), home / "notebooks" / f"{name}.ipynb")
     for name, value in SETTINGS.items():
         project.write_json(home / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings", value)
     token = secrets.token_hex(16)
@@ -138,24 +151,49 @@ def open_notebook(lab, chromium):
         reader.page.close()
 
 
-def test_notebook_01_runs_to_its_end(open_notebook):
-    reader = open_notebook("01_data_parallel")
+def test_notebook_03_runs_to_its_end(open_notebook):
+    """A lesson as its reader runs it: cells on ranks, guesses, drawings, claims in a line."""
+    reader = open_notebook("03_megatron_mlp")
     reader.menu("Run", "Run All Cells")
     reader.until(lambda: all(p.strip("[]: ").isdigit() for p in reader.prompts()), 600, "Run All")
     assert reader.errors() == []
     last = reader.page.locator(".jp-CodeCell").last.locator(".jp-OutputArea").inner_text()
-    assert "s09.sent_per_rank.n4" in last
-    assert "holds" in last
-    assert "fails" not in last
+    assert re.search(r"\d+ claims in \d+ cases: \d+ hold", last)
+    assert "fail" not in last
     drawn = reader.page.locator(".jp-OutputArea img").evaluate_all("all => all.map(image => image.naturalWidth)")
-    assert len(drawn) == 5
+    assert len(drawn) == 3
     assert all(width > 300 for width in drawn), "every picture is there, once"
+    shown = reader.page.locator(".jp-OutputArea svg[role=img]").evaluate_all("all => all.map(s => s.clientWidth)")
+    assert len(shown) == 3
+    assert all(width > 300 for width in shown)
+    lines = reader.page.locator(".jp-OutputArea .claim").all_inner_texts()
+    assert [line for line in lines if "s26.columns" in line], "the claim stands where it was measured"
+    answer = reader.page.locator(".jp-OutputArea details.guess").first
+    assert "It is " not in answer.inner_text(), "folded, for a reader who has not guessed"
+    answer.locator("summary").click()
+    assert re.search(r"It is \d+\.?\d* %", answer.inner_text())
 
 
-def test_sliders_move_the_picture(open_notebook):
-    reader = open_notebook("06_zero_memory")
-    cells = nbformat.read(reader.folder / "06_zero_memory.ipynb", as_version=4).cells
-    (sliders,) = [k for k, cell in enumerate(cells) if "states_explorer" in cell.source]
+def test_every_chapter_with_a_widget_has_its_test_here():
+    made = {
+        path.stem
+        for path in project.PACKAGE.rglob("*.py")
+        if re.search(r"^def \w+_explorer\(", path.read_text(), re.MULTILINE)
+    }
+    assert made == {"explore", "explorer"}
+    asked = {name: re.findall(r"(\w+_explorer)\(", path.read_text()) for name, path in project.notebooks().items()}
+    assert {name: used for name, used in asked.items() if used} == {
+        "06_zero_memory": ["states_explorer"],
+        "10_baichuan2_plan": ["memory_explorer"],
+    }
+    assert not [name for name, path in project.notebooks().items() if "ipywidgets" in path.read_text()]
+
+
+@pytest.mark.parametrize(("name", "slider"), [("06_zero_memory", "stage"), ("plan", "batch")])
+def test_sliders_move_the_picture(open_notebook, name, slider):
+    reader = open_notebook(name)
+    cells = nbformat.read(reader.folder / f"{name}.ipynb", as_version=4).cells
+    (sliders,) = [k for k, cell in enumerate(cells) if "_explorer(" in cell.source]
     imports = next(k for k, cell in enumerate(cells) if cell.cell_type == "code")
     for cell in (imports, sliders):  # what lies between starts worlds, which the formula does not need
         reader.press_run(cell)
@@ -163,10 +201,32 @@ def test_sliders_move_the_picture(open_notebook):
     picture = output.locator("img").first
     reader.until(picture.count, 120, "sliders and a picture")
     before = picture.get_attribute("src")
-    handle = output.locator(".widget-slider", has_text="stage").locator(".noUi-handle")
+    handle = output.locator(".widget-slider", has_text=slider).locator(".noUi-handle")
     handle.focus()
     reader.page.keyboard.press("ArrowRight")
     reader.until(lambda: picture.get_attribute("src") != before, 30, "the picture follows the slider")
+    assert reader.errors() == []
+
+
+def test_hint_and_solution_unfold(open_notebook):
+    reader = open_notebook("attempts")
+    for cell in range(3):
+        reader.press_run(cell)
+    outputs = reader.page.locator(".jp-CodeCell .jp-OutputArea-output")
+    reader.until(lambda: outputs.count() == 3, 60, "one output for each attempt")
+    reader.idle()
+    open_, wrong, right = (outputs.nth(k) for k in range(3))
+    told = [output.inner_text().splitlines() for output in (open_, wrong, right)]
+    assert told[0] == ["Not attempted yet: write my_order above, then run this cell again.", "Hint", "Solution"]
+    assert "let tp run fastest" in told[1][0]
+    assert told[1][1:] == ["Hint", "Solution"]
+    assert told[2][0].startswith("05_order: solved.")
+    assert told[2][1:] == ["One way to write it"]
+    for output, summary, text in ((open_, "Hint", "runs fastest"), (wrong, "Solution", "def my_order():")):
+        inside = output.locator("details", has_text=summary).get_by_text(text)
+        assert not inside.is_visible()
+        output.get_by_text(summary, exact=True).click()
+        inside.wait_for(state="visible")
     assert reader.errors() == []
 
 

@@ -5,10 +5,11 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from pardemo.collection.cells.cell import METERS, Cell, parse
+from pardemo.collection.cells.cell import METERS, Cell, Wire, parse
 from pardemo.world import World
 from pardemo.world.errors import RankError, ranks_text
 
+ALIKE = 1.02  # headers and barriers differ from rank to rank
 USAGE = "%%ranks N [--get NAME …] [--put NAME …] [--wire] [--memory] [--timeline] [--preload MODULE …] [--timeout S]"
 
 
@@ -87,7 +88,7 @@ class RanksMagic:
 def show(cells: Sequence[Cell]) -> None:
     """Prints the last expression's value by rank, equal ones once, and a line for each meter; draws the timeline."""
     _print_alike([cell.shown for cell in cells], lambda text: text)
-    _print_alike([cell.wire for cell in cells], _wire_text)
+    _print_wire([cell.wire for cell in cells if cell.wire is not None])
     _print_alike([cell.memory for cell in cells], _memory_text)
     spans = [span for cell in cells for span in cell.timeline or []]
     if spans:
@@ -116,9 +117,18 @@ def _print_alike(values: Sequence[Any], text_of: Callable[[Any], str]) -> None:
             print(f"{who}:\n{text}" if "\n" in text else f"{who}: {text}")
 
 
-def _wire_text(wire: Any) -> str:
-    told = "counted by the kernel" if wire.evidence == "wire" else "counted at the calls"
-    return f"sent {wire.sent_bytes:,} B, received {wire.received_bytes:,} B ({told})"
+def _print_wire(wires: Sequence[Wire]) -> None:
+    """One line where all ranks sent and received nearly the same, which is what a ring is about; else one each."""
+    if not wires:
+        return
+    told = "counted by the kernel" if wires[0].evidence == "wire" else "counted at the calls"
+    columns = [wire.sent_bytes for wire in wires], [wire.received_bytes for wire in wires]
+    if len(wires) > 1 and all(max(bytes_) <= ALIKE * min(bytes_) for bytes_ in columns):
+        sent, received = (f"{min(b):,}" + (f" to {max(b):,}" if max(b) > min(b) else "") for b in columns)
+        print(f"each rank sent {sent} B and received {received} B ({told})")
+        return
+    for rank, wire in enumerate(wires):
+        print(f"rank {rank} sent {wire.sent_bytes:,} B and received {wire.received_bytes:,} B ({told})")
 
 
 def _memory_text(memory: dict[str, int]) -> str:

@@ -1,9 +1,7 @@
 """Products of matrices that are cut: over which ranks, and where they have to talk."""
 
-from pardemo.collection.drawings.key import DONE, RANKS
+from pardemo.collection.drawings.key import DONE, RANKS, WHOLE
 from pardemo.collection.drawings.svg import Canvas, Drawing
-
-WHOLE = "#EEEEEE"  # what every rank has
 
 
 def column_cut() -> Drawing:
@@ -33,8 +31,10 @@ def row_cut() -> Drawing:
     canvas.box(480, 70, 110, 120, RANKS[1], "X₁A₁")
     _word(canvas, 75, 215, "columns cut")
     _word(canvas, 233, 215, "rows cut")
-    _word(canvas, 460, 215, "two halves of the sum")
-    canvas.text(460, 255, "all-reduce: the ranks have to talk", size=19, fill=DONE["communication"], bold=True)
+    _word(canvas, 460, 215, "each a part of the sum")
+    canvas.text(
+        630, 255, "all-reduce: the ranks have to talk", size=19, anchor="end", fill=DONE["communication"], bold=True
+    )
     _legend(canvas, 20)
     return Drawing(
         canvas, "Y = X A, A cut by rows: each rank makes a part of every entry of Y, and the parts are added."

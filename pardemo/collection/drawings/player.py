@@ -9,7 +9,7 @@ from pardemo.collection.drawings.svg import Canvas
 _STYLE = """
 <style>
 .player { max-width: 640px; margin: .6rem 0; touch-action: pan-y; }
-.player:focus-visible { outline: 2px solid #0072B2; outline-offset: 4px; }
+.player:focus-visible { outline: 2px solid currentColor; outline-offset: 4px; }
 .player .bar { display: flex; gap: .6rem; align-items: center; margin-top: .4rem; }
 .player button { font: inherit; padding: .3rem .9rem; cursor: pointer; }
 .player input { flex: 1; min-width: 4rem; }

@@ -1,10 +1,12 @@
 """The ring all-reduce, step by step."""
 
 from pardemo.collection.drawings.key import DONE, rank_colour
+from pardemo.collection.drawings.parts import unbroken
 from pardemo.collection.drawings.player import Player
 from pardemo.collection.drawings.svg import Canvas
 
-_CELL, _WIDE, _GAP, _TOP = 44, 92, 48, 60
+_CELL, _TOP, _MARGIN = 44, 60, 96
+_ROOM = 640 - _MARGIN - 20  # between the names of the chunks and the line that leads back
 
 
 def ring_all_reduce(ranks: int = 4) -> Player:
@@ -50,38 +52,39 @@ def _caption(step: int, ranks: int, sent: list[tuple[int, int]], names: list[str
             f"Reduce-scatter, step {step + 1} of {ranks - 1}: {first}, which adds it to its own; all send at once.{end}"
         )
     at = step - ranks + 2
-    end = f" Every rank has the whole sum, and has sent 2({ranks} − 1) chunks of S/{ranks}." * (at == ranks - 1)
+    sent = unbroken(f"2({ranks} − 1)")
+    end = f" Every rank has the whole sum, and has sent {sent} chunks of S/{ranks}." * (at == ranks - 1)
     return f"All-gather, step {at} of {ranks - 1}: {first}, which keeps it as it is.{end}"
 
 
 def _frame(held: list[list[set]], sent: list[tuple[int, int]], ranks: int, names: list[str]) -> Canvas:
-    columns = ranks * _WIDE + (ranks - 1) * _GAP
-    canvas = Canvas(columns + 116, _TOP + ranks * (_CELL + 10) + 56)
-    left = 96
+    canvas = Canvas(640, _TOP + ranks * (_CELL + 10) + 44)
+    wide, gap = (92, 52) if ranks < 5 else (76, 36)
+    left = _MARGIN + (_ROOM - ranks * wide - (ranks - 1) * gap) / 2
     for chunk, name in enumerate(names):
         canvas.text(left - 74, _y(chunk) + _CELL / 2, name, size=22)
     for rank, row in enumerate(held):
-        x = left + rank * (_WIDE + _GAP)
-        canvas.text(x + _WIDE / 2, 24, f"rank {rank}", size=22, bold=True)
+        x = left + rank * (wide + gap)
+        canvas.text(x + wide / 2, 24, f"rank {rank}", size=22, bold=True)
         for chunk, whose in enumerate(row):
-            part = _WIDE / ranks
+            part = wide / ranks
             for owner in sorted(whose):
                 canvas.box(x + owner * part, _y(chunk), part, _CELL, rank_colour(owner), str(owner), size=18, thick=0.8)
-            canvas.box(x, _y(chunk), _WIDE, _CELL, thick=4 if len(whose) == ranks else 1)
+            canvas.box(x, _y(chunk), wide, _CELL, thick=4 if len(whose) == ranks else 1)
     for rank, chunk in sent:
-        _arrow(canvas, rank, chunk, ranks, left)
+        _arrow(canvas, left + rank * (wide + gap) + wide, chunk, left, gap, last=rank == ranks - 1, ranks=ranks)
     return canvas
 
 
-def _arrow(canvas: Canvas, rank: int, chunk: int, ranks: int, left: float) -> None:
-    right = left + rank * (_WIDE + _GAP) + _WIDE
+def _arrow(canvas: Canvas, right: float, chunk: int, left: float, gap: float, last: bool, ranks: int) -> None:
+    """From a rank's right edge to the next rank; from the last one below all of them back to the first."""
     middle, colour = _y(chunk) + _CELL / 2, DONE["communication"]
-    if rank < ranks - 1:
-        canvas.arrow([(right + 4, middle), (right + _GAP - 4, middle)], colour, 4)
+    if not last:
+        canvas.arrow([(right + 4, middle), (right + gap - 4, middle)], colour, 4)
         return
-    bottom, end = _y(ranks) + 22, left - 6
-    canvas.arrow([(right + 4, middle), (right + 14, middle), (right + 14, bottom), (left - 46, bottom),
-                  (left - 46, middle), (end, middle)], colour, 4)  # fmt: skip
+    bottom = _y(ranks) + 22
+    way = [(right + 4, middle), (right + 14, middle), (right + 14, bottom), (left - 46, bottom), (left - 46, middle)]
+    canvas.arrow([*way, (left - 6, middle)], colour, 4)
 
 
 def _y(chunk: int) -> float:

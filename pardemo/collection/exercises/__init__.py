@@ -1,13 +1,16 @@
 """Exercises that check themselves on real ranks: ``check(name, my_function)``.
 
-A check never raises: it prints what is right or what is missing, so that a notebook with open exercises still
-runs from top to bottom. It returns whether the exercise is solved.
+A check never raises because of an answer: it shows what is right or what is missing, so that a notebook with open
+exercises still runs from top to bottom. A stub that nobody has touched gets one quiet line, and starts no rank. Below
+each line a hint (:mod:`.catalogue`) and a solution (:mod:`.solutions`) are folded.
 """
 
 import secrets
 from collections.abc import Callable
 from importlib import import_module
 
+from pardemo.collection.exercises.catalogue import EXERCISES
+from pardemo.collection.exercises.outcome import Outcome, is_stub
 from pardemo.world.errors import RankDied, RankError, RankFailed
 
 
@@ -20,7 +23,7 @@ def call(function: Callable, *args: object) -> object:
     try:
         return function(*args)
     except Exception as error:
-        raise Mistake(f"Your function raised {type(error).__name__}: {error}") from None
+        raise Mistake(f"Your function raised {type(error).__name__}: {_first_line(error)}") from None
 
 
 #: What an exercise that asks for sends and receives allows.
@@ -32,64 +35,67 @@ def fresh_seed() -> int:
     return secrets.randbits(31)
 
 
-#: name -> (module of this package, function that checks). A chapter's exercises live in ``chapter_NN``.
-EXERCISES = {
-    "00_bus_bandwidth": ("chapter_00", "check_bus_bandwidth"),
-    "00_neighbour": ("chapter_00", "check_neighbour"),
-    "01_all_reduce": ("chapter_01", "check_all_reduce"),
-    "01_unequal_shards": ("chapter_01", "check_unequal_shards"),
-    "02_1f1b": ("chapter_02", "check_1f1b"),
-    "02_bubble": ("chapter_02", "check_bubble"),
-    "03_f": ("chapter_03", "check_f"),
-    "03_split": ("chapter_03", "check_split"),
-    "04_qkv_rows": ("chapter_04", "check_qkv_rows"),
-    "04_vocabulary_loss": ("chapter_04", "check_vocabulary_loss"),
-    "05_groups": ("chapter_05", "check_groups"),
-    "05_order": ("chapter_05", "check_order"),
-    "06_bytes": ("chapter_06", "check_bytes"),
-    "06_stage": ("chapter_06", "check_stage"),
-    "07_zero1_step": ("chapter_07", "check_zero1_step"),
-    "07_psi": ("chapter_07", "check_psi"),
-    "08_checkpoints": ("chapter_08", "check_checkpoints"),
-    "08_order": ("chapter_08", "check_order"),
-    "09_config": ("chapter_09", "check_config"),
-    "09_in_step": ("chapter_09", "check_in_step"),
-    "10_lora_states": ("chapter_10", "check_lora_states"),
-    "10_steps": ("chapter_10", "check_steps"),
-    "11_labels": ("chapter_11", "check_labels"),
-    "11_lora": ("chapter_11", "check_lora"),
-    "12_rouge_l": ("chapter_12", "check_rouge_l"),
-    "12_split": ("chapter_12", "check_split"),
-    "13_step_bytes": ("chapter_13", "check_step_bytes"),
-    "13_verdict": ("chapter_13", "check_verdict"),
-}
-
-
-def check(name: str, function: Callable) -> bool:
-    """Runs ``function`` against exercise ``name`` and prints the verdict; True when it is solved.
+def check(name: str, function: Callable) -> None:
+    """Runs ``function`` against exercise ``name`` and shows the verdict, with a hint and a solution folded below it.
 
     Raises:
         ValueError: no exercise of that name.
     """
+    from IPython.display import display
+
+    display(judge(name, function))  # outside a notebook this prints the line
+
+
+def judge(name: str, function: Callable) -> Outcome:
+    """What :func:`check` shows, as a value.
+
+    Raises:
+        ValueError: no exercise of that name.
+    """
+    from pardemo.collection.exercises import solutions
+
     if name not in EXERCISES:
         raise ValueError(f"no exercise {name!r}; there are: {', '.join(EXERCISES)}")
-    module, checker = EXERCISES[name]
+    stub, hint = EXERCISES[name]
+    attempted, solved = not is_stub(function), False
+    if not attempted:
+        told = f"Not attempted yet: write {stub} above, then run this cell again."
+    else:
+        solved, words = _tried(name, function)
+        told = f"{name}: {'solved' if solved else 'not yet'}. {words}"
+    return Outcome(name, attempted, solved, told, hint, solutions.text(name))
+
+
+def _tried(name: str, function: Callable) -> tuple[bool, str]:
+    """Whether it is right, and what the checker says to it, in one line."""
+    if not callable(function):
+        return False, f'Hand over the function itself, without calling it: check("{name}", {EXERCISES[name].stub}).'
+    checker = getattr(import_module(f"{__name__}.chapter_{name[:2]}"), f"check_{name[3:]}")
     try:
-        praise = getattr(import_module(f"pardemo.collection.exercises.{module}"), checker)(function)
+        return True, checker(function)
     except Mistake as mistake:
-        print(f"{name}: not yet. {mistake}")
-        return False
-    except TypeError as error:  # it cannot be sent to the ranks
-        print(f"{name}: not yet. {error}")
-        return False
+        words = str(mistake)
     except RankFailed as error:
         rank, failure = error.first
-        print(f"{name}: not yet. Your function raised on rank {rank}: {failure.headline}")
-        return False
+        words = f"Your function raised on rank {rank}: {_first_line(failure.headline)}"
     except RankError as error:
         died = isinstance(error, RankDied)
-        hint = "" if died else " Does every rank receive exactly what another one sends?"
-        print(f"{name}: not yet. {str(error).splitlines()[0]}.{hint}")
-        return False
-    print(f"{name}: solved. {praise}")
-    return True
+        ask = "" if died else " Does every rank receive exactly what another one sends?"
+        words = f"{_first_line(error)}.{ask}"
+    except Exception as error:  # it cannot be sent to the ranks, or is so odd that the checker stumbles over it
+        words = str(error)
+        if not words.startswith("cannot send"):
+            stumbled = f"{type(error).__name__}: {_first_line(error)}"
+            words = f"What it returned cannot be compared with the answer ({stumbled})."
+    return False, _short(words)
+
+
+def _first_line(error: BaseException | str) -> str:
+    """What an exception says first: torch's go on with a stack of C++."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+
+
+def _short(words: str) -> str:
+    """One line of bearable length: arrays write themselves over several, and numbers may have a thousand digits."""
+    line = " ".join(word if len(word) <= 100 else word[:100] + "…" for word in words.split())
+    return line if len(line) <= 800 else f"{line[:500]} … {line[-250:]}"

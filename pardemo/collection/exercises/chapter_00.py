@@ -22,6 +22,11 @@ def check_neighbour(function: Callable[[torch.Tensor], torch.Tensor]) -> str:
     with World(RANKS, timeout_s=TIMEOUT_S) as world:
         tried = world.run(_try_neighbour, function, numbers)
     found = [value for value, _ in tried]
+
+    def answers(wanted: Callable[[int], float]) -> list[bool]:
+        return [isinstance(value, Real) and value == wanted(r) for r, value in enumerate(found)]
+
+    right = answers(lambda r: numbers[r] + numbers[r - 1])
     guesses = {
         "that is the number that you were given": lambda r: numbers[r],
         "that is the neighbour's number alone; add your own": lambda r: numbers[r - 1],
@@ -30,14 +35,14 @@ def check_neighbour(function: Callable[[torch.Tensor], torch.Tensor]) -> str:
         ),
         "that is the sum of all ranks: a collective says more than was asked": lambda r: sum(numbers),
     }
-    if all(value == numbers[r] + numbers[r - 1] for r, value in enumerate(found)):
+    if all(right):
         if calls := sorted({name for _, names in tried for name in names}):
             raise Mistake(f"Right, but by {calls[0]}, which brings every rank's number: send one, and receive one.")
         return "Each rank sent one number and received one: a ring's first step."
     for hint, guess in guesses.items():
-        if all(value == guess(r) for r, value in enumerate(found)):
+        if all(answers(guess)):
             raise Mistake(f"Rank 1 returned {found[1]!r}: {hint}.")
-    wrong = next(r for r, value in enumerate(found) if value != numbers[r] + numbers[r - 1])
+    wrong = right.index(False)
     raise Mistake(f"Rank {wrong} should return {numbers[wrong] + numbers[wrong - 1]:g}, not {found[wrong]!r}.")
 
 

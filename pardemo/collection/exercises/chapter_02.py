@@ -1,6 +1,8 @@
 """Checkers of notebook 02."""
 
+import math
 from collections.abc import Callable, Iterable
+from numbers import Real
 
 from pardemo.collection.exercises import Mistake, call
 from pardemo.formulas import pipeline as formulas
@@ -48,7 +50,7 @@ def check_bubble(function: Callable[[int, float], int]) -> str:
     """``function(stages, share)`` is the least m whose bubble is at most that share of all time."""
     for stages, share in ((4, 0.1), (8, 0.2), (2, 0.5), (64, 0.05), (1, 0.1)):
         found, expected = call(function, stages, share), formulas.micro_batches_for(stages, share)
-        if isinstance(found, bool) or not isinstance(found, (int, float)):
+        if isinstance(found, bool) or not isinstance(found, Real) or not math.isfinite(found):
             raise Mistake(f"It returned {found!r}; it should return a number of micro-batches.")
         if found == expected:
             continue

@@ -101,6 +101,7 @@ def _try_split(function: Callable) -> tuple[str, int, float]:
     if not isinstance(found, torch.Tensor) or found.shape != expected.shape:
         got = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
         return f"it should return a tensor of shape {tuple(expected.shape)}, not {got}.", 0, 0.0
+    found = found.detach().to(expected.dtype)
     if not torch.allclose(found, expected, atol=1e-4):
         rank, size = dist.get_rank(), dist.get_world_size()
         parts = [F.gelu(i @ j) for i, j in zip(x.chunk(size, -1), a.chunk(size, 0), strict=True)]

@@ -71,6 +71,7 @@ def _try_loss(function: Callable, seed: int) -> tuple[str, int]:
     if not isinstance(found, torch.Tensor) or found.shape != expected.shape:
         got = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
         return f"it should return one loss per token, shape {tuple(expected.shape)}, not {got}.", 0
+    found = found.detach().to(expected.dtype)
     if not torch.allclose(found, expected, atol=1e-4):
         local = F.cross_entropy(mine, (targets - rank * mine.shape[1]).clamp(0, mine.shape[1] - 1), reduction="none")
         if torch.allclose(found, local, atol=1e-4):
@@ -79,6 +80,6 @@ def _try_loss(function: Callable, seed: int) -> tuple[str, int]:
             return "the sign is turned round: log Σexp minus the target's logit.", 0
         return "the losses are not those of the whole vocabulary.", 0
     large = function(1000 + mine, targets)
-    if not torch.allclose(large, expected, atol=1e-2):
+    if not torch.allclose(large.to(expected.dtype), expected, atol=1e-2):
         return "logits around 1000 overflow exp: subtract the largest logit of all ranks first.", 0
     return "", wire.sent_bytes

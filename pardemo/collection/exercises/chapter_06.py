@@ -38,7 +38,7 @@ def check_stage(function: Callable[[int, int, int, float], int | None]) -> str:
         fits = [s for s in memory.STAGES if memory.model_states_bytes(params // tp, gpus // tp, s) <= room]
         expected = fits[0] if fits else None
         found = call(function, params, gpus, tp, room)
-        if found == expected and not isinstance(found, bool):
+        if found is expected or (_is_number(found) and found == expected):
             continue
         where = f"{params / 1e9:g}B on {gpus} GPUs, tp {tp}, {room / 1e9:g} GB"
         if tp > 1:
@@ -49,3 +49,7 @@ def check_stage(function: Callable[[int, int, int, float], int | None]) -> str:
             f"{where}: stage {expected}, not {found!r}. The smallest stage that fits, None if even 3 does not."
         )
     return "The smallest stage that fits; the higher ones send more."
+
+
+def _is_number(found: object) -> bool:
+    return isinstance(found, Real) and not isinstance(found, bool)

@@ -60,10 +60,11 @@ def check_steps(function: Callable[[int, int, int, int, int], int]) -> str:
         batches = math.ceil(math.ceil(samples / batch) / gpus)
         expected = epochs * math.ceil(batches / accumulation)
         found = call(function, samples, gpus, batch, accumulation, epochs)
-        if found == expected and not isinstance(found, bool):
+        number = isinstance(found, Real) and not isinstance(found, bool)
+        if number and found == expected:
             continue
         hint = "what is left of each epoch after whole accumulations is a step too"
-        if found == epochs * (batches // accumulation):
+        if number and found == epochs * (batches // accumulation):
             hint = "that drops the partial step of each epoch: " + hint
         told = f"{samples:,} samples, {gpus} × {batch} × {accumulation}, {epochs} epochs: {expected:,} steps"
         raise Mistake(f"{told}, not {found!r}; {hint}.")

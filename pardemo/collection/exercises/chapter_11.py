@@ -16,9 +16,10 @@ def check_labels(function: Callable[[list[int], list[int], int], tuple[list[int]
         expected = [5] * s + [7] * t, [-100] * s + [7] * t
         found = call(function, list(prompt), list(answer), cutoff)
         case = f"{len(prompt)} + {len(answer)} tokens, cutoff {cutoff}"
-        if not isinstance(found, (tuple, list)) or len(found) != 2:
-            raise Mistake(f"For {case}: return two lists, input_ids and labels, not {found!r}.")
-        ids, labels = list(found[0]), list(found[1])
+        try:
+            ids, labels = (list(part) for part in found)
+        except (TypeError, ValueError):
+            raise Mistake(f"For {case}: return two lists, input_ids and labels, not {found!r}.") from None
         if len(ids) != len(labels):
             raise Mistake(f"For {case}: input_ids and labels need one length: −100 is for no label.")
         if labels == ids:
@@ -41,6 +42,7 @@ def check_lora(function: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, flo
         if not isinstance(found, torch.Tensor) or found.shape != w.shape:
             shape = list(found.shape) if isinstance(found, torch.Tensor) else found
             raise Mistake(f"The merged weight has W's shape, [12, 6], not {shape}: B·A is [out, in].")
+        found = found.detach().to(w.dtype)
         if changed := [name for name, (now, before) in kept.items() if not torch.equal(now, before)]:
             raise Mistake(f"{changed[0]} itself was changed: return a new tensor, it may be needed again.")
         if torch.allclose(found, w + b @ a, atol=1e-5) and alpha != rank:

@@ -30,9 +30,10 @@ def check_split(function: Callable[[list[tuple[str, str]], int], tuple[list, lis
     """``function(pairs, count)`` splits without a body in both."""
     pairs = [(f"body {i % 30}", f"headline {i}") for i in range(50)]
     found = call(function, list(pairs), 10)
-    if not isinstance(found, tuple) or len(found) != 2:
-        raise Mistake(f"Return (train, test), not {type(found).__name__}.")
-    train, test = (list(part) for part in found)
+    try:
+        train, test = (list(part) for part in found)
+    except (TypeError, ValueError):
+        raise Mistake(f"Return (train, test), two lists of pairs, not {type(found).__name__}.") from None
     if len(test) != 10:
         raise Mistake(f"test has {len(test)} pairs, not 10.")
     if unknown := [pair for pair in train + test if pair not in pairs]:

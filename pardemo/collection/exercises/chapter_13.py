@@ -43,7 +43,7 @@ def check_verdict(function: Callable[..., str]) -> str:
             case = f"13.case_{number}"
             right = ledger.check(case, "", predicted, measured, rel=rel, evidence=evidence, instead=second)
             found = call(function, predicted, measured, rel, evidence, instead)
-            if found != right:
+            if not isinstance(found, str) or found != right:
                 told = f"predicted {predicted}, measured {measured}, rel {rel}, {evidence}, instead {instead}"
                 raise Mistake(f"For {told} the verdict is {right!r}, not {found!r}: {hint}.")
     return "You judge as the ledger does."
@@ -57,7 +57,7 @@ def check_step_bytes(function: Callable[..., float]) -> str:
             found = call(function, *shape)
             if not isinstance(found, Real) or isinstance(found, bool):
                 raise Mistake(f"It returned {found!r}; it should return a number of bytes.")
-            if abs(found - sent) > 0.01 * sent:  # headers and the meter's barrier are below
+            if not abs(found - sent) <= 0.01 * sent:  # headers and the meter's barrier are below; NaN is not
                 raise Mistake(_overlooked(found, sent, *shape))
     return "As counted on 2 × 2, 4 × 1 and 1 × 4 real ranks."
 

@@ -12,6 +12,7 @@ from pardemo.collection.figures.pipeline import pipeline
 from pardemo.collection.figures.ratios import ratios
 from pardemo.collection.figures.scores import scores
 from pardemo.collection.figures.style import COLOURS, draw, new, save, write
+from pardemo.collection.figures.tensor import sent_by_order, sum_of_gelus, two_backward_passes
 
 __all__ = [
     "COLOURS",
@@ -28,7 +29,10 @@ __all__ = [
     "ring_states",
     "save",
     "scores",
+    "sent_by_order",
     "states_chart",
     "states_explorer",
+    "sum_of_gelus",
+    "two_backward_passes",
     "write",
 ]

@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from pardemo.collection.drawings import key
 from pardemo.collection.figures.style import COLOURS, HATCHES, MARKERS
 
 
@@ -46,7 +47,7 @@ def bars(ax: Axes, groups: Sequence[str], series: Mapping[str, Sequence[float]],
     for index, (kind, values) in enumerate(series.items()):
         at = places + (index - (len(series) - 1) / 2) * width
         ax.bar(
-            at, values, width * 0.86, color=COLOURS.get(kind, "#888888"), hatch=HATCHES.get(kind, ""),
+            at, values, width * 0.86, color=COLOURS.get(kind, key.OTHER), hatch=HATCHES.get(kind, ""),
             edgecolor="white", label=kind, zorder=2,
         )  # fmt: skip
         if outline is not None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 
+from pardemo.collection.drawings import key
 from pardemo.collection.figures.style import COLOURS, HATCHES
 
 
@@ -22,7 +23,7 @@ def pipeline(
     begin, end = min(s.begin_s for s in spans), max(s.end_s for s in spans)
     ranks, axis_end = sorted({s.rank for s in spans}), (end - begin) * scale if until is None else until
     for row in range(len(ranks)):
-        ax.broken_barh([(0, (end - begin) * scale)], (row - 0.4, 0.8), facecolor=COLOURS["wait"], alpha=0.35, zorder=1)
+        ax.broken_barh([(0, (end - begin) * scale)], (row - 0.4, 0.8), facecolor=COLOURS["wait"], alpha=0.6, zorder=1)
     for span in spans:
         row, (stage, micro_batch) = ranks.index(span.rank), span.name.split(".")
         left, width = (span.begin_s - begin) * scale, (span.end_s - span.begin_s) * scale
@@ -35,7 +36,7 @@ def pipeline(
             continue
         ax.text(
             left + width / 2, row, micro_batch, ha="center", va="center", fontsize=7, zorder=3, clip_on=True,
-            color="white" if span.kind == "forward" else "black",
+            color=key.ink_on(COLOURS[span.kind]),
         )  # fmt: skip
     ax.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
     ax.set_ylim(len(ranks) - 0.5, -0.5)

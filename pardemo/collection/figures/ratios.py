@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from pardemo.collection.drawings import key
 from pardemo.collection.figures.style import COLOURS, new
 
 TICKS = (-1, -0.1, -0.01, -0.001, 0, 0.001, 0.01, 0.1, 1, 10)
@@ -70,6 +71,6 @@ def _panel(ax: Axes, rows: Mapping[str, Sequence[tuple[float, str]]]) -> dict[st
     ax.set_yticks(range(len(rows)), list(rows))
     ax.set_ylim(len(rows) - 0.5, -0.5)
     for edge in range(1, len(rows)):
-        ax.axhline(edge - 0.5, color="#DDDDDD", linewidth=0.6, zorder=1)
+        ax.axhline(edge - 0.5, color=key.GRID, linewidth=0.6, zorder=1)
     ax.grid(axis="y", visible=False)
     return drawn

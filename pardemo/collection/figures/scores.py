@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
-_SHADES = ("0.30", "0.58", "#0072B2")  # what is known in greys; what is new in colour
+from pardemo.collection.drawings import key
+
+_SHADES = (*key.KNOWN, key.NEW)  # what is known in greys; what is new in colour
 
 
 def scores(

@@ -1,4 +1,4 @@
-"""Colours, fonts and files. Colours: Okabe & Ito's set, told apart by colour-blind readers; hatches for print."""
+"""Colours, fonts and files. Colours are those of the drawings' key; hatches tell them apart in print."""
 
 import io
 from collections.abc import Sequence
@@ -9,29 +9,19 @@ from matplotlib.figure import Figure
 from PIL import Image, PngImagePlugin
 
 from pardemo import project
+from pardemo.collection.drawings import key
 
-#: A colour for each kind of thing, the same in every chapter.
+#: A colour for each kind of thing, the same in every chapter and in every drawing: the drawings' key says which.
 COLOURS = {
-    "compute": "#0072B2",
-    "forward": "#0072B2",
-    "backward": "#56B4E9",
-    "communication": "#E69F00",
-    "send": "#E69F00",
-    "receive": "#F0E442",
-    "wait": "#BBBBBB",
-    "parameters": "#0072B2",
-    "gradients": "#E69F00",
-    "optimizer states": "#009E73",
-    "activations": "#CC79A7",
-    "predicted": "#000000",
-    "ring": "#009E73",
-    "parameter server": "#D55E00",
-    "torch": "#56B4E9",
-    # a claim's verdict, as in the report
-    "holds": "#00694C",
-    "differs": "#B35900",
-    "off": "#5C5C5C",
-    "fails": "#B00020",
+    **key.KEPT,
+    **key.DONE,
+    "compute": key.COMPUTED,
+    "send": key.DONE["communication"],
+    "receive": key.RECEIVED,
+    "wait": key.DONE["idle"],
+    "predicted": key.PREDICTED,
+    **key.WAYS,
+    **key.VERDICTS,
 }
 HATCHES = {
     "forward": "",
@@ -53,7 +43,7 @@ SETTINGS = {
     "axes.titlelocation": "left",
     "axes.axisbelow": True,
     "axes.grid": True,
-    "grid.color": "#DDDDDD",
+    "grid.color": key.GRID,
     "grid.linewidth": 0.6,
     "legend.frameon": False,
     "figure.facecolor": "white",

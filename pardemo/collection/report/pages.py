@@ -69,6 +69,8 @@ def _exporter():
     from traitlets.config import Config
 
     config = Config()
+    config.HighlightMagicsPreprocessor.enabled = True
+    config.HighlightMagicsPreprocessor.languages = {"%%ranks": "python3"}  # what ranks run is Python as well
     config.CoalesceStreamsPreprocessor.enabled = True  # one print is one block, however the kernel sent it
     return HTMLExporter(template_name="basic", exclude_anchor_links=True, config=config)
 

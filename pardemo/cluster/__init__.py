@@ -1,0 +1,79 @@
+"""A cluster on one machine: real ranks, on hosts that are connected by links with a real limit.
+
+>>> from pardemo import Cluster, World
+>>> two_hosts = Cluster(hosts=2, ranks_per_host=4, between="200 Mbit/s")
+>>> with World(8, cluster=two_hosts) as world:          # doctest: +SKIP
+...     world.run(my_function)
+
+The kernel keeps the limits, on each connection that ranks open, whoever opens it: our rings, gloo, any framework on
+``torch.distributed``. See :mod:`pardemo.cluster.pacer` for how, and for what it cannot do.
+"""
+
+from dataclasses import dataclass
+
+from pardemo.cluster.bandwidth import bytes_per_second, told
+from pardemo.cluster.loopback import check
+
+__all__ = ["Cluster"]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Hosts, the ranks on each, and what their links carry.
+
+    Args:
+        hosts: how many, from 1 on. ranks_per_host: how many ranks live on each.
+        between: what a host's adapter carries, each way, as ``"200 Mbit/s"`` or ``"25 MB/s"``; its ranks share it.
+        inside: what a rank's own link to the others of its host carries, each way. None: what the machine carries.
+        tier: ``"namespaces"``, ``"pacing"``, or None for the better one that works here.
+
+    Raises:
+        ValueError: a number of hosts or ranks below 1; a bandwidth that is no amount of bits or bytes a second, not
+            above zero, or more than loopback carries here.
+    """
+
+    hosts: int
+    ranks_per_host: int = 1
+    between: str | None = None
+    inside: str | None = None
+    tier: str | None = None
+
+    def __post_init__(self):
+        for name in ("hosts", "ranks_per_host"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"Cluster: {name} is a whole number from 1 on, not {value!r}")
+        if self.tier not in (None, "namespaces", "pacing"):
+            raise ValueError(f"Cluster: tier is 'namespaces', 'pacing' or None, not {self.tier!r}")
+        for name in ("between", "inside"):
+            if getattr(self, name) is not None:
+                check(bytes_per_second(getattr(self, name), f"Cluster: {name}"), f"Cluster: {name}")
+
+    def __str__(self) -> str:
+        parts = [f"{self.hosts} host{'s' * (self.hosts > 1)} of {self.ranks_per_host}"]
+        limits = {"between": self.between_rate, "inside": self.inside_rate}
+        parts += [f"{told(rate)} {name}" for name, rate in limits.items() if rate]
+        return ", ".join(parts)
+
+    @property
+    def size(self) -> int:
+        """Ranks on all hosts."""
+        return self.hosts * self.ranks_per_host
+
+    @property
+    def between_rate(self) -> float | None:
+        """Bytes a second of a host's adapter, each way; None where nothing limits it."""
+        return None if self.between is None else bytes_per_second(self.between)
+
+    @property
+    def inside_rate(self) -> float | None:
+        """Bytes a second of a rank's link inside its host, each way; None where nothing limits it."""
+        return None if self.inside is None else bytes_per_second(self.inside)
+
+    def host_of(self, rank: int) -> int:
+        """The host of a rank: neighbours by number live together, as launchers place them."""
+        return rank // self.ranks_per_host
+
+    def ranks_of(self, host: int) -> list[int]:
+        """The ranks of a host."""
+        return list(range(host * self.ranks_per_host, (host + 1) * self.ranks_per_host))

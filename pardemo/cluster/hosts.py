@@ -1,0 +1,76 @@
+"""The World's handle on its hosts: starts their keeper where namespaces are allowed, and lets go of it."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from typing import NamedTuple
+
+from pardemo.cluster import Cluster, keeper
+
+START_TIMEOUT_S = 20.0
+
+
+class Place(NamedTuple):
+    """Where a rank goes: the process that keeps its host's namespace, and whether a user namespace comes first."""
+
+    pid: int
+    user: bool
+
+
+class Hosts:
+    """A cluster's hosts as network namespaces.
+
+    Raises:
+        OSError: namespaces are not allowed here, or cannot be connected; says why.
+    """
+
+    def __init__(self, cluster: Cluster):
+        self._cluster, errors = cluster, []
+        # root makes them at once; where it may not (a container), and for everybody else, in a user namespace
+        for user in (False, True) if os.geteuid() == 0 else (True,):
+            try:
+                self._start(user)
+                return
+            except OSError as error:
+                errors.append(str(error))
+        raise OSError(errors[-1])
+
+    def _start(self, user: bool) -> None:
+        if self._cluster.hosts > keeper.MOST_HOSTS:
+            raise OSError(f"more than {keeper.MOST_HOSTS} hosts")
+        settings = {"hosts": self._cluster.hosts, "rate": self._cluster.between_rate, "user": user}
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "pardemo.cluster.keeper", json.dumps(settings)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": path}, start_new_session=True,
+        )  # fmt: skip
+        told = self._process.stdout.readline()
+        found = json.loads(told) if told else {"error": self._last_words()}
+        if "error" in found:
+            self.close()
+            raise OSError(found["error"])
+        self.pids, self.user = found["hosts"], user
+
+    def _last_words(self) -> str:
+        lines = self._process.stderr.read().strip().splitlines()
+        return lines[-1] if lines else "the keeper of the hosts ended at once"
+
+    def place(self, rank: int) -> Place:
+        """Where a rank goes."""
+        return Place(self.pids[self._cluster.host_of(rank)], self.user)
+
+    def close(self) -> None:
+        """Ends the keeper; what it kept is gone when the ranks are."""
+        process = self._process
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        try:
+            process.wait(2)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+        process.stderr.close()

@@ -1,0 +1,54 @@
+"""What this machine's loopback can do: whether the kernel paces it, and how fast it is at most."""
+
+import functools
+import socket
+import sys
+import threading
+import time
+
+from pardemo.cluster.bandwidth import told
+
+#: ``SO_MAX_PACING_RATE``, bytes a second; Python has no name for it.
+PACING = 47
+SURE = 125e6  # 1 Gbit/s, which every machine's loopback carries: nothing is measured for less
+_PROBE_BYTES = 128 << 20
+
+
+@functools.cache
+def paces() -> bool:
+    """Whether the kernel takes a limit for a TCP connection: Linux since 4.13, without any privilege."""
+    if sys.platform != "linux":
+        return False
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.setsockopt(socket.SOL_SOCKET, PACING, 1_000_000)
+            return probe.getsockopt(socket.SOL_SOCKET, PACING) == 1_000_000
+        except OSError:
+            return False
+
+
+@functools.cache
+def carries() -> float:
+    """Bytes a second that one connection over loopback carries here, measured once per process."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
+        receiver, _ = server.accept()
+        piece = memoryview(bytearray(1 << 20))
+        thread = threading.Thread(target=_send, args=(sender, piece), daemon=True)
+        begin, received = time.perf_counter(), 0
+        thread.start()
+        with receiver:
+            while received < _PROBE_BYTES:
+                received += receiver.recv_into(piece) or _PROBE_BYTES
+        return received / (time.perf_counter() - begin)
+
+
+def _send(sender: socket.socket, piece: memoryview) -> None:
+    for _ in range(_PROBE_BYTES // len(piece)):
+        sender.sendall(piece)
+
+
+def check(rate: float, what: str) -> None:
+    """ValueError where loopback cannot carry ``rate`` bytes a second: such a link would not be what it says."""
+    if rate > SURE and rate > carries():
+        there = told(carries())
+        raise ValueError(f"{what}: {told(rate)} is more than loopback carries here, {there} on one connection")

@@ -1,0 +1,221 @@
+"""On a rank: keeps the cluster's limits on every TCP connection that leads to another rank.
+
+The kernel paces a socket that has ``SO_MAX_PACING_RATE`` (47), on loopback too, without any privilege. A rank finds its
+connections in ``/proc/self/fd``, whoever opened them (our links, gloo, a framework), and learns whose the other end is
+from a table that all ranks share: for each local port, the rank that has it.
+
+A limit on a socket alone would give a server with seven clients seven adapters. So each rank also notes, in the same
+table, to whom it has bytes on their way, and divides: a socket gets its host's share of the adapter at this end, or the
+other end's share, whichever is smaller. Shares follow within :data:`TICK_S`. What this cannot do: latency, and exact
+fairness while shares change.
+"""
+
+import contextlib
+import fcntl
+import mmap
+import os
+import socket
+import struct
+import threading
+from typing import NamedTuple
+
+from pardemo.cluster import Cluster
+from pardemo.cluster.loopback import PACING
+
+TICK_S = 0.005
+PORTS = 1 << 16
+UNSENT = 0x894B  # SIOCOUTQNSD
+MAX_RANKS = 64
+TABLE_BYTES = PORTS + MAX_RANKS * MAX_RANKS
+_UNLIMITED = (1 << 32) - 1  # the kernel's own default
+
+
+class _Peer(NamedTuple):
+    """A connection to another rank."""
+
+    fd: int
+    inode: str
+    port: int  # of the other end
+
+
+class Pacer:
+    """One rank's side: a thread that looks for connections and keeps their limits.
+
+    Args:
+        cluster: the limits. rank: this process's.
+        table: a file of :data:`TABLE_BYTES` zeros that all ranks of the World share.
+    """
+
+    def __init__(self, cluster: Cluster, rank: int, table: str):
+        self._cluster, self._rank = cluster, rank
+        with open(table, "r+b") as file:
+            self._table = mmap.mmap(file.fileno(), TABLE_BYTES)
+        self._seen: dict[int, str] = {}  # fd -> inode of what has been looked at
+        self._peers: dict[int, _Peer] = {}
+        self._rates: dict[int, int] = {}  # fd -> limit that is set
+        self._lock, self._end = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pacer", daemon=True)
+
+    def start(self) -> None:
+        self.scan()
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread; limits stay as they are."""
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def scan(self) -> None:
+        """Looks for new connections, and sets every limit anew."""
+        with self._lock:
+            self._look()
+            self._note()
+            for peer in self._peers.values():
+                self._limit(peer)
+
+    @property
+    def links(self) -> dict[int, int]:
+        """Other ranks that this one is connected with -> number of connections."""
+        with self._lock:
+            found: dict[int, int] = {}
+            for peer in self._peers.values():
+                other = self._owner(peer)
+                if other is not None:
+                    found[other] = found.get(other, 0) + 1
+            return found
+
+    def _run(self) -> None:
+        while not self._end.wait(TICK_S):
+            with contextlib.suppress(OSError):  # a file that was closed meanwhile
+                self.scan()
+
+    def _look(self) -> None:
+        there = {}
+        for name in os.listdir("/proc/self/fd"):
+            fd = int(name)
+            with contextlib.suppress(OSError):  # closed since
+                there[fd] = os.readlink(f"/proc/self/fd/{name}")
+        for fd in [fd for fd, inode in self._seen.items() if there.get(fd) != inode]:
+            del self._seen[fd]
+            self._rates.pop(fd, None)
+            self._peers.pop(fd, None)
+        for fd, inode in there.items():
+            if fd not in self._seen and inode.startswith("socket:"):
+                self._take(fd, inode)
+
+    def _take(self, fd: int, inode: str) -> None:
+        try:
+            connection = socket.socket(fileno=fd)
+        except OSError:
+            return
+        try:
+            if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
+                self._seen[fd] = inode
+                return
+            port = connection.getsockname()[1]
+            if port:
+                self._table[port] = self._rank + 1
+            address, other = connection.getpeername()[:2]  # OSError while it only listens: looked at again
+            self._seen[fd] = inode
+            if address == connection.getsockname()[0]:  # else to another host, whose adapter has a limit of its own
+                self._peers[fd] = _Peer(fd, inode, other)
+        except OSError:
+            return
+        finally:
+            connection.detach()  # it is somebody else's
+
+    def _owner(self, peer: _Peer) -> int | None:
+        """The rank at the other end; None as long as it has not said so."""
+        found = self._table[peer.port]
+        return found - 1 if found and found - 1 != self._rank else None
+
+    def _note(self) -> None:
+        """Writes down to whom bytes are on their way."""
+        busy = dict.fromkeys(range(self._cluster.size), 0)
+        for peer in self._peers.values():
+            other = self._owner(peer)
+            if other is not None and _queued(peer.fd):
+                busy[other] += 1
+        for other, connections in busy.items():
+            self._table[PORTS + self._rank * MAX_RANKS + other] = min(connections, 255)
+
+    def _limit(self, peer: _Peer) -> None:
+        rate = self._rate(self._owner(peer))
+        if rate == self._rates.get(peer.fd):
+            return
+        connection = None
+        try:
+            connection = socket.socket(fileno=peer.fd)
+            connection.setsockopt(socket.SOL_SOCKET, PACING, struct.pack("@L", rate))
+            self._rates[peer.fd] = rate
+        except OSError:
+            return
+        finally:
+            if connection is not None:
+                connection.detach()
+
+    def _rate(self, other: int | None) -> int:
+        """Bytes a second for a connection to a rank: its share of the link at this end, or at the other."""
+        cluster, own = self._cluster, self._rank
+        if other is None:  # not known yet: nobody gets more than the narrowest link
+            rates = [rate for rate in (cluster.between_rate, cluster.inside_rate) if rate]
+            return int(min(rates)) if rates else _UNLIMITED
+        here, there = cluster.host_of(own), cluster.host_of(other)
+        if here == there:
+            rate, mine, theirs = cluster.inside_rate, [own], [other]
+        else:
+            rate, mine, theirs = cluster.between_rate, cluster.ranks_of(here), cluster.ranks_of(there)
+        if rate is None:
+            return _UNLIMITED
+        return int(rate / self._sharing(mine, theirs, own, other))
+
+    def _sharing(self, mine: list[int], theirs: list[int], own: int, other: int) -> int:
+        """How many busy connections share the link at the busier end, this one included."""
+        everybody, host_of = range(self._cluster.size), self._cluster.host_of
+        inside = host_of(own) == host_of(other)
+        leaving = sum(self._busy(a, b) for a in mine for b in everybody if (host_of(a) == host_of(b)) == inside)
+        arriving = sum(self._busy(a, b) for a in everybody for b in theirs if (host_of(a) == host_of(b)) == inside)
+        return max(leaving, arriving) + (not self._busy(own, other))
+
+    def _busy(self, sender: int, receiver: int) -> int:
+        return self._table[PORTS + sender * MAX_RANKS + receiver]
+
+
+def _queued(fd: int) -> int:
+    """Bytes that a connection still has to send; 0 where it is gone.
+
+    Not those that were sent and not yet acknowledged: the acknowledgement of a barrier's byte may take 40 ms, and all
+    that while the connection would count as one that shares the link.
+    """
+    try:
+        return struct.unpack("i", fcntl.ioctl(fd, UNSENT, b"\0" * 4))[0]
+    except OSError:
+        return 0
+
+
+_current: Pacer | None = None
+
+
+def start(cluster: Cluster, rank: int, table: str) -> Pacer:
+    """Makes this process's pacer. Connections of new process groups are paced before their first message."""
+    global _current
+    from torch.distributed import distributed_c10d
+
+    _current = Pacer(cluster, rank, table)
+    _current.start()
+    make = distributed_c10d._new_process_group_helper
+
+    def make_and_pace(*args, **kwargs):
+        found = make(*args, **kwargs)
+        _current.scan()
+        return found
+
+    distributed_c10d._new_process_group_helper = make_and_pace
+    return _current
+
+
+def connected() -> None:
+    """Said by whoever has just opened a connection: its limit is there before the first byte."""
+    if _current is not None:
+        _current.scan()

@@ -1,0 +1,26 @@
+"""Solutions of notebook 04."""
+
+import torch
+import torch.distributed as dist
+
+
+def my_rows(weight, heads, rank, ranks):
+    query, key, value = weight.chunk(3)
+    # Heads lie one after the other in each, so an equal piece of each is whole heads.
+    return torch.cat([part.chunk(ranks)[rank] for part in (query, key, value)])
+
+
+def my_loss(logits, targets):
+    words = logits.shape[1]
+    largest = logits.amax(1)
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    logits = logits - largest[:, None]  # changes no loss, and exp never sees more than 0
+
+    local = targets - dist.get_rank() * words
+    mine = (local >= 0) & (local < words)
+    target = logits.gather(1, local.clamp(0, words - 1)[:, None])[:, 0]
+
+    # Who does not have the target adds 0; the sums of exps are added in the same call.
+    sums = torch.stack([logits.exp().sum(1), target * mine])
+    dist.all_reduce(sums)
+    return sums[0].log() - sums[1]

@@ -1,0 +1,320 @@
+"""Links with limits: bandwidths as people write them, and that the kernel keeps them, whoever opens the connection.
+
+Nothing here is a timed test of speed: a limit is a lower bound of the time, which no load of the machine undercuts.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from pardemo import Cluster, RankError, World
+from pardemo.cluster import hosts, loopback
+from pardemo.cluster.bandwidth import bytes_per_second, told
+from pardemo.collectives import parameter_server_all_reduce, ring_all_reduce
+from pardemo.machine import doctor
+from pardemo.world import generation
+
+SLOW = "80 Mbit/s"  # 10 MB/s
+RATE = 10e6
+
+
+def works(tier):
+    try:
+        with World(1, cluster=Cluster(hosts=1, tier=tier)):
+            return True
+    except ValueError:
+        return False
+
+
+TIERS = [
+    pytest.param(tier, marks=pytest.mark.skipif(not works(tier), reason=f"no {tier} on this machine"))
+    for tier in ("pacing", "namespaces")
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("200 Mbit/s", 25e6),
+        ("25 MB/s", 25e6),
+        ("1.5Gbit/s", 187.5e6),
+        ("400 Gbps", 50e9),
+        ("1e3 kB/s", 1e6),
+        ("8 bit/s", 1.0),
+    ],
+)
+def test_a_bandwidth_is_read(text, rate):
+    assert bytes_per_second(text) == pytest.approx(rate)
+    assert bytes_per_second(told(rate)) == pytest.approx(rate, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("200", "between is no bandwidth: '200'; write it as '200 Mbit/s' or '25 MB/s'"),
+        ("200 Mbit", "between is no bandwidth: '200 Mbit'"),
+        ("fast", "between is no bandwidth: 'fast'"),
+        ("1.2.3 MB/s", "between is no bandwidth"),
+        (200, "between is no bandwidth: 200"),
+        ("0 Mbit/s", "between must be above zero, not '0 Mbit/s'"),
+        ("-1 MB/s", "between must be above zero, not '-1 MB/s'"),
+    ],
+)
+def test_what_is_no_bandwidth_is_refused(text, message):
+    with pytest.raises(ValueError, match=f"^Cluster: {message}"):
+        Cluster(hosts=2, between=text)
+
+
+@pytest.mark.parametrize("wrong", [{"hosts": 0}, {"hosts": 2.0}, {"hosts": True}, {"hosts": 2, "ranks_per_host": -1}])
+def test_hosts_and_ranks_are_whole_numbers(wrong):
+    with pytest.raises(ValueError, match=r"^Cluster: \w+ is a whole number from 1 on, not"):
+        Cluster(**wrong)
+
+
+def test_more_than_loopback_carries_is_refused_with_what_it_carries():
+    with pytest.raises(ValueError, match=r"inside: 8 Tbit/s is more than loopback carries here, [\d.]+ Gbit/s on"):
+        Cluster(hosts=2, inside="1 TB/s")
+
+
+def test_a_world_has_to_fit_its_cluster():
+    with pytest.raises(ValueError, match=r"4 ranks do not fit a cluster of 2 × 3 = 6"):
+        World(4, cluster=Cluster(hosts=2, ranks_per_host=3))
+    with pytest.raises(ValueError, match="need the backend 'gloo', not 'nccl'"):
+        World(2, cluster=Cluster(hosts=2), backend="nccl")
+
+
+def test_where_nothing_can_limit_a_link_the_world_says_so(monkeypatch):
+    def no_hosts(cluster):
+        raise OSError("Operation not permitted")
+
+    monkeypatch.setattr(loopback, "paces", lambda: False)
+    monkeypatch.setattr(generation, "Hosts", no_hosts)
+    with pytest.raises(ValueError, match=r"limited here: no network namespaces \(Operation not permitted\), and"):
+        World(2, cluster=Cluster(hosts=2, between=SLOW))
+    with pytest.raises(ValueError, match=r"network namespaces cannot be made here: Operation not permitted$"):
+        World(2, cluster=Cluster(hosts=2, between=SLOW, tier="namespaces"))
+
+
+def test_the_better_tier_that_works_is_taken(monkeypatch):
+    better = "namespaces" if works("namespaces") else "pacing"
+    with World(2, cluster=Cluster(hosts=2, between=SLOW)) as world:
+        assert world.tier == better
+
+    def no_hosts(cluster):
+        raise OSError("Operation not permitted")
+
+    monkeypatch.setattr(generation, "Hosts", no_hosts)
+    with World(2, cluster=Cluster(hosts=2, between=SLOW)) as world:
+        assert world.tier == "pacing"
+    with pytest.raises(ValueError, match="tier is 'namespaces', 'pacing' or None, not 'docker'"):
+        Cluster(hosts=2, tier="docker")
+
+
+def test_the_doctor_tells_the_tier_and_how_to_get_the_better_one(monkeypatch):
+    def found():
+        (row,) = [row for row in doctor.examine() if row["what"] == "emulated cluster"]
+        return row["found"], row["ok"]
+
+    if works("namespaces"):
+        assert found() == ("each host a network namespace, its adapter limited by the kernel", True)
+
+    def no_hosts(cluster):
+        raise OSError("Operation not permitted")
+
+    monkeypatch.setattr(hosts, "Hosts", no_hosts)
+    monkeypatch.setattr(loopback, "paces", lambda: True)
+    told, fine = found()
+    assert fine
+    assert told.startswith("each connection paced by the kernel; no network namespaces (Operation not permitted); for")
+    assert "sysctl kernel.apparmor_restrict_unprivileged_userns=0" in told
+    monkeypatch.setattr(loopback, "paces", lambda: False)
+    assert found()[0].startswith(
+        "links cannot be limited: the kernel does not pace loopback, and no network namespaces"
+    )
+
+
+def test_hosts_are_told_to_frameworks():
+    def place():
+        import os
+
+        return tuple(int(os.environ[name]) for name in ("GROUP_RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+
+    with World(4, cluster=Cluster(hosts=2, ranks_per_host=2)) as world:
+        assert world.run(place) == [(0, 0, 2), (0, 1, 2), (1, 0, 2), (1, 1, 2)]
+
+
+@pytest.fixture(scope="module", params=TIERS)
+def tier(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def pair(tier):
+    with World(2, cluster=Cluster(hosts=2, between=SLOW, tier=tier)) as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
+def four(tier):
+    """Two hosts of two ranks; inside, a link is eight times as fast."""
+    with World(4, cluster=Cluster(hosts=2, ranks_per_host=2, between=SLOW, inside="640 Mbit/s", tier=tier)) as world:
+        yield world
+
+
+def seconds(action):
+    action()  # opens the connections
+    dist.barrier()
+    begin = time.perf_counter()
+    action()
+    dist.barrier()
+    return time.perf_counter() - begin
+
+
+def of_all_reduce(how, nbytes):
+    x = torch.ones(nbytes // 4)
+    actions = {
+        "ring": lambda: ring_all_reduce(x),
+        "gloo": lambda: dist.all_reduce(x),
+        "server": lambda: parameter_server_all_reduce(x),
+    }
+    return seconds(actions[how])
+
+
+@pytest.mark.parametrize("how", ["ring", "gloo"])
+def test_no_all_reduce_is_faster_than_its_link(pair, how):
+    nbytes = 2 << 20
+    found = max(pair.run(of_all_reduce, how, nbytes))
+    least = nbytes / RATE  # 2(N−1)/N·S/B
+    assert 0.95 * least < found
+    assert found < 20 * least, "and it is the link that takes the time"
+
+
+def test_a_server_has_one_adapter_however_many_clients_it_has(tier):
+    nbytes = 1 << 20
+    with World(3, cluster=Cluster(hosts=3, between=SLOW, tier=tier)) as world:
+        found = max(world.run(of_all_reduce, "server", nbytes))
+    assert found > 0.9 * 2 * 2 * nbytes / RATE, "(N−1)·S to it and (N−1)·S from it, over one link"
+
+
+def inside_and_between(nbytes):
+    """Seconds for a message to the neighbour on this host, and for one to the other host, all at once."""
+    rank, x = dist.get_rank(), torch.ones(nbytes // 4)
+
+    def to(other):
+        def action():
+            sends = rank % 2 == 0 if other == rank ^ 1 else rank < 2
+            (dist.send if sends else dist.recv)(x, other)
+
+        return seconds(action)
+
+    return to(rank ^ 1), to(rank ^ 2)
+
+
+def test_ranks_of_a_host_share_its_adapter_and_have_links_of_their_own_inside(four):
+    nbytes = 2 << 20
+    found = four.run(inside_and_between, nbytes)
+    inside, between = (max(times) for times in zip(*found, strict=True))
+    assert between > 0.9 * 2 * nbytes / RATE, "two ranks send over one adapter"
+    assert 0.9 * nbytes / (8 * RATE) < inside < between / 4
+
+
+def of_new_connections(nbytes):
+    """A group that did not exist when the World began, and torch's DDP in it."""
+    group = dist.new_group(list(range(dist.get_world_size())))
+    x = torch.ones(nbytes // 4)
+    first = time.perf_counter()
+    dist.all_reduce(x, group=group)
+    first = time.perf_counter() - first
+    net = DistributedDataParallel(torch.nn.Linear(512, nbytes // 2048, bias=False), process_group=group)
+    return first, seconds(lambda: net(torch.ones(1, 512)).sum().backward())
+
+
+def test_connections_that_come_later_are_limited_too_from_the_first_byte(pair):
+    nbytes = 2 << 20
+    first, ddp = (max(times) for times in zip(*pair.run(of_new_connections, nbytes), strict=True))
+    assert first > 0.9 * nbytes / RATE
+    assert ddp > 0.9 * nbytes / RATE
+
+
+def test_the_numbers_are_those_of_any_world(four):
+    def total():
+        x = torch.arange(1000.0) * dist.get_rank()
+        return ring_all_reduce(x).sum().item()
+
+    with World(4) as plain:
+        assert four.run(total) == plain.run(total)
+
+
+def test_after_a_failure_the_fresh_ranks_are_limited_again(pair):
+    with pytest.raises(RankError):
+        pair.run(lambda: 1 / 0)
+    nbytes = 1 << 20
+    assert max(pair.run(of_all_reduce, "gloo", nbytes)) > 0.9 * nbytes / RATE
+
+
+def test_two_clusters_at_once_do_not_know_of_each_other(pair, tier):
+    nbytes = 1 << 20
+    with World(2, cluster=Cluster(hosts=2, between="160 Mbit/s", tier=tier)) as other:
+        fast = max(other.run(of_all_reduce, "gloo", nbytes))
+        slow = max(pair.run(of_all_reduce, "gloo", nbytes))
+    assert fast > 0.9 * nbytes / (2 * RATE)
+    assert slow > 0.9 * nbytes / RATE
+
+
+def namespaces():
+    """The network namespaces that any process of this machine is in."""
+    found = set()
+    for process in psutil.pids():
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(f"/proc/{process}/ns/net"))
+    return found
+
+
+def until(condition, seconds=10):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_nothing_is_left_of_a_cluster(tier):
+    before = namespaces()
+    with World(2, cluster=Cluster(hosts=2, between=SLOW, tier=tier)) as world:
+        world.run(os.getpid)
+        tables = world._ranks.tables
+        assert all(map(os.path.exists, tables))
+        assert (len(namespaces() - before) == 3) == (tier == "namespaces"), "two hosts and the switch between them"
+    assert not any(map(os.path.exists, tables))
+    until(lambda: namespaces() <= before)
+
+
+CLUSTER = """
+import os, sys
+from pardemo import Cluster, World
+world = World(2, cluster=Cluster(hosts=2, between="80 Mbit/s", tier=sys.argv[1]))
+world.run(os.getpid)
+print("there", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_nothing_is_left_when_its_process_was_killed(tier):
+    before = namespaces()
+    with subprocess.Popen(
+        [sys.executable, "-c", CLUSTER, tier], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout.readline() == "there\n"
+        family = psutil.Process(owner.pid).children(recursive=True)
+        owner.send_signal(signal.SIGKILL)
+        owner.wait()
+        until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family))
+    until(lambda: namespaces() <= before)

@@ -1,0 +1,222 @@
+"""Drawings: right in what they show. What can be had from the package's own code is compared with it."""
+
+import math
+import re
+from types import SimpleNamespace
+
+import pytest
+import svgs
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from pardemo import CallMeter
+from pardemo.baichuan2 import Baichuan2Config
+from pardemo.collection import drawings
+from pardemo.collection.drawings import attention, finetune, hosts, key, sequence, vocabulary
+from pardemo.formulas import communication, memory
+from pardemo.groups import Layout
+from pardemo.peers import gpt, megatron
+from pardemo.tensor_parallel import ParallelAttention, scatter_sequence
+
+TALK = key.DONE["communication"]
+
+
+@pytest.mark.parametrize("ranks", range(3, 7))
+def test_server_and_ring_send_what_the_formulas_say(ranks):
+    svg = svgs.drawing(drawings.parameter_server_and_ring(ranks))
+    assert len(svg.heads) == 2 * (ranks - 1) + ranks, "each worker up and down; each rank on to the next"
+    bars = [bar.right - bar.x for bar in sorted(svg.filled(TALK), key=lambda bar: (bar.x, bar.y))]
+    server, worker, ring = (
+        formula(1, ranks).sent
+        for formula in (communication.parameter_server, communication.parameter_worker, communication.ring_all_reduce)
+    )
+    sent = [server, *[worker] * (ranks - 1), *[ring] * ranks]
+    assert [bar / bars[0] for bar in bars] == pytest.approx([load / server for load in sent], abs=0.002)
+
+
+def test_a_full_bucket_leaves_while_backward_goes_on():
+    svg = svgs.drawing(drawings.ddp_buckets())
+    first, second, at_the_end = sorted(svg.filled(TALK), key=lambda box: (box.y, box.x))
+    backward = svg.filled(key.DONE["backward"])[:4]
+    end = max(layer.right for layer in backward)
+    assert first.x == backward[1].right, "when layer 3 is done, and with it the bucket"
+    assert first.right < end
+    assert second.x == at_the_end.x == end
+    assert at_the_end.right - at_the_end.x == 2 * (first.right - first.x), "as many bytes"
+    assert [word for word in svg.words() if "," in word] == ["g₄, g₃", "g₂, g₁"]
+
+
+@pytest.mark.parametrize(("groups", "boxes"), [(4, 12), (2, 8), (1, 4)])
+def test_each_rank_has_its_query_heads_and_their_keys_and_values(groups, boxes):
+    svg = svgs.drawing(drawings.attention_heads(groups))
+    numbers = [svg.box_of(text).fill for text in svg.texts if text.text in "0123"]
+    whose = [colour for colour in numbers if colour in key.RANKS]
+    assert sorted(whose) == sorted(key.RANKS[:2] * (boxes // 2)), "query, key and value heads that only one rank has"
+    assert numbers.count(key.WHOLE) == (4 if groups == 1 else 0), "key and value, on both"
+    assert len(svg.heads) == 2 * 4 + 2
+
+
+def test_a_fused_weight_is_cut_as_the_layer_does_it_and_in_the_orders_that_are_stored(world_of):
+    rows = torch.arange(12.0)[:, None].expand(12, 4)
+    blocks = attention.in_blocks(4)
+
+    def cut():
+        full = nn.Linear(4, 12, bias=False), nn.Linear(4, 4, bias=False)
+        full[0].weight.data.copy_(rows)
+        full[1].weight.data.zero_()
+        return ParallelAttention(*full, heads=4).qkv.weight[:, 0].tolist()
+
+    svg = svgs.drawing(drawings.fused_qkv())
+    cells = [text for text in svg.texts if re.fullmatch("[qkv][₀-₃]", text.text)]
+    drawn = [[text.text for text in cells[at : at + 6]] for at in (12, 18)]
+    names = [letter + "₀₁₂₃"[head] for letter, head in blocks]
+    assert drawn == [[names[int(row)] for row in found] for found in world_of(2).run(cut)]
+    layer = SimpleNamespace(
+        self_attention=SimpleNamespace(
+            num_query_groups_per_partition=4, num_attention_heads_per_partition=4, hidden_size_per_attention_head=1
+        )
+    )
+    order = megatron._by_group(rows[:, 0], layer).int().tolist()
+    assert [blocks[row] for row in order] == attention.head_by_head(4), "Megatron's own order"
+    naive = [{svg.box_of(text).fill for text in cells[at : at + 6]} for at in (0, 6, 24, 30)]
+    assert [len(owners) for owners in naive] == [2, 2, 1, 1], "half of three blocks belongs to both ranks"
+    assert {text[0] for text in names[:6]} == {"q", "k"}, "and has no values, as is written below"
+
+
+def test_the_collectives_of_sequence_parallelism_are_those_that_the_block_calls(world_of):
+    def forward():
+        block = gpt.parallel_block(gpt.seeded(lambda: gpt.Block(16, 4)), sequence_parallel=True)
+        x = scatter_sequence(gpt.numbers(1, 8, 16))
+        with CallMeter() as calls, torch.no_grad():
+            block(x)
+        return calls.counts
+
+    called = world_of(2).run(forward)[0]
+    collectives = [step for step in sequence.BLOCK if isinstance(step, str)]
+    assert {name.replace("-", "_"): collectives.count(name) for name in set(collectives)} == called
+    svg = svgs.drawing(drawings.sequence_parallel())
+    assert [svg.words().count(name) for name in ("all-gather", "reduce-scatter")] == [2, 2]
+    assert len(svg.filled(TALK)) == 4
+    # of seven tensors three are halves by tokens, two are whole on both ranks, two are halves by columns
+    of_rank = [sum(box.area for box in svg.filled(colour)) for colour in key.RANKS[:2]]
+    assert of_rank == pytest.approx([(3 * 0.5 + 2 * 2 * 0.5 + 2 * 0.5) * 146 * 56] * 2)
+
+
+def test_the_vocabularys_loss_is_cross_entropy():
+    largest, sums, labels = vocabulary.three_numbers()
+    loss = F.cross_entropy(torch.tensor([vocabulary.LOGITS]).float(), torch.tensor([vocabulary.LABEL])).item()
+    assert math.log(sum(sums)) - sum(labels) == pytest.approx(loss)
+    svg = svgs.drawing(drawings.vocabulary_loss())
+    assert f"= {loss:.2f}" in " ".join(svg.words())
+    assert len(svg.heads) == 3, "numbers of a token that travel"
+    assert str(max(largest)) in svg.words()
+    assert "in Baichuan2 V is 125,696." in svg.words()
+    assert Baichuan2Config.b13().vocab_size == 125_696
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 2, 4), (2, 2, 2, 8), (2, 2, 4, 4), (4, 2, 1, 8)])
+def test_the_cube_has_the_groups_of_the_layout(sizes):
+    tensor, data, pipeline, ranks_per_host = sizes
+    layout = Layout(tp=tensor, dp=data, pp=pipeline)
+    svg = svgs.drawing(drawings.cube(*sizes))
+    places = {int(text.text): text for text in svg.texts if text.text.isdigit()}
+    assert sorted(places) == list(range(layout.size))
+    frames = [box for box in svg.boxes if box.border == hosts._TENSOR and box.right - box.x > 60]
+    inside = sorted(sorted(rank for rank, text in places.items() if frame.holds(text)) for frame in frames)
+    assert inside == layout.groups("tp")
+    machines = [box for box in svg.boxes if box.right - box.x > 600]
+    on_host = sorted(sorted(rank for rank, text in places.items() if box.holds(text)) for box in machines)
+    assert on_host == [list(range(at, at + ranks_per_host)) for at in range(0, layout.size, ranks_per_host)]
+    arrows = len(layout.groups("pp")) * (pipeline - 1)
+    assert svg.heads.count(hosts._TENSOR) == arrows + (pipeline > 1), "and the legend's"
+    for axis in ("tp", "dp", "pp"):
+        assert all("-".join(map(str, group)) in svg.alt for group in layout.groups(axis))
+
+
+@pytest.mark.parametrize("ranks", range(2, 7))
+def test_areas_of_zeros_stages_are_bytes(ranks):
+    svg = svgs.drawing(drawings.zero_stages(ranks))
+    height = 98  # from stage to stage
+    unit = None
+    for stage in memory.STAGES:
+        found = {}
+        for kind in ("parameters", "gradients", "optimizer states"):
+            boxes = [
+                box for box in svg.filled(key.KEPT[kind]) if 60 + height * stage < box.y < 60 + height * (stage + 1)
+            ]
+            found[kind] = sum(box.area for box in boxes if box.y < 440)
+        theory = memory.model_states(ranks, ranks, stage)
+        unit = unit or found["optimizer states"] / theory["optimizer states"]
+        assert found == pytest.approx({kind: nbytes * unit for kind, nbytes in theory.items()}, rel=0.02)
+        assert f"= {memory.model_states_bytes(ranks, ranks, stage) / ranks:.3g}" in svg.words()
+
+
+def test_partitioned_checkpoints_take_a_quarter():
+    svg = svgs.drawing(drawings.checkpoints_in_parts())
+    kept = [box for box in svg.filled(key.KEPT["activations"]) if box.y < 250]
+    left, right = (sum(box.area for box in kept if (box.x < 365) is side) for side in (True, False))
+    assert left == pytest.approx(4 * right, rel=0.01)
+    assert svg.heads.count(TALK) == 1, "one all-gather more"
+    assert "8.3%" in " ".join(svg.words())
+
+
+def test_loras_numbers_are_the_articles():
+    config = Baichuan2Config.b13()
+    assert (3 * config.hidden_size, config.hidden_size) == (finetune.OUT, finetune.IN)
+    pair = finetune.RANK * (finetune.OUT + finetune.IN)
+    assert config.num_hidden_layers * pair == 6_553_600
+    svg = svgs.drawing(drawings.lora())
+    assert f"{pair / (finetune.OUT * finetune.IN):.1%} of it" in " ".join(svg.words())
+    boxes = {text.text: svg.box_of(text) for text in svg.texts if text.text in "WAB" and text.size > 20}
+    assert boxes["W"].fill == key.SHADES["frozen parameters"]
+    assert boxes["A"].right - boxes["A"].x == boxes["W"].right - boxes["W"].x, "both take in x"
+    assert boxes["B"].bottom - boxes["B"].y == boxes["W"].bottom - boxes["W"].y, "both make y"
+    bytes_of = [box.right - box.x for box in svg.boxes if box.y == 464]
+    assert [width / bytes_of[0] * 2 for width in bytes_of] == list(memory.ADAM)
+
+
+def test_the_fine_tunes_sample_is_encoded_as_drawn():
+    from pardemo.finetune.samples import IGNORED, encode
+
+    class Tokenizer:
+        eos_token_id = 2
+
+        def prompt_ids(self, messages):
+            assert messages[0]["content"] == "task and news"
+            return [195, 11, 12, 13, 196]
+
+        def text_ids(self, text):
+            return [21, 22, 23]
+
+    found = encode({"instruction": "task and ", "input": "news", "output": "headline"}, Tokenizer(), 1024)
+    names = {11: "n₁", 12: "n₂", 13: "n₃", 21: "h₁", 22: "h₂", 23: "h₃", IGNORED: "−100"}
+    svg = svgs.drawing(drawings.finetune_flow())
+    rows = {y: [t.text for t in svg.texts if t.y == y and t.x > 80] for y in sorted({t.y for t in svg.texts})}
+    drawn = [row for row in rows.values() if len(row) == len(finetune.TOKENS)]
+    assert drawn == [[names.get(n, str(n)) for n in found[kind]] for kind in ("input_ids", "labels")]
+
+
+@pytest.mark.parametrize(
+    ("draw", "told"),
+    [
+        (lambda: drawings.ring_all_reduce(1), "a ring of 2 to 5 ranks can be drawn, not of 1"),
+        (lambda: drawings.ring_all_reduce(6), "a ring of 2 to 5 ranks can be drawn, not of 6"),
+        (lambda: drawings.parameter_server_and_ring(2), "a server and a ring of 3 to 6 ranks can be drawn, not of 2"),
+        (lambda: drawings.attention_heads(3), "four query heads share 1, 2 or 4 heads of key and value, not 3"),
+        (lambda: drawings.pipeline_schedule("1f1b", 2, 2), "is one of gpipe, one_f_one_b, interleaved, not '1f1b'"),
+        (lambda: drawings.pipeline_schedule("gpipe", 2, 2, 2), "gpipe has one chunk on each rank, not 2"),
+        (lambda: drawings.pipeline_schedule("gpipe", 4, 20), "6 stages, 10 micro-batches and 37 steps can be drawn"),
+        (lambda: drawings.pipeline_schedule("gpipe", 0, 2), "ranks must be a whole number of at least 1, not 0"),
+        (lambda: drawings.pipeline_schedule("interleaved", 2, 3, 2), "3 do not divide"),
+        (lambda: drawings.cube(2, 2, 2, 3), "8 ranks on hosts of 3 cannot be drawn"),
+        (lambda: drawings.cube(2, 2, 2, 2), r"the group \[0, 4\] lies on hosts that are no neighbours"),
+        (lambda: drawings.cube(ranks_per_host=0), "8 ranks on hosts of 0 cannot be drawn"),
+        (lambda: drawings.zero_stages(1), "stages of 2 to 6 ranks can be drawn, not of 1"),
+        (lambda: drawings.zero_step(0), "a stage that cuts something is 1, 2 or 3, not 0"),
+        (lambda: drawings.zero_step(3, 8), "a step of 2 to 4 ranks can be drawn, not of 8"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_drawn_is_said(draw, told):
+    with pytest.raises(ValueError, match=told):
+        draw()

@@ -1,0 +1,116 @@
+"""Players: each frame is right, by the formulas and by the engines themselves."""
+
+import pytest
+import svgs
+import torch
+from torch import nn
+
+from pardemo import CallMeter
+from pardemo.collection import drawings
+from pardemo.collection.drawings import key, zero_moments
+from pardemo.formulas import communication, memory
+from pardemo.formulas import pipeline as pipelines
+from pardemo.peers import gpt
+from pardemo.zero import Zero1, Zero2, Zero3
+
+
+@pytest.mark.parametrize("ranks", range(2, 6))
+def test_the_rings_last_frame_has_the_whole_sum_everywhere_and_each_step_sends_one_chunk_a_rank(ranks):
+    frames = svgs.frames(drawings.ring_all_reduce(ranks))
+    assert len(frames) == 1 + 2 * (ranks - 1)
+    added = [sum(len(frame.filled(colour)) for colour in key.RANKS) for frame in frames]
+    assert added[0] == ranks * ranks, "each chunk has one rank's numbers"
+    assert added[ranks - 1] == ranks * ranks * (ranks + 1) // 2, "one chunk with all, one with all but one …"
+    assert added[-1] == ranks**3, "every chunk has everybody's"
+    assert [len(frame.heads) for frame in frames] == [0] + [ranks] * (2 * (ranks - 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "stages", "micro_batches", "chunks"),
+    [("gpipe", 4, 4, 1), ("one_f_one_b", 4, 8, 1), ("one_f_one_b", 3, 2, 1), ("interleaved", 2, 4, 2)],
+)
+def test_a_schedules_player_computes_everything_once_and_holds_as_many_as_it_should(
+    kind, stages, micro_batches, chunks
+):
+    player = drawings.pipeline_schedule(kind, stages, micro_batches, chunks)
+    frames = svgs.frames(player)
+    steps = 3 * (chunks * micro_batches + stages - 1)
+    assert len(frames) == 1 + steps
+    held = [[float(word) for word in held_of(frame)] for frame in frames]
+    assert held[0] == held[-1] == [0] * stages
+    most = [pipelines.in_flight(kind, rank, stages, micro_batches, chunks) / chunks for rank in range(stages)]
+    assert [max(column) for column in zip(*held, strict=True)] == most, "in whole micro-batches"
+    last = frames[-1]
+    area = {name: sum(box.area for box in last.filled(key.DONE[name])) for name in ("forward", "backward", "idle")}
+    area = {name: total - 18 * 18 for name, total in area.items()}  # the legend's own
+    assert area["backward"] == pytest.approx(2 * area["forward"], rel=0.01)
+    bubble = pipelines.bubble_of_total(stages, micro_batches, chunks)
+    rows = [box for box in last.boxes if box.fill == "none"]
+    assert area["idle"] / sum(row.area for row in rows) == pytest.approx(bubble, abs=0.01)
+    assert f"{bubble:.0%} of all time" in player.captions[-1]
+    numbers = [
+        text.text for text in last.texts if fill_under(last, text) in (key.DONE["forward"], key.DONE["backward"])
+    ]
+    assert sorted(numbers) == sorted(str(k) for k in range(micro_batches) for _ in range(2 * stages * chunks))
+
+
+def held_of(frame):
+    return [text.text for text in frame.texts if text.x > 530 and text.text[0].isdigit()]
+
+
+def fill_under(frame, text):
+    box = frame.box_of(text)
+    return box.fill if box else None
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_zero_step_sends_and_holds_what_the_formulas_say(stage, ranks):
+    moments = zero_moments.moments(stage, ranks)
+    whole = 1_000_000
+    share = moments[-1].sent * 2 * whole * (ranks - 1) / ranks
+    assert share == pytest.approx(communication.zero_step(whole, ranks, stage))
+    theory = memory.model_states(3 * ranks, ranks, stage)
+    last_gradient = max(k for k, moment in enumerate(moments) if moment.does in ("backward", "reduce-scatter"))
+    held = max(moment.bytes_each for moment in moments) if stage == 1 else moments[last_gradient].bytes_each
+    assert held == pytest.approx(sum(theory.values()) / (3 * ranks))
+    without = (sum(theory.values()) - theory["gradients"]) / (3 * ranks)
+    assert moments[0].bytes_each == moments[-1].bytes_each == pytest.approx(without), "a step ends as it began"
+    for frame, moment in zip(svgs.frames(drawings.zero_step(stage, ranks)), moments, strict=True):
+        arrows = 2 * (ranks - 1) * len(moment.layers) * (moment.does in ("all-gather", "reduce-scatter"))
+        assert len(frame.heads) == arrows
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_zero_step_calls_what_the_engine_calls(stage, world_of):
+    def count():
+        net = gpt.seeded(lambda: nn.Sequential(*[nn.Linear(8, 8, bias=False) for _ in range(3)]))
+        options = {1: {}, 2: {"bucket_bytes": 8 * 8 * 4}, 3: {"prefetch": False}}[stage]
+        engine = {1: Zero1, 2: Zero2, 3: Zero3}[stage](net, torch.optim.AdamW, **options)
+        x, here = gpt.numbers(4, 8), []
+        if stage == 3:
+            note = lambda *_: here.append([k for k, unit in enumerate(engine.units, 1) if unit.resident])  # noqa: E731
+            for layer in net:
+                layer.register_forward_pre_hook(note)
+                layer.register_forward_hook(lambda module, _, out: out.register_hook(note) and None)
+        with CallMeter() as calls:
+            engine(x).square().mean().backward()
+            engine.step()
+        engine.close()
+        return calls.counts, here
+
+    counts, here = world_of(2).run(count)[0]
+    moments = zero_moments.moments(stage, 2)
+    units = {1: 1, 2: 3, 3: 1}[stage]  # stage 2 gathers its three buckets one by one
+    drawn = {
+        "all_gather": units * sum(moment.does == "all-gather" for moment in moments),
+        "reduce_scatter": sum(moment.does == "reduce-scatter" for moment in moments),
+    }
+    assert {name: counts[name] for name in drawn} == drawn
+    if stage == 3:
+        computed = [moment for moment in moments if moment.does in ("forward", "backward")]
+        whole = [
+            [layer for layer in zero_moments.LAYERS if len(moment.held[0, layer, "parameters"]) == 2]
+            for moment in computed
+        ]
+        assert whole == here, "the layers that are there in full whenever one computes"

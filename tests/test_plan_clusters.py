@@ -1,0 +1,60 @@
+"""Several hosts: what goes through their adapters, what all their GPUs cost. By hand, from names and datasheets."""
+
+import pytest
+from test_plan import two_layers
+
+from pardemo.planner import examples, hardware, table, timing
+from pardemo.planner.job import Job
+
+H, MIDDLE, V, LAYERS = 256, 704, 4096, 2
+PSI = 2 * V * H + LAYERS * (3 * H**2 + 3 * H * MIDDLE + 2 * H) + H  # keys and values are half as wide
+SLOW = 1e9 / 8  # 1 Gbit/s a host
+
+
+def planned(hosts):
+    """Full fine-tuning under stage 2 on four A800s, one micro-batch a step, ten steps."""
+    job = Job(two_layers(), sequence=128, zero=examples.BUCKETS)
+    cluster = table.Cluster(hardware.gpu("A800-80GB"), 4, hosts, SLOW, price=3.0)
+    asked = table.Request(
+        job, cluster, 8, 10, engines=("zero-2",), checkpointing=(True,), offloads=("none",), batches=(2,)
+    )
+    (one,) = table.plan(asked).rows
+    return one
+
+
+@pytest.mark.parametrize(("hosts", "bytes_per_s"), [(1, 200e9), (2, SLOW), (4, SLOW)])
+def test_gradients_of_several_hosts_go_through_their_adapters(hosts, bytes_per_s):
+    one = planned(hosts)
+    # all-reduced in bf16, and gathered: 3Ψ·(N − 1)/N, by four ranks wherever they are
+    sent = 3 * 3 / 4 * 2 * PSI
+    assert one.time.sent_bytes == pytest.approx(sent, rel=0.02)
+    assert one.time.data_parallel == pytest.approx(sent / (bytes_per_s * timing.LINK_SHARE), rel=0.02)
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_every_gpu_of_every_host_is_paid(hosts):
+    one = planned(hosts)
+    assert one.money == pytest.approx(4 * 3.0 * 10 * one.time.seconds / 3600)
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabits"),
+    [
+        ("ethernet-10g", 10),
+        ("ethernet-25g", 25),
+        ("ethernet-100g", 100),
+        ("infiniband-200g", 200),
+        ("infiniband-400g", 400),
+        ("infiniband-8x400g", 3200),
+        ("50", 50),
+        ("0.2", 0.2),
+    ],
+)
+def test_a_link_has_the_gigabits_of_its_name(name, gigabits):
+    assert 8 * hardware.link(name) == pytest.approx(gigabits * 1e9)
+
+
+def test_a_link_without_a_rate_is_refused():
+    for told in ("0", "-1", "nan", "inf"):
+        with pytest.raises(ValueError, match="a link's rate must be above 0 Gbit/s"):
+            hardware.link(told)
