@@ -458,3 +458,13 @@ def test_what_a_chapter_declares_is_what_it_books(name):
     there = set(re.findall(r"[\"']((?:s\d{2,3}|\d{2})\.[a-z0-9_.]+)[\"']", source))
     assert set(declared) <= there
     assert '.check("s' not in source
+
+
+def test_what_chapter_09_quotes_of_other_chapters_is_declared_there():
+    name = next(name for name in project.notebooks() if name.startswith("09"))
+    source = "\n".join(cell.source for cell in nbformat.read(project.notebooks()[name], 4).cells)
+    quoted = re.findall(r"elsewhere\(\s*\"([^\"]+)\",[^()]+\"(\d\d)\",?\s*\)", source)
+    assert len(quoted) == source.count("elsewhere(") - 1, "all but its definition"
+    for id, chapter in quoted:
+        (other,) = (name for name in project.notebooks() if name.startswith(chapter))
+        assert any(f"{id}.".startswith(f"{claim}.") for claim in declarations.of(other)), f"{id} in {other}"
