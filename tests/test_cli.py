@@ -53,7 +53,7 @@ def test_claims_of_a_folder_without_any(tmp_path, capsys):
 def test_an_unknown_bench_is_refused(capsys):
     assert cli.main(["bench", "warp"]) == 2
     assert (
-        "no bench named warp; there are: import, launch, ring, data-parallel, pipeline, tensor-parallel, zero, "
+        "no bench named warp; there are: import, launch, ring, cluster, data-parallel, pipeline, tensor-parallel, "
         in capsys.readouterr().err
     )
 
