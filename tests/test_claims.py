@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from dataclasses import replace
 
 import nbformat
@@ -468,3 +469,9 @@ def test_what_chapter_09_quotes_of_other_chapters_is_declared_there():
     for id, chapter in quoted:
         (other,) = (name for name in project.notebooks() if name.startswith(chapter))
         assert any(f"{id}.".startswith(f"{claim}.") for claim in declarations.of(other)), f"{id} in {other}"
+
+
+def test_each_claim_is_declared_by_one_chapter():
+    """Booked by two, the rows of one would be taken for cases of the other's."""
+    where = Counter(id for name in project.notebooks() for id in declarations.of(name))
+    assert [id for id, chapters in where.items() if chapters > 1] == []
