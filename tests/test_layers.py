@@ -88,6 +88,11 @@ def test_every_room_uses_only_the_floors_below_it():
     assert wrong == []
 
 
+def test_every_room_has_its_door():
+    """A folder of modules without ``__init__.py`` works from a checkout, and is left out of what is installed."""
+    assert [path for path in {module.parent for module in modules()} if not (path / "__init__.py").exists()] == []
+
+
 def test_no_module_waits_for_itself():
     """What modules import of each other when they are loaded has no ring, also within a room."""
     uses = {dotted(p): {n for n in imports_of(p, inside_functions=False) if n in NAMES} for p in modules()}

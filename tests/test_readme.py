@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pardemo import lfs, project, world
+from pardemo import project, world
 from pardemo.collectives.links import Link
 from pardemo.pipeline_parallel.exchange import USES
 from pardemo.world.errors import Failure, RankDied, RankFailed, RankTimeout
@@ -103,7 +103,7 @@ def said_by_the_code():
     for link.use in ("ring", *USES.values()):
         yield str(link._lost("closed the connection"))
     with pytest.raises(ValueError, match="pointer") as pointer:
-        lfs.refuse_pointer("model.safetensors", project.LFS_POINTER, "weights")
+        project.refuse_pointer("model.safetensors", project.LFS_POINTER, "weights")
     yield str(pointer.value)
     for path in (ROOT / "Makefile", *project.PACKAGE.rglob("*.py")):
         yield re.sub(r'"\s*\n\s*f?"', "", path.read_text())

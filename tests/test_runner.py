@@ -329,7 +329,7 @@ def test_files_are_replaced_whole_or_not_at_all(tmp_path):
 
 
 def test_claims_and_pictures_of_an_earlier_run_do_not_pass_for_new_ones(collection):
-    picture = "from pardemo import figures; fig, _ = figures.new(); figures.save(fig, '01_old', 'alt')"
+    picture = "from pardemo.collection import figures; fig, _ = figures.new(); figures.save(fig, '01_old', 'alt')"
     root = collection("01_a", "value = 1", GOOD.format(name="01_a", measured=1), picture)
     out = root / "out"
     assert run("--out", out) == 0
