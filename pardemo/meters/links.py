@@ -20,7 +20,8 @@ class LinkMeter:
 
     Attributes (after the block, the same on all ranks): ``matrix[a][b]``, bytes that rank a sent to rank b;
     ``hosts[h]``, bytes that host h's ranks sent to, and received from, other hosts; ``adapters[h]``, the same as host
-    h's adapter counted it, headers included, where the hosts are network namespaces, else None.
+    h's adapter counted it, with headers and with packets that were sent twice, where the hosts are network namespaces;
+    else None.
     """
 
     def __init__(self, cluster: Cluster | None = None):
