@@ -24,7 +24,7 @@ class _Pool:
     """Free blocks (size, address) of one pool; addresses are unique over segments, which never touch."""
 
     def __init__(self, small: bool):
-        self.small = small
+        self.least = ROUND if small else SMALL + 1  # that is cut off a block
         self.free: list[tuple[int, int]] = []
         self.ends: dict[int, int] = {}  # of free blocks: address -> size
         self.starts: dict[int, int] = {}  # of free blocks: end -> address
@@ -44,16 +44,19 @@ class _Pool:
         bisect.insort(self.free, (size, address))
 
     def take(self, size: int) -> tuple[int, int] | None:
-        place = bisect.bisect_left(self.free, (size, 0))
-        if place == len(self.free):
+        free = self.free
+        place = bisect.bisect_left(free, (size, 0))
+        if place == len(free):
             return None
-        found, address = self.free[place]
-        self.drop(address)
+        found, address = free[place]
+        del free[place], self.ends[address], self.starts[address + found]
         rest = found - size
-        if rest >= (ROUND if self.small else SMALL + 1):
-            self.add(address + size, rest)
-            return address, size
-        return address, found
+        if rest < self.least:
+            return address, found
+        begin = address + size  # its other neighbour is taken, or would have become one with it
+        self.ends[begin], self.starts[begin + rest] = rest, begin
+        bisect.insort(free, (rest, begin))
+        return address, size
 
     def drop(self, address: int) -> None:
         size = self.ends.pop(address)
@@ -84,6 +87,14 @@ class Allocator:
     def free(self, who: int) -> None:
         small, place, size = self._blocks.pop(who)
         self._pools[small].add(place, size)
+
+    def layout(self) -> list[tuple[int, dict[int, tuple[int, int]]]]:
+        """Each segment in the order that they were made: its size, and who -> (place in it, size) of what is taken."""
+        blocks = {who: (place, size) for who, (_, place, size) in self._blocks.items()}
+        return [
+            (length, {who: (at - begin, size) for who, (at, size) in blocks.items() if begin <= at < begin + length})
+            for begin, length in sorted(self._segments.items())
+        ]
 
     def _extend(self, pool: _Pool, segment: int) -> None:
         if self.reserved + segment > self.room:

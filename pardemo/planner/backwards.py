@@ -4,16 +4,16 @@ from collections.abc import Callable
 
 from pardemo.planner.job import Job
 from pardemo.planner.memory import Curve
-from pardemo.planner.table import Plan, Request
+from pardemo.planner.table import Request, jobs
 
 MOST_EXPONENT = 9  # 512 times the GPUs that hold one copy of the model
 TOKENS = 64  # sequences are told in steps of
+CHORDS = 10
 
 
-def largest_batch(found: Plan, engine: str, checkpointing: bool, offload: str = "none") -> int:
+def largest_batch(request: Request, engine: str, checkpointing: bool, offload: str = "none") -> int:
     """Samples of the largest micro-batch that fits one GPU, with the recipe's length; a pipeline is full of them."""
-    request = found.request
-    curve = found.curves[engine, checkpointing]
+    curve = Curve(jobs(request)[engine, checkpointing])
     how = {"offload": offload, "tp": request.tp, "pp": request.pp, "in_flight": request.pp}
     return curve.largest_batch(request.cluster.room, **how)
 
@@ -21,9 +21,9 @@ def largest_batch(found: Plan, engine: str, checkpointing: bool, offload: str = 
 def longest_sequence(request: Request, engine: str, checkpointing: bool, batch: int = 1, offload: str = "none") -> int:
     """Tokens of the longest sample that fits with a micro-batch of ``batch``, in steps of 64; at most the context.
 
-    Attention is fused, so that every tensor's size is affine in the length too: two lengths predict where the room
-    ends. The prediction is run itself, with its neighbours, and bisected where it is wrong. 0 where not even 64 tokens
-    do.
+    Attention is fused, so that every tensor's size is affine in the length too: few lengths foretell where the room
+    ends. What is foretold is run itself, with its neighbours, and bisected where it is wrong. 0 where not even 64
+    tokens do.
     """
     micro_batches = request.share // batch
     job = request.job.but(
@@ -38,10 +38,30 @@ def longest_sequence(request: Request, engine: str, checkpointing: bool, batch: 
     if context < 2 * TOKENS:
         return context if need(context) <= room else 0
     short, long = min(256, context // 2), min(512, context)
-    first, second = need(short), need(long)
-    guess = short + (room - first) * (long - short) / max(1.0, second - first)
-    most = context // TOKENS
-    return TOKENS * last_that_fits(lambda steps: need(TOKENS * steps) <= room, int(guess) // TOKENS, most)
+    known, most = {length / TOKENS: need(length) for length in (short, long)}, context // TOKENS
+    guess = _foretold(lambda steps: need(TOKENS * steps), room, known, most)
+    return TOKENS * last_that_fits(lambda steps: need(TOKENS * steps) <= room, guess, most)
+
+
+def _foretold(need: Callable[[int], float], room: float, known: dict[float, float], most: int) -> int:
+    """Where the chord through two known lengths meets the room; then the chord from what fits to what does not.
+
+    Need bends upwards: the peak is the largest of sums that are each affine. Short samples' says little of long ones',
+    but a chord leads to a length that fits, and the next one, within the last piece, to the last that does.
+    """
+    (low, high), guess, in_a_row = known, 0, 0
+    for _ in range(CHORDS):
+        below, above = room - known[low], (known[high] - room) / 2 ** max(0, in_a_row - 1)
+        guess = min(max(int(low + below * (high - low) / max(1.0, below + above)), 1), most)
+        if guess in known:
+            break
+        known[guess] = need(guess)
+        in_a_row = in_a_row + 1 if known[guess] <= room else 0  # far from the bend: a steeper chord the next time
+        fits, over = ([n for n in known if (known[n] <= room) == fit] for fit in (True, False))
+        if not fits or not over:
+            break
+        low, high = max(fits), min(over)
+    return guess
 
 
 def last_that_fits(fits: Callable[[int], bool], guess: int, most: int) -> int:

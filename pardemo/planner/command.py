@@ -7,6 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pardemo.machine import doctor
+from pardemo.planner import worker
+from pardemo.planner.layouts import command as layout_command
+
 if TYPE_CHECKING:
     from pardemo.finetune.recipes.recipe_schema import Recipe
     from pardemo.planner.table import Plan, Request, Row
@@ -37,10 +41,14 @@ def add(commands: Any) -> None:
     plan.add_argument("--samples", type=int, default=80_000, metavar="N", help="samples of the data set (80,000)")
     plan.add_argument("--per-step", type=int, metavar="N", help="samples of an optimizer step (default: the recipe's)")
     plan.add_argument("--labels", type=float, default=1.0, metavar="SHARE", help="of the tokens, with a label (1)")
-    plan.add_argument("--gpu", default="A800-80GB", metavar="GPU", help="A800-80GB, A100-40GB, H100, … (A800-80GB)")
+    plan.add_argument(
+        "--gpu", default="A800-80GB", metavar="GPU", help="A800-80GB, H100, …, or a profile.json (A800-80GB)"
+    )
     plan.add_argument("--gpus", type=int, metavar="N", help="in all (default: the recipe's ranks)")
     plan.add_argument("--hosts", type=int, default=1, metavar="N", help="that they are on (1)")
-    plan.add_argument("--link", default="ethernet-100g", metavar="LINK", help="between hosts: a name, or Gbit/s")
+    plan.add_argument(
+        "--link", metavar="LINK", help="between hosts: a name, or Gbit/s (the profile's, or ethernet-100g)"
+    )
     plan.add_argument("--price", type=float, metavar="X", help="of a GPU and hour, in any currency")
     plan.add_argument("--tp", type=int, default=1, metavar="N", help="tensor-parallel ranks (1)")
     plan.add_argument("--pp", type=int, default=1, metavar="N", help="pipeline stages (1)")
@@ -53,6 +61,8 @@ def add(commands: Any) -> None:
     plan.add_argument(
         "--validate", action="store_true", help="instead: the planner against runs whose outcome is known"
     )
+    plan.add_argument("--measure", metavar="FILE", help="instead: measure this machine's rates, for --gpu FILE")
+    layout_command.add(plan)
     plan.add_argument("--all", action="store_true", help=f"print all rows, not the first {SHOWN}")
     plan.add_argument("--json", action="store_true", help="print rows as JSON")
     plan.set_defaults(action=_plan)
@@ -60,17 +70,23 @@ def add(commands: Any) -> None:
 
 def _plan(arguments: argparse.Namespace) -> int:
     _quiet()
+    if layouts := layout_command.asked(arguments):
+        return layouts(arguments)
     if arguments.validate:
         return _validate(arguments.json)
+    if arguments.measure:
+        from pardemo.planner import measured
+
+        return measured.command(arguments.measure, arguments.gpus, arguments.json)
+    if (cores := doctor.available_cores()) > 1:
+        worker.server()  # it imports what this process does, beside it
     request, base = _request(arguments)
-    from pardemo.planner import backwards, files, memory, table
+    from pardemo.planner import backwards, files, table
 
     if arguments.write:
         files.check(request, base)  # before minutes of dry runs
-    needed = table.dry_runs(request)
-    _progress(f"{len(needed)} dry runs of the whole model, one on each core")
-    memory.prepare(needed, _progress)
-    found = table.plan(request, _progress)
+    _progress("dry runs, an engine on each core")
+    found = table.plan(request, _progress, cores)
     if found.best is None:
         least = min(found.rows, key=lambda row: row.peak_bytes)
         raise ValueError(
@@ -93,16 +109,15 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 def _request(arguments: argparse.Namespace) -> tuple["Request", Any]:
     from pardemo.finetune.recipes import recipe
-    from pardemo.planner import hardware, models
+    from pardemo.planner import models, profile
     from pardemo.planner.job import Adapter, Job
     from pardemo.planner.table import ENGINES, Cluster, Request
 
     base = recipe.load(arguments.recipe)
     train = base.train
     gpus = base.world.ranks if arguments.gpus is None else arguments.gpus
-    cluster = Cluster(
-        hardware.gpu(arguments.gpu), gpus, arguments.hosts, hardware.link(arguments.link), arguments.price
-    )
+    found = profile.find(arguments.gpu, gpus)
+    cluster = Cluster(found.gpu, gpus, arguments.hosts, found.link(arguments.link), arguments.price)
     for name in ("samples", "batch", "sequence", "per_step"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
@@ -112,7 +127,7 @@ def _request(arguments: argparse.Namespace) -> tuple["Request", Any]:
     if config.model_type == "baichuan":
         config.loss_head = train.loss_head
     target = tuple(arguments.target.split(",")) if arguments.target else base.lora.target
-    if arguments.target is None and config.model_type != "baichuan":  # the recipe's target is Baichuan2's
+    if not arguments.full and arguments.target is None and config.model_type != "baichuan":  # the recipe's: Baichuan2's
         target = models.lora_target(config)
     adapter = None if arguments.full else Adapter(base.lora.rank, target, base.lora.alpha, base.lora.dropout)
     zero = (base.deepspeed or {}).get("zero_optimization", {})
@@ -164,7 +179,7 @@ def _answers(found: "Plan") -> dict[str, int | None]:
         "longest_sequence": backwards.longest_sequence(
             request, best.engine, best.checkpointing, best.batch, best.offload
         ),
-        "largest_micro_batch": backwards.largest_batch(found, best.engine, best.checkpointing, best.offload),
+        "largest_micro_batch": backwards.largest_batch(request, best.engine, best.checkpointing, best.offload),
         "fewest_gpus": backwards.fewest_gpus(request),
     }
 

@@ -7,16 +7,16 @@ storages. What needs a value gets one here: a norm is 1, no gradient overflows, 
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 
 from pardemo.planner.job import Job
 
@@ -24,38 +24,32 @@ from pardemo.planner.job import Job
 _META = "_propagate_tensor_meta_non_cached"
 #: Which argument is the whole tensor, of which gloo makes a copy of its own.
 _GLOO_COPIES = {torch.ops.c10d._allgather_base_.default: 0, torch.ops.c10d._reduce_scatter_base_.default: 1}
+NONE = object()
 
 
-class Values(TorchDispatchMode):
-    """Stands in where code asks a fake tensor for its values; entered last, so that what it makes is recorded.
+class Answers:
+    """What is said to code that asks a fake tensor for its values; the recorder asks, and sees what is made for them.
 
     On CPU ranks an all-gather and a reduce-scatter take another copy of the whole while they last: gloo's own.
     """
 
     def __init__(self, job: Job):
-        super().__init__()
-        self.labelled = max(1, round(job.labels * job.batch * (job.sequence - 1)))
+        self.labelled = job.labelled
         self.gloo = not job.on_gpu
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace != "prim" and any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented
+    def __call__(self, made: Callable, func: Any, args: tuple) -> Any:
+        """The answer, or NONE where the operation is to be run; ``made`` runs one that is recorded."""
         if self.gloo and (whole := _GLOO_COPIES.get(func)) is not None:
-            torch.empty_like(args[whole])  # for as long as the call takes
-        if not (args and isinstance(args[0], FakeTensor)):
-            return func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._local_scalar_dense.default:
+            made(torch.ops.aten.empty_like.default, (args[whole],))  # for as long as the call takes
+        if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             kind = args[0].dtype
             if kind in (torch.bool, torch.uint8):
                 return False  # no gradient overflows
             return 1.0 if kind.is_floating_point else 1
-        if func is torch.ops.aten.nonzero.default:
-            return torch.empty(self.labelled, args[0].dim(), dtype=torch.int64, device=args[0].device)
-        return func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.nonzero.default and isinstance(args[0], FakeTensor):
+            size = [self.labelled, args[0].dim()]
+            return made(torch.ops.aten.empty.memory_format, (size,), dtype=torch.int64, device=args[0].fake_device)
+        return NONE
 
 
 @contextlib.contextmanager
@@ -76,16 +70,48 @@ def world(job: Job) -> Iterator[FakeTensorMode]:
             stack.enter_context(mock.patch.object(F, "scaled_dot_product_attention", _attention_on_gpu))
             stack.enter_context(mock.patch.object(F, "dropout", _dropout_on_gpu))
         if job.stage is not None:
-            from deepspeed.runtime.zero import parameter_offload
+            from deepspeed.runtime.engine import DeepSpeedEngine
+            from deepspeed.runtime.zero import parameter_offload, stage3
             from deepspeed.runtime.zero import partitioned_param_coordinator as coordinator
 
+            # it sends each parameter while it is built, in place: nothing that is counted
+            stack.enter_context(mock.patch.object(DeepSpeedEngine, "_broadcast_model", return_value=None))
             # other ranks' answers, which the fake process group does not give
             stack.enter_context(mock.patch.object(coordinator, "assert_ints_same_as_other_ranks", return_value=None))
             for module in (coordinator, parameter_offload):
                 stack.enter_context(mock.patch.object(module, "set", _InOrder, create=True))
+            stack.enter_context(mock.patch.object(stage3, "reduce_scatter_coalesced", _by_rank(stage3)))
         if job.engine == "fsdp2":
             stack.enter_context(mock.patch.object(ShardingPropagator, _META, _without_memory(_META)))
-        yield stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        yield stack.enter_context(_Fake(allow_non_fake_inputs=True))
+
+
+class _Fake(FakeTensorMode):
+    """Torch's own without its guard against being compiled, which nothing is here: a tenth of a dry run's time."""
+
+    __torch_dispatch__ = FakeTensorMode.dispatch
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def _prep_args_for_hash(self, result: list, args: Iterable, state: object, hashed: list) -> None:
+        """What torch looks up an operation's result by, of plain tensors and numbers in one piece each."""
+        if isinstance(args, dict):
+            super()._prep_args_for_hash(result, args, state, hashed)
+            return
+        result.append((type(args), len(args)))
+        for arg in args:
+            kind = type(arg)
+            if kind is FakeTensor and arg.fake_mode is self and arg.constant is None and arg.layout is torch.strided:
+                result.append((
+                    arg.dtype, arg.shape, arg.stride(), arg.storage_offset(), arg.untyped_storage().nbytes(),
+                    arg.fake_device, arg.requires_grad, arg.is_conj(), arg.is_neg(), arg.is_inference(),
+                ))  # fmt: skip
+            elif kind is int or kind is float or kind is bool or arg is None:
+                result.append((kind, arg))
+            else:
+                super()._prep_args_for_hash(result, (arg,), state, hashed)
 
 
 @contextlib.contextmanager
@@ -119,6 +145,20 @@ def _forget_deepspeed() -> None:
 def no_moves() -> contextlib.AbstractContextManager:
     """Parameters are where they belong and of the right type: an engine's ``.to(device)`` would swap fake tensors."""
     return mock.patch.object(nn.Module, "_apply", lambda self, fn, recurse=True: self)
+
+
+def _by_rank(stage3: Any) -> Callable:
+    """DeepSpeed's stage 3 lays gradients rank by rank, a view for each piece; what is laid is whole all the same."""
+    own = stage3.reduce_scatter_coalesced
+
+    def reduce_scatter(tensors: list[torch.Tensor], group: Any = None) -> list[torch.Tensor]:
+        ranks = dist.get_world_size(group)
+        if len(tensors) == 1 or any(tensor.numel() % ranks for tensor in tensors):  # padding is memory too
+            return own(tensors, group)
+        whole = torch.cat([tensor.view(-1) for tensor in tensors])
+        return [piece.view(-1) for piece in own([whole], group)[0].split([one.numel() // ranks for one in tensors])]
+
+    return reduce_scatter
 
 
 class _InOrder(dict):

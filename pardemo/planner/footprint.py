@@ -1,7 +1,8 @@
 """What a dry run found: bytes by kind over the step, the peak, and who caused it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,9 @@ LINES = (
 )
 
 
+#: What a recorder counts beside storages.
+COUNTS = ("flops", "traffic", "traffic_of_samples", "step_traffic", "kernels", "sent")
+
 #: Linear layers whose output is whole on every tensor-parallel rank, by the last part of their name.
 _ROWS = ("o_proj", "down_proj", "out_proj", "dense_4h_to_h", "c_proj", "w2")
 _CUT_INSIDE = ("self_attn", "attn", "attention", "mlp", "feed_forward")
@@ -45,7 +49,7 @@ class Footprint:
         timeline: [events, lines], bytes after each event of the step. phases: (name, first event) within it.
         flops: of one micro-batch, by phase; ``recomputation`` is the forward of checkpointed layers again.
         traffic: of one micro-batch, bytes that operations element by element read and write, by module; their time is
-            memory's.
+            memory's. traffic_of_samples: what of it grows with the samples.
         step_traffic: those of the update. kernels: operations that are launched, by phase.
         sent: bytes that this rank sends on a ring, by phase, of the last micro-batch and the update.
         resident_bytes: of what is alive when the step begins.
@@ -53,7 +57,8 @@ class Footprint:
         sizes: (elements, whether trained) of each parameter by name.
         lives: every storage; line_of: its place in :data:`LINES`. changes: [all events, 2], the number of the storage
             and the change in bytes; the step's begin with ``first_event``.
-        seconds: what the dry run took.
+        built: events while model and engine were built. seconds: what the dry run took.
+        ticks, cuts, aside: as a recorder's; the life of a cut by its number.
     """
 
     job: Job
@@ -67,6 +72,7 @@ class Footprint:
     modules: list[str]
     flops: dict[str, int]
     traffic: dict[str, int]
+    traffic_of_samples: dict[str, int]
     step_traffic: int
     kernels: dict[str, int]
     sent: dict[str, float]
@@ -77,6 +83,10 @@ class Footprint:
     line_of: np.ndarray = field(repr=False)
     changes: np.ndarray = field(repr=False)
     first_event: int
+    built: int = 0
+    ticks: list[int] = field(default_factory=list, repr=False)
+    cuts: list[tuple[str, int, int, int | None]] = field(default_factory=list, repr=False)
+    aside: dict[str, dict[str, float]] = field(default_factory=dict, repr=False)
     seconds: float = 0.0
 
     @property
@@ -92,14 +102,38 @@ class Footprint:
     def of(cls, job: Job, recorder: Recorder, sizes: Mapping[str, tuple[int, bool]]) -> "Footprint":
         places = {name: place for place, name in enumerate(LINES)}
         number = {id(life): place for place, life in enumerate(recorder.lives)}
-        line_of = np.array([places[_line(life, job)] for life in recorder.lives])
-        who = np.array([number[id(life)] for life, _ in recorder.events])
-        nbytes = np.array([change for _, change in recorder.events], np.int64)
-        first = recorder.first_event
+        who = [number[id(life)] for life, _ in recorder.events]
+        counts = {name: getattr(recorder, name) for name in COUNTS}
+        found = cls.from_events(
+            job, sizes, counts, recorder.marks, recorder.lives, [places[_line(life, job)] for life in recorder.lives],
+            np.array([who, [change for _, change in recorder.events]], np.int64).T, recorder.built,
+            recorder.first_event,
+        )  # fmt: skip
+        found.ticks, found.aside = recorder.ticks, recorder.aside
+        found.cuts = [
+            (one.name, one.begin, one.end, None if one.life is None else number[id(one.life)]) for one in recorder.cuts
+        ]
+        return found
+
+    @classmethod
+    def from_events(
+        cls,
+        job: Job,
+        sizes: Mapping[str, tuple[int, bool]],
+        counts: Mapping[str, Any],
+        marks: Sequence[tuple[str, int]],
+        lives: list[Life],
+        line_of: Sequence[int],
+        changes: np.ndarray,
+        built: int,
+        first: int,
+    ) -> "Footprint":
+        """From what happened: ``counts`` are a recorder's :data:`COUNTS`, the rest as in the attributes."""
+        line_of = np.array(line_of)
+        who, nbytes = changes.T
         step = timeline(line_of[who], nbytes, first)
         top = int(step.sum(1).argmax())
-        culprit = recorder.lives[who[first + top]]
-        phases = [(name, place - first) for name, place in recorder.marks if place >= first]
+        culprit = lives[who[first + top]]
         return cls(
             job=job,
             params=sum(count for count, _ in sizes.values()),
@@ -108,19 +142,21 @@ class Footprint:
             peak_phase=culprit.phase,
             peak_module=culprit.module or "the engine",
             timeline=step,
-            phases=phases,
-            modules=[recorder.lives[w].module for w in who[first:]],
-            flops={name: int(v) for name, v in recorder.flops.items() if v},
-            traffic=dict(recorder.traffic),
+            phases=[(name, place - first) for name, place in marks if place >= first],
+            modules=[lives[w].module for w in who[first:]],
+            flops={name: int(v) for name, v in counts["flops"].items() if v},
+            traffic=dict(counts["traffic"]),
+            traffic_of_samples=dict(counts["traffic_of_samples"]),
             resident_bytes=int(nbytes[:first].sum()),
-            building_bytes=int(nbytes[: recorder.built].cumsum().max()),
-            step_traffic=recorder.step_traffic,
-            kernels=dict(recorder.kernels),
-            sent=dict(recorder.sent),
+            building_bytes=int(nbytes[:built].cumsum().max()),
+            built=built,
+            step_traffic=counts["step_traffic"],
+            kernels=dict(counts["kernels"]),
+            sent=dict(counts["sent"]),
             sizes=dict(sizes),
-            lives=recorder.lives,
+            lives=lives,
             line_of=line_of,
-            changes=np.stack([who, nbytes], 1),
+            changes=changes,
             first_event=first,
         )
 

@@ -9,6 +9,10 @@ class Gpu:
     """One GPU. ``memory_bytes`` is what torch reports of it (``total_memory``): boards of "80 GB" have nearly 80 GiB.
 
     ``link_bytes_per_s`` is one direction to the other GPUs of its host (datasheets print both together).
+    ``reachable``: what large bf16 products reach alone, as the MAMF finder of stas00/ml-engineering measured it, else
+    0.8 of the peak. ``sustained``: of that, what they reach in a step, when the GPU is warm and its power is shared.
+    ``measured``: its rates are what was reached, and no datasheet's (:mod:`pardemo.planner.profile`); ``small``: what
+    products lose of each size, where that was measured.
     """
 
     name: str
@@ -18,25 +22,68 @@ class Gpu:
     link_bytes_per_s: float
     source: str
     bf16: bool = True
+    reachable: float = 0.0
+    sustained: float = 1.0
+    measured: bool = False
+    small: float | None = None
+
+    def __post_init__(self):
+        if not self.reachable:
+            object.__setattr__(self, "reachable", USUAL * self.flops)
 
 
-def _gpu(name, gibibytes, tflops, bandwidth, both_ways, source, bf16=True) -> Gpu:
-    return Gpu(name, gibibytes * 2**30, tflops * 1e12, bandwidth * 1e9, both_ways / 2 * 1e9, source, bf16)
+HOPPER = 0.8  # fitted to MosaicML's runs, whose A100s reach all of it
+USUAL = 0.8  # of the peak, where nobody has published what large products reach
+
+
+def _gpu(name, gibibytes, tflops, bandwidth, both_ways, source, bf16=True, reached=0.0, sustained=1.0) -> Gpu:
+    """In GiB, TFLOP/s and GB/s."""
+    return Gpu(
+        name, gibibytes * 2**30, tflops * 1e12, bandwidth * 1e9, both_ways / 2 * 1e9, source, bf16, reached * 1e12,
+        sustained,
+    )  # fmt: skip
 
 
 #: GiB: the "total capacity" in torch's message "out of memory" of each GPU, in the GitHub issue named. Of H200 and H20
 #: no message was seen: what nvidia-smi lists (140.40, and 95.58, not verified) less what an H100 lacks of that.
 _TABLE = (
     # GiB: hahnyuan/PB-LLM#3
-    _gpu("A800-80GB", 79.33, 312, 2039, 400, "an A100-80GB with NVLink at 400 GB/s"),
+    _gpu("A800-80GB", 79.33, 312, 2039, 400, "an A100-80GB with NVLink at 400 GB/s", reached=271.2),
     # levihsu/OOTDiffusion#235
-    _gpu("A100-80GB", 79.25, 312, 2039, 600, "NVIDIA A100 datasheet, SXM"),
+    _gpu("A100-80GB", 79.25, 312, 2039, 600, "NVIDIA A100 datasheet, SXM", reached=271.2),
     # TianheWu/CoSeR#10
-    _gpu("A100-40GB", 39.50, 312, 1555, 600, "NVIDIA A100 datasheet, SXM"),
+    _gpu("A100-40GB", 39.50, 312, 1555, 600, "NVIDIA A100 datasheet, SXM", reached=271.2),
     # vllm-project/vllm#27508
-    _gpu("H100", 79.11, 989, 3350, 900, "NVIDIA H100 datasheet, SXM, without sparsity"),
-    _gpu("H200", 139.8, 989, 4800, 900, "NVIDIA H200 datasheet, SXM, without sparsity"),
+    _gpu(
+        "H100", 79.11, 989, 3350, 900, "NVIDIA H100 datasheet, SXM, without sparsity", reached=794.5, sustained=HOPPER
+    ),
+    _gpu(
+        "H200", 139.8, 989, 4800, 900, "NVIDIA H200 datasheet, SXM, without sparsity", reached=794.5, sustained=HOPPER
+    ),
     _gpu("H20", 95.0, 148, 4000, 900, "as GPU catalogues list it alike; no datasheet of NVIDIA seen"),
+    _gpu(
+        "H100-96GB-500W",
+        94.5,
+        989,
+        2400,
+        900,
+        "torchtitan's benchmarks, 2024-12: HBM2e, limited to 500 W",
+        reached=794.5,
+        sustained=HOPPER,
+    ),
+    # pytorch/ao#4002: what a B200 says of itself, its bandwidth too
+    _gpu("B200", 178.35, 2250, 7672, 1800, "NVIDIA HGX B200 datasheet, without sparsity", reached=1745),
+    # of the next three no message was seen: the datasheet's GB less what a B200 lacks of its own
+    _gpu("GB200", 184, 2500, 8000, 1800, "NVIDIA GB200 NVL72 datasheet, one GPU, without sparsity", reached=1822),
+    _gpu("B300", 267, 2250, 8000, 1800, "NVIDIA HGX B300 datasheet, without sparsity", reached=1769),
+    _gpu("MI300X", 191, 1307, 5300, 896, "AMD Instinct MI300X datasheet; 7 links of 128 GB/s", reached=668.4),
+    # TrajectoryCrafter/TrajectoryCrafter#20
+    _gpu("5090", 31.36, 209.5, 1792, 128, "NVIDIA RTX Blackwell architecture paper, fp32 accumulation; PCIe 5.0 x16"),
+    # signalnine/q27#1, an A10
+    _gpu("A10G", 22.06, 70, 600, 64, "NVIDIA A10G datasheet, without sparsity; PCIe 4.0 x16"),
+    # of the next two no message was seen
+    _gpu("L4", 22.0, 121, 300, 64, "NVIDIA L4 datasheet, without sparsity; PCIe 4.0 x16"),
+    _gpu("Ascend-910B", 61, 280, 1600, 392, "Gitee AI's page on the 910B (64 GB, 280 TFLOP/s); HCCS 7 × 56 GB/s"),
     # QwenLM/Qwen3-VL#2097, an L40
     _gpu("L40S", 44.40, 362, 864, 64, "NVIDIA L40S datasheet, without sparsity; PCIe 4.0 x16"),
     # deepseek-ai/DeepSeek-V3#205
@@ -57,16 +104,22 @@ LINKS = {
 }
 
 
+#: Words that people say of a GPU and the table does not.
+_SAID = {"nvidia", "geforce", "rtx", "tesla", "amd", "instinct", "huawei", "sxm", "sxm4", "sxm5"}
+
+
 def gpu(name: str) -> Gpu:
-    """The GPU of that name, capitals or not.
+    """The GPU of that name, capitals, maker and "RTX" or not.
 
     Raises:
         ValueError: there is none; the nearest names are offered.
     """
     known = {key.lower(): value for key, value in GPUS.items()}
-    if name.lower() in known:
-        return known[name.lower()]
-    near = difflib.get_close_matches(name.lower(), known, 2, 0.4)
+    words = "-".join(word for word in name.lower().replace("-", " ").split() if word not in _SAID)
+    if found := known.get(name.lower()) or known.get(words):
+        return found
+    begun = [key for key in known if name and key.startswith(name.lower())]
+    near = begun[:2] or difflib.get_close_matches(name.lower(), known, 2, 0.4)
     offered = " or ".join(known[key].name for key in near) or ", ".join(GPUS)
     raise ValueError(f"no GPU {name!r}; did you mean {offered}?" if near else f"no GPU {name!r}; there are {offered}")
 

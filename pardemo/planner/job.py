@@ -76,6 +76,17 @@ class Job:
         """DeepSpeed's ZeRO stage."""
         return int(self.engine[-1]) if self.engine.startswith("zero-") else None
 
+    @property
+    def labelled(self) -> int:
+        """Tokens of a micro-batch that have a label: as many in each sample."""
+        return self.batch * max(1, round(self.labels * (self.sequence - 1)))
+
+    @property
+    def described(self) -> str:
+        """All of it in words: jobs that are alike have the same."""
+        rest = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "config"}
+        return f"{self.config.to_json_string()} {rest}"
+
     def but(self, **changes: Any) -> "Job":
         """This job with some things changed."""
         return replace(self, **changes)

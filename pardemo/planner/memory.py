@@ -1,28 +1,25 @@
-"""From dry runs to GPUs: any micro-batch from two runs, offload, tensor and pipeline parallelism, the allocator.
+"""From dry runs to GPUs: any micro-batch from one run, offload, tensor and pipeline parallelism, the allocator.
 
-Every tensor of a step has a size that is affine in the micro-batch, and the same operations run whatever it is. So two
-dry runs of the same events give those of any other batch, event by event: its peak, and what the allocator reserves.
+Every tensor of a step has a size that is affine in the micro-batch, and the same operations run whatever it is. So one
+dry run that tells which sizes are of samples, or two where it does not, give the events of any other batch: its peak,
+and what the allocator reserves.
 """
 
-import logging
+import contextlib
 import math
-import multiprocessing
-import os
-import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from pardemo.machine.doctor import available_cores
+from pardemo.planner import layers, worker
 from pardemo.planner.allocator import reserved_bytes
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.footprint import LINES, Footprint, timeline
 from pardemo.planner.job import Job
+from pardemo.planner.samples import AnyBatch
 from pardemo.planner.shares import DATA_PARALLEL_MOST, shares
-from pardemo.world.rank import end_with_parent
 
 OFFLOADS = ("none", "optimizer", "optimizer+parameters")
 #: Taken from the GPU before the first tensor: CUDA's context and libraries. What torch's message "out of memory" names
@@ -61,24 +58,32 @@ NEGLIGIBLE = 0.01  # of a peak
 
 
 class Curve:
-    """The footprint of a job at any micro-batch, from dry runs at two; others are run where the two do not match."""
+    """The footprint of a job at any micro-batch, from one dry run or two; others are run where two do not match."""
 
     def __init__(self, job: Job):
         self.job = job
-        self.low, self.high = map(run, self.needs(job))
-        self.affine = np.array_equal(self.low.changes[:, 0], self.high.changes[:, 0])
+        self.low = run(job.but(batch=LOW))
+        self._slope: np.ndarray | None = None
+        self._shares: dict[tuple, np.ndarray] = {}
+        if (found := _any_batch(_bounded(job))) is not None:
+            self._slope = found.of_each
+        else:
+            high = run(job.but(batch=HIGH))
+            if np.array_equal(self.low.changes[:, 0], high.changes[:, 0]):
+                self._slope = (high.changes[:, 1] - self.low.changes[:, 1]) / (HIGH - LOW)
+
+    @property
+    def affine(self) -> bool:
+        """Whether the same happens whatever the micro-batch."""
+        return self._slope is not None
 
     @classmethod
     def at_one(cls, job: Job) -> "Curve":
         """Of the job's own micro-batch alone: from one dry run."""
         curve = cls.__new__(cls)
-        curve.job, curve.low, curve.high, curve.affine = job, run(job), run(job), True
+        curve.job, curve.low, curve._shares = job, run(job), {}
+        curve._slope = np.zeros(len(curve.low.changes))
         return curve
-
-    @staticmethod
-    def needs(job: Job) -> list[Job]:
-        """The dry runs that a curve is made of."""
-        return [job.but(batch=LOW), job.but(batch=HIGH)]
 
     def estimate(
         self,
@@ -102,7 +107,7 @@ class Curve:
             raise ValueError(f"offload must be one of {', '.join(OFFLOADS)}, not {offload!r}")
         base, nbytes = self._events(batch, accumulation)
         who = base.changes[:, 0]
-        nbytes = nbytes * shares(base, self.job.ranks, tp, pp, in_flight, offload)[who]
+        nbytes = nbytes * self._parts(base, tp, pp, in_flight, offload)[who]
         first = base.first_event
         line = timeline(base.line_of[who], nbytes, first)
         top = int(line.sum(1).argmax())
@@ -118,14 +123,21 @@ class Curve:
 
     def _events(self, batch: int, accumulation: int | None) -> tuple[Footprint, np.ndarray]:
         """A dry run, and the change in bytes at each of its events with ``batch`` samples."""
-        low, high = self.low, self.high
+        low = self.low
         asked = min(accumulation or self.job.accumulation, 2)
         kept = 2 * low.trained_params * (asked != low.job.accumulation)  # gradients that are kept, or are not
         if not self.affine or kept > NEGLIGIBLE * low.peak_bytes:
             exact = run(self.job.but(batch=batch, accumulation=asked))
             return exact, exact.changes[:, 1].astype(float)
-        slope = (high.changes[:, 1] - low.changes[:, 1]) / (HIGH - LOW)
-        return low, low.changes[:, 1] + (batch - LOW) * slope
+        return low, low.changes[:, 1] + (batch - low.job.batch) * self._slope
+
+    def _parts(self, base: Footprint, *how: int | str) -> np.ndarray:
+        """Each storage's part on a rank: the same for all micro-batches of a dry run."""
+        if base is not self.low:
+            return shares(base, self.job.ranks, *how)
+        if how not in self._shares:
+            self._shares[how] = shares(base, self.job.ranks, *how)
+        return self._shares[how]
 
     def largest_batch(self, room: float, limit: int = 4096, **how) -> int:
         """The most samples whose peak stays within ``room`` bytes; 0 where one does not."""
@@ -151,48 +163,42 @@ def _reserved(who: np.ndarray, nbytes: np.ndarray, first: int, room: float = mat
 
 
 _DONE: dict[str, Footprint] = {}
+_ANY: dict[str, AnyBatch | None] = {}
 
 
 def run(job: Job) -> Footprint:
-    """A dry run, or the same one made before in this process; of no more ranks than :data:`DATA_PARALLEL_MOST`."""
+    """A dry run, or the same one made before in this process; of no more ranks than :data:`DATA_PARALLEL_MOST`.
+
+    What was run with one number of samples is known for others too, where :func:`layers.any_batch` says so.
+    """
     job = _bounded(job)
-    key = _described(job)
+    key = job.described
     if key not in _DONE:
-        _DONE[key] = dry_run(job)
+        found = _any_batch(job) if job.batch > 1 else None
+        _DONE[key] = dry_run(job) if found is None else found.footprint(job.batch)
     return _DONE[key]
 
 
-def prepare(jobs: Iterable[Job], progress: Callable[[str], None] = lambda text: None) -> None:
-    """Makes dry runs side by side, one on each core, for :func:`run` to find; a few seconds go into starting."""
-    missing = {key: job for job in map(_bounded, jobs) if (key := _described(job)) not in _DONE}
-    cores = available_cores()
-    if cores < 2 or len(missing) < 2:
+def _any_batch(job: Job) -> AnyBatch | None:
+    key = job.but(batch=1).described
+    if key not in _ANY:
+        _ANY[key] = layers.any_batch(job)
+    return _ANY[key]
+
+
+@contextlib.contextmanager
+def side_by_side(processes: int) -> Iterator[Callable[..., Iterable]]:
+    """``map``, by so many processes of their own; a few seconds go into starting."""
+    if processes < 2:
+        yield map
         return
-    context = multiprocessing.get_context("spawn")  # no thread of this process's can be in the way
-    workers = min(cores, len(missing))
-    with ProcessPoolExecutor(workers, context, initializer=_alone, initargs=(os.getpid(),)) as pool:
-        for done, (key, found) in enumerate(zip(missing, pool.map(dry_run, missing.values()), strict=True), start=1):
-            _DONE[key] = found
-            progress(f"{done} of {len(missing)} dry runs")
-
-
-def _alone(parent: int) -> None:
-    """A worker's beginning. The pool's own processes would wait for a killed kernel's next task for ever."""
-    end_with_parent()
-    if os.getppid() != parent:  # killed before this process asked to end with it
-        os._exit(1)
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore")
-    logging.getLogger("torch").setLevel(logging.ERROR)
+    context, parent = worker.server()
+    with ProcessPoolExecutor(processes, context, initializer=worker.begin, initargs=(parent,)) as pool:
+        yield pool.map
 
 
 def _bounded(job: Job) -> Job:
     return job.but(ranks=min(job.ranks, DATA_PARALLEL_MOST))
-
-
-def _described(job: Job) -> str:
-    rest = {name: getattr(job, name) for name in job.__dataclass_fields__ if name != "config"}
-    return f"{job.config.to_json_string()} {rest}"
 
 
 def _phases(found: Footprint) -> list[str]:

@@ -7,32 +7,26 @@ that DeepSpeed moved into a bucket) get their kind at the end.
 
 import bisect
 import contextlib
-import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from pardemo.meters.calls import bytes_of_call
 from pardemo.meters.memory import MemoryMeter
+from pardemo.planner import origins
+from pardemo.planner.fake import NONE
+from pardemo.planner.known import MISSING, Known
+from pardemo.planner.work import FLOPS, traffic
 
+_DEVICE, _META_DEVICE = torch.ops.prim.device.default, torch.device("meta")
 FLOP_PHASES = ("forward", "recomputation", "backward", "step", "build")
-
-#: Parts of file names that tell whose code asked for memory; the innermost frame that has one of them decides.
-_ENGINES = ("/deepspeed/", "/torch/distributed/fsdp/", "/torch/distributed/tensor/", "/torch/distributed/_")
-_OPTIMIZERS = ("/torch/optim/",)
-#: DeepSpeed's stand-in for torch's linear function under stage 3: what it makes is the model's.
-_STAND_IN = "/deepspeed/runtime/zero/linear.py"
-_GATHERING = ("partition_parameters.py", "partitioned_param_coordinator.py", "_fsdp_param.py")
-_MODEL = ("/torch/nn/modules/", "/torch/utils/checkpoint.py", "/torch/autograd/graph.py", "/transformers/", "/peft/",
-          "/pardemo/baichuan2/")  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -51,6 +45,24 @@ class Life:
     death_call: int = -1
     death_phase: str = ""
 
+    def again(self) -> "Life":
+        """A copy, in a fifth of the time that ``copy`` takes."""
+        (made := object.__new__(Life)).__dict__ |= self.__dict__
+        return made
+
+
+@dataclass
+class Cut:
+    """What an engine does by itself: at the gradient of the parameter ``name``, or where that is "", after all of them.
+
+    ``begin`` and ``end`` are numbers of events, ``life`` is the gradient's.
+    """
+
+    name: str
+    begin: int
+    end: int
+    life: Life | None
+
 
 @dataclass(eq=False)
 class Recorder(MemoryMeter):
@@ -59,17 +71,23 @@ class Recorder(MemoryMeter):
     A backward operation belongs to the module whose forward made its node of the graph: nodes are numbered in the
     order of the forward pass.
 
+    ``samples`` of a micro-batch: ``traffic_of_samples`` is that of tensors whose size is a multiple of it.
+
     Attributes: ``lives`` in order of birth; ``events`` (the life, the change in bytes) in order of time; ``marks``
-    (name, number of the first event) of each phase.
+    (name, number of the first event) of each phase; ``ticks``, kernels of the micro-batch until each event; ``cuts``
+    of DeepSpeed's stages 1 to 3, and ``aside``, of what is counted that which was counted within cuts.
     """
 
-    root: nn.Module | None = None
+    mode: FakeTensorMode | None = None
+    answers: Callable = lambda *operation: NONE
+    samples: int = 1
     lives: list[Life] = field(default_factory=list)
     events: list[tuple[Life, int]] = field(default_factory=list)
     marks: list[tuple[str, int]] = field(default_factory=list)
 
     def __post_init__(self):
         MemoryMeter.__init__(self)
+        self._known = None if self.mode is None else Known(self.mode)
         self._phase = "build"
         self._by_record: dict = {}
         self._calls: list[tuple[str, int]] = [("", 0)]  # the modules that are being called: name and number of the call
@@ -81,10 +99,15 @@ class Recorder(MemoryMeter):
         self._hooked: set[int] = set()
         self.flops: dict[str, int] = {}
         self.traffic: Counter[str] = Counter()
+        self.traffic_of_samples: Counter[str] = Counter()
         self.step_traffic = 0
         self.kernels: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()
         self.first_event = self.built = 0
+        self.ticks: list[int] = []
+        self.cuts: list[Cut] = []
+        self.aside: dict[str, Counter[str]] = {}
+        self._within = False
 
     def end_of_building(self) -> None:
         """Model and engine stand: what is recorded from here on is training."""
@@ -96,46 +119,88 @@ class Recorder(MemoryMeter):
         for parameter in _all_parameters(module):
             if parameter.requires_grad and id(parameter) not in self._hooked:
                 self._hooked.add(id(parameter))
-                parameter.register_post_accumulate_grad_hook(lambda p: self._note(p.grad, "gradients"))
+                hook = parameter.register_post_accumulate_grad_hook(self.brought)
+                self._hooks.append(hook)  # removed at the end: by it the model and this would keep one another alive
+
+    def brought(self, parameter: nn.Parameter) -> None:
+        """A parameter's gradient is there."""
+        self._note(parameter.grad, "gradients")
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:  # nothing is compiled in a dry run: torch's guard costs half its time
         return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.namespace == "prim":  # a fake tensor is asked for its device: half of all there is to dispatch
+        if func is _DEVICE and isinstance(args[0], FakeTensor):  # more than half of all that there is to dispatch
+            asked = args[0]
+            return _META_DEVICE if asked.fake_mode.in_kernel_invocation else asked.fake_device
+        if func.namespace == "prim":
             return func(*args, **(kwargs or {}))
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # DTensor first: its local operations are what takes memory
+        answer = self.answers(self._recorded, func, args)
+        return self._recorded(func, args, **(kwargs or {})) if answer is NONE else answer
+
+    def _recorded(self, func, args, **kwargs):
         out = self._follow(func, args, kwargs)
         if self.flops:
-            self._count_work(func, args, kwargs or {}, out)
+            self._count_work(func, args, kwargs, out)
+        return out
+
+    def _call(self, func, args, kwargs):
+        """An operation's result, from the second time on without torch's machinery."""
+        if self._known is None or (key := self._known.key(func, args, kwargs)) is None:
+            return func(*args, **kwargs)
+        out = self._known.again(key, args)
+        if out is MISSING:
+            out = func(*args, **kwargs)
+            self._known.learn(key, func, args, kwargs, out)
         return out
 
     def _count_work(self, func, args, kwargs, out) -> None:
         """What an operation costs in time: operations, bytes through memory, bytes on the wire, a kernel's launch."""
         phase = "recomputation" if self._phase == "backward" and len(self._calls) > 1 else self._phase
         if func.namespace in ("c10d", "_c10d_functional"):
-            self.sent[phase] += bytes_of_call(func, args, kwargs).sent
+            sent = bytes_of_call(func, args, kwargs).sent
+            self.sent[phase] += sent
+            self._set_aside("sent", phase, sent)
             return
-        count = _FLOPS.get(func._overloadpacket)
+        count = FLOPS.get(func._overloadpacket)
         if count is not None:
             self.flops[phase] += count(*args, **kwargs, out_val=out)
         elif func._opname.endswith("mm"):
             raise ValueError(f"cannot plan a model that uses {func._schema.name}: nobody counts its operations")
         else:
-            nbytes = _traffic(func, args, out)
-            if not nbytes:
+            moved = traffic(func, args, out)
+            if not any(moved):
                 return
             if phase == "step":
-                self.step_traffic += nbytes
+                self.step_traffic += sum(moved)
             else:
-                self.traffic[self._module()] += nbytes
+                module = self._module()
+                self.traffic[module] += sum(moved)
+                self._set_aside("traffic", module, sum(moved))
+                self.traffic_of_samples[module] += sum(nbytes for nbytes in moved if not nbytes % self.samples)
         self.kernels[phase] += 1
+        self._set_aside("kernels", phase, 1)
+
+    def _set_aside(self, kind: str, name: str, count: float) -> None:
+        if self._within:
+            self.aside[kind][name] += count
 
     def watch(self, module: nn.Module) -> None:
         """Whose modules the names are of."""
         self._names = {part: name for name, part in module.named_modules()}
+
+    @contextlib.contextmanager
+    def cut(self, name: str, grad: torch.Tensor | None) -> Iterator[None]:
+        """Within the block the engine is at work, on the gradient of the parameter ``name`` or on all of them ("")."""
+        found = Cut(name, len(self.events), 0, None if grad is None else self.life_of(grad))
+        self._within = True
+        yield
+        self._within = False
+        found.end = len(self.events)
+        self.cuts.append(found)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -143,6 +208,8 @@ class Recorder(MemoryMeter):
         if name == "forward":  # operations are counted of one micro-batch, the last, and of the update
             self.flops, self.traffic = dict.fromkeys(FLOP_PHASES, 0), Counter()
             self.step_traffic, self.kernels, self.sent = 0, Counter(), Counter()
+            self.traffic_of_samples = Counter()
+            self.aside = {kind: Counter() for kind in ("kernels", "traffic", "sent")}
         self.marks.append((name, len(self.events)))
         yield
         self._phase = before
@@ -199,12 +266,13 @@ class Recorder(MemoryMeter):
     def _changed(self, storage, record, nbytes: int) -> None:
         life = self._by_record.get(record)
         if life is None:
-            life = Life(0, record.kind, self._phase, self._module(), _origin(), self._calls[-1][1], self._width,
+            life = Life(0, record.kind, self._phase, self._module(), origins.origin(), self._calls[-1][1], self._width,
                         len(self.events))  # fmt: skip
             self._by_record[record] = life
             self.lives.append(life)
         life.kind = record.kind
         self.events.append((life, nbytes))
+        self.ticks.append(self.kernels.total())
         if nbytes > 0:
             life.nbytes += nbytes
         if storage is None or storage.nbytes() == 0:
@@ -230,76 +298,3 @@ def _groups_of(state: Any) -> list[Any]:
     if groups is None:
         groups = [state._fsdp_param_group]
     return [group for group in groups if group is not None]
-
-
-def _attention_flops(q, k, v, *args, **kwargs) -> int:
-    return sdpa_flop_count(q.shape, k.shape, v.shape)
-
-
-def _attention_backward_flops(grad, q, k, v, *args, **kwargs) -> int:
-    return sdpa_backward_flop_count(grad.shape, q.shape, k.shape, v.shape)
-
-
-def _grouped_flops(a: torch.Tensor, b: torch.Tensor, *args, out_val: torch.Tensor, **kwargs) -> int:
-    """Experts' products: each row of a [S, K] meets one of b [E, K, N]; a weight's gradient is [K, S] by [S, N]."""
-    rows, inner = a.shape[-2:]
-    return 2 * rows * inner * b.shape[-1]
-
-
-def _traffic(func: Any, args: Any, out: Any) -> int:
-    """Bytes that an operation element by element reads and writes: none for a view, the rows taken for a look-up."""
-    name = func._schema.name
-    if name in _IDLE:
-        return 0
-    read = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
-    written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-    if func._schema.is_mutable:
-        written = written or _changed_in_place(func, args)  # a fused optimizer returns nothing
-    else:
-        own = {id(tensor.untyped_storage()) for tensor in read}
-        written = [tensor for tensor in written if id(tensor.untyped_storage()) not in own]
-        if not written:
-            return 0
-    if name in _LOOK_UPS:
-        return 2 * sum(map(_span, written))
-    return sum(map(_span, read)) + sum(map(_span, written))
-
-
-def _changed_in_place(func: Any, args: Any) -> list[torch.Tensor]:
-    changed = [arg for arg, told in zip(args, func._schema.arguments, strict=False) if told.is_write]
-    return [leaf for leaf in tree_leaves(changed) if isinstance(leaf, torch.Tensor)]
-
-
-def _span(tensor: torch.Tensor) -> int:
-    """What an expanded tensor has in memory, not what it stands for."""
-    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
-
-
-_IDLE = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided", "aten::detach"}
-_LOOK_UPS = {"aten::embedding", "aten::index", "aten::index_select", "aten::gather", "aten::select"}
-
-#: What torch's FlopCounterMode counts, and what it leaves out: attention on the CPU, experts.
-_FLOPS = {
-    **flop_registry,
-    torch.ops.aten._grouped_mm: _grouped_flops,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
-}
-
-
-def _origin() -> str:
-    frame = sys._getframe(2)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if "/pardemo/meters/" not in name and "/pardemo/planner/" not in name:
-            if name.endswith(_STAND_IN):
-                return "model"
-            if any(part in name for part in _ENGINES):
-                gathers = name.endswith(_GATHERING) or "all_gather" in frame.f_code.co_name
-                return "gather" if gathers else "engine"
-            if any(part in name for part in _OPTIMIZERS):
-                return "optimizer"
-            if any(part in name for part in _MODEL):
-                return "model"
-        frame = frame.f_back
-    return "model"

@@ -1,15 +1,16 @@
 """The plan: engine × offload × checkpointing × micro-batch, what fits, how long it takes, which to choose."""
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pardemo.planner.hardware import Gpu
 from pardemo.planner.job import Job
-from pardemo.planner.memory import Curve, Estimate
+from pardemo.planner.memory import Curve, Estimate, side_by_side
 from pardemo.planner.models import check_tensor_parallel
 from pardemo.planner.reasons import reasons
-from pardemo.planner.timing import Rates, StepTime, step_time
+from pardemo.planner.timing import SHARES, Rates, StepTime, step_time
 
 ENGINES = ("zero-0", "zero-1", "zero-2", "zero-3", "fsdp2")
 #: Of a GPU's memory that stays free, for fragments that the replay does not see and libraries' workspaces. The fullest
@@ -43,8 +44,14 @@ class Cluster:
 
     @property
     def rates(self) -> Rates:
-        gpu = self.gpu
-        return Rates(gpu.flops, gpu.memory_bytes_per_s, gpu.link_bytes_per_s, self.between, self.gpus // self.hosts)
+        gpu, each = self.gpu, self.gpus // self.hosts
+        found = Rates(gpu.flops, gpu.memory_bytes_per_s, gpu.link_bytes_per_s, self.between, each)
+        if not gpu.measured:
+            return found
+        # what was reached in place of the datasheet's shares; the backward pass keeps its distance
+        reached = gpu.reachable * gpu.sustained / gpu.flops / SHARES["forward"]
+        shares = tuple((phase, share * reached) for phase, share in SHARES.items())
+        return replace(found, shares=shares, memory_share=1.0, link_share=1.0)
 
 
 @dataclass(frozen=True)
@@ -128,7 +135,6 @@ class Plan:
 
     request: Request
     rows: list[Row]
-    curves: dict[tuple[str, bool], Curve] = field(repr=False, default_factory=dict)
 
     def __post_init__(self):
         self.rows = sorted(self.rows, key=lambda row: (row is not self.best, not row.fits, row.hours, _modesty(row)))
@@ -163,20 +169,39 @@ def _modesty(row: Row) -> tuple:
     return row.offload != "none", row.engine, row.peak_bytes
 
 
-def plan(request: Request, progress: Callable[[str], None] = lambda text: None) -> Plan:
-    """All rows. Dry runs two for each engine and way of checkpointing, a few seconds each for 13B.
+def plan(request: Request, progress: Callable[[str], None] = lambda text: None, cores: int = 1) -> Plan:
+    """All rows. Dry runs for each engine and way of checkpointing, a few seconds each for 13B.
+
+    Args:
+        cores: more than one, and engines are planned side by side, by processes of :func:`memory.side_by_side`.
 
     Raises:
         ValueError: the request contradicts itself.
     """
-    rows, curves = [], {}
-    for (engine, checkpointing), job in jobs(request).items():
-        progress(f"{title(engine)}, checkpointing {'on' if checkpointing else 'off'}")
-        curve = curves[engine, checkpointing] = Curve(job)
-        for offload in request.offloads:
-            if offload in _OFFLOADS[engine]:
-                rows += [row(request, curve, engine, offload, batch) for batch in request.micro_batches]
-    return Plan(request, rows, curves)
+    asked = jobs(request)
+    engines = sorted(dict.fromkeys(engine for engine, _ in asked), reverse=True)  # stage 3 takes longest
+    apart = cores > len(engines)  # else both ways together, of which an engine's own work is the same
+    ways = [(way,) for way in request.checkpointing] if apart else [tuple(request.checkpointing)]
+    tasks = [(engine, some) for engine in engines for some in ways]
+    found: dict[tuple[str, bool], list[Row]] = {}
+    with side_by_side(min(cores, len(tasks))) as spread:
+        for done, rows in enumerate(spread(functools.partial(_rows, request), tasks), start=1):
+            found |= rows
+            progress(f"{done} of {len(tasks)} engines" if not apart else f"{done} of {len(tasks)} ways")
+    return Plan(request, [row for way in asked for row in found[way]])
+
+
+def _rows(request: Request, task: tuple[str, Sequence[bool]]) -> dict[tuple[str, bool], list[Row]]:
+    """Those of one engine."""
+    engine, ways = task
+    found = {}
+    for way in ways:
+        curve = Curve(jobs(request)[engine, way])
+        offloads = [offload for offload in request.offloads if offload in _OFFLOADS[engine]]
+        found[engine, way] = [
+            row(request, curve, engine, offload, batch) for offload in offloads for batch in request.micro_batches
+        ]
+    return found
 
 
 #: What an engine may leave to the host; FSDP2's own way is none that the planner knows.
@@ -206,19 +231,6 @@ def jobs(request: Request) -> dict[tuple[str, bool], Job]:
         if engine == "zero-0" or request.dp > 1
         for again in request.checkpointing
     }
-
-
-def dry_runs(request: Request) -> list[Job]:
-    """All the dry runs of the plan: of each curve, and of the rows of one micro-batch beside rows of several.
-
-    Those are runs of their own where the gradients, which they do not keep, are those of all parameters.
-    """
-    found = jobs(request).values()
-    needed = [one for job in found for one in Curve.needs(job)]
-    share = request.samples_per_step // request.dp
-    if request.job.adapter is None and share in request.micro_batches:
-        needed += [job.but(batch=share, accumulation=1) for job in found if job.accumulation > 1]
-    return needed
 
 
 def row(request: Request, curve: Curve, engine: str, offload: str, batch: int) -> Row:

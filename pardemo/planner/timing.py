@@ -46,6 +46,7 @@ class Rates:
     memory_share: float = MEMORY_SHARE
     small_tokens: float = SMALL_TOKENS
     launch_s: float = LAUNCH_S
+    link_share: float = LINK_SHARE
 
     def ring(self, ranks: int, beside: int = 1) -> float:
         """Bytes/s at which each rank of a ring sends to the next, ``beside`` such rings running side by side.
@@ -55,8 +56,8 @@ class Rates:
         neighbours, of which a host has no more than GPUs.
         """
         if ranks * beside <= self.host_gpus:
-            return self.within * LINK_SHARE
-        return min(self.within, self.between / min(beside, self.host_gpus)) * LINK_SHARE
+            return self.within * self.link_share
+        return min(self.within, self.between / min(beside, self.host_gpus)) * self.link_share
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
+import peft  # noqa: F401, what engines take from it on demand: ranks are forked with this module loaded
 import torch
 from torch import nn
 from torch.distributed import ProcessGroup, Work
@@ -70,15 +71,11 @@ def _allocations(nodes) -> tuple[list[tuple[int, int, int]], tuple[int, int]]:
 
 
 def batch(job: Job, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
-    """Token numbers [b, s], and labels of which the job's share counts, at the ends of the samples."""
+    """Token numbers [b, s], and labels of which the job's share counts, from each sample's second token on."""
     draws = torch.Generator().manual_seed(1)
     ids = torch.randint(1, job.config.vocab_size, (job.batch, job.sequence), generator=draws)
-    labels, tokens = ids.clone(), job.batch * (job.sequence - 1)
-    flat = torch.full((tokens,), -100)
-    keep = max(1, round(job.labels * tokens))
-    flat[:keep] = 1
-    labels[:, 1:] = flat.view(job.batch, -1)
-    labels[:, 0] = -100
+    labels = torch.full_like(ids, -100)
+    labels[:, 1 : 1 + job.labelled // job.batch] = 1
     return ids.to(device), labels.to(device)
 
 

@@ -203,9 +203,20 @@ def memory() -> list[Check]:
     return rows
 
 
+def emulated() -> list[Check]:
+    """Steps of a model that waits, on clusters of this machine: traffic, pipelines and overlap in the time model."""
+    from pardemo.planner import network
+
+    rows = []
+    for case, predicted, known in network.compare():
+        rows.append(_check(f"{case.what}, {case.cluster}", predicted, known, "s a step", network.SOURCE, 0.1))
+    return rows
+
+
 PARTS: dict[str, Callable[[], list[Check]]] = {
     "memory on CPU ranks": memory,
     "time on this machine": here,
+    "time on emulated clusters": emulated,
     "Megatron": megatron,
     "LLaMA-7B on A800s": a800,
     "nanotron": nanotron,

@@ -1,0 +1,85 @@
+"""How near any planner could come to published runs: what a table does not tell, no function of its columns knows.
+
+Both bounds are generous. They are fitted to the very rows that they judge, and take for known only what is arithmetic.
+"""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pardemo.planner.layouts.against import Outcome, usable
+
+STATES = ("parameters", "gradients", "optimizer states", "program")
+FEWEST = 3  # rows of a model, TP and PP from which its own constant is worth something
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least mean error, of so many rows, with so many constants fitted to them."""
+
+    error: float
+    rows: int
+    constants: int
+
+
+@dataclass(frozen=True)
+class Twins:
+    """Pairs of runs that differ in ZeRO 0 or 1 alone.
+
+    Args:
+        pairs: how many. apart: of how many the known times are further apart than predicted, by a factor of two and
+            more. error: the least mean error of any prediction that has the difference between the two right.
+    """
+
+    pairs: int
+    apart: int
+    error: float
+
+
+def memory(outcomes: Iterable[Outcome], least_tp: int = 1) -> Floor:
+    """If each model, TP and PP had a constant of its own: bytes that a sample of a micro-batch adds.
+
+    States are reckoned as planned, and activations and logits grow with the micro-batch while a pipeline is full. So
+    runs that agree in model, TP and PP have one unknown, whatever is thought of activations; here it is the one that
+    misses them least.
+    """
+    groups = defaultdict(list)
+    for one in outcomes:
+        run = one.run
+        full = run.layout.accumulation >= run.layout.pp and run.layout.tp >= least_tp
+        if run.peak_bytes and not run.wrong and full:
+            groups[run.job.shape.name, run.layout.tp, run.layout.pp].append(one)
+    missed, rows = 0.0, 0
+    kept = [group for group in groups.values() if len(group) >= FEWEST]
+    for group in kept:
+        known = np.array([one.run.peak_bytes for one in group])
+        states = np.array([sum(one.memory.lines[line] for line in STATES) for one in group])
+        samples = np.array([one.run.layout.micro_batch for one in group], float)
+        each = (known - states) / samples  # the best constant meets one of the rows
+        missed += min((np.abs(states + slope * samples - known) / known).sum() for slope in each)
+        rows += len(group)
+    return Floor(missed / rows, rows, len(kept))
+
+
+def twins(outcomes: Iterable[Outcome], least_mfu: float = 0.0) -> Twins:
+    """Runs that differ in ZeRO 0 or 1 alone, with equal products and messages: how far apart their times are."""
+    groups: dict[tuple, dict[str, Outcome]] = defaultdict(dict)
+    for one in usable(outcomes, least_mfu):
+        run = one.run
+        groups[run.source, run.job.shape.name, str(run.layout.but(sharding="none"))][run.layout.sharding] = one
+    ratios = [_apart(pair["none"], pair["zero1"]) for pair in groups.values() if {"none", "zero1"} <= pair.keys()]
+    # with the predicted ratio, one of the two is met and the other is missed by what they are apart
+    return Twins(len(ratios), sum(ratio >= 2 for ratio in ratios), _mean([(1 - 1 / ratio) / 2 for ratio in ratios]))
+
+
+def _apart(a: Outcome, b: Outcome) -> float:
+    """How many times further apart than predicted two runs are; 1 where it is as predicted."""
+    ratio = a.run.seconds / b.run.seconds / (a.step.seconds / b.step.seconds)
+    return max(ratio, 1 / ratio)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return statistics.fmean(values) if values else 0.0

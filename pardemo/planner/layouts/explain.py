@@ -1,0 +1,128 @@
+"""Where a step's time and a GPU's memory go, part by part, and which constant says so."""
+
+from dataclasses import asdict, fields
+from typing import Any
+
+from pardemo.planner.layouts.against import ACROSS
+from pardemo.planner.layouts.layout import Layout, check
+from pardemo.planner.layouts.machines import ATTENTION, MEMORY_SHARE
+from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.step import idle_stages, step
+from pardemo.planner.layouts.work import PARTS, Job
+
+
+def parse(text: str, job: Job, batch: int | None = None) -> Layout:
+    """``tp=8,pp=4,micro_batch=2,…``: the fields of :class:`Layout`; what is left out follows from GPUs and batch.
+
+    Raises:
+        ValueError: a word that is none, or a layout that cannot be run.
+    """
+    kinds = {one.name: getattr(one.type, "__name__", one.type) for one in fields(Layout)}
+    values: dict[str, Any] = {}
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        name, _, value = word.partition("=")
+        if name in values:
+            raise ValueError(f"{name} is said twice in {text!r}")
+        if name not in kinds:
+            raise ValueError(f"no {name!r} in a layout; there are {', '.join(kinds)}, as tp=8,pp=4")
+        try:
+            values[name] = {"bool": _truth, "int": int}.get(kinds[name], str)(value)
+        except ValueError:
+            raise ValueError(
+                f"{word!r}: {name} must be {'yes or no' if kinds[name] == 'bool' else 'a number'}"
+            ) from None
+    layout = Layout(**values)
+    if "dp" not in values:
+        others = layout.tp * layout.cp * layout.pp
+        layout = layout.but(dp=max(1, job.machine.gpus // others))
+    if "accumulation" not in values and batch:
+        each = layout.dp * layout.micro_batch
+        if batch % each:
+            raise ValueError(f"{batch} samples a step do not divide by DP {layout.dp} × {layout.micro_batch} samples")
+        layout = layout.but(accumulation=batch // each)
+    check(layout, job.shape, job.machine.gpus, job.sequence)
+    if lacking := job.stack.lacks(layout):
+        raise ValueError(
+            f"{job.stack.name} has no {', no '.join(lacking)}; it has {', '.join(sorted(job.stack.can))} (--program)"
+        )
+    if idle := idle_stages(job, layout):
+        raise ValueError(f"{job.stack.name} leaves {idle} of PP {layout.pp} stages without anything; take fewer")
+    return layout
+
+
+def _truth(value: str) -> bool:
+    known = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+    return known.get(value.lower()) if value.lower() in known else int("no truth")
+
+
+def reasons(job: Job) -> dict[str, str]:
+    """For each part of a step: what it is computed from."""
+    machine, stack, gpu = job.machine, job.stack, job.machine.gpu
+    measured = "as measured" if gpu.measured else f"{machine.link_share:g} of the rates"
+    links = (
+        f"{machine.rate(2) / 1e9:.0f} GB/s inside a host, {machine.between * machine.link_share / 1e9:.0f} GB/s a "
+        f"host's adapters, {measured}; {machine.latency_within * 1e6:.0f} and "
+        f"{machine.latency_between * 1e6:.0f} µs for each doubling of ranks"
+    )
+    given = (
+        "none was given" if stack.layer_s is None else f"{stack.layer_s:g} s for both passes through a layer, as given"
+    )
+    return {
+        "layers as measured": given,
+        "matrix products": f"{machine.matrix_flops * stack.products * job.rate / 1e12:.0f} TFLOP/s of "
+        f"{gpu.flops / 1e12:.0f}: reached alone {gpu.reachable / 1e12:.0f}, in a step {gpu.sustained:g} of that, by "
+        f"{stack.name} {stack.products:g}; each size as if {job.small:g} larger",
+        "attention": f"{machine.attention_flops * stack.attention / 1e12:.0f} TFLOP/s: {ATTENTION:g} of the products' "
+        f"rate, by {stack.name} {stack.attention:g}",
+        "memory bandwidth": f"{machine.memory_bytes_per_s / 1e9:.0f} GB/s, "
+        + ("as measured" if gpu.measured else f"{MEMORY_SHARE:g} of the datasheet's")
+        + "; an "
+        f"activation passes {stack.whole:g} times whole and {stack.cut:g} times cut, a layer and pass",
+        "launching kernels": f"{1e3 * stack.launch_s:g} ms of host time a layer, {1e6 * stack.launch_rank_s:g} µs more "
+        "for each tensor-parallel rank, where the GPU is quicker",
+        "tensor-parallel traffic": links,
+        "context-parallel traffic": links,
+        "expert-parallel traffic": links,
+        "pipeline messages": f"{1e6 * stack.send_s:g} µs of host time each, then {links}",
+        "pipeline bubble": "the other stages' time for one micro-batch, by the chunks",
+        "data-parallel traffic": f"{links}; {stack.reduce_share:g} of it, {stack.hidden:g} of the computation hides it",
+        "optimizer": f"{stack.state} bytes of states, {stack.gradient} of gradients a parameter, through memory",
+    }
+
+
+def as_json(job: Job, layout: Layout) -> dict[str, Any]:
+    """Seconds and bytes part by part."""
+    found, kept = step(job, layout), memory(job, layout)
+    return {
+        "layout": asdict(layout), "seconds": found.seconds, "mfu": found.mfu, "tokens_per_s": found.tokens_per_s,
+        "parts": {name: found.parts[name] for name in PARTS if name in found.parts}, "stages": list(found.stages),
+        "lines": kept.lines, "peak_bytes": kept.peak_bytes, "fullest_stage": kept.stage, "reasons": reasons(job),
+    }  # fmt: skip
+
+
+def as_text(job: Job, layout: Layout) -> str:
+    """The same for a terminal."""
+    from pardemo.tables import text_table
+
+    found, kept, why = step(job, layout), memory(job, layout), reasons(job)
+    rows = [("", "seconds", "share", "from")]
+    for name in PARTS:
+        if name in found.parts:
+            value = found.parts[name]
+            rows.append((name, f"{value:.3f}", f"{value / found.seconds:.1%}", why[name]))
+    rows.append(
+        ("a step", f"{found.seconds:.3f}", "", f"{found.tokens_per_s:,.0f} tokens/s a GPU, MFU {found.mfu:.1%}")
+    )
+    lines = [("", "GB")] + [(name, f"{value / 1e9:.2f}") for name, value in kept.lines.items()]
+    lines.append((f"stage {kept.stage}, the fullest", f"{kept.peak_bytes / 1e9:.2f}"))
+    stages = sorted(set(found.stages))
+    told = f"{layout} on {layout.gpus} × {job.machine.gpu.name}, "
+    told += f"{layout.batch} samples of {job.sequence:,} tokens a step; "
+    told += f"{' or '.join(map(str, stages))} layers a stage" if layout.pp > 1 else f"{job.shape.layers} layers"
+    if not job.machine.inside(layout.tp):
+        hosts = -(-layout.tp // job.machine.host_gpus)
+        told += (
+            f"\nTP {layout.tp} spans {hosts} hosts: each layer's sums go over their adapters; half of the published "
+        )
+        told += f"runs of that kind took {ACROSS:g} times as long as predicted and more"
+    return "\n".join([told, "", text_table(rows), "", text_table(lines)])

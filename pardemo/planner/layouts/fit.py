@@ -1,0 +1,168 @@
+"""``python -m pardemo.planner.layouts.fit``: the constants of :mod:`.stacks` again, from the published runs.
+
+A handful of constants for each program, each within what its meaning allows, at which every second run's step time
+(and memory, where it is known) is missed least; the rest of the runs are not looked at. (Of few runs all are fitted,
+and it says so.) Errors beyond 10 % count with their logarithm, since some runs had other troubles than those that are
+modelled.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from pardemo import project
+from pardemo.planner.layouts.against import Outcome, compare, errors, usable
+from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.published import load
+from pardemo.planner.layouts.runs import Run
+from pardemo.planner.layouts.stacks import STACKS
+from pardemo.planner.layouts.step import step
+from pardemo.tables import text_table
+
+SOFT = 0.1
+FEW = 50  # runs of which none can be kept back
+FOLDER = project.root() / "data" / "published_runs"
+#: Of each program with enough runs: their file, and the constants that are fitted with the bounds that they may have.
+FITTED: dict[str, tuple[str, dict[str, tuple[float, float]]]] = {
+    "nanotron": (
+        "nanotron_h100.csv",
+        {
+            "products": (0.5, 1.1), "small": (5, 500), "attention": (0.4, 1.5), "launch_s": (1e-4, 1e-2),
+            "launch_rank_s": (1e-6, 1e-3), "crossing_rank_s": (1e-4, 1e-2), "crossing_s": (1e-5, 5e-3),
+            "hidden": (0.05, 1), "reduce_s": (1e-4, 1e-1), "reduce_share": (0.05, 1), "reduce_most": (2e10, 3e11),
+        },
+    ),
+    "megatron-deepspeed": (
+        "megatron_deepspeed_a100_1_host.csv",
+        {
+            "products": (0.5, 1.05), "small": (5, 500), "scores": (3, 15), "launch_s": (1e-4, 1e-2),
+            "launch_rank_s": (5e-5, 1e-3), "start": (0.2, 6), "send_s": (1e-6, 1e-2), "reduce_share": (0.3, 1),
+        },
+    ),
+    "llm-foundry": (
+        "llm_foundry_fsdp.csv",
+        {"small": (5, 500), "attention": (0.2, 1.5), "hidden": (0.2, 1), "reduce_share": (0.1, 1)},
+    ),
+    "torchtitan-compiled": (
+        "tables.csv",
+        {"attention": (0.3, 1.5), "whole": (4, 100), "cut": (4, 100), "fp8": (1.2, 1.9)},
+    ),
+    "torchtitan": ("tables.csv", {"whole": (4, 150)}),
+    "megatron-2022": ("tables.csv", {"scores": (3, 15)}),
+}  # fmt: skip
+#: The same for memory, of programs whose tables say what a GPU held.
+FITTED_MEMORY: dict[str, tuple[str, dict[str, tuple[float, float]]]] = {
+    "nanotron": (
+        "nanotron_h100.csv",
+        {
+            "keeps_split": (4, 60), "keeps_heads": (1, 20), "keeps_middle": (1, 8), "logits": (4, 20),
+            "program": (1e8, 2e9),
+        },
+    ),
+}  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints what is found beside what :mod:`.stacks` has; changes nothing."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--program", choices=FITTED, help="only this one")
+    arguments = parser.parse_args(argv)
+    for name in [arguments.program] if arguments.program else FITTED:
+        file, bounds = FITTED[name]
+        runs = [one.run for one in usable(compare(load(FOLDER / file)), 0.05)]
+        _tell(name, "step time", file, runs, bounds, _miss, lambda one: one.error)
+        if name in FITTED_MEMORY:
+            file, bounds = FITTED_MEMORY[name]
+            outcomes = compare(load(FOLDER / file))
+            held = [one.run for one in outcomes if one.memory_error is not None and not one.run.wrong]
+            _tell(name, "memory", file, held, bounds, _miss_memory, lambda one: one.memory_error)
+    return 0
+
+
+def _tell(
+    name: str,
+    what: str,
+    file: str,
+    all_runs: Sequence[Run],
+    bounds: Mapping[str, tuple[float, float]],
+    miss: Callable[[Run], float],
+    error: Callable[[Outcome], float | None],
+) -> None:
+    """Fits, and prints the constants that the program has, those found, and by how much both miss the other runs."""
+    runs = [run for run in all_runs if run.job.stack.name == name]
+    few = len(runs) < FEW
+    fitted, other = (runs, runs) if few else (runs[::2], runs[1::2])
+    present = {constant: getattr(STACKS[name], constant) for constant in bounds}
+    found = fit(fitted, with_constants, present, bounds, miss=miss)
+    rows = [("constant", "has", "fitted")] + [(n, f"{present[n]:.3g}", f"{found[n]:.3g}") for n in bounds]
+    print(f"{name}, {what}: {len(runs)} runs of {file}, {'all of them' if few else 'every second one'} fitted")
+    print(text_table(rows))
+    for title, constants in (("has", present), ("fitted", found)):
+        told = errors([error(one) for one in compare(with_constants(run, constants) for run in other)])
+        whose = "those that were fitted" if few else "those that were not fitted"
+        print(f"  of {whose}, {title}: mean {told['mean']:.1%}, median {told['median']:.1%}")
+
+
+def with_constants(run: Run, constants: Mapping[str, float]) -> Run:
+    """The run with some constants of its program changed."""
+    return replace(run, job=replace(run.job, stack=replace(run.job.stack, **constants)))
+
+
+def fit(
+    runs: Sequence[Run],
+    change: Callable[[Run, Mapping[str, float]], Run],
+    start: Mapping[str, float],
+    bounds: Mapping[str, tuple[float, float]],
+    rounds: int = 40,
+    miss: Callable[[Run], float] | None = None,
+) -> dict[str, float]:
+    """The constants within ``bounds`` at which the runs are missed least (Levenberg and Marquardt's method).
+
+    ``miss`` is the logarithm of predicted over known: by default of a step's seconds.
+    """
+    miss = miss or _miss
+    names = list(start)
+    low, high = (np.log([bounds[name][side] for name in names]) for side in (0, 1))
+
+    def misses(at: np.ndarray) -> np.ndarray:
+        values = dict(zip(names, map(float, np.exp(at)), strict=True))
+        return np.array([miss(change(run, values)) for run in runs])
+
+    at = np.clip(np.log([start[name] for name in names]), low, high)
+    missed, damping = misses(at), 1e-2
+    for _ in range(rounds):
+        slopes = np.stack([(misses(at + 1e-3 * unit) - missed) / 1e-3 for unit in np.eye(len(names))], 1)
+        weighted = slopes.T / (1 + (missed / SOFT) ** 2)
+        before = loss(missed)
+        for _ in range(8):
+            left = weighted @ slopes
+            left += damping * np.diag(np.diag(left) + 1e-9)
+            there = np.clip(at + np.linalg.lstsq(left, -weighted @ missed, rcond=None)[0], low, high)
+            if loss(new := misses(there)) < before:
+                at, missed, damping = there, new, damping / 3
+                break
+            damping *= 4
+        if before - loss(missed) < 1e-6 * before:
+            break
+    return dict(zip(names, map(float, np.exp(at)), strict=True))
+
+
+def loss(missed: np.ndarray) -> float:
+    """Of all misses together: their squares while they are small, their logarithms when they are not."""
+    return float(np.log1p((missed / SOFT) ** 2).sum())
+
+
+def _miss(run: Run) -> float:
+    return math.log(step(run.job, run.layout).seconds / run.seconds)
+
+
+def _miss_memory(run: Run) -> float:
+    return math.log(memory(run.job, run.layout).peak_bytes / run.peak_bytes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

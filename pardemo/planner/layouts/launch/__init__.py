@@ -1,0 +1,84 @@
+"""What runs a layout: each program's own configuration, and a Slurm and a Kubernetes job that start it.
+
+>>> from pardemo.planner.layouts import launch      # doctest: +SKIP
+>>> launch.write(Path("run"), job, layout, "llama3-70b")      # doctest: +SKIP
+"""
+
+from pathlib import Path
+
+from pardemo import project
+from pardemo.planner.layouts.launch import cluster, facts, megatron, nanotron, torchtitan, zero
+from pardemo.planner.layouts.layout import Layout, check
+from pardemo.planner.layouts.work import Job
+
+PROGRAMS = (megatron, torchtitan, nanotron, zero)
+#: Which of them runs what was planned with a stack's constants; Megatron-LM where it is none of these.
+_RUNS = {"nanotron": nanotron, "torchtitan": torchtitan, "torchtitan-compiled": torchtitan, "llm-foundry": zero}
+
+
+def write(folder: Path, job: Job, layout: Layout, model_name: str) -> list[str]:
+    """Writes into ``folder`` what runs the layout and returns the files' names, the first being what the jobs start.
+
+    Each file is written whole or not at all. A program that cannot run the layout gets none.
+
+    Args:
+        model_name: a name, a folder or a config.json, as :func:`pardemo.planner.models.find` takes it.
+
+    Raises:
+        ValueError: the layout is not the job's; no program runs it; a file of such a name is there already.
+        OSError: the folder cannot be written.
+    """
+    found = texts(job, layout, model_name)
+    taken = [name for name, text in found.items() if _differs(Path(folder) / name, text)]
+    if taken:
+        raise ValueError(f"--write: {folder} already has another {', '.join(taken)}; name a new folder, or remove them")
+    for name, text in found.items():
+        project.write_atomically(Path(folder) / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))
+    return list(found)
+
+
+def _differs(path: Path, text: str) -> bool:
+    """Whether something else than ``text`` is there already."""
+    return path.exists() and not (path.is_file() and path.read_bytes() == text.encode("utf-8"))
+
+
+def reasons(job: Job, layout: Layout, model: facts.Model) -> dict[str, str | None]:
+    """By the file that starts each program: why it cannot run the layout, None where it can."""
+    return {program.FILE: program.why_not(job, layout, model) for program in PROGRAMS}
+
+
+def texts(job: Job, layout: Layout, model_name: str) -> dict[str, str]:
+    """The files by name, the one that the jobs start first.
+
+    Raises:
+        ValueError: the layout is not the job's, or no program runs it; why each of them does not is said.
+    """
+    from pardemo.planner import models
+
+    machine = job.machine
+    check(layout, job.shape, machine.gpus, job.sequence)
+    if machine.gpus > machine.host_gpus and machine.gpus % machine.host_gpus:
+        raise ValueError(
+            f"{machine.gpus} GPUs do not fill hosts of {machine.host_gpus}; launchers start as many on each"
+        )
+    path = Path(model_name)
+    name = path.absolute().parent.name if path.name == "config.json" else path.name.removesuffix(".json")
+    model = facts.of(models.find(model_name), job.shape, name)
+    why = reasons(job, layout, model)
+    able = [program for program in PROGRAMS if why[program.FILE] is None]
+    if not able:
+        raise ValueError(f"--write: nothing runs {layout}: {'; '.join(map(str, why.values()))}")
+    wanted = _RUNS.get(job.stack.name, megatron)
+    first = wanted if wanted in able else able[0]
+    found: dict[str, str] = {}
+    for program in sorted(able, key=lambda one: one is not first):
+        found |= program.texts(job, layout, model)
+    told = [f"{name}: {layout}; starts {first.FILE}"]
+    if why[wanted.FILE]:
+        told.append(f"{wanted.FILE} is not there: {why[wanted.FILE]}")
+    for file, text, rank in (
+        (cluster.SLURM, cluster.slurm, "SLURM_NODEID"), (cluster.KUBERNETES, cluster.kubernetes, "RANK"),
+    ):  # fmt: skip
+        command = first.command(job, cluster.torchrun(machine.hosts, rank))
+        found[file] = text(job, name, command, first.ENVIRONMENT, told)
+    return found

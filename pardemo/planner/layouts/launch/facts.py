@@ -1,0 +1,101 @@
+"""What programs ask of a model beside its sizes: position embeddings, norms, biases, from its Hugging Face config."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pardemo.planner.layouts.shape import Shape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+_QUERY_BIAS = {"qwen2", "qwen2_moe"}  # always, without a key in their configs that says so
+_QUERY_NORM = {"qwen3", "qwen3_moe"}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as a training program is told of it.
+
+    Args:
+        kind: Transformers' model_type. name: for people.
+        rms: RMSNorm; else LayerNorm. epsilon: of the norms. std: of the initial weights.
+        positions: rope, learned, or other. longest: tokens that it has positions for.
+        theta: of the rotary embedding; factor: by which Llama 3.1 stretches it; rotary: share of a head that turns.
+        query_bias, linear_bias: of queries, keys and values; of all products. query_norm: of queries and keys.
+        activation: of the MLP.
+        latent: widths of multi-head latent attention by Hugging Face's names; empty where there is none.
+        left_out: what programs have no setting for, one line each.
+    """
+
+    shape: Shape
+    kind: str
+    name: str
+    rms: bool = True
+    epsilon: float = 1e-5
+    std: float = 0.02
+    positions: str = "rope"
+    longest: int = 0
+    theta: float = 10000.0
+    factor: float | None = None
+    rotary: float = 1.0
+    query_bias: bool = False
+    linear_bias: bool = False
+    query_norm: bool = False
+    activation: str = "silu"
+    latent: dict[str, int | None] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def like_llama(self) -> bool:
+        """Whether it is Llama in all but its sizes."""
+        shape = self.shape
+        return (
+            self.rms and self.positions == "rope" and shape.gated and shape.experts is None and not self.latent
+            and self.activation == "silu" and not (self.query_bias or self.linear_bias or self.query_norm)
+            and self.rotary == 1 and shape.head * shape.heads == shape.hidden and not self.left_out
+        )  # fmt: skip
+
+
+def of(config: "PreTrainedConfig", shape: Shape, name: str) -> Model:
+    """The model of that config.
+
+    Rotary settings are in ``rope_parameters`` since Transformers 5, and in keys of their own before.
+    """
+    get = lambda *names: next((v for n in names if (v := getattr(config, n, None)) is not None), None)  # noqa: E731
+    kind, rope = config.model_type, _rope(get("rope_parameters", "rope_scaling") or {})
+    theta = rope.get("rope_theta") or get("rope_theta", "rotary_emb_base")
+    turns = get("position_embedding") == "rope" or (theta is not None and get("position_embedding") is None)
+    learned = shape.positions > 0
+    stretched = rope.get("rope_type", "default")
+    activation = get("hidden_act", "hidden_activation", "activation_function") or "silu"
+    left_out = []
+    if not turns and not learned:
+        left_out.append(f"the positions of {kind}, which are neither rotary nor learned")
+    if stretched not in ("default", "llama3"):
+        left_out.append(f"rotary embeddings stretched by {stretched}")
+    if get("normalize_head"):
+        left_out.append("the normalised weights of the head")
+    if (window := get("sliding_window")) and get("use_sliding_window") is not False:
+        left_out.append(f"attention to the last {window} tokens only")
+    latent = {}
+    if get("kv_lora_rank") is not None:
+        names = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+        latent = {one: getattr(config, one, None) for one in names}
+    rms = get("rms_norm_eps") is not None
+    return Model(
+        shape, kind, name, rms=rms,
+        epsilon=get("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps", "layer_norm_eps") or 1e-5,
+        std=get("initializer_range") or 0.02, positions="rope" if turns else "learned" if learned else "other",
+        longest=shape.positions or get("max_position_embeddings", "model_max_length") or 0, theta=theta or 10000.0,
+        factor=rope.get("factor", 8.0) if stretched == "llama3" else None,
+        rotary=rope.get("partial_rotary_factor") or get("partial_rotary_factor", "rotary_pct") or 1.0,
+        query_bias=bool(kind in _QUERY_BIAS or get("attention_bias", "qkv_bias")),
+        linear_bias=not rms and not shape.gated and get("bias", "use_bias") is not False,
+        query_norm=kind in _QUERY_NORM, activation=activation, latent=latent, left_out=tuple(left_out),
+    )  # fmt: skip
+
+
+def _rope(found: dict) -> dict:
+    """The rotary settings; of a model with several kinds of layers, those of full attention."""
+    nested = [value for value in found.values() if isinstance(value, dict)]
+    return found.get("full_attention", nested[0]) if nested else found

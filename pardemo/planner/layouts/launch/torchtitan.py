@@ -1,0 +1,157 @@
+"""torchtitan's job config for a layout: ``torchtitan.toml``.
+
+Names are those of ``torchtitan/config/job_config.py`` in pytorch/torchtitan at commit 6404b932421f5ce382e7dac5ad381b2c1
+7b1373c, and of ``models/deepseek_v3/train_configs/deepseek_v3_671b.toml`` at 0a8d2b0a6b4ebadee4f99e7cbc924714adf4a0d1
+(``hf_assets_path``, ``[compile]``, ``expert_tensor_parallel_degree``). Its releases until 0.2 read such a file; its
+main branch of 2026 has the same fields in Python (``config_registry.py``).
+"""
+
+import json
+
+from pardemo.planner.layouts.launch.facts import Model
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.work import Job
+
+FILE = "torchtitan.toml"
+ENVIRONMENT = {"TORCHTITAN": "torchtitan"}
+Section = dict[str, int | float | bool | str | list[str]]
+
+#: By flavor: layers, hidden width, the MLP's. ``torchtitan/models/llama3/__init__.py`` at
+#: 00f555e1114a8286eb1d4e379cae67d56156b61d, ``qwen3/__init__.py`` at 0310b491596bfe537aa9981d61b638e858ebf0c5.
+FLAVORS = {
+    "llama3": {"8B": (32, 4096, 14336), "70B": (80, 8192, 28672), "405B": (126, 16384, 53248)},
+    "qwen3": {
+        "4B": (36, 2560, 9728), "8B": (36, 4096, 12288), "14B": (40, 5120, 17408), "32B": (64, 5120, 25600),
+        "30B-A3B": (48, 2048, 768),
+    },
+}  # fmt: skip
+_WORDS = {"llama3": 128256, "qwen3": 151936}
+_NAMES = {"qwen3": "qwen3", "qwen3_moe": "qwen3", "deepseek_v3": "deepseek_v3"}
+_SCHEDULES = {False: "1F1B", True: "Interleaved1F1B"}
+
+
+def why_not(job: Job, layout: Layout, model: Model) -> str | None:
+    """Why torchtitan cannot run the layout; None where it can.
+
+    Its rules: ``_validate`` of ``torchtitan/distributed/parallel_dims.py`` at 0119de156de558030726b8539ef0078d8aaaec99,
+    ``parallelize.py`` of its models ("DDP has not supported > 1D parallelism"), torch's schedules.
+    """
+    if name_of(model) is None:
+        return f"torchtitan has no model like {model.name} ({model.kind})"
+    if layout.sharding in ("zero1", "zero2"):
+        return f"torchtitan has no {layout.sharding}"
+    if layout.context != "ring":
+        return f"torchtitan has no {layout.context} among context-parallel ranks"
+    if layout.sharding == "none" and layout.replicas > 1 and layout.tp * layout.cp * layout.pp > 1:
+        return "torchtitan's replicas without FSDP go with no other parallelism"
+    if layout.tp > 1 and not layout.sequence_parallel:
+        return "torchtitan's tensor parallelism is sequence parallel as well"
+    if not model.latent and job.shape.groups % layout.tp:
+        return f"{job.shape.groups} key-value heads do not divide by TP {layout.tp}"
+    if layout.schedule != "1f1b":
+        return f"torchtitan has no {layout.schedule} schedule"
+    if layout.pp > 1 and layout.accumulation < layout.pp:
+        return f"torch's pipelines take at least as many micro-batches as stages, {layout.pp}"
+    if layout.chunks > 1 and per_piece(job, layout) is None:
+        return f"torchtitan cannot cut {job.shape.layers} layers into {layout.pp} × {layout.chunks} pieces"
+    if layout.shards % layout.cp:
+        return f"groups of {layout.shards} that share states are not whole groups of CP {layout.cp}"
+    if layout.ep > 1 and (layout.ep % layout.cp or layout.shards % layout.ep):
+        return f"torchtitan's EP {layout.ep} must be a multiple of CP {layout.cp} and divide {layout.shards} shards"
+    if job.rate > 1 and job.shape.experts:
+        return "torchtitan's fp8 of experts is set elsewhere"
+    return None
+
+
+def name_of(model: Model) -> str | None:
+    """torchtitan's name of the model's kind."""
+    return "llama3" if model.like_llama and not model.shape.tied else _NAMES.get(model.kind)
+
+
+def flavor(model: Model) -> str | None:
+    """torchtitan's name of the model's sizes."""
+    shape = model.shape
+    middle = shape.experts.middle if shape.experts else shape.middle
+    if shape.vocabulary != _WORDS.get(name_of(model)):
+        return None
+    known = FLAVORS[name_of(model)]
+    return next((name for name, sizes in known.items() if sizes == (shape.layers, shape.hidden, middle)), None)
+
+
+def per_piece(job: Job, layout: Layout) -> int | None:
+    """Layers of a piece of the model that make torchtitan cut as many as there are; it rounds their number up."""
+    pieces = layout.pp * layout.chunks
+    found = -(-job.shape.layers // pieces)
+    return found if -(-job.shape.layers // found) == pieces else None
+
+
+def config(job: Job, layout: Layout, model: Model) -> dict[str, Section]:
+    """The file by its sections."""
+    stages = layout.pp > 1
+    return {
+        "job": {"dump_folder": "./outputs", "description": f"{model.name}: {layout}"},
+        "metrics": {"log_freq": 1},
+        "model": {
+            "name": name_of(model), "flavor": flavor(model) or model.name, "hf_assets_path": "./tests/assets/tokenizer",
+            "converters": ["float8"] if job.rate > 1 else [],
+        },
+        "optimizer": {"name": "AdamW", "lr": 1.5e-4},
+        "lr_scheduler": {"warmup_steps": 10},
+        "training": {
+            # a pipeline takes its micro-batches out of one local batch
+            "local_batch_size": layout.micro_batch * (layout.accumulation if stages else 1),
+            "global_batch_size": layout.batch, "seq_len": job.sequence, "steps": 100, "dataset": "c4_test",
+        },
+        "parallelism": _parallelism(job, layout),
+        "activation_checkpoint": {"mode": layout.recompute}
+        | ({"selective_ac_option": "op"} if layout.recompute == "selective" else {}),
+        "compile": {"enable": job.stack.name.endswith("-compiled")},
+    }  # fmt: skip
+
+
+def _parallelism(job: Job, layout: Layout) -> Section:
+    found: Section = {
+        "data_parallel_replicate_degree": layout.replicas // layout.shards,
+        "data_parallel_shard_degree": layout.shards // layout.cp if layout.sharding == "zero3" else 1,
+        "tensor_parallel_degree": layout.tp, "context_parallel_degree": layout.cp,
+        "pipeline_parallel_degree": layout.pp,
+    }  # fmt: skip
+    if layout.pp > 1:
+        found |= {
+            "pipeline_parallel_schedule": _SCHEDULES[layout.chunks > 1],
+            "pipeline_parallel_microbatch_size": layout.micro_batch,
+            # by default the first and the last stage have a layer less; the plan has none
+            "pipeline_parallel_first_stage_less_layers": 0, "pipeline_parallel_last_stage_less_layers": 0,
+        }  # fmt: skip
+    if layout.chunks > 1:
+        found["pipeline_parallel_layers_per_stage"] = per_piece(job, layout)
+    if job.shape.experts:
+        found |= {"expert_parallel_degree": layout.ep, "expert_tensor_parallel_degree": layout.tp}
+    return found
+
+
+def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
+    """``torchtitan.toml``; hf_assets_path and dataset are those of its tests."""
+    told = [f"# {model.name}: {layout}, {layout.gpus} GPUs, {layout.batch} samples of {job.sequence} tokens a step",
+            "# lr, steps, dataset and the tokenizer in hf_assets_path are not the plan's: put in your own"]  # fmt: skip
+    if flavor(model) is None:
+        shape = model.shape
+        told.append(
+            f"# torchtitan has no flavor of these sizes: add {model.name!r} to models/{name_of(model)}/__init__.py "
+            f"({shape.layers} layers, {shape.hidden} wide, {shape.heads} heads, {shape.groups} key-value heads, "
+            f"MLP {shape.middle}, {shape.vocabulary} words)"
+        )
+    for section, values in config(job, layout, model).items():
+        told += [
+            "",
+            f"[{section}]",
+            *(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()),
+        ]
+    return {FILE: "\n".join(told) + "\n"}
+
+
+def command(job: Job, torchrun: str) -> str:
+    """Started in torchtitan's folder, where the tokenizer and the samples of its tests are."""
+    each = min(job.machine.host_gpus, job.machine.gpus)
+    start = f"torchrun --nproc_per_node {each} {torchrun} -m torchtitan.train"
+    return f'file="$PWD/{FILE}"; cd "${{TORCHTITAN:-.}}" && {start} --job.config_file "$file"'

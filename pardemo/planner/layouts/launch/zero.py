@@ -1,0 +1,81 @@
+"""DeepSpeed's and Accelerate's configurations for a layout that is ZeRO alone: ``deepspeed.json``, ``accelerate.yaml``.
+
+Keys are asked of the installed packages by :mod:`pardemo.peers.deepspeed_settings` and
+:mod:`pardemo.peers.accelerate_configs`.
+"""
+
+import json
+from typing import Any
+
+import yaml
+
+from pardemo.planner.layouts.launch.facts import Model
+from pardemo.planner.layouts.layout import SHARDING, Layout
+from pardemo.planner.layouts.work import Job
+
+FILE, SETTINGS = "accelerate.yaml", "deepspeed.json"
+ENVIRONMENT = {"SCRIPT": "train.py"}
+
+
+def why_not(job: Job, layout: Layout, model: Model) -> str | None:
+    """Why DeepSpeed's ZeRO alone is not the layout; None where it is."""
+    for name in ("tp", "pp", "cp", "ep"):
+        if (value := getattr(layout, name)) > 1:
+            return f"ZeRO alone has no {name.upper()} {value}"
+    if layout.shard_group and layout.shard_group < layout.replicas:
+        return f"groups of {layout.shard_group} that share states are FSDP's, not DeepSpeed's"
+    return "DeepSpeed's products are bf16's" if job.rate > 1 else None
+
+
+def deepspeed(job: Job, layout: Layout) -> dict[str, Any]:
+    """DeepSpeed's configuration with every size as a number."""
+    stage = SHARDING.index(layout.sharding)
+    settings: dict[str, Any] = {
+        "train_batch_size": layout.batch, "train_micro_batch_size_per_gpu": layout.micro_batch,
+        "gradient_accumulation_steps": layout.accumulation, "gradient_clipping": 1.0, "bf16": {"enabled": True},
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {
+            "stage": stage, "overlap_comm": stage > 0, "contiguous_gradients": True, "reduce_bucket_size": 500_000_000,
+            **({"stage3_gather_16bit_weights_on_model_save": True} if stage == 3 else {}),
+        },
+    }  # fmt: skip
+    if job.stack.gradient == 4:
+        settings["data_types"] = {"grad_accum_dtype": "fp32"}
+    return settings
+
+
+def accelerate(job: Job, layout: Layout) -> dict[str, Any]:
+    """Accelerate's configuration: one machine's; the others are started with their own ``--machine_rank``."""
+    hosts = job.machine.hosts
+    several = {"main_process_ip": "HOST0", "main_process_port": 29500, "rdzv_backend": "static"}
+    return {
+        "compute_environment": "LOCAL_MACHINE", "distributed_type": "DEEPSPEED",
+        "deepspeed_config": {
+            "deepspeed_config_file": SETTINGS, "zero3_init_flag": layout.sharding == "zero3",
+            **({"deepspeed_multinode_launcher": "standard"} if hosts > 1 else {}),
+        },
+        "machine_rank": 0, "main_training_function": "main", "num_machines": hosts, "num_processes": layout.gpus,
+        "use_cpu": False, **(several if hosts > 1 else {}),
+    }  # fmt: skip
+
+
+def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
+    """Both files; what recomputes, and the length of samples, the script has to say."""
+    told = [f"# {model.name}: {layout}, {layout.gpus} GPUs, {layout.batch} samples a step",
+            f"# the script's: samples of {job.sequence} tokens"]  # fmt: skip
+    if layout.recompute == "full":
+        told.append("# the script's: model.gradient_checkpointing_enable()")
+    elif layout.recompute == "selective":
+        told.append("# left out: selective recomputation, for which neither has a setting")
+    content = yaml.safe_dump(accelerate(job, layout), sort_keys=False)
+    return {FILE: "\n".join(told) + "\n" + content, SETTINGS: json.dumps(deepspeed(job, layout), indent=1) + "\n"}
+
+
+def command(job: Job, torchrun: str) -> str:
+    """Accelerate's launcher; it has torchrun's options under names of its own."""
+    options = torchrun.replace("--standalone", "")
+    names = {"--nnodes": "--num_machines", "--node_rank": "--machine_rank", "--master_addr": "--main_process_ip",
+             "--master_port": "--main_process_port"}  # fmt: skip
+    for theirs, own in names.items():
+        options = options.replace(theirs, own)
+    return " ".join(f'accelerate launch --config_file {FILE} {options} "${{SCRIPT:-train.py}}"'.split())

@@ -1,0 +1,134 @@
+"""How a job is laid out over GPUs: who shares a layer, a model, a batch, a sequence, the experts, the states."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pardemo.planner.layouts.shape import Shape
+
+SHARDING = ("none", "zero1", "zero2", "zero3")
+RECOMPUTE = ("none", "selective", "full")
+SCHEDULES = ("1f1b", "zb-h1")
+CONTEXTS = ("ring", "all-to-all")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Degrees of parallelism, in the order in which ranks follow one another: tensor, context, data, pipeline.
+
+    Args:
+        tp: ranks that share each product (tensor parallel). cp: that share a sequence. dp: that have other samples.
+        pp: stages of the pipeline. ep: ranks, of those with other samples, that share a layer's experts.
+        sharding: what the data- and context-parallel ranks share of the states: nothing, the optimizer's (zero1),
+            gradients as well (zero2), parameters as well (zero3, FSDP).
+        shard_group: ranks over which states are shared, where these are fewer than all (HSDP); 0 means all.
+        sequence_parallel: whether what is not cut by tensor parallelism is cut along the sequence.
+        micro_batch: samples of a micro-batch. accumulation: micro-batches of a step, on each rank of ``dp``.
+        chunks: pieces of the model on each stage (interleaved schedule). recompute: none, selective, full.
+        context: how ranks of ``cp`` meet: keys and values go round a ring, or all-to-alls give each rank some heads of
+            the whole sequence (Ulysses).
+        schedule: 1f1b, interleaved where there are chunks, or zb-h1 (zero bubble).
+    """
+
+    tp: int = 1
+    cp: int = 1
+    dp: int = 1
+    pp: int = 1
+    ep: int = 1
+    sharding: str = "none"
+    shard_group: int = 0
+    sequence_parallel: bool = False
+    micro_batch: int = 1
+    accumulation: int = 1
+    chunks: int = 1
+    recompute: str = "none"
+    schedule: str = "1f1b"
+    context: str = "ring"
+
+    def __post_init__(self):
+        for name in ("tp", "cp", "dp", "pp", "ep", "micro_batch", "accumulation", "chunks"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+        for name, known in (
+            ("sharding", SHARDING),
+            ("recompute", RECOMPUTE),
+            ("schedule", SCHEDULES),
+            ("context", CONTEXTS),
+        ):
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+
+    @property
+    def gpus(self) -> int:
+        return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def batch(self) -> int:
+        """Samples of a step."""
+        return self.dp * self.micro_batch * self.accumulation
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that have the same parameters: other samples or other parts of a sequence."""
+        return self.dp * self.cp
+
+    @property
+    def shards(self) -> int:
+        """Ranks over which the states that are shared are shared."""
+        return 1 if self.sharding == "none" else self.shard_group or self.replicas
+
+    def but(self, **changes: Any) -> "Layout":
+        return replace(self, **changes)
+
+    def __str__(self) -> str:
+        degrees = ((n, getattr(self, n)) for n in ("tp", "cp", "pp", "dp", "ep"))
+        told = " ".join(f"{name.upper()}{value}" for name, value in degrees if value > 1 or name == "dp")
+        if self.sharding != "none":
+            told += f" {self.sharding}" + (f"/{self.shard_group}" if self.shard_group else "")
+        told += f" {self.micro_batch}×{self.accumulation}"
+        return (
+            told
+            + (f" v{self.chunks}" if self.chunks > 1 else "")
+            + (f" recompute {self.recompute}" if self.recompute != "none" else "")
+        )
+
+
+def check(layout: Layout, shape: Shape, gpus: int, sequence: int) -> None:
+    """Raises ValueError, one line, where the layout cannot be run: what is wrong, and what would be right."""
+    if shape.heads % layout.tp:
+        fits = ", ".join(str(n) for n in range(1, min(shape.heads, gpus) + 1) if shape.heads % n == 0)
+        raise ValueError(f"{shape.heads} attention heads do not divide by TP {layout.tp}; {fits} would do")
+    if layout.context == "all-to-all" and shape.heads % (layout.tp * layout.cp):
+        raise ValueError(
+            f"{shape.heads} attention heads do not divide by TP {layout.tp} × CP {layout.cp}, as all-to-alls need; "
+            "a ring does not"
+        )
+    if layout.pp * layout.chunks > shape.layers:
+        raise ValueError(
+            f"{shape.layers} layers cannot be cut into PP {layout.pp} × {layout.chunks} chunks; at most {shape.layers}"
+        )
+    if layout.ep > 1 and shape.experts is None:
+        raise ValueError(f"EP {layout.ep} needs a model with experts; {shape.name or 'this one'} has none")
+    if layout.gpus != gpus:
+        raise ValueError(
+            f"TP {layout.tp} × CP {layout.cp} × PP {layout.pp} × DP {layout.dp} are {layout.gpus} GPUs, not {gpus}"
+        )
+    if layout.chunks > 1 and layout.schedule != "1f1b":
+        raise ValueError(f"{layout.chunks} chunks are 1F1B's, interleaved; {layout.schedule} has one on each stage")
+    if layout.chunks > 1 and layout.pp == 1:
+        raise ValueError(f"{layout.chunks} chunks need a pipeline; PP is 1")
+    if layout.chunks > 1 and layout.accumulation % layout.pp:
+        raise ValueError(
+            f"an interleaved pipeline takes micro-batches in multiples of PP {layout.pp}, not {layout.accumulation}"
+        )
+    if layout.ep > 1 and shape.experts.count % layout.ep:
+        fits = ", ".join(str(n) for n in range(1, shape.experts.count + 1) if shape.experts.count % n == 0)
+        raise ValueError(f"{shape.experts.count} experts do not divide by EP {layout.ep}; {fits} would do")
+    if layout.replicas % layout.ep:
+        raise ValueError(f"EP {layout.ep} does not divide the {layout.replicas} ranks of DP × CP")
+    if layout.shard_group and (layout.sharding == "none" or layout.replicas % layout.shard_group):
+        raise ValueError(f"groups of {layout.shard_group} that share states do not divide {layout.replicas} ranks")
+    if sequence % (2 * layout.cp if layout.cp > 1 else 1):
+        raise ValueError(f"a sequence of {sequence} does not divide into 2 × CP {layout.cp} pieces")
+    if layout.sequence_parallel and sequence % layout.tp:
+        raise ValueError(f"a sequence of {sequence} does not divide by TP {layout.tp} (sequence parallel)")

@@ -1,0 +1,125 @@
+"""GPUs on hosts as the time model sees them: rates that programs reach, links with a start-up time."""
+
+import math
+from dataclasses import dataclass
+
+from pardemo.planner.hardware import Gpu
+from pardemo.planner.profile import Profile
+
+MEMORY_SHARE = 0.85  # of the datasheet's bandwidth, by operations element by element
+#: Of a matrix product's rate, what FlashAttention-2 reaches, both passes together. Its paper (arXiv 2307.08691, figures
+#: 4 to 6): 110 to 230 TFLOP/s on an A100, 335 in the forward pass on an H100.
+ATTENTION = 0.62
+LINK_SHARE = 0.8  # of a link's rate, by large messages
+
+
+@dataclass(frozen=True)
+class Machine:
+    """GPUs of one kind on hosts.
+
+    Args:
+        gpu: from :mod:`pardemo.planner.hardware`. gpus: in all; host_gpus: of one host.
+        between: bytes/s of a host's adapters together, one way.
+        latency_within, latency_between: seconds before a collective's first byte is there, for each doubling of ranks.
+        link_share: of a link's rate, what large messages reach.
+    """
+
+    gpu: Gpu
+    gpus: int = 8
+    host_gpus: int = 8
+    between: float = 12.5e9
+    latency_within: float = 50e-6
+    latency_between: float = 250e-6
+    link_share: float = LINK_SHARE
+
+    def __post_init__(self):
+        for name in ("gpus", "host_gpus"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name} must be at least 1, not {value!r}")
+        if self.between <= 0:
+            raise ValueError(f"between hosts there must be more than 0 bytes/s, not {self.between!r}")
+        if not 0 < self.link_share <= 1:
+            raise ValueError(f"of a link's rate more than 0 and at most 1 is reached, not {self.link_share!r}")
+
+    @property
+    def matrix_flops(self) -> float:
+        """Operations/s of large matrix products, in a step and not alone."""
+        return self.gpu.reachable * self.gpu.sustained
+
+    @property
+    def attention_flops(self) -> float:
+        return self.matrix_flops * ATTENTION
+
+    @property
+    def memory_bytes_per_s(self) -> float:
+        return self.gpu.memory_bytes_per_s * (1.0 if self.gpu.measured else MEMORY_SHARE)
+
+    @property
+    def hosts(self) -> int:
+        return math.ceil(self.gpus / self.host_gpus)
+
+    def inside(self, ranks: int, stride: int = 1) -> bool:
+        """Whether a group of so many ranks, every ``stride``-th, is on one host."""
+        return ranks * stride <= self.host_gpus
+
+    def rate(self, ranks: int, stride: int = 1) -> float:
+        """Bytes/s of each rank of such a group to the next, all groups of that kind sending at once.
+
+        A ring takes its ranks host by host and leaves each host once. It has a host's adapters for itself, or shares
+        them with the rings of its neighbours, of which there are ``stride``.
+        """
+        if self.inside(ranks, stride):
+            return self.gpu.link_bytes_per_s * self.link_share
+        return min(self.gpu.link_bytes_per_s, self.between / min(stride, self.host_gpus)) * self.link_share
+
+    def latency(self, ranks: int, stride: int = 1) -> float:
+        """Seconds of a collective of no bytes."""
+        if ranks == 1:
+            return 0.0
+        alpha = self.latency_within if self.inside(ranks, stride) else self.latency_between
+        return alpha * math.log2(ranks)
+
+    def gather(self, nbytes: float, ranks: int, stride: int = 1) -> float:
+        """Seconds of an all-gather that leaves ``nbytes`` on each rank, or of a reduce-scatter that begins with them.
+
+        Thakur et al. 2005, ring algorithm: (n − 1)/n of the bytes pass each rank.
+        """
+        if ranks == 1:
+            return 0.0
+        return self.latency(ranks, stride) + nbytes * (ranks - 1) / ranks / self.rate(ranks, stride)
+
+    def all_reduce(self, nbytes: float, ranks: int, stride: int = 1) -> float:
+        """Seconds: a reduce-scatter, then an all-gather."""
+        if ranks == 1:
+            return 0.0
+        return self.latency(ranks, stride) + 2 * nbytes * (ranks - 1) / ranks / self.rate(ranks, stride)
+
+    def all_to_all(self, nbytes: float, ranks: int, stride: int = 1) -> float:
+        """Seconds in which each rank sends ``nbytes`` in equal parts to all, its own among them.
+
+        Most of what leaves a host goes through its adapters, which its GPUs share.
+        """
+        if ranks == 1:
+            return 0.0
+        if self.inside(ranks, stride):
+            return self.latency(ranks, stride) + nbytes * (ranks - 1) / ranks / self.rate(ranks, stride)
+        here = max(1, min(ranks, self.host_gpus // stride))
+        slow = nbytes * (ranks - here) / ranks * self.host_gpus / self.between / self.link_share
+        return self.latency(ranks, stride) + slow
+
+    def send(self, nbytes: float, stride: int) -> float:
+        """Seconds of a message to the rank ``stride`` further on, its neighbours sending to theirs."""
+        if stride < self.host_gpus and self.inside(2, stride):
+            return self.latency_within + nbytes / self.gpu.link_bytes_per_s / self.link_share
+        rate = min(self.gpu.link_bytes_per_s, self.between / self.host_gpus)
+        return self.latency_between + nbytes / rate / self.link_share
+
+
+def machine(profile: Profile, gpus: int, host_gpus: int, between: float | None = None) -> Machine:
+    """GPUs of a profile. ``between``: bytes/s of a host's adapters by their datasheet, where they were not measured."""
+    if not profile.gpu.measured:
+        return Machine(profile.gpu, gpus, host_gpus, between or 12.5e9)
+    rate = (between or 12.5e9) * LINK_SHARE if between or profile.between is None else profile.between
+    latencies = {"latency_within": profile.latency_within, "latency_between": profile.latency_between}
+    known = {name: seconds for name, seconds in latencies.items() if seconds is not None}
+    return Machine(profile.gpu, gpus, host_gpus, rate, link_share=1.0, **known)

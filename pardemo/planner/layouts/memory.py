@@ -1,0 +1,95 @@
+"""The bytes of a GPU: states, activations of the micro-batches in flight, logits. Of all stages, the fullest."""
+
+from dataclasses import dataclass
+
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.step import layer_params, owned_params, stages
+from pardemo.planner.layouts.work import Job
+
+LINES = ("parameters", "gradients", "optimizer states", "gathered parameters", "activations", "logits", "program")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the fullest rank by :data:`LINES`, and the stage that it is in."""
+
+    lines: dict[str, float]
+    stage: int
+
+    @property
+    def peak_bytes(self) -> float:
+        return sum(self.lines.values())
+
+
+def memory(job: Job, layout: Layout) -> Memory:
+    """The fullest stage's."""
+    split = stages(job, layout)
+    alike = len(set(split)) == 1  # then it is the first or the last one
+    places = {0, layout.pp - 1} if alike else range(layout.pp)
+    return max((Memory(_stage(job, layout, split, place), place) for place in places), key=lambda one: one.peak_bytes)
+
+
+def _stage(job: Job, layout: Layout, split: list[int], place: int) -> dict[str, float]:
+    shape, stack = job.shape, job.stack
+    owned = owned_params(job, layout, split, place)
+    cut = layout.shards
+    stage = ("none", "zero1", "zero2", "zero3").index(layout.sharding)
+    tokens = layout.micro_batch * job.sequence / layout.cp
+    held = in_flight(layout, place)
+    lines = {
+        "parameters": stack.weight * owned / (cut if stage == 3 else 1),
+        "gradients": (stack.gradient + stack.gradient_copy) * owned / (cut if stage >= 2 else 1),
+        "optimizer states": stack.state * owned / (cut if stage >= 1 else 1),
+        "activations": held * split[place] * tokens * kept_bytes(job, layout),
+        "program": stack.program,
+    }
+    if stage == 3 and layout.pp == 1:  # the layer that computes and the one that is on its way
+        lines["gathered parameters"] = 2 * 2 * layer_params(shape, layout) * (1 - 1 / cut)
+    elif stage == 3:  # a pipeline's stage stays whole over a step, and so do its gradients
+        lines["gathered parameters"] = 2 * owned * (1 - 1 / cut)
+        lines["gradients"] = stack.gradient * owned
+    if layout.tp > 1:
+        lines["activations"] += tokens * stack.gathered * shape.hidden
+    if layout.recompute == "full":  # the layer that is recomputed
+        lines["activations"] += tokens * kept_bytes(job, layout.but(recompute="none"))
+    if place == 0:
+        lines["activations"] += held * tokens * 2 * shape.hidden / (layout.tp if layout.sequence_parallel else 1)
+    if place == layout.pp - 1:
+        lines["logits"] = tokens * shape.vocabulary / layout.tp * stack.logits
+    return lines
+
+
+def in_flight(layout: Layout, place: int) -> float:
+    """Micro-batches whose activations a stage holds at most.
+
+    1F1B: as many as there are stages from it on; interleaved (p − 1)/(p·v) more (Korthikanti et al. 2022, §4.2.3);
+    ZB-H1: on every stage as many as on the first.
+    """
+    p, m = layout.pp, layout.accumulation
+    if layout.chunks > 1:
+        return min(m, p * (1 + (p - 1) / (p * layout.chunks)) - place / layout.chunks)
+    return min(m, p if layout.schedule == "zb-h1" else p - place)
+
+
+def kept_bytes(job: Job, layout: Layout) -> float:
+    """Bytes that a layer keeps of each token for its backward pass, on one rank.
+
+    Korthikanti et al. 2022 (arXiv 2205.05198), §4: of a block with GeLU 10 h that tensor parallelism alone does not
+    cut, 24 h that it cuts, 5 a·s for scores where attention is not fused. A gate adds a third to the MLP's part.
+    """
+    shape, stack = job.shape, job.stack
+    along = layout.tp if layout.sequence_parallel else 1
+    if layout.recompute == "full":
+        return 2 * shape.hidden / along
+    dense = shape.dense_layers / shape.layers
+    middle = dense * shape.middle
+    if shape.experts is not None:
+        middle += (1 - dense) * (shape.experts.chosen * shape.experts.middle + shape.experts.shared)
+    inner = shape.heads * shape.head + shape.groups * (shape.head + shape.value)
+    found = stack.keeps_whole * shape.hidden + stack.keeps_split * shape.hidden / along
+    gate = 1.5 if shape.gated else 1.0
+    found += (stack.keeps_heads * inner + stack.keeps_middle * gate * middle) / layout.tp
+    selective = layout.recompute == "selective"
+    if not job.fused and not (selective and stack.selective_attention):
+        found += 5 * shape.heads * job.sequence / layout.cp / layout.tp
+    return found * (stack.selective_keeps if selective else 1.0)

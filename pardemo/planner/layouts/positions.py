@@ -1,0 +1,64 @@
+"""Positions of the layout's sliders for a page that has none: a player, a frame for each."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pardemo.collection.drawings import key
+from pardemo.collection.drawings.parts import legend
+from pardemo.collection.drawings.player import Player
+from pardemo.collection.drawings.svg import Canvas
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.step import step
+from pardemo.planner.layouts.work import Job
+
+#: What a rank does in a step, and the planner's parts that are it.
+DOES = {
+    "computes": (key.COMPUTED, ("layers as measured", "matrix products", "attention", "memory bandwidth", "optimizer")),
+    "talks in each layer": (
+        key.DONE["communication"],
+        ("tensor-parallel traffic", "context-parallel traffic", "expert-parallel traffic"),
+    ),
+    "gradients, gathers, messages": (key.RECEIVED, ("data-parallel traffic", "pipeline messages")),
+    "waits": (key.DONE["idle"], ("pipeline bubble", "launching kernels")),
+}
+_SHOWN = {**key.KEPT, "logits": key.SHADES["logits"]}
+_LEFT, _WIDE, _MOST_S, _MOST_GB = 92, 440, 50, 100
+
+
+def player(positions: Mapping[str, tuple[Job, Layout]]) -> Player:
+    """``positions``: what was moved -> the job and the layout there; two bars each, seconds and GB."""
+    frames = [_frame(moved, *chosen) for moved, chosen in positions.items()]
+    return Player(frames, "where a step's time and a GPU's memory go, as the sliders move")
+
+
+def _frame(moved: str, job: Job, layout: Layout) -> tuple[Canvas, str]:
+    canvas = Canvas(640, 262)
+    found, kept = step(job, layout), memory(job, layout)
+    canvas.text(8, 18, moved, size=20, anchor="start", bold=True)
+    spent = {name: sum(found.parts.get(part, 0.0) for part in of) for name, (_, of) in DOES.items()}
+    colours = {name: colour for name, (colour, _) in DOES.items()}
+    _bar(canvas, 44, "time", spent, colours, _MOST_S, f"{found.seconds:.0f} s")
+    legend(canvas, 8, 104, dict(list(colours.items())[:2]), gap=18)
+    legend(canvas, 8, 130, dict(list(colours.items())[2:]), gap=18)
+    gigabytes = {line: value / 1e9 for line, value in kept.lines.items() if line in _SHOWN}
+    _bar(canvas, 156, "memory", gigabytes, _SHOWN, _MOST_GB, f"{kept.peak_bytes / 1e9:.0f} GB")
+    room = _LEFT + _WIDE * job.machine.gpu.memory_bytes / 1e9 / _MOST_GB
+    canvas.line([(room, 146), (room, 204)], key.VERDICTS["fails"], 3)
+    legend(canvas, 8, 222, dict(list(_SHOWN.items())[:3]), gap=18)
+    legend(canvas, 8, 248, dict(list(_SHOWN.items())[3:]) | {"the GPU has": key.VERDICTS["fails"]}, gap=18)
+    told = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spent.items() if seconds >= 0.05)
+    return canvas, f"{moved}: {layout}. {found.seconds:.1f} s a step ({told}); {kept.peak_bytes / 1e9:.0f} GB."
+
+
+def _bar(
+    canvas: Canvas, y: float, name: str, values: Mapping[str, Any], colours: Mapping[str, str], most: float, told: str
+) -> None:  # fmt: skip
+    canvas.text(_LEFT - 10, y + 18, name, size=18, anchor="end")
+    x, end = _LEFT, _LEFT + _WIDE
+    for kind, value in values.items():
+        wide = min(value * _WIDE / most, end - x)
+        if wide > 0:
+            canvas.box(x, y, wide, 36, colours[kind], thick=1)
+        x += wide
+    canvas.text(x + 8, y + 18, told + (" →" if sum(values.values()) > most else ""), size=18, anchor="start", bold=True)

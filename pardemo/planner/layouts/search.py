@@ -1,0 +1,200 @@
+"""All layouts that divide, the quickest that fit, and how much the choice depends on what was assumed."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from pardemo.planner.layouts.against import NEAR, expected, room
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.memory import Memory, memory
+from pardemo.planner.layouts.shape import Shape
+from pardemo.planner.layouts.step import Step, idle_stages, step
+from pardemo.planner.layouts.work import Job
+
+MOST_ACROSS = 2  # hosts that tensor parallelism may span: beyond, nothing published was quick
+MOST_SAMPLES = 32  # of a micro-batch
+MOST_CHUNKS = 8
+
+
+@dataclass(frozen=True)
+class Found:
+    """A layout with its time and its memory."""
+
+    layout: Layout
+    step: Step
+    memory: Memory
+    room: float
+
+    @property
+    def seconds(self) -> float:
+        return self.step.seconds
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.peak_bytes <= self.room
+
+    @property
+    def headroom(self) -> float:
+        """Share of the room that stays free."""
+        return 1 - self.memory.peak_bytes / self.room
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a search found.
+
+    Args:
+        tried: layouts whose memory was looked at. fitting: how many fit.
+        best: layouts from the quickest on, one for each way to cut the model; those with tensor parallelism beyond a
+            host only where they are quicker by what published runs of that kind took longer than predicted.
+        front: layouts that no other beats in both time and headroom, from the quickest to the one with most headroom.
+        least: of all that were tried, the one with the least memory; what to look at where nothing fits.
+    """
+
+    job: Job
+    batch: int
+    tried: int
+    fitting: int
+    best: tuple[Found, ...]
+    front: tuple[Found, ...]
+    least: Found
+
+
+def layouts(shape: Shape, machine: Machine, batch: int, sequence: int) -> Iterator[Layout]:
+    """Every layout of ``batch`` samples a step that divides the model, the batch and the sequence."""
+    gpus, most_tp = machine.gpus, machine.host_gpus * MOST_ACROSS
+    for tp, pp in itertools.product(_divisors(gpus, min(most_tp, shape.heads)), _divisors(gpus, shape.layers)):
+        if gpus % (tp * pp) or shape.heads % tp or sequence % tp:
+            continue
+        for cp in _contexts(gpus // tp // pp, sequence):
+            dp = gpus // tp // pp // cp
+            if batch % dp:
+                continue
+            share = batch // dp
+            base = Layout(tp=tp, pp=pp, cp=cp, dp=dp, sequence_parallel=tp > 1)
+            for ep in _experts(shape, dp * cp):
+                yield from _filled(base.but(ep=ep), shape, share, machine)
+
+
+def _filled(base: Layout, shape: Shape, share: int, machine: Machine) -> Iterator[Layout]:
+    """Sharding, recomputation, micro-batches and chunks of a way to cut the model."""
+    shardings = [("none", 0)] if base.replicas == 1 else [("zero1", 0)]
+    if base.replicas > 1:
+        inside = machine.host_gpus // base.tp
+        shardings += [("zero3", 0)]
+        if 1 < inside < base.replicas and base.replicas % inside == 0:
+            shardings.append(("zero3", inside))
+    for micro in _divisors(share, MOST_SAMPLES):
+        m = share // micro
+        for recompute, (sharding, group) in itertools.product(("none", "selective", "full"), shardings):
+            one = base.but(micro_batch=micro, accumulation=m, sharding=sharding, shard_group=group, recompute=recompute)
+            yield one
+            if base.pp > 1 and m % base.pp == 0:
+                for chunks in range(2, min(MOST_CHUNKS, shape.layers // base.pp) + 1):
+                    yield one.but(chunks=chunks)
+
+
+def search(job: Job, batch: int, most: int = 5) -> Answer:
+    """The best layouts of a job on its machine.
+
+    Memory comes first, since it is quick to tell; the time of those that fit after it.
+
+    Raises:
+        ValueError: no layout divides the job.
+    """
+    if batch < 1:
+        raise ValueError(f"a step must have at least 1 sample, not {batch!r}")
+    tried, fitting, least = 0, [], None
+    for layout in layouts(job.shape, job.machine, batch, job.sequence):
+        if not job.stack.runs(layout) or idle_stages(job, layout):
+            continue
+        if layout.recompute == "selective" and not worth_selecting(job):
+            continue
+        tried += 1
+        found = memory(job, layout)
+        if least is None or found.peak_bytes < least[1].peak_bytes:
+            least = layout, found
+        if found.peak_bytes <= room(job):
+            fitting.append((layout, found))
+    if least is None:
+        raise ValueError(
+            f"no layout that {job.stack.name} runs divides {job.shape.layers} layers, {job.shape.heads} heads and "
+            f"{batch} samples over {job.machine.gpus} GPUs; try a batch that is a multiple of {job.machine.gpus}"
+        )
+    timed = sorted((_timed(job, *one) for one in fitting), key=lambda one: one.seconds)
+    return Answer(job, batch, tried, len(fitting), _best(job, timed, most), _front(timed), _timed(job, *least))
+
+
+def worth_selecting(job: Job) -> bool:
+    """Whether selective recomputation gives any memory back: FlashAttention has done that where scores were all."""
+    return not job.fused or job.stack.selective_keeps < 1
+
+
+def _timed(job: Job, layout: Layout, found: Memory) -> Found:
+    return Found(layout, step(job, layout), found, room(job))
+
+
+def _best(job: Job, timed: list[Found], most: int) -> tuple[Found, ...]:
+    """The quickest of each way to cut the model; of those within 1 % the simplest, then the one with least memory."""
+    quickest: dict[tuple, Found] = {}
+    chosen: dict[tuple, Found] = {}
+    for one in timed:
+        layout = one.layout
+        key = layout.tp, layout.pp, layout.sharding, layout.shard_group
+        near = one.seconds <= NEAR * quickest.setdefault(key, one).seconds
+        if near and _modesty(one) < _modesty(chosen.setdefault(key, one)):
+            chosen[key] = one
+    return tuple(sorted(chosen.values(), key=lambda one: expected(job, one.layout, one.seconds))[:most])
+
+
+def _modesty(one: Found) -> tuple[int, int, float]:
+    """What is preferred of layouts that are as quick: a sequence and experts that are whole, little memory."""
+    return one.layout.cp, one.layout.ep, one.memory.peak_bytes
+
+
+def _front(timed: list[Found]) -> tuple[Found, ...]:
+    found: list[Found] = []
+    for one in timed:
+        if not found or one.memory.peak_bytes < 0.98 * found[-1].memory.peak_bytes:
+            found.append(one)
+    return tuple(found)
+
+
+#: What a choice may depend on: a name, and the job with that changed.
+def _changes(job: Job) -> dict[str, Job]:
+    machine, gpu = job.machine, job.machine.gpu
+    slow = replace(gpu, link_bytes_per_s=gpu.link_bytes_per_s / 2)
+    return {
+        "links between hosts half as fast": replace(job, machine=replace(machine, between=machine.between / 2)),
+        "links inside a host half as fast": replace(job, machine=replace(machine, gpu=slow)),
+        "sequences twice as long": replace(job, sequence=2 * job.sequence),
+    }
+
+
+def sensitivity(answer: Answer) -> dict[str, tuple[Found, Found]]:
+    """For each change of what was assumed: the best layout under it, and the one that is best now under it."""
+    found = {}
+    if not answer.best:
+        return found
+    now = answer.best[0].layout
+    for name, job in _changes(answer.job).items():
+        there = search(job, answer.batch, 1)
+        if there.best:
+            found[name] = there.best[0], _timed(job, now, memory(job, now))
+    return found
+
+
+def _divisors(number: int, most: int) -> list[int]:
+    return [n for n in range(1, min(number, most) + 1) if number % n == 0]
+
+
+def _contexts(ranks: int, sequence: int) -> list[int]:
+    """Context-parallel ranks: powers of two, each with at least 2,048 tokens."""
+    return [n for n in (2**k for k in range(11)) if ranks % n == 0 and (n == 1 or sequence >= 2048 * n)]
+
+
+def _experts(shape: Shape, ranks: int) -> list[int]:
+    if shape.experts is None:
+        return [1]
+    return [n for n in _divisors(shape.experts.count, ranks) if ranks % n == 0]

@@ -1,0 +1,165 @@
+"""What a training program adds to the arithmetic: constants with a physical meaning, fitted to its published runs.
+
+``python -m pardemo.planner.layouts.fit`` fits those of each program to ``data/published_runs`` again and prints them
+beside these, which are its results rounded.
+"""
+
+import difflib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pardemo.planner.layouts.layout import Layout
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A training program.
+
+    Of time:
+        products: of the rate of large matrix products, what its products reach in a step.
+        small: rows, columns or depth that a product loses to tiles that are not full and to its start.
+        fp8: of bf16's rate, what products in fp8 reach with their conversions.
+        attention: of FlashAttention-2's rate. scores: times that scores go through memory where it is not fused.
+        whole, cut: times that an activation of the hidden width goes through memory in a layer's forward pass, by
+            operations that tensor parallelism does not cut, and that it cuts.
+        layer_s: seconds of both passes of a micro-batch through a layer on one rank, its traffic left out, where they
+            have been measured: in place of products, attention, memory and launches. It holds for the micro-batch, the
+            sequence and the tensor parallelism that it was measured with; full recomputation adds a third.
+        launch_s: host time for a layer's kernels, forward and backward; launch_rank_s: more of it for each further
+            tensor-parallel rank; crossing_rank_s: the same for each rank where a pipeline spans hosts.
+        start: of the machine's latency, what a tensor-parallel exchange waits; crossing_s: more of it where its ranks
+            are on several hosts.
+        send_s: host time of a message between stages.
+        hides_tensor: of tensor-parallel traffic, what is hidden (asynchronous tensor parallelism).
+        hidden: of the computation beside which data-parallel traffic runs, what hides it; hides_shards: whether that
+            holds for sharded states too.
+        reduce_s: of an exchange of gradients, for each doubling of ranks; reduce_share: of the links' rate that it
+            reaches; reduce_most: bytes/s of one ring between hosts.
+        selective_products: of a layer's products, those that selective recomputation makes again;
+            selective_attention: whether it makes attention again.
+        even_context: whether the ranks that share a causal sequence have the same to do.
+
+    Of memory, in bytes:
+        weight, gradient, state: of a parameter, of its gradient, of its optimizer's states with their master copy.
+        gradient_copy: of a gradient in the products' precision, where it stays beside its sum in fp32.
+        gathered: of each token and hidden width, what buffers take that all layers gather their inputs into.
+        keeps_whole, keeps_split, keeps_heads, keeps_middle: kept of each token and layer, for each of the hidden width
+            (on every tensor-parallel rank; cut along the sequence), of all heads' queries, keys and values, and of an
+            MLP's width without a gate. selective_keeps: the share of it that is left with selective recomputation.
+        logits: of a token and word. program: of the program itself.
+
+    ``can``: what it runs: tp, cp, pp, ep, zero1, zero2, zero3, zero3 in a pipeline, hsdp, chunks. ``about``: what the
+    constants were fitted to.
+    """
+
+    name: str
+    products: float = 1.0
+    small: float = 200.0
+    fp8: float = 1.73
+    attention: float = 1.0
+    scores: float = 7.0
+    whole: float = 10.0
+    cut: float = 12.0
+    layer_s: float | None = None
+    launch_s: float = 3e-3
+    launch_rank_s: float = 0.0
+    crossing_rank_s: float = 0.0
+    start: float = 1.0
+    crossing_s: float = 0.0
+    send_s: float = 1e-4
+    hides_tensor: float = 0.0
+    hidden: float = 0.0
+    hides_shards: bool = False
+    reduce_s: float = 0.0
+    reduce_share: float = 1.0
+    reduce_most: float = 300e9
+    selective_products: float = 0.0
+    selective_attention: bool = True
+    even_context: bool = True
+    balanced: bool = False
+    weight: int = 2
+    gradient: int = 2
+    state: int = 12
+    gradient_copy: int = 0
+    gathered: float = 0.0
+    keeps_whole: float = 0.0
+    keeps_split: float = 10.0
+    keeps_heads: float = 8 / 3
+    keeps_middle: float = 4.0
+    selective_keeps: float = 1.0
+    logits: float = 10.0
+    program: float = 1e9
+    about: str = ""
+    can: frozenset[str] = frozenset()
+
+    def runs(self, layout: "Layout") -> bool:
+        """Whether the program has what a layout needs."""
+        return not self.lacks(layout)
+
+    def lacks(self, layout: "Layout") -> list[str]:
+        """What a layout needs and the program does not have."""
+        needed = {name for name in ("tp", "cp", "pp", "ep") if getattr(layout, name) > 1}
+        needed |= {layout.sharding} - {"none"}
+        needed |= {"hsdp"} if layout.shard_group else set()
+        needed |= {"chunks"} if layout.chunks > 1 else set()
+        needed |= {"zero3 in a pipeline"} if layout.pp > 1 and layout.sharding == "zero3" else set()
+        return sorted(needed - self.can)
+
+    def but(self, **changes: Any) -> "Stack":
+        """This one with some constants changed."""
+        return replace(self, **changes)
+
+
+ASSUMED = "its constants are assumed, from kindred programs: it has no published runs of its own"
+_MEGATRON = frozenset({"tp", "cp", "pp", "ep", "zero1", "chunks"})
+NANOTRON = Stack(
+    "nanotron", products=0.82, small=300, attention=1.5, launch_s=3.7e-3, launch_rank_s=1e-4, crossing_rank_s=2.2e-3,
+    crossing_s=0.7e-3, hidden=1.0, reduce_s=12e-3, reduce_share=0.6, reduce_most=64e9, gradient=4, balanced=True,
+    gradient_copy=2,  # the Ultra-Scale Playbook's 20 bytes a parameter
+    gathered=4.0,  # its buffers "allgather" and "allgather2", 2 bytes each (parallel/tensor_parallel/functional.py)
+    keeps_split=7.0, keeps_heads=9.1, keeps_middle=3.5, logits=10.2, program=0.3e9,
+    about="549 runs of the Ultra-Scale Playbook on H100", can=frozenset({"tp", "pp", "zero1"}),
+)  # fmt: skip
+MEGATRON_DEEPSPEED = Stack(
+    "megatron-deepspeed", products=1.05, small=330, scores=6.6, whole=6, cut=6, launch_s=2.5e-3,
+    launch_rank_s=5e-5, start=2.2, send_s=1.8e-3, reduce_share=0.5,
+    about="705 runs of vTrain's on A100, one host", can=frozenset({"tp", "pp", "zero1"}),
+)  # fmt: skip
+MEGATRON_2022 = Stack(
+    "megatron-2022", small=330, scores=4.1, gradient=4, about="8 rows of 2205.05198, A100", can=_MEGATRON,
+)  # fmt: skip
+MEGATRON = Stack(
+    "megatron-core", small=200, gradient=4, hidden=0.8, hides_shards=True, reduce_share=0.6, about=ASSUMED,
+    can=_MEGATRON | {"zero2", "zero3", "hsdp"},
+)  # fmt: skip
+FOUNDRY = Stack(
+    "llm-foundry", small=380, attention=0.54, hidden=0.34, reduce_share=0.94, weight=4, gradient=4, state=8,
+    keeps_split=8, logits=6,
+    about="138 runs of MosaicML's on A100 and H100", can=frozenset({"zero2", "zero3", "hsdp"}),
+)  # fmt: skip
+TORCHTITAN = Stack(
+    "torchtitan", attention=0.84, whole=62, cut=62, hidden=0.8, reduce_share=0.6, weight=4, gradient=4, state=8,
+    selective_products=0.5, selective_attention=False, even_context=False, selective_keeps=0.5, logits=14,
+    about="17 rows of its benchmarks on H100 at 500 W, 2024-12",
+    can=frozenset({"tp", "cp", "pp", "ep", "zero3", "zero3 in a pipeline", "hsdp", "chunks"}),
+)  # fmt: skip
+COMPILED = TORCHTITAN.but(name="torchtitan-compiled", whole=45, cut=45)
+STACKS = {
+    one.name: one
+    for one in (NANOTRON, MEGATRON_DEEPSPEED, MEGATRON_2022, MEGATRON, FOUNDRY, TORCHTITAN, COMPILED)
+}  # fmt: skip
+
+
+def stack(name: str) -> Stack:
+    """The training program of that name.
+
+    Raises:
+        ValueError: there is none; the nearest are offered.
+    """
+    if name in STACKS:
+        return STACKS[name]
+    near = difflib.get_close_matches(name, STACKS, 1)
+    raise ValueError(
+        f"no training program {name!r}; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(STACKS)}")
+    )

@@ -1,0 +1,196 @@
+"""A step's seconds: layers on stages, the slowest of which all wait for, and what ranks with equal parameters send."""
+
+from dataclasses import dataclass
+
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.shape import Shape
+from pardemo.planner.layouts.work import Job, Parts, head, layer
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of the rank that the others wait for.
+
+    Args:
+        parts: seconds by :data:`pardemo.planner.layouts.work.PARTS`.
+        model_flops: operations of all ranks that the model needs, nothing recomputed. peak_flops: of a GPU.
+        tokens: of a step. stages: layers of each.
+    """
+
+    parts: dict[str, float]
+    model_flops: float
+    peak_flops: float
+    tokens: int
+    gpus: int
+    stages: tuple[int, ...]
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of one GPU."""
+        return self.tokens / self.seconds / self.gpus
+
+    @property
+    def mfu(self) -> float:
+        """The model's operations over what the GPUs could have done (Chowdhery et al. 2022, appendix B)."""
+        return self.model_flops / self.seconds / self.gpus / self.peak_flops
+
+
+def stages(job: Job, layout: Layout) -> list[int]:
+    """Layers of each stage.
+
+    A program that balances stages counts the head as the layers that have as many weights, and goes to the next stage
+    when the last one has its share: nanotron's ``build_model`` (huggingface/nanotron, ``models/base.py``).
+    """
+    shape, pp = job.shape, layout.pp
+    if not job.stack.balanced:
+        whole, rest = divmod(shape.layers, pp)
+        return [whole + (stage < rest) for stage in range(pp)]
+    found = [0] * pp
+    for stage in _balanced(shape, pp)[: shape.layers]:
+        found[stage] += 1
+    return found
+
+
+def idle_stages(job: Job, layout: Layout) -> int:
+    """Stages that a program that balances them leaves without anything: it cannot run such a pipeline.
+
+    nanotron's ``check_model_has_grad`` asks for more layers or fewer stages then.
+    """
+    return layout.pp - 1 - _balanced(job.shape, layout.pp)[-1] if job.stack.balanced else 0
+
+
+def _balanced(shape: Shape, pp: int) -> list[int]:
+    """Stage of each layer, and of what follows them: norm, head, conversion to fp32, loss."""
+    each = shape.attention_params + sum(one.params for one in shape.mlp(shape.middle))
+    share = (shape.layers * each + shape.head_params) / pp
+    found, done, stage = [], 0.0, 0
+    for cost in (*[each] * shape.layers, 0, shape.head_params, 0, 0):
+        found.append(stage)
+        done += cost
+        if done > share * (stage + 1) and stage < pp - 1:
+            stage += 1
+    return found
+
+
+def step(job: Job, layout: Layout) -> Step:
+    """A step's time, part by part.
+
+    From its first micro-batch on the slowest stage has no pause; before and after it the others work, which is the
+    bubble. Interleaved, that is a ``chunks``-th (Narayanan et al. 2021, arXiv 2104.04473, §2.2). In ZB-H1 gradients of
+    weights, a third of a micro-batch, fill it (Qi et al. 2023, arXiv 2401.10241, §2.1).
+    """
+    shape, machine, stack = job.shape, job.machine, job.stack
+    dense = layer(job, layout, experts=False)
+    routed = dense if shape.experts is None else layer(job, layout, experts=True)
+    mean = Parts()
+    mean.more(dense, shape.dense_layers / shape.layers)
+    mean.more(routed, 1 - shape.dense_layers / shape.layers)
+    last = head(job, layout)
+    split = stages(job, layout)
+    busy = [count * mean.total for count in split]
+    busy[-1] += last.total
+    slowest = max(range(layout.pp), key=busy.__getitem__)
+    found, m = Parts(), layout.accumulation
+    found.more(mean, m * split[slowest])
+    if slowest == layout.pp - 1:
+        found.more(last, m)
+    if layout.pp > 1:
+        tokens = layout.micro_batch * job.sequence / layout.cp
+        nbytes = 2 * tokens * shape.hidden / layout.tp  # each tensor-parallel rank sends its part
+        message = stack.send_s + machine.send(nbytes, layout.tp * layout.cp * layout.dp)
+        found.add("pipeline messages", message * waited_messages(layout))
+        others = sum(busy) - busy[slowest]
+        if layout.schedule == "zb-h1" and m >= layout.pp:
+            others *= 1 / 3  # (p − 1)(F + B − W) where the three are alike
+        found.add("pipeline bubble", others / layout.chunks)
+    data_parallel(job, layout, split, mean, found)
+    tokens = layout.batch * job.sequence
+    return Step(
+        dict(found.seconds), tokens * shape.flops(job.sequence), machine.gpu.flops * job.rate, tokens, layout.gpus,
+        tuple(split),
+    )  # fmt: skip
+
+
+def waited_messages(layout: Layout) -> int:
+    """Messages between stages on the longest path of a step; each is received when it is needed, and not before.
+
+    Two for each micro-batch, an activation and a gradient, and as many to fill and to drain. With two stages both
+    go at once, one to each side, and an 1F1B pipeline of more saves three where the middle meets its ends.
+    """
+    m, pp = layout.accumulation, layout.pp
+    if layout.chunks > 1:
+        return 2 * (m * layout.chunks + pp - 1)
+    return m + 1 if pp == 2 else 2 * (m + pp - 1) - min(m + 1, 3)
+
+
+def data_parallel(job: Job, layout: Layout, split: list[int], mean: Parts, found: Parts) -> None:
+    """Adds what ranks with the same parameters send each other, and the update of what each of them owns."""
+    machine, stack = job.machine, job.stack
+    owned = max(owned_params(job, layout, split, place) for place in range(layout.pp))
+    n, stride = layout.replicas, layout.tp
+    if n > 1 and layout.sharding == "zero3":
+        _fully_sharded(job, layout, split, mean, found)
+    elif n > 1:
+        gradients, covered = stack.gradient * owned, 0.0
+        if layout.sharding == "none":
+            exchange = machine.all_reduce(gradients, n, stride)
+        else:
+            exchange = machine.gather(gradients, n, stride) + machine.gather(2 * owned, n, stride)
+        if layout.sharding == "none" or stack.hides_shards:  # behind the last micro-batch's backward pass
+            covered = stack.hidden * 2 / 3 * mean.total * split[0]
+        exchange = exchange / _share(job, n, stride) + stack.reduce_s * (n - 1).bit_length()
+        rounds = layout.accumulation if layout.sharding == "zero2" else 1
+        found.add("data-parallel traffic", rounds * max(0.0, exchange - covered))
+    moved = owned / layout.shards * (2 * stack.state + stack.gradient)
+    found.add("optimizer", moved / machine.memory_bytes_per_s)
+
+
+def _share(job: Job, n: int, stride: int) -> float:
+    """Of the links' rate, what an exchange of gradients reaches; a ring between hosts at most ``reduce_most``."""
+    stack = job.stack
+    if job.machine.inside(n, stride):
+        return stack.reduce_share
+    return min(stack.reduce_share, stack.reduce_most / job.machine.rate(n, stride))
+
+
+def _fully_sharded(job: Job, layout: Layout, split: list[int], mean: Parts, found: Parts) -> None:
+    """Each micro-batch gathers a layer's parameters twice and scatters its gradients, beside the layers' computation.
+
+    Nothing hides the first layer's gathers, before either pass begins, nor its scatter, when both are over.
+    In groups that share states (HSDP), gradients are summed over the groups once more (Zhao et al. 2023, arXiv
+    2304.11277, §3.2.2).
+    """
+    shape, machine, stack = job.shape, job.machine, job.stack
+    n, stride = layout.replicas, layout.tp
+    group = layout.shard_group or n
+    share = _share(job, group, stride)
+    per_layer = layer_params(shape, layout)
+    each = 3 * machine.gather(2 * per_layer, group, stride) / share
+    exposed = max(each, max(split) * (each - stack.hidden * mean.total))
+    once = 3 * machine.gather(2 * shape.embedding_params / layout.tp, group, stride) / share
+    found.add("data-parallel traffic", layout.accumulation * (exposed + once))
+    if group < n:
+        across = machine.all_reduce(stack.gradient * max(split) * per_layer / group, n // group, stride * group)
+        found.add("data-parallel traffic", across / _share(job, n // group, stride * group))
+
+
+def layer_params(shape: Shape, layout: Layout) -> float:
+    """Of a rank's share of an average layer, nothing sharded over data-parallel ranks."""
+    routed = shape.layers - shape.dense_layers
+    total = shape.dense_layers * shape.dense_params + routed * (shape.moe_params + shape.expert_params / layout.ep)
+    return total / shape.layers / layout.tp
+
+
+def owned_params(job: Job, layout: Layout, split: list[int], place: int) -> float:
+    """Of a rank of the stage at ``place``: its layers, the embedding on the first stage, the head on the last."""
+    shape = job.shape
+    found = split[place] * layer_params(shape, layout)
+    if place == 0:
+        found += shape.embedding_params / layout.tp
+    if place == layout.pp - 1 and not (place == 0 and shape.tied):
+        found += shape.head_params / layout.tp
+    return found

@@ -1,0 +1,185 @@
+"""This machine's rates, measured by ranks that all work at once: the profile that ``pardemo plan --gpu FILE`` reads.
+
+On one host ``pardemo plan --measure FILE`` starts them. On several hosts they are torchrun's::
+
+    torchrun --nnodes 2 --nproc-per-node 8 … -m pardemo.world pardemo.planner.measured:write FILE
+
+Ranks without a GPU measure fp32 on their cores, which they share: numbers of that machine, and of no GPU.
+"""
+
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pardemo import project
+from pardemo.cluster import Cluster
+from pardemo.machine import times
+from pardemo.planner import hardware, profile
+from pardemo.world.rank import device
+
+#: By whether there is a GPU: sizes of products, seconds that the largest is repeated, bytes of a copy and of a message.
+SIZES = {True: (1024, 2048, 4096, 8192, 16384), False: (128, 256, 512, 1024)}
+WARM_S = {True: 5.0, False: 0.5}
+COPY_BYTES = {True: 1 << 30, False: 64 << 20}
+LARGE_BYTES = {True: 256 << 20, False: 8 << 20}
+SMALL_BYTES = 4096
+
+
+def measure(path: Path, ranks: int, cluster: Cluster | None = None) -> dict[str, Any]:
+    """Measures with ranks of this machine, writes the profile to ``path`` and returns it."""
+    from pardemo.world import World
+
+    with World(ranks, cluster=cluster) as world:
+        found = world.run(on_rank)[0]
+    _write(path, found)
+    return found
+
+
+def write(path: str) -> dict[str, Any]:
+    """The same as a rank of torchrun's job; rank 0 writes."""
+    found = on_rank()
+    if dist.get_rank() == 0:
+        _write(Path(path), found)
+    return found
+
+
+def _write(path: Path, found: dict[str, Any]) -> None:
+    profile.check(found)
+    project.write_json(path, found)
+
+
+def on_rank() -> dict[str, Any]:
+    """On every rank: the fields of :mod:`pardemo.planner.profile`, of all ranks' means."""
+    here = device()
+    gpu = here.type == "cuda"
+    name, memory = _device(here)
+    rates = {size: _product(size, here) for size in SIZES[gpu]}
+    best = max(rates.values())
+    peak_flops, source = peak(name, best)
+    size = torch.empty(COPY_BYTES[gpu] // 4, device=here)
+    target = torch.empty_like(size)
+    copied = _mean(2 * COPY_BYTES[gpu] / median(times(lambda: target.copy_(size), 7)))
+    found: dict[str, Any] = {
+        "name": name, "memory_gib": _short(memory / 2**30), "peak_tflops": _short(peak_flops / 1e12),
+        "reachable_tflops": {str(size): _short(rate / 1e12) for size, rate in rates.items()},
+        "sustained": _short(min(1.0, _warm(SIZES[gpu][-1], WARM_S[gpu], here) / rates[SIZES[gpu][-1]])),
+        "memory_gb_per_s": _short(copied / 1e9), "bf16": gpu and torch.cuda.is_bf16_supported(),
+    }  # fmt: skip
+    return (
+        found
+        | _links(gpu)
+        | {"source": f"measured with torch {torch.__version__}, {dist.get_world_size()} ranks; {source}"}
+    )
+
+
+def _product(n: int, here: torch.device) -> float:
+    """Operations/s of a product of n × n × n: bf16 on a GPU, fp32 on cores."""
+    a, b, c = _matrices(n, here)
+    return _mean(2 * n**3 / median(times(lambda: torch.mm(a, b, out=c), 9)))
+
+
+def _warm(n: int, seconds: float, here: torch.device) -> float:
+    """The same at the end of some seconds without a pause, when the chip is warm and its power is shared."""
+    a, b, c = _matrices(n, here)
+    dist.barrier()
+    begin = time.perf_counter()
+    ends = [begin]
+    while ends[-1] - begin < seconds:
+        torch.mm(a, b, out=c)
+        if here.type == "cuda":
+            torch.cuda.synchronize()
+        ends.append(time.perf_counter())
+    later = [end for end in ends if end - begin >= seconds / 2]
+    rounds = len(ends) - ends.index(later[0]) - 1
+    return _mean(2 * n**3 * max(1, rounds) / (ends[-1] - (later[0] if rounds else ends[-2])))
+
+
+def _matrices(n: int, here: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    kind = torch.bfloat16 if here.type == "cuda" else torch.float32
+    a = torch.randn(n, n, device=here).to(kind)
+    return a, a.clone(), torch.empty_like(a)
+
+
+def _links(gpu: bool) -> dict[str, Any]:
+    """The links inside and between hosts, of all-reduces that all groups of a kind make at once."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    each = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    hosts, found = size // each, {"host_gpus": each}
+    inside = [dist.new_group(range(host * each, (host + 1) * each)) for host in range(hosts)]
+    between = [dist.new_group(range(local, size, each)) for local in range(each)]
+    if each > 1:
+        found["inside"] = _link(inside[rank // each], each, 1, gpu)
+    if hosts > 1:  # each GPU's ring has its part of the adapters
+        found["between"] = _link(between[rank % each], hosts, each, gpu)
+    return found
+
+
+def _link(group: dist.ProcessGroup, ranks: int, rings: int, gpu: bool) -> dict[str, float]:
+    small, large = (_all_reduce(nbytes, group) for nbytes in (SMALL_BYTES, LARGE_BYTES[gpu]))
+    moved = 2 * (ranks - 1) / ranks * (LARGE_BYTES[gpu] - SMALL_BYTES)
+    rate = rings * moved / max(large - small, 1e-9)
+    return {"gb_per_s": _short(rate / 1e9), "latency_us": _short(1e6 * small / math.log2(ranks))}
+
+
+def _all_reduce(nbytes: int, group: dist.ProcessGroup) -> float:
+    """Seconds; the slowest group's, since all of them begin together."""
+    tensor = torch.ones(nbytes // 4, device=device())
+    seconds = median(times(lambda: dist.all_reduce(tensor.fill_(1.0), group=group), 7))
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, seconds)
+    return max(every)
+
+
+def _device(here: torch.device) -> tuple[str, float]:
+    """Its name, and the bytes of its memory: of cores, a rank's part of the machine's."""
+    if here.type == "cuda":
+        return torch.cuda.get_device_name(here), torch.cuda.get_device_properties(here).total_memory
+    import psutil
+
+    return "cpu", psutil.virtual_memory().total / int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+
+
+def peak(name: str, best: float) -> tuple[float, str]:
+    """The datasheet's of the GPU that the device's name says; else the best product is the most that is known."""
+    words = name.upper().replace("-", " ").split()
+    known = [one for one in hardware.GPUS.values() if one.name.upper().split("-")[0] in words]
+    if known and known[0].flops >= best:
+        return known[0].flops, f"its peak: {known[0].source}"
+    return best, "its peak is the best product"
+
+
+def _mean(value: float) -> float:
+    every: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(every, value)
+    return fmean(every)
+
+
+def _short(value: float) -> float:
+    """Four digits."""
+    return float(f"{value:.4g}")
+
+
+def command(file: str, ranks: int | None, as_json: bool) -> int:
+    """``pardemo plan --measure``: with as many ranks as there are GPUs, else two to four on the cores."""
+    from pardemo.machine.doctor import available_cores
+
+    path = Path(file)
+    if not path.parent.is_dir():
+        raise ValueError(f"no folder {path.parent} to write {path.name} into")
+    if ranks is not None and ranks < 1:
+        raise ValueError(f"--gpus must be at least 1, not {ranks}")
+    ranks = ranks or torch.cuda.device_count() or min(4, max(2, available_cores()))
+    print(f"plan: {ranks} ranks measure products, memory and links …", file=sys.stderr, flush=True)
+    found = measure(path, ranks)
+    print(json.dumps(found, indent=1))
+    if not as_json:
+        print(f"written to {path}; pardemo plan --gpu {path} plans with it")
+    return 0

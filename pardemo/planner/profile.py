@@ -1,0 +1,204 @@
+"""A machine's own rates in a JSON file, in place of a datasheet's: what ``--gpu FILE`` reads.
+
+``pardemo plan --measure FILE`` writes one. All of it is what was reached, so that nothing is taken off it again.
+"""
+
+import difflib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pardemo.planner import hardware
+from pardemo.planner.hardware import Gpu
+
+#: Numbers of a profile: unit, least, most. What lies outside was written in another unit.
+NUMBERS = {
+    "memory_gib": ("GiB of one GPU, as torch reports it", 0.01, 4096),
+    "peak_tflops": ("TFLOP/s of its datasheet", 1e-4, 1e5),
+    "memory_gb_per_s": ("GB/s that a copy reads and writes", 0.1, 1e5),
+}
+REACHABLE = ("reachable_tflops", 'TFLOP/s of large products, or one for each size, as {"1024": 310, "8192": 640}')
+LINKS = {
+    "inside": "from a GPU to the others of its host",
+    "between": "of a host's adapters together, one way",
+}
+LINK_NUMBERS = {
+    "gb_per_s": ("GB/s", 1e-6, 1e5),
+    "latency_us": ("µs of a collective for each doubling of ranks", 0, 1e7),
+}
+USUAL_LINK = "ethernet-100g"
+NEEDED = ("name", "memory_gib", "peak_tflops", "reachable_tflops", "memory_gb_per_s")
+KNOWN = (*NEEDED, "sustained", "inside", "between", "host_gpus", "bf16", "source")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A GPU, and what else was measured of its machine: seconds and bytes/s; None where it was not."""
+
+    gpu: Gpu
+    inside: bool = True
+    latency_within: float | None = None
+    latency_between: float | None = None
+    between: float | None = None
+    host_gpus: int | None = None
+
+    def link(self, name: str | None) -> float:
+        """Bytes/s of a host's adapters: of the link that is named, else as measured, else :data:`USUAL_LINK`'s."""
+        if name is not None or self.between is None:
+            return hardware.link(name or USUAL_LINK)
+        return self.between
+
+
+def is_file(name: str) -> bool:
+    """Whether ``--gpu`` means a file."""
+    return name.lower().endswith(".json") or Path(name).expanduser().is_file()
+
+
+def find(name: str, gpus: int = 1) -> Profile:
+    """The GPU of that name, or the profile in that file, for so many GPUs.
+
+    Raises:
+        ValueError: there is none, something in the file is wrong, or it has no link that several GPUs need.
+    """
+    if not is_file(name):
+        return Profile(hardware.gpu(name))
+    found = load(Path(name).expanduser())
+    if gpus > 1 and not found.inside:
+        raise ValueError(f"{Path(name).name} has no inside (gb_per_s, latency_us), which {gpus} GPUs need")
+    return found
+
+
+def load(path: Path) -> Profile:
+    """The profile in a file.
+
+    Raises:
+        ValueError: one line that names the file, the field, and what would be right.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError:
+        raise ValueError(f"no file {path}; pardemo plan --measure {path.name} writes one") from None
+    except ValueError as error:
+        raise ValueError(f"{path.name} is no JSON: {error}") from None
+    try:
+        return _profile(values)
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from None
+
+
+def check(values: Any) -> None:
+    """Raises ValueError, one line, where these are not the fields of a profile."""
+    _profile(values)
+
+
+def _profile(values: Any) -> Profile:
+    if not isinstance(values, dict):
+        raise ValueError("not a profile, which is an object with " + ", ".join(NEEDED))
+    if "matmul_flops" in values:
+        raise ValueError("a run's machine.json, and no profile; pardemo plan --measure FILE writes one")
+    _known(values, KNOWN, "")
+    if missing := [name for name in NEEDED if name not in values]:
+        raise ValueError("no " + ", ".join(f"{name} ({_unit(name)})" for name in missing))
+    if not isinstance(values["name"], str) or not values["name"].strip():
+        raise ValueError(f"name must be a text, not {values['name']!r}")
+    number = {name: _number(values, name, *limits) for name, limits in NUMBERS.items()}
+    reachable, small = _reachable(values["reachable_tflops"], number["peak_tflops"])
+    sustained = _number(values | {"sustained": values.get("sustained", 1.0)}, "sustained", "a share of it", 0.01, 1)
+    links = {name: _link(values, name) for name in LINKS}
+    inside, between = links["inside"], links["between"]
+    gpu = Gpu(
+        values["name"], number["memory_gib"] * 2**30, number["peak_tflops"] * 1e12, number["memory_gb_per_s"] * 1e9,
+        inside["gb_per_s"] * 1e9 if inside else 1.0, str(values.get("source", "measured")),
+        bf16=_truth(values, "bf16"), reachable=reachable * 1e12, sustained=sustained, measured=True, small=small,
+    )  # fmt: skip
+    return Profile(
+        gpu, inside is not None,
+        inside and inside["latency_us"] * 1e-6, between and between["latency_us"] * 1e-6,
+        between and between["gb_per_s"] * 1e9, _host_gpus(values),
+    )  # fmt: skip
+
+
+def _reachable(value: Any, peak: float) -> tuple[float, float | None]:
+    """TFLOP/s of large products; and what smaller ones lose, where rates by size tell it.
+
+    With s rows, columns and depth lost, a product of n × n × n reaches R / (1 + s/n)³, as the time model has it.
+    """
+    name, unit = REACHABLE
+    if not isinstance(value, dict):
+        most = _number({name: value}, name, unit, 1e-4, 1e5)
+        _below(most, peak)
+        return most, None
+    if not value:
+        raise ValueError(f"{name} has no sizes; it takes {unit}")
+    rates = {}
+    for size, rate in value.items():
+        if not str(size).isdigit() or int(size) < 1:
+            raise ValueError(f"{name} has the size {size!r}, no whole number of at least 1")
+        rates[int(size)] = _number({f"{name} of {size}": rate}, f"{name} of {size}", "TFLOP/s", 1e-6, 1e5)
+    _below(max(rates.values()), peak)
+    if len(rates) == 1:
+        return next(iter(rates.values())), None
+    told = {
+        lost: [math.log(rate) + 3 * math.log1p(lost / size) for size, rate in rates.items()] for lost in range(1001)
+    }
+    lost = min(told, key=lambda one: _spread(told[one]))
+    return min(peak, math.exp(sum(told[lost]) / len(rates))), float(lost)
+
+
+def _spread(values: list[float]) -> float:
+    mean = sum(values) / len(values)
+    return sum((value - mean) ** 2 for value in values)
+
+
+def _below(rate: float, peak: float) -> None:
+    if rate > peak:
+        raise ValueError(f"reachable_tflops is {rate:g}, above peak_tflops, {peak:g}: are both in TFLOP/s?")
+
+
+def _link(values: Mapping[str, Any], name: str) -> dict[str, float] | None:
+    if name not in values:
+        return None
+    link = values[name]
+    if not isinstance(link, dict):
+        raise ValueError(f"{name} must be an object with {' and '.join(LINK_NUMBERS)} ({LINKS[name]}), not {link!r}")
+    _known(link, tuple(LINK_NUMBERS), f"{name}.")
+    if missing := [field for field in LINK_NUMBERS if field not in link]:
+        raise ValueError(f"{name} has no " + ", ".join(f"{field} ({LINK_NUMBERS[field][0]})" for field in missing))
+    return {field: _number(link, field, *limits, where=f"{name}.") for field, limits in LINK_NUMBERS.items()}
+
+
+def _number(values: Mapping[str, Any], name: str, unit: str, least: float, most: float, where: str = "") -> float:
+    value = values[name]
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{where}{name} must be a number ({unit}), not {value!r}")
+    if not least <= value <= most:  # no number is within nothing, so this is for NaN, too
+        raise ValueError(f"{where}{name} is {value:g}, not within {least:g} to {most:g}; it is in {unit}")
+    return float(value)
+
+
+def _truth(values: Mapping[str, Any], name: str) -> bool:
+    if not isinstance(value := values.get(name, True), bool):
+        raise ValueError(f"{name} must be true or false, not {value!r}")
+    return value
+
+
+def _host_gpus(values: Mapping[str, Any]) -> int | None:
+    value = values.get("host_gpus")
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ValueError(f"host_gpus must be a whole number of at least 1, not {value!r}")
+    return value
+
+
+def _known(values: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, 1, 0.5)
+            hint = f"did you mean {where}{near[0]}?" if near else f"there are {', '.join(known)}"
+            raise ValueError(f"no field {where}{name}; {hint}")
+
+
+def _unit(name: str) -> str:
+    return {"name": "of the GPU", REACHABLE[0]: REACHABLE[1]}.get(name) or NUMBERS[name][0]

@@ -1,0 +1,62 @@
+"""What an operation costs: floating-point operations, and bytes that it reads and writes."""
+
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from pardemo.meters.memory import tensors_in
+
+
+def _attention_flops(q, k, v, *args, **kwargs) -> int:
+    return sdpa_flop_count(q.shape, k.shape, v.shape)
+
+
+def _attention_backward_flops(grad, q, k, v, *args, **kwargs) -> int:
+    return sdpa_backward_flop_count(grad.shape, q.shape, k.shape, v.shape)
+
+
+def _grouped_flops(a: torch.Tensor, b: torch.Tensor, *args, out_val: torch.Tensor, **kwargs) -> int:
+    """Experts' products: each row of a [S, K] meets one of b [E, K, N]; a weight's gradient is [K, S] by [S, N]."""
+    rows, inner = a.shape[-2:]
+    return 2 * rows * inner * b.shape[-1]
+
+
+def traffic(func: Any, args: Any, out: Any) -> list[int]:
+    """Bytes of what an operation element by element reads and writes: none for a view, a look-up's rows twice."""
+    name = func._schema.name
+    if name in _IDLE:
+        return []
+    read, written = tensors_in(args), tensors_in(out)
+    if func._schema.is_mutable:
+        written = written or _changed_in_place(func, args)  # a fused optimizer returns nothing
+    else:
+        own = {id(tensor.untyped_storage()) for tensor in read}
+        written = [tensor for tensor in written if id(tensor.untyped_storage()) not in own]
+        if not written:
+            return []
+    if name in _LOOK_UPS:
+        return 2 * [*map(_span, written)]
+    return [*map(_span, read), *map(_span, written)]
+
+
+def _changed_in_place(func: Any, args: Any) -> list[torch.Tensor]:
+    changed = [arg for arg, told in zip(args, func._schema.arguments, strict=False) if told.is_write]
+    return tensors_in(changed)
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """What an expanded tensor has in memory, not what it stands for."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+_IDLE = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided", "aten::detach"}
+_LOOK_UPS = {"aten::embedding", "aten::index", "aten::index_select", "aten::gather", "aten::select"}
+
+#: What torch's FlopCounterMode counts, and what it leaves out: attention on the CPU, experts.
+FLOPS = {
+    **flop_registry,
+    torch.ops.aten._grouped_mm: _grouped_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+}
