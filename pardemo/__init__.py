@@ -18,7 +18,7 @@ The techniques, each a module or package with one door:
 - ``pardemo.data_parallel``: replicas with a naive and with an overlapped exchange of gradients.
 - ``pardemo.pipeline_parallel``: schedules, proven and drawn without a process, and run on real ranks.
 - ``pardemo.tensor_parallel``: layers in columns, rows and heads; sequence parallelism; the vocabulary's loss.
-- ``pardemo.zero``: model states in shards, stages 1 to 3; ``pardemo.zero.zero_r``: activations, buffers, fragments.
+- ``pardemo.zero``: model states in shards, stages 1 to 3; ``pardemo.zero.zero_r``: activations and buffers.
 - ``pardemo.groups``: which ranks form a tensor-, data- or pipeline-parallel group.
 
 What they stand on, and beside:

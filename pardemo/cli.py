@@ -10,6 +10,7 @@ from typing import Any
 
 import pardemo
 from pardemo.collection.report import command as report_command
+from pardemo.collection.site import command as site_command
 from pardemo.collection.unread import work_goes_on
 from pardemo.finetune import commands as finetune_commands
 from pardemo.finetune import score_command
@@ -71,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     show.set_defaults(action=_claims)
 
     report_command.add(commands)
+    site_command.add(commands)
 
     bench = commands.add_parser("bench", help="the speed table: ratios measured side by side in one run")
     bench.add_argument(

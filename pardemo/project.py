@@ -24,6 +24,14 @@ def notebooks() -> dict[str, Path]:
     return {path.stem: path for path in sorted((root() / "notebooks").glob("[0-9][0-9]_*.ipynb"))}
 
 
+def chapters() -> dict[str, list[str]]:
+    """The notebooks of each chapter by its number, in their order: a long chapter has several."""
+    found: dict[str, list[str]] = {}
+    for name in notebooks():
+        found.setdefault(name[:2], []).append(name)
+    return found
+
+
 def output_dir() -> Path:
     """Where claims, figures and profiles go: ``$PARDEMO_OUT`` (set by ``pardemo run``), else ``outputs/latest``."""
     named = os.environ.get("PARDEMO_OUT")

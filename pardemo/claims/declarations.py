@@ -22,9 +22,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pardemo.claims.verdicts import EVIDENCE
+from pardemo.claims.verdicts import EVIDENCE, SECONDS
 
 FOLDER = Path(__file__).parent / "declared"
+#: Evidence of seconds over links with limits: the machine decides which way there is (:mod:`pardemo.cluster.tiers`).
+LINKS = "links"
 #: What says how close a measurement has to be.
 TOLERANCE = ("within", "at_most", "at_least", "because")
 
@@ -57,9 +59,10 @@ class Declaration:
             raise ValueError(f'{self.id}: {bounds[0]} needs a reason: because = "…"')
         if self.bounded not in ("", "most", "least"):
             raise ValueError(f"{self.id}: bounded is most or least, not {self.bounded!r}")
-        if self.evidence not in EVIDENCE:
-            raise ValueError(f"{self.id}: evidence must be one of {', '.join(EVIDENCE)}, not {self.evidence!r}")
-        if self.evidence in ("time", "paced") and not self.off:
+        if self.evidence not in (*EVIDENCE, LINKS):
+            known = ", ".join((*EVIDENCE, LINKS))
+            raise ValueError(f"{self.id}: evidence must be one of {known}, not {self.evidence!r}")
+        if self.evidence in (*SECONDS, LINKS) and not self.off:
             raise ValueError(f'{self.id}: seconds may be off on another machine: tell the reader why: off = "…"')
 
     @property
@@ -73,12 +76,12 @@ class Declaration:
         return self.at_most if self.at_most is not None else self.at_least
 
     def case(self, key: Any) -> str:
-        """A case as it is told: ``4`` as ``N = 4``, ``(2, "sent")`` as ``N = 2, sent``."""
+        """A case as it is told, in one line: ``4`` as ``N = 4``, ``(2, "sent")`` as ``N = 2, sent``."""
         names = (self.cases,) if isinstance(self.cases, str) else self.cases
         parts = key if isinstance(key, tuple) else (key,)
         names = (*names, *[""] * (len(parts) - len(names)))
         told = (f"{name} = {part}" if name else str(part) for name, part in zip(names, parts, strict=False))
-        return ", ".join(told)
+        return " ".join(", ".join(told).split())  # a picture's label may be broken into lines
 
 
 def of(notebook: str) -> dict[str, Declaration]:

@@ -11,8 +11,10 @@ from typing import Any
 
 from pardemo import project
 from pardemo.claims import declarations
+from pardemo.claims.declarations import LINKS
 from pardemo.claims.lines import Closing, Line
 from pardemo.claims.verdicts import AS_PREDICTED, EVIDENCE, RELATIONS, agree, may_be_off, plain, short
+from pardemo.cluster.tiers import Tier
 
 COLUMNS = (
     "id", "notebook", "statement", "source", "predicted", "measured", "unit", "rel", "evidence", "verdict", "reason",
@@ -36,10 +38,14 @@ class Ledger:
     >>> claim = Ledger("03_megatron_mlp", folder="example")                          # doctest: +SKIP
     >>> claim("s30.rows_first", 8, {2: 8.003, 4: 8.002})                              # doctest: +SKIP
     ✓ rows first: what a rank sends forward: predicted 8 ± 1 % φ, measured 8.003 φ (N = 2), 8.002 φ (N = 4)
+
+    Args:
+        links: how links can be limited here (:func:`pardemo.cluster.tiers.found`): the evidence of claims that declare
+            ``links``. Where nothing can limit them, those claims are *not measured*, whatever their cells found.
     """
 
-    def __init__(self, notebook: str, folder: str | Path | None = None):
-        self.notebook = notebook
+    def __init__(self, notebook: str, folder: str | Path | None = None, links: Tier | None = None):
+        self.notebook, self._links = notebook, links
         self._path = Path(folder or project.output_dir()) / "claims" / f"{notebook}.json"
         self._declared = declarations.of(notebook)
         self._rows: dict[str, dict[str, Any]] = {}
@@ -81,6 +87,14 @@ class Ledger:
             predicted = claim.bound
         if predicted is None or measured is None:
             raise ValueError(f"{id}: a claim needs what was {'predicted' if predicted is None else 'measured'}")
+        evidence = evidence or claim.evidence
+        if evidence == LINKS:
+            if self._links is None:
+                raise ValueError(f"{id} is about links: Ledger({self.notebook!r}, links=tiers.found()) says which")
+            if not self._links.evidence:
+                self.skip(id, reason=self._links.missing)
+                return
+            evidence = self._links.evidence
         if instead is not None and not claim.instead:
             raise ValueError(f'{id}: say in its declaration why it may differ: instead = "…"')
         for key in measured if isinstance(measured, Mapping) else [case]:
@@ -91,7 +105,7 @@ class Ledger:
                 _of(measured, key, id),
                 claim.within if within is None else _of(within, key, id),
                 None if instead is None else (_of(instead, key, id), claim.instead),
-                evidence or claim.evidence,
+                evidence,
             )
         self._show(id)
 
@@ -99,8 +113,8 @@ class Ledger:
         told = "" if key is None else claim.case(key)
         self._judge(
             claim.id + (f".{_slug(told)}" if told else ""), claim.says, predicted, measured, claim.unit, within,
-            claim.source, evidence, claim.relation, instead, claim.off,
-            claim=claim.id, case=told, because=claim.because,
+            claim.source, evidence, claim.relation, instead, "",
+            off=claim.off, claim=claim.id, case=told, because=claim.because,
         )  # fmt: skip
 
     def check(
@@ -142,7 +156,7 @@ class Ledger:
 
     def _judge(
         self, id, statement, predicted, measured, unit, rel, source, evidence, relation, instead, reason,
-        *, claim, case="", because="",
+        *, claim, case="", because="", off="",
     ) -> str:  # fmt: skip
         if evidence not in EVIDENCE:
             raise ValueError(f"evidence must be one of {', '.join(EVIDENCE)}, not {evidence!r}")
@@ -154,7 +168,8 @@ class Ledger:
         elif instead is not None and agree(plain(instead[0]), measured, rel, relation):
             verdict, reason = "differs", f"{AS_PREDICTED} {short(plain(instead[0]))} predicts: {instead[1]}"
         else:
-            verdict = "off" if may_be_off(evidence, reason) else "fails"
+            verdict = "off" if may_be_off(evidence, reason or off) else "fails"
+            reason = reason or off
         self._book(
             id, statement, source, predicted, measured, unit, rel, evidence, verdict, reason, relation, claim, case,
             because,

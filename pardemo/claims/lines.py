@@ -7,13 +7,14 @@ from typing import Any
 
 from pardemo.claims.verdicts import AS_PREDICTED, VERDICTS, predicted_text, short
 
-#: Sign and colour of a verdict, readable on light and on dark pages.
+#: Sign and colour of a verdict. A rendered page has shades of its own for a light and a dark screen; JupyterLab, which
+#: knows none of them, gets one that is readable on both.
 SIGNS = {
-    "holds": ("✓", "#2f9e44"),
-    "differs": ("≠", "#d9730d"),
-    "off": ("≈", "#d9730d"),
-    "not measured": ("–", "#868e96"),
-    "fails": ("✗", "#e03131"),
+    "holds": ("✓", "var(--holds, #2f9e44)"),
+    "differs": ("≠", "var(--differs, #d9730d)"),
+    "off": ("≈", "var(--off, #868e96)"),
+    "not measured": ("–", "var(--off, #868e96)"),
+    "fails": ("✗", "var(--fails, #e03131)"),
 }
 FEW = 8  # cases that one line can tell
 NOTICED = 0.001  # a tolerance below a tenth of a per cent
@@ -121,12 +122,22 @@ def _figures(rows: list[dict[str, Any]], bold: bool = False) -> str:
                 for row in measured
             )
         )
-        return f"{plain(_prediction(measured[0], unit))}, measured {told}"
+        return f"{plain(_prediction(measured[0], unit))}, {_found(measured[0])} {told}"
     return "; ".join(
         (f"{plain(row['case'])}: " if row["case"] else "")
-        + f"{plain(_prediction(row, unit))}, measured {strong(short(row['measured']))}{plain(unit)}"
+        + f"{plain(_prediction(row, unit))}, {_found(row)} {strong(short(row['measured']))}{plain(unit)}"
         for row in measured
     )
+
+
+def _found(row: dict[str, Any]) -> str:
+    """What the figure beside a prediction is: nobody measured what a paper prints, or what a model of a thing gave.
+
+    A bound on published figures is one on what was computed from them, such as how far a model misses them.
+    """
+    if row["evidence"] == "published":
+        return "published" if row["relation"] == "equal" else "found"
+    return "computed" if row["evidence"] == "arithmetic" else "measured"
 
 
 def _unit(row: dict[str, Any]) -> str:
@@ -138,7 +149,8 @@ def _prediction(row: dict[str, Any], unit: str) -> str:
     figure = short(row["predicted"]) + unit
     if row["relation"] != "equal":
         return f"{row['relation']} {figure}"
-    return f"predicted {figure}" + (f" ± {100 * row['rel']:.3g} %" if row["rel"] >= NOTICED else "")
+    told = f" ± {100 * row['rel']:.3g} %" if row["rel"] >= NOTICED and row["predicted"] else ""  # of 0 it is nothing
+    return f"predicted {figure}{told}"
 
 
 def _spread(rows: list[dict[str, Any]]) -> str:
@@ -146,7 +158,10 @@ def _spread(rows: list[dict[str, Any]]) -> str:
     numbers = [(p, m) for p, m in pairs if not isinstance(p, (bool, str)) and not isinstance(m, (bool, str)) and p]
     if len(numbers) == len(rows):
         ratios = [m / p for p, m in numbers]
-        return f"measured over predicted {min(ratios):.4g} to {max(ratios):.4g}"
+        low, high = f"{min(ratios):.4g}", f"{max(ratios):.4g}"
+        if low == high:
+            return "each as predicted" if low == "1" else f"measured over predicted {low} in each"
+        return f"measured over predicted {low} to {high}"
     if not pairs:
         values = [row["measured"] for row in rows]
         return f"{_prediction(rows[0], _unit(rows[0]))}, measured {short(min(values))} to {short(max(values))}"

@@ -1,6 +1,6 @@
 """A run's claims gathered: by statement of the article, by chapter, by evidence; their ratios, and where each is shown.
 
-Notebook 13 and the report of a run read the same functions.
+Notebook 15 and the report of a run read the same functions.
 """
 
 import html
@@ -13,7 +13,7 @@ from typing import Any
 
 from pardemo import claims, project
 
-OWN = "13_scorecard"
+OWN = "15_scorecard"
 JUDGEMENTS = {"ok": "right", "if": "right under a condition", "no": "wrong or garbled", "doc": "told, not measured"}
 
 
@@ -60,13 +60,13 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 def _told(folder: Path, here: Path, rows: list[dict[str, Any]]) -> str:
     there = {row["notebook"] for row in rows}
-    chapters = [name for name in project.notebooks() if name != OWN]
-    missing = ", ".join(name.split("_")[0] for name in chapters if name not in there)
+    chapters = {number: names for number, names in project.chapters().items() if OWN not in names}
+    missing = [number for number, names in chapters.items() if not there.issuperset(names)]
     inside = folder.is_relative_to(project.root())
     name = folder.relative_to(project.root()) if inside else folder.name
     which = "This run" if folder == here else f"This run has no other chapter, so what is read is {name}"
-    count = f"{len(there & set(chapters))} of {len(chapters)} chapters"
-    return f"{which}: {count}" + (f"; without {missing}." if missing else ".")
+    count = f"{len(chapters) - len(missing)} of {len(chapters)} chapters"
+    return f"{which}: {count}" + (f"; without {', '.join(missing)}." if missing else ".")
 
 
 def ratio(row: dict[str, Any]) -> float | None:
@@ -116,12 +116,13 @@ def by_statement(rows: list[dict[str, Any]], existing: Iterable[str] | None = No
     Args:
         rows: a run's claims. existing: numbers of the chapters that the run has, by default those with claims.
     """
-    there = {row["notebook"][:2] for row in rows} if existing is None else set(existing)
+    there = whole_chapters({row["notebook"] for row in rows}) if existing is None else set(existing)
     found = []
     for statement in claims.statements():
         own = [row for row in rows if row["id"].startswith(statement["id"] + ".")]
         chapters = statement["chapters"].split()
-        missing = [chapter for chapter in chapters if chapter not in there]
+        claimed = {row["notebook"][:2] for row in own}
+        missing = [chapter for chapter in chapters if chapter not in there | claimed]
         found.append(
             {
                 **statement,
@@ -132,6 +133,13 @@ def by_statement(rows: list[dict[str, Any]], existing: Iterable[str] | None = No
             }
         )
     return found
+
+
+def whole_chapters(notebooks: Iterable[str]) -> set[str]:
+    """Numbers of the chapters that a run has; without those of which it has one notebook and not the other."""
+    there = set(notebooks)
+    halves = {number for number, names in project.chapters().items() if 0 < len(there & {*names}) < len(names)}
+    return {name[:2] for name in there} - halves
 
 
 def _verdict(judgement: str, own: list[dict[str, Any]], missing: list[str]) -> str:
@@ -226,7 +234,8 @@ def ledger(rows: list[dict[str, Any]], addresses: dict[str, str]):
         body = "".join(_table_row(row, addresses.get(row["id"], "")) for row in own)
         head = "".join(f"<th>{h}</th>" for h in ("id", "statement", "predicted", "measured", "ratio", "evidence", ""))
         parts.append(f"<details><summary>{name}: {told}</summary><table><tr>{head}</tr>{body}</table></details>")
-    return HTML("\n".join(parts))
+    inside = "\n".join(parts)
+    return HTML(f"<details><summary>All {len(rows)} cases, by chapter</summary>{inside}</details>")
 
 
 def ratio_text(row: dict[str, Any]) -> str:

@@ -9,12 +9,16 @@ EVIDENCE = {
     "numeric": "results compared",
     "count": "operations counted",
     "time": "seconds on this machine",
+    "host links": "seconds over links that the kernel limits: each host a network namespace",
+    "paced links": "seconds over connections that the kernel paces",
     "paced": "seconds, where a wait stands for computation",
     "arithmetic": "recomputed only",
     "published": "figures of a paper, compared",
 }
 RELATIONS = ("equal", "at most", "at least")
 VERDICTS = ("holds", "differs", "not measured", "off", "fails")
+#: Evidence that depends on the machine.
+SECONDS = ("time", "host links", "paced links", "paced")
 #: How a row's reason begins that differs, and is right as something else predicts.
 AS_PREDICTED = "measured as"
 
@@ -41,7 +45,7 @@ def agree(predicted: Any, measured: Any, rel: float, relation: str) -> bool:
 
 def may_be_off(evidence: str, reason: str) -> bool:
     """Seconds depend on the machine, and a paper's figure may be missed for a reason that is told."""
-    return evidence in ("time", "paced") or (evidence == "published" and bool(reason))
+    return evidence in SECONDS or (evidence == "published" and bool(reason))
 
 
 def agrees(row: dict[str, Any]) -> bool:

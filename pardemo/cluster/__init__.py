@@ -11,8 +11,9 @@ The kernel keeps the limits, on each connection that ranks open, whoever opens i
 
 from dataclasses import dataclass
 
+from pardemo.cluster import latency as latencies
 from pardemo.cluster.bandwidth import bytes_per_second, told
-from pardemo.cluster.loopback import check
+from pardemo.cluster.loopback import checked
 
 __all__ = ["Cluster"]
 
@@ -25,11 +26,14 @@ class Cluster:
         hosts: how many, from 1 on. ranks_per_host: how many ranks live on each.
         between: what a host's adapter carries, each way, as ``"200 Mbit/s"`` or ``"25 MB/s"``; its ranks share it.
         inside: what a rank's own link to the others of its host carries, each way. None: what the machine carries.
-        tier: ``"namespaces"``, ``"pacing"``, or None for the better one that works here.
+        tier: ``"namespaces"``, ``"pacing"``, or None for the better one that works here. ``"none"``: no limit is kept,
+            for notebooks that go on where nothing can limit a link (:func:`pardemo.cluster.tiers.found`).
+        latency: one way between hosts, as ``"2 ms"``, in the messages of pardemo's own links (rings, pipelines); the
+            connections of other libraries have none.
 
     Raises:
         ValueError: a number of hosts or ranks below 1; a bandwidth that is no amount of bits or bytes a second, not
-            above zero, or more than loopback carries here.
+            above zero, or more than loopback carries here; a latency that is no time.
     """
 
     hosts: int
@@ -37,22 +41,26 @@ class Cluster:
     between: str | None = None
     inside: str | None = None
     tier: str | None = None
+    latency: str | None = None
 
     def __post_init__(self):
         for name in ("hosts", "ranks_per_host"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"Cluster: {name} is a whole number from 1 on, not {value!r}")
-        if self.tier not in (None, "namespaces", "pacing"):
-            raise ValueError(f"Cluster: tier is 'namespaces', 'pacing' or None, not {self.tier!r}")
+        if self.tier not in (None, "namespaces", "pacing", "none"):
+            raise ValueError(f"Cluster: tier is 'namespaces', 'pacing', 'none' or None, not {self.tier!r}")
+        if self.latency is not None:
+            latencies.seconds(self.latency, "Cluster: latency")
         for name in ("between", "inside"):
             if getattr(self, name) is not None:
-                check(bytes_per_second(getattr(self, name), f"Cluster: {name}"), f"Cluster: {name}")
+                checked(getattr(self, name), f"Cluster: {name}")
 
     def __str__(self) -> str:
         parts = [f"{self.hosts} host{'s' * (self.hosts > 1)} of {self.ranks_per_host}"]
         limits = {"between": self.between_rate, "inside": self.inside_rate}
         parts += [f"{told(rate)} {name}" for name, rate in limits.items() if rate]
+        parts += [f"{self.latency} between"] * (self.latency is not None)
         return ", ".join(parts)
 
     @property
@@ -69,6 +77,11 @@ class Cluster:
     def inside_rate(self) -> float | None:
         """Bytes a second of a rank's link inside its host, each way; None where nothing limits it."""
         return None if self.inside is None else bytes_per_second(self.inside)
+
+    @property
+    def latency_s(self) -> float:
+        """Seconds that a message between hosts takes longer, one way."""
+        return 0.0 if self.latency is None else latencies.seconds(self.latency)
 
     def host_of(self, rank: int) -> int:
         """The host of a rank: neighbours by number live together, as launchers place them."""

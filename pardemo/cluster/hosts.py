@@ -62,6 +62,18 @@ class Hosts:
         """Where a rank goes."""
         return Place(self.pids[self._cluster.host_of(rank)], self.user)
 
+    def limit(self, host: int, rate: float | None) -> None:
+        """Another limit for a host's adapter, from now on.
+
+        Raises:
+            OSError: the keeper is gone, or the kernel refuses; says why.
+        """
+        print(json.dumps({"host": host, "rate": rate}), file=self._process.stdin, flush=True)
+        told = self._process.stdout.readline()
+        found = json.loads(told) if told else {"error": self._last_words()}
+        if "error" in found:
+            raise OSError(found["error"])
+
     def close(self) -> None:
         """Ends the keeper; what it kept is gone when the ranks are."""
         process = self._process

@@ -15,22 +15,32 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 from contextlib import suppress
 
 CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
 PR_SET_PDEATHSIG = 1
 ADAPTER = "eth0"  # of a host, seen from inside
-#: Bytes of a packet: of 9,000 less than a hundredth are headers.
-MTU = 9000
+NETWORK = "10.77."  # that the hosts share; two octets more for each
+MTU, SMALL_MTU = 9000, 1500  # bytes of a packet: of 9,000 less than a hundredth are headers
+SLOW = 5e6  # bytes a second; below, what an adapter lets through at once is to be small, too
 QUEUE_BYTES = 64 << 20  # of an adapter: TCP's windows fit, so nothing is dropped
+#: A host's TCP. It begins at full speed also after a pause, as between two steps. And it hands the adapter little at a
+#: time: else what another connection has to say, an acknowledgement or "I am ready", waits behind a whole message.
+TCP = {"tcp_slow_start_after_idle": "0", "tcp_limit_output_bytes": "18000"}
 MOST_HOSTS = 250
 POLL_S = 0.5
 
 
 def address(host: int) -> str:
     """A host's address on the emulated network."""
-    return f"10.77.0.{host + 1}"
+    return f"{NETWORK}0.{host + 1}"
+
+
+def packet_bytes(rate: float | None) -> int:
+    """The largest packet of an adapter with that limit."""
+    return SMALL_MTU if rate is not None and rate < SLOW else MTU
 
 
 def main() -> int:
@@ -38,14 +48,17 @@ def main() -> int:
     settings, parent = json.loads(sys.argv[1]), os.getppid()
     try:
         _own_namespaces(settings["user"])
-        pids = _build(settings["hosts"], settings["rate"])
-    except OSError as error:
-        print(json.dumps({"error": f"{error.strerror or error}"}), flush=True)
+        hosts = _build(settings["hosts"], settings["rate"])
+    except Exception as error:  # pyroute2's errors, a kernel without bridge or tbf, are not OSErrors
+        print(json.dumps({"error": f"{getattr(error, 'strerror', None) or error}"}), flush=True)
         return 1
-    print(json.dumps({"hosts": pids}), flush=True)
+    print(json.dumps({"hosts": list(hosts)}), flush=True)
     while os.getppid() == parent:  # the World closes the line, or is gone; a fork of it may still hold the other end
         if select.select([sys.stdin], [], [], POLL_S)[0]:
-            break
+            asked = sys.stdin.readline()
+            if not asked:
+                break
+            print(json.dumps(_change(list(hosts.values()), **json.loads(asked))), flush=True)
     return 0
 
 
@@ -68,7 +81,8 @@ def enter(pid: int, user: bool) -> None:
             os.close(file)
 
 
-def _build(hosts: int, rate: float | None) -> list[int]:
+def _build(hosts: int, rate: float | None) -> dict[int, socket.socket]:
+    """The process that keeps each host, and the line to it."""
     from pyroute2 import IPRoute
 
     with IPRoute() as switch:
@@ -76,7 +90,7 @@ def _build(hosts: int, rate: float | None) -> list[int]:
         switch.link("add", ifname="switch", kind="bridge")
         _up(switch, "switch")
         bridge = switch.link_lookup(ifname="switch")[0]
-        pids = []
+        found = {}
         for host in range(hosts):
             ours, theirs = socket.socketpair()
             pid = os.fork()
@@ -88,19 +102,33 @@ def _build(hosts: int, rate: float | None) -> list[int]:
             port = f"port{host}"
             switch.link("add", ifname=port, kind="veth", peer={"ifname": ADAPTER, "net_ns_fd": f"/proc/{pid}/ns/net"})
             index = switch.link_lookup(ifname=port)[0]
-            switch.link("set", index=index, mtu=MTU, master=bridge, state="up")
+            switch.link("set", index=index, mtu=packet_bytes(rate), master=bridge, state="up")
             _limit(switch, index, rate)
             ours.send(b"1")
             _expect(ours)  # it has configured its end
-            pids.append(pid)
-        return pids
+            found[pid] = ours
+        return found
+
+
+def _change(lines: list[socket.socket], host: int, rate: float | None) -> dict:
+    """Another limit for a host's adapter, at both of its ends."""
+    from pyroute2 import IPRoute
+
+    try:
+        with IPRoute() as switch:
+            _limit(switch, switch.link_lookup(ifname=f"port{host}")[0], rate)
+        lines[host].send(struct.pack("d", rate or 0.0))
+        _expect(lines[host])
+        return {}
+    except Exception as error:
+        return {"error": f"{getattr(error, 'strerror', None) or error}"}
 
 
 def _keep_host(host: int, rate: float | None, line: socket.socket) -> None:
     """A host's keeper: its own network namespace, the adapter's inner end, then nothing until the end."""
     _end_with_parent()
     status = 1
-    with suppress(OSError):
+    with suppress(Exception):  # pyroute2's errors are not all OSErrors; a child of a fork ends here, whatever happens
         from pyroute2 import IPRoute
 
         _unshare(CLONE_NEWNET)
@@ -109,20 +137,29 @@ def _keep_host(host: int, rate: float | None, line: socket.socket) -> None:
         with IPRoute() as own:
             _up(own, "lo")
             index = own.link_lookup(ifname=ADAPTER)[0]
+            for name, value in TCP.items():
+                with suppress(OSError):  # where containers may not
+                    _write(f"/proc/sys/net/ipv4/{name}", value)
             own.addr("add", index=index, address=address(host), prefixlen=16)
-            own.link("set", index=index, mtu=MTU, state="up")
+            own.link("set", index=index, mtu=packet_bytes(rate), state="up")
             _limit(own, index, rate)
-        line.send(b"1")
+            line.send(b"1")
+            while said := line.recv(8):  # until the keeper is gone, which ends this process, too
+                _limit(own, index, struct.unpack("d", said)[0] or None)
+                line.send(b"1")
         status = 0
-    if status == 0:
-        signal.pause()
     os._exit(status)
 
 
 def _limit(route, index: int, rate: float | None) -> None:
+    """What an adapter sends, limited, in the place of an earlier limit."""
     if rate is not None:
-        burst = max(2 * MTU, int(rate / 1000))  # a millisecond's bytes: the kernel's timer is finer
-        route.tc("add", "tbf", index, 0x10000, rate=int(rate), burst=burst, limit=QUEUE_BYTES)
+        # a millisecond's bytes, since the kernel's timer is finer; what is smaller than a packet would let none through
+        packet = route.get_links(index)[0].get("mtu")
+        burst = max(packet + 500, int(rate / 1000))
+        route.tc("replace", "tbf", index, 0x10000, rate=int(rate), burst=burst, limit=QUEUE_BYTES)
+    elif any(one.get("handle") == 0x10000 for one in route.get_qdiscs(index=index)):
+        route.tc("del", "tbf", index, 0x10000)
 
 
 def _up(route, name: str) -> None:

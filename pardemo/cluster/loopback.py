@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 
-from pardemo.cluster.bandwidth import told
+from pardemo.cluster.bandwidth import bytes_per_second, told
 
 #: ``SO_MAX_PACING_RATE``, bytes a second; Python has no name for it.
 PACING = 47
@@ -47,8 +47,14 @@ def _send(sender: socket.socket, piece: memoryview) -> None:
         sender.sendall(piece)
 
 
-def check(rate: float, what: str) -> None:
-    """ValueError where loopback cannot carry ``rate`` bytes a second: such a link would not be what it says."""
+def checked(bandwidth: str, what: str) -> float:
+    """Bytes a second of a bandwidth as people write it.
+
+    Raises:
+        ValueError: it is none, or loopback cannot carry it: such a link would not be what it says.
+    """
+    rate = bytes_per_second(bandwidth, what)
     if rate > SURE and rate > carries():
         there = told(carries())
         raise ValueError(f"{what}: {told(rate)} is more than loopback carries here, {there} on one connection")
+    return rate

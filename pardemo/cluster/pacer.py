@@ -26,7 +26,8 @@ TICK_S = 0.005
 PORTS = 1 << 16
 UNSENT = 0x894B  # SIOCOUTQNSD
 MAX_RANKS = 64
-TABLE_BYTES = PORTS + MAX_RANKS * MAX_RANKS
+HOSTS = PORTS + MAX_RANKS * MAX_RANKS
+TABLE_BYTES = HOSTS + 8 * MAX_RANKS
 _UNLIMITED = (1 << 32) - 1  # the kernel's own default
 
 
@@ -159,24 +160,32 @@ class Pacer:
         """Bytes a second for a connection to a rank: its share of the link at this end, or at the other."""
         cluster, own = self._cluster, self._rank
         if other is None:  # not known yet: nobody gets more than the narrowest link
-            rates = [rate for rate in (cluster.between_rate, cluster.inside_rate) if rate]
+            rates = [rate for rate in (self._adapter(cluster.host_of(own)), cluster.inside_rate) if rate]
             return int(min(rates)) if rates else _UNLIMITED
         here, there = cluster.host_of(own), cluster.host_of(other)
         if here == there:
-            rate, mine, theirs = cluster.inside_rate, [own], [other]
+            leaving = arriving = cluster.inside_rate
+            mine, theirs = [own], [other]
         else:
-            rate, mine, theirs = cluster.between_rate, cluster.ranks_of(here), cluster.ranks_of(there)
-        if rate is None:
-            return _UNLIMITED
-        return int(rate / self._sharing(mine, theirs, own, other))
+            leaving, arriving = self._adapter(here), self._adapter(there)
+            mine, theirs = cluster.ranks_of(here), cluster.ranks_of(there)
+        sharing = self._sharing(mine, theirs, own, other)
+        shares = [rate / n for rate, n in zip((leaving, arriving), sharing, strict=True) if rate]
+        return int(min(shares)) if shares else _UNLIMITED
 
-    def _sharing(self, mine: list[int], theirs: list[int], own: int, other: int) -> int:
-        """How many busy connections share the link at the busier end, this one included."""
+    def _adapter(self, host: int) -> float | None:
+        """Bytes a second of a host's adapter: what the World has said since, or what the cluster was made with."""
+        (said,) = struct.unpack_from("d", self._table, HOSTS + 8 * host)
+        return said or self._cluster.between_rate
+
+    def _sharing(self, mine: list[int], theirs: list[int], own: int, other: int) -> tuple[int, int]:
+        """How many busy connections share the link at this end, and at the other; this one included."""
         everybody, host_of = range(self._cluster.size), self._cluster.host_of
         inside = host_of(own) == host_of(other)
         leaving = sum(self._busy(a, b) for a in mine for b in everybody if (host_of(a) == host_of(b)) == inside)
         arriving = sum(self._busy(a, b) for a in everybody for b in theirs if (host_of(a) == host_of(b)) == inside)
-        return max(leaving, arriving) + (not self._busy(own, other))
+        waiting = not self._busy(own, other)
+        return leaving + waiting, arriving + waiting
 
     def _busy(self, sender: int, receiver: int) -> int:
         return self._table[PORTS + sender * MAX_RANKS + receiver]
@@ -200,6 +209,13 @@ def _queued(fd: int) -> int:
         return struct.unpack("i", fcntl.ioctl(fd, UNSENT, b"\0" * 4))[0]
     except OSError:
         return 0
+
+
+def say(table: str, host: int, rate: float) -> None:
+    """The World's word to its ranks: a host's adapter now carries ``rate`` bytes a second; 0: as it was made."""
+    with open(table, "r+b") as file:
+        file.seek(HOSTS + 8 * host)
+        file.write(struct.pack("d", rate))
 
 
 _current: Pacer | None = None

@@ -1,9 +1,9 @@
 """``python -m pardemo.collection.reference``: the run to commit, which replaces the old one when it is whole.
 
 It is built beside that one: executed notebooks, their pages, pictures and claims, the speed table, the planner's
-validation, the report, and the table of claims in the README. A build that stops on the way, killed or by a notebook
-that fails, leaves the old reference as it was. A missed target of the speed table is a result: it goes in, and the
-command says so at its end.
+validation, the report, and the figures that README and documents quote. A build that stops on the way, killed or by a
+notebook that fails, leaves the old reference as it was. A missed target of the speed table is a result: it goes in, and
+the command says so at its end.
 """
 
 import argparse
@@ -27,10 +27,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     outputs = project.root() / "outputs"
     parser.add_argument("--out", type=Path, default=outputs / "reference", metavar="DIR", help="(outputs/reference)")
-    parser.add_argument("--readme", type=Path, default=project.root() / "README.md", metavar="FILE", help="(README.md)")
+    told = [project.root() / "README.md", project.root() / "docs" / "measured.md"]
+    parser.add_argument(
+        "--readme", type=Path, nargs="+", default=told, metavar="FILE", help="(README, docs/measured.md)"
+    )
     arguments = parser.parse_args(argv)
     try:
-        bench = build(arguments.out, arguments.readme)
+        bench = build(arguments.out, *arguments.readme)
     except (RuntimeError, OSError, ValueError) as error:
         print(f"reference: {error}; {os.path.relpath(arguments.out)} is as it was", file=sys.stderr)
         return 1
@@ -41,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if missed else 0
 
 
-def build(target: Path, readme: Path) -> list[dict[str, Any]]:
+def build(target: Path, *documents: Path) -> list[dict[str, Any]]:
     """Makes the reference run, puts it in the place of ``target`` and returns the rows of its speed table.
 
     Raises:
@@ -54,13 +57,22 @@ def build(target: Path, readme: Path) -> list[dict[str, Any]]:
     bench = _rows(fresh, "bench")
     project.write_json(fresh / "bench.json", bench)
     project.write_json(fresh / "plan_validate.json", _rows(fresh, "plan", "--validate"))
+    _do(fresh, "report", str(fresh))
+    for document in documents:
+        report_command.update(document, fresh)
+    shutil.rmtree(fresh / "finetune", ignore_errors=True)  # adapters for chapter 12, which every run trains itself
+    _compact(fresh)
     if (target / GPU_RECORD).exists():
         shutil.copy2(target / GPU_RECORD, fresh)
-    _do(fresh, "report", str(fresh))
-    report_command.update(readme, fresh)
-    shutil.rmtree(fresh / "finetune", ignore_errors=True)  # adapters for chapter 12, which every run trains itself
     _replace(target, fresh)
     return bench
+
+
+def _compact(folder: Path) -> None:
+    """Notebooks and JSON without their indentation: a twentieth of what is committed with every reference run."""
+    for path in (*folder.rglob("*.ipynb"), *folder.rglob("*.json")):
+        text = json.dumps(json.loads(path.read_text(encoding="utf-8")), ensure_ascii=False, separators=(",", ":"))
+        path.write_text(f"{text}\n", encoding="utf-8")
 
 
 def _replace(target: Path, fresh: Path) -> None:

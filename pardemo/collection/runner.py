@@ -12,11 +12,12 @@ from typing import Any
 from unittest import mock
 
 from pardemo import claims, project
-from pardemo.collection import fingerprint, outcomes, report
+from pardemo.collection import fingerprint, outcomes, pictures, report
 from pardemo.collection.outcomes import Outcome
 from pardemo.collection.parameters import RunError, assign
 
 CELL_TIMEOUT_S = 600
+SAVED_EVERY_S = 20  # the copy while it grows; papermill writes it before and after each cell, a tenth of the run's time
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT)  # a full disk, a full quota
 
 
@@ -96,7 +97,7 @@ def _execute(
     partial = folder / f".{name}.partial.ipynb"
     _clear(name, folder)
     outcome = Outcome(name, "ok", parameters=parameters)
-    inherited = {"PARDEMO_OUT": str(folder), "PARDEMO_HEADLESS": "1"}  # by the kernel
+    inherited = {"PARDEMO_OUT": str(folder), "PARDEMO_HEADLESS": "1", pictures.NOTEBOOK: name}  # by the kernel
     try:
         with tempfile.TemporaryDirectory(prefix="pardemo-kernel-") as sockets, mock.patch.dict(os.environ, inherited):
             on_cell = lambda k, n: say(name, f"cell {k} of {n}, {time.monotonic() - begin:.0f} s")  # noqa: E731
@@ -141,8 +142,7 @@ def _keep(partial: Path, target: Path) -> None:
 
 def _clear(name: str, folder: Path) -> None:
     """Removes what an earlier run of this notebook left: its claims and pictures must not pass for the new one's."""
-    chapter = name.split("_")[0]
-    for old in (folder / "claims" / f"{name}.json", folder / f"{name}.ipynb", *folder.glob(f"figures/{chapter}_*.png")):
+    for old in (folder / "claims" / f"{name}.json", folder / f"{name}.ipynb", *pictures.of(folder, name)):
         old.unlink(missing_ok=True)
 
 
@@ -158,7 +158,7 @@ def _papermill(
     import logging
 
     import papermill
-    from papermill.engines import NBClientEngine, papermill_engines
+    from papermill.engines import NBClientEngine, NotebookExecutionManager, papermill_engines
     from traitlets.config import Config
 
     logging.getLogger("papermill").setLevel(logging.ERROR)
@@ -172,8 +172,15 @@ def _papermill(
                 on_cell(cell_index + 1, len(nb_man.nb.cells))
                 return start(cell, cell_index, **more)
 
-            nb_man.cell_start = cell_start
-            return super().execute_managed_notebook(nb_man, kernel_name, **kwargs)
+            def save(**more):
+                if (nb_man.now() - nb_man.last_save_time).total_seconds() >= SAVED_EVERY_S:
+                    NotebookExecutionManager.save(nb_man, **more)
+
+            nb_man.cell_start, nb_man.save = cell_start, save
+            try:
+                return super().execute_managed_notebook(nb_man, kernel_name, **kwargs)
+            finally:
+                del nb_man.save  # the last one, papermill's own, is never left out
 
     config = Config()
     if sys.platform == "linux":

@@ -13,6 +13,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 import weakref
 from collections import Counter
 from queue import SimpleQueue
@@ -21,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import _disable_current_modes
 
-from pardemo.cluster import pacer
+from pardemo.cluster import latency, pacer
 from pardemo.world.address import address_towards
 from pardemo.world.waiting import PATIENCE_S, Wait
 
@@ -50,8 +51,10 @@ class Link:
         self.successor, self.predecessor = (self.rank + step) % self.size, (self.rank - step) % self.size
         self.use, self.inline_bytes = use, inline_bytes
         self.exchange = use  # what is under way, for who asks why this rank waits
+        target = dist.get_global_rank(group, self.successor)
         self._source = f"rank {dist.get_global_rank(group, self.predecessor)}"
-        self._target = f"rank {dist.get_global_rank(group, self.successor)}"
+        self._target = f"rank {target}"
+        self._latency_s = latency.towards(dist.get_rank(), target)
         self.lock = threading.Lock()
         address, token = _own_address(), secrets.token_bytes(TOKEN_BYTES)
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -93,7 +96,7 @@ class Link:
         with self._sent:
             self._queued += 1
             number, idle = self._queued, self._done == self._queued - 1
-        if idle and len(data) <= self.inline_bytes:
+        if idle and len(data) <= self.inline_bytes and not self._latency_s:
             try:
                 data = data[self._out.send(data, socket.MSG_DONTWAIT) :]
             except BlockingIOError:
@@ -103,11 +106,16 @@ class Link:
             if not data:
                 self._count_sent()
                 return number
-        self._queue.put(data)
+        if self._latency_s:  # on its way already, for its sender: what it was sent from may change
+            data = memoryview(bytes(data))
+        self._queue.put((data, time.monotonic() + self._latency_s))
         return number
 
     def wait_sent(self, number: int) -> None:
-        """Waits until send ``number`` and all before it have left; raises what went wrong with them."""
+        """Waits until what send ``number`` and all before it sent may change; raises what went wrong with them."""
+        self._wait_left(0 if self._latency_s else number)
+
+    def _wait_left(self, number: int) -> None:
         wait = Wait()
         with self._sent:
             while not self._sent.wait_for(lambda: self._done >= number or self._error, PATIENCE_S):
@@ -117,10 +125,11 @@ class Link:
                 raise self._error
 
     def has_sent(self, number: int) -> bool:
-        """Whether send ``number`` and all before it have left."""
-        return self._done >= number
+        """Whether what send ``number`` and all before it sent may change."""
+        return bool(self._latency_s) or self._done >= number
 
     def flush(self) -> None:
+        """Waits until everything that was sent may change; raises what went wrong with it."""
         self.wait_sent(self._queued)
 
     def receive(self, data: memoryview) -> None:
@@ -144,6 +153,9 @@ class Link:
 
     def close(self) -> None:
         """Closes both connections: the neighbours get a ConnectionError, and so does who uses these links again."""
+        if self._latency_s and not self.closed:  # what is held back is on its way, and arrives
+            with self._sent:
+                self._sent.wait_for(lambda: self._done >= self._queued or self._error, PATIENCE_S + self._latency_s)
         self._finalizer()
 
     @property
@@ -167,8 +179,10 @@ class Link:
             self._error = self._error or error
             self._sent.notify_all()
 
-    def _send_now(self, data: memoryview) -> ConnectionError | None:
+    def _send_at(self, due_s: float, data: memoryview) -> ConnectionError | None:
         try:
+            if self._latency_s:
+                time.sleep(max(0.0, due_s - time.monotonic()))
             self._out.sendall(data)
         except OSError as reason:
             return self._cannot_send(reason)
@@ -182,11 +196,13 @@ def _count(way: str, data: memoryview) -> None:
 
 def _pump(queue: SimpleQueue, link_ref: "weakref.ref[Link]") -> None:
     """The sender thread. It holds the link only while it sends, so that an unused link can be collected."""
-    while (data := queue.get()) is not None:
+    while (task := queue.get()) is not None:
+        data, due_s = task
+        del task
         link = link_ref()
         if link is None:
             return
-        error = link._send_now(data)
+        error = link._send_at(due_s, data)
         del data  # before anybody is told: who waits for the send may count what memory is left
         link._count_sent(error)
         del link

@@ -67,7 +67,7 @@ def measure(ranks: int, path: Path | None = None) -> Profile:
     from pardemo.world import World
 
     with World(1) as alone:
-        flops, copied = alone.run(_compute)[0]
+        flops, copied = alone.run(_compute, min)[0]  # the quickest: whatever else runs only makes it slower
     with World(ranks) as world:
         together = [r[0] for r in world.run(_compute)]
         message_s, rates = {}, {}
@@ -92,27 +92,27 @@ def all_reduce_seconds(method: str, nbytes: int, rounds: int) -> float:
     return median(times(lambda: METHODS[method](tensor.fill_(1.0)), rounds))
 
 
-def _compute() -> tuple[float, float]:
+def _compute(of: Callable[[list[float]], float] = median) -> tuple[float, float]:
     """Floating-point operations/s of an fp32 matrix product, and bytes/s of a copy (read and written)."""
     n = 768
     a, b = torch.randn(n, n, device=device()), torch.randn(n, n, device=device())
     source = torch.randn(8 << 20, device=device())
     target = torch.empty_like(source)
-    product = median(times(lambda: a @ b, 9))
-    copy = median(times(lambda: target.copy_(source), 5))
+    product = of(times(lambda: a @ b, 15))
+    copy = of(times(lambda: target.copy_(source), 7))
     return 2 * n**3 / product, 2 * source.numel() * 4 / copy
 
 
-def times(action: Callable[[], object], rounds: int) -> list[float]:
-    """On every rank: seconds of each of ``rounds`` calls, begun in step, after two that are not counted."""
+def times(action: Callable[[], object], rounds: int, warm_up: int = 2) -> list[float]:
+    """On every rank: seconds of each of ``rounds`` calls, begun in step, after some that are not counted."""
     seconds = []
-    for turn in range(rounds + 2):
+    for turn in range(rounds + warm_up):
         dist.barrier()
         begin = time.perf_counter()
         action()
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
-        if turn >= 2:
+        if turn >= warm_up:
             seconds.append(time.perf_counter() - begin)
     return seconds
 

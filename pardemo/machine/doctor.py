@@ -10,8 +10,6 @@ from typing import Any
 
 from pardemo import project
 
-#: What gives an ordinary user, or a container, network namespaces.
-BETTER = "for them: sysctl kernel.apparmor_restrict_unprivileged_userns=0, in a container --cap-add NET_ADMIN"
 PACKAGES = ("torch", "deepspeed", "accelerate", "transformers", "peft", "papermill", "jupyterlab")
 
 
@@ -97,14 +95,12 @@ def _fits(name: str, cores: int, gpus: int) -> tuple[str, bool]:
 
 def _links() -> tuple[str, bool]:
     """How links of an emulated cluster can be limited here, tried; and what would give the better way."""
-    from pardemo.cluster import Cluster, loopback
-    from pardemo.cluster.hosts import Hosts
+    from pardemo.cluster import tiers
 
-    try:
-        Hosts(Cluster(hosts=1, between="1 Mbit/s")).close()
-        return "each host a network namespace, its adapter limited by the kernel", True
-    except OSError as error:
-        better = f"no network namespaces ({error}); {BETTER}"
-        if loopback.paces():
-            return f"each connection paced by the kernel; {better}", True
-        return f"links cannot be limited: the kernel does not pace loopback, and {better}", False
+    tier = tiers.look()
+    told = {
+        "namespaces": "each host a network namespace, its adapter limited by the kernel",
+        "pacing": f"each connection paced by the kernel; {tier.missing}",
+        "none": tier.missing,
+    }
+    return told[tier.name], tier.name != "none"

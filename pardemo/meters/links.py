@@ -1,7 +1,6 @@
 """Bytes per link: from each rank to each other one, and over each host's adapter."""
 
-from pathlib import Path
-
+import psutil
 import torch.distributed as dist
 
 from pardemo.cluster import Cluster, keeper
@@ -40,7 +39,7 @@ class LinkMeter:
         self._wire.__exit__(*error)
         if any(error):
             return
-        rank, size = dist.get_rank(), dist.get_world_size()
+        size = dist.get_world_size()
         to = self._wire.by_rank()
         mine = [to.get(other, (0, 0))[0] for other in range(size)]
         now = _adapter()
@@ -52,7 +51,6 @@ class LinkMeter:
         self.hosts = [self._of_host(cluster, host) for host in range(cluster.hosts)]
         of_hosts = [told[cluster.ranks_of(host)[0]][1] for host in range(cluster.hosts)]
         self.adapters = None if None in of_hosts else of_hosts
-        self.rank = rank
 
     def _of_host(self, cluster: Cluster, host: int) -> tuple[int, int]:
         inside = cluster.ranks_of(host)
@@ -63,16 +61,8 @@ class LinkMeter:
 
 def _adapter() -> tuple[int, int] | None:
     """Bytes that this host's adapter has sent and received; None where it has none of its own."""
-    for line in Path("/proc/self/net/dev").read_text().splitlines():
-        name, _, counted = line.partition(":")
-        if name.strip() == keeper.ADAPTER and "10.77." in _addresses():
-            figures = counted.split()
-            return int(figures[8]), int(figures[0])
-    return None
-
-
-def _addresses() -> str:
-    """This network's routes as the kernel writes them, its addresses in words that people read."""
-    import psutil
-
-    return " ".join(one.address for one in psutil.net_if_addrs().get(keeper.ADAPTER, []))
+    own = psutil.net_if_addrs().get(keeper.ADAPTER, [])  # a machine's own adapter may have that name, too
+    if not any(one.address.startswith(keeper.NETWORK) for one in own):
+        return None
+    counted = psutil.net_io_counters(pernic=True)[keeper.ADAPTER]
+    return counted.bytes_sent, counted.bytes_recv

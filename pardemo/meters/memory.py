@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 KINDS = ("parameters", "gradients", "optimizer states", "random states", "activations")
@@ -127,14 +126,16 @@ class MemoryMeter(TorchDispatchMode):
 
     def _follow(self, func, args, kwargs):
         if func is not torch.ops.aten.lift_fresh.default:  # torch.tensor(...): new, but it comes in as an argument
-            for leaf in tree_leaves((args, kwargs)):
-                if isinstance(leaf, torch.Tensor):
-                    self._note_older(leaf)
-        out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor):
-                self._note(leaf)
+            for tensor in tensors_in((args, kwargs)):
+                self._note_older(tensor)
+        out = self._call(func, args, kwargs or {})
+        for tensor in tensors_in(out):
+            self._note(tensor)
         return out
+
+    def _call(self, func, args, kwargs):
+        """Runs the operation. For meters that know a quicker way."""
+        return func(*args, **kwargs)
 
     def _watch_what_nothing_dispatches(self) -> None:
         """Storages resized or copied, random states, buffers: no operators. Meters within one another end in order."""
@@ -243,6 +244,23 @@ def _forget(meter_ref: "weakref.ref[MemoryMeter]", record: _Record) -> None:
         with meter._lock:
             meter.live[record.kind] -= record.nbytes
             meter._changed(None, record, -record.nbytes)
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors of an operator's arguments or results, in order: those come in lists, tuples and dicts alone."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return []
+    found = []
+    for part in value:
+        if isinstance(part, torch.Tensor):
+            found.append(part)
+        elif isinstance(part, (list, tuple, dict)):
+            found += tensors_in(part)
+    return found
 
 
 def _plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from pardemo.meters.timeline import Timeline
 
@@ -16,22 +17,42 @@ from pardemo.meters.timeline import Timeline
 class Paced(nn.Module):
     """``module``, with a wait of ``forward_s`` before its forward and ``backward_s`` before its backward.
 
-    The results are the module's own. Waits are noted on ``timeline`` as computation. Raises ValueError for a
-    negative time.
+    Another one of ``weights_s`` stands before the gradient of one of its weights: part of any backward, and of a
+    pipeline's backwards in two parts the second one's. The results are the module's own. Waits are noted on
+    ``timeline`` as computation.
+
+    Raises:
+        ValueError: a negative time, or a wait for the weights of a module that trains none.
     """
 
     def __init__(
-        self, module: nn.Module, forward_s: float = 0.0, backward_s: float = 0.0, timeline: Timeline | None = None
+        self,
+        module: nn.Module,
+        forward_s: float = 0.0,
+        backward_s: float = 0.0,
+        timeline: Timeline | None = None,
+        *,
+        weights_s: float = 0.0,
     ):
         super().__init__()
-        if forward_s < 0 or backward_s < 0:
-            raise ValueError(f"a pace is a time of 0 s or more, not {min(forward_s, backward_s)}")
-        self.module, self.forward_s, self.backward_s = module, forward_s, backward_s
+        if min(forward_s, backward_s, weights_s) < 0:
+            raise ValueError(f"a pace is a time of 0 s or more, not {min(forward_s, backward_s, weights_s)}")
+        self.module, self.forward_s, self.backward_s, self.weights_s = module, forward_s, backward_s, weights_s
         self._timeline = timeline or Timeline()
+        self._waits_for = next((name for name, p in module.named_parameters() if p.requires_grad), None)
+        if weights_s and self._waits_for is None:
+            raise ValueError("a module that trains no weights has no time for their gradients")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self._wait(self.forward_s, "forward")
-        return _WaitInBackward.apply(self.module(x), lambda: self._wait(self.backward_s, "backward"))
+        y = self._with_slow_weights(x) if self.weights_s else self.module(x)
+        return _WaitInBackward.apply(y, lambda: self._wait(self.backward_s, "backward"))
+
+    def _with_slow_weights(self, x: torch.Tensor) -> torch.Tensor:
+        slow = _WaitInBackward.apply(
+            self.module.get_parameter(self._waits_for), lambda: self._wait(self.weights_s, "weight gradients")
+        )
+        return functional_call(self.module, {self._waits_for: slow}, (x,))
 
     def _wait(self, seconds: float, name: str) -> None:
         with self._timeline.span("compute", name):

@@ -132,13 +132,15 @@ class WireMeter:
     def by_rank(self) -> dict[int, tuple[int, int]]:
         """Bytes per peer: global rank -> (sent to it, received from it). Collective, and only under ``wire``."""
         ends: list = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(ends, [c.local for c in self.connections], group=self._group)
-        owner = {end: index for index, theirs in enumerate(ends) for end in theirs}
+        # Both ends tell a connection: one alone may be shared, since the kernel gives a port that is taken already
+        # to a second connection with another destination.
+        dist.all_gather_object(ends, [(c.local, c.peer) for c in self.connections], group=self._group)
+        owner = {pair: index for index, theirs in enumerate(ends) for pair in theirs}
         group = self._group or dist.group.WORLD
         table: dict[int, tuple[int, int]] = {}
         for c in self.connections:
-            if c.peer in owner:
-                peer = dist.get_global_rank(group, owner[c.peer])
+            if (c.peer, c.local) in owner:
+                peer = dist.get_global_rank(group, owner[c.peer, c.local])
                 sent, received = table.get(peer, (0, 0))
                 table[peer] = (sent + c.sent_bytes, received + c.received_bytes)
         return table

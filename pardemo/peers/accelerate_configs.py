@@ -6,6 +6,7 @@ finds out rank by rank. :func:`check` says both in one line.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,7 @@ def check(config: Mapping[str, Any], folder: Path = Path()) -> None:
         if config.get(section) and kind != type_:
             raise ValueError(f"{section} is ignored under distributed_type {kind}: it belongs to {type_}")
         deepspeed_settings.refuse_unknown(config.get(section, {}), _known(section), section)
+    _check_parallelism(config)
     if kind == "FSDP":
         _check_fsdp(config.get("fsdp_config", {}))
     if kind == "DEEPSPEED":
@@ -125,6 +127,7 @@ def _known(section: str) -> set[str]:
     from accelerate.commands.launch import launch_command_parser
 
     titles = {"fsdp_config": "FSDP Arguments", "deepspeed_config": "DeepSpeed Arguments"}
+    titles |= {"parallelism_config": "ParallelismConfig Arguments"}
     title = titles.get(section, "Megatron-LM Arguments")
     groups = [group for group in launch_command_parser()._action_groups if group.title == title]
     keys = {action.dest for group in groups for action in group._group_actions}
@@ -176,6 +179,21 @@ def _check_processes(config: Mapping[str, Any], kind: str) -> None:
         on = f" on {machines} machines" if machines > 1 else ""
         what = f"{torch.cuda.device_count()} GPUs" if torch.cuda.is_available() else f"room for {room()} CPU ranks"
         raise ValueError(f"num_processes {processes}{on} is more than the machine allows: it has {what}")
+
+
+def _check_parallelism(config: Mapping[str, Any]) -> None:
+    """The sizes of Accelerate's ParallelismConfig, whose product are the processes: it says so rank by rank."""
+    section = config.get("parallelism_config", {})
+    if not isinstance(section, Mapping):
+        raise ValueError(f"parallelism_config must be a section of keys, not {section!r}")
+    if not section:
+        return
+    deepspeed_settings.refuse_unknown(section, _known("parallelism_config"), "parallelism_config")
+    names = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
+    sizes = {name: _whole(section, f"parallelism_config_{name}_size", 1, default=1) for name in names}
+    if math.prod(sizes.values()) != config.get("num_processes"):
+        told = " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "1"
+        raise ValueError(f"parallelism_config is {told}: not num_processes {config.get('num_processes')}")
 
 
 def _check_fsdp(section: Mapping[str, Any]) -> None:

@@ -38,9 +38,10 @@ class Form:
         precision: ``"no"`` (fp32) or ``"bf16"``.
         clip: what DeepSpeed clips gradients at; the other forms go by the script's ``clip_grad_norm_``.
         zero: further keys of DeepSpeed's ``zero_optimization``.
+        replicas: copies of the model, each in the shards of ``processes / replicas`` ranks: HSDP, a form of FSDP2.
 
     Raises:
-        ValueError: no such kind.
+        ValueError: no such kind; copies of another form than FSDP2, or that the processes do not divide into.
     """
 
     kind: str
@@ -49,15 +50,20 @@ class Form:
     machines: int = 1
     clip: float = 0.5
     zero: dict[str, Any] = field(default_factory=dict)
+    replicas: int = 1
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"no form {self.kind!r}; there are: {', '.join(KINDS)}")
+        if self.replicas != 1 and (self.kind != "fsdp2" or self.replicas < 1 or self.processes % self.replicas):
+            raise ValueError(f"{self.replicas} copies of {self.kind} on {self.processes} processes: only fsdp2 has "
+                             "copies, and they divide the processes")  # fmt: skip
 
     @property
     def name(self) -> str:
-        """``zero2-4``, ``ddp-2-bf16``, on two machines ``fsdp2-2-on-2``: its files' name."""
-        parts = [self.kind, str(self.processes), "" if self.precision == "no" else self.precision]
+        """``zero2-4``, ``ddp-2-bf16``, two copies ``hsdp-2x2``, on two machines ``fsdp2-2-on-2``: its files' name."""
+        ranks = f"{self.processes // self.replicas}x{self.replicas}" if self.replicas > 1 else str(self.processes)
+        parts = ["hsdp" if self.replicas > 1 else self.kind, ranks, "" if self.precision == "no" else self.precision]
         return "-".join(filter(None, [*parts, f"on-{self.machines}" if self.machines > 1 else ""]))
 
     @property
@@ -85,6 +91,11 @@ class Form:
                 found["deepspeed_config"]["deepspeed_multinode_launcher"] = "standard"
         if self.kind == "fsdp2":
             found["fsdp_config"] = dict(FSDP2)
+        if self.replicas > 1:
+            found["parallelism_config"] = {
+                "parallelism_config_dp_replicate_size": self.replicas,
+                "parallelism_config_dp_shard_size": self.processes // self.replicas,
+            }
         return found
 
     def deepspeed(self) -> dict[str, Any]:

@@ -14,17 +14,16 @@ from typing import Any
 
 from pardemo import project
 from pardemo.peers import accelerate_configs, launchers
-from pardemo.peers.scripts import train_accelerate, train_plain
 
-SCRIPT = "train_accelerate.py"
+SCRIPTS = Path(__file__).with_name("scripts")  # not imported: that takes seconds, and only files are copied here
+PLAIN, SCRIPT = "train_plain.py", "train_accelerate.py"
 LAUNCHERS = ("accelerate", "torchrun", "deepspeed")
 
 
 def write_scripts(folder: Path) -> None:
     """Copies of the plain script and of Accelerate's into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    for script in (train_plain, train_accelerate):
-        source = Path(script.__file__)
+    for source in (SCRIPTS / PLAIN, SCRIPTS / SCRIPT):
         project.write_atomically(folder / source.name, lambda temporary, source=source: shutil.copy(source, temporary))
 
 

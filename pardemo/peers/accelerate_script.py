@@ -5,6 +5,7 @@ import gc
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -29,7 +30,8 @@ def train(environment: Mapping[str, str], expected: Mapping[str, Any], *argument
 def measure(environment: Mapping[str, str], expected: Mapping[str, Any], *arguments: str) -> dict[str, Any]:
     """As :func:`train`, for at least three steps: losses, bytes that the last step sent, bytes that it kept by kind.
 
-    The states are counted between the backward pass and the update, when all of them are there.
+    ``sent_bytes`` are the kernel's count where it counts, ``ring_bytes`` what the collectives that were called send on
+    rings, as nccl has them. States are counted between the backward pass and the update, when all of them are there.
     """
     from pardemo.meters import WireMeter
     from pardemo.peers import states
@@ -42,17 +44,39 @@ def measure(environment: Mapping[str, str], expected: Mapping[str, Any], *argume
             model, optimizer, loss = next(steps)
             losses.append(loss)
         accelerate.assert_runs(accelerate.what_runs(model), expected)
-        meter = WireMeter() if dist.is_initialized() else contextlib.nullcontext()
+        alone = contextlib.nullcontext()
         with (
-            meter as wire,
+            WireMeter(evidence="count") if dist.is_initialized() else alone as calls,
+            WireMeter() if dist.is_initialized() else alone as wire,
             accelerate.before_update(model, lambda: kept.update(states.by_kind(_states(model, optimizer), before))),
         ):
             losses.append(next(steps)[2])
         parameters = sum(p.ds_numel if hasattr(p, "ds_numel") else p.numel() for p in model.parameters())
         steps.close()
         _end(model)
-    return {"losses": losses, "kept": kept, "sent_bytes": wire.sent_bytes if wire else 0, "parameters": parameters,
+    return {"losses": losses, "kept": kept, "sent_bytes": wire.sent_bytes if wire else 0,
+            "ring_bytes": calls.sent_bytes if calls else 0, "parameters": parameters,
             "evidence": wire.evidence if wire else ""}  # fmt: skip
+
+
+def without_shim(environment: Mapping[str, str], cpu: bool, name_backend: bool) -> str:
+    """What runs where a script does not call ``cpu_ranks``: the distributed type, the processes, the model's class.
+
+    Args:
+        cpu: whether Accelerator is told so. name_backend: whether it is told gloo.
+    """
+    from accelerate import Accelerator, InitProcessGroupKwargs
+
+    from pardemo.peers import gpt
+
+    with accelerate.as_launched(environment):
+        handlers = [InitProcessGroupKwargs(backend="gloo")] if name_backend else []
+        accelerator = Accelerator(cpu=cpu, kwargs_handlers=handlers)
+        model = gpt.seeded(lambda: gpt.GPT(vocabulary=64))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = torch.utils.data.DataLoader(gpt.text(8, 33, 64), batch_size=8)
+        model, *_ = accelerator.prepare(model, optimizer, loader)
+        return "{distributed_type}, {num_processes}: {wrapped}".format(**accelerate.what_runs(model))
 
 
 def _states(model: nn.Module, optimizer: Any) -> dict[str, list]:

@@ -11,20 +11,26 @@ import torch
 from torch import nn
 
 from pardemo.groups import Groups
-from pardemo.peers import quiet
+from pardemo.world.loading import compiled_when_called
 
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
-with warnings.catch_warnings(), quiet.linker():
+with warnings.catch_warnings(), compiled_when_called():
     warnings.simplefilter("ignore")
     import deepspeed
     from deepspeed.utils import logger
 
+    # DeepSpeed does without it, too. Every engine asks for it, and thus for torch's compiler: here once, not per rank
+    with contextlib.suppress(ImportError):
+        import deepspeed.runtime.zero.muon.muon_optimizer
+
 logger.setLevel(logging.ERROR)
 # torch has new names for two collectives, which DeepSpeed calls by the old ones in every step
 warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated")
-# Its shared-memory operator serves inference alone, needs a compiler, takes half a minute to build, and a build that
-# was killed leaves a lock behind which every later start waits. Training goes through torch.distributed either way.
-deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+# Which of its operators can be compiled here is asked by one function alone, its communication's, for the shared-memory
+# operator. That serves inference, takes half a minute to build, and a build that was killed leaves a lock behind which
+# every later start waits. Training goes through torch.distributed either way. None is the answer: else the first one
+# who asks waits for compilers, and reads in a notebook what a linker says of a library that is not there.
+deepspeed.ops.__compatible_ops__ = {}
 
 #: What keeps DeepSpeed's ZeRO-3 from holding small parameters, and parameters that are used again soon, gathered.
 ALWAYS_SHARDED = {

@@ -7,11 +7,12 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
-from deepspeed.runtime.pipe import schedule as commands
 from torch import nn
 
 from pardemo.meters import Timeline
-from pardemo.peers.deepspeed import deepspeed
+from pardemo.peers.deepspeed import deepspeed  # before anything else of DeepSpeed's: it says that there is no GPU
+
+commands = deepspeed.runtime.pipe.schedule
 
 
 class DeepSpeedPipeline:

@@ -12,8 +12,10 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-with warnings.catch_warnings():  # without Apex and Transformer Engine it takes its local implementations, and says so
-    warnings.simplefilter("ignore")
+from pardemo.world.loading import compiled_when_called
+
+with warnings.catch_warnings(), compiled_when_called():
+    warnings.simplefilter("ignore")  # it takes its own implementations for Apex's and Transformer Engine's, and says so
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -95,15 +97,26 @@ class Block(nn.Module):
     def __init__(self, block: plain.Block):
         super().__init__()
         attention = block.attention
-        settings = config(attention.out.in_features, attention.heads, attention.kv_heads)
-        specification = get_gpt_layer_local_spec()
-        self.layer = TransformerLayer(settings, specification.submodules, layer_number=1)
+        self.layer = _layer(attention.out.in_features, attention.heads, attention.kv_heads)
         _load_layer(self.layer, block)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         sequence = x.shape[0]
         later = torch.ones(1, 1, sequence, sequence, dtype=torch.bool, device=x.device).triu(1)
         return self.layer(x, attention_mask=later)[0]
+
+
+def fresh_block(hidden: int, heads: int, kv_heads: int) -> Block:
+    """A block with weights of its own: with fewer key/value heads than ranks it cuts them in another way than ours."""
+    block = Block.__new__(Block)
+    nn.Module.__init__(block)
+    block.layer = _layer(hidden, heads, kv_heads)
+    return block
+
+
+def _layer(hidden: int, heads: int, kv_heads: int) -> TransformerLayer:
+    specification = get_gpt_layer_local_spec()
+    return TransformerLayer(config(hidden, heads, kv_heads), specification.submodules, layer_number=1)
 
 
 class GPT(nn.Module):

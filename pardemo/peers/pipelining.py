@@ -6,26 +6,40 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
 from torch.distributed.pipelining.microbatch import TensorChunkSpec
 
 from pardemo.meters import Timeline
 from pardemo.world.rank import device
 
 #: the names of our orders -> theirs
-SCHEDULES = {"gpipe": ScheduleGPipe, "one_f_one_b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B}
+SCHEDULES = {
+    "gpipe": ScheduleGPipe,
+    "one_f_one_b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zb_h1": ScheduleInterleavedZeroBubble,
+    "zb_v": ScheduleZBVZeroBubble,
+}
 
 
 class TorchPipeline:
     """torch's pipeline with :class:`pardemo.pipeline_parallel.Pipeline`'s ``step``. Gradients are left in ``.grad``.
 
     Args:
-        chunks: this rank's stages: of the model's stages, number rank, rank + p, ….
-        schedule: "gpipe", "one_f_one_b" or "interleaved".
+        chunks: this rank's stages: of the model's stages, number rank, rank + p, …; of "zb_v" rank and 2p − 1 − rank.
+        schedule: "gpipe", "one_f_one_b", "interleaved", "zb_h1" or "zb_v".
         micro_batches: into how many parts the batch is cut.
         loss_of: (output, targets) of a micro-batch to its mean loss.
         group: the pipeline's ranks; the default group when None.
-        timeline: notes spans of kind "forward" and "backward", as ours does.
+        timeline: notes spans of kind "forward", "backward" and "weight gradients", as ours does.
+        scale_grads: whether it divides ``.grad`` by the micro-batches at the end of a step, as torch does by itself.
     """
 
     def __init__(
@@ -36,16 +50,21 @@ class TorchPipeline:
         loss_of: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
         group: dist.ProcessGroup | None = None,
         timeline: Timeline | None = None,
+        scale_grads: bool = True,
     ):
         if schedule not in SCHEDULES:
             raise ValueError(f"no schedule {schedule!r}; there are {', '.join(SCHEDULES)}")
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         total = len(chunks) * ranks
-        stages = [_Stage(chunk, rank + i * ranks, total, group, timeline) for i, chunk in enumerate(chunks)]
-        self._first, self._last = rank == 0, rank == ranks - 1
-        several = schedule == "interleaved"
+        is_v = schedule == "zb_v"
+        numbers = [rank, total - 1 - rank] if is_v else range(rank, total, ranks)
+        stages = [_Stage(chunk, s, total, group, timeline) for s, chunk in zip(numbers, chunks, strict=True)]
+        self._first, self._last = rank == 0, rank == (0 if is_v else ranks - 1)
+        several = schedule in ("interleaved", "zb_h1", "zb_v")
         cut = {} if several else {"args_chunk_spec": (TensorChunkSpec(0),)}
-        self._schedule = SCHEDULES[schedule](stages if several else stages[0], micro_batches, loss_of, **cut)
+        self._schedule = SCHEDULES[schedule](
+            stages if several else stages[0], micro_batches, loss_of, scale_grads=scale_grads, **cut
+        )
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
         """Forward and backward of a batch; its mean loss on the last stage's rank, None elsewhere."""
@@ -73,6 +92,10 @@ class _Stage(PipelineStage):
     def backward_one_chunk(self, bwd_chunk_id: int, *args, **kwargs):
         with self._span("backward", bwd_chunk_id):
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args, **kwargs):
+        with self._span("weight gradients", bwd_chunk_id):
+            return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def _span(self, kind: str, micro_batch: int):
         return self._timeline.span(kind, f"{self.stage_index}.{micro_batch}") if self._timeline else nullcontext()

@@ -1,10 +1,14 @@
 """What a framework's ranks keep: bytes of model states by kind, and of everything else that is alive."""
 
 import gc
+import time
 from collections.abc import Iterable, Mapping
 
 import torch
 from torch.distributed.tensor import DTensor
+
+#: A thread of gloo's lets go of the last collective's tensors in its own time, and needs Python for it: it gets some.
+SETTLE_S = 0.1
 
 
 def nbytes(tensors: Iterable[torch.Tensor | None]) -> int:
@@ -21,6 +25,7 @@ def nbytes(tensors: Iterable[torch.Tensor | None]) -> int:
 
 def alive() -> list[torch.Tensor]:
     """Every tensor that Python still knows in this process; not what C++ alone holds (a reducer's buckets)."""
+    time.sleep(SETTLE_S)
     gc.collect()
     found = []
     for thing in gc.get_objects():

@@ -1,13 +1,15 @@
 """Pipeline parallelism: every rank has some of the layers, and a batch goes through them in micro-batches.
 
 Sources: Huang et al. 2019, "GPipe" (arXiv 1811.06965); Narayanan et al. 2019, "PipeDream" (SOSP '19); Narayanan et al.
-2021, "Efficient Large-Scale Language Model Training on GPU Clusters" (arXiv 2104.04473, §2.2).
+2021, "Efficient Large-Scale Language Model Training on GPU Clusters" (arXiv 2104.04473, §2.2); Qi et al. 2023, "Zero
+Bubble Pipeline Parallelism" (arXiv 2401.10241).
 
 From the bottom up:
 
-- :mod:`~pardemo.pipeline_parallel.instructions`: forward, backward, send, receive of a stage and a micro-batch.
-- :func:`gpipe`, :func:`one_f_one_b`, :func:`interleaved`: orders, as generators; :class:`Schedule`: an order for so
-  many ranks and micro-batches.
+- :mod:`~pardemo.pipeline_parallel.instructions`: forward, backward (whole or in two parts), send, receive of a stage
+  and a micro-batch.
+- :func:`gpipe`, :func:`one_f_one_b`, :func:`interleaved`, :func:`zb_h1`, :func:`zb_v`: orders, as generators;
+  :class:`Schedule`: an order for so many ranks and micro-batches.
 - :func:`instructions`, :func:`chart`, :func:`prove`: what each rank is told, when it happens in an ideal world, and
   that nothing is missing and nothing stands still. No process is needed.
 - :func:`cut_by_layers`, :func:`cut_by_parameters`: a list of layers into stages.
@@ -17,14 +19,25 @@ From the bottom up:
 
 from pardemo.pipeline_parallel.batch_norm import DeferredBatchNorm
 from pardemo.pipeline_parallel.executor import Pipeline
-from pardemo.pipeline_parallel.instructions import Backward, Forward
+from pardemo.pipeline_parallel.instructions import Backward, BackwardInput, BackwardWeight, Forward
 from pardemo.pipeline_parallel.proof import prove
-from pardemo.pipeline_parallel.schedules import Schedule, ScheduleError, gpipe, interleaved, one_f_one_b
+from pardemo.pipeline_parallel.schedules import (
+    Schedule,
+    ScheduleError,
+    gpipe,
+    interleaved,
+    one_f_one_b,
+    placed,
+    v_shape,
+)
 from pardemo.pipeline_parallel.stages import cut_by_layers, cut_by_parameters
-from pardemo.pipeline_parallel.timetable import Chart, chart, instructions, measured_chart
+from pardemo.pipeline_parallel.timetable import Chart, chart, instructions, measured_chart, most_held
+from pardemo.pipeline_parallel.zero_bubble import zb_h1, zb_v
 
 __all__ = [
     "Backward",
+    "BackwardInput",
+    "BackwardWeight",
     "Chart",
     "DeferredBatchNorm",
     "Forward",
@@ -38,6 +51,11 @@ __all__ = [
     "instructions",
     "interleaved",
     "measured_chart",
+    "most_held",
     "one_f_one_b",
+    "placed",
     "prove",
+    "v_shape",
+    "zb_h1",
+    "zb_v",
 ]

@@ -30,6 +30,23 @@ def refuse_parts_of_a_norm(chunks: Sequence[nn.Module]) -> None:
         )
 
 
+def refuse_a_split_backward(schedule: Schedule, chunks: Sequence[nn.Module], checkpointing: bool) -> None:
+    """ValueError where a backward in two parts would cost more than it saves, or an engine would take one for all."""
+    if not schedule.is_split:
+        return
+    name = getattr(schedule.order, "__name__", "this order")
+    if checkpointing:
+        raise ValueError(
+            f"{name} has backwards in two parts, and checkpointing would run the forward again for each: take an order "
+            "with whole ones"
+        )
+    if any(hasattr(chunk, "no_sync") for chunk in chunks):
+        raise ValueError(
+            f"{name} has backwards in two parts, and an engine that exchanges gradients would do so at the end of the "
+            "first: take an order with whole ones, or average the gradients after the step"
+        )
+
+
 def refuse_a_cut_graph(
     stage: int, chunk: nn.Module, xs: Sequence[torch.Tensor], ys: Sequence[torch.Tensor], is_last: bool
 ) -> None:

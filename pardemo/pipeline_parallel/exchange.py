@@ -22,7 +22,8 @@ LEAVING = 2
 #: The largest message on a link of our own. On two cores a step took 1.06 (1 MiB) to 2.8 times (4 KiB) as long by gloo;
 #: from 4 MiB on there was no difference, and between hosts the backend's thread has more to hide.
 LINK_BYTES = 1 << 20
-#: The two ways through the pipeline, as steps from rank to rank.
+#: The two ways through the pipeline, as steps from rank to rank, and what travels on them; up the ranks in a V, on the
+#: links of the same way, the activations go back and the gradients forth.
 FORTH, BACK = 1, -1
 USES = {FORTH: "activations", BACK: "gradients"}
 
@@ -65,25 +66,25 @@ class Exchange:
         work = dist.irecv(tensor, group=self.group, group_src=(self._rank - way) % self._size)
         return Incoming(tensor, work)
 
-    def send_forms(self, forms: Sequence[Form], evaluates: bool) -> None:
+    def send_forms(self, forms: Sequence[Form], evaluates: bool, way: int = FORTH) -> None:
         """Tells the next stage, ahead of a step's first micro-batch, what is coming, and in which kind of step."""
-        self.send(torch.tensor([evaluates, len(forms)], dtype=torch.int32, device=self.device), FORTH)
-        self.send(encode(forms).to(self.device), FORTH)
+        self.send(torch.tensor([evaluates, len(forms)], dtype=torch.int32, device=self.device), way)
+        self.send(encode(forms).to(self.device), way)
 
-    def receive_forms(self, evaluates: bool) -> tuple[Form, ...]:
+    def receive_forms(self, evaluates: bool, way: int = FORTH) -> tuple[Form, ...]:
         """Waits for what :meth:`send_forms` tells.
 
         Raises:
             RuntimeError: the rank before is in the other kind of step.
         """
-        theirs, tensors = self.receive(torch.Size([2]), torch.int32, FORTH).wait().tolist()
+        theirs, tensors = self.receive(torch.Size([2]), torch.int32, way).wait().tolist()
         if bool(theirs) != evaluates:
             told = ("step", "evaluate")
             raise RuntimeError(
-                f"rank {(self._rank - FORTH) % self._size} of the pipeline called {told[theirs]}, rank {self._rank} "
+                f"rank {(self._rank - way) % self._size} of the pipeline called {told[theirs]}, rank {self._rank} "
                 f"{told[evaluates]}: all of its ranks call the same"
             )
-        return decode(self.receive(torch.Size([tensors, COLUMNS]), torch.int32, FORTH).wait())
+        return decode(self.receive(torch.Size([tensors, COLUMNS]), torch.int32, way).wait())
 
     def flush(self) -> None:
         """Waits until everything has left."""

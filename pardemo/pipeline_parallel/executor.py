@@ -14,12 +14,15 @@ from pardemo.pipeline_parallel.checks import (
     compare_schedules,
     gradients_of,
     refuse_a_cut_graph,
+    refuse_a_split_backward,
     refuse_parts_of_a_norm,
 )
 from pardemo.pipeline_parallel.exchange import BACK, FORTH, Exchange, Incoming, abandon
 from pardemo.pipeline_parallel.forms import Form, outputs_of, words
 from pardemo.pipeline_parallel.instructions import (
     Backward,
+    BackwardInput,
+    BackwardWeight,
     Compute,
     Forward,
     Instruction,
@@ -29,11 +32,12 @@ from pardemo.pipeline_parallel.instructions import (
     SendGradient,
 )
 from pardemo.pipeline_parallel.schedules import Schedule
+from pardemo.pipeline_parallel.split import SplitBackward
+from pardemo.pipeline_parallel.stages import Tensors, cut_batch
 from pardemo.pipeline_parallel.tied import Tied, TiedWeights
 from pardemo.pipeline_parallel.timetable import instructions
 from pardemo.world.rank import device
 
-Tensors = torch.Tensor | tuple[torch.Tensor, ...]
 Loss = Callable[[Tensors, Tensors], torch.Tensor]
 
 
@@ -51,28 +55,31 @@ class Pipeline:
     precision in which they are handed on. A chunk with a ``no_sync`` (``BucketedDataParallel``) exchanges its gradients
     in its last backward of a step.
 
+    Backwards in two parts (:class:`~.split.SplitBackward`) allow no ``checkpointing`` and no chunk with a ``no_sync``.
+
     Refused, since a stage before would train on nothing without a word: a stage that cuts the graph (``detach``,
     ``no_grad``, integers alone) behind something that is trained.
 
     Args:
-        chunks: this rank's stages in their order: of the model's stages, number rank, rank + p, ….
+        chunks: this rank's stages in their order: of the model's stages, the ``schedule.stages_of(rank)``.
         schedule: for as many ranks as the group has; the same on all of them.
-        loss_of: (output of the last stage, targets) of a micro-batch to its **mean** loss, one number. The whole
-            batch's mean is taken to be the mean of these: where they are means over different counts (labels that are
-            ignored), divide the micro-batch's sum by the batch's count over m instead.
+        loss_of: (output of the last stage, targets) of a micro-batch to its **mean** loss, one number. The batch's mean
+            is taken to be the mean of these: where they are means over different counts (labels that are ignored),
+            divide the micro-batch's sum by the batch's count over m instead.
         group: the pipeline's ranks; the default group when None.
         checkpointing: keep only each stage's inputs, and run its forward again before its backward (1811.06965, §2.3).
         tied: pairs of a parameter of this rank of which other ranks have a copy, and the group of all that have one:
             copies start alike, and their gradients are summed at the end of every step, as in Megatron-core's
             ``finalize_model_grads``.
-        timeline: notes spans of kind "forward", "backward", "wait", named "stage.micro-batch", and "communication".
+        timeline: notes spans of kind "forward", "backward", "weight gradients" (of a backward in two parts), "wait",
+            named "stage.micro-batch", and "communication".
 
     Made by all ranks of the group together.
 
     Raises:
         ValueError: another number of ranks or chunks than the schedule has, ranks with different schedules, copies of a
             tied weight that differ in shape, dtype or in whether they are trained, ZeRO engines with ``max_norm`` for
-            several stages of a rank.
+            several stages of a rank; what a backward in two parts does not allow.
     """
 
     def __init__(
@@ -93,11 +100,12 @@ class Pipeline:
         if len(chunks) != schedule.chunks:
             raise ValueError(f"the schedule has {schedule.chunks} stages on a rank, not {len(chunks)}")
         refuse_parts_of_a_norm(chunks)
+        refuse_a_split_backward(schedule, chunks, checkpointing)
         compare_schedules(schedule, self.group)
         self.schedule, self.loss_of, self.checkpointing = schedule, loss_of, checkpointing
         self.timeline = timeline
         self._failed = False
-        self._stages = dict(zip(range(rank, schedule.stages, ranks), chunks, strict=True))
+        self._stages = dict(zip(schedule.stages_of(rank), chunks, strict=True))
         self._last = schedule.stages - 1
         self._program = instructions(schedule)[rank]
         self._forwards = [one for one in self._program if isinstance(one, Forward | SendActivation | ReceiveActivation)]
@@ -105,6 +113,8 @@ class Pipeline:
         self._do = {
             Forward: self._forward,
             Backward: self._backward,
+            BackwardInput: self._backward,
+            BackwardWeight: self._backward_weight,
             SendActivation: self._send_activation,
             ReceiveActivation: self._receive_activation,
             SendGradient: self._send_gradient,
@@ -160,12 +170,12 @@ class Pipeline:
     def _run(
         self, inputs: Tensors | None, targets: Tensors | None, program: Sequence[Instruction]
     ) -> torch.Tensor | None:
-        first, last = 0 in self._stages, self._last in self._stages
+        first, last, m = 0 in self._stages, self._last in self._stages, self.schedule.micro_batches
         parameters = (p for chunk in self._stages.values() for p in chunk.parameters())
         # before anything that fails on one rank alone: the others see its links close, and do not wait to make them
         self._exchange = Exchange(self.group, next((p.device for p in parameters), device()))
-        self._inputs = self._micro_batches("inputs", inputs) if first else ()
-        self._targets = self._micro_batches("targets", targets) if last else ()
+        self._inputs = cut_batch("inputs", inputs, m) if first else ()
+        self._targets = cut_batch("targets", targets, m) if last else ()
         self._held: dict[tuple[type, int, int], object] = {}  # what one instruction leaves for a later one
         self._incoming: dict[int, tuple[Form, ...]] = {}  # what a stage's inputs from another rank look like
         self._outgoing: dict[int, tuple[Form, ...]] = {}  # and its outputs to another one
@@ -174,20 +184,6 @@ class Pipeline:
             self._do[type(instruction)](instruction)
         self._exchange.flush()
         return torch.stack(self._losses).sum() if last else None
-
-    def _micro_batches(self, what: str, batch: Tensors | None) -> list[Tensors]:
-        m = self.schedule.micro_batches
-        if batch is None:
-            raise ValueError(
-                f"the {'first' if what == 'inputs' else 'last'} stage's rank needs the {what} of the batch"
-            )
-        if isinstance(batch, tuple):
-            return list(zip(*(self._micro_batches(what, one) for one in batch), strict=True))
-        if not isinstance(batch, torch.Tensor):
-            raise TypeError(f"the {what} are a tensor or a tuple of tensors, not {type(batch).__name__}")
-        if len(batch) % m or not len(batch):
-            raise ValueError(f"a batch of {len(batch)} does not divide into {m} micro-batches of equal size")
-        return list(batch.chunk(m))
 
     def _forward(self, one: Compute) -> None:
         stage, k = one.stage, one.micro_batch
@@ -223,14 +219,20 @@ class Pipeline:
         return loss.reshape(()) / self.schedule.micro_batches
 
     def _backward(self, one: Compute) -> None:
-        stage = one.stage
-        xs, edges = self._held.pop((Backward, stage, one.micro_batch))
+        stage, k = one.stage, one.micro_batch
+        xs, edges = self._held.pop((Backward, stage, k))
         gradients = [None] * len(edges) if stage == self._last else self._take(ReceiveGradient, one)
         with self._span("backward", one), self._without_sync(one):
-            if edges:
+            if isinstance(one, BackwardInput):
+                self._held[BackwardWeight, stage, k] = SplitBackward(edges, gradients, xs if stage else ())
+            elif edges:
                 torch.autograd.backward(edges, gradients)
         if stage > 0:
             self._hand_on(SendGradient, ReceiveGradient, one, stage - 1, gradients_of(stage, xs))
+
+    def _backward_weight(self, one: Compute) -> None:
+        with self._span("weight gradients", one):
+            self._held.pop((BackwardWeight, one.stage, one.micro_batch)).weights()
 
     def _hand_on(self, send: type, receive: type, one: Compute, to: int, tensors: Sequence[torch.Tensor]) -> None:
         """Leaves a result for the send that follows; or, where this rank has the other stage too, for that one."""
@@ -253,9 +255,10 @@ class Pipeline:
 
     def _send_activation(self, one: Instruction) -> None:
         tensors = self._held.pop((SendActivation, one.stage, one.micro_batch))
+        way = self._way(one.stage)
         forms = tuple(map(Form.of, tensors))
         if one.stage not in self._outgoing:
-            self._exchange.send_forms(forms, evaluates=not torch.is_grad_enabled())
+            self._exchange.send_forms(forms, not torch.is_grad_enabled(), way)
             self._outgoing[one.stage] = forms
         if self._outgoing[one.stage] != forms:
             raise ValueError(
@@ -263,20 +266,26 @@ class Pipeline:
                 f"{words(forms)}: all micro-batches of a step have to look alike"
             )
         for tensor in tensors:
-            self._exchange.send(tensor.detach().contiguous(), FORTH)
+            self._exchange.send(tensor.detach().contiguous(), way)
 
     def _receive_activation(self, one: Instruction) -> None:
+        way = self._way(one.stage - 1)
         if one.stage not in self._incoming:
-            self._incoming[one.stage] = self._exchange.receive_forms(evaluates=not torch.is_grad_enabled())
-        self._held[ReceiveActivation, one.stage, one.micro_batch] = self._expect(self._incoming[one.stage], FORTH)
+            self._incoming[one.stage] = self._exchange.receive_forms(not torch.is_grad_enabled(), way)
+        self._held[ReceiveActivation, one.stage, one.micro_batch] = self._expect(self._incoming[one.stage], way)
 
     def _send_gradient(self, one: Instruction) -> None:
         for tensor in self._held.pop((SendGradient, one.stage, one.micro_batch)):
-            self._exchange.send(tensor.contiguous(), BACK)
+            self._exchange.send(tensor.contiguous(), -self._way(one.stage - 1))
 
     def _receive_gradient(self, one: Instruction) -> None:
         forms = [form for form in self._outgoing[one.stage] if form.has_gradient]
-        self._held[ReceiveGradient, one.stage, one.micro_batch] = self._expect(forms, BACK)
+        self._held[ReceiveGradient, one.stage, one.micro_batch] = self._expect(forms, -self._way(one.stage))
+
+    def _way(self, stage: int) -> int:
+        """On which way a stage's output travels to the next one: up a V it is the ranks' way back."""
+        follows = (self.schedule.rank_of(stage) + 1) % self.schedule.ranks
+        return FORTH if self.schedule.rank_of(stage + 1) == follows else BACK
 
     def _expect(self, forms: Sequence[Form], way: int) -> tuple[Incoming, ...]:
         return tuple(self._exchange.receive(torch.Size(form.shape), form.dtype, way) for form in forms)
@@ -284,7 +293,7 @@ class Pipeline:
     def _without_sync(self, one: Compute) -> AbstractContextManager:
         """Data-parallel copies exchange once per step: not before a stage's last backward."""
         chunk = self._stages[one.stage]
-        early = one != self._last_backward[one.stage] and hasattr(chunk, "no_sync")
+        early = hasattr(chunk, "no_sync") and one != self._last_backward[one.stage]
         return chunk.no_sync() if early else nullcontext()
 
     def _span(self, kind: str, one: Compute) -> AbstractContextManager:

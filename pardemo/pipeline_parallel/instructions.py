@@ -15,7 +15,7 @@ class Instruction:
 
 
 class Compute(Instruction):
-    """A forward or a backward."""
+    """A forward, a backward, or a part of a backward."""
 
 
 class Forward(Compute):
@@ -28,6 +28,21 @@ class Backward(Compute):
     """Compute the gradients of the stage's parameters and of its input."""
 
     text = "B"
+
+
+class BackwardInput(Compute):
+    """Compute the gradient of the stage's input alone, which the stage before waits for.
+
+    The zero-bubble paper's B; I, as in torch's traces, since B is the whole backward here.
+    """
+
+    text = "I"
+
+
+class BackwardWeight(Compute):
+    """Compute the gradients of the stage's parameters, which nobody waits for: any time after its input's."""
+
+    text = "W"
 
 
 class Send(Instruction):
@@ -63,7 +78,7 @@ class ReceiveGradient(Receive):
 
 
 def receive_for(compute: Compute) -> Receive:
-    """The receive whose data a computation needs, if that comes from another stage."""
+    """The receive whose data a forward or backward needs, if that comes from another stage."""
     kind = ReceiveActivation if isinstance(compute, Forward) else ReceiveGradient
     return kind(compute.stage, compute.micro_batch)
 

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from pardemo.pipeline_parallel.instructions import (
     Backward,
+    BackwardInput,
+    BackwardWeight,
     Compute,
     Forward,
     Instruction,
@@ -24,8 +26,9 @@ def prove(schedule: Schedule, orders: Orders | None = None) -> Chart:
     """Checks all that can go wrong with each rank's instructions, and returns the chart of the schedule.
 
     Proven: each forward and backward of every stage and micro-batch happens once, on the stage's rank, the backward
-    after the forward; each has its input received before it, and its result sent after it; every receive has one send
-    and every send one receive; and nobody waits for ever, even when every message blocks both sides until it is done.
+    after the forward, whole or in its two parts, the weights' after the input's; each has its input received before it,
+    and its result sent after it; every receive has one send and every send one receive; and nobody waits for ever, even
+    when every message blocks both sides until it is done.
 
     Args:
         orders: the instructions of each rank, by default those that follow from the schedule.
@@ -54,12 +57,18 @@ def _check_computes(schedule: Schedule, rank: int, order: Sequence[Compute]) -> 
             raise ScheduleError(f"rank {rank} is told {step}, but there are {schedule.micro_batches} micro-batches")
         if step in done:
             raise ScheduleError(f"rank {rank} is told {step} twice")
-        if isinstance(step, Backward) and Forward(step.stage, step.micro_batch) not in done:
+        of = step.stage, step.micro_batch
+        if isinstance(step, Backward | BackwardInput) and Forward(*of) not in done:
             raise ScheduleError(f"rank {rank} is told {step} before its forward")
+        if isinstance(step, BackwardWeight) and BackwardInput(*of) not in done:
+            raise ScheduleError(f"rank {rank} is told {step} before {BackwardInput(*of)}")
         done.add(step)
-    for stage in range(rank, schedule.stages, schedule.ranks):
+    for stage in schedule.stages_of(rank):
         for k in range(schedule.micro_batches):
-            for step in (Forward(stage, k), Backward(stage, k)):
+            whole, parts = Backward(stage, k), (BackwardInput(stage, k), BackwardWeight(stage, k))
+            if whole in done and parts[0] in done:
+                raise ScheduleError(f"rank {rank} is told {whole} and {parts[0]}: a backward is whole or in two parts")
+            for step in (Forward(stage, k), *(parts if parts[0] in done else (whole,))):
                 if step not in done:
                     raise ScheduleError(f"rank {rank} is never told {step}")
 
@@ -91,7 +100,9 @@ def _after(schedule: Schedule, step: Compute) -> Compute | None:
     """What needs this computation's result from another stage."""
     if isinstance(step, Forward):
         return Forward(step.stage + 1, step.micro_batch) if step.stage < schedule.stages - 1 else None
-    return Backward(step.stage - 1, step.micro_batch) if step.stage else None
+    if isinstance(step, BackwardWeight):
+        return None
+    return schedule.backward(step.stage - 1, step.micro_batch) if step.stage else None
 
 
 def _check_partners(orders: Orders) -> None:

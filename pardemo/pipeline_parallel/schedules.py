@@ -1,27 +1,53 @@
 """Schedules: in which order a rank computes, as generators of instructions.
 
-Stage s of a model lies on rank s mod p, so that with v chunks per rank there are p·v stages.
+Stage s of a model lies on rank s mod p, so that with v chunks per rank there are p·v stages. An order may say otherwise
+by :func:`placed`: :func:`v_shape` goes from the first rank to the last, and back again.
 
 - :func:`gpipe`: all forward passes, then all backward passes (Huang et al. 2019, arXiv 1811.06965, §2.3).
 - :func:`one_f_one_b`: one forward, one backward by turns, after as many forwards as it takes for the first gradient to
   come back (Narayanan et al. 2019, "PipeDream", §3.2; with a flush at the end of each batch, as Megatron runs it:
   arXiv 2104.04473, §2.2).
 - :func:`interleaved`: the same with v smaller chunks of layers per rank (arXiv 2104.04473, §2.2, figure 4).
+- :mod:`.zero_bubble`: those that compute the weights' gradients apart from the input's.
 
-An order is a function ``order(rank, ranks, micro_batches)`` that yields :class:`Forward` and :class:`Backward`: write
-another, and :class:`Schedule` makes it drawable, provable and runnable, with the sends and receives that follow.
+An order is a function ``order(rank, ranks, micro_batches)`` that yields :class:`Forward` and :class:`Backward`, or for
+the latter :class:`BackwardInput` and, any time after it, :class:`BackwardWeight`: write another, and :class:`Schedule`
+makes it drawable, provable and runnable, with the sends and receives that follow.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
-from pardemo.pipeline_parallel.instructions import Backward, Compute, Forward
+from pardemo.pipeline_parallel.instructions import Backward, BackwardInput, BackwardWeight, Compute, Forward
 
 Order = Callable[..., Iterator[Compute]]
+Placement = Callable[[int, int], int]  # (stage, ranks) -> its rank
 
 
 class ScheduleError(ValueError):
     """What is wrong with a schedule."""
+
+
+def around(stage: int, ranks: int) -> int:
+    """Stage after stage on the next rank, and from the last rank to the first."""
+    return stage % ranks
+
+
+def v_shape(stage: int, ranks: int) -> int:
+    """Down the ranks and up again: of two chunks a rank has stages r and 2p − 1 − r (arXiv 2405.15362, §3)."""
+    way, place = divmod(stage, ranks)
+    return ranks - 1 - place if way % 2 else place
+
+
+def placed(placement: Placement) -> Callable[[Order], Order]:
+    """A decorator: this order's stages lie where ``placement`` says, instead of :func:`around` the ranks."""
+
+    def place(order: Order) -> Order:
+        order.placement = placement  # type: ignore[attr-defined]
+        return order
+
+    return place
 
 
 def gpipe(rank: int, ranks: int, micro_batches: int) -> Iterator[Compute]:
@@ -106,7 +132,11 @@ class Schedule:
 
     def rank_of(self, stage: int) -> int:
         """Where a stage lies."""
-        return stage % self.ranks
+        return getattr(self.order, "placement", around)(stage, self.ranks)
+
+    def stages_of(self, rank: int) -> list[int]:
+        """The stages of a rank, in the model's order."""
+        return [stage for stage in range(self.stages) if self.rank_of(stage) == rank]
 
     def computes(self, rank: int) -> list[Compute]:
         """What this rank computes, in its order."""
@@ -118,7 +148,24 @@ class Schedule:
         stage, k = compute.stage, compute.micro_batch
         if isinstance(compute, Forward):
             return Forward(stage - 1, k) if stage else None
-        return Backward(stage + 1, k) if stage < self.stages - 1 else Forward(stage, k)
+        if isinstance(compute, BackwardWeight):
+            return BackwardInput(stage, k)
+        return self.backward(stage + 1, k) if stage < self.stages - 1 else Forward(stage, k)
+
+    def backward(self, stage: int, micro_batch: int) -> Compute:
+        """What computes the gradient of this stage's input: the whole backward, or its first part."""
+        part = BackwardInput(stage, micro_batch)
+        return part if part in self._parts else Backward(stage, micro_batch)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether any backward is in two parts."""
+        return bool(self._parts)
+
+    @cached_property
+    def _parts(self) -> frozenset[Compute]:
+        every = (step for rank in range(self.ranks) for step in self.computes(rank))
+        return frozenset(step for step in every if isinstance(step, BackwardInput))
 
     def travels(self, compute: Compute) -> bool:
         """Whether what :meth:`before` names has to come from another rank."""

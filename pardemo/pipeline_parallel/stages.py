@@ -1,9 +1,12 @@
-"""Cutting a list of layers into stages."""
+"""Cutting a list of layers into stages, and a batch into micro-batches."""
 
 from collections.abc import Sequence
 from itertools import accumulate
 
+import torch
 from torch import nn
+
+Tensors = torch.Tensor | tuple[torch.Tensor, ...]
 
 
 def cut_by_layers(layers: Sequence[nn.Module], stages: int) -> list[nn.Sequential]:
@@ -25,6 +28,24 @@ def cut_by_parameters(layers: Sequence[nn.Module], stages: int) -> list[nn.Seque
     """
     _check(layers, stages)
     return _build(layers, balance([sum(p.numel() for p in layer.parameters()) for layer in layers], stages))
+
+
+def cut_batch(what: str, batch: Tensors | None, micro_batches: int) -> list[Tensors]:
+    """A batch's micro-batches; ``what`` it is, "inputs" or "targets", is for the errors.
+
+    Raises:
+        ValueError: none is given, or it does not divide.
+        TypeError: it is neither a tensor nor a tuple of them.
+    """
+    if batch is None:
+        raise ValueError(f"the {'first' if what == 'inputs' else 'last'} stage's rank needs the {what} of the batch")
+    if isinstance(batch, tuple):
+        return list(zip(*(cut_batch(what, one, micro_batches) for one in batch), strict=True))
+    if not isinstance(batch, torch.Tensor):
+        raise TypeError(f"the {what} are a tensor or a tuple of tensors, not {type(batch).__name__}")
+    if len(batch) % micro_batches or not len(batch):
+        raise ValueError(f"a batch of {len(batch)} does not divide into {micro_batches} micro-batches of equal size")
+    return list(batch.chunk(micro_batches))
 
 
 def balance(sizes: Sequence[int], parts: int) -> list[int]:

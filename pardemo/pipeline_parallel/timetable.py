@@ -1,10 +1,23 @@
 """When each rank computes what if nothing but the order and the dependencies held it up; and the exchanges it needs."""
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from pardemo.meters.timeline import Span
-from pardemo.pipeline_parallel.instructions import Compute, Forward, Instruction, receive_for, send_of
+from pardemo.pipeline_parallel.instructions import (
+    Backward,
+    BackwardInput,
+    BackwardWeight,
+    Compute,
+    Forward,
+    Instruction,
+    receive_for,
+    send_of,
+)
 from pardemo.pipeline_parallel.schedules import Schedule, ScheduleError
+
+#: Of spans: what is computed.
+KINDS = ("forward", "backward", "weight gradients")
 
 
 @dataclass(frozen=True)
@@ -12,9 +25,10 @@ class Chart:
     """A schedule's course.
 
     Attributes:
-        spans: the computations: kind "forward" or "backward", name "stage.micro-batch", in units of the times given.
+        spans: the computations, in units of the times given: name "stage.micro-batch", kind "forward" or "backward";
+            where a backward is in two parts, its input's is the "backward" and the other one "weight gradients".
         in_flight: for each rank, the most pairs of stage and micro-batch whose forward was done and whose backward was
-            not: their activations are what it holds.
+            not, the weights' part included: their activations are what it holds.
     """
 
     spans: list[Span]
@@ -24,6 +38,17 @@ class Chart:
     def makespan(self) -> float:
         """From the first begin to the last end."""
         return max(s.end_s for s in self.spans) - min(s.begin_s for s in self.spans)
+
+    @property
+    def longest_rank(self) -> float:
+        """From a rank's first begin to its last end, the longest: what the zero-bubble papers call a schedule's cost.
+
+        Ranks that begin later and end later fill each other's gaps from one batch to the next, where nothing, such as a
+        norm over all gradients, makes them wait for each other in between.
+        """
+        ranks = {s.rank for s in self.spans}
+        own = [[s for s in self.spans if s.rank == rank] for rank in ranks]
+        return max(max(s.end_s for s in spans) - min(s.begin_s for s in spans) for spans in own)
 
     @property
     def bubble_of_total(self) -> float:
@@ -47,39 +72,66 @@ class Chart:
         return most
 
 
-def chart(schedule: Schedule, forward: float = 1.0, backward: float = 2.0, latency: float = 0.0) -> Chart:
+def chart(
+    schedule: Schedule,
+    forward: float = 1.0,
+    backward: float = 2.0,
+    latency: float = 0.0,
+    weights: float | None = None,
+) -> Chart:
     """The course of a schedule when a rank's forward and backward of a micro-batch take these times.
 
-    With v chunks each takes a v-th of that. ``latency`` passes before another rank has what was computed.
+    With v chunks each takes a v-th of that. ``latency`` passes before another rank has what was computed. ``weights``
+    is the part of ``backward`` that the weights' gradients take where they are computed apart: half of it when None.
 
     Raises:
         ScheduleError: it stands still; the line says which rank waits for what.
     """
-    times = timetable(schedule, forward / schedule.chunks, backward / schedule.chunks, latency)
+    v = schedule.chunks
+    times = timetable(schedule, forward / v, backward / v, latency, None if weights is None else weights / v)
     spans = [
-        Span(schedule.rank_of(c.stage), _kind(c), f"{c.stage}.{c.micro_batch}", begin, end)
+        Span(schedule.rank_of(c.stage), kind_of(c), f"{c.stage}.{c.micro_batch}", begin, end)
         for c, (begin, end) in times.items()
     ]
-    return Chart(spans, [_most_alive(schedule.computes(rank)) for rank in range(schedule.ranks)])
+    return Chart(spans, [round(most) for most in most_held(schedule)])
 
 
 def measured_chart(spans: list[Span]) -> Chart:
     """The same from a real run's timelines: all ranks' spans together, of which it takes the computations."""
-    computed = sorted((s for s in spans if s.kind in ("forward", "backward")), key=lambda s: s.begin_s)
+    computed = sorted((s for s in spans if s.kind in KINDS), key=lambda s: s.begin_s)
+    apart = {s.name for s in computed if s.kind == "weight gradients"}
     in_flight = []
     for rank in sorted({s.rank for s in computed}):
-        alive, most = 0, 0
-        for span in (s for s in computed if s.rank == rank):
-            alive += 1 if span.kind == "forward" else -1
-            most = max(most, alive)
-        in_flight.append(most)
+        kinds = [s.kind for s in computed if s.rank == rank and not (s.kind == "backward" and s.name in apart)]
+        in_flight.append(_most([1 if kind == "forward" else -1 for kind in kinds]))
     return Chart(computed, in_flight)
 
 
+def most_held(schedule: Schedule, for_weights: float = 1.0) -> list[float]:
+    """For each rank, the most it holds of micro-batches' activations (of one stage each), by its order alone.
+
+    ``for_weights`` is how much of one stays from the input's part of a backward to the weights' (M_W over M_B in the
+    zero-bubble paper): with 1 it is :attr:`Chart.in_flight`. Whole backwards leave nothing.
+    """
+
+    def change(step: Compute) -> float:
+        if isinstance(step, Forward):
+            return 1
+        if isinstance(step, Backward):
+            return -1
+        return -for_weights if isinstance(step, BackwardWeight) else for_weights - 1
+
+    return [_most([change(step) for step in schedule.computes(rank)]) for rank in range(schedule.ranks)]
+
+
 def timetable(
-    schedule: Schedule, forward: float = 1, backward: float = 2, latency: float = 0
+    schedule: Schedule, forward: float = 1, backward: float = 2, latency: float = 0, weights: float | None = None
 ) -> dict[Compute, tuple[float, float]]:
     """Begin and end of every computation of one chunk each; raises ScheduleError as :func:`chart` does."""
+    weights = backward / 2 if weights is None else weights
+    if not 0 <= weights <= backward:
+        raise ValueError(f"the weights' gradients are a part of the backward: from 0 to {backward:g}, not {weights:g}")
+    takes = {Forward: forward, Backward: backward, BackwardInput: backward - weights, BackwardWeight: weights}
     ends: dict[Compute, tuple[float, float]] = {}
     left = [schedule.computes(rank) for rank in range(schedule.ranks)]
     at, clock = [0] * schedule.ranks, [0.0] * schedule.ranks
@@ -94,7 +146,7 @@ def timetable(
                     break
                 arrived = 0.0 if needed is None else ends[needed][1] + latency * schedule.travels(step)
                 begin = max(clock[rank], arrived)
-                clock[rank] = begin + (forward if isinstance(step, Forward) else backward)
+                clock[rank] = begin + takes[type(step)]
                 ends[step] = begin, clock[rank]
                 at[rank], moved = at[rank] + 1, True
     stuck = [(rank, order[at[rank]]) for rank, order in enumerate(left) if at[rank] < len(order)]
@@ -125,17 +177,16 @@ def instructions(schedule: Schedule) -> list[list[Instruction]]:
     return [[event[-1] for event in sorted(found, key=lambda event: event[:-1])] for found in events]
 
 
-def _kind(compute: Compute) -> str:
-    return "forward" if isinstance(compute, Forward) else "backward"
+def kind_of(compute: Compute) -> str:
+    """As spans name it."""
+    if isinstance(compute, Forward):
+        return "forward"
+    return "weight gradients" if isinstance(compute, BackwardWeight) else "backward"
 
 
 def _busy(spans: list[Span]) -> float:
     return sum(s.end_s - s.begin_s for s in spans)
 
 
-def _most_alive(computes: list[Compute]) -> int:
-    alive = most = 0
-    for step in computes:
-        alive += 1 if isinstance(step, Forward) else -1
-        most = max(most, alive)
-    return most
+def _most(changes: list[float]) -> float:
+    return max(0, *accumulate(changes)) if changes else 0

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pardemo.cluster import Cluster
+from pardemo.cluster import Cluster, loopback
 from pardemo.world.errors import RankDied, RankError
 from pardemo.world.generation import Ranks
 
@@ -97,7 +97,7 @@ class World:
         """How a cluster's links are limited: by ``"namespaces"`` or by ``"pacing"``; None without a cluster."""
         if self.cluster is None or self._ranks is None:
             return None
-        return "namespaces" if self._ranks.hosts else "pacing"
+        return self.cluster.tier or ("namespaces" if self._ranks.hosts else "pacing")
 
     @property
     def pids(self) -> list[int]:
@@ -157,7 +157,7 @@ class World:
 
         Args:
             get: variables to bring home afterwards. put: variables to set before.
-            meters: of ``wire``, ``memory`` and ``timeline``, those to put around it.
+            meters: of ``wire``, ``memory``, ``timeline``, ``links`` and ``seconds``, those to put around it.
             name: what tracebacks call the text.
 
         Raises:
@@ -175,6 +175,22 @@ class World:
             for variable, reason in unsent.items():
                 raise ValueError(f"get {variable}: on rank {rank} {reason}")
         return cells
+
+    def limit(self, host: int, between: str | None) -> None:
+        """Gives a host's adapter another limit from now on, while its ranks run; None: the cluster's own.
+
+        Fresh ranks, after a failure, begin with the cluster's own.
+
+        Raises:
+            ValueError: no cluster, no such host, or no bandwidth; OSError: the kernel refuses.
+        """
+        if self.cluster is None:
+            raise ValueError("this World has no cluster, so no links with limits")
+        if isinstance(host, bool) or not isinstance(host, int) or not 0 <= host < self.cluster.hosts:
+            raise ValueError(f"host is one of 0 to {self.cluster.hosts - 1}, not {host!r}")
+        rate = None if between is None else loopback.checked(between, "between")
+        if self._ranks is not None:
+            self._ranks.limit(host, rate)
 
     def close(self) -> None:
         """Ends the ranks in an orderly way; what does not end within 5 s is killed. Safe to call twice."""

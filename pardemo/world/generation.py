@@ -112,11 +112,22 @@ class Ranks:
         """Where a rank goes and which limits it keeps itself: those that its host's adapter does not."""
         if self.cluster is None:
             return {}
+        own = {"latency": (self.cluster.latency_s, self.cluster.ranks_per_host)}
+        if self.cluster.tier == "none":
+            return own
         if self.hosts is None:
-            return {"cluster": self.cluster, "table": self.tables[0]}
+            return own | {"cluster": self.cluster, "table": self.tables[0]}
         inside = dataclasses.replace(self.cluster, between=None)
-        paced = {"cluster": inside, "table": self.tables[inside.host_of(rank)]} if inside.inside else {}
-        return paced | {"place": self.hosts.place(rank)}
+        if inside.inside:
+            own |= {"cluster": inside, "table": self.tables[inside.host_of(rank)]}
+        return own | {"place": self.hosts.place(rank)}
+
+    def limit(self, host: int, rate: float | None) -> None:
+        """What a host's adapter carries from now on; None: what the cluster was made with."""
+        if self.hosts is not None:
+            self.hosts.limit(host, rate if rate is not None else self.cluster.between_rate)
+        elif self.cluster.tier != "none":
+            pacer.say(self.tables[0], host, rate or 0.0)
 
     def await_start(self) -> None:
         if not self.started:
@@ -233,7 +244,7 @@ class Ranks:
 
 def _hosts(cluster: Cluster) -> Hosts | None:
     """The hosts as network namespaces; None where they are not allowed, or pacing was asked for."""
-    if cluster.tier == "pacing":
+    if cluster.tier in ("pacing", "none"):
         return None
     try:
         return Hosts(cluster)

@@ -33,11 +33,12 @@ QUIET = {
     "MKL_NUM_THREADS": "1",
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # a preloaded module asks for GPUs: without starting CUDA, or forks lose it
 }
-#: Modules that every rank needs.
+#: Modules that every rank needs. Torch's compiler is one that any optimizer imports when it is made, a second each.
 ALWAYS = (
     "numpy.random",
     "torch",
     "torch.distributed",
+    "torch._dynamo",
     "cloudpickle",
     "pardemo.world.rank",
     "pardemo.collectives",

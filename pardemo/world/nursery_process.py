@@ -19,6 +19,8 @@ import time
 import weakref
 from importlib import import_module
 
+from pardemo.world.loading import no_garbage
+
 END_TIMEOUT_S = 5  # a killed process may still have memory of many gigabytes to give back
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -36,7 +38,8 @@ def serve(settings_json: str) -> None:
 
     for name in settings["preload"]:
         try:
-            import_module(name)
+            with no_garbage():
+                import_module(name)
         except Exception as error:  # whatever a module raises at import is the caller's to read
             say(error=f"cannot preload {name!r}: {error}")
             shutil.rmtree(settings["folder"], ignore_errors=True)

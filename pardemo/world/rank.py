@@ -76,17 +76,22 @@ def join_group(
     cluster: "Cluster | None" = None,
     table: str = "",
     place: "Place | None" = None,
+    latency: tuple[float, int] | None = None,
 ) -> str:
     """Makes this process rank ``rank`` of ``size``: environment, threads, seeds, default process group.
 
     ``store`` is the path of a file store, or None to meet as the environment says (torchrun). ``cluster``: limits for
-    the links, kept with the help of ``table``, a file that the ranks share; ``place``: the host it goes to. Returns the
-    backend.
+    the links, kept with the help of ``table``, a file that the ranks share; ``place``: the host it goes to;
+    ``latency``: what :func:`pardemo.cluster.latency.keep` takes. Returns the backend.
     """
     if place is not None:
         from pardemo.cluster import keeper
 
         keeper.enter(*place)  # while this process has one thread
+    if latency is not None:
+        from pardemo.cluster import latency as latencies
+
+        latencies.keep(*latency)
     with contextlib.suppress(OSError):
         os.chdir(cwd)
     sys.path[:] = path

@@ -5,7 +5,8 @@ Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §4.2 and §6.
 - :func:`partitioned_checkpoint` (P_a): a checkpoint is kept in parts, one on each tensor-parallel rank, gathered when
   its block is recomputed; or on the host (P_a+cpu).
 - :func:`reduce_in_buffer` (C_B): gradients travel through a buffer of constant size, however large the model is.
-- :class:`Arena` (M_D): a replay of an allocator, to see memory run out while much of it is free, and what prevents it.
+- :class:`Arena` (M_D): a memory in which holes come to be, small enough to follow by hand; torch's own allocator is in
+  :mod:`pardemo.planner.fragments`.
 """
 
 import weakref
@@ -228,24 +229,3 @@ class Arena:
         if at < self.size:
             gaps.append((at, self.size))
         return gaps
-
-
-def replay_forward(arena: Arena, layers: int, checkpoint: int, attention: int, mlp: int, contiguous: bool) -> Arena:
-    """The memory of a forward pass with checkpointing (§6.3): activations come and go, each layer's checkpoint stays.
-
-    A layer's attention takes and frees its scores, then its MLP its activations; the layer's output, the next
-    checkpoint, is made while those are alive. So checkpoints settle where the next layer's scores would have fitted.
-    With ``contiguous`` they go to a buffer that was taken before anything else.
-
-    Raises:
-        OutOfMemory: as the arena does.
-    """
-    if contiguous:
-        arena.take(layers * checkpoint)
-    for _ in range(layers):
-        arena.give_back(arena.take(attention))
-        inner = arena.take(mlp)
-        if not contiguous:
-            arena.take(checkpoint)
-        arena.give_back(inner)
-    return arena

@@ -4,7 +4,7 @@ import ast
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-METERS = ("wire", "memory", "timeline")
+METERS = ("wire", "memory", "timeline", "links", "seconds")
 
 
 class Wire(NamedTuple):
@@ -15,6 +15,14 @@ class Wire(NamedTuple):
     evidence: str
 
 
+class Links(NamedTuple):
+    """What went over each link during a cell, the same on all ranks: :class:`pardemo.meters.links.LinkMeter`'s."""
+
+    matrix: list[list[int]]
+    hosts: list[tuple[int, int]]
+    adapters: list[tuple[int, int]] | None
+
+
 @dataclass
 class Cell:
     """What a cell left on one rank.
@@ -22,9 +30,9 @@ class Cell:
     Attributes:
         shown: the text of its last expression; None where there is none, or it is None, or a semicolon hides it.
         got: the variables that were asked for, by name. unsent: those that could not be had, with the reason.
-        wire, memory, timeline: what the meters around the cell found; None for those that were not asked for.
+        wire, memory, timeline, links, seconds: what the meters around the cell found; None for those not asked for.
             ``memory`` is the peak in bytes, by kind, of what the cell made and of the models that it knew; ``timeline``
-            holds spans.
+            holds spans, ``seconds`` the time from when all ranks began until this one was done.
     """
 
     shown: str | None = None
@@ -33,6 +41,8 @@ class Cell:
     wire: Wire | None = None
     memory: dict[str, int] | None = None
     timeline: list | None = None
+    links: Links | None = None
+    seconds: float | None = None
 
 
 def parse(source: str, name: str = "<ranks>") -> tuple[ast.Module, ast.Expression | None]:

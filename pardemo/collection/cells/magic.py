@@ -5,16 +5,20 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from pardemo.cluster import Cluster
 from pardemo.collection.cells.cell import METERS, Cell, Wire, parse
 from pardemo.world import World
 from pardemo.world.errors import RankError, ranks_text
 
 ALIKE = 1.02  # headers and barriers differ from rank to rank
-USAGE = "%%ranks N [--get NAME …] [--put NAME …] [--wire] [--memory] [--timeline] [--preload MODULE …] [--timeout S]"
+USAGE = (
+    "%%ranks N [--cluster NAME] [--get NAME …] [--put NAME …] [--wire] [--memory] [--timeline] [--links] [--seconds] "
+    "[--preload MODULE …] [--timeout S]"
+)
 
 
 class RanksMagic:
-    """Holds one World for each number of ranks, and runs cells on them.
+    """Holds one World for each number of ranks, and for each cluster, and runs cells on them.
 
     Args:
         shell: an IPython shell: where variables are taken from and put.
@@ -22,7 +26,7 @@ class RanksMagic:
 
     def __init__(self, shell: Any):
         self._shell = shell
-        self._worlds: dict[int, World] = {}
+        self._worlds: dict[tuple[int, Cluster | None], World] = {}
         self._count = 0
 
     def ranks(self, line: str, cell: str) -> None:
@@ -31,10 +35,12 @@ class RanksMagic:
         Variables stay on the ranks from cell to cell; ``torch``, ``dist``, ``rank``, ``world_size`` and ``device`` are
         there. What a rank prints appears with its number before it, and the value of a last expression by rank.
 
-        Options: ``--get`` brings variables home, each as a list by rank; ``--put`` gives the ranks variables of the
-        notebook; ``--wire``, ``--memory``, ``--timeline`` measure the cell, show what they found and leave it in
-        ``wire``, ``memory``, ``timeline``, a list by rank (on the ranks ``timeline`` is there to record spans with);
-        ``--preload`` names modules that the ranks have loaded before they start; ``--timeout`` is in seconds (300).
+        Options: ``--cluster`` names a variable of the notebook, a Cluster for N ranks; ``--get`` brings
+        variables home, each as a list by rank; ``--put`` gives the ranks variables of the notebook. ``--wire``,
+        ``--memory``, ``--timeline``, ``--links`` (bytes from rank to rank, and of each host) and ``--seconds`` measure
+        the cell, show what they found and leave it in a variable of that name: a list by rank, but ``links`` is one,
+        the same on all (on the ranks ``timeline`` is there to record spans with). ``--preload`` names modules that the
+        ranks have loaded before they start; ``--timeout`` is in seconds (300).
         """
         from IPython.core.error import UsageError
 
@@ -44,7 +50,7 @@ class RanksMagic:
             name = f"<ranks cell {self._count}>"
             _check_source(cell, name)
             put = self._to_put(options.put)
-            world = self._world(options.ranks, options.preload)
+            world = self._world(options.ranks, options.preload, self._cluster(options.cluster))
             meters = [meter for meter in METERS if getattr(options, meter)]
             cells = world.run_source(
                 cell, get=options.get, put=put, meters=meters, name=name, timeout_s=options.timeout
@@ -63,15 +69,24 @@ class RanksMagic:
             world.close()
         self._worlds.clear()
 
-    def _world(self, size: int, preload: Sequence[str]) -> World:
-        world = self._worlds.get(size)
+    def _cluster(self, name: str | None) -> Cluster | None:
+        if name is None:
+            return None
+        found = self._shell.user_ns.get(name)
+        if not isinstance(found, Cluster):
+            told = "has no variable of that name" if found is None else f"has a {type(found).__name__} of that name"
+            raise ValueError(f"--cluster {name}: the notebook {told}; it names a Cluster")
+        return found
+
+    def _world(self, size: int, preload: Sequence[str], cluster: Cluster | None = None) -> World:
+        world = self._worlds.get((size, cluster))
         if world is not None and not set(preload) <= set(world.preload):
             print(f"The {size} ranks start anew, with {', '.join(preload)} loaded: their variables are gone.")
             preload = sorted({*world.preload, *preload})
             world.close()
             world = None
         if world is None:
-            world = self._worlds[size] = World(size, preload=preload)
+            world = self._worlds[size, cluster] = World(size, preload=preload, cluster=cluster)
         return world
 
     def _to_put(self, names: Sequence[str]) -> dict[str, Any]:
@@ -82,7 +97,10 @@ class RanksMagic:
 
     def _bring_home(self, names: Sequence[str], meters: Sequence[str], cells: Sequence[Cell]) -> None:
         found = {name: [cell.got[name] for cell in cells] for name in names}
-        self._shell.push(found | {meter: [getattr(cell, meter) for cell in cells] for meter in meters})
+        measured = {meter: [getattr(cell, meter) for cell in cells] for meter in meters}
+        if "links" in measured:
+            measured["links"] = cells[0].links
+        self._shell.push(found | measured)
 
 
 def show(cells: Sequence[Cell]) -> None:
@@ -90,6 +108,12 @@ def show(cells: Sequence[Cell]) -> None:
     _print_alike([cell.shown for cell in cells], lambda text: text)
     _print_wire([cell.wire for cell in cells if cell.wire is not None])
     _print_alike([cell.memory for cell in cells], _memory_text)
+    hosts = cells[0].links.hosts if cells[0].links else []
+    if len(hosts) > 1:  # one alone sends nothing to others
+        for host, (sent, received) in enumerate(hosts):
+            print(f"host {host} sent {sent:,} B to other hosts and received {received:,} B from them")
+    if cells[0].seconds is not None:
+        print(f"{max(cell.seconds for cell in cells):.3f} s until the last rank was done")
     spans = [span for cell in cells for span in cell.timeline or []]
     if spans:
         from IPython.display import display
@@ -161,6 +185,7 @@ def _parse(line: str) -> argparse.Namespace:
     parser.add_argument("ranks", type=_size)
     for name in ("get", "put", "preload"):
         parser.add_argument(f"--{name}", nargs="+", default=[], metavar="NAME")
+    parser.add_argument("--cluster", metavar="NAME")
     for name in METERS:
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("--timeout", type=_seconds)

@@ -2,7 +2,9 @@
 
 import contextlib
 import linecache
+import os
 import sys
+import time
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,8 +13,10 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
-from pardemo.collection.cells.cell import Cell, Wire, parse
+from pardemo.cluster import Cluster
+from pardemo.collection.cells.cell import Cell, Links, Wire, parse
 from pardemo.meters import MemoryMeter, Timeline, WireMeter
+from pardemo.meters.links import LinkMeter
 from pardemo.world.rank import device
 
 MODULE = "pardemo_cells"  # that functions and classes of cells say they are of
@@ -56,17 +60,32 @@ def _variables() -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _measured(cell: Cell, meters: Sequence[str], variables: dict[str, Any]) -> Iterator[None]:
+    if "seconds" in meters:
+        dist.barrier()
     with contextlib.ExitStack() as around:
         timeline = variables["timeline"] = Timeline() if "timeline" in meters else None
         wire = around.enter_context(WireMeter()) if "wire" in meters else None
         memory = around.enter_context(MemoryMeter(*_models(variables))) if "memory" in meters else None
+        links = around.enter_context(LinkMeter(_hosts())) if "links" in meters else None
+        begin = time.perf_counter()
         yield
+        seconds = time.perf_counter() - begin
     if wire is not None:
         cell.wire = Wire(wire.sent_bytes, wire.received_bytes, wire.evidence)
     if memory is not None:
         cell.memory = dict(memory.peak)
     if timeline is not None:
         cell.timeline = timeline.spans
+    if links is not None:
+        cell.links = Links(links.matrix, links.hosts, links.adapters)
+    if "seconds" in meters:
+        cell.seconds = seconds
+
+
+def _hosts() -> Cluster:
+    """Which ranks live together, without limits."""
+    beside = int(os.environ["LOCAL_WORLD_SIZE"])
+    return Cluster(hosts=dist.get_world_size() // beside, ranks_per_host=beside)
 
 
 def _models(variables: Mapping[str, Any]) -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer]]:

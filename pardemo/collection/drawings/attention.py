@@ -1,7 +1,7 @@
 """Attention cut by heads, and where a fused projection has to be cut for that."""
 
 from pardemo.collection.drawings.key import DONE, RANKS, WHOLE
-from pardemo.collection.drawings.parts import SUBSCRIPTS
+from pardemo.collection.drawings.parts import SUBSCRIPTS, legend
 from pardemo.collection.drawings.svg import Canvas, Drawing
 
 _TALK = DONE["communication"]
@@ -33,7 +33,8 @@ def attention_heads(query_groups: int = 4) -> Drawing:
         canvas.text(320, 20 if rank == 0 else 382, f"rank {rank}", size=22, bold=True)
         canvas.arrow([(f, line + way), (f, middle), (134, middle)])
         _projections(canvas, 164, middle, rank, query_groups)
-        canvas.arrow([(256, middle), (284, middle)])
+        canvas.box(138, middle - 73, 122, 146, thick=1)
+        canvas.arrow([(262, middle), (284, middle)])
         for place, head in enumerate(heads_of(rank)):
             canvas.box(286, middle - 50 + 54 * place, 92, 46, RANKS[rank], f"head {head}")
         canvas.arrow([(380, middle), (408, middle)])
@@ -43,7 +44,7 @@ def attention_heads(query_groups: int = 4) -> Drawing:
         canvas.box(x - 20, line - 22, 40, 44, "none", name, size=26, border=_TALK, thick=3)
     canvas.arrow([(g + 22, line), (g + 46, line)])
     canvas.box(g + 48, line - 42, 50, 84, WHOLE, "Z", size=24)
-    for x, told in ((206, ("Q, K, V:", "columns cut")), (334, ("softmax(QKᵀ)V", "by head")), (446, ("B:", "rows cut"))):
+    for x, told in ((206, ("Q, K, V:", "columns cut")), (334, ("attention", "by head")), (446, ("B:", "rows cut"))):
         canvas.lines(x, 418, told)
     canvas.text(10, 482, "f: backward an all-reduce", size=18, anchor="start", fill=_TALK, bold=True)
     canvas.text(630, 482, "g: forward an all-reduce", size=18, anchor="end", fill=_TALK, bold=True)
@@ -91,18 +92,18 @@ def fused_qkv() -> Drawing:
         canvas.text(x + 140, 236, f"rank {rank}: its heads, whole", size=18)
     canvas.line([(0, 270), (640, 270)], thick=0.8, dashed=True)
     canvas.text(32, 300, "Stored head by head", anchor="start", bold=True)
-    canvas.text(608, 300, "Megatron, GPT-NeoX, Falcon", size=18, anchor="end")
+    canvas.text(608, 300, "Megatron, GPT-NeoX, BLOOM", size=18, anchor="end")
     _strip(canvas, 32, 324, head_by_head(_HEADS))
     _cut(canvas, 314, 378)
     for rank in range(_RANKS):
         canvas.text(176 + 288 * rank, 390, f"rank {rank}: its heads, whole", size=18)
-    canvas.box(32, 424, 20, 20, RANKS[0])
-    canvas.text(60, 434, "heads 0 and 1: rank 0", size=18, anchor="start")
-    canvas.box(320, 424, 20, 20, RANKS[1])
-    canvas.text(348, 434, "heads 2 and 3: rank 1", size=18, anchor="start")
+    legend(canvas, 32, 434, {"rank 0 needs it": RANKS[0], "rank 1 needs it": RANKS[1]})
+    canvas.line([(478, 422), (478, 446)], thick=5)
+    canvas.text(492, 434, "equal pieces", size=18, anchor="start")
     return Drawing(
         canvas,
-        "The rows of a fused query, key and value matrix for four heads. Stored as all queries, all keys, all values, "
+        "The rows of a fused query, key and value matrix for four heads, in the colour of the rank that needs each; a "
+        "black bar cuts them in equal pieces. Stored as all queries, all keys, all values, "
         "a cut in the middle gives one rank no values and the other no queries, so each block is cut by heads. Stored "
         "head by head, the cut in the middle is right.",
     )

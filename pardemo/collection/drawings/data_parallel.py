@@ -3,33 +3,119 @@
 import math
 
 from pardemo.collection.drawings.key import DONE, KEPT, rank_colour
-from pardemo.collection.drawings.parts import SUBSCRIPTS
+from pardemo.collection.drawings.parts import SUBSCRIPTS, parts
 from pardemo.collection.drawings.svg import Canvas, Drawing
 from pardemo.formulas import communication
 
 _TALK = DONE["communication"]
 
 
-def parameter_server_and_ring(ranks: int = 4) -> Drawing:
+def data_parallel_step(ranks: int = 4) -> Drawing:
+    """One step: the batch is cut, every rank has the whole model, the gradients are averaged, all take the same step.
+
+    Args:
+        ranks: N, from 2 to 6.
+
+    Raises:
+        ValueError: another number: it would not be readable.
+    """
+    if not 2 <= ranks <= 6:
+        raise ValueError(f"a data-parallel step of 2 to 6 ranks can be drawn, not of {ranks}")
+    canvas = Canvas(640, 414)
+    left, each = 112, 518 / ranks
+    for rank in range(ranks):
+        x = left + rank * each
+        middle, wide = x + each / 2, min(96, each - 14)
+        canvas.text(middle, 16, f"rank {rank}", size=18, bold=True)
+        canvas.box(x, 34, each, 42, rank_colour(rank), f"{rank + 1} of {ranks}", size=18)
+        for y in (78, 148, 212, 274, 340):
+            canvas.arrow([(middle, y), (middle, y + 20)], _TALK if y in (212, 274) else "currentColor", 2.5)
+        canvas.box(middle - wide / 2, 100, wide, 46, KEPT["parameters"], "model", size=18)
+        canvas.box(middle - wide / 2, 170, wide, 40, KEPT["gradients"], "g" + SUBSCRIPTS[rank], size=20)
+        canvas.box(middle - wide / 2, 296, wide, 42, KEPT["gradients"], "mean", size=18)
+        canvas.box(middle - wide / 2, 362, wide, 46, KEPT["parameters"], "model", size=18)
+    canvas.box(left + 4, 234, 510, 38, _TALK, "all-reduce", size=20, bold=True)
+    for y, words in (
+        (55, "the batch"),
+        (123, "before"),
+        (190, "gradients"),
+        (253, "S bytes"),
+        (317, "gradients"),
+        (385, "after"),
+    ):
+        canvas.text(left - 12, y, words, size=18, anchor="end")
+    return Drawing(
+        canvas,
+        f"A data-parallel step of {ranks} ranks: each has the whole model and its part of the batch, and computes "
+        "gradients of its own. An all-reduce gives everyone their mean, and all copies take the same step.",
+    )
+
+
+def hybrid_shards(per_host: int = 4) -> Drawing:
+    """HSDP on two hosts: what is cut inside a host, what is the same on both, and what travels where.
+
+    Args:
+        per_host: ranks of each host, from 2 to 4.
+
+    Raises:
+        ValueError: another number: it would not be readable.
+    """
+    if not 2 <= per_host <= 4:
+        raise ValueError(f"hosts of 2 to 4 ranks can be drawn, not of {per_host}")
+    canvas = Canvas(640, 396)
+    left, each = 96, 536 / per_host
+    for host, y in ((0, 34), (1, 256)):
+        canvas.box(left, y, 536, 104, dashed=True)
+        canvas.text(left - 12, y + 52, f"host {host}", size=18, bold=True, anchor="end")
+        for place in range(per_host):
+            middle = left + (place + 0.5) * each
+            parts(canvas, middle - 38, y + 14, 76, 48, per_host, [place], KEPT["parameters"])
+            canvas.text(middle, y + 84, f"rank {host * per_host + place}", size=18)
+    canvas.text(left + 268, 16, "inside: gather, and reduce-scatter: fast", size=18)
+    for place in range(per_host):
+        middle = left + (place + 0.5) * each
+        for begin, end in (((middle, 142), (middle, 166)), ((middle, 252), (middle, 226))):
+            canvas.arrow([end, begin], _TALK, 3)
+    canvas.lines(
+        left + 268,
+        184,
+        ["between: all-reduce of the gradients of one part,", f"1/{per_host} of S for each pair, slow"],
+        fill=_TALK,
+    )
+    canvas.box(left, 370, 40, 20, KEPT["parameters"], thick=0.8)
+    canvas.text(left + 52, 380, "a rank's part: parameters, gradients, states", size=18, anchor="start")
+    return Drawing(
+        canvas,
+        f"Two hosts of {per_host} ranks: each host holds the whole model, cut into {per_host} parts, one on each rank. "
+        "Parts are gathered inside a host; ranks with the same part on both hosts all-reduce its gradients.",
+    )
+
+
+def parameter_server_and_ring(ranks: int = 4, loads: bool = True) -> Drawing:
     """The two ways to sum the ranks' gradients side by side: what flows where, and what each rank has to send.
 
     Args:
-        ranks: N, from 3 to 6. Rank 0 is the server.
+        ranks: N, from 3 to 6. Rank 0 is the server. loads: False leaves out how much each sends: to guess it first.
 
     Raises:
         ValueError: another number: it would not be readable.
     """
     if not 3 <= ranks <= 6:
         raise ValueError(f"a server and a ring of 3 to 6 ranks can be drawn, not of {ranks}")
-    canvas = Canvas(640, 326 + 34 * ranks)
+    canvas = Canvas(640, 326 + 34 * ranks if loads else 262)
     _server(canvas, 164, ranks)
-    _ring(canvas, 486, ranks)
+    _ring(canvas, 486, ranks, ["2(N − 1) steps,", "S/N in each"] if loads else ["chunks", "go round"])
+    if not loads:
+        told = (
+            "Every worker sends its gradients to a server and gets the sum back; in a ring each rank sends to the next."
+        )
+        return Drawing(canvas, told)
     worker, server = (f(1, ranks).sent for f in (communication.parameter_worker, communication.parameter_server))
     share = communication.ring_all_reduce(1, ranks).sent
     _loads(canvas, 20, [server] + [worker] * (ranks - 1), server)
     _loads(canvas, 346, [share] * ranks, server)
-    canvas.lines(20, 276, ["one link carries 2(N − 1)·S:", "half in, and then half out"], anchor="start")
-    canvas.lines(346, 276, ["each carries 2(N − 1)/N·S out", "and as much in, at once"], anchor="start")
+    canvas.lines(20, 276, ["one link carries (N − 1)·S in,", "and then (N − 1)·S out"], anchor="start")
+    canvas.lines(346, 276, ["each carries 2(N − 1)/N·S in", "and at once as much out"], anchor="start")
     return Drawing(
         canvas,
         f"{ranks} ranks sum their gradients of S bytes. A parameter server takes in {_times(server)} and then sends "
@@ -52,7 +138,7 @@ def _server(canvas: Canvas, middle: float, ranks: int) -> None:
     canvas.lines(middle + 54, 62, ["the sum", "down, S each"], anchor="start")
 
 
-def _ring(canvas: Canvas, middle: float, ranks: int) -> None:
+def _ring(canvas: Canvas, middle: float, ranks: int, told: list[str]) -> None:
     canvas.text(middle, 20, "ring", size=22, bold=True)
     wide, high, centre = 124, 88, 148
     places = []
@@ -63,7 +149,7 @@ def _ring(canvas: Canvas, middle: float, ranks: int) -> None:
         canvas.box(x - 22, y - 20, 44, 40, rank_colour(rank), str(rank))
         x1, y1 = places[(rank + 1) % ranks]
         canvas.arrow([_edge(x, y, x1, y1), _edge(x1, y1, x, y)], _TALK)
-    canvas.lines(middle, centre - 12, ["2(N − 1) steps,", "S/N in each"])
+    canvas.lines(middle, centre - 12, told)
 
 
 def _edge(x: float, y: float, to_x: float, to_y: float) -> tuple[float, float]:

@@ -24,6 +24,7 @@ SHADES = {
 DONE = {
     "forward": "#56B4E9",
     "backward": "#7A68B3",
+    "weight gradients": "#A99BDB",  # where that part of the backward is apart
     "communication": "#D55E00",
     "idle": "#C8C8C8",
 }
@@ -33,7 +34,7 @@ COMPUTED, RECEIVED = "#6B8ECF", "#F2A679"
 RANKS = ("#A6CEE3", "#FDBF6F", "#B2DF8A", "#CAB2D6", "#FB9A99", "#FFFF99", "#A9E2DA", "#E0B48C")
 WHOLE = "#FFFFFF"  # what every rank has
 #: Ways to do one thing that a chart compares, each with a marker of its own.
-WAYS = {"ring": "#332288", "parameter server": "#882255", "torch": "#999933"}
+WAYS = {"ring": "#332288", "parameter server": "#882255", "torch": "#999933", "every few steps": "#661100"}
 PREDICTED = "#000000"
 KNOWN, NEW = ("#4D4D4D", "#949494"), "#DDCC77"  # scores on what was trained on, in greys; on what is new
 #: A claim's verdict, as in the report.

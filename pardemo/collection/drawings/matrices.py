@@ -21,7 +21,7 @@ def column_cut() -> Drawing:
 
 def row_cut() -> Drawing:
     """Y = XA with the rows of A on two ranks: each makes a part of every number of Y, and the parts are added."""
-    canvas = Canvas(640, 290)
+    canvas = Canvas(640, 300)
     _halves(canvas, 10, 70, 130, 120, "X", side_by_side=True)
     _sign(canvas, 158, "×")
     _halves(canvas, 178, 70, 110, 120, "A", side_by_side=False)
@@ -31,45 +31,71 @@ def row_cut() -> Drawing:
     canvas.box(480, 70, 110, 120, RANKS[1], "X₁A₁")
     _word(canvas, 75, 215, "columns cut")
     _word(canvas, 233, 215, "rows cut")
-    _word(canvas, 460, 215, "each a part of the sum")
-    canvas.text(
-        630, 255, "all-reduce: the ranks have to talk", size=19, anchor="end", fill=DONE["communication"], bold=True
-    )
+    for rank, x in enumerate((385, 535)):
+        _word(canvas, x, 215, f"rank {rank}'s part")
+    canvas.arrow([(460, 152), (460, 262)], DONE["communication"])
+    canvas.text(445, 281, "all-reduce: the ranks have to talk", size=19, fill=DONE["communication"], bold=True)
     _legend(canvas, 20)
     return Drawing(
         canvas, "Y = X A, A cut by rows: each rank makes a part of every entry of Y, and the parts are added."
     )
 
 
-def mlp_cut() -> Drawing:
-    """Megatron's MLP: A by columns, GeLU, B by rows; f and g are the two places where ranks talk."""
-    canvas = Canvas(640, 420)
-    f, g, talk = 130, 500, DONE["communication"]
-    canvas.box(15, 150, 70, 90, WHOLE, "X", size=24)
-    canvas.arrow([(88, 195), (f - 22, 195)])
-    for rank, y in ((0, 70), (1, 230)):
-        middle, colour = y + 45, RANKS[rank]
-        canvas.arrow([(f, 195 + (24 if rank else -24)), (f, middle), (f + 52, middle)])
-        canvas.box(f + 54, y, 70, 90, colour, "A" + "₀₁"[rank], size=24)
-        canvas.arrow([(f + 127, middle), (f + 147, middle)])
-        canvas.box(f + 150, y + 15, 80, 60, colour, "GeLU", size=22)
-        canvas.arrow([(f + 233, middle), (f + 253, middle)])
-        canvas.box(f + 256, y, 70, 90, colour, "B" + "₀₁"[rank], size=24)
-        canvas.arrow([(f + 329, middle), (g, middle), (g, 195 + (26 if rank else -26))])
-        canvas.text(f + 190, y - 18 if rank == 0 else y + 108, f"rank {rank}", size=22, bold=True)
-    for x, name in ((f, "f"), (g, "g")):
-        canvas.box(x - 20, 173, 40, 44, "none", name, size=26, border=talk, thick=3)
-    canvas.arrow([(g + 22, 195), (g + 50, 195)])
-    canvas.box(g + 53, 150, 70, 90, WHOLE, "Z", size=24)
-    canvas.text(15, 372, "f: forward as it is,", size=19, anchor="start")
-    canvas.text(15, 398, "backward an all-reduce", size=19, anchor="start", fill=talk, bold=True)
-    canvas.text(625, 372, "g: forward an all-reduce,", size=19, anchor="end", fill=talk, bold=True)
-    canvas.text(625, 398, "backward as it is", size=19, anchor="end")
+def mlp_cut(backward: bool = False, gated: bool = False) -> Drawing:
+    """Megatron's MLP: A by columns, GeLU, B by rows; f and g are the two places where ranks talk.
+
+    Args:
+        backward: the way of the gradients instead, from right to left, with the one place where that has a sum.
+        gated: the MLP of Llama and others: G and U by columns at the same places, D by rows.
+    """
+    canvas, talk = Canvas(640, 376), DONE["communication"]
+    for rank in range(2):
+        _mlp_row(canvas, 84 + 190 * rank, rank, backward, gated)
+    for x, end, where, told in ((_F, _F + 14, "start", "backward:"), (_G, _G - 14, "end", "forward:")):
+        if not backward or where == "start":
+            canvas.arrow([(x, 110), (x, 248)], talk, 4, both=True, dashed=not backward and where == "start")
+            canvas.lines(end, 170, [told, "all-reduce"], anchor=where, fill=talk, bold=True)
+    if backward:
+        canvas.text(20, 362, "dZ is the same on both ranks; dX is a sum.", size=18, anchor="start")
+        told = "Its gradients on the way back: dZ is the same on both ranks, and f adds up their parts of dX."
+    else:
+        canvas.text(20, 362, "white: whole on both ranks, and the same", size=18, anchor="start")
+        told = "f adds up gradients on the way back, g the two parts of Z on the way forward."
+    kind = "A gated MLP" if gated else "Megatron's MLP"
+    first, second = ("G and U", "D") if gated else ("A", "B")
+    middle = "the gate" if gated else "GeLU"
     return Drawing(
         canvas,
-        "Megatron's MLP on two ranks: X goes through f to the column halves of A, through GeLU and the row halves of "
-        "B, and g adds the two results. f sums gradients backward, g sums forward.",
+        f"{kind} on two ranks: each takes all of X through its columns of {first}, {middle} and its rows of {second}. "
+        + told,
     )
+
+
+#: Of :func:`mlp_cut`: where f and g stand, and the left edges of X, of the first matrix, GeLU, the second one and Z.
+_F, _G = 176, 550
+_PLACES = {"X": 82, "first": 220, "middle": 296, "second": 410, "Z": 590}
+
+
+def _mlp_row(canvas: Canvas, y: float, rank: int, backward: bool, gated: bool) -> None:
+    """One rank's part of the MLP, its middle at ``y``."""
+    number, colour, way = "₀₁"[rank], RANKS[rank], "d" * backward
+    canvas.text(8, y, f"rank {rank}", size=18, anchor="start", bold=True)
+    canvas.box(_PLACES["X"], y - 40, 52, 80, WHOLE, f"{way}X", size=22)
+    if gated:
+        for name, top in (("G", y - 46), ("U", y + 2)):
+            canvas.box(_PLACES["first"], top, 48, 44, colour, name + number, size=22)
+    else:
+        canvas.box(_PLACES["first"], y - 46, 48, 92, colour, "A" + number, size=24)
+    canvas.box(_PLACES["middle"], y - 28, 84, 56, colour, "SiLU, ∘" if gated else "GeLU", size=20)
+    canvas.box(_PLACES["second"], y - 24, 94, 48, colour, ("D" if gated else "B") + number, size=24)
+    canvas.box(_PLACES["Z"], y - 40, 46, 80, WHOLE, f"{way}Z", size=22)
+    for x, name in ((_F, "f"), (_G, "g")):
+        canvas.box(x - 18, y - 24, 36, 48, "none", name, size=24, border=DONE["communication"], thick=3)
+    gaps = ((137, 155), (197, 217), (271, 293), (383, 407), (507, 529), (571, 588))
+    for left, right in gaps:
+        canvas.arrow([(right, y), (left, y)] if backward else [(left, y), (right, y)], thick=2.5)
+    for x, wide in ((108, "h wide"), (338, "4h/2 wide")):
+        canvas.text(x, y + 62, wide, size=18)
 
 
 def _halves(

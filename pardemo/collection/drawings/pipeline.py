@@ -14,39 +14,48 @@ from pardemo.formulas import pipeline as formulas
 if TYPE_CHECKING:
     from pardemo.pipeline_parallel import Schedule
 
-KINDS = {"gpipe": "GPipe", "one_f_one_b": "1F1B", "interleaved": "interleaved 1F1B"}
+KINDS = {
+    "gpipe": "GPipe",
+    "one_f_one_b": "1F1B",
+    "interleaved": "interleaved 1F1B",
+    "zb_h1": "ZB-H1",
+    "zb_v": "ZB-V",
+}
 _TOP, _RIGHT, _GAP = 62, 112, 14
 _NARROW = 12  # a step is at least as wide as a digit
-#: What is computed -> its begin and end in time steps: (stage, micro-batch, whether forward) -> (begin, end).
-Times = Mapping[tuple[int, int, bool], tuple[int, int]]
+#: What is computed: its stage, its micro-batch, and which of the key's kinds it is.
+What = tuple[int, int, str]
+Times = Mapping[What, tuple[int, int]]  # its begin and end in time steps
 
 
 def pipeline_schedule(kind: str, stages: int, micro_batches: int, chunks: int = 1) -> Player:
     """Which rank computes what in each time step, and of how many micro-batches it holds the activations.
 
-    The package's own schedules and their ideal times: a forward takes one step, a backward two. With ``chunks`` v each
-    rank has v stages of 1/v of the layers, and a step is 1/v as long.
+    The last frame, which is shown first, has the whole course and the most that each rank has held.
+
+    The package's own schedules and their ideal times: a forward takes one step, a backward two, of which the weights'
+    gradients take one where they are apart. With ``chunks`` v each rank has v stages of 1/v of the layers, and a step
+    is 1/v as long.
 
     Args:
-        kind: "gpipe", "one_f_one_b" or "interleaved".
-        stages: p, the ranks. micro_batches: m. chunks: v, for "interleaved".
+        kind: "gpipe", "one_f_one_b", "interleaved", "zb_h1" or "zb_v".
+        stages: p, the ranks. micro_batches: m. chunks: v, for "interleaved"; 2 for "zb_v".
 
     Raises:
         ValueError: an unknown kind, chunks of another kind, or more steps than can be read.
     """
-    from pardemo.pipeline_parallel import Forward, Schedule, gpipe, interleaved, one_f_one_b  # brings torch
-    from pardemo.pipeline_parallel.timetable import timetable
+    from pardemo import pipeline_parallel as pp  # brings torch
+    from pardemo.pipeline_parallel.timetable import kind_of, timetable
 
-    orders = {"gpipe": gpipe, "one_f_one_b": one_f_one_b, "interleaved": interleaved}
-    if kind not in orders:
-        raise ValueError(f"a schedule is one of {', '.join(orders)}, not {kind!r}")
-    if chunks > 1 and kind != "interleaved":
+    if kind not in KINDS:
+        raise ValueError(f"a schedule is one of {', '.join(KINDS)}, not {kind!r}")
+    if chunks > 1 and kind not in ("interleaved", "zb_v"):
         raise ValueError(f"{kind} has one chunk on each rank, not {chunks}")
-    schedule = Schedule(orders[kind], stages, micro_batches, chunks)
+    schedule = pp.Schedule(getattr(pp, kind), stages, micro_batches, chunks)
     course = Course(
         schedule,
         {
-            (step.stage, step.micro_batch, isinstance(step, Forward)): (round(begin), round(end))
+            (step.stage, step.micro_batch, kind_of(step)): (round(begin), round(end))
             for step, (begin, end) in timetable(schedule).items()
         },
     )
@@ -58,7 +67,9 @@ def pipeline_schedule(kind: str, stages: int, micro_batches: int, chunks: int = 
         )
     frames = [(_frame(course, now), _caption(course, kind, now)) for now in range(course.steps + 1)]
     many = f", {chunks} chunks each" if chunks > 1 else ""
-    return Player(frames, f"{KINDS[kind]} with {micro_batches} micro-batches on {stages} ranks{many}")
+    return Player(
+        frames, f"{KINDS[kind]} with {micro_batches} micro-batches on {stages} ranks{many}", start=-1, first=0
+    )
 
 
 @dataclass(frozen=True)
@@ -76,14 +87,15 @@ class Course:
         return {what: span for what, span in self.times.items() if self.schedule.rank_of(what[0]) == rank}
 
     def holds(self, rank: int, now: int) -> int:
-        """Pairs of stage and micro-batch whose forward has ended on this rank, and whose backward has not."""
-        ended = [forward for (_, _, forward), (_, end) in self.of_rank(rank).items() if end <= now]
-        return sum(1 if forward else -1 for forward in ended)
+        """Pairs of stage and micro-batch whose forward has ended on this rank, and whose last backward has not."""
+        last = "weight gradients" if self.schedule.is_split else "backward"
+        ended = [kind for (_, _, kind), (_, end) in self.of_rank(rank).items() if end <= now]
+        return ended.count("forward") - ended.count(last)
 
     def most(self, rank: int) -> int:
         return max(self.holds(rank, now) for now in range(self.steps + 1))
 
-    def running(self, rank: int, now: int) -> tuple[int, int, bool] | None:
+    def running(self, rank: int, now: int) -> What | None:
         """What a rank computes in the step that ends at ``now``."""
         return next((what for what, (begin, end) in self.of_rank(rank).items() if begin < now <= end), None)
 
@@ -92,6 +104,10 @@ class Course:
         busy = sorted((begin, min(end, now)) for begin, end in self.of_rank(rank).values() if begin < now)
         gaps = pairwise([(0, 0), *busy, (now, now)])
         return [(end, begin) for (_, end), (begin, _) in gaps if end < begin]
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return ("forward", "backward", "weight gradients")[: 2 + self.schedule.is_split]
 
     @property
     def left(self) -> float:
@@ -114,7 +130,7 @@ def _frame(course: Course, now: int) -> Canvas:
     schedule, left, wide, lane = course.schedule, course.left, course.wide, course.lane
     canvas = Canvas(640, course.top(schedule.ranks) + 40)
     canvas.text(left, 20, f"after {now} of {course.steps} steps", anchor="start", bold=True)
-    canvas.text(640 - _RIGHT + 14, 20, "holds", anchor="start", bold=True)
+    canvas.text(636, 20, "held at most" if now == course.steps else "holds", anchor="end", bold=True)
     high = schedule.chunks * lane
     idle = [
         (left + begin * wide, course.top(rank), (end - begin) * wide, high)
@@ -122,11 +138,11 @@ def _frame(course: Course, now: int) -> Canvas:
         for begin, end in course.idle(rank, now)
     ]
     canvas.boxes(idle, DONE["idle"], border=DONE["idle"])
-    for forward, kind in ((True, "forward"), (False, "backward")):
+    for kind in course.kinds:
         places, numbers, runs = [], [], []
-        for (stage, k, is_forward), (begin, end) in sorted(course.times.items()):
-            if is_forward is forward and begin < now:
-                chunk, rank = divmod(stage, schedule.ranks)
+        for (stage, k, of), (begin, end) in sorted(course.times.items()):
+            if of == kind and begin < now:
+                rank, chunk = schedule.rank_of(stage), stage // schedule.ranks
                 x, y = left + begin * wide, course.top(rank) + chunk * lane
                 until = (min(end, now) - begin) * wide
                 (runs if now <= end else places).append((x, y + 2, until, lane - 4))
@@ -137,8 +153,9 @@ def _frame(course: Course, now: int) -> Canvas:
     for rank in range(schedule.ranks):
         _row(canvas, course, rank, now)
     canvas.line([(left + now * wide, _TOP - 8), (left + now * wide, course.top(schedule.ranks) - _GAP + 6)], thick=2)
-    kinds = {"forward": DONE["forward"], "backward": DONE["backward"], "idle": DONE["idle"]}
-    legend(canvas, 20, course.top(schedule.ranks) + 16, kinds | {"activations": KEPT["activations"]})
+    names = {"backward": "I", "weight gradients": "W"} if schedule.is_split else {"backward": "backward: I + W"}
+    kinds = {names.get(kind, kind): DONE[kind] for kind in (*course.kinds, "idle")}
+    legend(canvas, 20, course.top(schedule.ranks) + 16, kinds | {"held": KEPT["activations"]})
     return canvas
 
 
@@ -149,9 +166,10 @@ def _row(canvas: Canvas, course: Course, rank: int, now: int) -> None:
     canvas.text(8, top + high / 2, f"rank {rank}", size=18, anchor="start")
     if schedule.chunks > 1:
         canvas.text(course.left - 6, 44, "stage", size=18, anchor="end") if rank == 0 else None
-        for chunk in range(schedule.chunks):
-            canvas.text(course.left - 16, top + (chunk + 0.5) * lane, str(chunk * schedule.ranks + rank), size=18)
-    pairs, most = course.holds(rank, now), max(course.most(r) for r in range(schedule.ranks))
+        for chunk, stage in enumerate(schedule.stages_of(rank)):
+            canvas.text(course.left - 16, top + (chunk + 0.5) * lane, str(stage), size=18)
+    pairs = course.most(rank) if now == course.steps else course.holds(rank, now)
+    most = max(course.most(r) for r in range(schedule.ranks))
     x = 640 - _RIGHT + 14
     canvas.text(x, top + high / 2 - 10, f"{round(pairs / schedule.chunks, 2):g}", anchor="start", bold=True)
     each = min(12, (_RIGHT - 22) / most)
@@ -160,25 +178,40 @@ def _row(canvas: Canvas, course: Course, rank: int, now: int) -> None:
 
 def _caption(course: Course, kind: str, now: int) -> str:
     schedule = course.schedule
-    p, m, v = schedule.ranks, schedule.micro_batches, schedule.chunks
+    p, v = schedule.ranks, schedule.chunks
     if now == 0:
-        told = "A forward takes one step, a backward two. The right column counts the activations that a rank holds, "
-        told += "in micro-batches."
+        told = "A forward takes one step, a backward two. "
+        if schedule.is_split:
+            told = "A forward takes one step, a backward one, and the weights' gradients one, any time after it. "
+        told += "The right column counts the micro-batches whose activations a rank holds."
         return told + f" Each rank has {v} stages of 1/{v} of its layers, so a step is 1/{v} as long." * (v > 1)
     does = {rank: course.running(rank, now) for rank in range(p)}
     parts = []
-    for forward, name in ((True, "Forward"), (False, "Backward")):
-        busy = [f"rank {rank} with micro-batch {what[1]}" for rank, what in does.items() if what and what[2] is forward]
-        parts += [f"{name}: {', '.join(busy)}."] if busy else []
+    for one in course.kinds:
+        busy = [f"rank {rank} with micro-batch {what[1]}" for rank, what in does.items() if what and what[2] == one]
+        parts += [f"{one.capitalize()}: {', '.join(busy)}."] if busy else []
     if waiting := [str(rank) for rank, what in does.items() if what is None]:
         parts.append(f"Rank{'s' * (len(waiting) > 1)} {_and(waiting)} wait{'s' * (len(waiting) == 1)}.")
     most = course.most(0)
     if course.holds(0, now) == most and all(course.holds(0, before) < most for before in range(now)):
         parts.append(f"Rank 0 holds {round(most / v, 2):g} now, and will never hold more.")
     if now == course.steps:
-        share, of = formulas.bubble_of_total(p, m, v), "(p − 1)/(m + p − 1)" if v == 1 else "(p − 1)/(v·m + p − 1)"
-        parts.append(f"Done. {share:.0%} of all time was idle: {unbroken(of)}.")
+        parts.append(_idle(course, kind))
     return " ".join(parts)
+
+
+def _idle(course: Course, kind: str) -> str:
+    p, m, v = course.schedule.ranks, course.schedule.micro_batches, course.schedule.chunks
+    if not course.schedule.is_split:
+        share, of = formulas.bubble_of_total(p, m, v), "(p − 1)/(m + p − 1)" if v == 1 else "(p − 1)/(v·m + p − 1)"
+        return f"Done. {share:.0%} of all time was idle: {unbroken(of)}."
+    share = 1 - 3 * m * v / course.steps
+    told = f"Done. {share:.0%} of all time was idle"
+    if m < (p if kind == "zb_h1" else 2 * p - 1):  # then no formula holds
+        return f"{told}: too few micro-batches to fill the pipeline."
+    if kind == "zb_h1":
+        return f"{told}: {unbroken('(p − 1)/(3m + p − 1)')}."
+    return f"{told}: {unbroken('(p − 1)/(6m + p − 1)')}, before a rank began or after it had ended."
 
 
 def _and(words: list[str]) -> str:

@@ -11,7 +11,7 @@ _STYLE = """
 .player { max-width: 640px; margin: .6rem 0; touch-action: pan-y; }
 .player:focus-visible { outline: 2px solid currentColor; outline-offset: 4px; }
 .player .bar { display: flex; gap: .6rem; align-items: center; margin-top: .4rem; }
-.player button { font: inherit; padding: .3rem .9rem; cursor: pointer; }
+.player button { font: inherit; margin: 0; padding: .3rem .9rem; cursor: pointer; }
 .player input { flex: 1; min-width: 4rem; }
 .player figcaption { min-height: 3em; margin-top: .4rem; }
 </style>
@@ -29,7 +29,7 @@ _SCRIPT = """
     at = Math.max(0, Math.min(frames.length - 1, to));
     frames.forEach((frame, k) => { frame.hidden = k !== at; });
     slider.value = at;
-    root.querySelector('.count').textContent = (at + 1) + ' / ' + frames.length;
+    root.querySelector('.count').textContent = (at + FIRST) + ' / ' + (frames.length - 1 + FIRST);
   }
   root.querySelector('.bar').hidden = false;
   root.querySelector('.back').onclick = () => show(at - 1);
@@ -37,14 +37,14 @@ _SCRIPT = """
   slider.oninput = () => show(+slider.value);
   root.addEventListener('keydown', event => {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (step && event.target !== slider) { show(at + step); event.preventDefault(); event.stopPropagation(); }
+    if (step) { show(at + step); event.preventDefault(); event.stopPropagation(); }  // on the slider, too: once
   });
   root.addEventListener('touchstart', event => { from = event.touches[0].clientX; }, { passive: true });
   root.addEventListener('touchend', event => {
     const moved = event.changedTouches[0].clientX - from;
     if (event.target !== slider && Math.abs(moved) > 40) show(at + (moved < 0 ? 1 : -1));
   });
-  show(0);
+  show(START);
 })();
 </script>
 """
@@ -56,14 +56,17 @@ class Player:
     Args:
         frames: (drawing, caption) of each step, all of one size. The caption is what a screen reader says, too.
         name: what it shows, for whoever cannot see it.
+        start: the frame that is shown first: the one that says most to whoever takes no step, -1 the last.
+        first: the number of the first frame: 0 where it shows what is there before the first step.
     """
 
-    def __init__(self, frames: Sequence[tuple[Canvas, str]], name: str):
+    def __init__(self, frames: Sequence[tuple[Canvas, str]], name: str, start: int = 0, first: int = 1):
         if not frames:
             raise ValueError("a player needs at least one frame")
         if len({(canvas.width, canvas.height) for canvas, _ in frames}) > 1:
             raise ValueError("a player's frames are all of one size")
         self.name, self.captions = name, [caption for _, caption in frames]
+        self.start, self.first = start % len(frames), first
         self._frames = [
             f'<div class="frame">{canvas.svg(caption)}<figcaption>{escape(caption)}</figcaption></div>'
             for canvas, caption in frames
@@ -79,10 +82,12 @@ class Player:
         body = "".join(self._frames)
         number = hashlib.sha256(body.encode()).hexdigest()[:12]
         return (
-            f'{_STYLE}<figure class="player" data-player="{number}" tabindex="0" aria-label="{escape(self.name)}">'
+            # JupyterLab's own arrow keys, which move from cell to cell, stay out of it
+            f'{_STYLE}<figure class="player" data-player="{number}" tabindex="0" data-lm-suppress-shortcuts="true" '
+            f'aria-label="{escape(self.name)}">'
             + body
             + '<div class="bar" hidden><button class="back" aria-label="a step back">‹</button>'
             f'<input type="range" min="0" max="{len(self) - 1}" value="0" aria-label="step">'
             '<button class="next" aria-label="a step on">›</button><span class="count"></span></div></figure>'
-            + _SCRIPT.replace("ID", number)
+            + _SCRIPT.replace("ID", number).replace("START", str(self.start)).replace("FIRST", str(self.first))
         )

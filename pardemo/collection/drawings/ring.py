@@ -12,7 +12,8 @@ _ROOM = 640 - _MARGIN - 20  # between the names of the chunks and the line that 
 def ring_all_reduce(ranks: int = 4) -> Player:
     """What each rank holds of each chunk after each of the 2(N − 1) steps, and what has just travelled.
 
-    A chunk is a row of N parts, one for each rank's contribution: coloured where it has been added.
+    A chunk is a row with room for N parts, one for each rank's numbers that have been added, in the order of its way.
+    The frame that is shown first has the sums half way: all lengths from one rank's numbers to everybody's.
 
     Args:
         ranks: N, from 2 to 5.
@@ -34,13 +35,13 @@ def ring_all_reduce(ranks: int = 4) -> Player:
             to = (rank + 1) % ranks
             held[to][chunk] = before[rank][chunk] | (before[to][chunk] if step < ranks - 1 else set())
         frames.append((_frame(held, sent, ranks, names), _caption(step, ranks, sent, names)))
-    return Player(frames, f"ring all-reduce of {ranks} ranks")
+    return Player(frames, f"ring all-reduce of {ranks} ranks", start=ranks - 1, first=0)
 
 
 def _beginning(ranks: int) -> str:
     return (
-        f"Each of {ranks} ranks has a tensor of its own, cut into {ranks} chunks. The colours say whose numbers a "
-        "chunk contains: so far its own rank's alone."
+        f"Each of {ranks} ranks has a tensor of its own, cut into {ranks} chunks, the rows. A coloured part with r in "
+        "it: rank r's numbers are in this sum. So far each chunk has its own rank's alone."
     )
 
 
@@ -68,8 +69,8 @@ def _frame(held: list[list[set]], sent: list[tuple[int, int]], ranks: int, names
         canvas.text(x + wide / 2, 24, f"rank {rank}", size=22, bold=True)
         for chunk, whose in enumerate(row):
             part = wide / ranks
-            for owner in sorted(whose):
-                canvas.box(x + owner * part, _y(chunk), part, _CELL, rank_colour(owner), str(owner), size=18, thick=0.8)
+            for place, owner in enumerate(sorted(whose, key=lambda owner: (owner - chunk) % ranks)):
+                canvas.box(x + place * part, _y(chunk), part, _CELL, rank_colour(owner), str(owner), size=18, thick=0.8)
             canvas.box(x, _y(chunk), wide, _CELL, thick=4 if len(whose) == ranks else 1)
     for rank, chunk in sent:
         _arrow(canvas, left + rank * (wide + gap) + wide, chunk, left, gap, last=rank == ranks - 1, ranks=ranks)

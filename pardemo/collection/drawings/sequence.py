@@ -5,15 +5,15 @@ from pardemo.collection.drawings.svg import Canvas, Drawing
 
 #: A block from its input on: a tensor (its cut, what is computed there) or a collective.
 BLOCK = (
-    ("tokens", "norm", "cut by tokens"),
+    ("tokens", "x, norm", "cut by tokens"),
     "all-gather",
-    ("whole", "queries, keys, values", "all tokens on both"),
-    ("columns", "attention", "cut by heads"),
+    ("whole", "into query, key, value", "all tokens on both"),
+    ("columns", "attention, output", "its own heads only"),
     "reduce-scatter",
     ("tokens", "dropout, add, norm", "cut by tokens"),
     "all-gather",
-    ("whole", "the MLP's first layer", "all tokens on both"),
-    ("columns", "GeLU, second layer", "cut by columns"),
+    ("whole", "into the MLP", "all tokens on both"),
+    ("columns", "GeLU, second matrix", "its own columns only"),
     "reduce-scatter",
     ("tokens", "dropout, add", "cut by tokens"),
 )
@@ -24,7 +24,7 @@ _TOKENS = 4
 
 def sequence_parallel() -> Drawing:
     """A block on two ranks from top to bottom, with the shape of what each of them has."""
-    canvas = Canvas(640, 812)
+    canvas = Canvas(640, 788)
     for rank, x in enumerate(_LEFT):
         canvas.text(x + _WIDE / 2, 20, f"rank {rank}", size=22, bold=True)
     y = 44.0
@@ -39,11 +39,10 @@ def sequence_parallel() -> Drawing:
         for rank, x in enumerate(_LEFT):
             _tensor(canvas, x, y, cut, rank)
         y += _HIGH + 10
-    canvas.text(20, y + 16, "rows: tokens, coloured by rank; columns: hidden", size=18, anchor="start")
+    canvas.text(20, y + 16, "down: tokens; across: features; colour: the rank it comes from", size=18, anchor="start")
     backward = (
         "Backward goes from the bottom up: an all-gather becomes",
-        "a reduce-scatter, and the reverse. What was gathered was",
-        "not kept, so it is gathered once more.",
+        "a reduce-scatter, and the reverse.",
     )
     canvas.lines(20, y + 50, backward, anchor="start")
     return Drawing(

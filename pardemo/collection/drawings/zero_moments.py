@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 
-from pardemo.collection.drawings.key import DONE, KEPT
+from pardemo.collection.drawings.key import DONE, KEPT, ink_on
 from pardemo.collection.drawings.parts import legend, parts, unbroken
 from pardemo.collection.drawings.player import Player
 from pardemo.collection.drawings.svg import Canvas
@@ -13,6 +13,7 @@ from pardemo.formulas import memory
 
 LAYERS = (1, 2, 3)
 _TALK = DONE["communication"]
+_MARKED = 3  # with more ranks a part is too low for a letter
 _NAMES = {"all-gather": "parameters", "reduce-scatter": "gradients"}
 
 
@@ -24,7 +25,8 @@ class Moment:
         does: "forward", "backward", "all-gather", "reduce-scatter", "free", "update" or "" at the beginning.
         layers: of these layers.
         held: (rank, layer, kind) -> the parts that are there, of N.
-        sent: bytes that each rank has sent, in units of the 2 bytes of all parameters, without the (N − 1)/N.
+        summed: layers of whose gradients each rank has the sum over all ranks, for its own part.
+        sent: numbers of 2 bytes that each rank has sent, in units of all parameters, without the (N − 1)/N.
     """
 
     ranks: int
@@ -32,6 +34,7 @@ class Moment:
     layers: tuple[int, ...] = ()
     told: str = ""
     held: dict[tuple[int, int, str], set[int]] = field(default_factory=dict)
+    summed: set[int] = field(default_factory=set)
     sent: float = 0.0
 
     def keep(self, kind: str, layer: int, whole: bool | None) -> None:
@@ -58,8 +61,11 @@ def zero_step(stage: int, ranks: int = 2) -> Player:
     Raises:
         ValueError: another stage or another number of ranks.
     """
-    frames = [(_frame(moment, ranks), moment.told) for moment in moments(stage, ranks)]
-    return Player(frames, f"a step of three layers under ZeRO-{stage} on {ranks} ranks")
+    course = moments(stage, ranks)
+    frames = [(_frame(moment, ranks), moment.told) for moment in course]
+    wanted = "all-gather" if stage == 3 else "reduce-scatter"  # on paper one frame has to tell the stage's idea
+    start = next(number for number, moment in enumerate(course) if moment.does == wanted)
+    return Player(frames, f"a step of three layers under ZeRO-{stage} on {ranks} ranks", start)
 
 
 def moments(stage: int, ranks: int) -> list[Moment]:
@@ -68,7 +74,7 @@ def moments(stage: int, ranks: int) -> list[Moment]:
         raise ValueError(f"a stage that cuts something is 1, 2 or 3, not {stage!r}")
     if not 2 <= ranks <= 4:
         raise ValueError(f"a step of 2 to 4 ranks can be drawn, not of {ranks}")
-    told = f"Between two steps each rank keeps {_CUT[stage]}. Ψ stands for the bytes of all parameters."
+    told = f"Between two steps each rank keeps {_CUT[stage]}. Ψ is the number of all parameters."
     found = [Moment(ranks, told=told)]
     for kind, since in SINCE.items():
         for layer in LAYERS:
@@ -79,10 +85,20 @@ def moments(stage: int, ranks: int) -> list[Moment]:
         for kind, layer, whole in changes:
             now.keep(kind, layer, whole)
         now.sent += len(layers) / len(LAYERS) * (does in _NAMES)
+        if does == "reduce-scatter":
+            now.summed |= set(layers)
+        elif does == "update":
+            now.summed.clear()
         found.append(now)
-    total = unbroken(f"{found[-1].sent:.3g} Ψ·(N − 1)/N")
-    found[-1].told += f" In all, each rank has sent {total}."
+    found[-1].told += f" In all, each rank has sent {_psi(found[-1].sent)} numbers."
     return found
+
+
+def _psi(sent: float) -> str:
+    """``1⅓ Ψ(N − 1)/N``: what has been sent comes in thirds, a layer's each."""
+    whole, thirds = divmod(round(sent * len(LAYERS)), len(LAYERS))
+    count = (str(whole) if whole else "") + ("", "⅓", "⅔")[thirds]
+    return unbroken(f"{'' if count == '1' else count + ' '}Ψ(N − 1)/N")
 
 
 #: (what happens, to which layers, in words, [(kind, layer, whole)])
@@ -104,8 +120,8 @@ def _stage_1() -> Iterator[Event]:
     for layer in reversed(LAYERS):
         told = f"Layer {layer} goes backward, and its gradients stay on every rank."
         yield "backward", (layer,), told, [("gradients", layer, True)]
-    told = "A reduce-scatter gives each rank the sum over all ranks for its own part. It needs no more than that."
-    yield "reduce-scatter", LAYERS, told, [("gradients", layer, False) for layer in LAYERS]
+    told = "A reduce-scatter gives each rank the sum over all ranks for its own part, Σ. Its own whole gradients stay."
+    yield "reduce-scatter", LAYERS, told, []
     yield from _update_and_gather()
 
 
@@ -164,12 +180,21 @@ def _frame(moment: Moment, ranks: int) -> Canvas:
             for kind, nbytes in zip(SINCE, memory.ADAM, strict=True):
                 parts(canvas, x, y, nbytes * unit, 60, ranks, moment.held[rank, layer, kind], KEPT[kind])
                 x += nbytes * unit
+            if layer in moment.summed and ranks <= _MARKED:
+                _mark_sum(canvas, 124 + rank * (each + gap) + 3 * unit, y, rank, ranks)
             if here and moment.does in _NAMES and rank < ranks - 1:
                 canvas.arrow([(x + 5, y + 30), (x + gap - 5, y + 30)], _TALK, both=True)
     what = f"{moment.does}: {_NAMES[moment.does]}" if moment.does in _NAMES else moment.does
     canvas.text(124, 296, what or "before the step", anchor="start", bold=True)
     canvas.text(12, 332, f"each rank holds {moment.bytes_each:.3g} bytes for each parameter", size=18, anchor="start")
-    sent = f"and has sent {moment.sent:.3g} Ψ·(N − 1)/N" if moment.sent else "and has sent nothing yet"
+    sent = f"and has sent {_psi(moment.sent)} numbers" if moment.sent else "and has sent nothing yet"
     canvas.text(12, 362, sent, size=18, anchor="start")
     legend(canvas, 12, 402, {name: KEPT[name] for name in SINCE})
+    if moment.summed and ranks <= _MARKED:
+        canvas.text(628, 362, "Σ summed over ranks", size=18, anchor="end")
     return canvas
+
+
+def _mark_sum(canvas: Canvas, x: float, y: float, rank: int, ranks: int) -> None:
+    """A Σ on a rank's own part of a layer's gradients, ``x`` their middle: what it holds there is the ranks' sum."""
+    canvas.text(x, y + 60 / ranks * (rank + 0.5), "Σ", size=18, fill=ink_on(KEPT["gradients"]), bold=True)

@@ -28,23 +28,23 @@ EXERCISES = {
     ),
     "01_all_reduce": Exercise(
         "my_all_reduce",
-        "Cut the tensor into as many chunks as there are ranks, and let every chunk go round the ring twice: once to "
-        "collect, once to be handed out. Which chunk does rank r pass on in step s?",
+        "Cut the tensor into as many chunks as there are ranks, and make each rank responsible for one of them. Who "
+        "needs to hear of chunk 2 before it is summed, and who afterwards?",
     ),
     "01_unequal_shards": Exercise(
         "my_combine",
         "The mean over one sample must not weigh as much as the mean over eight. Besides the gradients, what else do "
         "the ranks have to add up?",
     ),
-    "02_1f1b": Exercise(
-        "my_1f1b",
-        "How many forwards does a stage begin before the first gradient can be back: rank 0, and the last rank? After "
-        "those, one forward and one backward take turns until only backwards are left.",
-    ),
     "02_bubble": Exercise(
         "my_micro_batches",
         "Take the forward and backward of one micro-batch as the unit of time. How many units does a rank work, and "
         "how many does it wait?",
+    ),
+    "02_order": Exercise(
+        "my_order",
+        "Write down the loop of section 3 with yield. Which number in it decides how many micro-batches a rank holds, "
+        "and how large may it be now?",
     ),
     "03_f": Exercise(
         "my_f",
@@ -60,15 +60,35 @@ EXERCISES = {
         "my_rows",
         "The weight is three matrices in one. A head is of use to a rank only with all three of its parts.",
     ),
+    "04_shared_heads": Exercise(
+        "my_shared_sum",
+        "Which ranks ask the same key and value head? They need a group of their own, and a group is made by all ranks "
+        "together, also by those that are not in it.",
+    ),
     "04_vocabulary_loss": Exercise(
         "my_loss",
-        "The loss is the log of the sum of all exps, minus the target's own logit. Each rank can do its part of the "
-        "first, one single rank knows the second, and the third number is there so that exp stays small.",
+        "The log of a sum of exps, minus the target's own logit, and the largest logit so that exp stays small: which "
+        "rank knows how much of each? Two of the three numbers are sums.",
+    ),
+    "04_norm_gradients": Exercise(
+        "my_sum",
+        "Each rank's gradient comes from its own tokens, and the loss is a sum over all of them. Several small tensors "
+        "become one if you flatten them and lay them side by side.",
+    ),
+    "04_activations": Exercise(
+        "my_kept",
+        "Which of the 34 lie inside attention and MLP, where each rank has its heads and columns, and which outside? "
+        "Sequence parallelism cuts those, too.",
     ),
     "05_groups": Exercise(
         "my_groups",
         "How many ranks does a group along this axis have, and how far apart are two neighbours in it? With these two "
         "numbers, a group is known by its first rank.",
+    ),
+    "05_mfu": Exercise(
+        "my_mfu",
+        "What does one token need, forward and backward, in products with weights and in the attention's, which have "
+        "none? Then ask how many of that all GPUs together could do in a second.",
     ),
     "05_order": Exercise(
         "my_order",
@@ -84,10 +104,10 @@ EXERCISES = {
         "Tensor parallelism leaves a rank fewer parameters, and fewer ranks to share them with. With that, ask your "
         "function from the exercise before, one stage after the other.",
     ),
-    "07_zero1_step": Exercise(
+    "07_clipped_step": Exercise(
         "my_step",
-        "An all-reduce is two halves, and between them each rank has the whole sum of one chunk. What can it do there, "
-        "so that the second half carries something better than gradients?",
+        "After the reduce-scatter each rank has its own chunk of the mean gradient. The norm's square is a sum of "
+        "squares, so which single number does each rank have to add to the others' before it scales its chunk?",
     ),
     "07_psi": Exercise(
         "my_psi",
@@ -144,12 +164,31 @@ EXERCISES = {
         "Choose the test pairs first. Then go through the rest: what gives away a test pair is its body, not the whole "
         "pair.",
     ),
-    "13_step_bytes": Exercise(
+    "13_crossing": Exercise(
+        "my_crossing",
+        "Write down the seconds of both ways, steps times products plus bytes over B, and set them equal. Which of the "
+        "two has the bytes only in some of its steps?",
+    ),
+    "13_order": Exercise(
+        "my_order",
+        "When does a ring have to leave a host, and when does it do so for nothing? Put together what lives together.",
+    ),
+    "14_headroom": Exercise(
+        "my_headroom",
+        "First say who may stay, then what the quickest of these takes. Layouts within 3 % of it are equal as far as "
+        "anybody can predict: what decides among them?",
+    ),
+    "14_reason": Exercise(
+        "my_reason",
+        "The largest part of the slow step may be as large in the quick one. Lay both steps beside each other, part by "
+        "part; one that is missing takes no time.",
+    ),
+    "15_step_bytes": Exercise(
         "my_step_bytes",
         "Two things travel: activations among the tp ranks, in each direction once, and gradients among the dp copies. "
         "Ask of both how large they are on one rank, and what an all-reduce on a ring sends of that.",
     ),
-    "13_verdict": Exercise(
+    "15_verdict": Exercise(
         "my_verdict",
         'Write a little function for "is near to", and ask it twice. Only if neither prediction is near does the '
         "kind of evidence matter.",

@@ -1,6 +1,7 @@
 """Checkers of notebook 01."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,13 +17,16 @@ TIMEOUT_S = 30
 
 
 def check_all_reduce(function: Callable[[torch.Tensor], torch.Tensor]) -> str:
-    """``function(tensor)`` sums over the ranks by sends and receives; no rank may send more than 2(N−1)/N·S."""
+    """``function(tensor)`` sums over the ranks by sends and receives; no rank may send more than 2(N−1)/N·S.
+
+    Nor all of it to one neighbour: that is the chapter's ring, with its 2(N−1) rounds.
+    """
     with World(RANKS, timeout_s=TIMEOUT_S) as world:
         results = world.run(_try_all_reduce, function, fresh_seed())
-    for rank, (problem, *_) in enumerate(results):
-        if problem:
-            raise Mistake(f"On rank {rank} {problem}")
-    sent = [s / NBYTES for _, s, _ in results]
+    for rank, found in enumerate(results):
+        if found.problem:
+            raise Mistake(f"On rank {rank} {found.problem}")
+    sent = [found.sent_bytes / NBYTES for found in results]
     best = 2 * (RANKS - 1) / RANKS
     worst = max(range(RANKS), key=sent.__getitem__)
     if sent[worst] > best * 1.01:
@@ -36,30 +40,46 @@ def check_all_reduce(function: Callable[[torch.Tensor], torch.Tensor]) -> str:
         raise Mistake(
             f"The sum is right, but a rank sends {min(sent):.2f} S: let the numbers travel between the ranks."
         )
-    if calls := sorted({name for *_, names in results for name in names}):
+    if calls := sorted({name for found in results for name in found.calls}):
         raise Mistake(f"Right, but {calls[0]} did it for you: build it of dist.send and dist.recv.")
+    if max(found.to_one for found in results) > 0.95:
+        raise Mistake(
+            "The sum and the bytes are right, but each rank talks to its neighbour alone: that is the ring, with "
+            f"{2 * (RANKS - 1)} rounds. Send each chunk straight to the rank that adds it up; two rounds are enough."
+        )
     return f"Right, and no rank sends more than {max(sent):.3f} S: the least there is, 2(N−1)/N·S = {best:g} S."
 
 
-def _try_all_reduce(function: Callable, seed: int) -> tuple[str, int, set[str]]:
+class _Found(NamedTuple):
+    """What an answer did on a rank: what is wrong, what it sent, the largest share to one peer, what it called."""
+
+    problem: str
+    sent_bytes: int = 0
+    to_one: float = 0.0
+    calls: frozenset[str] = frozenset()
+
+
+def _try_all_reduce(function: Callable, seed: int) -> _Found:
     rank, size = dist.get_rank(), dist.get_world_size()
     tensors = [_whole_numbers(seed + r) for r in range(size)]
     want = sum(tensors)
     dist.barrier()
     with WireMeter() as wire, CallMeter() as calls:
         result = function(tensors[rank])
+    to_peers = [sent for sent, _ in wire.by_rank().values()] if wire.evidence == "wire" else []
+    to_one = max(to_peers, default=0) / max(1, sum(to_peers))
     if result is None:
-        return "your function returned nothing; it should return the summed tensor.", 0, set()
+        return _Found("your function returned nothing; it should return the summed tensor.")
     if not isinstance(result, torch.Tensor) or result.shape != want.shape:
         got = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
-        return f"it should return a tensor of shape {tuple(want.shape)}, not {got}.", 0, set()
+        return _Found(f"it should return a tensor of shape {tuple(want.shape)}, not {got}.")
     result = result.detach().to(want.dtype)
     if torch.equal(result, want):
-        return "", wire.sent_bytes, set(calls.counts) - POINT_TO_POINT
+        return _Found("", wire.sent_bytes, to_one, frozenset(set(calls.counts) - POINT_TO_POINT))
     right = (result == want).float().mean().item()
     if torch.allclose(result, want / size):
-        return "you returned the mean; here the sum is asked for.", 0, set()
-    return f"only {right:.0%} of the elements hold the sum.", 0, set()
+        return _Found("you returned the mean; here the sum is asked for.")
+    return _Found(f"only {right:.0%} of the elements hold the sum.")
 
 
 def _whole_numbers(seed: int) -> torch.Tensor:

@@ -6,17 +6,37 @@ from numbers import Real
 
 from pardemo.collection.exercises import Mistake, call
 from pardemo.formulas import pipeline as formulas
-from pardemo.pipeline_parallel import Schedule, ScheduleError, one_f_one_b, prove
+from pardemo.pipeline_parallel import Backward, Forward, Schedule, ScheduleError, prove
 from pardemo.pipeline_parallel.instructions import Compute
 
-SIZES = ((2, 4), (4, 8), (4, 2), (3, 7), (1, 3))
+#: Ranks, micro-batches, and how many of these a rank has memory for.
+SIZES = ((2, 4, 2), (4, 8, 2), (4, 8, 3), (4, 8, 9), (3, 7, 1), (4, 2, 4), (1, 3, 1))
 
 
-def check_1f1b(function: Callable[[int, int, int], Iterable[Compute]]) -> str:
-    """``function(rank, ranks, micro_batches)`` yields 1F1B's forwards and backwards."""
+def check_order(function: Callable[[int, int, int, int], Iterable[Compute]]) -> str:
+    """``function(rank, ranks, micro_batches, most)`` yields a 1F1B in which no rank holds more than ``most``."""
+    for ranks, m, most in SIZES:
+        where = f"{ranks} ranks, {m} micro-batches, memory for {most}"
+        try:
+            chart = prove(Schedule(_asked(function, most), ranks, m))
+        except ScheduleError as error:
+            raise Mistake(f"{where}: {error}.") from None
+        for rank, held in enumerate(chart.in_flight):
+            if held > most:
+                raise Mistake(f"{where}: rank {rank} holds {held} micro-batches.")
+            if held > (allowed := formulas.in_flight("one_f_one_b", rank, ranks, m)):
+                raise Mistake(f"{where}: rank {rank} holds {held} micro-batches, and {allowed} are enough.")
+        ideal = prove(Schedule(_within(most), ranks, m)).makespan
+        if chart.makespan > ideal:
+            raise Mistake(
+                f"{where}: it takes {chart.makespan:g} units, and {ideal:g} are enough: let more begin ahead."
+            )
+    return f"Proven for {len(SIZES)} sizes: nothing missing, no deadlock, within the memory, and as fast as it allows."
 
+
+def _asked(function: Callable, most: int) -> Callable[[int, int, int], list[Compute]]:
     def order(rank: int, ranks: int, micro_batches: int) -> list[Compute]:
-        found = call(function, rank, ranks, micro_batches)
+        found = call(function, rank, ranks, micro_batches, most)
         try:
             found = list(found)
         except TypeError:
@@ -28,22 +48,19 @@ def check_1f1b(function: Callable[[int, int, int], Iterable[Compute]]) -> str:
             raise Mistake(f"It yielded {strange[0]!r}; yield Forward(rank, k) and Backward(rank, k).")
         return found
 
-    for ranks, m in SIZES:
-        where = f"{ranks} ranks, {m} micro-batches"
-        try:
-            chart = prove(Schedule(order, ranks, m))
-        except ScheduleError as error:
-            raise Mistake(f"{where}: {error}.") from None
-        for rank, most in enumerate(chart.in_flight):
-            allowed = formulas.in_flight("one_f_one_b", rank, ranks, m)
-            if most > allowed:
-                raise Mistake(f"{where}: rank {rank} has {most} micro-batches in flight; {allowed} are enough.")
-        ideal = prove(Schedule(one_f_one_b, ranks, m)).makespan
-        if chart.makespan > ideal:
-            raise Mistake(
-                f"{where}: it takes {chart.makespan:g} units, and {ideal:g} are enough: let more begin ahead."
-            )
-    return "Proven for five sizes: nothing missing, no deadlock, the smallest memory and the smallest bubble."
+    return order
+
+
+def _within(most: int) -> Callable[[int, int, int], list[Compute]]:
+    """The order that is asked for."""
+
+    def order(rank: int, ranks: int, micro_batches: int) -> list[Compute]:
+        ahead = min(ranks - rank - 1, most - 1, micro_batches)
+        turns = [one for k in range(ahead, micro_batches) for one in (Forward(rank, k), Backward(rank, k - ahead))]
+        begin = [Forward(rank, k) for k in range(ahead)]
+        return begin + turns + [Backward(rank, k) for k in range(micro_batches - ahead, micro_batches)]
+
+    return order
 
 
 def check_bubble(function: Callable[[int, float], int]) -> str:
@@ -57,7 +74,7 @@ def check_bubble(function: Callable[[int, float], int]) -> str:
         of_ideal = max(1, round((stages - 1) / share))
         where = f"For {stages} stages and a share of {share:g}"
         if found == of_ideal:
-            raise Mistake(f"{where}: {found:g} makes it that share of the ideal time; of all time it is smaller.")
+            raise Mistake(f"{where}: {found:g} makes it that share of the work; of all time it is smaller.")
         if found < 1:
             raise Mistake(f"{where}: at least one micro-batch goes through.")
         reached = formulas.bubble_of_total(stages, round(found))

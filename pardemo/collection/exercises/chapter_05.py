@@ -1,5 +1,6 @@
 """Checkers of notebook 05."""
 
+import math
 from collections.abc import Callable
 
 from pardemo.collection.exercises import Mistake, call
@@ -51,3 +52,31 @@ def check_order(function: Callable[[], str]) -> str:
             "pipeline stages exchange the least, so they can be furthest apart."
         )
     return "Tensor parallel inside a host, data parallel next, pipeline stages furthest apart."
+
+
+def check_mfu(function: Callable[..., float]) -> str:
+    """``function(params, layers, hidden, sequence, tokens_per_s, gpus, peak)`` is the MFU of a recomputed training."""
+    for job in (
+        (8.3e9, 72, 3072, 1024, 198_000.0, 512, 130e12),
+        (1e9, 24, 2048, 16_384, 90_000.0, 8, 989e12),
+    ):
+        found = call(function, *job)
+        if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+            raise Mistake(f"It returned {str(found)[:60]}; it should return a number, a share of the peak.")
+        params, layers, hidden, sequence, tokens_per_s, gpus, peak = job
+        scores, per_token = 12 * layers * hidden * sequence, tokens_per_s / gpus / peak
+        right = (6 * params + scores) * per_token
+        wrong = {
+            (8 * params + 16 / 12 * scores) * per_token: "that is HFU: a forward pass that is run again counts once",
+            6 * params * per_token: "the attention is missing: it compares each token with all others of its sample",
+            2 * params * per_token: "that is the forward pass alone, and without the attention",
+            right * gpus: "that is against one GPU's peak, but all of them worked",
+            100 * right: "that is in per cent; return a share",
+        }
+        if math.isclose(found, right, rel_tol=1e-3):
+            continue
+        for value, words in wrong.items():
+            if math.isclose(found, value, rel_tol=1e-3):
+                raise Mistake(f"For {params / 1e9:g}B parameters on {gpus} GPUs you found {found:.3g}: {words}.")
+        raise Mistake(f"For {params / 1e9:g}B parameters on {gpus} GPUs it is {right:.3g}, not {found:.3g}.")
+    return "Recomputation lowers it, since it costs seconds and adds nothing to the model."

@@ -17,10 +17,13 @@ TIMEOUT_S = 30
 NUMEL = 1 << 20
 
 
-def check_zero1_step(function: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]) -> str:
-    """``function(parameters, gradient, lr)`` is one step of gradient descent with the mean gradient, for 2Ψ(N−1)/N."""
+LR = 0.5
+
+
+def check_clipped_step(function: Callable[[torch.Tensor, torch.Tensor, float, float], torch.Tensor]) -> str:
+    """``function(parameters, gradient, lr, max_norm)`` is a clipped step with the mean gradient, for 2Ψ(N−1)/N."""
     with World(RANKS, timeout_s=TIMEOUT_S) as world:
-        results = world.run(_try_step, function, fresh_seed())
+        results = world.run(_try_steps, function, fresh_seed())
     for rank, (problem, *_) in enumerate(results):
         if problem:
             raise Mistake(f"On rank {rank} {problem}")
@@ -29,34 +32,64 @@ def check_zero1_step(function: Callable[[torch.Tensor, torch.Tensor, float], tor
     if sent > 2.04:
         raise Mistake(
             f"Right, but a rank sends {sent:.1f}Ψ(N−1)/N, and 2 are enough: reduce-scatter the gradient, update this "
-            "rank's chunk, all-gather the parameters."
+            "rank's chunk, all-gather the parameters. For the norm, one number from each rank will do."
         )
-    if any("all_reduce" in calls for *_, calls in results):
+    if any("all_reduce" in calls and "all_gather" not in calls for *_, calls in results):
         raise Mistake(
             "Right, and no more bytes than needed, but after an all-reduce every rank updates everything: that is data "
             "parallelism. Reduce-scatter, update one chunk, all-gather."
         )
-    return f"Right, with {sent:.2f}Ψ(N−1)/N: as much as an all-reduce, and each rank updated a quarter."
+    return f"Right, with {sent:.2f}Ψ(N−1)/N: clipped by the norm of a gradient that no rank has seen whole."
 
 
-def _try_step(function: Callable, seed: int) -> tuple[str, int, dict]:
-    size = dist.get_world_size()
+def _try_steps(function: Callable, seed: int) -> tuple[str, int, dict]:
+    """A step that has to be clipped, measured, and one that has not."""
+    rank, size = dist.get_rank(), dist.get_world_size()
     parameters = gpt.numbers(NUMEL, seed=seed)
-    gradients = [gpt.numbers(NUMEL, seed=seed + 1 + rank) for rank in range(size)]
-    expected = parameters - 0.5 * sum(gradients) / size
+    gradients = [(1 + r) * gpt.numbers(NUMEL, seed=seed + 1 + r) for r in range(size)]  # chunks of unequal norms, too
+    for number, gradient in enumerate(gradients):
+        gradient[: NUMEL // size] *= 1 + number
+    mean = sum(gradients) / size
+    norm = mean.norm().item()
+    clipped = parameters - LR * mean / 10
     dist.barrier()
     with WireMeter() as wire, CallMeter() as calls:
-        found = function(parameters.clone(), gradients[dist.get_rank()].clone(), 0.5)
-    if not isinstance(found, torch.Tensor) or found.shape != expected.shape:
+        found = function(parameters.clone(), gradients[rank].clone(), LR, norm / 10)
+    if not isinstance(found, torch.Tensor) or found.shape != clipped.shape:
         got = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
-        return f"it should return the parameters, shape {tuple(expected.shape)}, not {got}.", 0, {}
-    found = found.detach().to(expected.dtype)
-    if torch.allclose(found, expected, atol=1e-5):
-        return "", wire.sent_bytes, calls.counts
-    if torch.allclose(found, parameters - 0.5 * sum(gradients), atol=1e-4):
-        return "that is a step with the sum of the gradients; the mean is asked for.", 0, {}
-    right = torch.isclose(found, expected, atol=1e-5).float().mean().item()
-    return f"only {right:.0%} of the parameters are right.", 0, {}
+        return f"it should return the parameters, shape {tuple(clipped.shape)}, not {got}.", 0, {}
+    found = found.detach().to(clipped.dtype)
+    if not torch.allclose(found, clipped, atol=1e-4):
+        return _wrong(found, parameters, gradients, mean, clipped), 0, {}
+    again = function(parameters.clone(), gradients[rank].clone(), LR, 2 * norm)
+    if not torch.allclose(again, parameters - LR * mean, atol=1e-4):
+        return "a gradient whose norm is below max_norm should stay as it is: only longer ones are scaled.", 0, {}
+    return "", wire.sent_bytes, calls.counts
+
+
+def _wrong(found, parameters, gradients, mean, clipped) -> str:
+    step = (parameters - found) / LR
+    if torch.allclose(step, mean, atol=1e-4):
+        return "that is the step with the mean gradient, but its norm is above max_norm: it has to be scaled down."
+    if torch.allclose(step, sum(gradients), atol=1e-4):
+        return "that is a step with the sum of the gradients; the mean is asked for, clipped."
+    own = [float((s * m).sum() / (m * m).sum()) for s, m in zip(_cut(step), _cut(mean), strict=True)]
+    along = min(own) > 0 and all(
+        torch.allclose(s, k * m, atol=1e-3) for s, k, m in zip(_cut(step), own, _cut(mean), strict=True)
+    )
+    if along and max(own) > 1.01 * min(own):
+        return (
+            "the chunks are scaled by different factors: each rank took the norm of its own chunk. The norm is that of "
+            "the whole gradient, the root of the sum of all ranks' squares."
+        )
+    if along:
+        return f"the mean gradient is scaled by {own[0]:.3g} instead of 0.1: of what did you take the norm?"
+    right = torch.isclose(found, clipped, atol=1e-4).float().mean().item()
+    return f"only {right:.0%} of the parameters are right."
+
+
+def _cut(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tensor.chunk(RANKS)
 
 
 def check_psi(function: Callable[[int, int], float]) -> str:

@@ -1,92 +1,59 @@
 """Checkers of notebook 13."""
 
-import tempfile
-from collections.abc import Callable
-from numbers import Real
+import random
+from collections.abc import Callable, Sequence
 
-import torch
-import torch.distributed as dist
-
-from pardemo.claims import Ledger
-from pardemo.collection.exercises import Mistake, call
-from pardemo.data_parallel import BucketedDataParallel
-from pardemo.formulas import communication
-from pardemo.formulas import tensor_parallel as formulas
-from pardemo.groups import Groups, Layout
-from pardemo.meters import WireMeter
-from pardemo.peers import gpt
-from pardemo.world import World
-
-RANKS = 4
-TIMEOUT_S = 60
-CASES = {  # what is judged -> what a wrong verdict has overlooked
-    (100, 100, 0.0, "wire", None): "it is equal",
-    (100, 101, 0.02, "wire", None): "101 lies within 2 % of 100",
-    (100, 101, 0.0, "wire", None): "without a tolerance 101 is not 100, and bytes are never off",
-    (-100, -101, 0.02, "numeric", None): "the tolerance is a share of |predicted|: −101 lies within 2 % of −100",
-    (2, 3, 0.01, "wire", 3): "the second prediction holds, and the first does not",
-    (2, 4, 0.01, "wire", 3): "neither prediction holds",
-    (3, 3, 0.01, "wire", 3): "the first prediction holds; the second is not asked",
-    (1.0, 1.5, 0.1, "time", None): "a time may be off",
-    (1.0, 1.5, 0.1, "paced", 2.0): "a time may be off, and the second prediction does not hold",
-    (1.0, 1.5, 0.1, "time", 1.5): "the second prediction holds, for a time as well",
-}
-SHAPES = [(2, 512, 128, 2, 2), (1, 128, 256, 4, 1), (2, 128, 256, 1, 4)]  # batch, sequence, hidden, tp, dp
+from pardemo.collection.exercises import Mistake, call, fresh_seed
 
 
-def check_verdict(function: Callable[..., str]) -> str:
-    """``function(predicted, measured, rel, evidence, instead)`` is the verdict that the ledger gives."""
-    with tempfile.TemporaryDirectory() as folder:
-        ledger = Ledger("13_exercise", folder)
-        for number, ((predicted, measured, rel, evidence, instead), hint) in enumerate(CASES.items()):
-            second = None if instead is None else (instead, "a reason")
-            case = f"13.case_{number}"
-            right = ledger.check(case, "", predicted, measured, rel=rel, evidence=evidence, instead=second)
-            found = call(function, predicted, measured, rel, evidence, instead)
-            if not isinstance(found, str) or found != right:
-                told = f"predicted {predicted}, measured {measured}, rel {rel}, {evidence}, instead {instead}"
-                raise Mistake(f"For {told} the verdict is {right!r}, not {found!r}: {hint}.")
-    return "You judge as the ledger does."
+def check_order(function: Callable[[Sequence[int]], Sequence[int]]) -> str:
+    """``function(host_of)`` is an order of all ranks in which a ring crosses hosts as seldom as possible."""
+    dealt = random.Random(fresh_seed())
+    cases = [[0, 1, 0, 1], [0, 0, 1, 1], [0, 0], [dealt.randrange(4) for _ in range(16)]]
+    for host_of in cases:
+        order = call(function, list(host_of))
+        if not isinstance(order, (list, tuple)) or sorted(order, key=str) != sorted(range(len(host_of)), key=str):
+            raise Mistake(f"For hosts {host_of} it returned {order!r}; it should be a list with each rank once.")
+        crossings = sum(host_of[a] != host_of[b] for a, b in zip(order, [*order[1:], order[0]], strict=True))
+        hosts = len(set(host_of))
+        fewest = hosts if hosts > 1 else 0
+        if crossings > fewest:
+            raise Mistake(
+                f"For hosts {host_of} the ring {list(order)} crosses {crossings} times; {fewest} would do. "
+                "(The last rank sends to the first one.)"
+            )
+    return "Each host is entered once and left once: that is what NCCL's rings do."
 
 
-def check_step_bytes(function: Callable[..., float]) -> str:
-    """``function(batch, sequence, hidden, tp, dp)`` is what a rank sends in a step of a split MLP, in bytes."""
-    with World(RANKS, timeout_s=TIMEOUT_S) as world:
-        for shape in SHAPES:
-            sent = max(world.run(_step, *shape))
-            found = call(function, *shape)
-            if not isinstance(found, Real) or isinstance(found, bool):
-                raise Mistake(f"It returned {found!r}; it should return a number of bytes.")
-            if not abs(found - sent) <= 0.01 * sent:  # headers and the meter's barrier are below; NaN is not
-                raise Mistake(_overlooked(found, sent, *shape))
-    return "As counted on 2 × 2, 4 × 1 and 1 × 4 real ranks."
+def check_crossing(function: Callable[..., float]) -> str:
+    """``function(steps_each, steps_every, period, step_s, nbytes, ranks)`` is a bandwidth in bytes/s."""
+    dealt = random.Random(fresh_seed())
+    for _ in range(5):
+        each, period, ranks = dealt.randrange(100, 1000), dealt.choice((8, 50, 500)), dealt.choice((2, 4, 64))
+        every, step_s = int(each * dealt.uniform(1.2, 3)), dealt.uniform(0.01, 2)
+        nbytes = dealt.randrange(10**6, 10**10)
+        found = call(function, each, every, period, step_s, nbytes, ranks)
+        if isinstance(found, bool) or not isinstance(found, (int, float)):
+            raise Mistake(f"It returned {found!r}; it should return a number of bytes a second.")
+        _compare(found, each, every, period, step_s, nbytes, ranks)
+    return "Below that bandwidth averaging less often is faster, above it averaging in each step."
 
 
-def _overlooked(found: float, sent: int, batch: int, sequence: int, hidden: int, tp: int, dp: int) -> str:
-    activations = 4 * formulas.phi(batch, sequence, hidden, tp)
-    whole = communication.ring_all_reduce(4 * 8 * hidden**2, dp).sent
-    guesses = {
-        "That is the tensor-parallel part alone; the gradients of the copies are summed, too": activations,
-        "That is the data-parallel part alone; activations travel, too": whole / tp,
-        "A tensor-parallel rank has 1/tp of the gradients": activations + whole,
-        "Activations are summed forward and backward, each sum a reduce-scatter and an all-gather: 4φ": (
-            activations / 2 + whole / tp
-        ),
-        "fp32 takes 4 bytes": (activations + whole / tp) / 4,
+def _compare(found: float, each: int, every: int, period: int, step_s: float, nbytes: int, ranks: int) -> None:
+    right = _crossing(each, every, period, step_s, 2 * (ranks - 1) / ranks * nbytes)
+    if abs(found - right) <= 1e-6 * abs(right):
+        return
+    told = f"For {each} and {every} steps, period {period}, {step_s:.2f} s, {nbytes:,} B, {ranks} ranks"
+    mistakes = {
+        8 * right: "that is bits a second; bytes are asked for.",
+        _crossing(each, every, period, step_s, nbytes): "a ring all-reduce sends 2(N−1)/N times the tensor, not once.",
+        _crossing(each, every, 1, step_s, 2 * (ranks - 1) / ranks * nbytes): "only every period-th step is an average.",
     }
-    hint = next((text for text, guess in guesses.items() if guess and abs(found - guess) <= 0.01 * guess), "")
-    case = f"batch {batch}, sequence {sequence}, hidden {hidden}, tp {tp}, dp {dp}"
-    return f"For {case} a rank sent {sent:,} bytes, not {found:,.0f}." + (f" {hint}." if hint else "")
+    for value, words in mistakes.items():
+        if abs(found - value) <= 1e-6 * abs(value):
+            raise Mistake(f"{told}: {words}")
+    raise Mistake(f"{told}: {found:.4g} B/s is not where both take the same time; {right:.4g} is.")
 
 
-def _step(batch: int, sequence: int, hidden: int, tp: int, dp: int) -> int:
-    """A step of an MLP without biases, h → 4h → h, on tp × dp ranks; bytes that this rank sent."""
-    with Groups(Layout(tp=tp, dp=dp)) as groups:
-        mlp = gpt.seeded(lambda: gpt.MLP(hidden, bias=False))
-        model = BucketedDataParallel(gpt.parallel_mlp(mlp, groups.tp), groups.dp)
-        x = torch.ones(batch, sequence, hidden, requires_grad=True)
-        model(x).sum().backward()  # opens the connections
-        dist.barrier()
-        with WireMeter() as wire:
-            model(x).sum().backward()
-        return wire.sent_bytes
+def _crossing(each: int, every: int, period: int, step_s: float, sent: float) -> float:
+    return sent * (each - every / period) / (step_s * (every - each))

@@ -66,7 +66,7 @@ def gantt(ax: Axes, spans: Sequence, begin_s: float | None = None, title: str = 
     ranks = sorted({s.rank for s in spans})
     for span in spans:
         row = ranks.index(span.rank)
-        lower = span.kind != "compute"
+        lower = span.kind not in ("compute", "forward", "backward")
         left, width = (span.begin_s - begin) * 1e3, (span.end_s - span.begin_s) * 1e3
         ax.broken_barh(
             [(left, width)], (row + (0.02 if lower else -0.38), 0.36), facecolor=COLOURS[span.kind],
@@ -82,51 +82,3 @@ def kind_legend(ax: Axes | Figure, kinds: Sequence[str], **kwargs) -> None:
     """A legend of kinds of things on an axes or a figure, whether or not each occurs there."""
     patches = [Patch(facecolor=COLOURS[k], hatch=HATCHES.get(k, ""), edgecolor="white", label=k) for k in kinds]
     ax.legend(handles=patches, **kwargs)
-
-
-def holdings(ax: Axes, table: np.ndarray, title: str = "", top: float | None = None) -> None:
-    """Which value each rank (row) holds in each chunk (column); nan where it holds none, or an undefined one.
-
-    ``top`` is the value drawn darkest, by default the table's largest.
-    """
-    ranks, chunks = table.shape
-    top = np.nanmax(table) if top is None else top
-    ax.imshow(np.nan_to_num(table), cmap="Greys", vmin=0, vmax=top * 1.3, aspect="equal")
-    for rank, chunk in np.ndindex(ranks, chunks):
-        value = table[rank, chunk]
-        if not np.isnan(value):
-            ax.text(
-                chunk, rank, f"{value:g}", ha="center", va="center",
-                color="white" if value > 0.7 * top else "black",
-            )  # fmt: skip
-    ax.set_xticks(range(chunks), [f"c{c}" for c in range(chunks)])
-    ax.set_yticks(range(ranks), [f"r{r}" for r in range(ranks)])
-    ax.tick_params(length=0)
-    ax.grid(visible=False)
-    ax.set_title(title, fontsize=10)
-
-
-def ring_states(states: np.ndarray, title_of_step: Sequence[str]):
-    """What each rank holds after each step: one small map per step.
-
-    Args:
-        states: [steps, ranks, chunks], each entry how many ranks' contributions are summed in that chunk.
-        title_of_step: one title per map.
-
-    Returns: the figure.
-    """
-    from pardemo.collection.figures.style import new
-
-    steps, ranks, chunks = states.shape
-    columns = min(steps, 4)
-    rows = -(-steps // columns)
-    fig, axes = new(rows, columns, size=(2.1 * columns, 2.5 * rows), squeeze=False)
-    fig.get_layout_engine().set(h_pad=0.12)
-    for index, ax in enumerate(axes.flat):
-        if index >= steps:
-            ax.axis("off")
-            continue
-        holdings(ax, states[index].astype(float), title_of_step[index], top=ranks)
-        if index % columns:
-            ax.set_yticks([])
-    return fig

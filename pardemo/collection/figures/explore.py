@@ -3,11 +3,9 @@
 import os
 from typing import Any
 
-import pandas as pd
-
+from pardemo.collection.drawings.zero_bytes import states_by_ranks
 from pardemo.collection.figures.style import COLOURS, Picture, draw, new
 from pardemo.formulas import memory
-from pardemo.tables import show
 
 
 def is_headless() -> bool:
@@ -39,14 +37,9 @@ def states_chart(billions: float, world_size: int, k: int, stage: int) -> Pictur
 
 
 def states_explorer(billions: float = 7.5, world_size: int = 64, k: int = 12, stage: int = 2) -> Any:
-    """Sliders and a chart that follows them; where nobody is there to move them, the table of the starting values."""
+    """Sliders and a chart that follows them; where no Python runs to redraw it, in a page, a player over N."""
     if is_headless():
-        states = memory.StateBytes(optimizer=k)
-        params = round(billions * 1e9)
-        rows = {f"stage {s}": memory.model_states(params, world_size, s, states) for s in memory.STAGES}
-        frame = pd.DataFrame(rows).T / 1e9
-        frame["GB per rank"] = frame.sum(axis=1)
-        return show(frame)
+        return states_by_ranks(billions, start=world_size)
     import ipywidgets as widgets
     from IPython.display import display
 

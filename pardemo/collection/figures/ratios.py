@@ -24,7 +24,7 @@ LABELS = {
     "at most": "below its bound",
     "at least": "above its bound",
     "differs": "differs, explained",
-    "off": "off (times)",
+    "off": "off",
     "fails": "fails",
 }
 FURTHEST = 10.0

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from PIL import Image, PngImagePlugin
 
 from pardemo import project
+from pardemo.collection import pictures
 from pardemo.collection.drawings import key
 
 #: A colour for each kind of thing, the same in every chapter and in every drawing: the drawings' key says which.
@@ -26,6 +27,7 @@ COLOURS = {
 HATCHES = {
     "forward": "",
     "backward": "",
+    "weight gradients": "",
     "send": "",
     "receive": "///",
     "communication": "///",
@@ -91,6 +93,8 @@ def draw(fig: Figure, alt: str) -> Picture:
     drawn, packed, text = io.BytesIO(), io.BytesIO(), PngImagePlugin.PngInfo()
     fig.savefig(drawn, format="png", dpi=DPI)
     text.add_itxt("Description", alt)
+    if pictures.notebook():
+        text.add_itxt(pictures.SOURCE, pictures.notebook())
     with Image.open(drawn) as image:
         image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(packed, "PNG", optimize=True, pnginfo=text)
     return Picture(packed.getvalue(), alt)

@@ -9,13 +9,16 @@ from pardemo.collection.figures.charts import bars, gantt, kind_legend
 from pardemo.collection.figures.style import COLOURS, Picture, new, save
 from pardemo.meters.timeline import Span
 
+SHORT = {"X's gradient": "dX", "A's gradient": "dA", "all-reduce": "sum"}
+PLATE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "boxstyle": "round,pad=0.15"}
+
 
 def sum_of_gelus(expected: torch.Tensor, found: torch.Tensor, title: str) -> Picture:
     """Each number of the sum of the ranks' GeLUs over the GeLU of the sum; what is right lies on the line."""
-    fig, ax = new(size=(5.2, 3.8))
-    ax.scatter(expected, found, s=6, color=COLOURS["activations"], label="sum of the ranks' GeLUs")
+    fig, ax = new(size=(5.8, 4.0))
+    ax.scatter(expected, found, s=6, alpha=0.35, color=COLOURS["activations"], label="sum of the ranks' GeLUs")
     ends = [float(expected.min()), float(expected.max())]
-    ax.plot(ends, ends, color=COLOURS["predicted"], label="right")
+    ax.plot(ends, ends, color=COLOURS["predicted"], label="right", zorder=3)  # over the points, which are many
     ax.set(title=title, xlabel="GeLU of the sum", ylabel="sum of the GeLUs")
     ax.legend(loc="upper left")
     return save(fig, "03_sum_of_gelus", "The sums of GeLUs lie beside the line of the GeLU of the sum.")
@@ -23,7 +26,7 @@ def sum_of_gelus(expected: torch.Tensor, found: torch.Tensor, title: str) -> Pic
 
 def sent_by_order(found: Mapping[str, float], predicted: Sequence[float], ranks: int) -> Picture:
     """What a rank sent, in φ, for each order of cuts; outlines are the predictions."""
-    fig, ax = new(size=(7.5, 3.4))
+    fig, ax = new(size=(6.4, 3.6))
     bars(ax, list(found), {"communication": list(found.values())}, {"communication": list(predicted)})
     for place, value in enumerate(found.values()):
         ax.annotate(f"{value:.1f} φ", (place, value), (0, 3), textcoords="offset points", ha="center")
@@ -34,11 +37,48 @@ def sent_by_order(found: Mapping[str, float], predicted: Sequence[float], ranks:
 
 
 def two_backward_passes(without: Sequence[Span], overlapping: Sequence[Span]) -> Picture:
-    """The backward pass of a layer cut by columns, with the exchange after and beside the second product."""
-    fig, axes = new(1, 2, size=(10, 2.6), sharex=True)
+    """A rank's backward pass of a layer cut by columns, with the exchange before and beside the second product."""
+    fig, axes = new(2, 1, size=(6.4, 3.8), sharex=True)
+    lengths = []
     for ax, spans, words in zip(axes, (without, overlapping), ("one after the other", "overlapping"), strict=True):
-        length = max(s.end_s for s in spans) - min(s.begin_s for s in spans)
-        gantt(ax, list(spans), title=f"{words}: {1e3 * length:.0f} ms")
-        ax.set_xlabel("milliseconds")
+        begin = min(s.begin_s for s in spans)
+        lengths.append(1e3 * (max(s.end_s for s in spans) - begin))
+        gantt(ax, list(spans), title=f"{words}: {lengths[-1]:.0f} ms")
+        ax.set_yticks([-0.2, 0.2], ["products", "all-reduce"])
+        for span in spans:  # in gantt's upper half of a row, or in the lower
+            place = 0.2 if span.kind == "communication" else -0.2
+            middle = 1e3 * ((span.begin_s + span.end_s) / 2 - begin)
+            ax.text(middle, place, SHORT[span.name], ha="center", va="center", color="black", bbox=PLATE)
+        ax.axvline(lengths[0], color="black", linestyle=":")
+    if lengths[1] < lengths[0]:
+        axes[1].axvspan(lengths[1], lengths[0], color=COLOURS["idle"], alpha=0.4, linewidth=0)
+        axes[1].text(sum(lengths) / 2, 0, "saved", rotation=90, ha="center", va="center")
+    axes[1].set_xlabel("milliseconds")
     kind_legend(fig, ["compute", "communication"], loc="outside upper right", ncols=2)
-    return save(fig, "03_overlap", "With overlap the all-reduce travels while the second product is computed.")
+    return save(
+        fig, "03_overlap", f"With overlap a pass takes {lengths[1]:.0f} ms instead of {lengths[0]:.0f}: the all-reduce "
+        "travels while A's gradient is computed.",
+    )  # fmt: skip
+
+
+def computing_and_waiting(rows: Mapping[str, tuple[float, float]]) -> Picture:
+    """Milliseconds of an MLP on several groups of ranks: what they compute, and what they wait for sums.
+
+    Args:
+        rows: the ranks and what joins them -> seconds of each.
+    """
+    fig, ax = new(size=(6.4, 1.0 + 0.5 * len(rows)))
+    places = range(len(rows))
+    computes, waits = ([1e3 * of[at] for of in rows.values()] for at in (0, 1))
+    ax.barh(places, computes, 0.6, color=COLOURS["compute"], label="computing")
+    ax.barh(places, waits, 0.6, left=computes, color=COLOURS["wait"], hatch="...", edgecolor="white", label="waiting")
+    for place, compute, wait in zip(places, computes, waits, strict=True):
+        told = f"{compute + wait:.1f} ms, {wait / (compute + wait):.0%} waiting"
+        ax.annotate(told, (compute + wait, place), (5, 0), textcoords="offset points", va="center")
+    ax.set_yticks(places, list(rows))
+    longest = max(compute + wait for compute, wait in zip(computes, waits, strict=True))
+    ax.set(xlabel="milliseconds, forward and backward", xlim=(0, 1.42 * longest), ylim=(len(rows) - 0.5, -0.5))
+    ax.grid(axis="y", visible=False)
+    fig.legend(loc="outside upper right", ncols=2)
+    told = "; ".join(f"{name} {1e3 * c:.2f} and {1e3 * w:.2f}" for name, (c, w) in rows.items())
+    return save(fig, "03_waiting", f"Milliseconds of an MLP, computing and waiting for sums, computed: {told}.")

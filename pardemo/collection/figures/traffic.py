@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -17,17 +18,22 @@ def traffic(
     values = np.asarray(matrix, dtype=float) / unit_bytes
     side = max(3.6, 0.62 * len(values))
     fig, ax = new(size=(side + 0.6, side))
-    ax.imshow(values, cmap="Oranges", vmin=0, vmax=max(values.max(), 1e-12))
+    square(ax, values, cluster, float(values.max()))
+    ax.set(xlabel="to rank", ylabel="from rank", title=f"{unit} sent; frames: hosts")
+    return fig
+
+
+def square(ax: Axes, values: np.ndarray, cluster: Cluster, most: float, size: float = 10) -> None:
+    """A figure for each pair of ranks on a shade up to ``most``, and a frame around each host."""
+    ax.imshow(values, cmap="Oranges", vmin=0, vmax=max(most, 1e-12))
     for sender, row in enumerate(values):
         for receiver, value in enumerate(row):
-            if sender != receiver and value >= 0.005 * values.max():
-                dark = value > 0.6 * values.max()
-                ax.text(receiver, sender, f"{value:.3g}", ha="center", va="center", color="white" if dark else "black")
+            if sender != receiver and value >= 0.005 * most:
+                colour = "white" if value > 0.6 * most else "black"
+                ax.text(receiver, sender, f"{value:.3g}", ha="center", va="center", color=colour, fontsize=size)
     for host in range(cluster.hosts):
         first, many = cluster.ranks_of(host)[0], cluster.ranks_per_host
         ax.add_patch(Rectangle((first - 0.5, first - 0.5), many, many, fill=False, edgecolor="black", linewidth=1.6))
     ax.set_xticks(range(len(values)))
     ax.set_yticks(range(len(values)))
-    ax.set(xlabel="to rank", ylabel="from rank", title=f"{unit} sent; frames: hosts")
     ax.grid(visible=False)
-    return fig

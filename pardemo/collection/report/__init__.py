@@ -11,7 +11,7 @@ from typing import Any
 
 from pardemo import claims, project
 from pardemo.claims import scorecard
-from pardemo.collection import outcomes
+from pardemo.collection import outcomes, pictures
 from pardemo.collection.outcomes import Outcome
 from pardemo.collection.report import pages
 
@@ -22,20 +22,21 @@ def write(folder: Path, ended: list[Outcome], rows: list[dict[str, Any]]) -> Pat
     """Builds the pages from a run's outcomes and claims, and from the executed copies and pictures in ``folder``."""
     addresses = {claim: pages.to_page(address) for claim, address in scorecard.links(folder, rows).items()}
     there = [outcome.notebook for outcome in ended if pages.source(folder, outcome.notebook)]
-    chapters = [_chapter(folder, outcome, rows, outcome.notebook in there) for outcome in ended]
+    chapters = [_chapter(folder, outcome, rows, addresses, outcome.notebook in there) for outcome in ended]
     for name in there:
         pages.write(folder, name, chapters)
     measured = [row for row in rows if row["notebook"] != scorecard.OWN]
-    statements = scorecard.by_statement(measured, [name[:2] for name in there])
+    statements = scorecard.by_statement(measured, scorecard.whole_chapters(there))
+    shown = [_shown(row, addresses[row["id"]]) for row in rows]
     page = (
-        _environment()
+        environment()
         .get_template("report.html.j2")
         .render(
             chapters=chapters,
             claims=len(claims.by_claim(rows)),
-            rows=[_shown(row, addresses[row["id"]]) for row in rows],
+            rows=shown,
+            failing=[row for row in shown if row["verdict"] == "fails"],
             counts=claims.counts(rows),
-            by_chapter=scorecard.totals(rows, "notebook"),
             by_evidence=scorecard.totals(rows, "evidence"),
             evidence=claims.EVIDENCE,
             verdicts=claims.VERDICTS,
@@ -44,9 +45,9 @@ def write(folder: Path, ended: list[Outcome], rows: list[dict[str, Any]]) -> Pat
             judgements=scorecard.JUDGEMENTS,
             addresses=addresses,
             papers=scorecard.by_paper(measured),
-            overview=next((p for c in chapters for p in c["pictures"] if p["name"] == "13_ratios"), None),
+            overview=next((p for c in chapters for p in c["pictures"] if p["name"] == "15_ratios"), None),
             machine=_json(folder / "machine.json"),
-            bench=_json(folder / "bench.json"),
+            bench=[{**row, "part": row["name"].partition(".")[0]} for row in _json(folder / "bench.json") or []],
         )
     )
     path = folder / "report.html"
@@ -70,19 +71,41 @@ def rebuild(folder: Path) -> Path:
     return write(folder, ended, rows)
 
 
-def _chapter(folder: Path, outcome: Outcome, rows: list[dict[str, Any]], has_page: bool) -> dict[str, Any]:
+def _chapter(
+    folder: Path, outcome: Outcome, rows: list[dict[str, Any]], addresses: dict[str, str], has_page: bool
+) -> dict[str, Any]:
     name = outcome.notebook
     own = [row for row in rows if row["notebook"] == name]
+    drawn = [_picture(p) for p in pictures.of(folder, name)]
     return {
         "outcome": outcome,
         "name": name,
         "number": name[:2],
         "title": pages.title(folder, name),
         "page": f"{name}.html" if has_page else None,
-        "claims": len(claims.by_claim(own)),
-        "cases": len(own),
+        "claims": [_claim(cases, addresses) for cases in claims.by_claim(own).values()],
         "counts": claims.counts(own),
-        "pictures": [_picture(p) for p in sorted((folder / "figures").glob(f"{name[:2]}_*.png"))],
+        "pictures": drawn,
+        "drawn": len(drawn),
+    }
+
+
+def _claim(cases: list[dict[str, Any]], addresses: dict[str, str]) -> dict[str, Any]:
+    """A claim with its cases; what is said of all of them once."""
+    first = cases[0]
+    tolerance = f"Tolerance: {first['because']}." if first["because"] else ""
+    source = f"Source: {first['source']}." if first["source"] else ""
+    return {
+        "id": first["claim"],
+        "statement": first["statement"],
+        "address": addresses[first["id"]],
+        "evidence": "|".join(dict.fromkeys(row["evidence"] for row in cases)),
+        "verdicts": "|".join(dict.fromkeys(row["verdict"] for row in cases)),
+        "rows": [_shown(row, addresses[row["id"]]) for row in cases],
+        "sentences": [
+            *dict.fromkeys(row["reason"] for row in cases if row["reason"]),
+            *filter(None, (tolerance, source)),
+        ],
     }
 
 
@@ -91,7 +114,6 @@ def _shown(row: dict[str, Any], address: str) -> dict[str, Any]:
         **row,
         "predicted": claims.predicted_text(row),
         "measured": claims.short(row["measured"]),
-        "ratio": scorecard.ratio_text(row),
         "address": address,
     }
 
@@ -112,7 +134,10 @@ def _json(path: Path) -> Any:
         return None
 
 
-def _environment():
+def environment(*folders: Path):
+    """Jinja's, for the templates of these folders and of this room."""
     from jinja2 import Environment, FileSystemLoader
 
-    return Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    return Environment(
+        loader=FileSystemLoader([*folders, TEMPLATES]), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )

@@ -7,6 +7,7 @@ from pathlib import Path
 from pardemo.collection.unread import work_goes_on
 
 BEGIN, END = "<!-- table: make reference -->", "<!-- end of table -->"
+COUNTS, COUNTS_END = "<!-- counts: make reference -->", "<!-- end of counts -->"
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -31,19 +32,32 @@ def _command(arguments: argparse.Namespace) -> int:
 
 
 def update(file: Path, folder: Path) -> None:
-    """Replaces what stands between the marks of ``file`` by the run's table.
+    """Replaces what stands between the marks of ``file`` by the run's table, or its counts, whichever it has.
 
     Raises:
         ValueError: the file has no such marks.
     """
     from pardemo import claims, project
 
-    before, begin, rest = file.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
+    text, rows = file.read_text(encoding="utf-8"), claims.read(folder)
+    found = False
+    for begin, end, told in ((BEGIN, END, markdown), (COUNTS, COUNTS_END, counts)):
+        before, mark, rest = text.partition(begin)
+        _, last, after = rest.partition(end)
+        if mark and last:
+            text, found = f"{before}{begin}\n{told(rows)}{end}{after}", True
+    if not found:
         raise ValueError(f"{file} has no place for the table: it stands between {BEGIN} and {END}")
-    text = f"{before}{BEGIN}\n{markdown(claims.read(folder))}{END}{after}"
     project.write_atomically(file, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def counts(rows: list[dict]) -> str:
+    """``365 claims in 854 cases: 767 hold, 58 differ, …``, every verdict, also what does not occur."""
+    from pardemo import claims
+
+    words = {"holds": "hold", "differs": "differ", "fails": "fail"}
+    told = ", ".join(f"{n} {words.get(verdict, verdict)}" for verdict, n in claims.counts(rows).items())
+    return f"{len(claims.by_claim(rows))} claims in {len(rows)} cases: {told}.\n"
 
 
 def markdown(rows: list[dict]) -> str:

@@ -4,7 +4,9 @@ nbconvert's own pages ask two servers for MathJax and require.js. Here its bare 
 still show, since the notebooks write them as text (2(N−1)/N·S), which every reader, terminal and page has a font for.
 """
 
+import base64
 import re
+import struct
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -42,20 +44,20 @@ def write(folder: Path, name: str, chapters: list[dict[str, Any]]) -> Path:
     Args:
         chapters: of the run, in order, each with ``name``, ``number``, ``title`` and ``page`` (None where it has none).
     """
-    from pardemo.collection.report import _environment
+    from pardemo.collection.report import environment
 
     body = _exporter().from_filename(str(folder / f"{name}.ipynb"))[0]
     there = [chapter for chapter in chapters if chapter["page"]]
     place = [chapter["name"] for chapter in there].index(name)
     page = (
-        _environment()
+        environment()
         .get_template("page.html.j2")
         .render(
-            body=_linked(body, {chapter["name"] for chapter in there}),
+            body=_legible(_linked(body, {chapter["name"] for chapter in there})),
             chapter=there[place],
             before=there[place - 1] if place else None,
             after=there[place + 1] if place + 1 < len(there) else None,
-            highlight=_highlight(),
+            highlight=highlight(),
         )
     )
     path = folder / f"{name}.html"
@@ -84,8 +86,19 @@ def _linked(body: str, there: set[str]) -> str:
     return re.sub(r'href="(\d\d_\w+)\.ipynb', page, body)
 
 
+def _legible(body: str) -> str:
+    """Pictures fit the screen, but not below half the size that they were drawn in: there they scroll."""
+
+    def sized(found: re.Match) -> str:
+        width, height = struct.unpack(">II", base64.b64decode(found[2][:32])[16:24])  # of a PNG's header
+        least = f'style="min-width: {width // 2}px"'
+        return f'{found[1]} width="{width}" height="{height}" {least} src="data:image/png;base64,{found[2]}'
+
+    return re.sub(r'(<img(?: alt="[^"]*")?) src="data:image/png;base64,([\w+/]{32})', sized, body)
+
+
 @cache
-def _highlight() -> str:
+def highlight() -> str:
     """Colours of code, light and dark."""
     from pygments.formatters import HtmlFormatter
 

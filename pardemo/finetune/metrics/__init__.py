@@ -73,6 +73,11 @@ def lead_baseline(text: str) -> str:
     return found.group().strip() if found else ""
 
 
+def words(text: str) -> list[str]:
+    """The words that ROUGE counts: jieba's cut, without those that are white space."""
+    return [word for word in _cutter()(text) if word.strip()]
+
+
 def runtime_figures(samples: int, steps: int, seconds: float) -> dict[str, float]:
     """The article's three run-time figures, rounded as its tool's Trainer rounds: 4, 3 and 3 decimals.
 

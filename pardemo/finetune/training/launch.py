@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from pardemo.collection.unread import work_goes_on
 from pardemo.world import launched
+from pardemo.world.loading import no_garbage
 
 if TYPE_CHECKING:  # each is imported where it is needed: the command line's --help loads none of it
     from pardemo.finetune.recipes.recipe_schema import Recipe
@@ -177,11 +178,12 @@ def _as_rank(arguments: argparse.Namespace) -> NoReturn:
         )
     size = int(os.environ["WORLD_SIZE"])
     job = _on(job, size)  # the launcher's number counts
-    import pardemo.peers.deepspeed  # noqa: F401, before the group: it chooses the accelerator
+    with no_garbage():
+        import pardemo.peers.deepspeed  # noqa: F401, before the group: it chooses the accelerator
+        from pardemo.finetune.training.train import train
 
     beside = next((os.environ[name] for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE") if name in os.environ), size)
     launched.join(threads=max(1, available_cores() // int(beside)))
-    from pardemo.finetune.training.train import train
     from pardemo.world.rank import end
 
     outcome = train(job, arguments.resume, arguments.overwrite, allow=arguments.allow)

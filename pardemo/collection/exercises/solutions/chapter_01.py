@@ -7,16 +7,23 @@ import torch.distributed as dist
 def my_all_reduce(tensor):
     rank, n = dist.get_rank(), dist.get_world_size()
     chunks = tensor.chunk(n)  # views: writing to them writes to tensor
-    received = torch.empty_like(chunks[0])
-    for step in range(2 * (n - 1)):
-        send = dist.isend(chunks[(rank - step) % n], (rank + 1) % n)
-        dist.recv(received, (rank - 1) % n)
+    others = [r for r in range(n) if r != rank]
+
+    # First round: chunk r goes straight to rank r, which adds up what it gets.
+    sends = [dist.isend(chunks[r].clone(), r) for r in others]
+    received = torch.empty_like(chunks[rank])
+    for r in others:
+        dist.recv(received, r)
+        chunks[rank].add_(received)
+    for send in sends:
         send.wait()
-        chunk = chunks[(rank - step - 1) % n]
-        if step < n - 1:
-            chunk += received  # first time round: the sum grows
-        else:
-            chunk.copy_(received)  # second time: it is whole, and handed on
+
+    # Second round: everyone hands its finished chunk to all others.
+    sends = [dist.isend(chunks[rank], r) for r in others]
+    for r in others:
+        dist.recv(chunks[r], r)
+    for send in sends:
+        send.wait()
     return tensor
 
 

@@ -3,15 +3,15 @@
 from pardemo import pipeline_parallel as pp
 
 
-def my_1f1b(rank, ranks, micro_batches):
-    # As many ahead as there are stages after this one; the last has none, and can
-    # go back at once.
-    ahead = min(ranks - 1 - rank, micro_batches)
+def my_order(rank, ranks, micro_batches, most):
+    # A rank holds one more than it is ahead. Rank 0 of four would be 3 ahead; with
+    # memory for two it can be ahead by one only, and waits a little longer.
+    ahead = min(ranks - 1 - rank, most - 1, micro_batches)
     for k in range(ahead):
         yield pp.Forward(rank, k)
-    for k in range(micro_batches - ahead):
-        yield pp.Forward(rank, ahead + k)
-        yield pp.Backward(rank, k)
+    for k in range(ahead, micro_batches):
+        yield pp.Forward(rank, k)
+        yield pp.Backward(rank, k - ahead)
     for k in range(micro_batches - ahead, micro_batches):
         yield pp.Backward(rank, k)
 

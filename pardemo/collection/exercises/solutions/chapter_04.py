@@ -1,4 +1,4 @@
-"""Solutions of notebook 04."""
+"""Solutions of chapter 04, both notebooks."""
 
 import torch
 import torch.distributed as dist
@@ -8,6 +8,15 @@ def my_rows(weight, heads, rank, ranks):
     query, key, value = weight.chunk(3)
     # Heads lie one after the other in each, so an equal piece of each is whole heads.
     return torch.cat([part.chunk(ranks)[rank] for part in (query, key, value)])
+
+
+def my_shared_sum(gradient, kv_heads):
+    ranks = dist.get_world_size()
+    copies = ranks // kv_heads
+    # Neighbours hold the same head; every rank makes every group, or the others wait.
+    groups = [dist.new_group(list(range(at, at + copies))) for at in range(0, ranks, copies)]
+    dist.all_reduce(gradient, group=groups[dist.get_rank() // copies])
+    return gradient
 
 
 def my_loss(logits, targets):
@@ -24,3 +33,18 @@ def my_loss(logits, targets):
     sums = torch.stack([logits.exp().sum(1), target * mine])
     dist.all_reduce(sums)
     return sums[0].log() - sums[1]
+
+
+def my_sum(gradients):
+    packed = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(packed)  # one message; several small ones would each cost a latency
+    parts = packed.split([gradient.numel() for gradient in gradients])
+    return [part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True)]
+
+
+def my_kept(batch, sequence, hidden, heads, ranks, in_sequence, flash):
+    unit = batch * sequence * hidden
+    core = 0 if flash else 5 * heads * sequence / hidden
+    # Norms 4, masks 2, inputs of two layers cut by columns 4: whole, unless tokens are cut.
+    outside = 10 / ranks if in_sequence else 10
+    return unit * (outside + (24 + core) / ranks)

@@ -2,13 +2,16 @@
 
 import torch.distributed as dist
 
-from pardemo.collectives import ring_all_gather, ring_reduce_scatter
+from pardemo.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 
 
-def my_step(parameters, gradient, lr):
+def my_step(parameters, gradient, lr, max_norm):
     rank, n = dist.get_rank(), dist.get_world_size()
     mean = ring_reduce_scatter(gradient) / n  # of this rank's chunk, and of no other
-    chunk = parameters.chunk(n)[rank] - lr * mean
+    squares = mean.square().sum()
+    ring_all_reduce(squares)  # one number: the squares of all chunks
+    factor = min(1.0, max_norm / squares.sqrt().item())
+    chunk = parameters.chunk(n)[rank] - lr * factor * mean
     return ring_all_gather(chunk)  # new parameters travel in the place of gradients
 
 

@@ -1,22 +1,12 @@
 """Solutions of notebook 13."""
 
 
-def my_verdict(predicted, measured, rel, evidence, instead):
-    def near(value):
-        return abs(measured - value) <= rel * abs(value)
-
-    if near(predicted):
-        return "holds"
-    if instead is not None and near(instead):
-        return "differs"
-    # Seconds depend on the machine; bytes and results do not.
-    return "off" if evidence in ("time", "paced") else "fails"
+def my_order(host_of):
+    # whoever lives together stands together: each host is entered once and left once
+    return sorted(range(len(host_of)), key=lambda rank: host_of[rank])
 
 
-def my_step_bytes(batch, sequence, hidden, tp, dp):
-    activation = 4 * batch * sequence * hidden  # fp32
-    weights = 4 * 2 * hidden * (4 * hidden) / tp  # h → 4h and 4h → h: a rank has 1/tp of both
-    # On a ring an all-reduce among N sends 2(N−1)/N of what is summed.
-    forward = backward = 2 * (tp - 1) / tp * activation
-    gradients = 2 * (dp - 1) / dp * weights
-    return forward + backward + gradients
+def my_crossing(steps_each, steps_every, period, step_s, nbytes, ranks):
+    sent = 2 * (ranks - 1) / ranks * nbytes
+    # steps_each · (step_s + sent / B) = steps_every · (step_s + sent / (period · B)), solved for B
+    return sent * (steps_each - steps_every / period) / (step_s * (steps_every - steps_each))

@@ -1,0 +1,74 @@
+"""Pictures of chapter 00: what collectives move, what links carry, when a ring and when a tree is quicker."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.patches import Patch
+
+from pardemo.collection.drawings import key
+from pardemo.collection.figures.charts import bars
+from pardemo.collection.figures.style import COLOURS, Picture, new, save
+
+SIZES = {"1 kB": 1e3, "100 kB": 1e5, "10 MB": 1e7, "1 GB": 1e9}
+SECONDS = {"1 µs": 1e-6, "10 µs": 1e-5, "100 µs": 1e-4, "1 ms": 1e-3, "10 ms": 1e-2, "100 ms": 1e-1, "1 s": 1}
+
+
+def received_by_all(found: Mapping[str, float], theory: Mapping[str, float], ranks: int) -> Picture:
+    """What all ranks together receive in each way to talk, in S; outlines are the predictions."""
+    fig, ax = new(size=(6.2, 3.8))
+    names = [name.replace(" ", "\n").replace("-", "-\n") for name in found]
+    bars(ax, names, {"receive": list(found.values())}, {"receive": [theory[name] for name in found]})
+    for place, value in enumerate(found.values()):
+        ax.annotate(f"{value:.3g}", (place, value), (0, 3), textcoords="offset points", ha="center")
+    ax.set(ylabel=f"received by all {ranks} ranks, S", ylim=(0, 1.2 * max(found.values())))
+    ax.legend(handles=[Patch(fill=False, edgecolor="black", label="predicted")], loc="upper right")
+    told = ", ".join(f"{name} {value:.1f}" for name, value in found.items())
+    return save(fig, "00_collectives", f"What all ranks together receive, in S: {told}; outlines are predicted.")
+
+
+def rates_by_size(found: Mapping[str, Mapping[int, float]], expected: Mapping[str, Mapping[int, float]]) -> Picture:
+    """Bytes a second of messages from small to large, for each link; lines are predicted."""
+    fig, ax = new(size=(5.8, 4.2))
+    colours = (*key.WAYS.values(), key.OTHER)
+    for (name, rates), mark, colour in zip(found.items(), "os^D", colours, strict=False):
+        x, y = np.array(list(rates)) / 2**20, np.array(list(rates.values())) / 1e6
+        ax.plot(x, y, mark, color=colour, markersize=7, label=name, zorder=3)
+        if name in expected:
+            y = np.array(list(expected[name].values())) / 1e6
+            ax.plot(x, y, color=colour, linewidth=1.4, zorder=2)
+    ax.set(xscale="log", yscale="log", xlabel="message, MiB", ylabel="MB/s")
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return save(
+        fig,
+        "00_links",
+        "A limited link carries what was asked for, short messages a little more; without a limit no rate is constant.",
+    )
+
+
+def ring_and_tree(sizes: Sequence[float], ring_s: Sequence[float], tree_s: Sequence[float], title: str) -> Picture:
+    """Predicted milliseconds of an all-reduce through a ring and through a tree, against S."""
+    fig, ax = new(size=(5.6, 3.6))
+    for name, seconds, style, of in (("ring", ring_s, "-", "ring"), ("tree", tree_s, "--", "torch")):
+        ax.plot(np.array(sizes) / 1e6, 1e3 * np.array(seconds), style, color=COLOURS[of], linewidth=1.8, label=name)
+    ax.set(xscale="log", yscale="log", xlabel="tensor S, MB", ylabel="milliseconds, predicted", title=title)
+    ax.legend(loc="upper left")
+    return save(fig, "00_ring_and_tree", "Below some size a tree is quicker, since it needs fewer messages.")
+
+
+def link_times(links: Mapping[str, tuple[float, float]], told: Mapping[str, str]) -> Picture:
+    """Seconds of a message on several links by α + n/B, against its bytes, both from small to large.
+
+    Args:
+        links: name -> (B in bytes a second, α in seconds). told: name -> what the legend says of it besides.
+    """
+    fig, ax = new(size=(6.2, 4.8))
+    sizes, shades = np.geomspace(1e2, 1e10, 60), (*key.WAYS.values(), *key.KEPT.values())
+    for (name, (rate, alpha)), style, colour in zip(links.items(), ("-", "--", ":", "-.") * 2, shades, strict=False):
+        ax.plot(sizes, alpha + sizes / rate, style, color=colour, linewidth=1.8, label=f"{name}: {told[name]}")
+    ax.set(xscale="log", yscale="log", xlabel="message", ylabel="one way")
+    for ticks, scale in ((SIZES, ax.set_xticks), (SECONDS, ax.set_yticks)):
+        scale(list(ticks.values()), list(ticks))
+    ax.minorticks_off()
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=1)
+    found = "; ".join(f"{name} {told[name]}" for name in links)
+    return save(fig, "00_messages", f"Short messages cost α, long ones n/B, on each link: {found}.")
