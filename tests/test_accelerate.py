@@ -16,6 +16,7 @@ from pardemo.peers.scripts import train_plain
 from pardemo.world.errors import RankError, RankFailed
 
 PEERS = [f"pardemo.peers.{name}" for name in ("accelerate", "deepspeed", "megatron", "scripts.train_accelerate")]
+PEERS += ["datasets", "transformers.integrations"]  # which Accelerate imports when it is made, in each rank
 FORMS = [Form(kind, 1 if kind == "one" else 2) for kind in accelerate_forms.KINDS]
 SHORT = ["--steps", "3", "--accumulate", "2", "--clip", "0.5"]
 TOLERANCE = 1e-5  # sums over ranks come in another order
@@ -76,20 +77,23 @@ def test_another_form_than_the_expected_is_an_error(ranks, tmp_path):
         ranks[2].run(accelerate_script.train, environment, Form("fsdp2", 2).expected(), "--steps", "1")
 
 
-def without_shim(environment):
-    from accelerate import Accelerator
-
-    from pardemo.peers import accelerate
-
-    with accelerate.as_launched(environment):
-        net = Accelerator().prepare(torch.nn.Linear(2, 2))
-        return accelerate.what_runs(net)["num_processes"]
-
-
-def test_without_the_shim_each_rank_is_alone(ranks, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "cpu", "name_backend", "runs"),
+    [
+        ("ddp", False, False, "NO, 1: GPT"),
+        ("fsdp2", True, False, "MULTI_CPU, 2: DistributedDataParallel"),
+        ("fsdp2", False, True, "NO, 2: GPT"),
+        ("zero2", False, False, "DEEPSPEED, 1: DeepSpeedEngine"),
+    ],
+)
+def test_without_the_shim_something_else_runs(ranks, tmp_path, kind, cpu, name_backend, runs):
     """Should an Accelerate of another day run on CPU ranks by itself, the shim can go."""
-    environment = accelerate_configs.environment(Form("ddp", 2).write(tmp_path))
-    assert ranks[2].run(without_shim, environment) == [1, 1]
+    form = Form(kind, 2)
+    environment = accelerate_configs.environment(form.write(tmp_path))
+    if kind == "zero2":  # with it two products would not agree, and DeepSpeed would say so
+        settings = {key: value for key, value in form.deepspeed().items() if key != "train_batch_size"}
+        (tmp_path / "zero2-2.json").write_text(json.dumps(settings))
+    assert ranks[2].run(accelerate_script.without_shim, environment, cpu, name_backend) == [runs] * 2
 
 
 def test_bytes_and_states_of_ddp_and_fsdp2(ranks, tmp_path):
@@ -101,7 +105,24 @@ def test_bytes_and_states_of_ddp_and_fsdp2(ranks, tmp_path):
             assert found["sent_bytes"] == pytest.approx(sent * 4 * psi / 2, rel=0.015)
             states = sum(found["kept"][kind] for kind in ("parameters", "gradients", "optimizer states"))
             assert states == pytest.approx(kept * psi, rel=0.01)
-            assert found["kept"]["others"] < 1 << 20
+            buckets = 4 * psi if form.kind == "ddp" else 0  # DDP sends from copies of its gradients
+            assert found["kept"]["others"] - buckets < 1 << 20
+
+
+def test_two_copies_in_shards_train_as_one_process(tmp_path):
+    """HSDP by ParallelismConfig: a rank keeps its part of one copy."""
+    form = Form("fsdp2", 4, replicas=2)
+    environment = accelerate_configs.environment(form.write(tmp_path))
+    with World(4, preload=PEERS, timeout_s=120) as world:
+        for found in world.run(accelerate_script.measure, environment, form.expected()):
+            assert found["losses"] == pytest.approx(plain(), abs=TOLERANCE)
+            states = sum(found["kept"][kind] for kind in ("parameters", "gradients", "optimizer states"))
+            assert states == pytest.approx(8 * found["parameters"], rel=0.01)
+            assert found["ring_bytes"] == pytest.approx(4 * found["parameters"] * (3 / 2 + 1 / 2), rel=0.05)
+    with pytest.raises(ValueError, match="3 copies of fsdp2 on 4 processes"):
+        Form("fsdp2", 4, replicas=3)
+    with pytest.raises(ValueError, match="2 copies of ddp on 4 processes"):
+        Form("ddp", 4, replicas=2)
 
 
 # --- configuration files ----------------------------------------------------------------------------------------------
@@ -141,6 +162,15 @@ ROOM = accelerate_configs.room()
             "fsdp_reshard_after_forward of FSDP2 is true or false, not 'FULL_SHARD'",
         ),
         ({"fsdp_config": "yes"}, "fsdp_config must be a section of keys, not 'yes'"),
+        ({"parallelism_config": [2]}, "parallelism_config must be a section of keys, not [2]"),
+        (
+            {"parallelism_config": {"parallelism_config_dp_shrad_size": 2}},
+            "no key 'parallelism_config_dp_shrad_size'; did you mean 'parallelism_config_dp_shard_size'?",
+        ),
+        (
+            {"parallelism_config": {"parallelism_config_dp_shard_size": 2, "parallelism_config_tp_size": 2}},
+            "parallelism_config is dp_shard 2 × tp 2: not num_processes 2",
+        ),
     ],
 )
 def test_a_wrong_configuration_is_refused_by_name(changes, told, tmp_path):
@@ -208,7 +238,12 @@ def test_what_is_written_accelerate_reads(tmp_path):
     """Accelerate's own reader, of every form, on one machine and on two."""
     from accelerate.commands.config.config_args import load_config_from_file
 
-    for form in [*FORMS, Form("zero3", 4, machines=2), Form("ddp", 4, "bf16", machines=2)]:
+    for form in [
+        *FORMS,
+        Form("zero3", 4, machines=2),
+        Form("ddp", 4, "bf16", machines=2),
+        Form("fsdp2", 4, replicas=2),
+    ]:
         path = form.write(tmp_path)
         assert accelerate_configs.read(path) == form.config()
         assert load_config_from_file(str(path)).num_processes == form.processes
@@ -233,18 +268,20 @@ def test_the_megatron_lm_plugins_file(tmp_path):
 
 def test_the_written_commands_start_what_they_say(tmp_path):
     accelerate_launch.write_scripts(tmp_path)
-    form = Form("fsdp2", 2, machines=2)
+    form, zero2 = Form("fsdp2", 2, machines=2), Form("zero2", 2)
     arguments = ["--steps", "2"]
     jobs = {
         "two hosts": accelerate_launch.commands(form.write(tmp_path), "accelerate", arguments),
+        "variables": accelerate_launch.commands(zero2.write(tmp_path), "torchrun", arguments),
         "trap": ["accelerate launch --cpu --num_processes 2 train_accelerate.py --steps 1"],
     }
     assert accelerate_launch.write_commands(tmp_path, jobs).read_text().count("accelerate launch") == 3
     found = accelerate_launch.run(jobs, tmp_path)
-    for rank in found["two hosts"]:
-        accelerate.assert_runs(rank, form.expected())
-        assert rank["losses"] == pytest.approx(plain(*arguments), abs=TOLERANCE)
-    assert len(found["two hosts"]) == 2
+    for job, of in (("two hosts", form), ("variables", zero2)):
+        assert len(found[job]) == 2
+        for rank in found[job]:
+            accelerate.assert_runs(rank, of.expected())
+            assert rank["losses"] == pytest.approx(plain(*arguments), abs=TOLERANCE)
     assert [rank["num_processes"] for rank in found["trap"]] == [1], "two were asked for: the trap is still there"
 
 

@@ -9,7 +9,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from pardemo import RankDied, RankFailed, RankTimeout, World
+from pardemo import Cluster, RankDied, RankFailed, RankTimeout, World
 
 # ---------------------------------------------------------------- without a notebook
 
@@ -61,7 +61,7 @@ def test_bad_input_without_a_notebook(world_of):
     world = world_of(2)
     with pytest.raises(SyntaxError, match="invalid syntax"):
         world.run_source("a = = 1")
-    with pytest.raises(ValueError, match="meters are wire, memory, timeline, not wires"):
+    with pytest.raises(ValueError, match="meters are wire, memory, timeline, links, seconds, not wires"):
         world.run_source("1", meters=["wires"])
     with pytest.raises(ValueError, match=r"get nowhere: on rank 0 no variable of that name; there are .*here"):
         world.run_source("here = 1", get=["nowhere"])
@@ -121,9 +121,29 @@ def test_variables_of_the_notebook_are_given_by_name(shell, capsys):
     assert capsys.readouterr().out == "rank 0: 0\nrank 1: 7\n"
 
 
+def test_cells_run_on_the_hosts_of_a_cluster(shell, capsys):
+    shell.user_ns["two_hosts"] = Cluster(hosts=2, ranks_per_host=2, between="400 Mbit/s", tier="pacing")
+    cell = "x = torch.ones(1_000_000)\nif rank == 0: dist.send(x, 2)\nif rank == 2: dist.recv(x, 0)"
+    assert run(shell, f"%%ranks 4 --cluster two_hosts --links --seconds\n{cell}") is None
+    told = capsys.readouterr().out
+    assert re.search(r"host 0 sent 4,00\d,\d{3} B to other hosts and received \d+ B from them", told)
+    assert re.search(r"^0\.\d{3} s until the last rank was done$", told, re.MULTILINE)
+    found = shell.user_ns["links"]
+    assert found.matrix[0][2] == pytest.approx(4e6, rel=1e-3)
+    assert found.hosts[1][1] == found.hosts[0][0]
+    seconds = shell.user_ns["seconds"]
+    assert len(seconds) == 4
+    assert max(seconds) > 0.9 * 4e6 / 50e6
+    shell.run_cell("%%ranks 4\n'x' in globals()")
+    assert "all ranks: False" in capsys.readouterr().out, "ranks without a cluster are others"
+
+
 @pytest.mark.parametrize(
     ("cell", "told"),
     [
+        ("%%ranks 2 --cluster nowhere\n1", "--cluster nowhere: the notebook has no variable of that name"),
+        ("%%ranks 2 --cluster shape\n1", "--cluster shape: the notebook has a tuple of that name; it names a Cluster"),
+        ("%%ranks 2 --cluster three\n1", "2 ranks do not fit a cluster of 3 × 1 = 3"),
         ("%%ranks 0\n1", "the number of ranks is a whole number from 1 on, not 0"),
         ("%%ranks x\n1", "the number of ranks is a whole number from 1 on, not x"),
         ("%%ranks\n1", "the following arguments are required: ranks. Usage: %%ranks N"),
@@ -138,6 +158,7 @@ def test_variables_of_the_notebook_are_given_by_name(shell, capsys):
     ],
 )
 def test_bad_input_is_one_clear_line(shell, capsys, cell, told):
+    shell.user_ns.update(shape=(2, 2), three=Cluster(hosts=3))
     assert type(run(shell, cell)).__name__ == "UsageError"
     printed = "".join(capsys.readouterr())
     assert told in printed

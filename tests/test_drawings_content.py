@@ -13,13 +13,25 @@ from torch.nn import functional as F
 from pardemo import CallMeter
 from pardemo.baichuan2 import Baichuan2Config
 from pardemo.collection import drawings
-from pardemo.collection.drawings import attention, finetune, hosts, key, sequence, vocabulary
+from pardemo.collection.drawings import (
+    attention,
+    block,
+    finetune,
+    grouped,
+    hosts,
+    kept,
+    key,
+    sequence,
+    three_cuts,
+    vocabulary,
+    whole,
+)
 from pardemo.formulas import communication, memory
 from pardemo.groups import Layout
 from pardemo.peers import gpt, megatron
 from pardemo.tensor_parallel import ParallelAttention, scatter_sequence
 
-TALK = key.DONE["communication"]
+TALK, TENSOR = key.DONE["communication"], key.KEPT["activations"]
 
 
 @pytest.mark.parametrize("ranks", range(3, 7))
@@ -84,6 +96,40 @@ def test_a_fused_weight_is_cut_as_the_layer_does_it_and_in_the_orders_that_are_s
     assert {text[0] for text in names[:6]} == {"q", "k"}, "and has no values, as is written below"
 
 
+def test_shared_heads_lie_where_the_layer_puts_them(world_of):
+    def held():
+        qkv, out = nn.Linear(8, 12, bias=False), nn.Linear(8, 8, bias=False)  # 8 query heads, 2 of key and value, of 1
+        qkv.weight.data.copy_(torch.arange(12.0)[:, None].expand(12, 8))
+        out.weight.data.zero_()
+        return ParallelAttention(qkv, out, heads=8, kv_heads=2).qkv.weight[:, 0].int().tolist()
+
+    for rank, rows in enumerate(world_of(4).run(held)):
+        shared = grouped.shared_of(rank)
+        assert rows == [*grouped.queries_of(rank), 8 + shared, 10 + shared]
+    svg = svgs.drawing(drawings.shared_heads())
+    assert [svg.words().count(word) for word in ("k₀", "v₀", "k₁", "v₁")] == [2, 2, 2, 2]
+    assert [len(svg.filled(colour)) for colour in key.RANKS[:4]] == [2 + 3] * 4, "queries; its copies, and a band"
+    assert svg.heads == [TALK] * 4, "two double arrows"
+
+
+def test_the_block_is_drawn_with_the_all_reduces_that_it_calls(world_of):
+    def forward_and_backward():
+        layer = gpt.parallel_block(gpt.seeded(lambda: gpt.Block(16, 4)))
+        x = gpt.numbers(1, 8, 16).requires_grad_()
+        with CallMeter() as forward:
+            y = layer(x)
+        with CallMeter() as backward:
+            y.sum().backward()
+        return forward.counts, backward.counts
+
+    operators = [step for step in block.BLOCK if isinstance(step, str)]
+    drawn = {"all_reduce": operators.count("g")}, {"all_reduce": operators.count("f")}
+    assert world_of(2).run(forward_and_backward)[0] == drawn
+    svg = svgs.drawing(drawings.block_cut())
+    assert len(svg.filled(key.WHOLE)) == 2 * 3
+    assert [len(svg.filled(colour)) for colour in key.RANKS[:2]] == [2, 2]
+
+
 def test_the_collectives_of_sequence_parallelism_are_those_that_the_block_calls(world_of):
     def forward():
         block = gpt.parallel_block(gpt.seeded(lambda: gpt.Block(16, 4)), sequence_parallel=True)
@@ -106,13 +152,62 @@ def test_the_collectives_of_sequence_parallelism_are_those_that_the_block_calls(
 def test_the_vocabularys_loss_is_cross_entropy():
     largest, sums, labels = vocabulary.three_numbers()
     loss = F.cross_entropy(torch.tensor([vocabulary.LOGITS]).float(), torch.tensor([vocabulary.LABEL])).item()
-    assert math.log(sum(sums)) - sum(labels) == pytest.approx(loss)
+    assert max(largest) + math.log(sum(sums)) - sum(labels) == pytest.approx(loss)
     svg = svgs.drawing(drawings.vocabulary_loss())
     assert f"= {loss:.2f}" in " ".join(svg.words())
     assert len(svg.heads) == 3, "numbers of a token that travel"
     assert str(max(largest)) in svg.words()
     assert "in Baichuan2 V is 125,696." in svg.words()
     assert Baichuan2Config.b13().vocab_size == 125_696
+
+
+def test_each_token_is_found_by_one_rank_and_by_all_after_the_sum():
+    svg = svgs.drawing(drawings.vocabulary_lookup())
+    rows = torch.eye(4)  # of a table of four words, two on each rank
+    tokens, half = torch.tensor(vocabulary.TOKENS), rows.split(2)
+    by_rank = [[int(word) // 2 == rank for word in tokens] for rank in range(2)]
+    cells = [text for text in svg.texts if text.text == "0" or text.text.startswith("row ")]
+    found = [[text.text != "0" for text in cells[at : at + 3]] for at in (2, 7)]
+    assert found == by_rank, "behind two rows of the table each"
+    parts = [torch.stack([rows[w] if w // 2 == r else 0 * rows[w] for w in tokens]) for r in range(len(half))]
+    assert torch.equal(sum(parts), rows[tokens])
+    assert [text.text for text in cells[-3:]] == [f"row {word}" for word in vocabulary.TOKENS]
+
+
+def test_of_each_square_a_rank_has_a_half():
+    svg = svgs.drawing(drawings.sequence_cuts())
+    squares = 2 * len(three_cuts.WAYS)
+    for colour in key.RANKS[:2]:
+        boxes = [box for box in svg.filled(colour) if box.y < 350]
+        assert len(boxes) == squares * 8
+    talk = [way[1] for way in three_cuts.WAYS]
+    assert [word for word in svg.words() if word in talk] == talk
+
+
+def test_what_a_block_keeps_is_what_the_formulas_say():
+    s, b, h, a = 256, 1, 64, 4
+    parts = memory.block_activation_parts(s, b, h, a)
+    plain, scores = (sum(getattr(step, kind) for step in kept.STEPS) for kind in ("plain", "scores"))
+    assert plain * s * b * h == sum(parts.values()) - parts["attention core"]
+    assert scores * a * s * s * b == parts["attention core"]
+    cut = sum(step.plain + step.scores * a * s / h for step in kept.STEPS if step.cut)
+    whole_on_each = sum(step.plain for step in kept.STEPS if not step.cut)
+    assert (whole_on_each + cut / 4) * s * b * h == memory.block_activation_bytes(s, b, h, a, 4)
+    svg = svgs.drawing(drawings.block_activations())
+    bars = {text.text: text for text in svg.texts}
+    drawn = [bar for bar in svg.filled(key.WHOLE) if bar.x == kept._LEFT]
+    assert sum(bar.right - bar.x for bar in drawn) == pytest.approx(whole_on_each * kept._BYTE)
+    assert "2 + 2as/h" in bars
+
+
+def test_what_is_whole_is_white_and_what_is_cut_is_halved():
+    svg = svgs.drawing(drawings.still_whole())
+    cut = sum(row[2] for row in whole.MODEL)
+    assert svg.words().count("½") == 2 * cut
+    assert svg.words().count("all of it") == 2 * (len(whole.MODEL) - cut)
+    assert sorted(row for _, rows in whole._SECTIONS for row in rows) == [
+        number for number, row in enumerate(whole.MODEL) if not row[2]
+    ]
 
 
 @pytest.mark.parametrize("sizes", [(2, 2, 2, 4), (2, 2, 2, 8), (2, 2, 4, 4), (4, 2, 1, 8)])
@@ -132,6 +227,40 @@ def test_the_cube_has_the_groups_of_the_layout(sizes):
     assert svg.heads.count(hosts._TENSOR) == arrows + (pipeline > 1), "and the legend's"
     for axis in ("tp", "dp", "pp"):
         assert all("-".join(map(str, group)) in svg.alt for group in layout.groups(axis))
+
+
+@pytest.mark.parametrize("tensor", [2, 3, 4])
+def test_the_cube_on_hosts_has_the_groups_of_the_layout(tensor):
+    layout = Layout(tp=tensor, dp=2, pp=2)
+    svg = svgs.drawing(drawings.cube_on_hosts(tensor))
+    places = {int(text.text): text for text in svg.texts if text.text.isdigit()}
+    frames = [box for box in svg.boxes if box.border == TENSOR and box.right - box.x > 60]
+    inside = sorted(sorted(rank for rank, text in places.items() if frame.holds(text)) for frame in frames)
+    assert inside == layout.groups("tp")
+    for axis, across in (("dp", "x"), ("pp", "y")):  # partners stand side by side, or one below the other
+        for one, other in layout.groups(axis):
+            a, b = svg.box_of(places[one]), svg.box_of(places[other])
+            assert getattr(a, across) < getattr(b, across)
+            assert a.y == b.y if axis == "dp" else a.x == b.x
+            assert a.fill == b.fill, "the same part of the layers"
+    for axis in ("tp", "dp", "pp"):
+        assert all("-".join(map(str, group)) in svg.alt for group in layout.groups(axis))
+
+
+def test_in_the_wrong_order_a_host_is_a_data_group_and_tensor_arrows_cross():
+    layout = Layout(tp=2, dp=2, pp=2, order="dp-tp-pp")
+    svg = svgs.drawing(drawings.cube_on_hosts(2, order="dp-tp-pp"))
+    places = {int(text.text): text for text in svg.texts if text.text.isdigit()}
+    frames = [box for box in svg.boxes if box.right - box.x > 200]
+    inside = sorted(sorted(rank for rank, text in places.items() if frame.holds(text)) for frame in frames)
+    assert inside == layout.groups("dp")
+    for one, other in layout.groups("tp"):
+        a, b = svg.box_of(places[one]), svg.box_of(places[other])
+        assert a.y == b.y
+        assert a.x < b.x
+        assert a.fill != b.fill
+    with pytest.raises(ValueError, match="can be drawn"):
+        drawings.cube_on_hosts(4, order="dp-tp-pp")
 
 
 @pytest.mark.parametrize("ranks", range(2, 7))
@@ -204,11 +333,14 @@ def test_the_fine_tunes_sample_is_encoded_as_drawn():
         (lambda: drawings.ring_all_reduce(6), "a ring of 2 to 5 ranks can be drawn, not of 6"),
         (lambda: drawings.parameter_server_and_ring(2), "a server and a ring of 3 to 6 ranks can be drawn, not of 2"),
         (lambda: drawings.attention_heads(3), "four query heads share 1, 2 or 4 heads of key and value, not 3"),
-        (lambda: drawings.pipeline_schedule("1f1b", 2, 2), "is one of gpipe, one_f_one_b, interleaved, not '1f1b'"),
+        (lambda: drawings.pipeline_schedule("1f1b", 2, 2), "one of gpipe, one_f_one_b, interleaved, zb_h1, zb_v, not"),
         (lambda: drawings.pipeline_schedule("gpipe", 2, 2, 2), "gpipe has one chunk on each rank, not 2"),
         (lambda: drawings.pipeline_schedule("gpipe", 4, 20), "6 stages, 10 micro-batches and 37 steps can be drawn"),
         (lambda: drawings.pipeline_schedule("gpipe", 0, 2), "ranks must be a whole number of at least 1, not 0"),
         (lambda: drawings.pipeline_schedule("interleaved", 2, 3, 2), "3 do not divide"),
+        (lambda: drawings.pipeline_schedule("zb_h1", 2, 3, 2), "zb_h1 has one chunk on each rank, not 2"),
+        (lambda: drawings.pipeline_schedule("zb_v", 2, 3), "ZB-V has 2 chunks on each rank, one on either arm of"),
+        (lambda: drawings.pipeline_stages(5), "a pipeline of 2 to 4 ranks can be drawn, not of 5"),
         (lambda: drawings.cube(2, 2, 2, 3), "8 ranks on hosts of 3 cannot be drawn"),
         (lambda: drawings.cube(2, 2, 2, 2), r"the group \[0, 4\] lies on hosts that are no neighbours"),
         (lambda: drawings.cube(ranks_per_host=0), "8 ranks on hosts of 0 cannot be drawn"),

@@ -37,9 +37,10 @@ def test_a_schedules_player_computes_everything_once_and_holds_as_many_as_it_sho
     steps = 3 * (chunks * micro_batches + stages - 1)
     assert len(frames) == 1 + steps
     held = [[float(word) for word in held_of(frame)] for frame in frames]
-    assert held[0] == held[-1] == [0] * stages
     most = [pipelines.in_flight(kind, rank, stages, micro_batches, chunks) / chunks for rank in range(stages)]
-    assert [max(column) for column in zip(*held, strict=True)] == most, "in whole micro-batches"
+    assert held[0] == [0] * stages
+    assert held[-1] == most, "the last frame, which is shown first, tells the most"
+    assert [max(column) for column in zip(*held[:-1], strict=True)] == most, "in whole micro-batches"
     last = frames[-1]
     area = {name: sum(box.area for box in last.filled(key.DONE[name])) for name in ("forward", "backward", "idle")}
     area = {name: total - 18 * 18 for name, total in area.items()}  # the legend's own
@@ -52,6 +53,35 @@ def test_a_schedules_player_computes_everything_once_and_holds_as_many_as_it_sho
         text.text for text in last.texts if fill_under(last, text) in (key.DONE["forward"], key.DONE["backward"])
     ]
     assert sorted(numbers) == sorted(str(k) for k in range(micro_batches) for _ in range(2 * stages * chunks))
+
+
+@pytest.mark.parametrize(
+    ("kind", "stages", "micro_batches", "chunks"),
+    [("zb_h1", 4, 8, 1), ("zb_h1", 3, 3, 1), ("zb_v", 2, 4, 2), ("zb_v", 3, 5, 2)],
+)
+def test_a_zero_bubble_player_draws_the_weights_gradients_apart_and_the_v(kind, stages, micro_batches, chunks):
+    player = drawings.pipeline_schedule(kind, stages, micro_batches, chunks)
+    frames = svgs.frames(player)
+    assert len(frames) == 1 + 3 * chunks * micro_batches + stages - 1
+    held = [[float(word) for word in held_of(frame)] for frame in frames]
+    most = [pipelines.in_flight(kind, rank, stages, micro_batches, chunks) / chunks for rank in range(stages)]
+    assert held[0] == [0] * stages
+    assert held[-1] == [max(column) for column in zip(*held[:-1], strict=True)] == most
+    last = frames[-1]
+    kinds = ("forward", "backward", "weight gradients")
+    area = {name: sum(box.area for box in last.filled(key.DONE[name])) - 18 * 18 for name in (*kinds, "idle")}
+    assert area["forward"] == pytest.approx(area["backward"]) == pytest.approx(area["weight gradients"])
+    unit = 3 * micro_batches * stages
+    idle = stages * pipelines.idle(kind, stages, micro_batches, 1, 2)
+    rows = sum(box.area for box in last.boxes if box.fill == "none")
+    assert area["idle"] / rows == pytest.approx(idle / (unit + idle), abs=0.01)
+    assert f"{idle / (unit + idle):.0%} of all time" in player.captions[-1]
+    for name in kinds:
+        numbers = [text.text for text in last.texts if fill_under(last, text) == key.DONE[name]]
+        assert sorted(numbers) == sorted(str(k) for k in range(micro_batches) for _ in range(stages * chunks))
+    if chunks == 2:
+        labels = [int(text.text) for text in last.texts if 70 < text.x < 96 and text.text.isdigit()]
+        assert labels == [stage for rank in range(stages) for stage in (rank, 2 * stages - 1 - rank)]
 
 
 def held_of(frame):

@@ -16,12 +16,14 @@ from pardemo import World
 from pardemo.collection.exercises import EXERCISES, judge, solutions
 from pardemo.collection.exercises.solutions.chapter_00 import my_bus_bandwidth, my_neighbour
 from pardemo.collection.exercises.solutions.chapter_03 import SumBackward
-from pardemo.collection.exercises.solutions.chapter_04 import my_loss, my_rows
+from pardemo.collection.exercises.solutions.chapter_04 import my_kept, my_loss, my_rows, my_shared_sum
 from pardemo.collection.exercises.solutions.chapter_06 import my_stage
 from pardemo.collection.exercises.solutions.chapter_09 import my_config, my_in_step
 from pardemo.collection.exercises.solutions.chapter_12 import my_rouge_l
-from pardemo.collection.exercises.solutions.chapter_13 import my_step_bytes, my_verdict
-from pardemo.collectives import parameter_server_all_reduce, ring_all_reduce
+from pardemo.collection.exercises.solutions.chapter_13 import my_crossing
+from pardemo.collection.exercises.solutions.chapter_14 import my_headroom, my_reason
+from pardemo.collection.exercises.solutions.chapter_15 import my_step_bytes, my_verdict
+from pardemo.collectives import parameter_server_all_reduce, ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from pardemo.formulas import memory
 from pardemo.groups import Layout
 from pardemo.peers import gpt
@@ -57,6 +59,19 @@ def everything_to_everyone(tensor):
     parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, tensor)
     return sum(parts)
+
+
+def by_neighbours(tensor):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    chunks = tensor.chunk(n)
+    for step in range(2 * (n - 1)):
+        received = torch.empty_like(chunks[0])
+        sent = dist.isend(chunks[(rank - step) % n], (rank + 1) % n)
+        dist.recv(received, (rank - 1) % n)
+        sent.wait()
+        chunk = chunks[(rank - step - 1) % n]
+        chunk.copy_(chunk + received if step < n - 1 else received)
+    return tensor
 
 
 def all_receive_first(tensor):
@@ -116,10 +131,37 @@ def sent_but_not_shared(x, a, b):
     return F.gelu(x @ a) @ b
 
 
+def mean_of_copies(gradient, kv_heads):
+    return my_shared_sum(gradient, kv_heads) * kv_heads / dist.get_world_size()
+
+
+def sum_of_every_other(gradient, kv_heads):
+    groups = [dist.new_group(list(range(at, dist.get_world_size(), kv_heads))) for at in range(kv_heads)]
+    return ring_all_reduce(gradient, groups[dist.get_rank() % kv_heads])
+
+
 def loss_with_gather(logits, targets):
     whole = [torch.empty_like(logits) for _ in range(dist.get_world_size())]
     dist.all_gather(whole, logits)
     return F.cross_entropy(torch.cat(whole, 1), targets, reduction="none")
+
+
+def loss_in_three(logits, targets):
+    largest, words = logits.amax(1), logits.shape[1]
+    dist.all_reduce(largest, dist.ReduceOp.MAX)
+    total = (logits - largest[:, None]).exp().sum(1)
+    dist.all_reduce(total)
+    local = targets - dist.get_rank() * words
+    mine = (local >= 0) & (local < words)
+    label = logits.gather(1, local.clamp(0, words - 1)[:, None])[:, 0] * mine
+    dist.all_reduce(label)
+    return largest + total.log() - label
+
+
+def summed_one_by_one(gradients):
+    for gradient in gradients:
+        dist.all_reduce(gradient)
+    return gradients
 
 
 def loss_that_overflows(logits, targets):
@@ -145,15 +187,50 @@ def untidy_order(arena):
     return addresses
 
 
-def step_by_all_gather(parameters, gradient, lr):
+def clipped(mean, max_norm):
+    return mean * min(1.0, max_norm / mean.norm().item())
+
+
+def step_by_all_gather(parameters, gradient, lr, max_norm):
     parts = [torch.empty_like(gradient) for _ in range(4)]
     dist.all_gather(parts, gradient)
-    return parameters - lr * sum(parts) / 4
+    return parameters - lr * clipped(sum(parts) / 4, max_norm)
+
+
+def clipped_after_all_reduce(parameters, gradient, lr, max_norm):
+    return parameters - lr * clipped(ring_all_reduce(gradient) / 4, max_norm)
+
+
+def clipped_by_own_chunk(parameters, gradient, lr, max_norm):
+    mine = clipped(ring_reduce_scatter(gradient) / 4, max_norm)
+    return ring_all_gather(parameters.chunk(4)[dist.get_rank()] - lr * mine)
+
+
+def clipped_by_sum(parameters, gradient, lr, max_norm):
+    total = ring_all_reduce(gradient)
+    return parameters - lr * total / 4 * min(1.0, max_norm / total.norm().item())
+
+
+def always_scaled(parameters, gradient, lr, max_norm):
+    mean = ring_all_reduce(gradient) / 4
+    return parameters - lr * mean * max_norm / mean.norm()
 
 
 def no_warm_up(rank, ranks, micro_batches):
     for k in range(micro_batches):
         yield Forward(rank, k)
+        yield Backward(rank, k)
+
+
+def bounded(rank, most, micro_batches):
+    """As far ahead as the memory goes, also where nobody needs it."""
+    ahead = min(most - 1, micro_batches)
+    for k in range(ahead):
+        yield Forward(rank, k)
+    for k in range(ahead, micro_batches):
+        yield Forward(rank, k)
+        yield Backward(rank, k - ahead)
+    for k in range(micro_batches - ahead, micro_batches):
         yield Backward(rank, k)
 
 
@@ -215,10 +292,6 @@ class KnownSum(SumBackward):
 
 def known_loss(logits, targets):
     return F.cross_entropy(gpt.numbers(16384, 64), targets, reduction="none")
-
-
-def known_step(parameters, gradient, lr):
-    return parameters - lr * sum(gpt.numbers(1 << 20, seed=1 + rank) for rank in range(4)) / 4
 
 
 def same_where_it_differed_once(model):
@@ -286,7 +359,6 @@ def pasted(name):
     ("name", "solution"),
     [
         *((name, None) for name in EXERCISES),
-        ("02_1f1b", one_f_one_b),
         ("03_f", copy_to),
         ("04_vocabulary_loss", lambda x, t: vocab_parallel_cross_entropy(x, t, reduction="none")),
     ],
@@ -316,6 +388,7 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
         ("01_all_reduce", sum_of_all, "Right, but all_reduce did it for you: build it of dist.send and dist.recv"),
         ("01_all_reduce", ring_all_reduce, "Right, but all_reduce did it for you"),
         ("01_all_reduce", through_a_file, "a rank sends 0.00 S: let the numbers travel between the ranks"),
+        ("01_all_reduce", by_neighbours, "that is the ring, with 6 rounds. Send each chunk straight to the rank"),
         ("01_all_reduce", known_before, "of the elements hold the sum"),
         ("01_unequal_shards", known_gradients, "not the whole batch's mean gradient"),
         ("01_unequal_shards", returns_nothing, "On rank 0 it returned NoneType"),
@@ -350,6 +423,12 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
             lambda w, heads, r, n: w[:1],
             "rows [0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19] are needed, not [0]",
         ),
+        ("04_shared_heads", returns_nothing, "it should return a gradient of shape (16, 8), not NoneType"),
+        ("04_shared_heads", lambda g, kv: g, "this rank's own gradient: others hold the same head (with 2"),
+        ("04_shared_heads", lambda g, kv: ring_all_reduce(g), "the sum over all ranks: different heads were added"),
+        ("04_shared_heads", mean_of_copies, "that is the mean; each copy needs the sum"),
+        ("04_shared_heads", sum_of_every_other, "every other rank was added; copies lie on neighbours"),
+        ("04_shared_heads", lambda g, kv: 3 * g, "not the sum over the ranks that hold the same head"),
         ("04_vocabulary_loss", returns_nothing, "shape (16384,), not NoneType"),
         ("04_vocabulary_loss", known_loss, "not those of the whole vocabulary"),
         ("04_vocabulary_loss", loss_with_gather, "the logits themselves travel"),
@@ -359,10 +438,34 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
         ("04_vocabulary_loss", lambda x, t: my_loss(x, t) * 0, "not those of the whole vocabulary"),
         ("04_qkv_rows", lambda w, heads, r, n: w[99999], "Your function raised IndexError"),
         ("04_qkv_rows", lambda *a: torch.tensor(0.0), "It returned shape ()"),
+        ("04_vocabulary_loss", loss_in_three, "in 3 collectives; 2 are enough"),
+        ("04_norm_gradients", returns_nothing, "it should return 3 tensors, not NoneType"),
+        ("04_norm_gradients", lambda g: g, "the parts of this rank's own tokens"),
+        ("04_norm_gradients", lambda g: [one / 2 for one in summed_one_by_one(g)], "these are means"),
+        ("04_norm_gradients", summed_one_by_one, "Right, in 3 messages"),
+        ("04_norm_gradients", lambda g: [one.flatten() for one in g], "as they came, not [(48,), (48,), (48,)]"),
+        ("04_activations", returns_nothing, "it returned NoneType, not a number of bytes"),
+        (
+            "04_activations",
+            lambda b, s, h, a, n, q, f: b * s * h * (34 + 5 * a * s / h) / n,
+            "not 14.25: norms, dropout",
+        ),
+        (
+            "04_activations",
+            lambda b, s, h, a, n, q, f: b * s * h * (10 + 24 / n + 5 * a * s / h),
+            "an N-th of the scores",
+        ),
+        ("04_activations", lambda *a: my_kept(*a[:-1], False), "not 23: the scores are not kept"),
+        ("04_activations", lambda *a: my_kept(*a) / 2, "two bytes to a number"),
         ("05_groups", returns_nothing, "It returned None"),
         ("05_groups", lambda *a: [["x"]], "It returned [['x']]"),
         ("05_groups", divides_by_zero, "Your function raised ZeroDivisionError"),
         ("05_order", divides_by_zero, "Your function raised ZeroDivisionError"),
+        ("05_mfu", returns_nothing, "It returned None; it should return a number"),
+        ("05_mfu", lambda p, k, h, s, rate, n, peak: 6 * p * rate / n / peak, "the attention is missing"),
+        ("05_mfu", lambda p, k, h, s, rate, n, peak: (8 * p + 16 * k * h * s) * rate / n / peak, "that is HFU"),
+        ("05_mfu", lambda p, k, h, s, rate, n, peak: (6 * p + 12 * k * h * s) * rate / peak, "one GPU's peak"),
+        ("05_mfu", lambda p, k, h, s, rate, n, peak: 0.5, "it is 0."),
         ("06_bytes", returns_nothing, "1,600 bytes, not None"),
         (
             "06_bytes",
@@ -373,12 +476,15 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
         ("06_stage", returns_nothing, "stage 0, not None"),
         ("06_stage", lambda p, g, tp, room: my_stage(p, g, 1, room), "A rank holds 1/tp of the parameters"),
         ("06_stage", lambda p, g, tp, room: 3, "stage 0, not 3. The smallest stage that fits"),
-        ("07_zero1_step", returns_nothing, "not NoneType"),
-        ("07_zero1_step", lambda p, g, lr: p, "of the parameters are right"),
-        ("07_zero1_step", lambda p, g, lr: p - lr * ring_all_reduce(g), "a step with the sum of the gradients"),
-        ("07_zero1_step", known_step, "of the parameters are right"),
-        ("07_zero1_step", step_by_all_gather, "a rank sends 4.0Ψ(N−1)/N, and 2 are enough"),
-        ("07_zero1_step", lambda p, g, lr: p - lr * ring_all_reduce(g) / 4, "after an all-reduce every rank updates"),
+        ("07_clipped_step", returns_nothing, "not NoneType"),
+        ("07_clipped_step", lambda p, g, lr, most: p, "of the parameters are right"),
+        ("07_clipped_step", lambda p, g, lr, most: p - lr * ring_all_reduce(g) / 4, "it has to be scaled down"),
+        ("07_clipped_step", lambda p, g, lr, most: p - lr * ring_all_reduce(g), "a step with the sum of the gradients"),
+        ("07_clipped_step", clipped_by_own_chunk, "each rank took the norm of its own chunk"),
+        ("07_clipped_step", clipped_by_sum, "is scaled by 0.025 instead of 0.1"),
+        ("07_clipped_step", always_scaled, "only longer ones are scaled"),
+        ("07_clipped_step", step_by_all_gather, "a rank sends 4.0Ψ(N−1)/N, and 2 are enough"),
+        ("07_clipped_step", clipped_after_all_reduce, "after an all-reduce every rank updates"),
         ("06_bytes", lambda p, n, s, k: 4 * p + k * p / n, "For 100 parameters on 4 ranks, stage 0"),
         ("09_config", returns_nothing, "not NoneType"),
         (
@@ -473,52 +579,80 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
         ),
         ("00_bus_bandwidth", lambda c, s, n, t: my_bus_bandwidth("", s, n, t), "an all-reduce is both halves"),
         ("00_bus_bandwidth", divides_by_zero, "Your function raised ZeroDivisionError"),
-        ("13_verdict", returns_nothing, "the verdict is 'holds', not None: it is equal"),
-        ("13_verdict", lambda p, m, *rest: "holds" if p == m else "fails", "101 lies within 2 % of 100"),
-        ("13_verdict", lambda p, m, *rest: "holds", "without a tolerance 101 is not 100"),
-        ("13_verdict", lambda p, m, rel, e, i: my_verdict(p, m, rel, e, None), "'differs', not 'fails': the second"),
+        ("13_order", returns_nothing, "it returned None; it should be a list with each rank once"),
+        ("13_order", lambda hosts: list(range(len(hosts))), "crosses 4 times; 2 would do"),
+        ("13_order", lambda hosts: [0] * len(hosts), "it should be a list with each rank once"),
+        ("13_order", divides_by_zero, "Your function raised ZeroDivisionError"),
+        ("13_crossing", returns_nothing, "It returned None; it should return a number of bytes a second"),
+        ("13_crossing", lambda *a: 8 * my_crossing(*a), "that is bits a second"),
+        ("13_crossing", lambda *a: my_crossing(*a) / (2 * (a[-1] - 1) / a[-1]), "sends 2(N−1)/N times the tensor"),
+        ("13_crossing", lambda e, v, p, *a: my_crossing(e, v, 1, *a), "only every period-th step is an average"),
+        ("13_crossing", lambda *a: float("nan"), "is not where both take the same time"),
+        ("14_headroom", returns_nothing, "it should return the name of one of the candidates"),
+        ("14_headroom", lambda c, room, free: min(c, key=lambda one: one[1])[0], "of the room and not of what it"),
+        ("14_headroom", lambda c, room, free: min(c, key=lambda one: one[2])[0], "fits as well, with"),
         (
-            "13_verdict",
+            "14_headroom",
+            lambda c, room, free: min((one for one in c if one[2] <= (1 - free) * room), key=lambda one: one[1])[0],
+            "are within 3 % of the quickest; the second takes",
+        ),
+        ("14_headroom", lambda c, room, free: my_headroom(c, room, 0.0), "leaves"),
+        ("14_reason", returns_nothing, "it should return one of the parts' names"),
+        ("14_reason", lambda quick, slow: max(slow, key=slow.get), "took nearly as much of the quick one"),
+        (
+            "14_reason",
+            lambda quick, slow: max(slow, key=lambda part: slow[part] / max(quick.get(part, 0), 1e-12)),
+            "by the largest factor, from nothing",
+        ),
+        ("14_reason", lambda quick, slow: my_reason(slow, quick), "tensor-parallel traffic by"),
+        ("15_verdict", returns_nothing, "the verdict is 'holds', not None: it is equal"),
+        ("15_verdict", lambda p, m, *rest: "holds" if p == m else "fails", "101 lies within 2 % of 100"),
+        ("15_verdict", lambda p, m, *rest: "holds", "without a tolerance 101 is not 100"),
+        ("15_verdict", lambda p, m, rel, e, i: my_verdict(p, m, rel, e, None), "'differs', not 'fails': the second"),
+        (
+            "15_verdict",
             lambda p, m, rel, e, i: my_verdict(p, m, rel, "wire", i),
             "'off', not 'fails': a time may be off",
         ),
         (
-            "13_verdict",
+            "15_verdict",
             lambda p, m, rel, e, i: "differs" if i == m else my_verdict(p, m, rel, e, i),
             "the first prediction holds; the second is not asked",
         ),
         (
-            "13_verdict",
+            "15_verdict",
             lambda p, m, rel, e, i: "holds" if abs(m - p) <= rel * p else my_verdict(abs(p), m, rel, e, i),
             "a share of |predicted|",
         ),
-        ("13_step_bytes", returns_nothing, "It returned None; it should return a number of bytes"),
+        ("15_step_bytes", returns_nothing, "It returned None; it should return a number of bytes"),
         (
-            "13_step_bytes",
+            "15_step_bytes",
             lambda b, s, h, tp, dp: my_step_bytes(b, s, h, tp, 1),
             "That is the tensor-parallel part alone",
         ),
-        ("13_step_bytes", lambda b, s, h, tp, dp: my_step_bytes(b, 0, h, tp, dp), "the data-parallel part alone"),
+        ("15_step_bytes", lambda b, s, h, tp, dp: my_step_bytes(b, 0, h, tp, dp), "the data-parallel part alone"),
         (
-            "13_step_bytes",
+            "15_step_bytes",
             lambda b, s, h, tp, dp: my_step_bytes(b, s, h, tp, 1) + my_step_bytes(0, 0, h, 1, dp),
             "A tensor-parallel rank has 1/tp of the gradients",
         ),
-        ("13_step_bytes", lambda b, s, h, tp, dp: my_step_bytes(b, s / 2, h, tp, dp), "summed forward and backward"),
-        ("13_step_bytes", lambda *shape: my_step_bytes(*shape) / 4, "fp32 takes 4 bytes"),
-        ("13_step_bytes", divides_by_zero, "Your function raised ZeroDivisionError"),
+        ("15_step_bytes", lambda b, s, h, tp, dp: my_step_bytes(b, s / 2, h, tp, dp), "summed forward and backward"),
+        ("15_step_bytes", lambda *shape: my_step_bytes(*shape) / 4, "fp32 takes 4 bytes"),
+        ("15_step_bytes", divides_by_zero, "Your function raised ZeroDivisionError"),
         ("07_psi", returns_nothing, "Stage 0 with 1 micro-batches is not None"),
         ("07_psi", lambda stage, m: 3 if stage == 3 else 2, "each micro-batch is reduced"),
         ("07_psi", lambda stage, m: [2, 2, m + 1, 3][stage], "each micro-batch gathers for its forward"),
-        ("02_1f1b", returns_nothing, "returned None; yield Forward(rank, k)"),
-        ("02_1f1b", lambda rank, ranks, m: ["F"] * m, "yielded 'F'"),
-        ("02_1f1b", lambda rank, ranks, m: iter(divides_by_zero, None), "Your generator raised ZeroDivisionError"),
-        ("02_1f1b", gpipe, "rank 0 has 4 micro-batches in flight; 2 are enough"),
-        ("02_1f1b", no_warm_up, "it takes"),
-        ("02_1f1b", lambda *sizes: reversed(list(one_f_one_b(*sizes))), "rank 0 is told B 0.3 before its forward"),
-        ("02_1f1b", lambda *sizes: list(one_f_one_b(*sizes))[:-1], "rank 0 is never told B 0.3"),
+        ("02_order", returns_nothing, "returned None; yield Forward(rank, k)"),
+        ("02_order", lambda rank, ranks, m, most: ["F"] * m, "yielded 'F'"),
+        ("02_order", lambda *sizes: iter(divides_by_zero, None), "Your generator raised ZeroDivisionError"),
+        ("02_order", lambda *sizes: gpipe(*sizes[:3]), "memory for 2: rank 0 holds 4 micro-batches."),
+        ("02_order", lambda *sizes: one_f_one_b(*sizes[:3]), "4 ranks, 8 micro-batches, memory for 2: rank 0 holds 4"),
+        ("02_order", lambda rank, ranks, m, most: bounded(rank, most, m), "micro-batches, and 1 are enough"),
+        ("02_order", lambda *sizes: no_warm_up(*sizes[:3]), "it takes"),
+        ("02_order", lambda *sizes: reversed(list(one_f_one_b(*sizes[:3]))), "rank 0 is told B 0.3 before its forward"),
+        ("02_order", lambda *sizes: list(one_f_one_b(*sizes[:3]))[:-1], "rank 0 is never told B 0.3"),
         ("02_bubble", returns_nothing, "returned None; it should return a number"),
-        ("02_bubble", lambda p, share: round((p - 1) / share), "of the ideal time; of all time it is smaller"),
+        ("02_bubble", lambda p, share: round((p - 1) / share), "that share of the work; of all time it is smaller"),
         ("02_bubble", lambda p, share: 0, "at least one micro-batch"),
         ("02_bubble", lambda p, share: 5, "0.375 of the time idle; that is too few"),
         ("02_bubble", lambda p, share: 500, "too many, fewer are enough"),
@@ -537,14 +671,14 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
         ("02_bubble", lambda stages, share: float("nan"), "It returned nan; it should return a number"),
         ("03_split", lambda x, a, b: x.double(), "the result is not gelu(x @ a) @ b"),
         ("06_stage", lambda *a: torch.arange(2), "stage 0, not tensor([0, 1])"),
-        ("07_zero1_step", lambda p, g, lr: p.int(), "of the parameters are right"),
+        ("07_clipped_step", lambda p, g, lr, most: p.int(), "of the parameters are right"),
         ("10_steps", lambda *a: torch.arange(2), "1,565 steps, not tensor([0, 1])"),
         ("11_labels", lambda *a: (1, 2), "return two lists, input_ids and labels, not (1, 2)"),
         ("11_lora", lambda w, *a: w.int(), "It is W + (α/r)·B·A"),
         ("12_split", lambda *a: (1, 2), "Return (train, test), two lists of pairs, not tuple"),
-        ("13_step_bytes", lambda *a: float("nan"), "bytes, not nan"),
-        ("13_step_bytes", lambda *a: 10**2000, "cannot be compared with the answer (OverflowError"),
-        ("13_verdict", lambda *a: torch.arange(2), "'holds', not tensor([0, 1]): it is equal"),
+        ("15_step_bytes", lambda *a: float("nan"), "bytes, not nan"),
+        ("15_step_bytes", lambda *a: 10**2000, "cannot be compared with the answer (OverflowError"),
+        ("15_verdict", lambda *a: torch.arange(2), "'holds', not tensor([0, 1]): it is equal"),
         ("06_bytes", lambda *a: 10**2000, "which are divided by N?"),
         ("03_f", raises_at_length, "Your function raised on rank 0: ValueError: what is wrong"),
     ],

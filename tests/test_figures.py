@@ -1,6 +1,5 @@
 """Pictures: written whole, with alternative text, in the one style."""
 
-import numpy as np
 import pytest
 from matplotlib import font_manager
 from PIL import Image
@@ -56,10 +55,11 @@ def test_sliders_show_the_picture_that_they_choose(monkeypatch):
     assert shown[-1].png != shown[-2].png, "another bar is outlined"
 
 
-def test_without_a_reader_the_sliders_are_a_table(monkeypatch):
+def test_in_a_page_the_sliders_are_a_player_over_the_ranks(monkeypatch):
     monkeypatch.setenv("PARDEMO_HEADLESS", "1")
-    table = figures.states_explorer().data
-    assert list(table["GB per rank"].round(1)) == [120.0, 31.4, 16.6, 1.9]
+    player = figures.states_explorer()
+    assert "64 GPUs, stages 0 to 3 keep 120, 31.4, 16.6, 1.88 GB" in player.captions[player.start]
+    assert player.captions[player.start].endswith("Into 80 GB go: stage 1, stage 2, stage 3.")
 
 
 def test_bars_outline_and_gantt():
@@ -73,13 +73,6 @@ def test_bars_outline_and_gantt():
     assert (box.x0, box.x1) == (0, 500), "milliseconds since the first span"
 
 
-def test_ring_states_writes_every_number():
-    states = np.arange(1, 9).reshape(2, 2, 2)
-    fig = figures.ring_states(states, ["one", "two"])
-    texts = [t.get_text() for ax in fig.axes for t in ax.texts]
-    assert texts == [str(k) for k in range(1, 9)]
-
-
 def test_the_font_comes_with_matplotlib():
     path = font_manager.findfont(SETTINGS["font.family"], fallback_to_default=False)
     assert "matplotlib" in path
@@ -89,3 +82,28 @@ def test_kinds_can_be_told_apart_without_colour():
     assert HATCHES["send"] != HATCHES["receive"]
     assert HATCHES["compute"] != HATCHES["communication"]
     assert set(HATCHES) <= set(COLOURS)
+
+
+def test_what_a_block_keeps_is_drawn_with_its_numbers_in_words(out):
+    found = {("as it is", "one GPU"): 114.0, ("as it is", "cut"): 36.0, ("full", "one GPU"): 2.0, ("full", "cut"): 2.0}
+    picture = figures.activation_memory(found, found, ["as it is", "full"])
+    assert "as it is, one GPU: 114; as it is, cut: 36; full, one GPU: 2" in picture.alt
+    assert "softmax 32" in figures.activation_terms({"softmax": 32.0}, {"softmax": 32.0}, ["softmax"]).alt
+    ways = {"tensor parallel": 7.0, "sequence, kept": 5.5}
+    assert "sequence, kept: 5.5 kept, 5.5 φ sent" in figures.sequence_cost(ways, [7, 5.5], ways, [7, 5.5], 4).alt
+    figures.loss_bytes({96: 288.0}, {96: 18.0}, 4, {"GPT-2": 50_257})
+    figures.on_each_gpu({"layers:\nweights": 25.2, "logits": 4.1}, {"layers:\nweights": 25.2, "logits": 0.5})
+    names = ["activation_terms", "loss_bytes", "memory", "sequence_cost", "vocabulary_whole"]
+    assert sorted(file.stem for file in (out / "figures").iterdir()) == [f"04_{name}" for name in names]
+
+
+def test_pictures_of_two_hosts_tell_their_numbers_in_words(out):
+    told = figures.ring_or_hosts(ranks_per_host=8).alt
+    assert "1.875 and 1 with 2 hosts" in told
+    assert "1022 and 140 with 64" in told
+    told = figures.who_waits({"healthy": ([20, 20], [70, 71]), "a straggler": ([20, 80], [130, 70])}).alt
+    assert "a straggler: products 20, 80, all-reduce 130, 70" in told
+    assert figures.does_a_host_pay({"one": (0.2, 0.0), "two": (0.1, 1.1)}).alt.endswith("one 0.20 s; two 1.20 s.")
+    free = figures.message_times([1024, 4096, 2**20], {"a": [1e-4, 1e-4, 0.04]}, {"a": (1e-4, 25e6)}, {"a": 25e3})
+    assert free.alt
+    assert len(list((out / "figures").iterdir())) == 4

@@ -590,13 +590,13 @@ def test_grouping_leaves_little_padding():
     assert padded(Order(4000, 16, 0, lengths)) < 1.03
 
 
-def test_tokens_are_counted_once_however_often_one_asks(world_of):
+def test_tokens_are_counted_once_however_often_one_asks(ranks):
     def counted():
         count = TokenCount(0)
         count.add(torch.tensor([[5, 6, 0], [7, 0, 0]]))
         return count.total(), count.total()
 
-    assert world_of(2).run(counted) == [(6, 6)] * 2
+    assert ranks(2).run(counted) == [(6, 6)] * 2
 
 
 def test_the_smoothed_loss_is_the_tools():

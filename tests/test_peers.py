@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from pardemo import CallMeter, World
-from pardemo.peers import gpt
+from pardemo.peers import blocks, gpt, vocabulary_and_sequence
 
 HIDDEN, HEADS = 64, 4
 
@@ -61,6 +61,21 @@ def test_blocks_are_equal(world, kv_heads, sequence_parallel):
         assert set(errors) == ({"dtensor"} if sequence_parallel else {"dtensor", "megatron"})
 
 
+@pytest.mark.parametrize("run", [blocks.ours, blocks.megatron, blocks.dtensor], ids=lambda run: run.__name__)
+def test_a_block_beside_the_plain_one(world, run):
+    n = world.size
+    for found in world.run(run, 2, 64, 64, 8):
+        assert found.error < 1e-5
+        assert found.calls == 4
+        assert found.parameter_bytes == 4 * ((12 * 64**2 + 7 * 64) // n + 6 * 64)
+
+
+def test_fewer_key_and_value_heads_than_ranks_cost_a_sum_of_weights_or_gathered_activations(world):
+    n = world.size
+    for found in world.run(blocks.grouped_bytes, 2, 256, 64, 8, n // 2):
+        assert found["Megatron-core"] > 1.2 * found["pardemo"]
+
+
 def sequence_parallel_mlps():
     from pardemo.peers import megatron
 
@@ -84,6 +99,14 @@ def test_megatrons_sequence_parallel_mlp(world):
     for error, calls in world.run(sequence_parallel_mlps):
         assert error < 1e-5
         assert calls == {"all_gather": 3, "reduce_scatter": 2}, "it gathers the input again on the way back"
+
+
+@pytest.mark.parametrize("library", ["pardemo", "Megatron-core", "DTensor"])
+def test_losses_over_a_cut_vocabulary_and_layers_in_sequence_are_the_plain_ones(world, library):
+    found = world.run(vocabulary_and_sequence.loss, library, 64, 96, 16)
+    found += world.run(vocabulary_and_sequence.in_sequence, library, 2, 16, HIDDEN, HEADS)
+    assert max(rank.error for rank in found) < 1e-5
+    assert all(rank.sent_bytes and rank.kept_bytes for rank in found)
 
 
 def losses(kind):

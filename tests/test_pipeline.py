@@ -53,7 +53,8 @@ def batch(samples=BATCH, width=WIDTH):
 
 def pipeline(order, chunks=1, micro_batches=M, **options):
     schedule = Schedule(order, dist.get_world_size(), micro_batches, chunks)
-    mine = cut_by_layers(layers(), schedule.stages)[dist.get_rank() :: schedule.ranks]
+    stages = cut_by_layers(layers(), schedule.stages)
+    mine = [stages[s] for s in schedule.stages_of(dist.get_rank())]
     return Pipeline(mine, schedule, F.mse_loss, **options)
 
 
@@ -88,7 +89,8 @@ def test_four_ranks(world_of, order, chunks):
 
     def pipeline_of(order, micro_batches, chunks):
         schedule = Schedule(order, 4, micro_batches, chunks)
-        return Pipeline(cut_by_layers(layers(8), schedule.stages)[dist.get_rank() :: 4], schedule, F.mse_loss)
+        stages = cut_by_layers(layers(8), schedule.stages)
+        return Pipeline([stages[s] for s in schedule.stages_of(dist.get_rank())], schedule, F.mse_loss)
 
     results = world_of(4).run(losses_and_gradients)
     model = nn.Sequential(*layers(8))

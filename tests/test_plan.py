@@ -10,6 +10,7 @@ import pytest
 from conftest import gone
 from transformers import CONFIG_MAPPING, LlamaConfig
 
+from pardemo import World
 from pardemo.cli import main
 from pardemo.finetune.recipes import recipe
 from pardemo.planner import backwards, engines, examples, files, hardware, models, table
@@ -237,13 +238,14 @@ def test_lora_goes_where_peft_puts_it_in_each_architecture(kind, target):
     assert all(any(f".{one}.lora_" in name for one in target) for name in trained)
 
 
-def test_deepspeed_loads_what_is_written(world_of, found):
+def test_deepspeed_loads_what_is_written(found):
     base = recipe.load("tiny-cpu")
-    for row in found.rows:
-        if row.stage is not None and row.offload == "none" and row.batch == 8:
-            settings = files.deepspeed(found.request, row, base) | {"train_batch_size": 16, "bf16": {"enabled": False}}
-            stage, micro = world_of(2).run(_load, settings, timeout_s=120)[0]
-            assert (stage, micro) == (row.stage, 8)
+    with World(2, preload=["pardemo.peers.deepspeed", "pardemo.planner.truth"], timeout_s=120) as world:
+        for row in found.rows:
+            if row.stage is not None and row.offload == "none" and row.batch == 8:
+                asked = {"train_batch_size": 16, "bf16": {"enabled": False}}
+                stage, micro = world.run(_load, files.deepspeed(found.request, row, base) | asked)[0]
+                assert (stage, micro) == (row.stage, 8)
 
 
 def _load(settings):
@@ -262,12 +264,13 @@ def _load(settings):
 
 
 KILLED = """
-import multiprocessing, os, time
+import time
 from concurrent.futures import ProcessPoolExecutor
-from pardemo.planner import memory
+from pardemo.planner import worker
+worker.IMPORTED = ["pardemo.planner.worker"]
 if __name__ == "__main__":
-    pool = ProcessPoolExecutor(2, multiprocessing.get_context("spawn"), initializer=memory._alone,
-                               initargs=(os.getpid(),))
+    context, parent = worker.server()
+    pool = ProcessPoolExecutor(2, context, initializer=worker.begin, initargs=(parent,))
     list(pool.map(time.sleep, [1, 1]))
     print(*pool._processes, flush=True)
     time.sleep(60)
@@ -287,6 +290,6 @@ def test_dry_runs_side_by_side_end_with_a_killed_kernel(tmp_path):
 
 
 def test_a_dry_run_whose_kernel_was_killed_before_it_began_ends_too():
-    other = f"from pardemo.planner import memory; memory._alone({os.getppid()}); print('goes on')"
+    other = f"from pardemo.planner import worker; worker.begin({os.getppid()}); print('goes on')"
     begun = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, timeout=120, check=False)
     assert (begun.returncode, begun.stdout) == (1, "")

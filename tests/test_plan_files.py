@@ -10,8 +10,9 @@ from test_plan_reasons import row
 
 from pardemo.cli import main
 from pardemo.finetune.recipes import recipe
+from pardemo.machine import doctor
 from pardemo.peers import deepspeed_settings
-from pardemo.planner import examples, files, hardware, memory, table
+from pardemo.planner import examples, files, hardware, table
 from pardemo.planner.job import Adapter, Job
 
 BASE = recipe.load("baichuan2-13b-lora-bf16")
@@ -131,7 +132,7 @@ def folder(tmp_path_factory):
 
 def test_what_is_written_plans_the_same_row_again(tmp_path, capsys, folder, monkeypatch):
     """Model, LoRA's modules, length, precision, batch, stage: the recipe says it all; only the GPUs are told again."""
-    monkeypatch.setattr(memory, "prepare", lambda jobs, progress: None)  # small: processes would start for longer
+    monkeypatch.setattr(doctor, "available_cores", lambda: 1)  # small: processes would start for longer
     cluster = ["--gpu", "V100", "--hosts", "2", "--zero", "2", "--checkpointing", "on", "--batch", "8", "--json"]
     out = tmp_path / "out"
     arguments = ["--model", folder, "--target", "W_pack,o_proj", "--gpus", "4", "--sequence", "64", "--per-step", "128"]

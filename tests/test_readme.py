@@ -17,7 +17,8 @@ from pardemo.world.errors import Failure, RankDied, RankFailed, RankTimeout
 ROOT = project.PACKAGE.parent
 TEXT = (ROOT / "README.md").read_text()
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, flags=re.S)
+CODE = (ROOT / "docs" / "in-your-code.md").read_text()
+EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT + CODE, flags=re.S)
 
 
 def run_example(number, folder):
@@ -68,9 +69,19 @@ def test_pictures_have_alternative_text():
     assert all(len(text) > 20 for text in pictures)
 
 
-def test_every_chapter_is_listed():
+def test_every_chapter_is_listed_with_its_page_and_its_notebook():
     for name in project.notebooks():
-        assert f"| {name} |" in TEXT
+        for kind in ("html", "ipynb"):
+            assert f"](outputs/reference/{name}.{kind})" in TEXT
+
+
+def test_two_minutes_are_enough():
+    """What it is, for whom, and how to start it stand before the first list."""
+    start = TEXT[: TEXT.index("## Read\n")]
+    assert len(start.split()) < 280
+    assert "make run" in start
+    assert "It is for" in start
+    assert TEXT.index("![") < TEXT.index("make run") < TEXT.index("outputs/reference/00_your_machine.ipynb")
 
 
 def test_the_two_commands_are_there():
@@ -124,7 +135,7 @@ def test_troubleshooting_names_commands_that_exist():
 
     commands = _parser()._subparsers._group_actions[0].choices
     for page in (ROOT / "README.md", *DOCS):
-        for command in re.findall(r"`pardemo ([a-z]+)", page.read_text()):
+        for command in re.findall(r"(?:`|^)pardemo ([a-z]+)", page.read_text(), flags=re.M):
             assert command in commands or command == "needs", command
 
 

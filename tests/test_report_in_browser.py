@@ -36,6 +36,17 @@ def test_a_page_fits_a_phone_and_asks_nobody(show, name):
     assert page.told == []
 
 
+def test_a_picture_fits_a_phone_down_to_half_its_size(show):
+    page = show("01_data_parallel.html", PHONE)
+    shown = page.locator(".output_png img").evaluate_all(
+        "images => images.map(i => [i.naturalWidth, i.clientWidth, i.parentElement.clientWidth])"
+    )
+    assert shown
+    for drawn, width, room in shown:
+        assert width >= drawn // 2, "labels stay legible"
+        assert width <= max(room, drawn // 2 + 20), "and nothing is cut that would fit"
+
+
 @pytest.mark.parametrize(("scheme", "light"), [("light", True), ("dark", False)])
 @pytest.mark.parametrize("name", ["report.html", "01_data_parallel.html"])
 def test_paper_and_ink_follow_the_readers_choice(show, name, scheme, light):
@@ -48,30 +59,54 @@ def test_paper_and_ink_follow_the_readers_choice(show, name, scheme, light):
     assert (ink < 300) is light
 
 
-def test_filters_leave_what_was_chosen(show):
+@pytest.mark.parametrize(("viewport", "screens"), [(DESK, 1.1), (PHONE, 2.7)])
+def test_the_overview_is_a_screen(show, viewport, screens):
+    """On a phone a chapter has a line of its own: seventeen are more than a screen."""
+    page = show("report.html", viewport)
+    assert page.evaluate("document.documentElement.scrollHeight") < screens * viewport["height"]
+    assert page.locator("details[open]").count() == 0
+
+
+def test_filters_leave_what_was_chosen_and_open_where_it_is(show):
     page = show("report.html")
     rows = claims.read(REFERENCE)
-    form = page.locator("form[data-table=claims]")
-    shown = page.locator("#claims tbody tr:visible")
-    assert shown.count() == len(rows)
+    every = claims.by_claim(rows)
+    page.locator("#scorecard > summary").click()
+    form = page.locator("form[data-list=claims]")
+    shown = page.locator("#claims article:visible")
+    assert form.locator("output").inner_text() == f"{len(every)} of {len(every)}"
+    assert shown.count() == 0, "folded by chapter"
     form.locator("[name=verdict]").select_option("differs")
-    differ = [row for row in rows if row["verdict"] == "differs"]
-    assert shown.count() == len(differ)
-    assert form.locator("output").inner_text() == f"{len(differ)} of {len(rows)}"
-    form.locator("[name=chapter]").select_option("06_zero_memory")
-    assert shown.count() == sum(row["notebook"] == "06_zero_memory" for row in differ)
-    form.locator("[name=text]").fill("S72.OVER")
-    assert shown.locator("td").first.inner_text().startswith("s72.over_stage_2")
-    page.locator("form[data-table=statements] [name=judgement]").select_option("wrong or garbled")
-    assert page.locator("#statements tbody tr:visible").count() == sum(
+    differ = claims.by_claim([row for row in rows if row["verdict"] == "differs"])
+    assert shown.count() == len(differ) > 0
+    assert form.locator("output").inner_text() == f"{len(differ)} of {len(every)}"
+    one = next(iter(differ))
+    form.locator("[name=text]").fill(one.upper())
+    assert one in shown.first.inner_text()
+    assert shown.count() == sum(one in name for name in differ)
+    form.locator("[name=verdict]").select_option("")
+    form.locator("[name=text]").fill("")
+    assert shown.count() == 0, "folded again"
+    page.locator("#article > summary").click()
+    page.locator("form[data-list=statements] [name=judgement]").select_option("wrong or garbled")
+    assert page.locator("#statements article:visible").count() == sum(
         s["judgement"] == "no" for s in claims.statements()
     )
 
 
+def test_an_address_with_a_part_opens_it(show):
+    page = show("report.html")
+    page.goto((REFERENCE / "report.html").as_uri() + "#speed")
+    page.wait_for_selector("#speed[open]")
+
+
 def test_a_claim_leads_to_the_cell_that_shows_it(show):
     page = show("report.html")
-    page.get_by_role("link", name="s09.per_rank.n4_sent", exact=True).click()
-    page.wait_for_url("**/01_data_parallel.html#*")
+    claim = next(row for row in claims.read(REFERENCE) if row["id"].startswith("s09."))
+    page.locator("#scorecard > summary").click()
+    page.locator("form[data-list=claims] [name=text]").fill(claim["claim"])
+    page.get_by_role("link", name=claim["claim"], exact=True).click()
+    page.wait_for_url(f"**/{claim['notebook']}.html#*")
     cell = page.locator(":target")
-    assert "s09.per_rank" in cell.inner_text()
+    assert claim["claim"] in cell.inner_text()
     assert cell.bounding_box()["y"] < DESK["height"], "in sight"

@@ -32,7 +32,7 @@ CLAIMS = {
         ("02.count", 3, 3, "count", "", {}),
     ],
     "03_c": [("s08.fails", 5, 6, "numeric", "1909.08053 §3", {})],
-    "13_scorecard": [("s09.scorecard", 1, 1, "arithmetic", RING, {}), ("13.fails", 1, 2, "count", ZERO, {})],
+    "15_scorecard": [("s09.scorecard", 1, 1, "arithmetic", RING, {}), ("15.fails", 1, 2, "count", ZERO, {})],
 }
 VERDICTS = {"holds": 6, "differs": 1, "not measured": 1, "off": 1, "fails": 5}
 
@@ -65,13 +65,12 @@ def page(folder, rows):
     return BeautifulSoup(report.write(folder, outcomes, rows).read_text(), "html.parser")
 
 
+def text(item):
+    return " ".join(item.get_text().split())
+
+
 def cells(row):
-    return [" ".join(cell.get_text().split()) for cell in row.find_all("td")]
-
-
-def table_below(page, heading):
-    """The rows of the first table after the heading with this id, as texts."""
-    return [cells(row) for row in page.find(id=heading).find_next("table").tbody.find_all("tr")]
+    return [text(cell) for cell in row.find_all("td")]
 
 
 def told(rows):
@@ -80,92 +79,118 @@ def told(rows):
     return ", ".join(f"{found[verdict]} {verdict}" for verdict in claims.VERDICTS if found[verdict])
 
 
-def test_the_head_counts_every_claim(page):
-    counted = [" ".join(item.get_text().split()) for item in page.find(class_="counts").find_all("li")]
-    assert counted == [*(f"{n} {verdict}" for verdict, n in VERDICTS.items()), "14 claims in 14 cases"]
+def test_the_head_counts_every_claim(page, rows):
+    assert f"14 claims, 14 cases: {told(rows)}." in text(page.main.p)
+    bar = page.main.find(class_="bar").find_all("i")
+    assert [int(part["style"].rpartition(" ")[2]) for part in bar] == [n for n in VERDICTS.values() if n]
 
 
 def test_the_chapters_count_their_own_claims(page, rows):
+    found = [(text(line.find(class_="unseen")), "failed" in text(line)) for line in page.find(id="chapters")("li")]
     expected = []
     for chapter in CLAIMS:
         own = [row for row in rows if row["notebook"] == chapter]
-        status = "failed" if chapter == "03_c" else "ok"
-        expected.append([status, "2.0", str(len(own)), str(len(own)), told(own)])
-    assert [line[1:] for line in table_below(page, "chapters")] == expected
+        expected.append((f"{len(own)} claims: {told(own)}", chapter == "03_c"))
+    assert found == expected
+
+
+def test_what_fails_stands_open_at_the_top(page, rows):
+    section = page.find(id="failed")
+    assert not section.find_parents("details")
+    assert [item.a.get_text() for item in section.ul("li")] == [r["id"] for r in rows if r["verdict"] == "fails"]
+    assert "predicted 4 ± 1 %, measured 9 B" in text(section)
+
+
+def test_everything_else_is_folded(page):
+    parts = page.main.find_all("details", class_="part")
+    assert [part["id"] for part in parts] == ["scorecard", "evidence", "article", "papers", "speed", "pictures"]
+    assert not any(part.has_attr("open") for part in page.find_all("details"))
 
 
 def test_the_kinds_of_evidence_count_their_own_claims(page, rows):
-    table = page.find(id="chapters").find_all_next("table")[1]
-    found = [cells(line) for line in table.tbody.find_all("tr")]
+    found = [cells(line) for line in page.find(id="evidence").tbody.find_all("tr")]
     expected = []
     for kind in sorted({row["evidence"] for row in rows} - {""}):
         own = Counter(row["verdict"] for row in rows if row["evidence"] == kind)
         counted = [str(own[verdict] or "") for verdict in claims.VERDICTS]
         expected.append([kind, claims.EVIDENCE[kind], str(own.total()), str(own.total()), *counted])
-    assert found == expected
+    assert found[:-1] == expected
+    assert found[-1] == ["all", "", "14", "14", *(str(n) for n in VERDICTS.values())]
 
 
 def test_each_claim_has_its_row_with_its_figures_and_its_verdict(page):
-    found = {line[0]: line for line in map(cells, page.find(id="claims").tbody.find_all("tr"))}
+    found = {one.a.get_text(): one for one in page.find(id="claims").find_all("article")}
     expected = {
-        "s09.holds": ["100 ± 2 %", "101", "B", "1.0100", "wire", "holds"],
-        "s09.differs": ["2", "3", "B", "1.5000", "wire", "differs"],
-        "s09.fails": ["4 ± 1 %", "9", "B", "2.2500", "wire", "fails"],
-        "s09.bound": ["≤ 8", "2", "B", "0.2500", "memory", "holds"],
-        "01.time": ["1", "2", "B", "2.0000", "time", "off"],
-        "s10.holds": ["1,000", "1,000", "B", "1.0000", "memory", "holds"],
-        "s10.near": ["1,000 ± 5 %", "1,030", "B", "1.0300", "memory", "holds"],
-        "s10.fails": ["5", "6", "B", "1.2000", "memory", "fails"],
-        "s10.fails_too": ["5", "7", "B", "1.4000", "numeric", "fails"],
-        "s10.skipped": ["", "", "", "", "", "not measured"],
-        "02.count": ["3", "3", "B", "1.0000", "count", "holds"],
-        "s08.fails": ["5", "6", "B", "1.2000", "numeric", "fails"],
-        "s09.scorecard": ["1", "1", "B", "1.0000", "arithmetic", "holds"],
-        "13.fails": ["1", "2", "B", "2.0000", "count", "fails"],
+        "s09.holds": ["100 ± 2 % B", "101 B", "holds"],
+        "s09.differs": ["2 B", "3 B", "differs"],
+        "s09.fails": ["4 ± 1 % B", "9 B", "fails"],
+        "s09.bound": ["≤ 8 B", "2 B", "holds"],
+        "01.time": ["1 B", "2 B", "off"],
+        "s10.holds": ["1,000 B", "1,000 B", "holds"],
+        "s10.near": ["1,000 ± 5 % B", "1,030 B", "holds"],
+        "s10.fails": ["5 B", "6 B", "fails"],
+        "s10.fails_too": ["5 B", "7 B", "fails"],
+        "s10.skipped": ["", "", "not measured"],
+        "02.count": ["3 B", "3 B", "holds"],
+        "s08.fails": ["5 B", "6 B", "fails"],
+        "s09.scorecard": ["1 B", "1 B", "holds"],
+        "15.fails": ["1 B", "2 B", "fails"],
     }
-    assert {id: line[2:] for id, line in found.items()} == expected
-    for id, line in found.items():
-        assert line[1].startswith(f"statement of {id}")
-    assert "the reason" in found["s09.differs"][1]
+    figures = {
+        id: [cell.removeprefix("predicted ").removeprefix("measured ") for cell in cells(one.table)]
+        for id, one in found.items()
+    }
+    assert figures == expected
+    for id, one in found.items():
+        assert text(one).startswith(f"statement of {id}")
+    assert "the reason" in text(found["s09.differs"])
+    assert f"Source: {RING}." in text(found["s09.holds"])
 
 
 def test_the_filters_know_each_claims_chapter_evidence_and_verdict(page, rows):
     found = [
-        (row.td.get_text(), row["data-chapter"], row["data-evidence"], row["data-verdict"])
-        for row in page.find(id="claims").tbody.find_all("tr")
+        (one.a.get_text(), text(one.find_parent("details").summary)[:2], one["data-evidence"], one["data-verdict"])
+        for one in page.find(id="claims").find_all("article")
     ]
-    assert found == [(row["id"], row["notebook"], row["evidence"], row["verdict"]) for row in rows]
+    assert found == [(row["id"], row["notebook"][:2], row["evidence"], row["verdict"]) for row in rows]
     chosen = [option.get_text() for option in page.find("select", {"name": "verdict"}).find_all("option")]
     assert chosen == ["all", *VERDICTS]
 
 
 def test_each_statement_tells_what_was_found_without_the_scorecards_own(page):
-    found = {line[0]: line for line in map(cells, page.find(id="statements").tbody.find_all("tr"))}
+    found = {one.p.find(["a", "span"]).get_text(): text(one) for one in page.find(id="statements").find_all("article")}
     assert len(found) == len(claims.statements())
-    assert found["s09"][5].startswith("2 × holds, 1 × differs, 1 × fails")
-    assert found["s10"][5].startswith("2 × holds, 1 × not measured, 2 × fails")
-    assert found["s08"][5].startswith("1 × fails")
+    assert "2 × holds, 1 × differs, 1 × fails" in found["s09"]
+    assert "2 × holds, 1 × not measured, 2 × fails" in found["s10"]
+    assert "1 × fails" in found["s08"]
     judged = Counter(statement["judgement"] for statement in claims.statements())
-    heading = page.find(id="article").find_next("p").get_text()
-    assert heading == f"{judged.total()} statements; {judged['no'] + judged['if']} need a correction or a condition."
+    need = f"{judged.total()} statements, of which {judged['no'] + judged['if']} need a correction or a condition"
+    assert text(page.find(id="article").summary).endswith(need)
 
 
-PAPERS = [
-    ["Shoeybi et al. 2019, Megatron-LM", "1909.08053 §3", "1", "1", "1 fails", "numeric", ""],
-    ["Rajbhandari et al. 2020, ZeRO", ZERO, "5", "5", "2 holds, 1 not measured, 2 fails", "memory, numeric", "3.00%"],
-    ["Patarasuk & Yuan 2009, ring all-reduce", RING, "4", "4", "2 holds, 1 differs, 1 fails", "memory, wire", "1.00%"],
-]
+PAPERS = {
+    "Patarasuk & Yuan 2009, ring all-reduce 4 claims": [
+        f"{RING}: 2 holds, 1 differs, 1 fails, at most 1.00% apart where it holds memory, wire"
+    ],
+    "Rajbhandari et al. 2020, ZeRO 5 claims": [
+        f"{ZERO}: 2 holds, 1 not measured, 2 fails, at most 3.00% apart where it holds memory, numeric"
+    ],
+    "Shoeybi et al. 2019, Megatron-LM 1 claim": ["1909.08053 §3: 1 fails numeric"],
+}
 
 
 def test_the_papers_count_what_fails_and_tell_the_deviation_of_equalities_that_hold(page):
-    assert table_below(page, "papers") == PAPERS
+    groups = page.find(id="papers").find_all("details")
+    assert {text(group.summary): [text(line) for line in group("li")] for group in groups} == PAPERS
 
 
 def test_speed_that_misses_its_target_is_told(page):
-    rows = table_below(page, "speed")
-    assert [(line[0], *line[4:]) for line in rows] == [
-        ("slow", "2", "1.5 – 2.5", "3", "not met"),
+    part = page.find(id="speed")
+    assert text(part.summary).startswith("Speed 1 of 2 targets met")
+    rows = [cells(line) for line in part("tr") if line.td]
+    assert sorted((line[0], *line[4:]) for line in rows) == [
         ("quick", "2", "1.5 – 2.5", "3", "met"),
+        ("slow", "2", "1.5 – 2.5", "3", "not met"),
     ]
 
 
@@ -193,7 +218,8 @@ def test_the_scorecard_reads_failing_claims_and_counts_them(folder, rows):
         {"notebook": "03_c", **dict.fromkeys(claims.EVIDENCE, 0), "numeric": 1},
     ]
     assert len(scorecard.points(own)) == 11, "every claim with figures is a point of the picture, also one that fails"
-    shown = BeautifulSoup(scorecard.ledger(own, {}).data, "html.parser").find_all("details")
+    whole, *shown = BeautifulSoup(scorecard.ledger(own, {}).data, "html.parser").find_all("details")
+    assert whole.summary.get_text() == f"All {len(own)} cases, by chapter"
     summaries = [chapter.summary.get_text() for chapter in shown]
     chapters = [name for name in CLAIMS if name != scorecard.OWN]
     assert summaries == [f"{name}: {told([row for row in own if row['notebook'] == name])}" for name in chapters]
@@ -213,8 +239,9 @@ def test_a_run_of_failing_claims_ends_on_the_report(folder, tmp_path, monkeypatc
     monkeypatch.setattr(runner, "_execute", lambda name, *rest: runner.Outcome(name, "failed", error="ClaimFailed"))
     runner.run(out=out, say=lambda *a, **k: None)
     page = BeautifulSoup((out / "report.html").read_text(), "html.parser")
-    assert [line[3:] for line in table_below(page, "chapters") if len(line) > 1] == [
-        ["5", "5", "2 holds, 1 differs, 1 off, 1 fails"],
-        ["6", "6", "3 holds, 1 not measured, 2 fails"],
+    assert [text(line.find(class_="unseen")) for line in page.find(id="chapters")("li")] == [
+        "5 claims: 2 holds, 1 differs, 1 off, 1 fails",
+        "6 claims: 3 holds, 1 not measured, 2 fails",
     ]
+    assert text(page.find(id="failed")).count("ClaimFailed") == 2
     assert "s10.fails_too" in (out / "claims.csv").read_text()

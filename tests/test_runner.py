@@ -15,7 +15,7 @@ import nbformat
 import pytest
 
 from pardemo import cli, project
-from pardemo.collection import fingerprint, parameters, runner
+from pardemo.collection import fingerprint, parameters, pictures, runner
 from pardemo.collection.presets import need_ranks
 from pardemo.collection.report import write as write_report
 from pardemo.peers import small
@@ -119,6 +119,26 @@ def test_resume_skips_what_finished_with_the_same_sources_and_parameters(collect
     assert run("01", "--out", out, "--resume", "-p", "rate", "0.25") == 0
     assert seconds()[0] != third[0], "another source: run again"
     assert len(seconds()) == 2, "what an earlier run left is kept"
+
+
+PICTURE = """from pardemo.collection import figures
+fig, ax = figures.new()
+figures.save(fig, '01_{name}', 'a picture of {name}')"""
+
+
+def test_two_notebooks_of_one_chapter_run_by_its_number_and_each_has_its_own_pictures(collection):
+    collection("01_first", "value = 1", GOOD.format(name="01_first", measured=1), PICTURE.format(name="one"))
+    root = collection("01_second", PICTURE.format(name="two"), PICTURE.format(name="more"))
+    collection("02_other", "raise KeyError")
+    out = root / "out"
+    for names in (["01"], ["01_first"]):  # the second time it clears away what it left before, and no more
+        assert run(*names, "--out", out) == 0
+        assert sorted(path.stem for path in out.glob("*.ipynb")) == ["01_first", "01_second"]
+        assert sorted(path.stem for path in (out / "figures").glob("*.png")) == ["01_more", "01_one", "01_two"]
+        assert [path.stem for path in pictures.of(out, "01_first")] == ["01_one"]
+        assert [path.stem for path in pictures.of(out, "01_second")] == ["01_more", "01_two"]
+    assert (out / "report.html").read_text().count("<img ") == 3
+    assert 'rel="next">01' in (out / "01_first.html").read_text()
 
 
 @pytest.mark.parametrize("changed", ["package/recipes/tiny.yaml", "package/statements.csv", "package/headlines/e.toml",

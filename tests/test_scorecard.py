@@ -7,9 +7,9 @@ import pytest
 
 from pardemo import claims, project
 from pardemo.claims import Ledger, scorecard
-from pardemo.collection import figures
+from pardemo.collection import figures, findings
 
-NOTEBOOK = project.root() / "notebooks" / "13_scorecard.ipynb"
+NOTEBOOK = project.root() / "notebooks" / "15_scorecard.ipynb"
 REFERENCE = project.root() / "outputs" / "reference"
 
 
@@ -17,7 +17,7 @@ REFERENCE = project.root() / "outputs" / "reference"
 def empty(tmp_path, monkeypatch):
     """A project without any run; ``empty(folder)`` books a claim of chapter 01 there."""
     (tmp_path / "notebooks").mkdir()
-    for name in ("01_data_parallel", "02_pipeline", "13_scorecard"):
+    for name in ("01_data_parallel", "02_pipeline", "15_scorecard"):
         nbformat.write(nbformat.v4.new_notebook(), tmp_path / "notebooks" / f"{name}.ipynb")
     monkeypatch.setattr(project, "root", lambda: tmp_path)
     monkeypatch.setenv("PARDEMO_OUT", str(tmp_path / "mine"))
@@ -31,7 +31,7 @@ def empty(tmp_path, monkeypatch):
 def test_it_reads_the_run_that_is_going_on_and_says_what_is_missing(empty):
     for folder in ("mine", "outputs/latest", "outputs/reference"):
         empty(folder)
-    empty("mine", "13_scorecard")
+    empty("mine", "15_scorecard")
     run = scorecard.find()
     assert run.folder.name == "mine"
     assert [row["notebook"] for row in run.rows] == ["01_data_parallel"], "without the scorecard's own"
@@ -43,7 +43,7 @@ def test_it_reads_the_run_that_is_going_on_and_says_what_is_missing(empty):
 @pytest.mark.parametrize("folder", ["outputs/latest", "outputs/reference"])
 def test_alone_it_names_the_run_that_it_reads(empty, folder):
     empty(folder)
-    empty("mine", "13_scorecard")  # its own claims make no run
+    empty("mine", "15_scorecard")  # its own claims make no run
     read = f"This run has no other chapter, so what is read is {folder}"
     run = scorecard.find()
     assert run.told == f"{read}: 1 of 2 chapters; without 02."
@@ -125,29 +125,29 @@ def test_verdicts_can_be_judged_again_from_their_rows():
 )
 def test_the_chapters_own_audit_finds_a_verdict_that_does_not_follow(empty, changes, right):
     assert audited([row(1, 1, id="s09.a"), row(2, 2) | changes]) == {
-        "13.verdicts": "holds" if right else "fails",
-        "13.ids": "holds",
-        "13.claims": "holds",
+        "15.verdicts": "holds" if right else "fails",
+        "15.ids": "holds",
+        "15.claims": "holds",
     }
 
 
 def test_the_chapters_own_audit_finds_one_id_in_two_chapters(empty):
     found = audited([row(1, 1), row(2, 2, notebook="02_pipeline")])
-    assert found == {"13.verdicts": "holds", "13.ids": "fails", "13.claims": "fails"}
+    assert found == {"15.verdicts": "holds", "15.ids": "fails", "15.claims": "fails"}
 
 
 def test_the_chapters_own_audit_finds_one_claim_in_two_chapters_under_two_cases(empty):
     cases = [row(1, 1, id="s09.x.n2", claim="s09.x"), row(2, 2, id="s09.x.n4", claim="s09.x")]
     assert set(audited(cases).values()) == {"holds"}
     cases[1]["notebook"] = "02_pipeline"
-    assert audited(cases) == {"13.verdicts": "holds", "13.ids": "holds", "13.claims": "fails"}
+    assert audited(cases) == {"15.verdicts": "holds", "15.ids": "holds", "15.claims": "fails"}
 
 
 def audited(rows):
-    """What the cell of chapter 13 that looks the ledger over says of these rows."""
+    """What the cell of chapter 15 that looks the ledger over says of these rows."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    (source,) = (cell.source for cell in notebook.cells if '"13.ids"' in cell.source)
-    ledger = Ledger("13_scorecard")
+    (source,) = (cell.source for cell in notebook.cells if '"15.ids"' in cell.source)
+    ledger = Ledger("15_scorecard")
     exec(source, {"rows": rows, "claims": claims, "claim": ledger})
     return {one["claim"]: one["verdict"] for one in ledger.rows}
 
@@ -163,6 +163,14 @@ def test_every_statement_has_a_row_and_says_what_was_found():
     assert found["s81"]["verdict"] == "chapter 09 not in this run"
     assert found["s10"]["claims"] == [], "s100's are not s10's"
     assert [claim["id"] for claim in found["s100"]["claims"]] == ["s100.x"]
+
+
+def test_half_a_chapter_is_not_the_chapter(monkeypatch):
+    monkeypatch.setattr(project, "chapters", lambda: {"01": ["01_a", "01_b"], "02": ["02_c"]})
+    assert scorecard.whole_chapters(["01_a", "02_c"]) == {"02"}
+    found = {s["id"]: s for s in scorecard.by_statement([row(1, 1, id="s09.a")])}
+    assert found["s09"]["verdict"] == "1 × holds", "it stands in the notebook that there is"
+    assert found["s04"]["verdict"] == "chapter 01 not in this run", "it may stand in the other"
 
 
 def test_slips_are_the_statements_that_need_a_correction():
@@ -216,6 +224,36 @@ def test_papers_are_named_and_counted():
     assert found["paper"] == "Rajbhandari et al. 2020, ZeRO"
     assert found["verdicts"] == "1 holds, 1 differs"
     assert found["largest deviation of those that hold"] == "1.00%"
+
+
+def test_the_furthest_misses_are_those_that_are_off_by_the_largest_factor():
+    off = {"verdict": "off", "reason": "why <it> is so", "statement": "a time"}
+    rows = [
+        row(100, 30, id="14.a.x", claim="14.a", case="x", **off),
+        row(100, 90, id="14.a.y", claim="14.a", case="y", **off),
+        row(2, 4, id="13.b", **off),
+        row(1, 9, id="09.c", verdict="differs", reason="measured as 9 predicts: why"),
+    ]
+    told = findings.furthest(rows, 2).data
+    assert told.index("× 3.3") < told.index("× 2.0")
+    assert told.count("<p>") == 2, "a claim once, with its worst case"
+    assert "a time (x): 100, found 30" in told
+    assert "why &lt;it&gt; is so" in told
+    assert "× 9.0" not in told, "what differs has its explanation"
+    assert "None" in findings.furthest(rows[3:]).data
+
+
+def test_of_a_paper_is_told_what_holds_and_how_far_the_others_are():
+    rows = [row(4, 5, source="1910.02054 §7", verdict="differs"), row(100, 101, source="1910.02054 §7")]
+    (found,) = findings.of_papers([*rows, row(1, 1, source="profile of notebook 00")])
+    assert found["paper"] == "Rajbhandari et al. 2020, ZeRO"
+    assert (found["holds"], found["differs"], found["off"]) == ("1", "1", "0")
+    assert (found["holds within"], found["others up to"]) == ("1.0%", "× 1.2")
+
+
+def test_verdicts_are_bars_by_evidence(out):
+    totals = scorecard.totals([row(1, 1), row(1, 2, verdict="off", evidence="paced")], "evidence")[:-1]
+    assert figures.verdicts(totals).alt == "Cases by evidence and verdict. paced: 1 off; wire: 1 holds."
 
 
 def test_the_scorecard_reads_every_chapter_but_itself():

@@ -24,6 +24,7 @@ class Notebook:
 
     def __init__(self):
         self.manager, self.client = start_new_kernel(kernel_name="python3")
+        self.is_set_up = False
 
     def start(self, code):
         return self.client.execute(code)
@@ -58,13 +59,24 @@ class Notebook:
         return [int(word) for word in self.run("print(*world.run(pids))")[0].split()]
 
 
-@pytest.fixture
-def notebook():
+@pytest.fixture(scope="module")
+def opened():
     notebook = Notebook()
-    assert notebook.run(SETUP) == ("", "")
     yield notebook
     notebook.client.stop_channels()
     notebook.manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture
+def notebook(opened):
+    """One notebook for all: a kernel loads torch for seconds, and only who restarts or kills it needs another."""
+    if not opened.is_set_up:
+        if not opened.manager.is_alive():
+            opened.manager.restart_kernel(now=True)
+        opened.client.wait_for_ready(timeout=60)
+        assert opened.run(SETUP) == ("", "")
+        opened.is_set_up = True
+    return opened
 
 
 def test_functions_prints_and_errors_of_a_cell(notebook):
@@ -97,6 +109,7 @@ def test_no_rank_outlives_its_kernel(notebook, how):
     if how == "restart while busy":
         notebook.start("world.run(hang)")
         time.sleep(1)
+    notebook.is_set_up = False
     if how == "kill":
         psutil.Process(notebook.manager.provisioner.pid).kill()
     else:

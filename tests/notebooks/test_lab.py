@@ -30,11 +30,10 @@ HANG = [
     "Path('again.json').write_text(json.dumps([os.getpid(), *world.run(pid)]));",
 ]
 
-#: The widget of chapter 10 over a small model's dry runs: the chapter's own take a minute.
+#: Chapter 10's slider, without the minute of dry runs before it.
 PLAN = [
-    "from pardemo.planner import examples, explorer\nfrom pardemo.planner.memory import Curve\n"
-    "curve = Curve(examples.job('llama', 'zero-2', 2, True, False).but(engine='plain'))",
-    "explorer.memory_explorer(curve, 80e9)",
+    "from pardemo.collection import drawings\nway = {b: {'logits': b * 1.5e9} for b in (1, 8, 32)}\n"
+    "drawings.memory_by_batch({'LoRA': way}, 83e9)",
 ]
 ATTEMPTS = [
     f'from pardemo.collection import exercises\ndef my_order(): {body}\n\n\nexercises.check("05_order", my_order)'
@@ -96,10 +95,10 @@ def kernel():
 class Reader:
     """Somebody at the lab, with one notebook open and its kernel ready."""
 
-    def __init__(self, browser, lab, name):
+    def __init__(self, window, lab, name):
         self.address, self.token, self.folder = lab
         self.name = name
-        self.page = browser.new_page(viewport={"width": 1300, "height": 1000})
+        self.page = window.new_page()
         self.page.set_default_timeout(60_000)
         self.page.goto(f"{self.address}lab/workspaces/{name[:2]}/tree/{name}.ipynb?token={self.token}")
         self.page.locator(".jp-Notebook .jp-CodeCell").first.wait_for()
@@ -138,12 +137,19 @@ class Reader:
         return self.page.locator('[data-mime-type="application/vnd.jupyter.stderr"]').all_text_contents()
 
 
+@pytest.fixture(scope="module")
+def window(chromium):
+    """One for all pages: JupyterLab's scripts are fetched and compiled once."""
+    with chromium.new_context(viewport={"width": 1300, "height": 1000}) as opened:
+        yield opened
+
+
 @pytest.fixture
-def open_notebook(lab, chromium):
+def open_notebook(lab, window):
     readers = []
 
     def open_(name):
-        readers.append(Reader(chromium, lab, name))
+        readers.append(Reader(window, lab, name))
         return readers[-1]
 
     yield open_
@@ -161,10 +167,10 @@ def test_notebook_03_runs_to_its_end(open_notebook):
     assert re.search(r"\d+ claims in \d+ cases: \d+ hold", last)
     assert "fail" not in last
     drawn = reader.page.locator(".jp-OutputArea img").evaluate_all("all => all.map(image => image.naturalWidth)")
-    assert len(drawn) == 3
+    assert len(drawn) == 4
     assert all(width > 300 for width in drawn), "every picture is there, once"
     shown = reader.page.locator(".jp-OutputArea svg[role=img]").evaluate_all("all => all.map(s => s.clientWidth)")
-    assert len(shown) == 3
+    assert len(shown) == 5
     assert all(width > 300 for width in shown)
     lines = reader.page.locator(".jp-OutputArea .claim").all_inner_texts()
     assert [line for line in lines if "s26.columns" in line], "the claim stands where it was measured"
@@ -184,27 +190,50 @@ def test_every_chapter_with_a_widget_has_its_test_here():
     asked = {name: re.findall(r"(\w+_explorer)\(", path.read_text()) for name, path in project.notebooks().items()}
     assert {name: used for name, used in asked.items() if used} == {
         "06_zero_memory": ["states_explorer"],
-        "10_baichuan2_plan": ["memory_explorer"],
+        "14_which_layout": ["layout_explorer"],
     }
     assert not [name for name, path in project.notebooks().items() if "ipywidgets" in path.read_text()]
 
 
-@pytest.mark.parametrize(("name", "slider"), [("06_zero_memory", "stage"), ("plan", "batch")])
-def test_sliders_move_the_picture(open_notebook, name, slider):
+@pytest.mark.parametrize(
+    ("name", "sliders"),
+    [("06_zero_memory", ["stage"]), ("14_which_layout", ["GPUs", "Gbit/s", "sequence", "TP", "PP"])],
+    ids=["06", "14"],
+)
+def test_sliders_move_the_picture(open_notebook, name, sliders):
     reader = open_notebook(name)
     cells = nbformat.read(reader.folder / f"{name}.ipynb", as_version=4).cells
-    (sliders,) = [k for k, cell in enumerate(cells) if "_explorer(" in cell.source]
+    (explorer,) = [k for k, cell in enumerate(cells) if "_explorer(" in cell.source]
     imports = next(k for k, cell in enumerate(cells) if cell.cell_type == "code")
-    for cell in (imports, sliders):  # what lies between starts worlds, which the formula does not need
+    for cell in (imports, explorer):  # what lies between starts worlds, which the formula does not need
         reader.press_run(cell)
-    output = reader.page.locator(".jp-Notebook .jp-Cell").nth(sliders).locator(".jp-OutputArea")
+    output = reader.page.locator(".jp-Notebook .jp-Cell").nth(explorer).locator(".jp-OutputArea")
     picture = output.locator("img").first
     reader.until(picture.count, 120, "sliders and a picture")
-    before = picture.get_attribute("src")
-    handle = output.locator(".widget-slider", has_text=slider).locator(".noUi-handle")
-    handle.focus()
-    reader.page.keyboard.press("ArrowRight")
-    reader.until(lambda: picture.get_attribute("src") != before, 30, "the picture follows the slider")
+    for slider in sliders:
+        before = picture.get_attribute("src")
+        handle = output.locator(".widget-slider", has_text=slider).locator(".noUi-handle")
+        handle.focus()
+        reader.page.keyboard.press("ArrowRight")
+        reader.until(lambda shown=before: picture.get_attribute("src") != shown, 30, f"the picture follows {slider}")
+    assert reader.errors() == []
+
+
+def test_a_player_moves_by_its_slider(open_notebook):
+    reader = open_notebook("plan")
+    reader.press_run(0)
+    player = reader.page.locator(".jp-OutputArea .player")
+    player.wait_for(timeout=120_000)
+    told = player.locator(".frame:visible figcaption")
+    assert told.inner_text().startswith("Micro-batch 8")
+    player.locator("input").fill("2")  # the third of its three frames
+    reader.until(lambda: told.inner_text().startswith("Micro-batch 32"), 30, "the next frame")
+    for place in (player.locator("input"), player):  # the arrow keys, on the slider and on the picture: a frame each
+        place.focus()
+        reader.page.keyboard.press("ArrowLeft")
+        reader.until(lambda: told.inner_text().startswith("Micro-batch 8"), 30, "the frame before")
+        reader.page.keyboard.press("ArrowRight")
+        reader.until(lambda: told.inner_text().startswith("Micro-batch 32"), 30, "the frame after it")
     assert reader.errors() == []
 
 

@@ -1,0 +1,58 @@
+"""The pictures of chapters 11 and 12: what is told in words is what is drawn."""
+
+import pytest
+
+from pardemo.collection import drawings, figures
+from pardemo.collection.drawings import key
+from pardemo.collection.drawings.texts import common_in_order
+
+
+def test_only_labelled_tokens_are_coloured():
+    pieces = ["<reserved_106>", *"新闻", "<reserved_107>", *"标题", "</s>"]
+    drawn = drawings.labelled_tokens(pieces, [False] * 4 + [True] * 3)
+    svg = drawn._repr_html_()
+    assert svg.count(f'fill="{key.KEPT["gradients"]}"') == 3 + 1, "and once in the legend"
+    assert all(word in svg for word in ("user:", "assistant:", ">end<", ">标<"))
+    assert "标题end, have a label" in drawn.alt
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "length"), [("abcd", "acbd", 3), ("abc", "xyz", 0), ("", "abc", 0), ("abcab", "cab", 3)]
+)
+def test_the_longest_common_subsequence(one, other, length):
+    found = common_in_order(one, other)
+    assert len(found) == length
+    assert all(one[i] == other[j] for i, j in found)
+    assert found == sorted(found)
+    assert len({i for i, _ in found}) == len({j for _, j in found}) == length
+
+
+def test_words_out_of_order_are_dashed():
+    drawn = drawings.shared_words(["a", "b", "c"], ["c", "a", "b"])
+    assert "3 words are in both, 2 of them in the same order" in drawn.alt
+    assert drawn._repr_html_().count("stroke-dasharray") == 1 + 1, "and once in the legend"
+
+
+def test_a_word_that_is_there_twice_is_joined_once():
+    assert "1 words are in both, 1 of them" in drawings.shared_words(["a", "a"], ["a"]).alt
+
+
+def test_charts_tell_their_numbers(out):
+    kept = {"all": {"parameters": 2e9, "gradients": 2e9}, "LoRA": {"frozen parameters": 2e9}}
+    assert "all 4.0 GB, LoRA 2.0 GB" in figures.full_and_lora(kept, 80e9).alt
+    losses = {name: {0: 4.0, 10: last} for name, last in (("a", 0.1), ("b", 0.2), ("c", 1.0))}
+    assert "c from 4.00 to 1.00" in figures.losses_on_groups(losses).alt
+    kept = {kind: dict.fromkeys(range(4), 1e6) for kind in ("parameters", "gradients", "optimizer states")}
+    assert "ZeRO-3 keeps 3.00 MB and sends 2.00" in figures.lora_by_stage(kept, dict.fromkeys(range(4), 2e6), 0.9).alt
+    formats = {("fp32", 10): 7.0, ("fp32", 100): 7.0, ("fp16", 10): 7.0, ("fp16", 100): float("nan")}
+    assert "fp16 at 100: nan" in figures.losses_by_format(formats).alt
+    assert "logits 3.0; room 83" in figures.planned_memory({"logits": 3e9, "buckets": 1e6}, 83e9).alt
+    assert "prompt, labelled and padding" in figures.padded_batches({"x": [(3, 2), (5, 2)], "y": [(5, 2)]}).alt
+    assert figures.hours_by_length([1, 2], {"8": [1.0, 2.0]}, {"two": 2}).alt
+    shares = {group: {"the section": 0.5, "both": 0.25} for group in ("a", "b", "c")}
+    assert "a: the section 50%, both 25%" in figures.where_it_stops(shares, 100).alt
+    assert "x 75.0%" in figures.draws({"x": [1.0, 2.0, -1.0, 3.0]}).alt
+    score = {"rouge-l": 40.0, "intervals": {"rouge-l": [30.0, 50.0]}}
+    found = {answer: dict.fromkeys(("a", "b", "c"), score) for answer in ("base", "tuned")}
+    assert "base: 40, 40, 40; tuned: 40, 40, 40" in figures.scores_of_answers(found, {"rouge-l": "ROUGE-L"}).alt
+    assert len(list((out / "figures").iterdir())) == 10

@@ -1,0 +1,466 @@
+"""What ``pardemo plan --search --write`` writes: the layout, in the words of the programs that run it.
+
+Programs that are installed read it with their own code; of Megatron-LM that is megatron-core, since the script that
+parses its arguments comes with the repository only.
+"""
+
+import dataclasses
+import itertools
+import json
+import os
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from accelerate.commands.config.config_args import load_config_from_file
+
+from pardemo.peers import accelerate_configs, deepspeed_settings
+from pardemo.planner import hardware, models
+from pardemo.planner.layouts import launch, search
+from pardemo.planner.layouts.launch import cluster, facts, megatron, torchtitan
+from pardemo.planner.layouts.layout import SHARDING, Layout
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.shape import of
+from pardemo.planner.layouts.stacks import stack
+from pardemo.planner.layouts.step import stages
+from pardemo.planner.layouts.work import Job
+
+MIXTRAL = {
+    "model_type": "mixtral", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 32000, "num_local_experts": 8,
+    "num_experts_per_tok": 2, "max_position_embeddings": 32768, "rope_theta": 1e6, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+DEEPSEEK = {
+    "model_type": "deepseek_v3", "num_hidden_layers": 61, "hidden_size": 7168, "num_attention_heads": 128,
+    "num_key_value_heads": 128, "intermediate_size": 18432, "moe_intermediate_size": 2048, "vocab_size": 129280,
+    "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3,
+    "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+}  # fmt: skip
+
+DENSE = Layout(
+    tp=8, pp=4, dp=32, sharding="zero1", sequence_parallel=True, accumulation=32, chunks=5, recompute="selective"
+)
+EXPERTS = Layout(tp=2, cp=2, pp=2, dp=16, ep=8, sharding="zero1", sequence_parallel=True, accumulation=4)
+SHARDED = Layout(dp=64, sharding="zero3", micro_batch=2, recompute="full")
+GROUPS = SHARDED.but(shard_group=8)
+ALONE = Layout(tp=2, dp=4, sharding="zero1", sequence_parallel=True, micro_batch=2, accumulation=4)
+ONE_STAGE = Layout(tp=2, pp=4, dp=8, sharding="zero3", sequence_parallel=True, accumulation=8, chunks=2)
+
+
+def job(model: str, layout: Layout, program: str = "megatron-core", **changes) -> Job:
+    machine = Machine(hardware.gpu("H100"), layout.gpus, min(8, layout.gpus), 400e9)
+    return Job(of(models.find(model)), machine, stack(program), **{"sequence": 8192} | changes)
+
+
+@pytest.fixture
+def mixtral(tmp_path):
+    return saved(tmp_path / "mixtral-8x7b", MIXTRAL)
+
+
+def saved(folder: Path, config: dict) -> str:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return str(folder)
+
+
+def written(tmp_path, model, layout, program="megatron-core", **changes) -> dict[str, str]:
+    folder = tmp_path / "out"
+    names = launch.write(folder, job(model, layout, program, **changes), layout, model)
+    assert sorted(names) == sorted(path.name for path in folder.iterdir())
+    for name in names:
+        if (folder / name).read_text(encoding="utf-8").startswith("#!"):
+            subprocess.run(["bash", "-n", str(folder / name)], check=True)
+    return {name: (folder / name).read_text(encoding="utf-8") for name in names}
+
+
+def started(tmp_path: Path, script: str, *arguments: str, **environment: str) -> list[list[str]]:
+    """The words of each torchrun, accelerate or srun that a script starts, read by the shell itself."""
+    there = tmp_path / "bin"
+    there.mkdir(exist_ok=True)
+    log = tmp_path / "log"
+    log.unlink(missing_ok=True)
+    for name in ("torchrun", "accelerate", "scontrol"):
+        noted = f'printf "%s\\0" {name} "$@" >> {log}; echo >> {log}'
+        (there / name).write_text(f"#!/bin/bash\n{noted}\necho host0\n")
+    (there / "srun").write_text('#!/bin/bash\nshift\nexec "$@"\n')
+    for path in there.iterdir():
+        path.chmod(0o755)
+    variables = os.environ | {"PATH": f"{there}:{os.environ['PATH']}"} | environment
+    subprocess.run(["bash", script, *arguments], cwd=tmp_path / "out", env=variables, check=True, capture_output=True)
+    lines = log.read_text(encoding="utf-8").split("\n")
+    return [line.rstrip("\0").split("\0") for line in lines if line and not line.startswith("scontrol")]
+
+
+def megatron_arguments(tmp_path: Path, *torchrun: str) -> dict[str, list[str]]:
+    [[_, *words]] = started(tmp_path, "megatron.sh", *torchrun)
+    first = next(place for place, word in enumerate(words) if word.endswith("pretrain_gpt.py"))
+    found: dict[str, list[str]] = {}
+    for word in words[first + 1 :]:
+        if word.startswith("--"):
+            assert word not in found, f"{word} twice"
+            values = found[word] = []
+        else:
+            values.append(word)
+    return found
+
+
+#: Flags that are not fields of megatron-core's TransformerConfig; arguments.py adds them by name.
+OTHERS = {
+    "--micro-batch-size", "--global-batch-size", "--seq-length", "--max-position-embeddings", "--swiglu",
+    "--position-embedding-type", "--rotary-base", "--untie-embeddings-and-output-weights", "--group-query-attention",
+    "--vocab-size", "--make-vocab-size-divisible-by", "--train-iters", "--lr", "--min-lr", "--lr-decay-style",
+    "--lr-warmup-iters", "--weight-decay", "--adam-beta1", "--adam-beta2", "--clip-grad", "--log-interval",
+    "--log-throughput", "--eval-iters", "--distributed-timeout-minutes", "--use-distributed-optimizer",
+    "--overlap-grad-reduce", "--overlap-param-gather", "--mock-data", "--tokenizer-type", "--split",
+    "--no-create-attention-mask-in-dataloader", "--num-experts", "--num-layers-per-virtual-pipeline-stage",
+    "--use-megatron-fsdp", "--data-parallel-sharding-strategy", "--ckpt-format", "--no-gradient-accumulation-fusion",
+    "--num-distributed-optimizer-instances", "--rope-type", "--no-rope-fusion", "--squared-relu", "--use-rope-scaling",
+    "--rope-scaling-factor", "--rotary-percent", "--grad-reduce-in-bf16",
+}  # fmt: skip
+
+
+def megatron_configs(arguments: dict[str, list[str]]):
+    """megatron-core's own configurations from the arguments, as ``core_transformer_config_from_args`` makes them."""
+    import torch
+    import torch.nn.functional as F
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.transformer import MLATransformerConfig, TransformerConfig
+
+    kind = MLATransformerConfig if "--multi-latent-attention" in arguments else TransformerConfig
+    names = {}
+    for field in dataclasses.fields(kind):
+        told = field.metadata.get("argparse_meta", {}).get("arg_names", ["--" + field.name.replace("_", "-")])
+        names |= dict.fromkeys(told, field)
+    values = {}
+    for flag, words in arguments.items():
+        if flag in OTHERS:
+            continue
+        field = names[flag]  # KeyError: no such argument
+        default = field.default
+        if not words:
+            values[field.name] = not default
+        elif flag == "--recompute-modules":
+            values[field.name] = words
+        elif flag == "--moe-layer-freq":
+            values[field.name] = eval(words[0])  # as moe_freq_type does
+        else:
+            [word] = words
+            number = word.replace(".", "").replace("e-", "").isdigit()
+            values[field.name] = (float(word) if "." in word or "e" in word else int(word)) if number else word
+    pieces = arguments.get("--num-layers-per-virtual-pipeline-stage")
+    if pieces:
+        each = values["num_layers"] // values["pipeline_model_parallel_size"]
+        assert each % int(pieces[0]) == 0
+        values["virtual_pipeline_model_parallel_size"] = each // int(pieces[0])
+    if "--num-experts" in arguments:
+        values["num_moe_experts"] = int(arguments["--num-experts"][0])
+    if "--swiglu" in arguments:
+        values |= {"gated_linear_unit": True, "activation_func": F.silu}
+    if "--no-rope-fusion" in arguments:
+        values |= {"rope_type": arguments["--rope-type"][0], "apply_rope_fusion": False}
+    whole = kind(**values, params_dtype=torch.bfloat16, pipeline_dtype=torch.bfloat16)
+    optimizer = OptimizerConfig(bf16=True, use_distributed_optimizer="--use-distributed-optimizer" in arguments)
+    parallel = DistributedDataParallelConfig(
+        overlap_grad_reduce="--overlap-grad-reduce" in arguments,
+        overlap_param_gather="--overlap-param-gather" in arguments,
+        use_distributed_optimizer="--use-distributed-optimizer" in arguments,
+        use_megatron_fsdp="--use-megatron-fsdp" in arguments,
+        data_parallel_sharding_strategy=arguments.get("--data-parallel-sharding-strategy", ["no_shard"])[0],
+        num_distributed_optimizer_instances=int(arguments.get("--num-distributed-optimizer-instances", ["1"])[0]),
+    )
+    return whole, optimizer, parallel
+
+
+def same(config, layout: Layout) -> bool:
+    return (
+        config.tensor_model_parallel_size, config.pipeline_model_parallel_size, config.context_parallel_size,
+        config.expert_model_parallel_size, config.virtual_pipeline_model_parallel_size or 1, config.sequence_parallel,
+    ) == (layout.tp, layout.pp, layout.cp, layout.ep, layout.chunks, layout.sequence_parallel)  # fmt: skip
+
+
+def test_a_dense_model_on_a_thousand_gpus(tmp_path):
+    files = written(tmp_path, "llama3-70b", DENSE)
+    assert list(files) == ["megatron.sh", "slurm.sbatch", "kubernetes.yaml"]  # ZeRO 1, a pipeline of pieces: no other
+    arguments = megatron_arguments(tmp_path, "--nnodes", "128")
+    assert {"--micro-batch-size": ["1"], "--global-batch-size": ["1024"], "--seq-length": ["8192"]}.items() <= (
+        arguments.items()
+    )
+    config, _, parallel = megatron_configs(arguments)
+    assert same(config, DENSE)
+    assert (config.num_layers, config.hidden_size, config.num_query_groups, config.ffn_hidden_size) == (
+        80,
+        8192,
+        8,
+        28672,
+    )
+    assert (config.normalization, config.add_bias_linear, config.hidden_dropout) == ("RMSNorm", False, 0.0)
+    assert (config.recompute_granularity, config.bf16) == ("selective", True)
+    assert parallel.use_distributed_optimizer
+    assert parallel.overlap_param_gather
+    assert arguments["--rotary-base"] == ["500000"]
+    assert "#SBATCH --nodes=128\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=8\n" in files["slurm.sbatch"]
+    assert files["kubernetes.yaml"].count("nvidia.com/gpu: 8") == 2
+    assert "replicas: 127" in files["kubernetes.yaml"]
+
+
+def test_the_vocabulary_is_the_models(tmp_path):
+    for words, tp in itertools.product((128256, 32000, 50257, 151936), (1, 2, 4, 8)):
+        told = megatron.vocabulary(words, tp)
+        unit = told["make-vocab-size-divisible-by"] * tp
+        padded = -(-(told["vocab-size"] + 1) // unit) * unit  # NullTokenizer has one word more
+        assert padded == words or words % tp, (words, tp)
+
+
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        ("llama3.1-405b", Layout(tp=8, pp=16, dp=8, sequence_parallel=True, accumulation=16, sharding="zero1")),
+        ("llama3-70b", Layout(tp=8, pp=4, dp=32, sequence_parallel=True, accumulation=8, sharding="zero1", chunks=8)),
+        ("llama3-8b", Layout(tp=2, pp=3, dp=1, sequence_parallel=True, accumulation=6)),
+    ],
+)
+def test_layers_that_do_not_divide_are_laid_out_as_planned(tmp_path, model, layout):
+    launch.write(tmp_path / "out", wanted := job(model, layout), layout, model)
+    arguments = megatron_arguments(tmp_path, "--standalone")
+    config, *_ = megatron_configs(arguments)
+    assert same(config, layout)
+    laid = config.pipeline_model_parallel_layout.layout
+    counts = [sum(piece.name == "decoder" for part in stage for piece in part) for stage in laid]
+    assert counts == stages(wanted, layout)
+
+
+def test_experts(tmp_path, mixtral):
+    files = written(tmp_path, mixtral, EXPERTS)
+    assert list(files) == ["megatron.sh", "slurm.sbatch", "kubernetes.yaml"]
+    arguments = megatron_arguments(tmp_path, "--nnodes", "16")
+    config, *_ = megatron_configs(arguments)
+    assert same(config, EXPERTS)
+    assert (config.num_moe_experts, config.moe_router_topk, config.moe_ffn_hidden_size) == (8, 2, 14336)
+    assert config.expert_tensor_parallel_size == EXPERTS.tp  # as the planner counts experts
+    assert arguments["--rotary-base"] == ["1000000"]
+
+
+def test_latent_attention_and_layers_without_experts(tmp_path):
+    model = saved(tmp_path / "deepseek", DEEPSEEK)
+    layout = Layout(tp=1, pp=16, dp=64, ep=64, sharding="zero1", accumulation=16)
+    launch.write(tmp_path / "out", job(model, layout, sequence=4096), layout, model)
+    config, *_ = megatron_configs(megatron_arguments(tmp_path, "--nnodes", "128"))
+    assert same(config, layout)
+    assert (config.kv_lora_rank, config.q_lora_rank, config.qk_pos_emb_head_dim) == (512, 1536, 64)
+    assert config.moe_layer_freq == [0] * 3 + [1] * 58
+    assert config.moe_shared_expert_intermediate_size == 2048
+
+
+@pytest.mark.parametrize("layout", [SHARDED, GROUPS])
+def test_states_that_are_shared_whole(tmp_path, layout):
+    files = written(tmp_path, "llama3-8b", layout, "torchtitan")
+    first, *rest = files
+    assert first == "torchtitan.toml"
+    assert set(rest) - {"accelerate.yaml", "deepspeed.json"} == {"megatron.sh", "slurm.sbatch", "kubernetes.yaml"}
+    assert ("deepspeed.json" in rest) == (layout.shard_group == 0)
+    config, _, parallel = megatron_configs(megatron_arguments(tmp_path, "--nnodes", "8"))
+    assert same(config, layout)
+    assert parallel.data_parallel_sharding_strategy == "optim_grads_params"
+    assert parallel.num_distributed_optimizer_instances == layout.replicas // layout.shards
+    assert "unset CUDA_DEVICE_MAX_CONNECTIONS" in files["megatron.sh"]
+    found = tomllib.loads(files["torchtitan.toml"])
+    degrees = found["parallelism"]
+    assert degrees["data_parallel_shard_degree"] == layout.shards
+    assert degrees["data_parallel_shard_degree"] * degrees["data_parallel_replicate_degree"] == layout.dp
+    assert (found["model"]["name"], found["model"]["flavor"]) == ("llama3", "8B")
+    training = found["training"]
+    assert (training["local_batch_size"], training["global_batch_size"], training["seq_len"]) == (2, 128, 8192)
+    assert found["activation_checkpoint"]["mode"] == "full"
+
+
+def test_torchtitans_pipeline_is_cut_as_planned(tmp_path):
+    found = tomllib.loads(written(tmp_path, "llama3-8b", ONE_STAGE, "torchtitan-compiled")["torchtitan.toml"])
+    degrees, training = found["parallelism"], found["training"]
+    assert degrees["pipeline_parallel_schedule"] == "Interleaved1F1B"
+    sizes = (degrees[f"{name}_degree"] for name in ("data_parallel_shard", "tensor_parallel", "pipeline_parallel"))
+    assert tuple(sizes) == (8, 2, 4)
+    weights = sum(degrees[f"pipeline_parallel_{place}_stage_less_layers"] for place in ("first", "last"))
+    # as pipeline_llm of torchtitan counts its pieces
+    assert -(-(32 + weights) // degrees["pipeline_parallel_layers_per_stage"]) == ONE_STAGE.pp * ONE_STAGE.chunks
+    assert training["local_batch_size"] // degrees["pipeline_parallel_microbatch_size"] == ONE_STAGE.accumulation
+    assert training["global_batch_size"] == training["local_batch_size"] * ONE_STAGE.dp == ONE_STAGE.batch
+    assert found["compile"]["enable"]
+
+
+def test_a_flavor_that_torchtitan_lacks_is_said(tmp_path):
+    text = written(tmp_path, "llama2-70b", SHARDED.but(dp=512), "torchtitan", sequence=4096)["torchtitan.toml"]
+    assert "# torchtitan has no flavor of these sizes: add 'llama2-70b'" in text
+    assert tomllib.loads(text)["model"]["flavor"] == "llama2-70b"
+
+
+def test_one_host(tmp_path):
+    files = written(tmp_path, "llama3-8b", ALONE, "nanotron")
+    assert list(files) == ["nanotron.yaml", "megatron.sh", "slurm.sbatch", "kubernetes.yaml"]
+    found = yaml.safe_load(files["nanotron.yaml"])
+    degrees, tokens, optimizer = found["parallelism"], found["tokens"], found["optimizer"]
+    assert degrees["dp"] * degrees["tp"] * degrees["pp"] == 8
+    assert (degrees["tp_mode"], degrees["pp_engine"]) == ("REDUCE_SCATTER", "1f1b")
+    assert tokens["micro_batch_size"] * tokens["batch_accumulation_per_replica"] * degrees["dp"] == ALONE.batch
+    assert (optimizer["zero_stage"], optimizer["accumulate_grad_in_fp32"]) == (1, True)
+    assert isinstance(found["model"]["model_config"]["rms_norm_eps"], float)
+    assert found["model"]["model_config"]["num_key_value_heads"] == 8
+    [words] = started(tmp_path, "slurm.sbatch", SLURM_SUBMIT_DIR=str(tmp_path / "out"), SLURM_CPUS_PER_TASK="32",
+                      SLURM_JOB_NODELIST="host0")  # fmt: skip
+    assert words[:4] == ["torchrun", "--nproc_per_node", "8", "--standalone"]
+    job_ = yaml.safe_load(files["kubernetes.yaml"])
+    assert set(job_["spec"]["pytorchReplicaSpecs"]) == {"Master"}
+    assert "--standalone" in megatron_words(tmp_path)
+
+
+def megatron_words(tmp_path):
+    [words] = started(tmp_path, "megatron.sh")
+    return words
+
+
+@pytest.mark.parametrize("sharding", ["none", "zero1", "zero2", "zero3"])
+def test_zero_alone_is_deepspeeds(tmp_path, monkeypatch, sharding):
+    from deepspeed.runtime import config
+
+    layout = Layout(dp=16, sharding=sharding, micro_batch=2, accumulation=3)
+    files = written(tmp_path, "llama3-8b", layout, "llm-foundry")
+    assert next(iter(files)) == "accelerate.yaml"
+    monkeypatch.setattr(accelerate_configs, "room", lambda: 8)
+    found = accelerate_configs.read(tmp_path / "out" / "accelerate.yaml")  # checks deepspeed.json too
+    assert (found["num_processes"], found["num_machines"]) == (16, 2)
+    assert load_config_from_file(str(tmp_path / "out" / "accelerate.yaml")).num_processes == 16
+    settings = json.loads(files["deepspeed.json"])
+    deepspeed_settings.check(settings, 16)
+    monkeypatch.setattr(config.dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(config.dist, "get_world_size", lambda: 16)
+    read = config.DeepSpeedConfig(settings)
+    assert (read.train_batch_size, read.gradient_accumulation_steps) == (layout.batch, 3)
+    assert read.zero_config.stage == SHARDING.index(sharding)
+    [words] = started(tmp_path, "slurm.sbatch", SLURM_SUBMIT_DIR=str(tmp_path / "out"), SLURM_CPUS_PER_TASK="32",
+                      SLURM_JOB_NODELIST="host[0-1]", SLURM_NODEID="1")  # fmt: skip
+    first = "accelerate launch --config_file accelerate.yaml --num_machines 2 --machine_rank 1"
+    rest = f"--main_process_ip host0 --main_process_port 29500 {tmp_path / 'out' / 'train.py'}"
+    assert words == f"{first} {rest}".split()
+
+
+@pytest.mark.parametrize("program", ["megatron-core", "torchtitan", "nanotron"])
+def test_slurm_and_kubernetes_start_the_same_on_every_host(tmp_path, program):
+    layout = Layout(dp=16, sharding="zero3" if program == "torchtitan" else "zero1")
+    files = written(tmp_path, "llama3-8b", layout, program)
+    (tmp_path / "out" / "torchtitan").mkdir()
+    [words] = started(tmp_path, "slurm.sbatch", SLURM_SUBMIT_DIR=str(tmp_path / "out"), SLURM_CPUS_PER_TASK="32",
+                      SLURM_JOB_NODELIST="host[0-1]", SLURM_NODEID="1")  # fmt: skip
+    head = ["torchrun", "--nproc_per_node", "8", "--nnodes", "2", "--node_rank", "1", "--master_addr", "host0"]
+    assert words[: len(head)] == head
+    assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=8\n" in files["slurm.sbatch"]
+    found = yaml.safe_load(files["kubernetes.yaml"])
+    assert (found["apiVersion"], found["kind"], found["metadata"]["name"]) == (
+        "kubeflow.org/v1",
+        "PyTorchJob",
+        "llama3-8b",
+    )
+    roles = found["spec"]["pytorchReplicaSpecs"]
+    assert {role: one["replicas"] for role, one in roles.items()} == {"Master": 1, "Worker": 1}
+    [container] = roles["Worker"]["template"]["spec"]["containers"]
+    assert (container["name"], container["resources"]["limits"]) == ("pytorch", {"nvidia.com/gpu": 8})
+    (tmp_path / "out" / "pod.sh").write_text(container["command"][2], encoding="utf-8")
+    variables = {one["name"]: one["value"].replace("/workspace", str(tmp_path / "out")) for one in container["env"]}
+    [there] = started(tmp_path, "pod.sh", RANK="1", MASTER_ADDR="host0", MASTER_PORT="29500", **variables)
+    assert there == words
+
+
+def test_who_can_run_a_layout_is_told_without_writing():
+    wanted, config = job("llama3-8b", GROUPS), models.find("llama3-8b")
+    found = launch.reasons(wanted, GROUPS, facts.of(config, wanted.shape, "llama3-8b"))
+    assert [name for name, reason in found.items() if reason is None] == ["megatron.sh", "torchtitan.toml"]
+
+
+def test_a_program_that_cannot_is_left_out_and_said(tmp_path):
+    files = written(tmp_path, "llama3-70b", DENSE, "torchtitan")
+    assert "torchtitan.toml" not in files
+    for name in ("slurm.sbatch", "kubernetes.yaml"):
+        assert "# torchtitan.toml is not there: torchtitan has no zero1" in files[name]
+        assert "megatron.sh" in files[name]
+
+
+def test_what_cannot_run_is_refused_in_one_line(tmp_path):
+    zero_bubble = DENSE.but(schedule="zb-h1", chunks=1)
+    with pytest.raises(ValueError, match=r"nothing runs TP8 .*no zb-h1 schedule") as told:
+        launch.write(tmp_path / "out", job("llama3-70b", zero_bubble), zero_bubble, "llama3-70b")
+    assert "\n" not in str(told.value)
+    with pytest.raises(ValueError, match=r"are 1024 GPUs, not 8$"):
+        launch.write(tmp_path / "out", job("llama3-70b", ALONE), DENSE, "llama3-70b")
+    odd = Layout(dp=12, sharding="zero1")
+    with pytest.raises(ValueError, match="12 GPUs do not fill hosts of 8"):
+        launch.write(tmp_path / "out", job("llama3-8b", odd), odd, "llama3-8b")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_is_there_stays(tmp_path):
+    wanted = job("llama3-70b", DENSE)
+    names = launch.write(tmp_path / "out", wanted, DENSE, "llama3-70b")
+    assert launch.write(tmp_path / "out", wanted, DENSE, "llama3-70b") == names  # the same again is no loss
+    (tmp_path / "out" / "slurm.sbatch").write_text("mine", encoding="utf-8")
+    (tmp_path / "out" / "megatron.sh").unlink()
+    with pytest.raises(ValueError, match=r"already has another slurm.sbatch; name a new folder"):
+        launch.write(tmp_path / "out", wanted, DENSE, "llama3-70b")
+    assert (tmp_path / "out" / "slurm.sbatch").read_text(encoding="utf-8") == "mine"
+    assert not (tmp_path / "out" / "megatron.sh").exists()
+
+
+def test_megatron_core_would_refuse_what_is_not_written():
+    """The guard has teeth: its own checks do refuse a layout that does not divide."""
+    from megatron.core.transformer import TransformerConfig
+
+    with pytest.raises(ValueError, match="must be a multiple"):
+        TransformerConfig(num_layers=4, hidden_size=48, num_attention_heads=6, tensor_model_parallel_size=4)
+
+
+def test_models_facts():
+    def model(name):
+        config = models.find(name)
+        return facts.of(config, of(config), name)
+
+    llama = model("llama3.1-8b")
+    assert (llama.theta, llama.rms, llama.positions, llama.like_llama) == (5e5, True, "rope", True)
+    qwen = model("qwen2.5-7b")
+    assert (qwen.query_bias, qwen.like_llama, torchtitan.name_of(qwen)) == (True, False, None)
+    assert model("qwen3-8b").query_norm
+    gpt = model("gpt2")
+    assert (gpt.positions, gpt.longest, gpt.rms, gpt.linear_bias) == ("learned", 1024, False, True)
+    baichuan = model("baichuan2-13b")
+    assert baichuan.positions == "other"
+    assert len(megatron.left_out(baichuan)) == 2  # its positions and its head
+    assert megatron.why_not(job("gpt2", ALONE), ALONE, gpt) == "1024 learned positions are fewer than 8192 tokens"
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "qwen2.5-7b", "qwen3-8b", "baichuan2-7b"])
+def test_every_layout_of_a_search_is_one_that_megatron_core_takes(model):
+    """All ways to cut a small job: each is written by some program, and megatron-core builds its configuration."""
+    machine = Machine(hardware.gpu("H100"), 16, 8, 400e9)
+    wanted = Job(shape := of(config := models.find(model)), machine, stack("megatron-core"), 4096)
+    described, seen = facts.of(config, shape, model), set()
+    for layout in search.layouts(shape, machine, 32, 4096):
+        key = (layout.tp, layout.pp, layout.cp, layout.chunks, layout.sharding, layout.shard_group, layout.recompute)
+        if not wanted.stack.runs(layout) or key in seen or len(seen) > 400:
+            continue
+        seen.add(key)
+        if (why := megatron.why_not(wanted, layout, described)) is not None:
+            assert "key-value heads" in why
+            continue
+        groups = megatron.flags(wanted, layout, described).values()
+        flat = {name: value for group in groups for name, value in group.items()}
+        made, *_ = megatron_configs({f"--{n}": [] if v is True else [str(v)] for n, v in flat.items()})
+        assert same(made, layout), layout
+
+
+def test_labels_and_resources():
+    assert cluster.label("Qwen/Qwen2.5_7B ") == "qwen-qwen2-5-7b"
+    assert cluster.label("模型") == "pardemo"
+    assert [cluster.resource(name) for name in ("H100", "MI300X", "Ascend-910B")] == [
+        "nvidia.com/gpu", "amd.com/gpu", "huawei.com/Ascend910",
+    ]  # fmt: skip

@@ -1,0 +1,250 @@
+"""``--gpu FILE``: a machine's own rates instead of a datasheet's; what is wrong in such a file; measuring one."""
+
+import csv
+import json
+import math
+
+import pytest
+
+from pardemo import Cluster, cli, project
+from pardemo.cluster import tiers
+from pardemo.planner import hardware, measured, profile
+from pardemo.planner.layouts import machines, published, runs
+from pardemo.planner.layouts.shape import COLUMNS, Product, Shape
+from pardemo.planner.layouts.stacks import MEGATRON
+from pardemo.planner.layouts.work import Job, product
+from pardemo.planner.table import Cluster as Planned
+
+OWN = {
+    "name": "our H100", "memory_gib": 79.1, "peak_tflops": 989, "reachable_tflops": 700, "sustained": 0.9,
+    "memory_gb_per_s": 2850, "inside": {"gb_per_s": 360, "latency_us": 30},
+    "between": {"gb_per_s": 300, "latency_us": 90}, "host_gpus": 8, "source": "ours",
+}  # fmt: skip
+JOB = ["--model", "llama3-8b", "--gpus", "16", "--hosts", "2", "--sequence", "8192", "--per-step", "64"]
+
+
+def saved(folder, drop=(), **changes):
+    path = folder / "own.json"
+    path.write_text(json.dumps({name: value for name, value in (OWN | changes).items() if name not in drop}))
+    return path
+
+
+def test_what_was_measured_is_what_is_planned_with(tmp_path):
+    found = profile.find(str(saved(tmp_path)), 16)
+    here = machines.machine(found, 16, 8)
+    assert here.matrix_flops == pytest.approx(700e12 * 0.9)
+    assert here.memory_bytes_per_s == pytest.approx(2850e9)
+    assert here.gpu.memory_bytes == pytest.approx(79.1 * 2**30)
+    assert here.rate(8) == pytest.approx(360e9)
+    assert here.rate(16) == pytest.approx(300e9)
+    assert (here.latency(2), here.latency(16)) == pytest.approx((30e-6, 4 * 90e-6))
+
+
+def test_a_link_that_was_not_measured_is_its_datasheets(tmp_path):
+    found = profile.load(saved(tmp_path, drop=("between",)))
+    assert machines.machine(found, 16, 8, 100e9).rate(16) == pytest.approx(80e9)
+    assert found.link(None) == hardware.link("ethernet-100g")
+    assert profile.load(saved(tmp_path)).link("400") == 50e9, "a link that is asked for goes before the measured one"
+
+
+def test_a_gpu_of_the_table_is_what_it_was():
+    found = profile.find("H100", 16)
+    assert machines.machine(found, 16, 8, 400e9) == machines.Machine(hardware.gpu("H100"), 16, 8, 400e9)
+
+
+def test_rates_by_size_say_what_small_products_lose(tmp_path):
+    rates = {str(n): 800 / (1 + 300 / n) ** 3 for n in (1024, 2048, 4096, 8192)}
+    gpu = profile.load(saved(tmp_path, reachable_tflops=rates)).gpu
+    assert (gpu.reachable, gpu.small) == pytest.approx((800e12, 300))
+    here = machines.machine(profile.load(saved(tmp_path, reachable_tflops=rates, sustained=1.0)), 8, 8)
+    job = Job(Shape(4, 2048, 16, 16, 8192, 32000), here, MEGATRON.but(small=1.0))
+    seconds = product(job, Product(2048, 2048, COLUMNS), 1, 2048)
+    assert 2 * 2048**3 / seconds == pytest.approx(rates["2048"] * 1e12), "and no longer what its program's runs say"
+
+
+def test_the_dry_runs_planner_takes_it_too(tmp_path):
+    gpu = profile.load(saved(tmp_path)).gpu
+    rates, usual = Planned(gpu, 8).rates, Planned(hardware.gpu("H100"), 8).rates
+    assert rates.flops * dict(rates.shares)["forward"] == pytest.approx(700e12 * 0.9)
+    assert dict(rates.shares)["backward"] / dict(rates.shares)["forward"] == pytest.approx(0.6 / 0.65)
+    assert rates.ring(8) == pytest.approx(360e9)
+    assert (usual.ring(8), usual.memory_share) == pytest.approx((0.8 * 450e9, 0.8))
+
+
+@pytest.mark.parametrize(
+    ("drop", "changes", "told"),
+    [
+        (("memory_gib",), {}, "own.json: no memory_gib (GiB of one GPU"),
+        (("name", "peak_tflops"), {}, "no name (of the GPU), peak_tflops (TFLOP/s of its datasheet)"),
+        ((), {"memory_gb": 80}, "no field memory_gb; did you mean memory_gib?"),
+        ((), {"xyz": 1}, "no field xyz; there are name, memory_gib"),
+        ((), {"memory_gib": 85e9}, "memory_gib is 8.5e+10, not within 0.01 to 4096; it is in GiB"),
+        ((), {"memory_gb_per_s": -1}, "memory_gb_per_s is -1, not within"),
+        ((), {"memory_gb_per_s": math.nan}, "memory_gb_per_s is nan, not within"),
+        ((), {"peak_tflops": "989"}, "peak_tflops must be a number (TFLOP/s of its datasheet), not '989'"),
+        ((), {"peak_tflops": True}, "peak_tflops must be a number"),
+        ((), {"reachable_tflops": 1200}, "reachable_tflops is 1200, above peak_tflops, 989: are both in TFLOP/s?"),
+        ((), {"reachable_tflops": {}}, "reachable_tflops has no sizes"),
+        ((), {"reachable_tflops": {"big": 600}}, "reachable_tflops has the size 'big', no whole number"),
+        ((), {"reachable_tflops": {"1024": 0}}, "reachable_tflops of 1024 is 0, not within"),
+        ((), {"reachable_tflops": {"1024": 300, "2048": 1200}}, "above peak_tflops"),
+        ((), {"sustained": 1.2}, "sustained is 1.2, not within 0.01 to 1; it is in a share of it"),
+        ((), {"inside": 360}, "inside must be an object with gb_per_s and latency_us"),
+        ((), {"inside": {"gb_per_s": 360}}, "inside has no latency_us (µs of a collective"),
+        ((), {"between": {"gb_per_s": 50, "latency_us": -3}}, "between.latency_us is -3, not within"),
+        ((), {"between": {"gbit_per_s": 400, "latency_us": 3}}, "no field between.gbit_per_s; did you mean between.gb"),
+        ((), {"host_gpus": 0}, "host_gpus must be a whole number of at least 1, not 0"),
+        ((), {"bf16": "yes"}, "bf16 must be true or false, not 'yes'"),
+        ((), {"name": ""}, "name must be a text"),
+        ((), {"matmul_flops": 1e9}, "a run's machine.json, and no profile"),
+        (("inside",), {}, "own.json has no inside (gb_per_s, latency_us), which 16 GPUs need"),
+    ],
+)  # fmt: skip
+def test_a_profile_that_is_wrong_is_one_line(tmp_path, drop, changes, told, capsys):
+    path = saved(tmp_path, drop, **changes)
+    assert cli.main(["plan", "--search", *JOB, "--gpu", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("{", "own.json is no JSON"), ("[1]", "own.json: not a profile, which is an object with name"), (None, "no file")],
+)
+def test_a_file_that_is_no_profile_is_one_line(tmp_path, text, told, capsys):
+    path = tmp_path / "own.json"
+    if text is not None:
+        path.write_text(text)
+    for question in (["--search", *JOB], ["--explain", "tp=2", *JOB], ["--against", "x.csv"], ["--model", "gpt2"]):
+        assert cli.main(["plan", *question, "--gpu", str(path)]) == 2
+        error = capsys.readouterr().err
+        assert told in error
+        assert error.count("\n") == 1
+
+
+def test_search_and_explain_with_a_profile(tmp_path, capsys):
+    path = str(saved(tmp_path))
+    assert cli.main(["plan", "--search", *JOB, "--gpu", path]) == 0
+    assert "16 × our H100" in capsys.readouterr().out
+    assert cli.main(["plan", "--explain", "tp=8,sharding=zero1", *JOB, "--gpu", path]) == 0
+    shown = capsys.readouterr().out
+    assert "2850 GB/s, as measured" in shown
+    assert "360 GB/s inside a host, 300 GB/s a host's adapters, as measured; 30 and 90 µs" in shown
+    slow = saved(tmp_path, inside={"gb_per_s": 3.6, "latency_us": 30})
+    assert cli.main(["plan", "--explain", "tp=8", *JOB, "--gpu", str(slow), "--json"]) == 0
+    parts = json.loads(capsys.readouterr().out)["parts"]
+    assert parts["tensor-parallel traffic"] > parts["matrix products"]
+
+
+def test_plan_with_a_profile(tmp_path, capsys):
+    small = saved(tmp_path, memory_gib=4, name="ours")
+    job = ["--model", "gpt2", "--full", "--gpus", "2", "--zero", "1", "--batch", "2", "--sequence", "256"]
+    assert cli.main(["plan", *job, "--per-step", "4", "--checkpointing", "off", "--gpu", str(small), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["gpu"] == "ours"
+
+
+ROW = {"model": "llama3-8b", "gpu": "our H100", "gpus": "8", "sequence": "8192", "micro_batch": "1",
+       "accumulation": "4", "tokens_per_s": "9000", "sharding": "zero3"}  # fmt: skip
+
+
+def own_runs(folder, **changes):
+    path = folder / "runs.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, ROW)
+        writer.writeheader()
+        writer.writerow(ROW | changes)
+    return path
+
+
+def test_runs_on_the_own_machine(tmp_path, capsys):
+    path = saved(tmp_path)
+    (by_name,) = runs.read(own_runs(tmp_path), profile.load(path))
+    (by_file,) = runs.read(own_runs(tmp_path, gpu="own.json"))
+    assert by_name == by_file
+    assert by_name.job.machine.rate(2) == pytest.approx(360e9)
+    assert cli.main(["plan", "--against", str(own_runs(tmp_path)), "--gpu", str(path)]) == 0
+    assert "step time" in capsys.readouterr().out
+    assert cli.main(["plan", "--against", str(own_runs(tmp_path, gpu="A100-80GB")), "--gpu", str(path)]) == 2
+    assert "no run is on 'our H100', the name in" in capsys.readouterr().err
+
+
+def test_a_profile_takes_the_place_of_a_published_tables_gpu(tmp_path):
+    own = profile.load(saved(tmp_path, name="H100", drop=("between",)))
+    table = project.root() / "data" / "published_runs" / "llm_foundry_fsdp.csv"
+    usual, changed = published.load(table), published.load(table, own)
+    for before, after in zip(usual, changed, strict=True):
+        ours = before.job.machine.gpu.name == "H100"
+        assert (after.job.machine.gpu is own.gpu) == ours
+        assert after.job.machine.rate(64) == pytest.approx(before.job.machine.rate(64)), "what was not measured stays"
+
+
+def test_measuring_this_machine_writes_what_can_be_read(tmp_path, monkeypatch, capsys):
+    quick(monkeypatch)
+    path = tmp_path / "here.json"
+    assert cli.main(["plan", "--measure", str(path), "--gpus", "2"]) == 0
+    assert f"written to {path}" in capsys.readouterr().out
+    found = profile.load(path)
+    assert (found.host_gpus, found.between) == (2, None)
+    assert found.gpu.measured
+    assert 0 < found.gpu.reachable <= found.gpu.flops
+    assert found.latency_within > 0
+    assert cli.main(["plan", "--explain", "tp=2", "--model", "gpt2", "--gpus", "2", "--gpu", str(path)]) == 0
+    assert "2 × cpu" in capsys.readouterr().out
+
+
+def test_one_rank_has_no_links(tmp_path, monkeypatch, capsys):
+    quick(monkeypatch)
+    assert "inside" not in measured.measure(tmp_path / "one.json", 1)
+    assert profile.find(str(tmp_path / "one.json"), 1).inside is False
+
+
+@pytest.mark.skipif(tiers.found().name == "none", reason="no link can be limited here")
+def test_hosts_are_measured_apart(tmp_path, monkeypatch):
+    quick(monkeypatch)
+    cluster = Cluster(hosts=2, ranks_per_host=2, between="100 Mbit/s", inside="400 Mbit/s")
+    measured.measure(tmp_path / "two.json", 4, cluster)
+    found = profile.load(tmp_path / "two.json")
+    assert found.between == pytest.approx(100e6 / 8, rel=0.15)
+    assert found.gpu.link_bytes_per_s == pytest.approx(400e6 / 8, rel=0.15)
+    assert found.host_gpus == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [(["nowhere/x.json"], "no folder nowhere to write x.json into"), (["x.json", "--gpus", "0"], "at least 1, not 0")],
+)
+def test_what_cannot_be_measured_is_one_line(arguments, told, capsys):
+    assert cli.main(["plan", "--measure", *arguments]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_peak_is_the_datasheets_of_the_devices_name():
+    assert hardware.gpu("H100").flops == 989e12
+    told = {"NVIDIA H100 80GB HBM3": "H100", "NVIDIA GeForce RTX 5090": "5090", "AMD Instinct MI300X": "MI300X"}
+    for device, known in told.items():
+        assert measured.peak(device, 1e12)[0] == hardware.gpu(known).flops
+    assert measured.peak("cpu", 1e11)[0] == 1e11
+
+
+def quick(monkeypatch):
+    """Smaller than what is worth a plan: only that it is measured and written is of interest here."""
+    monkeypatch.setattr(measured, "SIZES", {False: (64, 128)})
+    monkeypatch.setattr(measured, "WARM_S", {False: 0.05})
+    monkeypatch.setattr(measured, "COPY_BYTES", {False: 1 << 20})
+    monkeypatch.setattr(measured, "LARGE_BYTES", {False: 2 << 20})
+
+
+@pytest.mark.parametrize("name", ["B200", "GB200", "B300", "MI300X", "L4", "A10G", "5090", "Ascend-910B"])
+def test_gpus_of_today_are_in_the_table_with_their_sources(name):
+    gpu = hardware.gpu(name)
+    assert gpu.memory_bytes > 20 * 2**30
+    assert 0 < gpu.reachable <= 0.85 * gpu.flops
+    assert gpu.link_bytes_per_s < gpu.memory_bytes_per_s
+    assert len(gpu.source) > 20
+
+
+def test_gpus_are_found_by_what_they_are_called():
+    assert hardware.gpu("RTX 5090") is hardware.gpu("5090")
+    assert hardware.gpu("ascend 910b") is hardware.gpu("Ascend-910B")
+    assert hardware.gpu("H100 SXM") is hardware.gpu("H100")

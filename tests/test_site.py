@@ -1,0 +1,95 @@
+"""The site: every page in one frame, every link inside it leads somewhere, and its search finds."""
+
+import functools
+import http.server
+import threading
+
+import pytest
+
+from pardemo import cli, project
+from pardemo.collection import site
+
+REFERENCE = project.root() / "outputs" / "reference"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    out = tmp_path_factory.mktemp("site") / "site"
+    site.build(REFERENCE, out)  # refuses links that lead nowhere
+    return out
+
+
+@pytest.fixture(scope="module")
+def served(built):
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=built)
+    handler.log_message = lambda *a: None
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_every_chapter_and_document_is_a_page(built):
+    pages = {path.name for path in built.glob("*.html")}
+    chapters = {f"{path.stem}.html" for path in REFERENCE.glob("*.ipynb")}
+    documents = {f"{path.stem}.html" for path in (project.root() / "docs").glob("*.md")}
+    assert pages == {"index.html", "report.html"} | chapters | documents
+
+
+def test_what_stands_in_the_tree_alone_is_no_link(built):
+    text = (built / "index.html").read_text()
+    assert 'href="outputs/' not in text
+    assert 'href="docs/' not in text
+    assert 'href="01_data_parallel.html"' in text
+
+
+@pytest.mark.parametrize(
+    ("asked", "page"), [("ring all-reduce", "01_data_parallel"), ("流水线", "02_pipeline_parallel")]
+)
+def test_the_search_finds_a_word_and_its_page(chromium, served, asked, page):
+    tab = chromium.new_page()
+    tab.goto(f"{served}/index.html")
+    tab.locator("#search input").fill(asked)
+    tab.wait_for_selector(".pagefind-ui__result-link")
+    found = tab.locator(".pagefind-ui__result-link").evaluate_all("links => links.map(link => link.href)")
+    assert any(page in link for link in found), found
+    tab.close()
+
+
+@pytest.mark.parametrize("name", ["index.html", "01_data_parallel.html", "planner.html", "glossary.html"])
+def test_a_page_fits_a_phone(chromium, served, name):
+    context = chromium.new_context(viewport={"width": 360, "height": 740})
+    tab = context.new_page()
+    told = []
+    tab.on("pageerror", lambda error: told.append(str(error)))
+    tab.goto(f"{served}/{name}")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+    assert tab.locator(".contents[open]").count() == 0, "the list of pages is folded there"
+    assert told == []
+    context.close()
+
+
+def test_a_link_that_leads_nowhere_is_named(tmp_path):
+    (tmp_path / "a.html").write_text('<a href="b.html#x">b</a>')
+    with pytest.raises(ValueError, match=r"a\.html leads to b\.html#x, which the site has not"):
+        site._check(tmp_path)
+    (tmp_path / "b.html").write_text('<p id="y"></p>')
+    with pytest.raises(ValueError, match=r"b\.html has no such place"):
+        site._check(tmp_path)
+    (tmp_path / "b.html").write_text('<p id="x"></p>')
+    site._check(tmp_path)
+
+
+def test_a_folder_of_somebody_elses_is_left_alone(tmp_path, capsys):
+    (tmp_path / "thesis.txt").write_text("years of work")
+    assert cli.main(["site", str(REFERENCE), "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert "holds no site of pardemo's" in error
+    assert len(error.strip().splitlines()) == 1
+    assert (tmp_path / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_folder_without_a_run_is_named(tmp_path, capsys):
+    assert cli.main(["site", str(tmp_path / "nothing"), "--out", str(tmp_path / "site")]) == 2
+    assert "no run in" in capsys.readouterr().err
+    assert not (tmp_path / "site").exists()

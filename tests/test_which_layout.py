@@ -1,0 +1,120 @@
+"""What chapter 14 stands on: papers' rows that nothing was fitted to, the sliders, the pictures."""
+
+import pytest
+
+from pardemo import project
+from pardemo.collection import figures
+from pardemo.planner import hardware
+from pardemo.planner.layouts import Job, Layout, Machine, against, explorer, papers, published
+from pardemo.planner.layouts.layout import check
+from pardemo.planner.layouts.shape import Shape
+from pardemo.planner.layouts.stacks import stack
+from pardemo.planner.layouts.step import step
+from pardemo.planner.layouts.work import layer
+
+START = {"model": "llama3-8b", "gpus": 64, "link": 400, "sequence": 8192, "tp": 4, "pp": 2}
+
+
+def test_the_papers_rows_can_be_run_and_say_what_they_print():
+    rows = [*papers.narayanan(pipelines=True), *papers.narayanan(pipelines=False), *papers.llama_3()]
+    for one in rows:
+        check(one.layout, one.job.shape, one.job.machine.gpus, one.job.sequence)
+    days = [300e9 / 2048 / one.layout.batch * one.seconds / 86400 for one in rows[:12]]
+    # Table 2's last column: days for 300B tokens
+    printed = [84, 43, 23, 156, 80, 42, 90, 74, 74, 169, 137, 140]
+    assert days == pytest.approx(printed, rel=0.02)
+    assert [one.layout.batch * one.job.sequence for one in papers.llama_3()] == [2**24] * 3
+    mfu = [one.tflops * 1e12 / one.job.machine.gpu.flops for one in papers.llama_3()]
+    assert mfu == pytest.approx([0.43, 0.41, 0.38], abs=0.006), "Table 4's last column"
+
+
+def test_pipelines_of_another_paper_are_predicted_with_megatrons_constants():
+    for one in papers.narayanan(pipelines=True):
+        assert one.predicted_tflops == pytest.approx(one.tflops, rel=0.05)
+
+
+def test_fewer_adapters_make_zero_3_slower_alone():
+    eight, one = (papers.narayanan(pipelines=False, adapters=n) for n in (8, 1))
+    for fast, slow in zip(eight, one, strict=True):
+        assert slow.predicted_tflops < 0.65 * fast.predicted_tflops
+        assert slow.seconds == fast.seconds
+
+
+def test_jobs_are_runs_of_one_job():
+    runs = published.read(project.root() / "data" / "published_runs" / "nanotron_h100.csv")
+    outcomes = against.compare(run for run in runs if run.layout.gpus == 32)
+    groups = against.jobs(outcomes)
+    assert groups
+    for group in groups:
+        assert len({(x.run.job.shape.name, x.run.layout.gpus, x.run.layout.batch) for x in group}) == 1
+        assert len(group) > 1
+    assert len(against.choices(outcomes)) == len(groups)
+
+
+def test_without_a_reader_the_layouts_sliders_are_a_player_through_some_positions(monkeypatch):
+    monkeypatch.setenv("PARDEMO_HEADLESS", "1")
+    player = explorer.layout_explorer(**START)
+    assert len(player) == 1 + len(explorer.TRIED)
+    job, layout = explorer.job_and_layout(**START)
+    begins = f"the start: TP 4, PP 2, 400 Gbit/s: {layout}. {step(job, layout).seconds:.1f} s a step"
+    assert player.captions[0].startswith(begins)
+
+
+def test_every_slider_of_a_layout_moves_the_picture(monkeypatch):
+    shown = []
+    monkeypatch.delenv("PARDEMO_HEADLESS", raising=False)
+    monkeypatch.setattr("IPython.display.display", shown.append)
+    sliders = explorer.layout_explorer(**START)
+    sliders.update()
+    named = {child.description: child for child in sliders.children if getattr(child, "description", "")}
+    assert set(named) == {"GPUs", "Gbit/s", "sequence", "TP", "PP"}
+    for slider in named.values():
+        before = shown[-1]
+        slider.value = slider.options[slider.options.index(slider.value) + 1]
+        assert shown[-1].png != before.png, slider.description
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"gpus": 8, "tp": 16}, "TP 16 × PP 2 does not divide 8 GPUs"),
+        ({"gpus": 4096, "tp": 1, "pp": 1}, "512 samples a step are too few for DP 4096"),
+        ({"tp": 1, "pp": 64}, "32 layers cannot be cut"),
+    ],
+)
+def test_what_the_sliders_cannot_make_is_said_in_the_picture(changed, told):
+    assert told in explorer.shown(**START | changed).alt
+
+
+def test_a_layout_that_does_not_fit_is_recomputed():
+    _, few = explorer.job_and_layout(**START)
+    _, long = explorer.job_and_layout(**START | {"sequence": 65536, "tp": 1, "pp": 1})
+    assert (few.recompute, long.recompute) == ("none", "full")
+    assert (few.sharding, long.sharding) == ("zero1", "zero3")
+
+
+def test_a_step_is_drawn_part_by_part_with_what_was_published(out):
+    steps = {"a": {"matrix products": 2.0, "pipeline bubble": 1.0}, "b": {"matrix products": 2.0, "attention": 4.0}}
+    picture = figures.seconds_of_layouts(steps, {"a": 2.5}, "14_test")
+    assert picture.alt == (
+        "Predicted seconds of a step: a 3.00 s, mostly matrix products, published 2.50 s; b 6.00 s, mostly attention."
+    )
+    assert (out / "figures" / "14_test.png").exists()
+
+
+def test_a_layer_without_small_matrices_and_launches_is_the_four_lines_of_the_chapter():
+    machine = Machine(hardware.gpu("H100"), gpus=32, host_gpus=8, between=400e9)
+    model = Shape(layers=32, hidden=4096, heads=32, groups=32, middle=14336, vocabulary=131072)
+    bare = stack("nanotron").but(small=0, launch_s=0, launch_rank_s=0, crossing_rank_s=0)
+    job = Job(model, machine, bare, sequence=4096)
+    layout = Layout(tp=4, pp=4, dp=2, micro_batch=4, accumulation=32, sharding="zero1", sequence_parallel=True)
+    t, h, tokens = 4, 4096, 4 * 4096
+    a_sum = 2 * (t - 1) / t * 2 * tokens * h / machine.rate(t) + 2 * machine.latency_within
+    assert layer(job, layout, experts=False).seconds == pytest.approx(
+        {
+            "matrix products": 6 * tokens * (4 * h * h + 3 * h * 14336) / t / (machine.matrix_flops * bare.products),
+            "attention": 3.5 * 2 * 4 * 4096**2 * h / t / (machine.attention_flops * bare.attention),
+            "memory bandwidth": 3 * 2 * tokens * h * 22 / t / machine.memory_bytes_per_s,
+            "tensor-parallel traffic": 4 * a_sum,
+        }
+    )
