@@ -2,25 +2,30 @@
 # make test   the tests, which run the collection too
 # make lab    JupyterLab on the notebooks
 # make bench  the speed table
+# make site   the book as a site, from the committed run: outputs/site
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lab bench reference lint env clean
+.PHONY: run test lab bench site reference lint env clean
 
 run: env
 	$(BIN)/pardemo run
 
-# Two files of tests at a time: nothing in them is timed, and most of it waits.
+# Two files of tests at a time: nothing in them is timed, and most of it waits. In the order of tests/conftest.py, where
+# the longest begin: pytest-xdist's own is by the number of tests.
 test: env lint
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lab: env
 	$(BIN)/jupyter lab --notebook-dir notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
 
 bench: env
 	$(BIN)/pardemo bench
+
+site: env
+	$(BIN)/pardemo site
 
 # One run to commit: executed notebooks, their pages, figures, claims, the speed table, the report, the README's table.
 reference: env
