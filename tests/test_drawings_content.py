@@ -28,7 +28,7 @@ from pardemo.collection.drawings import (
 )
 from pardemo.formulas import communication, memory
 from pardemo.groups import Layout
-from pardemo.peers import gpt, megatron
+from pardemo.peers import corners, gpt, megatron
 from pardemo.tensor_parallel import ParallelAttention, scatter_sequence
 
 TALK, TENSOR = key.DONE["communication"], key.KEPT["activations"]
@@ -57,6 +57,39 @@ def test_a_full_bucket_leaves_while_backward_goes_on():
     assert second.x == at_the_end.x == end
     assert at_the_end.right - at_the_end.x == 2 * (first.right - first.x), "as many bytes"
     assert [word for word in svg.words() if "," in word] == ["g₄, g₃", "g₂, g₁"]
+
+
+@pytest.mark.parametrize("samples", [(4, 8, 16, 32), (4, 8), (3, 1, 5)])
+def test_a_sample_is_as_wide_as_it_counts_in_the_mean(samples):
+    def counts(weight):
+        losses = [torch.ones(count, dtype=torch.double, requires_grad=True) for count in samples]
+        means = [weight(len(loss)) * loss.mean() for loss in losses]
+        (sum(means) / len(means)).backward()
+        return torch.cat([loss.grad for loss in losses])
+
+    svg = svgs.drawing(drawings.unequal_shards(samples))
+    drawn = sorted((box for box in svg.boxes if box.fill in key.RANKS), key=lambda box: (box.y, box.x))
+    widths = torch.tensor([box.right - box.x for box in drawn], dtype=torch.double)
+    plain, weighted = counts(lambda n: 1), counts(lambda n: len(samples) * n / sum(samples))
+    found = torch.cat([plain, weighted])
+    assert widths.tolist() == pytest.approx((found * (widths.sum() / found.sum())).tolist(), abs=0.15)
+    owners = [rank for rank, count in enumerate(samples) for _ in range(count)]
+    assert [key.RANKS.index(box.fill) for box in drawn] == owners * 2
+    told = [f"{n} {'samples × ' if not rank else '× '}1/{len(samples) * n}" for rank, n in enumerate(samples)]
+    told += [f"{n} × 1/{sum(samples)}" for n in samples]
+    assert [word for word in svg.words() if "×" in word] == told
+
+
+def test_what_is_sent_instead_of_a_gradient_is_drawn_to_scale():
+    matrix = corners.task().weights.view(-1, 128)
+    p = matrix @ torch.randn(128, 4)
+    q = matrix.T @ p
+    sent = [matrix.nbytes, matrix.to(torch.int8).nbytes, p.nbytes, q.nbytes, matrix.nbytes / 8]
+    svg = svgs.drawing(drawings.sent_instead(*matrix.shape, directions=4, every=8))
+    areas = [box.area for box in sorted(svg.filled(key.KEPT["gradients"]), key=lambda box: box.x)]
+    assert [area / areas[0] for area in areas] == pytest.approx([n / sent[0] for n in sent], rel=0.02)
+    shown = [f"{n / 1e3:.3g} kB" for n in (*sent[:2], p.nbytes + q.nbytes, sent[4])]
+    assert [word for word in svg.words() if word.endswith("kB")] == shown
 
 
 @pytest.mark.parametrize(("groups", "boxes"), [(4, 12), (2, 8), (1, 4)])
@@ -332,6 +365,9 @@ def test_the_fine_tunes_sample_is_encoded_as_drawn():
         (lambda: drawings.ring_all_reduce(1), "a ring of 2 to 5 ranks can be drawn, not of 1"),
         (lambda: drawings.ring_all_reduce(6), "a ring of 2 to 5 ranks can be drawn, not of 6"),
         (lambda: drawings.parameter_server_and_ring(2), "a server and a ring of 3 to 6 ranks can be drawn, not of 2"),
+        (lambda: drawings.unequal_shards([4]), r"of 2 to 4 ranks can be drawn, at least one on each, not \[4\]"),
+        (lambda: drawings.unequal_shards([4, 0]), r"the samples of 2 to 4 ranks can be drawn, at least one on each"),
+        (lambda: drawings.sent_instead(1000, 10, 4, 8), "1000 × 10 numbers by 4 directions cannot be drawn"),
         (lambda: drawings.attention_heads(3), "four query heads share 1, 2 or 4 heads of key and value, not 3"),
         (lambda: drawings.pipeline_schedule("1f1b", 2, 2), "one of gpipe, one_f_one_b, interleaved, zb_h1, zb_v, not"),
         (lambda: drawings.pipeline_schedule("gpipe", 2, 2, 2), "gpipe has one chunk on each rank, not 2"),

@@ -107,3 +107,42 @@ def test_pictures_of_two_hosts_tell_their_numbers_in_words(out):
     free = figures.message_times([1024, 4096, 2**20], {"a": [1e-4, 1e-4, 0.04]}, {"a": (1e-4, 25e6)}, {"a": 25e3})
     assert free.alt
     assert len(list((out / "figures").iterdir())) == 4
+
+
+def test_a_second_hosts_step_ends_when_products_and_sum_have(out):
+    told = figures.second_host(0.3, {"slow": 0.5, "quick": 0.1}).alt
+    # the sum begins after a third of 0.3 s; one host takes 0.6 s for as many samples
+    assert told.endswith(
+        "one host, two steps: 0.60 s; two hosts, slow: 0.60 s, 1.0 times as fast as one; "
+        "two hosts, quick: 0.30 s, 2.0 times as fast as one."
+    )
+
+
+def test_what_a_ring_waits_is_told_where_it_is_half_of_its_time(out, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(
+        "pardemo.collection.figures.data_parallel.save", lambda fig, name, alt: drawn.update(fig=fig, alt=alt)
+    )
+    sizes = [10**k for k in range(3, 10)]
+    latency, rate, ranks = 5e-6, 50e9, (8, 512)
+    halves = {n: n * latency * rate for n in ranks}
+    shares = {n: {s: half / (half + s) for s in sizes} for n, half in halves.items()}
+    figures.waiting_rings(shares, halves, {"a bias": 8e3})
+    assert "half of its time at 2 MB for 8 ranks, 128 MB for 512 ranks." in drawn["alt"]
+    lines = drawn["fig"].axes[0].lines
+    points = {tuple(map(float, line.get_xydata()[0])) for line in lines if len(line.get_xdata()) == 1}
+    assert points == {(half, 50.0) for half in halves.values()}
+
+
+def test_parts_to_a_loss_stand_one_upon_the_other(out, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(
+        "pardemo.collection.figures.cluster.save", lambda fig, name, alt: drawn.update(fig=fig, alt=alt)
+    )
+    parts = {15: {"each": (1.0, 0.5, 2.0), "seldom": (2.0, 0.1, 0.25)}}
+    figures.parts_to_a_loss(parts, {"each": {15: 3.4}, "seldom": {15: 2.5}}, {"each": 48, "seldom": 88})
+    assert drawn["alt"].endswith("at 15 Mbit/s each 1.00 + 0.50 + 2.00, seldom 2.00 + 0.10 + 0.25.")
+    ax = drawn["fig"].axes[0]
+    assert [bar.get_x() + bar.get_width() for bar in ax.patches[-2:]] == [3.5, 2.35]
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["each: 48 steps", "seldom: 88 steps"]
+    assert ax.collections[0].get_offsets().tolist() == [[3.4, 0], [2.5, 1]]

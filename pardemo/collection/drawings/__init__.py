@@ -39,6 +39,7 @@ from pardemo.collection.drawings.plan import (
 from pardemo.collection.drawings.player import Player
 from pardemo.collection.drawings.remaining import fragments, kept_over_a_step, waiting_places
 from pardemo.collection.drawings.ring import ring_all_reduce
+from pardemo.collection.drawings.sent_instead import sent_instead
 from pardemo.collection.drawings.sequence import sequence_parallel
 from pardemo.collection.drawings.stages import pipeline_stages, two_chunks
 from pardemo.collection.drawings.step_parts import step_parts
@@ -46,6 +47,7 @@ from pardemo.collection.drawings.svg import Canvas, Drawing
 from pardemo.collection.drawings.texts import cut_tails, four_answers, labelled_tokens, rows_seen, shared_words
 from pardemo.collection.drawings.three_cuts import sequence_cuts
 from pardemo.collection.drawings.two_hosts import two_hosts
+from pardemo.collection.drawings.unequal import unequal_shards
 from pardemo.collection.drawings.vocabulary import vocabulary_lookup, vocabulary_loss
 from pardemo.collection.drawings.whole import still_whole
 from pardemo.collection.drawings.zero import zero_stages
@@ -95,6 +97,7 @@ __all__ = [
     "ring_tree_chain",
     "row_cut",
     "rows_seen",
+    "sent_instead",
     "sequence_cuts",
     "sequence_parallel",
     "seven_mistakes",
@@ -113,6 +116,7 @@ __all__ = [
     "two_chunks",
     "two_hosts",
     "two_machines",
+    "unequal_shards",
     "vocabulary_lookup",
     "vocabulary_loss",
     "waiting_places",

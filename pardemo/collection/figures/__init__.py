@@ -24,6 +24,7 @@ from pardemo.collection.figures.blocks import (
 from pardemo.collection.figures.charts import bars, gantt, kind_legend, measured, predicted
 from pardemo.collection.figures.cluster import (
     message_times,
+    parts_to_a_loss,
     seconds_by_way,
     seconds_to_a_loss,
     slow_host,
@@ -37,6 +38,7 @@ from pardemo.collection.figures.data_parallel import (
     latency,
     seconds_on_links,
     times_as_fast,
+    waiting_rings,
 )
 from pardemo.collection.figures.evaluation import (
     copied_words,
@@ -69,7 +71,7 @@ from pardemo.collection.figures.hybrid import (
     what_fits,
 )
 from pardemo.collection.figures.layouts import predicted_and_known
-from pardemo.collection.figures.machine import link_times, rates_by_size, received_by_all, ring_and_tree
+from pardemo.collection.figures.machine import link_times, rates_by_size, received_by_all, ring_and_tree, second_host
 from pardemo.collection.figures.pipeline import (
     by_schedule,
     courses,
@@ -206,6 +208,7 @@ __all__ = [
     "orders_of_ranks",
     "padded_batches",
     "parts_of_steps",
+    "parts_to_a_loss",
     "pipeline",
     "planned_memory",
     "predicted",
@@ -224,6 +227,7 @@ __all__ = [
     "saved_by_ranks",
     "scores",
     "scores_of_answers",
+    "second_host",
     "seconds_by_link",
     "seconds_by_way",
     "seconds_of_block",
@@ -255,6 +259,7 @@ __all__ = [
     "traffic_by_way",
     "two_backward_passes",
     "verdicts",
+    "waiting_rings",
     "waits_of_messages",
     "ways_between_hosts",
     "weak_scaling",

@@ -120,6 +120,38 @@ def seconds_to_a_loss(
     return save(fig, "13_to_a_loss", f"Seconds to the loss at a link's Mbit/s. {told}.")
 
 
+def parts_to_a_loss(
+    parts: Mapping[float, Mapping[str, Sequence[float]]], measured: Mapping[str, Mapping[float, float]],
+    steps: Mapping[str, int],
+) -> Picture:  # fmt: skip
+    """What the seconds until the loss are made of, by link and way: computed parts as bars, measured sums as points.
+
+    Args:
+        parts: Mbit/s -> way -> seconds of the steps themselves, of the exchanges without their bytes, of the bytes on
+            the link. measured: of a way, seconds by Mbit/s. steps: of each way, until the loss.
+    """
+    fig, axes = new(len(parts), 1, size=(6.6, 2.1 * len(parts) + 0.6), sharex=True, squeeze=False)
+    names = ("steps alone", "exchanges, without their bytes", "bytes on the link")
+    colours = (COLOURS["compute"], key.OTHER, COLOURS["communication"])
+    for ax, (rate, ways) in zip(axes[:, 0], parts.items(), strict=True):
+        left = np.zeros(len(ways))
+        for name, colour, seconds in zip(names, colours, zip(*ways.values(), strict=True), strict=True):
+            ax.barh(range(len(ways)), seconds, 0.6, left=left, color=colour, label=name, zorder=2)
+            left += seconds
+        found = [measured[way][rate] for way in ways]
+        ax.scatter(found, range(len(ways)), s=40, color=COLOURS["ring"], edgecolors="white", label="measured", zorder=3)
+        ax.set_yticks(range(len(ways)), [f"{way}: {steps[way]} steps" for way in ways])
+        ax.set(title=f"at {rate:g} Mbit/s", ylim=(len(ways) - 0.5, -0.5))
+        ax.grid(axis="y", visible=False)
+    axes[-1, 0].set(xlabel="seconds to the loss", xlim=(0, None))
+    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    told = "; ".join(
+        f"at {rate:g} Mbit/s " + ", ".join(f"{way} " + " + ".join(f"{s:.2f}" for s in of) for way, of in ways.items())
+        for rate, ways in parts.items()
+    )
+    return save(fig, "13_parts", f"Seconds to the loss, of steps, exchanges and bytes: {told}.")
+
+
 def slow_host(
     computed: Sequence[float], lengths: Sequence[float], predicted: Sequence[float],
     rates: Sequence[Sequence[float]], cluster: Cluster,

@@ -78,6 +78,31 @@ def latency(lines: Mapping[int, Mapping[int, float]], points: Mapping[int, Mappi
     return save(fig, "01_latency", "Small tensors cost the latency of the messages, large ones what their bytes cost.")
 
 
+def waiting_rings(
+    shares: Mapping[int, Mapping[float, float]], halves: Mapping[int, float], marks: Mapping[str, float]
+) -> Picture:
+    """How much of a ring's time passes with waiting for messages, in per cent, against S, a curve for each N.
+
+    Args:
+        shares: N -> bytes -> share. halves: N -> bytes where half of the time is waiting. marks: sizes with a name.
+    """
+    fig, ax = new(size=(6.2, 3.9))
+    for (n, curve), dash, mark in zip(shares.items(), ("-", "--", ":", "-."), ("o", "s", "^", "D"), strict=False):
+        ax.plot(list(curve), [100 * share for share in curve.values()], dash, color=COLOURS["ring"], linewidth=1.8)
+        told = f"N = {n}: half at {halves[n] / 1e6:,.0f} MB"
+        ax.plot(halves[n], 50, mark, color=COLOURS["ring"], linestyle=dash, markersize=8, label=told, zorder=3)
+    for name, size in marks.items():
+        ax.axvline(size, color=key.OTHER, linewidth=1.2, zorder=1)
+        ax.annotate(name, (size, 108), (-4, 0), textcoords="offset points", ha="right", va="center")
+    ax.set(xscale="log", xlabel="tensor S", ylabel="share of its time that a ring waits, %", ylim=(0, 115))
+    ax.set_xticks([1e3, 1e5, 1e7, 1e9], ["1 kB", "100 kB", "10 MB", "1 GB"])
+    ax.set_yticks([0, 25, 50, 75, 100])
+    ax.minorticks_off()
+    ax.legend(loc="lower left", frameon=True, framealpha=1, edgecolor="white")  # over the lines of the marks
+    told = ", ".join(f"{size / 1e6:,.0f} MB for {n} ranks" for n, size in halves.items())
+    return save(fig, "01_waiting", f"Below some size a ring mostly waits for its messages: half of its time at {told}.")
+
+
 def backward_passes(passes: Mapping[str, Sequence[Span]], expected_s: Mapping[str, float]) -> Picture:
     """A rank's backward pass in several ways, one below the other: computation above, communication below.
 

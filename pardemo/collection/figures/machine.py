@@ -6,8 +6,8 @@ import numpy as np
 from matplotlib.patches import Patch
 
 from pardemo.collection.drawings import key
-from pardemo.collection.figures.charts import bars
-from pardemo.collection.figures.style import COLOURS, Picture, new, save
+from pardemo.collection.figures.charts import bars, kind_legend
+from pardemo.collection.figures.style import COLOURS, HATCHES, Picture, new, save
 
 SIZES = {"1 kB": 1e3, "100 kB": 1e5, "10 MB": 1e7, "1 GB": 1e9}
 SECONDS = {"1 µs": 1e-6, "10 µs": 1e-5, "100 µs": 1e-4, "1 ms": 1e-3, "10 ms": 1e-2, "100 ms": 1e-1, "1 s": 1}
@@ -72,3 +72,36 @@ def link_times(links: Mapping[str, tuple[float, float]], told: Mapping[str, str]
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=1)
     found = "; ".join(f"{name} {told[name]}" for name in links)
     return save(fig, "00_messages", f"Short messages cost α, long ones n/B, on each link: {found}.")
+
+
+def second_host(compute_s: float, sums_s: Mapping[str, float]) -> Picture:
+    """A step of two hosts over time for each network, below the two steps that one host needs for as many samples.
+
+    The sum of the gradients begins with the backward pass, two thirds of the step's products; the step ends when both
+    are done.
+
+    Args:
+        compute_s: seconds of a step's products on a host. sums_s: of the sum between the hosts, by network.
+    """
+    rows = {"one host, two steps": (2, 0.0)} | {f"two hosts, {name}": (1, s) for name, s in sums_s.items()}
+    fig, axes = new(
+        len(rows), 1, size=(6.4, len(rows) + 0.6), sharex=True, height_ratios=[2 if s else 1 for _, s in rows.values()]
+    )
+    third, told = compute_s / 3, []
+    for ax, (name, (steps, sum_s)) in zip(axes, rows.items(), strict=True):
+        products, end = steps * compute_s, max(steps * compute_s, third + sum_s)
+        for kind, at, width in (("forward", 0, third), ("backward", third, 2 * third)):
+            spans = [(step * compute_s + at, width) for step in range(steps)]
+            ax.broken_barh(spans, (0.05, 0.9), facecolor=COLOURS[kind], edgecolor="white", zorder=2)
+        ax.broken_barh([(products, end - products)], (0.05, 0.9), facecolor=COLOURS["idle"], zorder=2)
+        ax.broken_barh(
+            [(third, sum_s)], (-0.95, 0.9), facecolor=COLOURS["communication"], hatch=HATCHES["communication"],
+            edgecolor="white", zorder=2,
+        )  # fmt: skip
+        told.append(f"{name}: {end:.2f} s" + (f", {2 * compute_s / end:.1f} times as fast as one" if sum_s else ""))
+        ax.set(title=told[-1], ylim=(-1 if sum_s else 0, 1))
+        ax.set_yticks([0.5, -0.5][: 2 if sum_s else 1], ["products", "sum"][: 2 if sum_s else 1])
+        ax.grid(axis="y", visible=False)
+    axes[-1].set(xlabel="seconds", xlim=(0, None))
+    kind_legend(fig, ["forward", "backward", "communication", "idle"], loc="outside lower center", ncols=4)
+    return save(fig, "00_second_host", f"A step of two hosts beside two steps of one, computed. {'; '.join(told)}.")
