@@ -49,6 +49,15 @@ DRAWINGS = {
     **{f"stages of {n}": partial(drawings.pipeline_stages, n) for n in (2, 3, 4)},
     **{f"two chunks on {n}": partial(drawings.two_chunks, n) for n in (2, 4, 5)},
     "vocabulary_loss": drawings.vocabulary_loss,
+    "tied_weights": drawings.tied_weights,
+    "two_cuts_in_numbers": partial(
+        drawings.two_cuts_in_numbers,
+        [[1, 2, 3, 4], [5, 6, 7, 8]],
+        [[12, 13, 14, 15]] * 4,
+        [[[120, 130], [312, 338]], [[140, 150], [364, 390]]],
+        [[[36, 39, 42, 45], [132, 143, 154, 165]], [[84, 91, 98, 105], [180, 195, 210, 225]]],
+        [[120, 130, 140, 150], [312, 338, 364, 390]],
+    ),
     **{
         f"cube {sizes}": partial(drawings.cube, *sizes)
         for sizes in ((2, 2, 2, 4), (2, 2, 2, 8), (4, 2, 1, 8), (2, 2, 4, 4), (8, 4, 1, 8), (1, 2, 4, 2), (4, 1, 2, 4))

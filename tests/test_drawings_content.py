@@ -92,6 +92,46 @@ def test_what_is_sent_instead_of_a_gradient_is_drawn_to_scale():
     assert [word for word in svg.words() if word.endswith("kB")] == shown
 
 
+def test_both_cuts_are_drawn_with_the_numbers_of_the_ranks_and_add_up():
+    x, a = torch.tensor([[2.0, 1, 4, 3], [1, 0, 2, 5]]), torch.arange(3.0, 19).reshape(4, 4)
+    pieces = [x @ half for half in a.chunk(2, 1)]
+    parts = [left @ lower for left, lower in zip(x.chunk(2, 1), a.chunk(2, 0), strict=True)]
+    svg = svgs.drawing(drawings.two_cuts_in_numbers(x, a, pieces, parts, x @ a))
+    numbers = [text for text in svg.texts if text.text.isdigit()]
+    for rank, (piece, part) in enumerate(zip(pieces, parts, strict=True)):
+        drawn = [int(text.text) for text in numbers if svg.box_of(text).fill == key.RANKS[rank]]
+        assert drawn == [*piece.flatten().tolist(), *part.flatten().tolist()]
+    whole = [int(text.text) for text in numbers if svg.box_of(text).fill == key.WHOLE]
+    assert whole == [*(x @ a).flatten().tolist(), float((x @ a)[0, 0])]
+    sums = [text for text in svg.texts if "=" in text.text and "·" in text.text]
+    assert [svg.box_of(text).fill for text in sums] == [key.RANKS[0], *key.RANKS[:2]]
+    for text, number in zip(sums, (pieces[0], *parts), strict=True):
+        terms, told = text.text.split(" = ")
+        products = [math.prod(map(int, term.split("·"))) for term in terms.split(" + ")]
+        assert sum(products) == int(told) == number[0, 0]
+
+
+def test_a_tied_weights_gradient_is_the_sum_of_the_two_parts_that_are_drawn():
+    net, tokens = gpt.seeded(lambda: gpt.GPT(vocabulary=32, hidden=16, layers=1)), gpt.text(2, 9, 32)
+    first, *blocks, last = gpt.layers_of(net)
+    shared = {id(weight) for weight in first.parameters()} & {id(weight) for weight in last.parameters()}
+    assert shared == {id(net.embedding.weight)}, "one E, in both"
+    net.loss(tokens).backward()
+    whole, copy = net.embedding.weight.grad, net.embedding.weight.detach().clone().requires_grad_()
+    x = tokens[:, :-1]
+    for layer in (first, *blocks):
+        x = layer(x)
+    loss = F.cross_entropy((x @ copy.T).flatten(0, 1), tokens[:, 1:].flatten())
+    parts = torch.autograd.grad(loss, (net.embedding.weight, copy))
+    assert gpt.relative_error(sum(parts), whole) < 1e-5
+    assert min(gpt.relative_error(part, whole) for part in parts) > 0.1
+    svg = svgs.drawing(drawings.tied_weights())
+    assert len(svg.filled(key.KEPT["parameters"])) == svg.words().count("E") == 2 * 2
+    one, *both = sorted(svg.filled(key.KEPT["gradients"]), key=lambda box: -box.area)
+    assert [svg.box_of(text) in both for text in svg.texts if text.text == "a part"] == [True, True]
+    assert svg.heads.count(TALK) == 1 + 2, "the activation, and the all-reduce both ways"
+
+
 @pytest.mark.parametrize(("groups", "boxes"), [(4, 12), (2, 8), (1, 4)])
 def test_each_rank_has_its_query_heads_and_their_keys_and_values(groups, boxes):
     svg = svgs.drawing(drawings.attention_heads(groups))

@@ -1,6 +1,9 @@
 """Pictures: written whole, with alternative text, in the one style."""
 
+import importlib
+
 import pytest
+import torch
 from matplotlib import font_manager
 from PIL import Image
 
@@ -146,3 +149,64 @@ def test_parts_to_a_loss_stand_one_upon_the_other(out, monkeypatch):
     assert [bar.get_x() + bar.get_width() for bar in ax.patches[-2:]] == [3.5, 2.35]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["each: 48 steps", "seldom: 88 steps"]
     assert ax.collections[0].get_offsets().tolist() == [[3.4, 0], [2.5, 1]]
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Of the pictures of chapters 02 and 03: the figures themselves, by the pictures' names."""
+    kept = {}
+    for name in ("pipeline", "stages", "tensor"):
+        module = importlib.import_module(f"pardemo.collection.figures.{name}")  # "pipeline" is a picture's name, too
+        monkeypatch.setattr(module, "save", lambda fig, name, alt: kept.update({name: fig}) or alt)
+    return kept
+
+
+def test_stages_of_a_cut_compute_or_wait_until_the_slowest_is_done(drawn):
+    names = ["embedding", *["block"] * 3, "norm", "output"]
+    told = figures.lengths_of_stages({"by layers": [2, 1, 4.5], "even": [3, 2, 2.5]}, {"by layers": [3, 1, 2],
+                                     "even": [4, 0, 2]}, names)  # fmt: skip
+    assert told.endswith("by layers 2.0, 1.0, 4.5; even 3.0, 2.0, 2.5.")
+    first, second = drawn["02_stages"].axes
+    labels = [tick.get_text() for tick in first.get_yticklabels()]
+    assert labels == ["embedding, 2 blocks", "block", "norm, output"]
+    for ax, slowest in ((first, 4.5), (second, 3)):
+        ends = [bar.get_x() + bar.get_width() for bar in ax.patches]
+        assert ends[3:] == [slowest] * 3, "with what it waits"
+    assert [bar.get_width() for bar in first.patches] == [2, 1, 4.5, 2.5, 3.5, 0]
+
+
+def test_what_does_not_fit_beside_the_states_crosses_the_line(drawn):
+    states = {"parameters": 4e9, "gradients": 4e9, "optimizer states": 24e9}
+    told = figures.memory_of_schedules(states, {"a": 60e9, "b": 40e9}, {"a": 0.25, "b": 0.5}, 80e9)
+    assert told.endswith("beside 32 GB of model states on a GPU: a 60.0, 25.0% idle; b 40.0, 50.0% idle.")
+    (ax,) = drawn["02_on_a_gpu"].axes
+    (room,) = ax.lines
+    ends = [bar.get_x() + bar.get_width() for bar in ax.patches[-2:]]
+    assert ends == [92, 72]
+    assert ends[0] > room.get_xdata()[0] == 80 > ends[1]
+
+
+def test_courses_mark_when_all_would_be_done_without_messages(drawn):
+    spans = [Span(rank, "forward", f"{rank}.0", rank, rank + 0.5) for rank in (0, 1)]
+    figures.courses({"a": (spans, 1), "b": (spans, 1)}, "02_test", "two courses", at_once_s=1.25)
+    figures.courses({"a": (spans, 1)}, "02_plain", "a course")
+    assert [line.get_xdata()[0] for ax in drawn["02_test"].axes for line in ax.lines] == [1250, 1250]
+    assert not drawn["02_plain"].axes[0].lines
+
+
+def test_sums_and_gradients_meet_where_they_are_as_many_bytes(drawn):
+    told = figures.sent_between_hosts({0: 0, 8: 4e6, 16: 8e6}, 6e6, 8)
+    assert told.endswith("activations 4 with 8 tokens, gradients 6 with any number; as many at 12 tokens.")
+    (ax,) = drawn["03_between_hosts"].axes
+    sums, gradients, example, equal = (list(zip(*line.get_data(), strict=True)) for line in ax.lines)
+    assert (sums[-1], gradients[-1]) == ((16, 8), (16, 6))
+    assert (example, equal) == ([(8, 4)], [(12, 6)])
+
+
+def test_without_f_each_point_is_a_number_over_the_right_one(drawn):
+    z, right, wrong = torch.arange(3.0), torch.tensor([1.0, -2, 3]), torch.tensor([0.5, 1, 1])
+    assert figures.without_f({"Z": (z, z), "dX": (right, wrong)}, "rank 0")
+    first, second = drawn["03_without_f"].axes
+    assert second.collections[0].get_offsets().tolist() == [[1, 0.5], [-2, 1], [3, 1]]
+    assert all(x == y for x, y in first.collections[0].get_offsets().tolist())
+    assert first.get_xlim() == first.get_ylim()

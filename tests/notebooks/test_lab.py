@@ -167,10 +167,10 @@ def test_notebook_03_runs_to_its_end(open_notebook):
     assert re.search(r"\d+ claims in \d+ cases: \d+ hold", last)
     assert "fail" not in last
     drawn = reader.page.locator(".jp-OutputArea img").evaluate_all("all => all.map(image => image.naturalWidth)")
-    assert len(drawn) == 4
+    assert len(drawn) == 6
     assert all(width > 300 for width in drawn), "every picture is there, once"
     shown = reader.page.locator(".jp-OutputArea svg[role=img]").evaluate_all("all => all.map(s => s.clientWidth)")
-    assert len(shown) == 5
+    assert len(shown) == 6
     assert all(width > 300 for width in shown)
     lines = reader.page.locator(".jp-OutputArea .claim").all_inner_texts()
     assert [line for line in lines if "s26.columns" in line], "the claim stands where it was measured"

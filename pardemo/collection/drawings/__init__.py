@@ -27,6 +27,7 @@ from pardemo.collection.drawings.layout_choice import form_choice, layout_choice
 from pardemo.collection.drawings.machines import two_machines
 from pardemo.collection.drawings.matrices import column_cut, mlp_cut, row_cut
 from pardemo.collection.drawings.mistakes import seven_mistakes
+from pardemo.collection.drawings.numbers import two_cuts_in_numbers
 from pardemo.collection.drawings.one_script import one_script
 from pardemo.collection.drawings.pipeline import pipeline_schedule
 from pardemo.collection.drawings.placements import three_placements
@@ -46,6 +47,7 @@ from pardemo.collection.drawings.step_parts import step_parts
 from pardemo.collection.drawings.svg import Canvas, Drawing
 from pardemo.collection.drawings.texts import cut_tails, four_answers, labelled_tokens, rows_seen, shared_words
 from pardemo.collection.drawings.three_cuts import sequence_cuts
+from pardemo.collection.drawings.tied import tied_weights
 from pardemo.collection.drawings.two_hosts import two_hosts
 from pardemo.collection.drawings.unequal import unequal_shards
 from pardemo.collection.drawings.vocabulary import vocabulary_lookup, vocabulary_loss
@@ -113,7 +115,9 @@ __all__ = [
     "sums_in_8_bits",
     "tensor_parallel_with_zero",
     "three_placements",
+    "tied_weights",
     "two_chunks",
+    "two_cuts_in_numbers",
     "two_hosts",
     "two_machines",
     "unequal_shards",

@@ -73,7 +73,6 @@ from pardemo.collection.figures.hybrid import (
 from pardemo.collection.figures.layouts import predicted_and_known
 from pardemo.collection.figures.machine import link_times, rates_by_size, received_by_all, ring_and_tree, second_host
 from pardemo.collection.figures.pipeline import (
-    by_schedule,
     courses,
     held_by_schedule,
     idle_shares,
@@ -98,12 +97,15 @@ from pardemo.collection.figures.sequence import (
     remedies,
     sequence_cost,
 )
+from pardemo.collection.figures.stages import lengths_of_stages, memory_of_schedules
 from pardemo.collection.figures.style import COLOURS, draw, new, save, write
 from pardemo.collection.figures.tensor import (
     computing_and_waiting,
+    sent_between_hosts,
     sent_by_order,
     sum_of_gelus,
     two_backward_passes,
+    without_f,
 )
 from pardemo.collection.figures.traffic import traffic
 from pardemo.collection.figures.two_hosts import does_a_host_pay, ring_or_hosts, who_waits
@@ -157,7 +159,6 @@ __all__ = [
     "blocks_beside",
     "bucket_sizes",
     "buffers",
-    "by_schedule",
     "bytes_per_rank",
     "can_leave",
     "computing_and_waiting",
@@ -185,6 +186,7 @@ __all__ = [
     "kind_legend",
     "large_batches",
     "latency",
+    "lengths_of_stages",
     "link_times",
     "live_activations",
     "lora_by_stage",
@@ -200,6 +202,7 @@ __all__ = [
     "measured",
     "memory_and_wire",
     "memory_of_layouts",
+    "memory_of_schedules",
     "memory_of_ways",
     "message_times",
     "new",
@@ -237,6 +240,7 @@ __all__ = [
     "seconds_to_a_loss",
     "sections_named",
     "segments",
+    "sent_between_hosts",
     "sent_by_dimension",
     "sent_by_engine",
     "sent_by_megatron",
@@ -267,6 +271,7 @@ __all__ = [
     "where_it_stops",
     "which_form",
     "who_waits",
+    "without_f",
     "write",
     "wrong_by_cut",
 ]

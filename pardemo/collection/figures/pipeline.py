@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from pardemo.collection.drawings import key
@@ -55,50 +55,30 @@ def paler(colour: str, by: float) -> str:
     return "#" + "".join(f"{round(part + (255 - part) * by):02X}" for part in parts)
 
 
-def courses(rows: Mapping[str, tuple[Sequence, int]], name: str, alt: str) -> Picture:
+def courses(
+    rows: Mapping[str, tuple[Sequence, int]], name: str, alt: str, *, at_once_s: float | None = None
+) -> Picture:
     """Courses of pipelines, one below the other on one axis of milliseconds.
 
     Args:
         rows: title -> its spans, and how many stages a rank has. name: the picture's. alt: what it shows, in words.
+        at_once_s: when all would be done if messages took no time, for a line.
     """
     fig, axes = new(len(rows), 1, size=(6.4, 1.3 * len(rows) + 0.9), sharex=True, squeeze=False)
     long = max(max(s.end_s for s in spans) - min(s.begin_s for s in spans) for spans, _ in rows.values())
     for ax, (title, (spans, chunks)) in zip(axes.flat, rows.items(), strict=True):
         pipeline(ax, spans, title, chunks, 1e3, 1.01e3 * long)
+        if at_once_s is not None:
+            ax.axvline(1e3 * at_once_s, color=COLOURS["predicted"], linestyle=":", zorder=3.5)  # under the numbers
     axes[-1, 0].set_xlabel("milliseconds; grey: idle")
     kinds = {span.kind for spans, _ in rows.values() for span in spans}
     shown = [kind for kind in ("forward", "backward", "weight gradients") if kind in kinds]
     apart = {"backward": "backward: I + W, or I alone", "weight gradients": "W"} if len(shown) == 3 else {}
     patches = [Patch(facecolor=COLOURS[kind], label=apart.get(kind, kind)) for kind in shown]
+    if at_once_s is not None:
+        patches.append(Line2D([], [], color=COLOURS["predicted"], linestyle=":", label="end without messages"))
     fig.legend(handles=patches, loc="outside upper right", ncols=3)
     return save(fig, name, alt)
-
-
-def by_schedule(
-    predicted: Mapping[str, float], measured: Mapping[str, float], what: str, name: str, *, kind: str = "wait",
-    ideal: float | None = None,
-) -> Picture:  # fmt: skip
-    """A figure of each schedule as bars, outlines are the predictions.
-
-    Args:
-        what: the axis says. name: the picture's. kind: whose colour. ideal: a line for what all would be at best.
-    """
-    fig, ax = new(size=(6.2, 1.1 + 0.4 * len(measured)))
-    places, longest = np.arange(len(measured)), max(*measured.values(), *predicted.values())
-    outlines = [predicted[of] for of in measured]
-    ax.barh(places, list(measured.values()), 0.55, color=COLOURS[kind], label="measured")
-    ax.barh(places, outlines, 0.7, fill=False, edgecolor="black", linewidth=1.2, label="predicted")
-    if ideal is not None:
-        ax.axvline(ideal, color=COLOURS["predicted"], linestyle=":", label="without messages")
-    for place, (of, value) in enumerate(measured.items()):
-        at = max(value, predicted[of]), place
-        ax.annotate(f"{value:.2f}", at, (5, 0), textcoords="offset points", va="center")
-    ax.set_yticks(places, list(measured))
-    ax.set(xlabel=what, xlim=(0, 1.15 * longest), ylim=(len(places) - 0.4, -0.6))
-    ax.grid(axis="y", visible=False)
-    fig.legend(loc="outside upper right", ncols=3)
-    told = ", ".join(f"{of} {value:.2f} (predicted {predicted[of]:.2f})" for of, value in measured.items())
-    return save(fig, name, f"{what}: {told}.")
 
 
 def held_by_schedule(found: Mapping[str, list[float]], predicted: Mapping[str, Sequence[float]]) -> Picture:

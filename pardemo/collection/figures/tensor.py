@@ -1,4 +1,4 @@
-"""Pictures of chapter 03: what GeLUs add up to, what each order sends, what hides behind what."""
+"""Pictures of chapter 03: sums of GeLUs and a missing f, what each order sends, what hides behind what."""
 
 from collections.abc import Mapping, Sequence
 
@@ -22,6 +22,26 @@ def sum_of_gelus(expected: torch.Tensor, found: torch.Tensor, title: str) -> Pic
     ax.set(title=title, xlabel="GeLU of the sum", ylabel="sum of the GeLUs")
     ax.legend(loc="upper left")
     return save(fig, "03_sum_of_gelus", "The sums of GeLUs lie beside the line of the GeLU of the sum.")
+
+
+def without_f(found: Mapping[str, tuple[torch.Tensor, torch.Tensor]], title: str) -> Picture:
+    """Numbers of a rank whose MLP has no f over those of the plain MLP; what is right lies on the line.
+
+    Args:
+        found: what -> (the plain MLP's numbers, this rank's), first the output's, then the input's gradient's.
+    """
+    fig, axes = new(1, 2, size=(6.0, 3.4))
+    for ax, (name, (expected, numbers)), kind in zip(axes, found.items(), ("activations", "gradients"), strict=True):
+        ax.scatter(expected, numbers, s=14, alpha=0.35, color=COLOURS[kind])  # wider than the line over them
+        end = 1.05 * float(expected.abs().max())
+        ax.plot([-end, end], [-end, end], color=COLOURS["predicted"], linewidth=1, label="right", zorder=3)
+        ax.set(title=name, xlabel="of the plain MLP", xlim=(-end, end), ylim=(-end, end), aspect="equal")
+    axes[0].set_ylabel(title)
+    axes[0].legend(loc="upper left")
+    return save(
+        fig, "03_without_f", "Without f every number of Z lies on the line of the right ones; those of X's gradient "
+        "are a cloud beside it.",
+    )  # fmt: skip
 
 
 def sent_by_order(found: Mapping[str, float], predicted: Sequence[float], ranks: int) -> Picture:
@@ -82,3 +102,32 @@ def computing_and_waiting(rows: Mapping[str, tuple[float, float]]) -> Picture:
     fig.legend(loc="outside upper right", ncols=2)
     told = "; ".join(f"{name} {1e3 * c:.2f} and {1e3 * w:.2f}" for name, (c, w) in rows.items())
     return save(fig, "03_waiting", f"Milliseconds of an MLP, computing and waiting for sums, computed: {told}.")
+
+
+def sent_between_hosts(sums: Mapping[int, float], gradients: float, tokens: int) -> Picture:
+    """Bytes from one host to the other in a step: sums of activations grow with the tokens, gradients do not.
+
+    Args:
+        sums: tokens -> bytes, in proportion to them. gradients: bytes. tokens: those of the example, to be marked.
+    """
+    fig, ax = new(size=(5.8, 3.3))
+    ax.plot(list(sums), [nbytes / 1e6 for nbytes in sums.values()], color=COLOURS["communication"], linewidth=2,
+            label="16 ranks: sums of activations")  # fmt: skip
+    ax.plot([0, max(sums)], [gradients / 1e6] * 2, "--", color=COLOURS["gradients"], linewidth=2,
+            label="2 copies of 8: gradients")  # fmt: skip
+    equal = gradients / (sums[tokens] / tokens)
+    for at, nbytes, told in (
+        (tokens, sums[tokens], f"{tokens:,} tokens: {sums[tokens] / 1e6:,.0f} MB"),
+        (equal, gradients, f"as much at {equal:,.0f} tokens"),
+    ):
+        ax.plot([at], [nbytes / 1e6], "o", color="black", zorder=3)
+        ax.annotate(told, (at, nbytes / 1e6), (9, -10), textcoords="offset points", va="center")
+    ax.annotate(f"{gradients / 1e6:,.0f} MB", (0, gradients / 1e6), (5, 4), textcoords="offset points")
+    ax.set(xlabel="tokens in a step", ylabel="MB between the hosts", xlim=(0, max(sums)), ylim=(0, None))
+    ax.set_xticks([at for at in sums if at % 8192 == 0] or list(sums))
+    ax.xaxis.set_major_formatter("{x:,.0f}")
+    ax.legend(loc="upper left")
+    return save(
+        fig, "03_between_hosts", f"MB from host to host in a step: sums of activations {sums[tokens] / 1e6:.0f} with "
+        f"{tokens:,} tokens, gradients {gradients / 1e6:.0f} with any number; as many at {equal:,.0f} tokens.",
+    )  # fmt: skip
