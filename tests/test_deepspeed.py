@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pardemo import World
+from pardemo import Cluster, World
 from pardemo.peers import deepspeed_disk, gpt
 
 PEERS = ["pardemo.peers.deepspeed", "pardemo.peers.states"]
@@ -84,6 +84,35 @@ def someone_else():
 
 def test_the_engine_tells_the_stage_that_runs(world):
     assert world.run(someone_else) == [1, 1]
+
+
+def test_hpz_keeps_the_second_gather_inside_a_host():
+    """Two layers on two hosts of two: a ring over all carries ¾ S, and gloo's reduce-scatter is two of them."""
+    cluster, width, layers = Cluster(hosts=2, ranks_per_host=2), 256, 2
+
+    def sent():
+        from pardemo.peers import zero_traffic
+
+        return [zero_traffic.deepspeed_between_hosts(width, layers, cluster, hpz) for hpz in (False, True, True)]
+
+    with World(4, cluster=cluster, preload=PEERS, timeout_s=60) as found:
+        by_rank = found.run(sent)
+    ring = 0.75 * 2 * layers * width**2
+    for counted in by_rank:
+        assert [nbytes / ring for nbytes in counted] == pytest.approx([4, 3, 3], rel=0.05), "one engine after the other"
+
+
+def test_an_hpz_that_is_not_there_is_no_measurement(world):
+    def without_a_copy():
+        from pardemo.peers import deepspeed, zero_traffic
+
+        cluster = Cluster(hosts=1, ranks_per_host=2)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(deepspeed, "second_copy", lambda parameter: None)
+            with pytest.raises(RuntimeError, match="asked for second copies"):
+                zero_traffic.deepspeed_between_hosts(64, 1, cluster, hpz=True)
+
+    world.run(without_a_copy)
 
 
 @pytest.mark.parametrize("turn", range(RUNS))

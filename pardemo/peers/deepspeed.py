@@ -85,6 +85,7 @@ def close(running: "deepspeed.DeepSpeedEngine") -> None:
     """Ends an engine, and what it changed for the whole process: :func:`give_back_linear`."""
     running.destroy()
     give_back_linear()
+    deepspeed.utils.groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None  # of hpZ: a second engine refuses to start beside it
 
 
 def give_back_linear() -> None:
@@ -96,6 +97,21 @@ def give_back_linear() -> None:
     own = getattr(deepspeed.zero.partition_parameters.InsertPostInitMethodToModuleSubClasses, "linear_bk", None)
     if own is not None:
         nn.functional.linear = own
+
+
+def computes_on(device: torch.device) -> bool:
+    """Whether DeepSpeed, which chooses its devices once for a process, computes on this one's kind."""
+    return deepspeed.accelerator.get_accelerator().device_name() == device.type
+
+
+def second_copy(parameter: nn.Parameter) -> tuple[float, list[int]] | None:
+    """Into how many parts hpZ cuts a parameter's second copy, and over which ranks; None where there is none."""
+    copy = parameter.ds_secondary_tensor
+    if copy is None:
+        return None
+    return parameter.ds_numel / copy.numel(), torch.distributed.get_process_group_ranks(
+        parameter.ds_zero_param_process_group
+    )
 
 
 def states(running: "deepspeed.DeepSpeedEngine") -> dict[str, list[torch.Tensor]]:

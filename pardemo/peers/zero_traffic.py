@@ -9,7 +9,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from pardemo.cluster import Cluster
 from pardemo.meters import WireMeter
+from pardemo.meters.links import LinkMeter
 from pardemo.peers import gpt
 from pardemo.world.rank import device
 
@@ -44,6 +46,40 @@ def deepspeed(
     found = _sent(step, width, layers, warm_up=2 if stage == 3 else 1)  # it learns the order of the layers
     peer.close(engine)
     return found
+
+
+def deepspeed_between_hosts(width: int, layers: int, cluster: Cluster, hpz: bool) -> int | None:
+    """Bytes that host 0's ranks send to other hosts in a step of DeepSpeed's ZeRO-3, always sharded. Collective.
+
+    None on ranks without GPUs where DeepSpeed has found some: it would compute on them.
+
+    Args:
+        hpz: with ``zero_hpz_partition_size``, the ranks of a host, so that each keeps a second copy of its host's
+            part for the backward pass.
+
+    Raises:
+        RuntimeError: the engine does not do what it was asked for: a second copy of another size, or of other ranks.
+    """
+    from pardemo.peers import deepspeed as peer
+
+    if not peer.computes_on(device()):
+        return None
+    size = cluster.ranks_per_host
+    options = peer.ALWAYS_SHARDED | ({"zero_hpz_partition_size": size} if hpz else {})
+    engine, step = _deepspeed(width, layers, 3, options, 1)
+    for _ in range(2):  # opens the connections, and learns the order of the layers
+        step()
+    x = gpt.numbers(BATCH, width, dtype=torch.bfloat16).to(device())
+    with LinkMeter(cluster) as links:
+        loss = engine(x).square().mean()
+        found = [peer.second_copy(parameter) for parameter in engine.module.parameters()]  # the step's end drops it
+        engine.backward(loss)
+        engine.step()
+    asked = (size, cluster.ranks_of(cluster.host_of(dist.get_rank()))) if hpz else None
+    if any(copy != asked for copy in found):
+        raise RuntimeError(f"asked for second copies {asked}, DeepSpeed has {found} (cut in so many, over ranks)")
+    peer.close(engine)
+    return links.hosts[0][0]
 
 
 def fsdp(width: int, layers: int, keep: str = "nothing", micro_batches: int = 1) -> Sent:
