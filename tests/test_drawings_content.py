@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import svgs
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
@@ -16,11 +17,14 @@ from pardemo.collection import drawings
 from pardemo.collection.drawings import (
     attention,
     block,
+    cube_over_time,
     finetune,
     grouped,
+    hops,
     hosts,
     kept,
     key,
+    one_sum,
     sequence,
     three_cuts,
     vocabulary,
@@ -29,7 +33,9 @@ from pardemo.collection.drawings import (
 from pardemo.formulas import communication, memory
 from pardemo.groups import Layout
 from pardemo.peers import corners, gpt, megatron
-from pardemo.tensor_parallel import ParallelAttention, scatter_sequence
+from pardemo.pipeline_parallel import Schedule, gpipe
+from pardemo.pipeline_parallel.timetable import kind_of, timetable
+from pardemo.tensor_parallel import ParallelAttention, copy_to, scatter_sequence
 
 TALK, TENSOR = key.DONE["communication"], key.KEPT["activations"]
 
@@ -428,3 +434,73 @@ def test_the_fine_tunes_sample_is_encoded_as_drawn():
 def test_what_cannot_be_drawn_is_said(draw, told):
     with pytest.raises(ValueError, match=told):
         draw()
+
+
+@pytest.mark.parametrize(("number", "apart"), [(0, False), (1, True)])
+def test_an_f_stands_where_the_backward_pass_sums(world_of, number, apart):
+    def backward():
+        x = gpt.numbers(2, 3).requires_grad_()
+        weights = [gpt.numbers(3, 3, seed=n) for n in range(3)]
+        inputs = [copy_to(x) for _ in weights] if apart else [copy_to(x)] * 3
+        y = sum((one @ weight).sum() for one, weight in zip(inputs, weights, strict=True))
+        with CallMeter() as calls:
+            y.backward()
+        return calls.counts
+
+    title, sums = one_sum.WAYS[number]
+    assert world_of(2).run(backward)[0] == {"all_reduce": sums}
+    svg = svgs.drawing(drawings.one_sum_or_three())
+    heights = sorted(text.y for text in svg.texts if text.text == "f: 2φ")
+    below = next(text.y for text in svg.texts if text.text == one_sum.WAYS[1][0])
+    assert sum((height > below) == apart for height in heights) == sums
+    assert f"backward {2 * sums}φ" in svg.words(), title
+
+
+def test_the_cubes_step_has_gpipes_times_and_a_blocks_sums():
+    course = cube_over_time.times()
+    schedule = Schedule(gpipe, cube_over_time.STAGES, cube_over_time.MICRO_BATCHES)
+    real = sorted((step.stage, kind_of(step), *span) for step, span in timetable(schedule).items())
+    assert sorted((stage, kind, *span) for (stage, _, kind), span in course.items()) == real
+    assert block.BLOCK.count("g") == block.BLOCK.count("f") == cube_over_time.SUMS
+    svg = svgs.drawing(drawings.cube_step())
+    own = 2 * cube_over_time.STAGES * cube_over_time.MICRO_BATCHES * cube_over_time.SUMS * cube_over_time.LAYERS
+    assert len(svg.filled(TENSOR)) == own + 4, "and the legend's four"
+    assert len(svg.filled(key.KEPT["gradients"])) == cube_over_time.STAGES + 1, (
+        "a sum at the end of each stage; the legend"
+    )
+    assert len(svg.heads) == 2 * cube_over_time.MICRO_BATCHES + 2, "down and up; the legend's, and the time's"
+
+
+def test_two_hops_bring_each_part_to_its_rank_as_the_chapters_cell_does(world_of):
+    """Part p of rank r's gradients is the number 10·r + p, and an all-to-all adds what arrives."""
+
+    def in_two_hops():
+        rank, places = dist.get_rank(), hops.PLACES
+        beside, across = (
+            [dist.new_group([r for r in range(4) if which(r) == n]) for n in range(2)][which(rank)]
+            for which in (lambda r: r // places, lambda r: r % places)
+        )
+
+        def sum_of_my_part(parts, group):
+            found = torch.empty_like(parts)
+            dist.all_to_all_single(found, parts, group=group)
+            return found.view(group.size(), -1).sum(0)
+
+        by_place = (10.0 * rank + torch.arange(4.0)).view(2, places).T.reshape(-1)
+        of_my_host = sum_of_my_part(by_place, beside)
+        return of_my_host.tolist(), sum_of_my_part(of_my_host, across).tolist()
+
+    for rank, (first, last) in enumerate(world_of(4).run(in_two_hops)):
+        of_host = [2 * (rank // 2), 2 * (rank // 2) + 1]
+        assert first == [sum(10 * r + part for r in of_host) for part in hops.held(rank, 1)]
+        assert last == [sum(10 * r + part for r in range(4)) for part in hops.held(rank, 2)]
+    svg = svgs.drawing(drawings.two_hops())
+    numbers = [text for text in svg.texts if text.text in "0123"]
+    assert [svg.box_of(text).fill for text in numbers] == [key.RANKS[int(text.text)] for text in numbers]
+    held = [part for rank in range(4) for hop in range(3) for part in hops.held(rank, hop)]
+    assert [int(text.text) for text in numbers] == held
+    assert svg.heads == [TALK] * 8
+    frames = [box for box in svg.boxes if box.right - box.x > 600]
+    inside = [all(frame.y < y < frame.bottom for _, y in line.points) for line in svg.lines for frame in frames]
+    crossing = len(svg.lines) - sum(inside)
+    assert crossing == 4, "only the second hop leaves a host"

@@ -8,8 +8,11 @@ from matplotlib import font_manager
 from PIL import Image
 
 from pardemo.collection import figures
+from pardemo.collection.figures import hybrid_layouts, which_layout
 from pardemo.collection.figures.style import COLOURS, HATCHES, SETTINGS
+from pardemo.groups import Layout
 from pardemo.meters import Span
+from pardemo.planner.timing import StepTime
 
 
 def test_saved_with_alternative_text(out):
@@ -210,3 +213,34 @@ def test_without_f_each_point_is_a_number_over_the_right_one(drawn):
     assert second.collections[0].get_offsets().tolist() == [[1, 0.5], [-2, 1], [3, 1]]
     assert all(x == y for x, y in first.collections[0].get_offsets().tolist())
     assert first.get_xlim() == first.get_ylim()
+
+
+def test_what_a_head_changes_is_counted_by_feature(out):
+    told = figures.changed_features({"before B": [0, 0, 0.1, 0.2], "Z": [0.3, 0.1, 0.2, 0.1]}, 2).alt
+    assert told.endswith("before B: 2 of 4; Z: 4 of 4.")
+
+
+def test_parts_of_a_gradient_add_up_to_the_diamond(out):
+    parts, whole = [[2.0, -1.0], [-0.5, -1.0]], [1.5, -2.0]
+    assert figures.parts_of_gradient(parts, whole, [0.36, 0.96]).alt.endswith("rank 0 36%, rank 1 96%.")
+
+
+def test_layouts_are_told_with_their_engines_and_ways_to_cut_with_their_parts(out):
+    chosen = {"8B, 8 H100": (Layout(dp=8), "ZeRO-1"), "70B, slow": (Layout(tp=2, dp=8, pp=4), "ZeRO-1")}
+    told = figures.chosen_layouts(chosen, {"8B, 8 H100": (131_072, 1_099), "70B, slow": (65_536, 158_000)}).alt
+    assert "8B, 8 H100: t 1, p 1, d 8, ZeRO-1; 70B, slow: t 2, p 4, d 8, ZeRO-1" in told
+    assert "2 GPUs 1.86, paper 1.64" in figures.strong_scaling({2: 1.863}, {2: 1.64}).alt
+    parts = StepTime(23.0, 5.0, 0.0, 0.0, 0.4, 2.6, 0.0, 1e9).parts
+    told = figures.ways_to_cut({"t 1, p 4": parts, "t 4, p 1": parts | {"matrix products": 90.0}}).alt
+    assert "t 1, p 4 31 s" in told
+    assert "pipeline bubble 2.6" in told
+    assert set(parts) - {"offload"} <= {*which_layout.PARTS, *hybrid_layouts._PLANNED}, "each part has a colour"
+
+
+def test_pictures_of_eight_bits_and_of_hpz_tell_their_numbers_in_words(out):
+    found = {"one scale for all": [0.08, 0.09], "a scale for each block": [0.006, 0.05]}
+    assert "one scale for all: 8 to 9; a scale for each block: 0.6 to 5" in figures.rounding_by_block(found).alt
+    rings = {"ZeRO-3": 2.25, "hpZ": 1.5}
+    told = figures.hpz_on_hosts({"our cells": rings, "DeepSpeed": {"ZeRO-3": 3.0, "hpZ": 2.25}}, rings).alt
+    assert "our cells, hpZ 1.50 S; DeepSpeed, ZeRO-3 3.00 S; DeepSpeed, hpZ 2.25 S" in told
+    assert {file.stem for file in (out / "figures").iterdir()} == {"07_scales", "07_hpz"}

@@ -12,6 +12,7 @@ from pardemo.collection.drawings.block import block_cut
 from pardemo.collection.drawings.checkpoints import checkpoints_in_parts
 from pardemo.collection.drawings.collectives import collectives
 from pardemo.collection.drawings.cube_on_hosts import cube_on_hosts
+from pardemo.collection.drawings.cube_over_time import cube_step
 from pardemo.collection.drawings.data_parallel import (
     data_parallel_step,
     ddp_buckets,
@@ -20,6 +21,7 @@ from pardemo.collection.drawings.data_parallel import (
 )
 from pardemo.collection.drawings.finetune import finetune_flow, lora
 from pardemo.collection.drawings.grouped import shared_heads
+from pardemo.collection.drawings.hops import two_hops
 from pardemo.collection.drawings.hosts import cube
 from pardemo.collection.drawings.kept import block_activations
 from pardemo.collection.drawings.launching import file_to_ranks, tensor_parallel_with_zero
@@ -29,6 +31,7 @@ from pardemo.collection.drawings.matrices import column_cut, mlp_cut, row_cut
 from pardemo.collection.drawings.mistakes import seven_mistakes
 from pardemo.collection.drawings.numbers import two_cuts_in_numbers
 from pardemo.collection.drawings.one_script import one_script
+from pardemo.collection.drawings.one_sum import one_sum_or_three
 from pardemo.collection.drawings.pipeline import pipeline_schedule
 from pardemo.collection.drawings.placements import three_placements
 from pardemo.collection.drawings.plan import (
@@ -71,6 +74,7 @@ __all__ = [
     "copies_of_shards",
     "cube",
     "cube_on_hosts",
+    "cube_step",
     "cut_tails",
     "data_parallel_step",
     "ddp_buckets",
@@ -91,6 +95,7 @@ __all__ = [
     "memory_by_batch",
     "mlp_cut",
     "one_script",
+    "one_sum_or_three",
     "parameter_server_and_ring",
     "pipeline_schedule",
     "pipeline_stages",
@@ -118,6 +123,7 @@ __all__ = [
     "tied_weights",
     "two_chunks",
     "two_cuts_in_numbers",
+    "two_hops",
     "two_hosts",
     "two_machines",
     "unequal_shards",

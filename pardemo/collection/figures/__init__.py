@@ -15,6 +15,7 @@ from pardemo.collection.figures.accelerate import (
 )
 from pardemo.collection.figures.blocks import (
     blocks_beside,
+    changed_features,
     copies_apart,
     masks,
     seconds_of_block,
@@ -70,6 +71,7 @@ from pardemo.collection.figures.hybrid import (
     weak_scaling,
     what_fits,
 )
+from pardemo.collection.figures.hybrid_layouts import chosen_layouts, strong_scaling, ways_to_cut
 from pardemo.collection.figures.layouts import predicted_and_known
 from pardemo.collection.figures.machine import link_times, rates_by_size, received_by_all, ring_and_tree, second_host
 from pardemo.collection.figures.pipeline import (
@@ -94,6 +96,7 @@ from pardemo.collection.figures.sequence import (
     loss_bytes,
     losses_and_layers,
     on_each_gpu,
+    parts_of_gradient,
     remedies,
     sequence_cost,
 )
@@ -140,7 +143,9 @@ from pardemo.collection.figures.zero_r import (
 )
 from pardemo.collection.figures.zero_traffic import (
     errors_by_ranks,
+    hpz_on_hosts,
     memory_and_wire,
+    rounding_by_block,
     sent_by_engine,
     sent_by_micro_batches,
     tokens_to_hide,
@@ -161,6 +166,8 @@ __all__ = [
     "buffers",
     "bytes_per_rank",
     "can_leave",
+    "changed_features",
+    "chosen_layouts",
     "computing_and_waiting",
     "copied_words",
     "copies_apart",
@@ -179,6 +186,7 @@ __all__ = [
     "held_over_a_step",
     "host_traffic",
     "hours_by_length",
+    "hpz_on_hosts",
     "idle_shares",
     "kept_against_products",
     "kept_and_sent",
@@ -210,6 +218,7 @@ __all__ = [
     "operations_of_step",
     "orders_of_ranks",
     "padded_batches",
+    "parts_of_gradient",
     "parts_of_steps",
     "parts_to_a_loss",
     "pipeline",
@@ -225,6 +234,7 @@ __all__ = [
     "ring_and_tree",
     "ring_or_hosts",
     "room_on_a_gpu",
+    "rounding_by_block",
     "rules_and_truth",
     "save",
     "saved_by_ranks",
@@ -253,6 +263,7 @@ __all__ = [
     "slow_host",
     "states_chart",
     "states_explorer",
+    "strong_scaling",
     "sum_of_gelus",
     "sums_of_copies",
     "tensors_of_head",
@@ -266,6 +277,7 @@ __all__ = [
     "waiting_rings",
     "waits_of_messages",
     "ways_between_hosts",
+    "ways_to_cut",
     "weak_scaling",
     "what_fits",
     "where_it_stops",

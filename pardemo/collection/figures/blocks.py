@@ -10,6 +10,26 @@ from pardemo.collection.figures.style import COLOURS, Picture, new, save
 _PREDICTED = Patch(fill=False, edgecolor="black", label="predicted")
 
 
+def changed_features(found: Mapping[str, Sequence[float]], per_head: int) -> Picture:
+    """How much each feature has changed, over the largest change of its row, with a line between the heads.
+
+    Args:
+        found: what is looked at -> the change of each of its features. per_head: features of a head.
+    """
+    fig, axes = new(len(found), 1, size=(5.8, 1.45 * len(found)), sharex=True)
+    for ax, (name, changes) in zip(axes, found.items(), strict=True):
+        most = max(changes)
+        ax.bar(range(len(changes)), [change / most for change in changes], 1.0, color=COLOURS["activations"])
+        for first in range(per_head, len(changes), per_head):
+            ax.axvline(first - 0.5, color=COLOURS["wait"], linewidth=0.6, zorder=0)
+        moved = sum(change > 0 for change in changes)
+        ax.set(title=f"{name}: {moved} of {len(changes)} features change", xlim=(-0.5, len(changes) - 0.5), yticks=[])
+        ax.grid(visible=False)
+    axes[-1].set(xlabel=f"feature; a line after every {per_head}", xticks=range(0, len(changes) + 1, 4 * per_head))
+    told = "; ".join(f"{name}: {sum(c > 0 for c in of)} of {len(of)}" for name, of in found.items())
+    return save(fig, "04_changed", f"Features that change with one head. {told}.")
+
+
 def wrong_by_cut(errors: Mapping[str, float]) -> Picture:
     """How far off the attention is for each way to cut and read a fused projection, in per cent."""
     fig, ax = new(size=(5.6, 3.4))

@@ -83,6 +83,32 @@ def sequence_cost(
     return save(fig, "04_sequence_cost", f"{told}; outlines are predicted.")
 
 
+def parts_of_gradient(parts: Sequence[Sequence[float]], whole: Sequence[float], alone: Sequence[float]) -> Picture:
+    """A gradient's numbers as each rank finds them, one upon the other, and as they are in one process.
+
+    Args:
+        parts: for each rank, its number for each of some features. whole: the right ones. alone: for each rank, how
+            far off its gradient is without the others, as a relative error.
+    """
+    fig, ax = new(size=(6.2, 3.4))
+    places = np.arange(len(whole))
+    over, under = np.zeros(len(whole)), np.zeros(len(whole))
+    for rank, (numbers, off) in enumerate(zip(parts, alone, strict=True)):
+        values = np.asarray(numbers)
+        begin = np.where(values > 0, over, under)
+        style = {"color": key.rank_colour(rank), "edgecolor": key.INK, "linewidth": 0.5}
+        ax.bar(places, values, 0.62, bottom=begin, label=f"rank {rank}'s, alone {off:.0%} off", **style)
+        over, under = over + values.clip(0), under + values.clip(None, 0)
+    ax.scatter(places, whole, s=42, marker="D", color=key.PREDICTED, zorder=3, label="the plain block's")
+    ax.axhline(0, color=key.INK, linewidth=0.8)
+    ax.set_xticks(places, places)
+    ax.set(xlabel="feature of the norm", ylabel="gradient of its weight")
+    ax.grid(axis="x", visible=False)
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    told = ", ".join(f"rank {rank} {off:.0%}" for rank, off in enumerate(alone))
+    return save(fig, "04_norm", f"Each rank has a part of a norm's gradient; alone it is so far off: {told}.")
+
+
 def activation_terms(found: Mapping[str, float], predicted: Mapping[str, float], scores: Sequence[str]) -> Picture:
     """What each step of a block keeps, in bytes per number of the block's input; hatched are steps with scores."""
     fig, ax = new(size=(6.4, 4.6))

@@ -1,6 +1,6 @@
 """Pictures of chapter 07: what ZeRO sends, over one link and between hosts, and what rounding to 8 bits costs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -118,6 +118,43 @@ def ways_between_hosts(
 
 def _legends(*axes: Axes) -> list[tuple[list, list[str]]]:
     return [one.get_legend_handles_labels() for one in axes]
+
+
+def hpz_on_hosts(found: Mapping[str, Mapping[str, float]], rings: Mapping[str, float]) -> Picture:
+    """What a host's adapter sent in a micro-batch with and without hpZ, in S; outlines: on rings, as nccl sends.
+
+    Args:
+        found: whose engine -> way -> S, measured. rings: way -> S, predicted.
+    """
+    fig, ax = new(size=(5.8, 2.7))
+    rows = [(whose, way, value) for whose, of in found.items() for way, value in of.items()]
+    places = [place + 0.35 * (place // len(rings)) for place in range(len(rows))]
+    ax.barh(places, [value for *_, value in rows], 0.6, color=COLOURS["communication"], label="measured")
+    outline = [rings[way] for _, way, _ in rows]
+    ax.barh(places, outline, 0.76, fill=False, edgecolor="black", linewidth=1.2, label="on rings, as nccl sends")
+    for place, (*_, value) in zip(places, rows, strict=True):
+        ax.annotate(f"{value:.2f} S", (value, place), (6, 0), textcoords="offset points", va="center")
+    ax.set_yticks(places, [f"{whose}: {way}" for whose, way, _ in rows])
+    ax.set(xlabel="a host's adapter sends, S", xlim=(0, 1.2 * max(value for *_, value in rows)))
+    ax.set_ylim(places[-1] + 0.6, -0.6)
+    ax.grid(axis="y", visible=False)
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    told = "; ".join(f"{whose}, {way} {value:.2f} S" for whose, way, value in rows)
+    return save(fig, "07_hpz", f"A host's adapter sends in a micro-batch: {told}.")
+
+
+def rounding_by_block(found: Mapping[str, Sequence[float]]) -> Picture:
+    """How far off each block of numbers is after rounding to 8 bits, in per cent, for each choice of scales."""
+    fig, ax = new(size=(5.8, 3.0))
+    colours = tuple(key.WAYS.values())
+    for number, (name, errors) in enumerate(found.items()):
+        style = {"color": colours[number], "label": name, "linewidth": 1.8, "where": "mid"}
+        ax.step(range(len(errors)), [100 * error for error in errors], _STYLES[number], **style)
+    ax.set(xlabel="block of 256 numbers", ylabel="error, per cent")
+    ax.set_ylim(0, 1.45 * max(100 * max(errors) for errors in found.values()))
+    ax.legend(loc="upper right")
+    told = "; ".join(f"{name}: {100 * min(errors):.2g} to {100 * max(errors):.2g}" for name, errors in found.items())
+    return save(fig, "07_scales", f"Error of blocks in 8 bits, in per cent. {told}.")
 
 
 def errors_by_ranks(found: Mapping[str, Mapping[int, float]]) -> Picture:
