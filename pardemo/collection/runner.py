@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 from pardemo import claims, project
-from pardemo.collection import fingerprint, outcomes, pictures, report
+from pardemo.collection import fingerprint, kernels, outcomes, pictures, report
 from pardemo.collection.outcomes import Outcome
 from pardemo.collection.parameters import RunError, assign
 
@@ -61,19 +61,23 @@ def run(
     assigned = assign(selected, parameters or {})
     folder = _writable(Path(out) if out else project.output_dir())
     done = outcomes.read(folder)
-    for name, path in selected.items():
-        sources = fingerprint.of_sources(path, assigned[name])
-        before = done.get(name)
-        finished = before and before.status == "ok" and (folder / f"{name}.ipynb").exists()
-        if resume and finished and before.fingerprint == fingerprint.with_inputs(sources, path, folder):
-            say(name, f"finished earlier with the same sources and parameters ({before.seconds:.0f} s)", end=True)
-            continue
-        done.pop(name, None)  # should this run be killed, the notebook counts as not run
-        with _told_where_no_space_is_left(name, folder):
-            outcomes.write(folder, done)
-            done[name] = _execute(name, path, assigned[name], folder, cell_timeout_s, say)
-            done[name].fingerprint = fingerprint.with_inputs(sources, path, folder)  # it may have made what it reads
-            outcomes.write(folder, done)
+    warm = False
+    with contextlib.ExitStack() as stack:
+        for name, path in selected.items():
+            sources = fingerprint.of_sources(path, assigned[name])
+            before = done.get(name)
+            finished = before and before.status == "ok" and (folder / f"{name}.ipynb").exists()
+            if resume and finished and before.fingerprint == fingerprint.with_inputs(sources, path, folder):
+                say(name, f"finished earlier with the same sources and parameters ({before.seconds:.0f} s)", end=True)
+                continue
+            if not warm:
+                warm = stack.enter_context(kernels.warm())
+            done.pop(name, None)  # should this run be killed, the notebook counts as not run
+            with _told_where_no_space_is_left(name, folder):
+                outcomes.write(folder, done)
+                done[name] = _execute(name, path, assigned[name], folder, cell_timeout_s, say)
+                done[name].fingerprint = fingerprint.with_inputs(sources, path, folder)  # may have made what it reads
+                outcomes.write(folder, done)
     in_order = [done[name] for name in project.notebooks() if name in done]
     rows = []
     for name in (outcome.notebook for outcome in in_order):

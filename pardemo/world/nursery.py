@@ -16,15 +16,18 @@ import contextlib
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
-SERVER = "pardemo.world.nursery_process"
+RANK = "pardemo.world.rank:main"
 START_TIMEOUT_S = 120  # importing deepspeed and transformers on a cold disk
 #: One thread each while the libraries load, and in the ranks: a nursery with threads could not be forked safely.
 QUIET = {
@@ -47,32 +50,26 @@ ALWAYS = (
 
 
 class Nursery:
-    """The parent's handle on a nursery process. Thread-safe: each request waits for its reply."""
+    """The parent's handle on a nursery process. Thread-safe: each request waits for its reply.
 
-    def __init__(self, preload: Sequence[str]):
+    ``main``: what each fork runs, ``module:function``, with four descriptors; ``start`` makes the process.
+    """
+
+    def __init__(self, preload: Sequence[str], main: str = RANK, start: Callable[..., Any] | None = None):
         self._lock = threading.RLock()
         self._owner = os.getpid()
         self._exits: dict[int, int] = {}
         self._socket, theirs = socket.socketpair()
+        _handles.add(self)
         self.folder = tempfile.mkdtemp(prefix="pardemo-")  # the nursery removes it, even when this process is killed
         path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores others, too
-        settings = json.dumps({"fd": theirs.fileno(), "path": path, "preload": list(preload), "folder": self.folder})
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                "from pardemo.world.nursery_process import serve; import sys; serve(sys.argv[1])",
-                settings,
-            ],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            env={"TOKENIZERS_PARALLELISM": "false", **os.environ, **QUIET, "PYTHONPATH": os.pathsep.join(path)},
-            start_new_session=True,  # Ctrl-C in a terminal is for the parent alone
-        )
-        theirs.close()
+        settings = {"fd": theirs.fileno(), "path": path, "preload": list(preload), "folder": self.folder, "main": main}
+        with theirs:
+            self._process = (start or _spawned)(theirs, settings)
         self._buffer = b""
         self._broken = False
         self._ready = False
+        self._sprouts = 0
 
     @property
     def alive(self) -> bool:
@@ -94,6 +91,17 @@ class Nursery:
             for pid in pids:
                 self._exits.pop(pid, None)  # of an earlier rank that had this number
             return pids
+
+    def sprout(self, theirs: socket.socket, settings: dict[str, Any]) -> "Forked":
+        """Forks a process that becomes another nursery with what this one has loaded."""
+        with self._lock:
+            self._wait_ready()
+            self._sprouts += 1  # the answer to one that was interrupted is known by its number, and passed over
+            number = self._sprouts
+            request = {"do": "nursery", "number": number, "settings": settings, "env": _environment()}
+            socket.send_fds(self._socket, [json.dumps(request).encode() + b"\n"], [theirs.fileno()])
+            found = self._read(lambda message: message.get("nursery") == number, START_TIMEOUT_S)
+            return Forked(found["is"])
 
     def kill(self, pids: Sequence[int]) -> None:
         """SIGKILL for those ranks and all their descendants in the same process group."""
@@ -145,6 +153,68 @@ class Nursery:
         return message
 
 
+class Forked:
+    """A process that was forked, in the form of :class:`subprocess.Popen`; its exit code is not known. Linux alone."""
+
+    stdin = stdout = stderr = None
+
+    def __init__(self, pid: int):
+        self.pid = pid
+        self._fd = os.pidfd_open(pid)
+
+    def __del__(self):
+        os.close(self._fd)
+
+    def poll(self) -> int | None:
+        return 0 if readable(self._fd) else None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if not readable(self._fd, timeout if timeout is not None else 1e6):
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+        return 0
+
+    def send_signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._fd, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _environment() -> dict[str, str]:
+    return {"TOKENIZERS_PARALLELISM": "false", **os.environ, **QUIET}
+
+
+def _spawned(theirs: socket.socket, settings: dict[str, Any]) -> subprocess.Popen:
+    begin = "from pardemo.world.nursery_process import serve; import sys; serve(sys.argv[1])"
+    return subprocess.Popen(
+        [sys.executable, "-c", begin, json.dumps(settings)],
+        pass_fds=[theirs.fileno()],
+        stdin=subprocess.DEVNULL,
+        env=_environment() | {"PYTHONPATH": os.pathsep.join(settings["path"])},
+        start_new_session=True,  # Ctrl-C in a terminal is for the parent alone
+    )
+
+
+def _forked(theirs: socket.socket, settings: dict[str, Any]) -> Forked:
+    pid = os.fork()
+    if pid:
+        return Forked(pid)
+    try:
+        os.setsid()
+        from pardemo.world.nursery_process import serve
+
+        serve(json.dumps(settings))
+    finally:
+        os._exit(1)
+
+
+def fork_here() -> None:
+    """Makes this process's nursery by a fork of it: while it has one thread, and all of ``ALWAYS`` loaded."""
+    _nurseries[ALWAYS] = Nursery(ALWAYS, start=_forked)
+
+
+_handles: weakref.WeakSet[Nursery] = weakref.WeakSet()
 _nurseries: dict[tuple[str, ...], Nursery] = {}
 _nurseries_lock = threading.Lock()
 
@@ -155,8 +225,16 @@ def nursery(preload: Sequence[str] = ()) -> Nursery:
     with _nurseries_lock:
         found = _nurseries.get(key)
         if found is None or not found.alive:
-            found = _nurseries[key] = Nursery(key)
+            found = _nurseries[key] = _new(key)
         return found
+
+
+def _new(key: tuple[str, ...]) -> Nursery:
+    base = _nurseries.get(ALWAYS)
+    if base is not None and base.alive and sys.platform == "linux":
+        with contextlib.suppress(OSError, RuntimeError, ImportError):  # it has ended meanwhile
+            return Nursery(key, start=base.sprout)  # what that one has loaded need not be loaded again
+    return Nursery(key)
 
 
 def readable(fd: int, timeout_s: float = 0.0) -> bool:
@@ -168,7 +246,7 @@ def readable(fd: int, timeout_s: float = 0.0) -> bool:
 
 def _let_go_after_fork() -> None:
     """A fork of the notebook's process must not hold the line that tells the nursery its parent is gone."""
-    for one in _nurseries.values():
+    for one in list(_handles):
         one._socket.close()
 
 
@@ -177,5 +255,5 @@ os.register_at_fork(after_in_child=_let_go_after_fork)
 
 @atexit.register
 def _close_all() -> None:
-    for one in _nurseries.values():
+    for one in list(_handles):
         one.close()

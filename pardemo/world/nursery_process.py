@@ -10,6 +10,7 @@ import ctypes
 import gc
 import json
 import os
+import pkgutil
 import select
 import shutil
 import signal
@@ -17,7 +18,9 @@ import socket
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 from pardemo.world.loading import no_garbage
 
@@ -56,6 +59,7 @@ def serve(settings_json: str) -> None:
     _adopt_orphans()
     helpers = frozenset(_own_children())  # of a preloaded module, as multiprocessing's resource tracker
     children: set[int] = set()
+    nurseries: set[int] = set()
     poller = select.poll()
     for fd in (control.fileno(), wake_r):
         poller.register(fd, select.POLLIN)
@@ -66,7 +70,8 @@ def serve(settings_json: str) -> None:
                 os.read(wake_r, 4096)
                 for pid, code in _reap(children):
                     say(exited=pid, code=code)
-                _end_orphans(children | helpers)
+                _reap(nurseries)
+                _end_orphans(children | nurseries | helpers)
                 continue
             try:
                 data, new_fds, _, _ = socket.recv_fds(control, 65536, 64)
@@ -74,7 +79,7 @@ def serve(settings_json: str) -> None:
                 data, new_fds = b"", []
             fds += new_fds
             if not data:
-                _kill_all(children, helpers)
+                _kill_all(children, helpers | nurseries)  # those end by themselves, when their own line does
                 shutil.rmtree(settings["folder"], ignore_errors=True)
                 os._exit(0)
             buffer += data
@@ -83,13 +88,22 @@ def serve(settings_json: str) -> None:
                 if request["do"] == "kill":
                     for pid in children.intersection(request["pids"]):
                         _kill_group(pid)
-                else:
+                    continue
+                own = [control.fileno(), wake_r, wake_w]
+                if request["do"] == "fork":
                     mine, fds = fds[:4], fds[4:]
-                    pid = _fork_rank(mine, close=[control.fileno(), wake_r, wake_w])
+                    pid = _fork(own, lambda mine=mine: _rank(settings["main"], mine))
+                    with contextlib.suppress(OSError):  # both sides do it, so that it holds whoever runs first
+                        os.setpgid(pid, pid)
                     children.add(pid)
-                    for fd in mine:
-                        os.close(fd)
                     say(pid=pid)
+                else:
+                    mine, fds = fds[:1], fds[1:]
+                    pid = _fork(own, lambda mine=mine, request=request: _nursery(request, mine[0]))
+                    nurseries.add(pid)
+                    say(nursery=request["number"], **{"is": pid})
+                for fd in mine:
+                    os.close(fd)
 
 
 def _adopt_orphans() -> None:
@@ -98,23 +112,18 @@ def _adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _fork_rank(fds: list[int], close: list[int]) -> int:
+def _fork(own: list[int], run: Callable[[], None]) -> int:
+    """A child that runs that, without this process's descriptors and signals, and ends."""
     pid = os.fork()
     if pid:
-        with contextlib.suppress(OSError):  # both sides do it, so that it holds whoever runs first
-            os.setpgid(pid, pid)
         return pid
     status = 1
     try:
-        os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for fd in close:
+        for fd in own:
             os.close(fd)
-        _adopt_orphans()
-        from pardemo.world.rank import main
-
-        main(*fds)
+        run()
         status = 0
     except BaseException:  # a forked child must never return into the nursery's loop
         import traceback
@@ -122,6 +131,20 @@ def _fork_rank(fds: list[int], close: list[int]) -> int:
         traceback.print_exc()
     finally:
         os._exit(status)
+
+
+def _rank(main: str, fds: list[int]) -> None:
+    os.setpgid(0, 0)
+    _adopt_orphans()
+    pkgutil.resolve_name(main)(*fds)
+
+
+def _nursery(request: dict[str, Any], fd: int) -> None:
+    """Another nursery, that goes on with what this one has loaded."""
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(request["env"])
+    serve(json.dumps(request["settings"] | {"fd": fd}))
 
 
 def _reap(children: set[int]) -> list[tuple[int, int]]:

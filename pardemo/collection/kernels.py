@@ -1,0 +1,105 @@
+"""Kernels for a run of the collection, forked from a process that has loaded what its notebooks load.
+
+Seventeen kernels would import torch, pandas and Matplotlib one after the other, and so would the processes that their
+ranks are forked from: six seconds a notebook in which nothing is measured. Where processes cannot be forked so (other
+systems than Linux) kernels start as Jupyter starts them.
+"""
+
+import contextlib
+import json
+import os
+import random
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+from unittest import mock
+
+from pardemo.world import nursery
+
+#: What most notebooks import. It is loaded once; a notebook that wants more loads that itself.
+LOADED = (
+    "ipykernel.kernelapp",
+    "ipykernel.zmqshell",
+    "pandas",
+    "matplotlib.pyplot",
+    "matplotlib_inline.backend_inline",
+    "pardemo.collection.cells.magic",
+    "pardemo.collection.drawings",
+    "pardemo.collection.exercises",
+    "pardemo.collection.figures",
+    "pardemo.collection.guesses",
+)
+MAIN = "pardemo.collection.kernels:main"
+
+
+@contextlib.contextmanager
+def warm() -> Iterator[bool]:
+    """Within the block kernels are forked from a warm process, which loads its libraries meanwhile."""
+    if sys.platform != "linux":
+        yield True
+        return
+    with mock.patch.dict(os.environ, MPLBACKEND="module://matplotlib_inline.backend_inline"):
+        mother = nursery.Nursery((*nursery.ALWAYS, *LOADED), MAIN)
+    try:
+        with mock.patch("jupyter_client.provisioning.local_provisioner.launch_kernel", _launching(mother)):
+            yield True
+    finally:
+        mother.close()
+
+
+def _launching(mother: nursery.Nursery) -> Callable[..., nursery.Forked]:
+    def launch(cmd: Sequence[str], env: dict[str, str], cwd: str | None = None, **rest: Any) -> nursery.Forked:
+        """In place of jupyter_client's: the process has a group of its own, too."""
+        ours, theirs = socket.socketpair()
+        with open(os.devnull, "rb") as nothing, Connection(ours.detach()) as control:
+            (pid,) = mother.fork([[theirs.fileno(), 1, 2, nothing.fileno()]])
+            theirs.close()
+            settings = {"env": dict(env), "cwd": cwd or os.getcwd(), "argv": list(cmd[cmd.index("-f") :])}
+            control.send_bytes(json.dumps(settings).encode())
+        return nursery.Forked(pid)
+
+    return launch
+
+
+def main(control_fd: int, stdout_fd: int, stderr_fd: int, stdin_fd: int) -> None:
+    """The life of a kernel, in the forked process."""
+    from ipykernel import kernelapp
+
+    from pardemo.world.rank import end_with_parent
+
+    for number, fd in enumerate((stdin_fd, stdout_fd, stderr_fd)):
+        os.dup2(fd, number)
+        os.close(fd)
+    end_with_parent()
+    with Connection(control_fd) as control:
+        settings = json.loads(control.recv_bytes())
+    os.environ.clear()
+    os.environ.update(settings["env"], JPY_PARENT_PID=str(os.getppid()))
+    os.chdir(settings["cwd"])
+    nursery.fork_here()
+    _as_a_new_process()
+    kernelapp.launch_new_instance(argv=[*settings["argv"], f"--IPKernelApp.parent_handle={os.getppid()}"])
+    _end()
+
+
+def _as_a_new_process() -> None:
+    """Other random numbers than another kernel's, and torch's own number of threads."""
+    import numpy as np
+    import torch
+
+    random.seed()
+    np.random.seed()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
+
+
+def _end() -> None:
+    """What the interpreter does at its end: the process itself ends by ``os._exit``."""
+    import atexit
+    import threading
+
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
