@@ -12,7 +12,9 @@ import sys
 import time
 
 import nbformat
+import psutil
 import pytest
+from conftest import gone
 
 from pardemo import cli, project
 from pardemo.collection import fingerprint, parameters, pictures, runner
@@ -95,6 +97,57 @@ def test_a_kernel_that_dies_and_a_cell_that_hangs_are_failures(collection, capsy
     errors = {o["notebook"]: o["error"] for o in json.loads((root / "out" / "run.json").read_text())}
     assert "DeadKernelError" in errors["01_dies"]
     assert "Timeout" in errors["02_hangs"]
+
+
+WHERE = """import json, os, random, sys
+import numpy as np
+import psutil
+from pardemo import World
+loaded = sorted(name for name in ("pandas", "matplotlib.pyplot", "torch") if name in sys.modules)
+world = World(2)
+ranks = world.run(os.getpid)
+told = dict(parent=os.getppid(), pid=os.getpid(), ranks=ranks, nursery=psutil.Process(ranks[0]).ppid(), loaded=loaded,
+            random=[random.random(), float(np.random.rand())], later=os.environ.get("PARDEMO_LATER"), cwd=os.getcwd())
+with open("{name}.json", "w") as stream:
+    json.dump(told, stream)"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="kernels are forked on Linux")
+def test_kernels_are_processes_of_their_own_with_the_libraries_loaded(collection, monkeypatch):
+    monkeypatch.setenv("PARDEMO_LATER", "set after the first kernel of this process")
+    collection("01_a", WHERE.format(name="01_a"))
+    root = collection("02_b", WHERE.format(name="02_b"))
+    assert run("--out", root / "out") == 0
+    a, b = (json.loads((root / "notebooks" / f"{name}.json").read_text()) for name in ("01_a", "02_b"))
+    assert a["parent"] == b["parent"] != os.getpid(), "one process that both were forked from"
+    assert a["loaded"] == ["matplotlib.pyplot", "pandas", "torch"]
+    for told in (a, b):
+        assert psutil.pid_exists(told["parent"])
+        assert gone([told["pid"], told["nursery"], *told["ranks"]]), "nothing of the kernel's is left"
+        assert told["later"] == "set after the first kernel of this process"
+        assert told["cwd"] == str(root / "notebooks")
+    assert a["nursery"] != b["nursery"]
+    assert not set(a["random"]) & set(b["random"])
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_no_kernel_outlives_its_run(collection, tmp_path, how):
+    root = collection("01_a", WHERE.format(name="01_a"), "import time; time.sleep(600)")
+    source = (
+        "import pathlib, sys\nfrom pardemo import cli, project\nproject.root = lambda: pathlib.Path(sys.argv[1])\n"
+        "cli.main(['run', '--out', sys.argv[2]])"
+    )
+    with subprocess.Popen([sys.executable, "-c", source, root, root / "out"], stderr=subprocess.DEVNULL) as process:
+        until = time.monotonic() + 120
+        while not (root / "notebooks" / "01_a.json").exists():
+            assert time.monotonic() < until
+            assert process.poll() is None
+            time.sleep(0.1)
+        time.sleep(0.2)  # until it is written
+        told = json.loads((root / "notebooks" / "01_a.json").read_text())
+        process.send_signal(how)
+        process.wait(60)
+    assert gone([told["parent"], told["pid"], told["nursery"], *told["ranks"]], within_s=60)
 
 
 def test_resume_skips_what_finished_with_the_same_sources_and_parameters(collection, capsys):

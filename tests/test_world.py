@@ -570,21 +570,28 @@ def test_a_fork_of_the_parent_does_not_keep_the_ranks_alive():
                 process.kill()
 
 
-def test_an_interrupt_while_forking_spoils_no_later_world(monkeypatch):
+@pytest.mark.parametrize("answer", ["nursery", "ready", "pid"])
+def test_an_interrupt_while_forking_spoils_no_other_world(world_of, monkeypatch, answer):
+    """Whatever it interrupts: another nursery's start, its loading, the ranks'."""
     from pardemo.world import nursery
 
-    read = nursery.Nursery._read
+    read, before = nursery.Nursery._read, world_of(2).pids
+    world_of(2).run(os.getpid)
 
     def interrupted(self, wanted, timeout_s):
-        read(self, wanted, timeout_s)
-        raise KeyboardInterrupt
+        found = read(self, wanted, timeout_s)
+        if answer in found:
+            raise KeyboardInterrupt
+        return found
 
+    modules = {"nursery": "colorsys", "ready": "shelve", "pid": "stringprep"}
     monkeypatch.setattr(nursery.Nursery, "_read", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        World(2, preload=["colorsys"])
+        World(2, preload=[modules[answer]])
     monkeypatch.undo()
-    with World(2, preload=["colorsys"]) as world:
+    with World(2, preload=[modules[answer]]) as world:
         assert world.run(os.getpid) == world.pids
+    assert world_of(2).run(os.getpid) == before
 
 
 def test_the_environment_is_the_one_of_now(monkeypatch):

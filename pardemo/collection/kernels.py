@@ -11,7 +11,7 @@ import os
 import random
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 from unittest import mock
@@ -37,30 +37,27 @@ MAIN = "pardemo.collection.kernels:main"
 @contextlib.contextmanager
 def warm() -> Iterator[bool]:
     """Within the block kernels are forked from a warm process, which loads its libraries meanwhile."""
-    if sys.platform != "linux":
-        yield True
-        return
-    with mock.patch.dict(os.environ, MPLBACKEND="module://matplotlib_inline.backend_inline"):
-        mother = nursery.Nursery((*nursery.ALWAYS, *LOADED), MAIN)
-    try:
-        with mock.patch("jupyter_client.provisioning.local_provisioner.launch_kernel", _launching(mother)):
+    if sys.platform == "linux":
+        _mother()
+        with mock.patch("jupyter_client.provisioning.local_provisioner.launch_kernel", _launch):
             yield True
-    finally:
-        mother.close()
+    else:
+        yield True
 
 
-def _launching(mother: nursery.Nursery) -> Callable[..., nursery.Forked]:
-    def launch(cmd: Sequence[str], env: dict[str, str], cwd: str | None = None, **rest: Any) -> nursery.Forked:
-        """In place of jupyter_client's: the process has a group of its own, too."""
-        ours, theirs = socket.socketpair()
-        with open(os.devnull, "rb") as nothing, Connection(ours.detach()) as control:
-            (pid,) = mother.fork([[theirs.fileno(), 1, 2, nothing.fileno()]])
-            theirs.close()
-            settings = {"env": dict(env), "cwd": cwd or os.getcwd(), "argv": list(cmd[cmd.index("-f") :])}
-            control.send_bytes(json.dumps(settings).encode())
+def _mother() -> nursery.Nursery:
+    with mock.patch.dict(os.environ, MPLBACKEND="module://matplotlib_inline.backend_inline"):
+        return nursery.nursery(LOADED, MAIN)
+
+
+def _launch(cmd: Sequence[str], env: dict[str, str], cwd: str | None = None, **rest: Any) -> nursery.Forked:
+    """In place of jupyter_client's: here, too, the process has a group of its own."""
+    ours, theirs = socket.socketpair()
+    with open(os.devnull, "rb") as nothing, Connection(ours.detach()) as control, theirs:
+        (pid,) = _mother().fork([[theirs.fileno(), 1, 2, nothing.fileno()]])
+        settings = {"env": dict(env), "path": sys.path, "cwd": cwd or os.getcwd(), "argv": cmd[cmd.index("-f") :]}
+        control.send_bytes(json.dumps(settings).encode())
         return nursery.Forked(pid)
-
-    return launch
 
 
 def main(control_fd: int, stdout_fd: int, stderr_fd: int, stdin_fd: int) -> None:
@@ -78,6 +75,7 @@ def main(control_fd: int, stdout_fd: int, stderr_fd: int, stdin_fd: int) -> None
     os.environ.clear()
     os.environ.update(settings["env"], JPY_PARENT_PID=str(os.getppid()))
     os.chdir(settings["cwd"])
+    sys.path[:] = settings["path"]
     nursery.fork_here()
     _as_a_new_process()
     kernelapp.launch_new_instance(argv=[*settings["argv"], f"--IPKernelApp.parent_handle={os.getppid()}"])

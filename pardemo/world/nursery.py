@@ -55,7 +55,7 @@ class Nursery:
     ``main``: what each fork runs, ``module:function``, with four descriptors; ``start`` makes the process.
     """
 
-    def __init__(self, preload: Sequence[str], main: str = RANK, start: Callable[..., Any] | None = None):
+    def __init__(self, preload: Sequence[str], main: str, start: Callable[..., Any] | None = None):
         self._lock = threading.RLock()
         self._owner = os.getpid()
         self._exits: dict[int, int] = {}
@@ -211,30 +211,30 @@ def _forked(theirs: socket.socket, settings: dict[str, Any]) -> Forked:
 
 def fork_here() -> None:
     """Makes this process's nursery by a fork of it: while it has one thread, and all of ``ALWAYS`` loaded."""
-    _nurseries[ALWAYS] = Nursery(ALWAYS, start=_forked)
+    _nurseries[RANK, ALWAYS] = Nursery(ALWAYS, RANK, _forked)
 
 
 _handles: weakref.WeakSet[Nursery] = weakref.WeakSet()
-_nurseries: dict[tuple[str, ...], Nursery] = {}
+_nurseries: dict[tuple[str, tuple[str, ...]], Nursery] = {}  # by what it runs and what it has loaded
 _nurseries_lock = threading.Lock()
 
 
-def nursery(preload: Sequence[str] = ()) -> Nursery:
+def nursery(preload: Sequence[str] = (), main: str = RANK) -> Nursery:
     """The warm process with these modules loaded; started on first use, shared by all Worlds of this process."""
-    key = (*ALWAYS, *sorted(set(preload)))
+    key = main, (*ALWAYS, *sorted(set(preload)))
     with _nurseries_lock:
         found = _nurseries.get(key)
         if found is None or not found.alive:
-            found = _nurseries[key] = _new(key)
+            found = _nurseries[key] = _new(*key)
         return found
 
 
-def _new(key: tuple[str, ...]) -> Nursery:
-    base = _nurseries.get(ALWAYS)
+def _new(main: str, preload: tuple[str, ...]) -> Nursery:
+    base = _nurseries.get((RANK, ALWAYS))
     if base is not None and base.alive and sys.platform == "linux":
         with contextlib.suppress(OSError, RuntimeError, ImportError):  # it has ended meanwhile
-            return Nursery(key, start=base.sprout)  # what that one has loaded need not be loaded again
-    return Nursery(key)
+            return Nursery(preload, main, base.sprout)  # what that one has loaded need not be loaded again
+    return Nursery(preload, main)
 
 
 def readable(fd: int, timeout_s: float = 0.0) -> bool:
