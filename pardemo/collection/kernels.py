@@ -78,7 +78,9 @@ def main(control_fd: int, stdout_fd: int, stderr_fd: int, stdin_fd: int) -> None
     sys.path[:] = settings["path"]
     nursery.fork_here()
     _as_a_new_process()
-    kernelapp.launch_new_instance(argv=[*settings["argv"], f"--IPKernelApp.parent_handle={os.getppid()}"])
+    # an interrupt that comes before the end of each kernel is no error to tell; a cell's are in the notebook
+    quiet = [f"--IPKernelApp.parent_handle={os.getppid()}", "--IPKernelApp.log_level=CRITICAL"]
+    kernelapp.launch_new_instance(argv=[*settings["argv"], *quiet])
     _end()
 
 
