@@ -68,7 +68,7 @@ def losses_of_mistakes(runs: Mapping[str, tuple[Sequence[float], str]]) -> Pictu
     """
     fig, ax = new(size=(5.8, 1.0 + 0.62 * len(runs)))
     places = np.arange(len(runs))
-    colours = [COLOURS["optimizer states"] if not told else COLOURS["communication"] for _, told in runs.values()]
+    colours = [key.VERDICTS["fails" if told else "holds"] for _, told in runs.values()]
     first, last = ([of[at] for of, _ in runs.values()] for at in (0, -1))
     for place, begin, end, colour in zip(places, first, last, colours, strict=True):
         ax.annotate("", (end, place), (begin, place), arrowprops={"arrowstyle": "->", "color": colour, "lw": 2.2})

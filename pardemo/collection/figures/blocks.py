@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.patches import Patch, Rectangle
 
+from pardemo.collection.drawings import key
 from pardemo.collection.figures.charts import bars
 from pardemo.collection.figures.style import COLOURS, Picture, new, save
 
@@ -34,7 +35,7 @@ def wrong_by_cut(errors: Mapping[str, float]) -> Picture:
     """How far off the attention is for each way to cut and read a fused projection, in per cent."""
     fig, ax = new(size=(5.6, 3.4))
     places = range(len(errors))
-    ax.barh(places, [100 * error for error in errors.values()], height=0.6, color=COLOURS["activations"], zorder=2)
+    ax.barh(places, [100 * error for error in errors.values()], height=0.6, color=key.VERDICTS["fails"], zorder=2)
     for place, error in zip(places, errors.values(), strict=True):
         told = f"{error:.0%} wrong" if error > 0.01 else f"right, to {error:.0e}"
         ax.annotate(told, (100 * error, place), (5, 0), textcoords="offset points", va="center")
@@ -133,7 +134,7 @@ def masks(found: Mapping[str, Mapping[str, Sequence[float]]]) -> Picture:
         for ax, way in zip(row, ways, strict=True):
             for place, kept in enumerate(masks_of[way]):
                 if not kept:
-                    ax.add_patch(Rectangle((place % 40, place // 40), 1, 1, color=COLOURS["activations"]))
+                    ax.add_patch(Rectangle((place % 40, place // 40), 1, 1, color=key.OTHER))
             ax.set(xlim=(0, 40), ylim=(5, 0), xticks=[], yticks=[])
             ax.grid(visible=False)
             for side in ax.spines.values():
@@ -141,7 +142,7 @@ def masks(found: Mapping[str, Mapping[str, Sequence[float]]]) -> Picture:
             if ax in axes[0]:
                 ax.set_title(way)
         row[0].set_ylabel(rank)
-    dropped = Patch(color=COLOURS["activations"], label="dropped, of the first 200 places")
+    dropped = Patch(color=key.OTHER, label="dropped, of the first 200 places")
     fig.legend(handles=[dropped], loc="outside lower center")
     return save(fig, "04_masks", "Places that dropout sets to 0: the same on both ranks, or other ones on each.")
 

@@ -58,13 +58,18 @@ def ring_and_tree(sizes: Sequence[float], ring_s: Sequence[float], tree_s: Seque
 def link_times(links: Mapping[str, tuple[float, float]], told: Mapping[str, str]) -> Picture:
     """Seconds of a message on several links by α + n/B, against its bytes, both from small to large.
 
+    Links whose names begin with one word have one colour, and a line style each.
+
     Args:
         links: name -> (B in bytes a second, α in seconds). told: name -> what the legend says of it besides.
     """
     fig, ax = new(size=(6.2, 4.8))
-    sizes, shades = np.geomspace(1e2, 1e10, 60), (*key.WAYS.values(), *key.KEPT.values())
-    for (name, (rate, alpha)), style, colour in zip(links.items(), ("-", "--", ":", "-.") * 2, shades, strict=False):
-        ax.plot(sizes, alpha + sizes / rate, style, color=colour, linewidth=1.8, label=f"{name}: {told[name]}")
+    kinds = [name.split()[0] for name in links]
+    shades = dict(zip(dict.fromkeys(kinds), (*key.WAYS.values(), key.OTHER), strict=True))
+    sizes, styles = np.geomspace(1e2, 1e10, 60), {kind: iter(("-", "--", ":", "-.")) for kind in kinds}
+    for kind, (name, (rate, alpha)) in zip(kinds, links.items(), strict=True):
+        line = {"color": shades[kind], "linestyle": next(styles[kind]), "linewidth": 1.8}
+        ax.plot(sizes, alpha + sizes / rate, label=f"{name}: {told[name]}", **line)
     ax.set(xscale="log", yscale="log", xlabel="message", ylabel="one way")
     for ticks, scale in ((SIZES, ax.set_xticks), (SECONDS, ax.set_yticks)):
         scale(list(ticks.values()), list(ticks))
