@@ -65,7 +65,7 @@ def link_times(links: Mapping[str, tuple[float, float]], told: Mapping[str, str]
     """
     fig, ax = new(size=(6.2, 4.8))
     kinds = [name.split()[0] for name in links]
-    shades = dict(zip(dict.fromkeys(kinds), (*key.WAYS.values(), key.OTHER), strict=True))
+    shades = dict(zip(dict.fromkeys(kinds), (*list(key.WAYS.values())[:3], key.INK, key.OTHER), strict=True))
     sizes, styles = np.geomspace(1e2, 1e10, 60), {kind: iter(("-", "--", ":", "-.")) for kind in kinds}
     for kind, (name, (rate, alpha)) in zip(kinds, links.items(), strict=True):
         line = {"color": shades[kind], "linestyle": next(styles[kind]), "linewidth": 1.8}
