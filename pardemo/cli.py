@@ -77,8 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="the speed table: ratios measured side by side in one run")
     bench.add_argument(
         "names", nargs="*", metavar="NAME",
-        help="import, launch, ring, data-parallel, tensor-parallel, pipeline, zero, finetune, predict, loss-head, plan "
-        "(default: all)",
+        help="import, launch, ring, cluster, data-parallel, tensor-parallel, pipeline, zero, finetune, predict, "
+        "loss-head, plan (default: all)",
     )  # fmt: skip
     bench.add_argument("--json", action="store_true", help="print rows as JSON")
     bench.set_defaults(action=_bench)

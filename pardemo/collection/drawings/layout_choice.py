@@ -57,11 +57,11 @@ def layout_choice() -> Drawing:
 def form_choice() -> Drawing:
     """Chapter 09's rule as questions, in the order in which they are asked; an answer has its colour of the map."""
     rule = (
-        (("more GPUs than samples", "in a batch?"), ("TP, PP, CP",), "TP PP CP"),
+        (("more GPUs than samples", "in a batch?"), ("TP, PP, CP:", "Megatron-core"), "TP PP CP"),
         (("16Ψ bytes and a sample", "fit a GPU?"), ("DDP",), "DDP"),
         (("16Ψ/8 bytes and a sample fit?", "(shards in one host)"), ("FSDP2; HSDP", "on more hosts"), "HSDP"),
         (("16Ψ/N bytes and a sample fit?", "(shards over all hosts)"), ("FSDP2",), "FSDP2"),
-        (("16Ψ/N bytes alone fit?", "(the sample does not)"), ("TP, PP, CP",), "TP PP CP"),
+        (("16Ψ/N bytes alone fit?", "(the sample does not)"), ("TP, PP, CP:", "Megatron-core"), "TP PP CP"),
         (("2Ψ/N fit, and the hosts hold", "gradients and Adam's states?"), ("offload",), "offload"),
     )
     canvas = Canvas(640, 12 + len(rule) * (_HIGH + _GAP) + 24)

@@ -52,12 +52,12 @@ def update(file: Path, folder: Path) -> None:
 
 
 def counts(rows: list[dict]) -> str:
-    """``365 claims in 854 cases: 767 hold, 58 differ, …``, every verdict, also what does not occur."""
+    """``365 claims in 854 cases. Of the cases 767 hold, 58 differ, …``, every verdict, also what does not occur."""
     from pardemo import claims
 
     words = {"holds": "hold", "differs": "differ", "fails": "fail"}
     told = ", ".join(f"{n} {words.get(verdict, verdict)}" for verdict, n in claims.counts(rows).items())
-    return f"{len(claims.by_claim(rows))} claims in {len(rows)} cases: {told}.\n"
+    return f"{len(claims.by_claim(rows))} claims in {len(rows)} cases. Of the cases {told}.\n"
 
 
 def markdown(rows: list[dict]) -> str:
