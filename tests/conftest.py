@@ -1,5 +1,6 @@
 """One warm World per size for the whole session; tests that kill ranks make their own."""
 
+import os
 import shutil
 import time
 from pathlib import Path
@@ -9,6 +10,10 @@ import pytest
 
 from pardemo import World
 from pardemo.world import nursery
+
+#: Torch's threads sleep while they wait for one another, here and in all that tests start. They would keep a core busy
+#: with waiting, and where another test has that core they take three times the seconds of it, for the same results.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 #: What these modules import: a rank that runs a function of theirs would load it anew, and there are a thousand ranks.
 nursery.ALWAYS += ("pytest", "hypothesis")
