@@ -54,11 +54,11 @@ def qwen(layers=28):
     return job, states + LOGITS * (tokens - 2) * vocabulary + layers * tokens * hidden * 2
 
 
-def gpt2(layers=12):
+def gpt2():
     """124 million parameters in full under stage 1, 8 × 1,024 tokens."""
-    hidden, vocabulary, tokens = 768, 50_257, 8 * 1024
+    hidden, layers, vocabulary, tokens = 768, 12, 50_257, 8 * 1024
     params = (vocabulary + 1024) * hidden + layers * (12 * hidden**2 + 13 * hidden) + 2 * hidden
-    job = Job(of_layers(models.find("gpt2"), layers), batch=8, sequence=1024, engine="zero-1", ranks=N)
+    job = Job(models.find("gpt2"), batch=8, sequence=1024, engine="zero-1", ranks=N)
     step = LOGITS * (tokens - 8) * vocabulary + layers * tokens * hidden * 2
     return job, 2 * params + 12 * params / N + step
 
@@ -87,7 +87,7 @@ def mixtral(layers=32):
 (TITAN,) = (one for one in peaks.published() if one.counted == "reserved")
 JOBS = {
     "article, stage 2": lambda: baichuan(2, layers=4), "article, stage 3": lambda: baichuan(3, layers=4),
-    "Qwen2.5-7B": lambda: qwen(layers=4), "GPT-2": lambda: gpt2(layers=4), "Llama-3 8B": llama, "Mixtral": lambda: mixtral(layers=2),
+    "Qwen2.5-7B": lambda: qwen(layers=4), "GPT-2": gpt2, "Llama-3 8B": llama, "Mixtral": lambda: mixtral(layers=2),
 }  # fmt: skip
 
 
