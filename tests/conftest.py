@@ -41,7 +41,7 @@ def world_of():
 
     def get(size: int) -> World:
         if size not in worlds:
-            worlds[size] = World(size, timeout_s=60)
+            worlds[size] = World(size, timeout_s=180)
         return worlds[size]
 
     yield get
@@ -69,8 +69,8 @@ def out(tmp_path, monkeypatch):
     return tmp_path
 
 
-def gone(pids, within_s=10.0):
-    """Whether all processes end within that time (zombies count as ended)."""
+def gone(pids, within_s=120.0):
+    """Whether all processes end within that time (zombies count as ended): what would end by itself lives longer."""
     until = time.monotonic() + within_s
     while time.monotonic() < until:
         if not any(_alive(pid) for pid in pids):
