@@ -266,6 +266,10 @@ def test_the_megatron_lm_plugins_file(tmp_path):
 # --- launchers --------------------------------------------------------------------------------------------------------
 
 
+#: A rank of any launcher's says of how many it is, and only that: nothing is loaded for it.
+HOW_MANY = """import json, os; print(json.dumps({"losses": [], "world": os.environ.get("WORLD_SIZE")}))"""
+
+
 def test_the_written_commands_start_what_they_say(tmp_path):
     accelerate_launch.write_scripts(tmp_path)
     form, zero2 = Form("fsdp2", 2, machines=2), Form("zero2", 2)
@@ -273,8 +277,9 @@ def test_the_written_commands_start_what_they_say(tmp_path):
     jobs = {
         "two hosts": accelerate_launch.commands(form.write(tmp_path), "accelerate", arguments),
         "variables": accelerate_launch.commands(zero2.write(tmp_path), "torchrun", arguments),
-        "trap": ["accelerate launch --cpu --num_processes 2 train_accelerate.py --steps 1"],
+        "trap": ["accelerate launch --cpu --num_processes 2 how_many.py"],
     }
+    (tmp_path / "how_many.py").write_text(HOW_MANY)
     assert accelerate_launch.write_commands(tmp_path, jobs).read_text().count("accelerate launch") == 3
     found = accelerate_launch.run(jobs, tmp_path)
     for job, of in (("two hosts", form), ("variables", zero2)):
@@ -282,7 +287,7 @@ def test_the_written_commands_start_what_they_say(tmp_path):
         for rank in found[job]:
             accelerate.assert_runs(rank, of.expected())
             assert rank["losses"] == pytest.approx(plain(*arguments), abs=TOLERANCE)
-    assert [rank["num_processes"] for rank in found["trap"]] == [1], "two were asked for: the trap is still there"
+    assert [rank["world"] for rank in found["trap"]] == [None], "one, of two asked for: the trap is still there"
 
 
 def test_commands_name_no_folder_and_every_launcher(tmp_path):

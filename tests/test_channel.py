@@ -56,7 +56,7 @@ def test_ranks_at_different_exchanges_are_told_in_one_line(world_of, links):
             channel.all_gather(shard, torch.empty(4), f"unit {3 + rank}")
         return channel.all_reduce(torch.ones(1), "bucket 0").item()
 
-    assert world_of(2).run(check, timeout_s=20) == [2.0, 2.0]
+    assert world_of(2).run(check, timeout_s=120) == [2.0, 2.0]
 
 
 @pytest.mark.parametrize("at", [0, 40, 107, 300])
@@ -68,7 +68,7 @@ def test_exchanges_that_differ_in_one_letter_are_told_apart(world_of, at):
         with pytest.raises(ValueError, match="the ranks are at different exchanges"):
             ring_all_reduce(torch.ones(4), what=what)
 
-    world_of(2).run(check, timeout_s=20)
+    world_of(2).run(check, timeout_s=120)
 
 
 OPERATIONS = {
@@ -87,7 +87,7 @@ def test_ranks_at_different_collectives_of_the_same_tensor(world_of, other):
         with pytest.raises(ValueError, match=told):
             OPERATIONS[name](torch.ones(4))
 
-    world_of(2).run(check, timeout_s=20)
+    world_of(2).run(check, timeout_s=120)
 
 
 def test_ranks_with_different_parameter_servers(world_of):
@@ -95,7 +95,7 @@ def test_ranks_with_different_parameter_servers(world_of):
         with pytest.raises(ValueError, match=r"rank 0: all_reduce \(sum\) by rank 0; rank 1: .* by rank 1"):
             parameter_server_all_reduce(torch.ones(4), server=dist.get_rank())
 
-    world_of(2).run(check, timeout_s=20)
+    world_of(2).run(check, timeout_s=120)
 
 
 def test_collected_channels_do_not_shift_the_numbers(world_of):
@@ -136,7 +136,7 @@ def test_a_channel_leaves_neither_sockets_nor_threads(world_of, end):
                 channel.all_reduce(torch.ones(1), "bucket 0")
         del channels[:], channel
         each = None
-        until = time.monotonic() + 5
+        until = time.monotonic() + 60
         while held()[1] > before[1] and time.monotonic() < until:  # the threads end in their own time
             time.sleep(0.01)
         return held(), before, sum(ref() is not None for ref in dead)
@@ -158,4 +158,4 @@ def test_a_channel_whose_neighbour_has_failed_says_so():
         dist.barrier()
 
     with World(2) as world:
-        world.run(check, timeout_s=20)
+        world.run(check, timeout_s=120)

@@ -74,6 +74,7 @@ def test_what_is_to_be_the_same_is_neither_lower_nor_higher(peer, met):
 
 
 def test_bench_import_runs_and_prints(capsys, monkeypatch):
+    monkeypatch.setattr("pardemo.bench.importing.ROUNDS", 2)
     assert cli.main(["bench", "import", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {"name", "ours", "peer", "unit", "ratio", "spread", "target", "met"} <= set(rows[0])
@@ -131,7 +132,7 @@ def piped(*command, lines=0, **kwargs):
         process.stdout.readline()
     process.stdout.close()
     told = process.stderr.read()
-    return process.wait(60), told
+    return process.wait(120), told
 
 
 def test_a_closed_pipe_ends_what_only_prints_quietly(tmp_path):
@@ -168,7 +169,7 @@ def test_work_goes_on_without_a_reader(tmp_path):
                               stderr=subprocess.STDOUT)  # fmt: skip
     reader.stdout.readline()
     reader.stdout.close()
-    assert reader.wait(60) == 0
+    assert reader.wait(120) == 0
     assert (tmp_path / "file").read_text() == "done"
 
 

@@ -205,7 +205,7 @@ def test_different_models_are_told_at_once(world_of):
         with pytest.raises(ValueError, match=r"rank 0 has \('weight', \(3, 2\).*rank 1 has \('weight', \(4, 2\)"):
             NaiveDataParallel(nn.Linear(2, 3 + dist.get_rank()))
 
-    world_of(2).run(check, timeout_s=20)
+    world_of(2).run(check, timeout_s=120)
 
 
 def test_buckets_follow_the_reverse_order_and_their_size(world_of):
@@ -292,7 +292,7 @@ def test_a_forgotten_wrapper_sends_nothing_and_is_collected(world_of):
             sent.append(wire.sent_bytes)
         del model
         gc.collect()
-        until = time.monotonic() + 5
+        until = time.monotonic() + 60
         while (left := new_threads()) and time.monotonic() < until:
             time.sleep(0.01)
         return sent, sum(ref() is not None for ref in alive), left

@@ -17,7 +17,7 @@ RUNS = int(os.environ.get("PARDEMO_DEEPSPEED_RUNS", "3"))  # 100 in a row were r
 
 @pytest.fixture(scope="module")
 def world():
-    with World(2, preload=PEERS, timeout_s=60) as found:
+    with World(2, preload=PEERS, timeout_s=180) as found:
         yield found
 
 
@@ -65,7 +65,7 @@ def test_nothing_is_compiled(tmp_path):
     lock.parent.mkdir()
     lock.touch()
     settings = {"TORCH_EXTENSIONS_DIR": str(tmp_path), "PATH": str(tmp_path), "CXX": "no-compiler-here"}
-    with World(2, preload=PEERS, env=settings, timeout_s=60) as bare:
+    with World(2, preload=PEERS, env=settings, timeout_s=180) as bare:
         assert [running for _, running in bare.run(train, 2)] == [(2, 2, 0.0)] * 2
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["deepspeed_shm_comm", "lock"]
 
@@ -156,7 +156,7 @@ def test_a_stale_build_lock_is_taken_away_and_a_live_one_left(tmp_path, monkeypa
         assert deepspeed_disk.clear_stale_locks() == ["pin_memory"]
         assert (at_work / "lock").exists()
     finally:
-        compiler.communicate(b"\n", timeout=30)
+        compiler.communicate(b"\n", timeout=120)
     assert deepspeed_disk.clear_stale_locks() == ["async_io"]
 
 

@@ -519,7 +519,7 @@ def test_memory_does_not_grow_with_the_source(tmp_path):
         return most
 
     peak(2000)  # imports and fonts
-    small, large = peak(12_000), peak(120_000)
+    small, large = peak(5000), peak(50_000)
     assert large < 1.1 * small
     assert small < 1000 * (300 + 300) + 4e6
 

@@ -365,7 +365,7 @@ def test_no_order_waits_for_a_message_to_leave(world_of):
             *batch(samples * m, width)
         )
 
-    found = world_of(2).run(loss, timeout_s=60)[1]
+    found = world_of(2).run(loss, timeout_s=180)[1]
     layer = gpt.seeded(lambda: nn.Linear(width, width))
     x, y = batch(samples * m, width)
     assert found.item() == pytest.approx(F.mse_loss(layer(layer(x)), y).item(), rel=CLOSE)
@@ -438,7 +438,7 @@ def peers_steps(kind, order, chunks, steps=2):
 
 @pytest.fixture(scope="module")
 def peers_world():
-    with World(2, preload=["pardemo.peers.deepspeed_pipeline"], timeout_s=60) as world:
+    with World(2, preload=["pardemo.peers.deepspeed_pipeline"], timeout_s=180) as world:
         yield world
 
 

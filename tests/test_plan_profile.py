@@ -8,6 +8,7 @@ import pytest
 
 from pardemo import Cluster, cli, project
 from pardemo.cluster import tiers
+from pardemo.machine import doctor
 from pardemo.planner import hardware, measured, profile
 from pardemo.planner.layouts import machines, published, runs
 from pardemo.planner.layouts.shape import COLUMNS, Product, Shape
@@ -137,7 +138,8 @@ def test_search_and_explain_with_a_profile(tmp_path, capsys):
     assert parts["tensor-parallel traffic"] > parts["matrix products"]
 
 
-def test_plan_with_a_profile(tmp_path, capsys):
+def test_plan_with_a_profile(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(doctor, "available_cores", lambda: 1)  # a small run: no processes for it
     small = saved(tmp_path, memory_gib=4, name="ours")
     job = ["--model", "gpt2", "--full", "--gpus", "2", "--zero", "1", "--batch", "2", "--sequence", "256"]
     assert cli.main(["plan", *job, "--per-step", "4", "--checkpointing", "off", "--gpu", str(small), "--json"]) == 0

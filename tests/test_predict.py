@@ -64,7 +64,7 @@ def adapter(recipe, tmp_path_factory):
 @pytest.fixture(scope="module")
 def ranks():
     """Two ranks that have loaded what they need before they are forked, as the command's."""
-    with World(2, preload=["pardemo.finetune.prediction.predict"], timeout_s=60) as world:
+    with World(2, preload=["pardemo.finetune.prediction.predict"], timeout_s=180) as world:
         yield world
 
 

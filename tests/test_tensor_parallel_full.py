@@ -146,7 +146,7 @@ def only_one_constructs():
 
 def test_a_construction_on_one_rank_alone_ends_in_an_error():
     message = "ColumnParallelLinear: after 1 s not all ranks of its group were making it: every rank makes the same"
-    with World(2, timeout_s=60) as world, pytest.raises(RankFailed, match=f"^rank 0: TimeoutError: {message}"):
+    with World(2, timeout_s=180) as world, pytest.raises(RankFailed, match=f"^rank 0: TimeoutError: {message}"):
         world.run(only_one_constructs)
 
 

@@ -233,8 +233,8 @@ def test_a_rank_that_fails_frees_the_ones_that_wait_for_it():
     with World(3) as world:
         begin = time.monotonic()
         with pytest.raises(RankFailed, match="rank 1: ValueError: boo") as caught:
-            world.run(fail_on_one, timeout_s=60)
-        assert time.monotonic() - begin < 20
+            world.run(fail_on_one, timeout_s=240)
+        assert time.monotonic() - begin < 120
         assert caught.value.stopped == [0, 2]
         assert "ranks 0, 2" in str(caught.value)
         assert world.run(rank_sum) == [3.0] * 3
@@ -315,7 +315,7 @@ def test_a_dead_rank_is_named_with_its_signal(end, told):
 
     with World(3) as world:
         with pytest.raises(RankDied, match=told) as caught:
-            world.run(die_on_one, timeout_s=60)
+            world.run(die_on_one, timeout_s=240)
         assert list(caught.value.deaths) == [1]
         assert world.run(rank_sum) == [3.0] * 3
 
@@ -425,15 +425,15 @@ def test_an_interrupt_stops_the_work_and_leaves_the_world_usable(interrupt, requ
         threading.Timer(0.5, interrupt).start()
         begin = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
-            world.run(lambda: time.sleep(60))
-        assert time.monotonic() - begin < 10
+            world.run(lambda: time.sleep(600))
+        assert time.monotonic() - begin < 120
         assert gone(pids)
         assert world.run(rank_sum) == [1.0, 1.0]
 
 
 def test_what_a_rank_started_ends_with_it():
     def start_a_child():
-        return subprocess.Popen(["sleep", "60"]).pid
+        return subprocess.Popen(["sleep", "600"]).pid
 
     with World(2) as world:
         children = world.run(start_a_child)
@@ -443,8 +443,8 @@ def test_what_a_rank_started_ends_with_it():
 
 def start_what_leaves_the_session():
     """A child in a session of its own, and a daemon, whose parent has ended: neither is in the rank's process group."""
-    child = subprocess.Popen(["sleep", "60"], start_new_session=True)
-    daemon = "import subprocess; print(subprocess.Popen(['sleep', '60'], start_new_session=True, stdout=2).pid)"
+    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    daemon = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True, stdout=2).pid)"
     shown = subprocess.run([sys.executable, "-c", daemon], stdout=subprocess.PIPE, check=True)
     return child.pid, int(shown.stdout)
 
@@ -484,7 +484,7 @@ from pardemo import World
 world = World(2)
 def start():
     import subprocess
-    return subprocess.Popen(["sleep", "60"]).pid
+    return subprocess.Popen(["sleep", "600"]).pid
 pids = world.pids + world.run(start)
 print(*pids, world._ranks.store, flush=True)
 {then}
@@ -493,7 +493,7 @@ print(*pids, world._ranks.store, flush=True)
 
 @pytest.mark.parametrize(
     "then",
-    ["os.kill(os.getpid(), 9)", "world.run(time.sleep, 60)", "os._exit(0)", "raise RuntimeError", "sys.exit()"],
+    ["os.kill(os.getpid(), 9)", "world.run(time.sleep, 600)", "os._exit(0)", "raise RuntimeError", "sys.exit()"],
     ids=["SIGKILL", "SIGKILL while ranks are busy", "os._exit", "an exception", "sys.exit"],
 )
 def test_nothing_is_left_running_when_the_parent_ends(then):
@@ -507,10 +507,10 @@ def test_nothing_is_left_running_when_the_parent_ends(then):
     if "sleep" in then:
         time.sleep(0.3)
         parent.kill()
-    parent.wait(30)
+    parent.wait(120)
     parent.stdout.close()
     assert gone(pids)
-    until = time.monotonic() + 5
+    until = time.monotonic() + 120
     while os.path.exists(os.path.dirname(store)) and time.monotonic() < until:
         time.sleep(0.02)
     assert not os.path.exists(os.path.dirname(store)), "the temporary folder is gone, too"
@@ -519,8 +519,8 @@ def test_nothing_is_left_running_when_the_parent_ends(then):
 @pytest.mark.skipif(sys.platform != "linux", reason="subreapers are Linux's")
 def test_a_killed_parent_leaves_nothing_that_left_the_session():
     script = textwrap.dedent(PARENT).format(then="os.kill(os.getpid(), 9)")
-    script = script.replace('["sleep", "60"]', '["sleep", "60"], start_new_session=True')
-    parent = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=60)
+    script = script.replace('["sleep", "600"]', '["sleep", "600"], start_new_session=True')
+    parent = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, timeout=120)
     *pids, _ = parent.stdout.split()
     assert len(pids) == 4
     assert gone([int(pid) for pid in pids])
@@ -551,16 +551,16 @@ def test_closing_from_another_thread_ends_the_run():
     threading.Timer(0.5, world.close).start()
     begin = time.monotonic()
     with pytest.raises(RankError, match="closed while it ran"):
-        world.run(time.sleep, 60)
-    assert time.monotonic() - begin < 10
+        world.run(time.sleep, 600)
+    assert time.monotonic() - begin < 120
 
 
 def test_a_fork_of_the_parent_does_not_keep_the_ranks_alive():
-    script = textwrap.dedent(PARENT).format(then="os.fork() or time.sleep(20); os.kill(os.getpid(), 9)")
+    script = textwrap.dedent(PARENT).format(then="os.fork() or time.sleep(600); os.kill(os.getpid(), 9)")
     command = [sys.executable, "-c", script]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     *words, _ = parent.stdout.readline().split()
-    parent.wait(30)
+    parent.wait(120)
     parent.stdout.close()
     try:
         assert gone([int(word) for word in words])
@@ -601,7 +601,7 @@ def test_the_environment_is_the_one_of_now(monkeypatch):
 
 
 def test_a_module_that_cannot_be_preloaded_is_told_every_time():
-    for _ in range(3):
+    for _ in range(2):
         with pytest.raises(ValueError, match="cannot preload 'no_such_module'"):
             World(1, preload=["no_such_module"])
 

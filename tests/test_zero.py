@@ -323,7 +323,7 @@ def die_while_saving(stage, folder):
 
 
 def test_a_rank_that_dies_while_saving_leaves_the_previous_checkpoint(world_of, tmp_path):
-    with World(2, timeout_s=20) as world, pytest.raises(RankError):
+    with World(2, timeout_s=120) as world, pytest.raises(RankError):
         world.run(die_while_saving, 2, tmp_path / "at")
     world_of(2).run(load_only, 2, tmp_path / "at")
 

@@ -7,6 +7,7 @@ import sys
 from pardemo.bench import Row, compare
 
 LIMIT_S = 0.1
+ROUNDS = 5
 _PROBE = """
 import json, sys, time
 begin = time.perf_counter()
@@ -25,13 +26,13 @@ def _time(module: str) -> tuple[float, bool]:
 
 def rows() -> list[Row]:
     ours, torch_s = [], []
-    for _ in range(5):
+    for _ in range(ROUNDS):
         seconds, torch_loaded = _time("pardemo")
         if torch_loaded:
             raise RuntimeError("import pardemo loads torch")
         ours.append(seconds)
         torch_s.append(_time("torch")[0])
     return [
-        compare("import", ours, [LIMIT_S] * 5, "s", 1.0, "the limit of 0.1 s, without torch"),
+        compare("import", ours, [LIMIT_S] * ROUNDS, "s", 1.0, "the limit of 0.1 s, without torch"),
         compare("import.torch", ours, torch_s, "s", None, "import torch"),
     ]

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pardemo.machine import doctor
 from pardemo.planner import worker
 from pardemo.planner.layouts import command as layout_command
 
@@ -78,6 +77,8 @@ def _plan(arguments: argparse.Namespace) -> int:
         from pardemo.planner import measured
 
         return measured.command(arguments.measure, arguments.gpus, arguments.json)
+    from pardemo.machine import doctor  # with torch, which no other command has to wait for
+
     if (cores := doctor.available_cores()) > 1:
         worker.server()  # it imports what this process does, beside it
     request, base = _request(arguments)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from pardemo import World
 world = World(2)
 def pids(): return os.getpid()
-def hang(): time.sleep(60)
+def hang(): time.sleep(600)
 def fail(): raise KeyError(f"on rank {dist.get_rank()}")
 """
 
@@ -29,7 +29,7 @@ class Notebook:
     def start(self, code):
         return self.client.execute(code)
 
-    def finish(self, request, timeout_s=60):
+    def finish(self, request, timeout_s=240):
         """Output text and error name of a cell."""
         text, error = "", ""
         until = time.monotonic() + timeout_s
@@ -73,7 +73,7 @@ def notebook(opened):
     if not opened.is_set_up:
         if not opened.manager.is_alive():
             opened.manager.restart_kernel(now=True)
-        opened.client.wait_for_ready(timeout=60)
+        opened.client.wait_for_ready(timeout=240)
         assert opened.run(SETUP) == ("", "")
         opened.is_set_up = True
     return opened
@@ -98,7 +98,7 @@ def test_interrupting_the_cell_stops_the_work_and_the_next_cell_works(notebook):
     notebook.manager.interrupt_kernel()
     _, error = notebook.finish(request)
     assert error == "KeyboardInterrupt"
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 120
     assert gone(ranks)
     assert len(notebook.ranks()) == 2
 
