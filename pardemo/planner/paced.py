@@ -19,8 +19,8 @@ from pardemo.data_parallel import BucketedDataParallel
 from pardemo.meters.pace import Paced
 from pardemo.pipeline_parallel import Pipeline, Schedule, cut_by_layers, one_f_one_b
 from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.owned import layer_params
 from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.step import layer_params
 from pardemo.tensor_parallel import copy_to, reduce_from
 from pardemo.zero import Zero1, Zero3
 

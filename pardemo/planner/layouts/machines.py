@@ -107,11 +107,21 @@ class Machine:
         slow = nbytes * (ranks - here) / ranks * self.host_gpus / self.between / self.link_share
         return self.latency(ranks, stride) + slow
 
-    def send(self, nbytes: float, stride: int) -> float:
-        """Seconds of a message to the rank ``stride`` further on, its neighbours sending to theirs."""
-        if stride < self.host_gpus and self.inside(2, stride):
+    def crossings(self, ranks: int, stride: int) -> int:
+        """Steps of a row of so many ranks, every ``stride``-th, that go to another host."""
+        return min(ranks, math.ceil(ranks * stride / self.host_gpus)) - 1
+
+    def send(self, nbytes: float, stride: int, leaves: bool | None = None) -> float:
+        """Seconds of a message to the rank ``stride`` further on, its neighbours sending to theirs.
+
+        ``leaves``: whether that one is on another host (None: whether it would be for the first rank of a host). The
+        ``stride`` ranks of a host that send to another one share its adapters.
+        """
+        if leaves is None:
+            leaves = not self.inside(2, stride)
+        if not leaves:
             return self.latency_within + nbytes / self.gpu.link_bytes_per_s / self.link_share
-        rate = min(self.gpu.link_bytes_per_s, self.between / self.host_gpus)
+        rate = min(self.gpu.link_bytes_per_s, self.between / min(stride, self.host_gpus))
         return self.latency_between + nbytes / rate / self.link_share
 
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.step import layer_params, owned_params, stages
+from pardemo.planner.layouts.owned import owned_layer, owned_params
+from pardemo.planner.layouts.step import stages
 from pardemo.planner.layouts.work import Job
 
 LINES = ("parameters", "gradients", "optimizer states", "gathered parameters", "activations", "logits", "program")
@@ -32,22 +33,23 @@ def memory(job: Job, layout: Layout) -> Memory:
 def _stage(job: Job, layout: Layout, split: list[int], place: int) -> dict[str, float]:
     shape, stack = job.shape, job.stack
     owned = owned_params(job, layout, split, place)
-    cut = layout.shards
+    shard = owned.sharded(layout)
     stage = ("none", "zero1", "zero2", "zero3").index(layout.sharding)
     tokens = layout.micro_batch * job.sequence / layout.cp
     held = in_flight(layout, place)
     lines = {
-        "parameters": stack.weight * owned / (cut if stage == 3 else 1),
-        "gradients": (stack.gradient + stack.gradient_copy) * owned / (cut if stage >= 2 else 1),
-        "optimizer states": stack.state * owned / (cut if stage >= 1 else 1),
+        "parameters": stack.weight * (shard if stage == 3 else owned.whole),
+        "gradients": (stack.gradient + stack.gradient_copy) * (shard if stage >= 2 else owned.whole),
+        "optimizer states": stack.state * (shard if stage >= 1 else owned.whole),
         "activations": held * split[place] * tokens * kept_bytes(job, layout),
         "program": stack.program,
     }
     if stage == 3 and layout.pp == 1:  # the layer that computes and the one that is on its way
-        lines["gathered parameters"] = 2 * 2 * layer_params(shape, layout) * (1 - 1 / cut)
+        each = owned_layer(shape, layout)
+        lines["gathered parameters"] = 2 * 2 * (each.whole - each.sharded(layout))
     elif stage == 3:  # a pipeline's stage stays whole over a step, and so do its gradients
-        lines["gathered parameters"] = 2 * owned * (1 - 1 / cut)
-        lines["gradients"] = stack.gradient * owned
+        lines["gathered parameters"] = 2 * (owned.whole - shard)
+        lines["gradients"] = stack.gradient * owned.whole
     if layout.tp > 1:
         lines["activations"] += tokens * stack.gathered * shape.hidden
     if layout.recompute == "full":  # the layer that is recomputed

@@ -91,8 +91,10 @@ def _filled(base: Layout, shape: Shape, share: int, machine: Machine) -> Iterato
             one = base.but(micro_batch=micro, accumulation=m, sharding=sharding, shard_group=group, recompute=recompute)
             yield one
             if base.pp > 1 and m % base.pp == 0:
+                fullest = -(-shape.layers // base.pp)  # chunks of unequal size wait for one another
                 for chunks in range(2, min(MOST_CHUNKS, shape.layers // base.pp) + 1):
-                    yield one.but(chunks=chunks)
+                    if fullest % chunks == 0:
+                        yield one.but(chunks=chunks)
 
 
 def search(job: Job, batch: int, most: int = 5) -> Answer:

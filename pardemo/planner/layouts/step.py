@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.owned import Owned, owned_layer, owned_params
 from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.work import Job, Parts, head, layer
 
@@ -101,8 +103,7 @@ def step(job: Job, layout: Layout) -> Step:
     if layout.pp > 1:
         tokens = layout.micro_batch * job.sequence / layout.cp
         nbytes = 2 * tokens * shape.hidden / layout.tp  # each tensor-parallel rank sends its part
-        message = stack.send_s + machine.send(nbytes, layout.tp * layout.cp * layout.dp)
-        found.add("pipeline messages", message * waited_messages(layout))
+        found.add("pipeline messages", stack.send_s * waited_messages(layout) + _messages(machine, layout, nbytes))
         others = sum(busy) - busy[slowest]
         if layout.schedule == "zb-h1" and m >= layout.pp:
             others *= 1 / 3  # (p − 1)(F + B − W) where the three are alike
@@ -127,26 +128,50 @@ def waited_messages(layout: Layout) -> int:
     return m + 1 if pp == 2 else 2 * (m + pp - 1) - min(m + 1, 3)
 
 
+def _messages(machine: Machine, layout: Layout, nbytes: float) -> float:
+    """Seconds of the messages that are waited for, on the way.
+
+    Stages of one host may be neighbours, and the next ones are on another. To fill and to drain, each step of the way
+    is gone once in each direction; between, all wait for the slowest step.
+    """
+    stride = layout.tp * layout.cp * layout.dp
+    leaving, steps = machine.crossings(layout.pp, stride), layout.pp - 1
+    within, across = machine.send(nbytes, stride, False), machine.send(nbytes, stride, True)
+    ends = 0 if layout.pp == 2 else 2 * steps
+    both = leaving * across + (steps - leaving) * within
+    return (waited_messages(layout) - ends) * (across if leaving else within) + ends * both / steps
+
+
 def data_parallel(job: Job, layout: Layout, split: list[int], mean: Parts, found: Parts) -> None:
     """Adds what ranks with the same parameters send each other, and the update of what each of them owns."""
     machine, stack = job.machine, job.stack
-    owned = max(owned_params(job, layout, split, place) for place in range(layout.pp))
-    n, stride = layout.replicas, layout.tp
+    owned = max((owned_params(job, layout, split, place) for place in range(layout.pp)), key=lambda one: one.whole)
+    n = layout.replicas
     if n > 1 and layout.sharding == "zero3":
         _fully_sharded(job, layout, split, mean, found)
     elif n > 1:
-        gradients, covered = stack.gradient * owned, 0.0
-        if layout.sharding == "none":
-            exchange = machine.all_reduce(gradients, n, stride)
-        else:
-            exchange = machine.gather(gradients, n, stride) + machine.gather(2 * owned, n, stride)
+        covered = 0.0
         if layout.sharding == "none" or stack.hides_shards:  # behind the last micro-batch's backward pass
             covered = stack.hidden * 2 / 3 * mean.total * split[0]
-        exchange = exchange / _share(job, n, stride) + stack.reduce_s * (n - 1).bit_length()
+        exchange = stack.reduce_s * (n - 1).bit_length()
+        for params, ranks, stride in _groups(owned, n, layout):
+            if layout.sharding == "none":
+                took = machine.all_reduce(stack.gradient * params, ranks, stride)
+            else:
+                took = machine.gather(stack.gradient * params, ranks, stride) + machine.gather(
+                    2 * params, ranks, stride
+                )
+            exchange += took / _share(job, ranks, stride)
         rounds = layout.accumulation if layout.sharding == "zero2" else 1
         found.add("data-parallel traffic", rounds * max(0.0, exchange - covered))
-    moved = owned / layout.shards * (2 * stack.state + stack.gradient)
+    moved = owned.sharded(layout) * (2 * stack.state + stack.gradient)
     found.add("optimizer", moved / machine.memory_bytes_per_s)
+
+
+def _groups(owned: Owned, n: int, layout: Layout) -> list[tuple[float, int, int]]:
+    """Who has the same parameters, of ``n`` ranks: parameters, ranks, stride. Experts are on every ``ep``-th."""
+    dense = (owned.dense, n, layout.tp)
+    return [dense] if not owned.experts else [dense, (owned.experts, max(1, n // layout.ep), layout.tp * layout.ep)]
 
 
 def _share(job: Job, n: int, stride: int) -> float:
@@ -167,30 +192,15 @@ def _fully_sharded(job: Job, layout: Layout, split: list[int], mean: Parts, foun
     shape, machine, stack = job.shape, job.machine, job.stack
     n, stride = layout.replicas, layout.tp
     group = layout.shard_group or n
-    share = _share(job, group, stride)
-    per_layer = layer_params(shape, layout)
-    each = 3 * machine.gather(2 * per_layer, group, stride) / share
+    per_layer = owned_layer(shape, layout)
+    each = sum(
+        3 * machine.gather(2 * params, ranks, apart) / _share(job, ranks, apart)
+        for params, ranks, apart in _groups(per_layer, group, layout)
+    )
     exposed = max(each, max(split) * (each - stack.hidden * mean.total))
-    once = 3 * machine.gather(2 * shape.embedding_params / layout.tp, group, stride) / share
+    once = 3 * machine.gather(2 * shape.embedding_params / layout.tp, group, stride) / _share(job, group, stride)
     found.add("data-parallel traffic", layout.accumulation * (exposed + once))
     if group < n:
-        across = machine.all_reduce(stack.gradient * max(split) * per_layer / group, n // group, stride * group)
+        shard = max(split) * per_layer.sharded(layout, group)
+        across = machine.all_reduce(stack.gradient * shard, n // group, stride * group)
         found.add("data-parallel traffic", across / _share(job, n // group, stride * group))
-
-
-def layer_params(shape: Shape, layout: Layout) -> float:
-    """Of a rank's share of an average layer, nothing sharded over data-parallel ranks."""
-    routed = shape.layers - shape.dense_layers
-    total = shape.dense_layers * shape.dense_params + routed * (shape.moe_params + shape.expert_params / layout.ep)
-    return total / shape.layers / layout.tp
-
-
-def owned_params(job: Job, layout: Layout, split: list[int], place: int) -> float:
-    """Of a rank of the stage at ``place``: its layers, the embedding on the first stage, the head on the last."""
-    shape = job.shape
-    found = split[place] * layer_params(shape, layout)
-    if place == 0:
-        found += shape.embedding_params / layout.tp
-    if place == layout.pp - 1 and not (place == 0 and shape.tied):
-        found += shape.head_params / layout.tp
-    return found

@@ -1,0 +1,56 @@
+"""Which parameters a rank has: its stage's, its part of each layer, and of the experts those that lie on it."""
+
+from dataclasses import dataclass
+
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.shape import Shape
+from pardemo.planner.layouts.work import Job
+
+
+def layer_params(shape: Shape, layout: Layout) -> float:
+    """Of a rank's share of an average layer, nothing sharded over data-parallel ranks."""
+    return sum(_of_a_layer(shape, layout))
+
+
+def _of_a_layer(shape: Shape, layout: Layout) -> tuple[float, float]:
+    """Without the experts', and the experts'."""
+    routed = shape.layers - shape.dense_layers
+    dense = shape.dense_layers * shape.dense_params + routed * shape.moe_params
+    ranks = shape.layers * layout.tp
+    return dense / ranks, routed * shape.expert_params / layout.ep / ranks
+
+
+@dataclass(frozen=True)
+class Owned:
+    """Parameters of a rank: those that all data- and context-parallel ranks have, and those of its experts.
+
+    Experts that are divided over ``ep`` of these ranks are on each of the others, an ``ep``-th of them.
+    """
+
+    dense: float
+    experts: float
+
+    @property
+    def whole(self) -> float:
+        return self.dense + self.experts
+
+    def sharded(self, layout: Layout, ranks: int | None = None) -> float:
+        """What a rank keeps of what is shared over ``ranks`` (all that share)."""
+        ranks = layout.shards if ranks is None else ranks
+        return self.dense / ranks + self.experts / max(1, ranks // layout.ep)
+
+
+def owned_params(job: Job, layout: Layout, split: list[int], place: int) -> Owned:
+    """Of a rank of the stage at ``place``: its layers, the embedding on the first stage, the head on the last."""
+    shape = job.shape
+    dense, experts = (split[place] * each for each in _of_a_layer(shape, layout))
+    if place == 0:
+        dense += shape.embedding_params / layout.tp
+    if place == layout.pp - 1 and not (place == 0 and shape.tied):
+        dense += shape.head_params / layout.tp
+    return Owned(dense, experts)
+
+
+def owned_layer(shape: Shape, layout: Layout) -> Owned:
+    """Of an average layer."""
+    return Owned(*_of_a_layer(shape, layout))
