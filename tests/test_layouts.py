@@ -145,6 +145,35 @@ def test_a_pipelines_time_is_its_timetables(order, kind, chunks, ranks, micro):
     assert found.seconds - found.parts["optimizer"] == pytest.approx(told, rel=0.02)
 
 
+@pytest.mark.parametrize(("tp", "cp", "dp", "pp"), [(8, 1, 1, 8), (2, 2, 1, 16), (2, 1, 1, 32), (1, 1, 2, 32)])
+def test_a_pipeline_across_hosts_waits_for_the_link_between_them(tp, cp, dp, pp):
+    """Also where neighbouring stages share a host: those on its edge have their neighbour on the next one."""
+    layout = Layout(tp=tp, cp=cp, dp=dp, pp=pp, accumulation=64, sharding="zero1", sequence_parallel=tp > 1)
+    seconds = [step(job(LLAMA, 64, between=rate), layout).parts["pipeline messages"] for rate in (400e9, 1e9, 1e6)]
+    assert seconds[0] < seconds[1] < seconds[2] / 100
+    alone = job(LLAMA, 64, host_gpus=64, between=1e6)
+    assert step(alone, layout).parts["pipeline messages"] < seconds[0], "on one host nothing crosses"
+
+
+def test_hops_between_hosts_are_counted_and_share_their_adapters():
+    """8 GPUs a host: with every 4th rank a stage, stages 0 and 1 are on one host, and 4 ranks send to the next."""
+    machine = Machine(hardware.gpu("H100"), 64, 8, between=8e9)
+    assert [machine.crossings(pp, stride) for pp, stride in ((16, 4), (8, 8), (4, 16), (2, 4), (3, 4), (64, 1))] == [
+        7, 7, 3, 0, 1, 7,
+    ]  # fmt: skip
+    nbytes, share = 10**9, machine.link_share
+    assert machine.send(nbytes, 4, leaves=True) == pytest.approx(machine.latency_between + nbytes * 4 / 8e9 / share)
+    assert machine.send(nbytes, 8) == pytest.approx(machine.latency_between + nbytes * 8 / 8e9 / share)
+    assert machine.send(nbytes, 4) == machine.send(nbytes, 4, leaves=False)
+
+
+def test_the_search_cuts_stages_into_chunks_of_one_size():
+    given = replace(LLAMA, layers=30)
+    found = [one for one in layouts(given, Machine(hardware.gpu("H100"), 64), 64, 4096) if one.chunks > 1]
+    assert {(one.pp, one.chunks) for one in found if one.pp == 2} == {(2, 3), (2, 5)}
+    assert all(-(-30 // one.pp) % one.chunks == 0 for one in found)
+
+
 def test_the_slowest_stage_sets_the_pace():
     given = job(LLAMA, 64)
     even, uneven = Layout(tp=8, pp=8, accumulation=64), Layout(tp=4, pp=16, accumulation=64)
@@ -262,6 +291,24 @@ def test_experts_on_several_ranks_take_less_memory_and_talk():
     assert spread.parts["expert-parallel traffic"] > 0
     less = [memory(job(what), Layout(dp=8, ep=ep)).lines["optimizer states"] for ep in (1, 8)]
     assert less[1] < less[0] / 4
+
+
+@pytest.mark.parametrize(("ep", "sharding"), [(1, "zero1"), (8, "zero1"), (8, "zero3"), (4, "zero3"), (2, "zero2")])
+def test_all_ranks_together_keep_each_experts_states_once(ep, sharding):
+    """However experts are spread: what is shared is there once, by the formula's 12 bytes a parameter."""
+    what = replace(SMALL, experts=Experts(16, 2, 4096))
+    layout, bare = Layout(dp=8, ep=ep, sharding=sharding), stacks.MEGATRON.but(state=12.0)
+    lines = memory(replace(job(what), stack=bare), layout).lines
+    assert 8 * lines["optimizer states"] == pytest.approx(12 * what.params, rel=1e-6)
+    if sharding == "zero3":
+        assert 8 * lines["parameters"] == pytest.approx(bare.weight * what.params, rel=1e-6)
+
+
+def test_a_model_of_experts_that_does_not_fit_is_not_said_to():
+    """Mixtral 8 × 7B in full: 46.7 billion parameters of 18 bytes are more than eight GPUs of 80 GB have."""
+    mixtral = shape.of(CONFIG_MAPPING["mixtral"](num_hidden_layers=32, vocab_size=32000))
+    assert mixtral.params == pytest.approx(46.7e9, rel=0.01)
+    assert search(job(mixtral, 8, between=12.5e9), 8).best == ()
 
 
 def test_a_layer_as_measured_takes_the_place_of_what_a_rank_computes():

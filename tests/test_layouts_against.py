@@ -103,7 +103,7 @@ def test_what_the_docs_say_of_the_misses(known):
     waited = [one for one in against.usable(known["nanotron_h100"]) if waits(one)]
     assert (len(waited), sum(one.known_mfu < 0.05 for one in waited)) == (220, 187)
     others = [one.error for one in against.usable(known["nanotron_h100"], 0.05) if not waits(one)]
-    assert against.errors(others)["mean"] == pytest.approx(0.085, abs=0.0006)
+    assert against.errors(others)["mean"] == pytest.approx(0.0835, abs=0.0006)
     full = [one for one in against.usable(known["nanotron_h100"]) if one.run.peak_bytes > 74 * 2**30]
     assert (len(full), max(one.error for one in full) < -0.5) == (12, True)
     by_tp = {tp: [] for tp in (4, 8)}
@@ -139,7 +139,7 @@ def test_tensor_parallelism_across_hosts_is_chosen_with_caution(known):
     for one in against.usable(known["nanotron_h100"]):
         if one.fits:
             took[one.run.job.machine.inside(one.run.layout.tp)].append(one.run.seconds / one.step.seconds)
-    assert statistics.median(took[True]) == pytest.approx(1.03, abs=0.006)
+    assert statistics.median(took[True]) == pytest.approx(1.02, abs=0.006)
     assert statistics.median(took[False]) == pytest.approx(1.26, abs=0.006)
     job = Job(Shape(16, 4096, 32, 32, 5504, 32000), Machine(hardware.gpu("H100"), 32), NANOTRON)
     assert against.expected(job, Layout(tp=16, dp=2), 1.0) == against.ACROSS

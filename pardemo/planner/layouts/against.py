@@ -16,7 +16,7 @@ from pardemo.planner.layouts.work import Job
 
 NEAR = 1.01  # layouts within 1 % of the quickest are as quick: then the one that takes least memory
 #: Of the predicted time of a layout whose tensor parallelism leaves the host, what a choice reckons with: the median of
-#: nanotron's runs of that kind took 1.26 times as long as predicted, of the others 1.03 times.
+#: nanotron's runs of that kind took 1.26 times as long as predicted, of the others 1.02 times.
 ACROSS = 1.25
 RESERVE = 0.08  # of a GPU's memory, for fragments and what libraries take; nearer to its end allocators begin to thrash
 
