@@ -4,6 +4,7 @@ import copy
 import ctypes
 import gc
 import io
+import os
 import pickle
 import socket
 import struct
@@ -432,9 +433,33 @@ def test_meters_begin_anew_each_time(world_of):
         assert peaks == [(0, 0, 1 << 20)] * 3
 
 
-def test_a_copied_descriptor_counts_once_and_a_default_timeout_does_no_harm():
-    import os
+def test_what_looks_at_a_connection_leaves_its_flags_to_its_owner(monkeypatch):
+    """gloo makes each connection non-blocking just after it is open: while a meter or the pacer has it in hand."""
+    from pardemo.cluster.borrowed import borrowed
 
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as out:
+        made = socket.socket
+
+        def and_its_owner(*args, **kwargs):
+            found = made(*args, **kwargs)
+            os.set_blocking(out.fileno(), False)
+            return found
+
+        for timeout in (None, 30):
+            os.set_blocking(out.fileno(), True)
+            monkeypatch.setattr(socket, "socket", and_its_owner)
+            socket.setdefaulttimeout(timeout)
+            try:
+                with borrowed(out.fileno()):
+                    pass
+                assert socket.getdefaulttimeout() == timeout
+            finally:
+                socket.setdefaulttimeout(None)
+                monkeypatch.undo()
+            assert not os.get_blocking(out.fileno())
+
+
+def test_a_copied_descriptor_counts_once_and_a_default_timeout_does_no_harm():
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as out:
         there, _ = server.accept()
         copy = os.dup(out.fileno())

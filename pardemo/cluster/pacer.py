@@ -20,6 +20,7 @@ import threading
 from typing import NamedTuple
 
 from pardemo.cluster import Cluster
+from pardemo.cluster.borrowed import borrowed
 from pardemo.cluster.loopback import PACING
 
 TICK_S = 0.005
@@ -106,11 +107,7 @@ class Pacer:
                 self._take(fd, inode)
 
     def _take(self, fd: int, inode: str) -> None:
-        try:
-            connection = _borrow(fd)
-        except OSError:
-            return
-        try:
+        with contextlib.suppress(OSError), borrowed(fd) as connection:
             if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
                 self._seen[fd] = inode
                 return
@@ -121,10 +118,6 @@ class Pacer:
             self._seen[fd] = inode
             if address == connection.getsockname()[0]:  # else to another host, whose adapter has a limit of its own
                 self._peers[fd] = _Peer(fd, inode, other)
-        except OSError:
-            return
-        finally:
-            connection.detach()  # it is somebody else's
 
     def _owner(self, peer: _Peer) -> int | None:
         """The rank at the other end; None as long as it has not said so."""
@@ -145,16 +138,9 @@ class Pacer:
         rate = self._rate(self._owner(peer))
         if rate == self._rates.get(peer.fd):
             return
-        connection = None
-        try:
-            connection = _borrow(peer.fd)
+        with contextlib.suppress(OSError), borrowed(peer.fd) as connection:
             connection.setsockopt(socket.SOL_SOCKET, PACING, struct.pack("@L", rate))
             self._rates[peer.fd] = rate
-        except OSError:
-            return
-        finally:
-            if connection is not None:
-                connection.detach()
 
     def _rate(self, other: int | None) -> int:
         """Bytes a second for a connection to a rank: its share of the link at this end, or at the other."""
@@ -189,14 +175,6 @@ class Pacer:
 
     def _busy(self, sender: int, receiver: int) -> int:
         return self._table[PORTS + sender * MAX_RANKS + receiver]
-
-
-def _borrow(fd: int) -> socket.socket:
-    """Somebody else's connection, to be looked at and let go of by ``detach``."""
-    blocking = os.get_blocking(fd)
-    found = socket.socket(fileno=fd)
-    os.set_blocking(fd, blocking)  # a default timeout of Python's would have made it non-blocking
-    return found
 
 
 def _queued(fd: int) -> int:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
+from pardemo.cluster.borrowed import borrowed
 from pardemo.collectives import links
 from pardemo.meters.calls import CallMeter
 
@@ -38,20 +39,13 @@ def connections() -> list[Connection]:
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 continue
-            blocking = os.get_blocking(int(name))
-            end = socket.socket(fileno=int(name))
-            os.set_blocking(int(name), blocking)  # a default timeout of Python's would have made it non-blocking
-        except OSError:  # closed meanwhile (the listing's own descriptor, too)
+            with borrowed(int(name)) as end:
+                if end.family not in (socket.AF_INET, socket.AF_INET6) or end.type != socket.SOCK_STREAM:
+                    continue
+                info = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                local, peer = end.getsockname()[:2], end.getpeername()[:2]
+        except OSError:  # closed meanwhile (the listing's own descriptor, too), listening, or not connected
             continue
-        try:
-            if end.family not in (socket.AF_INET, socket.AF_INET6) or end.type != socket.SOCK_STREAM:
-                continue
-            info = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-            local, peer = end.getsockname()[:2], end.getpeername()[:2]
-        except OSError:  # listening, or not connected
-            continue
-        finally:
-            end.detach()  # the descriptor is not ours to close
         received, sent, again = (struct.unpack_from("Q", info, at)[0] for at in (_RECEIVED, _SENT, _RETRANS))
         waiting = struct.unpack_from("I", info, _NOTSENT)[0]
         found.append(Connection(local, peer, sent - again + waiting, received))
