@@ -110,10 +110,11 @@ def summary(outcomes: list["Outcome"]) -> dict[str, Any]:
             for (outcome, fits), count in sorted(against.confusion(outcomes).items())
         ],
     }
+    orders = [one.correlation for one in chosen if one.correlation is not None]
     if regrets:
         found["choice"] = {
             "jobs": len(regrets), "mean regret": statistics.fmean(regrets), "median regret": statistics.median(regrets),
-            "worst regret": regrets[-1], "rank correlation": statistics.fmean(one.correlation for one in chosen),
+            "worst regret": regrets[-1], "rank correlation": statistics.fmean(orders) if orders else None,
             "worst": [_choice(one) for one in sorted(chosen, key=lambda one: -one.regret)[:5] if one.regret > 0],
         }  # fmt: skip
     return found
@@ -150,9 +151,10 @@ def as_text(outcomes: list["Outcome"]) -> str:
     if choice := found.get("choice"):
         told.append(
             f"the choice, of {choice['jobs']} jobs that were run in several layouts: {choice['mean regret']:.1%} "
-            f"longer than the best one (median {choice['median regret']:.1%}, worst {choice['worst regret']:.0%}); "
-            f"rank correlation {choice['rank correlation']:.2f}"
+            f"longer than the best one (median {choice['median regret']:.1%}, worst {choice['worst regret']:.0%})"
         )
+        if choice["rank correlation"] is not None:
+            told[-1] += f"; rank correlation {choice['rank correlation']:.2f}"
         told += [f"  {one['job']}: {one['chosen']} for {one['best']}, {one['regret']:+.0%}" for one in choice["worst"]]
     told += [
         f"{one['runs']} runs that ended {one['outcome']}: predicted {'' if one['predicted to fit'] else 'not '}to fit"
