@@ -1,12 +1,13 @@
 """Where a step's time and a GPU's memory go, part by part, and which constant says so."""
 
+import math
 from dataclasses import asdict, fields
 from typing import Any
 
-from pardemo.planner.layouts.against import ACROSS
+from pardemo.planner.layouts.against import ACROSS, RESERVE, room
 from pardemo.planner.layouts.layout import Layout, check
 from pardemo.planner.layouts.machines import ATTENTION, MEMORY_SHARE
-from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.memory import Memory, memory
 from pardemo.planner.layouts.step import idle_stages, step
 from pardemo.planner.layouts.work import PARTS, Job
 
@@ -35,12 +36,15 @@ def parse(text: str, job: Job, batch: int | None = None) -> Layout:
     if "dp" not in values:
         others = layout.tp * layout.cp * layout.pp
         layout = layout.but(dp=max(1, job.machine.gpus // others))
-    if "accumulation" not in values and batch:
-        each = layout.dp * layout.micro_batch
-        if batch % each:
-            raise ValueError(f"{batch} samples a step do not divide by DP {layout.dp} × {layout.micro_batch} samples")
-        layout = layout.but(accumulation=batch // each)
-    check(layout, job.shape, job.machine.gpus, job.sequence)
+    each = layout.dp * layout.micro_batch
+    divides = batch is None or batch % each == 0
+    if batch and "accumulation" not in values:  # one that every schedule takes, where the batch is told of below
+        layout = layout.but(accumulation=batch // each if divides else layout.pp)
+    check(layout, job.shape, job.machine.gpus, job.sequence)  # first: it may be a wrong degree that does not divide
+    if not divides:
+        raise ValueError(f"{batch} samples a step do not divide by DP {layout.dp} × {layout.micro_batch} samples")
+    if batch and layout.batch != batch:
+        raise ValueError(f"{layout} has {layout.batch} samples a step, and --per-step says {batch}; leave one of them out")
     if lacking := job.stack.lacks(layout):
         raise ValueError(
             f"{job.stack.name} has no {', no '.join(lacking)}; it has {', '.join(sorted(job.stack.can))} (--program)"
@@ -60,8 +64,8 @@ def reasons(job: Job) -> dict[str, str]:
     machine, stack, gpu = job.machine, job.stack, job.machine.gpu
     measured = "as measured" if gpu.measured else f"{machine.link_share:g} of the rates"
     links = (
-        f"{machine.rate(2) / 1e9:.0f} GB/s inside a host, {machine.between * machine.link_share / 1e9:.0f} GB/s a "
-        f"host's adapters, {measured}; {machine.latency_within * 1e6:.0f} and "
+        f"{three(machine.rate(2) / 1e9)} GB/s inside a host, "
+        f"{three(machine.between * machine.link_share / 1e9)} GB/s a host's adapters, {measured}; {machine.latency_within * 1e6:.0f} and "
         f"{machine.latency_between * 1e6:.0f} µs for each doubling of ranks"
     )
     given = (
@@ -90,13 +94,22 @@ def reasons(job: Job) -> dict[str, str]:
     }
 
 
+def three(value: float) -> str:
+    """At least three significant digits, without an exponent."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.{2 - math.floor(math.log10(value))}f}" if value > 0 else "0"
+
+
 def as_json(job: Job, layout: Layout) -> dict[str, Any]:
     """Seconds and bytes part by part."""
     found, kept = step(job, layout), memory(job, layout)
     return {
         "layout": asdict(layout), "seconds": found.seconds, "mfu": found.mfu, "tokens_per_s": found.tokens_per_s,
         "parts": {name: found.parts[name] for name in PARTS if name in found.parts}, "stages": list(found.stages),
-        "lines": kept.lines, "peak_bytes": kept.peak_bytes, "fullest_stage": kept.stage, "reasons": reasons(job),
+        "lines": kept.lines,
+        "peak_bytes": kept.peak_bytes, "room_bytes": room(job), "fits": kept.peak_bytes <= room(job),
+        "fullest_stage": kept.stage, "reasons": reasons(job),
     }  # fmt: skip
 
 
@@ -125,4 +138,14 @@ def as_text(job: Job, layout: Layout) -> str:
             f"\nTP {layout.tp} spans {hosts} hosts: each layer's sums go over their adapters; half of the published "
         )
         told += f"runs of that kind took {ACROSS:g} times as long as predicted and more"
-    return "\n".join([told, "", text_table(rows), "", text_table(lines)])
+    return "\n".join([told, "", text_table(rows), "", text_table(lines), "", fitting(job, kept)])
+
+
+def fitting(job: Job, kept: Memory) -> str:
+    """One line: whether the fullest GPU has the room."""
+    capacity = job.machine.gpu.memory_bytes
+    verdict = "fits" if kept.peak_bytes <= room(job) else "does not fit"
+    return (
+        f"{three(kept.peak_bytes / 1e9)} GB of {three(capacity / 1e9)}: {verdict} ({100 * RESERVE:g} % stay free, so there "
+        f"is room for {three(room(job) / 1e9)})"
+    )
