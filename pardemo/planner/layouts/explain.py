@@ -44,7 +44,9 @@ def parse(text: str, job: Job, batch: int | None = None) -> Layout:
     if not divides:
         raise ValueError(f"{batch} samples a step do not divide by DP {layout.dp} × {layout.micro_batch} samples")
     if batch and layout.batch != batch:
-        raise ValueError(f"{layout} has {layout.batch} samples a step, and --per-step says {batch}; leave one of them out")
+        raise ValueError(
+            f"{layout} has {layout.batch} samples a step, and --per-step says {batch}; leave one of them out"
+        )
     if lacking := job.stack.lacks(layout):
         raise ValueError(
             f"{job.stack.name} has no {', no '.join(lacking)}; it has {', '.join(sorted(job.stack.can))} (--program)"
@@ -63,10 +65,10 @@ def reasons(job: Job) -> dict[str, str]:
     """For each part of a step: what it is computed from."""
     machine, stack, gpu = job.machine, job.stack, job.machine.gpu
     measured = "as measured" if gpu.measured else f"{machine.link_share:g} of the rates"
+    within, between = three(machine.rate(2) / 1e9), three(machine.between * machine.link_share / 1e9)
     links = (
-        f"{three(machine.rate(2) / 1e9)} GB/s inside a host, "
-        f"{three(machine.between * machine.link_share / 1e9)} GB/s a host's adapters, {measured}; {machine.latency_within * 1e6:.0f} and "
-        f"{machine.latency_between * 1e6:.0f} µs for each doubling of ranks"
+        f"{within} GB/s inside a host, {between} GB/s a host's adapters, {measured}; "
+        f"{machine.latency_within * 1e6:.0f} and {machine.latency_between * 1e6:.0f} µs for each doubling of ranks"
     )
     given = (
         "none was given" if stack.layer_s is None else f"{stack.layer_s:g} s for both passes through a layer, as given"
@@ -143,9 +145,8 @@ def as_text(job: Job, layout: Layout) -> str:
 
 def fitting(job: Job, kept: Memory) -> str:
     """One line: whether the fullest GPU has the room."""
-    capacity = job.machine.gpu.memory_bytes
-    verdict = "fits" if kept.peak_bytes <= room(job) else "does not fit"
-    return (
-        f"{three(kept.peak_bytes / 1e9)} GB of {three(capacity / 1e9)}: {verdict} ({100 * RESERVE:g} % stay free, so there "
-        f"is room for {three(room(job) / 1e9)})"
+    needed, capacity, free = (
+        three(value / 1e9) for value in (kept.peak_bytes, job.machine.gpu.memory_bytes, room(job))
     )
+    verdict = "fits" if kept.peak_bytes <= room(job) else "does not fit"
+    return f"{needed} GB of {capacity}: {verdict} ({100 * RESERVE:g} % stay free, so there is room for {free})"
