@@ -1,10 +1,10 @@
 """What ``pardemo plan --search`` prints: what was asked and assumed, the best layouts, and what they depend on."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from pardemo.planner.layouts.explain import three
-from pardemo.planner.layouts.search import Answer, Found
+from pardemo.planner.layouts.search import Answer, Found, search
 from pardemo.planner.layouts.work import Job
 
 GB = 1e9
@@ -56,11 +56,18 @@ def positions(answer: Answer, model_name: str) -> str | None:
     told = f"warning: Megatron-LM has no argument for {model.kind}'s positions (ALiBi or the like), "
     told += "which megatron.sh leaves out"
     if any(one.layout.cp > 1 for one in answer.best):
-        whole = next((one for one in answer.best if one.layout.cp == 1), None)
-        told += "; its context parallelism (CP) does not run them: without it there is " + (
-            f"{whole.layout}, {whole.seconds:.2f} s" if whole else "none here"
-        )
+        told += f"; context parallelism (CP) there does not run them: {_without_context(answer)}"
     return told
+
+
+def _without_context(answer: Answer) -> str:
+    """The best layout of a program that has no context parallelism."""
+    job = answer.job
+    try:
+        best = search(replace(job, stack=job.stack.but(can=job.stack.can - {"cp"})), answer.batch, 1).best
+    except ValueError:
+        best = ()
+    return f"the best without is {best[0].layout}, {best[0].seconds:.2f} s" if best else "without it nothing fits"
 
 
 def as_text(
