@@ -1,9 +1,11 @@
 """The planner of layouts beside published runs: how far off it may be, what it chooses, and files of anybody's runs."""
 
 import csv
+import itertools
 import json
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 
@@ -210,7 +212,15 @@ def test_anybodys_runs(tmp_path):
         ({}, ("model",), "own.csv says no model"),
         ({}, ("tokens_per_s",), "own.csv says no speed"),
         ({"color": "red"}, (), "no such column: color"),
-        ({"gpus": "eight"}, (), "own.csv, line 2: gpus is 'eight', no number"),
+        ({"gpus": "eight"}, (), "own.csv, line 2: gpus is 'eight'; right would be a whole number of at least 1"),
+        ({"gpus": "0"}, (), "own.csv, line 2: gpus is '0'; right would be a whole number of at least 1"),
+        ({"tp": "0"}, (), "line 2: tp is '0'; right would be a whole number of at least 1"),
+        ({"micro_batch": ""}, (), "line 2: micro_batch is empty; right would be a whole number of at least 1"),
+        ({"tokens_per_s": "nan"}, (), "line 2: tokens_per_s is 'nan'; right would be a number of at least 0"),
+        ({"tokens_per_s": "0"}, (), "line 2: outcome ok without seconds or tokens_per_s above 0"),
+        ({"peak_gb": "0"}, (), "line 2: peak_gb is '0'; right would be a number above 0"),
+        ({"fused": "maybe"}, (), "line 2: fused is 'maybe'; right would be 1, true, yes, on, 0, false, no, off"),
+        ({"outcome": "died"}, (), "line 2: outcome is 'died'; right would be ok, oom, failed"),
         ({"tp": "3"}, (), "line 2: 32 attention heads do not divide by TP 3; 1, 2, 4, 8 would do"),
         ({"gpu": "H1000"}, (), "no GPU 'H1000'; did you mean H100"),
         ({"program": "nanotrom"}, (), "did you mean nanotron?"),
@@ -225,6 +235,76 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path, change, drop, told, ca
     error = capsys.readouterr().err
     assert told in error
     assert error.count("\n") == 1
+
+
+def test_how_a_run_ended_is_one_of_three_words(tmp_path):
+    ended = ["OK", "OOM", "Failed", ""]
+    found = runs.read(own(tmp_path, *({"outcome": word, "tokens_per_s": "9000"} for word in ended)))
+    assert [run.outcome for run in found] == ["ok", "oom", "failed", "ok"]
+    (run,) = runs.read(own(tmp_path, {"outcome": "OOM", "tokens_per_s": "0"}))
+    assert run.seconds is None
+
+
+def published_with(folder, name, change, drop=()):
+    """The first row of a published table that ended well, with other cells or without some columns."""
+    with (FOLDER / name).open(newline="") as file:
+        row = next(row for row in csv.DictReader(file) if row.get("status", "ok") == "ok")
+    path = folder / "table.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [column for column in row if column not in drop], extrasaction="ignore")
+        writer.writeheader()
+        writer.writerow(row | change)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "drop", "told"),
+    [
+        ("nanotron_h100.csv", {}, ("mbs",), "table.csv is nanotron's table but has no column mbs"),
+        ("nanotron_h100.csv", {"model": "9B"}, (), "line 2: model is '9B'; right would be 1.34B, 3.57B, 8.86B, 80B"),
+        ("nanotron_h100.csv", {"zero": "3"}, (), "line 2: zero is '3'; right would be 0, 1"),
+        ("nanotron_h100.csv", {"tp": ""}, (), "line 2: tp is empty; right would be a whole number of at least 1"),
+        ("nanotron_h100.csv", {"status": "lost"}, (), "line 2: status is 'lost'; right would be ok, crashed or oom"),
+        ("megatron_deepspeed_a100_1_host.csv", {}, ("micro batch",), "Megatron-DeepSpeed's table but has no column mi"),
+        ("megatron_deepspeed_a100_1_host.csv", {"micro batch": "0"}, (), "line 2: micro batch is '0'; right would be"),
+        (
+            "megatron_deepspeed_a100_1_host.csv",
+            {"global batch": "1"},
+            (),
+            "global batch is '1'; right would be a whole",
+        ),
+        ("llm_foundry_fsdp.csv", {"MicroBatchSize": "many"}, (), "line 2: MicroBatchSize is 'many'; right would be a"),
+        ("llm_foundry_fsdp.csv", {"GPU": "v100"}, (), "line 2: GPU is 'v100'; right would be h100_80gb, a100_80gb"),
+        (
+            "llm_foundry_fsdp.csv",
+            {"Throughput (T/s/GPU)": "0"},
+            (),
+            "(T/s/GPU) is '0'; right would be a number above 0",
+        ),
+        ("llm_foundry_fsdp.csv", {}, ("Sharding Strategy",), "LLM-Foundry's table but has no column Sharding Strategy"),
+    ],
+)
+def test_a_published_table_that_was_changed_is_one_line(tmp_path, name, change, drop, told, capsys):
+    assert cli.main(["plan", "--against", str(published_with(tmp_path, name, change, drop))]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+
+
+def test_a_published_table_needs_only_the_columns_that_are_read(tmp_path):
+    whole = published.load(published_with(tmp_path, "nanotron_h100.csv", {}))
+    assert published.load(published_with(tmp_path, "nanotron_h100.csv", {}, ("mfu_percent",))) == whole
+
+
+def test_equal_seconds_share_a_rank(known):
+    """With ranks 1.5 and 1.5 the order of the rows does not matter; known order 1, 2, 3 gives √3/2."""
+    first = known["tables"][0]
+    tied = [replace(first, step=replace(first.step, parts={"": predicted}), run=replace(first.run, seconds=seconds))
+            for predicted, seconds in ((1.0, 1.0), (1.0, 2.0), (3.0, 3.0))]  # fmt: skip
+    assert [one.step.seconds for one in tied] == [1.0, 1.0, 3.0]
+    for rows in itertools.permutations(tied):
+        assert against.rank_correlation(rows) == pytest.approx(math.sqrt(3) / 2)
+    assert against.rank_correlation(tied[:2]) is None
 
 
 def test_against_prints_and_draws(tmp_path, capsys):

@@ -1,12 +1,16 @@
 """What ``pardemo plan`` asks the planner for, and how it ends: no dry run is made here."""
 
+import argparse
+import json
+
 import pytest
 from test_plan_reasons import plan, row
 
 from pardemo.cli import main
 from pardemo.finetune.recipes import recipe
-from pardemo.planner import backwards, table
+from pardemo.planner import backwards, command, questions, table
 from pardemo.planner.job import Adapter
+from pardemo.planner.layouts import explain
 
 
 @pytest.fixture
@@ -64,3 +68,143 @@ def test_where_nothing_fits_the_least_is_told_and_the_exit_is_2(asked, monkeypat
     assert told == (
         f"pardemo plan: 8 × A800-80GB hold it under no choice; the least is 91.5 GB of {room:.1f}; ask for more"
     )
+
+
+JOB = ["--model", "llama3-8b", "--gpus", "8", "--gpu", "H100"]
+#: Options that a question would ignore, and what is told.
+FOREIGN = [
+    (["--search", *JOB, "--tp", "2"], "--search has no use for --tp: --tp goes with a plan by dry runs; one layout is"),
+    (
+        ["--search", *JOB, "--pp", "1"],
+        "--pp: --pp goes with a plan by dry runs; one layout is asked for as --explain pp=",
+    ),
+    (["--search", *JOB, "--zero", "2"], "--explain sharding=zero1"),
+    (["--search", *JOB, "--batch", "2"], "--explain micro_batch=2"),
+    (["--search", *JOB, "--checkpointing", "on"], "--explain recompute=full"),
+    (
+        ["--search", *JOB, "--price", "2", "--backwards"],
+        "--search has no use for --price, --backwards: --price goes with",
+    ),
+    (["--search", *JOB, "--target", "q_proj"], "--search has no use for --target"),
+    (["--search", *JOB, "--validate"], "--search and --validate are two questions; ask one of them"),
+    (["--explain", "tp=2", "--measure", "x.json"], "--explain and --measure are two questions"),
+    (["--explain", "tp=2", *JOB, "--tp", "2"], "--explain has no use for --tp"),
+    (
+        ["--explain", "tp=2", *JOB, "--all"],
+        "--explain has no use for --all: --all goes with a plan by dry runs or --sea",
+    ),
+    (["--against", "x.csv", "--model", "gpt2"], "--against has no use for --model"),
+    (["--against", "x.csv", "--gpu", "H100"], "--against takes --gpu as a profile.json only, not 'H100'"),
+    (["--against", "x.csv", "--write", "there"], "--against has no use for --write"),
+    (["--validate", "--gpu", "H100"], "--validate has no use for --gpu"),
+    (["--measure", "x.json", "--model", "gpt2"], "--measure has no use for --model"),
+    (["--program", "nanotron"], "--program goes with --search or --explain"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "told"), FOREIGN)
+def test_an_option_that_would_be_ignored_is_refused_in_one_line(arguments, told, capsys):
+    assert main(["plan", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert error.count("\n") == 1
+
+
+def test_each_option_goes_with_a_question():
+    """A new option that nobody put into the table would be taken by every question."""
+    parser = argparse.ArgumentParser()
+    command.add(parser.add_subparsers())
+    (plan,) = parser._subparsers._group_actions[0].choices.values()
+    options = {action.dest for action in plan._actions} - {"help"}
+    known = {name for takes in questions.TAKES.values() for name in takes}
+    asked = {question.removeprefix("--") for question in questions.TAKES} - {questions.PLAN}
+    assert options == known | asked
+
+
+def test_what_a_search_plans_and_assumes_is_said_at_the_top(capsys):
+    job = ["--model", "llama3-8b", "--gpus", "16", "--gpu", "H100"]
+    assert main(["plan", "--search", *job]) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("full training of llama3-8b, 8.0B parameters, as megatron-core runs it")
+    assert second == (
+        "16 × H100 on 2 hosts of 8, 100 Gbit/s between hosts (ethernet-100g, the default of --link); 16 samples of "
+        "4,096 tokens a step (defaults: --hosts, --per-step, --sequence)"
+    )
+    said = ["--hosts", "4", "--link", "400", "--per-step", "32", "--sequence", "2048"]
+    assert main(["plan", "--search", *job, *said]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == (
+        "16 × H100 on 4 hosts of 4, 400 Gbit/s between hosts (--link 400); 32 samples of 2,048 tokens a step"
+    )
+    assert main(["plan", "--search", *job, *said, "--json"]) == 0
+    assumed = json.loads(capsys.readouterr().out)["assumed"]
+    assert (assumed["training"], assumed["hosts"], assumed["link_bytes_per_s"]) == ("full", 4, 50e9)
+
+
+def test_layouts_that_none_beats_in_time_and_memory_are_listed(capsys):
+    job = ["--search", "--model", "llama3-8b", "--gpus", "16", "--gpu", "H100"]
+    assert main(["plan", *job, "--json"]) == 0
+    front = json.loads(capsys.readouterr().out)["front"]
+    seconds, peaks = ([one[name] for one in front] for name in ("seconds", "peak_bytes"))
+    assert (seconds, peaks) == (sorted(seconds), sorted(peaks, reverse=True))
+    assert len(front) > 5
+    for more, shown in (([], 5), (["--all"], len(front))):
+        assert main(["plan", *job, *more]) == 0
+        told = capsys.readouterr().out.splitlines()
+        start = next(i for i, line in enumerate(told) if line.startswith(f"{len(front)} layouts are such that none"))
+        assert len(told) - start - 2 == shown
+
+
+def test_explain_says_whether_it_fits(capsys):
+    job = ["--model", "llama3-70b", "--gpus", "64", "--gpu", "H100"]
+    assert main(["plan", "--explain", "tp=2", *job]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "698 GB of 84.9: does not fit (8 % stay free, so there is room for 78.1)"
+    )
+    for layout, fits in (("tp=2", False), ("tp=8,pp=8", True)):
+        assert main(["plan", "--explain", layout, *job, "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told["fits"] is fits
+        assert (told["peak_bytes"] <= told["room_bytes"]) is fits
+
+
+def test_slow_adapters_are_told_with_three_digits(capsys):
+    job = ["--model", "llama3-8b", "--gpus", "16", "--gpu", "H100", "--link", "1"]
+    assert main(["plan", "--explain", "tp=1", *job]) == 0
+    assert "360 GB/s inside a host, 0.100 GB/s a host's adapters" in capsys.readouterr().out
+    assert [explain.three(value) for value in (1234.5, 99.94, 2.0, 0.012345, 0)] == (
+        ["1,234", "99.9", "2.00", "0.0123", "0"]
+    )
+
+
+def test_an_explained_layout_is_written_and_the_jobs_say_what_they_start(tmp_path, capsys):
+    assert main(["plan", "--explain", "accumulation=2", *JOB, "--write", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("slurm.sbatch and kubernetes.yaml start megatron.sh")
+    job = (tmp_path / "run" / "slurm.sbatch").read_text()
+    assert "# llama3-8b: DP8 1×2; starts megatron.sh\n" in job
+    assert "which this job does not start: torchtitan.toml, nanotron.yaml, accelerate.yaml\n" in job
+
+
+def test_positions_that_megatron_has_no_argument_for_are_warned_of(capsys):
+    job = ["--gpus", "16", "--sequence", "16384"]
+    assert main(["plan", "--search", "--model", "baichuan2-13b", *job, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["best"][0]["layout"]["cp"] > 1
+    told, without = found["warning"].split("the best without is ")
+    assert "baichuan's positions (ALiBi or the like), which megatron.sh leaves out; context parallelism (CP)" in told
+    assert "CP" not in without
+    assert float(without.split(", ")[1].removesuffix(" s")) > found["best"][0]["seconds"]
+    assert main(["plan", "--search", "--model", "baichuan2-13b", *job]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == found["warning"]
+    assert main(["plan", "--search", "--model", "baichuan2-7b", *job]) == 0
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_an_own_run_that_hardly_computed_is_shown_and_marked(tmp_path, capsys):
+    path = tmp_path / "own.csv"
+    path.write_text("model,gpu,gpus,sequence,micro_batch,accumulation,seconds\nllama3-8b,H100,8,4096,1,1,60\n")
+    assert main(["plan", "--against", str(path)]) == 0
+    (shown,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("left out")]
+    assert shown.split()[:6] == ["left", "out:", "below", "5%", "MFU", "1"]
+    assert main(["plan", "--against", str(path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["summary"]["time below 5% MFU"]["mean"] == pytest.approx(abs(told["runs"][0]["error"]))

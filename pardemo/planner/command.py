@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pardemo.planner import worker
+from pardemo.planner import questions, worker
 from pardemo.planner.layouts import command as layout_command
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ HEAD = (
     "", "engine", "offload", "checkpointing", "batch × acc.", "peak GB", "fits", "step s", "tokens/s/GPU", "hours",
     "money", "GB sent/step",
 )  # fmt: skip
-DEFAULT_RECIPE = "baichuan2-13b-lora-bf16"
 SHOWN = 20  # rows of the table
 #: Where the recipes that come with pardemo expect the built-in models that ``pardemo finetune`` trains.
 FOLDERS = {"baichuan2-7b": "models/Baichuan2-7B-Chat", "baichuan2-13b": "models/Baichuan2-13B-Chat"}
@@ -31,45 +30,21 @@ def add(commands: Any) -> None:
     plan = commands.add_parser(
         "plan", help="a full-size job before renting it: memory, time, money, configuration files"
     )
-    plan.add_argument("--model", metavar="MODEL", help="a folder, a config.json, or a name, as baichuan2-13b")
-    plan.add_argument("--recipe", metavar="RECIPE", default=DEFAULT_RECIPE, help=f"a recipe ({DEFAULT_RECIPE})")
-    plan.add_argument("--full", action="store_true", help="train all parameters instead of the recipe's LoRA")
-    plan.add_argument("--target", metavar="NAMES", help="LoRA's modules, as q_proj,v_proj")
-    plan.add_argument("--batch", type=int, metavar="N", help="only this micro-batch (default: those that divide)")
-    plan.add_argument("--sequence", type=int, metavar="N", help="tokens of a sample (default: the recipe's cutoff_len)")
-    plan.add_argument("--samples", type=int, default=80_000, metavar="N", help="samples of the data set (80,000)")
-    plan.add_argument("--per-step", type=int, metavar="N", help="samples of an optimizer step (default: the recipe's)")
-    plan.add_argument("--labels", type=float, default=1.0, metavar="SHARE", help="of the tokens, with a label (1)")
-    plan.add_argument(
-        "--gpu", default="A800-80GB", metavar="GPU", help="A800-80GB, H100, …, or a profile.json (A800-80GB)"
-    )
-    plan.add_argument("--gpus", type=int, metavar="N", help="in all (default: the recipe's ranks)")
-    plan.add_argument("--hosts", type=int, default=1, metavar="N", help="that they are on (1)")
-    plan.add_argument(
-        "--link", metavar="LINK", help="between hosts: a name, or Gbit/s (the profile's, or ethernet-100g)"
-    )
-    plan.add_argument("--price", type=float, metavar="X", help="of a GPU and hour, in any currency")
-    plan.add_argument("--tp", type=int, default=1, metavar="N", help="tensor-parallel ranks (1)")
-    plan.add_argument("--pp", type=int, default=1, metavar="N", help="pipeline stages (1)")
-    plan.add_argument(
-        "--zero", nargs="+", choices=("0", "1", "2", "3", "fsdp2"), metavar="STAGE", help="only these; fsdp2 is FSDP2"
-    )
-    plan.add_argument("--checkpointing", choices=("on", "off"), help="only so (default: both)")
-    plan.add_argument("--backwards", action="store_true", help="also: longest sequence, largest batch, fewest GPUs")
-    plan.add_argument("--write", metavar="DIR", help="write configurations and launch commands of the best row there")
-    plan.add_argument(
-        "--validate", action="store_true", help="instead: the planner against runs whose outcome is known"
-    )
-    plan.add_argument("--measure", metavar="FILE", help="instead: measure this machine's rates, for --gpu FILE")
+    questions.options(plan)
     layout_command.add(plan)
-    plan.add_argument("--all", action="store_true", help=f"print all rows, not the first {SHOWN}")
+    plan.add_argument(
+        "--all",
+        action="store_true",
+        help=f"print all rows, not the first {SHOWN}; with --search all of the front of time and memory",
+    )
     plan.add_argument("--json", action="store_true", help="print rows as JSON")
     plan.set_defaults(action=_plan)
 
 
 def _plan(arguments: argparse.Namespace) -> int:
     _quiet()
-    if layouts := layout_command.asked(arguments):
+    question = questions.asked(arguments)
+    if layouts := layout_command.action(question):
         return layouts(arguments)
     if arguments.validate:
         return _validate(arguments.json)
@@ -118,7 +93,9 @@ def _request(arguments: argparse.Namespace) -> tuple["Request", Any]:
     train = base.train
     gpus = base.world.ranks if arguments.gpus is None else arguments.gpus
     found = profile.find(arguments.gpu, gpus)
-    cluster = Cluster(found.gpu, gpus, arguments.hosts, found.link(arguments.link), arguments.price)
+    cluster = Cluster(
+        found.gpu, gpus, 1 if arguments.hosts is None else arguments.hosts, found.link(arguments.link), arguments.price
+    )
     for name in ("samples", "batch", "sequence", "per_step"):
         value = getattr(arguments, name)
         if value is not None and value < 1:

@@ -112,13 +112,13 @@ def by(outcomes: Sequence[Outcome], what: str) -> dict[Hashable, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Choice:
-    """What would have been chosen among the runs of one job, and what was best."""
+    """What would have been chosen among the runs of one job, and what was best; ``correlation`` of their order."""
 
     job: str
     runs: int
     chosen: Outcome
     best: Outcome
-    correlation: float
+    correlation: float | None
 
     @property
     def regret(self) -> float:
@@ -164,12 +164,17 @@ def choices(outcomes: Sequence[Outcome]) -> list[Choice]:
     return found
 
 
-def rank_correlation(outcomes: Sequence[Outcome]) -> float:
-    """Spearman's, of predicted and known seconds: 1 where both have the same order."""
+def rank_correlation(outcomes: Sequence[Outcome]) -> float | None:
+    """Spearman's, of predicted and known seconds: 1 where both have the same order. Equal seconds share a rank.
+
+    None where all predicted or all known seconds are the same: then there is no order to compare with.
+    """
+    import pandas as pd
+
     columns = [[one.step.seconds for one in outcomes], [one.run.seconds for one in outcomes]]
-    ranks = [np.argsort(np.argsort(column)).astype(float) for column in columns]
+    ranks = [pd.Series(column).rank().to_numpy() for column in columns]
     if any(np.ptp(rank) == 0 for rank in ranks):
-        return 1.0
+        return None
     return float(np.corrcoef(ranks)[0, 1])
 
 

@@ -1,12 +1,13 @@
 """Where a step's time and a GPU's memory go, part by part, and which constant says so."""
 
+import math
 from dataclasses import asdict, fields
 from typing import Any
 
-from pardemo.planner.layouts.against import ACROSS
+from pardemo.planner.layouts.against import ACROSS, RESERVE, room
 from pardemo.planner.layouts.layout import Layout, check
 from pardemo.planner.layouts.machines import ATTENTION, MEMORY_SHARE
-from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.memory import Memory, memory
 from pardemo.planner.layouts.step import idle_stages, step
 from pardemo.planner.layouts.work import PARTS, Job
 
@@ -35,12 +36,17 @@ def parse(text: str, job: Job, batch: int | None = None) -> Layout:
     if "dp" not in values:
         others = layout.tp * layout.cp * layout.pp
         layout = layout.but(dp=max(1, job.machine.gpus // others))
-    if "accumulation" not in values and batch:
-        each = layout.dp * layout.micro_batch
-        if batch % each:
-            raise ValueError(f"{batch} samples a step do not divide by DP {layout.dp} × {layout.micro_batch} samples")
-        layout = layout.but(accumulation=batch // each)
-    check(layout, job.shape, job.machine.gpus, job.sequence)
+    each = layout.dp * layout.micro_batch
+    divides = batch is None or batch % each == 0
+    if batch and "accumulation" not in values:  # one that every schedule takes, where the batch is told of below
+        layout = layout.but(accumulation=batch // each if divides else layout.pp)
+    check(layout, job.shape, job.machine.gpus, job.sequence)  # first: it may be a wrong degree that does not divide
+    if not divides:
+        raise ValueError(f"{batch} samples a step do not divide by DP {layout.dp} × {layout.micro_batch} samples")
+    if batch and layout.batch != batch:
+        raise ValueError(
+            f"{layout} has {layout.batch} samples a step, and --per-step says {batch}; leave one of them out"
+        )
     if lacking := job.stack.lacks(layout):
         raise ValueError(
             f"{job.stack.name} has no {', no '.join(lacking)}; it has {', '.join(sorted(job.stack.can))} (--program)"
@@ -59,10 +65,10 @@ def reasons(job: Job) -> dict[str, str]:
     """For each part of a step: what it is computed from."""
     machine, stack, gpu = job.machine, job.stack, job.machine.gpu
     measured = "as measured" if gpu.measured else f"{machine.link_share:g} of the rates"
+    within, between = three(machine.rate(2) / 1e9), three(machine.between * machine.link_share / 1e9)
     links = (
-        f"{machine.rate(2) / 1e9:.0f} GB/s inside a host, {machine.between * machine.link_share / 1e9:.0f} GB/s a "
-        f"host's adapters, {measured}; {machine.latency_within * 1e6:.0f} and "
-        f"{machine.latency_between * 1e6:.0f} µs for each doubling of ranks"
+        f"{within} GB/s inside a host, {between} GB/s a host's adapters, {measured}; "
+        f"{machine.latency_within * 1e6:.0f} and {machine.latency_between * 1e6:.0f} µs for each doubling of ranks"
     )
     given = (
         "none was given" if stack.layer_s is None else f"{stack.layer_s:g} s for both passes through a layer, as given"
@@ -90,13 +96,22 @@ def reasons(job: Job) -> dict[str, str]:
     }
 
 
+def three(value: float) -> str:
+    """At least three significant digits, without an exponent."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.{2 - math.floor(math.log10(value))}f}" if value > 0 else "0"
+
+
 def as_json(job: Job, layout: Layout) -> dict[str, Any]:
     """Seconds and bytes part by part."""
     found, kept = step(job, layout), memory(job, layout)
     return {
         "layout": asdict(layout), "seconds": found.seconds, "mfu": found.mfu, "tokens_per_s": found.tokens_per_s,
         "parts": {name: found.parts[name] for name in PARTS if name in found.parts}, "stages": list(found.stages),
-        "lines": kept.lines, "peak_bytes": kept.peak_bytes, "fullest_stage": kept.stage, "reasons": reasons(job),
+        "lines": kept.lines,
+        "peak_bytes": kept.peak_bytes, "room_bytes": room(job), "fits": kept.peak_bytes <= room(job),
+        "fullest_stage": kept.stage, "reasons": reasons(job),
     }  # fmt: skip
 
 
@@ -125,4 +140,13 @@ def as_text(job: Job, layout: Layout) -> str:
             f"\nTP {layout.tp} spans {hosts} hosts: each layer's sums go over their adapters; half of the published "
         )
         told += f"runs of that kind took {ACROSS:g} times as long as predicted and more"
-    return "\n".join([told, "", text_table(rows), "", text_table(lines)])
+    return "\n".join([told, "", text_table(rows), "", text_table(lines), "", fitting(job, kept)])
+
+
+def fitting(job: Job, kept: Memory) -> str:
+    """One line: whether the fullest GPU has the room."""
+    needed, capacity, free = (
+        three(value / 1e9) for value in (kept.peak_bytes, job.machine.gpu.memory_bytes, room(job))
+    )
+    verdict = "fits" if kept.peak_bytes <= room(job) else "does not fit"
+    return f"{needed} GB of {capacity}: {verdict} ({100 * RESERVE:g} % stay free, so there is room for {free})"

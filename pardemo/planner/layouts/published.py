@@ -1,12 +1,12 @@
 """Published tables as :class:`Run` rows: what each column means there, and which rows contradict themselves."""
 
-import csv
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pardemo.planner import hardware
 from pardemo.planner.layouts import runs
+from pardemo.planner.layouts.cells import TRUTH, Cells, rows
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine, machine
 from pardemo.planner.layouts.runs import Run
@@ -31,82 +31,133 @@ EFA_BYTES_PER_S = 3200e9 / 8  # AWS p5: a host's 32 adapters
 ROCE_BYTES_PER_S = 1600e9 / 8  # LLM-Foundry's A100 hosts, in its table's heading
 
 
+def nanotron(row: Cells) -> Run:
+    """The Ultra-Scale Playbook's benchmarks: fp32 gradients, no recomputation, sequence parallel."""
+    layout = Layout(
+        tp=row.whole("tp"), pp=row.whole("pp"), dp=row.whole("dp"),
+        sharding=row.one_of("zero", {"0": "none", "1": "zero1"}), micro_batch=row.whole("mbs"),
+        accumulation=row.whole("grad_acc"), sequence_parallel=True,
+    )  # fmt: skip
+    where = Machine(hardware.gpu("H100"), row.whole("nodes") * 8, 8, EFA_BYTES_PER_S)
+    job = Job(row.one_of("model", _NANOTRON), where, NANOTRON, 4096)
+    ended = row.one_of("status", {"ok": "ok", "crashed or oom": "failed"})
+    tokens = row.number("tokens_per_s_per_gpu", 0) if row.given("tokens_per_s_per_gpu") else 0
+    ok = ended == "ok" and tokens > 0
+    seconds = layout.batch * 4096 / tokens / where.gpus if ok else None
+    memory = row.number("memory_gb") * 2**30 if row.given("memory_gb") and ok else None
+    said = row.whole("gbs")
+    wrong = "" if layout.batch == said else f"says {said} samples a step, but has {layout.batch}"
+    return Run(job, layout, seconds, memory, "ok" if ok else "failed", "nanotron", wrong)
+
+
+def megatron_deepspeed(row: Cells) -> Run:
+    """vTrain's measurements: GPT, everything recomputed, attention unfused."""
+    layers, hidden, heads = (row.whole(name) for name in ("# layers", "hidden size", "attention heads"))
+    sequence, micro, dp = (row.whole(name) for name in ("sequence length", "micro batch", "data parallelism"))
+    layout = Layout(
+        tp=row.whole("tensor parallelism"), pp=row.whole("pipeline parallelism"), dp=dp, micro_batch=micro,
+        accumulation=row.whole("global batch", micro * dp) // micro // dp, recompute="full",
+    )  # fmt: skip
+    shape = Shape(
+        layers, hidden, heads, heads, 4 * hidden, 51200, gated=False, tied=True, positions=sequence,
+        name=f"GPT {layers} × {hidden}",
+    )  # fmt: skip
+    where = Machine(hardware.gpu("A100-80GB"), row.whole("# GPUs"), 8, 4 * 200e9 / 8)
+    job = Job(shape, where, MEGATRON_DEEPSPEED, sequence, fused=False)
+    return Run(job, layout, row.number("iteration time (ms)") / 1e3, None, "ok", "Megatron-DeepSpeed")
+
+
+def llm_foundry(row: Cells) -> Run:
+    """MosaicML's tables: MPT with FSDP."""
+    layers, hidden, heads = row.one_of("Model", _MPT)
+    sequence, gpus = row.whole("SeqLen (T)"), row.whole("# GPUs")
+    shape = Shape(layers, hidden, heads, heads, 4 * hidden, 50368, gated=False, tied=True, positions=sequence,
+                  name=f"MPT {row.text('Model')}")  # fmt: skip
+    layout = Layout(
+        dp=gpus, sharding=row.one_of("Sharding Strategy", {"FULL_SHARD": "zero3", "SHARD_GRAD_OP": "zero2"}),
+        micro_batch=row.whole("MicroBatchSize"), accumulation=row.whole("GradAccum"),
+        recompute="full" if row.one_of("Activation Checkpointing", TRUTH) else "none",
+    )  # fmt: skip
+    links = {"h100_80gb": ("H100", EFA_BYTES_PER_S), "a100_80gb": ("A100-80GB", ROCE_BYTES_PER_S)}
+    gpu, between = row.one_of("GPU", links)
+    where = Machine(hardware.gpu(gpu), gpus, 8, between)
+    job = Job(shape, where, FOUNDRY, sequence, fp8="FP8" in row.text("section"))
+    tokens = layout.batch * sequence
+    return Run(job, layout, tokens / row.number("Throughput (T/s/GPU)") / gpus, None, "ok", "LLM-Foundry")
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A published table: the columns that a run is made of, and how. Others may stand beside them."""
+
+    name: str
+    columns: tuple[str, ...]
+    run: Callable[[Cells], Run]
+
+    def share(self, header: list[str]) -> float:
+        """Of the columns that only this table has, how many the header has."""
+        own = set(self.columns) - set(runs.NEEDED) - set(runs.OPTIONAL)
+        return len(own & set(header)) / len(own)
+
+
+_TABLES = (
+    _Table(
+        "nanotron's",
+        ("model", "nodes", "dp", "pp", "tp", "zero", "mbs", "grad_acc", "gbs", "tokens_per_s_per_gpu", "memory_gb",
+         "status"),
+        nanotron,
+    ),
+    _Table(
+        "Megatron-DeepSpeed's",
+        ("# GPUs", "global batch", "micro batch", "hidden size", "attention heads", "# layers", "sequence length",
+         "tensor parallelism", "data parallelism", "pipeline parallelism", "iteration time (ms)"),
+        megatron_deepspeed,
+    ),
+    _Table(
+        "LLM-Foundry's",
+        ("section", "Model", "SeqLen (T)", "# GPUs", "GPU", "MicroBatchSize", "GradAccum", "Throughput (T/s/GPU)",
+         "Sharding Strategy", "Activation Checkpointing"),
+        llm_foundry,
+    ),
+)  # fmt: skip
+
+
+def _table(header: list[str]) -> _Table | None:
+    """The table that a header is meant to be: at least half of what only that one has is there."""
+    nearest = max(_TABLES, key=lambda one: one.share(header))
+    return nearest if nearest.share(header) >= 0.5 else None
+
+
+def knows(path: Path) -> bool:
+    """Whether a file's header is a published table's, be it that some of its columns are missing.
+
+    Raises:
+        ValueError: the file is no text.
+    """
+    return _table(rows(path)[0]) is not None
+
+
 def read(path: Path) -> list[Run]:
     """The runs of one of the published files, by its header.
 
     Raises:
-        ValueError: its columns are those of none.
+        ValueError: its columns are those of none; one is missing; a cell is wrong, whose line and column are named.
     """
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    header = set(rows[0]) if rows else set()
-    for needed, convert in _CONVERTERS.items():
-        if needed in header:
-            return [run for row in rows for run in convert(row)]
-    raise ValueError(f"{path.name}: its columns are those of none of the published tables")
-
-
-def nanotron(row: dict[str, str]) -> Iterator[Run]:
-    """The Ultra-Scale Playbook's benchmarks: fp32 gradients, no recomputation, sequence parallel."""
-    values = {name: int(row[name]) for name in ("nodes", "dp", "pp", "tp", "zero", "mbs", "grad_acc", "gbs")}
-    layout = Layout(
-        tp=values["tp"], pp=values["pp"], dp=values["dp"], sharding="zero1" if values["zero"] else "none",
-        micro_batch=values["mbs"], accumulation=values["grad_acc"], sequence_parallel=True,
-    )  # fmt: skip
-    where = Machine(hardware.gpu("H100"), values["nodes"] * 8, 8, EFA_BYTES_PER_S)
-    job = Job(_NANOTRON[row["model"]], where, NANOTRON, 4096)
-    ok = row["status"] == "ok" and float(row["tokens_per_s_per_gpu"] or 0) > 0
-    seconds = layout.batch * 4096 / float(row["tokens_per_s_per_gpu"]) / where.gpus if ok else None
-    memory = float(row["memory_gb"]) * 2**30 if row["memory_gb"] and ok else None
-    wrong = "" if layout.batch == values["gbs"] else f"says {values['gbs']} samples a step, but has {layout.batch}"
-    yield Run(job, layout, seconds, memory, "ok" if ok else "failed", "nanotron", wrong)
-
-
-def megatron_deepspeed(row: dict[str, str]) -> Iterator[Run]:
-    """vTrain's measurements: GPT, everything recomputed, attention unfused."""
-    get = lambda name: int(row[name])  # noqa: E731
-    hidden = get("hidden size")
-    layout = Layout(
-        tp=get("tensor parallelism"), pp=get("pipeline parallelism"), dp=get("data parallelism"),
-        micro_batch=get("micro batch"), recompute="full",
-        accumulation=get("global batch") // get("micro batch") // get("data parallelism"),
-    )  # fmt: skip
-    shape = Shape(
-        get("# layers"), hidden, get("attention heads"), get("attention heads"), 4 * hidden, 51200, gated=False,
-        tied=True, positions=get("sequence length"), name=f"GPT {get('# layers')} × {hidden}",
-    )  # fmt: skip
-    where = Machine(hardware.gpu("A100-80GB"), get("# GPUs"), 8, 4 * 200e9 / 8)
-    job = Job(shape, where, MEGATRON_DEEPSPEED, get("sequence length"), fused=False)
-    yield Run(job, layout, float(row["iteration time (ms)"]) / 1e3, None, "ok", "Megatron-DeepSpeed")
-
-
-def llm_foundry(row: dict[str, str]) -> Iterator[Run]:
-    """MosaicML's tables: MPT with FSDP."""
-    layers, hidden, heads = _MPT[row["Model"]]
-    sequence, gpus = int(row["SeqLen (T)"]), int(row["# GPUs"])
-    h100 = row["GPU"].startswith("h100")
-    shape = Shape(layers, hidden, heads, heads, 4 * hidden, 50368, gated=False, tied=True, positions=sequence,
-                  name=f"MPT {row['Model']}")  # fmt: skip
-    layout = Layout(
-        dp=gpus, sharding="zero3" if row["Sharding Strategy"] == "FULL_SHARD" else "zero2",
-        micro_batch=int(row["MicroBatchSize"]), accumulation=int(row["GradAccum"]),
-        recompute="full" if row["Activation Checkpointing"] == "True" else "none",
-    )  # fmt: skip
-    between = EFA_BYTES_PER_S if h100 else ROCE_BYTES_PER_S
-    where = Machine(hardware.gpu("H100" if h100 else "A100-80GB"), gpus, 8, between)
-    job = Job(shape, where, FOUNDRY, sequence, fp8="FP8" in row["section"])
-    tokens = layout.batch * sequence
-    yield Run(job, layout, tokens / float(row["Throughput (T/s/GPU)"]) / gpus, None, "ok", "LLM-Foundry")
-
-
-_CONVERTERS = {"mfu_percent": nanotron, "tensor parallelism": megatron_deepspeed, "Sharding Strategy": llm_foundry}
-
-
-def knows(path: Path) -> bool:
-    """Whether a file's header is a published table's."""
-    with path.open(encoding="utf-8-sig", newline="", errors="replace") as file:
-        header = set(next(csv.reader(file), ()))
-    return any(needed in header for needed in _CONVERTERS)
+    header, lines = rows(path)
+    table = _table(header)
+    if table is None:
+        raise ValueError(f"{path.name}: its columns are those of none of the published tables")
+    if missing := [name for name in table.columns if name not in header]:
+        raise ValueError(f"{path.name} is {table.name} table but has no column {', '.join(missing)}")
+    found = []
+    for number, row in lines:
+        try:
+            found.append(table.run(Cells(row)))
+        except ValueError as error:
+            raise ValueError(f"{path.name}, line {number}: {error}") from None
+    if not found:
+        raise ValueError(f"{path.name} has no rows")
+    return found
 
 
 def load(path: Path, own: Profile | None = None) -> list[Run]:

@@ -1,7 +1,6 @@
 """Runs whose outcome is known, one in each row of a CSV file: a published table's, or your own."""
 
 import csv
-import io
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 from pardemo.planner import profile
 from pardemo.planner.layouts import machines
 from pardemo.planner.layouts import shape as shapes
+from pardemo.planner.layouts.cells import TRUTH, Cells, rows
 from pardemo.planner.layouts.layout import Layout, check
 from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.stacks import stack
@@ -30,7 +30,7 @@ OPTIONAL = {
     "fused": "1", "precision": "bf16", "program": "megatron-core", "seconds": "", "tokens_per_s": "", "peak_gb": "",
     "outcome": "ok", "source": "",
 }  # fmt: skip
-_YES = {"1", "true", "yes", "on"}
+OUTCOMES = {"ok": "ok", "oom": "oom", "failed": "failed"}
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,7 @@ def read(path: Path, own: Profile | None = None) -> list[Run]:
     Raises:
         ValueError: a column is missing, or a row is impossible; its line is named.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path.name} is no UTF-8 text; a CSV with a run in each row is asked for") from None
-    rows = csv.DictReader(io.StringIO(text))
-    header = rows.fieldnames or []
+    header, lines = rows(path)
     if missing := [name for name in NEEDED if name not in header]:
         told = ", ".join(f"{name} ({NEEDED[name]})" for name in missing)
         raise ValueError(f"{path.name} has no column {told}; docs/planner.md lists all")
@@ -74,11 +69,11 @@ def read(path: Path, own: Profile | None = None) -> list[Run]:
     if unknown := [name for name in header if name and name not in NEEDED and name not in OPTIONAL]:
         raise ValueError(f"{path.name}: no such column: {', '.join(unknown)}; docs/planner.md lists all")
     found = []
-    for row in rows:
+    for number, row in lines:
         try:
             found.append(run(row, own, path.parent))
         except ValueError as error:
-            raise ValueError(f"{path.name}, line {rows.line_num}: {error}") from None
+            raise ValueError(f"{path.name}, line {number}: {error}") from None
     if not found:
         raise ValueError(f"{path.name} has no rows")
     return found
@@ -90,38 +85,38 @@ def run(row: Mapping[str, str], own: Profile | None = None, folder: Path = Path(
     Raises:
         ValueError: a value is none, or the layout cannot be run.
     """
-    value = {name: (row.get(name) or "").strip() or left_out for name, left_out in OPTIONAL.items()}
-    value |= {name: (row.get(name) or "").strip() for name in NEEDED}
-
-    def number(name: str, kind: type = int):
-        try:
-            return kind(value[name])
-        except ValueError:
-            raise ValueError(f"{name} is {value[name]!r}, no number") from None
-
-    gpus = number("gpus")
-    found = _gpu(value["gpu"], gpus, own, folder)
-    each = number("host_gpus") if row.get("host_gpus") or not found.host_gpus else found.host_gpus
-    between = None if found.between and not row.get("between") else number("between", float) * 1e9 / 8
+    value = Cells(row, OPTIONAL)
+    gpus = value.whole("gpus")
+    found = _gpu(value.text("gpu"), gpus, own, folder)
+    each = value.whole("host_gpus") if value.given("host_gpus") or not found.host_gpus else found.host_gpus
+    between = None if found.between and not value.given("between") else value.number("between") * 1e9 / 8
     machine = machines.machine(found, gpus, min(gpus, each), between)
-    model_parallel = number("tp") * number("cp") * number("pp")
+    tp, cp, pp = value.whole("tp"), value.whole("cp"), value.whole("pp")
     layout = Layout(
-        tp=number("tp"), cp=number("cp"), pp=number("pp"), ep=number("ep"),
-        dp=number("dp") if value["dp"] else max(1, gpus // model_parallel), sharding=value["sharding"],
-        shard_group=number("shard_group"), sequence_parallel=value["sequence_parallel"].lower() in _YES,
-        micro_batch=number("micro_batch"), accumulation=number("accumulation"), chunks=number("chunks"),
-        recompute=value["recompute"],
+        tp=tp, cp=cp, pp=pp, ep=value.whole("ep"),
+        dp=value.whole("dp") if value.given("dp") else max(1, gpus // (tp * cp * pp)), sharding=value.text("sharding"),
+        shard_group=value.whole("shard_group", 0), sequence_parallel=value.one_of("sequence_parallel", TRUTH),
+        micro_batch=value.whole("micro_batch"), accumulation=value.whole("accumulation"), chunks=value.whole("chunks"),
+        recompute=value.text("recompute"),
     )  # fmt: skip
-    shape, sequence = _shape(value, number), number("sequence")
+    shape, sequence = _shape(value), value.whole("sequence")
     check(layout, shape, gpus, sequence)
-    job = Job(shape, machine, stack(value["program"]), sequence, value["fused"].lower() in _YES, _fp8(value))
-    seconds = number("seconds", float) if value["seconds"] else None
-    if seconds is None and value["tokens_per_s"]:
-        seconds = layout.batch * sequence / number("tokens_per_s", float) / gpus
-    if value["outcome"] == "ok" and not (seconds and seconds > 0):
+    fp8 = value.one_of("precision", {"bf16": False, "fp8": True})
+    job = Job(shape, machine, stack(value.text("program")), sequence, value.one_of("fused", TRUTH), fp8)
+    outcome = value.one_of("outcome", OUTCOMES)
+    peak = value.number("peak_gb") * 1e9 if value.given("peak_gb") else None
+    return Run(job, layout, _seconds(value, layout, sequence, outcome), peak, outcome, value.text("source"))
+
+
+def _seconds(value: Cells, layout: Layout, sequence: int, outcome: str) -> float | None:
+    """Of a step; a run that was not ok may have none, or 0."""
+    seconds = value.number("seconds", 0) if value.given("seconds") else None
+    if seconds is None and value.given("tokens_per_s"):
+        tokens = value.number("tokens_per_s", 0)
+        seconds = tokens and layout.batch * sequence / tokens / layout.gpus
+    if outcome == "ok" and not seconds:
         raise ValueError("outcome ok without seconds or tokens_per_s above 0")
-    peak = number("peak_gb", float) * 1e9 if value["peak_gb"] else None
-    return Run(job, layout, seconds, peak, value["outcome"], value["source"])
+    return seconds or None
 
 
 def _gpu(name: str, gpus: int, own: Profile | None, folder: Path) -> Profile:
@@ -131,25 +126,19 @@ def _gpu(name: str, gpus: int, own: Profile | None, folder: Path) -> Profile:
     return profile.find(str(folder / name) if profile.is_file(str(folder / name)) else name, gpus)
 
 
-def _fp8(value: Mapping[str, str]) -> bool:
-    if value["precision"] not in ("bf16", "fp8"):
-        raise ValueError(f"precision is {value['precision']!r}; bf16 and fp8 are known")
-    return value["precision"] == "fp8"
-
-
-def _shape(value: Mapping[str, str], number) -> Shape:
-    if value["model"] and not value["layers"]:
+def _shape(value: Cells) -> Shape:
+    if value.given("model") and not value.given("layers"):
         from pardemo.planner import models
 
-        return shapes.of(models.find(value["model"]))
+        return shapes.of(models.find(value.text("model")))
     for name in ("layers", "hidden", "heads", "vocabulary"):
-        if not value[name]:
+        if not value.given(name):
             raise ValueError(f"neither a model nor its {name}")
-    hidden, heads = number("hidden"), number("heads")
+    hidden, heads = value.whole("hidden"), value.whole("heads")
     return Shape(
-        number("layers"), hidden, heads, number("groups") if value["groups"] else heads,
-        number("middle") if value["middle"] else 4 * hidden, number("vocabulary"), value["gated"].lower() in _YES,
-        value["tied"].lower() in _YES, name=value["model"],
+        value.whole("layers"), hidden, heads, value.whole("groups") if value.given("groups") else heads,
+        value.whole("middle") if value.given("middle") else 4 * hidden, value.whole("vocabulary"),
+        value.one_of("gated", TRUTH), value.one_of("tied", TRUTH), name=value.text("model"),
     )  # fmt: skip
 
 

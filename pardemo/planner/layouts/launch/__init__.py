@@ -74,6 +74,8 @@ def texts(job: Job, layout: Layout, model_name: str) -> dict[str, str]:
     for program in sorted(able, key=lambda one: one is not first):
         found |= program.texts(job, layout, model)
     told = [f"{name}: {layout}; starts {first.FILE}"]
+    if others := [one.FILE for one in able if one is not first]:
+        told.append(f"the same for other programs, which this job does not start: {', '.join(others)}")
     if why[wanted.FILE]:
         told.append(f"{wanted.FILE} is not there: {why[wanted.FILE]}")
     for file, text, rank in (

@@ -1,0 +1,123 @@
+"""What ``pardemo plan --search`` prints: what was asked and assumed, the best layouts, and what they depend on."""
+
+from dataclasses import asdict, replace
+from typing import Any
+
+from pardemo.planner.layouts.explain import three
+from pardemo.planner.layouts.search import Answer, Found, search
+from pardemo.planner.layouts.work import Job
+
+GB = 1e9
+FRONT = 5  # layouts shown of the front of time and memory
+Changed = dict[str, tuple[Found, Found]]
+
+
+def found(one: Found) -> dict[str, Any]:
+    return {
+        "layout": asdict(one.layout), "seconds": one.seconds, "mfu": one.step.mfu,
+        "tokens_per_s": one.step.tokens_per_s, "peak_bytes": one.memory.peak_bytes, "headroom": one.headroom,
+        "parts": one.step.parts, "lines": one.memory.lines,
+    }  # fmt: skip
+
+
+def as_json(answer: Answer, changed: Changed, assumed: dict[str, Any], warning: str | None) -> dict[str, Any]:
+    """All of an answer; ``assumed`` as the command says it, ``warning`` as :func:`positions` does."""
+    return {
+        "assumed": assumed, "warning": warning, "tried": answer.tried, "fitting": answer.fitting,
+        "best": [found(one) for one in answer.best], "front": [found(one) for one in answer.front],
+        "least": found(answer.least),
+        "if": {name: {"best": found(best), "same": found(same)} for name, (best, same) in changed.items()},
+    }  # fmt: skip
+
+
+def planned(job: Job, assumed: dict[str, Any]) -> str:
+    """Two lines: what is planned, and on what; what nobody said is marked as a default."""
+    between = three(assumed["link_bytes_per_s"] * 8 / 1e9)
+    hosts, each, defaults = assumed["hosts"], assumed["host_gpus"], assumed["defaults"]
+    link = f", {between} Gbit/s between hosts ({assumed['link']})" if hosts > 1 else ""
+    where = f"{hosts} hosts of {each}" if hosts > 1 else "one host"
+    usual = [one for one in defaults if one in ("--per-step", "--sequence") or (one == "--hosts" and hosts > 1)]
+    return (
+        f"full training of {job.shape.name or 'model'}, {job.shape.params / 1e9:.1f}B parameters, as {job.stack.name} "
+        f"runs it ({job.stack.about})\n"
+        f"{assumed['gpus']} × {assumed['gpu']} on {where}{link}; {assumed['samples_per_step']:,} samples of "
+        f"{job.sequence:,} tokens a step" + (f" (defaults: {', '.join(usual)})" if usual else "")
+    )
+
+
+def positions(answer: Answer, model_name: str) -> str | None:
+    """A warning where Megatron-LM has no argument for the model's positions; None where it has."""
+    from pardemo.planner import models
+    from pardemo.planner.layouts.launch import facts
+
+    model = facts.of(models.find(model_name), answer.job.shape, model_name)
+    if model.positions != "other":
+        return None
+    told = f"warning: Megatron-LM has no argument for {model.kind}'s positions (ALiBi or the like), "
+    told += "which megatron.sh leaves out"
+    if any(one.layout.cp > 1 for one in answer.best):
+        told += f"; context parallelism (CP) there does not run them: {_without_context(answer)}"
+    return told
+
+
+def _without_context(answer: Answer) -> str:
+    """The best layout of a program that has no context parallelism."""
+    job = answer.job
+    try:
+        best = search(replace(job, stack=job.stack.but(can=job.stack.can - {"cp"})), answer.batch, 1).best
+    except ValueError:
+        best = ()
+    return f"the best without is {best[0].layout}, {best[0].seconds:.2f} s" if best else "without it nothing fits"
+
+
+def as_text(
+    answer: Answer, changed: Changed, assumed: dict[str, Any], warning: str | None, whole_front: bool = False
+) -> str:
+    """A search for a terminal: the best layouts, why the first one, what it depends on, what takes less memory."""
+    from pardemo.tables import text_table
+
+    told = [planned(answer.job, assumed), f"{answer.tried:,} layouts divide it, {answer.fitting:,} of them fit"]
+    if not answer.best:
+        least = answer.least
+        told.append(
+            f"nothing fits; the least is {least.layout}, {least.memory.peak_bytes / GB:.0f} GB of "
+            f"{least.room / GB:.0f}: take more GPUs, a shorter sequence or fewer samples a step"
+        )
+        return "\n".join(told)
+    rows = [("", "layout", "s a step", "tokens/s/GPU", "MFU", "GB", "free", "most of the rest goes to")]
+    for place, one in enumerate(answer.best):
+        rows.append((
+            "→" if place == 0 else "", str(one.layout), f"{one.seconds:.2f}", f"{one.step.tokens_per_s:,.0f}",
+            f"{one.step.mfu:.1%}", f"{one.memory.peak_bytes / GB:.0f}", f"{one.headroom:.0%}", _cost(one),
+        ))  # fmt: skip
+    told += ["", text_table(rows), ""]
+    for name, (best, same) in changed.items():
+        held = f"{same.seconds:.2f} s" if same.fits else "no longer fits"
+        other = "still the best" if best.layout == same.layout else f"then {best.layout}, {best.seconds:.2f} s"
+        told.append(f"if {name}: {held}; {other}")
+    told += ["", *_front(answer, whole_front)]
+    return "\n".join(told + ([warning] if warning else []))
+
+
+def _front(answer: Answer, whole: bool) -> list[str]:
+    """How many layouts no other beats in both time and memory, and which: the ends and the middle, or all."""
+    from pardemo.tables import text_table
+
+    front = answer.front
+    shown = (
+        front if whole or len(front) <= FRONT else [front[i * (len(front) - 1) // (FRONT - 1)] for i in range(FRONT)]
+    )
+    left = f", {len(shown)} of them here (--all shows all)" if len(shown) < len(front) else ""
+    rows = [("layout", "s a step", "GB", "free")]
+    rows += [
+        (str(one.layout), f"{one.seconds:.2f}", f"{one.memory.peak_bytes / GB:.0f}", f"{one.headroom:.0%}")
+        for one in shown
+    ]
+    return [f"{len(front)} layouts are such that none is quicker with less memory{left}:", text_table(rows)]
+
+
+def _cost(one: Found) -> str:
+    """The two largest parts beside products and attention."""
+    useful = {"matrix products", "attention"}
+    rest = sorted((n for n in one.step.parts if n not in useful), key=one.step.parts.get, reverse=True)[:2]
+    return ", ".join(f"{name} {one.step.parts[name] / one.seconds:.0%}" for name in rest)

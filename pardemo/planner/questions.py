@@ -1,0 +1,128 @@
+"""The options of ``pardemo plan``, and which of them go with which question: any other one would be ignored."""
+
+import argparse
+
+from pardemo.planner.layouts.command import SEQUENCE
+
+#: What is taken where an option is left out; None of them is filled in by the parser, so that what was said is known.
+LEFT_OUT = {
+    "recipe": "baichuan2-13b-lora-bf16", "gpu": "A800-80GB", "samples": 80_000, "labels": 1.0, "tp": 1, "pp": 1,
+}  # fmt: skip
+PLAN = "a plan by dry runs"
+_JOB = ("model", "full", "sequence", "per_step", "gpu", "gpus", "hosts", "link", "write")
+#: The options of each question, and of the plan that is made where none of the others is asked.
+TAKES = {
+    PLAN: (
+        *_JOB, "recipe", "target", "batch", "samples", "labels", "price", "tp", "pp", "zero", "checkpointing",
+        "backwards", "all", "json",
+    ),
+    "--search": (*_JOB, "program", "all", "json"),
+    "--explain": (*_JOB, "program", "json"),
+    "--against": ("gpu", "picture", "json"),
+    "--validate": ("json",),
+    "--measure": ("gpus", "json"),
+}  # fmt: skip
+#: Options of a plan by dry runs that a layout says in words of its own.
+_IN_A_LAYOUT = {
+    "tp": "tp=8", "pp": "pp=4", "zero": "sharding=zero1", "batch": "micro_batch=2", "checkpointing": "recompute=full",
+}  # fmt: skip
+
+
+def options(plan: argparse.ArgumentParser) -> None:
+    """Adds all options but those of layouts and of how the answer is printed."""
+    plan.add_argument("--model", metavar="MODEL", help="a folder, a config.json, or a name, as baichuan2-13b")
+    plan.add_argument("--recipe", metavar="RECIPE", help=f"a recipe ({LEFT_OUT['recipe']})")
+    plan.add_argument(
+        "--full",
+        action="store_true",
+        help="train all parameters instead of the recipe's LoRA (as --search and --explain do anyway)",
+    )
+    plan.add_argument("--target", metavar="NAMES", help="LoRA's modules, as q_proj,v_proj")
+    plan.add_argument("--batch", type=int, metavar="N", help="only this micro-batch (default: those that divide)")
+    plan.add_argument(
+        "--sequence",
+        type=int,
+        metavar="N",
+        help=f"tokens of a sample (the recipe's cutoff_len; of --search and --explain {SEQUENCE:,})",
+    )
+    plan.add_argument("--samples", type=int, metavar="N", help="samples of the data set (80,000)")
+    plan.add_argument(
+        "--per-step",
+        type=int,
+        metavar="N",
+        help="samples of an optimizer step (the recipe's; of --search one a GPU, of --explain what the layout makes)",
+    )
+    plan.add_argument("--labels", type=float, metavar="SHARE", help="of the tokens, with a label (1)")
+    plan.add_argument("--gpu", metavar="GPU", help="A800-80GB, H100, …, or a profile.json (A800-80GB)")
+    plan.add_argument(
+        "--gpus",
+        type=int,
+        metavar="N",
+        help="in all (default: the recipe's ranks; --search and --explain want it said)",
+    )
+    plan.add_argument(
+        "--hosts",
+        type=int,
+        metavar="N",
+        help="that they are on (1; of --search and --explain hosts of 8, or of the profile's size)",
+    )
+    plan.add_argument(
+        "--link", metavar="LINK", help="between hosts: a name, or Gbit/s (the profile's, or ethernet-100g)"
+    )
+    plan.add_argument("--price", type=float, metavar="X", help="of a GPU and hour, in any currency")
+    plan.add_argument("--tp", type=int, metavar="N", help="tensor-parallel ranks (1)")
+    plan.add_argument("--pp", type=int, metavar="N", help="pipeline stages (1)")
+    plan.add_argument(
+        "--zero", nargs="+", choices=("0", "1", "2", "3", "fsdp2"), metavar="STAGE", help="only these; fsdp2 is FSDP2"
+    )
+    plan.add_argument("--checkpointing", choices=("on", "off"), help="only so (default: both)")
+    plan.add_argument("--backwards", action="store_true", help="also: longest sequence, largest batch, fewest GPUs")
+    plan.add_argument(
+        "--write",
+        metavar="DIR",
+        help="write configurations and launch commands there: of the best row or layout, or the explained one",
+    )
+    plan.add_argument(
+        "--validate", action="store_true", help="instead: the planner against runs whose outcome is known"
+    )
+    plan.add_argument("--measure", metavar="FILE", help="instead: measure this machine's rates, for --gpu FILE")
+
+
+def asked(arguments: argparse.Namespace) -> str:
+    """The question among :data:`TAKES`; then what was left out is filled in.
+
+    Raises:
+        ValueError: two were asked, or one with an option that it has no use for.
+    """
+    said = {name for name, value in vars(arguments).items() if value is not None and value is not False}
+    given = [question for question in TAKES if question.removeprefix("--") in said]
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)} are two questions; ask one of them")
+    question = given[0] if given else PLAN
+    every = [name for takes in TAKES.values() for name in takes]
+    if foreign := [name for name in dict.fromkeys(every) if name in said and name not in TAKES[question]]:
+        raise ValueError(_told(question, foreign))
+    for name, value in LEFT_OUT.items():
+        if getattr(arguments, name) is None and question != "--against":  # its files name their GPUs themselves
+            setattr(arguments, name, value)
+    return question
+
+
+def _told(question: str, foreign: list[str]) -> str:
+    """What is too much, where it belongs, and how else it is said."""
+    name = foreign[0]
+    others = [one for one, takes in TAKES.items() if name in takes]
+    belongs = f"{option(name)} goes with {' or '.join(others)}"
+    if question == PLAN:
+        return belongs
+    told = f"{question} has no use for {', '.join(map(option, foreign))}: {belongs}"
+    if question in ("--search", "--explain") and (
+        words := [_IN_A_LAYOUT[one] for one in foreign if one in _IN_A_LAYOUT]
+    ):
+        told += f"; one layout is asked for as --explain {','.join(words)}"
+    return told
+
+
+def option(name: str) -> str:
+    """As it is typed."""
+    return f"--{name.replace('_', '-')}"
