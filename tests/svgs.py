@@ -99,8 +99,7 @@ class Svg:
     def _text(self, part):
         size, bold = float(part.get("font-size")), part.get("font-weight") is not None
         if part.text:
-            x, y = float(part.get("x")), float(part.get("y"))
-            self._put(part.text, x, y, size, bold, part)
+            self._put(part.text, float(part.get("x")), float(part.get("y")) - 0.35 * size, size, bold, part)
         y = 0.0
         for span in part:
             y = float(span.get("y", y))
@@ -108,10 +107,9 @@ class Svg:
 
     def _put(self, text, x, y, size, bold, part):
         wide = width_of(text, size, bold)
-        left = {"start": x, "middle": x - wide / 2, "end": x - wide}[part.get("text-anchor")]
-        self.texts.append(
-            Text(left, y - 0.4 * size, left + wide, y + 0.4 * size, part.get("fill"), text=text, size=size)
-        )
+        left = {"start": x, "middle": x - wide / 2, "end": x - wide}[part.get("text-anchor", "middle")]
+        fill = part.get("fill", "currentColor")
+        self.texts.append(Text(left, y - 0.4 * size, left + wide, y + 0.4 * size, fill, text=text, size=size))
 
 
 @cache
@@ -134,6 +132,10 @@ def drawing(shown) -> Svg:
 
 
 def frames(player) -> list[Svg]:
-    found = re.findall(r'<div class="frame">(<svg.*?</svg>)', player._repr_html_(), re.DOTALL)
+    """Each with the elements that it shares with others in place."""
+    page = player._repr_html_()
+    found = re.findall(r'<div class="frame">(<svg.*?</svg>)', page, re.DOTALL)
     assert len(found) == len(player)
-    return [Svg(source) for source in found]
+    shared = re.search(r'(<svg width="0".*?</svg>)', page, re.DOTALL)[1]
+    named = {part.attrib.pop("id"): ElementTree.tostring(part, "unicode") for part in ElementTree.fromstring(shared)}
+    return [Svg(re.sub(r'<use href="#([-\w]+)"/>', lambda use: named[use[1]], source)) for source in found]

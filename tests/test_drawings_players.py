@@ -1,5 +1,7 @@
 """Players: each frame is right, by the formulas and by the engines themselves."""
 
+import re
+
 import pytest
 import svgs
 import torch
@@ -144,3 +146,18 @@ def test_a_zero_step_calls_what_the_engine_calls(stage, world_of):
             for moment in computed
         ]
         assert whole == here, "the layers that are there in full whenever one computes"
+
+
+def test_what_several_frames_have_stands_in_the_page_once_and_every_frame_points_to_it():
+    pages = [
+        drawings.pipeline_schedule(kind, 4, 8, 1)._repr_html_() for kind in ("one_f_one_b", "gpipe", "one_f_one_b")
+    ]
+    for page in pages:
+        names = re.findall(r' id="([^"]+)"', page)
+        assert len(names) == len(set(names)) > 20
+        assert set(names) == set(re.findall(r'<use href="#([^"]+)"/>', page))
+        long = [part for part in re.findall(r"<(?:rect|path|text) .*?(?:/>|</text>)", page) if len(part) > 60]
+        assert len(long) == len(set(long))
+    one, other, again = (set(re.findall(r' id="([^"]+)"', page)) for page in pages)
+    assert not one & other, "another player's drawing would appear in this one"
+    assert one == again, "the same drawing twice in a page"

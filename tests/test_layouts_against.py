@@ -125,6 +125,10 @@ def test_what_no_planner_could_know(known):
     assert (twins.pairs, twins.apart, twins.error) == (150, 49, pytest.approx(0.157, abs=0.0006))
     computed = bounds.twins(known["nanotron_h100"], least_mfu=0.05)
     assert (computed.pairs, computed.error) == (88, pytest.approx(0.048, abs=0.0006))
+    sizes = bounds.sizes(known["megatron_deepspeed_a100_1_host"])
+    assert sizes.errors == pytest.approx((0.072, 0.030), abs=0.0006)
+    assert sizes.worst_regrets == pytest.approx((0.259, 0.088), abs=0.0006)
+    assert sizes.factors == 32
 
 
 def test_a_bound_on_runs_that_agree_with_the_model_is_nothing():
@@ -134,6 +138,24 @@ def test_a_bound_on_runs_that_agree_with_the_model_is_nothing():
     made = [Run(job, one, step(job, one).seconds, memory(job, one).peak_bytes) for one in layouts]
     assert bounds.memory(against.compare(made)).error == pytest.approx(0, abs=1e-9)
     assert bounds.twins(against.compare(made)) == bounds.Twins(3, 0, pytest.approx(0, abs=1e-9))
+
+
+def test_a_size_that_takes_longer_in_models_of_every_depth_is_learned_from_the_others():
+    machine = Machine(hardware.gpu("H100"), 8)
+    layouts = [Layout(dp=8), Layout(tp=2, dp=4), Layout(tp=4, dp=2), Layout(tp=8)]
+    made = []
+    for depth in (16, 32):
+        job = Job(Shape(depth, 2048, 16, 16, 5504, 32000), machine, NANOTRON)
+        for layout in layouts:
+            longer = 1.5 if layout.tp == 2 else 1.0
+            made.append(Run(job, layout.but(accumulation=8 // layout.dp), 0.0, None))
+            made[-1] = replace(made[-1], seconds=longer * step(job, made[-1].layout).seconds)
+    found = bounds.sizes(against.compare(made), least_mfu=0)
+    assert found.errors == pytest.approx(((1 - 1 / 1.5) / 4, 0))
+    assert found.factors == 4
+    assert found.worst_regrets[1] == 0
+    own = [replace(one, seconds=2 * one.seconds) if one.job.shape.layers == 16 else one for one in made]
+    assert bounds.sizes(against.compare(own), least_mfu=0).errors[1] > 0.3, "never from its own depth"
 
 
 def test_tensor_parallelism_across_hosts_is_chosen_with_caution(known):

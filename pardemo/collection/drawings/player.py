@@ -1,10 +1,11 @@
 """A drawing in steps: buttons, arrow keys, a swipe. The same in JupyterLab and in a page without a server."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 
-from pardemo.collection.drawings.svg import Canvas
+from pardemo.collection.drawings.svg import STYLE, Canvas
 
 _STYLE = """
 <style>
@@ -67,10 +68,7 @@ class Player:
             raise ValueError("a player's frames are all of one size")
         self.name, self.captions = name, [caption for _, caption in frames]
         self.start, self.first = start % len(frames), first
-        self._frames = [
-            f'<div class="frame">{canvas.svg(caption)}<figcaption>{escape(caption)}</figcaption></div>'
-            for canvas, caption in frames
-        ]
+        self._frames = list(frames)
 
     def __len__(self) -> int:
         return len(self._frames)
@@ -79,15 +77,39 @@ class Player:
         return f"player of {len(self)} steps: {self.name}"
 
     def _repr_html_(self) -> str:
-        body = "".join(self._frames)
-        number = hashlib.sha256(body.encode()).hexdigest()[:12]
+        number = hashlib.sha256(
+            repr([(canvas.parts, caption) for canvas, caption in self._frames]).encode()
+        ).hexdigest()
+        number = number[:12]
+        shared = self._shared(number)
+        body = "".join(
+            f'<div class="frame">{canvas.svg(caption, [shared.get(part, (part,))[0] for part in canvas.parts])}'
+            f"<figcaption>{escape(caption)}</figcaption></div>"
+            for canvas, caption in self._frames
+        )
         return (
             # JupyterLab's own arrow keys, which move from cell to cell, stay out of it
             f'{_STYLE}<figure class="player" data-player="{number}" tabindex="0" data-lm-suppress-shortcuts="true" '
             f'aria-label="{escape(self.name)}">'
+            # not hidden: some browsers draw nothing that lies in what is
+            + f'<svg width="0" height="0" aria-hidden="true" style="position:absolute" {STYLE}>'
+            + "".join(definition for _, definition in shared.values())
+            + "</svg>"
             + body
             + '<div class="bar" hidden><button class="back" aria-label="a step back">‹</button>'
             f'<input type="range" min="0" max="{len(self) - 1}" value="0" aria-label="step">'
             '<button class="next" aria-label="a step on">›</button><span class="count"></span></div></figure>'
             + _SCRIPT.replace("ID", number).replace("START", str(self.start)).replace("FIRST", str(self.first))
         )
+
+    def _shared(self, number: str) -> dict[str, tuple[str, str]]:
+        """(what points to it, its definition) of each element that several frames have: it is in the page once."""
+        times = Counter(part for canvas, _ in self._frames for part in canvas.parts)
+        often = [part for part, n in times.items() if n > 1 and len(part) > 2 * len(f'<use href="#{number}-000"/>')]
+        names = {part: f"f{number[:7]}-{place}" for place, part in enumerate(often)}
+        return {part: (f'<use href="#{name}"/>', _named(part, name)) for part, name in names.items()}
+
+
+def _named(part: str, name: str) -> str:
+    kind, rest = part.split(" ", 1)
+    return f'{kind} id="{name}" {rest}'

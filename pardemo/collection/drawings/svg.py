@@ -6,6 +6,8 @@ from html import escape
 from pardemo.collection.drawings import key
 
 FONT = "system-ui, -apple-system, 'Segoe UI', 'Noto Sans', 'DejaVu Sans', sans-serif"
+#: What texts inherit: each says only where it is otherwise.
+STYLE = f'font-family="{FONT}" text-anchor="middle" fill="currentColor"'
 Point = tuple[float, float]
 
 
@@ -17,7 +19,7 @@ class Canvas:
 
     def __init__(self, width: float, height: float):
         self.width, self.height = width, height
-        self._parts: list[str] = []
+        self.parts: list[str] = []  # elements, in the order of drawing
 
     def box(
         self, x: float, y: float, width: float, height: float, fill: str = "none", text: str = "", *, size: float = 20,
@@ -28,7 +30,7 @@ class Canvas:
         Its border is dark round a colour, or neighbours would run together in a dark page; the page's own round none.
         """
         dash = ' stroke-dasharray="6 4"' if dashed else ""
-        self._parts.append(
+        self.parts.append(
             f'<rect x="{_n(x)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}" rx="3" fill="{fill}" '
             f'stroke="{border or _border(fill)}" stroke-width="{_n(thick)}"{dash}/>'
         )
@@ -41,7 +43,7 @@ class Canvas:
         """Many rectangles (x, y, width, height) of one kind, in one short element: players have hundreds."""
         if places:
             way = "".join(f"M{_n(x)} {_n(y)}h{_n(w)}v{_n(h)}h{_n(-w)}z" for x, y, w, h in places)
-            self._parts.append(
+            self.parts.append(
                 f'<path d="{way}" fill="{fill}" stroke="{border or _border(fill)}" stroke-width="{_n(thick)}"/>'
             )
 
@@ -51,10 +53,9 @@ class Canvas:
     ) -> None:  # fmt: skip
         """Words, centred in height around ``y``; ``anchor`` is start, middle or end."""
         weight = ' font-weight="600"' if bold else ""
-        self._parts.append(
-            f'<text x="{_n(x)}" y="{_n(y)}" dy=".35em" font-size="{_n(size)}" text-anchor="{anchor}" fill="{fill}"'
-            f"{weight}>{escape(text)}</text>"
-        )
+        style = f'font-size="{_n(size)}"{weight}' + _unless("middle", "text-anchor", anchor)
+        style += _unless("currentColor", "fill", fill)
+        self.parts.append(f'<text x="{_n(x)}" y="{_n(y + 0.35 * size)}" {style}>{escape(text)}</text>')
 
     def texts(
         self, places: Sequence[tuple[float, float, str]], *, size: float = 18, fill: str = "currentColor"
@@ -66,8 +67,8 @@ class Canvas:
             spans.append(f'<tspan x="{_n(x)}"{height}>{escape(text)}</tspan>')
             before = y
         if spans:
-            style = f'font-size="{_n(size)}" text-anchor="middle" fill="{fill}"'
-            self._parts.append(f"<text {style}>{''.join(spans)}</text>")
+            style = f'font-size="{_n(size)}"' + _unless("currentColor", "fill", fill)
+            self.parts.append(f"<text {style}>{''.join(spans)}</text>")
 
     def lines(self, x: float, y: float, lines: Sequence[str], *, size: float = 18, **style) -> None:
         """Several lines of text; the first is centred around ``y``."""
@@ -79,9 +80,7 @@ class Canvas:
     ) -> None:
         """A line through the points."""
         path, dash = " ".join(f"{_n(x)},{_n(y)}" for x, y in points), ' stroke-dasharray="6 4"' if dashed else ""
-        self._parts.append(
-            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{_n(thick)}"{dash}/>'
-        )
+        self.parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{_n(thick)}"{dash}/>')
 
     def arrow(
         self, points: Sequence[Point], colour: str = "currentColor", thick: float = 3, both: bool = False,
@@ -96,16 +95,21 @@ class Canvas:
             path[0] = tips[1][0]
         self.line(path, colour, thick, dashed)
         for _, tip in tips:
-            self._parts.append(f'<polygon points="{tip}" fill="{colour}"/>')
+            self.parts.append(f'<polygon points="{tip}" fill="{colour}"/>')
 
-    def svg(self, alt: str) -> str:
-        """The drawing as an element for a page; ``alt`` is what a screen reader says."""
+    def svg(self, alt: str, parts: Sequence[str] | None = None) -> str:
+        """The drawing as an element for a page.
+
+        Args:
+            alt: what a screen reader says.
+            parts: what stands for :attr:`parts`, where a player has them elsewhere.
+        """
         if not alt:
             raise ValueError("a drawing needs alternative text")
         return (
             f'<svg viewBox="0 0 {_n(self.width)} {_n(self.height)}" role="img" aria-label="{escape(alt)}" '
-            f'font-family="{FONT}" style="width:100%;max-width:640px;height:auto;display:block">'
-            + "".join(self._parts)
+            f'{STYLE} style="width:100%;max-width:640px;height:auto;display:block">'
+            + "".join(self.parts if parts is None else parts)
             + "</svg>"
         )
 
@@ -125,6 +129,10 @@ class Drawing:
 
 def _border(fill: str) -> str:
     return "currentColor" if fill == "none" else key.INK
+
+
+def _unless(usual: str, name: str, value: str) -> str:
+    return "" if value == usual else f' {name}="{value}"'
 
 
 def _n(number: float) -> str:

@@ -3,14 +3,15 @@
 Both bounds are generous. They are fitted to the very rows that they judge, and take for known only what is arithmetic.
 """
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pardemo.planner.layouts.against import Outcome, usable
+from pardemo.planner.layouts.against import Outcome, choices, usable
 
 STATES = ("parameters", "gradients", "optimizer states", "program")
 FEWEST = 3  # rows of a model, TP and PP from which its own constant is worth something
@@ -37,6 +38,21 @@ class Twins:
     pairs: int
     apart: int
     error: float
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Predictions times a factor for each width, TP and micro-batch, learned from models of other depths.
+
+    Args:
+        errors: mean error, without and with it. mean_regrets, worst_regrets: of the choices, without and with it.
+        factors: how many.
+    """
+
+    errors: tuple[float, float]
+    mean_regrets: tuple[float, float]
+    worst_regrets: tuple[float, float]
+    factors: int
 
 
 def memory(outcomes: Iterable[Outcome], least_tp: int = 1) -> Floor:
@@ -73,6 +89,33 @@ def twins(outcomes: Iterable[Outcome], least_mfu: float = 0.0) -> Twins:
     ratios = [_apart(pair["none"], pair["zero1"]) for pair in groups.values() if {"none", "zero1"} <= pair.keys()]
     # with the predicted ratio, one of the two is met and the other is missed by what they are apart
     return Twins(len(ratios), sum(ratio >= 2 for ratio in ratios), _mean([(1 - 1 / ratio) / 2 for ratio in ratios]))
+
+
+def sizes(outcomes: Iterable[Outcome], least_mfu: float = 0.0) -> Sizes:
+    """What is left to miss if it were known how long kernels of a size take.
+
+    Products of one width, TP and micro-batch have one size in models of any depth. So the factor by which a model's
+    runs are missed is taken from the models of other depths; it holds what a smooth rule for products, launches and
+    exchanges does not know of single kernels.
+    """
+    known = usable(outcomes, least_mfu)
+    logs: dict[tuple, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for one in known:
+        logs[_size(one)][one.run.job.shape.layers].append(math.log(one.step.seconds / one.run.seconds))
+    learned = []
+    for one in known:
+        others = [log for depth, some in logs[_size(one)].items() if depth != one.run.job.shape.layers for log in some]
+        factor = math.exp(-statistics.median(others)) if others else 1.0
+        step = replace(one.step, parts={name: seconds * factor for name, seconds in one.step.parts.items()})
+        learned.append(replace(one, step=step))
+    told = [([abs(one.error) for one in some], [one.regret for one in choices(some)]) for some in (known, learned)]
+    errors, regrets = zip(*told, strict=True)
+    return Sizes(tuple(map(_mean, errors)), tuple(map(_mean, regrets)), tuple(map(max, regrets)), len(logs))
+
+
+def _size(one: Outcome) -> tuple:
+    run = one.run
+    return run.source, run.job.shape.hidden, run.layout.tp, run.layout.micro_batch
 
 
 def _apart(a: Outcome, b: Outcome) -> float:
