@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import CONFIG_MAPPING, LlamaConfig
 
 from pardemo.baichuan2 import Baichuan2Config
@@ -12,7 +13,7 @@ from pardemo.machine import doctor
 from pardemo.planner import composed, examples, fake, hardware, layers, memory, sums, table
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.job import Job
-from pardemo.planner.known import MISSING, Known
+from pardemo.planner.known import MISSING, VIEWS, Known
 from pardemo.planner.memory import Curve
 from pardemo.planner.repeats import Event, Irregular, Stretch, insertions
 from pardemo.planner.samples import AnyBatch
@@ -241,6 +242,41 @@ def test_an_operation_known_makes_what_torch_makes():
                 shares = [t.untyped_storage() is a.untyped_storage() for t in (mine, torchs)]
                 assert shares[0] == shares[1]
         assert known.key(aten.mm.default, (a, torch.nn.Module()), {}) is None
+
+
+def test_a_view_is_what_torch_makes():
+    """Below autograd, where the recorder asks for it."""
+    aten, told, real = torch.ops.aten, [], torch.zeros(2, 2)
+
+    def what_it_is(t):
+        return (
+            type(t), tuple(t.shape), t.stride(), t.storage_offset(), t.dtype, t.fake_device, t.requires_grad,
+            torch._C._dispatch_key_set(t), t.untyped_storage() is flat.untyped_storage(),
+        )  # fmt: skip
+
+    class Both(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if func in VIEWS:
+                told.append((func, what_it_is(out), what_it_is(known.view(func, args))))
+            return out
+
+    with fake.world(Job(examples.config("llama"))) as mode:
+        known = Known(mode)
+        flat = torch.empty(64, dtype=torch.bfloat16)
+        x = flat[8:56].view(6, 8)
+        with Both():
+            for func, *args in (
+                (aten.view.default, x, [48]), (aten._unsafe_view.default, x, [2, 24]), (aten.slice.Tensor, x, 0, 1, 3),
+                (aten.slice.Tensor, x, 1, 2, 2**63 - 1, 2), (aten.slice.Tensor, x, -1, -3), (aten.detach.default, x),
+                (aten.t.default, x), (aten.transpose.int, x, 0, -1), (aten.expand.default, flat[:1], [5]),
+                (aten.unsqueeze.default, x, -1), (aten.select.int, x, 0, -2),
+            ):  # fmt: skip
+                func(*args)
+        assert known.view(aten.t.default, (real,)) is MISSING, "not fake"
+    assert {func for func, *_ in told} == VIEWS
+    for func, torchs, mine in told:
+        assert mine == torchs, func
 
 
 def test_the_same_plan_with_and_without(monkeypatch):

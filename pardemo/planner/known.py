@@ -12,6 +12,15 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, _BypassDispatchCache
 
 _PLAIN = {int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
+_WHOLE = {Tensor, torch.nn.Parameter}
+_META = torch.device("meta")
+_ATEN = torch.ops.aten
+#: Operations that only look at their first argument in another way. They are not looked up but done, on a tensor
+#: without values: engines cut flat buffers into thousands, each at another place.
+VIEWS = {
+    _ATEN.view.default, _ATEN._unsafe_view.default, _ATEN.slice.Tensor, _ATEN.detach.default, _ATEN.t.default,
+    _ATEN.transpose.int, _ATEN.expand.default, _ATEN.unsqueeze.default, _ATEN.select.int,
+}  # fmt: skip
 MISSING = object()  # nothing is known: None is what some operations return
 #: How a result is made, by what it depends on; None where torch would not keep it. For all dry runs of a process.
 _FOUND: dict[tuple, tuple | None] = {}
@@ -45,6 +54,8 @@ class Known:
                     value.dtype, value.shape, value.stride(), value.storage_offset(), value.untyped_storage().nbytes(),
                     value.fake_device, value.requires_grad, value.is_conj(), value.is_neg(), value.is_inference(),
                 )  # fmt: skip
+            elif kind in _WHOLE and value.device == _META:  # a model's parameters before they are in memory
+                found += (kind, value.dtype, value.shape, value.stride(), value.requires_grad)
             elif kind in _PLAIN:
                 found += (kind, value)  # 1, 1.0 and True are equal
             elif isinstance(value, (list, tuple)):
@@ -54,6 +65,16 @@ class Known:
             else:
                 return False
         return True
+
+    def view(self, func: Any, args: Sequence[Any]) -> Any:
+        """What one of :data:`VIEWS` makes of a fake tensor; :data:`MISSING` of anything else."""
+        whole = args[0]
+        if type(whole) is not FakeTensor or whole.fake_mode is not self._mode or whole.constant is not None:
+            return MISSING
+        with torch._C._DisableTorchDispatch():
+            bare = torch.empty(0, dtype=whole.dtype, device=_META)
+            bare.set_(whole.untyped_storage(), whole.storage_offset(), whole.shape, whole.stride())
+            return self._dressed(func(bare, *args[1:]), whole.fake_device)
 
     def again(self, key: tuple, args: Sequence[Any]) -> Any:
         """The result for a key, made anew, or :data:`MISSING`."""
@@ -111,7 +132,10 @@ class Known:
             if view:
                 place, offset = view
                 bare.set_(args[place].untyped_storage(), offset, shape, stride)
-            made = Tensor._make_subclass(FakeTensor, bare, False, dispatch_device=True, device_for_backend_keys=device)
+            return self._dressed(bare, device)
+
+    def _dressed(self, bare: Tensor, device: torch.device) -> FakeTensor:
+        made = Tensor._make_subclass(FakeTensor, bare, False, dispatch_device=True, device_for_backend_keys=device)
         torch._C._set_warn_deprecated_on_mutable_data_ptr(made)  # DeepSpeed asks whether addresses are aligned
         made.__dict__.update(_BLANK)
         made.fake_device, made.fake_mode = device, self._mode

@@ -30,7 +30,7 @@ def any_batch(job: Job) -> AnyBatch | None:
     if not may_be_any_batch(job):
         return None
     layers = _needed(job)
-    if _layers_alike(job) and job.config.num_hidden_layers > (4 if job.stage == 3 else 2) * layers:
+    if _layers_alike(job) and job.config.num_hidden_layers > (2.5 if job.stage == 3 else 2) * layers:
         with contextlib.suppress(Irregular):
             return stretched(job, layers)
     return AnyBatch.of(dry_run(job.but(batch=SAMPLES[0])))

@@ -22,7 +22,7 @@ from pardemo.meters.calls import bytes_of_call
 from pardemo.meters.memory import MemoryMeter
 from pardemo.planner import origins
 from pardemo.planner.fake import NONE
-from pardemo.planner.known import MISSING, Known
+from pardemo.planner.known import MISSING, VIEWS, Known
 from pardemo.planner.work import FLOPS, traffic
 
 _DEVICE, _META_DEVICE = torch.ops.prim.device.default, torch.device("meta")
@@ -142,6 +142,13 @@ class Recorder(MemoryMeter):
         return self._recorded(func, args, **(kwargs or {})) if answer is NONE else answer
 
     def _recorded(self, func, args, **kwargs):
+        if (
+            func in VIEWS and not kwargs and self._known is not None
+        ):  # it makes no storage, and nobody launches a kernel
+            out = self._known.view(func, args)
+            if out is not MISSING:
+                self._note_older(args[0])
+                return out
         out = self._follow(func, args, kwargs)
         if self.flops:
             self._count_work(func, args, kwargs, out)
@@ -292,9 +299,5 @@ def _all_parameters(module: nn.Module) -> list[nn.Parameter]:
 
 
 def _groups_of(state: Any) -> list[Any]:
-    if state is None:
-        return []
-    groups = getattr(state, "_fsdp_param_groups", None)
-    if groups is None:
-        groups = [state._fsdp_param_group]
+    groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
     return [group for group in groups if group is not None]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from pardemo.planner.dryrun import collector
 from pardemo.planner.hardware import Gpu
 from pardemo.planner.job import Job
 from pardemo.planner.memory import Curve, Estimate, side_by_side
@@ -195,12 +196,13 @@ def _rows(request: Request, task: tuple[str, Sequence[bool]]) -> dict[tuple[str,
     """Those of one engine."""
     engine, ways = task
     found = {}
-    for way in ways:
-        curve = Curve(jobs(request)[engine, way])
-        offloads = [offload for offload in request.offloads if offload in _OFFLOADS[engine]]
-        found[engine, way] = [
-            row(request, curve, engine, offload, batch) for offload in offloads for batch in request.micro_batches
-        ]
+    offloads = [offload for offload in request.offloads if offload in _OFFLOADS[engine]]
+    with collector(on=False):
+        for way in ways:
+            curve = Curve(jobs(request)[engine, way])
+            found[engine, way] = [
+                row(request, curve, engine, offload, batch) for offload in offloads for batch in request.micro_batches
+            ]
     return found
 
 
