@@ -112,7 +112,7 @@ def test_the_reference_has_a_page_for_each_of_its_notebooks():
 def test_the_reference_is_of_moderate_size():
     """Each picture stands in the notebook's copy, its page, the report and as a file; players are most of the rest."""
     chapters = len(list(REFERENCE.glob("*.ipynb")))
-    assert sum(path.stat().st_size for path in REFERENCE.rglob("*") if path.is_file()) < chapters * 1.3e6
+    assert sum(path.stat().st_size for path in REFERENCE.rglob("*") if path.is_file()) < chapters * 1.2e6
 
 
 def test_the_report_shows_every_claim_statement_and_picture():
