@@ -36,6 +36,7 @@ EXPLAINED = [
 SEARCHED = [
     (["--hosts", "0"], "--hosts must be at least 1, not 0"),
     (["--sequence", "0"], "--sequence must be at least 1, not 0"),
+    (["--sequence", "4096"], "--sequence must be at most 1,024: gpt2 has learned no further positions"),
     (["--per-step", "0"], "--per-step must be at least 1, not 0"),
     (["--link", "0"], "a link's rate must be above 0 Gbit/s, not 0"),
     (["--gpus", "0"], "--gpus must be at least 1, not 0"),
@@ -120,3 +121,9 @@ def test_a_question_that_cannot_be_answered_is_one_line(arguments, told, capsys)
     error = capsys.readouterr().err
     assert told in error
     assert error.count("\n") == 1
+
+
+def test_a_model_with_fewer_positions_is_planned_at_those(capsys):
+    for model, tokens in (("gpt2", "1,024"), ("llama3-8b", "4,096")):
+        assert cli.main(["plan", "--explain", "", "--model", model, "--gpus", "1", "--per-step", "1"]) == 0
+        assert f"; 1 sample of {tokens} tokens a step" in capsys.readouterr().out

@@ -34,13 +34,14 @@ def planned(job: Job, assumed: dict[str, Any]) -> str:
     """Two lines: what is planned, and on what; what nobody said is marked as a default."""
     between = three(assumed["link_bytes_per_s"] * 8 / 1e9)
     hosts, each, defaults = assumed["hosts"], assumed["host_gpus"], assumed["defaults"]
+    samples = assumed["samples_per_step"]
     link = f", {between} Gbit/s between hosts ({assumed['link']})" if hosts > 1 else ""
     where = f"{hosts} hosts of {each}" if hosts > 1 else "one host"
     usual = [one for one in defaults if one in ("--per-step", "--sequence") or (one == "--hosts" and hosts > 1)]
     return (
         f"full training of {job.shape.name or 'model'}, {job.shape.params / 1e9:.1f}B parameters, as {job.stack.name} "
         f"runs it ({job.stack.about})\n"
-        f"{assumed['gpus']} × {assumed['gpu']} on {where}{link}; {assumed['samples_per_step']:,} samples of "
+        f"{assumed['gpus']} × {assumed['gpu']} on {where}{link}; {samples:,} sample{'s' * (samples != 1)} of "
         f"{job.sequence:,} tokens a step" + (f" (defaults: {', '.join(usual)})" if usual else "")
     )
 

@@ -102,7 +102,10 @@ def job_of(arguments: argparse.Namespace) -> "Job":
         raise ValueError(f"{arguments.gpus} GPUs do not divide over {arguments.hosts} hosts")
     between = None if found.between and not arguments.link else hardware.link(arguments.link or profile.USUAL_LINK)
     where = machine(found, arguments.gpus, each, between)
-    return Job(shape, where, stack(arguments.program or PROGRAM), arguments.sequence or SEQUENCE)
+    most = shape.positions or arguments.sequence or SEQUENCE
+    if arguments.sequence and arguments.sequence > most:
+        raise ValueError(f"--sequence must be at most {most:,}: {shape.name} has learned no further positions")
+    return Job(shape, where, stack(arguments.program or PROGRAM), arguments.sequence or min(SEQUENCE, most))
 
 
 def assumed(arguments: argparse.Namespace, job: "Job", batch: int) -> dict[str, Any]:

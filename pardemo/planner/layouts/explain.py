@@ -132,7 +132,7 @@ def as_text(job: Job, layout: Layout) -> str:
     lines.append((f"stage {kept.stage}, the fullest", f"{kept.peak_bytes / 1e9:.2f}"))
     stages = sorted(set(found.stages))
     told = f"{layout} on {layout.gpus} × {job.machine.gpu.name}, "
-    told += f"{layout.batch} samples of {job.sequence:,} tokens a step; "
+    told += f"{layout.batch} sample{'s' * (layout.batch != 1)} of {job.sequence:,} tokens a step; "
     told += f"{' or '.join(map(str, stages))} layers a stage" if layout.pp > 1 else f"{job.shape.layers} layers"
     if not job.machine.inside(layout.tp):
         hosts = -(-layout.tp // job.machine.host_gpus)
