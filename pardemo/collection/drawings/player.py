@@ -49,6 +49,7 @@ _SCRIPT = """
 })();
 </script>
 """
+SHORT = 62  # characters of an element: to point to a shorter one hardly saves any
 
 
 class Player:
@@ -77,10 +78,8 @@ class Player:
         return f"player of {len(self)} steps: {self.name}"
 
     def _repr_html_(self) -> str:
-        number = hashlib.sha256(
-            repr([(canvas.parts, caption) for canvas, caption in self._frames]).encode()
-        ).hexdigest()
-        number = number[:12]
+        told = repr([(canvas.parts, caption) for canvas, caption in self._frames])
+        number = hashlib.sha256(told.encode()).hexdigest()[:12]
         shared = self._shared(number)
         body = "".join(
             f'<div class="frame">{canvas.svg(caption, [shared.get(part, (part,))[0] for part in canvas.parts])}'
@@ -105,7 +104,7 @@ class Player:
     def _shared(self, number: str) -> dict[str, tuple[str, str]]:
         """(what points to it, its definition) of each element that several frames have: it is in the page once."""
         times = Counter(part for canvas, _ in self._frames for part in canvas.parts)
-        often = [part for part, n in times.items() if n > 1 and len(part) > 2 * len(f'<use href="#{number}-000"/>')]
+        often = [part for part, n in times.items() if n > 1 and len(part) > SHORT]
         names = {part: f"f{number[:7]}-{place}" for place, part in enumerate(often)}
         return {part: (f'<use href="#{name}"/>', _named(part, name)) for part, name in names.items()}
 
