@@ -13,10 +13,10 @@ BIN := $(VENV)/bin
 run: env
 	$(BIN)/pardemo run
 
-# Three files of tests at a time, on two cores: nothing in them is timed, and most of it waits. In the order of
-# tests/conftest.py, where the longest begin: pytest-xdist's own is by the number of tests.
+# Two files of tests at a time, on two cores; with three they took a tenth less, and some failed that wait for a core.
+# In the order of tests/conftest.py, where the longest begin: pytest-xdist's own is by the number of tests.
 test: env lint
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lab: env
 	$(BIN)/jupyter lab --notebook-dir notebooks $(if $(filter 0,$(shell id -u)),--allow-root)

@@ -102,6 +102,12 @@ class Reader:
         self.page.set_default_timeout(240_000)
         self.page.goto(f"{self.address}lab/workspaces/{name[:2]}/tree/{name}.ipynb?token={self.token}")
         self.page.locator(".jp-Notebook .jp-CodeCell").first.wait_for()
+        until = time.monotonic() + 60
+        while not self._is_idle() and time.monotonic() < until:
+            time.sleep(0.2)
+        if not self._is_idle():  # seen once, on a loaded machine: a kernel that the server called otherwise for minutes
+            self.page.reload()  # which asks the kernel again
+            self.page.locator(".jp-Notebook .jp-CodeCell").first.wait_for()
         self.idle()
 
     def idle(self):
@@ -110,8 +116,11 @@ class Reader:
         self.page.locator('.jp-NotebookPanel .jp-Notebook-ExecutionIndicator[data-status="idle"]').wait_for()
 
     def _is_idle(self):
+        return self._states() == ["idle"]
+
+    def _states(self):
         sessions = self.page.request.get(f"{self.address}api/sessions?token={self.token}").json()
-        return [s["kernel"]["execution_state"] for s in sessions if s["path"] == f"{self.name}.ipynb"] == ["idle"]
+        return [s["kernel"]["execution_state"] for s in sessions if s["path"] == f"{self.name}.ipynb"]
 
     def menu(self, menu, entry):
         self.page.locator(".lm-MenuBar-itemLabel", has_text=menu).first.click()
@@ -130,7 +139,7 @@ class Reader:
     def until(self, condition, what, seconds=240):
         until = time.monotonic() + seconds
         while not condition():
-            assert time.monotonic() < until, f"{what}: not within {seconds} s; cells {self.prompts()}"
+            assert time.monotonic() < until, f"{what}: not within {seconds} s; {self._states()}, {self.prompts()}"
             time.sleep(0.2)
 
     def errors(self):
