@@ -90,7 +90,18 @@ class Layout:
             told
             + (f" v{self.chunks}" if self.chunks > 1 else "")
             + (f" recompute {self.recompute}" if self.recompute != "none" else "")
+            + (f" context {self.context}" if self.context != "ring" and self.cp > 1 else "")
+            + (f" schedule {self.schedule}" if self.schedule != "1f1b" and self.pp > 1 else "")
         )
+
+
+def exchanges_heads(layout: Layout, shape: Shape) -> bool:
+    """Whether all-to-alls can give each context-parallel rank whole heads, of the queries and of keys and values.
+
+    TransformerEngine asks for both (``AttnFuncWithCPAndQKVOA2A``).
+    """
+    ranks = layout.tp * layout.cp
+    return shape.heads % ranks == 0 and shape.groups % ranks == 0
 
 
 def check(layout: Layout, shape: Shape, gpus: int, sequence: int) -> None:
@@ -98,10 +109,11 @@ def check(layout: Layout, shape: Shape, gpus: int, sequence: int) -> None:
     if shape.heads % layout.tp:
         fits = ", ".join(str(n) for n in range(1, min(shape.heads, gpus) + 1) if shape.heads % n == 0)
         raise ValueError(f"{shape.heads} attention heads do not divide by TP {layout.tp}; {fits} would do")
-    if layout.context == "all-to-all" and shape.heads % (layout.tp * layout.cp):
+    if layout.context == "all-to-all" and not exchanges_heads(layout, shape):
+        whole = shape.heads % (layout.tp * layout.cp) == 0
+        heads = f"{shape.groups} key-value" if whole else f"{shape.heads} attention"
         raise ValueError(
-            f"{shape.heads} attention heads do not divide by TP {layout.tp} × CP {layout.cp}, as all-to-alls need; "
-            "a ring does not"
+            f"{heads} heads do not divide by TP {layout.tp} × CP {layout.cp}, as all-to-alls need; a ring does not"
         )
     if layout.pp * layout.chunks > shape.layers:
         raise ValueError(

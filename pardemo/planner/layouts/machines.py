@@ -74,10 +74,10 @@ class Machine:
 
     def latency(self, ranks: int, stride: int = 1) -> float:
         """Seconds of a collective of no bytes."""
-        if ranks == 1:
-            return 0.0
-        alpha = self.latency_within if self.inside(ranks, stride) else self.latency_between
-        return alpha * math.log2(ranks)
+        return self._start(ranks, stride) * math.log2(ranks)
+
+    def _start(self, ranks: int, stride: int) -> float:
+        return self.latency_within if self.inside(ranks, stride) else self.latency_between
 
     def gather(self, nbytes: float, ranks: int, stride: int = 1) -> float:
         """Seconds of an all-gather that leaves ``nbytes`` on each rank, or of a reduce-scatter that begins with them.
@@ -87,6 +87,12 @@ class Machine:
         if ranks == 1:
             return 0.0
         return self.latency(ranks, stride) + nbytes * (ranks - 1) / ranks / self.rate(ranks, stride)
+
+    def ring(self, nbytes: float, ranks: int, stride: int = 1) -> float:
+        """Seconds in which each rank's part of ``nbytes`` goes round to all, by one message after the other."""
+        if ranks == 1:
+            return 0.0
+        return (ranks - 1) * (self._start(ranks, stride) + nbytes / ranks / self.rate(ranks, stride))
 
     def all_reduce(self, nbytes: float, ranks: int, stride: int = 1) -> float:
         """Seconds: a reduce-scatter, then an all-gather."""

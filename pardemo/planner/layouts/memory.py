@@ -44,9 +44,12 @@ def _stage(job: Job, layout: Layout, split: list[int], place: int) -> dict[str, 
         "activations": held * split[place] * tokens * kept_bytes(job, layout),
         "program": stack.program,
     }
-    if stage == 3 and layout.pp == 1:  # the layer that computes and the one that is on its way
+    if stage >= 2:  # beside those that are kept
+        lines["gradients"] += stack.gradient * min(stack.queued, owned.whole)
+    if stage == 3 and layout.pp == 1:  # the layer that computes and the next, or what else is gathered ahead
         each = owned_layer(shape, layout)
-        lines["gathered parameters"] = 2 * 2 * (each.whole - each.sharded(layout))
+        ahead = min(owned.whole, each.whole + max(each.whole, stack.queued / 2))
+        lines["gathered parameters"] = 2 * ahead * (1 - each.sharded(layout) / each.whole)
     elif stage == 3:  # a pipeline's stage stays whole over a step, and so do its gradients
         lines["gathered parameters"] = 2 * (owned.whole - shard)
         lines["gradients"] = stack.gradient * owned.whole

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from pardemo.planner.layouts.against import NEAR, expected, room
-from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.layout import CONTEXTS, Layout, exchanges_heads
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import Memory, memory
 from pardemo.planner.layouts.shape import Shape
@@ -73,8 +73,9 @@ def layouts(shape: Shape, machine: Machine, batch: int, sequence: int) -> Iterat
                 continue
             share = batch // dp
             base = Layout(tp=tp, pp=pp, cp=cp, dp=dp, sequence_parallel=tp > 1)
-            for ep in _experts(shape, dp * cp):
-                yield from _filled(base.but(ep=ep), shape, share, machine)
+            ways = CONTEXTS if cp > 1 and exchanges_heads(base, shape) else CONTEXTS[:1]
+            for ep, way in itertools.product(_experts(shape, dp * cp), ways):
+                yield from _filled(base.but(ep=ep, context=way), shape, share, machine)
 
 
 def _filled(base: Layout, shape: Shape, share: int, machine: Machine) -> Iterator[Layout]:
@@ -82,7 +83,7 @@ def _filled(base: Layout, shape: Shape, share: int, machine: Machine) -> Iterato
     shardings = [("none", 0)] if base.replicas == 1 else [("zero1", 0)]
     if base.replicas > 1:
         inside = machine.host_gpus // base.tp
-        shardings += [("zero3", 0)]
+        shardings += [("zero2", 0), ("zero3", 0)]
         if 1 < inside < base.replicas and base.replicas % inside == 0:
             shardings.append(("zero3", inside))
     for micro in _divisors(share, MOST_SAMPLES):
@@ -143,7 +144,7 @@ def _best(job: Job, timed: list[Found], most: int) -> tuple[Found, ...]:
     chosen: dict[tuple, Found] = {}
     for one in timed:
         layout = one.layout
-        key = layout.tp, layout.pp, layout.sharding, layout.shard_group
+        key = layout.tp, layout.pp, layout.sharding == "zero3", layout.shard_group
         near = one.seconds <= NEAR * quickest.setdefault(key, one).seconds
         if near and _modesty(one) < _modesty(chosen.setdefault(key, one)):
             chosen[key] = one

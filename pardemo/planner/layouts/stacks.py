@@ -36,9 +36,12 @@ class Stack:
             holds for sharded states too.
         reduce_s: of an exchange of gradients, for each doubling of ranks; reduce_share: of the links' rate that it
             reaches; reduce_most: bytes/s of one ring between hosts.
+        scattered: bytes of a gradient that stage 3 sends. regathers: whether stage 2 gathers parameters for each
+            micro-batch, as PyTorch's FSDP does (SHARD_GRAD_OP); else they stay whole and are gathered once a step.
         selective_products: of a layer's products, those that selective recomputation makes again;
             selective_attention: whether it makes attention again.
-        even_context: whether the ranks that share a causal sequence have the same to do.
+        even_context: whether the ranks that share a causal sequence have the same to do; gathers_context: whether they
+            gather keys and values and do not pass them on, message by message.
 
     Of memory, in bytes:
         weight, gradient, state: of a parameter, of its gradient, of its optimizer's states with their master copy.
@@ -47,10 +50,11 @@ class Stack:
         keeps_whole, keeps_split, keeps_heads, keeps_middle: kept of each token and layer, for each of the hidden width
             (on every tensor-parallel rank; cut along the sequence), of all heads' queries, keys and values, and of an
             MLP's width without a gate. selective_keeps: the share of it that is left with selective recomputation.
-        logits: of a token and word. program: of the program itself.
+        logits: of a token and word. program: of the program itself. queued: gradients, by number, that may be on their
+            way at once under stages 2 and 3; half as many parameters are gathered ahead.
 
-    ``can``: what it runs: tp, cp, pp, ep, zero1, zero2, zero3, zero3 in a pipeline, hsdp, chunks. ``about``: what the
-    constants were fitted to.
+    ``can``: what it runs: tp, cp, pp, ep, zero1, zero2, zero3, zero2 or zero3 in a pipeline, hsdp, chunks, all-to-all
+    (context parallelism by heads). ``about``: what the constants were fitted to.
     """
 
     name: str
@@ -74,9 +78,12 @@ class Stack:
     reduce_s: float = 0.0
     reduce_share: float = 1.0
     reduce_most: float = 300e9
+    scattered: int = 4
+    regathers: bool = False
     selective_products: float = 0.0
     selective_attention: bool = True
     even_context: bool = True
+    gathers_context: bool = False
     balanced: bool = False
     weight: int = 2
     gradient: int = 2
@@ -90,6 +97,7 @@ class Stack:
     selective_keeps: float = 1.0
     logits: float = 10.0
     program: float = 1e9
+    queued: float = 0.0
     about: str = ""
     can: frozenset[str] = frozenset()
 
@@ -103,7 +111,10 @@ class Stack:
         needed |= {layout.sharding} - {"none"}
         needed |= {"hsdp"} if layout.shard_group else set()
         needed |= {"chunks"} if layout.chunks > 1 else set()
-        needed |= {"zero3 in a pipeline"} if layout.pp > 1 and layout.sharding == "zero3" else set()
+        needed |= (
+            {f"{layout.sharding} in a pipeline"} if layout.pp > 1 and layout.sharding in ("zero2", "zero3") else set()
+        )
+        needed |= {"all-to-all"} if layout.cp > 1 and layout.context == "all-to-all" else set()
         return sorted(needed - self.can)
 
     def but(self, **changes: Any) -> "Stack":
@@ -131,16 +142,19 @@ MEGATRON_2022 = Stack(
 )  # fmt: skip
 MEGATRON = Stack(
     "megatron-core", small=200, gradient=4, hidden=0.8, hides_shards=True, reduce_share=0.6, about=ASSUMED,
-    can=_MEGATRON | {"zero2", "zero3", "hsdp"},
+    queued=1e9,  # suggested_RS_queue_capacity of its FSDP (megatron_fsdp.py in megatron-core 0.16.1)
+    can=_MEGATRON | {"zero2", "zero3", "hsdp", "all-to-all"},
 )  # fmt: skip
 FOUNDRY = Stack(
     "llm-foundry", small=380, attention=0.54, hidden=0.34, reduce_share=0.94, weight=4, gradient=4, state=8,
-    keeps_split=8, logits=6,
+    keeps_split=8, logits=6, regathers=True,
+    scattered=2,  # its benchmarks take Composer's PURE precision, which sums in the products' own
     about="138 runs of MosaicML's on A100 and H100", can=frozenset({"zero2", "zero3", "hsdp"}),
 )  # fmt: skip
 TORCHTITAN = Stack(
     "torchtitan", attention=0.84, whole=62, cut=62, hidden=0.8, reduce_share=0.6, weight=4, gradient=4, state=8,
     selective_products=0.5, selective_attention=False, even_context=False, selective_keeps=0.5, logits=14,
+    gathers_context=True,  # the default of its context_parallel_rotate_method
     about="17 rows of its benchmarks on H100 at 500 W, 2024-12",
     can=frozenset({"tp", "cp", "pp", "ep", "zero3", "zero3 in a pipeline", "hsdp", "chunks"}),
 )  # fmt: skip

@@ -153,19 +153,41 @@ def data_parallel(job: Job, layout: Layout, split: list[int], mean: Parts, found
         covered = 0.0
         if layout.sharding == "none" or stack.hides_shards:  # behind the last micro-batch's backward pass
             covered = stack.hidden * 2 / 3 * mean.total * split[0]
-        exchange = stack.reduce_s * (n - 1).bit_length()
-        for params, ranks, stride in _groups(owned, n, layout):
-            if layout.sharding == "none":
-                took = machine.all_reduce(stack.gradient * params, ranks, stride)
-            else:
-                took = machine.gather(stack.gradient * params, ranks, stride) + machine.gather(
-                    2 * params, ranks, stride
-                )
-            exchange += took / _share(job, ranks, stride)
-        rounds = layout.accumulation if layout.sharding == "zero2" else 1
-        found.add("data-parallel traffic", rounds * max(0.0, exchange - covered))
+        out, back = _exchange(job, layout, owned)
+        once = _over_groups(job, layout, owned.sharded(layout))
+        again = layout.accumulation - 1 if layout.sharding == "zero2" else 0  # gradients go with each micro-batch
+        each = out + back if stack.regathers else out
+        exposed = max(0.0, out + once + back - covered) + again * max(0.0, each - covered)
+        found.add("data-parallel traffic", exposed)
     moved = owned.sharded(layout) * (2 * stack.state + stack.gradient)
     found.add("optimizer", moved / machine.memory_bytes_per_s)
+
+
+def _exchange(job: Job, layout: Layout, owned: Owned) -> tuple[float, float]:
+    """Seconds until gradients are where they are used, and until parameters that were updated there are everywhere."""
+    machine, stack, n = job.machine, job.stack, layout.replicas
+    group = layout.shard_group or n
+    out, back = stack.reduce_s * (n - 1).bit_length(), 0.0
+    for params, ranks, stride in _groups(owned, group, layout):
+        share = _share(job, ranks, stride)
+        if layout.sharding == "none":
+            out += machine.all_reduce(stack.gradient * params, ranks, stride) / share
+        else:
+            out += machine.gather(stack.gradient * params, ranks, stride) / share
+            back += machine.gather(2 * params, ranks, stride) / share
+    return out, back
+
+
+def _over_groups(job: Job, layout: Layout, shard: float) -> float:
+    """Seconds in which gradients are summed over groups that share states, once a step, where these are several (HSDP).
+
+    Zhao et al. 2023 (arXiv 2304.11277), §3.2.2.
+    """
+    group = layout.shard_group or layout.replicas
+    groups, stride = layout.replicas // group, layout.tp * group
+    if groups == 1:
+        return 0.0
+    return job.machine.all_reduce(job.stack.gradient * shard, groups, stride) / _share(job, groups, stride)
 
 
 def _groups(owned: Owned, n: int, layout: Layout) -> list[tuple[float, int, int]]:
@@ -186,21 +208,19 @@ def _fully_sharded(job: Job, layout: Layout, split: list[int], mean: Parts, foun
     """Each micro-batch gathers a layer's parameters twice and scatters its gradients, beside the layers' computation.
 
     Nothing hides the first layer's gathers, before either pass begins, nor its scatter, when both are over.
-    In groups that share states (HSDP), gradients are summed over the groups once more (Zhao et al. 2023, arXiv
-    2304.11277, §3.2.2).
     """
     shape, machine, stack = job.shape, job.machine, job.stack
-    n, stride = layout.replicas, layout.tp
-    group = layout.shard_group or n
+    group, stride = layout.shard_group or layout.replicas, layout.tp
     per_layer = owned_layer(shape, layout)
     each = sum(
-        3 * machine.gather(2 * params, ranks, apart) / _share(job, ranks, apart)
+        (2 * machine.gather(2 * params, ranks, apart) + machine.gather(stack.scattered * params, ranks, apart))
+        / _share(job, ranks, apart)
         for params, ranks, apart in _groups(per_layer, group, layout)
     )
     exposed = max(each, max(split) * (each - stack.hidden * mean.total))
-    once = 3 * machine.gather(2 * shape.embedding_params / layout.tp, group, stride) / _share(job, group, stride)
+    ends = shape.embedding_params / layout.tp
+    once = 2 * machine.gather(2 * ends, group, stride) + machine.gather(stack.scattered * ends, group, stride)
+    once /= _share(job, group, stride)
     found.add("data-parallel traffic", layout.accumulation * (exposed + once))
-    if group < n:
-        shard = max(split) * per_layer.sharded(layout, group)
-        across = machine.all_reduce(stack.gradient * shard, n // group, stride * group)
-        found.add("data-parallel traffic", across / _share(job, n // group, stride * group))
+    shard = max(split) * per_layer.sharded(layout, group)
+    found.add("data-parallel traffic", _over_groups(job, layout, shard))

@@ -168,7 +168,8 @@ def _context(job: Job, layout: Layout, attention: float) -> float:
         return passes * (sent + 3 * job.machine.latency(layout.cp, layout.tp))  # four of them
     nbytes = 2 * layout.micro_batch * job.sequence * shape.groups * (shape.head + shape.value) / layout.tp
     turns = 4 if layout.recompute == "full" else 3
-    ring = turns * job.machine.gather(nbytes, layout.cp, layout.tp)
+    machine = job.machine
+    ring = turns * (machine.gather if job.stack.gathers_context else machine.ring)(nbytes, layout.cp, layout.tp)
     return max((1 - HIDDEN_RING) * ring, ring - HIDDEN_RING * attention)
 
 

@@ -1,0 +1,81 @@
+"""A search tries what can be run, keeps the quickest that fits, and says what it depends on."""
+
+import pytest
+
+from pardemo.planner import hardware, models
+from pardemo.planner.layouts import against, shape, stacks
+from pardemo.planner.layouts.layout import CONTEXTS, Layout, check
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.search import layouts, search, sensitivity
+from pardemo.planner.layouts.step import step
+from pardemo.planner.layouts.work import Job
+
+LLAMA = shape.of(models.find("llama3-70b"))
+
+
+def job(what, gpus, gpu="H100", between=400e9, program="megatron-core", sequence=8192):
+    return Job(what, Machine(hardware.gpu(gpu), gpus, min(gpus, 8), between), stacks.stack(program), sequence)
+
+
+def test_a_search_tries_only_what_can_be_run_and_keeps_the_quickest():
+    given = job(LLAMA, 64, sequence=8192)
+    every = list(layouts(LLAMA, given.machine, 128, 8192))
+    tried = [one for one in every if given.stack.runs(one) and one.recompute != "selective"]
+    assert 0 < len(tried) < len(every), "a search leaves out what the program does not run"
+    for layout in tried:
+        check(layout, LLAMA, 64, 8192)
+        assert layout.batch == 128
+    assert len(tried) == len(set(tried))
+    answer = search(given, 128)
+    fitting = [one for one in tried if memory(given, one).peak_bytes <= against.room(given)]
+    assert (answer.tried, answer.fitting) == (len(tried), len(fitting))
+    quickest = min(step(given, one).seconds for one in fitting)
+    assert answer.best[0].seconds <= against.NEAR * quickest
+    assert all(one.fits for one in (*answer.best, *answer.front))
+    free = [one.headroom for one in answer.front]
+    assert free == sorted(free), "slower, but with more room"
+
+
+def test_what_fits_nowhere_is_told_with_the_least():
+    answer = search(job(LLAMA, 8, "4090"), 8)
+    assert (answer.best, answer.fitting) == ((), 0)
+    assert answer.least.memory.peak_bytes > answer.least.room
+    assert sensitivity(answer) == {}
+
+
+def test_a_choice_may_depend_on_what_was_assumed():
+    answer = search(job(LLAMA, 64, between=12.5e9, sequence=8192), 128)
+    for best, same in sensitivity(answer).values():
+        assert best.seconds <= same.seconds * against.NEAR or not same.fits
+
+
+def test_a_search_tries_stage_two_and_both_ways_to_share_a_sequence():
+    def kinds(program):
+        given = job(LLAMA, 64, program=program)
+        tried = [one for one in layouts(LLAMA, given.machine, 128, 8192) if given.stack.runs(one)]
+        return {(one.sharding, one.pp > 1) for one in tried}, {one.context for one in tried}
+
+    shardings, contexts = kinds("megatron-core")
+    assert contexts == {"ring", "all-to-all"}
+    assert {("zero2", False), ("zero3", False), ("zero1", True)} < shardings
+    assert not {("zero2", True), ("zero3", True)} & shardings, "its FSDP takes the place of a pipeline"
+    shardings, contexts = kinds("torchtitan")
+    assert contexts == {"ring"}
+    assert not {"zero1", "zero2"} & {sharding for sharding, _ in shardings}
+
+
+@pytest.mark.parametrize(("gpus", "tp", "quicker"), [(8, 1, "ring"), (32, 4, "all-to-all")])
+def test_the_quicker_way_to_share_a_sequence_is_chosen(gpus, tp, quicker):
+    """Attention hides a ring of 8 within a host; over hosts seven messages one after the other are not hidden."""
+    given = job(shape.of(models.find("llama2-7b")), gpus, sequence=32768)
+    ways = {way: step(given, Layout(tp=tp, cp=8, sharding="zero1", context=way)).seconds for way in CONTEXTS}
+    assert min(ways, key=ways.get) == quicker
+    assert max(ways.values()) > 1.01 * ways[quicker]
+    best = search(given, 1).best
+    assert {one.layout.context for one in best if (one.layout.tp, one.layout.cp) == (tp, 8)} == {quicker}
+
+
+def test_what_is_not_usual_is_told():
+    assert str(Layout(cp=2, context="all-to-all")) == "CP2 DP1 1×1 context all-to-all"
+    assert str(Layout(pp=2, accumulation=4, schedule="zb-h1")) == "PP2 DP1 1×4 schedule zb-h1"
