@@ -5,7 +5,8 @@ with eight adapters of 200 Gbit/s; by pipeline, tensor and data parallelism toge
 ZeRO-3 alone. Everything is recomputed, attention is not fused (§5.1).
 
 Meta 2024, The Llama 3 Herd of Models (arXiv 2407.21783, version 3), Table 4: Llama 3 405B on H100, eight adapters of
-400 Gbit/s a host. How many chunks a stage has is not said; here it is as many as 126 layers on 16 stages allow.
+400 Gbit/s a host. How many chunks a stage has is not said; here it is as many as 126 layers on 16 stages allow. Its own
+program gathers keys and values (§3.3.2) and has no queue of Megatron-FSDP's.
 """
 
 from dataclasses import dataclass
@@ -70,7 +71,8 @@ def narayanan(pipelines: bool, adapters: int = 8) -> list[Trained]:
             sharding="none" if pipelines else "zero3",
         )  # fmt: skip
         machine = Machine(hardware.gpu("A100-80GB"), gpus, 8, adapters * 200e9 / 8)
-        job = Job(shape, machine, MEGATRON_2022, 2048, fused=False)
+        stack = MEGATRON_2022.but(scattered=2)  # DeepSpeed's ZeRO-3 sums in the products' precision
+        job = Job(shape, machine, stack, 2048, fused=False)
         found.append(Trained(job, layout, tflops, batch * _as_counted(shape, 2048)))
     return found
 
@@ -83,13 +85,13 @@ def _as_counted(shape: Shape, s: int) -> float:
 
 def llama_3() -> list[Trained]:
     """Llama 3 405B in its three stages of training; operations counted as in PaLM, attention's all."""
-    shape = of(models.find("llama3.1-405b"))
+    shape, stack = of(models.find("llama3.1-405b")), MEGATRON.but(gathers_context=True, queued=0.0)
     found = []
     for gpus, cp, dp, sequence, samples, tflops in _TABLE_4:
         layout = Layout(
             tp=8, cp=cp, pp=16, dp=dp, sharding="zero1", sequence_parallel=True, accumulation=samples,
             chunks=shape.layers // 16,
         )  # fmt: skip
-        job = Job(shape, Machine(hardware.gpu("H100"), gpus, 8, 8 * 400e9 / 8), MEGATRON, sequence)
+        job = Job(shape, Machine(hardware.gpu("H100"), gpus, 8, 8 * 400e9 / 8), stack, sequence)
         found.append(Trained(job, layout, tflops, layout.batch * sequence * shape.flops(sequence, causal=False)))
     return found
