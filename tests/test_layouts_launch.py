@@ -177,7 +177,8 @@ def megatron_configs(arguments: dict[str, list[str]]):
 
 
 def same(config, layout: Layout) -> bool:
-    return (
+    exchanged = {"ring": "p2p", "all-to-all": "a2a"}[layout.context] if layout.cp > 1 else None
+    return config.cp_comm_type == exchanged and (
         config.tensor_model_parallel_size, config.pipeline_model_parallel_size, config.context_parallel_size,
         config.expert_model_parallel_size, config.virtual_pipeline_model_parallel_size or 1, config.sequence_parallel,
     ) == (layout.tp, layout.pp, layout.cp, layout.ep, layout.chunks, layout.sequence_parallel)  # fmt: skip
@@ -445,7 +446,8 @@ def test_every_layout_of_a_search_is_one_that_megatron_core_takes(model):
     wanted = Job(shape := of(config := models.find(model)), machine, stack("megatron-core"), 4096)
     described, seen = facts.of(config, shape, model), set()
     for layout in search.layouts(shape, machine, 32, 4096):
-        key = (layout.tp, layout.pp, layout.cp, layout.chunks, layout.sharding, layout.shard_group, layout.recompute)
+        key = (layout.tp, layout.pp, layout.cp, layout.chunks, layout.sharding, layout.shard_group, layout.recompute,
+               layout.context)  # fmt: skip
         if not wanted.stack.runs(layout) or key in seen or len(seen) > 400:
             continue
         seen.add(key)
@@ -454,8 +456,12 @@ def test_every_layout_of_a_search_is_one_that_megatron_core_takes(model):
             continue
         groups = megatron.flags(wanted, layout, described).values()
         flat = {name: value for group in groups for name, value in group.items()}
-        made, *_ = megatron_configs({f"--{n}": [] if v is True else [str(v)] for n, v in flat.items()})
+        made, _, parallel = megatron_configs({f"--{n}": [] if v is True else [str(v)] for n, v in flat.items()})
         assert same(made, layout), layout
+        strategy = {"zero2": "optim_grads", "zero3": "optim_grads_params"}.get(layout.sharding, "no_shard")
+        assert parallel.data_parallel_sharding_strategy == strategy, layout
+    assert {key[4] for key in seen} == {"zero1", "zero2", "zero3", "none"}
+    assert {key[-1] for key in seen} == {"ring", "all-to-all"}
 
 
 def test_labels_and_resources():
