@@ -209,21 +209,6 @@ def test_states_are_16_or_18_bytes_and_are_shared():
         assert states == pytest.approx(whole * SMALL.params, rel=1e-3)
 
 
-def test_gradients_wait_in_a_queue_until_it_is_full():
-    """Megatron-FSDP's, of 10⁹: stages 2 and 3 hold as many beside their shards, stage 3 gathers half as many ahead."""
-    given, bare = job(LLAMA, 64), replace(job(LLAMA, 64), stack=stacks.MEGATRON.but(queued=0))
-    for sharding, more in (("zero1", {}), ("zero2", {"gradients": 4e9}), ("zero3", {"gradients": 4e9})):
-        one = Layout(dp=64, sharding=sharding)
-        now, before = memory(given, one).lines, memory(bare, one).lines
-        assert {name: now[name] - before[name] for name in now if now[name] != before[name]} == pytest.approx(more)
-    eighth = Layout(dp=64, sharding="zero3")  # layers of 0.2·10⁹: the one that computes, and more than one ahead
-    now, before = (
-        memory(one, eighth).lines["gathered parameters"]
-        for one in (job(SMALL, 64), replace(job(SMALL, 64), stack=bare.stack))
-    )
-    assert before < now <= 2 * SMALL.params
-
-
 def test_micro_batches_in_flight():
     layout = Layout(pp=4, accumulation=8)
     assert [in_flight(layout, place) for place in range(4)] == [4, 3, 2, 1]
@@ -253,44 +238,6 @@ def test_more_work_takes_longer_and_nothing_is_negative(tp, pp, cp, micro, m, re
     assert memory(given, layout.but(micro_batch=2 * micro)).peak_bytes > held.peak_bytes
     if recompute == "none":
         assert memory(given, layout.but(recompute="full")).lines["activations"] < held.lines["activations"]
-
-
-def test_sequences_are_shared_by_a_ring_or_by_all_to_alls():
-    given, ring = job(LLAMA, 8, sequence=65536), Layout(cp=8)
-    others = ring.but(context="all-to-all")
-    of = "context-parallel traffic"
-    width = 2 * 65536 / 8 * (64 + 8) * 2 * 128  # queries, keys, values, and attention's output, of a rank
-    expected = 80 * 2 * (given.machine.all_to_all(width, 8) + 3 * given.machine.latency(8))
-    assert step(given, others).parts[of] == pytest.approx(expected)
-    assert step(given, ring).parts[of] != step(given, others).parts[of]
-    with pytest.raises(ValueError, match=r"64 attention heads do not divide by TP 8 × CP 16, as all-to-alls need"):
-        check(Layout(tp=8, cp=16, context="all-to-all"), LLAMA, 128, 65536)
-    with pytest.raises(ValueError, match=r"8 key-value heads do not divide by TP 2 × CP 8, as all-to-alls need"):
-        check(Layout(tp=2, cp=8, context="all-to-all"), LLAMA, 16, 65536)
-
-
-def test_stage_two_sends_gradients_with_each_micro_batch():
-    """Parameters go once a step (Megatron-FSDP's optim_grads), or with each micro-batch (FSDP's SHARD_GRAD_OP)."""
-    of, p, ranks = "data-parallel traffic", LLAMA.params, 64
-    for again, stack in ((0, stacks.MEGATRON.but(hides_shards=False)), (3, stacks.FOUNDRY)):
-        given = replace(job(LLAMA, ranks), stack=stack.but(reduce_share=1.0, reduce_most=1e15, reduce_s=0.0))
-        gradients, parameters = (given.machine.gather(n * p, ranks) for n in (stack.gradient, 2))
-        traffic = [step(given, Layout(dp=ranks, sharding="zero2", accumulation=m)).parts[of] for m in (1, 4)]
-        assert traffic[0] == pytest.approx(gradients + parameters, rel=1e-3)
-        assert traffic[1] == pytest.approx(4 * gradients + (1 + again) * parameters, rel=1e-3)
-        one = step(given, Layout(dp=ranks, sharding="zero1", accumulation=4)).parts[of]
-        assert one == pytest.approx(gradients + parameters, rel=1e-3)
-
-
-def test_groups_that_share_states_meet_once_a_step():
-    """Within a host gradients are scattered and parameters gathered; over the hosts an eighth of the gradients is."""
-    given = replace(job(LLAMA, 64), stack=stacks.MEGATRON.but(hides_shards=False, reduce_share=1.0, reduce_most=1e15))
-    machine, p, of = given.machine, LLAMA.params, "data-parallel traffic"
-    gradients, parameters = machine.gather(4 * p, 8), machine.gather(2 * p, 8)
-    over = machine.all_reduce(4 * p / 8, 8, 8)
-    for sharding, times in (("zero1", 1), ("zero2", 6)):
-        found = step(given, Layout(dp=64, sharding=sharding, shard_group=8, accumulation=6)).parts[of]
-        assert found == pytest.approx(times * gradients + parameters + over, rel=1e-3)
 
 
 def test_experts_on_several_ranks_take_less_memory_and_talk():

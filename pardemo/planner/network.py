@@ -56,7 +56,7 @@ class Case:
         hidden = 1 - 1 / self.buckets  # of the backward pass: until the first bucket is full nothing is sent
         if self.layout.sharding == "zero3":
             hidden = 1.0
-        stack = Stack("pardemo", layer_s=3 * self.forward_s, send_s=0.0, hidden=hidden, gradient=2, scattered=2)
+        stack = Stack("pardemo", layer_s=3 * self.forward_s, send_s=0.0, hidden=hidden, gradient=2)
         return Job(SHAPE, machine, stack, SEQUENCE)
 
     @property

@@ -5,6 +5,7 @@ still show, since the notebooks write them as text (2(N−1)/N·S), which every 
 """
 
 import base64
+import html
 import re
 import struct
 from functools import cache
@@ -67,10 +68,10 @@ def write(folder: Path, name: str, chapters: list[dict[str, Any]]) -> Path:
 
 @cache
 def _exporter():
-    """nbconvert's own for HTML, without two passes that took two thirds of a report's time and change nothing here.
+    """nbconvert's own for HTML, without two passes that took two thirds of a report's time.
 
-    One cleans code that Pygments has escaped. The other parses the page again, to give pictures a description that
-    have none; those of the collection have one (a test asks for it).
+    One cleans code that Pygments has escaped. The other parses the page again, to call pictures without a description
+    that; those of the collection have one (a test asks for it).
     """
     from nbconvert import HTMLExporter
     from nbconvert.exporters import TemplateExporter
@@ -91,7 +92,8 @@ def _exporter():
     config.HighlightMagicsPreprocessor.enabled = True
     config.HighlightMagicsPreprocessor.languages = {"%%ranks": "python3"}  # what ranks run is Python as well
     config.CoalesceStreamsPreprocessor.enabled = True  # one print is one block, however the kernel sent it
-    filters = {"clean_html": lambda code: code}
+    escaped = '<div class=" highlight '  # by Pygments; a raw cell is not
+    filters = {"clean_html": lambda code: code if code.startswith(escaped) else html.escape(code)}
     return Exporter(template_name="basic", exclude_anchor_links=True, filters=filters, config=config)
 
 

@@ -87,7 +87,7 @@ def reasons(job: Job) -> dict[str, str]:
         "launching kernels": f"{1e3 * stack.launch_s:g} ms of host time a layer, {1e6 * stack.launch_rank_s:g} µs more "
         "for each tensor-parallel rank, where the GPU is quicker",
         "tensor-parallel traffic": links,
-        "context-parallel traffic": links,
+        "context-parallel traffic": f"{links}, or for each message of a ring",
         "expert-parallel traffic": links,
         "pipeline messages": f"{1e6 * stack.send_s:g} µs of host time each, then {links}",
         "pipeline bubble": "the other stages' time for one micro-batch, by the chunks",

@@ -98,10 +98,10 @@ class Layout:
 def exchanges_heads(layout: Layout, shape: Shape) -> bool:
     """Whether all-to-alls can give each context-parallel rank whole heads, of the queries and of keys and values.
 
-    TransformerEngine asks for both (``AttnFuncWithCPAndQKVOA2A``).
+    TransformerEngine asks for both (``AttnFuncWithCPAndQKVOA2A``), and for keys that are as wide as values.
     """
     ranks = layout.tp * layout.cp
-    return shape.heads % ranks == 0 and shape.groups % ranks == 0
+    return shape.heads % ranks == 0 and shape.groups % ranks == 0 and shape.head == shape.value
 
 
 def check(layout: Layout, shape: Shape, gpus: int, sequence: int) -> None:
@@ -109,7 +109,11 @@ def check(layout: Layout, shape: Shape, gpus: int, sequence: int) -> None:
     if shape.heads % layout.tp:
         fits = ", ".join(str(n) for n in range(1, min(shape.heads, gpus) + 1) if shape.heads % n == 0)
         raise ValueError(f"{shape.heads} attention heads do not divide by TP {layout.tp}; {fits} would do")
-    if layout.context == "all-to-all" and not exchanges_heads(layout, shape):
+    if layout.cp > 1 and layout.context == "all-to-all" and not exchanges_heads(layout, shape):
+        if shape.head != shape.value:
+            raise ValueError(
+                f"keys of {shape.head} and values of {shape.value} do not go through all-to-alls; they go round a ring"
+            )
         whole = shape.heads % (layout.tp * layout.cp) == 0
         heads = f"{shape.groups} key-value" if whole else f"{shape.heads} attention"
         raise ValueError(

@@ -20,7 +20,8 @@ class Machine:
     Args:
         gpu: from :mod:`pardemo.planner.hardware`. gpus: in all; host_gpus: of one host.
         between: bytes/s of a host's adapters together, one way.
-        latency_within, latency_between: seconds before a collective's first byte is there, for each doubling of ranks.
+        latency_within, latency_between: seconds before a collective's first byte is there, for each doubling of ranks,
+            or before a message's.
         link_share: of a link's rate, what large messages reach.
     """
 

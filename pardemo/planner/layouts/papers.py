@@ -71,7 +71,7 @@ def narayanan(pipelines: bool, adapters: int = 8) -> list[Trained]:
             sharding="none" if pipelines else "zero3",
         )  # fmt: skip
         machine = Machine(hardware.gpu("A100-80GB"), gpus, 8, adapters * 200e9 / 8)
-        stack = MEGATRON_2022.but(scattered=2)  # DeepSpeed's ZeRO-3 sums in the products' precision
+        stack = MEGATRON_2022 if pipelines else MEGATRON_2022.but(gradient=2)  # DeepSpeed's is the products' precision
         job = Job(shape, machine, stack, 2048, fused=False)
         found.append(Trained(job, layout, tflops, batch * _as_counted(shape, 2048)))
     return found

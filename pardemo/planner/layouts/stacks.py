@@ -36,22 +36,24 @@ class Stack:
             holds for sharded states too.
         reduce_s: of an exchange of gradients, for each doubling of ranks; reduce_share: of the links' rate that it
             reaches; reduce_most: bytes/s of one ring between hosts.
-        scattered: bytes of a gradient that stage 3 sends. regathers: whether stage 2 gathers parameters for each
-            micro-batch, as PyTorch's FSDP does (SHARD_GRAD_OP); else they stay whole and are gathered once a step.
+        regathers: whether stage 2 gathers parameters for each micro-batch, as PyTorch's FSDP does (SHARD_GRAD_OP); else
+            they stay whole and are gathered once a step.
         selective_products: of a layer's products, those that selective recomputation makes again;
             selective_attention: whether it makes attention again.
         even_context: whether the ranks that share a causal sequence have the same to do; gathers_context: whether they
             gather keys and values and do not pass them on, message by message.
 
     Of memory, in bytes:
-        weight, gradient, state: of a parameter, of its gradient, of its optimizer's states with their master copy.
+        weight, gradient, state: of a parameter, of its gradient (where it is kept and where it is sent), of its
+            optimizer's states with their master copy.
         gradient_copy: of a gradient in the products' precision, where it stays beside its sum in fp32.
         gathered: of each token and hidden width, what buffers take that all layers gather their inputs into.
         keeps_whole, keeps_split, keeps_heads, keeps_middle: kept of each token and layer, for each of the hidden width
             (on every tensor-parallel rank; cut along the sequence), of all heads' queries, keys and values, and of an
             MLP's width without a gate. selective_keeps: the share of it that is left with selective recomputation.
-        logits: of a token and word. program: of the program itself. queued: gradients, by number, that may be on their
-            way at once under stages 2 and 3; half as many parameters are gathered ahead.
+        logits: of a token and word. program: of the program itself. queued: gradients, by number, that wait in buckets
+            until more come, under stages 2 and 3; under stage 3 they are at least those of two layers, and half as many
+            parameters are gathered ahead.
 
     ``can``: what it runs: tp, cp, pp, ep, zero1, zero2, zero3, zero2 or zero3 in a pipeline, hsdp, chunks, all-to-all
     (context parallelism by heads). ``about``: what the constants were fitted to.
@@ -78,7 +80,6 @@ class Stack:
     reduce_s: float = 0.0
     reduce_share: float = 1.0
     reduce_most: float = 300e9
-    scattered: int = 4
     regathers: bool = False
     selective_products: float = 0.0
     selective_attention: bool = True
@@ -142,13 +143,12 @@ MEGATRON_2022 = Stack(
 )  # fmt: skip
 MEGATRON = Stack(
     "megatron-core", small=200, gradient=4, hidden=0.8, hides_shards=True, reduce_share=0.6, about=ASSUMED,
-    queued=1e9,  # suggested_RS_queue_capacity of its FSDP (megatron_fsdp.py in megatron-core 0.16.1)
+    queued=1e9,  # of its FSDP at least: suggested_communication_unit_size (megatron_fsdp.py in megatron-core 0.16.1)
     can=_MEGATRON | {"zero2", "zero3", "hsdp", "all-to-all"},
 )  # fmt: skip
 FOUNDRY = Stack(
-    "llm-foundry", small=380, attention=0.54, hidden=0.34, reduce_share=0.94, weight=4, gradient=4, state=8,
-    keeps_split=8, logits=6, regathers=True,
-    scattered=2,  # its benchmarks take Composer's PURE precision, which sums in the products' own
+    "llm-foundry", small=360, attention=0.535, hidden=0.27, reduce_share=0.94, weight=4, gradient=4, state=8,
+    keeps_split=8, logits=6, regathers=True,  # DEFAULT, Composer's precision of 136 of the runs, sums in fp32
     about="138 runs of MosaicML's on A100 and H100", can=frozenset({"zero2", "zero3", "hsdp"}),
 )  # fmt: skip
 TORCHTITAN = Stack(

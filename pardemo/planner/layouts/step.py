@@ -154,7 +154,7 @@ def data_parallel(job: Job, layout: Layout, split: list[int], mean: Parts, found
         if layout.sharding == "none" or stack.hides_shards:  # behind the last micro-batch's backward pass
             covered = stack.hidden * 2 / 3 * mean.total * split[0]
         out, back = _exchange(job, layout, owned)
-        once = _over_groups(job, layout, owned.sharded(layout))
+        once = _over_groups(job, layout, owned)
         again = layout.accumulation - 1 if layout.sharding == "zero2" else 0  # gradients go with each micro-batch
         each = out + back if stack.regathers else out
         exposed = max(0.0, out + once + back - covered) + again * max(0.0, each - covered)
@@ -178,16 +178,20 @@ def _exchange(job: Job, layout: Layout, owned: Owned) -> tuple[float, float]:
     return out, back
 
 
-def _over_groups(job: Job, layout: Layout, shard: float) -> float:
+def _over_groups(job: Job, layout: Layout, owned: Owned) -> float:
     """Seconds in which gradients are summed over groups that share states, once a step, where these are several (HSDP).
 
     Zhao et al. 2023 (arXiv 2304.11277), §3.2.2.
     """
-    group = layout.shard_group or layout.replicas
-    groups, stride = layout.replicas // group, layout.tp * group
-    if groups == 1:
+    if not 0 < layout.shard_group < layout.replicas:
         return 0.0
-    return job.machine.all_reduce(job.stack.gradient * shard, groups, stride) / _share(job, groups, stride)
+    found = 0.0
+    in_groups, in_all = (_groups(owned, ranks, layout) for ranks in (layout.shard_group, layout.replicas))
+    for (params, within, stride), (_, everywhere, _) in zip(in_groups, in_all, strict=True):
+        groups, apart = everywhere // within, stride * within
+        sent = job.machine.all_reduce(job.stack.gradient * params / within, groups, apart)
+        found += sent / _share(job, groups, apart)
+    return found
 
 
 def _groups(owned: Owned, n: int, layout: Layout) -> list[tuple[float, int, int]]:
@@ -213,14 +217,14 @@ def _fully_sharded(job: Job, layout: Layout, split: list[int], mean: Parts, foun
     group, stride = layout.shard_group or layout.replicas, layout.tp
     per_layer = owned_layer(shape, layout)
     each = sum(
-        (2 * machine.gather(2 * params, ranks, apart) + machine.gather(stack.scattered * params, ranks, apart))
+        (2 * machine.gather(2 * params, ranks, apart) + machine.gather(stack.gradient * params, ranks, apart))
         / _share(job, ranks, apart)
         for params, ranks, apart in _groups(per_layer, group, layout)
     )
     exposed = max(each, max(split) * (each - stack.hidden * mean.total))
     ends = shape.embedding_params / layout.tp
-    once = 2 * machine.gather(2 * ends, group, stride) + machine.gather(stack.scattered * ends, group, stride)
+    once = 2 * machine.gather(2 * ends, group, stride) + machine.gather(stack.gradient * ends, group, stride)
     once /= _share(job, group, stride)
     found.add("data-parallel traffic", layout.accumulation * (exposed + once))
-    shard = max(split) * per_layer.sharded(layout, group)
-    found.add("data-parallel traffic", _over_groups(job, layout, shard))
+    whole = Owned(max(split) * per_layer.dense, max(split) * per_layer.experts)
+    found.add("data-parallel traffic", _over_groups(job, layout, whole))

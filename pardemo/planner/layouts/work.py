@@ -154,10 +154,10 @@ def _attention(job: Job, layout: Layout) -> float:
 
 
 def _context(job: Job, layout: Layout, attention: float) -> float:
-    """Keys and values go round the ring beside attention; gradients of both come back in the backward pass.
+    """Keys and values go round the ring beside attention; in the backward pass their gradients go with them.
 
-    Or queries, keys, values and what attention makes of them go to all in each pass, which nothing hides (Jacobs et al.
-    2023, arXiv 2309.14509, §3.2).
+    A program that gathers them begins with the part that is there, too. Or queries, keys, values and what attention
+    makes of them go to all in each pass, which nothing hides (Jacobs et al. 2023, arXiv 2309.14509, §3.2).
     """
     shape = job.shape
     if layout.context == "all-to-all":
@@ -167,9 +167,12 @@ def _context(job: Job, layout: Layout, attention: float) -> float:
         sent = job.machine.all_to_all(2 * tokens * width / layout.tp, layout.cp, layout.tp)
         return passes * (sent + 3 * job.machine.latency(layout.cp, layout.tp))  # four of them
     nbytes = 2 * layout.micro_batch * job.sequence * shape.groups * (shape.head + shape.value) / layout.tp
-    turns = 4 if layout.recompute == "full" else 3
-    machine = job.machine
-    ring = turns * (machine.gather if job.stack.gathers_context else machine.ring)(nbytes, layout.cp, layout.tp)
+    machine, ranks = job.machine, (layout.cp, layout.tp)
+    if job.stack.gathers_context:
+        forward, backward = machine.gather(nbytes, *ranks), 2 * machine.gather(nbytes, *ranks)
+    else:
+        forward, backward = machine.ring(nbytes, *ranks), machine.ring(2 * nbytes, *ranks)
+    ring = backward + (2 if layout.recompute == "full" else 1) * forward
     return max((1 - HIDDEN_RING) * ring, ring - HIDDEN_RING * attention)
 
 
