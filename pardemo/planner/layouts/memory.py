@@ -44,11 +44,11 @@ def _stage(job: Job, layout: Layout, split: list[int], place: int) -> dict[str, 
         "activations": held * split[place] * tokens * kept_bytes(job, layout),
         "program": stack.program,
     }
-    each = owned_layer(shape, layout)
     if stage >= 2 and stack.queued:  # beside those that are kept
-        queue = max(stack.queued, 2 * each.whole) if stage == 3 else stack.queued
-        lines["gradients"] += stack.gradient * min(queue, owned.whole)
+        least = 2 * owned_layer(shape, layout).whole if stage == 3 else 0.0
+        lines["gradients"] += stack.gradient * min(max(stack.queued, least), owned.whole)
     if stage == 3 and layout.pp == 1:  # the layer that computes and the next, or what else is gathered ahead
+        each = owned_layer(shape, layout)
         ahead = min(owned.whole, each.whole + max(each.whole, stack.queued / 2))
         lines["gathered parameters"] = 2 * ahead * (1 - each.sharded(layout) / each.whole)
     elif stage == 3:  # a pipeline's stage stays whole over a step, and so do its gradients

@@ -148,7 +148,7 @@ MEGATRON = Stack(
 )  # fmt: skip
 FOUNDRY = Stack(
     "llm-foundry", small=360, attention=0.535, hidden=0.27, reduce_share=0.94, weight=4, gradient=4, state=8,
-    keeps_split=8, logits=6, regathers=True,  # DEFAULT, Composer's precision of 136 of the runs, sums in fp32
+    keeps_split=8, logits=6, regathers=True,  # 136 runs have Composer's DEFAULT: in its later versions sums are in fp32
     about="138 runs of MosaicML's on A100 and H100", can=frozenset({"zero2", "zero3", "hsdp"}),
 )  # fmt: skip
 TORCHTITAN = Stack(
