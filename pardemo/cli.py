@@ -2,6 +2,8 @@
 
 import argparse
 import ast
+import atexit
+import gc
 import json
 import os
 import sys
@@ -25,6 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     141 where the reader of our output, head or less, has seen enough: what a shell says of a program that ends so.
     A command that works goes on without a reader (:mod:`pardemo.collection.unread`), and its status is its work's.
     """
+    atexit.register(gc.freeze)  # at its end Python would look for circles in all that was loaded: up to a second
     try:
         try:
             return _run_command(argv)

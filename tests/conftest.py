@@ -1,5 +1,6 @@
 """One warm World per size for the whole session; tests that kill ranks make their own."""
 
+import gc
 import os
 import shutil
 import time
@@ -9,7 +10,7 @@ import psutil
 import pytest
 
 from pardemo import World
-from pardemo.world import nursery
+from pardemo.world import loading, nursery
 
 #: Torch's threads sleep while they wait for one another, here and in all that tests start. They would keep a core busy
 #: with waiting, and where another test has that core they take three times the seconds of it, for the same results.
@@ -25,6 +26,16 @@ LONGEST = (
     "test_launched.py", "test_plan_backwards.py", "test_plan_truth.py", "test_exercises.py", "test_plan_arithmetic.py",
     "test_plan_peaks.py",
 )  # fmt: skip
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """The tests' files load every library. What is there then lives to the end: the collector walks only what comes."""
+    with loading.no_garbage():
+        found = yield
+    gc.collect()
+    gc.freeze()  # a second each time that it walked all of them, and where a test measures memory it does so often
+    return found
 
 
 def pytest_collection_modifyitems(items):

@@ -9,6 +9,8 @@ import functools
 import json
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -20,7 +22,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from pardemo import Cluster, RankError, World
-from pardemo.cluster import loopback, tiers
+from pardemo.cluster import loopback, pacer, tiers
 from pardemo.cluster.bandwidth import bytes_per_second, told
 from pardemo.collectives import hierarchical_all_reduce, parameter_server_all_reduce, ring_all_reduce
 from pardemo.groups import Groups, Layout
@@ -310,6 +312,53 @@ def test_a_server_has_one_adapter_however_many_clients_it_has(tier):
     # where sockets are paced, a share is as it was until the next tick, which a loaded machine delays
     at_least = {"namespaces": 0.9, "pacing": 0.8}[tier]
     assert found > at_least * 2 * 2 * nbytes / RATE, "(N−1)·S to it and (N−1)·S from it, over one link"
+
+
+def test_what_a_connection_may_take_of_links_that_others_use(tmp_path):
+    """On rank 1, the second of three on the first of two hosts: adapters of 60 and 90, inside 1,000 bytes a second."""
+    table = tmp_path / "table"
+    table.write_bytes(bytes(pacer.TABLE_BYTES))
+    one = pacer.Pacer(Cluster(hosts=2, ranks_per_host=3, between="90 B/s", inside="1 kB/s"), 1, table)
+    pacer.say(table, 0, 60.0)
+    rate = lambda other: one._rate(other, one._table[pacer.PORTS :])  # noqa: E731
+    assert [rate(other) for other in (None, 0, 4)] == [60, 1000, 60]
+    with open(table, "r+b") as file:
+        for sender, receiver, connections in ((1, 4, 1), (1, 2, 1), (0, 3, 3), (5, 1, 7), (3, 4, 2), (2, 0, 1)):
+            file.seek(pacer.PORTS + sender * pacer.MAX_RANKS + receiver)
+            file.write(bytes([connections]))
+    assert rate(4) == 15, "4 leave by this adapter, 4 arrive by the other, which is faster"
+    assert rate(3) == 12, "5 where it is not among those that send yet"
+    assert rate(2) == 1000, "alone on its link: 1 to 2"
+    assert rate(0) == 500, "both ends are in use, by 1 to 2 and by 2 to 0: 2 with this one"
+    assert rate(None) == 60
+
+
+def limits_of_one_number(table):
+    """A connection's limit: at first, when the World has said another, and of another one under the same number."""
+    one = pacer.Pacer(Cluster(hosts=2, between="1 MB/s", tier="pacing"), 0, table)
+
+    def limit(connection):
+        one.scan()
+        return struct.unpack("@L", connection.getsockopt(socket.SOL_SOCKET, pacer.PACING, 8))[0]
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_connection(server.getsockname()) as connection, server.accept()[0]:
+            found, fd = [limit(connection)], connection.fileno()
+            pacer.say(table, 0, 5e5)
+            found.append(limit(connection))
+            with socket.create_connection(server.getsockname()) as other, server.accept()[0]:
+                os.dup2(other.fileno(), connection.fileno())  # within a tick
+                found.append(limit(connection))
+        one.scan()
+        return found, fd in one._peers
+
+
+@pytest.mark.skipif(not loopback.paces(), reason="the kernel limits no connection here")
+def test_a_connection_is_limited_until_its_end_and_not_taken_for_another(tmp_path):
+    table = tmp_path / "table"
+    table.write_bytes(bytes(pacer.TABLE_BYTES))
+    with World(1) as world:
+        assert world.run(limits_of_one_number, table) == [([1e6, 5e5, 5e5], False)]
 
 
 def inside_and_between(nbytes):

@@ -1,6 +1,7 @@
 """A dry run against the real step: every storage that is predicted, and none besides."""
 
 import dataclasses
+import gc
 
 import pytest
 import torch
@@ -194,6 +195,20 @@ def test_nothing_is_left_of_a_dry_run():
     dry_run(examples.job("llama", "zero-3", 2, True, True))
     assert torch.nn.Module._apply is before
     assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_collector_is_left_as_it_was(frozen):
+    """What somebody else froze, as tests/conftest.py does, stays frozen; what the dry run froze does not."""
+    gc.unfreeze()
+    try:
+        if frozen:
+            gc.freeze()
+        dry_run(examples.job("llama", "plain", 1, False, False))
+        assert gc.isenabled()
+        assert (gc.get_freeze_count() > 0) == frozen
+    finally:
+        gc.freeze()
 
 
 def test_bad_jobs_are_refused():

@@ -15,9 +15,9 @@ import fcntl
 import mmap
 import os
 import socket
+import stat
 import struct
 import threading
-from typing import NamedTuple
 
 from pardemo.cluster import Cluster
 from pardemo.cluster.borrowed import borrowed
@@ -32,14 +32,6 @@ TABLE_BYTES = HOSTS + 8 * MAX_RANKS
 _UNLIMITED = (1 << 32) - 1  # the kernel's own default
 
 
-class _Peer(NamedTuple):
-    """A connection to another rank."""
-
-    fd: int
-    inode: str
-    port: int  # of the other end
-
-
 class Pacer:
     """One rank's side: a thread that looks for connections and keeps their limits.
 
@@ -50,11 +42,14 @@ class Pacer:
 
     def __init__(self, cluster: Cluster, rank: int, table: str):
         self._cluster, self._rank = cluster, rank
+        self._between, self._inside = cluster.between_rate, cluster.inside_rate
         with open(table, "r+b") as file:
             self._table = mmap.mmap(file.fileno(), TABLE_BYTES)
-        self._seen: dict[int, str] = {}  # fd -> inode of what has been looked at
-        self._peers: dict[int, _Peer] = {}
+        self._seen: dict[int, tuple[int, int]] = {}  # fd -> which file it was when it was looked at
+        self._peers: dict[int, int] = {}  # fd of a connection to another rank -> port of its other end
         self._rates: dict[int, int] = {}  # fd -> limit that is set
+        self._state: tuple | None = None  # what the limits that are set were computed from
+        self._places: dict[int, tuple[list[int], list[int]]] = {}
         self._lock, self._end = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="pacer", daemon=True)
 
@@ -69,20 +64,29 @@ class Pacer:
             self._thread.join()
 
     def scan(self) -> None:
-        """Looks for new connections, and sets every limit anew."""
+        """Looks for new connections, and sets the limits that are others now.
+
+        Two hundred times a second on each rank, on the cores that the ranks compute with: where nothing has changed,
+        nothing is computed.
+        """
         with self._lock:
             self._look()
-            self._note()
-            for peer in self._peers.values():
-                self._limit(peer)
+            others = [self._owner(port) for port in self._peers.values()]
+            self._note(others)
+            busy = self._table[PORTS : PORTS + self._cluster.size * MAX_RANKS]
+            state = list(self._peers), others, busy, self._table[HOSTS:TABLE_BYTES]
+            if state != self._state:
+                rates = {other: self._rate(other, busy) for other in set(others)}
+                limits = [self._limit(fd, rates[other]) for fd, other in zip(self._peers, others, strict=True)]
+                self._state = state if all(limits) else None
 
     @property
     def links(self) -> dict[int, int]:
         """Other ranks that this one is connected with -> number of connections."""
         with self._lock:
             found: dict[int, int] = {}
-            for peer in self._peers.values():
-                other = self._owner(peer)
+            for port in self._peers.values():
+                other = self._owner(port)
                 if other is not None:
                     found[other] = found.get(other, 0) + 1
             return found
@@ -94,87 +98,94 @@ class Pacer:
 
     def _look(self) -> None:
         there = {}
-        for name in os.listdir("/proc/self/fd"):
-            fd = int(name)
-            with contextlib.suppress(OSError):  # closed since
-                there[fd] = os.readlink(f"/proc/self/fd/{name}")
-        for fd in [fd for fd, inode in self._seen.items() if there.get(fd) != inode]:
-            del self._seen[fd]
-            self._rates.pop(fd, None)
-            self._peers.pop(fd, None)
-        for fd, inode in there.items():
-            if fd not in self._seen and inode.startswith("socket:"):
-                self._take(fd, inode)
+        for fd in map(int, os.listdir("/proc/self/fd")):
+            try:
+                found = os.fstat(fd)
+            except OSError:  # closed since
+                continue
+            there[fd] = found.st_dev, found.st_ino
+            if fd not in self._seen and not stat.S_ISSOCK(found.st_mode):
+                self._seen[fd] = there[fd]
+        for fd in [fd for fd, file in self._seen.items() if there.get(fd) != file]:
+            for known in (self._seen, self._rates, self._peers):
+                known.pop(fd, None)
+            self._state = None
+        for fd in there.keys() - self._seen.keys():
+            self._take(fd, there[fd])
 
-    def _take(self, fd: int, inode: str) -> None:
+    def _take(self, fd: int, file: tuple[int, int]) -> None:
         with contextlib.suppress(OSError), borrowed(fd) as connection:
             if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
-                self._seen[fd] = inode
+                self._seen[fd] = file
                 return
             port = connection.getsockname()[1]
             if port:
                 self._table[port] = self._rank + 1
-            address, other = connection.getpeername()[:2]  # OSError while it only listens: looked at again
-            self._seen[fd] = inode
+            if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):  # it only listens, to its end
+                self._seen[fd] = file
+                return
+            address, other = connection.getpeername()[:2]  # OSError while nobody answers: looked at again
+            self._seen[fd] = file
             if address == connection.getsockname()[0]:  # else to another host, whose adapter has a limit of its own
-                self._peers[fd] = _Peer(fd, inode, other)
+                self._peers[fd] = other
 
-    def _owner(self, peer: _Peer) -> int | None:
-        """The rank at the other end; None as long as it has not said so."""
-        found = self._table[peer.port]
+    def _owner(self, port: int) -> int | None:
+        """The rank that has this port; None as long as it has not said so."""
+        found = self._table[port]
         return found - 1 if found and found - 1 != self._rank else None
 
-    def _note(self) -> None:
-        """Writes down to whom bytes are on their way."""
-        busy = dict.fromkeys(range(self._cluster.size), 0)
-        for peer in self._peers.values():
-            other = self._owner(peer)
-            if other is not None and _queued(peer.fd):
+    def _note(self, others: list[int | None]) -> None:
+        """Writes down to whom bytes are on their way: how many connections to each rank have some."""
+        busy = bytearray(MAX_RANKS)
+        for fd, other in zip(self._peers, others, strict=True):
+            if other is not None and busy[other] < 255 and _queued(fd):
                 busy[other] += 1
-        for other, connections in busy.items():
-            self._table[PORTS + self._rank * MAX_RANKS + other] = min(connections, 255)
+        own = PORTS + self._rank * MAX_RANKS
+        self._table[own : own + MAX_RANKS] = bytes(busy)
 
-    def _limit(self, peer: _Peer) -> None:
-        rate = self._rate(self._owner(peer))
-        if rate == self._rates.get(peer.fd):
-            return
-        with contextlib.suppress(OSError), borrowed(peer.fd) as connection:
-            connection.setsockopt(socket.SOL_SOCKET, PACING, struct.pack("@L", rate))
-            self._rates[peer.fd] = rate
+    def _limit(self, fd: int, rate: int) -> bool:
+        """Sets the limit of a connection where it is another; whether it is set."""
+        if rate != self._rates.get(fd):
+            with contextlib.suppress(OSError), borrowed(fd) as connection:
+                connection.setsockopt(socket.SOL_SOCKET, PACING, struct.pack("@L", rate))
+                self._rates[fd] = rate
+        return rate == self._rates.get(fd)
 
-    def _rate(self, other: int | None) -> int:
-        """Bytes a second for a connection to a rank: its share of the link at this end, or at the other."""
-        cluster, own = self._cluster, self._rank
+    def _rate(self, other: int | None, busy: bytes) -> int:
+        """Bytes a second for a connection to a rank: its share of the link at this end, or at the other.
+
+        Args:
+            busy: of each rank to each, the connections that have bytes on their way.
+        """
+        here = self._cluster.host_of(self._rank)
         if other is None:  # not known yet: nobody gets more than the narrowest link
-            rates = [rate for rate in (self._adapter(cluster.host_of(own)), cluster.inside_rate) if rate]
-            return int(min(rates)) if rates else _UNLIMITED
-        here, there = cluster.host_of(own), cluster.host_of(other)
-        if here == there:
-            leaving = arriving = cluster.inside_rate
-            mine, theirs = [own], [other]
-        else:
-            leaving, arriving = self._adapter(here), self._adapter(there)
-            mine, theirs = cluster.ranks_of(here), cluster.ranks_of(there)
-        sharing = self._sharing(mine, theirs, own, other)
-        shares = [rate / n for rate, n in zip((leaving, arriving), sharing, strict=True) if rate]
-        return int(min(shares)) if shares else _UNLIMITED
+            links = self._adapter(here), self._inside
+            return int(min((rate for rate in links if rate), default=_UNLIMITED))
+        there = self._cluster.host_of(other)
+        links = (self._inside, self._inside) if here == there else (self._adapter(here), self._adapter(there))
+        waiting = not busy[self._rank * MAX_RANKS + other]
+        sharing = [sum(map(busy.__getitem__, places)) + waiting for places in self._sharing(other)]
+        return int(min((rate / n for rate, n in zip(links, sharing, strict=True) if rate), default=_UNLIMITED))
 
     def _adapter(self, host: int) -> float | None:
         """Bytes a second of a host's adapter: what the World has said since, or what the cluster was made with."""
         (said,) = struct.unpack_from("d", self._table, HOSTS + 8 * host)
-        return said or self._cluster.between_rate
+        return said or self._between
 
-    def _sharing(self, mine: list[int], theirs: list[int], own: int, other: int) -> tuple[int, int]:
-        """How many busy connections share the link at this end, and at the other; this one included."""
-        everybody, host_of = range(self._cluster.size), self._cluster.host_of
-        inside = host_of(own) == host_of(other)
-        leaving = sum(self._busy(a, b) for a in mine for b in everybody if (host_of(a) == host_of(b)) == inside)
-        arriving = sum(self._busy(a, b) for a in everybody for b in theirs if (host_of(a) == host_of(b)) == inside)
-        waiting = not self._busy(own, other)
-        return leaving + waiting, arriving + waiting
-
-    def _busy(self, sender: int, receiver: int) -> int:
-        return self._table[PORTS + sender * MAX_RANKS + receiver]
+    def _sharing(self, other: int) -> tuple[list[int], list[int]]:
+        """Where it stands how many connections share the link to that rank with this one: at this end, at the other."""
+        own, cluster = self._rank, self._cluster
+        found = self._places.get(other)
+        if found is None:
+            everybody, host_of = range(cluster.size), cluster.host_of
+            here, there = host_of(own), host_of(other)
+            inside = here == there
+            mine, theirs = ([own], [other]) if inside else (cluster.ranks_of(here), cluster.ranks_of(there))
+            alike = [(a, b) for a in everybody for b in everybody if (host_of(a) == host_of(b)) == inside]
+            leaving = [a * MAX_RANKS + b for a, b in alike if a in mine]
+            arriving = [a * MAX_RANKS + b for a, b in alike if b in theirs]
+            found = self._places[other] = leaving, arriving
+        return found
 
 
 def _queued(fd: int) -> int:

@@ -11,6 +11,8 @@ import os
 import socket
 import sys
 
+from pardemo.world.loading import no_garbage
+
 NEEDED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -27,11 +29,12 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    from pardemo.world.rank import end, find_function
-
     sys.path.insert(0, os.getcwd())
     try:
-        function = find_function(argv[0])
+        with no_garbage():
+            from pardemo.world.rank import end, find_function
+
+            function = find_function(argv[0])
     except ValueError as error:
         print(f"pardemo.world: {error}", file=sys.stderr)
         return 2
