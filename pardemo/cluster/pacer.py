@@ -49,7 +49,7 @@ class Pacer:
         self._peers: dict[int, int] = {}  # fd of a connection to another rank -> port of its other end
         self._rates: dict[int, int] = {}  # fd -> limit that is set
         self._state: tuple | None = None  # what the limits that are set were computed from
-        self._places: dict[int, tuple[list[int], list[int]]] = {}
+        self._places: dict[int, tuple[list[int], list[int]]] = {}  # other rank -> what _sharing says of it
         self._lock, self._end = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="pacer", daemon=True)
 
@@ -109,7 +109,7 @@ class Pacer:
         for fd in [fd for fd, file in self._seen.items() if there.get(fd) != file]:
             for known in (self._seen, self._rates, self._peers):
                 known.pop(fd, None)
-            self._state = None
+            self._state = None  # another connection may have this number now, and has no limit yet
         for fd in there.keys() - self._seen.keys():
             self._take(fd, there[fd])
 

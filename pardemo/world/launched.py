@@ -29,15 +29,15 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    sys.path.insert(0, os.getcwd())
-    try:
-        with no_garbage():
-            from pardemo.world.rank import end, find_function
+    with no_garbage():
+        from pardemo.world.rank import end, find_function
 
+        sys.path.insert(0, os.getcwd())  # for the caller's function, and not for what we load ourselves
+        try:
             function = find_function(argv[0])
-    except ValueError as error:
-        print(f"pardemo.world: {error}", file=sys.stderr)
-        return 2
+        except ValueError as error:
+            print(f"pardemo.world: {error}", file=sys.stderr)
+            return 2
     join()
     result = function(*map(_value, argv[1:]))
     if os.environ["RANK"] == "0":
