@@ -1,5 +1,6 @@
 # make run    the environment, then the whole collection: outputs/latest/report.html
 # make test   the tests, which run the collection too
+# make quick  the part of the tests for work in progress: under three minutes on two quiet cores
 # make lab    JupyterLab on the notebooks
 # make bench  the speed table
 # make site   the book as a site, from the committed run: outputs/site
@@ -8,7 +9,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lab bench site reference lint env clean
+.PHONY: run test quick lab bench site reference lint env clean
 
 run: env
 	$(BIN)/pardemo run
@@ -17,6 +18,11 @@ run: env
 # In the order of tests/conftest.py, where the longest begin: pytest-xdist's own is by the number of tests.
 test: env lint
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+quick: env
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m quick
 
 lab: env
 	$(BIN)/jupyter lab --notebook-dir notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
@@ -29,11 +35,12 @@ site: env
 
 # One run to commit: executed notebooks, their pages, figures, claims, the speed table, the report, the README's table.
 reference: env
-	$(BIN)/python -m pardemo.collection.reference
+	$(BIN)/python -m pardemo.book.run.reference
 
 lint: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python .ci/check_types.py
 
 env: $(VENV)/.complete
 

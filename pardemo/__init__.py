@@ -24,12 +24,12 @@ The techniques, each a module or package with one door:
 What they stand on, and beside:
 
 - ``pardemo.world``, ``pardemo.cluster``, ``pardemo.meters``, ``pardemo.claims``: the rooms of the names above.
-- ``pardemo.formulas``: the predictions, arithmetic alone; ``pardemo.peers``: the frameworks to compare with.
+- ``pardemo.formulas``: the predictions, arithmetic alone; ``pardemo.peers``: the frameworks to compare with;
+  ``pardemo.small_models``: models for a laptop's ranks.
 
-The collection of notebooks, ``pardemo.collection``:
+The book, ``pardemo.book``: ``.chapters``, a folder each; ``.page``, what all pages have; ``.run``: run, report, site.
 
-- ``.cells``: ``%%ranks 4`` above a notebook cell runs it on four ranks; ``.guesses``, ``.exercises``: what it asks.
-- ``.figures``, ``.drawings``: what was measured, and what is cut; ``.runner``, ``.report``: run headless, written down.
+- ``pardemo.cells``: ``%%ranks 4`` above a notebook cell runs it on four ranks; ``pardemo.draw``: charts and drawings.
 - ``pardemo.bench``: the speed table; ``pardemo.machine``: what this machine has and can do.
 
 Jobs that are built from all this:
@@ -70,7 +70,7 @@ def __getattr__(name: str):
 
 def load_ipython_extension(shell) -> None:
     """``%load_ext pardemo``: cells that begin with ``%%ranks N`` run on N ranks."""
-    from pardemo.collection.cells.magic import RanksMagic
+    from pardemo.cells.magic import RanksMagic
 
     unload_ipython_extension(shell)
     magic = shell.pardemo_ranks = RanksMagic(shell)

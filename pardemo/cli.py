@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pardemo
-from pardemo.collection.report import command as report_command
-from pardemo.collection.site import command as site_command
-from pardemo.collection.unread import work_goes_on
+from pardemo import extras, options, project
+from pardemo.book.run.report import command as report_command
+from pardemo.book.run.site import command as site_command
+from pardemo.closed_pipe import work_goes_on
 from pardemo.finetune import commands as finetune_commands
 from pardemo.finetune import score_command
 from pardemo.finetune.training import launch
@@ -25,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 only on success, 2 for bad input, which is told in one line.
 
     141 where the reader of our output, head or less, has seen enough: what a shell says of a program that ends so.
-    A command that works goes on without a reader (:mod:`pardemo.collection.unread`), and its status is its work's.
+    A command that works goes on without a reader (:mod:`pardemo.closed_pipe`), and its status is its work's.
     """
     atexit.register(gc.freeze)  # at its end Python would look for circles in all that was loaded: up to a second
     try:
@@ -44,8 +45,13 @@ def _run_command(argv: Sequence[str] | None) -> int:
         return arguments.action(arguments)
     except BrokenPipeError:
         raise
+    except ModuleNotFoundError as error:
+        if (missing := extras.line_of(f"pardemo {arguments.command}", error)) is None:
+            raise
+        print(missing, file=sys.stderr)
+        return 2
     except (ValueError, OSError) as error:
-        print(f"pardemo {arguments.command}: {error}", file=sys.stderr)
+        print(f"pardemo {arguments.command}: {error}{project.not_in_the_package(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"\npardemo {arguments.command}: interrupted", file=sys.stderr)
@@ -58,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     run = commands.add_parser("run", help="execute notebooks; write executed copies, figures, claims and report.html")
-    run.add_argument("names", nargs="*", metavar="NAME", help="a notebook, as 01_data_parallel or 01 (default: all)")
+    run.add_argument("names", nargs="*", metavar="NAME", help="a chapter, as data_parallel or 01 (default: all)")
     run.add_argument(
         "-p", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), dest="parameters",
         help="a notebook parameter, as -p world_size 2 (may be repeated)",
@@ -106,16 +112,16 @@ def _parser() -> argparse.ArgumentParser:
 
 @work_goes_on()
 def _run(arguments: argparse.Namespace) -> int:
-    from pardemo.collection import runner
-    from pardemo.collection.parameters import parameters_of
+    if arguments.cell_timeout <= 0:
+        raise ValueError(f"--cell-timeout must be above 0, not {arguments.cell_timeout}")
+    from pardemo.book.run import runner
+    from pardemo.book.run.parameters import parameters_of
 
     if arguments.list:
         for name, path in runner.choose(arguments.names).items():
             values = ", ".join(f"{key}={value!r}" for key, value in parameters_of(path).items())
             print(f"{name:24} {values}")
         return 0
-    if arguments.cell_timeout <= 0:
-        raise ValueError(f"--cell-timeout must be above 0, not {arguments.cell_timeout}")
     given = {key: _value(value) for key, value in arguments.parameters}
     outcomes = runner.run(arguments.names, given, arguments.out, arguments.resume, arguments.cell_timeout)
     folder = arguments.out or _relative_output()
@@ -150,14 +156,15 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from pardemo.machine import doctor
+    options.at_least(arguments, 1, "ranks")
+    from pardemo.book.run import doctor
     from pardemo.tables import text_table
 
     if arguments.deepspeed is not None:
         print(doctor.examine_deepspeed(arguments.deepspeed, arguments.ranks))
         return 0
     if arguments.build:
-        from pardemo.peers import deepspeed_disk
+        from pardemo.peers.deepspeed import disk as deepspeed_disk
 
         deepspeed_disk.build()
     rows = doctor.examine()
@@ -170,8 +177,6 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
 
 def _relative_output() -> str:
-    from pardemo import project
-
     return os.path.relpath(project.output_dir())
 
 

@@ -1,11 +1,12 @@
 """Which ranks form a tensor-, data- or pipeline-parallel group.
 
 Ranks are numbered so that the first axis of ``order`` runs fastest. With Megatron's order, tp-dp-pp, the ranks of a
-tensor-parallel group are neighbours, so that they sit in one host (Narayanan et al. 2021, arXiv 2104.04473, §3).
+tensor-parallel group are neighbours, so that they sit in one host (Narayanan et al. 2021, arXiv 2104.04473, 3).
 """
 
 from dataclasses import dataclass
 from itertools import product
+from typing import cast
 
 import torch.distributed as dist
 
@@ -13,7 +14,7 @@ AXES = ("tp", "dp", "pp")
 
 
 @dataclass(frozen=True)
-class Layout:
+class ParallelDims:
     """tp × dp × pp ranks. ``tp`` ranks share a layer, ``pp`` ranks the layers, ``dp`` copies see different data.
 
     Raises:
@@ -34,7 +35,7 @@ class Layout:
             raise ValueError(f"order must name tp, dp and pp once each, such as tp-dp-pp, not {self.order!r}")
 
     @classmethod
-    def of_world(cls, ranks: int, tp: int = 1, pp: int = 1, order: str = "tp-dp-pp") -> "Layout":
+    def of_world(cls, ranks: int, tp: int = 1, pp: int = 1, order: str = "tp-dp-pp") -> "ParallelDims":
         """What is left of ``ranks`` after tp and pp is data parallel; ValueError when that does not divide."""
         if tp < 1 or pp < 1 or ranks < 1 or ranks % (tp * pp):
             raise ValueError(f"{ranks} ranks do not divide into copies of tp {tp} × pp {pp} = {tp * pp}")
@@ -97,7 +98,7 @@ class Groups:
         ValueError: the layout is not of as many ranks as there are.
     """
 
-    def __init__(self, layout: Layout):
+    def __init__(self, layout: ParallelDims):
         self.layout = layout
         self.tp: dist.ProcessGroup
         self.dp: dist.ProcessGroup
@@ -130,7 +131,7 @@ def group_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     if group is None:
         if not dist.is_initialized():
             raise RuntimeError("no process group: call this inside World.run or after init_process_group")
-        group = dist.group.WORLD
+        group = cast(dist.ProcessGroup, dist.group.WORLD)  # there is one, once it is initialized
     if dist.get_rank(group) < 0:
         raise ValueError(f"global rank {dist.get_rank()} is not a member of the group that it was given")
     return group

@@ -1,22 +1,40 @@
 """Where things are: the collection's notebooks, and the folder that a run writes to."""
 
+import contextlib
+import fcntl
 import json
 import os
+import re
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
+SOCKET_PATH_BYTES = 107 if sys.platform == "linux" else 103  # the kernel's limit: sockaddr_un.sun_path
+LOCK = ".lock"  # in a folder that a run writes to, while it does
 #: How a file begins that a clone without git-lfs has in the place of a large one.
 LFS_POINTER = b"version https://git-lfs"
+REPOSITORY = "https://github.com/pardemo/pardemo"
 
 
 def root() -> Path:
-    """The folder that holds ``notebooks/``: beside the package, else the working folder or one above it."""
+    """The folder that holds ``notebooks/``: beside the package, else the working folder or one above it.
+
+    The working folder where there is none: the package is installed, and this is no clone of the repository.
+    """
     for folder in (PACKAGE.parent, Path.cwd(), *Path.cwd().parents):
         if (folder / "notebooks").is_dir():
             return folder
     return Path.cwd()
+
+
+def not_in_the_package(error: Exception) -> str:
+    """What to add to an error about notebooks or data where only the package is installed; else nothing."""
+    folders = (root() / "notebooks", root() / "data")
+    if folders[0].is_dir() or not any(str(folder) in str(error) for folder in folders):
+        return ""
+    return f": they come with the repository, not with the package: git clone {REPOSITORY}"
 
 
 def notebooks() -> dict[str, Path]:
@@ -24,18 +42,60 @@ def notebooks() -> dict[str, Path]:
     return {path.stem: path for path in sorted((root() / "notebooks").glob("[0-9][0-9]_*.ipynb"))}
 
 
-def chapters() -> dict[str, list[str]]:
-    """The notebooks of each chapter by its number, in their order: a long chapter has several."""
-    found: dict[str, list[str]] = {}
-    for name in notebooks():
-        found.setdefault(name[:2], []).append(name)
-    return found
+def chapter_name(notebook: str) -> str:
+    """The chapter of a notebook: its name without the number before it."""
+    return re.sub(r"^\d\d_", "", notebook)
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Within the block the process has these variables; afterwards what they were before."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def is_headless() -> bool:
+    """Whether a run without a reader is going on, as ``pardemo run`` says."""
+    return "PARDEMO_HEADLESS" in os.environ
 
 
 def output_dir() -> Path:
     """Where claims, figures and profiles go: ``$PARDEMO_OUT`` (set by ``pardemo run``), else ``outputs/latest``."""
     named = os.environ.get("PARDEMO_OUT")
     return Path(named) if named else root() / "outputs" / "latest"
+
+
+def folder_for_sockets(name_bytes: int) -> str:
+    """The folder of temporary files, or a shorter one where the path of a socket in it would be too long.
+
+    Args:
+        name_bytes: of the socket's path below the folder.
+
+    Raises:
+        ValueError: no folder is short enough.
+    """
+    longest = SOCKET_PATH_BYTES - 1 - name_bytes
+    own = tempfile.gettempdir()  # TMPDIR; on clusters often with names of the user, the job and the host in it
+    for folder in (own, "/tmp", "/var/tmp", "/dev/shm"):
+        if len(os.fsencode(folder)) <= longest and os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    raise ValueError(
+        f"TMPDIR is too long for sockets, and /tmp cannot be written: {own} has {len(os.fsencode(own))} bytes; set it "
+        f"to a folder whose path has {longest} at most"
+    )
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -55,6 +115,39 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 def write_json(path: Path, value: object) -> None:
     text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+@contextlib.contextmanager
+def only_writer(folder: Path, otherwise: str) -> Iterator[None]:
+    """In the block this process alone writes to a folder that exists; the lock ends with the block or the process.
+
+    Args:
+        otherwise: what the user may do instead, as ``"give another --out"``.
+
+    Raises:
+        ValueError: another run writes there; names its process.
+    """
+    path = folder / LOCK
+    with contextlib.ExitStack() as stack:
+        while True:
+            file = stack.enter_context(open(path, "a+", encoding="utf-8"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise ValueError(
+                    f"another run (process {file.read() or 'unknown'}) writes to {folder}: wait for it, or {otherwise}"
+                ) from None
+            except OSError:  # a file system without locks, as some clusters mount theirs
+                pass
+            with contextlib.suppress(FileNotFoundError):  # its owner has removed it between our two lines
+                if os.path.samestat(os.fstat(file.fileno()), os.stat(path)):
+                    break
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        stack.callback(path.unlink, missing_ok=True)  # while the lock is held: whoever opened it looks again
+        yield
 
 
 def refuse_pointer(path: str | Path, beginning: bytes, what: str) -> None:

@@ -3,14 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
+from pardemo import extras
+
 
 def show(rows: Any):
     """A pandas table (or rows for one) as a notebook shows it whole: text to the left, nothing cut, no row numbers.
 
     An index with a meaning of its own (texts) is kept. Returns a pandas Styler; its ``data`` is the table.
     """
-    import pandas as pd
-    from pandas.io.formats.style import Styler
+    with extras.needed_by(f"{__name__}.show"):
+        import pandas as pd
+        from pandas.io.formats.style import Styler
 
     frame = rows if isinstance(rows, pd.DataFrame) else pd.DataFrame(rows)
     styler = Styler(frame, precision=4, cell_ids=False)  # a style for the table, not one for each of its cells

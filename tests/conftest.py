@@ -27,6 +27,22 @@ LONGEST = (
     "test_plan_peaks.py",
 )  # fmt: skip
 
+#: ``pytest -m quick``, for work in progress: the core against one process and against its formulas, and the package's
+#: shape. No notebook, no browser, no other framework; under three minutes on two quiet cores. The gate is all of them.
+QUICK = (
+    "test_channel.py", "test_claims.py", "test_collectives.py", "test_data_parallel.py", "test_formulas.py",
+    "test_groups.py", "test_layers.py", "test_layouts.py", "test_layouts_refused.py", "test_layouts_search.py",
+    "test_meters.py", "test_pipeline.py", "test_pipeline_schedules.py", "test_readme.py", "test_recipe.py",
+    "test_tensor_parallel.py", "test_types.py", "test_zero_engines.py", "test_zero_param_groups.py",
+)  # fmt: skip
+
+
+def pytest_ignore_collect(collection_path, config):
+    """With ``-m quick`` the other files are not even imported: that alone takes longer than many of the tests."""
+    if config.option.markexpr == "quick" and collection_path.name.startswith("test_"):
+        return collection_path.name not in QUICK or None
+    return None
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
@@ -42,6 +58,10 @@ def pytest_collection_modifyitems(items):
     folder = Path(__file__).parent
     places = {folder / name: place for place, name in enumerate(LONGEST)}
     assert all(path.is_file() for path in places), "a file of LONGEST has another name now"
+    assert all((folder / name).is_file() for name in QUICK), "a file of QUICK has another name now"
+    for item in items:
+        if item.path.name in QUICK:
+            item.add_marker("quick")
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
 

@@ -1,6 +1,8 @@
 """Accelerate on CPU ranks: the form that was asked for runs, trains as one process does, and bad files are told."""
 
 import json
+import os
+import pickle
 import subprocess
 from pathlib import Path
 
@@ -8,16 +10,25 @@ import pytest
 import torch
 import yaml
 
-from pardemo import World
-from pardemo.groups import Layout
-from pardemo.peers import accelerate, accelerate_configs, accelerate_forms, accelerate_launch, accelerate_script, gpt
-from pardemo.peers.accelerate_forms import Form
-from pardemo.peers.scripts import train_plain
+from pardemo import World, seals
+from pardemo.groups import ParallelDims
+from pardemo.peers.accelerate import config_files as accelerate_configs
+from pardemo.peers.accelerate import configurations as accelerate_forms
+from pardemo.peers.accelerate import launch as accelerate_launch
+from pardemo.peers.accelerate import script as accelerate_script
+from pardemo.peers.accelerate import training as accelerate
+from pardemo.peers.accelerate.configurations import Configuration
+from pardemo.peers.accelerate.scripts import train_plain
+from pardemo.small_models import gpt
 from pardemo.world.errors import RankError, RankFailed
 
-PEERS = [f"pardemo.peers.{name}" for name in ("accelerate", "deepspeed", "megatron", "scripts.train_accelerate")]
+PEERS = [
+    "pardemo.peers.accelerate.scripts.train_accelerate",
+    "pardemo.peers.deepspeed.engine",
+    "pardemo.peers.megatron",
+]
 PEERS += ["datasets", "transformers.integrations"]  # which Accelerate imports when it is made, in each rank
-FORMS = [Form(kind, 1 if kind == "one" else 2) for kind in accelerate_forms.KINDS]
+FORMS = [Configuration(kind, 1 if kind == "one" else 2) for kind in accelerate_forms.KINDS]
 SHORT = ["--steps", "3", "--accumulate", "2", "--clip", "0.5"]
 TOLERANCE = 1e-5  # sums over ranks come in another order
 
@@ -57,6 +68,31 @@ def test_every_form_trains_and_resumes_as_one_process(ranks, form, tmp_path):
     assert train(ranks, form, tmp_path, *saves, "--resume", "1") == [resumed] * form.processes
 
 
+def test_a_checkpoint_that_is_not_sealed_is_not_read(ranks, tmp_path):
+    """DeepSpeed's states are pickles: nothing of a folder from elsewhere is unpickled."""
+    form = Configuration("zero2", 2)
+    train(ranks, form, tmp_path, *SHORT, "--folder", str(tmp_path), "--save-at", "1")
+    mark = tmp_path / "mark"
+    for path in (tmp_path / "step-1").rglob("*"):
+        if path.suffix in (".pt", ".pkl", ".bin"):
+            path.write_bytes(pickle.dumps(RunsCode(str(mark))))
+    for message in ("is not what was written", "it was never finished"):
+        with pytest.raises(RankFailed, match=f"step-1 is not read, since it may hold pickles: .*{message}"):
+            train(ranks, form, tmp_path, *SHORT, "--folder", str(tmp_path), "--resume", "1")
+        (tmp_path / "step-1" / seals.SEAL).unlink(missing_ok=True)
+    assert not mark.exists()
+
+
+class RunsCode:
+    """A pickle that makes a folder where it is read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
 def test_the_tests_own_script_is_sensitive(tmp_path):
     """Clipping, accumulation and the data matter to the losses that the forms are compared by."""
     base = plain(*SHORT, "--steps", "5")
@@ -66,15 +102,15 @@ def test_the_tests_own_script_is_sensitive(tmp_path):
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2", "zero2"])
 def test_bf16_comes_from_the_configuration(ranks, kind, tmp_path):
-    for losses in train(ranks, Form(kind, 2, "bf16"), tmp_path, "--steps", "2"):
+    for losses in train(ranks, Configuration(kind, 2, "bf16"), tmp_path, "--steps", "2"):
         assert losses == pytest.approx(plain("--bf16", "--steps", "2"), abs=0.02)  # 2⁻⁸ of a loss near 4
         assert losses != pytest.approx(plain("--steps", "2"), abs=1e-6)
 
 
 def test_another_form_than_the_expected_is_an_error(ranks, tmp_path):
-    environment = accelerate_configs.environment(Form("ddp", 2).write(tmp_path))
+    environment = accelerate_configs.environment(Configuration("ddp", 2).write(tmp_path))
     with pytest.raises(RankFailed, match="distributed_type is 'MULTI_CPU', not 'FSDP'; wrapped is"):
-        ranks[2].run(accelerate_script.train, environment, Form("fsdp2", 2).expected(), "--steps", "1")
+        ranks[2].run(accelerate_script.train, environment, Configuration("fsdp2", 2).expected(), "--steps", "1")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +124,7 @@ def test_another_form_than_the_expected_is_an_error(ranks, tmp_path):
 )
 def test_without_the_shim_something_else_runs(ranks, tmp_path, kind, cpu, name_backend, runs):
     """Should an Accelerate of another day run on CPU ranks by itself, the shim can go."""
-    form = Form(kind, 2)
+    form = Configuration(kind, 2)
     environment = accelerate_configs.environment(form.write(tmp_path))
     if kind == "zero2":  # with it two products would not agree, and DeepSpeed would say so
         settings = {key: value for key, value in form.deepspeed().items() if key != "train_batch_size"}
@@ -98,7 +134,7 @@ def test_without_the_shim_something_else_runs(ranks, tmp_path, kind, cpu, name_b
 
 def test_bytes_and_states_of_ddp_and_fsdp2(ranks, tmp_path):
     sizes = ["--hidden", "128", "--layers", "4"]
-    for form, sent, kept in ((Form("ddp", 2), 2, 16), (Form("fsdp2", 2), 4, 8)):
+    for form, sent, kept in ((Configuration("ddp", 2), 2, 16), (Configuration("fsdp2", 2), 4, 8)):
         environment = accelerate_configs.environment(form.write(tmp_path))
         for found in ranks[2].run(accelerate_script.measure, environment, form.expected(), *sizes):
             psi = found["parameters"]
@@ -111,7 +147,7 @@ def test_bytes_and_states_of_ddp_and_fsdp2(ranks, tmp_path):
 
 def test_two_copies_in_shards_train_as_one_process(tmp_path):
     """HSDP by ParallelismConfig: a rank keeps its part of one copy."""
-    form = Form("fsdp2", 4, replicas=2)
+    form = Configuration("fsdp2", 4, replicas=2)
     environment = accelerate_configs.environment(form.write(tmp_path))
     with World(4, preload=PEERS, timeout_s=120) as world:
         for found in world.run(accelerate_script.measure, environment, form.expected()):
@@ -120,14 +156,14 @@ def test_two_copies_in_shards_train_as_one_process(tmp_path):
             assert states == pytest.approx(8 * found["parameters"], rel=0.01)
             assert found["ring_bytes"] == pytest.approx(4 * found["parameters"] * (3 / 2 + 1 / 2), rel=0.05)
     with pytest.raises(ValueError, match="3 copies of fsdp2 on 4 processes"):
-        Form("fsdp2", 4, replicas=3)
+        Configuration("fsdp2", 4, replicas=3)
     with pytest.raises(ValueError, match="2 copies of ddp on 4 processes"):
-        Form("ddp", 4, replicas=2)
+        Configuration("ddp", 4, replicas=2)
 
 
 # --- configuration files ----------------------------------------------------------------------------------------------
 
-FSDP2 = Form("fsdp2", 2).config()
+FSDP2 = Configuration("fsdp2", 2).config()
 ROOM = accelerate_configs.room()
 
 
@@ -186,11 +222,11 @@ def test_a_wrong_configuration_is_refused_by_name(changes, told, tmp_path):
 
 def test_the_wrong_number_for_one_process_or_two():
     with pytest.raises(ValueError, match="distributed_type NO is one process, num_processes is 2"):
-        accelerate_configs.check(Form("one", 2).config())
+        accelerate_configs.check(Configuration("one", 2).config())
     with pytest.raises(ValueError, match="MULTI_GPU needs num_processes of at least 2, not 1"):
-        accelerate_configs.check(Form("ddp", 1).config())
+        accelerate_configs.check(Configuration("ddp", 1).config())
     with pytest.raises(ValueError, match="no form 'zero4'"):
-        Form("zero4", 2)
+        Configuration("zero4", 2)
 
 
 @pytest.mark.parametrize(
@@ -202,7 +238,7 @@ def test_the_wrong_number_for_one_process_or_two():
     ],
 )
 def test_deepspeeds_own_file_is_checked_too(changes, told, tmp_path):
-    form = Form("zero2", 2)
+    form = Configuration("zero2", 2)
     path = form.write(tmp_path)
     (tmp_path / "zero2-2.json").write_text(json.dumps(form.deepspeed() | changes))
     with pytest.raises(ValueError, match=r"zero2-2\.yaml: ") as error:
@@ -211,7 +247,7 @@ def test_deepspeeds_own_file_is_checked_too(changes, told, tmp_path):
 
 
 def test_deepspeed_sections(tmp_path):
-    config = Form("zero2", 2).config()
+    config = Configuration("zero2", 2).config()
     with pytest.raises(ValueError, match=r"there is no .*zero2-2\.json"):
         accelerate_configs.check(config, tmp_path)
     (tmp_path / "zero2-2.json").write_text("{,}")
@@ -240,9 +276,9 @@ def test_what_is_written_accelerate_reads(tmp_path):
 
     for form in [
         *FORMS,
-        Form("zero3", 4, machines=2),
-        Form("ddp", 4, "bf16", machines=2),
-        Form("fsdp2", 4, replicas=2),
+        Configuration("zero3", 4, machines=2),
+        Configuration("ddp", 4, "bf16", machines=2),
+        Configuration("fsdp2", 4, replicas=2),
     ]:
         path = form.write(tmp_path)
         assert accelerate_configs.read(path) == form.config()
@@ -272,7 +308,7 @@ HOW_MANY = """import json, os; print(json.dumps({"losses": [], "world": os.envir
 
 def test_the_written_commands_start_what_they_say(tmp_path):
     accelerate_launch.write_scripts(tmp_path)
-    form, zero2 = Form("fsdp2", 2, machines=2), Form("zero2", 2)
+    form, zero2 = Configuration("fsdp2", 2, machines=2), Configuration("zero2", 2)
     arguments = ["--steps", "2"]
     jobs = {
         "two hosts": accelerate_launch.commands(form.write(tmp_path), "accelerate", arguments),
@@ -291,7 +327,7 @@ def test_the_written_commands_start_what_they_say(tmp_path):
 
 
 def test_commands_name_no_folder_and_every_launcher(tmp_path):
-    path = Form("zero2", 4, machines=2).write(tmp_path)
+    path = Configuration("zero2", 4, machines=2).write(tmp_path)
     for launcher, hosts in (("accelerate", 2), ("torchrun", 2)):
         texts = accelerate_launch.commands(path, launcher)
         assert len(texts) == hosts
@@ -330,11 +366,12 @@ def test_outcomes_are_found_in_lines_that_run_into_one_another():
 
 def with_megatron(steps=3):
     from pardemo.groups import Groups
-    from pardemo.peers import deepspeed, megatron
+    from pardemo.peers import megatron
+    from pardemo.peers.deepspeed import engine as deepspeed
 
     settings = deepspeed.zero_settings(1, batch=4) | {"bf16": {"enabled": False}}
     settings["optimizer"]["params"]["weight_decay"] = 0.01  # torch's default
-    with megatron.megatron(tp=2), Groups(Layout(tp=2, dp=2)) as groups:
+    with megatron.megatron(tp=2), Groups(ParallelDims(tp=2, dp=2)) as groups:
         net = megatron.GPT(gpt.seeded(lambda: gpt.GPT(vocabulary=64)))
         engine = deepspeed.engine(net, settings, megatron.DeepSpeedUnit)
         part = torch.distributed.get_rank(groups.dp)
@@ -368,7 +405,7 @@ def test_megatron_cores_layers_under_deepspeed():
 
 def test_both_scripts_stay_comparable():
     """The plain script's options are the other's and --bf16, which the configuration says there."""
-    from pardemo.peers.scripts import train_accelerate
+    from pardemo.peers.accelerate.scripts import train_accelerate
 
     ours, theirs = (vars(script.parse([])) for script in (train_plain, train_accelerate))
     assert ours.keys() - theirs.keys() == {"bf16"}

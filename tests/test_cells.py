@@ -1,6 +1,8 @@
 """Cells that run on ranks: their variables stay, their values come home, what goes wrong is said in a line."""
 
 import re
+import signal
+import threading
 
 import nbformat
 import pytest
@@ -10,14 +12,15 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 from pardemo import Cluster, RankDied, RankFailed, RankTimeout, World
+from pardemo.cells import run_cell
 
 # ---------------------------------------------------------------- without a notebook
 
 
 def test_variables_stay_on_the_ranks_from_one_text_to_the_next(world_of):
     world = world_of(2)
-    world.run_source("x = torch.ones(3) * rank\ndef double(t): return 2 * t")
-    cells = world.run_source("x = double(x)\ndist.all_reduce(x)\nx.tolist()", get=["x", "rank", "world_size"])
+    run_cell(world, "x = torch.ones(3) * rank\ndef double(t): return 2 * t")
+    cells = run_cell(world, "x = double(x)\ndist.all_reduce(x)\nx.tolist()", get=["x", "rank", "world_size"])
     assert [cell.shown for cell in cells] == ["[2.0, 2.0, 2.0]"] * 2
     assert [cell.got["rank"] for cell in cells] == [0, 1]
     assert {cell.got["world_size"] for cell in cells} == {2}
@@ -36,12 +39,12 @@ def test_variables_stay_on_the_ranks_from_one_text_to_the_next(world_of):
     ],
 )
 def test_the_last_expression_is_shown_as_a_notebook_shows_it(world_of, source, shown):
-    assert [cell.shown for cell in world_of(2).run_source(source)] == [shown] * 2
+    assert [cell.shown for cell in run_cell(world_of(2), source)] == [shown] * 2
 
 
 def test_variables_are_sent_to_the_ranks_and_classes_come_home(world_of):
     source = "class Pair:\n    def __init__(self, a): self.a = a\npair = Pair(n * rank)"
-    cells = world_of(2).run_source(source, put={"n": 21}, get=["pair"])
+    cells = run_cell(world_of(2), source, put={"n": 21}, get=["pair"])
     assert [cell.got["pair"].a for cell in cells] == [0, 21]
 
 
@@ -49,25 +52,27 @@ def test_meters_measure_the_text(world_of):
     source = (
         "model = torch.nn.Linear(64, 64)\nwith timeline.span('compute'):\n    y = torch.zeros(1000)\ndist.all_reduce(y)"
     )
-    for cell in world_of(2).run_source(source, meters=["wire", "memory", "timeline"]):
-        assert 4000 <= cell.wire.sent_bytes < 5000, "an all-reduce of two ranks sends its 4,000 bytes"
-        assert cell.memory["activations"] >= 4000 + 4 * 64 * 65, "made in the cell: the model was not there before"
-        assert [span.kind for span in cell.timeline] == ["compute"]
-    for cell in world_of(2).run_source("z = torch.zeros(10)", meters=["memory"]):
-        assert cell.memory["parameters"] == 4 * 64 * 65, "a model of an earlier cell is known as one"
+    for cell in run_cell(world_of(2), source, meters=["wire", "memory", "timeline"]):
+        assert 4000 <= cell.measured["wire"].sent_bytes < 5000, "an all-reduce of two ranks sends its 4,000 bytes"
+        assert cell.measured["memory"]["activations"] >= 4000 + 4 * 64 * 65, (
+            "made in the cell: the model was not there before"
+        )
+        assert [span.kind for span in cell.measured["timeline"]] == ["compute"]
+    for cell in run_cell(world_of(2), "z = torch.zeros(10)", meters=["memory"]):
+        assert cell.measured["memory"]["parameters"] == 4 * 64 * 65, "a model of an earlier cell is known as one"
 
 
 def test_bad_input_without_a_notebook(world_of):
     world = world_of(2)
     with pytest.raises(SyntaxError, match="invalid syntax"):
-        world.run_source("a = = 1")
+        run_cell(world, "a = = 1")
     with pytest.raises(ValueError, match="meters are wire, memory, timeline, links, seconds, not wires"):
-        world.run_source("1", meters=["wires"])
+        run_cell(world, "1", meters=["wires"])
     with pytest.raises(ValueError, match=r"get nowhere: on rank 0 no variable of that name; there are .*here"):
-        world.run_source("here = 1", get=["nowhere"])
+        run_cell(world, "here = 1", get=["nowhere"])
     with pytest.raises(ValueError, match="get lock: on rank 0 a lock cannot be sent to the notebook"):
-        world.run_source("import threading; lock = threading.Lock()", get=["lock"])
-    assert world.run_source("here")[1].shown == "1", "nothing is lost"
+        run_cell(world, "import threading; lock = threading.Lock()", get=["lock"])
+    assert run_cell(world, "here")[1].shown == "1", "nothing is lost"
 
 
 # ---------------------------------------------------------------- in IPython
@@ -99,18 +104,21 @@ def test_a_cell_runs_on_ranks_and_shows_equal_values_once(shell, capsys):
 
 def test_meters_show_a_line_and_leave_what_they_found(shell, capsys):
     cell = "x = torch.ones(100_000)\nwith timeline.span('communication'):\n    dist.all_reduce(x)"
-    assert run(shell, f"%%ranks 2 --wire --memory --timeline\n{cell}") is None
+    assert run(shell, f"%%ranks 2 --wire sum_bytes --memory --timeline\n{cell}") is None
     out = capsys.readouterr().out
     assert re.search(r"each rank sent 40\d,\d{3}( to 40\d,\d{3})? B and received 40", out)
     assert "B (counted by the kernel)" in out
     assert "at the peak 400,0" in out
     assert "picture: When each rank computed and when it communicated." in out
-    assert 400_000 <= shell.user_ns["wire"][0].sent_bytes < 402_000
+    assert 400_000 <= shell.user_ns["sum_bytes"][0].sent_bytes < 402_000
+    assert "wire" not in shell.user_ns, "the name that follows a meter is the variable's"
     assert [len(spans) for spans in shell.user_ns["timeline"]] == [1, 1]
     assert (
         run(shell, "%%ranks 2 --wire\nif rank: dist.send(torch.ones(9999), 0)\nelse: dist.recv(torch.ones(9999), 1)")
         is None
     )
+    assert shell.user_ns["wire"][1].sent_bytes > 4 * 9999
+    assert 400_000 <= shell.user_ns["sum_bytes"][0].sent_bytes < 402_000, "a later cell leaves it as it is"
     told = capsys.readouterr().out.splitlines()
     assert [line[:12] for line in told] == ["rank 0 sent ", "rank 1 sent "], "where they differ, each has its line"
 
@@ -124,13 +132,13 @@ def test_variables_of_the_notebook_are_given_by_name(shell, capsys):
 def test_cells_run_on_the_hosts_of_a_cluster(shell, capsys):
     shell.user_ns["two_hosts"] = Cluster(hosts=2, ranks_per_host=2, between="400 Mbit/s", tier="pacing")
     cell = "x = torch.ones(1_000_000)\nif rank == 0: dist.send(x, 2)\nif rank == 2: dist.recv(x, 0)"
-    assert run(shell, f"%%ranks 4 --cluster two_hosts --links --seconds\n{cell}") is None
+    assert run(shell, f"%%ranks 4 --cluster two_hosts --links links_used --seconds\n{cell}") is None
     told = capsys.readouterr().out
     assert re.search(r"host 0 sent 4,00\d,\d{3} B to other hosts and received \d+ B from them", told)
     assert re.search(r"^0\.\d{3} s until the last rank was done$", told, re.MULTILINE)
-    found = shell.user_ns["links"]
-    assert found.matrix[0][2] == pytest.approx(4e6, rel=1e-3)
-    assert found.hosts[1][1] == found.hosts[0][0]
+    links = shell.user_ns["links_used"]
+    assert links.matrix[0][2] == pytest.approx(4e6, rel=1e-3)
+    assert links.hosts[1][1] == links.hosts[0][0]
     seconds = shell.user_ns["seconds"]
     assert len(seconds) == 4
     assert max(seconds) > 0.9 * 4e6 / 50e6
@@ -153,6 +161,8 @@ def test_cells_run_on_the_hosts_of_a_cluster(shell, capsys):
         ("%%ranks 2\nx = 1\ny = (", "line 2 of the cell: '(' was never closed"),
         ("%%ranks 2\n%time x = 1", "a line that begins with % or ! is the notebook's"),
         ("%%ranks 2 --get a-b\n1", "'a-b' is not the name of a variable"),
+        ("%%ranks --wire 2\n1", "'2' is not the name of a variable. Usage: %%ranks N"),
+        ("%%ranks 2 --get a --wire a\n1", "a would be left twice: give what a meter measured a name of its own"),
         ("%%ranks 2 --get nowhere\n1", "get nowhere: on rank 0 no variable of that name; there are device, rank"),
         ("%%ranks 2 --put nothing\n1", "--put nothing: the notebook has no variable of that name"),
     ],
@@ -182,6 +192,16 @@ def test_ranks_that_fail_are_told_and_fresh_afterwards(shell, capsys, cell, kind
     assert printed.count("Traceback") <= 1, "the ranks' own"
     assert "pardemo/cells" not in printed
     assert printed.rstrip().endswith("The ranks start anew with the next cell: their variables are gone.")
+    assert run(shell, "%%ranks 2\n'kept' in globals()") is None
+    assert "all ranks: False" in capsys.readouterr().out
+
+
+def test_an_interrupt_is_one_line(shell, capsys):
+    assert run(shell, "%%ranks 2\nkept = 1") is None
+    threading.Timer(1, signal.raise_signal, [signal.SIGINT]).start()  # Python hands it to the main thread
+    assert type(run(shell, "%%ranks 2\nimport time\ntime.sleep(60)")) is KeyboardInterrupt
+    told = "KeyboardInterrupt. The ranks start anew with the next cell: their variables are gone."
+    assert "".join(capsys.readouterr()).strip() == told
     assert run(shell, "%%ranks 2\n'kept' in globals()") is None
     assert "all ranks: False" in capsys.readouterr().out
 

@@ -12,12 +12,15 @@ import torch
 from bs4 import BeautifulSoup
 
 from pardemo import Ledger, claims, project
+from pardemo.book.chapters import CHAPTERS
+from pardemo.book.page.claimed import declared_in
+from pardemo.book.run import scorecard
 from pardemo.claims import declarations
 from pardemo.claims.lines import Line
 from pardemo.cluster.tiers import Tier
 from pardemo.formulas import scaling
 from pardemo.meters.timeline import Span, begun_before_end
-from pardemo.peers import gpt
+from pardemo.small_models import gpt
 
 
 @pytest.fixture
@@ -152,7 +155,7 @@ def test_where_no_cell_runs_twice_no_id_comes_twice(ledger, monkeypatch):
     ("arguments", "message"),
     [
         (("s09.x", "s", 1, 1, "", 0, "", "guess"), "evidence must be one of wire"),
-        (("09", "s", 1, 1), "not '09'"),
+        (("09.", "s", 1, 1), "not '09.'"),
         (("S09.x", "s", 1, 1), "looks like s09"),
         (("s09.x", "s", [1], 1), "not list"),
         (("s09.x", "s", None, 1), "not NoneType"),
@@ -209,7 +212,7 @@ def test_a_tolerance_stands_beside_what_is_predicted(ledger, predicted, options,
 
 
 def test_the_articles_statements_are_all_there():
-    found = claims.statements()
+    found = scorecard.statements()
     assert [s["id"] for s in found] == [f"s{k:02d}" for k in range(1, 107)]
     assert {s["judgement"] for s in found} == {"ok", "if", "no", "doc"}
     assert all(s["chapters"] for s in found)
@@ -319,13 +322,12 @@ says = "same bits on every rank"
 
 
 @pytest.fixture
-def declared(out, tmp_path, monkeypatch):
+def declared(out, tmp_path):
     """Writes declarations, and opens the ledger of their chapter."""
-    monkeypatch.setattr(declarations, "FOLDER", tmp_path)
 
-    def write(text=DECLARED):
-        (tmp_path / "01_example.toml").write_text(text)
-        return Ledger("01_example")
+    def write(text=DECLARED, links=None):
+        (tmp_path / "claims.toml").write_text(text)
+        return Ledger("01_example", links=links, declared=tmp_path / "claims.toml")
 
     return write
 
@@ -380,16 +382,14 @@ says = "the same sum"
 
 @pytest.mark.parametrize("kept", ["host links", "paced links"])
 def test_the_machine_says_which_evidence_a_claim_about_links_has(declared, kept):
-    declared(OVER_LINKS)
-    claim = Ledger("01_example", links=Tier("namespaces", kept, ""))
+    claim = declared(OVER_LINKS, links=Tier("namespaces", kept, ""))
     claim("01.seconds", 1, {2: 1.05, 4: 2})
     assert [(row["evidence"], row["verdict"]) for row in claim.rows] == [(kept, "holds"), (kept, "off")]
     assert [row["reason"] for row in claim.rows] == ["", "Another load."], "what holds needs no excuse"
 
 
 def test_where_no_link_can_be_limited_claims_about_them_are_not_measured(declared):
-    declared(OVER_LINKS)
-    claim = Ledger("01_example", links=Tier("none", "", "what would give it"))
+    claim = declared(OVER_LINKS, links=Tier("none", "", "what would give it"))
     claim("01.seconds", 1, {2: 5, 4: 7})
     claim("01.same", True, True)
     assert [(row["verdict"], row["reason"]) for row in claim.rows] == [
@@ -453,7 +453,7 @@ def test_a_claim_that_cannot_be_booked_says_what_is_missing(declared, book, told
         ('["01.x"]\nsays = "x"\nevidence = "guess"', "evidence must be one of"),
         ('["01.x"]\nsays = "x"\nevidence = "time"', "seconds may be off on another machine"),
         ('["01.x"]\nsays = "x"\ntolerance = "bytes"', "no [tolerance.bytes]; there are: none"),
-        ('["01.x"]\nsays = ', "01_example.toml:"),
+        ('["01.x"]\nsays = ', "claims.toml:"),
     ],
 )
 def test_a_declaration_with_a_fault_is_refused_in_one_line(declared, text, told):
@@ -504,15 +504,16 @@ def test_many_cases_fold_and_hostile_text_stays_text(declared):
 def test_what_a_chapter_declares_is_what_it_books(name):
     """Every id in the notebook has its declaration, and every declaration its place."""
     source = "\n".join(c.source for c in nbformat.read(project.notebooks()[name], 4).cells if c.cell_type == "code")
-    declared = declarations.of(name)
+    declared = declarations.read(declared_in(project.chapter_name(name)))
     if "claim(" not in source and not declared:
         pytest.skip("not yet declared as data")
-    there = set(re.findall(r"[\"']((?:s\d{2,3}|\d{2})\.[a-z0-9_.]+)[\"']", source))
+    own = f"{project.chapter_name(name)}."
+    there = {id.removeprefix(own) for id in re.findall(r"[\"']((?:\w+\.)?[a-z0-9_.]+)[\"']", source)}
     assert set(declared) <= there
-    assert '.check("s' not in source
+    assert "claim.check(" not in source
 
 
 def test_each_claim_is_declared_by_one_chapter():
     """Booked by two, the rows of one would be taken for cases of the other's."""
-    where = Counter(id for name in project.notebooks() for id in declarations.of(name))
+    where = Counter(id for name in CHAPTERS for id in declarations.read(declared_in(name)) if "." in id)
     assert [id for id, chapters in where.items() if chapters > 1] == []

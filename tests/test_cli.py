@@ -10,9 +10,8 @@ import torch
 import torch.distributed as dist
 
 from pardemo import Ledger, WireMeter, bench, cli, project
-from pardemo.collection.presets import choose
+from pardemo.book.page.presets import choose
 from pardemo.collectives.links import Link
-from pardemo.machine import doctor
 
 
 @pytest.mark.parametrize(
@@ -80,7 +79,7 @@ def test_bench_import_runs_and_prints(capsys, monkeypatch):
     assert {"name", "ours", "peer", "unit", "ratio", "spread", "target", "met"} <= set(rows[0])
     assert rows[0]["name"] == "import"
     assert rows[0]["met"] is True
-    missed = bench.Row("slow", 2.0, 1.0, "s", 0.5, (0.4, 0.6), 1.0, False)
+    missed = bench.BenchRow("slow", 2.0, 1.0, "s", 0.5, (0.4, 0.6), 1.0, False)
     monkeypatch.setattr(bench, "run", lambda names, on_start: [missed])
     assert cli.main(["bench"]) == 1
     assert "NO" in capsys.readouterr().out
@@ -108,7 +107,7 @@ def test_the_limit_of_a_ring_moves_its_bytes_and_adds(world_of, size):
 
 def test_doctor_tells_what_is_here(capsys):
     assert cli.main(["doctor"]) == 0
-    assert f"{doctor.available_cores()} usable" in capsys.readouterr().out
+    assert f"{project.available_cores()} usable" in capsys.readouterr().out
     assert cli.main(["doctor", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {"system", "cores", "torch", "bytes on the wire", "01_data_parallel"} <= {r["what"] for r in rows}
@@ -150,7 +149,7 @@ def test_a_closed_pipe_does_not_end_what_works(tmp_path):
 
 WORKS = """
 import sys
-from pardemo.collection.unread import work_goes_on
+from pardemo.closed_pipe import work_goes_on
 
 @work_goes_on()
 def works():

@@ -5,6 +5,10 @@ import os
 import re
 import subprocess
 
+import pytest
+import yaml
+
+import pardemo
 from pardemo import project
 
 ROOT = project.PACKAGE.parent
@@ -34,3 +38,31 @@ def test_the_cell_for_colab_installs_from_files_that_are_there():
     (cell,) = re.findall(r"```python\n(.*?)```", text, flags=re.S)
     assert re.search(r"-r (\S+)", cell)[1] == "requirements.txt"
     assert "--no-deps --no-build-isolation -e ." in cell
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.stem)
+def test_workflows_run_what_is_there(path):
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.M)
+    for job in yaml.safe_load(path.read_text())["jobs"].values():
+        assert job["timeout-minutes"] <= 90
+        for step in job["steps"]:
+            for target in re.findall(r"^\s*make (\w+)", step.get("run", ""), flags=re.M):
+                assert target in targets
+            for script in re.findall(r"(?:^|\s)((?:tests|\.ci)/[\w./-]+)", step.get("run", "")):
+                assert (ROOT / script).is_file(), script
+
+
+def test_contributors_are_told_commands_that_are_there():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.M)
+    assert set(re.findall(r"\bmake (\w+)", text)) - {"run"} <= set(targets)
+    for name in re.findall(r"`((?:docs|tests|pardemo|\.ci|\.github)/[\w./-]+\.\w+)`", text):
+        assert (ROOT / name).is_file(), name
+    for page in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "THIRD_PARTY_NOTICES.md"):
+        for target in re.findall(r"\]\((?!http)([^)#]+)", (ROOT / page).read_text()):
+            assert (ROOT / target).exists(), target
+
+
+def test_one_version_everywhere():
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == pardemo.__version__
+    assert f"## {pardemo.__version__}" in (ROOT / "CHANGELOG.md").read_text()

@@ -22,11 +22,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from pardemo import Cluster, RankError, World
-from pardemo.cluster import loopback, pacer, tiers
+from pardemo.book.run import doctor
+from pardemo.cluster import hosts, loopback, pacer, tiers
 from pardemo.cluster.bandwidth import bytes_per_second, told
 from pardemo.collectives import hierarchical_all_reduce, parameter_server_all_reduce, ring_all_reduce
-from pardemo.groups import Groups, Layout
-from pardemo.machine import doctor
+from pardemo.groups import Groups, ParallelDims
 from pardemo.meters.links import LinkMeter
 from pardemo.world import generation
 
@@ -164,6 +164,40 @@ def tier(request):
     if not works(request.param):
         pytest.skip(f"no {request.param} on this machine")
     return request.param
+
+
+@pytest.fixture
+def keeper_that(tmp_path, monkeypatch):
+    """``keeper_that(lines)``: from now on hosts have a keeper that runs these lines of shell."""
+
+    def get(lines):
+        script = tmp_path / "python"
+        script.write_text(f"#!/bin/sh\n{lines}\n")
+        script.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(script))
+        monkeypatch.setattr(hosts, "START_TIMEOUT_S", 0.5)
+        monkeypatch.setattr(hosts, "LIMIT_TIMEOUT_S", 0.5)
+
+    return get
+
+
+def test_a_keeper_that_says_nothing_is_ended_and_the_hosts_are_refused(keeper_that):
+    keeper_that("exec sleep 10")
+    with pytest.raises(OSError, match=r"^the process that keeps the hosts did not answer within 0\.5 s$"):
+        hosts.Hosts(Cluster(hosts=2))
+    with pytest.raises(ValueError, match=r"cannot be made here: the process that keeps the hosts did not answer"):
+        World(2, cluster=Cluster(hosts=2, tier="namespaces"))
+
+
+def test_a_keeper_that_stops_answering_is_ended_and_the_limit_refused(keeper_that):
+    keeper_that("""echo '{"hosts": [1, 2]}'; exec sleep 10""")
+    keeper = hosts.Hosts(Cluster(hosts=2))
+    with pytest.raises(OSError, match=r"^the process that keeps the hosts did not answer within 0\.5 s$"):
+        keeper.limit(0, RATE)
+    keeper._process.wait(60)
+    with pytest.raises(OSError, match=r"^the process that keeps the hosts has ended$"):
+        keeper.limit(0, RATE)
+    keeper.close()
 
 
 def test_a_keeper_that_cannot_build_its_network_says_why():
@@ -496,7 +530,7 @@ def test_nothing_is_left_when_its_process_was_killed(tier):
 
 def metered(nbytes, cluster, by_hosts):
     x = torch.ones(nbytes // 4)
-    with Groups(Layout(tp=2, dp=2)) as groups:
+    with Groups(ParallelDims(tp=2, dp=2)) as groups:
 
         def action():
             hierarchical_all_reduce(x, groups.tp, groups.dp) if by_hosts else ring_all_reduce(x)
@@ -527,7 +561,7 @@ def test_each_link_is_counted_and_a_host_sends_less_by_hosts(four, tier, by_host
 
 
 def test_traffic_is_drawn_with_its_hosts():
-    from pardemo.collection import figures  # here: at the top, every rank of every World above would load matplotlib
+    from book import figures  # here: at the top, every rank of every World above would load matplotlib
 
     fig = figures.traffic([[0, 2**20], [2**19, 0]], Cluster(hosts=2))
     (ax,) = fig.axes

@@ -12,6 +12,7 @@ from pardemo import MemoryMeter, RankFailed, WireMeter, World, collectives
 from pardemo.collectives import (
     chunk_numel,
     hierarchical_all_reduce,
+    links,
     parameter_server_all_reduce,
     ring,
     ring_all_gather,
@@ -21,7 +22,7 @@ from pardemo.collectives import (
     ring_steps,
 )
 from pardemo.formulas import communication
-from pardemo.groups import Groups, Layout
+from pardemo.groups import Groups, ParallelDims
 
 SIZES = [1, 2, 3, 4]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.complex64]
@@ -439,7 +440,7 @@ def hierarchical(hosts, per_host, shape, dtype, strided=False):
     """The sum over all ranks by hosts, and what this rank sent for it."""
     rank, size = dist.get_rank(), dist.get_world_size()
     inputs = [whole_numbers(shape, dtype, r) for r in range(size)]
-    with Groups(Layout(tp=per_host, dp=hosts)) as groups:
+    with Groups(ParallelDims(tp=per_host, dp=hosts)) as groups:
         x = inputs[rank].clone()
         x = x.t().contiguous().t() if strided else x
         hierarchical_all_reduce(x, groups.tp, groups.dp)
@@ -465,3 +466,190 @@ def test_between_hosts_a_hierarchical_all_reduce_sends_each_number_once_however_
     assert (inside, between) == (nbytes, nbytes / 2), "2(G−1)/G·S inside, 2(H−1)/H·S/G between"
     for found in sent:
         assert found == pytest.approx(inside + between, rel=REL)
+
+
+# ---------------------------------------------------------------- views
+
+#: Of a contiguous [6, 6] complex tensor, what is no piece of memory from its first element to its last.
+VIEWS = {
+    "every second": lambda t: t.flatten()[::2],
+    "a column": lambda t: t[:, 1],
+    "a diagonal": lambda t: t.diagonal(),
+    "transposed": lambda t: t.T,
+    "a block": lambda t: t[1:4, 2:5],
+    "real part": lambda t: t.real,
+    "imaginary part": lambda t: t.imag.flatten()[::3],
+    "of a real part": lambda t: t.real[:, 3],
+    "conjugate": lambda t: t.conj(),
+    "a column's conjugate": lambda t: t.conj()[:, 2],
+    "negative": lambda t: t.conj().imag,
+    "a negative column": lambda t: t.conj().imag[:, 5],
+    "no dimension": lambda t: t[2, 3],
+    "no dimension, negative": lambda t: t.conj().imag[2, 3],
+    "nothing": lambda t: t[:0, ::2],
+    "nothing of a column": lambda t: t[2:2, 1],
+    "five elements": lambda t: t[1, 1::1],
+}
+#: The same element several times: such a tensor can be sent, but not changed in place.
+EXPANDED = {
+    "a gradient of sum()": lambda t: t[0, 0].expand(7),
+    "a row for all": lambda t: t[2].expand(5, 6),
+    "windows": lambda t: t[3].unfold(0, 3, 1),
+}
+
+
+def on_every_rank(view):
+    """The ranks' views, their sum, and this rank's own."""
+    ranks = range(dist.get_world_size())
+    views = [view(whole_numbers((6, 6), torch.complex64, r)) for r in ranks]
+    return views, sum(v.clone() for v in views), views[dist.get_rank()]
+
+
+def same_values(found, expected):
+    torch.testing.assert_close(found.resolve_neg(), expected.clone().resolve_conj().resolve_neg(), rtol=0, atol=0)
+
+
+def scattered_and_gathered(views, total, mine):
+    before, size, rank = mine.clone(), dist.get_world_size(), dist.get_rank()
+    chunk = chunk_numel(mine.numel(), size)
+    for _ in range(2):
+        same_values(ring_reduce_scatter(mine), total.reshape(-1)[rank * chunk : (rank + 1) * chunk])
+    same_values(ring_all_gather(mine), torch.cat([v.reshape(-1).resolve_conj().resolve_neg() for v in views]))
+    same_values(mine, before)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_all_collectives_of_views_that_lie_apart(world_of, size, name):
+    """What lies between a view's elements, and behind them, is neither read nor written."""
+
+    def check():
+        view = VIEWS[name]
+        rank = dist.get_rank()
+        scattered_and_gathered(*on_every_rank(view))
+        for all_reduce in (ring_all_reduce, parameter_server_all_reduce):
+            views, total, _ = on_every_rank(view)
+            base = whole_numbers((6, 6), torch.complex64, rank)
+            assert view(base).shape == total.shape
+            expected = base.clone()
+            view(expected).copy_(total)
+            all_reduce(view(base))
+            same_values(base, expected)
+        views, _, mine = on_every_rank(view)
+        ring_broadcast(mine, source=size - 1)
+        same_values(mine, views[-1] if rank == size - 1 else on_every_rank(view)[0][-1])
+
+    world_of(size).run(check)
+
+
+@pytest.mark.parametrize("name", EXPANDED)
+@pytest.mark.parametrize("size", [2, 3])
+def test_elements_that_share_memory_are_sent_and_not_changed(world_of, size, name):
+    def check():
+        views, total, mine = on_every_rank(EXPANDED[name])
+        scattered_and_gathered(views, total, mine)
+        for in_place in (ring_all_reduce, parameter_server_all_reduce, ring_broadcast):
+            with pytest.raises(ValueError, match=r"share memory \(expand, unfold\), so that it cannot be changed"):
+                in_place(mine)
+        return ring_all_reduce(torch.ones(3)).tolist()
+
+    assert world_of(size).run(check) == [[float(size)] * 3] * size
+
+
+def test_a_gradient_of_a_sum(world_of):
+    """Autograd hands out one number, expanded."""
+
+    def check():
+        x = torch.ones(9, requires_grad=True)
+        (gradient,) = torch.autograd.grad(3 * x.sum(), x)
+        return ring_reduce_scatter(gradient).tolist()
+
+    assert world_of(2).run(check) == [[6.0] * 5, [6.0] * 4]
+
+
+@pytest.mark.parametrize("tensor", [torch.ones(8)[::2], torch.ones(3).expand(2, 3), torch.ones(3, 4).T])
+def test_bytes_are_taken_of_contiguous_tensors_alone(tensor):
+    with pytest.raises(ValueError, match="are not its values: pass it through materialized"):
+        links.bytes_of(tensor)
+    assert bytes(links.bytes_of(links.materialized(tensor))) == tensor.numpy().tobytes()
+
+
+def test_bytes_of_lazy_tensors_are_not_taken():
+    lazy = torch.tensor([1 + 2j]).conj()
+    for tensor in (lazy, lazy.imag):
+        with pytest.raises(ValueError, match="lazily conjugated or negated are not its values"):
+            links.bytes_of(tensor)
+
+
+def test_a_result_goes_into_no_lazy_tensor_and_steps_are_those_of_a_contiguous_one(world_of):
+    def check():
+        with pytest.raises(ValueError, match="out must be contiguous, no lazy conjugate"):
+            ring_all_gather(torch.ones(2, dtype=torch.complex64), out=torch.empty(4, dtype=torch.complex64).conj())
+        with pytest.raises(ValueError, match="in a contiguous tensor alone"):
+            list(ring_steps(torch.ones(8)[::2]))
+        with pytest.raises(TypeError, match=r"dense tensors, not torch\.sparse_coo"):
+            ring_all_reduce(torch.eye(3).to_sparse())
+
+    world_of(2).run(check)
+
+
+# ---------------------------------------------------------------- what is compared
+
+NINE = (2, 1, 1, 1, 3, 1, 1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("odd_one", "told"),
+    [
+        (lambda: torch.ones(3, 1, 1, 1, 2, 1, 1, 1, 1), r"rank 1: float32 \(3, 1, 1, 1, 2, 1, 1, 1, 1\)"),
+        (lambda: torch.ones(*NINE, 1), r"rank 1: float32 \(2, 1, 1, 1, 3, 1, 1, 1, 1, 1\)"),
+        (lambda: torch.ones(6), r"rank 1: float32 \(6,\)"),
+        (lambda: torch.ones(3, 1, 1, 1, 2, 1, 1, 1, 1).transpose(0, 4), r"rank 1: float32 \(2, .* strides \(1, "),
+    ],
+    ids=["shape", "ten dimensions", "one dimension", "strides"],
+)
+def test_nine_and_more_dimensions_are_compared(world_of, odd_one, told):
+    def check():
+        with pytest.raises(ValueError, match=rf"rank 0: float32 \(2, 1, 1, 1, 3, 1, 1, 1, 1\); {told}"):
+            ring_all_reduce(odd_one() if dist.get_rank() else torch.ones(NINE))
+
+    world_of(2).run(check)
+
+
+def test_many_dimensions_differ_behind_what_a_message_shows(world_of):
+    def check():
+        shape = [1] * 48 + ([2, 1] if dist.get_rank() else [1, 2])
+        with pytest.raises(ValueError, match="the ranks' tensors differ"):
+            ring_all_reduce(torch.ones(shape))
+
+    world_of(2).run(check)
+
+
+@pytest.mark.parametrize("other", [ring_all_reduce, ring_reduce_scatter, lambda x: list(ring_steps(x))])
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_parameter_server_on_one_rank_and_a_ring_on_the_others_are_told(world_of, size, other):
+    def check():
+        x = torch.ones(6)
+        server = dist.get_rank() == 1
+        with pytest.raises(ValueError, match=r"^the ranks are at different exchanges \(.*rank 1: .* by rank 0"):
+            parameter_server_all_reduce(x) if server else other(x)
+        return parameter_server_all_reduce(x).tolist()
+
+    assert world_of(size).run(check, timeout_s=20) == [[float(size)] * 6] * size
+
+
+def test_a_hierarchical_all_reduce_of_views(world_of):
+    def check():
+        with Groups(ParallelDims(tp=2, dp=2)) as groups:
+            for view in VIEWS.values():
+                _, total, _ = on_every_rank(view)
+                base = whole_numbers((6, 6), torch.complex64, dist.get_rank())
+                expected = base.clone()
+                view(expected).copy_(total)
+                hierarchical_all_reduce(view(base), groups.tp, groups.dp)
+                same_values(base, expected)
+            for view in EXPANDED.values():
+                with pytest.raises(ValueError, match="share memory"):
+                    hierarchical_all_reduce(on_every_rank(view)[2], groups.tp, groups.dp)
+
+    world_of(4).run(check)

@@ -1,11 +1,12 @@
 """A step's bytes as they come and go: known tensors, at known moments."""
 
 import torch
+from book import figures
 from torch import nn
 
-from pardemo.collection import figures
-from pardemo.meters.course import MemoryCourse
-from pardemo.peers import kept
+from pardemo.book.chapters.zero_memory import figures as zero_figures
+from pardemo.book.chapters.zero_memory import measured as kept
+from pardemo.meters.memory_course import MemoryCourse
 
 FLOAT = 4
 
@@ -53,7 +54,7 @@ def test_phases_are_equally_wide_and_one_without_changes_is_left_out():
     with MemoryCourse(net) as course:
         net(torch.ones(2, 16)).sum().backward()
     figures.held_over_a_step({"one": (course.states, course.marks), "two": (course.states, course.marks)}, 544)
-    at, ends = figures.zero._by_phase(len(course.states), course.marks)
+    at, ends = zero_figures._by_phase(len(course.states), course.marks)
     assert len(at) == len(course.states) + 1
     assert at == sorted(at)
     assert list(ends) == ["forward", "backward"]

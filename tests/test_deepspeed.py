@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from pardemo import Cluster, World
-from pardemo.peers import deepspeed_disk, gpt
+from pardemo.peers.deepspeed import disk as deepspeed_disk
+from pardemo.small_models import gpt
 
-PEERS = ["pardemo.peers.deepspeed", "pardemo.peers.states"]
+PEERS = ["pardemo.peers.deepspeed.engine", "pardemo.peers.states"]
 RUNS = int(os.environ.get("PARDEMO_DEEPSPEED_RUNS", "3"))  # 100 in a row were run by hand
 
 
@@ -22,7 +23,7 @@ def world():
 
 
 def train(stage, steps=3):
-    from pardemo.peers import deepspeed
+    from pardemo.peers.deepspeed import engine as deepspeed
 
     engine = deepspeed.engine(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), deepspeed.zero_settings(stage))
     x = torch.ones(8, 64, dtype=torch.bfloat16)
@@ -48,7 +49,7 @@ def test_stage_3_leaves_torch_as_it_was(world):
     """DeepSpeed replaces torch's linear function in the process and leaves it so: slower for frozen weights."""
 
     def replaced():
-        from pardemo.peers import deepspeed
+        from pardemo.peers.deepspeed import engine as deepspeed
 
         before = nn.functional.linear
         engine = deepspeed.engine(nn.Linear(8, 8), deepspeed.zero_settings(3))
@@ -71,7 +72,7 @@ def test_nothing_is_compiled(tmp_path):
 
 
 def someone_else():
-    from pardemo.peers import deepspeed
+    from pardemo.peers.deepspeed import engine as deepspeed
 
     settings = deepspeed.zero_settings(2)
     settings["zero_optimization"]["stage"] = 1
@@ -91,7 +92,7 @@ def test_hpz_keeps_the_second_gather_inside_a_host():
     cluster, width, layers = Cluster(hosts=2, ranks_per_host=2), 256, 2
 
     def sent():
-        from pardemo.peers import zero_traffic
+        from pardemo.book.chapters.zero_communication import measured as zero_traffic
 
         return [zero_traffic.deepspeed_between_hosts(width, layers, cluster, hpz) for hpz in (False, True, True)]
 
@@ -104,7 +105,8 @@ def test_hpz_keeps_the_second_gather_inside_a_host():
 
 def test_an_hpz_that_is_not_there_is_no_measurement(world):
     def without_a_copy():
-        from pardemo.peers import deepspeed, zero_traffic
+        from pardemo.book.chapters.zero_communication import measured as zero_traffic
+        from pardemo.peers.deepspeed import engine as deepspeed
 
         cluster = Cluster(hosts=1, ranks_per_host=2)
         with pytest.MonkeyPatch.context() as patch:
@@ -182,7 +184,7 @@ def test_states_on_disk_train_alike(world, tmp_path, parameters):
 
 
 def losses_on_disk(folder, parameters):
-    from pardemo.peers import deepspeed
+    from pardemo.peers.deepspeed import engine as deepspeed
 
     settings = deepspeed.zero_settings(3) | {"aio": {"block_size": 1 << 20}}
     if folder is not None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pardemo.peers.deepspeed import ALWAYS_SHARDED, zero_settings
-from pardemo.peers.deepspeed_settings import check
+from pardemo.peers.deepspeed.engine import ALWAYS_SHARDED, zero_settings
+from pardemo.peers.deepspeed.settings import check
 
 BASE = {"train_micro_batch_size_per_gpu": 2}
 

@@ -8,10 +8,10 @@ from itertools import combinations, pairwise
 
 import pytest
 import svgs
+from book import drawings, figures
 
 from pardemo import project
-from pardemo.collection import drawings, figures
-from pardemo.collection.drawings import key
+from pardemo.draw import palette
 from pardemo.planner.fragments import by_the_rules
 
 #: A GPU's lines by micro-batch: a little, nearly full, far more than the picture has room for.
@@ -129,7 +129,8 @@ def shown():
 
 def test_every_public_drawing_is_looked_at_here():
     drawn = {getattr(draw, "func", draw).__name__ for draw in (DRAWINGS | PLAYERS).values()}
-    assert drawn == set(drawings.__all__) - {"Canvas", "Drawing", "Player"}
+    made = {name: getattr(drawings, name).__annotations__.get("return") for name in drawings.functions()}
+    assert drawn == {name for name, what in made.items() if what in (drawings.Drawing, drawings.Player)}
 
 
 def test_pictures_are_small_and_say_what_they_show(shown):
@@ -201,9 +202,9 @@ def test_text_on_a_colour_can_be_read(shown):
             for text in svg.texts:
                 box = svg.box_of(text)
                 if box is None:
-                    assert text.fill in ("currentColor", key.DONE["communication"]), (name, text.text)
+                    assert text.fill in ("currentColor", palette.DONE["communication"]), (name, text.text)
                 else:
-                    assert key.contrast(text.fill, box.fill) > 4.2, (name, text.text)
+                    assert palette.contrast(text.fill, box.fill) > 4.2, (name, text.text)
 
 
 def test_without_scripts_all_frames_are_there_and_the_buttons_are_not():
@@ -214,7 +215,7 @@ def test_without_scripts_all_frames_are_there_and_the_buttons_are_not():
 
 
 def test_each_colour_means_one_thing():
-    pairs = combinations(key.MEANINGS.items(), 2)
+    pairs = combinations(palette.MEANINGS.items(), 2)
     near = {(one, other): math.dist(lab(a), lab(b)) for (one, a), (other, b) in pairs}
     assert {names: distance for names, distance in near.items() if distance < 14} == {}
 
@@ -230,30 +231,30 @@ def lab(colour):
 
 
 def test_drawings_use_colours_of_the_key_alone(shown):
-    known = {*key.MEANINGS.values(), key.INK, key.PAPER, "none", "currentColor"}
+    known = {*palette.MEANINGS.values(), palette.INK, palette.PAPER, "none", "currentColor"}
     for name, _, pictures in shown:
         assert set().union(*(svg.colours for svg in pictures)) <= known, name
 
 
 def test_charts_use_colours_of_the_key_alone():
     """Send and communication are one thing, and waiting is being idle; all others have colours of their own."""
-    assert set(figures.COLOURS.values()) <= set(key.MEANINGS.values())
+    assert set(figures.COLOURS.values()) <= set(palette.MEANINGS.values())
     same = {"send": "communication", "wait": "idle"}
     assert {name: figures.COLOURS[of] for name, of in same.items()} == {name: figures.COLOURS[name] for name in same}
     for name in set(figures.COLOURS) - set(same):
-        assert figures.COLOURS[name] == key.MEANINGS[name]
-    rooms = (project.PACKAGE / "collection" / name for name in ("figures", "drawings"))
-    charts = [path for room in rooms for path in room.glob("*.py")]
-    charts += (project.PACKAGE / "planner").rglob("explorer.py")
+        assert figures.COLOURS[name] == palette.MEANINGS[name]
+    charts = [*figures.files(), *drawings.files(), *(project.PACKAGE / "draw").glob("*.py")]
+    charts += [project.PACKAGE / "planner" / "layouts" / name for name in ("explorer.py", "charts.py", "positions.py")]
+    assert len(charts) > 60
     for path in charts:
-        if path.name != "key.py":
+        if path.name != "palette.py":
             assert re.findall(r"#[0-9A-Fa-f]{6}|color=\"0\.\d+\"", path.read_text()) == [], path.name
 
 
 def test_every_colour_that_notebooks_name_is_there():
     notebooks = [json.loads(path.read_text()) for path in project.notebooks().values()]
     source = "\n".join("".join(cell["source"]) for notebook in notebooks for cell in notebook["cells"])
-    named = set(re.findall(r'figures\.COLOURS\["([^"]+)"\]', source))
+    named = set(re.findall(r'COLOURS\["([^"]+)"\]', source))
     before = {"compute", "forward", "backward", "communication", "send", "receive", "wait", "parameters", "gradients",
               "optimizer states", "activations", "predicted", "ring", "parameter server", "torch", "holds", "differs",
               "off", "fails"}  # fmt: skip

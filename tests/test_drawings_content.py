@@ -8,36 +8,36 @@ import pytest
 import svgs
 import torch
 import torch.distributed as dist
+from book import drawings
 from torch import nn
 from torch.nn import functional as F
 
 from pardemo import CallMeter
 from pardemo.baichuan2 import Baichuan2Config
-from pardemo.collection import drawings
-from pardemo.collection.drawings import (
-    attention,
-    block,
-    cube_over_time,
-    finetune,
-    grouped,
-    hops,
-    hosts,
-    kept,
-    key,
-    one_sum,
-    sequence,
-    three_cuts,
-    vocabulary,
-    whole,
-)
+from pardemo.book.chapters.baichuan2_finetune import drawings as finetune
+from pardemo.book.chapters.cluster import measured as corners
+from pardemo.book.chapters.hybrid_parallel import drawings_cube as hosts
+from pardemo.book.chapters.hybrid_parallel import drawings_cube_over_time as cube_over_time
+from pardemo.book.chapters.megatron_attention import drawings as attention
+from pardemo.book.chapters.megatron_attention import drawings_block as block
+from pardemo.book.chapters.megatron_attention import drawings_grouped as grouped
+from pardemo.book.chapters.megatron_attention import drawings_one_sum as one_sum
+from pardemo.book.chapters.vocabulary_and_sequence import drawings as sequence
+from pardemo.book.chapters.vocabulary_and_sequence import drawings_activations as kept
+from pardemo.book.chapters.vocabulary_and_sequence import drawings_three_cuts as three_cuts
+from pardemo.book.chapters.vocabulary_and_sequence import drawings_vocabulary as vocabulary
+from pardemo.book.chapters.vocabulary_and_sequence import drawings_whole as whole
+from pardemo.book.chapters.zero_communication import drawings_hops as hops
+from pardemo.draw import palette
 from pardemo.formulas import communication, memory
-from pardemo.groups import Layout
-from pardemo.peers import corners, gpt, megatron
+from pardemo.groups import ParallelDims
+from pardemo.peers import megatron
 from pardemo.pipeline_parallel import Schedule, gpipe
 from pardemo.pipeline_parallel.timetable import kind_of, timetable
+from pardemo.small_models import gpt
 from pardemo.tensor_parallel import ParallelAttention, copy_to, scatter_sequence
 
-TALK, TENSOR = key.DONE["communication"], key.KEPT["activations"]
+TALK, TENSOR = palette.DONE["communication"], palette.KEPT["activations"]
 
 
 @pytest.mark.parametrize("ranks", range(3, 7))
@@ -56,7 +56,7 @@ def test_server_and_ring_send_what_the_formulas_say(ranks):
 def test_a_full_bucket_leaves_while_backward_goes_on():
     svg = svgs.drawing(drawings.ddp_buckets())
     first, second, at_the_end = sorted(svg.filled(TALK), key=lambda box: (box.y, box.x))
-    backward = svg.filled(key.DONE["backward"])[:4]
+    backward = svg.filled(palette.DONE["backward"])[:4]
     end = max(layer.right for layer in backward)
     assert first.x == backward[1].right, "when layer 3 is done, and with it the bucket"
     assert first.right < end
@@ -74,13 +74,13 @@ def test_a_sample_is_as_wide_as_it_counts_in_the_mean(samples):
         return torch.cat([loss.grad for loss in losses])
 
     svg = svgs.drawing(drawings.unequal_shards(samples))
-    drawn = sorted((box for box in svg.boxes if box.fill in key.RANKS), key=lambda box: (box.y, box.x))
+    drawn = sorted((box for box in svg.boxes if box.fill in palette.RANKS), key=lambda box: (box.y, box.x))
     widths = torch.tensor([box.right - box.x for box in drawn], dtype=torch.double)
     plain, weighted = counts(lambda n: 1), counts(lambda n: len(samples) * n / sum(samples))
     found = torch.cat([plain, weighted])
     assert widths.tolist() == pytest.approx((found * (widths.sum() / found.sum())).tolist(), abs=0.15)
     owners = [rank for rank, count in enumerate(samples) for _ in range(count)]
-    assert [key.RANKS.index(box.fill) for box in drawn] == owners * 2
+    assert [palette.RANKS.index(box.fill) for box in drawn] == owners * 2
     told = [f"{n} {'samples × ' if not rank else '× '}1/{len(samples) * n}" for rank, n in enumerate(samples)]
     told += [f"{n} × 1/{sum(samples)}" for n in samples]
     assert [word for word in svg.words() if "×" in word] == told
@@ -92,7 +92,7 @@ def test_what_is_sent_instead_of_a_gradient_is_drawn_to_scale():
     q = matrix.T @ p
     sent = [matrix.nbytes, matrix.to(torch.int8).nbytes, p.nbytes, q.nbytes, matrix.nbytes / 8]
     svg = svgs.drawing(drawings.sent_instead(*matrix.shape, directions=4, every=8))
-    areas = [box.area for box in sorted(svg.filled(key.KEPT["gradients"]), key=lambda box: box.x)]
+    areas = [box.area for box in sorted(svg.filled(palette.KEPT["gradients"]), key=lambda box: box.x)]
     assert [area / areas[0] for area in areas] == pytest.approx([n / sent[0] for n in sent], rel=0.02)
     shown = [f"{n / 1e3:.3g} kB" for n in (*sent[:2], p.nbytes + q.nbytes, sent[4])]
     assert [word for word in svg.words() if word.endswith("kB")] == shown
@@ -105,12 +105,12 @@ def test_both_cuts_are_drawn_with_the_numbers_of_the_ranks_and_add_up():
     svg = svgs.drawing(drawings.two_cuts_in_numbers(x, a, pieces, parts, x @ a))
     numbers = [text for text in svg.texts if text.text.isdigit()]
     for rank, (piece, part) in enumerate(zip(pieces, parts, strict=True)):
-        drawn = [int(text.text) for text in numbers if svg.box_of(text).fill == key.RANKS[rank]]
+        drawn = [int(text.text) for text in numbers if svg.box_of(text).fill == palette.RANKS[rank]]
         assert drawn == [*piece.flatten().tolist(), *part.flatten().tolist()]
-    whole = [int(text.text) for text in numbers if svg.box_of(text).fill == key.WHOLE]
+    whole = [int(text.text) for text in numbers if svg.box_of(text).fill == palette.WHOLE]
     assert whole == [*(x @ a).flatten().tolist(), float((x @ a)[0, 0])]
     sums = [text for text in svg.texts if "=" in text.text and "·" in text.text]
-    assert [svg.box_of(text).fill for text in sums] == [key.RANKS[0], *key.RANKS[:2]]
+    assert [svg.box_of(text).fill for text in sums] == [palette.RANKS[0], *palette.RANKS[:2]]
     for text, number in zip(sums, (pieces[0], *parts), strict=True):
         terms, told = text.text.split(" = ")
         products = [math.prod(map(int, term.split("·"))) for term in terms.split(" + ")]
@@ -132,8 +132,8 @@ def test_a_tied_weights_gradient_is_the_sum_of_the_two_parts_that_are_drawn():
     assert gpt.relative_error(sum(parts), whole) < 1e-5
     assert min(gpt.relative_error(part, whole) for part in parts) > 0.1
     svg = svgs.drawing(drawings.tied_weights())
-    assert len(svg.filled(key.KEPT["parameters"])) == svg.words().count("E") == 2 * 2
-    one, *both = sorted(svg.filled(key.KEPT["gradients"]), key=lambda box: -box.area)
+    assert len(svg.filled(palette.KEPT["parameters"])) == svg.words().count("E") == 2 * 2
+    one, *both = sorted(svg.filled(palette.KEPT["gradients"]), key=lambda box: -box.area)
     assert [svg.box_of(text) in both for text in svg.texts if text.text == "a part"] == [True, True]
     assert svg.heads.count(TALK) == 1 + 2, "the activation, and the all-reduce both ways"
 
@@ -142,9 +142,11 @@ def test_a_tied_weights_gradient_is_the_sum_of_the_two_parts_that_are_drawn():
 def test_each_rank_has_its_query_heads_and_their_keys_and_values(groups, boxes):
     svg = svgs.drawing(drawings.attention_heads(groups))
     numbers = [svg.box_of(text).fill for text in svg.texts if text.text in "0123"]
-    whose = [colour for colour in numbers if colour in key.RANKS]
-    assert sorted(whose) == sorted(key.RANKS[:2] * (boxes // 2)), "query, key and value heads that only one rank has"
-    assert numbers.count(key.WHOLE) == (4 if groups == 1 else 0), "key and value, on both"
+    whose = [colour for colour in numbers if colour in palette.RANKS]
+    assert sorted(whose) == sorted(palette.RANKS[:2] * (boxes // 2)), (
+        "query, key and value heads that only one rank has"
+    )
+    assert numbers.count(palette.WHOLE) == (4 if groups == 1 else 0), "key and value, on both"
     assert len(svg.heads) == 2 * 4 + 2
 
 
@@ -187,7 +189,7 @@ def test_shared_heads_lie_where_the_layer_puts_them(world_of):
         assert rows == [*grouped.queries_of(rank), 8 + shared, 10 + shared]
     svg = svgs.drawing(drawings.shared_heads())
     assert [svg.words().count(word) for word in ("k₀", "v₀", "k₁", "v₁")] == [2, 2, 2, 2]
-    assert [len(svg.filled(colour)) for colour in key.RANKS[:4]] == [2 + 3] * 4, "queries; its copies, and a band"
+    assert [len(svg.filled(colour)) for colour in palette.RANKS[:4]] == [2 + 3] * 4, "queries; its copies, and a band"
     assert svg.heads == [TALK] * 4, "two double arrows"
 
 
@@ -205,8 +207,8 @@ def test_the_block_is_drawn_with_the_all_reduces_that_it_calls(world_of):
     drawn = {"all_reduce": operators.count("g")}, {"all_reduce": operators.count("f")}
     assert world_of(2).run(forward_and_backward)[0] == drawn
     svg = svgs.drawing(drawings.block_cut())
-    assert len(svg.filled(key.WHOLE)) == 2 * 3
-    assert [len(svg.filled(colour)) for colour in key.RANKS[:2]] == [2, 2]
+    assert len(svg.filled(palette.WHOLE)) == 2 * 3
+    assert [len(svg.filled(colour)) for colour in palette.RANKS[:2]] == [2, 2]
 
 
 def test_the_collectives_of_sequence_parallelism_are_those_that_the_block_calls(world_of):
@@ -224,7 +226,7 @@ def test_the_collectives_of_sequence_parallelism_are_those_that_the_block_calls(
     assert [svg.words().count(name) for name in ("all-gather", "reduce-scatter")] == [2, 2]
     assert len(svg.filled(TALK)) == 4
     # of seven tensors three are halves by tokens, two are whole on both ranks, two are halves by columns
-    of_rank = [sum(box.area for box in svg.filled(colour)) for colour in key.RANKS[:2]]
+    of_rank = [sum(box.area for box in svg.filled(colour)) for colour in palette.RANKS[:2]]
     assert of_rank == pytest.approx([(3 * 0.5 + 2 * 2 * 0.5 + 2 * 0.5) * 146 * 56] * 2)
 
 
@@ -256,7 +258,7 @@ def test_each_token_is_found_by_one_rank_and_by_all_after_the_sum():
 def test_of_each_square_a_rank_has_a_half():
     svg = svgs.drawing(drawings.sequence_cuts())
     squares = 2 * len(three_cuts.WAYS)
-    for colour in key.RANKS[:2]:
+    for colour in palette.RANKS[:2]:
         boxes = [box for box in svg.filled(colour) if box.y < 350]
         assert len(boxes) == squares * 8
     talk = [way[1] for way in three_cuts.WAYS]
@@ -274,7 +276,7 @@ def test_what_a_block_keeps_is_what_the_formulas_say():
     assert (whole_on_each + cut / 4) * s * b * h == memory.block_activation_bytes(s, b, h, a, 4)
     svg = svgs.drawing(drawings.block_activations())
     bars = {text.text: text for text in svg.texts}
-    drawn = [bar for bar in svg.filled(key.WHOLE) if bar.x == kept._LEFT]
+    drawn = [bar for bar in svg.filled(palette.WHOLE) if bar.x == kept._LEFT]
     assert sum(bar.right - bar.x for bar in drawn) == pytest.approx(whole_on_each * kept._BYTE)
     assert "2 + 2as/h" in bars
 
@@ -292,7 +294,7 @@ def test_what_is_whole_is_white_and_what_is_cut_is_halved():
 @pytest.mark.parametrize("sizes", [(2, 2, 2, 4), (2, 2, 2, 8), (2, 2, 4, 4), (4, 2, 1, 8)])
 def test_the_cube_has_the_groups_of_the_layout(sizes):
     tensor, data, pipeline, ranks_per_host = sizes
-    layout = Layout(tp=tensor, dp=data, pp=pipeline)
+    layout = ParallelDims(tp=tensor, dp=data, pp=pipeline)
     svg = svgs.drawing(drawings.cube(*sizes))
     places = {int(text.text): text for text in svg.texts if text.text.isdigit()}
     assert sorted(places) == list(range(layout.size))
@@ -310,7 +312,7 @@ def test_the_cube_has_the_groups_of_the_layout(sizes):
 
 @pytest.mark.parametrize("tensor", [2, 3, 4])
 def test_the_cube_on_hosts_has_the_groups_of_the_layout(tensor):
-    layout = Layout(tp=tensor, dp=2, pp=2)
+    layout = ParallelDims(tp=tensor, dp=2, pp=2)
     svg = svgs.drawing(drawings.cube_on_hosts(tensor))
     places = {int(text.text): text for text in svg.texts if text.text.isdigit()}
     frames = [box for box in svg.boxes if box.border == TENSOR and box.right - box.x > 60]
@@ -327,7 +329,7 @@ def test_the_cube_on_hosts_has_the_groups_of_the_layout(tensor):
 
 
 def test_in_the_wrong_order_a_host_is_a_data_group_and_tensor_arrows_cross():
-    layout = Layout(tp=2, dp=2, pp=2, order="dp-tp-pp")
+    layout = ParallelDims(tp=2, dp=2, pp=2, order="dp-tp-pp")
     svg = svgs.drawing(drawings.cube_on_hosts(2, order="dp-tp-pp"))
     places = {int(text.text): text for text in svg.texts if text.text.isdigit()}
     frames = [box for box in svg.boxes if box.right - box.x > 200]
@@ -351,7 +353,7 @@ def test_areas_of_zeros_stages_are_bytes(ranks):
         found = {}
         for kind in ("parameters", "gradients", "optimizer states"):
             boxes = [
-                box for box in svg.filled(key.KEPT[kind]) if 60 + height * stage < box.y < 60 + height * (stage + 1)
+                box for box in svg.filled(palette.KEPT[kind]) if 60 + height * stage < box.y < 60 + height * (stage + 1)
             ]
             found[kind] = sum(box.area for box in boxes if box.y < 440)
         theory = memory.model_states(ranks, ranks, stage)
@@ -362,7 +364,7 @@ def test_areas_of_zeros_stages_are_bytes(ranks):
 
 def test_partitioned_checkpoints_take_a_quarter():
     svg = svgs.drawing(drawings.checkpoints_in_parts())
-    kept = [box for box in svg.filled(key.KEPT["activations"]) if box.y < 250]
+    kept = [box for box in svg.filled(palette.KEPT["activations"]) if box.y < 250]
     left, right = (sum(box.area for box in kept if (box.x < 365) is side) for side in (True, False))
     assert left == pytest.approx(4 * right, rel=0.01)
     assert svg.heads.count(TALK) == 1, "one all-gather more"
@@ -377,7 +379,7 @@ def test_loras_numbers_are_the_articles():
     svg = svgs.drawing(drawings.lora())
     assert f"{pair / (finetune.OUT * finetune.IN):.1%} of it" in " ".join(svg.words())
     boxes = {text.text: svg.box_of(text) for text in svg.texts if text.text in "WAB" and text.size > 20}
-    assert boxes["W"].fill == key.SHADES["frozen parameters"]
+    assert boxes["W"].fill == palette.SHADES["frozen parameters"]
     assert boxes["A"].right - boxes["A"].x == boxes["W"].right - boxes["W"].x, "both take in x"
     assert boxes["B"].bottom - boxes["B"].y == boxes["W"].bottom - boxes["W"].y, "both make y"
     bytes_of = [box.right - box.x for box in svg.boxes if box.y == 464]
@@ -465,7 +467,7 @@ def test_the_cubes_step_has_gpipes_times_and_a_blocks_sums():
     svg = svgs.drawing(drawings.cube_step())
     own = 2 * cube_over_time.STAGES * cube_over_time.MICRO_BATCHES * cube_over_time.SUMS * cube_over_time.LAYERS
     assert len(svg.filled(TENSOR)) == own + 4, "and the legend's four"
-    assert len(svg.filled(key.KEPT["gradients"])) == cube_over_time.STAGES + 1, (
+    assert len(svg.filled(palette.KEPT["gradients"])) == cube_over_time.STAGES + 1, (
         "a sum at the end of each stage; the legend"
     )
     assert len(svg.heads) == 2 * cube_over_time.MICRO_BATCHES + 2, "down and up; the legend's, and the time's"
@@ -496,7 +498,7 @@ def test_two_hops_bring_each_part_to_its_rank_as_the_chapters_cell_does(world_of
         assert last == [sum(10 * r + part for r in range(4)) for part in hops.held(rank, 2)]
     svg = svgs.drawing(drawings.two_hops())
     numbers = [text for text in svg.texts if text.text in "0123"]
-    assert [svg.box_of(text).fill for text in numbers] == [key.RANKS[int(text.text)] for text in numbers]
+    assert [svg.box_of(text).fill for text in numbers] == [palette.RANKS[int(text.text)] for text in numbers]
     held = [part for rank in range(4) for hop in range(3) for part in hops.held(rank, hop)]
     assert [int(text.text) for text in numbers] == held
     assert svg.heads == [TALK] * 8

@@ -5,14 +5,15 @@ import re
 import pytest
 import svgs
 import torch
+from book import drawings
 from torch import nn
 
 from pardemo import CallMeter
-from pardemo.collection import drawings
-from pardemo.collection.drawings import key, zero_moments
+from pardemo.book.chapters.zero_memory import drawings_step as zero_moments
+from pardemo.draw import palette
 from pardemo.formulas import communication, memory
 from pardemo.formulas import pipeline as pipelines
-from pardemo.peers import gpt
+from pardemo.small_models import gpt
 from pardemo.zero import Zero1, Zero2, Zero3
 
 
@@ -20,7 +21,7 @@ from pardemo.zero import Zero1, Zero2, Zero3
 def test_the_rings_last_frame_has_the_whole_sum_everywhere_and_each_step_sends_one_chunk_a_rank(ranks):
     frames = svgs.frames(drawings.ring_all_reduce(ranks))
     assert len(frames) == 1 + 2 * (ranks - 1)
-    added = [sum(len(frame.filled(colour)) for colour in key.RANKS) for frame in frames]
+    added = [sum(len(frame.filled(colour)) for colour in palette.RANKS) for frame in frames]
     assert added[0] == ranks * ranks, "each chunk has one rank's numbers"
     assert added[ranks - 1] == ranks * ranks * (ranks + 1) // 2, "one chunk with all, one with all but one …"
     assert added[-1] == ranks**3, "every chunk has everybody's"
@@ -44,7 +45,7 @@ def test_a_schedules_player_computes_everything_once_and_holds_as_many_as_it_sho
     assert held[-1] == most, "the last frame, which is shown first, tells the most"
     assert [max(column) for column in zip(*held[:-1], strict=True)] == most, "in whole micro-batches"
     last = frames[-1]
-    area = {name: sum(box.area for box in last.filled(key.DONE[name])) for name in ("forward", "backward", "idle")}
+    area = {name: sum(box.area for box in last.filled(palette.DONE[name])) for name in ("forward", "backward", "idle")}
     area = {name: total - 18 * 18 for name, total in area.items()}  # the legend's own
     assert area["backward"] == pytest.approx(2 * area["forward"], rel=0.01)
     bubble = pipelines.bubble_of_total(stages, micro_batches, chunks)
@@ -52,7 +53,9 @@ def test_a_schedules_player_computes_everything_once_and_holds_as_many_as_it_sho
     assert area["idle"] / sum(row.area for row in rows) == pytest.approx(bubble, abs=0.01)
     assert f"{bubble:.0%} of all time" in player.captions[-1]
     numbers = [
-        text.text for text in last.texts if fill_under(last, text) in (key.DONE["forward"], key.DONE["backward"])
+        text.text
+        for text in last.texts
+        if fill_under(last, text) in (palette.DONE["forward"], palette.DONE["backward"])
     ]
     assert sorted(numbers) == sorted(str(k) for k in range(micro_batches) for _ in range(2 * stages * chunks))
 
@@ -71,7 +74,7 @@ def test_a_zero_bubble_player_draws_the_weights_gradients_apart_and_the_v(kind, 
     assert held[-1] == [max(column) for column in zip(*held[:-1], strict=True)] == most
     last = frames[-1]
     kinds = ("forward", "backward", "weight gradients")
-    area = {name: sum(box.area for box in last.filled(key.DONE[name])) - 18 * 18 for name in (*kinds, "idle")}
+    area = {name: sum(box.area for box in last.filled(palette.DONE[name])) - 18 * 18 for name in (*kinds, "idle")}
     assert area["forward"] == pytest.approx(area["backward"]) == pytest.approx(area["weight gradients"])
     unit = 3 * micro_batches * stages
     idle = stages * pipelines.idle(kind, stages, micro_batches, 1, 2)
@@ -79,7 +82,7 @@ def test_a_zero_bubble_player_draws_the_weights_gradients_apart_and_the_v(kind, 
     assert area["idle"] / rows == pytest.approx(idle / (unit + idle), abs=0.01)
     assert f"{idle / (unit + idle):.0%} of all time" in player.captions[-1]
     for name in kinds:
-        numbers = [text.text for text in last.texts if fill_under(last, text) == key.DONE[name]]
+        numbers = [text.text for text in last.texts if fill_under(last, text) == palette.DONE[name]]
         assert sorted(numbers) == sorted(str(k) for k in range(micro_batches) for _ in range(stages * chunks))
     if chunks == 2:
         labels = [int(text.text) for text in last.texts if 70 < text.x < 96 and text.text.isdigit()]

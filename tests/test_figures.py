@@ -4,14 +4,15 @@ import importlib
 
 import pytest
 import torch
+from book import figures
 from matplotlib import font_manager
 from PIL import Image
 
-from pardemo.collection import figures
-from pardemo.collection.figures import hybrid_layouts, which_layout
-from pardemo.collection.figures.style import COLOURS, HATCHES, SETTINGS
-from pardemo.groups import Layout
+from pardemo.book.chapters.hybrid_parallel import figures_layouts as hybrid_layouts
+from pardemo.draw.style import COLOURS, HATCHES, SETTINGS
+from pardemo.groups import ParallelDims
 from pardemo.meters import Span
+from pardemo.planner.layouts import charts as layout_charts
 from pardemo.planner.timing import StepTime
 
 
@@ -100,7 +101,9 @@ def test_what_a_block_keeps_is_drawn_with_its_numbers_in_words(out):
     figures.loss_bytes({96: 288.0}, {96: 18.0}, 4, {"GPT-2": 50_257})
     figures.on_each_gpu({"layers:\nweights": 25.2, "logits": 4.1}, {"layers:\nweights": 25.2, "logits": 0.5})
     names = ["activation_terms", "loss_bytes", "memory", "sequence_cost", "vocabulary_whole"]
-    assert sorted(file.stem for file in (out / "figures").iterdir()) == [f"04_{name}" for name in names]
+    assert sorted(file.stem for file in (out / "figures").iterdir()) == [
+        f"vocabulary_and_sequence_{name}" for name in names
+    ]
 
 
 def test_pictures_of_two_hosts_tell_their_numbers_in_words(out):
@@ -127,7 +130,7 @@ def test_a_second_hosts_step_ends_when_products_and_sum_have(out):
 def test_what_a_ring_waits_is_told_where_it_is_half_of_its_time(out, monkeypatch):
     drawn = {}
     monkeypatch.setattr(
-        "pardemo.collection.figures.data_parallel.save", lambda fig, name, alt: drawn.update(fig=fig, alt=alt)
+        "pardemo.book.chapters.data_parallel.figures.save", lambda fig, name, alt: drawn.update(fig=fig, alt=alt)
     )
     sizes = [10**k for k in range(3, 10)]
     latency, rate, ranks = 5e-6, 50e9, (8, 512)
@@ -143,7 +146,7 @@ def test_what_a_ring_waits_is_told_where_it_is_half_of_its_time(out, monkeypatch
 def test_parts_to_a_loss_stand_one_upon_the_other(out, monkeypatch):
     drawn = {}
     monkeypatch.setattr(
-        "pardemo.collection.figures.cluster.save", lambda fig, name, alt: drawn.update(fig=fig, alt=alt)
+        "pardemo.book.chapters.cluster.figures.save", lambda fig, name, alt: drawn.update(fig=fig, alt=alt)
     )
     parts = {15: {"each": (1.0, 0.5, 2.0), "seldom": (2.0, 0.1, 0.25)}}
     figures.parts_to_a_loss(parts, {"each": {15: 3.4}, "seldom": {15: 2.5}}, {"each": 48, "seldom": 88})
@@ -158,8 +161,8 @@ def test_parts_to_a_loss_stand_one_upon_the_other(out, monkeypatch):
 def drawn(monkeypatch):
     """Of the pictures of chapters 02 and 03: the figures themselves, by the pictures' names."""
     kept = {}
-    for name in ("pipeline", "stages", "tensor"):
-        module = importlib.import_module(f"pardemo.collection.figures.{name}")  # "pipeline" is a picture's name, too
+    for name in ("pipeline_parallel.figures", "pipeline_parallel.figures_stages", "megatron_mlp.figures"):
+        module = importlib.import_module(f"pardemo.book.chapters.{name}")
         monkeypatch.setattr(module, "save", lambda fig, name, alt: kept.update({name: fig}) or alt)
     return kept
 
@@ -169,7 +172,7 @@ def test_stages_of_a_cut_compute_or_wait_until_the_slowest_is_done(drawn):
     told = figures.lengths_of_stages({"by layers": [2, 1, 4.5], "even": [3, 2, 2.5]}, {"by layers": [3, 1, 2],
                                      "even": [4, 0, 2]}, names)  # fmt: skip
     assert told.endswith("by layers 2.0, 1.0, 4.5; even 3.0, 2.0, 2.5.")
-    first, second = drawn["02_stages"].axes
+    first, second = drawn["pipeline_parallel_stages"].axes
     labels = [tick.get_text() for tick in first.get_yticklabels()]
     assert labels == ["embedding, 2 blocks", "block", "norm, output"]
     for ax, slowest in ((first, 4.5), (second, 3)):
@@ -182,7 +185,7 @@ def test_what_does_not_fit_beside_the_states_crosses_the_line(drawn):
     states = {"parameters": 4e9, "gradients": 4e9, "optimizer states": 24e9}
     told = figures.memory_of_schedules(states, {"a": 60e9, "b": 40e9}, {"a": 0.25, "b": 0.5}, 80e9)
     assert told.endswith("beside 32 GB of model states on a GPU: a 60.0, 25.0% idle; b 40.0, 50.0% idle.")
-    (ax,) = drawn["02_on_a_gpu"].axes
+    (ax,) = drawn["pipeline_parallel_on_a_gpu"].axes
     (room,) = ax.lines
     ends = [bar.get_x() + bar.get_width() for bar in ax.patches[-2:]]
     assert ends == [92, 72]
@@ -200,7 +203,7 @@ def test_courses_mark_when_all_would_be_done_without_messages(drawn):
 def test_sums_and_gradients_meet_where_they_are_as_many_bytes(drawn):
     told = figures.sent_between_hosts({0: 0, 8: 4e6, 16: 8e6}, 6e6, 8)
     assert told.endswith("activations 4 with 8 tokens, gradients 6 with any number; as many at 12 tokens.")
-    (ax,) = drawn["03_between_hosts"].axes
+    (ax,) = drawn["megatron_mlp_between_hosts"].axes
     sums, gradients, example, equal = (list(zip(*line.get_data(), strict=True)) for line in ax.lines)
     assert (sums[-1], gradients[-1]) == ((16, 8), (16, 6))
     assert (example, equal) == ([(8, 4)], [(12, 6)])
@@ -209,7 +212,7 @@ def test_sums_and_gradients_meet_where_they_are_as_many_bytes(drawn):
 def test_without_f_each_point_is_a_number_over_the_right_one(drawn):
     z, right, wrong = torch.arange(3.0), torch.tensor([1.0, -2, 3]), torch.tensor([0.5, 1, 1])
     assert figures.without_f({"Z": (z, z), "dX": (right, wrong)}, "rank 0")
-    first, second = drawn["03_without_f"].axes
+    first, second = drawn["megatron_mlp_without_f"].axes
     assert second.collections[0].get_offsets().tolist() == [[1, 0.5], [-2, 1], [3, 1]]
     assert all(x == y for x, y in first.collections[0].get_offsets().tolist())
     assert first.get_xlim() == first.get_ylim()
@@ -226,7 +229,7 @@ def test_parts_of_a_gradient_add_up_to_the_diamond(out):
 
 
 def test_layouts_are_told_with_their_engines_and_ways_to_cut_with_their_parts(out):
-    chosen = {"8B, 8 H100": (Layout(dp=8), "ZeRO-1"), "70B, slow": (Layout(tp=2, dp=8, pp=4), "ZeRO-1")}
+    chosen = {"8B, 8 H100": (ParallelDims(dp=8), "ZeRO-1"), "70B, slow": (ParallelDims(tp=2, dp=8, pp=4), "ZeRO-1")}
     told = figures.chosen_layouts(chosen, {"8B, 8 H100": (131_072, 1_099), "70B, slow": (65_536, 158_000)}).alt
     assert "8B, 8 H100: t 1, p 1, d 8, ZeRO-1; 70B, slow: t 2, p 4, d 8, ZeRO-1" in told
     assert "2 GPUs 1.86, paper 1.64" in figures.strong_scaling({2: 1.863}, {2: 1.64}).alt
@@ -234,7 +237,7 @@ def test_layouts_are_told_with_their_engines_and_ways_to_cut_with_their_parts(ou
     told = figures.ways_to_cut({"t 1, p 4": parts, "t 4, p 1": parts | {"matrix products": 90.0}}).alt
     assert "t 1, p 4 31 s" in told
     assert "pipeline bubble 2.6" in told
-    assert set(parts) - {"offload"} <= {*which_layout.PARTS, *hybrid_layouts._PLANNED}, "each part has a colour"
+    assert set(parts) - {"offload"} <= {*layout_charts.PARTS, *hybrid_layouts._PLANNED}, "each part has a colour"
 
 
 def test_pictures_of_eight_bits_and_of_hpz_tell_their_numbers_in_words(out):
@@ -243,4 +246,7 @@ def test_pictures_of_eight_bits_and_of_hpz_tell_their_numbers_in_words(out):
     rings = {"ZeRO-3": 2.25, "hpZ": 1.5}
     told = figures.hpz_on_hosts({"our cells": rings, "DeepSpeed": {"ZeRO-3": 3.0, "hpZ": 2.25}}, rings).alt
     assert "our cells, hpZ 1.50 S; DeepSpeed, ZeRO-3 3.00 S; DeepSpeed, hpZ 2.25 S" in told
-    assert {file.stem for file in (out / "figures").iterdir()} == {"07_scales", "07_hpz"}
+    assert {file.stem for file in (out / "figures").iterdir()} == {
+        "zero_communication_scales",
+        "zero_communication_hpz",
+    }

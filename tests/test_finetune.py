@@ -1,14 +1,17 @@
 """Training by a recipe: what runs is what was asked for, a run goes on exactly, and nothing broken is read."""
 
 import dataclasses
+import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+import types
 from pathlib import Path
 
 import psutil
@@ -22,10 +25,10 @@ from torch.nn import functional as F
 
 from pardemo import RankFailed, World, cli, headlines, project
 from pardemo.finetune.recipes import recipe
-from pardemo.finetune.training import beginning, detached, sealed
+from pardemo.finetune.training import background, checkpoint_seal, disk, resume
 from pardemo.finetune.training.launch import PRELOAD, launch
 from pardemo.finetune.training.logs import TokenCount, read_log, smoothed
-from pardemo.finetune.training.order import Order
+from pardemo.finetune.training.sample_order import Order
 from pardemo.peers import launchers
 
 STEPS = 6
@@ -203,7 +206,7 @@ def test_a_resumed_run_ends_where_the_whole_one_did(ranks, job, whole, tmp_path)
     done = run(ranks, job, folder, "lora.dropout=0.1", resume=True)
     assert done["resumed_from"] == "checkpoint-3"
     assert not (begun / "left.pt").exists(), "a seal would vouch for it"
-    assert sealed.fault(begun) is None
+    assert checkpoint_seal.fault(begun) is None
     assert losses(folder) == pytest.approx(losses(whole), abs=1e-6)
     assert apart(folder, whole) < 1e-7
 
@@ -234,7 +237,7 @@ def test_an_earlier_run_is_neither_lost_nor_mistaken_for_the_new_one(ranks, job,
     assert apart(folder, whole) == 0
     done = run(ranks, job, folder, "train.max_steps=2", "train.save_steps=1", overwrite=True)
     assert done["resumed_from"] is None
-    assert [path.name for path in sealed.checkpoints(folder)] == ["checkpoint-2", "checkpoint-1"]
+    assert [path.name for path in checkpoint_seal.checkpoints(folder)] == ["checkpoint-2", "checkpoint-1"]
 
 
 @pytest.mark.parametrize(
@@ -262,7 +265,7 @@ def test_a_checkpoint_of_another_run_is_not_gone_on_from(job, whole, tmp_path, c
     shutil.copytree(whole, folder)
     changed = recipe.override(job, [f"output_dir={folder}", "lora.dropout=0.1", *changes])
     with pytest.raises(ValueError, match=told):  # by every rank, and before any rank starts
-        beginning.choose(folder, changed, True, False, 2)
+        resume.choose(folder, changed, True, False, 2)
     with pytest.raises(ValueError, match=told):
         launch(changed, resume=True)
 
@@ -283,9 +286,9 @@ def test_a_change_that_is_named_is_gone_on_with(ranks, job, whole, tmp_path):
     assert rates == pytest.approx(cosine, abs=1e-9), "the schedule ends where the run does"
     assert json.loads((folder / "adapter" / "adapter_config.json").read_text())["lora_alpha"] == 64
     with pytest.raises(ValueError, match=r"--allow train.learning_rate: a resumed run may change lora.alpha, "):
-        beginning.choose(folder, job, True, False, 2, ["train.learning_rate"])
+        resume.choose(folder, job, True, False, 2, ["train.learning_rate"])
     with pytest.raises(ValueError, match="it goes with --resume"):
-        beginning.choose(folder, job, False, True, 2, ["lora.alpha"])
+        resume.choose(folder, job, False, True, 2, ["lora.alpha"])
 
 
 def test_patience_is_resumed_too(ranks, job, tmp_path):
@@ -308,8 +311,8 @@ def test_patience_is_resumed_too(ranks, job, tmp_path):
     [
         (lambda f: (f / "adapter_model.safetensors").write_bytes(b"x"), "adapter_model.safetensors is not what was"),
         (lambda f: (f / "trainer_state.json").unlink(), "trainer_state.json is missing"),
-        (lambda f: (f / sealed.SEAL).unlink(), "it was never finished"),
-        (lambda f: (f / sealed.SEAL).write_text("{"), "its seal cannot be read"),
+        (lambda f: (f / checkpoint_seal.SEAL).unlink(), "it was never finished"),
+        (lambda f: (f / checkpoint_seal.SEAL).write_text("{"), "its seal cannot be read"),
         (lambda f: (f / "added.pt").write_bytes(b"x"), "added.pt is not what was written"),
     ],
 )
@@ -319,7 +322,7 @@ def test_a_corrupt_newest_checkpoint_is_passed_over(ranks, job, whole, tmp_path,
     shutil.rmtree(folder / "adapter")
     newest = folder / f"checkpoint-{STEPS}"
     spoil(newest)
-    found, notes = sealed.newest(folder)
+    found, notes = checkpoint_seal.newest(folder)
     assert found.name == "checkpoint-3"
     assert told in notes[0]
     assert notes[0].startswith(newest.name)
@@ -329,7 +332,7 @@ def test_a_checkpoint_of_somebody_else_is_not_read(whole, tmp_path, monkeypatch)
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)
     monkeypatch.setenv("PARDEMO_KEY", str(tmp_path / "another key"))
-    found, notes = sealed.newest(folder)
+    found, notes = checkpoint_seal.newest(folder)
     assert found is None
     assert "another user or machine wrote it" in notes[0]
     assert (tmp_path / "another key").stat().st_mode & 0o077 == 0
@@ -345,7 +348,7 @@ def test_what_cannot_be_gone_on_from_is_refused_and_left_as_it_is(job, whole, tm
     shutil.copytree(whole, folder)
     if why == "another key":
         monkeypatch.setenv("PARDEMO_KEY", str(tmp_path / "another key"))
-    for checkpoint in sealed.checkpoints(folder) if why != "another key" else ():
+    for checkpoint in checkpoint_seal.checkpoints(folder) if why != "another key" else ():
         if why == "corrupt":
             (checkpoint / "adapter_model.safetensors").write_bytes(b"x")
         else:
@@ -372,8 +375,8 @@ def test_only_a_runs_own_checkpoints_are_counted(ranks, job, whole, tmp_path):
     (folder / ".checkpoint-3-universal-abc").mkdir()  # of a resume that was killed
     done = run(ranks, job, folder, "lora.dropout=0.1", "train.save_limit=1", resume=True)
     assert done["resumed_from"] == "checkpoint-3"
-    assert [path.name for path in sealed.checkpoints(folder)] == ["checkpoint-40", f"checkpoint-{STEPS}"]
-    assert sealed.readable(folder) == {f"checkpoint-{STEPS}"}
+    assert [path.name for path in checkpoint_seal.checkpoints(folder)] == ["checkpoint-40", f"checkpoint-{STEPS}"]
+    assert checkpoint_seal.readable(folder) == {f"checkpoint-{STEPS}"}
     assert not list(folder.glob(".checkpoint-*"))
 
 
@@ -381,11 +384,15 @@ def test_what_to_keep(tmp_path):
     for number in (2, 4, 6, 8):
         (tmp_path / f"checkpoint-{number}").mkdir()
         if number != 4:  # never finished
-            sealed.seal(tmp_path / f"checkpoint-{number}", step=number)
-    sealed.keep(tmp_path, None, {"checkpoint-8"})
-    assert [path.name for path in sealed.checkpoints(tmp_path)] == ["checkpoint-8", "checkpoint-6", "checkpoint-2"]
-    sealed.keep(tmp_path, 1, {"checkpoint-2", "checkpoint-6"})
-    assert [path.name for path in sealed.checkpoints(tmp_path)] == ["checkpoint-8", "checkpoint-6"]
+            checkpoint_seal.seal(tmp_path / f"checkpoint-{number}", step=number)
+    checkpoint_seal.keep(tmp_path, None, {"checkpoint-8"})
+    assert [path.name for path in checkpoint_seal.checkpoints(tmp_path)] == [
+        "checkpoint-8",
+        "checkpoint-6",
+        "checkpoint-2",
+    ]
+    checkpoint_seal.keep(tmp_path, 1, {"checkpoint-2", "checkpoint-6"})
+    assert [path.name for path in checkpoint_seal.checkpoints(tmp_path)] == ["checkpoint-8", "checkpoint-6"]
 
 
 # --- faults
@@ -412,9 +419,61 @@ def test_a_full_disk_at_a_checkpoint_is_said(job, tmp_path):
         world.run(trained_until_the_disk_is_full, values)
     assert f"checkpoint-{STEPS} could not be written" in str(told.value)
     assert "the last whole checkpoint is checkpoint-3" in str(told.value)
-    found, notes = sealed.newest(folder)
+    first = str(told.value).splitlines()[0]
+    nbytes = disk.folder_bytes(folder / "checkpoint-3") / 1e3
+    assert (
+        f"(it takes about {nbytes:.1f} kB, and no file of this process may be larger than 10.0 kB (ulimit -f))" in first
+    )
+    assert "enforce fail" not in first
+    found, notes = checkpoint_seal.newest(folder)
     assert found.name == "checkpoint-3"
     assert notes == [f"checkpoint-{STEPS} is passed over: it was never finished"]
+
+
+@pytest.mark.parametrize(
+    ("error", "free", "told"),
+    [
+        (RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534\nframe"), 0,
+         r"it takes about 1\.5 GB, and the disk at /\S* has 2\.0 kB left for it$"),
+        (OSError(errno.ENOSPC, "No space left on device"), 3e6,
+         r"it takes about 1\.5 GB, and the disk at /\S* has 3\.0 MB left for it$"),
+        (RuntimeError("SafetensorError: Error while serializing: I/O error: (os error 28)"), 9e9,
+         r"the disk at /\S*, with 9\.0 GB left, did not take all of it: a quota\? \(SafetensorError: .*28\)\)$"),
+        (ValueError("another reason\nlong"), 0, "^another reason$"),
+        (ValueError(), 0, "^ValueError$"),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_a_full_disk(tmp_path, monkeypatch, error, free, told):
+    part = tmp_path / "checkpoint-6"
+    part.mkdir()
+    (part / "begun").write_bytes(bytes(2000))
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda _: types.SimpleNamespace(free=free))
+    assert re.search(told, disk.reason(error, part, 1_500_000_000))
+
+
+def test_a_checkpoint_takes_about_what_is_predicted(ranks, job, tmp_path):
+    folder = tmp_path / "run"
+    run(ranks, job, folder, "lora.rank=64")
+    values = sum(tensor.numel() for tensor in adapter(folder).values())
+    model = torch.nn.Linear(values, 1, bias=False)
+    assert disk.adapter_bytes(model) == pytest.approx(disk.folder_bytes(folder / "adapter"), rel=0.1)
+    assert disk.checkpoint_bytes(model) == pytest.approx(disk.folder_bytes(folder / f"checkpoint-{STEPS}"), rel=0.2)
+
+
+def test_two_runs_do_not_write_to_one_folder(ranks, job, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    refused = rf"another run \(process {os.getpid()}\) writes to {folder}: wait for it, or give another output_dir$"
+    with project.only_writer(folder, "go"):
+        with pytest.raises(RankFailed) as told:
+            run(ranks, job, folder)
+        assert re.match(f"ranks 0, 1: ValueError: {refused}", str(told.value).splitlines()[0])
+        with pytest.raises(ValueError, match=refused):  # before any rank starts
+            launch(recipe.override(job, [f"output_dir={folder}"]))
+        assert [path.name for path in folder.iterdir()] == [project.LOCK]
+    with pytest.raises(RankFailed, match="no model folder"):
+        run(ranks, job, tmp_path / "refused", "model.path=nowhere")
+    assert not (tmp_path / "refused").exists(), "nothing is left of a run that cannot begin"
 
 
 def ranks_of(pid):
@@ -431,7 +490,7 @@ def test_killed_in_the_middle_it_leaves_no_orphan_and_goes_on(ranks, job, tmp_pa
     drain = threading.Thread(target=process.stdout.read, daemon=True)
     drain.start()
     deadline = time.monotonic() + 240
-    while not (folder / "checkpoint-3" / sealed.SEAL).is_file():
+    while not (folder / "checkpoint-3" / checkpoint_seal.SEAL).is_file():
         assert time.monotonic() < deadline, "no checkpoint came"
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.1)
@@ -449,7 +508,7 @@ def test_killed_in_the_middle_it_leaves_no_orphan_and_goes_on(ranks, job, tmp_pa
         assert "SIGKILL" in told
     gone, alive = psutil.wait_procs(children, timeout=120)
     assert not alive, "nothing is left running"
-    before = sealed.newest(folder)[0]
+    before = checkpoint_seal.newest(folder)[0]
     longer = f"train.max_steps={int(before.name[11:]) + 2}"
     done = run(ranks, job, folder, longer, resume=True, allow=["train.max_steps"])
     assert done["resumed_from"] == before.name
@@ -487,7 +546,7 @@ def test_a_recipe_for_gpus_does_not_start_on_the_cpu_unasked(job, tmp_path, capf
     with pytest.raises(ValueError, match=r"for 2 GPUs .*would run on the CPU here: --on-cpu"):
         launch(changed)
     with pytest.raises(ValueError, match="for 2 GPUs"):
-        detached.start(changed)
+        background.start(changed)
     assert not (tmp_path / "run").exists()
     assert cli.main(["finetune", str(tmp_path / "job.yaml"), "--ranks", "1", "--on-cpu"]) == 0
 
@@ -619,9 +678,9 @@ def test_the_recipe_of_a_run_starts_it_again(job, tmp_path):
 
 STARTS_AND_LEAVES = """
 import sys
-from pardemo.finetune.training import detached
+from pardemo.finetune.training import background
 from pardemo.finetune.recipes import recipe
-print(detached.start(recipe.load(sys.argv[1])))
+print(background.start(recipe.load(sys.argv[1])))
 """
 
 
@@ -631,19 +690,19 @@ def test_a_detached_run_outlives_who_started_it_until_it_is_stopped(job, tmp_pat
     recipe.save(changed, tmp_path / "job.yaml")
     command = [sys.executable, "-c", STARTS_AND_LEAVES, str(tmp_path / "job.yaml")]
     started = subprocess.run(command, check=True, timeout=120, capture_output=True, text=True)
-    assert detached.running(folder)
+    assert background.running(folder)
     with pytest.raises(RuntimeError, match="a run is at work"):
-        detached.start(changed)
+        background.start(changed)
     seen = len(losses(folder)) if (folder / "train_log.jsonl").exists() else 0  # who started it has ended
-    assert any(f"{seen + 5}/5000" in line for line in detached.follow(folder, 240)), "it goes on"
+    assert any(f"{seen + 5}/5000" in line for line in background.follow(folder, 240)), "it goes on"
     family = psutil.Process(int(started.stdout)).children(recursive=True)
     assert len(family) >= 2, "two ranks"
-    detached.stop(folder)
-    assert not detached.running(folder)
+    background.stop(folder)
+    assert not background.running(folder)
     assert not psutil.wait_procs(family, timeout=120)[1]
-    assert list(detached.follow(folder, 120)), "what it said is there, and no more is waited for"
+    assert list(background.follow(folder, 120)), "what it said is there, and no more is waited for"
     with pytest.raises(FileNotFoundError, match="no model folder"):
-        detached.start(recipe.override(job, ["model.path=nowhere", f"output_dir={folder}"]))
+        background.start(recipe.override(job, ["model.path=nowhere", f"output_dir={folder}"]))
 
 
 def test_json_is_json_alone(job, tmp_path, capfd):

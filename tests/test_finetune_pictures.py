@@ -1,17 +1,17 @@
 """The pictures of chapters 11 and 12: what is told in words is what is drawn."""
 
 import pytest
+from book import drawings, figures
 
-from pardemo.collection import drawings, figures
-from pardemo.collection.drawings import key
-from pardemo.collection.drawings.texts import common_in_order
+from pardemo.book.chapters.baichuan2_finetune.drawings_texts import common_in_order
+from pardemo.draw import palette
 
 
 def test_only_labelled_tokens_are_coloured():
     pieces = ["<reserved_106>", *"新闻", "<reserved_107>", *"标题", "</s>"]
     drawn = drawings.labelled_tokens(pieces, [False] * 4 + [True] * 3)
     svg = drawn._repr_html_()
-    assert svg.count(f'fill="{key.KEPT["gradients"]}"') == 3 + 1, "and once in the legend"
+    assert svg.count(f'fill="{palette.KEPT["gradients"]}"') == 3 + 1, "and once in the legend"
     assert all(word in svg for word in ("user:", "assistant:", ">end<", ">标<"))
     assert "标题end, have a label" in drawn.alt
 

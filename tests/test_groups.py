@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pardemo import RankFailed
-from pardemo.groups import AXES, Groups, Layout
+from pardemo.groups import AXES, Groups, ParallelDims
 
 ORDERS = ["-".join(order) for order in itertools.permutations(AXES)]
-layouts = st.builds(Layout, *[st.integers(1, 5)] * 3, st.sampled_from(ORDERS))
+layouts = st.builds(ParallelDims, *[st.integers(1, 5)] * 3, st.sampled_from(ORDERS))
 
 MEGATRON = """
 import itertools, warnings
 warnings.simplefilter("ignore")
 from megatron.core.parallel_state import RankGenerator
-from pardemo.groups import Layout
+from pardemo.groups import ParallelDims
 compared = 0
 sizes = [(2, 2, 4), (2, 4, 2), (4, 2, 2), (8, 64, 1), (8, 8, 8), (3, 5, 2), (1, 1, 16), (16, 1, 1), (4, 1, 4)]
 for tp, dp, pp in sizes:
@@ -29,7 +29,7 @@ for tp, dp, pp in sizes:
         order = "-".join(order)
         theirs = RankGenerator(tp=tp, ep=1, dp=dp, pp=pp, cp=1, order=order)
         for axes in ("tp", "dp", "pp", "tp-pp", "tp-dp", "dp-pp"):
-            assert Layout(tp, dp, pp, order).groups(axes) == theirs.get_ranks(axes), (tp, dp, pp, order, axes)
+            assert ParallelDims(tp, dp, pp, order).groups(axes) == theirs.get_ranks(axes), (tp, dp, pp, order, axes)
             compared += 1
 print(compared)
 """
@@ -41,7 +41,7 @@ def test_groups_are_megatron_cores():
 
 
 def test_the_example_of_megatron_cores_documentation():
-    layout = Layout.of_world(16, tp=2, pp=4)
+    layout = ParallelDims.of_world(16, tp=2, pp=4)
     assert layout.groups("tp") == [[r, r + 1] for r in range(0, 16, 2)]
     assert layout.groups("dp") == [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11], [12, 14], [13, 15]]
     assert layout.groups("pp") == [[0, 4, 8, 12], [1, 5, 9, 13], [2, 6, 10, 14], [3, 7, 11, 15]]
@@ -62,15 +62,15 @@ def test_groups_divide_the_ranks(layout):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Layout(tp=0), "tp must be a whole number of at least 1, not 0"),
-        (lambda: Layout(dp=2.0), "dp must be a whole number of at least 1, not 2.0"),
-        (lambda: Layout(pp=True), "pp must be a whole number of at least 1, not True"),
-        (lambda: Layout(tp=2).groups("tp-tp"), "each axis once, not 'tp-tp'"),
-        (lambda: Layout(order="tp-dp"), "must name tp, dp and pp once each"),
-        (lambda: Layout.of_world(6, tp=4), "6 ranks do not divide into copies of tp 4 × pp 1 = 4"),
-        (lambda: Layout(tp=2).coordinates(2), "rank 2 is not one of the 2 ranks 0 to 1"),
-        (lambda: Layout(tp=2).rank(tp=2), "tp 2 is not one of 0 to 1"),
-        (lambda: Layout().groups("tp-cp"), "no axis cp; there are: tp, dp, pp"),
+        (lambda: ParallelDims(tp=0), "tp must be a whole number of at least 1, not 0"),
+        (lambda: ParallelDims(dp=2.0), "dp must be a whole number of at least 1, not 2.0"),
+        (lambda: ParallelDims(pp=True), "pp must be a whole number of at least 1, not True"),
+        (lambda: ParallelDims(tp=2).groups("tp-tp"), "each axis once, not 'tp-tp'"),
+        (lambda: ParallelDims(order="tp-dp"), "must name tp, dp and pp once each"),
+        (lambda: ParallelDims.of_world(6, tp=4), "6 ranks do not divide into copies of tp 4 × pp 1 = 4"),
+        (lambda: ParallelDims(tp=2).coordinates(2), "rank 2 is not one of the 2 ranks 0 to 1"),
+        (lambda: ParallelDims(tp=2).rank(tp=2), "tp 2 is not one of 0 to 1"),
+        (lambda: ParallelDims().groups("tp-cp"), "no axis cp; there are: tp, dp, pp"),
     ],
 )
 def test_bad_layouts_are_told(make, message):
@@ -91,7 +91,7 @@ def sums(layout):
 @pytest.mark.parametrize(("tp", "dp", "pp"), [(4, 1, 1), (2, 2, 1), (1, 2, 2), (2, 1, 2)])
 @pytest.mark.parametrize("order", ["tp-dp-pp", "pp-dp-tp"])
 def test_each_rank_is_in_its_own_groups(world_of, tp, dp, pp, order):
-    layout = Layout(tp, dp, pp, order)
+    layout = ParallelDims(tp, dp, pp, order)
     for rank, found in enumerate(world_of(4).run(sums, layout)):
         for axis, total in found.items():
             (mine,) = [group for group in layout.groups(axis) if rank in group]
@@ -100,7 +100,7 @@ def test_each_rank_is_in_its_own_groups(world_of, tp, dp, pp, order):
 
 def test_a_layout_of_another_size_is_refused(world_of):
     with pytest.raises(RankFailed, match="tp 2 × dp 1 × pp 1 is 2 ranks, but there are 4"):
-        world_of(4).run(sums, Layout(tp=2))
+        world_of(4).run(sums, ParallelDims(tp=2))
 
 
 def test_no_rank_is_in_the_block_before_all_groups_are_connected(world_of):
@@ -117,7 +117,7 @@ def test_no_rank_is_in_the_block_before_all_groups_are_connected(world_of):
 
         dist.new_group = slow
         try:
-            with Groups(Layout(tp=2)):
+            with Groups(ParallelDims(tp=2)):
                 return time.monotonic(), made[-1]
         finally:
             dist.new_group = make

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pardemo.collection.guesses import guess
+from pardemo.book.page.guesses import guess
 
 WRONG = {8: "it keeps its own share", 1: "every rank wants one"}
 
@@ -41,3 +41,14 @@ def test_what_is_no_number_is_said_and_stops_nothing(value):
 def test_a_question_is_text_and_no_markup():
     assert "<b>" not in guess("Is a<b>c?")._repr_html_()
     assert "<b>" not in guess("Is a<b>c?").reveal(1)._repr_html_()
+
+
+def test_a_question_keeps_its_first_answer_and_says_what_a_later_cell_was_given():
+    question = guess("How many S?", 3)
+    assert question.reveal(3.0, unit="S").told == "It is 3 S. You guessed 3 S: right."
+    assert question.reveal(3.0, unit="S").told == "It is 3 S. You guessed 3 S: right."
+    assert question.reveal(1.501, unit="S").told == (
+        "It is 3 S. You guessed 3 S: right. Now this cell was given 1.501 S: to measure anew, "
+        "run the cells again from the question on."
+    )
+    assert guess("How many S?", 3).reveal(1.501, unit="S").told == "It is 1.501 S. You guessed 3 S."

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from pardemo.peers import launchers, small
+from pardemo.peers import launchers
+from pardemo.small_models import classifier as small
 from pardemo.world import launched
 from pardemo.world.errors import RankError
 
-FUNCTION = "pardemo.peers.small:train_bucketed"
+FUNCTION = "pardemo.small_models.classifier:train_bucketed"
 
 
 def test_two_agents_give_the_bits_of_one_world(world_of):
@@ -26,7 +27,7 @@ def test_two_agents_give_the_bits_of_one_world(world_of):
 
 def test_an_agent_that_fails_is_told():
     with pytest.raises(RankError, match=r"ended with status \d(.|\n)*no function 'nothing'"):
-        launchers.under_agents("pardemo.peers.small:nothing", agents=1)
+        launchers.under_agents("pardemo.small_models.classifier:nothing", agents=1)
 
 
 def test_when_one_host_fails_the_others_and_their_sessions_end_at_once():
@@ -87,7 +88,7 @@ def test_two_hosts_joined_by_a_cable(world_of):
         ([FUNCTION], {}, "RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT not set: start it by torchrun"),
         (["no_colon"], "alone", "'no_colon' is not of the form MODULE:FUNCTION"),
         (["no_such_module:f"], "alone", "cannot import module 'no_such_module'"),
-        (["pardemo.peers.small:CLASSES"], "alone", "is not a function"),
+        (["pardemo.small_models.classifier:CLASSES"], "alone", "is not a function"),
     ],
 )
 def test_bad_input_is_one_line(arguments, environment, told, monkeypatch, capfd):

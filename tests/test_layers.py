@@ -1,6 +1,7 @@
 """What may import what, what a bare import costs, and the shape of the tree."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,33 +10,34 @@ import nbformat
 import pytest
 
 from pardemo import project
-from pardemo.collection.parameters import parameters_of
+from pardemo.book.run.parameters import parameters_of
 
 PACKAGE = project.PACKAGE
 ROOT = PACKAGE.parent
 #: The rooms from the ground up: each may use those of the floors below its own, and none of its own floor or above.
-#: The core ends with zero; the frameworks, the collection, and the jobs stand on it.
+#: The core ends with zero; the frameworks, the jobs, the planner and the book stand on it.
 FLOORS = (
-    ("project", "tables"),
-    ("cluster",),
+    ("compat", "extras"),
+    ("options", "project", "tables", "closed_pipe"),
+    ("cluster", "seals"),
     ("formulas", "world"),
     ("groups",),
     ("collectives",),
     ("meters",),
     ("data_parallel", "pipeline_parallel", "tensor_parallel"),
     ("zero",),
-    ("peers",),
+    ("small_models",),
+    ("draw",),
+    ("cells", "peers"),
     ("claims",),
-    ("collection",),
     ("machine",),
     ("baichuan2", "headlines"),
     ("finetune",),
     ("planner",),
+    ("book",),
     ("bench",),
     ("cli",),
 )
-#: World.run_source is what ``%%ranks`` is without a notebook: one name that opens a door upwards, when it is called.
-UPWARDS = {("world", "pardemo.collection.cells.cell")}
 
 
 def modules():
@@ -81,7 +83,7 @@ def test_every_room_uses_only_the_floors_below_it():
             continue
         own = room_of(dotted(path))
         for name in imports_of(path):
-            if not name.startswith("pardemo.") or room_of(name) == own or (own, name) in UPWARDS:
+            if not name.startswith("pardemo.") or room_of(name) == own:
                 continue
             if floor[room_of(name)] >= floor[own]:
                 wrong.append(f"{path.relative_to(PACKAGE)} uses {name}")
@@ -155,6 +157,7 @@ def test_notebooks_are_stored_as_they_should_be(name):
     tagged = [c for c in notebook.cells if "parameters" in c.metadata.get("tags", [])]
     assert len(tagged) == 1
     assert {"world_size", "preset"} <= set(parameters_of(project.notebooks()[name]))
+    assert notebook.metadata["pardemo"]["question"], "what it answers, for the README"
     for before, cell in zip([None, *notebook.cells], notebook.cells, strict=False):
         if cell.cell_type == "code":
             assert not cell.outputs
@@ -184,3 +187,22 @@ def test_requirements_are_pinned_exactly():
     lines = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line and line[0] != "#"]
     assert all("==" in line and "@" not in line for line in lines)
     assert "torch==2.13.0" in lines
+
+
+def test_chapters_are_rooms_that_nothing_else_names_by_number():
+    """A chapter is a folder, a notebook, and a line of the list; its number is in the last two alone."""
+    from pardemo.book import chapters
+
+    folders = {path.parent.name for path in (PACKAGE / "book" / "chapters").glob("*/__init__.py")}
+    assert set(chapters.CHAPTERS) == folders
+    assert sorted(map(chapters.notebook_of, chapters.CHAPTERS)) == sorted(project.notebooks())
+    for chapter in folders:
+        files = {path.name for path in (PACKAGE / "book" / "chapters" / chapter).iterdir()}
+        assert {"__init__.py", "claims.toml", "exercises.py", "solutions.py"} <= files
+    named = {f"{number}_{name}" for name, number in chapters.CHAPTERS.items()}
+    wrong = []
+    for path in modules():
+        text = path.read_text() if path.parent.name != "chapters" else ""
+        wrong += [f"{path.relative_to(PACKAGE)}: {name}" for name in named if name in text]
+        wrong += [f"{path.relative_to(PACKAGE)}: {name}" for name in re.findall(r'f?"(?:0\d|1[0-5])_[a-z{]\w*', text)]
+    assert wrong == []

@@ -12,8 +12,9 @@ from pardemo.pipeline_parallel import Schedule, interleaved, one_f_one_b, zb_h1
 from pardemo.pipeline_parallel.timetable import chart
 from pardemo.planner import hardware, models
 from pardemo.planner.engines import outline
-from pardemo.planner.job import Job as DryJob
-from pardemo.planner.layouts import explain, shape, stacks
+from pardemo.planner.job import RankJob as DryJob
+from pardemo.planner.layouts import explain, shape, sizes, stacks
+from pardemo.planner.layouts.launch import facts
 from pardemo.planner.layouts.layout import Layout, check
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import in_flight, memory
@@ -288,3 +289,11 @@ def test_links_reach_what_the_machine_says():
     for share in (0, 1.2):
         with pytest.raises(ValueError, match="of a link's rate"):
             Machine(hardware.gpu("H100"), link_share=share)
+
+
+@pytest.mark.parametrize("name", models.BUILT_IN)
+def test_a_model_that_needs_no_file_is_the_same_without_transformers(name):
+    config, plain = models.find(name), sizes.find(name)
+    assert type(plain) is not type(config)
+    assert shape.of(plain) == shape.of(config)
+    assert facts.of(plain, shape.of(plain), name) == facts.of(config, shape.of(config), name)

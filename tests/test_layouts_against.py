@@ -11,11 +11,11 @@ import pytest
 
 from pardemo import cli, project
 from pardemo.planner import hardware
-from pardemo.planner.layouts import against, bounds, fit, published, runs, told
+from pardemo.planner.layouts import against, bounds, error_tables, fit, published, runs
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import memory
-from pardemo.planner.layouts.runs import Run
+from pardemo.planner.layouts.runs import PublishedRun
 from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.stacks import NANOTRON, STACKS
 from pardemo.planner.layouts.step import step
@@ -85,16 +85,16 @@ def test_memory(known):
     assert against.errors(of_torchtitan)["mean"] < 0.1
 
 
-@pytest.mark.parametrize("page", told.PAGES)
+@pytest.mark.parametrize("page", error_tables.PAGES)
 def test_the_table_that_is_told_is_the_one_that_is_computed(page, tmp_path):
     text = (project.root() / page).read_text(encoding="utf-8")
     copy = tmp_path / "page.md"
     copy.write_text(text, encoding="utf-8")
-    told.update(copy)
-    assert copy.read_text(encoding="utf-8") == text, "python -m pardemo.planner.layouts.told"
+    error_tables.update(copy)
+    assert copy.read_text(encoding="utf-8") == text, "python -m pardemo.planner.layouts.error_tables"
     copy.write_text("no place")
     with pytest.raises(ValueError, match=r"page.md has no place for the table"):
-        told.update(copy)
+        error_tables.update(copy)
 
 
 def test_what_the_docs_say_of_the_misses(known):
@@ -135,7 +135,7 @@ def test_a_bound_on_runs_that_agree_with_the_model_is_nothing():
     machine = Machine(hardware.gpu("H100"), 8)
     job = Job(Shape(16, 2048, 16, 16, 5504, 32000), machine, NANOTRON)
     layouts = [Layout(tp=2, dp=4, micro_batch=n, sharding=zero) for n in (1, 2, 4) for zero in ("none", "zero1")]
-    made = [Run(job, one, step(job, one).seconds, memory(job, one).peak_bytes) for one in layouts]
+    made = [PublishedRun(job, one, step(job, one).seconds, memory(job, one).peak_bytes) for one in layouts]
     assert bounds.memory(against.compare(made)).error == pytest.approx(0, abs=1e-9)
     assert bounds.twins(against.compare(made)) == bounds.Twins(3, 0, pytest.approx(0, abs=1e-9))
 
@@ -148,7 +148,7 @@ def test_a_size_that_takes_longer_in_models_of_every_depth_is_learned_from_the_o
         job = Job(Shape(depth, 2048, 16, 16, 5504, 32000), machine, NANOTRON)
         for layout in layouts:
             longer = 1.5 if layout.tp == 2 else 1.0
-            made.append(Run(job, layout.but(accumulation=8 // layout.dp), 0.0, None))
+            made.append(PublishedRun(job, layout.but(accumulation=8 // layout.dp), 0.0, None))
             made[-1] = replace(made[-1], seconds=longer * step(job, made[-1].layout).seconds)
     found = bounds.sizes(against.compare(made), least_mfu=0)
     assert found.errors == pytest.approx(((1 - 1 / 1.5) / 4, 0))
@@ -197,7 +197,7 @@ def test_constants_are_what_the_fit_finds():
     for tp, micro in ((1, 1), (2, 1), (4, 2), (8, 4), (1, 2), (2, 8)):
         job = Job(shape, machine, STACKS["megatron-core"].but(launch_s=1e-6, **real))
         layout = Layout(tp=tp, dp=8 // tp, micro_batch=micro)
-        made.append(Run(job, layout, step(job, layout).seconds, None))
+        made.append(PublishedRun(job, layout, step(job, layout).seconds, None))
     bounds = {"products": (0.3, 1.0), "small": (5, 800)}
     found = fit.fit(made, fit.with_constants, {"products": 1.0, "small": 50.0}, bounds)
     assert found == pytest.approx(real, rel=0.01)

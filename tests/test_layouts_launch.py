@@ -16,7 +16,8 @@ import pytest
 import yaml
 from accelerate.commands.config.config_args import load_config_from_file
 
-from pardemo.peers import accelerate_configs, deepspeed_settings
+from pardemo.peers.accelerate import config_files as accelerate_configs
+from pardemo.peers.deepspeed import settings as deepspeed_settings
 from pardemo.planner import hardware, models
 from pardemo.planner.layouts import launch, search
 from pardemo.planner.layouts.launch import cluster, facts, megatron, torchtitan

@@ -9,7 +9,7 @@ from pardemo.planner.layouts import shape, stacks
 from pardemo.planner.layouts.layout import Layout, check
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import memory
-from pardemo.planner.layouts.owned import owned_params
+from pardemo.planner.layouts.rank_parameters import owned_params
 from pardemo.planner.layouts.shape import Experts, Shape
 from pardemo.planner.layouts.step import stages, step
 from pardemo.planner.layouts.work import Job, layer

@@ -19,6 +19,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
+from torch.utils.weak import WeakIdKeyDictionary
 
 from pardemo import MemoryMeter, Timeline, WireMeter
 from pardemo.collectives import ring_all_reduce
@@ -411,7 +412,6 @@ def test_a_span_is_noted_even_when_its_work_fails():
     with pytest.raises(KeyError), timeline.span("compute"):
         raise KeyError
     assert [s.kind for s in timeline.spans] == ["compute"]
-    assert timeline.total_s("compute") >= 0
 
 
 def test_meters_begin_anew_each_time(world_of):
@@ -435,7 +435,7 @@ def test_meters_begin_anew_each_time(world_of):
 
 def test_what_looks_at_a_connection_leaves_its_flags_to_its_owner(monkeypatch):
     """gloo makes each connection non-blocking just after it is open: while a meter or the pacer has it in hand."""
-    from pardemo.cluster.borrowed import borrowed
+    from pardemo.cluster.sockets import borrowed
 
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as out:
         made = socket.socket
@@ -536,3 +536,19 @@ def test_a_storage_that_is_resized_counts_with_the_size_it_has():
         assert meter.live_bytes == 400
     assert meter.peak_bytes == 8400
     assert torch.UntypedStorage.resize_ is inside_before
+
+
+def test_the_memory_meters_books_are_written_under_its_lock_alone():
+    class Guarded(WeakIdKeyDictionary):
+        def __setitem__(self, storage, record):
+            assert meter._lock._is_owned()
+            super().__setitem__(storage, record)
+
+    older, source = torch.ones(1 << 18), torch.ones(1 << 18)
+    with MemoryMeter() as meter:
+        meter._records = Guarded()
+        made = older + 1
+        made.untyped_storage().copy_(source.untyped_storage())
+        made.untyped_storage().resize_(8 << 20)
+        assert meter.live_bytes == 8 << 20
+        assert len(meter._records) == 3

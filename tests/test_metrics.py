@@ -133,7 +133,6 @@ def test_many_samples_take_blocks(monkeypatch):
     whole = bootstrap.intervals(values, resamples=200)
     monkeypatch.setattr(bootstrap, "_BLOCK", 7 * 150)
     assert np.abs(bootstrap.intervals(values, resamples=200) - whole).max() < 0.15  # other draws, the same interval
-    assert [len(block) for block in bootstrap._means(values, 16, 0)] == [7, 7, 2]
 
 
 def test_one_sample_has_the_interval_of_its_own_value():

@@ -5,20 +5,25 @@ import torch
 import torch.distributed as dist
 
 from pardemo import CallMeter, World
-from pardemo.peers import blocks, gpt, vocabulary_and_sequence
+from pardemo.book.chapters.megatron_attention import measured as blocks
+from pardemo.book.chapters.vocabulary_and_sequence import measured as vocabulary_and_sequence
+from pardemo.small_models import gpt
 
 HIDDEN, HEADS = 64, 4
 
 
 @pytest.fixture(scope="module", params=[2, 4])
 def world(request):
-    with World(request.param, preload=["pardemo.peers.megatron", "pardemo.peers.dtensor"], timeout_s=120) as found:
+    with World(
+        request.param, preload=["pardemo.peers.megatron", "pardemo.peers.pytorch.dtensor"], timeout_s=120
+    ) as found:
         yield found
 
 
 def three_blocks(kv_heads, sequence_parallel):
     """Largest differences of Megatron-core's and DTensor's block from pardemo's: output and every gradient."""
-    from pardemo.peers import dtensor, megatron
+    from pardemo.peers import megatron
+    from pardemo.peers.pytorch import dtensor
     from pardemo.tensor_parallel import scatter_sequence
 
     n, rank = dist.get_world_size(), dist.get_rank()
@@ -138,3 +143,21 @@ def test_a_gpt_of_megatron_core_trains_the_same(world):
 def test_gradients_of_other_names_are_not_compared():
     with pytest.raises(ValueError, match=r"compared names differ: \['a', 'b'\]"):
         gpt.largest_error({"a": torch.ones(1)}, {"b": torch.ones(1)})
+
+
+def refused(tp):
+    """What Megatron-core says of a layout that does not fit, and whether CUDA's function is its own afterwards."""
+    from pardemo.peers import megatron
+
+    before = torch.cuda.current_device
+    try:
+        with megatron.megatron(tp=tp):
+            return "no error", False
+    except RuntimeError as error:
+        return str(error), torch.cuda.current_device is before
+
+
+def test_a_layout_that_megatron_refuses_leaves_torch_as_it_was(world):
+    for message, restored in world.run(refused, 3):
+        assert "is not divisible by" in message
+        assert restored

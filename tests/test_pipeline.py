@@ -11,9 +11,8 @@ from torch.nn import functional as F
 from pardemo import World
 from pardemo.data_parallel import BucketedDataParallel
 from pardemo.formulas import pipeline as formulas
-from pardemo.groups import Groups, Layout
+from pardemo.groups import Groups, ParallelDims
 from pardemo.meters import MemoryMeter, Timeline, WireMeter
-from pardemo.peers import gpt
 from pardemo.pipeline_parallel import (
     Backward,
     DeferredBatchNorm,
@@ -28,7 +27,8 @@ from pardemo.pipeline_parallel import (
     one_f_one_b,
     prove,
 )
-from pardemo.pipeline_parallel.forms import COLUMNS
+from pardemo.pipeline_parallel.tensor_specs import COLUMNS
+from pardemo.small_models import gpt
 from pardemo.world.errors import RankFailed
 
 WIDTH, BATCH, M = 32, 24, 6
@@ -105,7 +105,7 @@ def test_the_group_is_the_one_passed_in(world_of):
     """Two pipelines of two ranks side by side, each on its own half of the batch."""
 
     def losses():
-        with Groups(Layout(dp=2, pp=2)) as groups:
+        with Groups(ParallelDims(dp=2, pp=2)) as groups:
             schedule = Schedule(one_f_one_b, 2, 3)
             stage = cut_by_layers(layers(), 2)[dist.get_rank(groups.pp)]
             copies = BucketedDataParallel(stage, groups.dp)
@@ -409,8 +409,8 @@ def test_the_cause_is_told_before_what_it_caused(world_of):
 
 
 def peers_steps(kind, order, chunks, steps=2):
-    from pardemo.peers.deepspeed_pipeline import DeepSpeedPipeline
-    from pardemo.peers.pipelining import TorchPipeline
+    from pardemo.peers.deepspeed.pipeline import DeepSpeedPipeline
+    from pardemo.peers.pytorch.pipelining import TorchPipeline
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
     schedule, timeline = Schedule(order, ranks, M, chunks), Timeline()
@@ -438,7 +438,7 @@ def peers_steps(kind, order, chunks, steps=2):
 
 @pytest.fixture(scope="module")
 def peers_world():
-    with World(2, preload=["pardemo.peers.deepspeed_pipeline"], timeout_s=180) as world:
+    with World(2, preload=["pardemo.peers.deepspeed.pipeline"], timeout_s=180) as world:
         yield world
 
 
@@ -468,7 +468,7 @@ def test_the_peers_do_the_same(peers_world, kind, order, chunks):
 
 def test_deepspeeds_takes_no_part_of_a_batch(peers_world):
     def indivisible():
-        from pardemo.peers.deepspeed_pipeline import DeepSpeedPipeline
+        from pardemo.peers.deepspeed.pipeline import DeepSpeedPipeline
 
         DeepSpeedPipeline([nn.Identity()] * 2, 4, 10, F.mse_loss)
 

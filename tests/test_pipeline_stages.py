@@ -9,7 +9,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from pardemo.meters import WireMeter
-from pardemo.peers import gpt
 from pardemo.pipeline_parallel import (
     Pipeline,
     Schedule,
@@ -21,6 +20,7 @@ from pardemo.pipeline_parallel import (
     zb_h1,
     zb_v,
 )
+from pardemo.small_models import gpt
 
 WIDTH, BATCH, M = 32, 24, 4
 #: fp32 sums in another order: some 1e-7 of a gradient's norm. A factor of 1.003 somewhere would be 3e-3.

@@ -17,7 +17,6 @@ from pardemo.data_parallel import BucketedDataParallel
 from pardemo.formulas import pipeline as formulas
 from pardemo.meters import MemoryMeter, Timeline, WireMeter
 from pardemo.meters.pace import Paced
-from pardemo.peers import gpt
 from pardemo.pipeline_parallel import (
     Backward,
     BackwardInput,
@@ -38,6 +37,7 @@ from pardemo.pipeline_parallel import (
 )
 from pardemo.pipeline_parallel.instructions import Receive, Send, receiver_of, sender_of
 from pardemo.pipeline_parallel.split import SplitBackward
+from pardemo.small_models import gpt
 from pardemo.world.errors import RankFailed
 
 WIDTH, BATCH, M = 32, 24, 6
@@ -444,7 +444,7 @@ def test_h1s_memory_does_not_grow_with_m_and_what_waits_for_its_weights_keeps_it
 
 
 def by_either(kind, order, chunks):
-    from pardemo.peers.pipelining import TorchPipeline
+    from pardemo.peers.pytorch.pipelining import TorchPipeline
 
     schedule, timeline = Schedule(order, dist.get_world_size(), M, chunks), Timeline()
     mine = mine_of(cut_by_layers(layers(), schedule.stages), schedule)

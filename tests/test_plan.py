@@ -13,8 +13,8 @@ from transformers import CONFIG_MAPPING, LlamaConfig
 from pardemo import World
 from pardemo.cli import main
 from pardemo.finetune.recipes import recipe
-from pardemo.planner import backwards, engines, examples, files, hardware, models, table
-from pardemo.planner.job import Adapter, Job
+from pardemo.planner import backwards, engines, examples, files, hardware, models, reasons, table
+from pardemo.planner.job import Adapter, RankJob
 
 
 def two_layers():
@@ -37,14 +37,14 @@ def request(gpus=4, room=None, config=None, **changes):
     gpu = hardware.gpu("A800-80GB")
     if room is not None:
         gpu = hardware.Gpu("toy", room, gpu.flops, gpu.memory_bytes_per_s, gpu.link_bytes_per_s, "made up")
-    return table.Request(job, table.Cluster(gpu, gpus, price=2.0), **{"samples_per_step": 32, "steps": 10, **changes})
+    return table.Request(job, table.Hardware(gpu, gpus, price=2.0), **{"samples_per_step": 32, "steps": 10, **changes})
 
 
 def trainable(**changes):
     """A job that ``pardemo finetune`` can run."""
-    job = Job(examples.config("baichuan2"), batch=4, sequence=128, adapter=Adapter(), zero=examples.BUCKETS)
+    job = RankJob(examples.config("baichuan2"), batch=4, sequence=128, adapter=Adapter(), zero=examples.BUCKETS)
     gpu = hardware.gpu(changes.pop("gpu", "A800-80GB"))
-    cluster = table.Cluster(gpu, changes.pop("gpus", 4), changes.pop("hosts", 1), price=2.0)
+    cluster = table.Hardware(gpu, changes.pop("gpus", 4), changes.pop("hosts", 1), price=2.0)
     return table.Request(job.but(**changes.pop("job", {})), cluster, **{"samples_per_step": 32, "steps": 10, **changes})
 
 
@@ -70,7 +70,7 @@ def test_the_recommended_row_fits_and_none_that_fits_is_much_faster(found):
     best = found.best
     assert best.fits
     assert all(best.hours <= 1.01 * row.hours for row in found.rows if row.fits and row.engine != "fsdp2")
-    assert "the fastest that fits" in found.why
+    assert "the fastest that fits" in reasons.why(found)
 
 
 def test_fsdp2_is_compared_but_not_recommended_beside_zero(found, tmp_path):
@@ -88,7 +88,7 @@ def test_nothing_fits_names_the_smallest_cluster(monkeypatch):
     tight = request(gpus=1, room=0.3e9 / (1 - table.RESERVE), engines=("zero-0",), checkpointing=(True,), batches=(8,))
     plan = table.plan(tight)
     assert plan.best is None
-    assert plan.why == "nothing fits"
+    assert reasons.why(plan) == "nothing fits"
     assert "the smallest cluster that works is 4 × toy" in backwards.smallest_cluster(tight)
     monkeypatch.setattr(backwards, "MOST_EXPONENT", 1)
     assert "not even 2 × toy hold it" in backwards.smallest_cluster(tight)
@@ -155,6 +155,47 @@ def test_remote_code_is_refused(tmp_path):
         models.find(str(path))
 
 
+@pytest.mark.parametrize(
+    ("hub", "name"),
+    [
+        ("Qwen/Qwen2.5-7B", "qwen2.5-7b"),
+        ("Qwen/Qwen2.5-0.5B-Instruct", "qwen2.5-0.5b"),
+        ("Qwen/Qwen3-8B-Base", "qwen3-8b"),
+        ("meta-llama/Llama-3.1-8B", "llama3.1-8b"),
+        ("meta-llama/Meta-Llama-3-70B-Instruct", "llama3-70b"),
+        ("meta-llama/Llama-2-13b-chat-hf", "llama2-13b"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b"),
+        ("baichuan-inc/Baichuan2-13B-Chat", "baichuan2-13b"),
+        ("openai-community/gpt2", "gpt2"),
+    ],
+)
+def test_built_in_models_are_found_by_their_name_on_the_hub(hub, name):
+    assert models.find(hub).to_dict() == models.find(name).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("hub", "near"),
+    [
+        ("mistralai/Mistral-7B-v0.1", "mistral-7b"),  # another vocabulary
+        ("Qwen/Qwen2.5-Coder-7B", "qwen2.5-"),
+        ("somebody/Llama-3.1-8B", "llama3.1-8b"),
+        ("Qwen/Llama-3.1-8B", "llama3.1-8b"),
+    ],
+)
+def test_other_models_of_the_hub_are_refused_with_the_nearest(hub, near):
+    with pytest.raises(ValueError, match=f"no model '{hub}'; did you mean .*{near}") as refused:
+        models.find(hub)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_folder_of_a_name_on_the_hub_comes_before_the_built_in_model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Qwen" / "Qwen2.5-7B").mkdir(parents=True)
+    text = json.dumps({"model_type": "qwen2", "num_hidden_layers": 3})
+    (tmp_path / "Qwen" / "Qwen2.5-7B" / "config.json").write_text(text)
+    assert models.find("Qwen/Qwen2.5-7B").num_hidden_layers == 3
+
+
 def test_official_baichuan_needs_no_remote_code(tmp_path):
     sizes = {"hidden_size": 5120, "num_attention_heads": 40, "vocab_size": 125696}
     path = tmp_path / "config.json"
@@ -187,7 +228,7 @@ def parameters_of(name, layers):
     config.num_hidden_layers = layers
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:layers]
-    return sum(p.numel() for p in engines.outline(Job(config, sequence=8)).parameters())
+    return sum(p.numel() for p in engines.outline(RankJob(config, sequence=8)).parameters())
 
 
 def small_config(tmp_path, kind, **values):
@@ -232,7 +273,9 @@ def test_lora_goes_where_peft_puts_it_in_each_architecture(kind, target):
     config = CONFIG_MAPPING[kind](**sizes, pad_token_id=0)
     assert models.lora_target(config) == target
     with warnings.catch_warnings(action="error"):
-        module = engines.outline(Job(config, sequence=8, adapter=Adapter(rank=2, target=models.lora_target(config))))
+        module = engines.outline(
+            RankJob(config, sequence=8, adapter=Adapter(rank=2, target=models.lora_target(config)))
+        )
     trained = [name for name, p in module.named_parameters() if p.requires_grad]
     assert len(trained) == 2 * 2 * len(target), "A and B of each, in two layers"
     assert all(any(f".{one}.lora_" in name for one in target) for name in trained)
@@ -240,7 +283,7 @@ def test_lora_goes_where_peft_puts_it_in_each_architecture(kind, target):
 
 def test_deepspeed_loads_what_is_written(found):
     base = recipe.load("tiny-cpu")
-    with World(2, preload=["pardemo.peers.deepspeed", "pardemo.planner.truth"], timeout_s=120) as world:
+    with World(2, preload=["pardemo.peers.deepspeed.engine", "pardemo.planner.truth"], timeout_s=120) as world:
         for row in found.rows:
             if row.stage is not None and row.offload == "none" and row.batch == 8:
                 asked = {"train_batch_size": 16, "bf16": {"enabled": False}}
@@ -252,7 +295,7 @@ def _load(settings):
     """DeepSpeed's own reading of it, in an engine."""
     import torch
 
-    from pardemo.peers import deepspeed
+    from pardemo.peers.deepspeed import engine as deepspeed
 
     settings["optimizer"] = {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}}
     settings["zero_optimization"] |= {"reduce_bucket_size": 1 << 20}

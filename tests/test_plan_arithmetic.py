@@ -4,7 +4,7 @@ import pytest
 from transformers import Gemma2Config, GPT2Config, LlamaConfig, MixtralConfig
 
 from pardemo.planner import allocator, engines, hardware, memory, shares, table
-from pardemo.planner.job import Adapter, Job
+from pardemo.planner.job import Adapter, RankJob
 
 V, H, MIDDLE, LAYERS, HEADS = 32_000, 2048, 5632, 2, 16
 B, S = 8, 1024
@@ -23,7 +23,7 @@ def llama(**changes):
 
 
 def job(engine="zero-1", ranks=4, **changes):
-    return Job(changes.pop("config", None) or llama(), **{"batch": B, "sequence": S} | changes).but(
+    return RankJob(changes.pop("config", None) or llama(), **{"batch": B, "sequence": S} | changes).but(
         engine=engine, ranks=ranks
     )
 
@@ -76,7 +76,7 @@ def request(gpus, room=None, **changes):
     if room is not None:
         gpu = hardware.Gpu("toy", room, gpu.flops, gpu.memory_bytes_per_s, gpu.link_bytes_per_s, "made up")
     whole = {"checkpointing": (True,), "offloads": ("none",), "engines": ("zero-1",), "steps": 1}
-    return table.Request(job("zero-0", 1), table.Cluster(gpu, gpus), **whole | changes)
+    return table.Request(job("zero-0", 1), table.Hardware(gpu, gpus), **whole | changes)
 
 
 def test_states_are_cut_by_data_parallel_ranks_not_by_all_gpus():
@@ -202,7 +202,7 @@ def test_the_allocator_is_replayed_at_the_micro_batch_that_is_asked():
 def test_part_of_the_memory_stays_free():
     gpu = hardware.gpu("H100")
     assert 79.0 < gpu.memory_bytes / 2**30 < 79.7  # an "80 GB" board: torch's total_memory
-    cluster = table.Cluster(gpu, 8)
+    cluster = table.Hardware(gpu, 8)
     assert 0.95 * gpu.memory_bytes < cluster.room < gpu.memory_bytes
     curve = memory.Curve(job("zero-1", 4))
     room = sum(curve.estimate(B).lines[name] for name in memory.LINES)
@@ -247,7 +247,7 @@ def test_tied_embeddings_are_one_tensor():
 
 def test_gpt2_has_124_million_parameters():
     assert GPT2 == 124_439_808
-    found = memory.run(Job(GPT2Config(), batch=2, sequence=256))
+    found = memory.run(RankJob(GPT2Config(), batch=2, sequence=256))
     assert found.params == GPT2
     assert found.lines["parameters"] == pytest.approx(2 * GPT2, rel=0.001)
 
@@ -256,7 +256,7 @@ def test_attention_with_dropout_keeps_no_scores_on_a_gpu():
     kept = {}
     for dropout in (0.0, 0.1):
         config = GPT2Config(n_layer=2, attn_pdrop=dropout)
-        found = memory.run(Job(config, batch=2, sequence=512, checkpointing=False))
+        found = memory.run(RankJob(config, batch=2, sequence=512, checkpointing=False))
         kept[dropout] = found.lines["activations"]
         scores = 2 * 2 * 12 * 512**2  # two layers, in bytes of one copy at a byte each
         assert found.lines["activations"] < 2 * 2 * 512 * 768 * 60 + scores  # 60 bytes an element of the stream
@@ -271,7 +271,7 @@ def test_soft_capped_attention_keeps_its_scores():
         num_key_value_heads=2, head_dim=64,
     )  # fmt: skip
     short, long = (
-        memory.run(Job(config, batch=batch, sequence=tokens, checkpointing=False)).lines["activations"]
+        memory.run(RankJob(config, batch=batch, sequence=tokens, checkpointing=False)).lines["activations"]
         for tokens in (sequence, 2 * sequence)
     )
     scores = layers * batch * heads * sequence**2 * (2 + 4 + 2)
@@ -290,7 +290,7 @@ def mixtral():
 
 
 def test_experts_are_kept_whole_and_used_in_part():
-    found = memory.run(Job(mixtral(), batch=2, sequence=256, checkpointing=False))
+    found = memory.run(RankJob(mixtral(), batch=2, sequence=256, checkpointing=False))
     assert found.params == MIXTRAL
     assert found.lines["parameters"] == pytest.approx(2 * MIXTRAL, rel=0.001)
     tokens = 2 * 256
@@ -303,7 +303,7 @@ def test_experts_are_kept_whole_and_used_in_part():
 
 
 def test_lora_beside_experts_trains_the_adapters_alone():
-    found = memory.run(Job(mixtral(), batch=2, sequence=256, adapter=Adapter(target=("q_proj", "v_proj"))))
+    found = memory.run(RankJob(mixtral(), batch=2, sequence=256, adapter=Adapter(target=("q_proj", "v_proj"))))
     trained = 2 * 8 * ((256 + 256) + (256 + 128))
     assert found.trained_params == trained
     assert found.lines["frozen parameters"] == pytest.approx(2 * MIXTRAL, rel=0.001)
@@ -329,5 +329,5 @@ def test_published_sizes(name, params):
         ),
         "mixtral-8x7b": lambda: MixtralConfig(num_key_value_heads=8),
     }  # fmt: skip
-    outline = engines.outline(Job(configs[name](), sequence=8))
+    outline = engines.outline(RankJob(configs[name](), sequence=8))
     assert sum(p.numel() for p in outline.parameters()) == params

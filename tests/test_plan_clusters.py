@@ -4,7 +4,7 @@ import pytest
 from test_plan import two_layers
 
 from pardemo.planner import examples, hardware, table, timing
-from pardemo.planner.job import Job
+from pardemo.planner.job import RankJob
 
 H, MIDDLE, V, LAYERS = 256, 704, 4096, 2
 PSI = 2 * V * H + LAYERS * (3 * H**2 + 3 * H * MIDDLE + 2 * H) + H  # keys and values are half as wide
@@ -13,8 +13,8 @@ SLOW = 1e9 / 8  # 1 Gbit/s a host
 
 def planned(hosts):
     """Full fine-tuning under stage 2 on four A800s, one micro-batch a step, ten steps."""
-    job = Job(two_layers(), sequence=128, zero=examples.BUCKETS)
-    cluster = table.Cluster(hardware.gpu("A800-80GB"), 4, hosts, SLOW, price=3.0)
+    job = RankJob(two_layers(), sequence=128, zero=examples.BUCKETS)
+    cluster = table.Hardware(hardware.gpu("A800-80GB"), 4, hosts, SLOW, price=3.0)
     asked = table.Request(
         job, cluster, 8, 10, engines=("zero-2",), checkpointing=(True,), offloads=("none",), batches=(2,)
     )

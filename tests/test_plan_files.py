@@ -8,12 +8,12 @@ from accelerate.commands.config.config_args import load_config_from_file
 from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from test_plan_reasons import row
 
+from pardemo import project
 from pardemo.cli import main
 from pardemo.finetune.recipes import recipe
-from pardemo.machine import doctor
-from pardemo.peers import deepspeed_settings
+from pardemo.peers.deepspeed import settings as deepspeed_settings
 from pardemo.planner import examples, files, hardware, table
-from pardemo.planner.job import Adapter, Job
+from pardemo.planner.job import Adapter, RankJob
 
 BASE = recipe.load("baichuan2-13b-lora-bf16")
 
@@ -22,9 +22,9 @@ def request(gpu="A800-80GB", gpus=4, hosts=1, job=None, **changes):
     """A small Baichuan2 with LoRA, of which nothing is the recipe's own."""
     adapter = Adapter(rank=4, target=("o_proj",), alpha=16, dropout=0.0)
     job = {"batch": 4, "sequence": 128, "adapter": adapter} | (job or {})
-    cluster = table.Cluster(hardware.gpu(gpu), gpus, hosts)
+    cluster = table.Hardware(hardware.gpu(gpu), gpus, hosts)
     settings = {"samples_per_step": 128, "steps": 10, **changes}
-    return table.Request(Job(examples.config("baichuan2"), **job), cluster, **settings)
+    return table.Request(RankJob(examples.config("baichuan2"), **job), cluster, **settings)
 
 
 def test_the_recipe_is_the_planned_job():
@@ -132,7 +132,7 @@ def folder(tmp_path_factory):
 
 def test_what_is_written_plans_the_same_row_again(tmp_path, capsys, folder, monkeypatch):
     """Model, LoRA's modules, length, precision, batch, stage: the recipe says it all; only the GPUs are told again."""
-    monkeypatch.setattr(doctor, "available_cores", lambda: 1)  # small: processes would start for longer
+    monkeypatch.setattr(project, "available_cores", lambda: 1)  # small: processes would start for longer
     cluster = ["--gpu", "V100", "--hosts", "2", "--zero", "2", "--checkpointing", "on", "--batch", "8", "--json"]
     out = tmp_path / "out"
     arguments = ["--model", folder, "--target", "W_pack,o_proj", "--gpus", "4", "--sequence", "64", "--per-step", "128"]

@@ -7,15 +7,15 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import CONFIG_MAPPING, LlamaConfig
 
+from pardemo import project
 from pardemo.baichuan2 import Baichuan2Config
 from pardemo.cli import main
-from pardemo.machine import doctor
-from pardemo.planner import composed, examples, fake, hardware, layers, memory, sums, table
+from pardemo.planner import composed, examples, fake, gradient_buckets, hardware, layers, memory, table
 from pardemo.planner.dryrun import dry_run
-from pardemo.planner.job import Job
-from pardemo.planner.known import MISSING, VIEWS, Known
+from pardemo.planner.job import RankJob
 from pardemo.planner.memory import Curve
-from pardemo.planner.repeats import Event, Irregular, Stretch, insertions
+from pardemo.planner.operation_cache import MISSING, VIEWS, Known
+from pardemo.planner.repeats import Irregular, MemoryEvent, Stretch, insertions
 from pardemo.planner.samples import AnyBatch
 
 LAYERS = 9
@@ -77,9 +77,9 @@ def test_of_few_layers_is_of_all(name, engine, lora, checkpointing, micro_batche
 def test_buckets_that_go_by_elements_and_not_by_layers():
     """Stage 0 sums 500 million elements at a time: of 202 million a layer, 32,000 × 4,096 at each end."""
     config = LlamaConfig(num_hidden_layers=11, max_position_embeddings=4096)
-    one = Job(config, batch=2, sequence=512, engine="zero-0", ranks=8, accumulation=2, clipping=1.0)
+    one = RankJob(config, batch=2, sequence=512, engine="zero-0", ranks=8, accumulation=2, clipping=1.0)
     whole = dry_run(one)
-    assert len(sums.found(whole).elements) > 4
+    assert len(gradient_buckets.found(whole).elements) > 4
     assert_same(layers.stretched(one).footprint(2), whole)
 
 
@@ -125,7 +125,7 @@ def test_other_architectures(kind):
     sizes = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 512, "num_hidden_layers": LAYERS}
     heads = {"num_key_value_heads": 2, "intermediate_size": 128}
     more = {"qwen3": heads | {"head_dim": 16}, "mistral": heads | {"sliding_window": None}}
-    one = Job(CONFIG_MAPPING[kind](**sizes, **more.get(kind, {})), batch=2, sequence=32, accumulation=2)
+    one = RankJob(CONFIG_MAPPING[kind](**sizes, **more.get(kind, {})), batch=2, sequence=32, accumulation=2)
     assert_same(layers.stretched(one).footprint(2), dry_run(one))
 
 
@@ -188,7 +188,7 @@ def events(text):
         key = letter.lower()
         if new:
             made[key] = len(found)
-        found.append(Event((new, key), made[key], (1 if new else -1, False), None))
+        found.append(MemoryEvent((new, key), made[key], (1 if new else -1, False), None))
     return [found]
 
 
@@ -214,7 +214,7 @@ def test_what_is_more_is_found_where_it_repeats():
 
 def test_an_operation_known_makes_what_torch_makes():
     """New tensors, views at an offset, several at once, and in place."""
-    with fake.world(Job(examples.config("llama"))) as mode:
+    with fake.world(RankJob(examples.config("llama"))) as mode:
         known = Known(mode)
         a = torch.empty(6, 8, dtype=torch.bfloat16)
         aten = torch.ops.aten
@@ -261,7 +261,7 @@ def test_a_view_is_what_torch_makes():
                 told.append((func, what_it_is(out), what_it_is(known.view(func, args))))
             return out
 
-    with fake.world(Job(examples.config("llama"))) as mode:
+    with fake.world(RankJob(examples.config("llama"))) as mode:
         known = Known(mode)
         flat = torch.empty(64, dtype=torch.bfloat16)
         x = flat[8:56].view(6, 8)
@@ -283,7 +283,7 @@ def test_the_same_plan_with_and_without(monkeypatch):
     """Each number of each row."""
     one = job("baichuan2", "plain", True, True, 1).but(batch=1)
     one.config.num_hidden_layers = 2 * layers.FEW + 1
-    cluster = table.Cluster(hardware.gpu("A800-80GB"), 4)
+    cluster = table.Hardware(hardware.gpu("A800-80GB"), 4)
     asked = table.Request(one, cluster, 8, 10, engines=("zero-0", "fsdp2"), checkpointing=(True,))
     monkeypatch.setattr(memory, "_DONE", {})
     monkeypatch.setattr(memory, "_ANY", {})
@@ -308,7 +308,7 @@ MOE = {
 
 @pytest.mark.parametrize("kind", MOE)
 def test_a_config_with_experts_is_planned(kind, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(doctor, "available_cores", lambda: 1)  # two small runs: no processes for them
+    monkeypatch.setattr(project, "available_cores", lambda: 1)  # two small runs: no processes for them
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
     CONFIG_MAPPING[kind](**sizes, vocab_size=512, **MOE[kind]).save_pretrained(tmp_path)
     how = "--full --gpus 1 --zero 0 --sequence 64 --batch 2 --per-step 2 --checkpointing on --json"

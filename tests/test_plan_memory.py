@@ -11,7 +11,7 @@ from pardemo import World
 from pardemo.planner import engines, examples, fake, memory, truth
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.footprint import LINES
-from pardemo.planner.job import Adapter, Job
+from pardemo.planner.job import Adapter, RankJob
 
 WITHIN = 0.03  # the planner's promise
 
@@ -23,7 +23,7 @@ def world_of():
 
     def get(n):
         if n not in worlds:
-            worlds[n] = World(n, preload=["pardemo.peers.deepspeed", "pardemo.planner.truth"], timeout_s=120)
+            worlds[n] = World(n, preload=["pardemo.peers.deepspeed.engine", "pardemo.planner.truth"], timeout_s=120)
         return worlds[n]
 
     yield get
@@ -148,7 +148,9 @@ def test_offload_leaves_the_states_to_the_host():
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_an_update_on_the_host_takes_nothing_of_the_gpu(stage):
     """So few tokens that the update would be the peak: fp32 gradients, the states, and what Adam makes of them."""
-    job = Job(examples.config("llama"), batch=1, sequence=16, engine=f"zero-{stage}", ranks=2, zero=examples.BUCKETS)
+    job = RankJob(
+        examples.config("llama"), batch=1, sequence=16, engine=f"zero-{stage}", ranks=2, zero=examples.BUCKETS
+    )
     curve = memory.Curve.at_one(job)
     on_gpu, on_host = (curve.estimate(1, offload=how) for how in ("none", "optimizer"))
     assert (on_gpu.phase, on_host.phase) == ("step", "backward")
@@ -222,8 +224,8 @@ def test_bad_jobs_are_refused():
         ({"precision": "fp32", "engine": "zero-1"}, "precision must be bf16"),
     ):
         with pytest.raises(ValueError, match=told):
-            Job(config, **changes)
+            RankJob(config, **changes)
     with pytest.raises(ValueError, match=r"no module is called 'W_pack'; there are .*q_proj"):
-        dry_run(Job(config, adapter=Adapter(), sequence=8))
+        dry_run(RankJob(config, adapter=Adapter(), sequence=8))
     with fake._ranks(2), pytest.raises(RuntimeError, match="a process of its own"):
         dry_run(dataclasses.replace(examples.job("llama", "zero-1", 2, False, True)))

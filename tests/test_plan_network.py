@@ -9,7 +9,7 @@ from pardemo.pipeline_parallel import one_f_one_b
 from pardemo.pipeline_parallel.instructions import Forward
 from pardemo.planner import network, validate
 from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.owned import layer_params
+from pardemo.planner.layouts.rank_parameters import layer_params
 from pardemo.planner.layouts.step import step, waited_messages
 
 CASES = {case.what: case for case in network.CASES}

@@ -8,7 +8,7 @@ from transformers import MixtralConfig
 
 from pardemo.planner import memory, models, peaks
 from pardemo.planner.footprint import LINES
-from pardemo.planner.job import Adapter, Job
+from pardemo.planner.job import Adapter, RankJob
 
 N = 8  # ranks
 #: Cross-entropy of a token's logits in fp32: log-softmax, its gradient, and the one that is just being made of it.
@@ -36,7 +36,7 @@ def baichuan(stage, layers=40):
     one = block(hidden, 13_696, hidden)
     frozen = 2 * (2 * vocabulary * hidden + layers * one + hidden)
     config = of_layers(models.find("baichuan2-13b"), layers)
-    job = Job(config, batch=8, adapter=Adapter(), engine=f"zero-{stage}", ranks=N, accumulation=2)
+    job = RankJob(config, batch=8, adapter=Adapter(), engine=f"zero-{stage}", ranks=N, accumulation=2)
     job = job.but(zero={"overlap_comm": False})  # as the recipe has it: one bucket
     step = LOGITS * (tokens - 8) * vocabulary + layers * tokens * hidden * 2  # each layer's input is kept
     if stage == 3:  # the head and the last layer are whole
@@ -48,7 +48,7 @@ def qwen(layers=28):
     """Qwen2.5-7B in full under FSDP2, 2 × 4,096 tokens; its q, k and v have biases."""
     hidden, vocabulary, tokens = 3584, 152_064, 2 * 4096
     params = 2 * vocabulary * hidden + layers * (block(hidden, 18_944, GQA["qwen"]) + hidden + 2 * GQA["qwen"]) + hidden
-    job = Job(of_layers(models.find("qwen2.5-7b"), layers), batch=2, sequence=4096, engine="fsdp2", ranks=N)
+    job = RankJob(of_layers(models.find("qwen2.5-7b"), layers), batch=2, sequence=4096, engine="fsdp2", ranks=N)
     # fp32 parameters and two moments, cut; embedding and head, which no layer's group has, whole in bf16
     states = 12 * params / N + 2 * 2 * vocabulary * hidden
     return job, states + LOGITS * (tokens - 2) * vocabulary + layers * tokens * hidden * 2
@@ -58,7 +58,7 @@ def gpt2():
     """124 million parameters in full under stage 1, 8 × 1,024 tokens."""
     hidden, layers, vocabulary, tokens = 768, 12, 50_257, 8 * 1024
     params = (vocabulary + 1024) * hidden + layers * (12 * hidden**2 + 13 * hidden) + 2 * hidden
-    job = Job(models.find("gpt2"), batch=8, sequence=1024, engine="zero-1", ranks=N)
+    job = RankJob(models.find("gpt2"), batch=8, sequence=1024, engine="zero-1", ranks=N)
     step = LOGITS * (tokens - 8) * vocabulary + layers * tokens * hidden * 2
     return job, 2 * params + 12 * params / N + step
 
@@ -78,7 +78,7 @@ def mixtral(layers=32):
     frozen = 2 * (2 * vocabulary * hidden + layers * one + hidden)
     adapter = Adapter(target=("q_proj", "v_proj"))
     config = MixtralConfig(num_hidden_layers=layers, num_key_value_heads=8)
-    job = Job(config, batch=2, sequence=2048, adapter=adapter, engine="zero-3", ranks=N)
+    job = RankJob(config, batch=2, sequence=2048, adapter=adapter, engine="zero-3", ranks=N)
     # what is gathered is copied once: all experts' gate and up are one parameter
     gathered = 2 * one + 2 * 8 * 2 * hidden * middle
     return job, frozen / N + gathered + BUCKET + layers * tokens * hidden * 2

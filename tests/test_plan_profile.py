@@ -8,13 +8,12 @@ import pytest
 
 from pardemo import Cluster, cli, project
 from pardemo.cluster import tiers
-from pardemo.machine import doctor
 from pardemo.planner import hardware, measured, profile
 from pardemo.planner.layouts import machines, published, runs
 from pardemo.planner.layouts.shape import COLUMNS, Product, Shape
 from pardemo.planner.layouts.stacks import MEGATRON
 from pardemo.planner.layouts.work import Job, product
-from pardemo.planner.table import Cluster as Planned
+from pardemo.planner.table import Hardware as Planned
 
 OWN = {
     "name": "our H100", "memory_gib": 79.1, "peak_tflops": 989, "reachable_tflops": 700, "sustained": 0.9,
@@ -139,7 +138,7 @@ def test_search_and_explain_with_a_profile(tmp_path, capsys):
 
 
 def test_plan_with_a_profile(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(doctor, "available_cores", lambda: 1)  # a small run: no processes for it
+    monkeypatch.setattr(project, "available_cores", lambda: 1)  # a small run: no processes for it
     small = saved(tmp_path, memory_gib=4, name="ours")
     job = ["--model", "gpt2", "--full", "--gpus", "2", "--zero", "1", "--batch", "2", "--sequence", "256"]
     assert cli.main(["plan", *job, "--per-step", "4", "--checkpointing", "off", "--gpu", str(small), "--json"]) == 0
@@ -237,7 +236,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(measured, "LARGE_BYTES", {False: 2 << 20})
 
 
-@pytest.mark.parametrize("name", ["B200", "GB200", "B300", "MI300X", "L4", "A10G", "5090", "Ascend-910B"])
+@pytest.mark.parametrize("name", ["B200", "GB200", "B300", "MI300X", "L4", "A10G", "5090", "Ascend-910B", "A6000"])
 def test_gpus_of_today_are_in_the_table_with_their_sources(name):
     gpu = hardware.gpu(name)
     assert gpu.memory_bytes > 20 * 2**30
@@ -246,7 +245,65 @@ def test_gpus_of_today_are_in_the_table_with_their_sources(name):
     assert len(gpu.source) > 20
 
 
-def test_gpus_are_found_by_what_they_are_called():
-    assert hardware.gpu("RTX 5090") is hardware.gpu("5090")
-    assert hardware.gpu("ascend 910b") is hardware.gpu("Ascend-910B")
-    assert hardware.gpu("H100 SXM") is hardware.gpu("H100")
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("RTX 5090", "5090"),
+        ("ascend 910b", "Ascend-910B"),
+        ("H100 SXM", "H100"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", "H100-PCIe"),
+        ("NVIDIA H100 NVL", "H100-NVL"),
+        ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
+        ("NVIDIA A800-SXM4-80GB", "A800-80GB"),
+        ("Tesla V100-SXM2-32GB", "V100"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA GeForce RTX 4090", "4090"),
+        ("rtx4090", "4090"),
+        ("RTX-3090", "3090"),
+        ("3090", "3090"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA RTX A6000", "A6000"),
+        ("rtxa6000", "A6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX-6000-Ada"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX-PRO-6000"),
+        ("rtx pro 6000", "RTX-PRO-6000"),
+        ("AMD Instinct MI300X", "MI300X"),
+    ],
+)
+def test_gpus_are_found_by_what_nvidia_smi_and_people_call_them(name, known):
+    assert hardware.gpu(name) is hardware.GPUS[known]
+
+
+@pytest.mark.parametrize(
+    ("name", "offered"),
+    [
+        ("A100", "did you mean A100-80GB or A100-40GB?"),
+        ("RTX 6000", "did you mean RTX-6000-Ada or"),  # there are five boards of that name
+        ("NVIDIA A100 80GB PCIe", "did you mean A100-80GB"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "did you mean RTX-PRO-6000"),
+        ("NVIDIA GeForce RTX 3090 Ti", "did you mean 3090"),
+        ("Tesla V100-SXM2-16GB", "did you mean V100"),
+        ("abacus", "there are A800-80GB, A100-80GB"),
+        ("nvidia", "there are A800-80GB, A100-80GB"),
+    ],
+)
+def test_another_gpu_is_refused_in_one_line_with_the_nearest(name, offered):
+    with pytest.raises(ValueError, match=r"^no GPU ") as refused:
+        hardware.gpu(name)
+    assert offered in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_new_boards_have_their_datasheets_figures():
+    flops = {"H100-PCIe": 756, "H100-NVL": 835, "RTX-PRO-6000": 503.8, "RTX-6000-Ada": 364.2, "A6000": 154.8, "T4": 65}
+    assert {name: hardware.GPUS[name].flops / 1e12 for name in flops} == pytest.approx(flops)
+    rates = {"H100-PCIe": 2000, "H100-NVL": 3900, "RTX-PRO-6000": 1792, "RTX-6000-Ada": 960, "A6000": 768, "T4": 320}
+    assert {name: hardware.GPUS[name].memory_bytes_per_s / 1e9 for name in rates} == pytest.approx(rates)
+    assert [gpu.name for gpu in hardware.GPUS.values() if not gpu.bf16] == ["T4", "V100"]
+    assert measured.peak("NVIDIA H100 PCIe", 1e12)[0] == 756e12
+    assert measured.peak("Tesla V100-SXM2-16GB", 1e12)[0] == 125e12
+    assert measured.peak("Quadro RTX 6000", 1e12)[0] == 1e12

@@ -6,9 +6,9 @@ import random
 import pytest
 
 from pardemo.cli import main
-from pardemo.planner import command, hardware, table
+from pardemo.planner import command, hardware, reasons, table
 from pardemo.planner.examples import config
-from pardemo.planner.job import Job
+from pardemo.planner.job import RankJob
 from pardemo.planner.memory import BUILT_SHARDED, Estimate
 from pardemo.planner.timing import StepTime
 
@@ -17,12 +17,14 @@ def row(engine="zero-2", offload="none", batch=4, hours=1.0, gigabytes=50.0, sen
     time = StepTime(hours, 0, 0, 0, 0, 0, 0, sent)
     building = built * 1e9 if engine in BUILT_SHARDED else None
     memory = Estimate({"parameters": gigabytes * 1e9}, "backward", building)
-    return table.Row(engine, offload, checkpointing, batch, 32 // batch, memory, time, gigabytes < 76, 1.0, hours, None)
+    return table.PlanRow(
+        engine, offload, checkpointing, batch, 32 // batch, memory, time, gigabytes < 76, 1.0, hours, None
+    )
 
 
 def plan(*rows):
-    cluster = table.Cluster(hardware.gpu("A800-80GB"), 8)
-    return table.Plan(table.Request(Job(config("llama"), sequence=64), cluster, 256, 10), list(rows))
+    cluster = table.Hardware(hardware.gpu("A800-80GB"), 8)
+    return table.Plan(table.Request(RankJob(config("llama"), sequence=64), cluster, 256, 10), list(rows))
 
 
 def test_the_fastest_that_fits_comes_first_and_what_does_not_fit_last():
@@ -31,25 +33,25 @@ def test_the_fastest_that_fits_comes_first_and_what_does_not_fit_last():
     )
     assert [one.hours for one in found.rows] == [2, 3, 0.5, 1]
     assert found.best is found.rows[0]
-    assert "the fastest that fits" in found.why
-    assert "micro-batches of 4 take 50.0 % longer" in found.why
-    assert "micro-batches of 16 do not fit" in found.why
+    assert "the fastest that fits" in reasons.why(found)
+    assert "micro-batches of 4 take 50.0 % longer" in reasons.why(found)
+    assert "micro-batches of 16 do not fit" in reasons.why(found)
 
 
 def test_of_rows_as_fast_the_one_that_shards_and_offloads_least():
     found = plan(row("zero-3", hours=1.0), row("zero-1", hours=1.005), row("zero-0", "optimizer", hours=0.999))
     assert found.best.engine == "zero-1"
-    assert "within 1 % of the fastest that fits" in found.why
+    assert "within 1 % of the fastest that fits" in reasons.why(found)
 
 
 def test_a_stage_is_explained_by_what_is_below_and_above():
-    assert "below stage 2 nothing fits" in plan(row("zero-2"), row("zero-1", gigabytes=90)).why
-    slower = plan(row("zero-2"), row("zero-1", hours=1.5, batch=2)).why
+    assert "below stage 2 nothing fits" in reasons.why(plan(row("zero-2"), row("zero-1", gigabytes=90)))
+    slower = reasons.why(plan(row("zero-2"), row("zero-1", hours=1.5, batch=2)))
     assert "below stage 2 ZeRO 1 at 2 × 16 is the fastest, which takes 50.0 % longer" in slower
     above = "a higher stage would save memory that is not needed and send no less"
-    assert above in plan(row("zero-0"), row("zero-2", hours=1.2, sent=2e9)).why
-    assert above not in plan(row("zero-0"), row("zero-2", hours=1.2, sent=0.5e9)).why
-    assert above not in plan(row("zero-0")).why
+    assert above in reasons.why(plan(row("zero-0"), row("zero-2", hours=1.2, sent=2e9)))
+    assert above not in reasons.why(plan(row("zero-0"), row("zero-2", hours=1.2, sent=0.5e9)))
+    assert above not in reasons.why(plan(row("zero-0")))
 
 
 def test_every_recommendation_of_random_tables_is_true():
@@ -69,7 +71,7 @@ def test_every_recommendation_of_random_tables_is_true():
         assert best.hours <= 1.01 * min(one.hours for one in fitting)
         assert found.rows[0] is best
         assert sorted(rest := [not one.fits for one in found.rows]) == rest
-        why = found.why
+        why = reasons.why(found)
         alike = {one.batch: one for one in rows if (one.engine, one.offload) == (best.engine, best.offload)}
         other = alike[3 - best.batch]
         if f"micro-batches of {other.batch} take" in why:

@@ -9,7 +9,7 @@ from transformers import MixtralConfig
 
 from pardemo.planner import examples, hardware, models, timing, validate
 from pardemo.planner.dryrun import dry_run
-from pardemo.planner.job import Adapter, Job
+from pardemo.planner.job import Adapter, RankJob
 from pardemo.planner.records import Recorder
 from pardemo.planner.timing import Rates
 
@@ -140,7 +140,7 @@ def test_only_what_overlaps_is_hidden(small):
 @pytest.mark.parametrize(("checkpointing", "reduces"), [(False, 4), (True, 6)])
 @pytest.mark.parametrize("pp", [1, 2])
 def test_tensor_parallel_traffic_by_hand(small, pp, checkpointing, reduces):
-    """Attention and MLP: an all-reduce forward, one backward, and one when they are made again (2205.05198, §4.2)."""
+    """Attention and MLP: an all-reduce forward, one backward, and one when they are made again (2205.05198, 4.2)."""
     config, rates = small.job.config, Rates(1e12, 1e12, 50e9, 1e9, 8)
     found = dataclasses.replace(small, job=small.job.but(checkpointing=checkpointing))
     time = timing.step_time(found, 4, 3, 1, rates, tp=2, pp=pp)
@@ -151,7 +151,7 @@ def test_tensor_parallel_traffic_by_hand(small, pp, checkpointing, reduces):
 
 
 def test_tensor_parallel_ranks_each_move_the_whole_residual_stream(small):
-    """Norms and sums of the stream are made on all ranks (1909.08053, §3); heads and the MLP's width are cut."""
+    """Norms and sums of the stream are made on all ranks (1909.08053, 3); heads and the MLP's width are cut."""
     traffic = {"model.layers.0.self_attn": 6e9, "model.layers.1.mlp.act_fn": 2e9, "model.layers.1.mlp.down_proj": 3e9,
                "model.layers.0.input_layernorm": 5e9, "model.norm": 4e9}  # fmt: skip
     found = dataclasses.replace(small, traffic=traffic, step_traffic=0)
@@ -223,7 +223,7 @@ def test_offloaded_parameters_cost_what_a_published_run_paid(small):
 
 @pytest.fixture(scope="module")
 def llama():
-    found = dry_run(Job(models.find("llama2-7b"), batch=2, sequence=4096))
+    found = dry_run(RankJob(models.find("llama2-7b"), batch=2, sequence=4096))
     return sharded(found, "zero-2", 8, 2 * 7 / 8 * 2 * PSI, 7 / 8 * 2 * PSI)
 
 
@@ -244,7 +244,7 @@ def test_samples_a_second_of_a_published_run_with_offload(llama):
 
 def test_tokens_a_second_of_published_runs_on_h100():
     sizes, runs = validate.NANOTRON["1.34B"]
-    found = dry_run(Job(validate.nanotron_config(*sizes), batch=2, sequence=4096, checkpointing=False))
+    found = dry_run(RankJob(validate.nanotron_config(*sizes), batch=2, sequence=4096, checkpointing=False))
     rates = validate.rates_of(hardware.gpu("H100"))
     for batch, known in runs.items():
         seconds = timing.step_time(found, batch, 32 // batch, 1, rates).seconds
@@ -265,7 +265,7 @@ def test_experts_operations_are_those_of_the_chosen_ones():
         num_attention_heads=4, num_key_value_heads=4, num_local_experts=8, num_experts_per_tok=chosen,
         max_position_embeddings=512,
     )  # fmt: skip
-    found = dry_run(Job(config, batch=2, sequence=32, checkpointing=False))
+    found = dry_run(RankJob(config, batch=2, sequence=32, checkpointing=False))
     products = layers * (4 * hidden**2 + 8 * hidden + chosen * 3 * hidden * middle) + hidden * vocabulary
     attention = layers * 2 * 2 * 32 * 32 * hidden * 2
     forward = 2 * tokens * products + attention

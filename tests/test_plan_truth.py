@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Mixtra
 from pardemo import World
 from pardemo.planner import examples, truth
 from pardemo.planner.dryrun import dry_run
-from pardemo.planner.job import Adapter, Job
+from pardemo.planner.job import Adapter, RankJob
 
 SIZES = {
     "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 4,
@@ -27,7 +27,7 @@ B, S = 4, 128
 
 @pytest.fixture(scope="module")
 def world():
-    with World(2, preload=["pardemo.peers.deepspeed", "pardemo.planner.truth"], timeout_s=240) as ranks:
+    with World(2, preload=["pardemo.peers.deepspeed.engine", "pardemo.planner.truth"], timeout_s=240) as ranks:
         yield ranks
 
 
@@ -49,7 +49,7 @@ def test_a_dry_run_is_what_the_frameworks_take(name, engine, lora, checkpointing
         zero = zero | {"stage3_prefetch_bucket_size": 0}
     real = max(world.run(_measured, name, engine, lora, checkpointing, micro_batches, zero, timeout_s=240))
     planned = dry_run(
-        Job(CONFIGS[name](), batch=B, sequence=S, adapter=Adapter(target=TARGET) if lora else None, engine=engine,
+        RankJob(CONFIGS[name](), batch=B, sequence=S, adapter=Adapter(target=TARGET) if lora else None, engine=engine,
             checkpointing=checkpointing, ranks=1 if engine == "plain" else 2, accumulation=micro_batches, zero=zero,
             on_gpu=False)
     )  # fmt: skip
@@ -96,7 +96,7 @@ def _model(name, engine, lora, checkpointing):
 def _zero(model, engine, micro_batches, zero):
     import deepspeed
 
-    from pardemo.peers.deepspeed import close
+    from pardemo.peers.deepspeed.engine import close
 
     running, *_ = deepspeed.initialize(
         model=model,

@@ -378,10 +378,3 @@ def test_steps_are_those_of_the_trainer(samples, batch, ranks, accumulation, epo
 def test_paths_lead_from_the_projects_root(tmp_path):
     assert recipes.locate("data/x.json") == project.root() / "data/x.json"
     assert recipes.locate(tmp_path) == tmp_path
-
-
-def test_recipes_are_packaged():
-    import tomllib
-
-    packaged = tomllib.loads((project.PACKAGE.parent / "pyproject.toml").read_text())
-    assert "finetune/recipes/*.yaml" in packaged["tool"]["setuptools"]["package-data"]["pardemo"]

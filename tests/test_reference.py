@@ -1,12 +1,12 @@
-"""``python -m pardemo.collection.reference`` with answers of the test's own: what is kept."""
+"""``python -m pardemo.book.run.reference`` with answers of the test's own: what is kept."""
 
 import json
 
 import pytest
 
 from pardemo import Ledger
-from pardemo.collection import reference
-from pardemo.collection.report import command as report_command
+from pardemo.book.run import reference
+from pardemo.book.run.report import command as report_command
 
 HIT = {"name": "fast", "ratio": 2.0, "target": 1.0, "met": True}
 MISSED = {"name": "slow", "ratio": 0.5, "target": 1.0, "met": False}
@@ -20,6 +20,7 @@ def build(tmp_path, monkeypatch):
     old.mkdir()
     (old / "old.ipynb").write_text("old")
     (old / "plan_cuda.json").write_text("of a GPU")
+    (old / "world_sizes.csv").write_text("of another command")
     readme = tmp_path / "README.md"
     readme.write_text(f"{report_command.BEGIN}\nold\n{report_command.END}\n")
 
@@ -53,10 +54,11 @@ def test_a_missed_target_is_told_at_the_end_and_stops_nothing(build, tmp_path, c
     assert "| 1 | 1 |" in (tmp_path / "README.md").read_text(), "the table of the new run's claims"
 
 
-def test_a_whole_build_replaces_the_old_one_and_keeps_a_gpus_record(build, tmp_path, capsys):
+def test_a_whole_build_replaces_the_old_one_and_keeps_what_other_commands_wrote(build, tmp_path, capsys):
     assert build() == 0
     made = tmp_path / "reference"
-    assert {path.name for path in made.iterdir()} == {"claims", "bench.json", "plan_validate.json", "plan_cuda.json"}
+    written = {"claims", "bench.json", "plan_validate.json"}
+    assert {path.name for path in made.iterdir()} == written | {"plan_cuda.json", "world_sizes.csv"}
     assert (made / "plan_cuda.json").read_text() == "of a GPU"
     assert {path.name for path in tmp_path.iterdir()} == {"reference", "README.md"}, "nothing is left beside it"
 
@@ -80,7 +82,11 @@ def test_a_build_that_stops_on_the_way_leaves_the_old_reference_untouched(build,
         assert told in (error := capsys.readouterr().err)
         assert error.endswith("is as it was\n")
         assert error.count("\n") == 1
-    assert {path.name for path in (tmp_path / "reference").iterdir()} == {"old.ipynb", "plan_cuda.json"}
+    assert {path.name for path in (tmp_path / "reference").iterdir()} == {
+        "old.ipynb",
+        "plan_cuda.json",
+        "world_sizes.csv",
+    }
     assert "\nold\n" in (tmp_path / "README.md").read_text()
     assert build() == 0, "what was left beside it is in nobody's way"
 

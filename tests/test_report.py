@@ -8,11 +8,12 @@ from html.parser import HTMLParser
 
 import nbformat
 import pytest
+from book import figures
 
 from pardemo import claims, cli, project
+from pardemo.book.run import report, runner, scorecard
+from pardemo.book.run.report import command, pages
 from pardemo.claims import Ledger
-from pardemo.collection import figures, report, runner
-from pardemo.collection.report import command, pages
 
 REFERENCE = project.root() / "outputs" / "reference"
 README = project.root() / "README.md"
@@ -124,7 +125,7 @@ def test_the_report_shows_every_claim_statement_and_picture():
     assert all(html.escape(row["because"]) in text.replace("&#39;", "&#x27;") for row in rows), (
         "and its tolerance a reason"
     )
-    for statement in claims.statements():
+    for statement in scorecard.statements():
         assert f">{statement['id']}<" in text, statement["id"]
     assert text.count("<img ") == len(list((REFERENCE / "figures").glob("*.png")))
 
@@ -132,6 +133,7 @@ def test_the_report_shows_every_claim_statement_and_picture():
 def test_readme_and_documents_quote_the_reference():
     rows = claims.read(REFERENCE)
     assert command.counts(rows) in README.read_text(), "make reference writes it"
+    assert command.chapters(rows) in README.read_text()
     assert command.markdown(rows) in (README.parent / "docs" / "measured.md").read_text()
 
 
@@ -158,7 +160,7 @@ def run(out):
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(link), show])
     nbformat.write(notebook, out / "01_a.ipynb")
     (out / "run.json").write_text("[]")
-    outcomes = [runner.Outcome("01_a", "ok", 1.0), runner.Outcome("02_b", "failed", 1.0, "KernelDied")]
+    outcomes = [runner.NotebookEnding("01_a", "ok", 1.0), runner.NotebookEnding("02_b", "failed", 1.0, "KernelDied")]
     report.write(out, outcomes, claims.read(out))
     return out, show.id
 
@@ -196,7 +198,7 @@ def test_a_chapters_title_is_its_first_heading(run, tmp_path):
 
 def test_the_command_writes_a_finished_runs_pages_again(run, capsys):
     out, _ = run
-    runner_rows = [vars(runner.Outcome("01_a", "ok", 1.0))]
+    runner_rows = [vars(runner.NotebookEnding("01_a", "ok", 1.0))]
     project.write_json(out / "run.json", runner_rows)
     for page in out.glob("*.html"):
         page.unlink()
@@ -240,7 +242,7 @@ def test_a_scorecard_is_read_again_when_a_chapter_was_run_again(tmp_path, monkey
         executed.append(name[:2])
         claims.Ledger(name, folder).check(f"{name[:2]}.run", "runs until now", 0, len(executed), relation="at least")
         (folder / f"{name}.ipynb").write_text(nbformat.writes(nbformat.v4.new_notebook()))
-        return runner.Outcome(name, "failed" if len(executed) == 1 else "ok")
+        return runner.NotebookEnding(name, "failed" if len(executed) == 1 else "ok")
 
     monkeypatch.setattr(runner, "_execute", execute)
     runner.run(out=tmp_path, say=lambda *a, **k: None)

@@ -3,6 +3,7 @@
 import pytest
 
 from pardemo import claims, project
+from pardemo.book.run import scorecard
 
 REFERENCE = project.root() / "outputs" / "reference"
 DESK, PHONE = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
@@ -90,7 +91,7 @@ def test_filters_leave_what_was_chosen_and_open_where_it_is(show):
     page.locator("#article > summary").click()
     page.locator("form[data-list=statements] [name=judgement]").select_option("wrong or garbled")
     assert page.locator("#statements article:visible").count() == sum(
-        s["judgement"] == "no" for s in claims.statements()
+        s["judgement"] == "no" for s in scorecard.statements()
     )
 
 

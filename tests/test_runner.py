@@ -1,6 +1,7 @@
 """``pardemo run`` on small collections of the test's own: order, failures, resume, bad input."""
 
 import errno
+import fcntl
 import inspect
 import itertools
 import json
@@ -9,6 +10,8 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 
 import nbformat
@@ -17,10 +20,11 @@ import pytest
 from conftest import gone
 
 from pardemo import cli, project
-from pardemo.collection import fingerprint, parameters, pictures, runner
-from pardemo.collection.presets import need_ranks
-from pardemo.collection.report import write as write_report
-from pardemo.peers import small
+from pardemo.book.page.presets import need_ranks
+from pardemo.book.run import fingerprint, parameters, runner
+from pardemo.book.run.report import write as write_report
+from pardemo.draw import pictures
+from pardemo.small_models import classifier as small
 
 GOOD = "from pardemo import Ledger\nclaims = Ledger('{name}')\nclaims.check('s09.x', 'a < b', 1, {measured})\nvalue"
 
@@ -174,22 +178,26 @@ def test_resume_skips_what_finished_with_the_same_sources_and_parameters(collect
     assert len(seconds()) == 2, "what an earlier run left is kept"
 
 
-PICTURE = """from pardemo.collection import figures
-fig, ax = figures.new()
-figures.save(fig, '01_{name}', 'a picture of {name}')"""
+PICTURE = """from pardemo.draw import style
+fig, ax = style.new()
+style.save(fig, '{name}', 'a picture of {name}')"""
 
 
 def test_two_notebooks_of_one_chapter_run_by_its_number_and_each_has_its_own_pictures(collection):
-    collection("01_first", "value = 1", GOOD.format(name="01_first", measured=1), PICTURE.format(name="one"))
-    root = collection("01_second", PICTURE.format(name="two"), PICTURE.format(name="more"))
+    collection("01_first", "value = 1", GOOD.format(name="01_first", measured=1), PICTURE.format(name="first_one"))
+    root = collection("01_second", PICTURE.format(name="second_two"), PICTURE.format(name="second_more"))
     collection("02_other", "raise KeyError")
     out = root / "out"
     for names in (["01"], ["01_first"]):  # the second time it clears away what it left before, and no more
         assert run(*names, "--out", out) == 0
         assert sorted(path.stem for path in out.glob("*.ipynb")) == ["01_first", "01_second"]
-        assert sorted(path.stem for path in (out / "figures").glob("*.png")) == ["01_more", "01_one", "01_two"]
-        assert [path.stem for path in pictures.of(out, "01_first")] == ["01_one"]
-        assert [path.stem for path in pictures.of(out, "01_second")] == ["01_more", "01_two"]
+        assert sorted(path.stem for path in (out / "figures").glob("*.png")) == [
+            "first_one",
+            "second_more",
+            "second_two",
+        ]
+        assert [path.stem for path in pictures.of(out, "01_first")] == ["first_one"]
+        assert [path.stem for path in pictures.of(out, "01_second")] == ["second_more", "second_two"]
     assert (out / "report.html").read_text().count("<img ") == 3
     assert 'rel="next">01' in (out / "01_first.html").read_text()
 
@@ -243,7 +251,7 @@ def test_resume_runs_again_where_what_a_notebook_reads_of_others_has_changed(col
         if name == "00_machine" or not (folder / "machine.json").exists():  # the reader makes it where it is not there
             (folder / "machine.json").write_text(f"made by {name} as the {len(executed)}th")
         (folder / f"{name}.ipynb").write_text(path.read_text())
-        return runner.Outcome(name, "ok")
+        return runner.NotebookEnding(name, "ok")
 
     def rerun(*names):
         executed.clear()
@@ -342,6 +350,108 @@ def test_a_read_only_output_folder(collection, capsys):
     assert "Permission denied" in capsys.readouterr().err
 
 
+@pytest.fixture
+def long_tmpdir(tmp_path, monkeypatch):
+    """A temporary folder as batch systems make them: too long for a socket."""
+    folder = tmp_path / "a_user_of_a_cluster" / "scratch_of_job_1234567.batch.example" / "temporary_files_of_node_0123"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("TMPDIR", str(folder))
+    assert len(os.fsencode(folder)) > 100
+    return folder
+
+
+def test_a_long_tmpdir_does_not_stop_a_run(collection, long_tmpdir):
+    root = collection("01_good", "1")
+    assert run("--out", root / "out") == 0
+
+
+def test_where_no_folder_is_short_enough_for_sockets_it_is_said_before_anything_runs(
+    collection, long_tmpdir, monkeypatch, capsys
+):
+    root = collection("01_good", "1")
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path).startswith(str(long_tmpdir)))
+    assert run("--out", root / "out") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("pardemo run: TMPDIR is too long for sockets, and /tmp cannot be written: ")
+    assert line.endswith(" bytes; set it to a folder whose path has 70 at most")
+    assert not (root / "out").exists()
+
+
+def test_a_long_tmpdir_does_not_stop_the_planners_workers(long_tmpdir):
+    code = "from pardemo.planner import worker; worker.IMPORTED.clear(); context, _ = worker.server()"
+    code += "; process = context.Process(target=print, args=('a worker',)); process.start(); process.join(60)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "a worker\n"), done.stderr
+    assert list(long_tmpdir.iterdir()) == []
+
+
+WAITS = (
+    "import os, time\nopen('{folder}/begun', 'w').close()\nwhile not os.path.exists('{folder}/end'): time.sleep(0.05)"
+)
+
+
+def test_two_runs_do_not_write_to_one_folder(collection, tmp_path, capsys):
+    root = collection("01_waits", WAITS.format(folder=tmp_path))
+    collection("02_other", "1")
+    first = threading.Thread(target=runner.run, args=(["01"], None, root / "out"))
+    first.start()
+    until = time.monotonic() + 120
+    while not (tmp_path / "begun").exists():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    try:
+        assert run("02", "--out", root / "out") == 2
+        refused = f"another run (process {os.getpid()}) writes to {root / 'out'}: wait for it, or give another folder"
+        assert f"pardemo run: {refused} with --out\n" in capsys.readouterr().err
+        assert run("02", "--out", root / "other") == 0
+    finally:
+        (tmp_path / "end").touch()
+        first.join(120)
+    assert run("02", "--out", root / "out") == 0
+    assert [o["notebook"] for o in json.loads((root / "out" / "run.json").read_text())] == ["01_waits", "02_other"]
+    assert not (root / "out" / project.LOCK).exists()
+
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from pardemo import project
+with project.only_writer(Path(sys.argv[1]), "wait"):
+    print(flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_killed_run_holds_its_folder_no_longer(tmp_path):
+    owner = subprocess.Popen([sys.executable, "-c", HOLDS, tmp_path], stdout=subprocess.PIPE)
+    with owner:
+        owner.stdout.readline()
+        with pytest.raises(
+            ValueError, match=rf"^another run \(process {owner.pid}\) writes to {tmp_path}: wait for it"
+        ):
+            project.only_writer(tmp_path, "go").__enter__()
+        owner.kill()
+    with project.only_writer(tmp_path, "go"):
+        assert (tmp_path / project.LOCK).read_text() == str(os.getpid())
+    assert not (tmp_path / project.LOCK).exists()
+
+
+def test_a_lock_that_its_owner_removes_meanwhile_is_taken_anew(tmp_path, monkeypatch):
+    flock, path = fcntl.flock, tmp_path / project.LOCK
+
+    def after_the_owner(file, how):
+        monkeypatch.undo()
+        path.unlink()  # its owner ends between our opening it and our lock
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", after_the_owner)
+    with project.only_writer(tmp_path, "go"):
+        assert path.read_text() == str(os.getpid())
+        with pytest.raises(ValueError, match="another run"):
+            project.only_writer(tmp_path, "go").__enter__()
+
+
 def test_a_full_disk_is_one_line_and_leaves_nothing_half_written(collection, monkeypatch, capsys):
     from papermill.iorw import LocalHandler
 
@@ -376,11 +486,11 @@ def test_an_empty_project_says_so(tmp_path, monkeypatch, capsys):
 
 
 def test_a_report_holds_its_pictures_and_asks_for_nothing(out):
-    from pardemo.collection import figures
+    from pardemo.draw import style
 
-    fig, _ = figures.new()
-    figures.save(fig, "01_picture", 'alt with "quotes" & <signs>')
-    page = write_report(out, [runner.Outcome("01_x", "ok", 1.0)], []).read_text()
+    fig, _ = style.new()
+    style.save(fig, "x_picture", 'alt with "quotes" & <signs>')
+    page = write_report(out, [runner.NotebookEnding("01_x", "ok", 1.0)], []).read_text()
     assert "data:image/png;base64," in page
     assert "alt with &#34;quotes&#34; &amp; &lt;signs&gt;" in page
     assert "http" not in page.replace("http-equiv", ""), "no request leaves the page"
@@ -402,7 +512,7 @@ def test_files_are_replaced_whole_or_not_at_all(tmp_path):
 
 
 def test_claims_and_pictures_of_an_earlier_run_do_not_pass_for_new_ones(collection):
-    picture = "from pardemo.collection import figures; fig, _ = figures.new(); figures.save(fig, '01_old', 'alt')"
+    picture = "from pardemo.draw import style; fig, _ = style.new(); style.save(fig, 'a_old', 'alt')"
     root = collection("01_a", "value = 1", GOOD.format(name="01_a", measured=1), picture)
     out = root / "out"
     assert run("--out", out) == 0
@@ -418,11 +528,12 @@ def test_claims_and_pictures_of_an_earlier_run_do_not_pass_for_new_ones(collecti
     [
         ("world_size, least=2", "1", "01_few needs world_size of at least 2, not 1"),
         ("world_size, least=2, multiple_of=2", "3", "01_few needs world_size of at least 2 that 2 divides, not 3"),
+        ("world_size, divides=8", "3", "01_few needs world_size of at least 1 that divides 8, not 3"),
         ("world_size", "0", "01_few needs world_size of at least 1, not 0"),
     ],
 )
 def test_too_few_ranks_are_refused_before_a_kernel_starts(collection, capsys, needs, given, told):
-    asks = f"from pardemo.collection.presets import need_ranks\nneed_ranks({needs})"
+    asks = f"from pardemo.book.page.presets import need_ranks\nneed_ranks({needs})"
     root = collection("01_few", "%matplotlib inline", asks)
     assert run("--out", root / "out", "-p", "world_size", given) == 2
     assert capsys.readouterr().err == f"pardemo run: {told}\n"
@@ -441,7 +552,7 @@ def test_a_notebook_says_how_many_ranks_it_needs_before_it_makes_any(name):
     path = project.notebooks()[name]
     code = [cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
     (setup,) = [cell for before, cell in itertools.pairwise(code) if before.startswith("world_size = ")]
-    assert setup.startswith("need_ranks(world_size"), "in its first line"
+    assert setup.startswith("page.need_ranks(world_size"), "in its first line"
     parameters.assign({name: path}, {"world_size": parameters.parameters_of(path)["world_size"]})
 
 

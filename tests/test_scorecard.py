@@ -4,10 +4,13 @@ import json
 
 import nbformat
 import pytest
+from book import figures
 
 from pardemo import claims, project
-from pardemo.claims import Ledger, scorecard
-from pardemo.collection import figures, findings
+from pardemo.book.chapters.scorecard import findings
+from pardemo.book.page import claimed
+from pardemo.book.run import scorecard
+from pardemo.claims import Ledger
 
 NOTEBOOK = project.root() / "notebooks" / "15_scorecard.ipynb"
 REFERENCE = project.root() / "outputs" / "reference"
@@ -125,37 +128,37 @@ def test_verdicts_can_be_judged_again_from_their_rows():
 )
 def test_the_chapters_own_audit_finds_a_verdict_that_does_not_follow(empty, changes, right):
     assert audited([row(1, 1, id="s09.a"), row(2, 2) | changes]) == {
-        "15.verdicts": "holds" if right else "fails",
-        "15.ids": "holds",
-        "15.claims": "holds",
+        "scorecard.verdicts": "holds" if right else "fails",
+        "scorecard.ids": "holds",
+        "scorecard.claims": "holds",
     }
 
 
 def test_the_chapters_own_audit_finds_one_id_in_two_chapters(empty):
     found = audited([row(1, 1), row(2, 2, notebook="02_pipeline")])
-    assert found == {"15.verdicts": "holds", "15.ids": "fails", "15.claims": "fails"}
+    assert found == {"scorecard.verdicts": "holds", "scorecard.ids": "fails", "scorecard.claims": "fails"}
 
 
 def test_the_chapters_own_audit_finds_one_claim_in_two_chapters_under_two_cases(empty):
     cases = [row(1, 1, id="s09.x.n2", claim="s09.x"), row(2, 2, id="s09.x.n4", claim="s09.x")]
     assert set(audited(cases).values()) == {"holds"}
     cases[1]["notebook"] = "02_pipeline"
-    assert audited(cases) == {"15.verdicts": "holds", "15.ids": "holds", "15.claims": "fails"}
+    assert audited(cases) == {"scorecard.verdicts": "holds", "scorecard.ids": "holds", "scorecard.claims": "fails"}
 
 
 def audited(rows):
     """What the cell of chapter 15 that looks the ledger over says of these rows."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    (source,) = (cell.source for cell in notebook.cells if '"15.ids"' in cell.source)
-    ledger = Ledger("15_scorecard")
+    (source,) = (cell.source for cell in notebook.cells if 'claim("ids"' in cell.source)
+    ledger = claimed.ledger("scorecard")
     exec(source, {"rows": rows, "claims": claims, "claim": ledger})
     return {one["claim"]: one["verdict"] for one in ledger.rows}
 
 
 def test_every_statement_has_a_row_and_says_what_was_found():
     rows = [row(1, 1, id="s09.a"), row(1, 1, id="s09.b"), row(1, 2, id="s48.x", verdict="off"), row(1, 1, id="s100.x")]
-    found = {s["id"]: s for s in scorecard.by_statement(rows, ["01"])}
-    assert list(found) == [s["id"] for s in claims.statements()]
+    found = {s["id"]: s for s in scorecard.by_statement(rows, ["data_parallel"])}
+    assert list(found) == [s["id"] for s in scorecard.statements()]
     assert found["s09"]["verdict"] == "2 × holds"
     assert found["s48"]["verdict"] == "1 × off, chapter 05 not in this run"
     assert found["s06"]["verdict"] == "told in the chapter's text"
@@ -165,12 +168,12 @@ def test_every_statement_has_a_row_and_says_what_was_found():
     assert [claim["id"] for claim in found["s100"]["claims"]] == ["s100.x"]
 
 
-def test_half_a_chapter_is_not_the_chapter(monkeypatch):
-    monkeypatch.setattr(project, "chapters", lambda: {"01": ["01_a", "01_b"], "02": ["02_c"]})
-    assert scorecard.whole_chapters(["01_a", "02_c"]) == {"02"}
-    found = {s["id"]: s for s in scorecard.by_statement([row(1, 1, id="s09.a")])}
-    assert found["s09"]["verdict"] == "1 × holds", "it stands in the notebook that there is"
-    assert found["s04"]["verdict"] == "chapter 01 not in this run", "it may stand in the other"
+def test_a_chapter_that_the_run_has_not_is_told_by_its_number():
+    assert scorecard.chapters_of(["01_data_parallel", "02_c"]) == {"data_parallel", "c"}
+    found = {s["id"]: s for s in scorecard.by_statement([row(1, 1, id="s09.a", notebook="01_data_parallel")])}
+    assert found["s09"]["verdict"] == "1 × holds"
+    assert found["s04"]["verdict"] == "no claim", "the chapter is there"
+    assert found["s48"]["verdict"] == "chapter 05 not in this run"
 
 
 def test_slips_are_the_statements_that_need_a_correction():
@@ -190,10 +193,6 @@ def test_totals_add_up():
         assert whole["claims"] == len({row["claim"] for row in rows}) < len(rows)
         for verdict in claims.VERDICTS:
             assert whole[verdict] == sum(r["verdict"] == verdict for r in rows)
-    counted = scorecard.evidence_by_chapter(rows)
-    assert sum(sum(v for k, v in line.items() if k != "notebook") for line in counted) == sum(
-        bool(r["evidence"]) for r in rows
-    )
 
 
 def test_every_claim_of_the_reference_leads_to_a_cell_that_shows_it():
@@ -218,8 +217,18 @@ def test_the_ledger_is_escaped_and_linked():
     assert "01_a: 1 holds" in shown
 
 
+def test_every_cell_of_the_ledger_is_escaped():
+    texts = {name: f"<b>{name}</b>" for name in ("notebook", "id", "statement", "case", "source", "reason", "unit",
+                                                 "evidence", "verdict", "predicted", "measured")}  # fmt: skip
+    rows = [row(1, 1) | texts]
+    shown = scorecard.ledger(rows, {rows[0]["id"]: '"><b>address</b>'}).data
+    assert "<b>" not in shown
+    for name in (*texts, "address"):
+        assert f"&lt;b&gt;{name}&lt;/b&gt;" in shown
+
+
 def test_papers_are_named_and_counted():
-    rows = [row(4, 5, source="1910.02054 §7", verdict="differs"), row(100, 101, source="1910.02054 §7")]
+    rows = [row(4, 5, source="1910.02054 7", verdict="differs"), row(100, 101, source="1910.02054 7")]
     (found,) = scorecard.by_paper([*rows, row(1, 1, source="profile of notebook 00")])
     assert found["paper"] == "Rajbhandari et al. 2020, ZeRO"
     assert found["verdicts"] == "1 holds, 1 differs"
@@ -244,7 +253,7 @@ def test_the_furthest_misses_are_those_that_are_off_by_the_largest_factor():
 
 
 def test_of_a_paper_is_told_what_holds_and_how_far_the_others_are():
-    rows = [row(4, 5, source="1910.02054 §7", verdict="differs"), row(100, 101, source="1910.02054 §7")]
+    rows = [row(4, 5, source="1910.02054 7", verdict="differs"), row(100, 101, source="1910.02054 7")]
     (found,) = findings.of_papers([*rows, row(1, 1, source="profile of notebook 00")])
     assert found["paper"] == "Rajbhandari et al. 2020, ZeRO"
     assert (found["holds"], found["differs"], found["off"]) == ("1", "1", "0")

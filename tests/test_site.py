@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from pardemo import cli, project
-from pardemo.collection import site
+from pardemo.book.run import site
 
 REFERENCE = project.root() / "outputs" / "reference"
 

@@ -4,7 +4,7 @@ from itertools import count
 from unittest import mock
 
 import pytest
-from soak import run, training
+from soak import run, summary, training
 from soak.case import KINDS, draw
 from soak.fault import FAULTS, Fault, draw_fault
 from soak.run import REFUSALS, run_fault, run_layout
@@ -66,7 +66,8 @@ def test_a_case_is_drawn_from_seed_kind_and_number_alone():
     drawn = [draw(kind, number, 1) for number in range(100) for kind in KINDS]
     assert drawn == [draw(kind, number, 1) for number in range(100) for kind in KINDS]
     assert draw("zero2", 5, 1) != draw("zero2", 5, 2)
-    for name in ("tied", "never", "sometimes", "no_sync", "param_groups", "sequence_parallel", "recompute_stages"):
+    options = "tied", "never", "sometimes", "no_sync", "param_groups", "sequence_parallel", "recompute_stages"
+    for name in (*options, "in_place", "buffers", "closure", "scaler", "torchs_clip", "averaged"):
         assert {getattr(case, name) for case in drawn} == {False, True}, f"{name} is drawn"
     assert {case.engine for case in drawn} == {"", "naive", "bucketed", "zero1", "zero2", "zero3"}
     assert {case.schedule for case in drawn} == {"gpipe", "one_f_one_b", "interleaved"}
@@ -89,6 +90,8 @@ def of_two(kind, **has):
     [
         ("raises", {"trainer": "bucketed"}, "refused"),
         ("tensor", {"how": "all-reduce, dtype"}, "refused"),
+        ("hook", {"trainer": "bucketed"}, "refused"),
+        ("server beside a ring", {"how": "reduce-scatter"}, "refused"),
         ("sleeps", {"trainer": "tp"}, "timed out"),
     ],
 )
@@ -106,6 +109,14 @@ def test_a_fault_that_is_not_named_is_a_failure(own, monkeypatch, does, told):
     found = run_fault(own, of_two("raises"), limit_s=60)
     assert found.status == "failed"
     assert told in found.told
+
+
+def test_the_soak_says_how_far_it_is(monkeypatch, capsys):
+    monkeypatch.setattr(summary, "EVERY_S", 0.0)
+    told = summary.Summary(1)
+    for status in ("passed", "refused", "passed"):
+        told.note(Outcome(draw("pp", 0, 1), status))
+    assert capsys.readouterr().out.splitlines()[-1] == "     0 s: 3 cases, 2 passed, 1 refused"
 
 
 def test_the_command_sums_up_and_says_how_to_repeat(monkeypatch, capsys):

@@ -9,15 +9,15 @@ from torch import nn
 from torch.nn import functional as F
 
 from pardemo import CallMeter, World
-from pardemo.groups import Groups, Layout
-from pardemo.peers import gpt
+from pardemo.groups import Groups, ParallelDims
+from pardemo.small_models import gpt
 from pardemo.tensor_parallel import (
     ColumnParallelLinear,
     ParallelBlock,
     ParallelMLP,
     RowParallelLinear,
     VocabParallelEmbedding,
-    full,
+    full_layers,
 )
 from pardemo.world.errors import RankFailed
 
@@ -115,7 +115,7 @@ def rank_of_four():
     layer = linear(seed=5 if dist.get_rank() == 2 else 0)
     with pytest.raises(ValueError, match="has other values on rank 2 of the group than on rank 0"):
         ColumnParallelLinear(layer)
-    with Groups(Layout(tp=2, dp=2)) as groups:  # each group by itself: what others have does not matter
+    with Groups(ParallelDims(tp=2, dp=2)) as groups:  # each group by itself: what others have does not matter
         ColumnParallelLinear(linear(seed=dist.get_rank(groups.dp)), groups.tp)
 
 
@@ -139,7 +139,7 @@ def test_meta_tensors_and_groups_of_one_are_not_compared(world_of):
 
 
 def only_one_constructs():
-    full.MEETING_S = 1.0
+    full_layers.MEETING_S = 1.0
     if dist.get_rank() == 0:
         ColumnParallelLinear(linear())
 

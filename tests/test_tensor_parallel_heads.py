@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from pardemo import CallMeter, WireMeter
 from pardemo.formulas import communication
-from pardemo.peers import gpt
+from pardemo.small_models import gpt
 from pardemo.tensor_parallel import ColumnParallelLinear, ParallelAttention, gather_sequence, scatter_sequence
 
 HIDDEN, HEADS, BATCH, SEQUENCE = 64, 8, 2, 16

@@ -5,7 +5,9 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from pardemo.peers import gpt
+from pardemo import WireMeter
+from pardemo.formulas import communication
+from pardemo.small_models import gpt
 from pardemo.tensor_parallel import vocab_parallel_cross_entropy, vocabulary
 
 TOKENS, VOCABULARY = 96, 256
@@ -123,3 +125,78 @@ def ignoring(index, reduction):
 def test_any_number_can_be_the_one_that_is_ignored(world_of, index, reduction):
     for errors in world_of(2).run(ignoring, index, reduction):
         assert max(errors) < CLOSE
+
+
+# --- label smoothing and weights -------------------------------------------------------------------------------------
+
+
+def weights_of_classes(kind):
+    if kind == "none":
+        return None
+    weight = gpt.numbers(VOCABULARY, seed=8).abs()
+    weight[::5] = 0  # classes that do not count, some of them targets
+    return weight
+
+
+def smoothed(reduction, smoothing, kind, ignored):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    logits, targets = logits_and_targets(torch.float32, "every rank")
+    targets[LAYOUTS[ignored]] = -100
+    weight = weights_of_classes(kind)
+    options = {"reduction": reduction, "label_smoothing": smoothing, "weight": weight}
+    of_token = gpt.numbers(TOKENS, seed=5) if reduction == "none" else torch.ones(())
+    whole, mine = logits.clone().requires_grad_(), logits.chunk(n, 1)[rank].clone().requires_grad_()
+    expected, found = F.cross_entropy(whole, targets, **options), vocab_parallel_cross_entropy(mine, targets, **options)
+    for loss in (expected, found):
+        (loss * of_token).sum().backward()
+    return gpt.relative_error(found, expected), gpt.relative_error(mine.grad, whole.grad.chunk(n, 1)[rank])
+
+
+@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize(("smoothing", "kind"), [(0.1, "none"), (0.0, "some"), (0.3, "some"), (1.0, "none")])
+def test_label_smoothing_and_weights_equal_one_process(world_of, n, reduction, smoothing, kind):
+    for errors in world_of(n).run(smoothed, reduction, smoothing, kind, "some ignored"):
+        assert max(errors) < 1e-5
+
+
+def smoothing_traffic():
+    tokens = 1 << 17
+    logits, targets = torch.zeros(tokens, 2), torch.zeros(tokens, dtype=torch.long)
+    vocab_parallel_cross_entropy(logits, targets)
+    with WireMeter() as wire:
+        vocab_parallel_cross_entropy(logits, targets, label_smoothing=0.1, weight=torch.ones(2 * dist.get_world_size()))
+    return wire.sent_bytes / communication.ring_all_reduce(4 * tokens, dist.get_world_size()).sent
+
+
+def test_label_smoothing_moves_a_fourth_number_a_token(world_of):
+    assert world_of(2).run(smoothing_traffic) == [pytest.approx(4, rel=0.01)] * 2
+
+
+def smoothing_refused(case):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    options = {
+        "a share above 1": {"label_smoothing": 1.5},
+        "a rank's weights": {"weight": torch.ones(VOCABULARY // n)},
+        "trained weights": {"weight": torch.ones(VOCABULARY, requires_grad=True)},
+        "other weights": {"weight": torch.ones(VOCABULARY) + torch.arange(VOCABULARY).eq(3) * 1e-6 * rank},
+        "other smoothing": {"label_smoothing": 0.1 * rank},
+    }[case]
+    with pytest.raises(ValueError) as refusal:  # noqa: PT011 - the message is compared outside
+        vocab_parallel_cross_entropy(torch.zeros(4, VOCABULARY // n), torch.arange(4), **options)
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("a share above 1", "label_smoothing must be from 0 to 1, not 1.5"),
+        ("a rank's weights", "weight has shape (128,): give the 256 factors of the whole vocabulary, without gradient"),
+        ("trained weights", "weight has shape (256,) that are trained: give the 256 factors"),
+        ("other weights", "the ranks have different weights: tensor-parallel ranks compute the loss of the same"),
+        ("other smoothing", "the ranks have different label_smoothing: tensor-parallel ranks compute the loss of"),
+    ],
+)
+def test_weights_and_smoothing_that_cannot_be_are_refused(world_of, case, message):
+    for text in world_of(2).run(smoothing_refused, case):
+        assert text.startswith(message), text

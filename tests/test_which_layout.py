@@ -1,9 +1,9 @@
 """What chapter 14 stands on: papers' rows that nothing was fitted to, the sliders, the pictures."""
 
 import pytest
+from book import figures
 
 from pardemo import project
-from pardemo.collection import figures
 from pardemo.planner import hardware
 from pardemo.planner.layouts import Job, Layout, Machine, against, explorer, papers, published
 from pardemo.planner.layouts.layout import check

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 
 from pardemo import project
 from pardemo.finetune.recipes import recipe
-from pardemo.finetune.training import detached, sealed, train
+from pardemo.finetune.training import background, checkpoint_seal, train
 
 
 @pytest.fixture
@@ -37,9 +38,9 @@ def test_a_seal_that_was_not_finished_is_no_seal(tmp_path):
     folder.mkdir()
     (folder / "weights").write_bytes(b"w" * 1000)
     with pytest.raises(InterruptedError):
-        sealed.seal(folder, step=3)
+        checkpoint_seal.seal(folder, step=3)
     assert [path.name for path in folder.iterdir()] == ["weights"]
-    assert sealed.fault(folder) == "it was never finished"
+    assert checkpoint_seal.fault(folder) == "it was never finished"
 
 
 def test_a_key_has_its_name_when_it_is_whole(own_key, monkeypatch):
@@ -52,13 +53,15 @@ def test_a_key_has_its_name_when_it_is_whole(own_key, monkeypatch):
         open(source, "w").close()
 
     monkeypatch.setattr(os, "link", link)
-    assert len(sealed._key()) == sealed.KEY_BYTES
-    assert before == [(sealed.KEY_BYTES, False)]
-    assert sealed._key() == own_key.read_bytes(), "and stays"
+    assert len(checkpoint_seal._key()) == checkpoint_seal.KEY_BYTES
+    assert before == [(checkpoint_seal.KEY_BYTES, False)]
+    assert checkpoint_seal._key() == own_key.read_bytes(), "and stays"
 
 
 class Saves:
     """A trainer that writes an adapter, or half of one."""
+
+    model = torch.nn.Linear(2, 2)
 
     def __init__(self, disk_is_full=False):
         self.disk_is_full = disk_is_full
@@ -98,8 +101,8 @@ def test_who_runs_a_detached_job_is_told_in_a_whole_file(tmp_path, monkeypatch):
     written = []
     write = project.write_atomically
     monkeypatch.setattr(project, "write_atomically", lambda path, how: (written.append(path.name), write(path, how)))
-    monkeypatch.setattr(detached.subprocess, "Popen", lambda *_, **__: SimpleNamespace(pid=os.getpid()))
-    assert detached._start(recipe.load("tiny-cpu"), tmp_path, False, False, allow=()) == os.getpid()
+    monkeypatch.setattr(background.subprocess, "Popen", lambda *_, **__: SimpleNamespace(pid=os.getpid()))
+    assert background._start(recipe.load("tiny-cpu"), tmp_path, False, False, allow=()) == os.getpid()
     assert written == ["recipe.yaml", "finetune.pid"]
-    assert detached.running(tmp_path)
-    assert detached._process(tmp_path) == psutil.Process()
+    assert background.running(tmp_path)
+    assert background._process(tmp_path) == psutil.Process()

@@ -1,5 +1,7 @@
 """World: real ranks, their answers, and everything that can go wrong with them."""
 
+import errno
+import gc
 import os
 import signal
 import subprocess
@@ -19,6 +21,8 @@ from pardemo.collectives import ring_all_reduce
 from pardemo.collectives.links import bytes_of, link_of
 from pardemo.data_parallel import BucketedDataParallel
 from pardemo.world.errors import Failure
+from pardemo.world.generation import Ranks
+from pardemo.world.nursery import Forked
 
 
 def rank_and_size():
@@ -554,6 +558,105 @@ def test_closing_from_another_thread_ends_the_run():
     with pytest.raises(RankError, match="closed while it ran"):
         world.run(time.sleep, 600)
     assert time.monotonic() - begin < 120
+
+
+class _ClosesWhenSent:
+    """Closes a World while it is pickled: between the first line of a run and its ranks."""
+
+    def __init__(self, world):
+        self.world = world
+
+    def __reduce__(self):
+        self.world.close()
+        return int, ()
+
+
+def test_a_world_that_is_closed_as_a_run_begins_starts_no_ranks(monkeypatch):
+    world, generations = World(2), []
+    monkeypatch.setattr("pardemo.world.Ranks", lambda *given: generations.append(given))
+    with pytest.raises(RankError, match="closed"):
+        world.run(print, _ClosesWhenSent(world))
+    assert not generations
+    assert not world.pids
+
+
+def test_a_world_that_is_closed_while_its_ranks_start_ends_them(monkeypatch):
+    world, made = World(2), []
+    with pytest.raises(RankFailed):
+        world.run(lambda: 1 / 0)
+
+    def ranks(*given):
+        closing = threading.Thread(target=world.close)
+        closing.start()
+        closing.join(60)
+        made.append(Ranks(*given))
+        return made[0]
+
+    monkeypatch.setattr("pardemo.world.Ranks", ranks)
+    with pytest.raises(RankError, match="closed while it ran"):
+        world.run(rank_sum)
+    assert made
+    assert not world.pids
+    assert gone(made[0].pids)
+
+
+def test_closing_while_a_run_ends_lets_go_of_everything(monkeypatch):
+    world = World(2)
+    ranks, collect = world._ranks, world._ranks.collect
+
+    def collect_and_be_closed(timeout_s):
+        results = collect(timeout_s)
+        threading.Thread(target=world.close).start()
+        while not world._closed:
+            time.sleep(0.01)
+        return results
+
+    ranks.await_start()
+    monkeypatch.setattr(ranks, "collect", collect_and_be_closed)
+    assert world.run(rank_sum) == [1.0, 1.0], "the results were there before"
+    assert not world.pids
+    assert ranks.ended, "its files are closed, its store removed"
+    assert gone(ranks.pids)
+
+
+CLOSED_AT_THE_END = """
+from pardemo import World
+class Holder:
+    def __init__(self):
+        self.world = World(2)
+    def __del__(self):
+        self.world.close()
+holder = Holder()
+print(*holder.world.run(int), *holder.world.pids)
+"""
+
+
+def test_a_world_that_is_closed_when_python_ends_prints_nothing():
+    done = subprocess.run([sys.executable, "-c", CLOSED_AT_THE_END], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert gone([int(pid) for pid in done.stdout.split()[2:]])
+
+
+def test_a_world_that_is_closed_after_the_process_its_ranks_come_from_does_not_wait():
+    script = "import atexit\natexit.register(lambda: holder.world.close())\n"
+    script += CLOSED_AT_THE_END.replace("__del__", "not_deleted") + "import time; begin = time.monotonic()\n"
+    script += "atexit.register(lambda: [one.close() for one in __import__('pardemo').world.nursery._handles])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pidfds are Linux's")
+def test_a_forked_process_that_the_kernel_gives_no_descriptor_for_is_refused_cleanly(monkeypatch):
+    def full(pid):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    unraised = []
+    monkeypatch.setattr(os, "pidfd_open", full)
+    monkeypatch.setattr(sys, "unraisablehook", unraised.append)
+    with pytest.raises(OSError, match="Too many open files"):
+        Forked(os.getpid())
+    gc.collect()
+    assert not unraised
 
 
 def test_a_fork_of_the_parent_does_not_keep_the_ranks_alive():

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pardemo import MemoryMeter, RankError, RankFailed, WireMeter, World
 from pardemo.formulas import communication
-from pardemo.peers import gpt
+from pardemo.small_models import gpt
 from pardemo.zero import Zero1, Zero2, Zero3, default_layers, load, save
 
 STAGES = {1: Zero1, 2: Zero2, 3: Zero3}
@@ -311,14 +311,14 @@ def load_only(stage, folder):
 def die_while_saving(stage, folder):
     import os
 
-    from pardemo.zero import checkpoint
+    from pardemo.zero import checkpoint_folder
 
     engine = STAGES[stage](make(torch.float32), ADAMW)
     engine(batch(0)).backward()
     engine.step()
     save(engine, folder)
     if dist.get_rank() == 1:
-        checkpoint.dcp.save = lambda *args, **kwargs: os._exit(9)  # killed in the middle of the second one
+        checkpoint_folder.save_file = lambda *args, **kwargs: os._exit(9)  # killed in the middle of the second one
     save(engine, folder)
 
 
@@ -332,9 +332,9 @@ def test_a_checkpoint_that_was_tampered_with_is_not_read(world_of, tmp_path):
     world_of(2).run(part_of_training, 1, tmp_path / "at", 0, 1, save_at=1)
     with pytest.raises(RankFailed, match="has stage 1, this engine 2"):
         world_of(2).run(load_only, 2, tmp_path / "at")
-    index = tmp_path / "at" / ".metadata"
-    index.write_bytes(index.read_bytes() + b"x")
-    with pytest.raises(RankFailed, match=r"\.metadata is missing, or is not the file that was written"):
+    manifest = tmp_path / "at" / "pardemo.json"
+    manifest.write_text(manifest.read_text().replace('"lr": 0.', '"lr": 1.'))
+    with pytest.raises(RankFailed, match=r"pardemo\.json is not the file that was written"):
         world_of(2).run(load_only, 1, tmp_path / "at")
     with pytest.raises(RankFailed, match="no whole checkpoint"):
         world_of(2).run(load_only, 1, tmp_path / "elsewhere")
@@ -342,10 +342,10 @@ def test_a_checkpoint_that_was_tampered_with_is_not_read(world_of, tmp_path):
 
 def test_a_checkpoint_with_other_numbers_than_were_written_is_not_read(world_of, tmp_path):
     world_of(2).run(part_of_training, 1, tmp_path / "at", 0, 1, save_at=1)
-    for file in (tmp_path / "at").glob("*.distcp"):
+    for file in (tmp_path / "at").glob("*.safetensors"):
         whole = file.read_bytes()
         file.write_bytes(bytes([*whole[: len(whole) // 2], whole[len(whole) // 2] ^ 1, *whole[len(whole) // 2 + 1 :]]))
-        with pytest.raises(RankFailed, match=rf"{file.name} is missing, or is not the file that was written"):
+        with pytest.raises(RankFailed, match=rf"{file.name} is not the file that was written"):
             world_of(2).run(load_only, 1, tmp_path / "at")
         file.write_bytes(whole)
     world_of(2).run(load_only, 1, tmp_path / "at")

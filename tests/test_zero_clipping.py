@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 from pardemo.data_parallel import BucketedDataParallel
-from pardemo.groups import Groups, Layout
-from pardemo.peers import gpt
+from pardemo.groups import Groups, ParallelDims
 from pardemo.pipeline_parallel import Pipeline, Schedule, cut_by_layers, interleaved, one_f_one_b
+from pardemo.small_models import gpt
 from pardemo.tensor_parallel import ColumnParallelLinear, ParallelAttention, vocab_parallel_cross_entropy
 from pardemo.zero import Zero1, Zero2, Zero3
 from pardemo.zero.gradient_norm import clip_grad_norm_
@@ -99,7 +99,7 @@ def tensor_parallel_training(layout, stage, max_norm):
         check_parts(net, gpt.ParallelGPT(expected, groups.tp), groups.tp)
 
 
-@pytest.mark.parametrize("layout", [Layout(tp=2, dp=1), Layout(tp=2, dp=2)], ids=["2x1", "2x2"])
+@pytest.mark.parametrize("layout", [ParallelDims(tp=2, dp=1), ParallelDims(tp=2, dp=2)], ids=["2x1", "2x2"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_cut_layers_count_once_and_replicas_stay_alike(world_of, layout, stage):
     world_of(layout.size).run(tensor_parallel_training, layout, stage, CLIP)
@@ -164,7 +164,7 @@ def pipeline_training(layout, with_zero, max_norm):
             torch.testing.assert_close(mine, theirs, **TOLERANCE)
 
 
-@pytest.mark.parametrize("layout", [Layout(tp=2, pp=2), Layout(dp=2, pp=2)], ids=["2x1x2", "1x2x2"])
+@pytest.mark.parametrize("layout", [ParallelDims(tp=2, pp=2), ParallelDims(dp=2, pp=2)], ids=["2x1x2", "1x2x2"])
 @pytest.mark.parametrize("with_zero", [False, True])
 def test_a_pipelines_stages_are_clipped_by_one_norm(world_of, layout, with_zero):
     world_of(4).run(pipeline_training, layout, with_zero, CLIP)
@@ -235,7 +235,9 @@ def norm_with_shared_heads(layout, stage):
         return engine.step(), expected
 
 
-@pytest.mark.parametrize("layout", [Layout(tp=2), Layout(tp=4), Layout(tp=2, dp=2)], ids=["2x1", "4x1", "2x2"])
+@pytest.mark.parametrize(
+    "layout", [ParallelDims(tp=2), ParallelDims(tp=4), ParallelDims(tp=2, dp=2)], ids=["2x1", "4x1", "2x2"]
+)
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_a_head_that_several_ranks_hold_counts_once(world_of, layout, stage):
     for found, expected in world_of(layout.size).run(norm_with_shared_heads, layout, stage):

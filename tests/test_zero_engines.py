@@ -9,8 +9,8 @@ from torch import nn
 
 from pardemo import RankTimeout, World
 from pardemo.data_parallel import BucketedDataParallel
-from pardemo.peers import gpt
 from pardemo.pipeline_parallel import Pipeline, Schedule, interleaved
+from pardemo.small_models import gpt
 from pardemo.zero import Zero1, Zero2, Zero3
 
 SGD = partial(torch.optim.SGD, lr=0.1)

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pardemo.peers import gpt
+from pardemo.small_models import gpt
 from pardemo.zero import Zero1, Zero2, Zero3, load, save
 
 STAGES = {1: Zero1, 2: Zero2, 3: Zero3}
@@ -49,6 +49,22 @@ class Shampoo(torch.optim.Optimizer):
                 p.sub_(torch.linalg.solve(g @ g.T + torch.eye(len(g)), g).view_as(p), alpha=group["lr"])
 
 
+class Plainly(torch.optim.Optimizer):
+    """Subtracts what ``change`` makes of a gradient."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in (p for p in group["params"] if p.grad is not None):
+                p.sub_(self.change(p), alpha=group["lr"])
+
+    def change(self, p):
+        return p.grad
+
+
 class CountsSteps(torch.optim.Optimizer):
     """Element by element, but for a count that every call of ``step`` advances."""
 
@@ -63,7 +79,61 @@ class CountsSteps(torch.optim.Optimizer):
                 p.sub_(p.grad, alpha=group["lr"] / group["steps"])
 
 
+class Factored(Plainly):
+    """Keeps a matrix's second moments by row and column, from 16 x 16 on (Shazeer and Stern 2018, arXiv 1804.04235)."""
+
+    def change(self, p):
+        squares = p.grad.square() + 1e-6
+        if p.dim() == 2 and min(p.shape) >= 16:
+            squares = squares.mean(0, keepdim=True) * squares.mean(1, keepdim=True) / squares.mean()
+        return p.grad / squares.sqrt()
+
+
+class FactoredFrom128(Factored):
+    def change(self, p):
+        return super().change(p) if min(p.shape) >= 128 else p.grad
+
+
+class Centralised(Plainly):
+    """Takes the mean out of the gradients of convolutions' kernels (Yong et al. 2020, arXiv 2004.01461)."""
+
+    def change(self, p):
+        return p.grad - p.grad.mean((1, 2, 3), keepdim=True) if p.dim() == 4 else p.grad
+
+
+class LooksAhead(Plainly):
+    """Goes half of the way back at every tenth call (Zhang et al. 2019, arXiv 1907.08610)."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, lr)
+        self.calls = 0
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p].setdefault("slow", p.clone())
+        super().step()
+        self.calls += 1
+        for p, state in self.state.items() if self.calls % 10 == 0 else ():
+            p.copy_(state["slow"].lerp_(p, 0.5))
+
+
+class OneStateForAll(Plainly):
+    """Scales all steps by the first gradients that it is given."""
+
+    def change(self, p):
+        group = self.param_groups[0]
+        group.setdefault("first", p.grad.norm())
+        return p.grad / group["first"]
+
+
 NOT_ELEMENTWISE = [
+    (Factored, r"Factored is not element by element: it updates a tensor of shape \(129, 131\)"),
+    (FactoredFrom128, r"FactoredFrom128 is not element by element"),
+    (Centralised, r"Centralised is not element by element: it updates a tensor of shape \(4, 3, 3, 5\)"),
+    (LooksAhead, "LooksAhead is not element by element"),
+    (OneStateForAll, "OneStateForAll is not element by element"),
     (torch.optim.Adafactor, "Adafactor is not element by element"),
     (partial(torch.optim.Adafactor, lr=0.0), "Adafactor is not element by element"),
     (torch.optim.Muon, "Muon cannot update flat shards .*Muon only supports 2D parameters"),

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pardemo.peers import gpt
+from pardemo.small_models import gpt
 from pardemo.zero import Zero1, Zero2, Zero3, load, save
 
 STAGES = {1: Zero1, 2: Zero2, 3: Zero3}

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pardemo import CallMeter, MemoryMeter, RankFailed, WireMeter
 from pardemo.formulas import tensor_parallel as formulas
-from pardemo.peers import gpt
+from pardemo.small_models import gpt
 from pardemo.zero.zero_r import Arena, HostStore, OutOfMemory, partitioned_checkpoint, reduce_in_buffer
 
 HIDDEN = 64

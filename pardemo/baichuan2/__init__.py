@@ -7,7 +7,11 @@ import torch
 if not torch.cuda.is_available():  # transformers brings DeepSpeed, which otherwise says what it found at every start
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+from pardemo import extras
+
+with extras.needed_by(__name__):
+    from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
 from transformers.models.auto.tokenization_auto import REGISTERED_TOKENIZER_CLASSES
 

@@ -9,7 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+
+from pardemo import extras
+
+with extras.needed_by(__name__):
+    from safetensors import SafetensorError, safe_open
 
 from pardemo.baichuan2.configuration import Baichuan2Config
 from pardemo.baichuan2.modeling import Baichuan2ForCausalLM

@@ -10,6 +10,7 @@ from transformers.utils import can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
+from pardemo import compat
 from pardemo.baichuan2.attention import Pattern, alibi_slopes, rotate, rotation
 from pardemo.baichuan2.configuration import Baichuan2Config
 from pardemo.baichuan2.head import NormHead, cross_entropy, label_loss
@@ -65,7 +66,7 @@ class Attention(nn.Module):
             q, k = rotate(q, *angles), rotate(k, *angles)
         if past_key_values is not None:
             k, v = past_key_values.update(k, v, self.layer)
-        how, weights = self.config._attn_implementation, None
+        how, weights = compat.attention_of(self.config), None
         if weigh or how == "eager":
             out, weights = pattern.weigh(q, k, v)
         else:

@@ -4,7 +4,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import sentencepiece
+from pardemo import extras
+
+with extras.needed_by(__name__):
+    import sentencepiece
+
 from transformers.tokenization_utils_sentencepiece import SentencePieceBackend
 
 from pardemo.project import refuse_pointer

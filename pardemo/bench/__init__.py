@@ -31,7 +31,7 @@ BENCHES = {
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One line of the table; ``target`` is the least ratio asked for, None where a row only informs.
 
     Where ``within`` is given, the ratio is to be no further than that from ``target``, above or below.
@@ -62,16 +62,16 @@ def compare(
     target: float | None,
     note: str = "",
     within: float | None = None,
-) -> Row:
+) -> BenchRow:
     """A row from two lists of alternating measurements (smaller is better; with ``within``, the same is)."""
     ratio = median(peer) / median(ours)
     pairs = [p / o for o, p in zip(ours, peer, strict=True)]
     low, _, high = quantiles(pairs, n=4) if len(pairs) > 1 else (pairs[0],) * 3
     met = None if target is None else ratio >= target if within is None else abs(ratio - target) <= within
-    return Row(name, median(ours), median(peer), unit, ratio, (low, high), target, met, note, within)
+    return BenchRow(name, median(ours), median(peer), unit, ratio, (low, high), target, met, note, within)
 
 
-def run(names: Sequence[str], on_start: Callable[[str], None] = lambda name: None) -> list[Row]:
+def run(names: Sequence[str], on_start: Callable[[str], None] = lambda name: None) -> list[BenchRow]:
     """Runs the named benches (all when none is named).
 
     Raises:
@@ -80,7 +80,7 @@ def run(names: Sequence[str], on_start: Callable[[str], None] = lambda name: Non
     unknown = [name for name in names if name not in BENCHES]
     if unknown:
         raise ValueError(f"no bench named {', '.join(unknown)}; there are: {', '.join(BENCHES)}")
-    rows: list[Row] = []
+    rows: list[BenchRow] = []
     for name in names or BENCHES:
         on_start(name)
         with contextlib.redirect_stdout(sys.stderr):  # what ranks print is not the table
@@ -88,11 +88,11 @@ def run(names: Sequence[str], on_start: Callable[[str], None] = lambda name: Non
     return rows
 
 
-def as_json(rows: Sequence[Row]) -> list[dict]:
+def as_json(rows: Sequence[BenchRow]) -> list[dict]:
     return [asdict(row) for row in rows]
 
 
-def as_text(rows: Sequence[Row]) -> str:
+def as_text(rows: Sequence[BenchRow]) -> str:
     """The table for the terminal."""
     head = ("name", "ours", "peer", "unit", "ratio", "middle half", "target", "met", "peer is")
     lines = [head] + [
@@ -112,7 +112,7 @@ def as_text(rows: Sequence[Row]) -> str:
     return text_table(lines)
 
 
-def _asked(row: Row) -> str:
+def _asked(row: BenchRow) -> str:
     if row.target is None:
         return ""
     return f">= {row.target:g}" if row.within is None else f"{row.target:g} ± {row.within:g}"

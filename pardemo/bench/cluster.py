@@ -6,11 +6,11 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from pardemo.bench import Row, compare, slowest
+from pardemo.bench import BenchRow, compare, slowest
 from pardemo.cluster import Cluster
 from pardemo.collectives import hierarchical_all_reduce, parameter_server_all_reduce, ring_all_reduce
 from pardemo.formulas import communication
-from pardemo.groups import Groups, Layout
+from pardemo.groups import Groups, ParallelDims
 
 BETWEEN, RATE = "400 Mbit/s", 50e6
 NBYTES = 8 << 20
@@ -37,7 +37,7 @@ def all_reduces(rounds: int) -> dict[str, list[float]]:
 def by_hosts(hosts: int, rounds: int) -> dict[str, list[float]]:
     """One ring over all ranks, and the all-reduce by hosts."""
     tensor = torch.empty(NBYTES // 4)
-    with Groups(Layout(tp=dist.get_world_size() // hosts, dp=hosts)) as groups:
+    with Groups(ParallelDims(tp=dist.get_world_size() // hosts, dp=hosts)) as groups:
         methods = {
             "flat": lambda: ring_all_reduce(tensor),
             "by hosts": lambda: hierarchical_all_reduce(tensor, groups.tp, groups.dp),
@@ -61,7 +61,7 @@ def _by_turns(methods: dict[str, Callable], tensor: torch.Tensor, rounds: int) -
     return seconds
 
 
-def rows() -> list[Row]:
+def rows() -> list[BenchRow]:
     return [row for tier in RANKS if _works(tier) for row in _of_tier(tier)]
 
 
@@ -75,7 +75,7 @@ def _works(tier: str) -> bool:
         return False
 
 
-def _of_tier(tier: str) -> list[Row]:
+def _of_tier(tier: str) -> list[BenchRow]:
     from pardemo import World
 
     table = []

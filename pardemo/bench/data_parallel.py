@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from pardemo.bench import Row, compare, slowest
+from pardemo.bench import BenchRow, compare, slowest
 from pardemo.data_parallel import BucketedDataParallel, NaiveDataParallel
 
 RANKS = 2
@@ -38,7 +38,7 @@ def alternate(width: int, layers: int, samples: int, rounds: int) -> dict[str, l
     return seconds
 
 
-def rows() -> list[Row]:
+def rows() -> list[BenchRow]:
     from pardemo import World
 
     table = []

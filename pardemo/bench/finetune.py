@@ -20,7 +20,7 @@ from random import Random
 from statistics import median
 
 from pardemo import World, headlines
-from pardemo.bench import Row, compare
+from pardemo.bench import BenchRow, compare
 
 STEPS, ROUNDS = 100, 3
 RANDOM_ORDER = "data.group_by_length=false"
@@ -53,7 +53,7 @@ def trained(values: dict) -> tuple[float, float]:
     return 1 / median(rates), next(row["eval_loss"] for row in rows if "eval_loss" in row)
 
 
-def rows() -> list[Row]:
+def rows() -> list[BenchRow]:
     from pardemo.finetune.recipes import recipe
     from pardemo.finetune.training.launch import PRELOAD
 

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 
-from pardemo.bench import Row, compare
+from pardemo.bench import BenchRow, compare
 
 LIMIT_S = 0.1
 ROUNDS = 5
@@ -24,7 +24,7 @@ def _time(module: str) -> tuple[float, bool]:
     return seconds, torch_loaded
 
 
-def rows() -> list[Row]:
+def rows() -> list[BenchRow]:
     ours, torch_s = [], []
     for _ in range(ROUNDS):
         seconds, torch_loaded = _time("pardemo")

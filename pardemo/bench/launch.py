@@ -6,7 +6,7 @@ import sys
 import tempfile
 import time
 
-from pardemo.bench import Row, compare
+from pardemo.bench import BenchRow, compare
 
 RANKS = 4
 ROUNDS = 3
@@ -55,7 +55,7 @@ def _torchrun_s() -> float:
     return time.perf_counter() - begin
 
 
-def rows() -> list[Row]:
+def rows() -> list[BenchRow]:
     from pardemo import World
 
     with World(RANKS, preload=[__name__]) as world:  # the nursery is warm from here on

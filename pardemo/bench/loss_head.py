@@ -4,14 +4,14 @@ import time
 
 import torch
 
-from pardemo.bench import Row, compare
+from pardemo.bench import BenchRow, compare
 from pardemo.meters import MemoryMeter
 
 BATCH, LENGTH, HIDDEN, VOCABULARY, LABELLED = 2, 256, 512, 125_696, 0.1
 ROUNDS = 5
 
 
-def rows() -> list[Row]:
+def rows() -> list[BenchRow]:
     from pardemo.baichuan2.head import NormHead, label_loss
 
     generator = torch.Generator().manual_seed(0)

@@ -5,7 +5,7 @@ import time
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from pardemo.bench import Row, compare, slowest
+from pardemo.bench import BenchRow, compare, slowest
 
 RANKS = 2
 MICRO_BATCHES = 8
@@ -17,8 +17,8 @@ SHAPES = {"small": (64, 16, 4, 101), "large": (256, 128, 4, 21)}
 def alternate(order: str, width: int, samples: int, layers: int, rounds: int) -> dict[str, list[float]]:
     """On every rank: seconds of a step under each, by turns; same stages, same micro-batches."""
     from pardemo import pipeline_parallel as ours
-    from pardemo.peers import gpt
-    from pardemo.peers.pipelining import TorchPipeline
+    from pardemo.peers.pytorch.pipelining import TorchPipeline
+    from pardemo.small_models import gpt
 
     rank, chunks = dist.get_rank(), CHUNKS[order]
     schedule = ours.Schedule(getattr(ours, order), RANKS, MICRO_BATCHES, chunks)
@@ -46,7 +46,7 @@ def alternate(order: str, width: int, samples: int, layers: int, rounds: int) ->
     return seconds
 
 
-def rows() -> list[Row]:
+def rows() -> list[BenchRow]:
     from pardemo import World
 
     table = []

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from pardemo.bench import Row, compare
+from pardemo.bench import BenchRow, compare
 
 SECONDS, MIB, ROUNDS = 5.0, 2048.0, 3
 TABLE_SECONDS = 10.0
@@ -34,8 +34,8 @@ import torch
 torch.set_num_threads(1)
 from pardemo.planner import layers, models
 from pardemo.planner.dryrun import dry_run
-from pardemo.planner.job import Job
-job = Job(models.find("llama3-70b"), batch=2, engine=sys.argv[1], ranks=8)
+from pardemo.planner.job import RankJob
+job = RankJob(models.find("llama3-70b"), batch=2, engine=sys.argv[1], ranks=8)
 found, seconds = [], []
 for made in (lambda: layers.stretched(job).footprint(2), lambda: dry_run(job)):
     begin = time.perf_counter()
@@ -46,7 +46,7 @@ print(json.dumps(seconds))
 """
 
 
-def rows() -> list[Row]:
+def rows() -> list[BenchRow]:
     seconds, mib = zip(*(_told(_PROGRAM) for _ in range(ROUNDS)), strict=True)
     layers, engine = (zip(*(_told(_LAYERS, name) for _ in range(ROUNDS)), strict=True) for name in ("fsdp2", "zero-2"))
     table = _table("llama3-8b")

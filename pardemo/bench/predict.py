@@ -3,7 +3,7 @@
 from random import Random
 
 from pardemo import World, headlines
-from pardemo.bench import Row, compare
+from pardemo.bench import BenchRow, compare
 
 ROWS, RANKS, ROUNDS = 192, 2, 3
 
@@ -17,7 +17,7 @@ def mixed_rows() -> list[dict[str, str]]:
     return [row | {"input": "".join(texts[5 * i : 5 * i + size])} for i, size in enumerate(sizes)]
 
 
-def rows() -> list[Row]:
+def rows() -> list[BenchRow]:
     from pardemo.finetune.prediction import predict
     from pardemo.finetune.recipes import recipe
 

@@ -6,7 +6,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from pardemo.bench import Row, compare, slowest
+from pardemo.bench import BenchRow, compare, slowest
 from pardemo.collectives import ring_all_reduce
 from pardemo.collectives.links import Link, bytes_of
 from pardemo.meters import MemoryMeter
@@ -84,10 +84,10 @@ def extra_bytes(nbytes: int) -> int:
     return memory.peak_bytes
 
 
-def rows() -> list[Row]:
+def rows() -> list[BenchRow]:
     from pardemo import World
 
-    table: list[Row] = []
+    table: list[BenchRow] = []
     for ranks in (2, 4):
         with World(ranks) as world:
             for label, nbytes in SIZES.items():

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pardemo.bench import Row, compare, slowest
+from pardemo.bench import BenchRow, compare, slowest
 
 RANKS = 2
 PEERS = {"megatron": "Megatron-core", "dtensor": "torch's DTensor"}
@@ -20,7 +20,9 @@ def alternate(part: str, width: int, tokens: int, heads: int, rounds: int) -> di
     One sample of ``tokens`` tokens; each library gets it in its own layout, [batch, sequence, hidden] or [sequence,
     batch, hidden].
     """
-    from pardemo.peers import dtensor, gpt, megatron
+    from pardemo.peers import megatron
+    from pardemo.peers.pytorch import dtensor
+    from pardemo.small_models import gpt
 
     mlp = part == "mlp"
     module = gpt.seeded(lambda: gpt.MLP(width) if mlp else gpt.Block(width, heads))
@@ -47,11 +49,11 @@ def alternate(part: str, width: int, tokens: int, heads: int, rounds: int) -> di
     return seconds
 
 
-def rows() -> list[Row]:
+def rows() -> list[BenchRow]:
     from pardemo import World
 
     table = []
-    with World(RANKS, preload=["pardemo.peers.megatron", "pardemo.peers.dtensor"]) as world:
+    with World(RANKS, preload=["pardemo.peers.megatron", "pardemo.peers.pytorch.dtensor"]) as world:
         for part in ("mlp", "block"):
             for label, (width, tokens, heads, rounds, target) in SHAPES.items():
                 results = world.run(alternate, part, width, tokens, heads, rounds)

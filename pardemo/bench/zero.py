@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pardemo.bench import Row, compare, slowest
+from pardemo.bench import BenchRow, compare, slowest
 from pardemo.meters import WireMeter
 
 RANKS = 2
@@ -17,7 +17,8 @@ ROUNDS = 15
 
 def alternate(stage: int, rounds: int) -> dict[str, list[float]]:
     """On every rank: seconds of a step (forward, backward, update) under each, by turns, and the bytes of one."""
-    from pardemo.peers import deepspeed, gpt
+    from pardemo.peers.deepspeed import engine as deepspeed
+    from pardemo.small_models import gpt
     from pardemo.zero import Zero1, Zero2, Zero3
 
     def stack() -> nn.Module:
@@ -52,11 +53,11 @@ def alternate(stage: int, rounds: int) -> dict[str, list[float]]:
     return found
 
 
-def rows() -> list[Row]:
+def rows() -> list[BenchRow]:
     from pardemo import World
 
     table = []
-    with World(RANKS, preload=["pardemo.peers.deepspeed"]) as world:
+    with World(RANKS, preload=["pardemo.peers.deepspeed.engine"]) as world:
         for stage in (1, 2, 3):
             results = world.run(alternate, stage, ROUNDS)
             worst = slowest(results)

@@ -2,14 +2,13 @@
 
 A chapter declares its claims as data (:mod:`.declarations`), opens a :class:`Ledger`, books each in one line as it
 goes, and closes it in its last cell, which fails the notebook when a claim fails. Ids: ``sNN.…`` for the article's
-statements, ``NN.…`` for findings of chapter NN.
+statements, ``chapter.…`` for a chapter's own findings.
 """
 
-import csv
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
+from pardemo import extras
 from pardemo.claims.ledger import COLUMNS, ClaimFailed, Ledger, read, read_ledger
 from pardemo.claims.lines import by_claim, summary, worst
 from pardemo.claims.verdicts import EVIDENCE, RELATIONS, VERDICTS, agrees, follows, predicted_text, short
@@ -30,21 +29,15 @@ __all__ = [
     "read",
     "read_ledger",
     "short",
-    "statements",
     "summary",
     "worst",
 ]
 
 
-def statements() -> list[dict[str, str]]:
-    """The article's statements: id, section, what it says, judgement (ok, if, no, doc), what is true, chapters."""
-    with (Path(__file__).parent / "statements.csv").open(encoding="utf-8", newline="") as stream:
-        return list(csv.DictReader(stream))
-
-
 def frame(rows: Iterable[dict[str, Any]]):
     """A pandas table for readers: figures shortened, bounds with their sign, equalities with their tolerance."""
-    import pandas as pd
+    with extras.needed_by(f"{__name__}.frame"):
+        import pandas as pd
 
     shown = [{**row, "predicted": predicted_text(row), "measured": short(row["measured"])} for row in rows]
     columns = ["id", "statement", "case", "predicted", "measured", "unit", "evidence", "verdict"]

@@ -1,4 +1,4 @@
-"""What a chapter claims, as data: ``declared/<notebook>.toml``, a table for each claim, named by its id.
+"""What a chapter claims, as data: the ``claims.toml`` of its folder, a table for each claim, named by its id.
 
 A claim says once what holds for all its cases::
 
@@ -8,7 +8,7 @@ A claim says once what holds for all its cases::
     cases = "N"                 # the case 4 is then told as N = 4
     within = 0.01               # equal within 1 %; or at_most, at_least with a bound; nothing: exactly equal
     because = "the meter's barrier and gloo's headers are bytes, too"
-    source = "1909.08053 §3"
+    source = "1909.08053 3"
     evidence = "wire"
     instead = "why it may differ, where the notebook names what holds instead"
     off = "why seconds may miss their prediction on this machine"
@@ -24,7 +24,6 @@ from typing import Any
 
 from pardemo.claims.verdicts import EVIDENCE, SECONDS
 
-FOLDER = Path(__file__).parent / "declared"
 #: Evidence of seconds over links with limits: the machine decides which way there is (:mod:`pardemo.cluster.tiers`).
 LINKS = "links"
 #: What says how close a measurement has to be.
@@ -84,17 +83,13 @@ class Declaration:
         return " ".join(", ".join(told).split())  # a picture's label may be broken into lines
 
 
-def of(notebook: str) -> dict[str, Declaration]:
-    """The claims that a notebook declares, by id; none where it has no file.
+def read(path: Path) -> dict[str, Declaration]:
+    """The claims of one file, by id; an id without a dot is the chapter's own.
 
     Raises:
+        FileNotFoundError: no such file.
         ValueError: a file that cannot be read, a field that does not exist, a claim without its reason.
     """
-    return read(FOLDER / f"{notebook}.toml") if (FOLDER / f"{notebook}.toml").exists() else {}
-
-
-def read(path: Path) -> dict[str, Declaration]:
-    """The claims of one file. See :func:`of`."""
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
         shared = found.pop("tolerance", {})

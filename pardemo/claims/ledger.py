@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ COLUMNS = (
     "id", "notebook", "statement", "source", "predicted", "measured", "unit", "rel", "evidence", "verdict", "reason",
     "relation", "claim", "case", "because",
 )  # fmt: skip
-_ID = re.compile(r"(s\d{2,3}|\d{2})\.[a-z0-9_.]+")
+_ID = re.compile(r"[a-z0-9_]+\.[a-z0-9_.]+")
 
 Figure = float | bool | str
 
@@ -35,19 +36,30 @@ class Ledger:
     What a chapter claims is declared as data (:mod:`pardemo.claims.declarations`); the notebook then says what was
     predicted and what was measured, and the claim shows as one line:
 
-    >>> claim = Ledger("03_megatron_mlp", folder="example")                          # doctest: +SKIP
+    >>> claim = Ledger("my_topic", folder="example", declared="claims.toml")     # doctest: +SKIP
     >>> claim("s30.rows_first", 8, {2: 8.003, 4: 8.002})                              # doctest: +SKIP
     ✓ rows first: what a rank sends forward: predicted 8 ± 1 % φ, measured 8.003 φ (N = 2), 8.002 φ (N = 4)
 
+    An id without a dot is the chapter's own: ``02_my_topic`` books ``held`` as ``my_topic.held``.
+
     Args:
+        declared: the file of the chapter's declarations (:mod:`pardemo.claims.declarations`); without one it has none.
         links: how links can be limited here (:func:`pardemo.cluster.tiers.found`): the evidence of claims that declare
             ``links``. Where nothing can limit them, those claims are *not measured*, whatever their cells found.
     """
 
-    def __init__(self, notebook: str, folder: str | Path | None = None, links: Tier | None = None):
+    def __init__(
+        self,
+        notebook: str,
+        folder: str | Path | None = None,
+        links: Tier | None = None,
+        declared: str | Path | None = None,
+    ):
         self.notebook, self._links = notebook, links
+        self._file = Path(declared) if declared else None
         self._path = Path(folder or project.output_dir()) / "claims" / f"{notebook}.json"
-        self._declared = declarations.of(notebook)
+        found = declarations.read(self._file) if self._file else {}
+        self._declared = {self._full(id): replace(claim, id=self._full(id)) for id, claim in found.items()}
         self._rows: dict[str, dict[str, Any]] = {}
         self._shown: dict[str, int] = {}  # claim -> the notebook's count of executions when its line was shown
         self._write()
@@ -80,6 +92,7 @@ class Ledger:
         Raises:
             ValueError: a claim that the chapter does not declare, a case without its figure.
         """
+        id = self._full(id)
         claim = self._declared.get(id)
         if claim is None:
             raise ValueError(self._undeclared(id))
@@ -150,6 +163,7 @@ class Ledger:
             ValueError: an id, evidence or relation that does not exist; an id that another claim has; a bound on
                 something that has no order.
         """
+        id = self._full(id)
         return self._judge(
             id, statement, predicted, measured, unit, rel, source, evidence, relation, instead, reason, claim=id
         )
@@ -180,6 +194,7 @@ class Ledger:
         """Books a claim that could not be measured here, and why; a declared one is shown as its line."""
         if not reason:
             raise ValueError("a claim is only skipped with a reason")
+        id = self._full(id)
         claim = self._declared.get(id)
         if claim is None and not statement:
             raise ValueError(self._undeclared(id))
@@ -211,7 +226,11 @@ class Ledger:
     def _undeclared(self, id: str) -> str:
         near = difflib.get_close_matches(id, self._declared, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        return f"{declarations.FOLDER.name}/{self.notebook}.toml declares no claim {id!r}{hint}"
+        where = f"{self._file.parent.name}/{self._file.name}" if self._file else f"{self.notebook}: no file"
+        return f"{where} declares no claim {id!r}{hint}"
+
+    def _full(self, id: str) -> str:
+        return id if "." in id else f"{project.chapter_name(self.notebook)}.{id}"
 
     def _show(self, claim: str) -> None:
         """The claim's line in the notebook; cases that come later in the same cell join it."""
@@ -227,7 +246,7 @@ class Ledger:
 
     def _book(self, id: str, *values: Any) -> None:
         if not _ID.fullmatch(id):
-            raise ValueError(f"a claim's id looks like s09.sent_per_rank or 01.bucket_order, not {id!r}")
+            raise ValueError(f"a claim's id looks like s09.sent_per_rank or data_parallel.bucket_order, not {id!r}")
         row = dict(zip(COLUMNS, (id, self.notebook, *values), strict=True))
         before = self._rows.get(id, row)
         twice = id in self._rows and "PARDEMO_HEADLESS" in os.environ

@@ -3,13 +3,15 @@
 import contextlib
 import json
 import os
+import select
 import subprocess
 import sys
 from typing import NamedTuple
 
 from pardemo.cluster import Cluster, keeper
 
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 20.0  # the keeper makes 250 hosts in a few seconds
+LIMIT_TIMEOUT_S = 20.0  # and changes a limit in milliseconds
 
 
 class Place(NamedTuple):
@@ -47,12 +49,24 @@ class Hosts:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, "PYTHONPATH": path}, start_new_session=True,
         )  # fmt: skip
-        told = self._process.stdout.readline()
-        found = json.loads(told) if told else {"error": self._last_words()}
-        if "error" in found:
+        try:
+            self.pids, self.user = self._answer(START_TIMEOUT_S)["hosts"], user
+        except BaseException:  # an interrupt, too
             self.close()
-            raise OSError(found["error"])
-        self.pids, self.user = found["hosts"], user
+            raise
+
+    def _answer(self, timeout_s: float) -> dict:
+        """The keeper's next line. OSError: it says why it cannot, has ended, or says nothing for so long (and ends)."""
+        waiting = select.poll()
+        waiting.register(self._process.stdout, select.POLLIN)
+        if not waiting.poll(timeout_s * 1000):
+            self._process.kill()  # what it would say later is no answer to the next question
+            raise OSError(f"the process that keeps the hosts did not answer within {timeout_s:g} s")
+        line = self._process.stdout.readline()
+        answer = json.loads(line) if line else {"error": self._last_words()}
+        if "error" in answer:
+            raise OSError(answer["error"])
+        return answer
 
     def _last_words(self) -> str:
         lines = self._process.stderr.read().strip().splitlines()
@@ -66,13 +80,13 @@ class Hosts:
         """Another limit for a host's adapter, from now on.
 
         Raises:
-            OSError: the keeper is gone, or the kernel refuses; says why.
+            OSError: the keeper is gone or does not answer, or the kernel refuses; says why.
         """
-        print(json.dumps({"host": host, "rate": rate}), file=self._process.stdin, flush=True)
-        told = self._process.stdout.readline()
-        found = json.loads(told) if told else {"error": self._last_words()}
-        if "error" in found:
-            raise OSError(found["error"])
+        try:
+            print(json.dumps({"host": host, "rate": rate}), file=self._process.stdin, flush=True)
+        except BrokenPipeError:
+            raise OSError("the process that keeps the hosts has ended") from None
+        self._answer(LIMIT_TIMEOUT_S)
 
     def close(self) -> None:
         """Ends the keeper; what it kept is gone when the ranks are."""

@@ -19,9 +19,10 @@ import stat
 import struct
 import threading
 
+from pardemo import compat
 from pardemo.cluster import Cluster
-from pardemo.cluster.borrowed import borrowed
 from pardemo.cluster.loopback import PACING
+from pardemo.cluster.sockets import borrowed
 
 TICK_S = 0.005
 PORTS = 1 << 16
@@ -213,18 +214,9 @@ _current: Pacer | None = None
 def start(cluster: Cluster, rank: int, table: str) -> Pacer:
     """Makes this process's pacer. Connections of new process groups are paced before their first message."""
     global _current
-    from torch.distributed import distributed_c10d
-
     _current = Pacer(cluster, rank, table)
     _current.start()
-    make = distributed_c10d._new_process_group_helper
-
-    def make_and_pace(*args, **kwargs):
-        found = make(*args, **kwargs)
-        _current.scan()
-        return found
-
-    distributed_c10d._new_process_group_helper = make_and_pace
+    compat.after_new_group(_current.scan)
     return _current
 
 

@@ -1,5 +1,7 @@
 """Ring and parameter-server collectives over real processes.
 
+To read first: :mod:`pardemo.collectives.plain`, the same ring by ``torch.distributed``'s send and receive.
+
 A ring all-reduce is two laps (Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms"): in
 the reduce-scatter lap every rank passes partial sums on and ends with one finished chunk, in the
 all-gather lap the finished chunks go round once more. Each rank sends, and receives, 2(N−1)/N of the
@@ -16,9 +18,8 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
-from pardemo.collectives.agreement import compare_in_group, description
-from pardemo.collectives.links import Link, calls
-from pardemo.collectives.ring import OPERATIONS, SEGMENT_BYTES, Ring, chunk_numel, cut, exhaust
+from pardemo.collectives.links import Link, calls, materialized
+from pardemo.collectives.ring import OPERATIONS, SEGMENT_BYTES, Ring, agree, chunk_numel, cut, exhaust
 from pardemo.groups import group_of
 
 __all__ = [
@@ -74,14 +75,15 @@ def ring_reduce_scatter(
     """Sums ``tensor`` over the ranks and returns chunk ``rank`` of the flattened sum, as a new tensor.
 
     A chunk is ``ceil(numel / N)`` elements; the last ones are shorter, even empty, when N does not divide.
-    ``tensor`` is left as it was; memory beyond it and the result: two blocks of 4 MiB, at most 2/N of it.
+    ``tensor`` is left as it was; memory beyond it and the result: two blocks of 4 MiB, at most 2/N of it, and a copy
+    where it does not lie contiguously.
 
     Sends (N−1)/N of the tensor per rank and receives as much. Raises as :func:`ring_all_reduce`.
     """
     group, rank, size = _membership(group)
     calls["reduce_scatter"] += 1
     with torch.no_grad():
-        flat = _plain(tensor).reshape(-1)
+        flat = materialized(tensor).view(-1)
         with Ring(group, tensor, _words("reduce_scatter", what), link=link) as ring:
             chunks = cut(flat, size)
             if size == 1 or not flat.numel():
@@ -109,17 +111,17 @@ def ring_all_gather(
     exchange = _words("all_gather", what)
     calls["all_gather"] += 1
     with torch.no_grad():
-        shard = _plain(tensor).reshape(-1)
+        shard = materialized(tensor).view(-1)
         if out is None:
             with Ring(group, tensor, exchange, link=link) as ring:
                 out = shard.new_empty(size * shard.numel())
                 return gather_into(ring, out, shard, rank, size)
-        fits = out.is_contiguous() and out.dtype == tensor.dtype
+        fits = out.is_contiguous() and not out.is_conj() and not out.is_neg() and out.dtype == tensor.dtype
         wanted = cut(out.view(-1), size)[rank].numel() if fits else -1
         wrong = 0 if wanted == shard.numel() else 1 + shard.numel()  # told to all ranks, so that none waits in vain
         with Ring(group, out, exchange, wrong=wrong, link=link) as ring:
             if not fits:
-                raise ValueError("out must be contiguous and of the shard's dtype")
+                raise ValueError("out must be contiguous, no lazy conjugate or negative, and of the shard's dtype")
             if wrong:
                 raise ValueError(f"rank {rank} owns {wanted} of out's {out.numel()} elements, not {shard.numel()}")
             return gather_into(ring, out, shard, rank, size)
@@ -192,7 +194,7 @@ def parameter_server_all_reduce(
         raise ValueError(f"the server must be a rank of the group, 0 to {size - 1}, not {server}")
     with torch.no_grad():
         flat, write_back = _flatten(tensor)
-        compare_in_group(description(tensor, f"all_reduce (sum) by rank {server}"), group, tensor.device)
+        agree(tensor, f"all_reduce (sum) by rank {server}", group)
         segment = max(1, min(SEGMENT_BYTES // max(1, tensor.element_size()), -(-flat.numel() // size)))
         pieces = [flat[i : i + segment] for i in range(0, flat.numel(), segment)]
         workers = [dist.get_global_rank(group, r) for r in range(size) if r != server]
@@ -223,7 +225,9 @@ def ring_steps(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> 
     Between two steps ``tensor`` (contiguous, on every rank) can be looked at. To understand, not for speed.
     """
     group, _, size = _membership(group)
-    compare_in_group(description(tensor, "all_reduce (sum) by steps"), group, tensor.device)
+    agree(tensor, "all_reduce (sum) by steps", group)
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        raise ValueError("the steps can be looked at in a contiguous tensor alone: pass its clone()")
     yield from Ring(group, tensor).steps_p2p(cut(tensor.detach().view(-1), size), range(2 * size - 2))
 
 
@@ -247,17 +251,35 @@ def _membership(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, int
     return group, dist.get_rank(group), dist.get_world_size(group)
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Without autograd, and with lazy conjugation and negation carried out."""
-    return tensor.detach().resolve_conj().resolve_neg()
-
-
 def _flatten(tensor: torch.Tensor):
     """The tensor's memory as a flat tensor, in whatever order it lies, and a function that writes back what had to
-    be copied. For sums only: their elements' order does not matter."""
+    be copied. For sums only: their elements' order does not matter.
+
+    The function raises a ValueError where elements share memory: each would have to hold its own sum."""
     lazy = tensor.is_conj() or tensor.is_neg()
     tensor = tensor.detach()
     if not lazy and torch.ops.aten.is_non_overlapping_and_dense(tensor):  # contiguous, transposed, channels-last
         return tensor.as_strided((tensor.numel(),), (1,)), lambda: None
-    flat = _plain(tensor).contiguous().view(-1)
-    return flat, lambda: tensor.copy_(flat.view(tensor.shape))
+    flat = materialized(tensor).view(-1)
+
+    def write_back() -> None:
+        if _overlaps(tensor):
+            raise ValueError(
+                f"elements of a tensor {tuple(tensor.shape)} with strides {tensor.stride()} share memory (expand, "
+                "unfold), so that it cannot be changed in place: pass its clone()"
+            )
+        tensor.copy_(flat.view(tensor.shape))
+
+    return flat, write_back
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Whether a dimension's step is no longer than what the finer ones reach: elements may share memory."""
+    reach = 0
+    for stride, size in sorted(
+        (stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1
+    ):
+        if stride <= reach:
+            return tensor.numel() > 0
+        reach += stride * (size - 1)
+    return False

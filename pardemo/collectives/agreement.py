@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from pardemo.collectives.links import Link
 
-MAX_DIMS = 8
+MAX_DIMS = 8  # of more, the columns of the shape and the strides hold both in words
 EXCHANGE_COLUMNS = 16  # of 8 bytes each: the exchange in words
 COLUMNS = 3 + 2 * MAX_DIMS + EXCHANGE_COLUMNS  # dtype, dimensions, shape, strides, a shard that does not fit, words
 _WRONG, _WORDS = 2 + 2 * MAX_DIMS, 3 + 2 * MAX_DIMS
@@ -21,21 +21,19 @@ def description(tensor: torch.Tensor, exchange: str = "", wrong: int = 0) -> np.
 
     Args:
         exchange: the collective and whose turn it is, such as ``all_gather of unit 3``: ranks at different exchanges
-            would add what does not belong together. Of more than 128 bytes the end is told by a checksum.
+            would add what does not belong together. Of words of more than 128 bytes the end is told by a checksum.
         wrong: 0, or 1 + the size of a shard that does not fit on this rank.
     """
-    if tensor.dim() > MAX_DIMS:  # told by its number of elements alone
-        tensor = tensor.reshape(-1)
     row = np.zeros(COLUMNS, dtype=np.int64)
     row[0], row[1] = _DTYPES.index(tensor.dtype), tensor.dim()
-    row[2 : 2 + tensor.dim()] = tensor.shape
-    if not tensor.is_contiguous():
-        row[2 + MAX_DIMS : 2 + MAX_DIMS + tensor.dim()] = tensor.stride()
+    if tensor.dim() > MAX_DIMS:
+        _write(row[2:_WRONG], _form(tuple(tensor.shape), () if tensor.is_contiguous() else tensor.stride()))
+    else:
+        row[2 : 2 + tensor.dim()] = tensor.shape
+        if not tensor.is_contiguous():
+            row[2 + MAX_DIMS : 2 + MAX_DIMS + tensor.dim()] = tensor.stride()
     row[_WRONG] = wrong
-    words = exchange.encode()
-    if len(words) > 8 * EXCHANGE_COLUMNS:
-        words = words[:96] + hashlib.sha256(words).hexdigest()[:32].encode()
-    row[_WORDS:].view(np.uint8)[: len(words)] = np.frombuffer(words, np.uint8)
+    _write(row[_WORDS:], exchange)
     return row
 
 
@@ -78,13 +76,31 @@ def _by_rank(texts: list[str]) -> str:
     return "; ".join(f"rank{'s' * (len(r) > 1)} {', '.join(map(str, r))}: {text}" for text, r in ranks.items())
 
 
+def _write(columns: np.ndarray, text: str) -> None:
+    """Puts 128 bytes of text into 16 columns; of a longer one the first 96 and a checksum of the whole."""
+    words = text.encode()
+    if len(words) > 8 * len(columns):
+        words = words[: 8 * len(columns) - 32] + hashlib.sha256(words).hexdigest()[:32].encode()
+    columns.view(np.uint8)[: len(words)] = np.frombuffer(words, np.uint8)
+
+
+def _read(columns: np.ndarray) -> str:
+    return columns.tobytes().rstrip(b"\0").decode("utf-8", "replace")
+
+
 def _exchange(row: np.ndarray) -> str:
-    return row[_WORDS:].tobytes().rstrip(b"\0").decode("utf-8", "replace")
+    return _read(row[_WORDS:])
+
+
+def _form(shape: tuple[int, ...], strides: tuple[int, ...]) -> str:
+    return f"{shape} strides {strides}" if any(strides) else str(shape)
 
 
 def _describe(row: np.ndarray) -> str:
     dims = int(row[1])
-    shape, strides = row[2 : 2 + dims].tolist(), row[2 + MAX_DIMS : 2 + MAX_DIMS + dims].tolist()
-    text = f"{str(_DTYPES[int(row[0])]).removeprefix('torch.')} {tuple(shape)}"
-    text += f" strides {tuple(strides)}" if any(strides) else ""
+    if dims > MAX_DIMS:
+        form = _read(row[2:_WRONG])
+    else:
+        form = _form(tuple(row[2 : 2 + dims].tolist()), tuple(row[2 + MAX_DIMS : 2 + MAX_DIMS + dims].tolist()))
+    text = f"{str(_DTYPES[int(row[0])]).removeprefix('torch.')} {form}"
     return text + (f" with a shard of {row[_WRONG] - 1} elements, which does not fit" if row[_WRONG] else "")

@@ -7,12 +7,12 @@ from concurrent.futures import Future
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import _disable_current_modes
 
+from pardemo import compat
 from pardemo.collectives import ring_all_gather, ring_all_reduce, ring_broadcast, ring_reduce_scatter
-from pardemo.collectives.agreement import compare_in_group, description
 from pardemo.collectives.courier import Courier, courier_of
 from pardemo.collectives.links import Link
+from pardemo.collectives.ring import agree
 
 #: How many channels a group has had. Not how many live: ranks collect what was dropped at different times.
 _numbers: "weakref.WeakKeyDictionary[dist.ProcessGroup, itertools.count]" = weakref.WeakKeyDictionary()
@@ -39,7 +39,7 @@ class Channel:
         self._link: Link | None = None
         self._courier = courier_of(group)
         if links and self.size > 1:
-            with _disable_current_modes():  # meters: the caller did not ask for these messages
+            with compat.without_modes():  # meters: the caller did not ask for these messages
                 self._link = Link(group, self.name)
             self._courier = Courier(self.name)
 
@@ -68,7 +68,7 @@ class Channel:
 
     def compare(self, tensor: torch.Tensor, what: str) -> None:
         """ValueError where the ranks are not at the same exchange of the same tensor: for one by another's function."""
-        compare_in_group(description(tensor, f"exchange of {self._ours(what)}"), self.group, tensor.device)
+        agree(tensor, f"exchange of {self._ours(what)}", self.group)
 
     def close(self) -> None:
         """Waits for what was submitted, then closes the links of its own and ends their thread."""

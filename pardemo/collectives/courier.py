@@ -5,7 +5,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch.distributed as dist
-from torch.utils import _python_dispatch
+
+from pardemo import compat
 
 
 class Courier:
@@ -19,7 +20,7 @@ class Courier:
 
     def submit(self, function: Callable, *args: object) -> Future:
         """Starts ``function(*args)`` as soon as what was submitted before has ended."""
-        modes = _python_dispatch._get_current_dispatch_mode_stack()  # meters: they belong to a thread
+        modes = compat.modes()  # meters: they belong to a thread
         return self._thread.submit(_under, [modes, function, args])
 
     def close(self) -> None:
@@ -31,12 +32,12 @@ def _under(task: list):
     modes, function, args = task
     task.clear()  # the executor keeps it a moment longer than the caller waits: no tensor may hang on to it
     for mode in modes:
-        _python_dispatch._push_mode(mode)
+        compat.push_mode(mode)
     try:
         return function(*args)
     finally:
         for _ in modes:
-            _python_dispatch._pop_mode()
+            compat.pop_mode()
 
 
 _of_group: "weakref.WeakKeyDictionary[dist.ProcessGroup, Courier]" = weakref.WeakKeyDictionary()

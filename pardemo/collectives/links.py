@@ -20,8 +20,8 @@ from queue import SimpleQueue
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import _disable_current_modes
 
+from pardemo import compat
 from pardemo.cluster import latency, pacer
 from pardemo.world.address import address_towards
 from pardemo.world.waiting import PATIENCE_S, Wait
@@ -232,9 +232,31 @@ def _own_address() -> str:
     return address_towards(os.environ.get("MASTER_ADDR", "127.0.0.1"))
 
 
+def materialized(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of ``tensor`` as they may be sent: contiguous, without autograd, with lazy conjugation and negation
+    carried out. A copy only where the tensor does not lie so already.
+
+    Raises:
+        TypeError: the tensor is sparse.
+    """
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"a collective takes dense tensors, not {tensor.layout}: pass its to_dense()")
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """A contiguous tensor's memory. Not through ``numpy()``: that fixes a storage's size for ever; ZeRO-3 empties its
-    own."""
+    own.
+
+    Raises:
+        ValueError: the tensor has gaps, or is a lazy conjugate or negative: its memory is not its values.
+    """
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        lazy = " and lazily conjugated or negated" * (tensor.is_conj() or tensor.is_neg())
+        raise ValueError(
+            f"the bytes of a tensor {tuple(tensor.shape)} with strides {tensor.stride()}{lazy} are not its values: "
+            "pass it through materialized() first"
+        )
     memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
     memory.owner = tensor  # a view that is still being sent keeps it alive
     return memoryview(memory).cast("B")
@@ -255,6 +277,6 @@ def link_of(group: dist.ProcessGroup, use: str = "ring", step: int = 1, inline_b
     """The links of this rank in ``group`` for one ``use``; made together by all its ranks at the first call."""
     found = _links.setdefault(group, {})
     if use not in found or found[use].closed:
-        with _disable_current_modes():  # meters: the caller did not ask for these messages
+        with compat.without_modes():  # meters: the caller did not ask for these messages
             found[use] = Link(group, use, step, inline_bytes)
     return found[use]

@@ -181,6 +181,17 @@ class Ring:
             work.wait()
 
 
+def agree(tensor: torch.Tensor, exchange: str, group: dist.ProcessGroup) -> None:
+    """Compares what the ranks are about to do where a ring's collectives compare it, so that a rank at one of those and
+    a rank at an exchange by other ways are told of each other. Collective.
+
+    Raises:
+        ValueError: the ranks' tensors or exchanges differ.
+    """
+    with Ring(group, tensor, exchange):
+        pass
+
+
 def exhaust(steps: Iterator[int]) -> None:
     for _ in steps:
         pass

@@ -1,15 +1,30 @@
 """Data parallelism: every rank holds the whole model, sees its part of the batch, and averages gradients.
 
+To read first: :mod:`pardemo.data_parallel.plain`, hooks and buckets with ``torch.distributed`` alone.
+
 Two wrappers, in the order in which a reader should meet them:
 
 - :class:`NaiveDataParallel`: after the backward pass, one all-reduce per parameter.
 - :class:`BucketedDataParallel`: gradients are packed into buckets of some MiB, and a bucket's all-reduce runs
   while the backward pass still computes the next ones (Li et al. 2020, "PyTorch Distributed: Experiences on
-  Accelerating Data Parallel Training", §3.2).
+  Accelerating Data Parallel Training", 3.2).
 
 Both start all ranks from rank 0's parameters and buffers, broadcast buffers before each forward in training
 mode, and leave the **mean** of the ranks' gradients in ``.grad`` when ``backward()`` returns. Activation
 checkpointing works in both its forms, and several wrapped modules can share a training loop, or one loss.
+
+With a wrapped module, as with torch's DDP:
+
+- ``backward()`` alone averages. ``torch.autograd.grad`` of its parameters gives this rank's gradients (a warning says
+  so); of inputs, as in a gradient penalty, that is what is meant. ``backward(create_graph=True)`` is refused.
+- ``.grad`` is final when ``backward()`` returns: ``torch.nn.utils.clip_grad_norm_``, a ``GradScaler`` and
+  ``optimizer.step(closure)`` do what they do in one process. A closure whose loss the optimizer reads (L-BFGS) has to
+  return the ranks' mean.
+- Hooks by ``Tensor.register_hook`` see this rank's gradient; those by ``register_post_accumulate_grad_hook`` are
+  refused.
+- A parameter may be frozen later, on all ranks; on some alone it is an error on all.
+- ``copy.deepcopy`` of a wrapper, as averages of weights make it, is the model without exchanges.
+- ``torch.compile`` goes inside, around, or of parts. Sparse gradients are refused.
 """
 
 import torch
@@ -18,7 +33,7 @@ from torch import nn
 
 from pardemo.collectives import ring_all_reduce
 from pardemo.data_parallel.buckets import Bucket, split_into_buckets
-from pardemo.data_parallel.sending import AllReduce
+from pardemo.data_parallel.exchange import AllReduce
 from pardemo.data_parallel.wrapper import Wrapper
 from pardemo.meters.timeline import Timeline
 
@@ -54,14 +69,18 @@ class NaiveDataParallel(Wrapper):
         super().__init__(module, group, all_reduce, timeline)
 
     def _on_backward_end(self) -> None:
-        for index, parameter in enumerate(self.parameters_to_sync):
+        for index, parameter in self._trained():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             self._send(parameter.grad.div_(self.share_of), f"gradient {index}", last=True)
 
     def _send_zeros(self) -> None:
-        for index, parameter in enumerate(self.parameters_to_sync):
+        for index, parameter in self._trained():
             self._send(torch.zeros_like(parameter), f"gradient {index}", last=True)
+
+    def _trained(self) -> list[tuple[int, nn.Parameter]]:
+        """Those that were not frozen since, with their numbers."""
+        return [(index, p) for index, p in enumerate(self.parameters_to_sync) if p.requires_grad]
 
 
 class BucketedDataParallel(Wrapper):

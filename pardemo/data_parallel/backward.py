@@ -3,8 +3,7 @@
 import weakref
 from collections.abc import Callable
 
-import torch
-from torch.autograd import Variable
+from pardemo import compat
 
 
 class BackwardPass:
@@ -34,7 +33,7 @@ class BackwardPass:
         def ended() -> None:
             if (send_rest := self._send_rest()) is not None:
                 send_rest()
-                Variable._execution_engine.queue_callback(finished)
+                compat.after_backward(finished)
 
         def finished() -> None:
             self._callback = lambda: None
@@ -42,10 +41,10 @@ class BackwardPass:
                 finish()
 
         self._callback = weakref.ref(ended)
-        Variable._execution_engine.queue_callback(ended)  # as torch's DDP and FSDP2 do
+        compat.after_backward(ended)
         return True
 
 
 def in_backward() -> bool:
     """Whether this thread is inside a backward pass (a hook, or a checkpoint's recomputation)."""
-    return torch._C._current_graph_task_id() != -1
+    return compat.in_backward()

@@ -1,7 +1,7 @@
 """Parameters packed into flat tensors: what data parallelism and ZeRO exchange at a time."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -35,6 +35,8 @@ class Bucket:
         }
         self._index = {p: i for i, p in enumerate(parameters)}
         self.taken: set[nn.Parameter] = set()
+        #: of a tensor-parallel part, what makes a tensor its gradient
+        self._kinds: dict[nn.Parameter, Callable[[torch.Tensor], torch.Tensor]] = {}
 
     @property
     def full(self) -> bool:
@@ -46,10 +48,13 @@ class Bucket:
         A second gradient in the same pass (a layer in two re-entrant checkpoints) is added to the first.
         """
         view = self.views[parameter]
+        assert parameter.grad is not None, "autograd has just added to it"
         if parameter in self.taken:
             view.add_(parameter.grad.detach().div_(ranks))
         else:
             torch.div(parameter.grad.detach(), ranks, out=view)
+        if hasattr(parameter.grad, "same_kind"):
+            self._kinds[parameter] = parameter.grad.same_kind()
         parameter.grad = None
         self.taken.add(parameter)
         self.flags[self._index[parameter]] = 1
@@ -73,7 +78,7 @@ class Bucket:
     def hand_out(self) -> None:
         for (parameter, view), used in zip(self.views.items(), self.flags.tolist(), strict=True):
             if used:
-                parameter.grad = view
+                parameter.grad = self._kinds[parameter](view) if parameter in self._kinds else view
         self.taken.clear()
 
 

@@ -79,16 +79,17 @@ class Watched:
             trained, dtype, device = self._kinds.get(parameter, (False, None, None))
             if parameter.requires_grad and not trained:
                 raise ValueError(
-                    f"{self._name(parameter)} requires a gradient, and did not when the module was wrapped: "
+                    f"{self.name_of(parameter)} requires a gradient, and did not when the module was wrapped: "
                     "it would not be averaged; unfreeze or add parameters before wrapping"
                 )
             if trained and (parameter.dtype, parameter.device) != (dtype, device):
                 raise ValueError(
-                    f"{self._name(parameter)} was {dtype} on {device} when the module was wrapped and is "
+                    f"{self.name_of(parameter)} was {dtype} on {device} when the module was wrapped and is "
                     f"{parameter.dtype} on {parameter.device} now: cast and move the module before wrapping"
                 )
 
-    def _name(self, parameter: nn.Parameter) -> str:
+    def name_of(self, parameter: nn.Parameter) -> str:
+        """The parameter's name in the module."""
         return next(name for name, p in self._module.named_parameters() if p is parameter)
 
 

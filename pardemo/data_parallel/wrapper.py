@@ -1,7 +1,9 @@
 """What the data-parallel wrappers share: the common start, buffers, ``no_sync``, uneven inputs, a backward's end."""
 
 import contextlib
+import copy
 import gc
+import warnings
 import weakref
 from collections.abc import Iterator
 
@@ -9,13 +11,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join, Joinable
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
+from pardemo import compat
+from pardemo.collectives import ring_all_reduce
 from pardemo.data_parallel.backward import BackwardPass
-from pardemo.data_parallel.joining import ACTIVE, BACKWARD, BUFFERS, Shadow, all_plans, last_active
+from pardemo.data_parallel.checks import (
+    has_hook_of_others,
+    hook_words,
+    is_taken_by_autograd_grad,
+    refuse_a_graph_of_gradients,
+)
+from pardemo.data_parallel.copies import LocalCopy
+from pardemo.data_parallel.exchange import AllReduce, Sender
 from pardemo.data_parallel.replicas import Watched, broadcast_buffers, broadcast_model, compare_models, gaps
-from pardemo.data_parallel.sending import AllReduce, Sender
+from pardemo.data_parallel.uneven_inputs import ACTIVE, BACKWARD, BUFFERS, Shadow, all_plans, last_active
 from pardemo.groups import group_of
 from pardemo.meters.timeline import Timeline
 
@@ -38,7 +48,7 @@ class Wrapper(nn.Module, Joinable):
         self.group = group_of(group)
         self.size = dist.get_world_size(self.group)
         self.parameters_to_sync = [p for p in module.parameters() if p.requires_grad]
-        compare_models(module, self.group, type(self).__name__, self._problem(module) or gaps(module))
+        compare_models(module, self.group, self._engine(all_reduce), self._problem(module) or gaps(module))
         self.module = module
         self.divide_by_initial_world_size = True
         self.share_of = self.size  # by what a gradient is divided before the sum
@@ -50,7 +60,19 @@ class Wrapper(nn.Module, Joinable):
         self._take_over()
         self._pass = BackwardPass(self._send_rest, self._finish)
         self._received = False  # a gradient in this backward pass
+        self._has_warned = False  # of autograd.grad
         self._number, self._left_out = 0, 0  # of backward passes; of forwards that had none
+
+    def __deepcopy__(self, memo: dict) -> LocalCopy:
+        copied = LocalCopy(copy.deepcopy(self.module, memo), self.size)
+        copied.training = self.training  # its own; the parts keep theirs
+        return copied
+
+    def __getstate__(self) -> dict:
+        raise TypeError(
+            f"a {type(self).__name__} holds connections to other processes and cannot be pickled: save its "
+            "state_dict(), or its .module"
+        )
 
     def forward(self, *args, **kwargs):
         if self._retired:
@@ -108,6 +130,11 @@ class Wrapper(nn.Module, Joinable):
         self._number += 1
         self._send_zeros()
 
+    def _engine(self, all_reduce: AllReduce) -> str:
+        """What has to be the same on all ranks: ways of sending that differ would wait for each other."""
+        way = "" if all_reduce is ring_all_reduce else getattr(all_reduce, "__name__", type(all_reduce).__name__)
+        return type(self).__name__ + f" by {way}" * bool(way)
+
     def _problem(self, module: nn.Module) -> str | None:
         """What speaks against wrapping this module, in one line."""
         if not self.parameters_to_sync:
@@ -118,6 +145,9 @@ class Wrapper(nn.Module, Joinable):
             gc.collect()  # a wrapper that was dropped may still hang in a cycle
         if name := _shared(module):
             return f"{name} is in the module of another wrapper, too: its gradient would be averaged by both"
+        hooked = (name for name, p in module.named_parameters() if p.requires_grad and has_hook_of_others(p))
+        if self.size > 1 and (name := next(hooked, None)) is not None:
+            return hook_words(name)
         return None
 
     def _take_over(self) -> None:
@@ -157,7 +187,7 @@ class Wrapper(nn.Module, Joinable):
 
         They keep this wrapper alive until then, should the caller have dropped it.
         """
-        tensors = [t for t in tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
+        tensors = [t for t in compat.tree_leaves(output) if isinstance(t, torch.Tensor) and t.requires_grad]
         if tensors:
             self._left_out += self.training
             count = iter([self.training])  # a forward counts once, not for each output
@@ -176,9 +206,14 @@ class Wrapper(nn.Module, Joinable):
 
     def _gradient_is_ready(self, parameter: nn.Parameter) -> None:
         """Runs when autograd has added the last contribution to ``parameter.grad`` in one of its tasks."""
-        if not self._sync or self.size == 1:
+        if self.size == 1:
             return
-        if parameter.grad.is_sparse:
+        if has_hook_of_others(parameter):  # also under no_sync: it would see what is not summed yet
+            raise RuntimeError(hook_words(self._watched.name_of(parameter)))
+        if not self._sync:
+            return
+        refuse_a_graph_of_gradients()
+        if parameter.grad.layout is not torch.strided:
             raise TypeError("sparse gradients are not supported: make the embedding with sparse=False")
         self._begin()
         if not self._received:
@@ -191,6 +226,13 @@ class Wrapper(nn.Module, Joinable):
     def _send_rest(self) -> None:
         if self._received:
             self._on_backward_end()
+        elif not self._has_warned and is_taken_by_autograd_grad(self.parameters_to_sync):
+            self._has_warned = True
+            warnings.warn(
+                "torch.autograd.grad of a data-parallel module's parameters gives this rank's gradients, not the "
+                "ranks' mean: call backward(), or average them (ring_all_reduce(gradient.div_(ranks)))",
+                stacklevel=2,
+            )
 
     def _finish(self) -> None:
         if self._received:
@@ -200,9 +242,14 @@ class Wrapper(nn.Module, Joinable):
 
     def _send(self, tensor: torch.Tensor, name: str, last: bool) -> None:
         """Starts an exchange. What is compared with the other ranks': the pass's number, and, when the pass has ended,
-        how many forwards had no backward. A rank that left one out is a step ahead of the others."""
-        left_out = f" ({self._left_out} forwards without one)" if last and self._left_out else ""
-        self.sender.send(tensor, name, f"{name}, backward {self._number}{left_out}")
+        how many forwards had no backward, and which parameters are frozen by now. A rank that left a backward out is a
+        step ahead of the others; one that froze a parameter alone would get a mean without its own part."""
+        told = f"{name}, backward {self._number}"
+        if last and self._left_out:
+            told += f" ({self._left_out} forwards without one)"
+        if last and (frozen := [p for p in self.parameters_to_sync if not p.requires_grad]):
+            told += f" ({', '.join(map(self._watched.name_of, frozen))} frozen since wrapping)"
+        self.sender.send(tensor, name, told)
 
     def _on_first_gradient(self) -> None: ...
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pardemo.collection.unread import work_goes_on
+from pardemo import options
+from pardemo.closed_pipe import work_goes_on
 
 if TYPE_CHECKING:
     from pardemo.finetune.recipes.recipe_schema import Recipe
@@ -59,9 +60,7 @@ def _recipe(arguments: argparse.Namespace) -> "Recipe":
 
 @work_goes_on()
 def _predict(arguments: argparse.Namespace) -> int:
-    for name in ("ranks", "limit"):
-        if (value := getattr(arguments, name)) is not None and value < 1:
-            raise ValueError(f"--{name} must be at least 1, not {value}")
+    options.at_least(arguments, 1, "ranks", "limit")
     recipe = _recipe(arguments)
 
     from pardemo.finetune.prediction import predict
@@ -90,7 +89,7 @@ def _predict(arguments: argparse.Namespace) -> int:
 
 def _on_ranks(ranks: int, recipe: "Recipe", adapter: str | None, rows: list[dict[str, Any]], as_text: bool) -> Any:
     from pardemo.finetune.prediction import predict
-    from pardemo.machine.doctor import available_cores
+    from pardemo.project import available_cores
     from pardemo.world import World
 
     threads = max(1, available_cores() // ranks)

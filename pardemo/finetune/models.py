@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from peft import PeftModel, get_peft_model
-from safetensors import SafetensorError
+
+from pardemo import extras
+
+with extras.needed_by(__name__):
+    from peft import PeftModel, get_peft_model
+    from safetensors import SafetensorError
 
 from pardemo.baichuan2 import Baichuan2ForCausalLM, Baichuan2Tokenizer, load_checkpoint, load_tokenizer, read_config
 from pardemo.finetune import lora

@@ -23,7 +23,11 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import sentencepiece
+from pardemo import extras
+
+with extras.needed_by(__name__):
+    import sentencepiece
+
 import torch
 
 from pardemo import headlines

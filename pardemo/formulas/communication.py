@@ -4,7 +4,7 @@ Sources: Patarasuk & Yuan 2009 (ring all-reduce, its lower bound 2(N−1)/N·S);
 server); nccl-tests' PERFORMANCE.md (algbw and busbw).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 
@@ -84,7 +84,7 @@ def overlapped_seconds(compute_s: Sequence[float], exchange_s: Sequence[float]) 
     """A backward pass whose buckets are sent one after the other, each as soon as it is computed and the line is free.
 
     ``compute_s[i]`` is the time to compute bucket i after bucket i−1, ``exchange_s[i]`` that of its all-reduce.
-    Without overlap it is the sum of both. Source: Li et al. 2020, §3.2.3.
+    Without overlap it is the sum of both. Source: Li et al. 2020, 3.2.3.
     """
     if len(compute_s) != len(exchange_s):
         raise ValueError(f"{len(compute_s)} buckets computed, but {len(exchange_s)} exchanged")
@@ -131,7 +131,7 @@ def _to_root(nbytes: float, ranks: int, root: bool) -> Traffic:
 
 #: Bytes of torch's collectives by operator name: (whole array, N, is this the root) -> Traffic. Used where no
 #: kernel counts (``WireMeter`` with evidence ``count``): what a bandwidth-optimal algorithm moves.
-BYTES_OF_COLLECTIVE = {
+BYTES_OF_COLLECTIVE: dict[str, Callable[[float, int, bool], Traffic]] = {
     "allreduce": _twice_half,
     "allreduce_coalesced": _twice_half,
     "all_reduce": _twice_half,
@@ -149,7 +149,7 @@ BYTES_OF_COLLECTIVE = {
     "broadcast": _one_way,
     "reduce": lambda nbytes, ranks, root: _one_way(nbytes, ranks, not root),
     "gather": lambda nbytes, ranks, root: _to_root(nbytes, ranks, root),
-    "scatter": lambda nbytes, ranks, root: _to_root(nbytes, ranks, root)[::-1],
+    "scatter": lambda nbytes, ranks, root: Traffic(*_to_root(nbytes, ranks, root)[::-1]),
     "barrier": lambda nbytes, ranks, root: Traffic(0, 0),
     "wait_tensor": lambda nbytes, ranks, root: Traffic(0, 0),
     "send": lambda nbytes, ranks, root: Traffic(nbytes, 0),
@@ -158,7 +158,7 @@ BYTES_OF_COLLECTIVE = {
 
 
 def zero_step(params: int, world_size: int, stage: int, micro_batches: int = 1, element_bytes: int = 2) -> float:
-    """Bytes that a rank sends, and receives, in one optimizer step under a ZeRO stage, on a ring (1910.02054, §7).
+    """Bytes that a rank sends, and receives, in one optimizer step under a ZeRO stage, on a ring (1910.02054, 7).
 
     Stages 0 and 1 reduce the sum of all micro-batches once: 2Ψ. Stage 2 reduces each one's gradients, since it keeps
     none of them whole: (m + 1)Ψ. Stage 3 gathers the parameters twice and reduces, for each: 3mΨ. All times (N−1)/N,
@@ -175,7 +175,7 @@ def zero_step(params: int, world_size: int, stage: int, micro_batches: int = 1, 
 def partitioned_activations_share(recomputed: bool = True) -> float:
     """What P_a adds to a tensor-parallel block's traffic: one all-gather, φ, beside 12φ (8φ without recomputation).
 
-    1/12 = 8.3 %, which the paper (§8) states as under 10 %.
+    1/12 = 8.3 %, which the paper (8) states as under 10 %.
     """
     return 1 / (12 if recomputed else 8)
 

@@ -1,7 +1,7 @@
 """Bytes of training: model states, and what the backward pass waits for. Decimal: 1 GB is 10⁹ bytes.
 
 Model states, and activations by a rule of thumb: Rajbhandari et al. 2020, ZeRO (arXiv 1910.02054). Activations of a
-block part by part, in 16 bits: Korthikanti et al. 2022 (arXiv 2205.05198, §4), who count one byte per element of a
+block part by part, in 16 bits: Korthikanti et al. 2022 (arXiv 2205.05198, 4), who count one byte per element of a
 dropout mask and an attention core that stores its scores, and leave out the norms' means and variances.
 """
 
@@ -63,7 +63,7 @@ class StateBytes(NamedTuple):
         return sum(self)
 
 
-#: Ways to train, by name. The first is the paper's (arXiv 1910.02054, §3.1): 16-bit parameters and gradients, and in
+#: Ways to train, by name. The first is the paper's (arXiv 1910.02054, 3.1): 16-bit parameters and gradients, and in
 #: fp32 a copy of the parameters, momentum and variance: K = 4 + 4 + 4.
 STATES = {
     "Adam, mixed precision": StateBytes(2, 2, 12),
@@ -83,7 +83,7 @@ def model_states(params: int, world_size: int, stage: int, states: StateBytes = 
     """Bytes of parameters, gradients and optimizer states on each of ``world_size`` data-parallel ranks.
 
     Stage 0 shards nothing (DP), 1 the optimizer states (P_os), 2 the gradients too (P_os+g), 3 the parameters too
-    (P_os+g+p): arXiv 1910.02054, §5. Exact integers wherever the shares are whole.
+    (P_os+g+p): arXiv 1910.02054, 5. Exact integers wherever the shares are whole.
 
     Raises:
         ValueError: a stage that does not exist, no rank, a negative number of parameters.
@@ -115,15 +115,6 @@ def largest_model(
     return float(memory_bytes * model_parallel / per_parameter)
 
 
-def distributed_optimizer_bytes(params: int, world_size: int) -> float:
-    """Megatron-core's distributed optimizer: 6 + 12/N bytes per parameter, with fp32 gradients kept whole.
-
-    Source: Megatron-core's documentation of its distributed optimizer (16-bit parameters, fp32 gradients).
-    """
-    _check_job(params, world_size, 1)
-    return 6 * params + _share(12 * params, world_size)
-
-
 def deepspeed_zero2_estimate(params: int, world_size: int) -> int:
     """GPU bytes by DeepSpeed's ``estimate_zero2_model_states_mem_needs`` without offload: 2Ψ + 18Ψ/N.
 
@@ -147,21 +138,11 @@ def accelerate_estimate(params: int, element_bytes: int) -> int:
 # --- activations as the ZeRO paper counts them -----------------------------------------------------------------------
 
 
-def transformer_activations(hidden: int, batch: int, sequence: int, layers: int) -> int:
-    """Elements that a GPT keeps without checkpointing, by 1910.02054's footnote 4: 12·h·b·s·l."""
-    return 12 * hidden * batch * sequence * layers
-
-
 def activation_checkpoints(hidden: int, batch: int, sequence: int, layers: int, ranks: int = 1) -> float:
     """Elements of one checkpoint per layer: h·b·s·l, over the model-parallel ranks when they are partitioned (P_a)."""
     if ranks < 1:
         raise ValueError(f"the number of ranks must be at least 1, not {ranks}")
     return _share(hidden * batch * sequence * layers, ranks)
-
-
-def fused_buffer_bytes(params: int, element_bytes: int = 4) -> int:
-    """A buffer that holds all gradients at once grows with the model (1910.02054, §6.2): 12 GB for 3B in fp32."""
-    return element_bytes * params
 
 
 def _share(total: int, ranks: int) -> int | float:

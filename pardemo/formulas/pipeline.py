@@ -1,7 +1,7 @@
 """Pipelines in figures: p stages, m micro-batches, v chunks of layers per rank.
 
-Sources: Huang et al. 2019, "GPipe" (arXiv 1811.06965, §2.3); Narayanan et al. 2019, "PipeDream" (SOSP '19, §3.2);
-Narayanan et al. 2021 (arXiv 2104.04473, §2.2). GPipe states the bubble over all time, Megatron over ideal time.
+Sources: Huang et al. 2019, "GPipe" (arXiv 1811.06965, 2.3); Narayanan et al. 2019, "PipeDream" (SOSP '19, 3.2);
+Narayanan et al. 2021 (arXiv 2104.04473, 2.2). GPipe states the bubble over all time, Megatron over ideal time.
 Zero bubble: Qi et al. 2023 (arXiv 2401.10241), where the backward is B for the input's gradient and W for the weights'.
 """
 
@@ -103,7 +103,7 @@ def boundary_bytes(
     """Bytes that a rank sends, and receives, in a step: activations onward, their gradients back.
 
     ``activation_bytes`` is one micro-batch's activation between two stages. Only the first stage of all has nobody
-    before it and only the last nobody behind it. (2104.04473 §3.2 counts b·s·h elements per micro-batch and direction.)
+    before it and only the last nobody behind it. (2104.04473 3.2 counts b·s·h elements per micro-batch and direction.)
     In a ``v_shape`` of two chunks nothing travels where the V turns either.
     """
     _check(stages, micro_batches, chunks)

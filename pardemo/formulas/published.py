@@ -11,7 +11,7 @@ from typing import NamedTuple
 from pardemo.formulas import memory, scaling
 
 
-class Cell(NamedTuple):
+class TableFigure(NamedTuple):
     """One figure of a table: where it stands, as printed, and what the formula gives, in the printed unit."""
 
     row: str
@@ -54,21 +54,21 @@ ZERO_TABLE_2 = {
 MEGATRON_TABLE_1 = {1: "1.2", 2: "2.5", 4: "4.2", 8: "8.3"}
 
 
-def zero_table_1() -> Iterator[Cell]:
+def zero_table_1() -> Iterator[TableFigure]:
     for n, models in ZERO_TABLE_1.items():
         for model, cells in models.items():
             for (stage, name), printed in zip(STAGES.items(), cells, strict=True):
                 exact = memory.model_states_bytes(MODELS[model], n, stage) / 1e9
-                yield Cell(f"N = {n}", f"{model}, {name}", printed, exact)
+                yield TableFigure(f"N = {n}", f"{model}, {name}", printed, exact)
 
 
-def zero_table_2() -> Iterator[Cell]:
+def zero_table_2() -> Iterator[TableFigure]:
     for mp, (gpus, *cells) in ZERO_TABLE_2.items():
         for stage, printed in enumerate(cells):
             exact = memory.largest_model(32e9, gpus // mp, stage, mp) / 1e9
-            yield Cell(f"MP {mp}, {gpus} GPUs", STAGES.get(stage, "no sharding"), printed, exact)
+            yield TableFigure(f"MP {mp}, {gpus} GPUs", STAGES.get(stage, "no sharding"), printed, exact)
 
 
-def megatron_table_1() -> Iterator[Cell]:
+def megatron_table_1() -> Iterator[TableFigure]:
     for tp, printed in MEGATRON_TABLE_1.items():
-        yield Cell(f"{tp} GPUs", "10⁹ parameters", printed, scaling.TABLE_1[tp].parameters / 1e9)
+        yield TableFigure(f"{tp} GPUs", "10⁹ parameters", printed, scaling.TABLE_1[tp].parameters / 1e9)

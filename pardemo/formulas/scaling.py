@@ -1,6 +1,6 @@
 """How long a step of Megatron's weak-scaling study takes: arithmetic, memory traffic, and two kinds of exchange.
 
-The study: Shoeybi et al. 2019 (arXiv 1909.08053), §5.1, Table 1 and Figure 5: GPT-2 models that grow with the number of
+The study: Shoeybi et al. 2019 (arXiv 1909.08053), 5.1, Table 1 and Figure 5: GPT-2 models that grow with the number of
 GPUs, alone (MP) and in 64 copies (MP + DP). Everything that the model knows about the machine is in :data:`DGX2H`; one
 constant, the rate of matrix products, is set so that the one-GPU step runs at the paper's 39 TFLOP/s. It takes up
 what is left out: the optimizer, the attention core's own memory traffic, launching kernels.
@@ -15,7 +15,7 @@ BASELINE_FLOPS = 39e12
 
 
 @dataclass(frozen=True)
-class Job:
+class ScalingJob:
     """One configuration: ``tp`` GPUs share each layer, ``dp`` copies of the model see ``batch`` samples each."""
 
     hidden: int
@@ -43,7 +43,7 @@ class Job:
 
     @property
     def flops(self) -> float:
-        """Of one copy's step with every block recomputed: 96bslh²(1 + s/6h + V/16lh) (2104.04473, §5.1)."""
+        """Of one copy's step with every block recomputed: 96bslh²(1 + s/6h + V/16lh) (2104.04473, 5.1)."""
         b, s, h, layers, v = self.batch, self.sequence, self.hidden, self.layers, self.vocabulary
         return 96 * b * s * layers * h * h * (1 + s / (6 * h) + v / (16 * layers * h))
 
@@ -54,7 +54,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class ClusterRates:
     """Rates of one GPU and its links; bytes/s one way, seconds."""
 
     host_gpus: int
@@ -68,11 +68,11 @@ class Cluster:
 
 
 #: NVIDIA DGX-2H, 16 V100 SXM3.
-#: 16 GPUs a host: 512 in 32 hosts, 1909.08053 §5. Memory: 14.4 TB/s for 16 GPUs (DGX-2's published total).
+#: 16 GPUs a host: 512 in 32 hosts, 1909.08053 5. Memory: 14.4 TB/s for 16 GPUs (DGX-2's published total).
 #: Inside: NVLink 2, 6 links of 25 GB/s one way; NCCL reckons with 20 to 22 of them (nccl src/graph/topo.h): 6 · 20.
 #: Base and hop: NCCL's own model of 2019 for its Simple protocol (src/graph/tuning.cc): 8.4, then 5.7 or 6.6 µs.
 #: Between hosts: eight 100 Gb/s adapters, of which NCCL counts on 12 GB/s each (topo.h): 96 GB/s.
-DGX2H = Cluster(
+DGX2H = ClusterRates(
     host_gpus=16,
     memory_bytes_per_s=900e9,
     inside_bytes_per_s=120e9,
@@ -83,10 +83,10 @@ DGX2H = Cluster(
 )
 
 TABLE_1 = {
-    1: Job(1536, 16, 40, tp=1),
-    2: Job(1920, 20, 54, tp=2),
-    4: Job(2304, 24, 64, tp=4),
-    8: Job(3072, 32, 72, tp=8),
+    1: ScalingJob(1536, 16, 40, tp=1),
+    2: ScalingJob(1920, 20, 54, tp=2),
+    4: ScalingJob(2304, 24, 64, tp=4),
+    8: ScalingJob(3072, 32, 72, tp=8),
 }
 
 ALL_REDUCES_PER_BLOCK = 6  # two forward, two recomputed, two backward
@@ -96,7 +96,7 @@ WHOLE_TRAFFIC = 2 * (2 * (4 + 5 + 6) + (6 + 5 + 6))
 
 
 @dataclass(frozen=True)
-class Step:
+class StepSeconds:
     """Seconds of one step, part by part."""
 
     products: float
@@ -126,7 +126,7 @@ def ring_seconds(nbytes: float, ranks: int, bytes_per_s: float, base_s: float, h
     return base_s + 2 * (ranks - 1) * hop_s + 2 * (ranks - 1) / ranks * nbytes / bytes_per_s
 
 
-def tensor_parallel_seconds(job: Job, cluster: Cluster) -> float:
+def tensor_parallel_seconds(job: ScalingJob, cluster: ClusterRates) -> float:
     """All of a step's all-reduces over ``job.tp`` neighbours of one host; none of them can hide."""
     one = ring_seconds(
         job.activation_bytes, job.tp, cluster.inside_bytes_per_s, cluster.inside_base_s, cluster.inside_hop_s
@@ -134,7 +134,7 @@ def tensor_parallel_seconds(job: Job, cluster: Cluster) -> float:
     return ALL_REDUCES_PER_BLOCK * job.layers * one
 
 
-def data_parallel_seconds(job: Job, cluster: Cluster) -> float:
+def data_parallel_seconds(job: ScalingJob, cluster: ClusterRates) -> float:
     """One all-reduce of the gradients, S = ``gradient_bytes``·parameters/t on each GPU, over ``job.dp`` copies.
 
     The t groups run side by side, and each one's ring enters and leaves a host once: its adapters carry t rings. Every
@@ -147,11 +147,11 @@ def data_parallel_seconds(job: Job, cluster: Cluster) -> float:
     return ring_seconds(nbytes, job.dp, rate, cluster.inside_base_s, cluster.network_hop_s)
 
 
-def step(job: Job, cluster: Cluster) -> Step:
+def step(job: ScalingJob, cluster: ClusterRates) -> StepSeconds:
     """The step's parts on a calibrated cluster."""
     if not cluster.matmul_flops:
         raise ValueError("the cluster has no rate for matrix products yet: use calibrated(cluster, job, flops)")
-    return Step(
+    return StepSeconds(
         products=job.flops / job.tp / cluster.matmul_flops,
         whole_traffic=_whole_traffic_seconds(job, cluster),
         tensor_parallel=tensor_parallel_seconds(job, cluster),
@@ -159,13 +159,13 @@ def step(job: Job, cluster: Cluster) -> Step:
     )
 
 
-def calibrated(cluster: Cluster, job: Job, flops_per_s: float) -> Cluster:
+def calibrated(cluster: ClusterRates, job: ScalingJob, flops_per_s: float) -> ClusterRates:
     """The cluster whose GPUs do ``job``, on one GPU, at ``flops_per_s``: the one thing taken from the measurement."""
     products_s = job.flops / flops_per_s - _whole_traffic_seconds(job, cluster)
     return replace(cluster, matmul_flops=job.flops / products_s)
 
 
-def efficiency(job: Job, seconds: float, baseline_flops: float = BASELINE_FLOPS) -> float:
+def efficiency(job: ScalingJob, seconds: float, baseline_flops: float = BASELINE_FLOPS) -> float:
     """Operations per second and GPU over the baseline's, as in the paper: 1 is linear scaling."""
     return job.flops / job.tp / seconds / baseline_flops
 
@@ -176,7 +176,7 @@ OVERLAPPED = (4, 8)  # t of the models whose MP + DP runs are taken to have hidd
 
 
 def longer(
-    job: Job, cluster: Cluster, overlap: bool = False, baseline_flops: float = BASELINE_FLOPS
+    job: ScalingJob, cluster: ClusterRates, overlap: bool = False, baseline_flops: float = BASELINE_FLOPS
 ) -> dict[str, float]:
     """How much longer than with linear scaling a step takes, part by part of :data:`PARTS`, in per cent."""
     one, linear = step(job, cluster), job.flops / job.tp / baseline_flops
@@ -186,7 +186,7 @@ def longer(
     return {part: 100 * each / linear for part, each in zip(PARTS, seconds, strict=True)}
 
 
-def figure_5(cluster: Cluster) -> dict[int, tuple[dict[str, float], float]]:
+def figure_5(cluster: ClusterRates) -> dict[int, tuple[dict[str, float], float]]:
     """GPUs -> per cent longer than with linear scaling: by the formulas, part by part, and in Figure 5.
 
     Nothing overlaps with 64 copies of the two smaller models, and the gradients' sum does with the two larger ones:
@@ -202,6 +202,6 @@ def figure_5(cluster: Cluster) -> dict[int, tuple[dict[str, float], float]]:
     return found
 
 
-def _whole_traffic_seconds(job: Job, cluster: Cluster) -> float:
+def _whole_traffic_seconds(job: ScalingJob, cluster: ClusterRates) -> float:
     elements = job.batch * job.sequence * job.hidden * job.layers
     return WHOLE_TRAFFIC * elements / cluster.memory_bytes_per_s

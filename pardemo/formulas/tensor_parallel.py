@@ -1,6 +1,6 @@
 """What tensor parallelism sends, in units of φ = (N−1)/N·b·s·h·bytes: half a ring all-reduce of one activation.
 
-Sources: Shoeybi et al. 2019 (arXiv 1909.08053, §3); Korthikanti et al. 2022 (arXiv 2205.05198, §4.2).
+Sources: Shoeybi et al. 2019 (arXiv 1909.08053, 3); Korthikanti et al. 2022 (arXiv 2205.05198, 4.2).
 """
 
 ALL_REDUCE = 2  # φ: a reduce-scatter and an all-gather
@@ -30,15 +30,6 @@ def block(recomputed: str = "none") -> int:
     if recomputed not in again:
         raise ValueError(f"recomputed must be one of {', '.join(again)}, not {recomputed!r}")
     return HALVES * half() + again[recomputed] * ALL_REDUCE
-
-
-def sequence_parallel_half(keep_gathered: bool = False, reduce_scatter: int = 1) -> int:
-    """φ of an MLP or an attention under sequence parallelism: 5 as Megatron does it, 4 with the gathered input kept.
-
-    Forward an all-gather and a reduce-scatter, backward the same, and an all-gather more where only this rank's tokens
-    were kept. ``reduce_scatter`` is what one costs: 1 on a ring, 2 with gloo, whose own is an all-reduce underneath.
-    """
-    return 2 + 2 * reduce_scatter + (not keep_gathered)
 
 
 def rows_first() -> int:

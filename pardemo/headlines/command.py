@@ -5,7 +5,8 @@ import json
 import sys
 from dataclasses import fields
 
-from pardemo.collection.unread import work_goes_on
+from pardemo import options
+from pardemo.closed_pipe import work_goes_on
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -57,11 +58,12 @@ def _names(text: str) -> list[str]:
 
 @work_goes_on()
 def _build(arguments: argparse.Namespace) -> int:
+    options.at_least(arguments, 0, "train", "test", "min_input", "max_input", "min_output", "max_output")
     from pardemo.headlines.build import GENERATED, Limits, build
 
     lengths = {f.name: getattr(arguments, f.name) for f in fields(Limits) if getattr(arguments, f.name) is not None}
-    options = {"tasks": arguments.tasks, "wanted": arguments.sources, "limits": Limits(**lengths) if lengths else None}
-    given = {name: value for name, value in options.items() if value is not None}
+    choices = {"tasks": arguments.tasks, "wanted": arguments.sources, "limits": Limits(**lengths) if lengths else None}
+    given = {name: value for name, value in choices.items() if value is not None}
     if given and arguments.origins == [GENERATED]:
         raise ValueError("tasks, sources and lengths choose among real sources: generated rows have none of them")
     manifest = build(

@@ -40,7 +40,7 @@ _DECIMALS = re.compile(r"(\d+)\.(\d)-(\d+)\.(\d)")
 
 
 @dataclass(frozen=True)
-class Event:
+class NewsEvent:
     """A kind of event: its slots beside the common ones, and its sentences."""
 
     name: str
@@ -55,7 +55,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Grammar:
-    events: Sequence[Event]
+    events: Sequence[NewsEvent]
     frames: Mapping[str, Sequence[str]]  # how the news is introduced: by kind
     scenes: Sequence[str]
     background: Sequence[str]
@@ -67,7 +67,7 @@ def load() -> Grammar:
     text = (Path(__file__).parent / "events.toml").read_text(encoding="utf-8")
     content: dict[str, Any] = tomllib.loads(text)
     frames, common = content.pop("frames"), content.pop("common")
-    events = [Event(name=name, **fields) for name, fields in content.items()]
+    events = [NewsEvent(name=name, **fields) for name, fields in content.items()]
     return Grammar(events, frames, common["scenes"], common["background"])
 
 
@@ -75,7 +75,7 @@ def load() -> Grammar:
 class Story:
     """One event as it happened: every slot drawn once, and then the same in all sentences and in the headline."""
 
-    event: Event
+    event: NewsEvent
     random: Random
     values: dict[str, str] = field(default_factory=dict)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pardemo.collection import figures
+from pardemo.draw.style import new, write
 
 
 def lengths(chosen: Mapping[str, Sequence[bytes]], path: Path) -> None:
@@ -15,7 +15,7 @@ def lengths(chosen: Mapping[str, Sequence[bytes]], path: Path) -> None:
     Args:
         chosen: file -> its rows, each a line of JSON.
     """
-    fig, axes = figures.new(1, 2, size=(9.0, 3.2))
+    fig, axes = new(1, 2, size=(9.0, 3.2))
     medians = []
     for ax, field in zip(axes, ("input", "output"), strict=True):
         sizes = {name: [len(json.loads(line)[field]) for line in lines] for name, lines in chosen.items()}
@@ -27,4 +27,4 @@ def lengths(chosen: Mapping[str, Sequence[bytes]], path: Path) -> None:
             medians.append(f"{name} {field} {np.median(of):g}")
         ax.set(xlabel=f"{field}, characters", ylabel="rows, %")
         ax.legend()
-    figures.write(fig, path, f"Histograms of the lengths in characters; medians: {', '.join(medians)}.")
+    write(fig, path, f"Histograms of the lengths in characters; medians: {', '.join(medians)}.")

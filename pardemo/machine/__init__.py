@@ -13,15 +13,17 @@ import torch.distributed as dist
 from pardemo import project
 from pardemo.collectives import parameter_server_all_reduce, ring_all_reduce
 from pardemo.formulas.communication import all_reduce_steps, shared_host_seconds
-from pardemo.machine.doctor import available_cores
+from pardemo.project import available_cores
 from pardemo.world.rank import device
 
-METHODS = {"ring": ring_all_reduce, "parameter server": parameter_server_all_reduce, "torch": dist.all_reduce}
+METHODS: dict[str, Callable[..., object]] = {
+    "ring": ring_all_reduce, "parameter server": parameter_server_all_reduce, "torch": dist.all_reduce
+}  # fmt: skip
 SMALL_BYTES, LARGE_BYTES = 4 << 10, 32 << 20
 
 
 @dataclass(frozen=True)
-class Profile:
+class MachineProfile:
     """What predictions are made of. Rates of methods are measured with ``ranks`` ranks on this one host."""
 
     cores: int
@@ -39,12 +41,12 @@ def profile_path() -> Path:
     return project.output_dir() / "machine.json"
 
 
-def predict(found: Profile, method: str, nbytes: float, ranks: int) -> float:
+def predict(found: MachineProfile, method: str, nbytes: float, ranks: int) -> float:
     """Seconds of an all-reduce on this host, whose cores and memory all ranks share: see ``shared_host_seconds``."""
     return shared_host_seconds(method, nbytes, ranks, found.host_bytes_per_s[method], found.message_s[method])
 
 
-def profile(world_size: int | None = None) -> Profile:
+def profile(world_size: int | None = None) -> MachineProfile:
     """The profile saved in the run's folder, or a new one (a few seconds), saved there.
 
     ``world_size`` is the number of ranks to measure with: by default one per core, at least 2 and at most 4.
@@ -52,7 +54,7 @@ def profile(world_size: int | None = None) -> Profile:
     path = profile_path()
     ranks = world_size or min(4, max(2, available_cores()))
     try:
-        saved = Profile(**json.loads(path.read_text()))
+        saved = MachineProfile(**json.loads(path.read_text()))
         if saved.ranks == ranks and saved.cores == available_cores():
             return saved
     except (OSError, ValueError, TypeError):
@@ -60,7 +62,7 @@ def profile(world_size: int | None = None) -> Profile:
     return measure(ranks, path)
 
 
-def measure(ranks: int, path: Path | None = None) -> Profile:
+def measure(ranks: int, path: Path | None = None) -> MachineProfile:
     """Measures this machine with ``ranks`` ranks and saves the profile where ``path`` says."""
     import psutil
 
@@ -77,7 +79,7 @@ def measure(ranks: int, path: Path | None = None) -> Profile:
             message_s[method] = small / all_reduce_steps(method, ranks)
             rates[method] = 2 * (ranks - 1) * LARGE_BYTES / (large - small)
         where = world.run(_device_name)[0]
-    found = Profile(
+    found = MachineProfile(
         available_cores(), psutil.virtual_memory().total, ranks, where, flops, median(together), copied,
         message_s, rates,
     )  # fmt: skip

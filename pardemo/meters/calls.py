@@ -4,8 +4,8 @@ from collections import Counter
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from pardemo import compat
 from pardemo.collectives import links
 from pardemo.formulas import communication as formulas
 
@@ -22,7 +22,7 @@ _NAMES = (
 _NO_EXCHANGE = {"barrier", "wait_tensor", "wrap_tensor_autograd"}
 
 
-class CallMeter(TorchDispatchMode):
+class CallMeter(compat.TorchDispatchMode):
     """Counts the collectives that this rank calls while the block runs, torch's and pardemo's rings alike.
 
     >>> with CallMeter() as calls:                       # doctest: +SKIP
@@ -57,7 +57,7 @@ class CallMeter(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func.namespace in ("c10d", "_c10d_functional"):
-            name = func._opname.strip("_")
+            name = compat.op_name(func).strip("_")
             if name not in _NO_EXCHANGE:
                 self._torch[next((known for start, known in _NAMES if name.startswith(start)), name)] += 1
             if self._bytes_too:
@@ -73,15 +73,12 @@ def bytes_of_call(func, args: tuple, kwargs: dict) -> formulas.Traffic:
     Raises:
         RuntimeError: there is no rule for it.
     """
-    name = func._opname.strip("_")
-    given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+    name = compat.op_name(func).strip("_")
+    given = dict(zip((a.name for a in compat.op_schema(func).arguments), args, strict=False)) | kwargs
     group = given.get("process_group", given.get("group_name"))
     if group is None:
         return formulas.Traffic(0, 0)
-    if isinstance(group, str):
-        group = torch._C._distributed_c10d._resolve_process_group(group)
-    else:
-        group = dist.ProcessGroup.unbox(group)
+    group = compat.resolve_process_group(group) if isinstance(group, str) else dist.ProcessGroup.unbox(group)
     rule = formulas.BYTES_OF_COLLECTIVE.get(name)
     if rule is None:
         raise RuntimeError(f"cannot tell how many bytes {name} moves: no kernel counts them here")

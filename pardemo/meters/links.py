@@ -43,7 +43,9 @@ class LinkMeter:
         to = self._wire.by_rank()
         mine = [to.get(other, (0, 0))[0] for other in range(size)]
         now = _adapter()
-        counted = None if now is None else tuple(b - a for a, b in zip(self._adapter, now, strict=True))
+        counted = None
+        if self._adapter is not None and now is not None:
+            counted = (now[0] - self._adapter[0], now[1] - self._adapter[1])
         told: list = [None] * size
         dist.all_gather_object(told, (mine, counted))
         cluster = self._cluster or Cluster(hosts=size)

@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
+
+from pardemo import compat
 
 KINDS = ("parameters", "gradients", "optimizer states", "random states", "activations")
 #: Functions that make a tensor past the dispatcher, and the kind of what they make.
@@ -24,7 +25,7 @@ _NOT_DISPATCHED = (
 )
 
 
-class MemoryMeter(TorchDispatchMode):
+class MemoryMeter(compat.TorchDispatchMode):
     """Follows every tensor storage that is made while the block runs.
 
     >>> with MemoryMeter(model, optimizer) as memory:        # doctest: +SKIP
@@ -112,8 +113,9 @@ class MemoryMeter(TorchDispatchMode):
             hook.remove()
         self._hooks.clear()
         self._classify()
-        for record in filter(None, self._records.values()):
-            record.finalizer.detach()
+        with self._lock:
+            for record in filter(None, self._records.values()):
+                record.finalizer.detach()
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
             self.allocator = {
@@ -151,8 +153,10 @@ class MemoryMeter(TorchDispatchMode):
                 self._book(storage, None)
 
         def copy_(copy: Callable, storage: torch.UntypedStorage, source: Any, *rest: Any) -> torch.UntypedStorage:
-            if isinstance(source, torch.UntypedStorage) and source not in self._records:
-                self._records[source] = None  # a copy looks at it as at a new tensor's; it was there before
+            if isinstance(source, torch.UntypedStorage):
+                with self._lock:
+                    if source not in self._records:
+                        self._records[source] = None  # a copy looks at it as at a new tensor's; it was there before
             return copy(storage, source, *rest)
 
         def make(function: Callable, *args: Any, kind: str | None, **kwargs: Any) -> torch.Tensor:
@@ -195,8 +199,9 @@ class MemoryMeter(TorchDispatchMode):
         """An argument whose storage nobody has seen being made was there before: not ours to count."""
         for part in _plain_tensors(tensor):
             storage = part.untyped_storage()
-            if storage not in self._records:
-                self._records[storage] = None
+            with self._lock:
+                if storage not in self._records:
+                    self._records[storage] = None
 
     def _note(self, tensor: torch.Tensor | None, kind: str | None = None) -> None:
         """Takes a tensor's storage into the books; with ``kind``, moves it to that kind."""
@@ -233,6 +238,7 @@ class _Record:
     """One storage in the books."""
 
     __slots__ = ("finalizer", "kind", "nbytes")
+    finalizer: weakref.finalize
 
     def __init__(self, kind: str):
         self.kind, self.nbytes = kind, 0
@@ -270,7 +276,7 @@ def _plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
         inner = [getattr(tensor, name) for name in names]  # a DTensor's mesh is among them
         return [part for one in inner if isinstance(one, torch.Tensor) for part in _plain_tensors(one)]
     if tensor.layout is torch.sparse_coo:
-        return [tensor._indices(), tensor._values()]
+        return [*compat.sparse_parts(tensor)]
     # a fake tensor's own attribute: asking for its device is an operation, and would be dispatched
     device = getattr(tensor, "fake_device", None) or tensor.device
     return [] if device.type == "meta" else [tensor]

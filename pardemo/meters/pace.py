@@ -39,8 +39,8 @@ class Paced(nn.Module):
             raise ValueError(f"a pace is a time of 0 s or more, not {min(forward_s, backward_s, weights_s)}")
         self.module, self.forward_s, self.backward_s, self.weights_s = module, forward_s, backward_s, weights_s
         self._timeline = timeline or Timeline()
-        self._waits_for = next((name for name, p in module.named_parameters() if p.requires_grad), None)
-        if weights_s and self._waits_for is None:
+        self._waits_for = next((name for name, p in module.named_parameters() if p.requires_grad), "")
+        if weights_s and not self._waits_for:
             raise ValueError("a module that trains no weights has no time for their gradients")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -49,10 +49,6 @@ class Timeline:
         with self._lock:
             self.spans.append(Span(self.rank, kind, name, begin_s, end_s))
 
-    def total_s(self, kind: str) -> float:
-        """Seconds in which at least one span of this kind was open."""
-        return covered_s([s for s in self.spans if s.kind == kind])
-
 
 def covered_s(spans: list[Span]) -> float:
     """Length of the union of the spans."""

@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 
-from pardemo.cluster.borrowed import borrowed
+from pardemo.cluster.sockets import borrowed
 from pardemo.collectives import links
+from pardemo.groups import group_of
 from pardemo.meters.calls import CallMeter
 
 _NOTSENT, _RECEIVED, _SENT, _RETRANS = 144, 128, 200, 208  # offsets in struct tcp_info (Linux 4.19 and later)
@@ -130,7 +131,7 @@ class WireMeter:
         # to a second connection with another destination.
         dist.all_gather_object(ends, [(c.local, c.peer) for c in self.connections], group=self._group)
         owner = {pair: index for index, theirs in enumerate(ends) for pair in theirs}
-        group = self._group or dist.group.WORLD
+        group = group_of(self._group)
         table: dict[int, tuple[int, int]] = {}
         for c in self.connections:
             if (c.peer, c.local) in owner:

@@ -1,1 +1,1 @@
-"""The frameworks that the chapters set beside pardemo's own code: the real ones, on the same model and data."""
+"""The frameworks to compare with, a room each, and what starts their processes (:mod:`.launchers`)."""

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from pardemo import extras
 from pardemo.world.loading import compiled_when_called
 
-with warnings.catch_warnings(), compiled_when_called():
+with warnings.catch_warnings(), compiled_when_called(), extras.needed_by(__name__):
     warnings.simplefilter("ignore")  # it takes its own implementations for Apex's and Transformer Engine's, and says so
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
@@ -24,7 +25,7 @@ with warnings.catch_warnings(), compiled_when_called():
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.transformer_layer import TransformerLayer
 
-from pardemo.peers import gpt as plain
+from pardemo.small_models import gpt as plain
 from pardemo.world.rank import device
 
 
@@ -38,16 +39,18 @@ def megatron(tp: int = 1, pp: int = 1, order: str = "tp-cp-ep-dp-pp") -> Iterato
     on_cpu = device().type == "cpu"
     current_device = torch.cuda.current_device
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # its overlap on GPUs relies on it; else it warns
-    if on_cpu:
-        torch.cuda.current_device = device
-    initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
-    parallel_state.initialize_model_parallel(tp, pp, order=order, create_gloo_process_groups=False)
     try:
-        with warnings.catch_warnings():  # torch has new names for two collectives
-            warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated")
-            yield
-    finally:
-        parallel_state.destroy_model_parallel()
+        if on_cpu:
+            torch.cuda.current_device = device
+        initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
+        parallel_state.initialize_model_parallel(tp, pp, order=order, create_gloo_process_groups=False)
+        try:
+            with warnings.catch_warnings():  # torch has new names for two collectives
+                warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated")
+                yield
+        finally:
+            parallel_state.destroy_model_parallel()
+    finally:  # also where Megatron-core refuses the layout
         torch.cuda.current_device = current_device
 
 

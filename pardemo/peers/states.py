@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch.distributed.tensor import DTensor
 
+from pardemo import compat
+
 #: A thread of gloo's lets go of the last collective's tensors in its own time, and needs Python for it: it gets some.
 SETTLE_S = 0.1
 
@@ -19,7 +21,9 @@ def nbytes(tensors: Iterable[torch.Tensor | None]) -> int:
             here = local(tensor)
             if not here.is_meta:  # DeepSpeed keeps shapes of its parameters so
                 storage = here.untyped_storage()
-                storages[storage._cdata] = storage.nbytes()
+                size = storage.nbytes()
+                if isinstance(size, int):  # torch.compile keeps shapes of tensors so, whose sizes are symbols
+                    storages[compat.storage_address(storage)] = size
     return sum(storages.values())
 
 
@@ -53,4 +57,4 @@ def by_kind(kinds: Mapping[str, Iterable[torch.Tensor | None]], before: int = 0)
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """What this rank has of it: a DTensor's shard, any other tensor itself."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    return compat.local_tensor(tensor) if isinstance(tensor, DTensor) else tensor

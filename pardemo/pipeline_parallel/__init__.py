@@ -1,7 +1,9 @@
 """Pipeline parallelism: every rank has some of the layers, and a batch goes through them in micro-batches.
 
+To read first: :mod:`pardemo.pipeline_parallel.plain`, GPipe and 1F1B by hand.
+
 Sources: Huang et al. 2019, "GPipe" (arXiv 1811.06965); Narayanan et al. 2019, "PipeDream" (SOSP '19); Narayanan et al.
-2021, "Efficient Large-Scale Language Model Training on GPU Clusters" (arXiv 2104.04473, §2.2); Qi et al. 2023, "Zero
+2021, "Efficient Large-Scale Language Model Training on GPU Clusters" (arXiv 2104.04473, 2.2); Qi et al. 2023, "Zero
 Bubble Pipeline Parallelism" (arXiv 2401.10241).
 
 From the bottom up:
@@ -14,7 +16,19 @@ From the bottom up:
   that nothing is missing and nothing stands still. No process is needed.
 - :func:`cut_by_layers`, :func:`cut_by_parameters`: a list of layers into stages.
 - :class:`Pipeline`: runs any schedule on real ranks; stages hand on tensors or tuples of them, described by
-  :mod:`~pardemo.pipeline_parallel.forms`. :class:`DeferredBatchNorm`: running statistics of the whole batch.
+  :mod:`~pardemo.pipeline_parallel.tensor_specs`. :class:`DeferredBatchNorm`: running statistics of the whole batch.
+
+In a training script:
+
+- Each rank has the gradients of its own stages. ``torch.nn.utils.clip_grad_norm_`` would clip by their norm alone; that
+  of the whole model takes ``pardemo.zero.gradient_norm.clip_grad_norm_(chunks, max_norm, over=group, tied=tied)``.
+- A ``GradScaler`` would skip a step on those ranks alone whose own gradients overflow. torch's
+  ``ShardedGradScaler(device, process_group=group)`` asks all of them; ``loss_of`` scales the loss on the last stage's
+  rank, and every rank calls ``scaler.scale(torch.ones(1))`` once, which makes the scaler.
+- ``optimizer.step(closure)`` takes a closure that calls ``pipeline.step``; the loss is None but on the last stage's
+  rank, so that no optimizer that reads it (L-BFGS) will do.
+- Hooks by ``register_post_accumulate_grad_hook`` would run for each micro-batch, and are refused.
+- A stage may change its input in place (``ReLU(inplace=True)``); with ``checkpointing`` that is refused.
 """
 
 from pardemo.pipeline_parallel.batch_norm import DeferredBatchNorm

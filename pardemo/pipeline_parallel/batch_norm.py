@@ -3,13 +3,15 @@
 import torch
 from torch import nn
 
+from pardemo import compat
+
 
 class DeferredBatchNorm(nn.BatchNorm1d):
     """Normalises each micro-batch by itself, but moves its running statistics once per batch, by the whole batch's.
 
     Plain batch norm moves them once per micro-batch, by variances that miss how the micro-batches' means differ. What
     evaluation uses is thus that of the undivided batch; what training normalises by is still the micro-batch's, as in
-    GPipe (arXiv 1811.06965, §2.2). A forward pass that activation checkpointing runs again does not count again.
+    GPipe (arXiv 1811.06965, 2.2). A forward pass that activation checkpointing runs again does not count again.
 
     Args:
         features: as ``nn.BatchNorm1d``; input [samples, features].
@@ -30,7 +32,7 @@ class DeferredBatchNorm(nn.BatchNorm1d):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training:
             return super().forward(x)
-        again = torch._C._current_graph_task_id() != -1  # within a backward pass: a recomputation
+        again = compat.in_backward()  # within a backward pass: a recomputation
         if not again:
             self._note(x.detach())
         return nn.functional.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)

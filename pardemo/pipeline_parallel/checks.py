@@ -1,11 +1,12 @@
 """What a pipeline refuses, because it would wait for ever or train on nothing without a word."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from pardemo import compat
 from pardemo.pipeline_parallel.schedules import Schedule
 
 
@@ -44,6 +45,30 @@ def refuse_a_split_backward(schedule: Schedule, chunks: Sequence[nn.Module], che
         raise ValueError(
             f"{name} has backwards in two parts, and an engine that exchanges gradients would do so at the end of the "
             "first: take an order with whole ones, or average the gradients after the step"
+        )
+
+
+def refuse_hooks(stages: Mapping[int, nn.Module]) -> None:
+    """RuntimeError where somebody waits for a parameter's gradient: it comes once per micro-batch, and each time a part
+    of the batch's alone. (An engine in a stage has such hooks, and looks at those of others itself.)"""
+    for number, stage in stages.items():
+        if hasattr(stage, "no_sync"):
+            continue
+        for name, parameter in stage.named_parameters():
+            hooks = compat.accumulate_hooks(parameter).values()
+            if any(not (getattr(hook, "__module__", None) or "").startswith("pardemo.") for hook in hooks):
+                raise RuntimeError(
+                    f"{name} of stage {number} has a hook by register_post_accumulate_grad_hook, which would see a "
+                    "micro-batch's part of the gradient: remove it, and do what it does after step()"
+                )
+
+
+def refuse_changed_inputs(stage: int, xs: Sequence[torch.Tensor], versions: Sequence[int]) -> None:
+    """RuntimeError where a stage has changed its inputs, and is to be run again on them."""
+    if any(compat.version(x) != version for x, version in zip(xs, versions, strict=True)):
+        raise RuntimeError(
+            f"stage {stage} changes its input in place, and checkpointing would run it again on what is left: take "
+            "inplace=False where the stage begins, or no checkpointing"
         )
 
 

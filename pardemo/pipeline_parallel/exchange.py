@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from pardemo.collectives.links import Link, bytes_of, drop_link, link_of
-from pardemo.pipeline_parallel.forms import COLUMNS, Form, decode, encode
+from pardemo.collectives.links import Link, bytes_of, drop_link, link_of, materialized
+from pardemo.pipeline_parallel.tensor_specs import COLUMNS, TensorSpec, decode, encode
 
 #: Messages of the backend's that may be leaving at a time; before another, the oldest is waited for, so that its memory
 #: can go: gloo does not say whether one has left. (No schedule stands still for that: a receive is posted where it
@@ -46,7 +46,8 @@ class Exchange:
                 self._link(way)
 
     def send(self, tensor: torch.Tensor, way: int) -> None:
-        """Starts sending a contiguous tensor one step along ``way``, and keeps it until it has left."""
+        """Starts sending a tensor's values one step along ``way``, and keeps them until they have left."""
+        tensor = materialized(tensor)
         if self._by_link(tensor):
             link = self._link(way)
             self._on_links.append((link, link.send(bytes_of(tensor)), tensor))
@@ -66,12 +67,12 @@ class Exchange:
         work = dist.irecv(tensor, group=self.group, group_src=(self._rank - way) % self._size)
         return Incoming(tensor, work)
 
-    def send_forms(self, forms: Sequence[Form], evaluates: bool, way: int = FORTH) -> None:
+    def send_forms(self, forms: Sequence[TensorSpec], evaluates: bool, way: int = FORTH) -> None:
         """Tells the next stage, ahead of a step's first micro-batch, what is coming, and in which kind of step."""
         self.send(torch.tensor([evaluates, len(forms)], dtype=torch.int32, device=self.device), way)
         self.send(encode(forms).to(self.device), way)
 
-    def receive_forms(self, evaluates: bool, way: int = FORTH) -> tuple[Form, ...]:
+    def receive_forms(self, evaluates: bool, way: int = FORTH) -> tuple[TensorSpec, ...]:
         """Waits for what :meth:`send_forms` tells.
 
         Raises:

@@ -9,16 +9,18 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
+from pardemo import compat
 from pardemo.meters.timeline import Timeline
 from pardemo.pipeline_parallel.checks import (
     compare_schedules,
     gradients_of,
     refuse_a_cut_graph,
     refuse_a_split_backward,
+    refuse_changed_inputs,
+    refuse_hooks,
     refuse_parts_of_a_norm,
 )
 from pardemo.pipeline_parallel.exchange import BACK, FORTH, Exchange, Incoming, abandon
-from pardemo.pipeline_parallel.forms import Form, outputs_of, words
 from pardemo.pipeline_parallel.instructions import (
     Backward,
     BackwardInput,
@@ -33,7 +35,8 @@ from pardemo.pipeline_parallel.instructions import (
 )
 from pardemo.pipeline_parallel.schedules import Schedule
 from pardemo.pipeline_parallel.split import SplitBackward
-from pardemo.pipeline_parallel.stages import Tensors, cut_batch
+from pardemo.pipeline_parallel.stages import Tensors, changeable, cut_batch
+from pardemo.pipeline_parallel.tensor_specs import TensorSpec, outputs_of, words
 from pardemo.pipeline_parallel.tied import Tied, TiedWeights
 from pardemo.pipeline_parallel.timetable import instructions
 from pardemo.world.rank import device
@@ -67,7 +70,7 @@ class Pipeline:
             is taken to be the mean of these: where they are means over different counts (labels that are ignored),
             divide the micro-batch's sum by the batch's count over m instead.
         group: the pipeline's ranks; the default group when None.
-        checkpointing: keep only each stage's inputs, and run its forward again before its backward (1811.06965, §2.3).
+        checkpointing: keep only each stage's inputs, and run its forward again before its backward (1811.06965, 2.3).
         tied: pairs of a parameter of this rank of which other ranks have a copy, and the group of all that have one:
             copies start alike, and their gradients are summed at the end of every step, as in Megatron-core's
             ``finalize_model_grads``.
@@ -151,6 +154,9 @@ class Pipeline:
         with torch.no_grad():
             return self._guarded(self._run, inputs, targets, self._forwards)
 
+    def __getstate__(self) -> dict:
+        raise TypeError("a Pipeline holds connections to other ranks and cannot be copied: copy its chunks (deepcopy)")
+
     def _guarded(self, run: Callable, *args: object) -> torch.Tensor | None:
         if self._failed:
             raise RuntimeError("an earlier step of this Pipeline failed on its way: make another one")
@@ -174,11 +180,12 @@ class Pipeline:
         parameters = (p for chunk in self._stages.values() for p in chunk.parameters())
         # before anything that fails on one rank alone: the others see its links close, and do not wait to make them
         self._exchange = Exchange(self.group, next((p.device for p in parameters), device()))
+        refuse_hooks(self._stages)
         self._inputs = cut_batch("inputs", inputs, m) if first else ()
         self._targets = cut_batch("targets", targets, m) if last else ()
         self._held: dict[tuple[type, int, int], object] = {}  # what one instruction leaves for a later one
-        self._incoming: dict[int, tuple[Form, ...]] = {}  # what a stage's inputs from another rank look like
-        self._outgoing: dict[int, tuple[Form, ...]] = {}  # and its outputs to another one
+        self._incoming: dict[int, tuple[TensorSpec, ...]] = {}  # what a stage's inputs from another rank look like
+        self._outgoing: dict[int, tuple[TensorSpec, ...]] = {}  # and its outputs to another one
         self._losses: list[torch.Tensor] = []
         for instruction in program:
             self._do[type(instruction)](instruction)
@@ -205,11 +212,15 @@ class Pipeline:
         """The stage's outputs; of the last stage, the micro-batch's part of the loss."""
 
         def run(*xs: torch.Tensor) -> Tensors:
-            y = self._stages[stage](*xs)
+            y = self._stages[stage](*map(changeable, xs))
             return self._part_of_loss(k, y) if stage == self._last else y
 
-        again = self.checkpointing and torch.is_grad_enabled()
-        return outputs_of(stage, checkpoint(run, *xs, use_reentrant=False) if again else run(*xs))
+        if not self.checkpointing or not torch.is_grad_enabled():
+            return outputs_of(stage, run(*xs))
+        versions = [compat.version(x) for x in xs]
+        ys = outputs_of(stage, checkpoint(run, *xs, use_reentrant=False))
+        refuse_changed_inputs(stage, xs, versions)
+        return ys
 
     def _part_of_loss(self, k: int, y: Tensors) -> torch.Tensor:
         loss = self.loss_of(y, self._targets[k])
@@ -256,7 +267,7 @@ class Pipeline:
     def _send_activation(self, one: Instruction) -> None:
         tensors = self._held.pop((SendActivation, one.stage, one.micro_batch))
         way = self._way(one.stage)
-        forms = tuple(map(Form.of, tensors))
+        forms = tuple(map(TensorSpec.of, tensors))
         if one.stage not in self._outgoing:
             self._exchange.send_forms(forms, not torch.is_grad_enabled(), way)
             self._outgoing[one.stage] = forms
@@ -266,7 +277,7 @@ class Pipeline:
                 f"{words(forms)}: all micro-batches of a step have to look alike"
             )
         for tensor in tensors:
-            self._exchange.send(tensor.detach().contiguous(), way)
+            self._exchange.send(tensor, way)
 
     def _receive_activation(self, one: Instruction) -> None:
         way = self._way(one.stage - 1)
@@ -276,7 +287,7 @@ class Pipeline:
 
     def _send_gradient(self, one: Instruction) -> None:
         for tensor in self._held.pop((SendGradient, one.stage, one.micro_batch)):
-            self._exchange.send(tensor.contiguous(), -self._way(one.stage - 1))
+            self._exchange.send(tensor, -self._way(one.stage - 1))
 
     def _receive_gradient(self, one: Instruction) -> None:
         forms = [form for form in self._outgoing[one.stage] if form.has_gradient]
@@ -287,7 +298,7 @@ class Pipeline:
         follows = (self.schedule.rank_of(stage) + 1) % self.schedule.ranks
         return FORTH if self.schedule.rank_of(stage + 1) == follows else BACK
 
-    def _expect(self, forms: Sequence[Form], way: int) -> tuple[Incoming, ...]:
+    def _expect(self, forms: Sequence[TensorSpec], way: int) -> tuple[Incoming, ...]:
         return tuple(self._exchange.receive(torch.Size(form.shape), form.dtype, way) for form in forms)
 
     def _without_sync(self, one: Compute) -> AbstractContextManager:

@@ -3,11 +3,11 @@
 Stage s of a model lies on rank s mod p, so that with v chunks per rank there are p·v stages. An order may say otherwise
 by :func:`placed`: :func:`v_shape` goes from the first rank to the last, and back again.
 
-- :func:`gpipe`: all forward passes, then all backward passes (Huang et al. 2019, arXiv 1811.06965, §2.3).
+- :func:`gpipe`: all forward passes, then all backward passes (Huang et al. 2019, arXiv 1811.06965, 2.3).
 - :func:`one_f_one_b`: one forward, one backward by turns, after as many forwards as it takes for the first gradient to
-  come back (Narayanan et al. 2019, "PipeDream", §3.2; with a flush at the end of each batch, as Megatron runs it:
-  arXiv 2104.04473, §2.2).
-- :func:`interleaved`: the same with v smaller chunks of layers per rank (arXiv 2104.04473, §2.2, figure 4).
+  come back (Narayanan et al. 2019, "PipeDream", 3.2; with a flush at the end of each batch, as Megatron runs it:
+  arXiv 2104.04473, 2.2).
+- :func:`interleaved`: the same with v smaller chunks of layers per rank (arXiv 2104.04473, 2.2, figure 4).
 - :mod:`.zero_bubble`: those that compute the weights' gradients apart from the input's.
 
 An order is a function ``order(rank, ranks, micro_batches)`` that yields :class:`Forward` and :class:`Backward`, or for
@@ -35,7 +35,7 @@ def around(stage: int, ranks: int) -> int:
 
 
 def v_shape(stage: int, ranks: int) -> int:
-    """Down the ranks and up again: of two chunks a rank has stages r and 2p − 1 − r (arXiv 2405.15362, §3)."""
+    """Down the ranks and up again: of two chunks a rank has stages r and 2p − 1 − r (arXiv 2405.15362, 3)."""
     way, place = divmod(stage, ranks)
     return ranks - 1 - place if way % 2 else place
 

@@ -30,6 +30,22 @@ def cut_by_parameters(layers: Sequence[nn.Module], stages: int) -> list[nn.Seque
     return _build(layers, balance([sum(p.numel() for p in layer.parameters()) for layer in layers], stages))
 
 
+class _Changeable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def changeable(x: torch.Tensor) -> torch.Tensor:
+    """A stage's input in the same memory, which the stage may change in place (``ReLU(inplace=True)``) as it might
+    change what another layer computed; autograd forbids it for a leaf."""
+    return _Changeable.apply(x) if x.is_leaf and x.requires_grad and torch.is_grad_enabled() else x
+
+
 def cut_batch(what: str, batch: Tensors | None, micro_batches: int) -> list[Tensors]:
     """A batch's micro-batches; ``what`` it is, "inputs" or "targets", is for the errors.
 
@@ -45,7 +61,8 @@ def cut_batch(what: str, batch: Tensors | None, micro_batches: int) -> list[Tens
         raise TypeError(f"the {what} are a tensor or a tuple of tensors, not {type(batch).__name__}")
     if len(batch) % micro_batches or not len(batch):
         raise ValueError(f"a batch of {len(batch)} does not divide into {micro_batches} micro-batches of equal size")
-    return list(batch.chunk(micro_batches))
+    # .data: a counter of changes of its own, so that a stage that changes one in place does not spoil the others
+    return [part if part.requires_grad else part.data for part in batch.chunk(micro_batches)]
 
 
 def balance(sizes: Sequence[int], parts: int) -> list[int]:

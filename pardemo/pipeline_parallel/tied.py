@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pardemo.collectives import ring_all_reduce
+from pardemo.collectives import ring_all_reduce, ring_broadcast
 from pardemo.meters.timeline import Timeline
 
 Tied = tuple[nn.Parameter, dist.ProcessGroup]
@@ -30,7 +30,7 @@ class TiedWeights:
             if len(set(copies)) > 1:
                 told = "; ".join(f"rank {rank} of its group: {copy}" for rank, copy in enumerate(copies))
                 raise ValueError(f"the copies of a tied weight differ ({told})")
-            dist.broadcast(parameter.data, dist.get_global_rank(holders, 0), group=holders)
+            ring_broadcast(parameter, holders)
 
     def begin_step(self) -> None:
         """Puts earlier steps' gradients aside: they are sums over the copies already."""

@@ -3,9 +3,9 @@
 Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism" (arXiv 2401.10241), whose B is :class:`BackwardInput` here;
 the V-shaped placement also in Qi et al. 2024, "Pipeline Parallelism with Controllable Memory" (arXiv 2405.15362).
 
-- :func:`zb_h1` (§2.1): 1F1B's order; ranks further down put more weights' gradients off, so that all ranks hold p
+- :func:`zb_h1` (2.1): 1F1B's order; ranks further down put more weights' gradients off, so that all ranks hold p
   micro-batches, as 1F1B's first one does, and the bubble is (p−1)(F + B − W): a third of 1F1B's where F = B = W.
-- :func:`zb_v` (§6): two chunks on each rank in a :func:`v_shape`. Made for F = B = W: then, from 2p − 1 micro-batches
+- :func:`zb_v` (6): two chunks on each rank in a :func:`v_shape`. Made for F = B = W: then, from 2p − 1 micro-batches
   on, no rank is idle between its first computation and its last, with 1F1B's memory. From the first rank's begin to the
   last one's end there are (p−1)·F/2 more, in which ranks have not begun or have ended.
 
@@ -15,7 +15,7 @@ layers are kept as well (:mod:`.split`); :func:`most_held` takes that ratio. Of 
 ZB-H1's last rank held 1.6 times what 1F1B's first one did.
 
 With ``Schedule(zb_h1, p, m)`` or ``Schedule(zb_v, p, m, 2)`` the rest is as for other schedules: :func:`prove`,
-:func:`chart` (``weights=`` is W's part of the backward), ``Pipeline``, ``drawings.pipeline_schedule``, and the formulas
+:func:`chart` (``weights=`` is W's part of the backward), ``Pipeline``, ``pipeline_schedule``, and the formulas
 ``idle``, ``in_flight`` and ``boundary_bytes``. Stages that only wait: ``Paced`` with a ``weights_s``.
 """
 

@@ -1,16 +1,16 @@
 """Plan a training job before renting its GPUs: memory by a dry run of the real thing, time, money, files.
 
->>> from pardemo.planner import Job, dry_run                              # doctest: +SKIP
+>>> from pardemo.planner import RankJob, dry_run                              # doctest: +SKIP
 """
 
 from importlib import import_module
 
 _HOME = {
     "Adapter": "job",
-    "Job": "job",
+    "RankJob": "job",
     "dry_run": "dryrun",
     "Footprint": "footprint",
-    "Cluster": "table",
+    "Hardware": "table",
     "Request": "table",
     "plan": "table",
 }

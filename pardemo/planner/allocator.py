@@ -82,6 +82,7 @@ class Allocator:
         if block is None:
             self._extend(self._pools[small], _segment(size))
             block = self._pools[small].take(size)
+        assert block is not None, "a new segment has room"
         self._blocks[who] = (small, *block)
 
     def free(self, who: int) -> None:

@@ -1,8 +1,9 @@
 """The plan read backwards: the longest sequence, the largest batch, the fewest GPUs that fit."""
 
 from collections.abc import Callable
+from typing import Any
 
-from pardemo.planner.job import Job
+from pardemo.planner.job import RankJob
 from pardemo.planner.memory import Curve
 from pardemo.planner.table import Request, jobs
 
@@ -14,7 +15,7 @@ CHORDS = 10
 def largest_batch(request: Request, engine: str, checkpointing: bool, offload: str = "none") -> int:
     """Samples of the largest micro-batch that fits one GPU, with the recipe's length; a pipeline is full of them."""
     curve = Curve(jobs(request)[engine, checkpointing])
-    how = {"offload": offload, "tp": request.tp, "pp": request.pp, "in_flight": request.pp}
+    how: dict[str, Any] = {"offload": offload, "tp": request.tp, "pp": request.pp, "in_flight": request.pp}
     return curve.largest_batch(request.cluster.room, **how)
 
 
@@ -102,7 +103,7 @@ def least_bytes(request: Request, gpus: int) -> float:
     return _peak(request, job, "none", request.pp)
 
 
-def _peak(request: Request, job: Job, offload: str, in_flight: int) -> float:
+def _peak(request: Request, job: RankJob, offload: str, in_flight: int) -> float:
     curve, room = Curve.at_one(job), request.cluster.room
     return curve.estimate(job.batch, offload, request.tp, request.pp, in_flight, room=room).peak_bytes
 

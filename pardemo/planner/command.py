@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pardemo import project
 from pardemo.planner import questions, worker
 from pardemo.planner.layouts import command as layout_command
 
 if TYPE_CHECKING:
     from pardemo.finetune.recipes.recipe_schema import Recipe
-    from pardemo.planner.table import Plan, Request, Row
+    from pardemo.planner.table import Plan, PlanRow, Request
 
 HEAD = (
     "", "engine", "offload", "checkpointing", "batch × acc.", "peak GB", "fits", "step s", "tokens/s/GPU", "hours",
@@ -52,9 +53,8 @@ def _plan(arguments: argparse.Namespace) -> int:
         from pardemo.planner import measured
 
         return measured.command(arguments.measure, arguments.gpus, arguments.json)
-    from pardemo.machine import doctor  # with torch, which no other command has to wait for
 
-    if (cores := doctor.available_cores()) > 1:
+    if (cores := project.available_cores()) > 1:
         worker.server()  # it imports what this process does, beside it
     request, base = _request(arguments)
     from pardemo.planner import backwards, files, table
@@ -86,20 +86,16 @@ def _plan(arguments: argparse.Namespace) -> int:
 def _request(arguments: argparse.Namespace) -> tuple["Request", Any]:
     from pardemo.finetune.recipes import recipe
     from pardemo.planner import models, profile
-    from pardemo.planner.job import Adapter, Job
-    from pardemo.planner.table import ENGINES, Cluster, Request
+    from pardemo.planner.job import Adapter, RankJob
+    from pardemo.planner.table import ENGINES, Hardware, Request
 
     base = recipe.load(arguments.recipe)
     train = base.train
     gpus = base.world.ranks if arguments.gpus is None else arguments.gpus
     found = profile.find(arguments.gpu, gpus)
-    cluster = Cluster(
+    cluster = Hardware(
         found.gpu, gpus, 1 if arguments.hosts is None else arguments.hosts, found.link(arguments.link), arguments.price
     )
-    for name in ("samples", "batch", "sequence", "per_step"):
-        value = getattr(arguments, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, not {value}")
     base = _on_model(base, arguments.model)
     config = models.find(arguments.model or _model_of(base.model.path))
     if config.model_type == "baichuan":
@@ -109,7 +105,7 @@ def _request(arguments: argparse.Namespace) -> tuple["Request", Any]:
         target = models.lora_target(config)
     adapter = None if arguments.full else Adapter(base.lora.rank, target, base.lora.alpha, base.lora.dropout)
     zero = (base.deepspeed or {}).get("zero_optimization", {})
-    job = Job(
+    job = RankJob(
         config, batch=train.per_device_batch, sequence=arguments.sequence or base.data.cutoff_len, adapter=adapter,
         checkpointing=train.gradient_checkpointing, labels=arguments.labels, clipping=train.max_grad_norm,
         zero={key: value for key, value in zero.items() if key not in _OF_A_ROW},
@@ -164,16 +160,18 @@ def _answers(found: "Plan") -> dict[str, int | None]:
 
 def as_json(found: "Plan") -> dict[str, Any]:
     """All rows, the recommended one, and why."""
+    from pardemo.planner import reasons
+
     rows = [row_json(row) for row in found.rows]
     best = found.rows.index(found.best) if found.best else None
     cluster = found.request.cluster
     return {
         "gpu": cluster.gpu.name, "gpus": cluster.gpus, "hosts": cluster.hosts, "steps": found.request.steps,
-        "rows": rows, "recommended": best, "why": found.why,
+        "rows": rows, "recommended": best, "why": reasons.why(found),
     }  # fmt: skip
 
 
-def row_json(row: "Row") -> dict[str, Any]:
+def row_json(row: "PlanRow") -> dict[str, Any]:
     return {
         "engine": row.engine, "zero": row.stage, "offload": row.offload, "checkpointing": row.checkpointing,
         "micro_batch": row.batch,
@@ -187,6 +185,7 @@ def row_json(row: "Row") -> dict[str, Any]:
 
 def as_text(found: "Plan", most: int | None = None) -> str:
     """The table for the terminal, ``most`` rows of it, the recommended one marked, and its memory line by line."""
+    from pardemo.planner import reasons
     from pardemo.planner.table import title
     from pardemo.tables import text_table
 
@@ -198,7 +197,7 @@ def as_text(found: "Plan", most: int | None = None) -> str:
     told.append("")
     told.append(f"{cluster.gpus} × {cluster.gpu.name} ({cluster.gpu.source}), {request.steps:,} steps of "
                 f"{request.samples_per_step} samples, {request.job.precision}")  # fmt: skip
-    told.append(f"→ {title(best.engine)}, offload {best.offload}, micro-batch {best.batch}: {found.why}")
+    told.append(f"→ {title(best.engine)}, offload {best.offload}, micro-batch {best.batch}: {reasons.why(found)}")
     lines = {name: value for name, value in best.memory.lines.items() if value >= 5e6}
     told.append("  GB at its peak: " + ", ".join(f"{name} {value / 1e9:.2f}" for name, value in lines.items()))
     told += [f"  {line}" for line in _building(found)]
@@ -219,7 +218,7 @@ def _building(found: "Plan") -> list[str]:
     return told
 
 
-def _cells(row: "Row", recommended: bool) -> tuple[str, ...]:
+def _cells(row: "PlanRow", recommended: bool) -> tuple[str, ...]:
     from pardemo.planner.table import title
 
     return (

@@ -3,7 +3,7 @@
 Two things happen in a step. The layers compute, one like the other: that is told from two runs of a few layers, as
 :mod:`pardemo.planner.layers` does it. And the engine works by itself, by elements: building, within gradients' hooks,
 after a backward pass, in the update. What it does there with all layers is what it does with all of them where they
-compute nothing (:mod:`pardemo.planner.hollow`); it is put where the layers' run has a cut.
+compute nothing (:mod:`pardemo.planner.engine_without_model`); it is put where the layers' run has a cut.
 
 Whether this is so is asked of the deeper one of the two runs: put together of itself and of an engine without its
 layers it has to be what it was, event by event. Else :class:`~pardemo.planner.repeats.Irregular`.
@@ -19,15 +19,15 @@ import numpy as np
 from pardemo.planner import names
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.footprint import Footprint
-from pardemo.planner.job import Job
+from pardemo.planner.job import RankJob
 from pardemo.planner.records import Life
-from pardemo.planner.repeats import Event, Irregular, Stretch
+from pardemo.planner.repeats import Irregular, MemoryEvent, Stretch
 from pardemo.planner.samples import AnyBatch, Counts, counts_of, of_samples, split
 
 CUT = "cut"  # how an event looks that stands for what the engine does there
 
 
-def composed(job: Job, few: Footprint, many: Footprint) -> AnyBatch:
+def composed(job: RankJob, few: Footprint, many: Footprint) -> AnyBatch:
     """The job's dry run from those of a few layers and of one more.
 
     Raises:
@@ -46,7 +46,7 @@ def composed(job: Job, few: Footprint, many: Footprint) -> AnyBatch:
 _ENGINES: dict[tuple[str, tuple[str, ...]], Footprint] = {}
 
 
-def _engine(job: Job, order: list[str]) -> Footprint:
+def _engine(job: RankJob, order: list[str]) -> Footprint:
     """What the engine does by itself: the same whether layers are recomputed or not."""
     job = job.but(checkpointing=False)
     key = job.described, tuple(order)
@@ -76,7 +76,7 @@ class _Layers:
             raise Irregular("gradients that come in another order each time")
         return orders[0]
 
-    def with_engine(self, job: Job, engine: Footprint, more: int) -> AnyBatch:
+    def with_engine(self, job: RankJob, engine: Footprint, more: int) -> AnyBatch:
         """With ``more`` layers than the deeper run, and an engine that was run with as many."""
         script = _Script(self._many, engine)
         spans = _spans(engine)
@@ -156,7 +156,7 @@ class _Script:
             self._of[name] = life
         self.engine(*cut[1:3])
 
-    def layer(self, life: int, size: tuple[int, bool], event: Event, number: int | None) -> None:
+    def layer(self, life: int, size: tuple[int, bool], event: MemoryEvent, number: int | None) -> None:
         if life not in self._ids:
             self._begins(life, event.source, self._layers.line_of[event.life], number)
         self._happens(life, size, event.source.death == event.when)
@@ -221,7 +221,7 @@ def _engines_lives(found: Footprint) -> set[int]:
     }
 
 
-def _sections(found: Footprint) -> list[list[Event]]:
+def _sections(found: Footprint) -> list[list[MemoryEvent]]:
     """What is left of the step before, and each part of the step, without what the engine does by itself.
 
     A cut stands for that.
@@ -231,7 +231,7 @@ def _sections(found: Footprint) -> list[list[Event]]:
     who, nbytes = found.changes.T.tolist()
     cuts = list(enumerate(found.cuts))[_first_cut(found) :]
 
-    def layers(begin: int, end: int) -> list[Event]:
+    def layers(begin: int, end: int) -> list[MemoryEvent]:
         if any(who[place] in engines for place in range(begin, end)):
             raise Irregular("layers that let go of what is the engine's")
         return [_event(found, who[place], nbytes[place], place) for place in range(begin, end)]
@@ -243,16 +243,16 @@ def _sections(found: Footprint) -> list[list[Event]]:
             number, (name, start, stop, life) = cuts.pop(0)
             events += layers(place, start)
             look, about = (CUT, names.masked(name)), -1 - number if life is None else life
-            events.append(Event(look, about, (0, False), names.number(name), name))
+            events.append(MemoryEvent(look, about, (0, False), names.number(name), name))
             place = stop
         sections.append([] if phase == "step" else events + layers(place, end))
     return sections
 
 
-def _event(found: Footprint, life: int, nbytes: int, place: int | None) -> Event:
+def _event(found: Footprint, life: int, nbytes: int, place: int | None) -> MemoryEvent:
     one, size = found.lives[life], of_samples(nbytes, found.job.batch)
     look = (nbytes > 0, int(found.line_of[life]), one.phase, names.masked(one.module), one.origin, one.kind, size[1])
-    return Event(look, life, size, names.number(one.module), one, None if place is None else place + 1)
+    return MemoryEvent(look, life, size, names.number(one.module), one, None if place is None else place + 1)
 
 
 def _named(name: str, number: int | None) -> str:

@@ -11,15 +11,15 @@ from pathlib import Path
 
 from pardemo import project
 from pardemo.baichuan2 import Baichuan2Config
-from pardemo.planner.job import Adapter, Job
+from pardemo.planner.job import Adapter, RankJob
 
 NEEDED_BYTES = 75e9
 TOLERANCE = 0.05
 
 
-def job() -> Job:
+def job() -> RankJob:
     """Batch 8 × 1024, LoRA r = 8 on W_pack, dropout 0.1, gradient checkpointing; all logits, as the article's tool."""
-    return Job(Baichuan2Config.b13(loss_head="full"), batch=8, sequence=1024, adapter=Adapter())
+    return RankJob(Baichuan2Config.b13(loss_head="full"), batch=8, sequence=1024, adapter=Adapter())
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,7 +1,7 @@
 """The dry run: a whole training step at full size, of the real model in the real engine, without the memory.
 
->>> from pardemo.planner import Job, dry_run                              # doctest: +SKIP
->>> found = dry_run(Job(Baichuan2Config.b13(), batch=8, engine="zero-2", ranks=8))   # doctest: +SKIP
+>>> from pardemo.planner import RankJob, dry_run                          # doctest: +SKIP
+>>> found = dry_run(RankJob(Baichuan2Config.b13(), batch=8, engine="zero-2", ranks=8))   # doctest: +SKIP
 >>> found.peak_bytes, found.peak_module, found.lines                      # doctest: +SKIP
 """
 
@@ -12,20 +12,20 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from pardemo.planner import engines, fake, hollow
+from pardemo.planner import engine_without_model, engines, fake
 from pardemo.planner.footprint import Footprint, classify
-from pardemo.planner.job import Job
+from pardemo.planner.job import RankJob
 from pardemo.planner.records import Recorder
 
 STEPS = 2  # the first makes optimizer states, and DeepSpeed's stage 3 learns the order of the layers
 
 
-def dry_run(job: Job, order: Sequence[str] | None = None) -> Footprint:
+def dry_run(job: RankJob, order: Sequence[str] | None = None) -> Footprint:
     """Bytes and floating-point operations of the job's second step on rank 0. One torch thread does.
 
     Args:
         order: of the parameters as their gradients come: then the model computes nothing, and what is told is what
-            DeepSpeed's engine does (:mod:`pardemo.planner.hollow`).
+            DeepSpeed's engine does (:mod:`pardemo.planner.engine_without_model`).
 
     Raises:
         ValueError: the model or LoRA's target is not what it should be.
@@ -68,20 +68,20 @@ def collector(on: bool) -> Iterator[None]:
         (gc.enable if before else gc.disable)()
 
 
-def _found(job: Job, order: Sequence[str] | None) -> Footprint:
+def _found(job: RankJob, order: Sequence[str] | None) -> Footprint:
     module = engines.outline(job)
     sizes = {name: (p.numel(), p.requires_grad) for name, p in module.named_parameters()}
     with (
         fake.world(job) as mode,
         Recorder(mode, fake.Answers(job), job.batch) as recorder,
-        hollow.cuts(job, module, recorder) as hooks,
+        engine_without_model.cuts(job, module, recorder) as hooks,
     ):
         recorder.watch(module)
         engines.materialize(module, "cpu")
         with fake.no_moves():
             running = engines.start(job, module)
         if order is not None:
-            hollow.empty(module, order, hooks, recorder)
+            engine_without_model.empty(module, order, hooks, recorder)
         recorder.end_of_building()
         ids = torch.zeros(job.batch, job.sequence, dtype=torch.int64)
         labels = torch.zeros_like(ids)

@@ -14,12 +14,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from pardemo import compat, extras
+
+with extras.needed_by(__name__):
+    from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 import pardemo.baichuan2  # noqa: F401, registers the model
 from pardemo.finetune import lora
-from pardemo.planner.job import Job
+from pardemo.planner.job import RankJob
 
 
 @dataclass
@@ -37,7 +40,7 @@ class Running:
     make_states: Callable[[], None] | None = None
 
 
-def outline(job: Job) -> nn.Module:
+def outline(job: RankJob) -> nn.Module:
     """The job's model on the meta device, in its precision: names, shapes and what is trained, without values.
 
     Raises:
@@ -63,7 +66,7 @@ def materialize(module: nn.Module, device: torch.device | str) -> nn.Module:
     return module
 
 
-def start(job: Job, module: nn.Module) -> Running:
+def start(job: RankJob, module: nn.Module) -> Running:
     """``module`` (in memory, values or not) in training mode inside the job's engine."""
     module.train()
     if job.checkpointing:
@@ -80,7 +83,7 @@ def trained(module: nn.Module) -> list[nn.Parameter]:
     return [p for p in module.parameters() if p.requires_grad]
 
 
-def one_step(job: Job, running: Running, ids: torch.Tensor, labels: torch.Tensor, phase: Callable) -> None:
+def one_step(job: RankJob, running: Running, ids: torch.Tensor, labels: torch.Tensor, phase: Callable) -> None:
     """One optimizer step; ``phase(name)`` is entered around its parts."""
     backward, step = running.backward_and_step
     for _ in range(job.accumulation):
@@ -107,7 +110,7 @@ def _loss(model: Callable[..., Any], ids: torch.Tensor, labels: torch.Tensor) ->
     return model(input_ids=ids, labels=labels, use_cache=False).loss
 
 
-def _plain(job: Job, module: nn.Module) -> Running:
+def _plain(job: RankJob, module: nn.Module) -> Running:
     optimizer = torch.optim.AdamW(trained(module), lr=1e-4, fused=job.on_gpu or None, foreach=False)
 
     def step() -> None:
@@ -116,7 +119,7 @@ def _plain(job: Job, module: nn.Module) -> Running:
         optimizer.step()
         optimizer.zero_grad()
 
-    from pardemo.peers import fsdp
+    from pardemo.peers.pytorch import fsdp
 
     def make_states() -> None:
         for parameter in trained(module):
@@ -127,14 +130,14 @@ def _plain(job: Job, module: nn.Module) -> Running:
     return Running(module, (lambda loss: loss.backward(), step), forward, states, make_states=make_states)
 
 
-def _fsdp2(job: Job, module: nn.Module) -> Running:
+def _fsdp2(job: RankJob, module: nn.Module) -> Running:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     for parameter in trained(module):
         parameter.data = parameter.data.float()
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.bfloat16)
-    with _disable_current_modes():  # a mesh of real numbers, in a dry run too
+    with compat.without_modes():  # a mesh of real numbers, in a dry run too
         mesh = init_device_mesh(next(module.parameters()).device.type, (job.ranks,))
     for layer in layers_of(module):
         fully_shard(layer, mesh=mesh, mp_policy=policy)
@@ -144,8 +147,8 @@ def _fsdp2(job: Job, module: nn.Module) -> Running:
     return running
 
 
-def _deepspeed(job: Job, module: nn.Module) -> Running:
-    from pardemo.peers import deepspeed
+def _deepspeed(job: RankJob, module: nn.Module) -> Running:
+    from pardemo.peers.deepspeed import engine as deepspeed
 
     engine = deepspeed.engine(module, deepspeed_settings(job))
     forward = functools.partial(_loss, engine)
@@ -153,7 +156,7 @@ def _deepspeed(job: Job, module: nn.Module) -> Running:
                    functools.partial(deepspeed.close, engine))  # fmt: skip
 
 
-def deepspeed_settings(job: Job) -> dict[str, Any]:
+def deepspeed_settings(job: RankJob) -> dict[str, Any]:
     """DeepSpeed's configuration of the job, whose buckets are DeepSpeed's own unless ``job.zero`` says otherwise."""
     fused = {"fused": True, "foreach": False} if job.on_gpu else {"foreach": False}
     return {
@@ -166,7 +169,7 @@ def deepspeed_settings(job: Job) -> dict[str, Any]:
     }
 
 
-def _with_adapter(model: PreTrainedModel, job: Job) -> nn.Module:
+def _with_adapter(model: PreTrainedModel, job: RankJob) -> nn.Module:
     from peft import get_peft_model
 
     config = lora.settings(job.adapter, model)

@@ -2,13 +2,16 @@
 
 from collections.abc import Sequence
 
-from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config
+from pardemo import extras
+
+with extras.needed_by(__name__):
+    from transformers import LlamaConfig, PreTrainedConfig, Qwen2Config
 
 from pardemo.baichuan2 import Baichuan2Config
 from pardemo.formulas import memory
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.footprint import Footprint
-from pardemo.planner.job import Adapter, Job
+from pardemo.planner.job import Adapter, RankJob
 
 _SIZES = {
     "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 4
@@ -32,7 +35,7 @@ def config(name: str) -> PreTrainedConfig:
     return {"llama": LlamaConfig, "qwen2": Qwen2Config}[name](**_SIZES, num_key_value_heads=2)
 
 
-def job(name: str, engine: str, ranks: int, lora: bool, checkpointing: bool, prefetching: bool = True) -> Job:
+def job(name: str, engine: str, ranks: int, lora: bool, checkpointing: bool, prefetching: bool = True) -> RankJob:
     """4 × 128 tokens, a quarter of them labels, as this machine's CPU would run it.
 
     Args:
@@ -45,13 +48,13 @@ def job(name: str, engine: str, ranks: int, lora: bool, checkpointing: bool, pre
         if engine != "zero-3":
             raise ValueError(f"only DeepSpeed's stage 3 prefetches, not {engine}")
         zero = BUCKETS | {"stage3_prefetch_bucket_size": 0}
-    return Job(
+    return RankJob(
         config(name), batch=4, sequence=128, adapter=adapter, checkpointing=checkpointing, engine=engine, ranks=ranks,
         labels=0.25, zero=zero, on_gpu=False,
     )  # fmt: skip
 
 
-def compare(world, jobs: Sequence[Job]) -> list[dict]:
+def compare(world, jobs: Sequence[RankJob]) -> list[dict]:
     """Each job run on the world's ranks and planned: bytes, and the errors of the plan and of other people's rules."""
     rows = []
     for one in jobs:
@@ -74,7 +77,7 @@ def others(found: Footprint) -> dict[str, float]:
     return rules
 
 
-def _measure(one: Job) -> int:
+def _measure(one: RankJob) -> int:
     from pardemo.planner import truth
 
     return truth.measure(one)

@@ -5,25 +5,22 @@ storages. What needs a value gets one here: a norm is 1, no gradient overflows, 
 """
 
 import contextlib
-import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.nn import functional as F
-from torch.utils._python_dispatch import _disable_current_modes
 
-from pardemo.planner.job import Job
+from pardemo import compat, project
+from pardemo.compat import FakeTensor, FakeTensorMode, ShardingPropagator
+from pardemo.planner.job import RankJob
 
 #: Where DTensor finds the shape of a result.
 _META = "_propagate_tensor_meta_non_cached"
 #: Which argument is the whole tensor, of which gloo makes a copy of its own.
-_GLOO_COPIES = {torch.ops.c10d._allgather_base_.default: 0, torch.ops.c10d._reduce_scatter_base_.default: 1}
+_GLOO_COPIES = {compat.gather_base.default: 0, compat.scatter_base.default: 1}
 NONE = object()
 
 
@@ -33,7 +30,7 @@ class Answers:
     On CPU ranks an all-gather and a reduce-scatter take another copy of the whole while they last: gloo's own.
     """
 
-    def __init__(self, job: Job):
+    def __init__(self, job: RankJob):
         self.labelled = job.labelled
         self.gloo = not job.on_gpu
 
@@ -41,7 +38,7 @@ class Answers:
         """The answer, or NONE where the operation is to be run; ``made`` runs one that is recorded."""
         if self.gloo and (whole := _GLOO_COPIES.get(func)) is not None:
             made(torch.ops.aten.empty_like.default, (args[whole],))  # for as long as the call takes
-        if func is torch.ops.aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
+        if func is compat.local_scalar.default and isinstance(args[0], FakeTensor):
             kind = args[0].dtype
             if kind in (torch.bool, torch.uint8):
                 return False  # no gradient overflows
@@ -53,37 +50,45 @@ class Answers:
 
 
 @contextlib.contextmanager
-def world(job: Job) -> Iterator[FakeTensorMode]:
+def world(job: RankJob) -> Iterator[FakeTensorMode]:
     """Within the block this process is rank 0 of ``job.ranks``, and tensors are fake.
 
     Raises:
         RuntimeError: this process already belongs to a process group.
     """
+    from transformers import masking_utils
+
+    from pardemo.baichuan2 import attention
+
     if dist.is_initialized():
         raise RuntimeError("a dry run needs a process of its own, not one of a process group's")
     with contextlib.ExitStack() as stack:
         if job.engine != "plain":
             stack.enter_context(_ranks(job.ranks))
-        stack.enter_context(mock.patch("transformers.masking_utils.find_packed_sequence_indices", return_value=None))
+        stack.enter_context(compat.replaced(masking_utils, "find_packed_sequence_indices", _nothing))
         if job.on_gpu:
-            stack.enter_context(mock.patch("pardemo.baichuan2.attention.Pattern.attend", _attend_on_gpu))
-            stack.enter_context(mock.patch.object(F, "scaled_dot_product_attention", _attention_on_gpu))
-            stack.enter_context(mock.patch.object(F, "dropout", _dropout_on_gpu))
+            stack.enter_context(compat.replaced(attention.Pattern, "attend", _attend_on_gpu))
+            stack.enter_context(compat.replaced(F, "scaled_dot_product_attention", _attention_on_gpu))
+            stack.enter_context(compat.replaced(F, "dropout", _dropout_on_gpu))
         if job.stage is not None:
             from deepspeed.runtime.engine import DeepSpeedEngine
             from deepspeed.runtime.zero import parameter_offload, stage3
             from deepspeed.runtime.zero import partitioned_param_coordinator as coordinator
 
             # it sends each parameter while it is built, in place: nothing that is counted
-            stack.enter_context(mock.patch.object(DeepSpeedEngine, "_broadcast_model", return_value=None))
+            stack.enter_context(compat.replaced(DeepSpeedEngine, "_broadcast_model", _nothing))
             # other ranks' answers, which the fake process group does not give
-            stack.enter_context(mock.patch.object(coordinator, "assert_ints_same_as_other_ranks", return_value=None))
+            stack.enter_context(compat.replaced(coordinator, "assert_ints_same_as_other_ranks", _nothing))
             for module in (coordinator, parameter_offload):
-                stack.enter_context(mock.patch.object(module, "set", _InOrder, create=True))
-            stack.enter_context(mock.patch.object(stage3, "reduce_scatter_coalesced", _by_rank(stage3)))
+                stack.enter_context(compat.replaced(module, "set", _InOrder))
+            stack.enter_context(compat.replaced(stage3, "reduce_scatter_coalesced", _by_rank(stage3)))
         if job.engine == "fsdp2":
-            stack.enter_context(mock.patch.object(ShardingPropagator, _META, _without_memory(_META)))
+            stack.enter_context(compat.replaced(ShardingPropagator, _META, _without_memory(_META)))
         yield stack.enter_context(_Fake(allow_non_fake_inputs=True))
+
+
+def _nothing(*args: object, **kwargs: object) -> None:
+    """In the place of what a dry run does not need."""
 
 
 class _Fake(FakeTensorMode):
@@ -116,11 +121,9 @@ class _Fake(FakeTensorMode):
 
 @contextlib.contextmanager
 def _ranks(size: int) -> Iterator[None]:
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
     told = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(size), "LOCAL_SIZE": str(size)}
-    with mock.patch.dict(os.environ, told):
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    with project.environment(told):
+        dist.init_process_group("fake", store=compat.FakeStore(), rank=0, world_size=size)
         try:
             yield
         finally:
@@ -144,7 +147,7 @@ def _forget_deepspeed() -> None:
 
 def no_moves() -> contextlib.AbstractContextManager:
     """Parameters are where they belong and of the right type: an engine's ``.to(device)`` would swap fake tensors."""
-    return mock.patch.object(nn.Module, "_apply", lambda self, fn, recurse=True: self)
+    return compat.replaced(nn.Module, "_apply", lambda self, fn, recurse=True: self)
 
 
 def _by_rank(stage3: Any) -> Callable:
@@ -182,7 +185,7 @@ def _without_memory(name: str) -> Callable:
     own = getattr(ShardingPropagator, name)
 
     def propagate(*args: object) -> object:
-        with _disable_current_modes():
+        with compat.without_modes():
             return own(*args)
 
     return propagate

@@ -7,7 +7,7 @@ from pardemo import project
 from pardemo.baichuan2 import Baichuan2Config
 from pardemo.finetune.recipes import recipe, strict_yaml
 from pardemo.finetune.recipes.recipe_schema import Recipe
-from pardemo.planner.table import Request, Row
+from pardemo.planner.table import PlanRow, Request
 from pardemo.planner.timing import overlaps
 
 #: As Transformers' Trainer resolves DeepSpeed's "auto": its AdamW.
@@ -33,7 +33,7 @@ def check(request: Request, base: Recipe) -> None:
         raise ValueError(f"--write: pardemo finetune needs the model's folder, not a file: {base.model.path}")
 
 
-def write(folder: str | Path, request: Request, row: Row, base: Recipe) -> list[str]:
+def write(folder: str | Path, request: Request, row: PlanRow, base: Recipe) -> list[str]:
     """Writes the files of ``row`` into ``folder`` and returns their names.
 
     Each is written whole or not at all. ``ds_config.json`` and ``accelerate.yaml`` stand alone; the recipe has the same
@@ -63,7 +63,7 @@ def write(folder: str | Path, request: Request, row: Row, base: Recipe) -> list[
     return ["ds_config.json", "recipe.yaml", *texts]
 
 
-def deepspeed(request: Request, row: Row, base: Recipe) -> dict[str, Any]:
+def deepspeed(request: Request, row: PlanRow, base: Recipe) -> dict[str, Any]:
     """DeepSpeed's configuration with every size as a number, and what it would choose by itself said aloud."""
     job = request.job.but(engine=row.engine)
     zero: dict[str, Any] = {
@@ -96,7 +96,7 @@ def deepspeed(request: Request, row: Row, base: Recipe) -> dict[str, Any]:
     return settings
 
 
-def as_recipe(request: Request, row: Row, base: Recipe) -> Recipe:
+def as_recipe(request: Request, row: PlanRow, base: Recipe) -> Recipe:
     """``base`` with the planned job and the row's batch, stage and ranks: what ``pardemo finetune`` runs."""
     job, settings = request.job, deepspeed(request, row, base)
     for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):

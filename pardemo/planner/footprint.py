@@ -8,7 +8,7 @@ import numpy as np
 
 from pardemo.peers.states import local
 from pardemo.planner.engines import Running
-from pardemo.planner.job import Job
+from pardemo.planner.job import RankJob
 from pardemo.planner.records import Life, Recorder
 
 #: The lines of a footprint, from what stays to what comes and goes.
@@ -61,7 +61,7 @@ class Footprint:
         ticks, cuts, aside: as a recorder's; the life of a cut by its number.
     """
 
-    job: Job
+    job: RankJob
     params: int
     trained_params: int
     lines: dict[str, int]
@@ -99,7 +99,7 @@ class Footprint:
         return sum(self.flops.values())
 
     @classmethod
-    def of(cls, job: Job, recorder: Recorder, sizes: Mapping[str, tuple[int, bool]]) -> "Footprint":
+    def of(cls, job: RankJob, recorder: Recorder, sizes: Mapping[str, tuple[int, bool]]) -> "Footprint":
         places = {name: place for place, name in enumerate(LINES)}
         number = {id(life): place for place, life in enumerate(recorder.lives)}
         who = [number[id(life)] for life, _ in recorder.events]
@@ -118,7 +118,7 @@ class Footprint:
     @classmethod
     def from_events(
         cls,
-        job: Job,
+        job: RankJob,
         sizes: Mapping[str, tuple[int, bool]],
         counts: Mapping[str, Any],
         marks: Sequence[tuple[str, int]],
@@ -169,7 +169,7 @@ def timeline(lines: np.ndarray, nbytes: np.ndarray, first: int) -> np.ndarray:
     return before + changes.cumsum(0)
 
 
-def classify(recorder: Recorder, running: Running, job: Job) -> None:
+def classify(recorder: Recorder, running: Running, job: RankJob) -> None:
     """Gives the storages of model states, which the engine names, their kind."""
     listed = dict(running.states())
     frozen = [p for p in running.module.parameters() if not p.requires_grad]
@@ -185,12 +185,12 @@ def classify(recorder: Recorder, running: Running, job: Job) -> None:
             life.kind = "buckets"
 
 
-def is_bucket(life: Life, job: Job) -> bool:
+def is_bucket(life: Life, job: RankJob) -> bool:
     """Whether it is DeepSpeed's buffer for gradients on their way, whose size is a setting and not the model's."""
     return life.origin == "engine" and life.nbytes == 2 * job.zero.get("reduce_bucket_size", 500_000_000)
 
 
-def _line(life: Life, job: Job) -> str:
+def _line(life: Life, job: RankJob) -> str:
     """A record's line: by what it turned out to be, else by who made it and how long it lived."""
     if life.kind != "activations":
         return life.kind

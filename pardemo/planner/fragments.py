@@ -23,7 +23,7 @@ Change = tuple[Hashable, int]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Replay:
     """What became of the changes. Sizes are MiB.
 
     Attributes: ``failed``: who found no room, None if all did; ``wanted``, ``taken`` (by tensors) and ``reserved`` (by
@@ -44,7 +44,7 @@ class Outcome:
         return max((hole for size, taken in self.segments for hole in _holes(size, taken)), default=0)
 
 
-def replay(changes: Iterable[Change], room: int, expandable: bool = False) -> Outcome:
+def replay(changes: Iterable[Change], room: int, expandable: bool = False) -> Replay:
     """Allocates what ``changes`` name, in MiB, and gives it back where that is negative, in ``room`` MiB.
 
     Raises:
@@ -58,7 +58,7 @@ def replay(changes: Iterable[Change], room: int, expandable: bool = False) -> Ou
     return _in_pages(changes, room) if expandable else by_the_rules(changes, room)
 
 
-def by_the_rules(changes: Sequence[Change], room: int) -> Outcome:
+def by_the_rules(changes: Sequence[Change], room: int) -> Replay:
     """What the model of the allocator's rules says, without torch."""
     memory, taken, failed, wanted = Allocator(room * MIB), 0, None, 0
     for who, size in changes:
@@ -69,9 +69,9 @@ def by_the_rules(changes: Sequence[Change], room: int) -> Outcome:
             memory.allocate(who, size * MIB)
             if memory.reserved > room * MIB:  # the model goes on where CUDA would not
                 failed, wanted = who, size
-                return Outcome(failed, wanted, taken, before[1] // MIB, _in_mib(before[0]), False)
+                return Replay(failed, wanted, taken, before[1] // MIB, _in_mib(before[0]), False)
         taken += size
-    return Outcome(None, 0, taken, memory.reserved // MIB, _in_mib(memory.layout()), False)
+    return Replay(None, 0, taken, memory.reserved // MIB, _in_mib(memory.layout()), False)
 
 
 def _in_mib(layout) -> tuple:
@@ -81,7 +81,7 @@ def _in_mib(layout) -> tuple:
     )
 
 
-def _in_pages(changes: Sequence[Change], room: int) -> Outcome:
+def _in_pages(changes: Sequence[Change], room: int) -> Replay:
     held, most = {}, 0
     for who, size in changes:
         if size < 0:
@@ -89,10 +89,10 @@ def _in_pages(changes: Sequence[Change], room: int) -> Outcome:
             continue
         pages = math.ceil(size / PAGE) * PAGE
         if sum(held.values()) + pages > room:
-            return Outcome(who, size, sum(held.values()), most, _one_segment(held, most), False)
+            return Replay(who, size, sum(held.values()), most, _one_segment(held, most), False)
         held[who] = pages
         most = max(most, sum(held.values()))
-    return Outcome(None, 0, sum(held.values()), most, _one_segment(held, most), False)
+    return Replay(None, 0, sum(held.values()), most, _one_segment(held, most), False)
 
 
 def _one_segment(held: dict, size: int) -> tuple:
@@ -111,7 +111,7 @@ def _holes(size: int, taken: Iterable[tuple[Hashable, int, int]]) -> list[int]:
     return [*holes, size - at]
 
 
-def _on_gpu(changes: Sequence[Change], room: int, expandable: bool) -> Outcome:
+def _on_gpu(changes: Sequence[Change], room: int, expandable: bool) -> Replay:
     told = json.dumps({"changes": [[str(who), size] for who, size in changes], "room": room})
     environment = os.environ | dict.fromkeys(SETTINGS, f"expandable_segments:{expandable}")
     ended = subprocess.run([sys.executable, "-m", __name__], input=told, capture_output=True, text=True,
@@ -120,7 +120,7 @@ def _on_gpu(changes: Sequence[Change], room: int, expandable: bool) -> Outcome:
         raise RuntimeError(f"torch's allocator could not be asked: {ended.stderr.strip().splitlines()[-1:]}")
     found = json.loads(ended.stdout)
     segments = tuple((size, tuple(tuple(block) for block in blocks)) for size, blocks in found.pop("segments"))
-    return Outcome(**found, segments=segments, real=True)
+    return Replay(**found, segments=segments, real=True)
 
 
 def _ask_torch(changes: Sequence[Change], room: int) -> dict:

@@ -1,6 +1,7 @@
 """GPUs and links to plan with: memory, rates and their sources. Decimal units, dense rates, one direction of a link."""
 
 import difflib
+import re
 from dataclasses import dataclass
 
 
@@ -71,6 +72,10 @@ _TABLE = (
         reached=794.5,
         sustained=HOPPER,
     ),
+    # no message was seen of one; nvidia-smi lists as much as of the SXM board
+    _gpu("H100-PCIe", 79.11, 756, 2000, 128, "NVIDIA H100 datasheet, PCIe, without sparsity; a bridge would join two"),
+    # ali-vilab/VACE#56
+    _gpu("H100-NVL", 93.00, 835, 3900, 128, "NVIDIA H100 datasheet, NVL, without sparsity; a bridge would join two"),
     # pytorch/ao#4002: what a B200 says of itself, its bandwidth too
     _gpu("B200", 178.35, 2250, 7672, 1800, "NVIDIA HGX B200 datasheet, without sparsity", reached=1745),
     # of the next three no message was seen: the datasheet's GB less what a B200 lacks of its own
@@ -79,6 +84,23 @@ _TABLE = (
     _gpu("MI300X", 191, 1307, 5300, 896, "AMD Instinct MI300X datasheet; 7 links of 128 GB/s", reached=668.4),
     # TrajectoryCrafter/TrajectoryCrafter#20
     _gpu("5090", 31.36, 209.5, 1792, 128, "NVIDIA RTX Blackwell architecture paper, fp32 accumulation; PCIe 5.0 x16"),
+    # antirez/ds4#431
+    _gpu(
+        "RTX-PRO-6000",
+        94.97,
+        503.8,
+        1792,
+        128,
+        "NVIDIA RTX Blackwell PRO architecture paper, workstation edition, without sparsity; PCIe 5.0 x16",
+    ),
+    # DINGYANB/MTVCrafter#21, with its error correction, which is how it comes
+    _gpu("RTX-6000-Ada", 44.43, 364.2, 960, 64, "NVIDIA Ada GPU architecture paper, without sparsity; PCIe 4.0 x16"),
+    # no message was seen: the 48 GiB without error correction, less what a 3090 lacks of its own
+    _gpu("A6000", 47.5, 154.8, 768, 64, "NVIDIA GA102 architecture paper, fp32 accumulation; PCIe 4.0 x16"),
+    # GaoLii/DSP#10
+    _gpu("3090", 23.70, 71, 936, 64, "NVIDIA GA102 architecture paper, fp32 accumulation; PCIe 4.0 x16"),
+    # Zheng-Chong/CatVTON#133
+    _gpu("T4", 14.56, 65, 320, 32, "NVIDIA T4 datasheet, fp16; PCIe 3.0 x16", bf16=False),
     # signalnine/q27#1, an A10
     _gpu("A10G", 22.06, 70, 600, 64, "NVIDIA A10G datasheet, without sparsity; PCIe 4.0 x16"),
     # of the next two no message was seen
@@ -104,24 +126,46 @@ LINKS = {
 }
 
 
-#: Words that people say of a GPU and the table does not.
-_SAID = {"nvidia", "geforce", "rtx", "tesla", "amd", "instinct", "huawei", "sxm", "sxm4", "sxm5"}
+#: Words of a GPU's name that nvidia-smi or people say, and that tell it from no other.
+_COMMON = {"nvidia", "geforce", "rtx", "tesla", "amd", "instinct", "huawei", "gpu", "generation", "edition"}
+_COMMON |= {"sxm", "sxm2", "sxm4", "sxm5"}
+#: What is left of other names, and the table's: memory and board say which one it is.
+_ALSO = {
+    "h100-80gb": "H100",
+    "h100-80gb-hbm3": "H100",
+    "h100-80gb-pcie": "H100-PCIe",
+    "h100-pcie-80gb": "H100-PCIe",
+    "h100-94gb-nvl": "H100-NVL",
+    "h200-141gb": "H200",
+    "v100-32gb": "V100",
+    "pro-6000-blackwell": "RTX-PRO-6000",
+    "pro-6000-blackwell-workstation": "RTX-PRO-6000",
+}
+
+
+def _plain(name: str) -> str:
+    """``NVIDIA GeForce RTX 4090`` or ``rtx4090`` -> ``4090``."""
+    words = re.sub(r"\brtx(?=a?\d)", "", re.sub(r"[^a-z0-9.]+", " ", name.lower())).split()
+    return "-".join(word for word in words if word not in _COMMON)
 
 
 def gpu(name: str) -> Gpu:
-    """The GPU of that name, capitals, maker and "RTX" or not.
+    """The GPU of that name: the table's, nvidia-smi's, or as people say it (``NVIDIA H100 80GB HBM3``, ``rtx4090``).
 
     Raises:
         ValueError: there is none; the nearest names are offered.
     """
-    known = {key.lower(): value for key, value in GPUS.items()}
-    words = "-".join(word for word in name.lower().replace("-", " ").split() if word not in _SAID)
-    if found := known.get(name.lower()) or known.get(words):
-        return found
-    begun = [key for key in known if name and key.startswith(name.lower())]
-    near = begun[:2] or difflib.get_close_matches(name.lower(), known, 2, 0.4)
-    offered = " or ".join(known[key].name for key in near) or ", ".join(GPUS)
-    raise ValueError(f"no GPU {name!r}; did you mean {offered}?" if near else f"no GPU {name!r}; there are {offered}")
+    known = {_plain(key): value for key, value in GPUS.items()}
+    known |= {plain: GPUS[key] for plain, key in _ALSO.items()}
+    words = _plain(name)
+    if words in known:
+        return known[words]
+    begun = [key for key in known if words and (key.startswith(words) or words.startswith(key))]
+    near = begun if len(begun) > 1 else [*begun, *difflib.get_close_matches(words, known, 3, 0.5)]
+    offered = [*dict.fromkeys(known[key].name for key in near)][:3]
+    if not near:
+        raise ValueError(f"no GPU {name!r}; there are {', '.join(GPUS)}")
+    raise ValueError(f"no GPU {name!r}; did you mean {' or '.join(offered)}?")
 
 
 def link(name: str) -> float:

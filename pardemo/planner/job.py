@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedConfig
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 ENGINES = ("plain", "zero-0", "zero-1", "zero-2", "zero-3", "fsdp2")
 
@@ -20,7 +21,7 @@ class Adapter:
 
 
 @dataclass(frozen=True)
-class Job:
+class RankJob:
     """One rank's share of a training step in bf16.
 
     Args:
@@ -42,7 +43,7 @@ class Job:
         ValueError: a size of 0, an engine that does not exist, a share outside 0 to 1.
     """
 
-    config: PreTrainedConfig
+    config: "PreTrainedConfig"
     batch: int = 1
     sequence: int = 1024
     adapter: Adapter | None = None
@@ -87,6 +88,6 @@ class Job:
         rest = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "config"}
         return f"{self.config.to_json_string()} {rest}"
 
-    def but(self, **changes: Any) -> "Job":
+    def but(self, **changes: Any) -> "RankJob":
         """This job with some things changed."""
         return replace(self, **changes)

@@ -10,13 +10,13 @@ import math
 
 import numpy as np
 
-from pardemo.planner import engines, hollow, names, sums
+from pardemo.planner import engine_without_model, engines, gradient_buckets, names
 from pardemo.planner.composed import composed
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.footprint import Footprint
-from pardemo.planner.job import Job
+from pardemo.planner.job import RankJob
 from pardemo.planner.records import Life
-from pardemo.planner.repeats import Event, Irregular, Stretch
+from pardemo.planner.repeats import Irregular, MemoryEvent, Stretch
 from pardemo.planner.samples import AnyBatch, counts_of, of_samples, split
 
 #: Architectures whose layers are all alike: the tests compare them with whole dry runs.
@@ -25,7 +25,7 @@ FEW = 5  # layers of the deeper of the two runs: its third is like its fourth, i
 SAMPLES = (1_000_003, 1_000_033)
 
 
-def any_batch(job: Job) -> AnyBatch | None:
+def any_batch(job: RankJob) -> AnyBatch | None:
     """The job's dry run with any number of samples from two on; None where their number may change what happens."""
     if not may_be_any_batch(job):
         return None
@@ -36,7 +36,7 @@ def any_batch(job: Job) -> AnyBatch | None:
     return AnyBatch.of(dry_run(job.but(batch=SAMPLES[0])))
 
 
-def _needed(job: Job) -> int:
+def _needed(job: RankJob) -> int:
     """Layers of the deeper of two runs.
 
     Stage 3 keeps layers gathered, and gathers ahead: so many more at each end, and between them until it goes on alike.
@@ -48,16 +48,16 @@ def _needed(job: Job) -> int:
     return 3 + 3 * max(1, math.ceil(window / sum(parameter.numel() for parameter in one.parameters())))
 
 
-def may_be_any_batch(job: Job) -> bool:
+def may_be_any_batch(job: RankJob) -> bool:
     """Whether :func:`any_batch` may say something: without looking."""
     return job.config.model_type in ALIKE
 
 
-def _layers_alike(job: Job) -> bool:
+def _layers_alike(job: RankJob) -> bool:
     return len(set(getattr(job.config, "layer_types", None) or [0])) == 1
 
 
-def with_layers(job: Job, layers: int) -> Job:
+def with_layers(job: RankJob, layers: int) -> RankJob:
     """The job of a model that has only so many."""
     config = copy.deepcopy(job.config)
     config.num_hidden_layers = layers
@@ -66,7 +66,7 @@ def with_layers(job: Job, layers: int) -> Job:
     return job.but(config=config)
 
 
-def stretched(job: Job, layers: int = FEW) -> AnyBatch:
+def stretched(job: RankJob, layers: int = FEW) -> AnyBatch:
     """From dry runs of ``layers - 1`` and of ``layers`` layers.
 
     Raises:
@@ -76,26 +76,28 @@ def stretched(job: Job, layers: int = FEW) -> AnyBatch:
         dry_run(with_layers(job, n).but(batch=samples))
         for n, samples in zip((layers - 1, layers), SAMPLES, strict=True)
     )
-    if job.stage in hollow.STAGES:
+    if job.stage in engine_without_model.STAGES:
         return composed(job, few, many)
     more = job.config.num_hidden_layers - layers
     middle = (layers - 2) // 2
     parameters = dict(names.by_layer(many.sizes, middle, more))
-    seen = [sums.found(one) for one in (few, many)]
-    later = sums.of(job, parameters, seen)
+    seen = [gradient_buckets.found(one) for one in (few, many)]
+    later = gradient_buckets.of(job, parameters, seen)
     stretch = Stretch(*(_sections(one, runs) for one, runs in zip((few, many), seen, strict=True)))
     script = _Script(many)
     for section, life, size, event, number in stretch.events(more):
         script.begins(section)
-        if event.look != sums.LOOK:
+        if event.look != gradient_buckets.LOOK:
             script.happens(life, size, event, number, event.source.death == event.when)
             continue
         for place, elements in enumerate(later):
             for sign in (1, -1):
-                script.happens((section, place), (sign * sums.BYTES * elements, False), event, None, sign < 0)
+                script.happens(
+                    (section, place), (sign * gradient_buckets.BYTES * elements, False), event, None, sign < 0
+                )
     starts = script.starts_of(len(stretch.many))
     counts = names.counts(counts_of(few), counts_of(many), middle, more)
-    counts["kernels"] = sums.kernels(counts["kernels"], seen, len(later), more)
+    counts["kernels"] = gradient_buckets.kernels(counts["kernels"], seen, len(later), more)
     return AnyBatch(
         job, parameters, counts, [(name, starts[number]) for number, (name, _) in enumerate(many.phases, start=2)],
         script.lives, script.line_of, np.array(script.who), *split(script.sizes), starts[1], starts[2],
@@ -117,7 +119,7 @@ class _Script:
     def begins(self, section: int) -> None:
         self._starts.setdefault(section, len(self.who))
 
-    def happens(self, life: object, size: tuple[int, bool], event: Event, number: int | None, last: bool) -> None:
+    def happens(self, life: object, size: tuple[int, bool], event: MemoryEvent, number: int | None, last: bool) -> None:
         place = len(self.who)
         if life not in self._ids:
             self._ids[life] = len(self.lives)
@@ -140,7 +142,7 @@ class _Script:
         return found[::-1]
 
 
-def _sections(found: Footprint, summed: sums.Sums) -> list[list[Event]]:
+def _sections(found: Footprint, summed: gradient_buckets.Sums) -> list[list[MemoryEvent]]:
     """What happens while the model is built, what is left of the first step, and each phase of the second one."""
     first, built = found.first_event, found.built
     who, nbytes = found.changes.T
@@ -162,12 +164,12 @@ def _sections(found: Footprint, summed: sums.Sums) -> list[list[Event]]:
     for events in found_events:
         for event in events:
             if event.when in begins:
-                event.look, event.size = sums.LOOK, (0, False)
+                event.look, event.size = gradient_buckets.LOOK, (0, False)
     return found_events
 
 
-def _event(found: Footprint, life: int, nbytes: int, place: int | None) -> Event:
+def _event(found: Footprint, life: int, nbytes: int, place: int | None) -> MemoryEvent:
     one, size = found.lives[life], of_samples(nbytes, found.job.batch)
     module = names.masked(one.module)
     look = (nbytes > 0, int(found.line_of[life]), one.phase, module, one.origin, one.kind, size[1])
-    return Event(look, life, size, names.number(one.module), one, None if place is None else place + 1)
+    return MemoryEvent(look, life, size, names.number(one.module), one, None if place is None else place + 1)

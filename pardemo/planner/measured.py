@@ -149,8 +149,11 @@ def _device(here: torch.device) -> tuple[str, float]:
 
 def peak(name: str, best: float) -> tuple[float, str]:
     """The datasheet's of the GPU that the device's name says; else the best product is the most that is known."""
-    words = name.upper().replace("-", " ").split()
-    known = [one for one in hardware.GPUS.values() if one.name.upper().split("-")[0] in words]
+    words = set(name.upper().replace("-", " ").split())
+    try:
+        known = [hardware.gpu(name)]
+    except ValueError:  # another memory or board than the table's, which has the same peak
+        known = [gpu for gpu in hardware.GPUS.values() if words.issuperset(gpu.name.upper().split("-"))]
     if known and known[0].flops >= best:
         return known[0].flops, f"its peak: {known[0].source}"
     return best, "its peak is the best product"
@@ -169,7 +172,7 @@ def _short(value: float) -> float:
 
 def command(file: str, ranks: int | None, as_json: bool) -> int:
     """``pardemo plan --measure``: with as many ranks as there are GPUs, else two to four on the cores."""
-    from pardemo.machine.doctor import available_cores
+    from pardemo.project import available_cores
 
     path = Path(file)
     if not path.parent.is_dir():

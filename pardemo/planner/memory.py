@@ -17,7 +17,7 @@ from pardemo.planner import layers, worker
 from pardemo.planner.allocator import reserved_bytes
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.footprint import LINES, Footprint, timeline
-from pardemo.planner.job import Job
+from pardemo.planner.job import RankJob
 from pardemo.planner.samples import AnyBatch
 from pardemo.planner.shares import DATA_PARALLEL_MOST, shares
 
@@ -60,7 +60,7 @@ NEGLIGIBLE = 0.01  # of a peak
 class Curve:
     """The footprint of a job at any micro-batch, from one dry run or two; others are run where two do not match."""
 
-    def __init__(self, job: Job):
+    def __init__(self, job: RankJob):
         self.job = job
         self.low = run(job.but(batch=LOW))
         self._slope: np.ndarray | None = None
@@ -78,7 +78,7 @@ class Curve:
         return self._slope is not None
 
     @classmethod
-    def at_one(cls, job: Job) -> "Curve":
+    def at_one(cls, job: RankJob) -> "Curve":
         """Of the job's own micro-batch alone: from one dry run."""
         curve = cls.__new__(cls)
         curve.job, curve.low, curve._shares = job, run(job), {}
@@ -166,7 +166,7 @@ _DONE: dict[str, Footprint] = {}
 _ANY: dict[str, AnyBatch | None] = {}
 
 
-def run(job: Job) -> Footprint:
+def run(job: RankJob) -> Footprint:
     """A dry run, or the same one made before in this process; of no more ranks than :data:`DATA_PARALLEL_MOST`.
 
     What was run with one number of samples is known for others too, where :func:`layers.any_batch` says so.
@@ -179,7 +179,7 @@ def run(job: Job) -> Footprint:
     return _DONE[key]
 
 
-def _any_batch(job: Job) -> AnyBatch | None:
+def _any_batch(job: RankJob) -> AnyBatch | None:
     key = job.but(batch=1).described
     if key not in _ANY:
         _ANY[key] = layers.any_batch(job)
@@ -197,7 +197,7 @@ def side_by_side(processes: int) -> Iterator[Callable[..., Iterable]]:
         yield pool.map
 
 
-def _bounded(job: Job) -> Job:
+def _bounded(job: RankJob) -> RankJob:
     return job.but(ranks=min(job.ranks, DATA_PARALLEL_MOST))
 
 

@@ -7,12 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+from pardemo import extras
+
+with extras.needed_by(__name__):
+    from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from pardemo.baichuan2 import Baichuan2Config
 from pardemo.finetune import lora
 from pardemo.planner.engines import outline
-from pardemo.planner.job import Job
+from pardemo.planner.job import RankJob
+from pardemo.planner.layouts.built_in_sizes import SIZES, key_of
 
 
 def _sized(
@@ -24,51 +28,19 @@ def _sized(
     )  # fmt: skip
 
 
-_LLAMA_2 = {"vocab_size": 32000, "rms_norm_eps": 1e-5, "max_position_embeddings": 4096}
-_LLAMA_3 = {"vocab_size": 128256, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "max_position_embeddings": 8192}
-_LLAMA_31 = _LLAMA_3 | {"max_position_embeddings": 131072}
-_MISTRAL = {"vocab_size": 32768, "rope_theta": 1e6, "max_position_embeddings": 32768, "sliding_window": None}
-_QWEN_25 = {"vocab_size": 152064, "rope_theta": 1e6, "max_position_embeddings": 32768}
-_QWEN_3 = {"vocab_size": 151936, "rope_theta": 1e6, "max_position_embeddings": 40960, "head_dim": 128}
-_TIED = {"tie_word_embeddings": True}  # the head is the embedding
-_SMALL_QWEN = {"vocab_size": 151936} | _TIED
-
-#: Models that need no file: architecture, hidden size, layers, heads, key-value heads, width of the MLP, and the rest
-#: that counts. Each from the config.json that its makers publish on Hugging Face (meta-llama, mistralai, Qwen, openai).
-_SIZES: dict[str, tuple[str, int, int, int, int, int, dict[str, Any]]] = {
-    "llama2-7b": ("llama", 4096, 32, 32, 32, 11008, _LLAMA_2),
-    "llama2-13b": ("llama", 5120, 40, 40, 40, 13824, _LLAMA_2),
-    "llama2-70b": ("llama", 8192, 80, 64, 8, 28672, _LLAMA_2),
-    "llama3-8b": ("llama", 4096, 32, 32, 8, 14336, _LLAMA_3),
-    "llama3-70b": ("llama", 8192, 80, 64, 8, 28672, _LLAMA_3),
-    "llama3.1-8b": ("llama", 4096, 32, 32, 8, 14336, _LLAMA_31),
-    "llama3.1-70b": ("llama", 8192, 80, 64, 8, 28672, _LLAMA_31),
-    "llama3.1-405b": ("llama", 16384, 126, 128, 8, 53248, _LLAMA_31),
-    "llama3.2-1b": ("llama", 2048, 16, 32, 8, 8192, _LLAMA_31 | _TIED),
-    "llama3.2-3b": ("llama", 3072, 28, 24, 8, 8192, _LLAMA_31 | _TIED),
-    "mistral-7b": ("mistral", 4096, 32, 32, 8, 14336, _MISTRAL),  # v0.3
-    "qwen2.5-0.5b": ("qwen2", 896, 24, 14, 2, 4864, _QWEN_25 | _SMALL_QWEN),
-    "qwen2.5-1.5b": ("qwen2", 1536, 28, 12, 2, 8960, _QWEN_25 | _SMALL_QWEN),
-    "qwen2.5-3b": ("qwen2", 2048, 36, 16, 2, 11008, _QWEN_25 | _SMALL_QWEN),
-    "qwen2.5-7b": ("qwen2", 3584, 28, 28, 4, 18944, _QWEN_25),
-    "qwen2.5-14b": ("qwen2", 5120, 48, 40, 8, 13824, _QWEN_25),
-    "qwen2.5-32b": ("qwen2", 5120, 64, 40, 8, 27648, _QWEN_25),
-    "qwen2.5-72b": ("qwen2", 8192, 80, 64, 8, 29568, _QWEN_25),
-    "qwen3-4b": ("qwen3", 2560, 36, 32, 8, 9728, _QWEN_3 | _TIED),
-    "qwen3-8b": ("qwen3", 4096, 36, 32, 8, 12288, _QWEN_3),
-    "qwen3-14b": ("qwen3", 5120, 40, 40, 8, 17408, _QWEN_3),
-    "qwen3-32b": ("qwen3", 5120, 64, 64, 8, 25600, _QWEN_3),
-}
+#: Models that need no file.
 BUILT_IN: dict[str, Callable[[], PreTrainedConfig]] = {
     "baichuan2-7b": Baichuan2Config.b7,
     "baichuan2-13b": Baichuan2Config.b13,
     "gpt2": CONFIG_MAPPING["gpt2"],  # the smallest; Transformers' defaults are its figures
-    **{name: functools.partial(_sized, *sizes) for name, sizes in _SIZES.items()},
+    **{name: functools.partial(_sized, *sizes) for name, sizes in SIZES.items()},
 }
 
 
 def find(name: str) -> PreTrainedConfig:
     """The configuration of a built-in model, of a folder that has a ``config.json``, or of such a file.
+
+    A built-in model has its name on Hugging Face, too (``Qwen/Qwen2.5-7B``), where there is no folder of that name.
 
     Of a model that sees or hears as well (Gemma 3, Qwen2.5-VL) it is the language model's: the rest is not planned.
 
@@ -76,13 +48,14 @@ def find(name: str) -> PreTrainedConfig:
         ValueError: no such model (the nearest names are offered); the configuration cannot be read, has no attention,
             or needs code that comes with the model, which is never run.
     """
-    if name.lower() in BUILT_IN:
-        return BUILT_IN[name.lower()]()
     path = Path(name).expanduser()
+    built_in = key_of(name, BUILT_IN)
+    if built_in and not ("/" in name and path.exists()):
+        return BUILT_IN[built_in]()
     if path.is_dir():
         path = path / "config.json"
     if not path.is_file():
-        near = difflib.get_close_matches(name.lower(), BUILT_IN, 2, 0.4)
+        near = difflib.get_close_matches(name.lower().rpartition("/")[2], BUILT_IN, 2, 0.4)
         hint = f"; did you mean {' or '.join(near)}?" if near else f"; there are {', '.join(BUILT_IN)}"
         raise ValueError(f"no model {name!r}{hint} (or a folder with a config.json)")
     config = _read(path).get_text_config()
@@ -125,7 +98,7 @@ def lora_target(config: PreTrainedConfig) -> tuple[str, ...]:
 
     if config.model_type in PEFTS:
         return tuple(PEFTS[config.model_type])
-    known = lora.linear_names(outline(Job(config)))
+    known = lora.linear_names(outline(RankJob(config)))
     for names in _ATTENTION:
         if known.issuperset(names):
             return names

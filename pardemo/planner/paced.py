@@ -19,7 +19,7 @@ from pardemo.data_parallel import BucketedDataParallel
 from pardemo.meters.pace import Paced
 from pardemo.pipeline_parallel import Pipeline, Schedule, cut_by_layers, one_f_one_b
 from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.owned import layer_params
+from pardemo.planner.layouts.rank_parameters import layer_params
 from pardemo.planner.layouts.shape import Shape
 from pardemo.tensor_parallel import copy_to, reduce_from
 from pardemo.zero import Zero1, Zero3
@@ -39,7 +39,7 @@ class Weights(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and MLP, each half of the layer: f before it, g behind it, as in 1909.08053 §3.
+    """Attention and MLP, each half of the layer: f before it, g behind it, as in 1909.08053 3.
 
     Args:
         weights: of the layer, on this rank. forward_s, backward_s: what it takes.
@@ -65,7 +65,7 @@ def seconds(
     Args:
         buckets: in which a stage's gradients are summed, where states are not sharded.
     """
-    with groups.Groups(groups.Layout(layout.tp, layout.dp, layout.pp)) as mine:
+    with groups.Groups(groups.ParallelDims(layout.tp, layout.dp, layout.pp)) as mine:
         count = int(layer_params(shape, layout))
         layers = [Layer(count, forward_s, backward_s, mine.tp) for _ in range(shape.layers)]
         stage = cut_by_layers(layers, layout.pp)[dist.get_rank(mine.pp)]

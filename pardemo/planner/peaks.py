@@ -6,11 +6,14 @@ torchtitan reports what torch has reserved, the gist what is allocated; the plan
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from transformers import LlamaConfig
+from pardemo import extras
+
+with extras.needed_by(__name__):
+    from transformers import LlamaConfig
 
 from pardemo.planner import memory
 from pardemo.planner.footprint import LINES
-from pardemo.planner.job import Job
+from pardemo.planner.job import RankJob
 
 GIST = "LLaMA-7B on 8 A800, DeepSpeed 0.14.2 (gist chenyaofo/d4cd6a20ab4b95cb3a49491747e2139a)"
 TITAN = "torchtitan, llama3_h100_202412: Llama-3 8B on 8 H100, FSDP2, full recomputation"
@@ -20,7 +23,7 @@ TITAN = "torchtitan, llama3_h100_202412: Llama-3 8B on 8 H100, FSDP2, full recom
 class Peak:
     """``gib`` of what torch had ``counted``: reserved or allocated."""
 
-    job: Job
+    job: RankJob
     gib: float
     counted: str
     source: str
@@ -32,12 +35,14 @@ def published() -> list[Peak]:
         vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num_hidden_layers=32, num_attention_heads=32,
         num_key_value_heads=8, max_position_embeddings=131_072,
     )  # fmt: skip
-    rows = [Peak(Job(llama3_8b, batch=1, sequence=32_768, engine="fsdp2", ranks=8), 83.9, "reserved", TITAN)]
+    rows = [Peak(RankJob(llama3_8b, batch=1, sequence=32_768, engine="fsdp2", ranks=8), 83.9, "reserved", TITAN)]
     for stage, checkpointing, batch, gib in (
         (2, False, 1, 44.8), (2, True, 1, 23.5), (2, True, 4, 38.6), (3, False, 2, 75.7), (3, True, 2, 20.4),
         (3, True, 8, 39.1),
     ):  # fmt: skip
-        job = Job(llama_7b, batch=batch, sequence=4096, engine=f"zero-{stage}", ranks=8, checkpointing=checkpointing)
+        job = RankJob(
+            llama_7b, batch=batch, sequence=4096, engine=f"zero-{stage}", ranks=8, checkpointing=checkpointing
+        )
         micro_batches = min(2, 64 // 8 // batch)  # of a step's 64 samples; two stand for more
         rows.append(Peak(job.but(accumulation=micro_batches), gib, "allocated", GIST))
     return rows

@@ -35,7 +35,7 @@ KNOWN = (*NEEDED, "sustained", "inside", "between", "host_gpus", "bf16", "source
 
 
 @dataclass(frozen=True)
-class Profile:
+class GpuProfile:
     """A GPU, and what else was measured of its machine: seconds and bytes/s; None where it was not."""
 
     gpu: Gpu
@@ -57,21 +57,21 @@ def is_file(name: str) -> bool:
     return name.lower().endswith(".json") or Path(name).expanduser().is_file()
 
 
-def find(name: str, gpus: int = 1) -> Profile:
+def find(name: str, gpus: int = 1) -> GpuProfile:
     """The GPU of that name, or the profile in that file, for so many GPUs.
 
     Raises:
         ValueError: there is none, something in the file is wrong, or it has no link that several GPUs need.
     """
     if not is_file(name):
-        return Profile(hardware.gpu(name))
+        return GpuProfile(hardware.gpu(name))
     found = load(Path(name).expanduser())
     if gpus > 1 and not found.inside:
         raise ValueError(f"{Path(name).name} has no inside (gb_per_s, latency_us), which {gpus} GPUs need")
     return found
 
 
-def load(path: Path) -> Profile:
+def load(path: Path) -> GpuProfile:
     """The profile in a file.
 
     Raises:
@@ -94,7 +94,7 @@ def check(values: Any) -> None:
     _profile(values)
 
 
-def _profile(values: Any) -> Profile:
+def _profile(values: Any) -> GpuProfile:
     if not isinstance(values, dict):
         raise ValueError("not a profile, which is an object with " + ", ".join(NEEDED))
     if "matmul_flops" in values:
@@ -114,10 +114,10 @@ def _profile(values: Any) -> Profile:
         inside["gb_per_s"] * 1e9 if inside else 1.0, str(values.get("source", "measured")),
         bf16=_truth(values, "bf16"), reachable=reachable * 1e12, sustained=sustained, measured=True, small=small,
     )  # fmt: skip
-    return Profile(
+    return GpuProfile(
         gpu, inside is not None,
-        inside and inside["latency_us"] * 1e-6, between and between["latency_us"] * 1e-6,
-        between and between["gb_per_s"] * 1e9, _host_gpus(values),
+        inside["latency_us"] * 1e-6 if inside else None, between["latency_us"] * 1e-6 if between else None,
+        between["gb_per_s"] * 1e9 if between else None, _host_gpus(values),
     )  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 import argparse
 
+from pardemo import options as numbers
+from pardemo.planner import hardware
 from pardemo.planner.layouts.command import SEQUENCE
 
 #: What is taken where an option is left out; None of them is filled in by the parser, so that what was said is known.
@@ -92,7 +94,7 @@ def asked(arguments: argparse.Namespace) -> str:
     """The question among :data:`TAKES`; then what was left out is filled in.
 
     Raises:
-        ValueError: two were asked, or one with an option that it has no use for.
+        ValueError: two were asked, or one with an option that it has no use for; a number that is impossible.
     """
     said = {name for name, value in vars(arguments).items() if value is not None and value is not False}
     given = [question for question in TAKES if question.removeprefix("--") in said]
@@ -102,10 +104,23 @@ def asked(arguments: argparse.Namespace) -> str:
     every = [name for takes in TAKES.values() for name in takes]
     if foreign := [name for name in dict.fromkeys(every) if name in said and name not in TAKES[question]]:
         raise ValueError(_told(question, foreign))
+    _check_numbers(arguments)
     for name, value in LEFT_OUT.items():
         if getattr(arguments, name) is None and question != "--against":  # its files name their GPUs themselves
             setattr(arguments, name, value)
     return question
+
+
+def _check_numbers(arguments: argparse.Namespace) -> None:
+    """Refuses what is impossible before torch is loaded, which takes seconds."""
+    numbers.at_least(arguments, 1, "gpus", "hosts", "sequence", "per_step", "batch", "samples", "tp", "pp")
+    numbers.at_least(arguments, 0, "price")
+    if arguments.labels is not None and not 0 < arguments.labels <= 1:
+        raise ValueError(f"--labels is a share above 0 and up to 1, not {arguments.labels}")
+    if arguments.price == float("inf"):
+        raise ValueError("--price must be a number, not inf")
+    if arguments.link is not None:
+        hardware.link(arguments.link)
 
 
 def _told(question: str, foreign: list[str]) -> str:

@@ -1,17 +1,19 @@
 """Why a row is recommended: each clause compares it with other rows, and is left out where it would not be true."""
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pardemo.planner.table import Plan, Row
+from pardemo.planner.table import Plan, PlanRow
 
 
-def reasons(found: "Plan") -> list[str]:
+def why(found: Plan) -> str:
+    """The recommendation in words."""
+    return "nothing fits" if found.best is None else "; ".join(_reasons(found))
+
+
+def _reasons(found: Plan) -> list[str]:
     """The clauses for ``found.best``: how fast, against other stages, other micro-batches, and what limits it."""
     return [_speed(found), *_stage(found), *_batch(found), f"limited by {found.best.time.limit}"]
 
 
-def _speed(found: "Plan") -> str:
+def _speed(found: Plan) -> str:
     room = f"{found.request.cluster.room / 1e9:.1f} GB"
     quickest = min(row.hours for row in found.eligible)
     if found.best.hours == quickest:
@@ -19,7 +21,7 @@ def _speed(found: "Plan") -> str:
     return f"within 1 % of the fastest that fits {room}, and offloads or shards less or takes less memory"
 
 
-def _stage(found: "Plan") -> list[str]:
+def _stage(found: Plan) -> list[str]:
     """Lower stages do not fit, or are slower; without any, what higher ones send."""
     best = found.best
     if best.stage is None:
@@ -40,7 +42,7 @@ def _stage(found: "Plan") -> list[str]:
     return []
 
 
-def _batch(found: "Plan") -> list[str]:
+def _batch(found: Plan) -> list[str]:
     """The next smaller and the next larger micro-batch, all else equal."""
     best = found.best
     alike = [row for row in found.rows if _same(row, best, "engine", "offload", "checkpointing")]
@@ -56,14 +58,14 @@ def _batch(found: "Plan") -> list[str]:
     return told
 
 
-def _same(one: "Row", other: "Row", *names: str) -> bool:
+def _same(one: PlanRow, other: PlanRow, *names: str) -> bool:
     return all(getattr(one, name) == getattr(other, name) for name in names)
 
 
-def _more(slower: "Row", row: "Row") -> str:
+def _more(slower: PlanRow, row: PlanRow) -> str:
     return f"{100 * (slower.hours / row.hours - 1):.1f} %"
 
 
-def _way(row: "Row") -> str:
+def _way(row: PlanRow) -> str:
     offload = "" if row.offload == "none" else f" with the {row.offload.replace('+', ' and ')} offloaded"
     return f"ZeRO {row.stage}{offload} at {row.batch} × {row.accumulation}"

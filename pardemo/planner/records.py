@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from pardemo import compat
 from pardemo.meters.calls import bytes_of_call
 from pardemo.meters.memory import MemoryMeter
-from pardemo.planner import origins
+from pardemo.planner import allocation_origins
 from pardemo.planner.fake import NONE
-from pardemo.planner.known import MISSING, VIEWS, Known
+from pardemo.planner.operation_cache import MISSING, VIEWS, Known
 from pardemo.planner.work import FLOPS, traffic
 
 _DEVICE, _META_DEVICE = torch.ops.prim.device.default, torch.device("meta")
@@ -78,7 +78,7 @@ class Recorder(MemoryMeter):
     of DeepSpeed's stages 1 to 3, and ``aside``, of what is counted that which was counted within cuts.
     """
 
-    mode: FakeTensorMode | None = None
+    mode: compat.FakeTensorMode | None = None
     answers: Callable = lambda *operation: NONE
     samples: int = 1
     lives: list[Life] = field(default_factory=list)
@@ -131,7 +131,9 @@ class Recorder(MemoryMeter):
         return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is _DEVICE and isinstance(args[0], FakeTensor):  # more than half of all that there is to dispatch
+        if func is _DEVICE and isinstance(
+            args[0], compat.FakeTensor
+        ):  # more than half of all that there is to dispatch
             asked = args[0]
             return _META_DEVICE if asked.fake_mode.in_kernel_invocation else asked.fake_device
         if func.namespace == "prim":
@@ -172,11 +174,13 @@ class Recorder(MemoryMeter):
             self.sent[phase] += sent
             self._set_aside("sent", phase, sent)
             return
-        count = FLOPS.get(func._overloadpacket)
+        count = FLOPS.get(compat.op_packet(func))
         if count is not None:
             self.flops[phase] += count(*args, **kwargs, out_val=out)
-        elif func._opname.endswith("mm"):
-            raise ValueError(f"cannot plan a model that uses {func._schema.name}: nobody counts its operations")
+        elif compat.op_name(func).endswith("mm"):
+            raise ValueError(
+                f"cannot plan a model that uses {compat.op_schema(func).name}: nobody counts its operations"
+            )
         else:
             moved = traffic(func, args, out)
             if not any(moved):
@@ -249,7 +253,7 @@ class Recorder(MemoryMeter):
         self._begins(self._calls[-1][0])
 
     def _begins(self, name: str) -> None:
-        number = torch._C._autograd._get_sequence_nr()
+        number = compat.sequence_number()
         if number == self._numbers[-1]:
             self._owners[-1] = name
         else:
@@ -258,9 +262,9 @@ class Recorder(MemoryMeter):
 
     def _module(self) -> str:
         if len(self._calls) == 1 and self._phase == "backward":
-            node = torch._C._current_autograd_node()
+            node = compat.autograd_node()
             if node is not None:
-                return self._owners[bisect.bisect_right(self._numbers, node._sequence_nr()) - 1]
+                return self._owners[bisect.bisect_right(self._numbers, compat.node_number(node)) - 1]
         return self._calls[-1][0]
 
     def _note(self, tensor: torch.Tensor | None, kind: str | None = None) -> None:
@@ -273,7 +277,8 @@ class Recorder(MemoryMeter):
     def _changed(self, storage, record, nbytes: int) -> None:
         life = self._by_record.get(record)
         if life is None:
-            life = Life(0, record.kind, self._phase, self._module(), origins.origin(), self._calls[-1][1], self._width,
+            origin = allocation_origins.origin()
+            life = Life(0, record.kind, self._phase, self._module(), origin, self._calls[-1][1], self._width,
                         len(self.events))  # fmt: skip
             self._by_record[record] = life
             self.lives.append(life)
@@ -292,12 +297,12 @@ def _all_parameters(module: nn.Module) -> list[nn.Parameter]:
     """Also those that FSDP2 computes with, which no module lists once the layer is over."""
     found = list(module.parameters())
     for part in module.modules():
-        state = part._get_fsdp_state() if hasattr(part, "_get_fsdp_state") else None
-        for group in _groups_of(state):
-            found += [p._unsharded_param for p in group.fsdp_params if hasattr(p, "_unsharded_param")]
+        for group in _groups_of(compat.fsdp_state(part)):
+            gathered = (compat.gathered(p) for p in group.fsdp_params)
+            found += [p for p in gathered if p is not None]
     return found
 
 
 def _groups_of(state: Any) -> list[Any]:
-    groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+    groups = compat.fsdp_groups(state)
     return [group for group in groups if group is not None]

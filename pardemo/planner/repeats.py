@@ -19,7 +19,7 @@ class Irregular(Exception):
 
 
 @dataclass
-class Event:
+class MemoryEvent:
     """A storage grows, is made, or shrinks. ``look`` is what events of other layers have in common with it.
 
     ``size`` is (bytes, whether they are of one sample); ``number`` of the layer in the module's name, if it has one.
@@ -84,12 +84,12 @@ def insertions(few: Sequence[int], many: Sequence[int]) -> list[tuple[int, int]]
         j += length
 
 
-def _numbered(few: list[Event], many: list[Event], sizes: bool) -> tuple[list[int], list[int]]:
+def _numbered(few: list[MemoryEvent], many: list[MemoryEvent], sizes: bool) -> tuple[list[int], list[int]]:
     """Each event as the number of its look; with ``sizes`` those in both runs are told apart by these too."""
     numbers: dict[tuple, int] = {}
     both = {(event.look, event.size) for event in few} & {(event.look, event.size) for event in many} if sizes else ()
 
-    def number(event: Event) -> int:
+    def number(event: MemoryEvent) -> int:
         look = (event.look, event.size)
         return numbers.setdefault(look if look in both else (event.look, None), len(numbers))
 
@@ -106,7 +106,7 @@ def _alike(a: np.ndarray, b: np.ndarray) -> int:
 class Stretch:
     """What two runs, of ``layers - 1`` and of ``layers`` layers, say of any larger number."""
 
-    def __init__(self, few: list[list[Event]], many: list[list[Event]]):
+    def __init__(self, few: list[list[MemoryEvent]], many: list[list[MemoryEvent]]):
         if len(few) != len(many):
             raise Irregular("different phases")
         self.few, self.many = few, many
@@ -122,7 +122,7 @@ class Stretch:
             for region in regions:
                 region.pairs = [self._pair(region, offset) for offset in range(region.length)]
 
-    def _regions(self, number: int, a: list[Event], b: list[Event]) -> list[Region]:
+    def _regions(self, number: int, a: list[MemoryEvent], b: list[MemoryEvent]) -> list[Region]:
         try:
             return self._spans(number, *_numbered(a, b, sizes=True))
         except Irregular:  # a size that another number of layers has for something else may mislead
@@ -144,7 +144,7 @@ class Stretch:
             end = stop
         return found
 
-    def _places(self, sections: list[list[Event]], fewer: int | None):
+    def _places(self, sections: list[list[MemoryEvent]], fewer: int | None):
         """Each event and where it is, in the coordinates of the deeper run."""
         for number, events in enumerate(sections):
             regions = self.regions[number]
@@ -168,7 +168,7 @@ class Stretch:
                     yield event, Where(number, place + moved)
 
     @staticmethod
-    def _births(sections: list[list[Event]], places: dict[int, Where]) -> dict[int, Where]:
+    def _births(sections: list[list[MemoryEvent]], places: dict[int, Where]) -> dict[int, Where]:
         found: dict[int, Where] = {}
         for events in sections:
             for event in events:
@@ -188,7 +188,7 @@ class Stretch:
                 return copy, step
         raise Irregular("layers that are not alike")
 
-    def _at(self, region: Region, copy: int, offset: int) -> Event:
+    def _at(self, region: Region, copy: int, offset: int) -> MemoryEvent:
         return self.many[region.section][region.start + copy * region.length + offset]
 
     def events(self, more: int):
@@ -204,10 +204,10 @@ class Stretch:
             for event in events[place:]:
                 yield number, *self._static(event)
 
-    def _static(self, event: Event):
+    def _static(self, event: MemoryEvent):
         return self._as_in_both(event, self._fellows[(*self._of_many[id(event)].spot, 0)], True)
 
-    def _as_in_both(self, event: Event, fellow: Event, once: bool):
+    def _as_in_both(self, event: MemoryEvent, fellow: MemoryEvent, once: bool):
         """What both runs have: about something that is as far from the beginning in them, or as far from the end."""
         more, birth, known = self._more, self._births_many[event.life], self._births_few[fellow.life]
         (now, scaled), (before, other) = event.size, fellow.size

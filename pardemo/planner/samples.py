@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pardemo.planner.footprint import Footprint
-from pardemo.planner.job import Job
+from pardemo.planner.job import RankJob
 from pardemo.planner.records import Life
 
 #: Counted things by kind and name: (whatever the samples, of each sample).
@@ -21,7 +21,7 @@ class AnyBatch:
     The rest is as in :class:`~pardemo.planner.footprint.Footprint`.
     """
 
-    job: Job
+    job: RankJob
     sizes: dict[str, tuple[int, bool]]
     counts: Counts
     marks: list[tuple[str, int]]

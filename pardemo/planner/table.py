@@ -7,10 +7,9 @@ from functools import cached_property
 
 from pardemo.planner.dryrun import collector
 from pardemo.planner.hardware import Gpu
-from pardemo.planner.job import Job
+from pardemo.planner.job import RankJob
 from pardemo.planner.memory import Curve, Estimate, side_by_side
 from pardemo.planner.models import check_tensor_parallel
-from pardemo.planner.reasons import reasons
 from pardemo.planner.timing import SHARES, Rates, StepTime, step_time
 
 ENGINES = ("zero-0", "zero-1", "zero-2", "zero-3", "fsdp2")
@@ -22,7 +21,7 @@ NEAR = 1.01  # rows that take no longer than this many times the fastest are as 
 
 
 @dataclass(frozen=True)
-class Cluster:
+class Hardware:
     """``gpus`` in all on ``hosts``; ``between`` is a host's bytes/s to the others; ``price`` per GPU and hour."""
 
     gpu: Gpu
@@ -59,8 +58,8 @@ class Cluster:
 class Request:
     """What is asked: the job's model and lengths, how many samples a step and in all, how the GPUs are divided."""
 
-    job: Job
-    cluster: Cluster
+    job: RankJob
+    cluster: Hardware
     samples_per_step: int
     steps: int
     tp: int = 1
@@ -105,8 +104,8 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One way to run the job; ``engine`` as in :class:`~pardemo.planner.job.Job`."""
+class PlanRow:
+    """One way to run the job; ``engine`` as in :class:`~pardemo.planner.job.RankJob`."""
 
     engine: str
     offload: str
@@ -135,13 +134,13 @@ class Plan:
     """``rows`` from the recommended one on: those that fit, the fastest first, then the others."""
 
     request: Request
-    rows: list[Row]
+    rows: list[PlanRow]
 
     def __post_init__(self):
         self.rows = sorted(self.rows, key=lambda row: (row is not self.best, not row.fits, row.hours, _modesty(row)))
 
     @cached_property
-    def best(self) -> Row | None:
+    def best(self) -> PlanRow | None:
         """The fastest that fits; of rows within 1 % the one that offloads and shards least, then takes least memory.
 
         FSDP2 is there to compare: ``pardemo finetune`` runs DeepSpeed, so that it is chosen only where nothing else is
@@ -152,20 +151,13 @@ class Plan:
         return min((row for row in fitting if row.hours <= NEAR * quickest), key=_modesty, default=None)
 
     @property
-    def eligible(self) -> list[Row]:
+    def eligible(self) -> list[PlanRow]:
         """Rows that fit and may be recommended."""
         fitting = [row for row in self.rows if row.fits]
         return [row for row in fitting if row.engine != "fsdp2"] or fitting
 
-    @property
-    def why(self) -> str:
-        """The recommendation in words."""
-        if self.best is None:
-            return "nothing fits"
-        return "; ".join(reasons(self))
 
-
-def _modesty(row: Row) -> tuple:
+def _modesty(row: PlanRow) -> tuple:
     """What is preferred of rows that are as fast: no offload, a low stage, little memory."""
     return row.offload != "none", row.engine, row.peak_bytes
 
@@ -184,7 +176,7 @@ def plan(request: Request, progress: Callable[[str], None] = lambda text: None, 
     apart = cores > len(engines)  # else both ways together, of which an engine's own work is the same
     ways = [(way,) for way in request.checkpointing] if apart else [tuple(request.checkpointing)]
     tasks = [(engine, some) for engine in engines for some in ways]
-    found: dict[tuple[str, bool], list[Row]] = {}
+    found: dict[tuple[str, bool], list[PlanRow]] = {}
     with side_by_side(min(cores, len(tasks))) as spread:
         for done, rows in enumerate(spread(functools.partial(_rows, request), tasks), start=1):
             found |= rows
@@ -192,7 +184,7 @@ def plan(request: Request, progress: Callable[[str], None] = lambda text: None, 
     return Plan(request, [row for way in asked for row in found[way]])
 
 
-def _rows(request: Request, task: tuple[str, Sequence[bool]]) -> dict[tuple[str, bool], list[Row]]:
+def _rows(request: Request, task: tuple[str, Sequence[bool]]) -> dict[tuple[str, bool], list[PlanRow]]:
     """Those of one engine."""
     engine, ways = task
     found = {}
@@ -221,7 +213,7 @@ def title(engine: str) -> str:
     return engine.upper().replace("ZERO-", "ZeRO ")
 
 
-def jobs(request: Request) -> dict[tuple[str, bool], Job]:
+def jobs(request: Request) -> dict[tuple[str, bool], RankJob]:
     """The job of each engine and way of checkpointing.
 
     Two micro-batches stand for any more: gradients are kept from the second on.
@@ -235,7 +227,7 @@ def jobs(request: Request) -> dict[tuple[str, bool], Job]:
     }
 
 
-def row(request: Request, curve: Curve, engine: str, offload: str, batch: int) -> Row:
+def row(request: Request, curve: Curve, engine: str, offload: str, batch: int) -> PlanRow:
     """One line of the table."""
     job, cluster = curve.job, request.cluster
     accumulation = request.share // batch
@@ -246,4 +238,4 @@ def row(request: Request, curve: Curve, engine: str, offload: str, batch: int) -
     money = None if cluster.price is None else hours * cluster.gpus * cluster.price
     tokens = batch * accumulation * request.dp * job.sequence / time.seconds / cluster.gpus
     fits = memory.peak_bytes <= cluster.room
-    return Row(engine, offload, job.checkpointing, batch, accumulation, memory, time, fits, tokens, hours, money)
+    return PlanRow(engine, offload, job.checkpointing, batch, accumulation, memory, time, fits, tokens, hours, money)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pardemo.formulas.tensor_parallel import block, phi
 from pardemo.planner.footprint import Footprint, is_cut
-from pardemo.planner.job import Job
+from pardemo.planner.job import RankJob
 
 #: Shares of the datasheet's matrix rate that large products reach, by phase.
 SHARES = {"forward": 0.65, "recomputation": 0.65, "backward": 0.6}
@@ -92,7 +92,7 @@ class StepTime:
     @property
     def limit(self) -> str:
         """The largest part."""
-        return max(self.parts, key=self.parts.get)
+        return max(self.parts, key=self.parts.__getitem__)
 
 
 def step_time(
@@ -158,12 +158,12 @@ def data_parallel_bytes(found: Footprint, dp: int, model_parallel: int = 1) -> t
     return more * each / model_parallel, more * found.sent.get("step", 0.0) / model_parallel
 
 
-def reductions(job: Job, accumulation: int) -> int:
+def reductions(job: RankJob, accumulation: int) -> int:
     """How often a step of so many micro-batches reduces gradients: stages 0 and 1 wait for the last one."""
     return 1 if job.stage in (0, 1) else accumulation
 
 
-def overlaps(job: Job) -> bool:
+def overlaps(job: RankJob) -> bool:
     """Whether the engine sends while it computes: FSDP2 does, DeepSpeed where ``overlap_comm`` says so.
 
     Left out it is DeepSpeed's default: stage 3 alone. Stage 0 reduces after the backward pass whatever it says.
@@ -174,7 +174,7 @@ def overlaps(job: Job) -> bool:
     return job.stage > 0 and (job.stage == 3 if told is None else bool(told))
 
 
-def exposed(job: Job, exchange: float, busy: float) -> float:
+def exposed(job: RankJob, exchange: float, busy: float) -> float:
     """Of the seconds that a micro-batch's exchange takes, those that its computation does not cover."""
     if not overlaps(job):
         return exchange
@@ -203,13 +203,3 @@ def offload_seconds(
         passes = 2 + found.job.checkpointing
         copied += passes * accumulation * 2 * found.params * on_host
     return copied / HOST_COPY_BYTES_PER_S + updated / HOST_ADAM_PARAMS_PER_S
-
-
-def decode_seconds(
-    params: int, batches: int, tokens: int, rates: Rates, launches: int = 0, launch_s: float = 0.0
-) -> float:
-    """Generation of ``tokens`` for each of ``batches``: every decode step reads all weights (bf16) once.
-
-    A step lasts at least as long as launching its kernels: ``launches`` of ``launch_s`` each.
-    """
-    return batches * tokens * max(2 * params / rates.memory_bytes_per_s / rates.memory_share, launches * launch_s)

@@ -12,9 +12,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from unittest import mock
 
-import peft  # noqa: F401, what engines take from it on demand: ranks are forked with this module loaded
+from pardemo import compat, extras
+
+with extras.needed_by(__name__):
+    import peft  # noqa: F401, what engines take from it on demand: ranks are forked with this module loaded
+
 import torch
 from torch import nn
 from torch.distributed import ProcessGroup, Work
@@ -22,7 +25,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from pardemo.planner import engines
 from pardemo.planner.dryrun import STEPS
-from pardemo.planner.job import Job
+from pardemo.planner.job import RankJob
 
 _COLLECTIVES = (
     "allreduce",
@@ -36,7 +39,7 @@ _COLLECTIVES = (
 MARK = "pardemo: the step that counts"
 
 
-def measure(job: Job) -> int:
+def measure(job: RankJob) -> int:
     """On each of ``job.ranks`` ranks: the largest number of bytes allocated during the job's second step."""
     return peak(functools.partial(_run, job))
 
@@ -70,7 +73,7 @@ def _allocations(nodes) -> tuple[list[tuple[int, int, int]], tuple[int, int]]:
     return found, window
 
 
-def batch(job: Job, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
+def batch(job: RankJob, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
     """Token numbers [b, s], and labels of which the job's share counts, from each sample's second token on."""
     draws = torch.Generator().manual_seed(1)
     ids = torch.randint(1, job.config.vocab_size, (job.batch, job.sequence), generator=draws)
@@ -79,7 +82,7 @@ def batch(job: Job, device: torch.device | str = "cpu") -> tuple[torch.Tensor, t
     return ids.to(device), labels.to(device)
 
 
-def _run(job: Job, mark) -> None:
+def _run(job: RankJob, mark) -> None:
     torch.manual_seed(0)
     module = engines.outline(job)
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -131,7 +134,7 @@ def _one_at_a_time() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name in _COLLECTIVES:
             waits = functools.partialmethod(functools.partial(patient, getattr(ProcessGroup, name)))
-            stack.enter_context(mock.patch.object(ProcessGroup, name, waits))
+            stack.enter_context(compat.replaced(ProcessGroup, name, waits))
         yield
 
 

@@ -6,13 +6,16 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from transformers import GPT2Config, LlamaConfig
+from pardemo import extras
+
+with extras.needed_by(__name__):
+    from transformers import GPT2Config, LlamaConfig
 
 from pardemo.baichuan2 import Baichuan2Config
 from pardemo.formulas import scaling
 from pardemo.planner import hardware, models
 from pardemo.planner.dryrun import dry_run
-from pardemo.planner.job import Adapter, Job
+from pardemo.planner.job import Adapter, RankJob
 from pardemo.planner.timing import Rates, step_time
 
 #: ms-swift's table for baichuan2-13b-chat on one A100-80GB: samples/s and GiB by the longest length.
@@ -70,12 +73,12 @@ def megatron() -> list[Check]:
         config = GPT2Config(
             n_embd=job.hidden, n_head=job.heads, n_layer=job.layers, n_positions=1024, vocab_size=job.vocabulary
         )
-        found = dry_run(Job(config, batch=2, sequence=1024, precision="fp16"))
+        found = dry_run(RankJob(config, batch=2, sequence=1024, precision="fp16"))
         seconds = step_time(found, job.batch, 1, 1, rates, tp=tp).seconds
         known = scaling.BASELINE_FLOPS * scaling.FIGURE_5_MP[tp] / 100
         what = f"Megatron, {job.parameters / 1e9:.1f}B, {tp}-way"
         predicted = job.flops / tp / seconds / 1e12
-        rows.append(_check(what, predicted, known / 1e12, "TFLOP/s per GPU", "1909.08053 §5.1", 0.3))
+        rows.append(_check(what, predicted, known / 1e12, "TFLOP/s per GPU", "1909.08053 5.1", 0.3))
     return rows
 
 
@@ -83,7 +86,7 @@ def a800() -> list[Check]:
     """LLaMA-7B on the article's GPUs, with and without offload, by micro-batch."""
     rows, rates = [], rates_of(hardware.gpu("A800-80GB"))
     for (stage, checkpointing), runs in A800.items():
-        found = dry_run(Job(models.find("llama2-7b"), batch=2, sequence=4096, checkpointing=checkpointing,
+        found = dry_run(RankJob(models.find("llama2-7b"), batch=2, sequence=4096, checkpointing=checkpointing,
                             engine=f"zero-{stage}", ranks=8))  # fmt: skip
         for offload, batch, known in runs:
             seconds = step_time(found, batch, 64 // 8 // batch, 8, rates, offload=offload).seconds
@@ -96,7 +99,7 @@ def nanotron() -> list[Check]:
     """Tokens/s of each H100; the gradients' exchange, under 1 % of the step, is left out."""
     rows, rates = [], rates_of(hardware.gpu("H100"))
     for name, (sizes, runs) in NANOTRON.items():
-        found = dry_run(Job(nanotron_config(*sizes), batch=2, sequence=4096, checkpointing=False))
+        found = dry_run(RankJob(nanotron_config(*sizes), batch=2, sequence=4096, checkpointing=False))
         for batch, known in runs.items():
             seconds = step_time(found, batch, 32 // batch, 1, rates).seconds
             what = f"nanotron, {name}, micro-batch {batch}"
@@ -115,7 +118,7 @@ def published() -> list[Check]:
     """ms-swift's Baichuan2-13B rows. Its samples are shorter than the maximum, ours are not: they take longer."""
     rows, rates = [], rates_of(hardware.gpu("A100-80GB"))
     for length, (speed, gib) in SWIFT.items():
-        job = Job(Baichuan2Config.b13(loss_head="full"), batch=1, sequence=length, adapter=Adapter())
+        job = RankJob(Baichuan2Config.b13(loss_head="full"), batch=1, sequence=length, adapter=Adapter())
         found = dry_run(job)
         seconds = step_time(found, 1, 16, 1, rates).seconds / 16
         source = "ms-swift's table, 1 × A100-80GB"
@@ -142,7 +145,7 @@ def here(profile: Any = None) -> list[Check]:
                 vocab_size=2048, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=layers,
                 num_attention_heads=width // 64, num_key_value_heads=width // 64,
             )  # fmt: skip
-            job = Job(config, batch=4, sequence=256, checkpointing=checkpointing, precision="fp32", on_gpu=False)
+            job = RankJob(config, batch=4, sequence=256, checkpointing=checkpointing, precision="fp32", on_gpu=False)
             predicted = step_time(dry_run(job), 4, 1, 1, rates).seconds
             what = f"Llama, {layers} layers of {width}, checkpointing {'on' if checkpointing else 'off'}"
             known = world.run(seconds_of, job, timeout_s=120)[0]
@@ -150,7 +153,7 @@ def here(profile: Any = None) -> list[Check]:
     return rows
 
 
-def seconds_of(job: Job) -> float:
+def seconds_of(job: RankJob) -> float:
     """On a rank: the median time of a step."""
     from pardemo.planner import engines, truth
 
@@ -188,7 +191,7 @@ def memory() -> list[Check]:
     for case in MEMORY:
         name, engine, ranks, lora, checkpointing, *prefetching = case
         job = examples.job(name, engine, ranks, lora, checkpointing, *prefetching)
-        with World(ranks, preload=["pardemo.peers.deepspeed", "pardemo.planner.truth"]) as world:
+        with World(ranks, preload=["pardemo.peers.deepspeed.engine", "pardemo.planner.truth"]) as world:
             found = examples.compare(world, [job])[0]
         known = found.pop("measured") / 1e6
         how = f"{name}, {'LoRA' if lora else 'full'}, {engine} on {ranks}{', checkpointing' * checkpointing}"

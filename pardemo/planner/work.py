@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from pardemo import compat
 from pardemo.meters.memory import tensors_in
 
 
@@ -24,11 +25,11 @@ def _grouped_flops(a: torch.Tensor, b: torch.Tensor, *args, out_val: torch.Tenso
 
 def traffic(func: Any, args: Any, out: Any) -> list[int]:
     """Bytes of what an operation element by element reads and writes: none for a view, a look-up's rows twice."""
-    name = func._schema.name
+    name = compat.op_schema(func).name
     if name in _IDLE:
         return []
     read, written = tensors_in(args), tensors_in(out)
-    if func._schema.is_mutable:
+    if compat.op_schema(func).is_mutable:
         written = written or _changed_in_place(func, args)  # a fused optimizer returns nothing
     else:
         own = {id(tensor.untyped_storage()) for tensor in read}
@@ -41,7 +42,7 @@ def traffic(func: Any, args: Any, out: Any) -> list[int]:
 
 
 def _changed_in_place(func: Any, args: Any) -> list[torch.Tensor]:
-    changed = [arg for arg, told in zip(args, func._schema.arguments, strict=False) if told.is_write]
+    changed = [arg for arg, told in zip(args, compat.op_schema(func).arguments, strict=False) if told.is_write]
     return tensors_in(changed)
 
 
@@ -56,7 +57,7 @@ _LOOK_UPS = {"aten::embedding", "aten::index", "aten::index_select", "aten::gath
 #: What torch's FlopCounterMode counts, and what it leaves out: attention on the CPU, experts.
 FLOPS = {
     **flop_registry,
-    torch.ops.aten._grouped_mm: _grouped_flops,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+    compat.grouped_mm: _grouped_flops,
+    compat.attention_cpu: _attention_flops,
+    compat.attention_cpu_backward: _attention_backward_flops,
 }

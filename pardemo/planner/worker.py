@@ -3,11 +3,16 @@
 import logging
 import multiprocessing
 import os
+import tempfile
 import warnings
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 
-IMPORTED = ["pardemo.planner.layers", "pardemo.peers.deepspeed"]  # of it all: torch, Transformers, DeepSpeed
+from pardemo import compat, project
+
+IMPORTED = ["pardemo.planner.layers", "pardemo.peers.deepspeed.engine"]  # of it all: torch, Transformers, DeepSpeed
+
+SOCKET_NAME_BYTES = len("pymp-12345678/listener-12345678")  # of the server's socket, below the temporary folder
 
 
 def server() -> tuple[BaseContext, int]:
@@ -17,18 +22,19 @@ def server() -> tuple[BaseContext, int]:
     """
     context = multiprocessing.get_context("forkserver")  # no thread of this process's can be in the way
     context.set_forkserver_preload(IMPORTED)
-    forkserver.ensure_running()
-    return context, forkserver._forkserver._forkserver_pid
+    before, tempfile.tempdir = tempfile.tempdir, project.folder_for_sockets(SOCKET_NAME_BYTES)
+    try:
+        forkserver.ensure_running()
+    finally:
+        tempfile.tempdir = before
+    return context, compat.forkserver_pid()
 
 
 def begin(parent: int) -> None:
     """A worker's beginning. The pool's own processes would wait for a killed kernel's next task for ever."""
     from pardemo.world.rank import end_with_parent
 
-    alive = forkserver._forkserver._forkserver_alive_fd
-    if alive is not None:  # as long as somebody holds it the server lives, and with it this process
-        os.close(alive)
-        forkserver._forkserver._forkserver_alive_fd = None
+    compat.let_go_of_forkserver()  # as long as somebody holds its pipe the server lives, and with it this process
     end_with_parent()
     if os.getppid() != parent:  # killed before this process asked to end with it
         os._exit(1)

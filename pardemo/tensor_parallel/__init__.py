@@ -1,6 +1,8 @@
 """Tensor parallelism: every rank computes a part of every layer.
 
-Sources: Shoeybi et al. 2019, "Megatron-LM" (arXiv 1909.08053, §3), for the splits; Korthikanti et al. 2022, "Reducing
+To read first: :mod:`pardemo.tensor_parallel.plain`, the same cuts with ``torch.distributed`` alone.
+
+Sources: Shoeybi et al. 2019, "Megatron-LM" (arXiv 1909.08053, 3), for the splits; Korthikanti et al. 2022, "Reducing
 Activation Recomputation in Large Transformer Models" (arXiv 2205.05198), for sequence parallelism.
 
 From the bottom up:
@@ -13,8 +15,14 @@ From the bottom up:
 
 Every constructor takes the **full** layer, the same on every rank, and keeps this rank's part of it; the full layer
 is left as it was. All ranks of the group call it together: it compares checksums of the full layers first, and raises a
-ValueError where they differ (:mod:`~pardemo.tensor_parallel.full`). Activations are [batch, sequence, hidden].
+ValueError where they differ (:mod:`~pardemo.tensor_parallel.full_layers`). Activations are [batch, sequence, hidden].
 ``group`` is the tensor-parallel group; the default group when None. A group of one rank works and moves nothing.
+
+In training: hooks on a part's ``.grad``, ``torch.autograd.grad``, a deep copy (an average of weights) and
+``torch.compile`` work as with the full model, and so do ``torch.nn.utils.clip_grad_norm_`` and ``torch.amp.GradScaler``
+(:mod:`~pardemo.tensor_parallel.gradients`), called on all ranks; a pipeline's stages are clipped together by
+``pardemo.zero.gradient_norm.clip_grad_norm_``. Seed the ranks' generators alike for random numbers of your own on
+activations that all ranks hold, and differently for dropout in cores and activations.
 """
 
 from pardemo.tensor_parallel.attention import ParallelAttention

@@ -2,6 +2,22 @@
 
 CPU tensors go round pardemo's own ring, CUDA tensors through the backend (nccl). Nothing here knows autograd, and
 only :func:`all_reduce_in_place` changes a tensor that it was given.
+
+What two ranks have before and after, each letter a part of a tensor::
+
+    all_reduce        rank 0  A B          A+C B+D          2(N−1)/N of the tensor sent by each rank
+                      rank 1  C D   ->     A+C B+D
+
+    reduce_scatter    rank 0  A B          A+C              (N−1)/N
+                      rank 1  C D   ->     B+D
+
+    all_gather        rank 0  A            A B              (N−1)/N of the result
+                      rank 1  B     ->     A B
+
+    split             rank 0  A B          A                nothing
+                      rank 1  A B   ->     B
+
+``what``: the caller's words for the exchange, which the ranks compare before data moves (on the ring).
 """
 
 from collections.abc import Callable
@@ -11,6 +27,7 @@ import torch.distributed as dist
 
 from pardemo.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from pardemo.collectives.courier import courier_of
+from pardemo.tensor_parallel.decorators import not_compiled
 
 #: On CPU ranks smaller exchanges are done at once: waking the courier takes longer than sending them.
 COURIER_BYTES = 1 << 20
@@ -24,38 +41,44 @@ def share(total: int, group: dist.ProcessGroup, what: str) -> int:
     return total // ranks
 
 
-def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup, op: str = "sum") -> torch.Tensor:
+@not_compiled
+def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup, op: str = "sum", what: str = "") -> torch.Tensor:
     """The sum (or largest) over the ranks, as a new contiguous tensor."""
-    return all_reduce_in_place(tensor.detach().clone(memory_format=torch.contiguous_format), group, op)
+    return all_reduce_in_place(tensor.detach().clone(memory_format=torch.contiguous_format), group, op, what)
 
 
-def all_reduce_in_place(tensor: torch.Tensor, group: dist.ProcessGroup, op: str = "sum") -> torch.Tensor:
+@not_compiled
+def all_reduce_in_place(
+    tensor: torch.Tensor, group: dist.ProcessGroup, op: str = "sum", what: str = ""
+) -> torch.Tensor:
     """The same in the tensor itself: for one that the caller has just made and nobody else knows."""
     if tensor.is_cuda:
         dist.all_reduce(tensor, dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM, group)
         return tensor
-    return ring_all_reduce(tensor, group, op)
+    return ring_all_reduce(tensor, group, op, what=what)
 
 
+@not_compiled
 def all_gather(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
-    """The ranks' tensors side by side along ``dim``."""
+    """The ranks' tensors side by side along ``dim``: [b, s/t, h] of each to [b, s, h], with dim 1."""
     size, shard = group.size(), tensor.detach().contiguous()
     if tensor.is_cuda:
         flat = shard.new_empty(size * shard.numel())
         dist.all_gather_single(flat, shard.view(-1), group=group)
     else:
         flat = ring_all_gather(shard, group)
-    return flat.view(size, *shard.shape).movedim(0, dim).flatten(dim, dim + 1)
+    return flat.view(size, *shard.shape).movedim(0, dim).flatten(dim, dim + 1)  # [t, b, s/t, h] to [b, s, h]
 
 
-def reduce_scatter(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
-    """This rank's part, along ``dim``, of the sum over the ranks."""
-    parts = tensor.detach().unflatten(dim, (group.size(), -1)).movedim(dim, 0).contiguous()
+@not_compiled
+def reduce_scatter(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int, what: str = "") -> torch.Tensor:
+    """This rank's part, along ``dim``, of the sum over the ranks: [b, s, h] to [b, s/t, h], with dim 1."""
+    parts = tensor.detach().unflatten(dim, (group.size(), -1)).movedim(dim, 0).contiguous()  # [t, b, s/t, h]
     if tensor.is_cuda:
         part = torch.empty_like(parts[0])
         dist.reduce_scatter_single(part, parts, group=group)
         return part
-    return ring_reduce_scatter(parts, group).view(parts.shape[1:])
+    return ring_reduce_scatter(parts, group, what=what).view(parts.shape[1:])
 
 
 def split(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
@@ -64,6 +87,7 @@ def split(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Ten
     return tensor.detach().narrow(dim, dist.get_rank(group) * part, part).contiguous()
 
 
+@not_compiled
 def start(collective: Callable, tensor: torch.Tensor, *args: object) -> Callable[[], torch.Tensor]:
     """Begins ``collective(tensor, *args)`` and returns a function that waits for its result.
 

@@ -9,11 +9,13 @@ from itertools import accumulate
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from pardemo import compat
 from pardemo.tensor_parallel import exchange
-from pardemo.tensor_parallel.full import compare, linears
+from pardemo.tensor_parallel.decorators import first_derivative_only, not_compiled
+from pardemo.tensor_parallel.full_layers import compare, linears
+from pardemo.tensor_parallel.gradients import show_parts
 from pardemo.tensor_parallel.module import GroupModule, Span
 from pardemo.tensor_parallel.operators import (
     SEQUENCE,
@@ -25,7 +27,7 @@ from pardemo.tensor_parallel.operators import (
     reduce_scatter_sequence,
     scatter_to,
 )
-from pardemo.tensor_parallel.parts import Section, copied, part_of
+from pardemo.tensor_parallel.shards import Section, copied, part_of
 
 _PARAMETERS = ("weight", "bias")
 
@@ -35,42 +37,44 @@ class _Column(torch.autograd.Function):
 
     Backward: the input's gradient is summed over the ranks *while* the weight's gradient is computed. With sequence
     parallelism the input is this rank's tokens: they are gathered forward, only the shard is kept, and they are
-    gathered once more, beside the input gradient's product, for the weight's gradient (2205.05198 §4.2.2).
+    gathered once more, beside the input gradient's product, for the weight's gradient (2205.05198 4.2.2).
     """
 
     @staticmethod
-    def forward(ctx, group, x, weight, bias, sequence_parallel, overlap):
-        ctx.group, ctx.overlap = group, overlap
+    def forward(ctx, group, x, weight, bias, sequence_parallel, overlap, what):
+        ctx.group, ctx.overlap, ctx.what = group, overlap, what
         ctx.sequence = positive(x, SEQUENCE) if sequence_parallel else None
         _, wants_dx, wants_dw, *_ = ctx.needs_input_grad  # a frozen weight (LoRA) needs no input to be kept
         ctx.save_for_backward(x if wants_dw else None, weight if wants_dx else None)
         if sequence_parallel:
-            x = exchange.all_gather(x, group, ctx.sequence)
-        return F.linear(x, weight, bias)
+            x = exchange.all_gather(x, group, ctx.sequence)  # [b, s/t, in] -> [b, s, in]
+        y = F.linear(_rows(x), weight, bias)
+        # F.linear of three dimensions may return a view, which nobody could change in place behind this function.
+        return compat.unsafe_view(y, (*x.shape[:-1], y.shape[-1]))  # [b, s, out/t]
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx, dy):
         x, weight = ctx.saved_tensors
         _, wants_dx, wants_dw, wants_db, *_ = ctx.needs_input_grad
         start = exchange.start if ctx.overlap else _at_once
         gathered = dx = dw = db = None
         if ctx.sequence is not None and wants_dw:
-            gathered = start(exchange.all_gather, x, ctx.group, ctx.sequence)
+            gathered = start(exchange.all_gather, x, ctx.group, ctx.sequence)  # [b, s/t, in] to [b, s, in]
         if wants_dx:
-            partial = dy @ weight
+            partial = dy @ weight  # [b, s, out/t] to [b, s, in], this rank's summand
             if gathered is not None:
                 x, gathered = gathered(), None  # one exchange of a group at a time
             if ctx.sequence is None:
-                dx = start(exchange.all_reduce_in_place, partial, ctx.group)
+                dx = start(exchange.all_reduce_in_place, partial, ctx.group, "sum", ctx.what)
             else:
-                dx = start(exchange.reduce_scatter, partial, ctx.group, ctx.sequence)
+                dx = start(exchange.reduce_scatter, partial, ctx.group, ctx.sequence, ctx.what)
         if wants_dw:
             x = x if gathered is None else gathered()
-            dw = _rows(dy).t() @ _rows(x)
+            dw = _rows(dy).t() @ _rows(x)  # [out/t, in]
         if wants_db:
-            db = _rows(dy).sum(0)
-        return None, dx() if wants_dx else None, dw, db, None, None
+            db = _rows(dy).sum(0)  # [out/t]
+        return None, dx() if wants_dx else None, dw, db, None, None, None
 
 
 class ColumnParallelLinear(GroupModule):
@@ -137,20 +141,23 @@ class ColumnParallelLinear(GroupModule):
             raise ValueError("gather_output would mix the sections of several ranks; gather each part itself")
         settings = {name: getattr(self, name) for name in ("gather_output", "sequence_parallel", "keep_gathered")}
         _compare(self, layers, sections=sections, copies=copies, **settings)
-        self.weight = part_of([layer.weight for layer in layers], self._cuts, dim=0)
+        self.weight = part_of([layer.weight for layer in layers], self._cuts, dim=0)  # [out/t, in]
         self.bias = None
         if layers[0].bias is not None:
-            self.bias = part_of([layer.bias for layer in layers], self._cuts, dim=0)
+            self.bias = part_of([layer.bias for layer in layers], self._cuts, dim=0)  # [out/t]
+        show_parts(self)
 
+    @not_compiled
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         _check_input(x, self.in_features, self.weight)
         x, weight, bias = _autocast(x, *copied((self.weight, self.bias), self._cuts, self.group))
         if self.group.size() == 1:
             return F.linear(x, weight, bias)
         if self.sequence_parallel and self.keep_gathered:
-            y = F.linear(gather_sequence(x, self.group), weight, bias)
+            y = F.linear(gather_sequence(x, self.group), weight, bias)  # [b, s/t, in] to [b, s, out/t]
         else:
-            y = _Column.apply(self.group, x, weight, bias, self.sequence_parallel, self.overlap)
+            what = f"the gradient of a column-parallel layer's input ({self.trained()})"
+            y = _Column.apply(self.group, x, weight, bias, self.sequence_parallel, self.overlap, what)
         return gather_from(y, self.group) if self.gather_output else y
 
     def counted_here(self, parameter: nn.Parameter) -> list[Span]:
@@ -195,24 +202,29 @@ class RowParallelLinear(GroupModule):
         (linear,) = linears(linear)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.input_is_whole, self.sequence_parallel = input_is_whole, sequence_parallel
+        #: what else the ranks are to agree on when the layer's sum is taken: a block's frozen parameters
+        self.beside = ""
         self.in_features_here = exchange.share(linear.in_features, self.group, "an input width")
         _compare(self, [linear], input_is_whole=input_is_whole, sequence_parallel=sequence_parallel)
-        self.weight = part_of([linear.weight], [Section.of(linear.in_features, 1, self.group)], dim=1)
-        self.bias = None if linear.bias is None else _whole(linear.bias)
+        self.weight = part_of([linear.weight], [Section.of(linear.in_features, 1, self.group)], dim=1)  # [out, in/t]
+        self.bias = None if linear.bias is None else _whole(linear.bias)  # [out]
+        show_parts(self)
 
+    @not_compiled
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.input_is_whole:
             _check_input(x, self.in_features, self.weight)
-            x = scatter_to(x, self.group)
+            x = scatter_to(x, self.group)  # [b, s, in] to [b, s, in/t]
         _check_input(x, self.in_features_here, self.weight)
         x, weight, bias = _autocast(x, self.weight, self.bias)
         # Two operators, not one: recomputing stops before an all-reduce whose result no backward needs.
-        y = F.linear(x, weight)
+        y = F.linear(x, weight)  # [b, s, out], a part of the sum
+        what = f"a row-parallel layer's output ({self.trained()}{self.beside})"
         if self.sequence_parallel:
-            y = reduce_scatter_sequence(y, self.group)
+            y = reduce_scatter_sequence(y, self.group, what)  # [b, s/t, out]
             bias = None if bias is None else copy_to(bias, group=self.group)  # each rank adds it to its own tokens
         else:
-            y = reduce_from(y, self.group)
+            y = reduce_from(y, self.group, what)
         return y if bias is None else y + bias
 
     def extra_repr(self) -> str:
@@ -220,7 +232,7 @@ class RowParallelLinear(GroupModule):
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1, tensor.shape[-1])
+    return tensor.reshape(-1, tensor.shape[-1])  # [b, s, h] to [b·s, h]
 
 
 def _at_once(collective, tensor, *args):
@@ -235,7 +247,9 @@ def _whole(full: torch.Tensor) -> nn.Parameter:
 def _compare(layer: GroupModule, full: Sequence[nn.Linear], **settings: object) -> None:
     """The ranks' full layers are the same, and trained or frozen alike."""
     names = [""] if len(full) == 1 else [f"{number}." for number in range(len(full))]
-    tensors = {f"{n}{which}": getattr(one, which) for n, one in zip(names, full, strict=True) for which in _PARAMETERS}
+    tensors = {
+        f"{n}{which}": getattr(whole, which) for n, whole in zip(names, full, strict=True) for which in _PARAMETERS
+    }
     compare(type(layer).__name__, tensors, layer.group, **settings)
 
 

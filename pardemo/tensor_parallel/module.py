@@ -1,6 +1,8 @@
 """What all parallel modules share: a process group that survives copying, and parameters that all ranks hold whole."""
 
 import copy
+from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 import torch.distributed as dist
@@ -8,6 +10,7 @@ from torch import nn
 from torch.func import functional_call
 
 from pardemo.groups import group_of
+from pardemo.tensor_parallel.gradients import show_parts
 from pardemo.tensor_parallel.operators import copy_to
 
 #: elements of a parameter in their order in memory: the first, and the one behind the last
@@ -28,10 +31,17 @@ class GroupModule(nn.Module):
         """Of a parameter that is cut, the elements that no earlier rank of the group has: a norm counts each once."""
         return [(0, parameter.numel())]
 
+    def trained(self) -> str:
+        """Which of its own parameters are trained: ranks that disagree would train replicas apart."""
+        return ", ".join(
+            f"{n} {'trained' if p.requires_grad else 'frozen'}" for n, p in self.named_parameters(recurse=False)
+        )
+
     def __deepcopy__(self, memo: dict) -> "GroupModule":
         memo[id(self.group)] = self.group
         copied = memo[id(self)] = self.__class__.__new__(self.__class__)
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        show_parts(copied)  # a parameter's copy has none of its hooks
         return copied
 
 
@@ -39,7 +49,7 @@ def on_shards(module: nn.Module, group: dist.ProcessGroup | None, *args: torch.T
     """``module(*args)`` for one that all ranks hold whole, such as a norm, on each rank's own tokens, or heads.
 
     Its parameters' gradients are then parts of a sum over all of them: they are all-reduced here, in one message, as
-    they appear. Forgetting this leaves replicas that drift apart without a word (arXiv 2205.05198, §4.2.2).
+    they appear. Forgetting this leaves replicas that drift apart without a word (arXiv 2205.05198, 4.2.2).
     """
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if not trained:
@@ -47,3 +57,9 @@ def on_shards(module: nn.Module, group: dist.ProcessGroup | None, *args: torch.T
     shared = copy_to(*trained.values(), group=group)
     shared = shared if isinstance(shared, tuple) else (shared,)
     return functional_call(module, dict(zip(trained, shared, strict=True)), args)
+
+
+def sections_of(y: torch.Tensor, widths: Sequence[int]) -> list[torch.Tensor]:
+    """A fused layer's outputs apart, along the last dimension. Views that may be changed in place: not ``split``'s."""
+    starts = [0, *accumulate(widths)]
+    return [y.narrow(-1, start, width) for start, width in zip(starts, widths, strict=False)]

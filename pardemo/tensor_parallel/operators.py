@@ -2,17 +2,21 @@
 
 | operator | forward | backward | name in the papers |
 |---|---|---|---|
-| :func:`copy_to` | nothing | all-reduce | f (1909.08053 §3) |
+| :func:`copy_to` | nothing | all-reduce | f (1909.08053 3) |
 | :func:`reduce_from` | all-reduce | nothing | g |
 | :func:`scatter_to` | this rank's columns | all-gather | |
 | :func:`gather_from` | all-gather | this rank's columns | |
-| :func:`gather_sequence` | all-gather | reduce-scatter | g (2205.05198 §4.2.2) |
+| :func:`gather_sequence` | all-gather | reduce-scatter | g (2205.05198 4.2.2) |
 | :func:`reduce_scatter_sequence` | reduce-scatter | all-gather | ḡ |
 | :func:`scatter_sequence` | this rank's tokens | all-gather | |
 
+In shapes, on t ranks: copy_to and reduce_from [b, s, h] to [b, s, h]; scatter_to [b, s, h] to [b, s, h/t], gather_from
+back; gather_sequence [b, s/t, h] to [b, s, h]; reduce_scatter_sequence and scatter_sequence back.
+
 The first four cut the last dimension, the others dimension −2, the sequence. None changes its input or the gradient
 that it is handed; :func:`copy_to`'s result shares its input's memory, and in a group of one each returns its input. A
-second derivative is not supported and says so.
+second derivative (``create_graph=True``) is refused. ``what``: words that all ranks have to agree on, compared before
+anything is sent.
 
 All ranks of the group have to call the same operators, forward and backward: an input that requires a gradient on one
 rank alone leaves that rank waiting for the others.
@@ -20,10 +24,10 @@ rank alone leaves that rank waiting for the others.
 
 import torch
 import torch.distributed as dist
-from torch.autograd.function import once_differentiable
 
 from pardemo.groups import group_of
 from pardemo.tensor_parallel import exchange
+from pardemo.tensor_parallel.decorators import first_derivative_only, not_compiled
 
 COLUMNS, SEQUENCE = -1, -2
 
@@ -36,24 +40,26 @@ class _CopyTo(torch.autograd.Function):
         return copies if len(copies) > 1 else copies[0]
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx, *gradients):
         if len(gradients) == 1:
             return None, exchange.all_reduce(gradients[0], ctx.group)
-        packed = exchange.all_reduce_in_place(torch.cat([g.reshape(-1) for g in gradients]), ctx.group)
+        packed = exchange.all_reduce_in_place(
+            torch.cat([g.reshape(-1) for g in gradients]), ctx.group
+        )  # [numel of all]
         parts = packed.split([g.numel() for g in gradients])
         return None, *(part.view_as(g) for part, g in zip(parts, gradients, strict=True))
 
 
 class _ReduceFrom(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, group, tensor):
-        return exchange.all_reduce(tensor, group)
+    def forward(ctx, group, tensor, what):
+        return exchange.all_reduce(tensor, group, what=what)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx, gradient):
-        return None, gradient
+        return None, gradient, None
 
 
 class _Gather(torch.autograd.Function):
@@ -63,7 +69,7 @@ class _Gather(torch.autograd.Function):
         return exchange.all_gather(tensor, group, positive(tensor, dim))
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx, gradient):
         back = exchange.reduce_scatter if ctx.reduces else exchange.split
         return None, back(gradient, ctx.group, positive(gradient, ctx.dim)), None, None
@@ -71,18 +77,21 @@ class _Gather(torch.autograd.Function):
 
 class _Scatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, group, tensor, dim, reduces):
+    def forward(ctx, group, tensor, dim, reduces, what):
         ctx.group, ctx.dim = group, dim
         dim = positive(tensor, dim)
         exchange.share(tensor.shape[dim], group, _name(ctx.dim))
-        return (exchange.reduce_scatter if reduces else exchange.split)(tensor, group, dim)
+        if reduces:
+            return exchange.reduce_scatter(tensor, group, dim, what=what)
+        return exchange.split(tensor, group, dim)
 
     @staticmethod
-    @once_differentiable
+    @first_derivative_only
     def backward(ctx, gradient):
-        return None, exchange.all_gather(gradient, ctx.group, positive(gradient, ctx.dim)), None, None
+        return None, exchange.all_gather(gradient, ctx.group, positive(gradient, ctx.dim)), None, None, None
 
 
+@not_compiled
 def copy_to(*tensors: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """f: what every rank has goes on to every rank's part of a layer; backward, the parts' gradients are summed.
 
@@ -95,24 +104,28 @@ def copy_to(*tensors: torch.Tensor, group: dist.ProcessGroup | None = None) -> t
     return _CopyTo.apply(group, *tensors)
 
 
-def reduce_from(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+@not_compiled
+def reduce_from(tensor: torch.Tensor, group: dist.ProcessGroup | None = None, what: str = "") -> torch.Tensor:
     """g: the ranks' partial results are summed; backward, each part gets the whole gradient."""
     group = group_of(group)
-    return tensor if group.size() == 1 else _ReduceFrom.apply(group, tensor)
+    return tensor if group.size() == 1 else _ReduceFrom.apply(group, tensor, what)
 
 
+@not_compiled
 def scatter_to(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """This rank's part of the last dimension of what every rank has; backward, the parts' gradients are gathered."""
     group = group_of(group)
-    return tensor if group.size() == 1 else _Scatter.apply(group, tensor, COLUMNS, False)
+    return tensor if group.size() == 1 else _Scatter.apply(group, tensor, COLUMNS, False, "")
 
 
+@not_compiled
 def gather_from(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """The parts of the last dimension together; backward, this rank's part of a gradient that all ranks have."""
     group = group_of(group)
     return tensor if group.size() == 1 else _Gather.apply(group, tensor, COLUMNS, False)
 
 
+@not_compiled
 def gather_sequence(
     tensor: torch.Tensor, group: dist.ProcessGroup | None = None, whole_gradient: bool = False
 ) -> torch.Tensor:
@@ -125,16 +138,20 @@ def gather_sequence(
     return tensor if group.size() == 1 else _Gather.apply(group, tensor, SEQUENCE, not whole_gradient)
 
 
-def reduce_scatter_sequence(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+@not_compiled
+def reduce_scatter_sequence(
+    tensor: torch.Tensor, group: dist.ProcessGroup | None = None, what: str = ""
+) -> torch.Tensor:
     """Partial results of all tokens to the summed result of this rank's; backward, all tokens' gradients."""
     group = group_of(group)
-    return tensor if group.size() == 1 else _Scatter.apply(group, tensor, SEQUENCE, True)
+    return tensor if group.size() == 1 else _Scatter.apply(group, tensor, SEQUENCE, True, what)
 
 
+@not_compiled
 def scatter_sequence(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """This rank's tokens of what every rank has: the way into a sequence-parallel region."""
     group = group_of(group)
-    return tensor if group.size() == 1 else _Scatter.apply(group, tensor, SEQUENCE, False)
+    return tensor if group.size() == 1 else _Scatter.apply(group, tensor, SEQUENCE, False, "")
 
 
 def positive(tensor: torch.Tensor, dim: int) -> int:

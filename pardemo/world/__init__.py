@@ -9,7 +9,7 @@ functions also run as the ranks of a job that another launcher started, on one h
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pardemo.cluster import Cluster, loopback
@@ -115,8 +115,6 @@ class World:
             RankFailed: it raised on one or more ranks; RankDied: a rank's process ended;
             RankTimeout: not all ranks finished within ``timeout_s`` seconds.
         """
-        if self._closed:
-            raise RankError("this World is closed; make a new one")
         limit = self.timeout_s if timeout_s is None else timeout_s
         if not limit > 0:
             raise ValueError(f"timeout_s must be above 0, not {limit!r}")
@@ -124,10 +122,14 @@ class World:
         if not self._busy.acquire(blocking=False):
             raise RankError("this World is busy with another run (of another thread); give each thread its own World")
         try:
-            if self._ranks is None:
-                self._start()
-            ranks = self._ranks
+            if self._closed:
+                raise RankError("this World is closed; make a new one")
             try:
+                if self._ranks is None:
+                    self._start()
+                if self._closed:  # another thread's close() came before there were ranks that it could end
+                    raise RankError("this World was closed while it ran")
+                ranks = self._ranks
                 ranks.await_start()
                 self.backend = ranks.backend
                 ranks.send(task)
@@ -139,42 +141,8 @@ class World:
                 raise
         finally:
             self._busy.release()
-
-    def run_source(
-        self,
-        source: str,
-        *,
-        get: Sequence[str] = (),
-        put: Mapping[str, Any] | None = None,
-        meters: Sequence[str] = (),
-        name: str = "<ranks>",
-        timeout_s: float | None = None,
-    ) -> list:
-        """Runs Python text as the program of each rank; returns a :class:`pardemo.collection.cells.Cell` for each.
-
-        What it defines stays on the ranks for the next text, until a run fails; ``torch``, ``dist``, ``rank``,
-        ``world_size`` and ``device`` are there from the beginning. ``%%ranks`` in a notebook is this.
-
-        Args:
-            get: variables to bring home afterwards. put: variables to set before.
-            meters: of ``wire``, ``memory``, ``timeline``, ``links`` and ``seconds``, those to put around it.
-            name: what tracebacks call the text.
-
-        Raises:
-            SyntaxError: the text is no Python; no rank has run it then.
-            ValueError: a meter that does not exist; a variable to bring home that is not there or cannot be sent (the
-                text has run then, and the ranks keep what they have). Otherwise what :meth:`run` raises.
-        """
-        from pardemo.collection.cells import cell
-
-        if unknown := [meter for meter in meters if meter not in cell.METERS]:
-            raise ValueError(f"meters are {', '.join(cell.METERS)}, not {unknown[0]}")
-        cell.parse(source, name)
-        cells = self.run(cell.run, source, name, tuple(get), dict(put or {}), tuple(meters), timeout_s=timeout_s)
-        for rank, unsent in enumerate(one.unsent for one in cells):
-            for variable, reason in unsent.items():
-                raise ValueError(f"get {variable}: on rank {rank} {reason}")
-        return cells
+            if self._closed:  # a close() that found the World busy has left the rest to this thread
+                self.close()
 
     def limit(self, host: int, between: str | None) -> None:
         """Gives a host's adapter another limit from now on, while its ranks run; None: the cluster's own.
@@ -193,18 +161,19 @@ class World:
             self._ranks.limit(host, rate)
 
     def close(self) -> None:
-        """Ends the ranks in an orderly way; what does not end within 5 s is killed. Safe to call twice."""
-        self._closed = True
-        ranks = self._ranks
-        if ranks is None:
-            return
+        """Ends the ranks in an orderly way; what does not end within 5 s is killed. Safe to call twice.
+
+        A :meth:`run` of another thread ends with a RankError, and its ranks with it.
+        """
+        self._closed = True  # before the lock is asked for: whoever holds it looks here before and after its work
         if self._busy.acquire(blocking=False):
             try:
-                self._ranks = None
-                ranks.close()
+                ranks, self._ranks = self._ranks, None
+                if ranks is not None:
+                    ranks.close()
             finally:
                 self._busy.release()
-        else:  # another thread is in run(): end its ranks, it does the rest
+        elif (ranks := self._ranks) is not None:  # another thread is in run(): without ranks it ends
             ranks.nursery.kill(ranks.pids)
 
     def _start(self) -> None:

@@ -21,7 +21,7 @@ from pardemo.cluster.hosts import Hosts
 from pardemo.world import waiting
 from pardemo.world.errors import Failure, RankDied, RankError, RankFailed, RankTimeout
 from pardemo.world.nursery import QUIET, Nursery, nursery
-from pardemo.world.streams import LinePrinter
+from pardemo.world.output_streams import LinePrinter
 
 START_TIMEOUT_S = 60.0
 GRACE_S = 1.0  # after the first failure, how long the other ranks may take to report theirs
@@ -112,7 +112,7 @@ class Ranks:
         """Where a rank goes and which limits it keeps itself: those that its host's adapter does not."""
         if self.cluster is None:
             return {}
-        own = {"latency": (self.cluster.latency_s, self.cluster.ranks_per_host)}
+        own: dict[str, Any] = {"latency": (self.cluster.latency_s, self.cluster.ranks_per_host)}
         if self.cluster.tier == "none":
             return own
         if self.hosts is None:
@@ -124,6 +124,7 @@ class Ranks:
 
     def limit(self, host: int, rate: float | None) -> None:
         """What a host's adapter carries from now on; None: what the cluster was made with."""
+        assert self.cluster is not None, "World.limit refuses it where there is no cluster"
         if self.hosts is not None:
             self.hosts.limit(host, rate if rate is not None else self.cluster.between_rate)
         elif self.cluster.tier != "none":
@@ -211,11 +212,15 @@ class Ranks:
             printer.drain()
 
     def close(self) -> None:
+        """Asks the ranks to end, prints what they still say, and kills those that have not ended after 5 s."""
+        if self.ended or self.owner != os.getpid():
+            return
         for control in self.controls:
             with contextlib.suppress(OSError):
                 control.send_bytes(b"")
         until, alive = time.monotonic() + 5.0, set(self.pids)
-        while alive and time.monotonic() < until:  # in short turns: what they print at the end has to be read, too
+        # in short turns: what they print at the end has to be read, too
+        while alive and self.nursery.alive and time.monotonic() < until:
             alive = {pid for pid in alive if self.nursery.wait_exit(pid, 0.02 / len(alive)) is None}
             self._drain()
         self.kill()
@@ -274,7 +279,7 @@ def _readers_part(stack: str) -> str:
     for line in stack.splitlines():
         if not line.startswith("  "):  # a thread's headline
             ours = False
-        ours = ours or "pardemo/world/rank.py" in line or "pardemo/collection/cells/" in line
+        ours = ours or "pardemo/world/rank.py" in line or "pardemo/cells/" in line
         if not ours:
             shown.append(line)
     return "\n".join(shown)

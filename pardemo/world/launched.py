@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 
+from pardemo import compat
 from pardemo.world.loading import no_garbage
 
 NEEDED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -71,7 +72,7 @@ def first_to_say(text: str) -> bool:
     if distributed is None or not distributed.is_initialized():
         return os.environ.get("LOCAL_RANK", "0") == "0"
     try:
-        store = distributed.distributed_c10d._get_default_store()
+        store = compat.default_store()
         return store.add(f"said/{hashlib.sha256(text.encode()).hexdigest()}", 1) == 1
     except RuntimeError:  # the host that keeps the store is gone
         return True

@@ -5,7 +5,8 @@ import functools
 import gc
 from collections.abc import Callable, Iterator
 from typing import Any
-from unittest import mock
+
+from pardemo import compat
 
 
 @contextlib.contextmanager
@@ -40,6 +41,8 @@ def compiled_when_called() -> Iterator[None]:
         if not callable(model) or isinstance(model, torch.nn.Module):
             return real(model, **options)
 
+        compiled: Callable | None = None
+
         @functools.wraps(model)
         def first_call(*args: Any, **kwargs: Any) -> Any:
             nonlocal compiled
@@ -47,8 +50,7 @@ def compiled_when_called() -> Iterator[None]:
                 compiled = real(model, **options)
             return compiled(*args, **kwargs)
 
-        compiled: Callable | None = None
         return first_call
 
-    with mock.patch.object(torch, "compile", later):
+    with compat.replaced(torch, "compile", later):
         yield

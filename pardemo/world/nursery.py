@@ -157,19 +157,22 @@ class Forked:
     """A process that was forked, in the form of :class:`subprocess.Popen`; its exit code is not known. Linux alone."""
 
     stdin = stdout = stderr = None
+    _fd = -1  # until the kernel has given one; it may refuse, with too many files open
 
     def __init__(self, pid: int):
         self.pid = pid
         self._fd = os.pidfd_open(pid)
 
     def __del__(self):
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
 
     def poll(self) -> int | None:
         return 0 if readable(self._fd) else None
 
     def wait(self, timeout: float | None = None) -> int:
-        if not readable(self._fd, timeout if timeout is not None else 1e6):
+        timeout = 1e6 if timeout is None else timeout
+        if not readable(self._fd, timeout):
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
         return 0
 

@@ -7,6 +7,7 @@ child; when the rank ends, the nursery's, which ends it.
 
 import contextlib
 import ctypes
+import functools
 import gc
 import json
 import os
@@ -17,11 +18,11 @@ import signal
 import socket
 import sys
 import time
-import weakref
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+from pardemo import compat
 from pardemo.world.loading import no_garbage
 
 END_TIMEOUT_S = 5  # a killed process may still have memory of many gigabytes to give back
@@ -47,7 +48,7 @@ def serve(settings_json: str) -> None:
             say(error=f"cannot preload {name!r}: {error}")
             shutil.rmtree(settings["folder"], ignore_errors=True)
             return
-    for finalizer in list(weakref.finalize._registry):
+    for finalizer in list(compat.finalizers):
         finalizer.atexit = False  # torch's 130 operator libraries would be taken down in every rank, 25 ms each time
     gc.collect()
     gc.freeze()  # the ranks' collector need not walk what the libraries made: 0.3 s a time, and it keeps pages shared
@@ -92,14 +93,14 @@ def serve(settings_json: str) -> None:
                 own = [control.fileno(), wake_r, wake_w]
                 if request["do"] == "fork":
                     mine, fds = fds[:4], fds[4:]
-                    pid = _fork(own, lambda mine=mine: _rank(settings["main"], mine))
+                    pid = _fork(own, functools.partial(_rank, settings["main"], mine))
                     with contextlib.suppress(OSError):  # both sides do it, so that it holds whoever runs first
                         os.setpgid(pid, pid)
                     children.add(pid)
                     say(pid=pid)
                 else:
                     mine, fds = fds[:1], fds[1:]
-                    pid = _fork(own, lambda mine=mine, request=request: _nursery(request, mine[0]))
+                    pid = _fork(own, functools.partial(_nursery, request, mine[0]))
                     nurseries.add(pid)
                     say(nursery=request["number"], **{"is": pid})
                 for fd in mine:

@@ -13,13 +13,13 @@ import sys
 import traceback
 from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import cloudpickle
 import torch
 import torch.distributed as dist
 
-from pardemo import project
+from pardemo import compat, project
 from pardemo.world import waiting
 from pardemo.world.errors import Failure
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1
 #: Whose frames lie between the process's begin and the reader's code.
-OURS = (__file__, os.path.join(project.PACKAGE, "collection", "cells", ""))
+OURS = (__file__, os.path.join(project.PACKAGE, "cells", ""))
 
 
 def end_with_parent() -> None:
@@ -109,7 +109,7 @@ def join_group(
     if backend == "nccl":
         torch.cuda.set_device(local)
         torch.cuda.manual_seed(1000 + rank)
-    where = {} if store is None else {"store": dist.FileStore(store, size)}
+    where: dict[str, Any] = {} if store is None else {"store": dist.FileStore(store, size)}
     dist.init_process_group(backend, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s), **where)
     if cluster is not None:
         from pardemo.cluster import pacer
@@ -129,13 +129,12 @@ def device() -> torch.device:
 
 def leave_group() -> None:
     """Ends the process group in an orderly way; libraries that registered exit functions get to run them."""
-    import atexit
 
     with contextlib.suppress(Exception):
         if dist.is_initialized():
             dist.destroy_process_group()
     with contextlib.suppress(Exception):
-        atexit._run_exitfuncs()
+        compat.run_exit_functions()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

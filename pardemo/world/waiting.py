@@ -24,7 +24,8 @@ class Wait:
     """One wait: :meth:`goes_on` after each second, :meth:`ends`."""
 
     def __init__(self) -> None:
-        self.seconds, self._number = 0, None
+        self.seconds = 0
+        self._number: int | None = None
 
     def goes_on(self, what: str) -> None:
         self.seconds += PATIENCE_S

@@ -1,17 +1,15 @@
 """What the engines refuse, in one line each."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from pardemo import compat
 from pardemo.zero.gradient_norm import cut_parameters
+from pardemo.zero.running import Running
 from pardemo.zero.unit import Unit
-
-if TYPE_CHECKING:
-    from pardemo.zero.engine import Engine
 
 DTYPES = (torch.bfloat16, torch.float32)
 
@@ -25,6 +23,21 @@ def check_module(module: nn.Module) -> None:
             raise ValueError(f"{name} is {parameter.dtype}; trained parameters are bfloat16 or float32")
         if not parameter.numel():
             raise ValueError(f"{name} is empty: are its values in the shards of an engine that was not closed?")
+    check_hooks(module, module.parameters())
+
+
+def check_hooks(module: nn.Module, parameters: Iterable[nn.Parameter]) -> None:
+    """RuntimeError for hooks that would use or change a rank's own gradient as if it were the mean, such as an
+    optimizer's step in backward. The meters' only look."""
+    with compat.without_functions():
+        for parameter in parameters:
+            for hook in compat.accumulate_hooks(parameter).values():
+                if not getattr(hook, "__module__", "").startswith("pardemo."):
+                    name = next(name for name, p in module.named_parameters() if p is parameter)
+                    raise RuntimeError(
+                        f"{name} has a hook of register_post_accumulate_grad_hook(): the gradient that it sees is this "
+                        "rank's own and not the mean; remove it, and do what it does between backward() and step()"
+                    )
 
 
 def check_groups(module: nn.Module, group: dist.ProcessGroup) -> None:
@@ -46,8 +59,8 @@ def check_optimizer(optimizer: torch.optim.Optimizer, trained: Sequence[Unit]) -
         raise ValueError("the optimizer has other parameters or groups than it was given: make it from its argument")
 
 
-def check_in_place(engine: "Engine") -> None:
-    """RuntimeError where parameters were moved, replaced, unfrozen or given gradients that the engine does not see."""
+def check_in_place(engine: Running) -> None:
+    """RuntimeError where parameters were moved, replaced, (un)frozen, or given gradients by hand."""
     known = {parameter: unit for unit in engine.units for parameter in unit.parameters}
     for name, parameter in engine.module.named_parameters():
         unit = known.get(parameter)
@@ -57,7 +70,11 @@ def check_in_place(engine: "Engine") -> None:
             continue
         if parameter.requires_grad and not unit.trained:
             raise RuntimeError(f"{name} was unfrozen after the engine was made: close() the engine before")
-        if engine.stage > 1 and parameter.grad is not None:
+        if unit.trained and not parameter.requires_grad:
+            raise RuntimeError(
+                f"{name} was frozen after the engine was made, which would go on with it: close() the engine before"
+            )
+        if engine.stage > 1 and parameter.grad is not None and not engine.gradients.is_shown(parameter):
             raise RuntimeError(f"{name}.grad was set by hand: stage {engine.stage} takes gradients in backward() only")
     for unit in engine.units:
         if unit.resident and not unit.shows():

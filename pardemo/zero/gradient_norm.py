@@ -65,6 +65,8 @@ class NormOfModel:
         self._spans |= {p: [] for p, holders in tied if dist.get_rank(holders) > 0}
         self._groups = [group for group in (tensor_parallel, over) if group is not None]
         self._device = next(module.parameters()).device
+        #: whether other ranks have other parts of the model
+        self.is_of_a_part = any(group.size() > 1 for group in self._groups)
 
     def counted(self, parameter: nn.Parameter, piece: torch.Tensor, begin: int = 0) -> Iterator[torch.Tensor]:
         """What this rank counts of ``piece``, the gradient of the parameter's elements from number ``begin`` on."""

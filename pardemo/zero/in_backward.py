@@ -3,11 +3,12 @@
 import weakref
 from concurrent.futures import Future
 
-from torch.autograd import Variable
+from torch import nn
 
+from pardemo import compat
 from pardemo.zero.engine import Engine
 from pardemo.zero.gradient_norm import Tied
-from pardemo.zero.outputs import tensors_in
+from pardemo.zero.gradients import GradientsInShards
 from pardemo.zero.unit import Unit
 
 
@@ -28,41 +29,48 @@ class ReducesInBackward(Engine):
         self._sending: list[Future] = []
         self._order_of_sending = self._backward_order()
         self._next = 0
+        self.gradients = GradientsInShards(self)
         myself = weakref.ref(self)  # autograd holds the hooks where the collector does not see them
         for number, unit in enumerate(self.trained):
             for parameter in unit.parameters:
                 hook = parameter.register_post_accumulate_grad_hook(
-                    lambda _, number=number: (engine := myself()) and engine._gradient_is_ready(engine.trained[number])
+                    lambda p, number=number: (
+                        (engine := myself()) and engine._gradient_is_ready(engine.trained[number], p)
+                    )
                 )
-                self._hooks.append(hook)
-
-    def forward(self, *args, **kwargs):
-        output = super().forward(*args, **kwargs)
-        for tensor in tensors_in(output):
-            if tensor.requires_grad:
-                tensor.register_hook(lambda _: self._begins())  # before any backward pass within it begins
-        return output
+                before = parameter.register_hook(lambda _: (engine := myself()) and engine._begins())
+                self._hooks += [hook, before]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for future in self._sending:
             future.exception()
         self._sending, self._next = [], 0
+        self.gradients.forget()
         super().zero_grad()
 
     def _backward_order(self) -> list[Unit]:
         return self.trained
+
+    def _backward_comes(self, steps: int) -> None:
+        super()._backward_comes(steps)
+        self._begins()  # before any backward pass within it begins
 
     def _begins(self) -> None:
         """Notes the first call in a backward pass, so that ``_end_of_backward`` runs when it has ended."""
         if not self._open:
             self._open = True
             self._passes += 1
-            Variable._execution_engine.queue_callback(self._end_of_backward)
+            self.gradients.hide()
+            compat.after_backward(self._end_of_backward)
 
-    def _gradient_is_ready(self, unit: Unit) -> None:
+    def _gradient_is_ready(self, unit: Unit, parameter: nn.Parameter) -> None:
+        """More of it may come: each use of a layer under a re-entrant checkpoint has a backward pass of its own."""
         self._begins()
-        unit.ready += 1
-        unit.full = unit.ready == len(unit.parameters)
+        unit.ready.add(parameter)
+        unit.full = len(unit.ready) == len(unit.parameters)
+        if unit.sent:
+            unit.late = True
+            return
         order = self._order_of_sending
         while self._next < len(order) and order[self._next].full:
             self._send_next()
@@ -70,6 +78,10 @@ class ReducesInBackward(Engine):
     def _send_next(self) -> None:
         unit = self._order_of_sending[self._next]
         self._next += 1
+        self._send(unit)
+
+    def _send(self, unit: Unit) -> None:
+        unit.sent = True
         if len(self._sending) >= 2:
             self._sending[-2].result()
         self._sending.append(self._channel.submit(unit.reduce, unit.pack_gradients(), self._now))
@@ -77,14 +89,22 @@ class ReducesInBackward(Engine):
     @property
     def _now(self) -> str:
         """Where this rank is, for the ranks to compare."""
-        return f"pass {self._passes} after step {self._steps}"
+        changes = f", gradients changed ({self.gradients.changes:x})" * bool(self.gradients.changes)
+        return f"pass {self._passes} after step {self._steps}{changes}"
 
     def _end_of_backward(self) -> None:
         while self._next < len(self._order_of_sending):  # what parameters without a gradient left incomplete
             self._send_next()
+        for unit in self._order_of_sending:
+            if unit.late:
+                self._send(unit)
         sending, self._sending, self._next = self._sending, [], 0
         for future in sending:
             future.result()
         for unit in self.trained:
-            unit.ready, unit.full = 0, False
+            unit.expect_gradients()
         self._open = False
+        self.gradients.show()
+
+    def _finish_gradients(self) -> None:
+        self.gradients.hide()

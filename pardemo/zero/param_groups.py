@@ -5,7 +5,7 @@ in units of their own.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -45,6 +45,11 @@ class ParamGroups:
                 raise ValueError(f"{name} requires a gradient and is in none of param_groups: it would not be trained")
         #: each group's settings, such as ``{"weight_decay": 0.0}``
         self.settings = groups
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """As an optimizer's: what ``GradScaler`` reads of an engine."""
+        for number, settings in enumerate(self.settings):
+            yield {"params": [p for p, of in self._group_of.items() if of == number and p.requires_grad], **settings}
 
     def number(self, parameter: nn.Parameter) -> int:
         """Of the parameter's group; 0 where it is frozen and in none."""

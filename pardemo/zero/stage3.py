@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
+from pardemo import compat
 from pardemo.zero.in_backward import ReducesInBackward
 from pardemo.zero.layers import check_layers, default_layers, parameters_by_owner
-from pardemo.zero.outputs import hides, tensors_in
+from pardemo.zero.output_tensors import hides, tensors_in
 from pardemo.zero.param_groups import MakeOptimizer
 from pardemo.zero.unit import Unit
 
@@ -61,19 +61,17 @@ class Zero3(ReducesInBackward):
         self._back, self._current = 0, None
         self._names = {part: name or "the module" for name, part in module.named_modules()}
         super().__init__(module, optimizer, group, **options)
-        for name, parameter in module.named_parameters():
-            parameter.sharded_name = name
         myself = weakref.ref(self)
+        # they wait for other ranks: nothing for torch.compile to look into
+        before = torch.compiler.disable(lambda owner, _: (e := _engine_of(myself, owner)) and e._before_forward(owner))
+        after = torch.compiler.disable(
+            lambda owner, *call: (e := _engine_of(myself, owner)) and e._after_forward(owner, *call)
+        )
         for owner in self._units_of:
-            before = owner.register_forward_pre_hook(lambda owner, _: (e := myself()) and e._before_forward(owner))
-            after = owner.register_forward_hook(
-                lambda owner, *call: (e := myself()) and e._after_forward(owner, *call),
-                with_kwargs=True,
-                always_call=True,  # after an error too, with None
-            )
-            self._hooks += [before, after]
-        for unit in self.units:
-            unit.free()
+            self._hooks += [
+                owner.register_forward_pre_hook(before),
+                owner.register_forward_hook(after, with_kwargs=True, always_call=True),  # after an error too, with None
+            ]
 
     def register_forward_method(self, module: nn.Module, name: str) -> None:
         """Gathers ``module``'s parameters around its method ``name`` as around its forward.
@@ -101,9 +99,9 @@ class Zero3(ReducesInBackward):
         setattr(module, name, gathered)
         self._hooks.append(_Replaced(module, name))
 
-    def step(self) -> float | None:
-        self._leave_all()  # nothing gathered before the update may be used after it
-        return super().step()
+    def _take_over_what_was_written(self) -> None:
+        """Nothing: into shards nobody writes. What was gathered before the update may not be used after it."""
+        self._leave_all()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad()
@@ -159,12 +157,15 @@ class Zero3(ReducesInBackward):
                 made += len(parts)
         return [unit for units in self._units_of.values() for unit in units]
 
+    def _show_units(self) -> None:
+        for name, parameter in self.module.named_parameters():
+            parameter.sharded_name = name
+        for unit in self.units:
+            unit.free()
+
     def _backward_order(self) -> list[Unit]:
         owners = [*reversed(self._layers), self.module]
         return [unit for owner in owners for unit in self._units_of.get(owner, ()) if unit.trained]
-
-    def _take_over_what_was_written(self) -> None:
-        """Nothing: into shards nobody writes."""
 
     def _check_load(self, assign: bool) -> None:
         super()._check_load(assign)
@@ -200,7 +201,7 @@ class Zero3(ReducesInBackward):
 
     def _watch(self, owner: nn.Module, given: object, output: object) -> None:
         """The backward pass comes back through the output's tensors, but for those that were only handed on."""
-        tensors, passed = list(tensors_in(output)), {id(leaf) for leaf in tree_leaves(given)}
+        tensors, passed = list(tensors_in(output)), {id(leaf) for leaf in compat.tree_leaves(given)}
         if not tensors and (hidden := hides(output)) is not None:
             raise TypeError(
                 f"{self._names[owner]} returns a {type(hidden).__name__}, in which stage 3 finds no tensors: return "
@@ -235,9 +236,8 @@ class Zero3(ReducesInBackward):
         """Whether one calls the other in its forward, so that its backward goes on after the other's."""
         return one in self._callers[other] or other in self._callers[one]
 
-    def _send_next(self) -> None:
-        unit = self._order_of_sending[self._next]
-        super()._send_next()
+    def _send(self, unit: Unit) -> None:
+        super()._send(unit)
         if not self._whole:
             unit.free()
 
@@ -281,5 +281,11 @@ class _Replaced:
         vars(self._module).pop(self._name, None)
 
 
+def _engine_of(reference: "weakref.ref[Zero3]", owner: nn.Module) -> Zero3 | None:
+    """None for a copy of a layer, which has the layer's hooks and parameters of its own."""
+    engine = reference()
+    return engine if engine is not None and owner in engine._units_of else None
+
+
 def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
+    return compat.in_backward()

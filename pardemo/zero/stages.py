@@ -1,10 +1,16 @@
 """ZeRO-1 and ZeRO-2: every rank computes with whole parameters."""
 
+import weakref
+from collections.abc import Callable, Sequence
+
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from pardemo import compat
 from pardemo.zero.engine import Engine
+from pardemo.zero.gradient_norm import Tied
+from pardemo.zero.gradients import OwnGradient
 from pardemo.zero.in_backward import ReducesInBackward
 from pardemo.zero.param_groups import MakeOptimizer
 from pardemo.zero.unit import Unit
@@ -14,6 +20,7 @@ class Zero1(Engine):
     """P_os: optimizer states in shards. Bytes per rank 2Ψ + 2Ψ + KΨ/N; sends 2Ψ(N−1)/N per step.
 
     Gradients accumulate in ``.grad`` as in plain training, until :meth:`step` reduces them: micro-batches are free.
+    Who looks at ``.grad`` before, as torch's ``clip_grad_norm_`` does, sees the mean, for one all-reduce more.
 
     Args:
         module: the model; all ranks start from rank 0's values, without gradients. Trained parameters are bf16 or
@@ -39,29 +46,84 @@ class Zero1(Engine):
 
     stage = 1
 
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: MakeOptimizer,
+        group: dist.ProcessGroup | None = None,
+        *,
+        tied: Sequence[Tied] = (),
+        **options,
+    ):
+        self._tied = {parameter for parameter, _ in tied}
+        self._own_gradients = False
+        super().__init__(module, optimizer, group, tied=tied, **options)
+
     def _make_units(self) -> list[Unit]:
         parts = self.param_groups.split([p for p in self.module.parameters() if p.requires_grad])
         units = [Unit(f"unit {n}", part, self._channel, True, of) for n, (of, part) in enumerate(parts)]
         for unit in units:
             unit.sum = torch.zeros_like(unit.flat)
-            unit.places = unit.views(unit.sum)
-            _show(unit)
+            unit.places = [self._place(*pair) for pair in zip(unit.parameters, unit.views(unit.sum), strict=True)]
         return units
+
+    def _show_units(self) -> None:
+        super()._show_units()
+        for unit in self.units:
+            _show(unit)
+            for parameter, place in zip(unit.parameters, unit.places, strict=True):
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._noting(place)))
+
+    def average_gradients(self) -> None:
+        """Makes ``.grad`` the mean of the ranks' gradients, if a rank has added to its own since. Collective."""
+        if not self._own_gradients or self._updating:
+            return
+        self._own_gradients = False
+        for unit in self.units:
+            _adopt(unit)
+            self.exchange(unit.sum, f"{unit.name}, gradients that are looked at").div_(self.size)
+
+    def note_own_gradients(self) -> None:
+        """``.grad`` is this rank's own from here on: something was added to it."""
+        self._own_gradients = True
+
+    def forward(self, *args, **kwargs):
+        self._own_gradients |= torch.is_grad_enabled()
+        return super().forward(*args, **kwargs)
+
+    def _place(self, parameter: nn.Parameter, view: torch.Tensor) -> torch.Tensor:
+        """Where the parameter's gradient is. A tied one's is summed over the pipeline, and nobody else looks at it."""
+        if parameter in self._tied:
+            return view
+        place = view.as_subclass(OwnGradient)
+        place.engine = weakref.ref(self)
+        return place
+
+    def _noting(self, place: torch.Tensor) -> Callable[[nn.Parameter], None]:
+        myself = weakref.ref(self)
+
+        def is_accumulated(parameter: nn.Parameter) -> None:
+            if (engine := myself()) is not None:
+                engine.note_own_gradients()
+            if parameter.grad is not place and type(place) is OwnGradient:
+                _put(place, parameter.grad)
+                parameter.grad = place
+
+        return is_accumulated
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad()
         for unit in self.units:
             unit.sum.zero_()
             _show(unit)
+        self._own_gradients = False
 
     def _finish_gradients(self) -> None:
         for unit in self.units:
-            for parameter, place in zip(unit.parameters, unit.places, strict=True):
-                if parameter.grad is not place:  # somebody set it anew, such as the module's own zero_grad()
-                    place.zero_() if parameter.grad is None else place.copy_(parameter.grad)
+            _adopt(unit)
             unit.reduce(unit.sum, f"step {self._steps}")
             unit.sum.zero_()
-            _show(unit)
+        self._own_gradients = False
 
 
 def _show(unit: Unit) -> None:
@@ -70,10 +132,24 @@ def _show(unit: Unit) -> None:
         parameter.grad = place
 
 
+def _adopt(unit: Unit) -> None:
+    """What somebody set anew, such as the module's own ``zero_grad()``, goes where gradients are reduced."""
+    for parameter, place in zip(unit.parameters, unit.places, strict=True):
+        if parameter.grad is not place:
+            _put(place, parameter.grad)
+            parameter.grad = place
+
+
+def _put(place: torch.Tensor, gradient: torch.Tensor | None) -> None:
+    with torch.no_grad(), compat.without_functions():  # as it is: nobody looks at it
+        place.zero_() if gradient is None else place.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+
+
 class Zero2(ReducesInBackward):
     """P_os+g: gradients in shards, too. Bytes per rank 2Ψ + (2+K)Ψ/N; sends (m+1)Ψ(N−1)/N for m micro-batches a step.
 
-    ``.grad`` is empty when ``backward()`` returns: the sum is in shards. A parameter without a gradient counts as zero.
+    When ``backward()`` returns, the sum is in shards, and ``.grad`` is a tensor without memory, by which
+    torch's functions clip, scale and discard it. A parameter without a gradient counts as zero.
 
     Args:
         bucket_bytes: gradients of so many bytes are packed and reduced at a time. The others as :class:`Zero1`.

@@ -9,16 +9,20 @@ from torch import nn
 
 from pardemo.collectives import chunk_numel
 from pardemo.collectives.channel import Channel
-from pardemo.zero.sharded import ShardedParameter
+from pardemo.zero.sharded_parameters import ShardedParameter
 
 
 class Unit:
     """Some parameters in one flat tensor of N equal chunks, of which this rank owns one. Padded by at most N−1.
 
+    The values are the group's first rank's. The parameters themselves stay as they are until :meth:`arrive` (or
+    :meth:`free`): an engine that is refused before leaves no trace in its module. Collective.
+
     Args:
         name: whose parameters these are, the same on every rank: exchanges are compared by it.
         parameters: of one dtype and device, all trained or all frozen, of one parameter group.
-        keep_whole: the flat tensor stays, and the shard is a part of it; else the shard is kept on its own.
+        keep_whole: the flat tensor stays, and the shard is a part of it; else the shard is kept on its own, and the
+            flat tensor has no memory before the first gather.
         settings: the number of the parameter group.
     """
 
@@ -35,7 +39,8 @@ class Unit:
         self._views = self.views(self.flat)
         for parameter, view in zip(self.parameters, self._views, strict=True):
             view.copy_(parameter.detach())
-            parameter.data = view
+        if size > 1:
+            dist.broadcast(self.flat, dist.get_global_rank(channel.group, 0), group=channel.group)
         self._nothing = self.flat.new_empty(0)
         own = self.flat[self.rank * self.chunk : (self.rank + 1) * self.chunk]
         self.own, self.shard = own, own if keep_whole else own.clone()
@@ -43,9 +48,16 @@ class Unit:
         #: what the optimizer updates: the shard in fp32; the shard itself where that is fp32 already
         self.master = nn.Parameter(self.shard.float()) if self.trained else None
         self.gradient: torch.Tensor | None = None  # this rank's chunk of the sum over ranks and micro-batches
-        self.ready, self.full = 0, False  # gradients of a backward pass: how many are there, all of them
+        self.expect_gradients()
         self.arriving: Future | None = None
-        self.resident = True
+        self.resident = keep_whole
+        if not keep_whole:
+            self.flat.untyped_storage().resize_(0)
+
+    def expect_gradients(self) -> None:
+        """Of a backward pass to come."""
+        self.ready: set[nn.Parameter] = set()  # whose gradients are there
+        self.full = self.sent = self.late = False  # all are there; they were sent; more came after that
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """The parameters' places in a flat tensor."""
@@ -62,12 +74,20 @@ class Unit:
                 yield parameter, chunk[max(begin, 0) : end], max(-begin, 0)
             begin = end
 
+    def spans(self) -> Iterator[tuple[nn.Parameter, slice]]:
+        """Where in this rank's chunk each parameter lies; an empty slice where nothing of it does."""
+        begin = -self.rank * self.chunk
+        for parameter, shape in zip(self.parameters, self.shapes, strict=True):
+            end = begin + shape.numel()
+            yield parameter, slice(max(begin, 0), max(0, min(end, self.chunk)))
+            begin = end
+
     def pack_gradients(self) -> torch.Tensor:
         """Moves the parameters' gradients into a new flat tensor; zero where a parameter took no part."""
         flat = self.shard.new_zeros(self.flat.numel())
         for parameter, view in zip(self.parameters, self.views(flat), strict=True):
             if parameter.grad is not None:
-                view.copy_(parameter.grad)
+                view.copy_(parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad)
                 parameter.grad = None
         return flat
 

@@ -1,6 +1,6 @@
 """ZeRO-R: what is left in memory when model states are sharded: activations, buffers, fragments.
 
-Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §4.2 and §6.
+Source: Rajbhandari et al. 2020 (arXiv 1910.02054), 4.2 and 6.
 
 - :func:`partitioned_checkpoint` (P_a): a checkpoint is kept in parts, one on each tensor-parallel rank, gathered when
   its block is recomputed; or on the host (P_a+cpu).
@@ -104,7 +104,7 @@ def partitioned_checkpoint(
     group: dist.ProcessGroup | None = None,
     store: HostStore | None = None,
 ) -> torch.Tensor:
-    """``function(x)``, of which 1/N of ``x`` is kept on each rank of the tensor-parallel ``group`` (P_a, §6.1).
+    """``function(x)``, of which 1/N of ``x`` is kept on each rank of the tensor-parallel ``group`` (P_a, 6.1).
 
     Every rank has the whole ``x``: that is the redundancy. Backward, the parts are gathered, one all-gather of x, and
     the function is run again.
@@ -128,7 +128,7 @@ def partitioned_checkpoint(
 def reduce_in_buffer(
     tensors: Iterable[torch.Tensor], buffer_bytes: int | None, group: dist.ProcessGroup | None = None
 ) -> int:
-    """Sums each tensor over the ranks, in place, packed into one buffer; returns the buffer's bytes (C_B, §6.2).
+    """Sums each tensor over the ranks, in place, packed into one buffer; returns the buffer's bytes (C_B, 6.2).
 
     With ``buffer_bytes`` the buffer has that size and is used again and again; with None it holds all tensors at once
     and grows with the model.

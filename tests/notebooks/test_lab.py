@@ -32,11 +32,12 @@ HANG = [
 
 #: Chapter 10's slider, without the minute of dry runs before it.
 PLAN = [
-    "from pardemo.collection import drawings\nway = {b: {'logits': b * 1.5e9} for b in (1, 8, 32)}\n"
-    "drawings.memory_by_batch({'LoRA': way}, 83e9)",
+    "from pardemo.book.chapters import baichuan2_plan as page\nway = {b: {'logits': b * 1.5e9} for b in (1, 8, 32)}\n"
+    "page.memory_by_batch({'LoRA': way}, 83e9)",
 ]
 ATTEMPTS = [
-    f'from pardemo.collection import exercises\ndef my_order(): {body}\n\n\nexercises.check("05_order", my_order)'
+    "from pardemo.book.chapters import hybrid_parallel as page\n"
+    f'def my_order(): {body}\n\n\npage.check("order", my_order)'
     for body in ("...", 'return "pp-dp-tp"', 'return "tp-dp-pp"')
 ]
 
@@ -195,7 +196,7 @@ def test_every_chapter_with_a_widget_has_its_test_here():
         for path in project.PACKAGE.rglob("*.py")
         if re.search(r"^def \w+_explorer\(", path.read_text(), re.MULTILINE)
     }
-    assert made == {"explore", "explorer"}
+    assert made == {"figures_explorer", "explorer"}
     asked = {name: re.findall(r"(\w+_explorer)\(", path.read_text()) for name, path in project.notebooks().items()}
     assert {name: used for name, used in asked.items() if used} == {
         "06_zero_memory": ["states_explorer"],
@@ -261,7 +262,7 @@ def test_hint_and_solution_unfold(open_notebook):
     assert told[0] == ["Not attempted yet: write my_order above, then run this cell again.", "Hint", "Solution"]
     assert "let tp run fastest" in told[1][0]
     assert told[1][1:] == ["Hint", "Solution"]
-    assert told[2][0].startswith("05_order: solved.")
+    assert told[2][0].startswith("hybrid_parallel.order: solved.")
     assert told[2][1:] == ["One way to write it"]
     for output, summary, text in ((open_, "Hint", "runs fastest"), (wrong, "Solution", "def my_order():")):
         inside = output.locator("details", has_text=summary).get_by_text(text)

@@ -66,6 +66,8 @@ class Case:
     optimizer: str = "sgd"
     param_groups: bool = False
     clip: float | None = None
+    clip_by_torch: bool = False  # torch's clip_grad_norm_ under a ZeRO engine, in place of max_norm
+    discard: bool = False  # a backward pass too many before each step, discarded by module.zero_grad()
     set_to_none: bool = True
     # data parallelism and ZeRO
     bucket_bytes: int = 1 << 20
@@ -84,6 +86,14 @@ class Case:
     micro_batches: int = 1
     recompute_stages: bool = False
     by_parameters: bool = False  # how layers are cut into stages
+    # what else a training script does
+    in_place: bool = False  # a block begins with an activation in place
+    buffers: bool = False  # of types that few exchanges know
+    closure: bool = False  # optimizer.step(closure)
+    scaler: bool = False  # a GradScaler
+    torchs_clip: bool = False  # torch's own clip_grad_norm_, of the wrapper's parameters
+    averaged: bool = False  # an average of the weights, in a deepcopy of the wrapper
+    compiled: str = ""  # what torch.compile is given: the model inside, or the wrapper around it
 
     @property
     def ranks(self) -> int:
@@ -116,6 +126,7 @@ def draw(kind: str, number: int, seed: int) -> Case:
     choices = {**ranks, **_batch(kind, ranks, chance), **_engine(kind, ranks, chance)}
     choices |= _model(choices, chance)
     choices |= _steps(choices, chance)
+    choices |= _use(choices, Random(f"{seed} {kind} {number} use"))
     return Case(kind, number, seed, **choices)
 
 
@@ -210,6 +221,26 @@ def _steps(so_far: dict, chance: Random) -> dict:
         "set_to_none": _flip(chance, 0.7),
         "checkpointing": chance.choice(("", "", "not reentrant", "reentrant")),
     }
+    if so_far.get("engine", "").startswith("zero") and so_far.get("tp", 1) == so_far.get("pp", 1) == 1:
+        chosen["clip_by_torch"] = so_far["dtype"] == "fp32" and _flip(chance)
+        chosen["discard"] = _flip(chance, 0.3)
     if "0" in so_far["frozen"] and chosen["checkpointing"] == "reentrant":
         chosen["checkpointing"] = ""  # torch gives a reentrant checkpoint without a trained input no gradient at all
+    return chosen
+
+
+def _use(so_far: dict, chance: Random) -> dict:
+    """Of the engines that leave gradients to the script: what it may do with them, and with the model."""
+    engine, tp, pp = so_far.get("engine", ""), so_far.get("tp", 1), so_far.get("pp", 1)
+    if engine.startswith("zero") or tp > 1:
+        return {}
+    again = so_far["checkpointing"] or so_far.get("recompute_stages")  # a second run would begin with what is changed
+    chosen = {"in_place": not again and _flip(chance), "buffers": _flip(chance, 0.3), "closure": _flip(chance, 0.3)}
+    if pp > 1:
+        return chosen
+    exact = so_far["dtype"] != "bf16"
+    chosen["scaler"] = exact and not chosen["closure"] and _flip(chance, 0.4)
+    chosen["torchs_clip"], chosen["averaged"] = _flip(chance), exact and _flip(chance, 0.4)
+    if not (so_far["checkpointing"] or so_far["sometimes"] or chosen["averaged"]) and _flip(chance, 0.1):
+        chosen["compiled"] = chance.choice(("inside", "around"))
     return chosen

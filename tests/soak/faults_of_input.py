@@ -224,7 +224,7 @@ def state(case: FaultCase) -> None:
         "stage": "has stage",
         "model": "is of another model",
         "nothing": "no whole checkpoint",
-        "damaged": "is missing, or is not the file that was written",
+        "damaged": "is not the file that was written",
     },
 )  # fmt: skip
 def checkpoint(case: FaultCase) -> None:
@@ -233,7 +233,7 @@ def checkpoint(case: FaultCase) -> None:
     trainer.step(0)
     save(trainer.engine, folder)
     if case.how == "damaged" and dist.get_rank() == 0:
-        with open(f"{folder}/.metadata", "ab") as file:
+        with open(f"{folder}/rank-00000.safetensors", "ab") as file:
             file.write(b"x")
     dist.barrier()
     other = ZERO[ZERO.index(case.trainer) - 1] if case.how == "stage" else case.trainer

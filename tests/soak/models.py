@@ -61,8 +61,10 @@ class Block(nn.Module):
         super().__init__()
         width, norm = case.heads * case.head_dim, nn.RMSNorm if case.rms_norm else nn.LayerNorm
         self.norm_1, self.attention, self.norm_2, self.mlp = norm(width), Attention(case), norm(width), MLP(case)
+        self.in_place = case.in_place
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.leaky_relu_(x, 0.5) if self.in_place else x
         x = x + self.attention(self.norm_1(x))
         return x + self.mlp(self.norm_2(x))
 
@@ -86,6 +88,8 @@ class Head(nn.Module):
         width = case.heads * case.head_dim
         self.norm, self.linear = nn.LayerNorm(width), nn.Linear(width, case.vocabulary, bias=False)
         self.never = nn.Linear(3, 3) if case.never else None
+        for dtype in (torch.int16, torch.float8_e4m3fn, torch.bool) if case.buffers else ():
+            self.register_buffer(str(dtype).removeprefix("torch."), torch.zeros(3).to(dtype))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.linear(self.norm(x))

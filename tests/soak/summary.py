@@ -1,4 +1,4 @@
-"""What became of the cases: a line for each that failed as soon as it has, a table by kind at the end."""
+"""What became of the cases: a line for each that failed as soon as it has, how many there were, a table at the end."""
 
 import re
 import time
@@ -10,6 +10,8 @@ from pardemo.tables import text_table
 from .case import Case
 from .faults import FaultCase
 
+#: So often a line says how far it is.
+EVERY_S = 10.0
 STATUSES = ("passed", "refused", "timed out", "failed")
 
 
@@ -28,6 +30,7 @@ class Summary:
     seed: int
     outcomes: list[Outcome] = field(default_factory=list)
     begin: float = field(default_factory=time.monotonic)
+    said: float = field(default_factory=time.monotonic)
 
     @property
     def failed(self) -> list[Outcome]:
@@ -37,6 +40,11 @@ class Summary:
         self.outcomes.append(one)
         if one.status == "failed":
             print(f"FAILED {one.case.kind}, case {one.case.number}: {one.told}\n       {one.case}", flush=True)
+        if (now := time.monotonic()) - self.said >= EVERY_S:
+            self.said = now
+            counted = Counter(one.status for one in self.outcomes)
+            told = ", ".join(f"{counted[status]} {status}" for status in STATUSES if counted[status])
+            print(f"{now - self.begin:6.0f} s: {len(self.outcomes)} cases, {told}", flush=True)
 
     def show(self) -> None:
         kinds = list(dict.fromkeys(one.case.kind for one in self.outcomes))

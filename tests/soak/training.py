@@ -9,10 +9,11 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from pardemo.collectives import parameter_server_all_reduce, ring_all_reduce
 from pardemo.data_parallel import BucketedDataParallel, NaiveDataParallel, shard_weight
-from pardemo.groups import Groups, Layout
+from pardemo.groups import Groups, ParallelDims
 from pardemo.pipeline_parallel import Pipeline, Schedule, gpipe, interleaved, one_f_one_b
 from pardemo.zero import Zero1, Zero2, Zero3
 from pardemo.zero.gradient_norm import clip_grad_norm_
@@ -36,9 +37,9 @@ class Found:
 
 def train_and_compare(case: Case) -> Found:
     """Runs on every rank: the case in parallel, then in this process alone."""
-    layout = Layout(tp=case.tp, dp=case.dp, pp=case.pp)
+    layout = ParallelDims(tp=case.tp, dp=case.dp, pp=case.pp)
     with Groups(layout) as groups, torch.random.fork_rng():
-        losses, gradients, chunks = in_parallel(case, groups, layout)
+        losses, gradients, chunks, average = in_parallel(case, groups, layout)
         alone = one_process(case)
         expected, initial = (models.place(model, case, groups) for model in (alone.model, models.plain(case)))
         comparison = Comparison(case)
@@ -46,10 +47,12 @@ def train_and_compare(case: Case) -> Found:
         if gradients is not None:
             comparison.gradients(gradients, models.place(alone.first_gradients, case, groups))
         comparison.parameters(chunks, expected, initial)
+        if average is not None:
+            comparison.parameters([average], models.place(alone.average, case, groups), initial)
         digest = hashlib.sha256()
         for chunk in chunks:
-            for parameter in chunk.parameters():
-                digest.update(parameter.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+            for value in (*chunk.parameters(), *chunk.buffers()):
+                digest.update(value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return Found(comparison.worst, comparison.what, digest.hexdigest(), layout.coordinates(dist.get_rank()))
 
 
@@ -71,11 +74,13 @@ def verdict(found: list[Found]) -> str | None:
 
 @dataclass
 class Reference:
-    """A model after all steps; one whose values are the gradients of the first step; the loss of each step."""
+    """A model after all steps; one whose values are the gradients of the first step; the loss of each step; the
+    average of the model over the steps."""
 
     model: nn.Sequential
     first_gradients: nn.Sequential
     losses: list[float]
+    average: nn.Sequential | None
 
 
 def one_process(case: Case) -> Reference:
@@ -84,7 +89,7 @@ def one_process(case: Case) -> Reference:
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     masters = {name: nn.Parameter(p.detach().float()) if case.is_zero else p for name, p in named.items()}
     optimizer = _optimizer(case, masters)
-    losses, first = [], None
+    losses, first, average = [], None, _averaged(case, model)
     for step in range(case.steps):
         losses.append(sum(_backward_alone(case, model, step, micro) for micro in range(case.accumulation)))
         if case.zero_for_none:
@@ -101,7 +106,9 @@ def one_process(case: Case) -> Reference:
         with torch.no_grad():
             for name, p in named.items():
                 p.copy_(masters[name])
-    return Reference(model, first, losses)
+        if average is not None:
+            average.update_parameters(model)
+    return Reference(model, first, losses, None if average is None else average.module)
 
 
 def _backward_alone(case: Case, model: nn.Sequential, step: int, micro: int) -> float:
@@ -146,39 +153,79 @@ def _make_optimizer(case: Case):
 # --- on ranks
 
 
-def in_parallel(case: Case, groups: Groups, layout: Layout):
+def in_parallel(case: Case, groups: Groups, layout: ParallelDims):
     """Losses of the steps (None on ranks that have none), gradients of the first step (None where an engine keeps them
-    in shards), and the chunks as they are in the end."""
+    in shards), the chunks as they are in the end, and the average of the model over the steps, where one is kept."""
     chunks = models.place(models.plain(case), case, groups)
     if dist.get_rank(groups.dp):
         with torch.no_grad():
             for chunk in chunks:
                 for p in chunk.parameters():
                     p.add_(1)  # the engine has to make all copies begin as the first one
+                for buffer in chunk.buffers():
+                    buffer.copy_(torch.ones(buffer.shape))
     trained = {f"{i}.{name}": p for i, c in enumerate(chunks) for name, p in c.named_parameters() if p.requires_grad}
     losses, gradients, over = [], None, groups.pp if case.pp > 1 else None
     with _tied(case, chunks, layout) as tied:
         wrapped = [_wrap(case, chunk, groups, tied) for chunk in chunks]
         optimizer = None if case.is_zero else _optimizer(case, trained)
-        run = _runner(case, wrapped, groups, tied)
-        for step in range(case.steps):
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=case.scaler)
+        run, average = _runner(case, wrapped, groups, tied, scaler), _averaged(case, wrapped[0])
+
+        def forward_and_backward(step: int) -> None:
+            nonlocal gradients
             losses.append(_mean(run(step), groups.dp))
             if optimizer is None:
-                for engine in wrapped:
-                    engine.step()
-                continue
+                return
+            scaler.unscale_(optimizer)
             gradients = gradients or [gradients_as_model(chunk) for chunk in chunks]
-            if case.clip is not None:
+            if case.clip is not None and case.torchs_clip:
+                nn.utils.clip_grad_norm_(wrapped[0].parameters(), case.clip)
+            elif case.clip is not None:
                 clip_grad_norm_(nn.ModuleList(chunks), case.clip, over=over, tied=tied)
-            optimizer.step()
-            optimizer.zero_grad(case.set_to_none)
+
+        for step in range(case.steps):
+            if case.discard:
+                run(step)
+                for chunk in chunks:
+                    chunk.zero_grad()
+            if case.closure:
+                optimizer.step(partial(forward_and_backward, step))
+            else:
+                forward_and_backward(step)
+                for engine in wrapped if optimizer is None else ():
+                    if case.clip_by_torch and case.clip is not None:
+                        nn.utils.clip_grad_norm_(engine.parameters(), case.clip)
+                    engine.step()
+                if optimizer is not None:
+                    scaler.step(optimizer)
+                    scaler.update()
+            if optimizer is not None:
+                optimizer.zero_grad(case.set_to_none)
+            if average is not None:
+                average.update_parameters(wrapped[0])
     for engine in wrapped:
         if case.is_zero:
             engine.close()
-    return losses, gradients, chunks
+    return losses, gradients, chunks, None if average is None else average.module.module
+
+
+def _averaged(case: Case, model: nn.Module) -> AveragedModel | None:
+    """torch's average of weights, which begins with a deepcopy."""
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5)) if case.averaged else None
 
 
 def _wrap(case: Case, chunk: nn.Module, groups: Groups, tied: list) -> nn.Module:
+    if not case.compiled:
+        return _engine(case, chunk, groups, tied)
+    torch._dynamo.reset()
+    compiled = partial(torch.compile, backend="aot_eager")
+    if case.compiled == "inside":
+        return _engine(case, compiled(chunk), groups, tied)
+    return compiled(_engine(case, chunk, groups, tied))
+
+
+def _engine(case: Case, chunk: nn.Module, groups: Groups, tied: list) -> nn.Module:
     if not case.engine:
         return chunk
     if case.engine == "naive":
@@ -186,7 +233,10 @@ def _wrap(case: Case, chunk: nn.Module, groups: Groups, tied: list) -> nn.Module
         return NaiveDataParallel(chunk, groups.dp, all_reduce=how)
     if case.engine == "bucketed":
         return BucketedDataParallel(chunk, groups.dp, bucket_bytes=case.bucket_bytes, overlap=case.overlap)
-    shared: dict = {"max_norm": case.clip, "tied": [pair for pair in tied if pair[0] in set(chunk.parameters())]}
+    shared: dict = {
+        "max_norm": None if case.clip_by_torch else case.clip,
+        "tied": [pair for pair in tied if pair[0] in set(chunk.parameters())],
+    }
     if case.pp > 1:
         shared["norm_over"] = groups.pp
     if case.param_groups:
@@ -199,10 +249,13 @@ def _wrap(case: Case, chunk: nn.Module, groups: Groups, tied: list) -> nn.Module
     return Zero3(chunk, _make_optimizer(case), groups.dp, layers=layers, prefetch=case.prefetch, **shared)
 
 
-def _runner(case: Case, wrapped: list[nn.Module], groups: Groups, tied: list) -> Callable[[int], float | None]:
+def _runner(
+    case: Case, wrapped: list[nn.Module], groups: Groups, tied: list, scaler: torch.amp.GradScaler
+) -> Callable[[int], float | None]:
     """``run(step)``: forward and backward of a step; its loss on this rank, None where it is not known."""
     if case.pp == 1:
-        return lambda step: sum(_backward(case, wrapped[0], groups, step, micro) for micro in range(case.accumulation))
+        micros = range(case.accumulation)
+        return lambda step: sum(_backward(case, wrapped[0], groups, step, micro, scaler) for micro in micros)
     schedule = Schedule(ORDERS[case.schedule], case.pp, case.micro_batches, case.chunks)
     mean = models.parallel_loss(case, groups)
     pipeline = Pipeline(
@@ -222,7 +275,9 @@ def _runner(case: Case, wrapped: list[nn.Module], groups: Groups, tied: list) ->
     return run
 
 
-def _backward(case: Case, model: nn.Module, groups: Groups, step: int, micro: int) -> float:
+def _backward(
+    case: Case, model: nn.Module, groups: Groups, step: int, micro: int, scaler: torch.amp.GradScaler
+) -> float:
     rank = dist.get_rank(groups.dp)
     tokens, targets = models.batch(case, step, micro)[rank]
     models.switch(model, on=_on(step, micro, rank))
@@ -230,12 +285,12 @@ def _backward(case: Case, model: nn.Module, groups: Groups, step: int, micro: in
     loss = models.parallel_loss(case, groups)(model(tokens), targets) * weight
     waits = case.no_sync and micro < case.accumulation - 1 and hasattr(model, "no_sync")
     with model.no_sync() if waits else contextlib.nullcontext():
-        loss.backward()
+        scaler.scale(loss).backward()
     return loss.item()
 
 
 @contextlib.contextmanager
-def _tied(case: Case, chunks: list[nn.Module], layout: Layout) -> Iterator[list]:
+def _tied(case: Case, chunks: list[nn.Module], layout: ParallelDims) -> Iterator[list]:
     """This rank's copy of the embedding, with the group of the first and the last stage that share it."""
     if not case.tied or case.pp == 1 or "0" in case.frozen:
         yield []

@@ -9,8 +9,8 @@ from accelerate import Accelerator, DataLoaderConfiguration
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from pardemo.peers import gpt
-from pardemo.peers.accelerate import cpu_ranks, what_runs
+from pardemo.peers.accelerate.training import cpu_ranks, load_state, save_state, what_runs
+from pardemo.small_models import gpt
 
 
 def train(options: argparse.Namespace):
@@ -27,7 +27,7 @@ def train(options: argparse.Namespace):
     loader = DataLoader(samples, batch_size=options.batch)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
     if options.resume:
-        accelerator.load_state(options.folder / f"step-{options.resume}")
+        load_state(accelerator, options.folder / f"step-{options.resume}")
     loss_of_step = 0.0
     for micro_batch, tokens in enumerate(loader, start=1):
         if micro_batch <= options.resume * options.accumulate:
@@ -45,7 +45,7 @@ def train(options: argparse.Namespace):
             continue
         step = micro_batch // options.accumulate
         if step == options.save_at:
-            accelerator.save_state(options.folder / f"step-{step}")
+            save_state(accelerator, options.folder / f"step-{step}")
         yield model, optimizer, loss_of_step
         loss_of_step = 0.0
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from pardemo.peers import gpt
+from pardemo.small_models import gpt
 
 
 def train(options: argparse.Namespace):

@@ -4,8 +4,11 @@ import shutil
 import tempfile
 import weakref
 
-import datasets
-import evaluate
+from pardemo import extras
+
+with extras.needed_by(__name__):
+    import datasets
+    import evaluate
 
 from pardemo.finetune import metrics
 

@@ -10,7 +10,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from transformers import DynamicCache, PreTrainedModel
+
+from pardemo import extras
+
+with extras.needed_by(__name__):
+    from transformers import DynamicCache, PreTrainedModel
 
 from pardemo.finetune.recipes.recipe_schema import Predict
 

@@ -11,7 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pardemo import extras
+
+with extras.needed_by(__name__):
+    from pydantic import TypeAdapter, ValidationError
 
 from pardemo import project
 from pardemo.finetune.recipes import strict_yaml
@@ -131,7 +134,7 @@ def preflight(recipe: Recipe, on_cpu: bool) -> None:
         raise ValueError(f"the recipe is for {count} (world.device: gpu), and its ranks would run on the CPU here: "
                          "--on-cpu, or --set world.device=any, runs it there all the same")  # fmt: skip
     if recipe.deepspeed is not None:
-        from pardemo.peers import deepspeed_settings
+        from pardemo.peers.deepspeed import settings as deepspeed_settings
 
         try:
             deepspeed_settings.check(recipe.deepspeed, recipe.world.ranks, on_cpu)

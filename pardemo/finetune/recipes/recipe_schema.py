@@ -6,7 +6,11 @@ starts. Read, changed and written in :mod:`pardemo.finetune.recipes.recipe`.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictBool, model_validator
+from pardemo import extras
+
+with extras.needed_by(__name__):
+    from pydantic import Field, StrictBool, model_validator
+
 from pydantic.dataclasses import dataclass
 
 Text = Annotated[str, Field(min_length=1)]
@@ -18,7 +22,7 @@ section = dataclass(frozen=True, kw_only=True, config={"extra": "forbid"})
 
 
 @section
-class Model:
+class ModelSettings:
     """The base model: a checkpoint folder; ``init: random`` reads only its configuration, for benches."""
 
     path: Text
@@ -51,7 +55,7 @@ class Data:
 
 
 @section
-class Lora:
+class LoraSettings:
     """Adapters of ``rank`` on the modules named by ``target``, their output scaled by alpha / rank."""
 
     rank: Count = 8
@@ -109,7 +113,7 @@ class Predict:
 
 
 @section
-class Ranks:
+class RankSettings:
     """The ranks that ``pardemo finetune`` launches, each with a GPU of its own where there are so many.
 
     ``device``: where there are none, ``any`` means the CPU; ``gpu`` is refused, so that nobody waits a year for a job
@@ -124,13 +128,13 @@ class Ranks:
 class Recipe:
     """All of a fine-tune. ``deepspeed`` is DeepSpeed's own configuration, or null for plain data parallelism."""
 
-    model: Model
+    model: ModelSettings
     data: Data
-    lora: Lora = Lora()
+    lora: LoraSettings = LoraSettings()
     train: Train
     predict: Predict = Predict()
     deepspeed: dict[str, Any] | None = None
-    world: Ranks = Ranks()
+    world: RankSettings = RankSettings()
     output_dir: Text
 
     @model_validator(mode="after")

@@ -9,21 +9,22 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, NoReturn
 
-from pardemo.collection.unread import work_goes_on
+from pardemo import options
+from pardemo.closed_pipe import work_goes_on
 from pardemo.world import launched
 from pardemo.world.loading import no_garbage
 
 if TYPE_CHECKING:  # each is imported where it is needed: the command line's --help loads none of it
     from pardemo.finetune.recipes.recipe_schema import Recipe
-    from pardemo.finetune.training.train import Outcome
+    from pardemo.finetune.training.train import TrainingResult
 
 #: A run may take weeks. A hang inside it ends with the process group's own limit: half an hour, ten minutes in a
 #: launcher's job.
 LONGEST_S = 3.0e7
-PRELOAD = ("pardemo.peers.deepspeed", "pardemo.finetune.training.train")
+PRELOAD = ("pardemo.peers.deepspeed.engine", "pardemo.finetune.training.train")
 
 
-def launch(job: "Recipe", resume: bool = False, overwrite: bool = False, allow: Sequence[str] = ()) -> "Outcome":
+def launch(job: "Recipe", resume: bool = False, overwrite: bool = False, allow: Sequence[str] = ()) -> "TrainingResult":
     """Trains on ``job.world.ranks`` ranks of this machine. What rank 0 prints appears here.
 
     Args:
@@ -35,7 +36,7 @@ def launch(job: "Recipe", resume: bool = False, overwrite: bool = False, allow: 
     """
     from pardemo import World
     from pardemo.finetune.recipes import recipe
-    from pardemo.machine.doctor import available_cores
+    from pardemo.project import available_cores
 
     on_cpu = check(job, resume, overwrite, allow)
     threads = max(1, available_cores() // job.world.ranks)
@@ -56,7 +57,7 @@ def check(job: "Recipe", resume: bool = False, overwrite: bool = False, allow: S
     from pardemo.baichuan2 import load_tokenizer
     from pardemo.baichuan2.checkpoints import find_shards, read_config
     from pardemo.finetune.recipes import recipe
-    from pardemo.finetune.training.beginning import choose
+    from pardemo.finetune.training.resume import choose, refuse_in_use
 
     gpus = torch.cuda.device_count()
     on_cpu = not gpus or (gpus < job.world.ranks and job.train.precision == "fp32")
@@ -73,11 +74,12 @@ def check(job: "Recipe", resume: bool = False, overwrite: bool = False, allow: S
         if not recipe.locate(path).is_file():
             raise FileNotFoundError(f"data: there is no file {recipe.locate(path)}")
         headlines.read(recipe.locate(path))
+    refuse_in_use(recipe.locate(job.output_dir))
     choose(recipe.locate(job.output_dir), job, resume, overwrite, job.world.ranks, allow)
     return on_cpu
 
 
-def _rank(values: dict, resume: bool, overwrite: bool, allow: Sequence[str]) -> "Outcome":
+def _rank(values: dict, resume: bool, overwrite: bool, allow: Sequence[str]) -> "TrainingResult":
     from pardemo.finetune.recipes import recipe
     from pardemo.finetune.training.train import train
 
@@ -106,14 +108,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def chosen(arguments: argparse.Namespace) -> "Recipe":
     """The recipe of a command line."""
+    options.at_least(arguments, 1, "ranks")
     from pardemo.finetune.recipes import recipe
 
     if arguments.recipe is None:
         raise ValueError(f"name a recipe: {', '.join(recipe.names())}, or a .yaml file")
     job = recipe.override(recipe.load(arguments.recipe), arguments.changes)
     if arguments.ranks is not None:
-        if arguments.ranks < 1:
-            raise ValueError(f"--ranks must be at least 1, not {arguments.ranks}")
         job = _on(job, arguments.ranks)
     if arguments.on_cpu:
         job = replace(job, world=replace(job.world, device="any"))
@@ -123,6 +124,7 @@ def chosen(arguments: argparse.Namespace) -> "Recipe":
 @work_goes_on()
 def command(arguments: argparse.Namespace) -> int:
     """``pardemo finetune``."""
+    options.at_least(arguments, 1, "ranks")
     from pardemo import RankError
     from pardemo.finetune.recipes import recipe
     from pardemo.tables import text_table
@@ -169,7 +171,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _as_rank(arguments: argparse.Namespace) -> NoReturn:
-    from pardemo.machine.doctor import available_cores
+    from pardemo.project import available_cores
 
     job = chosen(arguments)
     if missing := [name for name in launched.NEEDED if name not in os.environ]:
@@ -179,7 +181,7 @@ def _as_rank(arguments: argparse.Namespace) -> NoReturn:
     size = int(os.environ["WORLD_SIZE"])
     job = _on(job, size)  # the launcher's number counts
     with no_garbage():
-        import pardemo.peers.deepspeed  # noqa: F401, before the group: it chooses the accelerator
+        import pardemo.peers.deepspeed.engine  # noqa: F401, before the group: it chooses the accelerator
         from pardemo.finetune.training.train import train
 
     beside = next((os.environ[name] for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE") if name in os.environ), size)
@@ -196,7 +198,7 @@ def _on(job: "Recipe", ranks: int) -> "Recipe":
     return replace(job, world=replace(job.world, ranks=ranks))
 
 
-def _tell(outcome: "Outcome", as_json: bool) -> None:
+def _tell(outcome: "TrainingResult", as_json: bool) -> None:
     if as_json:
         print(json.dumps(asdict(outcome), indent=1))
         return

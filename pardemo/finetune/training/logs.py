@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers import TrainerCallback
+
+from pardemo import extras
+
+with extras.needed_by(__name__):
+    from transformers import TrainerCallback
+
 
 LOG = "train_log.jsonl"
 
@@ -72,12 +77,12 @@ def smoothed(values: Sequence[float]) -> list[float]:
 
 def draw_loss(run: Path) -> None:
     """Draws ``loss.png``: the loss as it was and smoothed, over optimizer steps."""
-    from pardemo.collection import figures
+    from pardemo.draw import style
 
     rows = read_log(run)
     train = [row for row in rows if "loss" in row]
     held_out = [row for row in rows if "eval_loss" in row]
-    fig, ax = figures.new(size=(7, 3.2))
+    fig, ax = style.new(size=(7, 3.2))
     steps, losses = [row["step"] for row in train], [row["loss"] for row in train]
     ax.plot(steps, losses, color="0.7", label="loss")
     ax.plot(steps, smoothed(losses), color="black", label="smoothed")
@@ -91,7 +96,7 @@ def draw_loss(run: Path) -> None:
         )
     ax.set(xlabel="optimizer step", ylabel="loss per labelled token", ylim=(0, None))
     ax.legend()
-    figures.write(fig, run / "loss.png", "The loss of a fine-tune over its optimizer steps, as it was and smoothed.")
+    style.write(fig, run / "loss.png", "The loss of a fine-tune over its optimizer steps, as it was and smoothed.")
 
 
 class TokenCount:

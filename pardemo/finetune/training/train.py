@@ -16,23 +16,28 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-import transformers
-from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
+
+from pardemo import compat, extras
+
+with extras.needed_by(__name__):
+    import transformers
+    from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
+
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from pardemo.finetune import models
 from pardemo.finetune.recipes import recipe
 from pardemo.finetune.recipes.recipe_schema import Recipe
 from pardemo.finetune.samples import Collator, Samples, pack
-from pardemo.finetune.training import sealed, universal
-from pardemo.finetune.training.beginning import begin, fingerprint
+from pardemo.finetune.training import checkpoint_seal, disk, universal_checkpoint
 from pardemo.finetune.training.logs import Progress, TokenCount, draw_loss
-from pardemo.finetune.training.order import Order
+from pardemo.finetune.training.resume import begin, fingerprint, only_run
+from pardemo.finetune.training.sample_order import Order
 from pardemo.world.rank import device
 
 
 @dataclass
-class Outcome:
+class TrainingResult:
     """What a run came to: optimizer steps, the mean training loss, where things are, and what actually ran."""
 
     steps: int
@@ -54,7 +59,7 @@ def train(
     overwrite: bool = False,
     callbacks: Sequence[TrainerCallback] = (),
     allow: Sequence[str] = (),
-) -> Outcome:
+) -> TrainingResult:
     """Runs the recipe on this rank; all ranks of the job call it alike.
 
     Writes into the recipe's ``output_dir``: ``recipe.yaml``, ``train_log.jsonl``, TensorBoard's events, ``loss.png``,
@@ -65,19 +70,25 @@ def train(
         overwrite: remove what an earlier run left in the folder.
         callbacks: of transformers, further ones.
         allow: keys of the recipe that may differ from those of the run that is resumed; of
-            :data:`pardemo.finetune.training.beginning.CHANGEABLE`.
+            :data:`pardemo.finetune.training.resume.CHANGEABLE`.
 
     Raises:
         ValueError, FileNotFoundError: recipe, model or data are not what they should be; the folder holds an earlier
             run, and neither ``resume`` nor ``overwrite`` was given; checkpoints that none can be read of, or of other
-            data, batch or settings.
+            data, batch or settings; another run writes to the folder.
         RuntimeError: the ranks or DeepSpeed's stage are not those of the recipe; nothing trains unsynchronised.
-        OSError: a checkpoint could not be written; the last whole one is named.
+        OSError: a checkpoint or the adapter could not be written, as on a full disk; the last whole one is named.
     """
     _forget_earlier_runs()
     recipe.preflight(job, on_cpu=device().type == "cpu")
     run = recipe.locate(job.output_dir)
-    start, notes = begin(run, job, resume, overwrite, _rank(), _size(), allow)
+    with only_run(run, _rank()):
+        return _train(job, run, *begin(run, job, resume, overwrite, _rank(), _size(), allow), callbacks)
+
+
+def _train(
+    job: Recipe, run: Path, start: Path | None, notes: list[str], callbacks: Sequence[TrainerCallback]
+) -> TrainingResult:
     # under ZeRO-3 no rank's GPU may hold the whole model; otherwise no host needs to hold it once per rank
     stage = (job.deepspeed or {}).get("zero_optimization", {}).get("stage", 0)
     model, tokenizer = models.base(job, "cpu" if stage == 3 else device())
@@ -106,14 +117,14 @@ def train(
     try:
         done = trainer.train(resume_from_checkpoint=None if start is None else str(start))
     finally:
-        if start is not None and universal.is_universal(start) and _rank() == 0:
+        if start is not None and universal_checkpoint.is_universal(start) and _rank() == 0:
             shutil.rmtree(start, ignore_errors=True)
     engine, stage = _what_ran(trainer, job)
     adapter = _save_adapter(trainer, run)
     tokens = trainer.tokens.total()
     if trainer.is_world_process_zero():
         draw_loss(run)
-    return Outcome(
+    return TrainingResult(
         steps=done.global_step,
         loss=done.training_loss,
         run=str(run),
@@ -123,7 +134,7 @@ def train(
         ranks=trainer.args.world_size,
         tokens=tokens,
         seconds=done.metrics["train_runtime"],
-        resumed_from=None if start is None else start.name.lstrip(".").partition(universal.MARK)[0],
+        resumed_from=None if start is None else start.name.lstrip(".").partition(universal_checkpoint.MARK)[0],
         notes=notes,
     )
 
@@ -133,7 +144,9 @@ class _Trainer(Trainer):
 
     def __init__(self, job: Recipe, run: Path, **kwargs: Any):
         self._job, self._run = job, run
-        self._own = sealed.readable(run) if _rank() == 0 else set()  # what it is resumed from, and then what it writes
+        self._own = (
+            checkpoint_seal.readable(run) if _rank() == 0 else set()
+        )  # what it is resumed from, and then what it writes
         self.tokens = TokenCount(kwargs["data_collator"].fills["input_ids"])
         super().__init__(**kwargs)
         asked = dist.get_world_size() if dist.is_initialized() else 1
@@ -162,16 +175,19 @@ class _Trainer(Trainer):
         try:
             super()._save_checkpoint(model, trial)
         except Exception as error:  # of the system, of torch, of safetensors: each has its own
-            last = next((f.name for f in sealed.checkpoints(self._run) if f != folder and not sealed.fault(f)), None)
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise OSError(f"{folder.name} could not be written ({reason}); "
-                          f"the last whole checkpoint is {last or 'none'}") from error  # fmt: skip
+            last = next(
+                (f for f in checkpoint_seal.checkpoints(self._run) if f != folder and not checkpoint_seal.fault(f)),
+                None,
+            )
+            nbytes = disk.folder_bytes(last) if last else disk.checkpoint_bytes(model)
+            raise OSError(f"{folder.name} could not be written ({disk.reason(error, folder, nbytes)}); the last whole "
+                          f"checkpoint is {last.name if last else 'none'}") from error  # fmt: skip
         _meet()
         if self.is_world_process_zero():
             about = fingerprint(self._job, self.args.world_size)
-            sealed.seal(folder, step=self.state.global_step, ranks=self.args.world_size, run=about)
+            checkpoint_seal.seal(folder, step=self.state.global_step, ranks=self.args.world_size, run=about)
             self._own.add(folder.name)
-            sealed.keep(self._run, self._job.train.save_limit, self._own)
+            checkpoint_seal.keep(self._run, self._job.train.save_limit, self._own)
         _meet()
 
 
@@ -227,7 +243,7 @@ def _deepspeed(job: Recipe, start: Path | None) -> dict[str, Any] | None:
     settings = copy.deepcopy(job.deepspeed)
     if settings.get("zero_optimization", {}).get("stage") == 3:  # else an adapter would be saved in shards
         settings["zero_optimization"].setdefault("stage3_gather_16bit_weights_on_model_save", True)
-    if start is not None and universal.is_universal(start):
+    if start is not None and universal_checkpoint.is_universal(start):
         settings["checkpoint"] = {**settings.get("checkpoint", {}), "load_universal": True}
     return settings
 
@@ -250,7 +266,11 @@ def _what_ran(trainer: _Trainer, job: Recipe) -> tuple[str, int | None]:
 def _save_adapter(trainer: _Trainer, run: Path) -> Path:
     """Writes the adapter beside its place first: a folder of that name is a whole one."""
     adapter, part = run / "adapter", run / ".adapter.part"
-    trainer.save_model(str(part))  # all ranks: under ZeRO-3 they gather it
+    try:
+        trainer.save_model(str(part))  # all ranks: under ZeRO-3 they gather it
+    except Exception as error:
+        reason = disk.reason(error, part, disk.adapter_bytes(trainer.model))
+        raise OSError(f"the adapter could not be written ({reason})") from error
     _meet()
     if trainer.is_world_process_zero():
         for extra in ("training_args.bin", "README.md"):  # a pickle, and a page with nothing in it
@@ -263,12 +283,11 @@ def _save_adapter(trainer: _Trainer, run: Path) -> Path:
 
 def _forget_earlier_runs() -> None:
     """A process that trained before keeps Accelerate's choice of then: the next run would silently use it."""
-    from accelerate.state import AcceleratorState
 
-    AcceleratorState._reset_state(reset_partial_state=True)
+    compat.AcceleratorState_reset(reset_partial_state=True)
     unset_hf_deepspeed_config()
     if "deepspeed" in sys.modules:
-        from pardemo.peers import deepspeed
+        from pardemo.peers.deepspeed import engine as deepspeed
 
         deepspeed.give_back_linear()
     for name in [name for name in os.environ if name.startswith("ACCELERATE_") and name != "ACCELERATE_USE_CPU"]:

@@ -7,8 +7,8 @@
 from importlib import import_module
 
 _HOME = {
-    "STACKS": "stacks", "Answer": "search", "Job": "work", "Layout": "layout", "Machine": "machines",
-    "Memory": "memory", "Shape": "shape", "Stack": "stacks", "Step": "step", "stack": "stacks",
+    "STACKS": "stacks", "SearchResult": "search", "Job": "work", "Layout": "layout", "Machine": "machines",
+    "Memory": "memory", "Shape": "shape", "Stack": "stacks", "PredictedStep": "step", "stack": "stacks",
 }  # fmt: skip
 __all__ = [*_HOME]
 

@@ -6,12 +6,10 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from pardemo.planner.layouts.layout import Layout, check
 from pardemo.planner.layouts.memory import Memory, memory
-from pardemo.planner.layouts.runs import Run
-from pardemo.planner.layouts.step import Step, idle_stages, step
+from pardemo.planner.layouts.runs import PublishedRun
+from pardemo.planner.layouts.step import PredictedStep, idle_stages, step
 from pardemo.planner.layouts.work import Job
 
 NEAR = 1.01  # layouts within 1 % of the quickest are as quick: then the one that takes least memory
@@ -22,11 +20,11 @@ RESERVE = 0.08  # of a GPU's memory, for fragments and what libraries take; near
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ComparedRun:
     """A run beside what is predicted of it."""
 
-    run: Run
-    step: Step
+    run: PublishedRun
+    step: PredictedStep
     memory: Memory
 
     @property
@@ -71,12 +69,12 @@ def why_not(job: Job, layout: Layout) -> str:
     return ""
 
 
-def compare(runs: Iterable[Run]) -> list[Outcome]:
+def compare(runs: Iterable[PublishedRun]) -> list[ComparedRun]:
     """Every run beside what is predicted of it."""
-    return [Outcome(run, step(run.job, run.layout), memory(run.job, run.layout)) for run in runs]
+    return [ComparedRun(run, step(run.job, run.layout), memory(run.job, run.layout)) for run in runs]
 
 
-def usable(outcomes: Iterable[Outcome], least_mfu: float = 0.0) -> list[Outcome]:
+def usable(outcomes: Iterable[ComparedRun], least_mfu: float = 0.0) -> list[ComparedRun]:
     """Those with a time that can be true; ``least_mfu`` leaves out the ones that hardly computed."""
     return [one for one in outcomes if one.error is not None and not one.run.wrong and one.known_mfu >= least_mfu]
 
@@ -93,7 +91,7 @@ def errors(values: Sequence[float]) -> dict[str, Any]:
 
 
 #: What a summary is made by.
-BY: dict[str, Callable[[Run], Hashable]] = {
+BY: dict[str, Callable[[PublishedRun], Hashable]] = {
     "source": lambda run: run.source,
     "TP": lambda run: run.layout.tp,
     "PP": lambda run: run.layout.pp,
@@ -102,7 +100,7 @@ BY: dict[str, Callable[[Run], Hashable]] = {
 }
 
 
-def by(outcomes: Sequence[Outcome], what: str) -> dict[Hashable, dict[str, Any]]:
+def by(outcomes: Sequence[ComparedRun], what: str) -> dict[Hashable, dict[str, Any]]:
     """:func:`errors` of time for each value of one of :data:`BY`."""
     groups = defaultdict(list)
     for one in outcomes:
@@ -116,8 +114,8 @@ class Choice:
 
     job: str
     runs: int
-    chosen: Outcome
-    best: Outcome
+    chosen: ComparedRun
+    best: ComparedRun
     correlation: float | None
 
     @property
@@ -131,7 +129,7 @@ def expected(job: Job, layout: Layout, seconds: float) -> float:
     return seconds if job.machine.inside(layout.tp) else ACROSS * seconds
 
 
-def choose(outcomes: Sequence[Outcome]) -> Outcome:
+def choose(outcomes: Sequence[ComparedRun]) -> ComparedRun:
     """The quickest of those that fit (of all, if none does); of those within 1 %, the one with the least memory."""
     fitting = {id(one): one for one in outcomes if one.fits} or {id(one): one for one in outcomes}
     seconds = {key: expected(one.run.job, one.run.layout, one.step.seconds) for key, one in fitting.items()}
@@ -140,7 +138,7 @@ def choose(outcomes: Sequence[Outcome]) -> Outcome:
     return min(near, key=lambda one: one.memory.peak_bytes)
 
 
-def jobs(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
+def jobs(outcomes: Sequence[ComparedRun]) -> list[list[ComparedRun]]:
     """Those of each model, machine, number of GPUs and samples of a step of which several layouts were run."""
     groups = defaultdict(list)
     for one in usable(outcomes):
@@ -152,7 +150,7 @@ def jobs(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
     return [group for group in groups.values() if len(group) > 1]
 
 
-def choices(outcomes: Sequence[Outcome]) -> list[Choice]:
+def choices(outcomes: Sequence[ComparedRun]) -> list[Choice]:
     """A choice for each of :func:`jobs`."""
     found = []
     for group in jobs(outcomes):
@@ -164,21 +162,20 @@ def choices(outcomes: Sequence[Outcome]) -> list[Choice]:
     return found
 
 
-def rank_correlation(outcomes: Sequence[Outcome]) -> float | None:
+def rank_correlation(outcomes: Sequence[ComparedRun]) -> float | None:
     """Spearman's, of predicted and known seconds: 1 where both have the same order. Equal seconds share a rank.
 
     None where all predicted or all known seconds are the same: then there is no order to compare with.
     """
-    import pandas as pd
+    from scipy.stats import spearmanr
 
-    columns = [[one.step.seconds for one in outcomes], [one.run.seconds for one in outcomes]]
-    ranks = [pd.Series(column).rank().to_numpy() for column in columns]
-    if any(np.ptp(rank) == 0 for rank in ranks):
+    predicted, known = [one.step.seconds for one in outcomes], [one.run.seconds for one in outcomes]
+    if len(set(predicted)) == 1 or len(set(known)) == 1:
         return None
-    return float(np.corrcoef(ranks)[0, 1])
+    return float(spearmanr(predicted, known).statistic)
 
 
-def confusion(outcomes: Iterable[Outcome]) -> dict[tuple[str, bool], int]:
+def confusion(outcomes: Iterable[ComparedRun]) -> dict[tuple[str, bool], int]:
     """Runs by outcome and by whether they are predicted to fit. What failed may have had other reasons than memory."""
     found: dict[tuple[str, bool], int] = defaultdict(int)
     for one in outcomes:

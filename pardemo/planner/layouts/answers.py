@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from pardemo.planner.layouts.explain import three
-from pardemo.planner.layouts.search import Answer, Found, search
+from pardemo.planner.layouts.search import Found, SearchResult, search
 from pardemo.planner.layouts.work import Job
 
 GB = 1e9
@@ -20,7 +20,7 @@ def found(one: Found) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def as_json(answer: Answer, changed: Changed, assumed: dict[str, Any], warning: str | None) -> dict[str, Any]:
+def as_json(answer: SearchResult, changed: Changed, assumed: dict[str, Any], warning: str | None) -> dict[str, Any]:
     """All of an answer; ``assumed`` as the command says it, ``warning`` as :func:`positions` does."""
     return {
         "assumed": assumed, "warning": warning, "tried": answer.tried, "fitting": answer.fitting,
@@ -46,12 +46,12 @@ def planned(job: Job, assumed: dict[str, Any]) -> str:
     )
 
 
-def positions(answer: Answer, model_name: str) -> str | None:
+def positions(answer: SearchResult, model_name: str) -> str | None:
     """A warning where Megatron-LM has no argument for the model's positions; None where it has."""
-    from pardemo.planner import models
+    from pardemo.planner.layouts import sizes
     from pardemo.planner.layouts.launch import facts
 
-    model = facts.of(models.find(model_name), answer.job.shape, model_name)
+    model = facts.of(sizes.find(model_name), answer.job.shape, model_name)
     if model.positions != "other":
         return None
     told = f"warning: Megatron-LM has no argument for {model.kind}'s positions (ALiBi or the like), "
@@ -61,7 +61,7 @@ def positions(answer: Answer, model_name: str) -> str | None:
     return told
 
 
-def _without_context(answer: Answer) -> str:
+def _without_context(answer: SearchResult) -> str:
     """The best layout of a program that has no context parallelism."""
     job = answer.job
     try:
@@ -72,7 +72,7 @@ def _without_context(answer: Answer) -> str:
 
 
 def as_text(
-    answer: Answer, changed: Changed, assumed: dict[str, Any], warning: str | None, whole_front: bool = False
+    answer: SearchResult, changed: Changed, assumed: dict[str, Any], warning: str | None, whole_front: bool = False
 ) -> str:
     """A search for a terminal: the best layouts, why the first one, what it depends on, what takes less memory."""
     from pardemo.tables import text_table
@@ -100,7 +100,7 @@ def as_text(
     return "\n".join(told + ([warning] if warning else []))
 
 
-def _front(answer: Answer, whole: bool) -> list[str]:
+def _front(answer: SearchResult, whole: bool) -> list[str]:
     """How many layouts no other beats in both time and memory, and which: the ends and the middle, or all."""
     from pardemo.tables import text_table
 
@@ -120,5 +120,5 @@ def _front(answer: Answer, whole: bool) -> list[str]:
 def _cost(one: Found) -> str:
     """The two largest parts beside products and attention."""
     useful = {"matrix products", "attention"}
-    rest = sorted((n for n in one.step.parts if n not in useful), key=one.step.parts.get, reverse=True)[:2]
+    rest = sorted((n for n in one.step.parts if n not in useful), key=one.step.parts.__getitem__, reverse=True)[:2]
     return ", ".join(f"{name} {one.step.parts[name] / one.seconds:.0%}" for name in rest)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pardemo.planner.layouts.against import Outcome, choices, usable
+from pardemo.planner.layouts.against import ComparedRun, choices, usable
 
 STATES = ("parameters", "gradients", "optimizer states", "program")
 FEWEST = 3  # rows of a model, TP and PP from which its own constant is worth something
@@ -55,7 +55,7 @@ class Sizes:
     factors: int
 
 
-def memory(outcomes: Iterable[Outcome], least_tp: int = 1) -> Floor:
+def memory(outcomes: Iterable[ComparedRun], least_tp: int = 1) -> Floor:
     """If each model, TP and PP had a constant of its own: bytes that a sample of a micro-batch adds.
 
     States are reckoned as planned, and activations and logits grow with the micro-batch while a pipeline is full. So
@@ -80,9 +80,9 @@ def memory(outcomes: Iterable[Outcome], least_tp: int = 1) -> Floor:
     return Floor(missed / rows, rows, len(kept))
 
 
-def twins(outcomes: Iterable[Outcome], least_mfu: float = 0.0) -> Twins:
+def twins(outcomes: Iterable[ComparedRun], least_mfu: float = 0.0) -> Twins:
     """Runs that differ in ZeRO 0 or 1 alone, with equal products and messages: how far apart their times are."""
-    groups: dict[tuple, dict[str, Outcome]] = defaultdict(dict)
+    groups: dict[tuple, dict[str, ComparedRun]] = defaultdict(dict)
     for one in usable(outcomes, least_mfu):
         run = one.run
         groups[run.source, run.job.shape.name, str(run.layout.but(sharding="none"))][run.layout.sharding] = one
@@ -91,7 +91,7 @@ def twins(outcomes: Iterable[Outcome], least_mfu: float = 0.0) -> Twins:
     return Twins(len(ratios), sum(ratio >= 2 for ratio in ratios), _mean([(1 - 1 / ratio) / 2 for ratio in ratios]))
 
 
-def sizes(outcomes: Iterable[Outcome], least_mfu: float = 0.0) -> Sizes:
+def sizes(outcomes: Iterable[ComparedRun], least_mfu: float = 0.0) -> Sizes:
     """What is left to miss if it were known how long kernels of a size take.
 
     Products of one width, TP and micro-batch have one size in models of any depth. So the factor by which a model's
@@ -113,12 +113,12 @@ def sizes(outcomes: Iterable[Outcome], least_mfu: float = 0.0) -> Sizes:
     return Sizes(tuple(map(_mean, errors)), tuple(map(_mean, regrets)), tuple(map(max, regrets)), len(logs))
 
 
-def _size(one: Outcome) -> tuple:
+def _size(one: ComparedRun) -> tuple:
     run = one.run
     return run.source, run.job.shape.hidden, run.layout.tp, run.layout.micro_batch
 
 
-def _apart(a: Outcome, b: Outcome) -> float:
+def _apart(a: ComparedRun, b: ComparedRun) -> float:
     """How many times further apart than predicted two runs are; 1 where it is as predicted."""
     ratio = a.run.seconds / b.run.seconds / (a.step.seconds / b.step.seconds)
     return max(ratio, 1 / ratio)

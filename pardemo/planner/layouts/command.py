@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pardemo.planner.layouts.layout import Layout
     from pardemo.planner.layouts.work import Job
-    from pardemo.planner.profile import Profile
+    from pardemo.planner.profile import GpuProfile
 
 PROGRAM = "megatron-core"
 SEQUENCE = 4096
@@ -41,7 +41,7 @@ def action(question: str) -> Callable[[argparse.Namespace], int] | None:
 
 def _against(arguments: argparse.Namespace) -> int:
     from pardemo.planner import profile
-    from pardemo.planner.layouts import against, judged
+    from pardemo.planner.layouts import against, against_report
 
     own = None
     if arguments.gpu:
@@ -56,19 +56,22 @@ def _against(arguments: argparse.Namespace) -> int:
         raise ValueError(f"no run is on {own.gpu.name!r}, the name in {arguments.gpu}; they are on {', '.join(names)}")
     outcomes = against.compare(known)
     if arguments.picture:
-        from pardemo.collection.figures.layouts import predicted_and_known
+        from pardemo.planner.layouts.charts import predicted_and_known
 
         predicted_and_known(outcomes).savefig(arguments.picture, bbox_inches="tight")
     if arguments.json:
         print(
-            json.dumps({"runs": [judged.row(one) for one in outcomes], "summary": judged.summary(outcomes)}, indent=1)
+            json.dumps(
+                {"runs": [against_report.row(one) for one in outcomes], "summary": against_report.summary(outcomes)},
+                indent=1,
+            )
         )
     else:
-        print(judged.as_text(outcomes))
+        print(against_report.as_text(outcomes))
     return 0
 
 
-def _runs(path: Path, own: "Profile | None") -> list:
+def _runs(path: Path, own: "GpuProfile | None") -> list:
     from pardemo.planner.layouts import published
 
     if not path.is_file():
@@ -82,7 +85,8 @@ def job_of(arguments: argparse.Namespace) -> "Job":
     Raises:
         ValueError: an option is missing or impossible.
     """
-    from pardemo.planner import hardware, models, profile
+    from pardemo.planner import hardware, profile
+    from pardemo.planner.layouts import sizes
     from pardemo.planner.layouts.machines import machine
     from pardemo.planner.layouts.shape import of
     from pardemo.planner.layouts.stacks import stack
@@ -92,10 +96,7 @@ def job_of(arguments: argparse.Namespace) -> "Job":
         raise ValueError("--search and --explain need --model: a name, a folder or a config.json")
     if arguments.gpus is None:
         raise ValueError("--search and --explain need --gpus: how many in all")
-    for name, least in (("gpus", 1), ("hosts", 1), ("sequence", 1), ("per_step", 1)):
-        if (value := getattr(arguments, name)) is not None and value < least:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least {least}, not {value}")
-    shape = replace(of(models.find(arguments.model)), name=Path(arguments.model).name)
+    shape = replace(of(sizes.find(arguments.model)), name=Path(arguments.model).name)
     found = profile.find(arguments.gpu, arguments.gpus)
     each = arguments.gpus // arguments.hosts if arguments.hosts else min(arguments.gpus, found.host_gpus or 8)
     if arguments.hosts and arguments.gpus % arguments.hosts:

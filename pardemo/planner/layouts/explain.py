@@ -1,6 +1,7 @@
 """Where a step's time and a GPU's memory go, part by part, and which constant says so."""
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -18,7 +19,8 @@ def parse(text: str, job: Job, batch: int | None = None) -> Layout:
     Raises:
         ValueError: a word that is none, or a layout that cannot be run.
     """
-    kinds = {one.name: getattr(one.type, "__name__", one.type) for one in fields(Layout)}
+    kinds = {one.name: str(getattr(one.type, "__name__", one.type)) for one in fields(Layout)}
+    read: dict[str, Callable[[str], Any]] = {"bool": _truth, "int": int}
     values: dict[str, Any] = {}
     for word in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = word.partition("=")
@@ -27,7 +29,7 @@ def parse(text: str, job: Job, batch: int | None = None) -> Layout:
         if name not in kinds:
             raise ValueError(f"no {name!r} in a layout; there are {', '.join(kinds)}, as tp=8,pp=4")
         try:
-            values[name] = {"bool": _truth, "int": int}.get(kinds[name], str)(value)
+            values[name] = read.get(kinds[name], str)(value)
         except ValueError:
             raise ValueError(
                 f"{word!r}: {name} must be {'yes or no' if kinds[name] == 'bool' else 'a number'}"
@@ -58,7 +60,9 @@ def parse(text: str, job: Job, batch: int | None = None) -> Layout:
 
 def _truth(value: str) -> bool:
     known = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
-    return known.get(value.lower()) if value.lower() in known else int("no truth")
+    if value.lower() not in known:
+        raise ValueError(f"neither yes nor no: {value!r}")
+    return known[value.lower()]
 
 
 def reasons(job: Job) -> dict[str, str]:

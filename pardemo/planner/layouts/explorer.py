@@ -2,15 +2,17 @@
 
 from typing import Any
 
-from matplotlib.figure import Figure
+from pardemo import extras
 
-from pardemo.collection.drawings import key
-from pardemo.collection.figures.explore import is_headless
-from pardemo.collection.figures.style import Picture, draw, new
-from pardemo.collection.figures.which_layout import LINES, PARTS, stacked
+with extras.needed_by(__name__):
+    from matplotlib.figure import Figure
+
+from pardemo.draw import palette
+from pardemo.draw.style import Picture, draw, new
 from pardemo.planner import hardware, models
 from pardemo.planner.layouts import positions
 from pardemo.planner.layouts.against import room
+from pardemo.planner.layouts.charts import LINES, PARTS, stacked
 from pardemo.planner.layouts.layout import Layout, check
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import memory
@@ -18,6 +20,7 @@ from pardemo.planner.layouts.shape import of
 from pardemo.planner.layouts.stacks import MEGATRON
 from pardemo.planner.layouts.step import step
 from pardemo.planner.layouts.work import Job
+from pardemo.project import is_headless
 
 TOKENS = 2**22  # of a step: 4M, whatever is moved
 GPUS = tuple(2**k for k in range(3, 15))
@@ -68,7 +71,7 @@ def layout_chart(job: Job, layout: Layout) -> Figure:
     capacity = job.machine.gpu.memory_bytes / 1e9
     lines = {line: value / 1e9 for line, value in kept.lines.items()}
     (end,) = stacked(axes[1], {"memory": lines}, {line: (colour, "") for line, colour in LINES.items()})
-    axes[1].axvline(capacity, color=key.VERDICTS["fails"], linewidth=2, label="the GPU has")
+    axes[1].axvline(capacity, color=palette.VERDICTS["fails"], linewidth=2, label="the GPU has")
     axes[1].set(xlabel="GB of the fullest GPU", xlim=(0, 1.1 * max(end, capacity)))
     for ax in axes:
         ax.legend(loc="upper center", bbox_to_anchor=(0.45, -0.28), ncols=3)

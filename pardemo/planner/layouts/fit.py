@@ -15,10 +15,10 @@ from dataclasses import replace
 import numpy as np
 
 from pardemo import project
-from pardemo.planner.layouts.against import Outcome, compare, errors, usable
+from pardemo.planner.layouts.against import ComparedRun, compare, errors, usable
 from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.published import load
-from pardemo.planner.layouts.runs import Run
+from pardemo.planner.layouts.runs import PublishedRun
 from pardemo.planner.layouts.stacks import STACKS
 from pardemo.planner.layouts.step import step
 from pardemo.tables import text_table
@@ -87,10 +87,10 @@ def _tell(
     name: str,
     what: str,
     file: str,
-    all_runs: Sequence[Run],
+    all_runs: Sequence[PublishedRun],
     bounds: Mapping[str, tuple[float, float]],
-    miss: Callable[[Run], float],
-    error: Callable[[Outcome], float | None],
+    miss: Callable[[PublishedRun], float],
+    error: Callable[[ComparedRun], float | None],
 ) -> None:
     """Fits, and prints the constants that the program has, those found, and by how much both miss the other runs."""
     runs = [run for run in all_runs if run.job.stack.name == name]
@@ -107,23 +107,30 @@ def _tell(
         print(f"  of {whose}, {title}: mean {told['mean']:.1%}, median {told['median']:.1%}")
 
 
-def with_constants(run: Run, constants: Mapping[str, float]) -> Run:
+def with_constants(run: PublishedRun, constants: Mapping[str, float]) -> PublishedRun:
     """The run with some constants of its program changed."""
     return replace(run, job=replace(run.job, stack=replace(run.job.stack, **constants)))
 
 
 def fit(
-    runs: Sequence[Run],
-    change: Callable[[Run, Mapping[str, float]], Run],
+    runs: Sequence[PublishedRun],
+    change: Callable[[PublishedRun, Mapping[str, float]], PublishedRun],
     start: Mapping[str, float],
     bounds: Mapping[str, tuple[float, float]],
     rounds: int = 40,
-    miss: Callable[[Run], float] | None = None,
+    miss: Callable[[PublishedRun], float] | None = None,
 ) -> dict[str, float]:
-    """The constants within ``bounds`` at which the runs are missed least (Levenberg and Marquardt's method).
+    """The constants within ``bounds`` at which the runs are missed least: their logarithms, by least squares.
 
-    ``miss`` is the logarithm of predicted over known: by default of a step's seconds.
+    Misses count by Cauchy's loss: their squares while they are below :data:`SOFT`, their logarithms beyond.
+
+    Args:
+        change: gives a run other constants. start: the constants to begin with, by name.
+        rounds: how often all slopes are computed, at most.
+        miss: the logarithm of predicted over known: by default of a step's seconds.
     """
+    from scipy.optimize import least_squares
+
     miss = miss or _miss
     names = list(start)
     low, high = (np.log([bounds[name][side] for name in names]) for side in (0, 1))
@@ -132,35 +139,20 @@ def fit(
         values = dict(zip(names, map(float, np.exp(at)), strict=True))
         return np.array([miss(change(run, values)) for run in runs])
 
-    at = np.clip(np.log([start[name] for name in names]), low, high)
-    missed, damping = misses(at), 1e-2
-    for _ in range(rounds):
-        slopes = np.stack([(misses(at + 1e-3 * unit) - missed) / 1e-3 for unit in np.eye(len(names))], 1)
-        weighted = slopes.T / (1 + (missed / SOFT) ** 2)
-        before = loss(missed)
-        for _ in range(8):
-            left = weighted @ slopes
-            left += damping * np.diag(np.diag(left) + 1e-9)
-            there = np.clip(at + np.linalg.lstsq(left, -weighted @ missed, rcond=None)[0], low, high)
-            if loss(new := misses(there)) < before:
-                at, missed, damping = there, new, damping / 3
-                break
-            damping *= 4
-        if before - loss(missed) < 1e-6 * before:
-            break
-    return dict(zip(names, map(float, np.exp(at)), strict=True))
+    inside = 1e-6 * (high - low)  # it has to begin between its bounds, and not on one
+    at = np.clip(np.log([start[name] for name in names]), low + inside, high - inside)
+    found = least_squares(
+        misses, at, bounds=(low, high), loss="cauchy", f_scale=SOFT, max_nfev=rounds,
+        diff_step=1e-3 / np.maximum(np.abs(at), 1e-2),  # a thousandth of the constant: predictions have small jumps
+    )  # fmt: skip
+    return dict(zip(names, map(float, np.exp(found.x)), strict=True))
 
 
-def loss(missed: np.ndarray) -> float:
-    """Of all misses together: their squares while they are small, their logarithms when they are not."""
-    return float(np.log1p((missed / SOFT) ** 2).sum())
-
-
-def _miss(run: Run) -> float:
+def _miss(run: PublishedRun) -> float:
     return math.log(step(run.job, run.layout).seconds / run.seconds)
 
 
-def _miss_memory(run: Run) -> float:
+def _miss_memory(run: PublishedRun) -> float:
     return math.log(memory(run.job, run.layout).peak_bytes / run.peak_bytes)
 
 

@@ -137,9 +137,10 @@ def check(layout: Layout, shape: Shape, gpus: int, sequence: int) -> None:
         raise ValueError(
             f"an interleaved pipeline takes micro-batches in multiples of PP {layout.pp}, not {layout.accumulation}"
         )
-    if layout.ep > 1 and shape.experts.count % layout.ep:
-        fits = ", ".join(str(n) for n in range(1, shape.experts.count + 1) if shape.experts.count % n == 0)
-        raise ValueError(f"{shape.experts.count} experts do not divide by EP {layout.ep}; {fits} would do")
+    experts = shape.experts
+    if layout.ep > 1 and experts is not None and experts.count % layout.ep:
+        fits = ", ".join(str(n) for n in range(1, experts.count + 1) if experts.count % n == 0)
+        raise ValueError(f"{experts.count} experts do not divide by EP {layout.ep}; {fits} would do")
     if layout.replicas % layout.ep:
         raise ValueError(f"EP {layout.ep} does not divide the {layout.replicas} ranks of DP × CP")
     if layout.shard_group and (layout.sharding == "none" or layout.replicas % layout.shard_group):

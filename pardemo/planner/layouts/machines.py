@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from pardemo.planner.hardware import Gpu
-from pardemo.planner.profile import Profile
+from pardemo.planner.profile import GpuProfile
 
 MEMORY_SHARE = 0.85  # of the datasheet's bandwidth, by operations element by element
 #: Of a matrix product's rate, what FlashAttention-2 reaches, both passes together. Its paper (arXiv 2307.08691, figures
@@ -132,7 +132,7 @@ class Machine:
         return self.latency_between + nbytes / rate / self.link_share
 
 
-def machine(profile: Profile, gpus: int, host_gpus: int, between: float | None = None) -> Machine:
+def machine(profile: GpuProfile, gpus: int, host_gpus: int, between: float | None = None) -> Machine:
     """GPUs of a profile. ``between``: bytes/s of a host's adapters by their datasheet, where they were not measured."""
     if not profile.gpu.measured:
         return Machine(profile.gpu, gpus, host_gpus, between or 12.5e9)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.owned import owned_layer, owned_params
+from pardemo.planner.layouts.rank_parameters import owned_layer, owned_params
 from pardemo.planner.layouts.step import stages
 from pardemo.planner.layouts.work import Job
 
@@ -68,7 +68,7 @@ def _stage(job: Job, layout: Layout, split: list[int], place: int) -> dict[str, 
 def in_flight(layout: Layout, place: int) -> float:
     """Micro-batches whose activations a stage holds at most.
 
-    1F1B: as many as there are stages from it on; interleaved (p − 1)/(p·v) more (Korthikanti et al. 2022, §4.2.3);
+    1F1B: as many as there are stages from it on; interleaved (p − 1)/(p·v) more (Korthikanti et al. 2022, 4.2.3);
     ZB-H1: on every stage as many as on the first.
     """
     p, m = layout.pp, layout.accumulation
@@ -80,7 +80,7 @@ def in_flight(layout: Layout, place: int) -> float:
 def kept_bytes(job: Job, layout: Layout) -> float:
     """Bytes that a layer keeps of each token for its backward pass, on one rank.
 
-    Korthikanti et al. 2022 (arXiv 2205.05198), §4: of a block with GeLU 10 h that tensor parallelism alone does not
+    Korthikanti et al. 2022 (arXiv 2205.05198), 4: of a block with GeLU 10 h that tensor parallelism alone does not
     cut, 24 h that it cuts, 5 a·s for scores where attention is not fused. A gate adds a third to the MLP's part.
     """
     shape, stack = job.shape, job.stack

@@ -2,16 +2,17 @@
 
 Narayanan et al. 2021 (arXiv 2104.04473), Table 2: GPT with 175 and 530 billion parameters on A100-80GB, hosts of eight
 with eight adapters of 200 Gbit/s; by pipeline, tensor and data parallelism together ("PTD-P"), and by DeepSpeed's
-ZeRO-3 alone. Everything is recomputed, attention is not fused (§5.1).
+ZeRO-3 alone. Everything is recomputed, attention is not fused (5.1).
 
 Meta 2024, The Llama 3 Herd of Models (arXiv 2407.21783, version 3), Table 4: Llama 3 405B on H100, eight adapters of
 400 Gbit/s a host. How many chunks a stage has is not said; here it is as many as 126 layers on 16 stages allow. Its own
-program gathers keys and values (§3.3.2) and has no queue of Megatron-FSDP's.
+program gathers keys and values (3.3.2) and has no queue of Megatron-FSDP's.
 """
 
 from dataclasses import dataclass
 
-from pardemo.planner import hardware, models
+from pardemo.planner import hardware
+from pardemo.planner.layouts import sizes
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.shape import Shape, of
@@ -21,7 +22,7 @@ from pardemo.planner.layouts.work import Job
 
 
 @dataclass(frozen=True)
-class Trained:
+class PublishedTraining:
     """A training as a paper has it: ``tflops`` of a GPU, and the operations of a step that the paper counts for it."""
 
     job: Job
@@ -58,7 +59,7 @@ _TABLE_4 = (
 )  # fmt: skip
 
 
-def narayanan(pipelines: bool, adapters: int = 8) -> list[Trained]:
+def narayanan(pipelines: bool, adapters: int = 8) -> list[PublishedTraining]:
     """The rows with a pipeline, or those of ZeRO-3; with fewer ``adapters``, as if a host's others carried nothing."""
     found = []
     for name, pp, batch, gpus, micro, tflops in _TABLE_2:
@@ -73,7 +74,7 @@ def narayanan(pipelines: bool, adapters: int = 8) -> list[Trained]:
         machine = Machine(hardware.gpu("A100-80GB"), gpus, 8, adapters * 200e9 / 8)
         stack = MEGATRON_2022 if pipelines else MEGATRON_2022.but(gradient=2)  # DeepSpeed's is the products' precision
         job = Job(shape, machine, stack, 2048, fused=False)
-        found.append(Trained(job, layout, tflops, batch * _as_counted(shape, 2048)))
+        found.append(PublishedTraining(job, layout, tflops, batch * _as_counted(shape, 2048)))
     return found
 
 
@@ -83,9 +84,9 @@ def _as_counted(shape: Shape, s: int) -> float:
     return 96 * s * layers * h * h * (1 + s / (6 * h) + shape.vocabulary / (16 * layers * h))
 
 
-def llama_3() -> list[Trained]:
+def llama_3() -> list[PublishedTraining]:
     """Llama 3 405B in its three stages of training; operations counted as in PaLM, attention's all."""
-    shape, stack = of(models.find("llama3.1-405b")), MEGATRON.but(gathers_context=True, queued=0.0)
+    shape, stack = of(sizes.find("llama3.1-405b")), MEGATRON.but(gathers_context=True, queued=0.0)
     found = []
     for gpus, cp, dp, sequence, samples, tflops in _TABLE_4:
         layout = Layout(
@@ -93,5 +94,7 @@ def llama_3() -> list[Trained]:
             chunks=shape.layers // 16,
         )  # fmt: skip
         job = Job(shape, Machine(hardware.gpu("H100"), gpus, 8, 8 * 400e9 / 8), stack, sequence)
-        found.append(Trained(job, layout, tflops, layout.batch * sequence * shape.flops(sequence, causal=False)))
+        found.append(
+            PublishedTraining(job, layout, tflops, layout.batch * sequence * shape.flops(sequence, causal=False))
+        )
     return found

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pardemo.collection.drawings import key
-from pardemo.collection.drawings.parts import legend
-from pardemo.collection.drawings.player import Player
-from pardemo.collection.drawings.svg import Canvas
+from pardemo.draw import palette
+from pardemo.draw.canvas import Canvas
+from pardemo.draw.parts import legend
+from pardemo.draw.player import Player
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.step import step
@@ -14,15 +14,18 @@ from pardemo.planner.layouts.work import Job
 
 #: What a rank does in a step, and the planner's parts that are it.
 DOES = {
-    "computes": (key.COMPUTED, ("layers as measured", "matrix products", "attention", "memory bandwidth", "optimizer")),
+    "computes": (
+        palette.COMPUTED,
+        ("layers as measured", "matrix products", "attention", "memory bandwidth", "optimizer"),
+    ),
     "talks in each layer": (
-        key.DONE["communication"],
+        palette.DONE["communication"],
         ("tensor-parallel traffic", "context-parallel traffic", "expert-parallel traffic"),
     ),
-    "gradients, gathers, messages": (key.RECEIVED, ("data-parallel traffic", "pipeline messages")),
-    "waits": (key.DONE["idle"], ("pipeline bubble", "launching kernels")),
+    "gradients, gathers, messages": (palette.RECEIVED, ("data-parallel traffic", "pipeline messages")),
+    "waits": (palette.DONE["idle"], ("pipeline bubble", "launching kernels")),
 }
-_SHOWN = {**key.KEPT, "logits": key.SHADES["logits"]}
+_SHOWN = {**palette.KEPT, "logits": palette.SHADES["logits"]}
 _LEFT, _WIDE, _MOST_S, _MOST_GB = 92, 440, 50, 100
 
 
@@ -44,9 +47,9 @@ def _frame(moved: str, job: Job, layout: Layout) -> tuple[Canvas, str]:
     gigabytes = {line: value / 1e9 for line, value in kept.lines.items() if line in _SHOWN}
     _bar(canvas, 156, "memory", gigabytes, _SHOWN, _MOST_GB, f"{kept.peak_bytes / 1e9:.0f} GB")
     room = _LEFT + _WIDE * job.machine.gpu.memory_bytes / 1e9 / _MOST_GB
-    canvas.line([(room, 146), (room, 204)], key.VERDICTS["fails"], 3)
+    canvas.line([(room, 146), (room, 204)], palette.VERDICTS["fails"], 3)
     legend(canvas, 8, 222, dict(list(_SHOWN.items())[:3]), gap=18)
-    legend(canvas, 8, 248, dict(list(_SHOWN.items())[3:]) | {"the GPU has": key.VERDICTS["fails"]}, gap=18)
+    legend(canvas, 8, 248, dict(list(_SHOWN.items())[3:]) | {"the GPU has": palette.VERDICTS["fails"]}, gap=18)
     told = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spent.items() if seconds >= 0.05)
     return canvas, f"{moved}: {layout}. {found.seconds:.1f} s a step ({told}); {kept.peak_bytes / 1e9:.0f} GB."
 

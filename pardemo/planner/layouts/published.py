@@ -1,4 +1,4 @@
-"""Published tables as :class:`Run` rows: what each column means there, and which rows contradict themselves."""
+"""Published tables as :class:`PublishedRun` rows: what each column means, and which rows contradict themselves."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -9,11 +9,11 @@ from pardemo.planner.layouts import runs
 from pardemo.planner.layouts.cells import TRUTH, Cells, rows
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine, machine
-from pardemo.planner.layouts.runs import Run
+from pardemo.planner.layouts.runs import PublishedRun
 from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.stacks import FOUNDRY, MEGATRON_DEEPSPEED, NANOTRON
 from pardemo.planner.layouts.work import Job
-from pardemo.planner.profile import Profile
+from pardemo.planner.profile import GpuProfile
 
 #: nanotron's models: its scripts/scaling_benchmarks.py.
 _NANOTRON = {
@@ -31,7 +31,7 @@ EFA_BYTES_PER_S = 3200e9 / 8  # AWS p5: a host's 32 adapters
 ROCE_BYTES_PER_S = 1600e9 / 8  # LLM-Foundry's A100 hosts, in its table's heading
 
 
-def nanotron(row: Cells) -> Run:
+def nanotron(row: Cells) -> PublishedRun:
     """The Ultra-Scale Playbook's benchmarks: fp32 gradients, no recomputation, sequence parallel."""
     layout = Layout(
         tp=row.whole("tp"), pp=row.whole("pp"), dp=row.whole("dp"),
@@ -47,10 +47,10 @@ def nanotron(row: Cells) -> Run:
     memory = row.number("memory_gb") * 2**30 if row.given("memory_gb") and ok else None
     said = row.whole("gbs")
     wrong = "" if layout.batch == said else f"says {said} samples a step, but has {layout.batch}"
-    return Run(job, layout, seconds, memory, "ok" if ok else "failed", "nanotron", wrong)
+    return PublishedRun(job, layout, seconds, memory, "ok" if ok else "failed", "nanotron", wrong)
 
 
-def megatron_deepspeed(row: Cells) -> Run:
+def megatron_deepspeed(row: Cells) -> PublishedRun:
     """vTrain's measurements: GPT, everything recomputed, attention unfused."""
     layers, hidden, heads = (row.whole(name) for name in ("# layers", "hidden size", "attention heads"))
     sequence, micro, dp = (row.whole(name) for name in ("sequence length", "micro batch", "data parallelism"))
@@ -64,10 +64,10 @@ def megatron_deepspeed(row: Cells) -> Run:
     )  # fmt: skip
     where = Machine(hardware.gpu("A100-80GB"), row.whole("# GPUs"), 8, 4 * 200e9 / 8)
     job = Job(shape, where, MEGATRON_DEEPSPEED, sequence, fused=False)
-    return Run(job, layout, row.number("iteration time (ms)") / 1e3, None, "ok", "Megatron-DeepSpeed")
+    return PublishedRun(job, layout, row.number("iteration time (ms)") / 1e3, None, "ok", "Megatron-DeepSpeed")
 
 
-def llm_foundry(row: Cells) -> Run:
+def llm_foundry(row: Cells) -> PublishedRun:
     """MosaicML's tables: MPT with FSDP."""
     layers, hidden, heads = row.one_of("Model", _MPT)
     sequence, gpus = row.whole("SeqLen (T)"), row.whole("# GPUs")
@@ -83,7 +83,7 @@ def llm_foundry(row: Cells) -> Run:
     where = Machine(hardware.gpu(gpu), gpus, 8, between)
     job = Job(shape, where, FOUNDRY, sequence, fp8="FP8" in row.text("section"))
     tokens = layout.batch * sequence
-    return Run(job, layout, tokens / row.number("Throughput (T/s/GPU)") / gpus, None, "ok", "LLM-Foundry")
+    return PublishedRun(job, layout, tokens / row.number("Throughput (T/s/GPU)") / gpus, None, "ok", "LLM-Foundry")
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class _Table:
 
     name: str
     columns: tuple[str, ...]
-    run: Callable[[Cells], Run]
+    run: Callable[[Cells], PublishedRun]
 
     def share(self, header: list[str]) -> float:
         """Of the columns that only this table has, how many the header has."""
@@ -137,7 +137,7 @@ def knows(path: Path) -> bool:
     return _table(rows(path)[0]) is not None
 
 
-def read(path: Path) -> list[Run]:
+def read(path: Path) -> list[PublishedRun]:
     """The runs of one of the published files, by its header.
 
     Raises:
@@ -160,7 +160,7 @@ def read(path: Path) -> list[Run]:
     return found
 
 
-def load(path: Path, own: Profile | None = None) -> list[Run]:
+def load(path: Path, own: GpuProfile | None = None) -> list[PublishedRun]:
     """The runs of a file: a published table's, or anybody's in the columns of :mod:`.runs`.
 
     ``own`` takes the place of the GPU that has its name.
@@ -173,7 +173,7 @@ def load(path: Path, own: Profile | None = None) -> list[Run]:
     return [_on(run, own) if own and run.job.machine.gpu.name == own.gpu.name else run for run in read(path)]
 
 
-def _on(run: Run, own: Profile) -> Run:
+def _on(run: PublishedRun, own: GpuProfile) -> PublishedRun:
     """The run on a machine that was measured; between hosts it is the table's, unless that was measured as well."""
     there = run.job.machine
     here = machine(own, there.gpus, there.host_gpus, None if own.between else there.between)

@@ -13,7 +13,7 @@ from pardemo.planner.layouts.layout import Layout, check
 from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.stacks import stack
 from pardemo.planner.layouts.work import Job
-from pardemo.planner.profile import Profile
+from pardemo.planner.profile import GpuProfile
 
 #: Columns that every row needs, with what they say.
 NEEDED = {
@@ -34,7 +34,7 @@ OUTCOMES = {"ok": "ok", "oom": "oom", "failed": "failed"}
 
 
 @dataclass(frozen=True)
-class Run:
+class PublishedRun:
     """A run and what came of it.
 
     Args:
@@ -52,7 +52,7 @@ class Run:
     wrong: str = ""
 
 
-def read(path: Path, own: Profile | None = None) -> list[Run]:
+def read(path: Path, own: GpuProfile | None = None) -> list[PublishedRun]:
     """The rows of a file of the columns above. ``own`` takes the place of the GPU that has its name.
 
     Raises:
@@ -79,7 +79,7 @@ def read(path: Path, own: Profile | None = None) -> list[Run]:
     return found
 
 
-def run(row: Mapping[str, str], own: Profile | None = None, folder: Path = Path()) -> Run:
+def run(row: Mapping[str, str], own: GpuProfile | None = None, folder: Path = Path()) -> PublishedRun:
     """One row, in a file of that folder.
 
     Raises:
@@ -105,7 +105,7 @@ def run(row: Mapping[str, str], own: Profile | None = None, folder: Path = Path(
     job = Job(shape, machine, stack(value.text("program")), sequence, value.one_of("fused", TRUTH), fp8)
     outcome = value.one_of("outcome", OUTCOMES)
     peak = value.number("peak_gb") * 1e9 if value.given("peak_gb") else None
-    return Run(job, layout, _seconds(value, layout, sequence, outcome), peak, outcome, value.text("source"))
+    return PublishedRun(job, layout, _seconds(value, layout, sequence, outcome), peak, outcome, value.text("source"))
 
 
 def _seconds(value: Cells, layout: Layout, sequence: int, outcome: str) -> float | None:
@@ -119,7 +119,7 @@ def _seconds(value: Cells, layout: Layout, sequence: int, outcome: str) -> float
     return seconds or None
 
 
-def _gpu(name: str, gpus: int, own: Profile | None, folder: Path) -> Profile:
+def _gpu(name: str, gpus: int, own: GpuProfile | None, folder: Path) -> GpuProfile:
     """A GPU's name, the own profile's, or a profile's file, seen from the folder of the runs."""
     if own is not None and name == own.gpu.name:
         return own
@@ -128,9 +128,9 @@ def _gpu(name: str, gpus: int, own: Profile | None, folder: Path) -> Profile:
 
 def _shape(value: Cells) -> Shape:
     if value.given("model") and not value.given("layers"):
-        from pardemo.planner import models
+        from pardemo.planner.layouts import sizes
 
-        return shapes.of(models.find(value.text("model")))
+        return shapes.of(sizes.find(value.text("model")))
     for name in ("layers", "hidden", "heads", "vocabulary"):
         if not value.given(name):
             raise ValueError(f"neither a model nor its {name}")

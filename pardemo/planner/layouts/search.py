@@ -9,7 +9,7 @@ from pardemo.planner.layouts.layout import CONTEXTS, Layout, exchanges_heads
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import Memory, memory
 from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.step import Step, idle_stages, step
+from pardemo.planner.layouts.step import PredictedStep, idle_stages, step
 from pardemo.planner.layouts.work import Job
 
 MOST_ACROSS = 2  # hosts that tensor parallelism may span: beyond, nothing published was quick
@@ -22,7 +22,7 @@ class Found:
     """A layout with its time and its memory."""
 
     layout: Layout
-    step: Step
+    step: PredictedStep
     memory: Memory
     room: float
 
@@ -41,7 +41,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Answer:
+class SearchResult:
     """What a search found.
 
     Args:
@@ -98,7 +98,7 @@ def _filled(base: Layout, shape: Shape, share: int, machine: Machine) -> Iterato
                         yield one.but(chunks=chunks)
 
 
-def search(job: Job, batch: int, most: int = 5) -> Answer:
+def search(job: Job, batch: int, most: int = 5) -> SearchResult:
     """The best layouts of a job on its machine.
 
     Memory comes first, since it is quick to tell; the time of those that fit after it.
@@ -126,7 +126,7 @@ def search(job: Job, batch: int, most: int = 5) -> Answer:
             f"{batch} samples over {job.machine.gpus} GPUs; try a batch that is a multiple of {job.machine.gpus}"
         )
     timed = sorted((_timed(job, *one) for one in fitting), key=lambda one: one.seconds)
-    return Answer(job, batch, tried, len(fitting), _best(job, timed, most), _front(timed), _timed(job, *least))
+    return SearchResult(job, batch, tried, len(fitting), _best(job, timed, most), _front(timed), _timed(job, *least))
 
 
 def worth_selecting(job: Job) -> bool:
@@ -175,9 +175,9 @@ def _changes(job: Job) -> dict[str, Job]:
     }
 
 
-def sensitivity(answer: Answer) -> dict[str, tuple[Found, Found]]:
+def sensitivity(answer: SearchResult) -> dict[str, tuple[Found, Found]]:
     """For each change of what was assumed: the best layout under it, and the one that is best now under it."""
-    found = {}
+    found: dict[str, tuple[Found, Found]] = {}
     if not answer.best:
         return found
     now = answer.best[0].layout

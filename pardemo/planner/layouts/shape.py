@@ -202,7 +202,7 @@ _OTHER_MIXERS = {
 
 
 def _latent(config: "PreTrainedConfig", hidden: int, heads: int, rank: int) -> dict:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434 §2.1): low-rank products before those by heads."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434 2.1): low-rank products before those by heads."""
     rope, plain, value = config.qk_rope_head_dim, config.qk_nope_head_dim, config.v_head_dim
     low = getattr(config, "q_lora_rank", None)
     queries = heads * (plain + rope)

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.owned import Owned, owned_layer, owned_params
+from pardemo.planner.layouts.rank_parameters import Owned, owned_layer, owned_params
 from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.work import Job, Parts, head, layer
 
 
 @dataclass(frozen=True)
-class Step:
+class PredictedStep:
     """A step of the rank that the others wait for.
 
     Args:
@@ -78,12 +78,12 @@ def _balanced(shape: Shape, pp: int) -> list[int]:
     return found
 
 
-def step(job: Job, layout: Layout) -> Step:
+def step(job: Job, layout: Layout) -> PredictedStep:
     """A step's time, part by part.
 
     From its first micro-batch on the slowest stage has no pause; before and after it the others work, which is the
-    bubble. Interleaved, that is a ``chunks``-th (Narayanan et al. 2021, arXiv 2104.04473, §2.2). In ZB-H1 gradients of
-    weights, a third of a micro-batch, fill it (Qi et al. 2023, arXiv 2401.10241, §2.1).
+    bubble. Interleaved, that is a ``chunks``-th (Narayanan et al. 2021, arXiv 2104.04473, 2.2). In ZB-H1 gradients of
+    weights, a third of a micro-batch, fill it (Qi et al. 2023, arXiv 2401.10241, 2.1).
     """
     shape, machine, stack = job.shape, job.machine, job.stack
     dense = layer(job, layout, experts=False)
@@ -110,7 +110,7 @@ def step(job: Job, layout: Layout) -> Step:
         found.add("pipeline bubble", others / layout.chunks)
     data_parallel(job, layout, split, mean, found)
     tokens = layout.batch * job.sequence
-    return Step(
+    return PredictedStep(
         dict(found.seconds), tokens * shape.flops(job.sequence), machine.gpu.flops * job.rate, tokens, layout.gpus,
         tuple(split),
     )  # fmt: skip
@@ -181,7 +181,7 @@ def _exchange(job: Job, layout: Layout, owned: Owned) -> tuple[float, float]:
 def _over_groups(job: Job, layout: Layout, owned: Owned) -> float:
     """Seconds in which gradients are summed over groups that share states, once a step, where these are several (HSDP).
 
-    Zhao et al. 2023 (arXiv 2304.11277), §3.2.2.
+    Zhao et al. 2023 (arXiv 2304.11277), 3.2.2.
     """
     if not 0 < layout.shard_group < layout.replicas:
         return 0.0

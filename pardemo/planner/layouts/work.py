@@ -22,7 +22,7 @@ PARTS = (
     "data-parallel traffic",
     "optimizer",
 )
-BACKWARD_ATTENTION = 2.5  # of its forward: five products for two (arXiv 2307.08691, §3.1)
+BACKWARD_ATTENTION = 2.5  # of its forward: five products for two (arXiv 2307.08691, 3.1)
 ROUTED_PASSES = 4  # that a routed token is read or written: out and back, on both sides
 LOSS_BYTES = 16  # read and written for each logit in both passes: bf16 once, fp32 three times
 HIDDEN_RING = 0.8  # of attention, beside which keys and values go round
@@ -157,7 +157,7 @@ def _context(job: Job, layout: Layout, attention: float) -> float:
     """Keys and values go round the ring beside attention; in the backward pass their gradients go with them.
 
     A program that gathers them begins with the part that is there, too. Or queries, keys, values and what attention
-    makes of them go to all in each pass, which nothing hides (Jacobs et al. 2023, arXiv 2309.14509, §3.2).
+    makes of them go to all in each pass, which nothing hides (Jacobs et al. 2023, arXiv 2309.14509, 3.2).
     """
     shape = job.shape
     if layout.context == "all-to-all":

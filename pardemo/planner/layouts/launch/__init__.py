@@ -4,6 +4,7 @@
 >>> launch.write(Path("run"), job, layout, "llama3-70b")      # doctest: +SKIP
 """
 
+import functools
 from pathlib import Path
 
 from pardemo import project
@@ -33,7 +34,7 @@ def write(folder: Path, job: Job, layout: Layout, model_name: str) -> list[str]:
     if taken:
         raise ValueError(f"--write: {folder} already has another {', '.join(taken)}; name a new folder, or remove them")
     for name, text in found.items():
-        project.write_atomically(Path(folder) / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))
+        project.write_atomically(Path(folder) / name, functools.partial(Path.write_text, data=text, encoding="utf-8"))
     return list(found)
 
 
@@ -53,7 +54,7 @@ def texts(job: Job, layout: Layout, model_name: str) -> dict[str, str]:
     Raises:
         ValueError: the layout is not the job's, or no program runs it; why each of them does not is said.
     """
-    from pardemo.planner import models
+    from pardemo.planner.layouts import sizes
 
     machine = job.machine
     check(layout, job.shape, machine.gpus, job.sequence)
@@ -63,7 +64,7 @@ def texts(job: Job, layout: Layout, model_name: str) -> dict[str, str]:
         )
     path = Path(model_name)
     name = path.absolute().parent.name if path.name == "config.json" else path.name.removesuffix(".json")
-    model = facts.of(models.find(model_name), job.shape, name)
+    model = facts.of(sizes.find(model_name), job.shape, name)
     why = reasons(job, layout, model)
     able = [program for program in PROGRAMS if why[program.FILE] is None]
     if not able:

@@ -1,7 +1,7 @@
 """DeepSpeed's and Accelerate's configurations for a layout that is ZeRO alone: ``deepspeed.json``, ``accelerate.yaml``.
 
-Keys are asked of the installed packages by :mod:`pardemo.peers.deepspeed_settings` and
-:mod:`pardemo.peers.accelerate_configs`.
+Keys are asked of the installed packages by :mod:`pardemo.peers.deepspeed.settings` and
+:mod:`pardemo.peers.accelerate.config_files`.
 """
 
 import json

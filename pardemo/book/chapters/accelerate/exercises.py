@@ -1,0 +1,134 @@
+"""The exercises of this chapter, and what checks an answer to each."""
+
+import random
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pardemo.book.page.exercises import Exercise, Mistake, call, fresh_seed
+from pardemo.meters import WireMeter
+from pardemo.small_models import gpt
+from pardemo.world import World
+from pardemo.world.errors import RankFailed
+
+EXERCISES = {
+    "config": Exercise(
+        "my_config",
+        "Most keys stand at the top: how many processes, which distributed_type, which precision. What FSDP needs "
+        "stands under fsdp_config: its version, and how it finds the layers that become units of their own.",
+    ),
+    "in_step": Exercise(
+        "my_in_step",
+        "Different parameters can have the same sum and the same mean. Which short text changes when a single bit of "
+        "them does?",
+    ),
+}
+
+TIMEOUT_S = 60
+WIDTH = 512
+PEERS = ("pardemo.peers.accelerate.training", "pardemo.peers.accelerate.scripts.train_accelerate")
+
+
+def check_config(function: Callable[[], dict[str, Any]]) -> str:
+    """``function()`` is an Accelerate configuration for FSDP2 on two processes in bf16, a shard per ``Block``."""
+    from pardemo.peers.accelerate import config_files as accelerate_configs
+    from pardemo.peers.accelerate.configurations import Configuration, write
+
+    found = call(function)
+    if not isinstance(found, dict):
+        raise Mistake(f"A dictionary of keys and values is asked for, not {type(found).__name__}.")
+    if found.get("num_processes") != 2:
+        raise Mistake(f"Two processes are asked for: num_processes is {found.get('num_processes')!r}.")
+    expected = Configuration("fsdp2", 2, "bf16").expected()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            path = write(Path(folder) / "yours.yaml", found)
+            environment = accelerate_configs.environment(path)
+        except ValueError as error:
+            raise Mistake(f"It is refused: {error}.") from None
+        if environment.get("FSDP_VERSION") != "2":
+            raise Mistake("That is not FSDP2: fsdp_config needs fsdp_version: 2, for Accelerate's default is 1.")
+        with World(2, preload=PEERS, timeout_s=TIMEOUT_S) as world:
+            try:
+                units = world.run(_units, environment, expected)
+            except RankFailed as error:
+                raise Mistake(f"It starts, but {error.first[1].message}.") from None
+    if min(units) < 3:  # the whole model, and each of two blocks
+        raise Mistake(
+            "It runs, but the model is one single shard: all of it is gathered at once. Name the layer class: "
+            "fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP, fsdp_transformer_layer_cls_to_wrap Block."
+        )
+    return f"Right: two processes trained in bf16, the model in {units[0]} units."
+
+
+def _units(environment: dict[str, str], expected: dict[str, Any]) -> int:
+    from torch.distributed.fsdp import FSDPModule
+
+    from pardemo.peers.accelerate import training as accelerate
+    from pardemo.peers.accelerate.scripts import train_accelerate
+
+    with accelerate.as_launched(environment):
+        model, *_ = next(train_accelerate.train(train_accelerate.parse(["--steps", "1"])))
+        accelerate.assert_runs(accelerate.what_runs(model), expected)
+        return sum(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def check_in_step(function: Callable[[nn.Module], bool]) -> str:
+    """``function(model)`` tells on every rank alike whether all ranks' parameters are equal, for few bytes."""
+    with World(3, timeout_s=TIMEOUT_S) as world:
+        for case, words in CASES.items():
+            answers = world.run(_try, function, case, fresh_seed())
+            told, expected = [answer for answer, *_ in answers], case in ("equal", "half precision")
+            if any(not isinstance(answer, bool) for answer in told):
+                raise Mistake(f"True or False is asked for, not {next(a for a in told if not isinstance(a, bool))!r}.")
+            if len(set(told)) > 1:
+                raise Mistake(f"The ranks do not agree with one another: {told}. {words}")
+            if told[0] != expected:
+                raise Mistake(f"{words} Your answer: {told[0]}.")
+            if any(changed for *_, changed in answers):
+                raise Mistake(
+                    "Right, but a parameter is another one afterwards: look at the model, and leave it alone."
+                )
+            sent = max(sent for _, sent, _ in answers)
+            if sent > 1 << 16:
+                raise Mistake(
+                    f"Right, but a rank sent {sent:,} bytes, as much as parameters: a few numbers are enough."
+                )
+    return "Right, for a few numbers on the wire: worth its line in every training script."
+
+
+CASES = {
+    "equal": "All ranks hold the same parameters.",
+    "one differs": "On rank 2 one element of the last parameter is another.",
+    "swapped": "On rank 1 two elements have changed places, so that a sum does not tell.",
+    "opposite": "Ranks 1 and 2 are as far from rank 0, in opposite directions, so that a mean does not tell.",
+    "half precision": "All ranks hold the same parameters, in bf16.",
+}
+
+
+def _try(function: Callable[[nn.Module], bool], case: str, seed: int) -> tuple[object, int, bool]:
+    """The answer, bytes that this rank sent for it, and whether it has changed the model."""
+    rank = dist.get_rank()
+    model = gpt.seeded(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 4)), seed)
+    last = list(model.parameters())[-2]
+    here, there = random.Random(seed).sample(range(last.numel()), 2)
+    with torch.no_grad():
+        flat = last.view(-1)
+        if case == "one differs" and rank == 2:
+            flat[here] += 0.5
+        if case == "swapped" and rank == 1:
+            flat[here], flat[there] = flat[there].clone(), flat[here].clone()
+        if case == "opposite":
+            last += (0, 0.25, -0.25)[rank]
+    if case == "half precision":
+        model.to(torch.bfloat16)
+    before = [parameter.clone() for parameter in model.parameters()]
+    with WireMeter() as wire:
+        answer = function(model)
+    changed = not all(map(torch.equal, model.parameters(), before))
+    return answer, wire.sent_bytes, changed

@@ -1,0 +1,67 @@
+"""The exercises of this chapter, and what checks an answer to each."""
+
+from collections.abc import Callable
+from numbers import Real
+
+from pardemo.book.page.exercises import Exercise, Mistake, call
+
+EXERCISES = {
+    "rouge_l": Exercise(
+        "my_rouge_l",
+        "Ask for the first i words of one list and the first j of the other, and answer from smaller i and j: do the "
+        "two last words match or not? F1 then needs only that length and those of both lists.",
+    ),
+    "split": Exercise(
+        "my_split",
+        "Choose the test pairs first. Then go through the rest: what gives away a test pair is its body, not the whole "
+        "pair.",
+    ),
+}
+
+
+def check_rouge_l(function: Callable[[list[str], list[str]], float]) -> str:
+    """``function(predicted, reference)`` is the F1 of the longest common subsequence, per cent."""
+    cases = [("abcd", "abcd"), ("ac", "abcd"), ("dcba", "abcd"), ("axbycz", "abc"), ("", "abc"), ("xyz", "abc")]
+    for predicted, reference in cases:
+        common = _longest(predicted, reference)
+        expected = 200 * common / (len(predicted) + len(reference)) if common else 0.0
+        found = call(function, list(predicted), list(reference))
+        if isinstance(found, Real) and abs(found - expected) < 1e-6:
+            continue
+        hint = f"{common} words in common, in order; F1 is 2·common / (both lengths)"
+        if isinstance(found, Real) and abs(found - 100 * common / len(reference)) < 1e-6:
+            hint = "that is the recall alone: long predictions have to pay too"
+        elif isinstance(found, Real) and abs(100 * found - expected) < 1e-6:
+            hint = "per cent, please"
+        elif not common:
+            hint = "nothing in common scores 0"
+        raise Mistake(f"For {list(predicted)} against {list(reference)}: {expected:.4f}, not {found!r}: {hint}.")
+    return "Order counts, gaps do not."
+
+
+def check_split(function: Callable[[list[tuple[str, str]], int], tuple[list, list]]) -> str:
+    """``function(pairs, count)`` splits without a body in both."""
+    pairs = [(f"body {i % 30}", f"headline {i}") for i in range(50)]
+    found = call(function, list(pairs), 10)
+    try:
+        train, test = (list(part) for part in found)
+    except (TypeError, ValueError):
+        raise Mistake(f"Return (train, test), two lists of pairs, not {type(found).__name__}.") from None
+    if len(test) != 10:
+        raise Mistake(f"test has {len(test)} pairs, not 10.")
+    if unknown := [pair for pair in train + test if pair not in pairs]:
+        raise Mistake(f"{unknown[0]!r} is none of the pairs.")
+    if both := {body for body, _ in train} & {body for body, _ in test}:
+        raise Mistake(f"{len(both)} bodies are in both, such as {min(both)!r}: the model has seen them.")
+    if len(train) < 20:
+        raise Mistake(f"Only {len(train)} pairs are left to train on: drop no more than the bodies of the test pairs.")
+    return "What the test measures, training has not seen."
+
+
+def _longest(one: str, other: str) -> int:
+    row = [0] * (len(other) + 1)
+    for a in one:
+        before = 0
+        for j, b in enumerate(other, 1):
+            before, row[j] = row[j], before + 1 if a == b else max(row[j], row[j - 1])
+    return row[-1]

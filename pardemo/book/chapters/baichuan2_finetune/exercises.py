@@ -1,0 +1,68 @@
+"""The exercises of this chapter, and what checks an answer to each."""
+
+from collections.abc import Callable
+
+import torch
+
+from pardemo.book.page.exercises import Exercise, Mistake, call
+
+EXERCISES = {
+    "labels": Exercise(
+        "my_labels",
+        "Both lists are equally long, and −100 is the label that the loss skips. If the two together are too long, "
+        "each is cut in the same proportion.",
+    ),
+    "lora": Exercise(
+        "my_merge",
+        "Write down what the layer gives for an input x with the adapter beside it, and take x out of the sum. The "
+        "adapter's part has a scale.",
+    ),
+}
+
+
+def check_labels(function: Callable[[list[int], list[int], int], tuple[list[int], list[int]]]) -> str:
+    """``function(prompt, answer, cutoff)`` returns input_ids and labels by the article's rule."""
+    for prompt, answer, cutoff in (([5] * 6, [7] * 4, 20), ([5] * 60, [7] * 20, 40), ([5] * 30, [7] * 31, 50)):
+        s, t = len(prompt), len(answer)
+        if s + t > cutoff:
+            s, t = cutoff * s // (s + t), cutoff * t // (s + t)
+        expected = [5] * s + [7] * t, [-100] * s + [7] * t
+        found = call(function, list(prompt), list(answer), cutoff)
+        case = f"{len(prompt)} + {len(answer)} tokens, cutoff {cutoff}"
+        try:
+            ids, labels = (list(part) for part in found)
+        except (TypeError, ValueError):
+            raise Mistake(f"For {case}: return two lists, input_ids and labels, not {found!r}.") from None
+        if len(ids) != len(labels):
+            raise Mistake(f"For {case}: input_ids and labels need one length: −100 is for no label.")
+        if labels == ids:
+            raise Mistake(f"For {case}: the prompt is trained on too; its labels are −100.")
+        if ids != expected[0]:
+            left = f"{s} tokens of the prompt and {t} of the answer stay, not {ids.count(5)} and {ids.count(7)}"
+            raise Mistake(f"For {case}: {left}: each keeps its head, int(cutoff · part / total).")
+        if labels != expected[1]:
+            raise Mistake(f"For {case}: {t} positions have a label, those of the answer.")
+    return "Only the answer is trained on, and a long sample loses both tails."
+
+
+def check_lora(function: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float, int], torch.Tensor]) -> str:
+    """``function(W, A, B, alpha, rank)`` is the merged weight."""
+    generator = torch.Generator().manual_seed(0)
+    for rank, alpha in ((1, 1.0), (2, 32.0), (3, 8.0), (8, 32.0)):
+        w, a, b = (torch.randn(*s, generator=generator) for s in ((12, 6), (rank, 6), (12, rank)))
+        kept = {"W": (w, w.clone()), "A": (a, a.clone()), "B": (b, b.clone())}
+        found = call(function, w, a, b, alpha, rank)
+        if not isinstance(found, torch.Tensor) or found.shape != w.shape:
+            shape = list(found.shape) if isinstance(found, torch.Tensor) else found
+            raise Mistake(f"The merged weight has W's shape, [12, 6], not {shape}: B·A is [out, in].")
+        found = found.detach().to(w.dtype)
+        if changed := [name for name, (now, before) in kept.items() if not torch.equal(now, before)]:
+            raise Mistake(f"{changed[0]} itself was changed: return a new tensor, it may be needed again.")
+        if torch.allclose(found, w + b @ a, atol=1e-5) and alpha != rank:
+            raise Mistake(
+                f"The scale is missing: with α = {alpha:g} and r = {rank} the product counts {alpha / rank:g} times."
+            )
+        # elements reach 50, and a sum of 8 products in another order is off by some 1e-7 of that
+        if not torch.allclose(found, w + alpha / rank * b @ a, atol=1e-4):
+            raise Mistake("It is W + (α/r)·B·A.")
+    return "The adapter is gone, and no step of inference is slower for it."

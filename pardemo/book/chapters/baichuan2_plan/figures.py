@@ -1,0 +1,165 @@
+"""Pictures of chapter 10: a loss head's tensors, a whole step's course, rules of thumb beside the truth, operations."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from pardemo.draw import palette
+from pardemo.draw.style import COLOURS, Picture, new, save
+from pardemo.planner.layouts.charts import stacked
+
+SHADES = {**palette.KEPT, **palette.SHADES}
+SMALL = 0.05  # of the largest tensor: what is less is not drawn
+
+
+def tensors_of_head(events: Sequence[tuple[str, int]]) -> Picture:
+    """A row for each tensor, from its birth to its death, as thick as it is large; below, what is alive together.
+
+    Args:
+        events: (the tensor's name, bytes) at its birth, (name, -bytes) at its death, in order of time.
+    """
+    most = max(nbytes for _, nbytes in events)
+    large = [(name, nbytes / 1e9) for name, nbytes in events if abs(nbytes) > SMALL * most]
+    births = [(name, at, size) for at, (name, size) in enumerate(large) if size > 0]
+    deaths = {name: at for at, (name, size) in enumerate(large) if size < 0}
+    fig, (ax, below) = new(2, 1, size=(7.4, 5.4), sharex=True, height_ratios=(2, 1))
+    told = []
+    for row, (name, birth, size) in enumerate(births):
+        ours = "empty" in name
+        end = deaths.get(name, len(large))
+        ax.barh(
+            row, end - birth, 0.9 * size * 1e9 / most, left=birth, color=SHADES[("logits", "frozen parameters")[ours]]
+        )
+        told.append(f"{'the head' if ours else name.split(' ', 1)[-1]}: {size:.1f} GB")
+    ax.set_yticks(range(len(births)), told)
+    ax.set_ylim(len(births) - 0.4, -0.6)
+    total = np.cumsum([size for _, size in large])
+    top = int(total.argmax())
+    for axes in (ax, below):
+        axes.axvspan(top, top + 1, color=palette.OTHER, alpha=0.3, linewidth=0)
+        axes.grid(axis="x", visible=False)
+    middle = next((at for name, at, _ in births if "backward" in name), 0)
+    for axes in (ax, below) if middle else ():
+        axes.axvline(middle, color="black", linewidth=1.0, linestyle=":")
+    for at, word in ((middle / 2, "forward"), ((middle + len(large)) / 2, "backward")) if middle else ():
+        below.annotate(word, (at, 1.12 * total[top]), ha="center", va="center")
+    below.stairs(total, range(len(large) + 1), fill=True, color=SHADES["logits"])
+    below.annotate(f"{total[top]:.1f}", (top + 0.5, total[top]), (0, 3), textcoords="offset points", ha="center")
+    below.set(xlabel="allocations and frees, one after the other", ylabel="GB alive", ylim=(0, 1.3 * total[top]))
+    below.set_xticks([])
+    return save(fig, "baichuan2_plan_head", f"{', '.join(told)}; together {total[top]:.1f} GB at most.")
+
+
+def course_of_step(found) -> Picture:
+    """GB by kind over a step's allocations and frees; below, the events around the peak seen closer.
+
+    Args:
+        found: a :class:`~pardemo.planner.footprint.Footprint`.
+    """
+    share = found.timeline.astype(float) / 1e9
+    total, kinds = share.sum(1), list(found.lines)
+    near = np.flatnonzero(share[:, kinds.index("logits")])
+    begin, end, top = max(int(near[0]) - 8, 0), min(int(near[-1]) + 10, len(total)), int(total.argmax())
+    floor = 0.94 * share[0].sum()
+    backward = dict(found.phases)["backward"]
+    fig, (ax, close) = new(2, 1, size=(7.4, 7.2))
+    for axes, first, last in ((ax, 0, len(total)), (close, begin, end)):
+        colours = [SHADES[kind] for kind in kinds]
+        axes.stackplot(range(first, last), share[first:last].T, colors=colours, labels=kinds, step="post", lw=0)
+        for middle, word in (((first + backward) / 2, "forward"), ((backward + last) / 2, "backward")):
+            axes.annotate(word, (middle, floor + 1.21 * (total[top] - floor)), ha="center", va="center")
+        axes.set(ylim=(floor, floor + 1.3 * (total[top] - floor)))
+        axes.set_ylabel(f"GB; the axis begins at {floor:.0f}")
+        axes.margins(x=0)
+        axes.axvline(backward, color="black", linewidth=1.0, linestyle=":")
+    ax.plot([top], [total[top]], "v", color=SHADES["logits"], markersize=7)  # the tower is narrower than a pixel
+    ax.annotate(f"logits: {total[top]:.1f} GB", (top, total[top]), (9, 0), textcoords="offset points", va="center")
+    close.annotate(f"{total[top]:.1f} GB", (top, total[top]), (0, 4), textcoords="offset points", weight="bold")
+    ax.set(title="the whole step", xlabel="allocations and frees")
+    close.set(title="its tower seen closer: head and loss", xlabel="the same events")
+    handles, labels = ax.get_legend_handles_labels()
+    shown = [k for k in range(len(kinds)) if share[:, k].max() >= 0.2]
+    fig.legend([handles[k] for k in shown], [labels[k] for k in shown], loc="outside lower center", ncols=2)
+    told = ", ".join(f"{kind} {nbytes / 1e9:.1f}" for kind, nbytes in found.lines.items() if nbytes > 1e8)
+    return save(fig, "baichuan2_plan_step", f"GB over one step of the 13B; at the peak of {total[top]:.1f} GB: {told}.")
+
+
+def rules_and_truth(errors: Mapping[str, Mapping[str, float]]) -> Picture:
+    """How far each rule is from what was measured, in per cent: ``job -> rule -> share``; black is no error."""
+    fig, ax = new(size=(6.6, 0.85 * len(errors) + 1.5))
+    rules = list(dict.fromkeys(rule for of in errors.values() for rule in of))
+    styles = dict(zip(rules, (("holds", ""), ("off", "///"), ("differs", "...")), strict=False))
+    high = 0.8 / len(rules)
+    for row, of in enumerate(errors.values()):
+        for place, rule in enumerate(rules):
+            if rule not in of:
+                continue
+            colour, hatch = styles[rule]
+            at, value = row + (place - (len(rules) - 1) / 2) * high, 100 * of[rule]
+            label = rule if rule not in ax.get_legend_handles_labels()[1] else None
+            if abs(value) < 1:  # no bar would be seen
+                ax.plot([value], [at], "D", color=COLOURS[colour], markersize=8, linestyle="", label=label, zorder=3)
+            else:
+                ax.barh(at, value, high, color=COLOURS[colour], hatch=hatch, edgecolor="white", label=label)
+            text = f"{value:+.0f}" if abs(value) >= 1 else "0.0" if abs(value) < 0.05 else f"{value:+.1f}"
+            side = {"ha": "left" if value >= 0 else "right", "va": "center"}
+            away = 4 if abs(value) >= 1 else 9
+            ax.annotate(text, (value, at), (away if value >= 0 else -away, 0), textcoords="offset points", **side)
+    ax.axvline(0, color="black", linewidth=1.2)
+    ax.set_yticks(range(len(errors)), list(errors))
+    low, most = (100 * end(v for of in errors.values() for v in of.values()) for end in (min, max))
+    ax.set(xlabel="per cent off the measured peak", ylim=(len(errors) - 0.4, -0.6))
+    ax.set_xlim(min(low, 0) - 0.14 * (most - low), most + 0.14 * (most - low))
+    ax.grid(axis="y", visible=False)
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    told = "; ".join(
+        f"{job}: " + ", ".join(f"{r} {100 * v:+.0f} %" for r, v in of.items()) for job, of in errors.items()
+    )
+    return save(fig, "baichuan2_plan_truth", f"Peaks of small models, planned against measured: {told}.")
+
+
+def operations_of_step(steps: Mapping[str, Mapping[str, float]]) -> Picture:
+    """Operations of a micro-batch by phase, in units of 10¹²; ``recomputation`` is the forward pass again."""
+    fig, ax = new(size=(6.6, 0.6 * len(steps) + 1.6))
+    styles = {
+        "forward": (COLOURS["forward"], ""), "recomputation": (COLOURS["forward"], "///"),
+        "backward": (COLOURS["backward"], ""),
+    }  # fmt: skip
+    bars = {way: {phase: count / 1e12 for phase, count in of.items()} for way, of in steps.items()}
+    ends = stacked(ax, bars, styles)
+    for place, end in enumerate(ends):
+        ax.annotate(f"{end:.0f}", (end, place), (5, 0), textcoords="offset points", va="center")
+    ax.set(xlabel="10¹² operations for 8 × 1,024 tokens", xlim=(0, 1.12 * max(ends)))
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    told = "; ".join(f"{way} {end:.0f}" for way, end in zip(steps, ends, strict=True))
+    return save(fig, "baichuan2_plan_operations", f"10¹² operations of a micro-batch: {told}.")
+
+
+#: From what stays to what comes and goes.
+_LINES = {
+    **{
+        kind: (SHADES[kind], "")
+        for kind in (
+            "parameters", "frozen parameters", "gradients", "optimizer states", "gathered parameters", "buckets",
+            "activations", "logits", "temporaries",
+        )
+    },
+    "program": (palette.OTHER, "///"),
+}  # fmt: skip
+
+
+def memory_of_ways(ways: Mapping[str, Mapping[str, float]], room_bytes: float, name: str) -> Picture:
+    """GB that a GPU needs, line by line, against what it has to give: ``way -> line -> bytes``."""
+    fig, ax = new(size=(6.4, 0.55 * len(ways) + 1.9))
+    bars = {way: {line: value / 1e9 for line, value in lines.items()} for way, lines in ways.items()}
+    ends = stacked(ax, bars, _LINES)
+    room = room_bytes / 1e9
+    for place, end in enumerate(ends):
+        over, behind = end > room, {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+        style = {"va": "center", "weight": "bold" if over else "normal", "bbox": behind}
+        ax.annotate(f"{end:.0f} GB{' ✗' if over else ''}", (end, place), (8, 0), textcoords="offset points", **style)
+    ax.axvline(room, color=palette.VERDICTS["fails"], linewidth=2, label=f"room: {room:.1f} GB")
+    ax.set(xlabel="GB that a GPU needs", xlim=(0, 1.16 * max(*ends, room)))
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    told = "; ".join(f"{way} {end:.0f} GB" for way, end in zip(ways, ends, strict=True))
+    return save(fig, name, f"With room for {room:.1f} GB: {told}.".replace("\n", " "))

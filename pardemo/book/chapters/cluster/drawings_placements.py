@@ -1,0 +1,43 @@
+"""Four ranks on two hosts: what crosses when tensor, data or pipeline parallelism lies between the hosts."""
+
+from pardemo.draw.canvas import Canvas, Drawing
+from pardemo.draw.palette import DONE, RANKS
+
+_SENT = DONE["communication"]
+_HOST, _SIDE, _RANK, _ROW = 210, 10, 46, 132
+#: title -> below the ranks of each host; what a host sends to the other one in a step.
+_WAYS = {
+    "tensor inside, data across": (("activations", "activations"), "gradients: 8 MiB, once"),
+    "tensor across, data inside": (("gradients", "gradients"), "activations: 32 MiB, in 16 sums"),
+    "tensor inside, pipeline across": (("layers 1 and 2", "layers 3 and 4"), "activations: 2 MiB, in 2 parts"),
+}
+
+
+def three_placements() -> Drawing:
+    """Chapter 13's three placements of a step of four layers, with what a host's adapter sends in each."""
+    canvas = Canvas(640, 8 + len(_WAYS) * _ROW)
+    for number, (title, told) in enumerate(_WAYS.items()):
+        _way(canvas, 24 + number * _ROW, title, *told)
+    told = "; ".join(f"{title}: {across}" for title, (_, across) in _WAYS.items())
+    return Drawing(canvas, f"Four ranks on two hosts, three ways. A host sends to the other one in a step: {told}.")
+
+
+def _way(canvas: Canvas, top: float, title: str, inside: tuple[str, str], across: str) -> None:
+    canvas.text(_SIDE, top - 8, title, size=20, anchor="start", bold=True)
+    middle, half = top + 48, _RANK / 2 + 3
+    lefts = (_SIDE, 640 - _SIDE - _HOST)
+    for left, words in zip(lefts, inside, strict=True):
+        canvas.box(left, top + 10, _HOST, 92, thick=1.5)
+        canvas.text(left + _HOST / 2, top + 90, words, size=18)
+    places = [lefts[0] + 46, lefts[0] + _HOST - 46, lefts[1] + 46, lefts[1] + _HOST - 46]
+    for rank, x in enumerate(places):
+        canvas.box(x - _RANK / 2, middle - _RANK / 2, _RANK, _RANK, RANKS[rank], str(rank), size=20, bold=True)
+    for a, b in ((0, 1), (2, 3)):
+        canvas.arrow([(places[a] + half, middle), (places[b] - half, middle)], both=True)
+    begin, end = lefts[0] + _HOST + 4, lefts[1] - 4
+    for shift in (-9, 9):  # one for each rank of a host
+        canvas.arrow([(begin, middle + shift), (end, middle + shift)], _SENT, both=True)
+    what, much = across.split(": ")
+    canvas.text(320, middle - 28, what, size=18, fill=_SENT, bold=True)
+    for number, words in enumerate(much.split(", ")):
+        canvas.text(320, middle + 28 + 22 * number, words, size=18, fill=_SENT, bold=True)

@@ -1,0 +1,71 @@
+"""The exercises of this chapter, and what checks an answer to each."""
+
+import random
+from collections.abc import Callable, Sequence
+
+from pardemo.book.page.exercises import Exercise, Mistake, call, fresh_seed
+
+EXERCISES = {
+    "crossing": Exercise(
+        "my_crossing",
+        "Write down the seconds of both ways, steps times products plus bytes over B, and set them equal. Which of the "
+        "two has the bytes only in some of its steps?",
+    ),
+    "order": Exercise(
+        "my_order",
+        "When does a ring have to leave a host, and when does it do so for nothing? Put together what lives together.",
+    ),
+}
+
+
+def check_order(function: Callable[[Sequence[int]], Sequence[int]]) -> str:
+    """``function(host_of)`` is an order of all ranks in which a ring crosses hosts as seldom as possible."""
+    dealt = random.Random(fresh_seed())
+    cases = [[0, 1, 0, 1], [0, 0, 1, 1], [0, 0], [dealt.randrange(4) for _ in range(16)]]
+    for host_of in cases:
+        order = call(function, list(host_of))
+        if not isinstance(order, (list, tuple)) or sorted(order, key=str) != sorted(range(len(host_of)), key=str):
+            raise Mistake(f"For hosts {host_of} it returned {order!r}; it should be a list with each rank once.")
+        crossings = sum(host_of[a] != host_of[b] for a, b in zip(order, [*order[1:], order[0]], strict=True))
+        hosts = len(set(host_of))
+        fewest = hosts if hosts > 1 else 0
+        if crossings > fewest:
+            raise Mistake(
+                f"For hosts {host_of} the ring {list(order)} crosses {crossings} times; {fewest} would do. "
+                "(The last rank sends to the first one.)"
+            )
+    return "Each host is entered once and left once: that is what NCCL's rings do."
+
+
+def check_crossing(function: Callable[..., float]) -> str:
+    """``function(steps_each, steps_every, period, step_s, nbytes, ranks)`` is a bandwidth in bytes/s."""
+    dealt = random.Random(fresh_seed())
+    for _ in range(5):
+        each, period, ranks = dealt.randrange(100, 1000), dealt.choice((8, 50, 500)), dealt.choice((2, 4, 64))
+        every, step_s = int(each * dealt.uniform(1.2, 3)), dealt.uniform(0.01, 2)
+        nbytes = dealt.randrange(10**6, 10**10)
+        found = call(function, each, every, period, step_s, nbytes, ranks)
+        if isinstance(found, bool) or not isinstance(found, (int, float)):
+            raise Mistake(f"It returned {found!r}; it should return a number of bytes a second.")
+        _compare(found, each, every, period, step_s, nbytes, ranks)
+    return "Below that bandwidth averaging less often is faster, above it averaging in each step."
+
+
+def _compare(found: float, each: int, every: int, period: int, step_s: float, nbytes: int, ranks: int) -> None:
+    right = _crossing(each, every, period, step_s, 2 * (ranks - 1) / ranks * nbytes)
+    if abs(found - right) <= 1e-6 * abs(right):
+        return
+    told = f"For {each} and {every} steps, period {period}, {step_s:.2f} s, {nbytes:,} B, {ranks} ranks"
+    mistakes = {
+        8 * right: "that is bits a second; bytes are asked for.",
+        _crossing(each, every, period, step_s, nbytes): "a ring all-reduce sends 2(N−1)/N times the tensor, not once.",
+        _crossing(each, every, 1, step_s, 2 * (ranks - 1) / ranks * nbytes): "only every period-th step is an average.",
+    }
+    for value, words in mistakes.items():
+        if abs(found - value) <= 1e-6 * abs(value):
+            raise Mistake(f"{told}: {words}")
+    raise Mistake(f"{told}: {found:.4g} B/s is not where both take the same time; {right:.4g} is.")
+
+
+def _crossing(each: int, every: int, period: int, step_s: float, sent: float) -> float:
+    return sent * (each - every / period) / (step_s * (every - each))

@@ -1,0 +1,183 @@
+"""Pictures of chapter 13: links, what crosses them by which way, and what that costs until a loss is reached."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from matplotlib.ticker import LogLocator, NullLocator
+
+from pardemo.cluster import Cluster
+from pardemo.draw import palette
+from pardemo.draw.style import COLOURS, Picture, new, save
+from pardemo.draw.traffic import square
+
+_COLOURS, _MARKERS = tuple(palette.WAYS.values()), ("o", "s", "^", "D")
+
+
+def message_times(
+    sizes: Sequence[int], found: Mapping[str, Sequence[float]], lines: Mapping[str, tuple[float, float]],
+    at_once: Mapping[str, float] | None = None,
+) -> Picture:  # fmt: skip
+    """Seconds of a message over its size, for each link.
+
+    Args:
+        lines: the link's latency (s) and rate (bytes/s). at_once: bytes that an emulated link lets through uncounted,
+            where it does: the line with them is dashed.
+    """
+    fig, ax = new(size=(6.4, 4.4))
+    dense = np.geomspace(min(sizes), max(sizes), 80)
+    for number, (name, seconds) in enumerate(found.items()):
+        latency, rate = lines[name]
+        ax.plot(dense, 1e3 * (latency + dense / rate), color=_COLOURS[number], linewidth=1.5)
+        if name in (at_once or {}):
+            counted = np.maximum(0, dense - at_once[name])
+            told = f"{name}, {at_once[name] / 1e3:.0f} kB free"
+            ax.plot(dense, 1e3 * (latency + counted / rate), "--", color=_COLOURS[number], linewidth=1.2, label=told)
+        ax.scatter(
+            sizes,
+            [1e3 * s for s in seconds],
+            s=40,
+            marker=_MARKERS[number],
+            color=_COLOURS[number],
+            label=name,
+            zorder=3,
+        )
+    ax.set(xscale="log", yscale="log", xlabel="bytes of the message; lines: α + n/B", ylabel="milliseconds")
+    ax.legend(loc="upper left")
+    return save(
+        fig, "cluster_links", "Seconds of a message: flat while latency decides, then a line that bandwidth decides."
+    )
+
+
+def traffic_by_way(ways: Mapping[str, Sequence[Sequence[float]]], cluster: Cluster, whole: float) -> Picture:
+    """Who sends how much to whom, one square for each way, in units of the tensor of ``whole`` bytes."""
+    fig, axes = new(1, len(ways), size=(2.5 * len(ways), 3.2))
+    most = max(float(np.max(matrix)) for matrix in ways.values()) / whole
+    for ax, (name, matrix) in zip(axes, ways.items(), strict=True):
+        square(ax, np.asarray(matrix, dtype=float) / whole, cluster, most, size=13)
+        ax.set(xlabel="to rank", title=f"{name}, in S")
+    axes[0].set(ylabel="from rank")
+    told = "; ".join(f"{name}: {np.sum(matrix) / whole:.3g} S in all" for name, matrix in ways.items())
+    return save(
+        fig,
+        "cluster_traffic",
+        f"What each rank sends to each other, in S, the tensor's size; frames are hosts. {told}.",
+    )
+
+
+def seconds_by_way(predicted: Mapping[str, float], measured: Mapping[str, float], name: str) -> Picture:
+    """Seconds of each way as bars, the prediction as their outline."""
+    names = list(measured)
+    fig, ax = new(size=(6.4, 1.1 + 0.6 * len(names)))
+    places = np.arange(len(names))
+    ax.barh(places, [measured[n] for n in names], 0.55, color=COLOURS["communication"], label="measured")
+    ax.barh(
+        places, [predicted[n] for n in names], 0.68, fill=False, edgecolor="black", linewidth=1.2, label="predicted"
+    )
+    for place, n in enumerate(names):
+        ax.annotate(
+            f"{measured[n]:.2f} s",
+            (max(measured[n], predicted[n]), place),
+            (5, 0),
+            textcoords="offset points",
+            va="center",
+        )
+    ax.set_yticks(places, names)
+    ax.set(
+        xlabel="seconds", xlim=(0, 1.18 * max(*measured.values(), *predicted.values())), ylim=(len(names) - 0.4, -0.6)
+    )
+    ax.grid(axis="y", visible=False)
+    ax.legend(loc="lower right")
+    told = ", ".join(f"{n} {measured[n]:.2f} s (predicted {predicted[n]:.2f})" for n in names)
+    return save(fig, name, f"Seconds: {told}.")
+
+
+def seconds_to_a_loss(
+    predicted: Callable[[str, float], float], measured: Mapping[str, Mapping[float, float]]
+) -> Picture:
+    """Seconds until the loss is reached over the link's Mbit/s: lines are predicted, points measured.
+
+    Args:
+        predicted: of a way and Mbit/s. measured: for each way, seconds by Mbit/s.
+    """
+    fig, ax = new(size=(6.4, 4.8))
+    ends = [rate for points in measured.values() for rate in points]
+    rates = np.geomspace(min(ends), max(ends), 50)
+    for number, (name, points) in enumerate(measured.items()):
+        ax.plot(rates, [predicted(name, rate) for rate in rates], color=_COLOURS[number], linewidth=1.5)
+        ax.scatter(
+            list(points), list(points.values()), s=52, marker=_MARKERS[number], color=_COLOURS[number], label=name,
+            zorder=3,
+        )  # fmt: skip
+    ax.set(
+        xscale="log", yscale="log", xlabel="link of each host, Mbit/s; lines: predicted", ylabel="seconds to the loss"
+    )
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 6)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_locator(NullLocator())
+    ax.legend(loc="upper right")
+    told = "; ".join(
+        f"{name}: " + ", ".join(f"{s:.1f} s at {r:g}" for r, s in p.items()) for name, p in measured.items()
+    )
+    return save(fig, "cluster_to_a_loss", f"Seconds to the loss at a link's Mbit/s. {told}.")
+
+
+def parts_to_a_loss(
+    parts: Mapping[float, Mapping[str, Sequence[float]]], measured: Mapping[str, Mapping[float, float]],
+    steps: Mapping[str, int],
+) -> Picture:  # fmt: skip
+    """What the seconds until the loss are made of, by link and way: computed parts as bars, measured sums as points.
+
+    Args:
+        parts: Mbit/s -> way -> seconds of the steps themselves, of the exchanges without their bytes, of the bytes on
+            the link. measured: of a way, seconds by Mbit/s. steps: of each way, until the loss.
+    """
+    fig, axes = new(len(parts), 1, size=(6.6, 2.1 * len(parts) + 0.6), sharex=True, squeeze=False)
+    names = ("steps alone", "exchanges, without their bytes", "bytes on the link")
+    colours = (COLOURS["compute"], palette.OTHER, COLOURS["communication"])
+    for ax, (rate, ways) in zip(axes[:, 0], parts.items(), strict=True):
+        left = np.zeros(len(ways))
+        for name, colour, seconds in zip(names, colours, zip(*ways.values(), strict=True), strict=True):
+            ax.barh(range(len(ways)), seconds, 0.6, left=left, color=colour, label=name, zorder=2)
+            left += seconds
+        found = [measured[way][rate] for way in ways]
+        ax.scatter(found, range(len(ways)), s=40, color=COLOURS["ring"], edgecolors="white", label="measured", zorder=3)
+        ax.set_yticks(range(len(ways)), [f"{way}: {steps[way]} steps" for way in ways])
+        ax.set(title=f"at {rate:g} Mbit/s", ylim=(len(ways) - 0.5, -0.5))
+        ax.grid(axis="y", visible=False)
+    axes[-1, 0].set(xlabel="seconds to the loss", xlim=(0, None))
+    fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    told = "; ".join(
+        f"at {rate:g} Mbit/s " + ", ".join(f"{way} " + " + ".join(f"{s:.2f}" for s in of) for way, of in ways.items())
+        for rate, ways in parts.items()
+    )
+    return save(fig, "cluster_parts", f"Seconds to the loss, of steps, exchanges and bytes: {told}.")
+
+
+def slow_host(
+    computed: Sequence[float], lengths: Sequence[float], predicted: Sequence[float],
+    rates: Sequence[Sequence[float]], cluster: Cluster,
+) -> Picture:  # fmt: skip
+    """Each step's length and the computation in it, the predicted length of each stretch, and Mbit/s by pair."""
+    fig, (ax, below) = new(2, 1, size=(6.4, 6.2), height_ratios=(0.8, 1.1))
+    steps = np.arange(len(computed))
+    ax.bar(steps, 1e3 * np.asarray(computed), 0.9, color=COLOURS["compute"], label="slowest rank computes")
+    ax.bar(
+        steps, 1e3 * (np.asarray(lengths) - computed), 0.9, bottom=1e3 * np.asarray(computed), label="all-reduce",
+        color=COLOURS["communication"],
+    )  # fmt: skip
+    long = len(computed) / len(predicted)
+    for number, seconds in enumerate(predicted):
+        ends, label = [number * long - 0.5, (number + 1) * long - 0.5], None if number else "predicted"
+        ax.plot(ends, [1e3 * seconds] * 2, color=COLOURS["predicted"], linewidth=1.8, label=label)
+    ax.set(xlabel="step", ylabel="milliseconds", ylim=(0, 1.35e3 * max(*predicted, *lengths)))
+    ax.grid(axis="x", visible=False)
+    ax.legend(loc="upper left")
+    values = np.asarray(rates, dtype=float)
+    square(below, values, cluster, float(values.max()), size=12)
+    below.set(xlabel="to rank", ylabel="from rank", title="Mbit/s, pair by pair")
+    return save(
+        fig,
+        "cluster_slow_host",
+        "Step times with a straggler, then with a slow adapter; the pairs of that host are slow.",
+    )

@@ -1,0 +1,100 @@
+"""The exercises of this chapter, and what checks an answer to each."""
+
+import math
+from collections.abc import Callable
+
+from pardemo.book.page.exercises import Exercise, Mistake, call
+from pardemo.groups import ParallelDims
+
+EXERCISES = {
+    "groups": Exercise(
+        "my_groups",
+        "How many ranks does a group along this axis have, and how far apart are two neighbours in it? With these two "
+        "numbers, a group is known by its first rank.",
+    ),
+    "mfu": Exercise(
+        "my_mfu",
+        "What does one token need, forward and backward, in products with weights and in the attention's, which have "
+        "none? Then ask how many of that all GPUs together could do in a second.",
+    ),
+    "order": Exercise(
+        "my_order",
+        "The name that comes first runs fastest: its groups are ranks side by side. Which of the three talks the most, "
+        "and which the least?",
+    ),
+}
+
+
+def check_groups(function: Callable[[str, int, int, int], list[list[int]]]) -> str:
+    """``function(axis, tp, dp, pp)`` lists the groups of the order tp-dp-pp."""
+    for tp, dp, pp in ((2, 4, 1), (2, 2, 2), (8, 64, 1), (1, 3, 4)):
+        for axis in ("tp", "dp", "pp"):
+            found = call(function, axis, tp, dp, pp)
+            try:
+                groups = [[int(rank) for rank in group] for group in found]
+            except (TypeError, ValueError):
+                raise Mistake(f"It returned {str(found)[:60]}; it should return a list of lists of ranks.") from None
+            expected = ParallelDims(tp, dp, pp).groups(axis)
+            if sorted(map(sorted, groups)) == expected:
+                continue
+            where = f"For tp {tp} × dp {dp} × pp {pp}, axis {axis}"
+            size, number = {"tp": tp, "dp": dp, "pp": pp}[axis], len(expected)
+            if len(groups) == size != number and all(len(group) == number for group in groups):
+                raise Mistake(
+                    f"{where}: size and number are swapped: {number} groups of {size}, not {size} of {number}."
+                )
+            for order in ("pp-dp-tp", "dp-tp-pp", "tp-pp-dp", "dp-pp-tp", "pp-tp-dp"):
+                if sorted(map(sorted, groups)) == ParallelDims(tp, dp, pp, order).groups(axis):
+                    raise Mistake(f"{where}: these are the groups of the order {order}; here tp runs fastest, then dp.")
+            if len(groups) != number:
+                raise Mistake(f"{where}: there are {number} groups, not {len(groups)}.")
+            wrong = next(group for group in sorted(map(sorted, groups)) if group not in expected)
+            raise Mistake(f"{where}: {wrong[:8]} is no group; rank 0's is {expected[0][:8]}.")
+    return "Megatron-core builds the same ones."
+
+
+def check_order(function: Callable[[], str]) -> str:
+    """``function()`` names the order whose tp groups stay in a host of 8 and whose dp groups cross fewest hosts."""
+    order = call(function)
+    try:
+        layout = ParallelDims(tp=4, dp=4, pp=2, order=str(order))
+    except ValueError as error:
+        raise Mistake(f"{error}.") from None
+    hosts = {axis: max(len({r // 8 for r in group}) for group in layout.groups(axis)) for axis in ("tp", "dp")}
+    if hosts["tp"] > 1:
+        raise Mistake(f"With {order} a tensor-parallel group spans {hosts['tp']} hosts: let tp run fastest.")
+    best = max(len({r // 8 for r in group}) for group in ParallelDims(4, 4, 2).groups("dp"))
+    if hosts["dp"] > best:
+        raise Mistake(
+            f"Tensor parallelism stays inside. But a data-parallel group spans {hosts['dp']} hosts, {best} are enough: "
+            "pipeline stages exchange the least, so they can be furthest apart."
+        )
+    return "Tensor parallel inside a host, data parallel next, pipeline stages furthest apart."
+
+
+def check_mfu(function: Callable[..., float]) -> str:
+    """``function(params, layers, hidden, sequence, tokens_per_s, gpus, peak)`` is the MFU of a recomputed training."""
+    for job in (
+        (8.3e9, 72, 3072, 1024, 198_000.0, 512, 130e12),
+        (1e9, 24, 2048, 16_384, 90_000.0, 8, 989e12),
+    ):
+        found = call(function, *job)
+        if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
+            raise Mistake(f"It returned {str(found)[:60]}; it should return a number, a share of the peak.")
+        params, layers, hidden, sequence, tokens_per_s, gpus, peak = job
+        scores, per_token = 12 * layers * hidden * sequence, tokens_per_s / gpus / peak
+        right = (6 * params + scores) * per_token
+        wrong = {
+            (8 * params + 16 / 12 * scores) * per_token: "that is HFU: a forward pass that is run again counts once",
+            6 * params * per_token: "the attention is missing: it compares each token with all others of its sample",
+            2 * params * per_token: "that is the forward pass alone, and without the attention",
+            right * gpus: "that is against one GPU's peak, but all of them worked",
+            100 * right: "that is in per cent; return a share",
+        }
+        if math.isclose(found, right, rel_tol=1e-3):
+            continue
+        for value, words in wrong.items():
+            if math.isclose(found, value, rel_tol=1e-3):
+                raise Mistake(f"For {params / 1e9:g}B parameters on {gpus} GPUs you found {found:.3g}: {words}.")
+        raise Mistake(f"For {params / 1e9:g}B parameters on {gpus} GPUs it is {right:.3g}, not {found:.3g}.")
+    return "Recomputation lowers it, since it costs seconds and adds nothing to the model."

@@ -1,0 +1,86 @@
+"""The exercises of this chapter, and what checks an answer to each."""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from pardemo.book.page.exercises import Exercise, Mistake, call, fresh_seed
+from pardemo.small_models import gpt
+from pardemo.world import World
+
+EXERCISES = {
+    "qkv_rows": Exercise(
+        "my_rows",
+        "The weight is three matrices in one. A head is of use to a rank only with all three of its parts.",
+    ),
+    "shared_heads": Exercise(
+        "my_shared_sum",
+        "Which ranks ask the same key and value head? They need a group of their own, and a group is made by all ranks "
+        "together, also by those that are not in it.",
+    ),
+}
+
+TIMEOUT_S = 30
+SHARING = 4
+
+
+def check_qkv_rows(function: Callable[[torch.Tensor, int, int, int], torch.Tensor]) -> str:
+    """``function(weight, heads, rank, ranks)`` is the rank's third of each third."""
+    for heads, ranks in ((4, 2), (8, 4), (6, 1)):
+        weight = torch.arange(3.0 * heads * 2)[:, None].expand(-1, heads * 2).contiguous()  # row i holds i; heads of 2
+        for rank in range(ranks):
+            expected = torch.cat([third.chunk(ranks, 0)[rank] for third in weight.chunk(3, 0)])
+            found = call(function, weight.clone(), heads, rank, ranks)
+            if not isinstance(found, torch.Tensor) or found.dim() != 2:
+                got = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+                raise Mistake(f"It returned {got}; it should return rows of the weight.")
+            if found.shape == expected.shape and torch.equal(found, expected):
+                continue
+            if found.shape == expected.shape and torch.equal(found, weight.chunk(ranks, 0)[rank]):
+                raise Mistake(
+                    f"That is the matrix in {ranks} equal pieces: with {heads} heads rank 0 gets queries whose keys "
+                    "are elsewhere. Cut query, key and value each."
+                )
+            if found.shape == expected.shape and torch.equal(found.sort(0).values, expected.sort(0).values):
+                raise Mistake("The right rows in another order: query first, then key, then value.")
+            raise Mistake(
+                f"For rank {rank} of {ranks} with {heads} heads, rows {expected[:, 0].int().tolist()} are needed, "
+                f"not {found[:24, :1].flatten().int().tolist()}."
+            )
+    return "Each rank has whole heads: their queries, their keys, their values."
+
+
+def check_shared_heads(function: Callable[[torch.Tensor, int], torch.Tensor]) -> str:
+    """``function(gradient, kv_heads)`` is the sum over the ranks that hold the same head of key and value."""
+    with World(SHARING, timeout_s=TIMEOUT_S) as world:
+        problems = world.run(_try_shared, function, fresh_seed())
+    for rank, problem in enumerate(problems):
+        if problem:
+            raise Mistake(f"On rank {rank} {problem}")
+    return "Every copy of a head has the gradient of all query heads that ask it."
+
+
+def _try_shared(function: Callable, seed: int) -> str:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    gradients = [gpt.numbers(16, 8, seed=seed + other) for other in range(size)]
+    for kv_heads in (2, 1, 4):
+        copies = size // kv_heads
+        first = rank // copies * copies
+        expected = sum(gradients[first : first + copies])
+        found = function(gradients[rank].clone(), kv_heads)
+        if not isinstance(found, torch.Tensor) or found.shape != expected.shape:
+            got = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+            return f"it should return a gradient of shape {tuple(expected.shape)}, not {got}."
+        if torch.allclose(found, expected, atol=1e-5):
+            continue
+        where = f"with {kv_heads} key and value heads on {size} ranks"
+        wrong = {
+            "that is this rank's own gradient: others hold the same head": gradients[rank],
+            "that is the sum over all ranks: different heads were added": sum(gradients),
+            "that is the mean; each copy needs the sum": expected / copies,
+            "every other rank was added; copies lie on neighbours": sum(gradients[rank % kv_heads :: kv_heads]),
+        }
+        told = (words for words, one in wrong.items() if torch.allclose(found, one, atol=1e-5))
+        return f"{next(told, 'that is not the sum over the ranks that hold the same head')} ({where})."
+    return ""

@@ -1,0 +1,128 @@
+"""One transformer block on a group of ranks, ours and the libraries', beside the plain one."""
+
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pardemo.meters import CallMeter, MemoryMeter, WireMeter
+from pardemo.small_models import gpt
+from pardemo.world.rank import device
+
+
+class Beside(NamedTuple):
+    """What one rank found.
+
+    Attributes:
+        error: the largest relative error of the output, the input's gradient and this rank's parts of the weights'.
+        sent_bytes: of a forward and a backward pass. calls: collectives in the two.
+        parameter_bytes: that this rank holds. kept_bytes: what its forward pass keeps for the backward pass.
+    """
+
+    error: float
+    sent_bytes: int
+    calls: int
+    parameter_bytes: int
+    kept_bytes: int
+
+
+def plain(batch: int, sequence: int, hidden: int, heads: int) -> Beside:
+    """The plain block, whole on every rank."""
+    block, x = _plain(batch, sequence, hidden, heads)
+    found = _both_ways(block, x)
+    return _beside(block, x, found, found, 0.0)
+
+
+def ours(batch: int, sequence: int, hidden: int, heads: int) -> Beside:
+    """:class:`pardemo.tensor_parallel.ParallelBlock` on all ranks, from the plain block's weights. Collective."""
+    block, x = _plain(batch, sequence, hidden, heads)
+    expected = _both_ways(block, x)
+    layer = gpt.parallel_block(block)
+    found = _both_ways(layer, x)
+    truth = dict(gpt.parallel_block(gpt.gradients_as_weights(block)).named_parameters())
+    return _beside(layer, x, expected, found, gpt.largest_error(gpt.gradients(layer), truth))
+
+
+def megatron(batch: int, sequence: int, hidden: int, heads: int) -> Beside:
+    """The same by Megatron-core's TransformerLayer, which lays activations out as [sequence, batch, hidden]."""
+    from pardemo.peers import megatron as peer
+
+    block, x = _plain(batch, sequence, hidden, heads)
+    expected = _both_ways(block, x)
+    truth = dict(gpt.parallel_block(gpt.gradients_as_weights(block)).named_parameters())
+    with peer.megatron(tp=dist.get_world_size()):
+        layer, turned = peer.Block(block), _turned(x)
+        found = tuple(_turned(t) for t in _both_ways(layer, turned))
+        return _beside(layer, turned, expected, found, gpt.largest_error(peer.gradients(layer), truth))
+
+
+def dtensor(batch: int, sequence: int, hidden: int, heads: int) -> Beside:
+    """The same by a plan of torch's ColwiseParallel and RowwiseParallel."""
+    from pardemo.peers.pytorch import dtensor as peer
+
+    block, x = _plain(batch, sequence, hidden, heads)
+    expected = _both_ways(block, x)
+    layer = peer.block(block, peer.mesh(dist.get_world_size()))
+    found = _both_ways(layer, x)
+    return _beside(layer, x, expected, found, gpt.largest_error(peer.gradients(layer), gpt.gradients(block)))
+
+
+def grouped_bytes(batch: int, sequence: int, hidden: int, heads: int, kv_heads: int) -> dict[str, int]:
+    """Bytes that a rank sends for a block with ``kv_heads`` heads of key and value, fewer than ranks. Collective."""
+    from pardemo.peers import megatron as peer
+
+    block = gpt.seeded(lambda: gpt.Block(hidden, heads, kv_heads)).to(device())
+    x = gpt.numbers(batch, sequence, hidden, seed=1).to(device())
+    found = {"pardemo": _sent(gpt.parallel_block(block), x)[0]}
+    with peer.megatron(tp=dist.get_world_size()):
+        found["Megatron-core"] = _sent(peer.fresh_block(hidden, heads, kv_heads), _turned(x))[0]
+    return found
+
+
+def _plain(batch: int, sequence: int, hidden: int, heads: int) -> tuple[gpt.Block, torch.Tensor]:
+    """The same weights and tokens on every rank, although the ranks' generators are seeded differently."""
+    block = gpt.seeded(lambda: gpt.Block(hidden, heads)).to(device())
+    return block, gpt.numbers(batch, sequence, hidden, seed=1).to(device())
+
+
+def _both_ways(layer: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output and the input's gradient; the weights' gradients are set anew."""
+    layer.zero_grad()
+    x = x.detach().clone().requires_grad_()
+    y = layer(x)
+    y.backward(torch.ones_like(y) / 1024)
+    return y.detach(), x.grad
+
+
+def _beside(layer: nn.Module, x: torch.Tensor, expected: tuple, found: tuple, weights: float) -> Beside:
+    errors = [gpt.relative_error(one, other) for one, other in zip(found, expected, strict=True)]
+    held = sum(_here(p).nbytes for p in layer.parameters())
+    sent, calls = _sent(layer, x)
+    return Beside(max(*errors, weights), sent, calls, held, _kept(layer, x))
+
+
+def _here(parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a DTensor; another tensor itself."""
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
+
+
+def _sent(layer: nn.Module, x: torch.Tensor) -> tuple[int, int]:
+    x = x.detach().clone().requires_grad_()
+    layer(x).sum().backward()  # opens the connections
+    with WireMeter() as wire, CallMeter() as calls:
+        layer(x).sum().backward()
+    return wire.sent_bytes, sum(calls.counts.values())
+
+
+def _kept(layer: nn.Module, x: torch.Tensor) -> int:
+    x = x.detach().clone().requires_grad_()
+    with MemoryMeter(layer) as memory:
+        y = layer(x)
+        kept = memory.live["activations"]
+    del y
+    return kept
+
+
+def _turned(x: torch.Tensor) -> torch.Tensor:
+    return x.transpose(0, 1).contiguous()

@@ -1,0 +1,123 @@
+"""Products of matrices that are cut: over which ranks, and where they have to talk."""
+
+from pardemo.draw.canvas import Canvas, Drawing
+from pardemo.draw.palette import DONE, RANKS, WHOLE
+
+
+def column_cut() -> Drawing:
+    """Y = XA with the columns of A on two ranks: each makes its own columns of Y, and nobody has to send."""
+    canvas = Canvas(640, 250)
+    canvas.box(20, 70, 120, 120, WHOLE, "X")
+    _sign(canvas, 165, "×")
+    _halves(canvas, 190, 70, 160, 120, "A", side_by_side=True)
+    _sign(canvas, 378, "=")
+    _halves(canvas, 405, 70, 160, 120, "Y", side_by_side=True)
+    _word(canvas, 80, 215, "whole on both")
+    _word(canvas, 270, 215, "columns cut")
+    _word(canvas, 485, 215, "each rank its columns")
+    _legend(canvas, 20)
+    return Drawing(canvas, "Y = X A, A cut by columns: each rank has all of X and makes its own columns of Y.")
+
+
+def row_cut() -> Drawing:
+    """Y = XA with the rows of A on two ranks: each makes a part of every number of Y, and the parts are added."""
+    canvas = Canvas(640, 300)
+    _halves(canvas, 10, 70, 130, 120, "X", side_by_side=True)
+    _sign(canvas, 158, "×")
+    _halves(canvas, 178, 70, 110, 120, "A", side_by_side=False)
+    _sign(canvas, 308, "=")
+    canvas.box(330, 70, 110, 120, RANKS[0], "X₀A₀")
+    _sign(canvas, 460, "+", DONE["communication"])
+    canvas.box(480, 70, 110, 120, RANKS[1], "X₁A₁")
+    _word(canvas, 75, 215, "columns cut")
+    _word(canvas, 233, 215, "rows cut")
+    for rank, x in enumerate((385, 535)):
+        _word(canvas, x, 215, f"rank {rank}'s part")
+    canvas.arrow([(460, 152), (460, 262)], DONE["communication"])
+    canvas.text(445, 281, "all-reduce: the ranks have to talk", size=19, fill=DONE["communication"], bold=True)
+    _legend(canvas, 20)
+    return Drawing(
+        canvas, "Y = X A, A cut by rows: each rank makes a part of every entry of Y, and the parts are added."
+    )
+
+
+def mlp_cut(backward: bool = False, gated: bool = False) -> Drawing:
+    """Megatron's MLP: A by columns, GeLU, B by rows; f and g are the two places where ranks talk.
+
+    Args:
+        backward: the way of the gradients instead, from right to left, with the one place where that has a sum.
+        gated: the MLP of Llama and others: G and U by columns at the same places, D by rows.
+    """
+    canvas, talk = Canvas(640, 376), DONE["communication"]
+    for rank in range(2):
+        _mlp_row(canvas, 84 + 190 * rank, rank, backward, gated)
+    for x, end, where, told in ((_F, _F + 14, "start", "backward:"), (_G, _G - 14, "end", "forward:")):
+        if not backward or where == "start":
+            canvas.arrow([(x, 110), (x, 248)], talk, 4, both=True, dashed=not backward and where == "start")
+            canvas.lines(end, 170, [told, "all-reduce"], anchor=where, fill=talk, bold=True)
+    if backward:
+        canvas.text(20, 362, "dZ is the same on both ranks; dX is a sum.", size=18, anchor="start")
+        told = "Its gradients on the way back: dZ is the same on both ranks, and f adds up their parts of dX."
+    else:
+        canvas.text(20, 362, "white: whole on both ranks, and the same", size=18, anchor="start")
+        told = "f adds up gradients on the way back, g the two parts of Z on the way forward."
+    kind = "A gated MLP" if gated else "Megatron's MLP"
+    first, second = ("G and U", "D") if gated else ("A", "B")
+    middle = "the gate" if gated else "GeLU"
+    return Drawing(
+        canvas,
+        f"{kind} on two ranks: each takes all of X through its columns of {first}, {middle} and its rows of {second}. "
+        + told,
+    )
+
+
+#: Of :func:`mlp_cut`: where f and g stand, and the left edges of X, of the first matrix, GeLU, the second one and Z.
+_F, _G = 176, 550
+_PLACES = {"X": 82, "first": 220, "middle": 296, "second": 410, "Z": 590}
+
+
+def _mlp_row(canvas: Canvas, y: float, rank: int, backward: bool, gated: bool) -> None:
+    """One rank's part of the MLP, its middle at ``y``."""
+    number, colour, way = "₀₁"[rank], RANKS[rank], "d" * backward
+    canvas.text(8, y, f"rank {rank}", size=18, anchor="start", bold=True)
+    canvas.box(_PLACES["X"], y - 40, 52, 80, WHOLE, f"{way}X", size=22)
+    if gated:
+        for name, top in (("G", y - 46), ("U", y + 2)):
+            canvas.box(_PLACES["first"], top, 48, 44, colour, name + number, size=22)
+    else:
+        canvas.box(_PLACES["first"], y - 46, 48, 92, colour, "A" + number, size=24)
+    canvas.box(_PLACES["middle"], y - 28, 84, 56, colour, "SiLU, ∘" if gated else "GeLU", size=20)
+    canvas.box(_PLACES["second"], y - 24, 94, 48, colour, ("D" if gated else "B") + number, size=24)
+    canvas.box(_PLACES["Z"], y - 40, 46, 80, WHOLE, f"{way}Z", size=22)
+    for x, name in ((_F, "f"), (_G, "g")):
+        canvas.box(x - 18, y - 24, 36, 48, "none", name, size=24, border=DONE["communication"], thick=3)
+    gaps = ((137, 155), (197, 217), (271, 293), (383, 407), (507, 529), (571, 588))
+    for left, right in gaps:
+        canvas.arrow([(right, y), (left, y)] if backward else [(left, y), (right, y)], thick=2.5)
+    for x, wide in ((108, "h wide"), (338, "4h/2 wide")):
+        canvas.text(x, y + 62, wide, size=18)
+
+
+def _halves(
+    canvas: Canvas, x: float, y: float, width: float, height: float, name: str, side_by_side: bool
+) -> None:  # fmt: skip
+    for rank in (0, 1):
+        text = name + "₀₁"[rank]
+        if side_by_side:
+            canvas.box(x + rank * width / 2, y, width / 2, height, RANKS[rank], text)
+        else:
+            canvas.box(x, y + rank * height / 2, width, height / 2, RANKS[rank], text)
+
+
+def _sign(canvas: Canvas, x: float, sign: str, fill: str = "currentColor") -> None:
+    canvas.text(x, 130, sign, size=30, fill=fill, bold=fill != "currentColor")
+
+
+def _word(canvas: Canvas, x: float, y: float, words: str) -> None:
+    canvas.text(x, y, words, size=19)
+
+
+def _legend(canvas: Canvas, x: float) -> None:
+    for rank in (0, 1):
+        canvas.box(x + 110 * rank, 18, 22, 22, RANKS[rank])
+        canvas.text(x + 30 + 110 * rank, 29, f"rank {rank}", size=18, anchor="start")

@@ -1,0 +1,66 @@
+"""Both cuts of a product with the numbers that two ranks have computed: small ones, to be added up in the head."""
+
+from collections.abc import Sequence
+
+from pardemo.draw.canvas import Canvas, Drawing
+from pardemo.draw.palette import DONE, RANKS, WHOLE
+
+_TALK = DONE["communication"]
+_SIDE, _HIGH = 46, 34  # of a number's box
+Matrix = Sequence[Sequence[float]]  # a tensor, too
+
+
+def two_cuts_in_numbers(
+    x: Matrix, a: Matrix, pieces: Sequence[Matrix], parts: Sequence[Matrix], total: Matrix
+) -> Drawing:
+    """What two ranks have of Y = XA with A cut by columns and by rows, and how each comes to Y's first number.
+
+    Args:
+        x, a: X [2, 4] and A [4, 4]. pieces: of each rank, its columns of Y. parts: of each rank, its part of every
+            number of Y. total: their sum.
+    """
+    canvas, right = Canvas(640, 392), 640 - 4 * _SIDE - 4
+    terms = [f"{_told(value)}·{_told(row[0])}" for value, row in zip(x[0], a, strict=True)]
+    canvas.text(4, 14, "by columns: each rank has its columns, and nobody talks", size=18, anchor="start", bold=True)
+    for rank, piece in enumerate(pieces):
+        _matrix(canvas, 4 + 2 * rank * _SIDE, 34, piece, RANKS[rank], f"rank {rank}", framed=rank == 0)
+    canvas.text(216, 51, "the first number:", size=18, anchor="start")
+    canvas.box(216, 70, 316, _HIGH, RANKS[0], f"{' + '.join(terms)} = {_told(pieces[0][0][0])}", size=18)
+    canvas.text(4, 168, "by rows: each rank has a part of every number", size=18, anchor="start", bold=True)
+    places = (4, (right + 4) / 2)
+    for rank, part in enumerate(parts):
+        _matrix(canvas, places[rank], 188, part, RANKS[rank], f"rank {rank}")
+    _matrix(canvas, right, 188, total, WHOLE, "on both")
+    for place, sign in zip((places[1], right), "+=", strict=True):
+        _sign(canvas, place - 16, 188 + _HIGH, sign)
+    canvas.text(4, 312, "the first number:", size=18, anchor="start")
+    for rank, part in enumerate(parts):
+        told = f"{' + '.join(terms[2 * rank : 2 * rank + 2])} = {_told(part[0][0])}"
+        canvas.box(places[rank], 330, 4 * _SIDE, _HIGH, RANKS[rank], told, size=18)
+    canvas.box(right, 330, 4 * _SIDE, _HIGH, WHOLE, _told(total[0][0]), size=18)
+    for place, sign in zip((places[1], right), "+=", strict=True):
+        _sign(canvas, place - 16, 330 + _HIGH / 2, sign)
+    canvas.text(636, 380, "+ between ranks: the all-reduce", size=18, anchor="end", fill=_TALK, bold=True)
+    first = [_told(matrix[0][0]) for matrix in (pieces[0], *parts, total)]
+    return Drawing(
+        canvas,
+        f"X A with A cut by columns and by rows. By columns rank 0 has Y's first number, {first[0]}. By rows rank 0 "
+        f"has {first[1]} of it and rank 1 {first[2]}, and the all-reduce adds them to {first[3]}.",
+    )
+
+
+def _matrix(canvas: Canvas, x: float, y: float, matrix: Matrix, fill: str, name: str, framed: bool = True) -> None:
+    for row, values in enumerate(matrix):
+        for column, value in enumerate(values):
+            thick = 3 if framed and row == column == 0 else 1
+            canvas.box(x + _SIDE * column, y + _HIGH * row, _SIDE, _HIGH, fill, _told(value), size=18, thick=thick)
+    canvas.text(x + _SIDE * len(matrix[0]) / 2, y + _HIGH * len(matrix) + 18, name, size=18)
+
+
+def _sign(canvas: Canvas, x: float, y: float, sign: str) -> None:
+    """The sum is what the ranks talk for, and has the colour of that."""
+    canvas.text(x, y, sign, size=26, fill=_TALK if sign == "+" else "currentColor", bold=True)
+
+
+def _told(value: float) -> str:
+    return f"{float(value):g}"

@@ -1,0 +1,128 @@
+"""The exercises of this chapter, and what checks an answer to each."""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+
+from pardemo.book.page.exercises import Exercise, Mistake, fresh_seed
+from pardemo.formulas import tensor_parallel as formulas
+from pardemo.meters import WireMeter
+from pardemo.small_models import gpt
+from pardemo.world import World
+
+EXERCISES = {
+    "f": Exercise(
+        "my_f",
+        "Every rank has x already, so what is left to do forward? Backward, each rank is handed only its own share of "
+        "the gradient.",
+    ),
+    "split": Exercise(
+        "my_mlp",
+        "Cut a so that each rank can take the GeLU of its part without asking anybody. Then look at which numbers of b "
+        "that part meets, and where the ranks' results still have to be added.",
+    ),
+}
+
+RANKS = 2
+TIMEOUT_S = 30
+BATCH, SEQUENCE, HIDDEN = 2, 512, 256
+
+
+def check_f(function: Callable[[torch.Tensor], torch.Tensor]) -> str:
+    """``function(x)`` is x forward, and sums the ranks' gradients backward."""
+    with World(RANKS, timeout_s=TIMEOUT_S) as world:
+        results = world.run(_try_f, function, fresh_seed())
+    for rank, problem in enumerate(results):
+        if problem:
+            raise Mistake(f"On rank {rank} {problem}")
+    return "Nothing forward, the sum of the ranks' gradients backward: that is f."
+
+
+def _try_f(function: Callable, seed: int) -> str:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    x = (torch.arange(6.0).reshape(2, 3) + rank).requires_grad_()
+    with WireMeter() as wire:
+        y = function(x)
+    if not isinstance(y, torch.Tensor):
+        return f"your function returned {type(y).__name__}; it should return a tensor."
+    if y.shape != x.shape or not torch.equal(y.detach(), x.detach()):
+        return "forward it should return x as it is."
+    if wire.sent_bytes > 1500:  # the meter's barrier alone is below
+        return "forward it should send nothing: every rank has the whole x."
+    if not y.requires_grad:
+        return "the result carries no gradient: return what your Function's apply returns, not a detached copy."
+    gradients = [gpt.numbers(2, 3, seed=seed + r) for r in range(size)]
+    mine, total = gradients[rank], sum(gradients)
+    handed = mine.clone()
+    y.backward(handed)
+    if not torch.equal(handed, mine):
+        return "the gradient that autograd handed over was changed in place; sum a clone of it."
+    if x.grad is None:
+        return "x got no gradient."
+    if torch.allclose(x.grad, mine):
+        return "x.grad is this rank's gradient alone: backward needs the all-reduce."
+    if torch.allclose(x.grad, total / size):
+        return "x.grad is the mean; f sums, since each rank's part of the layer adds its share."
+    if not torch.allclose(x.grad, total, atol=1e-5):
+        return "x.grad is not the sum of the ranks' gradients."
+    again = x.detach().requires_grad_()
+    (again + function(again)).backward(mine)  # as in a block: the residual's gradient is not f's business
+    if not torch.allclose(again.grad, mine + total, atol=1e-5):
+        return "in x + f(x) the residual's gradient was summed over the ranks, too: only what goes through f is."
+    return ""
+
+
+def check_split(function: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]) -> str:
+    """``function(x, a, b)`` is gelu(x @ a) @ b on every rank, for 2φ."""
+    with World(RANKS, timeout_s=TIMEOUT_S) as world:
+        results = world.run(_try_split, function)
+    for rank, (problem, *_) in enumerate(results):
+        if problem:
+            raise Mistake(f"On rank {rank} {problem}")
+    phi = formulas.phi(BATCH, SEQUENCE, HIDDEN, RANKS)
+    sent, flops = max(r[1] for r in results) / phi, max(r[2] for r in results)
+    best = formulas.half(backward=False)
+    if sent < 0.1 * best:
+        raise Mistake(
+            "Right, but nothing was sent: every rank computed everything. Take only this rank's part of a and b."
+        )
+    if flops > 0.51:
+        raise Mistake(f"Right, but a rank does {flops:.0%} of the arithmetic; with {RANKS} ranks it should be half.")
+    if sent < best * 0.98:
+        raise Mistake(
+            f"Right, but with {sent:.1f}φ the tokens were divided, not the layer: cut a by columns, b by rows."
+        )
+    if sent > best * 1.02:
+        hint = "that is the all-reduce of the inner, four times wider activation" if sent > 7 else "one is enough"
+        raise Mistake(
+            f"Right, but a rank sends {sent:.1f}φ, and {best}φ is enough: {hint}. Cut a by columns, b by rows."
+        )
+    return f"Right, with {sent:.2f}φ sent by each rank and half the arithmetic on each."
+
+
+def _try_split(function: Callable) -> tuple[str, int, float]:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    x = gpt.numbers(BATCH, SEQUENCE, HIDDEN)
+    a, b = gpt.numbers(HIDDEN, 4 * HIDDEN, seed=1) / 16, gpt.numbers(4 * HIDDEN, HIDDEN, seed=2) / 32
+    expected = F.gelu(x @ a) @ b
+    dist.barrier()
+    with WireMeter() as wire, FlopCounterMode(display=False) as flops:
+        found = function(x, a, b)
+    if not isinstance(found, torch.Tensor) or found.shape != expected.shape:
+        got = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+        return f"it should return a tensor of shape {tuple(expected.shape)}, not {got}.", 0, 0.0
+    found = found.detach().to(expected.dtype)
+    if not torch.allclose(found, expected, atol=1e-4):
+        rank, size = dist.get_rank(), dist.get_world_size()
+        parts = [F.gelu(i @ j) for i, j in zip(x.chunk(size, -1), a.chunk(size, 0), strict=True)]
+        if torch.allclose(found, sum(parts) @ b, atol=1e-4):
+            return "the GeLUs of the parts were added: GeLU(p + q) is not GeLU(p) + GeLU(q).", 0, 0.0
+        own = F.gelu(x @ a.chunk(size, 1)[rank]) @ b.chunk(size, 0)[rank]
+        if torch.allclose(found, own, atol=1e-4):
+            return "this is this rank's part of the sum alone: the ranks' parts have to be added.", 0, 0.0
+        return "the result is not gelu(x @ a) @ b.", 0, 0.0
+    whole = 2 * 2 * x.shape[0] * x.shape[1] * a.numel()
+    return "", wire.sent_bytes, flops.get_total_flops() / whole

@@ -1,0 +1,96 @@
+"""The exercises of this chapter, and what checks an answer to each."""
+
+import math
+from collections.abc import Callable, Iterable
+from numbers import Real
+
+from pardemo.book.page.exercises import Exercise, Mistake, call
+from pardemo.formulas import pipeline as formulas
+from pardemo.pipeline_parallel import Backward, Forward, Schedule, ScheduleError, prove
+from pardemo.pipeline_parallel.instructions import Compute
+
+EXERCISES = {
+    "bubble": Exercise(
+        "my_micro_batches",
+        "Take the forward and backward of one micro-batch as the unit of time. How many units does a rank work, and "
+        "how many does it wait?",
+    ),
+    "order": Exercise(
+        "my_order",
+        "Write down the loop of section 3 with yield. Which number in it decides how many micro-batches a rank holds, "
+        "and how large may it be now?",
+    ),
+}
+
+#: Ranks, micro-batches, and how many of these a rank has memory for.
+SIZES = ((2, 4, 2), (4, 8, 2), (4, 8, 3), (4, 8, 9), (3, 7, 1), (4, 2, 4), (1, 3, 1))
+
+
+def check_order(function: Callable[[int, int, int, int], Iterable[Compute]]) -> str:
+    """``function(rank, ranks, micro_batches, most)`` yields a 1F1B in which no rank holds more than ``most``."""
+    for ranks, m, most in SIZES:
+        where = f"{ranks} ranks, {m} micro-batches, memory for {most}"
+        try:
+            chart = prove(Schedule(_asked(function, most), ranks, m))
+        except ScheduleError as error:
+            raise Mistake(f"{where}: {error}.") from None
+        for rank, held in enumerate(chart.in_flight):
+            if held > most:
+                raise Mistake(f"{where}: rank {rank} holds {held} micro-batches.")
+            if held > (allowed := formulas.in_flight("one_f_one_b", rank, ranks, m)):
+                raise Mistake(f"{where}: rank {rank} holds {held} micro-batches, and {allowed} are enough.")
+        ideal = prove(Schedule(_within(most), ranks, m)).makespan
+        if chart.makespan > ideal:
+            raise Mistake(
+                f"{where}: it takes {chart.makespan:g} units, and {ideal:g} are enough: let more begin ahead."
+            )
+    return f"Proven for {len(SIZES)} sizes: nothing missing, no deadlock, within the memory, and as fast as it allows."
+
+
+def _asked(function: Callable, most: int) -> Callable[[int, int, int], list[Compute]]:
+    def order(rank: int, ranks: int, micro_batches: int) -> list[Compute]:
+        found = call(function, rank, ranks, micro_batches, most)
+        try:
+            found = list(found)
+        except TypeError:
+            raise Mistake(f"It returned {found!r}; yield Forward(rank, k) and Backward(rank, k).") from None
+        except Exception as error:  # a generator's own
+            raise Mistake(f"Your generator raised {type(error).__name__}: {error}") from None
+        strange = [one for one in found if not isinstance(one, Compute)]
+        if strange:
+            raise Mistake(f"It yielded {strange[0]!r}; yield Forward(rank, k) and Backward(rank, k).")
+        return found
+
+    return order
+
+
+def _within(most: int) -> Callable[[int, int, int], list[Compute]]:
+    """The order that is asked for."""
+
+    def order(rank: int, ranks: int, micro_batches: int) -> list[Compute]:
+        ahead = min(ranks - rank - 1, most - 1, micro_batches)
+        turns = [one for k in range(ahead, micro_batches) for one in (Forward(rank, k), Backward(rank, k - ahead))]
+        begin = [Forward(rank, k) for k in range(ahead)]
+        return begin + turns + [Backward(rank, k) for k in range(micro_batches - ahead, micro_batches)]
+
+    return order
+
+
+def check_bubble(function: Callable[[int, float], int]) -> str:
+    """``function(stages, share)`` is the least m whose bubble is at most that share of all time."""
+    for stages, share in ((4, 0.1), (8, 0.2), (2, 0.5), (64, 0.05), (1, 0.1)):
+        found, expected = call(function, stages, share), formulas.micro_batches_for(stages, share)
+        if isinstance(found, bool) or not isinstance(found, Real) or not math.isfinite(found):
+            raise Mistake(f"It returned {found!r}; it should return a number of micro-batches.")
+        if found == expected:
+            continue
+        of_ideal = max(1, round((stages - 1) / share))
+        where = f"For {stages} stages and a share of {share:g}"
+        if found == of_ideal:
+            raise Mistake(f"{where}: {found:g} makes it that share of the work; of all time it is smaller.")
+        if found < 1:
+            raise Mistake(f"{where}: at least one micro-batch goes through.")
+        reached = formulas.bubble_of_total(stages, round(found))
+        much = "too many, fewer are enough" if found > expected else "too few"
+        raise Mistake(f"{where}: {found:g} leaves {reached:.3f} of the time idle; that is {much}.")
+    return "m ≥ (p−1)(1−share)/share: 27 micro-batches for four stages and a tenth."

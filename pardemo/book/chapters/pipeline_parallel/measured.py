@@ -1,0 +1,176 @@
+"""Chapter 02's measurements: stages that only wait, their memory, and each pipeline's training beside one process."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+from pardemo import pipeline_parallel as pp
+from pardemo.meters import MemoryMeter, Timeline, WireMeter
+from pardemo.meters.pace import Paced
+from pardemo.meters.timeline import Span
+from pardemo.pipeline_parallel.schedules import Order
+from pardemo.small_models import gpt
+from pardemo.world.rank import device
+
+RANKS, LAYERS, MICRO_BATCHES, STEPS = 2, 4, 8, 3
+PACE_S = 0.04  # long beside what it takes to wake a process
+LR = 10.0  # the gradient of a mean over so many numbers is small
+#: What loads slowly, for a World to have loaded.
+PRELOAD = ["pardemo.peers.deepspeed.pipeline", "pardemo.peers.pytorch.pipelining"]
+#: The name of a schedule -> the package's order, and how many stages a rank has.
+ORDERS = {
+    "GPipe": (pp.gpipe, 1),
+    "1F1B": (pp.one_f_one_b, 1),
+    "interleaved": (pp.interleaved, 2),
+    "ZB-H1": (pp.zb_h1, 1),
+    "ZB-V": (pp.zb_v, 2),
+}
+
+
+def paced(
+    order: Order, micro_batches: int, chunks: int = 1, pace_s: float = PACE_S, rows: int = 1, features: int = 8
+) -> list[list[Span]]:
+    """On every rank: the spans of two steps, in which a rank waits F = I = W = ``pace_s`` for each micro-batch.
+
+    ``rows`` of a micro-batch times ``features``, in fp32, travel between two stages.
+    """
+    each, timeline, steps = pace_s / chunks, Timeline(), []
+    stages = [Paced(nn.Linear(features, features), each, each, weights_s=each).to(device()) for _ in range(chunks)]
+    schedule = pp.Schedule(order, dist.get_world_size(), micro_batches, chunks)
+    pipeline = pp.Pipeline(stages, schedule, F.mse_loss, timeline=timeline)
+    x, y = torch.ones(2, micro_batches * rows, features, device=device())
+    for _ in range(2):
+        timeline.spans.clear()
+        dist.barrier()
+        pipeline.step(x, y)
+        steps.append(list(timeline.spans))
+    return steps
+
+
+def quickest(of_ranks: Sequence[list[list[Span]]]) -> pp.Chart:
+    """Of :func:`paced` on all ranks: the step that other work on this machine disturbed least."""
+    charts = [pp.measured_chart([span for rank in step for span in rank]) for step in zip(*of_ranks, strict=True)]
+    return min(charts, key=lambda found: found.makespan)
+
+
+def peak_bytes(
+    order: Order, layers: Sequence[nn.Module], batch: Sequence[torch.Tensor], micro_batches: int, chunks: int = 1,
+    checkpointing: bool = False,
+) -> int:  # fmt: skip
+    """On every rank: activations alive at the worst moment of a step, gradients being there already."""
+    schedule = pp.Schedule(order, dist.get_world_size(), micro_batches, chunks)
+    stages = pp.cut_by_layers(layers, schedule.stages)
+    mine = [stages[s] for s in schedule.stages_of(dist.get_rank())]
+    pipeline = pp.Pipeline(mine, schedule, F.mse_loss, checkpointing=checkpointing)
+    pipeline.step(*batch)
+    with MemoryMeter(mine) as memory:
+        pipeline.step(*batch)
+    return memory.peak["activations"]
+
+
+def alive(
+    through: Callable[[nn.Module, torch.Tensor], torch.Tensor], width: int, samples: int, layers: int = 8
+) -> tuple[list[tuple[float, float]], list[torch.Tensor]]:
+    """Activations alive after each of some MLPs, forward and then backward, and the most since the one before.
+
+    In units of a micro-batch's activation between two of them; and the weights' gradients. ``through(layer, x)`` is how
+    a layer is called.
+    """
+    net, curve, unit = [gpt.seeded(lambda: gpt.MLP(width), seed) for seed in range(layers)], [], 4 * samples * width
+
+    def note(*_):
+        curve.append((memory.live["activations"] / unit, memory.peak["activations"] / unit))
+        memory.reset_peak()
+
+    with MemoryMeter(net) as memory:
+        x = gpt.numbers(samples, width).requires_grad_()
+        for layer in net:
+            x = through(layer, x)
+            if layer is not net[-1]:
+                x.register_hook(note)  # its gradient is there: the layer behind it is done
+            note()
+        x.sum().backward()
+        note()
+    return curve, [w.grad for layer in net for w in layer.parameters()]
+
+
+class PipelineRun(NamedTuple):
+    """Of one rank: the losses (None where it has not the last stage), what it sent in the last step, its peak."""
+
+    losses: list[float] | None
+    sent_bytes: int
+    peak_bytes: int  # of activations
+
+
+def alone(width: int, samples: int) -> list[float]:
+    """The losses of one process. ``samples``: of a micro-batch."""
+    net = nn.Sequential(*_layers(width))
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = F.mse_loss(net(x), y)
+        loss.backward()
+        return loss
+
+    return _train(step, net, width, samples, updates=True)[0]
+
+
+def train(engine: str, name: str, width: int, samples: int) -> PipelineRun:
+    """On both ranks: some steps of SGD under "pardemo", "torch" or "DeepSpeed" with a schedule of :data:`ORDERS`."""
+    order, chunks = ORDERS[name]
+    schedule = pp.Schedule(order, RANKS, MICRO_BATCHES, chunks)
+    stages = pp.cut_by_layers(_layers(width), schedule.stages)
+    mine = nn.ModuleList(stages[s] for s in schedule.stages_of(dist.get_rank()))
+    if engine == "DeepSpeed":
+        from pardemo.peers.deepspeed.pipeline import DeepSpeedPipeline
+
+        pipeline = DeepSpeedPipeline(stages, MICRO_BATCHES, MICRO_BATCHES * samples, F.mse_loss, lr=LR)
+    else:
+        pipeline = _pipeline(engine, list(mine), schedule)
+    found = _train(pipeline.step, mine, width, samples, updates=engine != "DeepSpeed")  # whose step does it
+    return PipelineRun(*found)
+
+
+def second_over_first(engine: str, width: int, samples: int, **options: bool) -> float:
+    """On both ranks: a gradient's norm after a second step that nobody cleared it before, over that after the first.
+
+    ``options`` are the engine's.
+    """
+    module = _layers(width)[dist.get_rank()]
+    pipeline, norms = _pipeline(engine, [module], pp.Schedule(pp.gpipe, RANKS, MICRO_BATCHES), **options), []
+    for _ in range(2):
+        pipeline.step(*_batch(width, samples))
+        norms.append(module.first.weight.grad.norm().item())
+    return norms[1] / norms[0]
+
+
+def _pipeline(engine: str, chunks: list[nn.Module], schedule: pp.Schedule, **options: bool):
+    if engine == "pardemo":
+        return pp.Pipeline(chunks, schedule, F.mse_loss, **options)
+    from pardemo.peers.pytorch.pipelining import TorchPipeline
+
+    return TorchPipeline(chunks, schedule.order.__name__, schedule.micro_batches, F.mse_loss, **options)
+
+
+def _train(step, modules: nn.Module, width: int, samples: int, updates: bool):
+    optimizer, losses, batch = torch.optim.SGD(modules.parameters(), lr=LR), [], _batch(width, samples)
+    for _ in range(STEPS):
+        with MemoryMeter(modules) as memory, WireMeter() as meter:
+            loss = step(*batch)
+        losses.append(loss)
+        if updates:
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    known = None if losses[0] is None else [loss.item() for loss in losses]
+    return known, meter.sent_bytes, memory.peak["activations"]
+
+
+def _layers(width: int) -> list[nn.Module]:
+    return [gpt.seeded(lambda: gpt.MLP(width), seed).to(device()) for seed in range(LAYERS)]
+
+
+def _batch(width: int, samples: int) -> list[torch.Tensor]:
+    return [gpt.numbers(MICRO_BATCHES * samples, width, seed=seed).to(device()) for seed in (0, 1)]

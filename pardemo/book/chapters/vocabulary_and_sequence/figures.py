@@ -1,0 +1,227 @@
+"""Pictures of chapter 04's second half: what the loss sends, what sequence parallelism costs, what a block keeps."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from pardemo.draw import palette
+from pardemo.draw.charts import bars
+from pardemo.draw.style import COLOURS, Picture, new, save
+
+_OUTLINE = Patch(fill=False, edgecolor="black", label="predicted")
+_TOLD = ("weights, gradients, Adam", "activations", "logits, their gradient")  # of chapter 04's opening
+
+
+def on_each_gpu(held: Mapping[str, float], if_cut: Mapping[str, float]) -> Picture:
+    """GB that each GPU holds, by what it is; outlines are what it would hold if all of that were cut."""
+    fig, ax = new(size=(6.4, 3.2))
+    places = np.arange(len(held))
+    kinds = {
+        "weights": COLOURS["parameters"],
+        "activations": COLOURS["activations"],
+        "logits": palette.SHADES["logits"],
+    }
+    colours = [next(colour for kind, colour in kinds.items() if kind in name) for name in held]
+    ax.barh(places, list(held.values()), 0.64, color=colours, zorder=2)
+    ax.barh(places, [if_cut[name] for name in held], 0.78, fill=False, edgecolor="black", linewidth=1.2, zorder=3)
+    for place, value in enumerate(held.values()):
+        ax.annotate(f"{value:.1f}", (value, place), (5, 0), textcoords="offset points", va="center")
+    ax.set_yticks(places, list(held))
+    ax.set(xlabel="on each of eight GPUs, GB", ylim=(len(held) - 0.5, -0.5), xlim=(0, 1.12 * max(held.values())))
+    ax.grid(axis="y", visible=False)
+    handles = [Patch(facecolor=colour, label=told) for told, colour in zip(_TOLD, kinds.values(), strict=True)]
+    handles.append(Patch(fill=False, edgecolor="black", label="if all of it were cut"))
+    fig.legend(handles=handles, loc="outside lower center", ncols=2)
+    told = ", ".join(f"{name.replace(chr(10), ' ')} {value:.1f}" for name, value in held.items())
+    return save(
+        fig, "vocabulary_and_sequence_vocabulary_whole", f"GB on each of eight GPUs: {told}; outlines: if it were cut."
+    )
+
+
+def loss_bytes(
+    gathered: Mapping[int, float], reduced: Mapping[int, float], ranks: int, real: Mapping[str, int]
+) -> Picture:  # fmt: skip
+    """Bytes that a rank sends per token against the size of the vocabulary; lines predicted, points measured.
+
+    Args:
+        gathered, reduced: vocabulary -> bytes per token, of logits gathered and of three numbers all-reduced.
+        real: names and sizes of vocabularies that models have.
+    """
+    fig, ax = new(size=(6.4, 4.2))
+    share, sizes = (ranks - 1) / ranks, np.array([64, 262_144])
+    ways = (
+        ("all logits gathered", gathered, 4 * sizes * share, palette.SHADES["logits"], "o"),
+        ("three numbers all-reduced", reduced, np.full(2, 2 * 12 * share), COLOURS["communication"], "s"),
+    )
+    for label, found, line, colour, marker in ways:
+        ax.plot(sizes, line, color=COLOURS["predicted"], linewidth=1.4, zorder=2)
+        ax.scatter(list(found), list(found.values()), s=60, color=colour, marker=marker, label=label, zorder=3)
+    for name, size in real.items():
+        ax.axvline(size, color=COLOURS["wait"], linewidth=1.2, zorder=1)
+        ax.annotate(name, (size, 45), (-2, 0), textcoords="offset points", ha="right", va="bottom", rotation=90)
+    ax.set(xscale="log", yscale="log", xlabel="words in the vocabulary, V", ylim=(8, 2e6))
+    ax.set_ylabel(f"sent by a rank per token, bytes (N = {ranks})")
+    ax.plot([], [], color=COLOURS["predicted"], label="predicted")
+    ax.legend(loc="upper left")
+    told = "Gathered logits grow with the vocabulary, three all-reduced numbers do not: both lie on their lines."
+    return save(fig, "vocabulary_and_sequence_loss_bytes", told)
+
+
+def sequence_cost(
+    kept: Mapping[str, float], kept_predicted: Sequence[float], sent: Mapping[str, float],
+    sent_predicted: Sequence[float], ranks: int,
+) -> Picture:  # fmt: skip
+    """What a block keeps for its backward pass, and what a rank sends, for each way to go through it."""
+    fig, axes = new(1, 2, size=(6.4, 3.6))
+    for ax, kind, found, theory, title in (
+        (axes[0], "activations", kept, kept_predicted, "kept, tensors [b, s, h]"),
+        (axes[1], "communication", sent, sent_predicted, "sent, φ"),
+    ):
+        values, labels = list(found.values()), [textwrap.fill(way, 10) for way in found]
+        bars(ax, labels, {kind: values}, {kind: list(theory)})
+        _numbers(ax, range(len(values)), values, "{:.1f}")
+        ax.set(title=f"{title} (N = {ranks})", ylim=(0, 1.18 * max(theory)))
+    fig.legend(handles=[_OUTLINE], loc="outside lower right")
+    told = "; ".join(f"{way}: {kept[way]:.1f} kept, {sent[way]:.1f} φ sent" for way in kept)
+    return save(fig, "vocabulary_and_sequence_sequence_cost", f"{told}; outlines are predicted.")
+
+
+def parts_of_gradient(parts: Sequence[Sequence[float]], whole: Sequence[float], alone: Sequence[float]) -> Picture:
+    """A gradient's numbers as each rank finds them, one upon the other, and as they are in one process.
+
+    Args:
+        parts: for each rank, its number for each of some features. whole: the right ones. alone: for each rank, how
+            far off its gradient is without the others, as a relative error.
+    """
+    fig, ax = new(size=(6.2, 3.4))
+    places = np.arange(len(whole))
+    over, under = np.zeros(len(whole)), np.zeros(len(whole))
+    for rank, (numbers, off) in enumerate(zip(parts, alone, strict=True)):
+        values = np.asarray(numbers)
+        begin = np.where(values > 0, over, under)
+        style = {"color": palette.rank_colour(rank), "edgecolor": palette.INK, "linewidth": 0.5}
+        ax.bar(places, values, 0.62, bottom=begin, label=f"rank {rank}'s, alone {off:.0%} off", **style)
+        over, under = over + values.clip(0), under + values.clip(None, 0)
+    ax.scatter(places, whole, s=42, marker="D", color=palette.PREDICTED, zorder=3, label="the plain block's")
+    ax.axhline(0, color=palette.INK, linewidth=0.8)
+    ax.set_xticks(places, places)
+    ax.set(xlabel="feature of the norm", ylabel="gradient of its weight")
+    ax.grid(axis="x", visible=False)
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    told = ", ".join(f"rank {rank} {off:.0%}" for rank, off in enumerate(alone))
+    return save(
+        fig,
+        "vocabulary_and_sequence_norm",
+        f"Each rank has a part of a norm's gradient; alone it is so far off: {told}.",
+    )
+
+
+def activation_terms(found: Mapping[str, float], predicted: Mapping[str, float], scores: Sequence[str]) -> Picture:
+    """What each step of a block keeps, in bytes per number of the block's input; hatched are steps with scores."""
+    fig, ax = new(size=(6.4, 4.6))
+    places = np.arange(len(found))
+    colour = COLOURS["activations"]
+    for place, (name, value) in enumerate(found.items()):
+        hatch = "///" if name in scores else ""
+        ax.barh(place, value, 0.66, color=colour, hatch=hatch, edgecolor="white", zorder=2)
+        ax.annotate(
+            f"{value:.3g}", (max(value, predicted[name]), place), (4, 0), textcoords="offset points", va="center"
+        )
+    ax.barh(places, [predicted[name] for name in found], 0.78, fill=False, edgecolor="black", linewidth=1.2, zorder=3)
+    ax.set_yticks(places, list(found))
+    ax.set(xlabel="kept, bytes / sbh", ylim=(len(found) - 0.4, -0.6))
+    ax.grid(axis="y", visible=False)
+    handles = [Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=label)
+               for hatch, label in (("", "measured"), ("///", "measured, has s × s scores"))]  # fmt: skip
+    ax.legend(handles=[*handles, _OUTLINE], loc="lower right", frameon=True, framealpha=1, edgecolor="white")
+    told = ", ".join(f"{name} {value:.3g}" for name, value in found.items())
+    return save(
+        fig, "vocabulary_and_sequence_activation_terms", f"Bytes that a block keeps per number of its input: {told}."
+    )
+
+
+def activation_memory(
+    found: Mapping[tuple[str, str], float], predicted: Mapping[tuple[str, str], float], ways: Sequence[str]
+) -> Picture:  # fmt: skip
+    """What a block keeps, a panel for each way to treat the attention's core, a bar for each cut.
+
+    Args:
+        found, predicted: (way, cut) -> bytes / sbh. ways: those to show; the first has a scale of its own.
+    """
+    fig, axes = new(1, len(ways), size=(6.4, 3.8))
+    tops = [max(value for (of, _), value in predicted.items() if of == way) for way in ways]
+    tops[1:] = [max(tops[1:])] * len(tops[1:])
+    for ax, way, top in zip(axes, ways, tops, strict=True):
+        cuts = {cut: value for (of, cut), value in found.items() if of == way}
+        theory = [predicted[way, cut] for cut in cuts]
+        short = [textwrap.fill(cut.removesuffix(" parallel"), 6, break_long_words=False) for cut in cuts]
+        bars(ax, short, {"activations": list(cuts.values())}, {"activations": theory})
+        _numbers(ax, range(len(cuts)), list(cuts.values()), "{:.3g}")
+        ax.set(title=way, ylim=(0, 1.1 * top))
+    axes[0].set_ylabel("kept by a block, bytes / sbh")
+    fig.legend(handles=[_OUTLINE], loc="outside lower right")
+    told = "; ".join(f"{way}, {cut}: {value:.3g}" for (way, cut), value in found.items() if way in ways)
+    return save(
+        fig,
+        "vocabulary_and_sequence_memory",
+        f"Bytes that a block keeps per number of its input: {told}; outlines are predicted.",
+    )
+
+
+def remedies(steps: Mapping[str, Sequence[float]]) -> Picture:
+    """GB on each GPU after one remedy and the next: states of the blocks, of the vocabulary, logits, activations."""
+    fig, ax = new(size=(6.4, 3.8))
+    places, left = np.arange(len(steps)), np.zeros(len(steps))
+    kinds = (
+        ("blocks: weights, Adam", COLOURS["parameters"], ""),
+        ("embedding, output head", COLOURS["parameters"], "///"),
+        ("logits, their gradient", palette.SHADES["logits"], ""),
+        ("activations", COLOURS["activations"], ""),
+    )
+    for (name, colour, hatch), values in zip(kinds, np.array(list(steps.values())).T, strict=True):
+        ax.barh(places, values, 0.64, left=left, color=colour, hatch=hatch, edgecolor="white", label=name, zorder=2)
+        left += values
+    for place, value in enumerate(left):
+        ax.annotate(f"{value:.1f}", (value, place), (5, 0), textcoords="offset points", va="center")
+    ax.set_yticks(places, list(steps))
+    ax.set(xlabel="GB on each of eight GPUs", ylim=(len(steps) - 0.5, -0.5), xlim=(0, 1.1 * max(left)))
+    ax.grid(axis="y", visible=False)
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    told = ", ".join(f"{name.replace(chr(10), ' ')} {value:.1f}" for name, value in zip(steps, left, strict=True))
+    return save(
+        fig, "vocabulary_and_sequence_remedies", f"GB on each of eight GPUs after one remedy and the next: {told}."
+    )
+
+
+def losses_and_layers(sent: Mapping[str, float], ring: Mapping[str, float], kept: Mapping[str, float]) -> Picture:
+    """The libraries' losses on the left, their layers on the right: what each sends, outlined what a ring would; kept.
+
+    Args:
+        sent, ring, kept: "library, loss" or "library, layer" -> in the units of its column.
+    """
+    columns = (("loss", "numbers of a token", "× own logits"), ("layer", "φ", "tensors [b, s, h]"))
+    fig, axes = new(2, 2, size=(6.4, 5.2))
+    for column, (kind, of_sent, of_kept) in zip(axes.T, columns, strict=True):
+        names = [name for name in sent if ("loss" in name) == (kind == "loss")]
+        labels = [name.removesuffix(", loss").replace(", ", ",\n") for name in names]
+        theory = {"communication": [ring[name] for name in names]}
+        for ax, series, found, outline, title in (
+            (column[0], "communication", sent, theory, f"{kind}: sent, {of_sent}"),
+            (column[1], "activations", kept, None, f"{kind}: kept, {of_kept}"),
+        ):
+            values = [found[name] for name in names]
+            bars(ax, labels, {series: values}, outline)
+            _numbers(ax, range(len(values)), values, "{:.1f}" if ax is column[0] else "{:.2f}")
+            ax.set(title=title, ylim=(0, 1.25 * max(values)))
+    ring_does = Patch(fill=False, edgecolor="black", label="with a ring, or nccl")
+    fig.legend(handles=[ring_does], loc="outside lower right")
+    told = "; ".join(f"{name}: {sent[name]:.2f} sent, {kept[name]:.2f} kept" for name in sent)
+    return save(fig, "vocabulary_and_sequence_libraries", f"{told}; outlines: what a ring would send.")
+
+
+def _numbers(ax: Axes, places: Sequence[float], values: Sequence[float], form: str) -> None:
+    for place, value in zip(places, values, strict=True):
+        ax.annotate(form.format(value), (place, value), (0, 3), textcoords="offset points", ha="center")

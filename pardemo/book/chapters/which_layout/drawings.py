@@ -1,0 +1,60 @@
+"""What a training step's time is made of: the step of one stage, a micro-batch of it, a layer of that."""
+
+from collections.abc import Sequence
+
+from pardemo.draw.canvas import Canvas, Drawing
+from pardemo.draw.palette import COMPUTED, DONE, KEPT, OTHER
+
+_SENT, _IDLE = DONE["communication"], DONE["idle"]
+_LEFT, _HIGH, _ROW = 8.0, 50, 142
+#: Boxes of each row: width, colour, text.
+_STEP = (
+    (76, _IDLE, "bubble"), (62, COMPUTED, "1"), (62, COMPUTED, "2"), (62, COMPUTED, "…"), (62, COMPUTED, "m"),
+    (76, _IDLE, "bubble"), (118, _SENT, "gradients"), (88, KEPT["optimizer states"], "update"),
+)  # fmt: skip
+_MICRO = (
+    (100, _SENT, "receive"), (100, COMPUTED, "layer 1"), (100, COMPUTED, "layer 2"), (66, COMPUTED, "…"),
+    (110, COMPUTED, "layer l/p"), (84, _SENT, "send"),
+)  # fmt: skip
+_LAYER = (
+    (96, COMPUTED, "products"), (102, COMPUTED, "attention"), (60, _SENT, "sum"), (88, COMPUTED, "memory"),
+    (120, COMPUTED, "products"), (60, _SENT, "sum"), (88, COMPUTED, "memory"),
+)  # fmt: skip
+
+
+def step_parts() -> Drawing:
+    """Three rows, each one box of the row above seen closer; time runs to the right."""
+    canvas = Canvas(640, 30 + 2 * _ROW + _HIGH + 40)
+    titles = (
+        "one step, as one stage of the pipeline sees it",
+        "one micro-batch, forward (backward takes twice as long)",
+        "one layer on one of t ranks",
+    )
+    zoomed = None
+    for number, (title, row) in enumerate(zip(titles, (_STEP, _MICRO, _LAYER), strict=True)):
+        top = 34.0 + number * _ROW
+        ends = _boxes(canvas, top, row)
+        if zoomed is not None:
+            left, right, below = zoomed
+            canvas.line([(left, below), (_LEFT, top - 30)], OTHER, 1.5, dashed=True)
+            canvas.line([(right, below), (ends[-1], top - 30)], OTHER, 1.5, dashed=True)
+        canvas.text(_LEFT, top - 16, title, size=18, anchor="start", bold=True)
+        zoomed = ends[1], ends[2], top + _HIGH
+    canvas.text(_LEFT, 34 + 2 * _ROW + _HIGH + 18, "memory: norms, activations, residuals, element by element",
+                size=18, anchor="start")  # fmt: skip
+    return Drawing(
+        canvas,
+        "A step of one stage: bubble, m micro-batches, bubble, the sum of gradients, the update. A micro-batch: "
+        "receive, l/p layers, send. A layer: products, attention, a sum over t ranks, passes through memory, "
+        "products, a sum, passes through memory.",
+    )
+
+
+def _boxes(canvas: Canvas, top: float, row: Sequence[tuple[float, str, str]]) -> list[float]:
+    """Draws a row; where each box begins, and where the last one ends."""
+    at, begins = _LEFT, []
+    for width, colour, text in row:
+        canvas.box(at, top, width, _HIGH, colour, text, size=18)
+        begins.append(at)
+        at += width
+    return [*begins, at]

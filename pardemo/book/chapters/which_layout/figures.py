@@ -1,0 +1,143 @@
+"""Pictures of chapter 14: where a step's time goes, what predictions miss, and where one way to cut beats another."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from pardemo.draw import palette
+from pardemo.draw.style import COLOURS, Picture, new, save
+from pardemo.planner.layouts.charts import LINES, stacked
+
+_COMPUTE, _SENT = COLOURS["compute"], COLOURS["communication"]
+_MARKS = tuple(zip(palette.WAYS.values(), "osD^", strict=True))
+
+
+def memory_of_layouts(
+    layouts: Mapping[str, Mapping[str, float]], capacity_bytes: float, name: str = "which_layout_memory"
+) -> Picture:
+    """GB of the fullest GPU, line by line, against what it has."""
+    fig, ax = new(size=(6.4, 0.55 * len(layouts) + 1.9))
+    bars = {case: {line: value / 1e9 for line, value in lines.items()} for case, lines in layouts.items()}
+    ends = stacked(ax, bars, {line: (colour, "") for line, colour in LINES.items()})
+    for place, end in enumerate(ends):
+        behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # the line may run below the number
+        place_of_it = {"textcoords": "offset points", "va": "center", "bbox": behind}
+        ax.annotate(f"{end:.0f} GB", (end, place), (7, 0), **place_of_it)
+    ax.axvline(capacity_bytes / 1e9, color=palette.VERDICTS["fails"], linewidth=2, label="the GPU has")
+    ax.set(xlabel="GB of the fullest GPU", xlim=(0, 1.14 * max(*ends, capacity_bytes / 1e9)))
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    told = "; ".join(f"{case} {end:.0f} GB" for case, end in zip(layouts, ends, strict=True))
+    return save(fig, name, f"Of {capacity_bytes / 1e9:.0f} GB: {told}.".replace("\n", " "))
+
+
+def errors_by(groups: Mapping[str, Mapping[Any, Mapping[str, Any]]], least: int = 5) -> Picture:
+    """The mean error of a step's time for each TP, PP, …, in per cent, with how many runs it is of."""
+    rows = [
+        (f"{what} {value}", 100 * found["mean"], found["runs"])
+        for what, of in groups.items() for value, found in of.items() if found["runs"] >= least
+    ]  # fmt: skip
+    fig, ax = new(size=(6.4, 0.27 * len(rows) + 0.9))
+    places = np.arange(len(rows))
+    ax.barh(places, [mean for _, mean, _ in rows], 0.66, color=_COMPUTE)
+    for place, (_, mean, runs) in enumerate(rows):
+        ax.annotate(f"{mean:.0f} %, {runs} runs", (mean, place), (5, 0), textcoords="offset points", va="center")
+    ax.set_yticks(places, [label for label, _, _ in rows])
+    ax.set(xlabel="mean error of a step's time, per cent; groups of 5 runs and more", ylim=(len(rows) - 0.4, -0.6))
+    ax.set_xlim(0, 1.3 * max(mean for _, mean, _ in rows))
+    ax.grid(axis="y", visible=False)
+    told = ", ".join(f"{label}: {mean:.0f}" for label, mean, _ in rows)
+    return save(fig, "which_layout_errors", f"Mean error of a step's time, per cent: {told}.")
+
+
+def waits_of_messages(extra: Mapping[int, Sequence[float]], lines: Mapping[int, float]) -> Picture:
+    """Seconds of a micro-batch that the prediction misses, one point for each published pipeline, by its stages.
+
+    Args:
+        extra: stages -> known less predicted seconds, by micro-batches.
+        lines: stages -> what a wait for each message would make.
+    """
+    fig, ax = new(size=(6.4, 4.0))
+    dealt = np.random.default_rng(0)
+    for place, (pp, values) in enumerate(extra.items()):
+        at = place + dealt.uniform(-0.28, 0.28, len(values))
+        told = "published run" if place == 0 else None
+        ax.scatter(at, values, s=22, color=_SENT, linewidths=0, alpha=0.7, label=told)
+        for level in (0.0, lines[pp]):
+            label = "lines: no wait, or one for each message" if place == 0 and level == 0 else None
+            ax.hlines(level, place - 0.42, place + 0.42, color=palette.PREDICTED, linewidth=1.6, label=label, zorder=3)
+    ax.set_xticks(range(len(extra)), list(extra))
+    most = max(max(values) for values in extra.values())
+    ax.set(xlabel="stages of the pipeline", ylabel="seconds missed, by micro-batches", ylim=(-0.25, 1.05 * most))
+    ax.grid(axis="x", visible=False)
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    told = "; ".join(f"{pp} stages: 0 or about {level:.2f}" for pp, level in lines.items())
+    return save(fig, "which_layout_messages", f"Seconds a micro-batch that are not predicted, in two groups: {told}.")
+
+
+def tokens_by_tp(
+    lines: Mapping[str, Mapping[int, float]], points: Mapping[str, Mapping[int, float]], host: int = 8
+) -> Picture:
+    """Tokens/s of a GPU against the ranks that share a layer: lines predicted, points published; a host ends at the
+    dotted line."""
+    fig, ax = new(size=(6.4, 4.0))
+    sizes = sorted({tp for line in lines.values() for tp in line})
+    for (name, line), (colour, marker) in zip(lines.items(), _MARKS, strict=False):
+        dashed = "-" if name in points else "--"
+        ax.plot([sizes.index(tp) for tp in line], list(line.values()), color=colour, linestyle=dashed, label=name)
+        if name in points:
+            at = [sizes.index(tp) for tp in points[name]]
+            ax.scatter(at, list(points[name].values()), s=52, marker=marker, color=colour, zorder=3)
+    ax.axvline(sizes.index(host) + 0.5, color=palette.OTHER, linestyle=":", linewidth=1.6)
+    ax.annotate("one host | two", (sizes.index(host) + 0.5, ax.get_ylim()[1]), (0, 2), textcoords="offset points",
+                ha="center")  # fmt: skip
+    ax.set_xticks(range(len(sizes)), sizes)
+    ax.set(xlabel="ranks that share a layer (TP)", ylabel="tokens/s of a GPU", ylim=(0, None))
+    ax.legend(loc="lower left")
+    told = "; ".join(f"{name}: " + ", ".join(f"{v:,.0f} at {tp}" for tp, v in of.items()) for name, of in lines.items())
+    return save(fig, "which_layout_cliff", f"Tokens/s of a GPU, predicted, by TP: {told}.")
+
+
+def rates_of_two_ways(
+    lines: Mapping[str, Mapping[int, float]], points: Mapping[str, Mapping[int, float]]
+) -> Picture:  # fmt: skip
+    """TFLOP/s of a GPU against GPUs, the samples of a step fixed: lines predicted, points published."""
+    fig, ax = _curves(lines, points)
+    gpus = sorted({n for line in lines.values() for n in line})
+    ax.set(xlabel="GPUs, 1,536 samples a step", ylabel="TFLOP/s of a GPU", ylim=(0, None), xscale="log")
+    ax.set_xticks(gpus, [f"{n:,}" for n in gpus])
+    ax.minorticks_off()
+    told = "; ".join(f"{name}: " + ", ".join(f"{v:.0f} on {n}" for n, v in of.items()) for name, of in points.items())
+    return _below(fig, ax, "which_layout_published_pair", f"Published TFLOP/s of a GPU: {told}.")
+
+
+def seconds_by_link(lines: Mapping[str, Mapping[float, float]], crossing: float) -> Picture:
+    """Seconds of a step against what a host's adapters carry; dotted where ZeRO-3's gathers fill all the time."""
+    fig, ax = _curves(lines, {})
+    links = sorted({link for line in lines.values() for link in line})
+    ax.axvline(
+        crossing, color=palette.OTHER, linestyle=":", linewidth=1.6, label="gathers as long as products, by hand"
+    )
+    ax.set(xlabel="GB/s of a host's adapters", ylabel="seconds a step", ylim=(0, None), xscale="log")
+    ax.set_xticks(links, [f"{link:g}" for link in links])
+    ax.minorticks_off()
+    told = "; ".join(f"{name}: " + ", ".join(f"{v:.0f} at {x:g}" for x, v in of.items()) for name, of in lines.items())
+    return _below(fig, ax, "which_layout_links", f"Seconds of a step by GB/s of a host: {told}.")
+
+
+def _curves(lines: Mapping[str, Mapping], points: Mapping[str, Mapping]) -> tuple[Figure, Axes]:
+    fig, ax = new(size=(6.4, 4.2))
+    for (name, line), (colour, marker) in zip(lines.items(), _MARKS, strict=False):
+        own = "-" if name in points or not points else "--"
+        ax.plot(list(line), list(line.values()), color=colour, linestyle=own, linewidth=1.8, label=name)
+        if name in points:
+            of = points[name]
+            ax.scatter(list(of), list(of.values()), s=56, marker=marker, color=colour, zorder=3)
+    return fig, ax
+
+
+def _below(fig: Figure, ax: Axes, name: str, alt: str) -> Picture:
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=1)
+    return save(fig, name, alt)

@@ -1,0 +1,141 @@
+"""What ZeRO sends: when in a step, and what of it crosses from host to host."""
+
+from pardemo.draw.canvas import Canvas, Drawing
+from pardemo.draw.palette import DONE, KEPT, SHADES, rank_colour
+from pardemo.draw.parts import SUBSCRIPTS, legend, parts
+
+_TALK = DONE["communication"]
+_LAYERS = (1, 2, 3)
+_FORWARD, _BACKWARD, _THIRD, _UPDATE = 46, 60, 27, 104  # widths: a layer, a layer, a third of Ψ, the update
+_LEFT, _HIGH = 10, 30
+
+
+def zero_traffic() -> Drawing:
+    """One step of data parallelism and of ZeRO's stages in order: computation above, what travels meanwhile below."""
+    canvas = Canvas(640, 502)
+    back = _LEFT + 3 * _FORWARD + 8
+    after = back + 3 * _BACKWARD + 8
+    for x, word in ((_LEFT, "forward"), (back, "backward")):
+        canvas.text(x, 14, word, size=18, anchor="start")
+    canvas.text(556, 14, "order, not seconds", size=18, anchor="end")
+    canvas.arrow([(564, 14), (630, 14)], thick=2)
+    rows = {
+        "data parallel": ("R gradients", "G gradients", "update"),
+        "ZeRO-1": ("R gradients", "update", "G parameters"),
+        "ZeRO-2": ("update", "G parameters"),
+        "ZeRO-3": ("update",),
+    }
+    for number, (name, end) in enumerate(rows.items()):
+        y, late = 34 + 106 * number, (_THIRD + 6) * (name == "ZeRO-3")  # its first layer has to be there first
+        canvas.text(_LEFT, y + 12, name, anchor="start", bold=True)
+        x_forward = [_LEFT + late + place * _FORWARD for place in range(3)]
+        x_backward = [back + late + place * _BACKWARD for place in range(3)]
+        x = after + late
+        for place, layer in enumerate(_LAYERS):
+            canvas.box(x_forward[place], y + 28, _FORWARD, _HIGH, DONE["forward"], str(layer), size=18)
+            canvas.box(x_backward[place], y + 28, _BACKWARD, _HIGH, DONE["backward"], str(4 - layer), size=18)
+        if name == "ZeRO-3":  # the next layer's parameters arrive while this one computes
+            for at in (_LEFT, *(x + 4 for x in x_forward), *(x + 2 for x in x_backward[:2])):
+                _travels(canvas, at, y, "G parameters", 1)
+        if name in ("ZeRO-2", "ZeRO-3"):  # the last layer's gradients leave meanwhile
+            for at in (*(x + 34 for x in x_backward[1:]), x):
+                _travels(canvas, at, y, "R gradients", 1)
+            x += _THIRD + 6
+        for event in end:
+            if event == "update":
+                whose = "update all" if name == "data parallel" else "update 1/N"
+                canvas.box(x, y + 28, _UPDATE, _HIGH, "none", whose, size=18)
+                x += _UPDATE + 6
+            else:
+                _travels(canvas, x, y, event, 3)
+                x += 3 * _THIRD + 6
+    legend(canvas, _LEFT, 472, {kind: KEPT[kind] for kind in ("gradients", "parameters")})
+    canvas.text(330, 472, "R reduce-scatter, G all-gather", size=18, anchor="start")
+    return Drawing(
+        canvas,
+        "One step in order. Data parallelism sums gradients after the backward pass, a reduce-scatter and an "
+        "all-gather, and updates all. ZeRO-1 updates an N-th between the two, and gathers parameters. ZeRO-2 reduces "
+        "layer by layer during the backward pass. ZeRO-3 also gathers each layer before its forward and before its "
+        "backward, and nothing at the end.",
+    )
+
+
+def _travels(canvas: Canvas, x: float, y: float, event: str, thirds: int) -> None:
+    letter, kind = event.split()
+    each = _THIRD if thirds == 1 else 3 * _THIRD
+    canvas.box(x, y + 62, each, 26, KEPT[kind], letter, size=18, bold=True)
+
+
+def shards_on_hosts() -> Drawing:
+    """Two hosts of two ranks under ZeRO-3, hpZ and HSDP: which parts of the parameters each keeps, and what crosses."""
+    canvas = Canvas(640, 524)
+    rows = {
+        "ZeRO-3": ("gather forward", "gather backward", "reduce gradients"),
+        "hpZ": ("gather forward", "reduce gradients"),
+        "HSDP": ("sum of halves",),
+    }
+    for number, (name, crossing) in enumerate(rows.items()):
+        y = 8 + 160 * number
+        canvas.text(10, y + 12, name, anchor="start", bold=True, size=22)
+        for host, x in enumerate((8, 440)):
+            canvas.box(x, y + 30, 192, 108, thick=1.5)
+            canvas.text(x + 192, y + 12, f"host {host}", size=18, anchor="end")
+            for place in range(2):
+                _keeps(canvas, x + 14 + 88 * place, y + 40, name, 2 * host + place, place)
+        middle = y + 84
+        for place, word in enumerate(crossing):
+            level = middle + 40 * (place - (len(crossing) - 1) / 2)
+            colour = KEPT["parameters"] if "gather" in word else KEPT["gradients"]
+            canvas.arrow([(210, level + 10), (430, level + 10)], colour, 4, both=True)
+            canvas.text(320, level - 6, word, size=18)
+    legend(canvas, 10, 504, {"kept": KEPT["parameters"], "second copy, for the backward pass": _SECOND})
+    return Drawing(
+        canvas,
+        "Four ranks on two hosts. ZeRO-3: each keeps a quarter; two gathers and a reduction cross from host to host. "
+        "hpZ: each keeps a quarter and a copy of half; the gather of the backward pass stays inside. HSDP: each keeps "
+        "half, hosts are alike; only sums of gradients of a half cross.",
+    )
+
+
+_SECOND = SHADES["gathered parameters"]
+
+
+def _keeps(canvas: Canvas, x: float, y: float, name: str, rank: int, place: int) -> None:
+    wide = 32 if name == "hpZ" else 72
+    halves = [2 * place, 2 * place + 1]
+    parts(canvas, x, y, wide, 64, 4, halves if name == "HSDP" else [rank], KEPT["parameters"])
+    if name == "hpZ":
+        parts(canvas, x + 40, y, wide, 64, 4, halves, _SECOND)
+    canvas.text(x + 36, y + 80, f"rank {rank}", size=18)
+
+
+def sums_in_8_bits() -> Drawing:
+    """One part of a sum over four ranks in 8 bits: rounded at each hop of a ring, or once by each rank."""
+    canvas = Canvas(640, 404)
+    canvas.text(10, 14, "ring", size=22, anchor="start", bold=True)
+    canvas.text(80, 14, "every hop rounds a larger sum again", size=18, anchor="start")
+    places = [70 + 165 * rank for rank in range(4)]
+    for rank, x in enumerate(places):
+        canvas.box(x - 30, 84, 60, 50, rank_colour(rank), f"g{SUBSCRIPTS[rank]}", size=22)
+        if rank:
+            before = places[rank - 1]
+            canvas.arrow([(before + 32, 109), (x - 33, 109)], _TALK)
+            canvas.box((before + x) / 2 - 22, 56, 44, 30, _TALK, "≈", size=22, bold=True)
+            canvas.text((before + x) / 2, 42, " + ".join(f"g{SUBSCRIPTS[r]}" for r in range(rank)), size=18)
+    canvas.text(places[3], 154, "the sum", size=18)
+    canvas.text(10, 200, "all-to-all", size=22, anchor="start", bold=True)
+    canvas.text(130, 200, "each rank's numbers are rounded once", size=18, anchor="start")
+    for rank in range(3):
+        y = 226 + 56 * rank
+        canvas.box(places[0] - 30, y, 60, 46, rank_colour(rank), f"g{SUBSCRIPTS[rank]}", size=22)
+        canvas.box(places[1] - 22, y + 8, 44, 30, _TALK, "≈", size=22, bold=True)
+        canvas.line([(places[0] + 32, y + 23), (places[1] - 24, y + 23)], _TALK, 3)
+        canvas.arrow([(places[1] + 24, y + 23), (places[3] - 33, 305 + 14 * (rank - 1))], _TALK)
+    canvas.box(places[3] - 30, 274, 60, 62, rank_colour(3), f"g{SUBSCRIPTS[3]}", size=22)
+    canvas.text(places[3], 354, "the sum", size=18)
+    return Drawing(
+        canvas,
+        "Rank 3's part of a sum over four ranks. On a ring each rank adds its numbers to what arrives, and what it "
+        "sends on is rounded again: three roundings, of sums of one, two and three ranks. In an all-to-all three "
+        "ranks send their numbers directly, rounded once each.",
+    )

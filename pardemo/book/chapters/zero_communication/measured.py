@@ -1,0 +1,161 @@
+"""What the engines that shard send in one optimizer step: by the calls they make, and by the kernel's count."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from pardemo.cluster import Cluster
+from pardemo.meters import WireMeter
+from pardemo.meters.links import LinkMeter
+from pardemo.small_models import gpt
+from pardemo.world.rank import device
+
+BATCH = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Sent:
+    """What one rank sent in a step, in Ψ(N−1)/N of 2-byte numbers.
+
+    Attributes: ``calls``: what its collectives would send on rings, which is what nccl does. ``wire``: counted by the
+    kernel where it can, with whatever algorithms the backend has.
+    """
+
+    calls: float
+    wire: float
+
+
+def stack(width: int, layers: int, dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    """Linear layers without biases, alike on every rank."""
+    made = gpt.seeded(lambda: nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(layers)]))
+    return made.to(device(), dtype)
+
+
+def deepspeed(
+    width: int, layers: int, stage: int, options: Mapping[str, Any] | None = None, micro_batches: int = 1
+) -> Sent:
+    """DeepSpeed's engine under a ZeRO stage; ``options`` are keys of ``zero_optimization``. Collective."""
+    from pardemo.peers.deepspeed import engine as peer
+
+    engine, step = _deepspeed(width, layers, stage, options, micro_batches)
+    found = _sent(step, width, layers, warm_up=2 if stage == 3 else 1)  # it learns the order of the layers
+    peer.close(engine)
+    return found
+
+
+def deepspeed_between_hosts(width: int, layers: int, cluster: Cluster, hpz: bool) -> int | None:
+    """Bytes that host 0's ranks send to other hosts in a step of DeepSpeed's ZeRO-3, always sharded. Collective.
+
+    None on ranks without GPUs where DeepSpeed has found some: it would compute on them.
+
+    Args:
+        hpz: with ``zero_hpz_partition_size``, the ranks of a host, so that each keeps a second copy of its host's
+            part for the backward pass.
+
+    Raises:
+        RuntimeError: the engine does not do what it was asked for: a second copy of another size, or of other ranks.
+    """
+    from pardemo.peers.deepspeed import engine as peer
+
+    if not peer.computes_on(device()):
+        return None
+    size = cluster.ranks_per_host
+    options = peer.ALWAYS_SHARDED | ({"zero_hpz_partition_size": size} if hpz else {})
+    engine, step = _deepspeed(width, layers, 3, options, 1)
+    for _ in range(2):  # opens the connections, and learns the order of the layers
+        step()
+    x = gpt.numbers(BATCH, width, dtype=torch.bfloat16).to(device())
+    with LinkMeter(cluster) as links:
+        loss = engine(x).square().mean()
+        found = [peer.second_copy(parameter) for parameter in engine.module.parameters()]  # the step's end drops it
+        engine.backward(loss)
+        engine.step()
+    asked = (size, cluster.ranks_of(cluster.host_of(dist.get_rank()))) if hpz else None
+    if any(copy != asked for copy in found):
+        raise RuntimeError(f"asked for second copies {asked}, DeepSpeed has {found} (cut in so many, over ranks)")
+    peer.close(engine)
+    return links.hosts[0][0]
+
+
+def fsdp(width: int, layers: int, keep: str = "nothing", micro_batches: int = 1) -> Sent:
+    """torch's ``fully_shard``, computing in bf16. Collective.
+
+    Args:
+        keep: what stays whole on each rank until the last micro-batch: ``"nothing"``, ``"gradients"``, or ``"all"``:
+            the parameters, too.
+    """
+    from pardemo.peers.pytorch import fsdp as peer
+
+    net = peer.shard(stack(width, layers), reshard_after_forward=keep != "all")
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    x = gpt.numbers(BATCH, width).to(device())
+
+    def step() -> None:
+        for number in range(micro_batches):
+            last = number == micro_batches - 1
+            net.set_requires_gradient_sync(last or keep == "nothing")
+            net.set_reshard_after_backward(last or keep != "all")
+            net(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return _sent(step, width, layers)
+
+
+def losses(width: int, layers: int, engine: str, steps: int = 5) -> list[float]:
+    """This rank's losses with torch's DDP (``"DDP"``) or DeepSpeed's stage 0, in fp32 with AdamW. Collective."""
+    from pardemo.peers.deepspeed import engine as peer
+
+    net = stack(width, layers)
+    if engine == "DDP":
+        run = DistributedDataParallel(net)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    else:
+        settings = peer.zero_settings(0, batch=BATCH) | {"bf16": {"enabled": False}}
+        settings["optimizer"]["params"]["weight_decay"] = 0.01  # torch's default
+        run = peer.engine(net, settings)
+    found = []
+    for step in range(steps):
+        x = gpt.numbers(BATCH, width, seed=100 * step + dist.get_rank()).to(device())
+        loss = (run(x) - 1).square().mean()
+        found.append(loss.item())
+        if engine == "DDP":
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        else:
+            run.backward(loss)
+            run.step()
+    if engine != "DDP":
+        peer.close(run)
+    return found
+
+
+def _deepspeed(width, layers, stage, options, micro_batches) -> tuple[Any, Callable[[], None]]:
+    from pardemo.peers.deepspeed import engine as peer
+
+    settings = peer.zero_settings(stage, BATCH, micro_batches=micro_batches, **(options or {}))
+    engine = peer.engine(stack(width, layers), settings)
+    x = gpt.numbers(BATCH, width, dtype=torch.bfloat16).to(device())
+
+    def step() -> None:
+        for _ in range(micro_batches):
+            engine.backward(engine(x).square().mean())
+            engine.step()  # takes part in every micro-batch, and updates after the last
+
+    return engine, step
+
+
+def _sent(step: Callable[[], None], width: int, layers: int, warm_up: int = 1) -> Sent:
+    for _ in range(warm_up):  # opens the connections
+        step()
+    with WireMeter(evidence="count") as calls, WireMeter() as wire:
+        step()
+    size = dist.get_world_size()
+    unit = 2 * layers * width**2 * (size - 1) / size
+    return Sent(calls.sent_bytes / unit, wire.sent_bytes / unit)

@@ -1,0 +1,62 @@
+"""ZeRO's stages: of 16 bytes for each parameter, which does a rank keep?"""
+
+from pardemo.draw.canvas import Canvas, Drawing
+from pardemo.draw.palette import KEPT
+from pardemo.draw.parts import legend, parts
+from pardemo.formulas import memory
+
+#: From which stage on a kind of state is in shards.
+SINCE = {"parameters": 3, "gradients": 2, "optimizer states": 1}
+_FORMULAS = ("2 + 2 + 12", "2 + 2 + 12/N", "2 + (2 + 12)/N", "(2 + 2 + 12)/N")
+_HIGH = 60
+
+
+def zero_stages(ranks: int = 4) -> Drawing:
+    """The model states of mixed-precision Adam on each rank: areas are bytes, rows are the model's N parts.
+
+    Args:
+        ranks: N, from 2 to 6.
+
+    Raises:
+        ValueError: another number: it would not be readable.
+    """
+    if not 2 <= ranks <= 6:
+        raise ValueError(f"stages of 2 to 6 ranks can be drawn, not of {ranks}")
+    canvas = Canvas(640, 520)
+    left, gap = 16, 10
+    each = (434 - gap * (ranks - 1)) / ranks
+    unit = each / memory.ADAM.total  # of a byte
+    for rank in range(ranks):
+        canvas.text(left + rank * (each + gap) + each / 2, 20, f"rank {rank}", size=18)
+    canvas.text(470, 20, "bytes each", size=18, anchor="start")
+    totals = []
+    for stage in memory.STAGES:
+        y = 66 + 98 * stage
+        canvas.text(left, y - 17, f"stage {stage}", anchor="start", bold=True)
+        canvas.text(left + 94, y - 17, _told(stage), size=18, anchor="start")
+        for rank in range(ranks):
+            x = left + rank * (each + gap)
+            for kind, nbytes in zip(SINCE, memory.ADAM, strict=True):
+                here = range(ranks) if stage < SINCE[kind] else [rank]
+                parts(canvas, x, y, nbytes * unit, _HIGH, ranks, here, KEPT[kind])
+                x += nbytes * unit
+        totals.append(memory.model_states_bytes(ranks, ranks, stage) / ranks)  # a parameter to each rank: whole shares
+        canvas.text(470, y + 15, _FORMULAS[stage], size=18, anchor="start")
+        canvas.text(470, y + 43, f"= {totals[-1]:.3g}", size=22, anchor="start", bold=True)
+    legend(canvas, left, 462, {name: KEPT[name] for name in ("parameters", "gradients", "optimizer states")})
+    canvas.text(left, 496, f"widths are bytes; rows are the model's {ranks} parts", size=18, anchor="start")
+    return Drawing(
+        canvas,
+        f"Bytes for each parameter on each of {ranks} ranks under ZeRO's stages 0 to 3: "
+        f"{', '.join(f'{total:.3g}' for total in totals)}. Stage 1 cuts the optimizer states, stage 2 the gradients "
+        "too, stage 3 the parameters too.",
+    )
+
+
+def _told(stage: int) -> str:
+    return (
+        "every rank keeps all",
+        "optimizer states are cut",
+        "gradients too",
+        "parameters too",
+    )[stage]

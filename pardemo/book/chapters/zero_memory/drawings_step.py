@@ -1,0 +1,200 @@
+"""One step under ZeRO, moment by moment: what is gathered, computed, reduced and freed."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import dataclass, field
+
+from pardemo.book.chapters.zero_memory.drawings import SINCE
+from pardemo.draw.canvas import Canvas
+from pardemo.draw.palette import DONE, KEPT, ink_on
+from pardemo.draw.parts import legend, parts, unbroken
+from pardemo.draw.player import Player
+from pardemo.formulas import memory
+
+LAYERS = (1, 2, 3)
+_TALK = DONE["communication"]
+_MARKED = 3  # with more ranks a part is too low for a letter
+_NAMES = {"all-gather": "parameters", "reduce-scatter": "gradients"}
+
+
+@dataclass
+class Moment:
+    """What is where after something has happened.
+
+    Attributes:
+        does: "forward", "backward", "all-gather", "reduce-scatter", "free", "update" or "" at the beginning.
+        layers: of these layers.
+        held: (rank, layer, kind) -> the parts that are there, of N.
+        summed: layers of whose gradients each rank has the sum over all ranks, for its own part.
+        sent: numbers of 2 bytes that each rank has sent, in units of all parameters, without the (N − 1)/N.
+    """
+
+    ranks: int
+    does: str = ""
+    layers: tuple[int, ...] = ()
+    told: str = ""
+    held: dict[tuple[int, int, str], set[int]] = field(default_factory=dict)
+    summed: set[int] = field(default_factory=set)
+    sent: float = 0.0
+
+    def keep(self, kind: str, layer: int, whole: bool | None) -> None:
+        """``whole``: all parts on every rank; False: each rank's own part; None: nothing."""
+        for rank in range(self.ranks):
+            here = set(range(self.ranks)) if whole else {rank} if whole is False else set()
+            self.held[rank, layer, kind] = here
+
+    @property
+    def bytes_each(self) -> float:
+        """Bytes on a rank for each parameter of the model."""
+        of = dict(zip(SINCE, memory.ADAM, strict=True))
+        found = sum(of[kind] * len(here) for (rank, _, kind), here in self.held.items() if rank == 0)
+        return found / (self.ranks * len(LAYERS))
+
+
+def zero_step(stage: int, ranks: int = 2) -> Player:
+    """A forward, a backward and an update of three equal layers under ZeRO.
+
+    Args:
+        stage: 1, 2 or 3.
+        ranks: N, from 2 to 4.
+
+    Raises:
+        ValueError: another stage or another number of ranks.
+    """
+    course = moments(stage, ranks)
+    frames = [(_frame(moment, ranks), moment.told) for moment in course]
+    wanted = "all-gather" if stage == 3 else "reduce-scatter"  # on paper one frame has to tell the stage's idea
+    start = next(number for number, moment in enumerate(course) if moment.does == wanted)
+    return Player(frames, f"a step of three layers under ZeRO-{stage} on {ranks} ranks", start)
+
+
+def moments(stage: int, ranks: int) -> list[Moment]:
+    """The step as a list of what happens; raises as :func:`zero_step` does."""
+    if stage not in (1, 2, 3):
+        raise ValueError(f"a stage that cuts something is 1, 2 or 3, not {stage!r}")
+    if not 2 <= ranks <= 4:
+        raise ValueError(f"a step of 2 to 4 ranks can be drawn, not of {ranks}")
+    told = f"Between two steps each rank keeps {_CUT[stage]}. Ψ is the number of all parameters."
+    found = [Moment(ranks, told=told)]
+    for kind, since in SINCE.items():
+        for layer in LAYERS:
+            found[0].keep(kind, layer, None if kind == "gradients" else stage < since)
+    for does, layers, told, changes in _STAGES[stage]():
+        now = deepcopy(found[-1])
+        now.does, now.layers, now.told = does, layers, told
+        for kind, layer, whole in changes:
+            now.keep(kind, layer, whole)
+        now.sent += len(layers) / len(LAYERS) * (does in _NAMES)
+        if does == "reduce-scatter":
+            now.summed |= set(layers)
+        elif does == "update":
+            now.summed.clear()
+        found.append(now)
+    found[-1].told += f" In all, each rank has sent {_psi(found[-1].sent)} numbers."
+    return found
+
+
+def _psi(sent: float) -> str:
+    """``1⅓ Ψ(N − 1)/N``: what has been sent comes in thirds, a layer's each."""
+    whole, thirds = divmod(round(sent * len(LAYERS)), len(LAYERS))
+    count = (str(whole) if whole else "") + ("", "⅓", "⅔")[thirds]
+    return unbroken(f"{'' if count == '1' else count + ' '}Ψ(N − 1)/N")
+
+
+#: (what happens, to which layers, in words, [(kind, layer, whole)])
+Event = tuple[str, tuple[int, ...], str, list[tuple[str, int, bool | None]]]
+_CUT = {
+    1: "all parameters, but only its own part of the optimizer states",
+    2: "all parameters, but only its own part of the optimizer states",
+    3: "only its own part of everything",
+}
+
+
+def _forward() -> Iterator[Event]:
+    for layer in LAYERS:
+        yield "forward", (layer,), f"Layer {layer} goes forward. Every rank has all it needs.", []
+
+
+def _stage_1() -> Iterator[Event]:
+    yield from _forward()
+    for layer in reversed(LAYERS):
+        told = f"Layer {layer} goes backward, and its gradients stay on every rank."
+        yield "backward", (layer,), told, [("gradients", layer, True)]
+    told = "A reduce-scatter gives each rank the sum over all ranks for its own part, Σ. Its own whole gradients stay."
+    yield "reduce-scatter", LAYERS, told, []
+    yield from _update_and_gather()
+
+
+def _stage_2() -> Iterator[Event]:
+    yield from _forward()
+    for layer in reversed(LAYERS):
+        told = f"Layer {layer} goes backward. For a moment its gradients are there in full."
+        yield "backward", (layer,), told, [("gradients", layer, True)]
+        told = f"A reduce-scatter: each rank keeps the sum for its own part of layer {layer}, and frees the rest."
+        yield "reduce-scatter", (layer,), told, [("gradients", layer, False)]
+    yield from _update_and_gather()
+
+
+def _update_and_gather() -> Iterator[Event]:
+    told = "Each rank updates its own part of the parameters. The other parts are out of date now."
+    yield "update", LAYERS, told, [("gradients", layer, None) for layer in LAYERS]
+    yield "all-gather", LAYERS, "An all-gather brings the new parameters to every rank.", []
+
+
+def _stage_3() -> Iterator[Event]:
+    for layer in LAYERS:
+        before = [("parameters", layer - 1, False)] if layer > 1 else []
+        told = f"Layer {layer - 1} is done and freed, but for the own part. " * (layer > 1)
+        told += f"An all-gather brings layer {layer}'s parameters to every rank."
+        yield "all-gather", (layer,), told, [*before, ("parameters", layer, True)]
+        yield "forward", (layer,), f"Layer {layer} goes forward.", []
+    yield "free", LAYERS[-1:], "Forward is over, and no layer is there in full.", [("parameters", LAYERS[-1], False)]
+    for layer in reversed(LAYERS):
+        told = f"Backward needs layer {layer}'s parameters again: another all-gather."
+        yield "all-gather", (layer,), told, [("parameters", layer, True)]
+        told = f"Layer {layer} goes backward. For a moment its gradients are there in full."
+        yield "backward", (layer,), told, [("gradients", layer, True)]
+        told = f"A reduce-scatter: each rank keeps the sum for its own part of layer {layer}, and frees all else of it."
+        yield "reduce-scatter", (layer,), told, [("gradients", layer, False), ("parameters", layer, False)]
+    told = "Each rank updates its own part. Nobody gathers anything: the next forward will."
+    yield "update", LAYERS, told, [("gradients", layer, None) for layer in LAYERS]
+
+
+_STAGES = {1: _stage_1, 2: _stage_2, 3: _stage_3}
+
+
+def _frame(moment: Moment, ranks: int) -> Canvas:
+    canvas = Canvas(640, 424)
+    gap = 46
+    each = (504 - gap * (ranks - 1)) / ranks
+    unit = each / memory.ADAM.total
+    for rank in range(ranks):
+        canvas.text(124 + rank * (each + gap) + each / 2, 20, f"rank {rank}", bold=True)
+    for layer in LAYERS:
+        y = 44 + 78 * (layer - 1)
+        here = layer in moment.layers
+        fill = DONE.get(moment.does, "none") if here else "none"
+        canvas.box(12, y + 10, 92, 40, fill, f"layer {layer}")
+        for rank in range(ranks):
+            x = 124 + rank * (each + gap)
+            for kind, nbytes in zip(SINCE, memory.ADAM, strict=True):
+                parts(canvas, x, y, nbytes * unit, 60, ranks, moment.held[rank, layer, kind], KEPT[kind])
+                x += nbytes * unit
+            if layer in moment.summed and ranks <= _MARKED:
+                _mark_sum(canvas, 124 + rank * (each + gap) + 3 * unit, y, rank, ranks)
+            if here and moment.does in _NAMES and rank < ranks - 1:
+                canvas.arrow([(x + 5, y + 30), (x + gap - 5, y + 30)], _TALK, both=True)
+    what = f"{moment.does}: {_NAMES[moment.does]}" if moment.does in _NAMES else moment.does
+    canvas.text(124, 296, what or "before the step", anchor="start", bold=True)
+    canvas.text(12, 332, f"each rank holds {moment.bytes_each:.3g} bytes for each parameter", size=18, anchor="start")
+    sent = f"and has sent {_psi(moment.sent)} numbers" if moment.sent else "and has sent nothing yet"
+    canvas.text(12, 362, sent, size=18, anchor="start")
+    legend(canvas, 12, 402, {name: KEPT[name] for name in SINCE})
+    if moment.summed and ranks <= _MARKED:
+        canvas.text(628, 362, "Σ summed over ranks", size=18, anchor="end")
+    return canvas
+
+
+def _mark_sum(canvas: Canvas, x: float, y: float, rank: int, ranks: int) -> None:
+    """A Σ on a rank's own part of a layer's gradients, ``x`` their middle: what it holds there is the ranks' sum."""
+    canvas.text(x, y + 60 / ranks * (rank + 0.5), "Σ", size=18, fill=ink_on(KEPT["gradients"]), bold=True)

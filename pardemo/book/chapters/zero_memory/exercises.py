@@ -1,0 +1,67 @@
+"""The exercises of this chapter, and what checks an answer to each."""
+
+from collections.abc import Callable
+from numbers import Real
+
+from pardemo.book.page.exercises import Exercise, Mistake, call
+from pardemo.formulas import memory
+
+EXERCISES = {
+    "bytes": Exercise(
+        "my_bytes",
+        "There are three kinds of model states, and each stage shares out one kind more. It begins with the largest.",
+    ),
+    "stage": Exercise(
+        "my_stage",
+        "Tensor parallelism leaves a rank fewer parameters, and fewer ranks to share them with. With that, ask your "
+        "function from the exercise before, one stage after the other.",
+    ),
+}
+
+
+def check_bytes(function: Callable[[int, int, int, int], float]) -> str:
+    """``function(params, n, stage, k)`` is the bytes of model states on a rank."""
+    for params, n, stage, k in (
+        (100, 4, 0, 12),
+        (7_500_000_000, 64, 1, 12),
+        (64, 4, 2, 12),
+        (64, 4, 3, 12),
+        (64, 8, 2, 6),
+    ):
+        found = call(function, params, n, stage, k)
+        expected = memory.model_states_bytes(params, n, stage, memory.StateBytes(optimizer=k))
+        if isinstance(found, Real) and abs(found - expected) <= 1e-6 * expected:
+            continue
+        where = f"For {params} parameters on {n} ranks, stage {stage}, K = {k}: {expected:,.0f} bytes, not {found!r}."
+        if isinstance(found, Real) and stage == 2 and abs(found - memory.model_states_bytes(
+            params, n, 1, memory.StateBytes(optimizer=k))) < 1:  # fmt: skip
+            raise Mistake(f"{where} Stage 2 shards the gradients, too.")
+        raise Mistake(f"{where} 2Ψ of parameters, 2Ψ of gradients, KΨ of optimizer states: which are divided by N?")
+    return "2Ψ + 2Ψ + KΨ, and each stage divides one more of them by N."
+
+
+def check_stage(function: Callable[[int, int, int, float], int | None]) -> str:
+    """``function(params, gpus, tp, memory_bytes)`` is the smallest stage that fits, or None."""
+    cases = (
+        (10**9, 8, 1, 80e9), (13 * 10**9, 8, 1, 80e9), (13 * 10**9, 8, 1, 64e9), (13 * 10**9, 8, 1, 32e9),
+        (13 * 10**9, 8, 1, 16e9), (30 * 10**9, 16, 4, 40e9), (30 * 10**9, 16, 16, 40e9),
+    )  # fmt: skip
+    for params, gpus, tp, room in cases:
+        fits = [s for s in memory.STAGES if memory.model_states_bytes(params // tp, gpus // tp, s) <= room]
+        expected = fits[0] if fits else None
+        found = call(function, params, gpus, tp, room)
+        if found is expected or (_is_number(found) and found == expected):
+            continue
+        where = f"{params / 1e9:g}B on {gpus} GPUs, tp {tp}, {room / 1e9:g} GB"
+        if tp > 1:
+            raise Mistake(
+                f"{where}: stage {expected}, not {found!r}. A rank holds 1/tp of the parameters, and N is gpus/tp."
+            )
+        raise Mistake(
+            f"{where}: stage {expected}, not {found!r}. The smallest stage that fits, None if even 3 does not."
+        )
+    return "The smallest stage that fits; the higher ones send more."
+
+
+def _is_number(found: object) -> bool:
+    return isinstance(found, Real) and not isinstance(found, bool)

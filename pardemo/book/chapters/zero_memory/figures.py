@@ -1,0 +1,183 @@
+"""Pictures of chapter 06: what each stage keeps, what a step holds moment by moment, smaller optimizer states."""
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from pardemo.draw import palette
+from pardemo.draw.style import COLOURS, Picture, new, save
+from pardemo.formulas import memory
+
+MODEL_STATES = ("parameters", "gradients", "optimizer states")
+_HATCHES = {"parameters": "", "gradients": "//", "optimizer states": "..", "everything else": ""}
+
+
+def kept_by_stage(kept: Mapping[str, Mapping[str, float]], expected: Sequence[float], hills: Mapping[str, float],
+                  ranks: int) -> Picture:  # fmt: skip
+    """Stacked bars of bytes for each parameter, measured, with the formulas' sums as outlines, and the step's hill.
+
+    Args:
+        kept: stage -> kind -> bytes for each parameter. expected: the sums that are predicted, in the same order.
+        hills: stage -> the most that a rank holds in the step.
+    """
+    fig, ax = new(size=(5.8, 4.0))
+    bottom = [0.0] * len(kept)
+    for kind in MODEL_STATES:
+        values = [of[kind] for of in kept.values()]
+        style = {"color": COLOURS[kind], "hatch": _HATCHES[kind], "edgecolor": "white"}
+        ax.bar(range(len(kept)), values, 0.6, bottom=bottom, label=kind, zorder=2, **style)
+        bottom = [low + value for low, value in zip(bottom, values, strict=True)]
+    ax.bar(range(len(kept)), expected, 0.68, fill=False, edgecolor="black", linewidth=1.3, label="predicted", zorder=3)
+    for place, (way, total) in enumerate(zip(kept, bottom, strict=True)):
+        ax.bar([place], [hills[way] - total], 0.3, bottom=total, color=palette.OTHER, zorder=2,
+               label="in the step, for a moment" if place == 0 else None)  # fmt: skip
+        ax.annotate(f"{total:.3g}", (place - 0.32, total), (0, 3), textcoords="offset points", fontweight="bold")
+        ax.annotate(f"{hills[way]:.3g}", (place + 0.17, total), (0, 3), textcoords="offset points")
+    ax.set_xticks(range(len(kept)), list(kept))
+    ax.set_yticks(range(0, int(max(hills.values())) + 1, 4))
+    ax.set(ylabel=f"bytes for each parameter (N = {ranks})", ylim=(0, 1.05 * max(hills.values())))
+    ax.grid(axis="x", visible=False)
+    ax.legend()
+    told = ", ".join(f"{stage.replace(chr(10), ' ')} {total:.3g}" for stage, total in zip(kept, bottom, strict=True))
+    most = ", ".join(f"{hill:.3g}" for hill in hills.values())
+    alt = f"Bytes that a rank keeps for each parameter, measured on {ranks} ranks: {told}; in the step at most {most}."
+    return save(fig, "zero_memory_kept", alt)
+
+
+def held_over_a_step(courses: Mapping[str, tuple[Sequence[Mapping[str, int]], Mapping[str, int]]], params: int,
+                     name: str = "zero_memory_held", larger: str = "") -> Picture:  # fmt: skip
+    """What a rank holds besides Adam's states while a step goes on, a panel for each way, all on one scale.
+
+    Args:
+        courses: way -> states (bytes by kind after each change) and marks, of a ``MemoryCourse``.
+        params: the parameters that the bytes are divided by.
+        name: of the file. larger: a way that is drawn once more below, on a scale of its own.
+    """
+    panels = [*courses.items()] + ([(larger, courses[larger])] if larger else [])
+    heights = [1.4 if larger else 2.2] * len(courses) + [2.4] * bool(larger)
+    fig, axes = new(len(panels), size=(5.8, sum(heights) + 0.4), height_ratios=heights)
+    peaks: dict[str, float] = {}
+    for number, (ax, (way, (states, marks))) in enumerate(zip(axes, panels, strict=True)):
+        kinds = [[state.get(kind, 0) / params for state in states] for kind in ("parameters", "gradients")]
+        kinds.append([state["activations"] / params for state in states])
+        kinds = [[*values, values[-1]] for values in kinds]  # the last one's end
+        fills = [COLOURS["parameters"], COLOURS["gradients"], palette.OTHER]
+        at, ends = _by_phase(len(states), marks)
+        ax.stackplot(at, kinds, colors=fills, step="post", zorder=2)
+        peaks[way] = max(map(sum, zip(*kinds, strict=True)))
+        for phase, (told, end) in enumerate(ends.items()):
+            ax.axvline(phase, color="black", linewidth=0.8, zorder=3)
+            ax.annotate(told, ((phase + end) / 2, 1), (0, -3), xycoords=("data", "axes fraction"),
+                        textcoords="offset points", ha="center", va="top")  # fmt: skip
+        again = number == len(courses)
+        told = f"{way} drawn larger" if again else f"{way}: at most {peaks[way]:.3g} beside Adam's"
+        ax.set(title=told, xlim=(0, max(ends.values())), xticks=[], ylabel="bytes / parameter")
+        ax.grid(axis="x", visible=False)
+    for ax in axes[: len(courses)]:
+        ax.set_ylim(0, 1.25 * max(peaks.values()))
+        ax.set_yticks(range(0, int(1.25 * max(peaks.values())) + 1, 2))
+    if larger:
+        axes[-1].set_ylim(0, 1.25 * peaks[larger])
+    fills = {"parameters": COLOURS["parameters"], "gradients": COLOURS["gradients"], "for a moment": palette.OTHER}
+    handles = [Patch(color=colour, label=kind) for kind, colour in fills.items()]
+    fig.legend(handles=handles, loc="outside lower center", ncols=3)
+    told = ", ".join(f"{way} {peak:.3g}" for way, peak in peaks.items())
+    return save(fig, name, f"Bytes for each parameter that a rank holds besides Adam's states; the peaks: {told}.")
+
+
+def _by_phase(count: int, marks: Mapping[str, int]) -> tuple[list[float], dict[str, float]]:
+    """Where each change stands, and the end, each phase as wide as the others; and where each phase ends.
+
+    One without changes is left out.
+    """
+    begins = [*marks.values(), count]
+    lengths = {name: end - begin for name, begin, end in zip(marks, begins, begins[1:], strict=False)}
+    lengths = {name: length for name, length in lengths.items() if length > 1}
+    at = [phase + k / length for phase, length in enumerate(lengths.values()) for k in range(length)]
+    at += [float(len(lengths))] * (count + 1 - len(at))
+    return at, {name: phase + 1.0 for phase, name in enumerate(lengths)}
+
+
+def losses_by_states(losses: Mapping[str, Sequence[float]], lost: Mapping[str, str]) -> Picture:
+    """Losses of one training with optimizer states in several formats.
+
+    Args:
+        losses: format -> a loss for each step. lost: format -> what to say of a training that leaves the picture.
+    """
+    fig, ax = new(size=(5.8, 4.2))
+    styles = ("-", "--", (0, (1, 2)), "-.", "-")
+    dark, red, light, _ = palette.WAYS.values()
+    colours = (palette.PREDICTED, dark, light, red, palette.OTHER)  # light dots show on what they lie on
+    top = 1.25 * max(of[0] for of in losses.values())
+    for (way, values), style, colour in zip(losses.items(), styles, colours, strict=False):
+        mean = [sum(values[max(0, k - 4) : k + 1]) / len(values[max(0, k - 4) : k + 1]) for k in range(len(values))]
+        told = f"{way}: {lost[way]}" if way in lost else f"{way}: ends at {sum(values[-10:]) / 10:.2f}"
+        ax.plot([min(value, 2 * top) if value == value else 2 * top for value in mean], color=colour, linestyle=style,
+                linewidth=2, label=told)  # fmt: skip
+    ax.set(xlabel="step", ylabel="loss, smoothed", ylim=(0, top))
+    ax.legend(title="Adam's states are kept in")
+    told = "; ".join(f"{way} {lost.get(way, f'{values[-1]:.3f}')}" for way, values in losses.items())
+    return save(fig, "zero_memory_low_bits", f"Loss by what Adam's states are kept in; at the end: {told}.")
+
+
+def room_on_a_gpu(states: Mapping[int, Mapping[str, float]], gathered: Mapping[int, float],
+                  hills: Mapping[int, float], sample_bytes: float, room_bytes: float,
+                  params: float = 7.5e9) -> Picture:  # fmt: skip
+    """Model states on a GPU, and as many samples' activations as fit beside them, a bar for each stage.
+
+    Args:
+        states: stage -> kind -> bytes. gathered: stage -> bytes of layers that are whole for a moment.
+        hills: stage -> the most that the step holds, in bytes for each of ``params`` parameters.
+    """
+    fig, ax = new(size=(5.8, 3.2))
+    counts = {}
+    for place, (stage, kinds) in enumerate(states.items()):
+        left, styles = 0.0, {kind: (COLOURS[kind], _HATCHES[kind]) for kind in MODEL_STATES}
+        pieces = [(kinds[kind], *styles[kind], kind) for kind in MODEL_STATES]
+        pieces.append((gathered.get(stage, 0.0), palette.OTHER, "", "gathered layers"))
+        counts[stage] = int((room_bytes - sum(nbytes for nbytes, *_ in pieces)) // sample_bytes)
+        pieces += [(sample_bytes, COLOURS["activations"], "", "a sample's activations")] * counts[stage]
+        for nbytes, colour, hatch, _ in pieces:
+            ax.barh([place], [nbytes / 1e9], 0.55, left=left, color=colour, hatch=hatch, edgecolor="white", zorder=2)
+            left += nbytes / 1e9
+        hill = hills[stage] * params / 1e9
+        ax.plot([hill, hill], [place - 0.4, place + 0.4], color="black", linewidth=2, zorder=4)
+        ax.annotate(
+            f"{counts[stage]} samples", (room_bytes / 1e9, place), (6, 0), textcoords="offset points", va="center"
+        )
+    ax.axvline(room_bytes / 1e9, color=palette.VERDICTS["fails"], linewidth=2, zorder=3)
+    ax.set_yticks(range(len(states)), [f"stage {stage}" for stage in states])
+    ax.set(xlabel="GB on each GPU", xlim=(0, 1.17 * room_bytes / 1e9), ylim=(len(states) - 0.4, -0.6))
+    ax.grid(axis="y", visible=False)
+    fills = {**{kind: COLOURS[kind] for kind in MODEL_STATES}, "gathered layers": palette.OTHER,
+             "a sample's activations": COLOURS["activations"]}  # fmt: skip
+    handles = [Patch(facecolor=colour, hatch=_HATCHES.get(kind, ""), edgecolor="white", label=kind)
+               for kind, colour in fills.items()]  # fmt: skip
+    handles += [Line2D([], [], color="black", linewidth=2, label="the step's hill"),
+                Line2D([], [], color=palette.VERDICTS["fails"], linewidth=2, label="room")]  # fmt: skip
+    fig.legend(handles=handles, loc="outside lower center", ncols=3)
+    told = ", ".join(f"stage {stage} {count}" for stage, count in counts.items())
+    return save(fig, "zero_memory_room", f"Samples whose activations fit beside the model states on a GPU: {told}.")
+
+
+def saved_by_ranks(small: memory.StateBytes, stages: Sequence[int] = (1, 2, 3)) -> Picture:
+    """The share of all model states that smaller states of Adam save, over N: a line for each stage, in per cent."""
+    fig, ax = new(size=(5.8, 2.9))
+    ranks, shares = [2**k for k in range(11)], {}
+    styles, colours = ("-", "--", "-."), list(palette.WAYS.values())
+    for stage, style, colour in zip(stages, styles, colours, strict=False):
+        of = (memory.ADAM, small)
+        sums = [[memory.model_states_bytes(10**6, n, stage, states) for n in ranks] for states in of]
+        shares[stage] = [100 * (1 - less / full) for full, less in zip(*sums, strict=True)]
+        ax.plot(ranks, shares[stage], style, color=colour, linewidth=2, label=f"ZeRO-{stage}")
+        if stage != 2:
+            at = (64, shares[stage][6])
+            ax.annotate(f"{at[1]:.2g} %", at, (0, 4 if stage == 3 else -12), textcoords="offset points", ha="center")
+    ax.set_xscale("log", base=2)
+    ax.set_xticks([1, 8, 64, 1024], ["1", "8", "64", "1024"])
+    ax.minorticks_off()
+    ax.set(xlabel="N, data-parallel ranks", ylabel="of all model states, saved, %", ylim=(-4, 45))
+    ax.legend(loc="center right")
+    told = "; ".join(f"ZeRO-{stage} {of[0]:.2g} on one rank, {of[-1]:.2g} on 1024" for stage, of in shares.items())
+    return save(fig, "zero_memory_saved", f"Per cent of the model states that smaller states of Adam save: {told}.")

@@ -1,0 +1,106 @@
+"""What frameworks' ranks keep between backward and step for one stack of layers: bytes for each parameter."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pardemo.meters.memory_course import MemoryCourse
+from pardemo.peers import states
+from pardemo.peers.deepspeed import engine as deepspeed
+from pardemo.peers.pytorch import fsdp
+from pardemo.small_models import gpt
+from pardemo.world.rank import device
+from pardemo.zero import Zero1, Zero2, Zero3
+
+#: DeepSpeed's switches for a copy of the parameters and Adam's moments in bf16.
+ALL_BF16 = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+
+
+def stack(width: int, depth: int, dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    """Linear layers without biases, the same on every rank."""
+    make = lambda: nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(depth)])  # noqa: E731
+    return gpt.seeded(make).to(device(), dtype)
+
+
+def by_deepspeed(width: int, depth: int, stage: int, bf16: dict[str, bool] | None = None, **zero: Any) -> dict:
+    """Bytes for each parameter by kind, and ``others``; ``zero`` are keys of ``zero_optimization``."""
+    x = gpt.numbers(8, width, dtype=torch.bfloat16).to(device())
+    before = states.nbytes(states.alive())
+    settings = deepspeed.zero_settings(stage, **zero) | ({"bf16": bf16} if bf16 else {})
+    engine = deepspeed.engine(stack(width, depth), settings)
+    for step in range(3):
+        engine.backward(engine(x).square().mean())
+        if step < 2:
+            engine.step()
+    found = states.by_kind(deepspeed.states(engine), before)
+    deepspeed.close(engine)
+    return {kind: nbytes / (depth * width**2) for kind, nbytes in found.items()}
+
+
+def step_of_deepspeed(width: int, depth: int, stage: int = 2) -> float:
+    """The most that a rank holds in DeepSpeed's ``step()``, in bytes for each parameter.
+
+    Adam is fused, and a bucket as large as a layer: what is measured is the engine, without temporaries of either.
+    """
+    settings = deepspeed.zero_settings(stage, reduce_bucket_size=width**2)
+    settings["optimizer"]["params"]["fused"] = True
+    engine, x = (
+        deepspeed.engine(stack(width, depth), settings),
+        gpt.numbers(8, width, dtype=torch.bfloat16).to(device()),
+    )
+    for step in range(2):
+        with MemoryCourse(engine.module, engine.optimizer.optimizer if step else ()) as course:
+            engine.backward(engine(x).square().mean())
+            engine.step()
+    deepspeed.close(engine)
+    return max(sum(state.values()) for state in course.states[course.marks["step"] :]) / (depth * width**2)
+
+
+def by_fsdp(width: int, depth: int) -> dict[str, float]:
+    """The same under FSDP2, each layer a unit."""
+    x = gpt.numbers(8, width).to(device())
+    before = states.nbytes(states.alive())
+    net = fsdp.shard(stack(width, depth))
+    optimizer = torch.optim.AdamW(net.parameters())
+    for step in range(3):
+        net(x).square().mean().backward()
+        if step < 2:
+            optimizer.step()
+            optimizer.zero_grad()
+    found = states.by_kind(fsdp.states(net, optimizer), before)
+    return {kind: nbytes / (depth * width**2) for kind, nbytes in found.items()}
+
+
+def by_package(start: torch.Tensor, width: int, samples: Callable[[int], torch.Tensor], stage: int,
+               group: dist.ProcessGroup, steps: int = 4) -> tuple[float, torch.Tensor]:  # fmt: skip
+    """pardemo's own ZeRO on the same stack with a tanh behind each layer: bytes for each parameter, and how they move.
+
+    Args:
+        start: all parameters, one layer after the other. samples: step -> this rank's inputs.
+    """
+    layers = [nn.Linear(width, width, bias=False) for _ in range(start.numel() // width**2)]
+    net = nn.Sequential(*[part for layer in layers for part in (layer, nn.Tanh())]).to(start.device, start.dtype)
+    nn.utils.vector_to_parameters(start.clone(), net.parameters())
+    engine = (Zero1, Zero2, Zero3)[stage - 1](net, lambda shards: torch.optim.AdamW(shards, lr=1e-3), group)
+    for step in range(steps):
+        engine(samples(step)).square().mean().backward()
+        held = sum(engine.state_bytes().values())
+        engine.step()
+    with engine.whole():
+        moved = nn.utils.parameters_to_vector(net.parameters()).detach() - start
+    engine.close()
+    return held / start.numel(), moved
+
+
+def course(net: nn.Module, width: int) -> tuple[list[dict[str, int]], dict[str, int]]:
+    """One training step of a net that has taken one before: a ``MemoryCourse``'s states and marks."""
+    x, adam = gpt.numbers(8, width).to(device()), torch.optim.AdamW(net.parameters(), fused=True)
+    for _ in range(2):
+        with MemoryCourse(net, adam) as found:
+            net(x).square().mean().backward()
+            adam.step()
+            adam.zero_grad()
+    return found.states, found.marks

@@ -1,0 +1,83 @@
+"""The exercises of this chapter, and what checks an answer to each."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from numbers import Real
+
+from pardemo.book.page.exercises import Exercise, Mistake, call
+from pardemo.formulas import memory
+from pardemo.zero.zero_r import Arena, OutOfMemory
+
+EXERCISES = {
+    "checkpoints": Exercise(
+        "my_checkpoints",
+        "One activation stays for each layer: count its elements. Tensor parallelism gives every rank a copy of it, "
+        "unless P_a steps in.",
+    ),
+    "order": Exercise(
+        "my_order",
+        "Holes appear where something temporary goes and something that stays stands behind it. Where should the "
+        "checkpoints stand before the first temporary comes?",
+    ),
+}
+
+SIZE, CHECKPOINT, TEMPORARY, ROUNDS = 100, 3, 40, 12
+
+
+def check_checkpoints(function: Callable[[int, int, int, int, int, bool], float]) -> str:
+    """``function(batch, sequence, hidden, layers, ranks, partitioned)`` is the bytes of checkpoints on a rank."""
+    for case in ((1, 8, 4, 2, 1, True), (2, 1024, 1600, 48, 4, False), (32, 1024, 8192, 125, 16, True)):
+        *shape, ranks, partitioned = case
+        batch, sequence, hidden, layers = shape
+        expected = 2 * memory.activation_checkpoints(hidden, batch, sequence, layers, ranks if partitioned else 1)
+        found = call(function, *case)
+        if isinstance(found, Real) and abs(found - expected) <= 1e-6 * expected:
+            continue
+        hint = "16 bits are 2 bytes" if isinstance(found, Real) and abs(2 * found - expected) < 1 else (
+            "with P_a each rank keeps its part" if partitioned else "without P_a every rank keeps all of it"
+        )  # fmt: skip
+        raise Mistake(f"For {case}: {expected:,.0f} bytes, not {found!r}: {hint}.")
+    return "One activation per layer, divided by the ranks where it is partitioned."
+
+
+def check_order(function: Callable[[Arena], list[int]]) -> str:
+    """``function(arena)`` makes twelve checkpoints and twelve temporaries fit in 100 units."""
+    arena = _Watched(SIZE)
+    try:
+        addresses = call(function, arena)
+    except Mistake as mistake:
+        if arena.failed is not None:
+            raise Mistake(
+                f"Out of memory: {arena.failed}. Checkpoints taken while a temporary is there land behind it; take "
+                "their place first."
+            ) from None
+        raise mistake from None
+    if not isinstance(addresses, (list, tuple)) or len(addresses) != ROUNDS:
+        raise Mistake(f"It should return {ROUNDS} addresses, not {addresses!r}.")
+    if arena.temporaries < ROUNDS:
+        raise Mistake(f"{ROUNDS} temporaries of {TEMPORARY} are to be taken and given back, not {arena.temporaries}.")
+    if TEMPORARY in arena.taken.values():
+        raise Mistake("A temporary was not given back.")
+    places = sorted(addresses)
+    inside = all(any(a <= p and p + CHECKPOINT <= a + s for a, s in arena.taken.items()) for p in places)
+    apart = all(b - a >= CHECKPOINT for a, b in pairwise(places))
+    if not inside or not apart:
+        raise Mistake("The checkpoints overlap, or are not in memory that is still taken.")
+    return f"All fit, and {arena.largest} of {SIZE} units are free in one block."
+
+
+class _Watched(Arena):
+    """Counts temporaries, and remembers what went wrong."""
+
+    def __init__(self, size: int):
+        super().__init__(size)
+        self.temporaries, self.failed = 0, None
+
+    def take(self, size: int) -> int:
+        try:
+            address = super().take(size)
+        except OutOfMemory as error:
+            self.failed = error
+            raise
+        self.temporaries += size == TEMPORARY
+        return address

@@ -1,0 +1,42 @@
+"""One way to solve each exercise: real code that the tests run, and that readers can unfold.
+
+The functions are written as they would stand in the notebook: the stub's name and parameters, without type hints. A
+reader sees :func:`text`, which runs where it is pasted.
+"""
+
+import ast
+import inspect
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+
+
+@cache
+def text(chapter: str, stub: str) -> str:
+    """The code of a function of a chapter's solutions, with the imports and helpers that it needs and no others."""
+    module = import_module(f"pardemo.book.chapters.{chapter}.solutions")
+    body = ast.parse(inspect.getsource(module)).body
+    helpers = {node.name: node for node in body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    needed, used = {stub}, set()
+    while needed:  # a helper may need another one
+        used |= needed
+        needed = {inner for one in needed & helpers.keys() for inner in _names(helpers[one])} - used
+    imports = "\n".join(filter(None, (_import(node, used) for node in body)))
+    code = "\n\n\n".join(_source(module, one) for one in helpers if one in used)
+    return f"{imports}\n\n\n{code}".strip()
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+
+
+def _import(node: ast.stmt, used: set[str]) -> str:
+    """An import reduced to the names that are used; empty where none is."""
+    if not isinstance(node, (ast.Import, ast.ImportFrom)):
+        return ""
+    node.names = [alias for alias in node.names if (alias.asname or alias.name) in used]
+    return ast.unparse(node) if node.names else ""
+
+
+def _source(module: ModuleType, name: str) -> str:
+    return inspect.getsource(getattr(module, name)).rstrip()

@@ -1,0 +1,40 @@
+"""How the notebooks of a run ended: ``run.json`` in its folder."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pardemo import project
+
+MANIFEST = "run.json"
+
+
+@dataclass
+class NotebookEnding:
+    """How one notebook ended: status ``ok``, ``failed`` or ``skipped`` (finished earlier, with --resume)."""
+
+    notebook: str
+    status: str
+    seconds: float = 0.0
+    error: str = ""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    fingerprint: str = ""
+
+
+def finished(folder: Path) -> list[NotebookEnding]:
+    """How the notebooks of a run ended, in the collection's order; none where no run has been."""
+    done = read(folder)
+    return [done[name] for name in sorted(done)]
+
+
+def read(folder: Path) -> dict[str, NotebookEnding]:
+    """By name; none where no run has been, or its manifest cannot be read."""
+    try:
+        return {row["notebook"]: NotebookEnding(**row) for row in json.loads((folder / MANIFEST).read_text())}
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}
+
+
+def write(folder: Path, done: dict[str, NotebookEnding]) -> None:
+    project.write_json(folder / MANIFEST, [vars(done[name]) for name in sorted(done)])

@@ -1,0 +1,106 @@
+"""Kernels for a run of the collection, forked from a process that has loaded what its notebooks load.
+
+Seventeen kernels would import torch, pandas and Matplotlib one after the other, and so would the processes that their
+ranks are forked from: six seconds a notebook in which nothing is measured. Where processes cannot be forked so (other
+systems than Linux) kernels start as Jupyter starts them.
+"""
+
+import contextlib
+import json
+import os
+import random
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from pardemo import compat, project
+from pardemo.world import nursery
+
+#: What most notebooks import. It is loaded once; a notebook that wants more loads that itself.
+LOADED = (
+    "ipykernel.kernelapp",
+    "ipykernel.zmqshell",
+    "pandas",
+    "matplotlib.pyplot",
+    "matplotlib_inline.backend_inline",
+    "pardemo.cells.magic",
+    "pardemo.draw.charts",
+    "pardemo.draw.player",
+    "pardemo.book.page.claimed",
+    "pardemo.book.page.exercises",
+    "pardemo.book.page.guesses",
+)
+MAIN = "pardemo.book.run.kernels:main"
+
+
+@contextlib.contextmanager
+def warm() -> Iterator[bool]:
+    """Within the block kernels are forked from a warm process, which loads its libraries meanwhile."""
+    if sys.platform == "linux":
+        _mother()
+        from jupyter_client.provisioning import local_provisioner
+
+        with compat.replaced(local_provisioner, "launch_kernel", _launch):
+            yield True
+    else:
+        yield True
+
+
+def _mother() -> nursery.Nursery:
+    with project.environment({"MPLBACKEND": "module://matplotlib_inline.backend_inline"}):
+        return nursery.nursery(LOADED, MAIN)
+
+
+def _launch(cmd: Sequence[str], env: dict[str, str], cwd: str | None = None, **rest: Any) -> nursery.Forked:
+    """In place of jupyter_client's: here, too, the process has a group of its own."""
+    ours, theirs = socket.socketpair()
+    with open(os.devnull, "rb") as nothing, Connection(ours.detach()) as control, theirs:
+        (pid,) = _mother().fork([[theirs.fileno(), 1, 2, nothing.fileno()]])
+        settings = {"env": dict(env), "path": sys.path, "cwd": cwd or os.getcwd(), "argv": cmd[cmd.index("-f") :]}
+        control.send_bytes(json.dumps(settings).encode())
+        return nursery.Forked(pid)
+
+
+def main(control_fd: int, stdout_fd: int, stderr_fd: int, stdin_fd: int) -> None:
+    """The life of a kernel, in the forked process."""
+    from ipykernel import kernelapp
+
+    from pardemo.world.rank import end_with_parent
+
+    for number, fd in enumerate((stdin_fd, stdout_fd, stderr_fd)):
+        os.dup2(fd, number)
+        os.close(fd)
+    end_with_parent()
+    with Connection(control_fd) as control:
+        settings = json.loads(control.recv_bytes())
+    os.environ.clear()
+    os.environ.update(settings["env"], JPY_PARENT_PID=str(os.getppid()))
+    os.chdir(settings["cwd"])
+    sys.path[:] = settings["path"]
+    nursery.fork_here()
+    _as_a_new_process()
+    # an interrupt that comes before the end of each kernel is no error to tell; a cell's are in the notebook
+    quiet = [f"--IPKernelApp.parent_handle={os.getppid()}", "--IPKernelApp.log_level=CRITICAL"]
+    kernelapp.launch_new_instance(argv=[*settings["argv"], *quiet])
+    _end()
+
+
+def _as_a_new_process() -> None:
+    """Other random numbers than another kernel's, and torch's own number of threads."""
+    import numpy as np
+    import torch
+
+    random.seed()
+    np.random.seed()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
+
+
+def _end() -> None:
+    """What the interpreter does at its end: the process itself ends by ``os._exit``."""
+
+    compat.end_threads()
+    compat.run_exit_functions()
+    sys.stdout.flush()
+    sys.stderr.flush()

@@ -1,0 +1,115 @@
+"""``python -m pardemo.book.run.reference``: the run to commit, which replaces the old one when it is whole.
+
+It is built beside that one: executed notebooks, their pages, pictures and claims, the speed table, the planner's
+validation, the report, and the figures that README and documents quote. A build that stops on the way, killed or by a
+notebook that fails, leaves the old reference as it was. A missed target of the speed table is a result: it goes in, and
+the command says so at its end.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pardemo import project
+from pardemo.book.run import world_sizes
+from pardemo.book.run.report import command as report_command
+
+#: What other commands write there, which a run does not make anew: pardemo.planner.cuda_truth on a GPU, world_sizes.
+KEPT = ("plan_cuda.json", world_sizes.TABLE.name)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns 0; 1 where a target is missed, or where nothing was replaced."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    outputs = project.root() / "outputs"
+    parser.add_argument("--out", type=Path, default=outputs / "reference", metavar="DIR", help="(outputs/reference)")
+    told = [project.root() / "README.md", project.root() / "docs" / "measured.md"]
+    parser.add_argument(
+        "--readme", type=Path, nargs="+", default=told, metavar="FILE", help="(README, docs/measured.md)"
+    )
+    arguments = parser.parse_args(argv)
+    try:
+        bench = build(arguments.out, *arguments.readme)
+    except (RuntimeError, OSError, ValueError) as error:
+        print(f"reference: {error}; {os.path.relpath(arguments.out)} is as it was", file=sys.stderr)
+        return 1
+    missed = [row for row in bench if row["met"] is False]
+    for row in missed:
+        print(f"missed target: {row['name']}: {row['ratio']:.2f} of {row['target']:g}", file=sys.stderr)
+    print(f"reference: {os.path.relpath(arguments.out)}, {len(missed)} of {len(bench)} targets missed")
+    return 1 if missed else 0
+
+
+def build(target: Path, *documents: Path) -> list[dict[str, Any]]:
+    """Makes the reference run, puts it in the place of ``target`` and returns the rows of its speed table.
+
+    Raises:
+        RuntimeError: a step failed; what there is of the new run stays beside ``target``, to be looked at.
+    """
+    fresh = target.with_name(f"{target.name}.new")
+    if fresh.exists():
+        shutil.rmtree(fresh)
+    _do(fresh, "run", "--out", str(fresh))
+    bench = _rows(fresh, "bench")
+    project.write_json(fresh / "bench.json", bench)
+    project.write_json(fresh / "plan_validate.json", _rows(fresh, "plan", "--validate"))
+    _do(fresh, "report", str(fresh))
+    for document in documents:
+        report_command.update(document, fresh)
+    shutil.rmtree(fresh / "finetune", ignore_errors=True)  # adapters for chapter 12, which every run trains itself
+    _compact(fresh)
+    for name in KEPT:
+        if (target / name).exists():
+            shutil.copy2(target / name, fresh)
+    _replace(target, fresh)
+    return bench
+
+
+def _compact(folder: Path) -> None:
+    """Notebooks and JSON without their indentation: a twentieth of what is committed with every reference run."""
+    for path in (*folder.rglob("*.ipynb"), *folder.rglob("*.json")):
+        text = json.dumps(json.loads(path.read_text(encoding="utf-8")), ensure_ascii=False, separators=(",", ":"))
+        path.write_text(f"{text}\n", encoding="utf-8")
+
+
+def _replace(target: Path, fresh: Path) -> None:
+    """Two renames: at every moment one of the two runs is there whole."""
+    old = target.with_name(f"{target.name}.old")
+    if old.exists():
+        shutil.rmtree(old)
+    if target.exists():
+        target.rename(old)
+    fresh.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _rows(out: Path, *arguments: str) -> list[dict[str, Any]]:
+    """The rows that a command prints. Its status says no more than they do: that a target is missed."""
+    status, text = _pardemo(out, *arguments, "--json")
+    try:
+        return json.loads(text)
+    except ValueError:
+        raise RuntimeError(f"`pardemo {arguments[0]}` ended with status {status} and no table") from None
+
+
+def _do(out: Path, *arguments: str) -> None:
+    status, _ = _pardemo(out, *arguments)
+    if status:
+        raise RuntimeError(f"`pardemo {arguments[0]}` ended with status {status}; what there is of it is in {out.name}")
+
+
+def _pardemo(out: Path, *arguments: str) -> tuple[int, str]:
+    """A command of pardemo in a process of its own, as a reader would start it: its status and what it printed."""
+    command = [sys.executable, "-m", "pardemo", *arguments]
+    done = subprocess.run(command, env={**os.environ, "PARDEMO_OUT": str(out)}, stdout=subprocess.PIPE, text=True)
+    return done.returncode, done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())

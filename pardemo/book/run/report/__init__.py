@@ -1,0 +1,143 @@
+"""A run to read: ``report.html``, and a page for each notebook beside it.
+
+Every page stands alone: style, pictures and the filters' script are inside, so that it opens from the file system,
+without a server and without requests, on a phone as on a desk, light or dark.
+"""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+from pardemo import claims, project
+from pardemo.book.run import endings, scorecard
+from pardemo.book.run.endings import NotebookEnding
+from pardemo.book.run.report import pages
+from pardemo.draw import pictures
+
+TEMPLATES = Path(__file__).resolve().parent
+
+
+def write(folder: Path, ended: list[NotebookEnding], rows: list[dict[str, Any]]) -> Path:
+    """Builds the pages from a run's outcomes and claims, and from the executed copies and pictures in ``folder``."""
+    addresses = {claim: pages.to_page(address) for claim, address in scorecard.links(folder, rows).items()}
+    there = [outcome.notebook for outcome in ended if pages.source(folder, outcome.notebook)]
+    chapters = [_chapter(folder, outcome, rows, addresses, outcome.notebook in there) for outcome in ended]
+    for name in there:
+        pages.write(folder, name, chapters)
+    measured = [row for row in rows if row["notebook"] != scorecard.OWN]
+    statements = scorecard.by_statement(measured, scorecard.chapters_of(there))
+    shown = [_shown(row, addresses[row["id"]]) for row in rows]
+    page = (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            chapters=chapters,
+            claims=len(claims.by_claim(rows)),
+            rows=shown,
+            failing=[row for row in shown if row["verdict"] == "fails"],
+            counts=claims.counts(rows),
+            by_evidence=scorecard.totals(rows, "evidence"),
+            evidence=claims.EVIDENCE,
+            verdicts=claims.VERDICTS,
+            statements=statements,
+            slips=len(scorecard.slips(statements)),
+            judgements=scorecard.JUDGEMENTS,
+            addresses=addresses,
+            papers=scorecard.by_paper(measured),
+            overview=next((p for c in chapters for p in c["pictures"] if p["name"] == "scorecard_ratios"), None),
+            machine=_json(folder / "machine.json"),
+            bench=[{**row, "part": row["name"].partition(".")[0]} for row in _json(folder / "bench.json") or []],
+        )
+    )
+    path = folder / "report.html"
+    project.write_atomically(path, lambda temporary: temporary.write_text(page, encoding="utf-8"))
+    return path
+
+
+def rebuild(folder: Path) -> Path:
+    """The pages of a finished run again, from what it left.
+
+    Raises:
+        FileNotFoundError: the folder holds no run.
+    """
+    ended = endings.finished(folder)
+    if not ended:
+        raise FileNotFoundError(f"no run in {folder}: `pardemo run` makes one, or name a run's folder")
+    try:
+        rows = claims.read(folder)
+    except FileNotFoundError:  # it failed before its first claim
+        rows = []
+    return write(folder, ended, rows)
+
+
+def _chapter(
+    folder: Path, outcome: NotebookEnding, rows: list[dict[str, Any]], addresses: dict[str, str], has_page: bool
+) -> dict[str, Any]:
+    name = outcome.notebook
+    own = [row for row in rows if row["notebook"] == name]
+    drawn = [_picture(p) for p in pictures.of(folder, name)]
+    return {
+        "outcome": outcome,
+        "name": name,
+        "number": name[:2],
+        "title": pages.title(folder, name),
+        "page": f"{name}.html" if has_page else None,
+        "claims": [_claim(cases, addresses) for cases in claims.by_claim(own).values()],
+        "counts": claims.counts(own),
+        "pictures": drawn,
+        "drawn": len(drawn),
+    }
+
+
+def _claim(cases: list[dict[str, Any]], addresses: dict[str, str]) -> dict[str, Any]:
+    """A claim with its cases; what is said of all of them once."""
+    first = cases[0]
+    tolerance = f"Tolerance: {first['because']}." if first["because"] else ""
+    source = f"Source: {first['source']}." if first["source"] else ""
+    return {
+        "id": first["claim"],
+        "statement": first["statement"],
+        "address": addresses[first["id"]],
+        "evidence": "|".join(dict.fromkeys(row["evidence"] for row in cases)),
+        "verdicts": "|".join(dict.fromkeys(row["verdict"] for row in cases)),
+        "rows": [_shown(row, addresses[row["id"]]) for row in cases],
+        "sentences": [
+            *dict.fromkeys(row["reason"] for row in cases if row["reason"]),
+            *filter(None, (tolerance, source)),
+        ],
+    }
+
+
+def _shown(row: dict[str, Any], address: str) -> dict[str, Any]:
+    return {
+        **row,
+        "predicted": claims.predicted_text(row),
+        "measured": claims.short(row["measured"]),
+        "address": address,
+    }
+
+
+def _picture(path: Path) -> dict[str, Any]:
+    from PIL import Image
+
+    with Image.open(path) as image:
+        alt, (width, height) = image.info.get("Description", path.stem), image.size
+    data = base64.b64encode(path.read_bytes()).decode()
+    return {"name": path.stem, "alt": alt, "data": data, "width": width, "height": height}
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def environment(*folders: Path):
+    """Jinja's, for the templates of these folders and of this room."""
+    from jinja2 import Environment, FileSystemLoader
+
+    return Environment(
+        loader=FileSystemLoader([*folders, TEMPLATES]), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )

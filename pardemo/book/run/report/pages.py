@@ -1,0 +1,128 @@
+"""An executed notebook as one page, through nbconvert: no script and no style from elsewhere, the pictures inside.
+
+nbconvert's own pages ask two servers for MathJax and require.js. Here its bare template gives the body alone. Formulas
+still show, since the notebooks write them as text (2(N−1)/N·S), which every reader, terminal and page has a font for.
+"""
+
+import base64
+import html
+import re
+import struct
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pardemo import compat, project
+
+
+def source(folder: Path, name: str) -> Path | None:
+    """The executed copy of a notebook in a run's folder, where there is one."""
+    path = folder / f"{name}.ipynb"
+    return path if path.is_file() else None
+
+
+def to_page(address: str) -> str:
+    """The address of a cell in an executed copy, as that of the same cell in its page."""
+    return re.sub(r"^(\d\d_\w+)\.ipynb", r"\1.html", address)
+
+
+def title(folder: Path, name: str) -> str:
+    """The first heading of a notebook without its number; its name where it has none."""
+    import nbformat
+
+    path = source(folder, name) or project.root() / "notebooks" / f"{name}.ipynb"
+    try:
+        cells = nbformat.read(path, as_version=4).cells
+    except (OSError, ValueError, nbformat.ValidationError):  # a notebook that was not run, or half a file
+        return name
+    headings = (line for c in cells if c.cell_type == "markdown" for line in c.source.splitlines() if line[:2] == "# ")
+    return re.sub(rf"^# (?:{name[:2]}\s+)?", "", next(headings, name))
+
+
+def write(folder: Path, name: str, chapters: list[dict[str, Any]]) -> Path:
+    """Writes ``<name>.html`` beside the executed copy.
+
+    Args:
+        chapters: of the run, in order, each with ``name``, ``number``, ``title`` and ``page`` (None where it has none).
+    """
+    from pardemo.book.run.report import environment
+
+    body = _exporter().from_filename(str(folder / f"{name}.ipynb"))[0]
+    there = [chapter for chapter in chapters if chapter["page"]]
+    place = [chapter["name"] for chapter in there].index(name)
+    page = (
+        environment()
+        .get_template("page.html.j2")
+        .render(
+            body=_legible(_linked(body, {chapter["name"] for chapter in there})),
+            chapter=there[place],
+            before=there[place - 1] if place else None,
+            after=there[place + 1] if place + 1 < len(there) else None,
+            highlight=highlight(),
+        )
+    )
+    path = folder / f"{name}.html"
+    project.write_atomically(path, lambda temporary: temporary.write_text(page, encoding="utf-8"))
+    return path
+
+
+@cache
+def _exporter():
+    """nbconvert's own for HTML, without two passes that took two thirds of a report's time.
+
+    One cleans code that Pygments has escaped. The other parses the page again, to call pictures without a description
+    that; those of the collection have one (a test asks for it).
+    """
+    from nbconvert import HTMLExporter
+    from nbconvert.exporters import TemplateExporter
+    from nbconvert.filters.highlight import Highlight2HTML
+    from nbconvert.filters.widgetsdatatypefilter import WidgetsDataTypeFilter
+    from traitlets.config import Config
+
+    class Exporter(HTMLExporter):
+        def from_notebook_node(self, nb, resources=None, **kw):
+            resources = compat.exporter_resources(self, resources)
+            lexer = nb.metadata.get("language_info", {}).get("pygments_lexer", "ipython3")
+            self.register_filter("highlight_code", Highlight2HTML(pygments_lexer=lexer, parent=self))
+            metadata = compat.exporter_metadata(self)
+            shown = WidgetsDataTypeFilter(notebook_metadata=metadata, parent=self, resources=resources)
+            self.register_filter("filter_data_type", shown)
+            return TemplateExporter.from_notebook_node(self, nb, resources, **kw)
+
+    config = Config()
+    config.HighlightMagicsPreprocessor.enabled = True
+    config.HighlightMagicsPreprocessor.languages = {"%%ranks": "python3"}  # what ranks run is Python as well
+    config.CoalesceStreamsPreprocessor.enabled = True  # one print is one block, however the kernel sent it
+    escaped = '<div class=" highlight '  # by Pygments; a raw cell is not
+    filters = {"clean_html": lambda code: code if code.startswith(escaped) else html.escape(code)}
+    return Exporter(template_name="basic", exclude_anchor_links=True, filters=filters, config=config)
+
+
+def _linked(body: str, there: set[str]) -> str:
+    """Links to other notebooks lead to their pages, where the run has them."""
+
+    def page(link: re.Match) -> str:
+        return f'href="{link[1]}.html' if link[1] in there else link[0]
+
+    return re.sub(r'href="(\d\d_\w+)\.ipynb', page, body)
+
+
+def _legible(body: str) -> str:
+    """Pictures fit the screen, but not below half the size that they were drawn in: there they scroll."""
+
+    def sized(found: re.Match) -> str:
+        width, height = struct.unpack(">II", base64.b64decode(found[2][:32])[16:24])  # of a PNG's header
+        least = f'style="min-width: {width // 2}px"'
+        others = re.sub(r' style="[^"]*"', "", found[1])
+        return f'{others} width="{width}" height="{height}" {least} src="data:image/png;base64,{found[2]}'
+
+    return re.sub(r'(<img\b[^>]*?) src="data:image/png;base64,([\w+/]{32})', sized, body)
+
+
+@cache
+def highlight() -> str:
+    """Colours of code, light and dark."""
+    from pygments.formatters import HtmlFormatter
+
+    light, dark = (HtmlFormatter(style=s).get_style_defs(".highlight") for s in ("default", "github-dark"))
+    return f"{light}\n@media (prefers-color-scheme: dark) {{\n{dark}\n}}"

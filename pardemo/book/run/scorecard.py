@@ -1,0 +1,262 @@
+"""A run's claims gathered: by statement of the article, by chapter, by evidence; their ratios, and where each is shown.
+
+Notebook 15 and the report of a run read the same functions.
+"""
+
+import csv
+import html
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pardemo import claims, project
+from pardemo.book.chapters import CHAPTERS, notebook_of
+
+OWN = notebook_of("scorecard")
+JUDGEMENTS = {"ok": "right", "if": "right under a condition", "no": "wrong or garbled", "doc": "told, not measured"}
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """The claims of the chapters that a run has, without the scorecard's own, and a sentence about which run it is."""
+
+    folder: Path
+    rows: list[dict[str, Any]]
+    told: str
+
+    @property
+    def links(self) -> dict[str, str]:
+        """As :func:`links`; none where the run lies in another folder than what is being written."""
+        return links(self.folder, self.rows) if self.folder == project.output_dir() else {}
+
+    @property
+    def chapters(self) -> list[str]:
+        return sorted({row["notebook"] for row in self.rows})
+
+
+def find() -> RecordedRun:
+    """The run to read: the one going on, else ``outputs/latest``, else the committed ``outputs/reference``.
+
+    Raises:
+        FileNotFoundError: no chapter has left a claim in any of them.
+    """
+    here = project.output_dir()
+    outputs = project.root() / "outputs"
+    for folder in dict.fromkeys((here, outputs / "latest", outputs / "reference")):
+        rows = read(folder)
+        if rows:
+            return RecordedRun(folder, rows, _told(folder, here, rows))
+    raise FileNotFoundError("no run has left claims yet: `pardemo run` executes all chapters, `pardemo run 01` one")
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """The claims that the chapters left in a folder; none where it has none."""
+    try:
+        return [row for row in claims.read(folder) if row["notebook"] != OWN]
+    except FileNotFoundError:
+        return []
+
+
+def statements() -> list[dict[str, str]]:
+    """The article's statements: id, section, what it says, judgement (ok, if, no, doc), what is true, chapters."""
+    with (Path(__file__).parent / "statements.csv").open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def _told(folder: Path, here: Path, rows: list[dict[str, Any]]) -> str:
+    there = {row["notebook"] for row in rows}
+    chapters = [name for name in project.notebooks() if name != OWN]
+    missing = [name[:2] for name in chapters if name not in there]
+    inside = folder.is_relative_to(project.root())
+    name = folder.relative_to(project.root()) if inside else folder.name
+    which = "This run" if folder == here else f"This run has no other chapter, so what is read is {name}"
+    count = f"{len(chapters) - len(missing)} of {len(chapters)} chapters"
+    return f"{which}: {count}" + (f"; without {', '.join(missing)}." if missing else ".")
+
+
+def ratio(row: dict[str, Any]) -> float | None:
+    """Measured over predicted; over the bound, where a bound is claimed. None for texts, truths and nothing measured.
+
+    What is predicted to be 0 and is 0 has the ratio 1; there is none where it is not 0.
+    """
+    predicted, measured = row["predicted"], row["measured"]
+    if any(isinstance(value, (bool, str, type(None))) for value in (predicted, measured)):
+        return None
+    if predicted == 0:
+        return 1.0 if measured == 0 else None
+    return measured / predicted
+
+
+def places(folder: Path, notebook: str) -> dict[str, str]:
+    """claim id -> id of the first cell of the executed copy that shows it."""
+    try:
+        cells = json.loads((folder / f"{notebook}.ipynb").read_text(encoding="utf-8"))["cells"]
+    except (OSError, ValueError, KeyError):
+        return {}
+    found: dict[str, str] = {}
+    for cell in cells:
+        for output in cell.get("outputs", []):
+            table = "".join(output.get("data", {}).get("text/html", []))
+            for claim in re.findall(r">\s*([a-z0-9_]+\.[a-z0-9_.]+)\s*<", table):
+                found.setdefault(claim, cell.get("id", ""))
+    return found
+
+
+def links(folder: Path, rows: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """claim id -> address of the cell that shows it, relative to the run's folder, as JupyterLab follows it."""
+    found: dict[str, str] = {}
+    shown: dict[str, dict[str, str]] = {}
+    for row in rows:
+        notebook = row["notebook"]
+        if notebook not in shown:
+            shown[notebook] = places(folder, notebook)
+        cell = shown[notebook].get(row["claim"])
+        found[row["id"]] = f"{notebook}.ipynb" + (f"#cell-id={cell}" if cell else "")
+    return found
+
+
+def by_statement(rows: list[dict[str, Any]], existing: Iterable[str] | None = None) -> list[dict[str, Any]]:
+    """A row for each of the article's statements: what it says, what is true, and what this run found.
+
+    Args:
+        rows: a run's claims. existing: the chapters that the run has, by default those with claims.
+    """
+    there = chapters_of(row["notebook"] for row in rows) if existing is None else set(existing)
+    found = []
+    for statement in statements():
+        own = [row for row in rows if row["id"].startswith(statement["id"] + ".")]
+        chapters = statement["chapters"].split()
+        claimed = chapters_of(row["notebook"] for row in own)
+        missing = [chapter for chapter in chapters if chapter not in there | claimed]
+        found.append(
+            {
+                **statement,
+                "judgement": JUDGEMENTS[statement["judgement"]],
+                "chapters": chapters,
+                "claims": own,
+                "verdict": _verdict(statement["judgement"], own, missing),
+            }
+        )
+    return found
+
+
+def chapters_of(notebooks: Iterable[str]) -> set[str]:
+    """The chapters of these notebooks, by name."""
+    return {project.chapter_name(notebook) for notebook in notebooks}
+
+
+def number_of(chapter: str) -> str:
+    """A chapter's number, as readers know it; its name where the book has no such chapter."""
+    return CHAPTERS.get(chapter, chapter)
+
+
+def _verdict(judgement: str, own: list[dict[str, Any]], missing: list[str]) -> str:
+    parts = [f"{count} × {verdict}" for verdict, count in claims.counts(own).items() if count]
+    if missing:
+        parts.append(f"chapter {' and '.join(map(number_of, missing))} not in this run")
+    if not parts:
+        return "told in the chapter's text" if judgement == "doc" else "no claim"
+    return ", ".join(parts)
+
+
+def slips(statements: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of :func:`by_statement`, what the article says that needs a correction or a condition."""
+    return [row for row in statements if row["judgement"] in (JUDGEMENTS["no"], JUDGEMENTS["if"])]
+
+
+def totals(rows: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    """Claims by ``notebook`` or ``evidence``: how many, in how many cases, and how many cases of each verdict."""
+    found = []
+    for name in sorted({row[key] for row in rows if row[key]}):
+        own = [row for row in rows if row[key] == name]
+        found.append({key: name, **_sizes(own), **claims.counts(own)})
+    return [*found, {key: "all", **_sizes(rows), **claims.counts(rows)}]
+
+
+def _sizes(rows: list[dict[str, Any]]) -> dict[str, int]:
+    return {"claims": len(claims.by_claim(rows)), "cases": len(rows)}
+
+
+#: What a source's number or name stands for.
+PAPERS = {
+    "1910.02054": "Rajbhandari et al. 2020, ZeRO",
+    "1909.08053": "Shoeybi et al. 2019, Megatron-LM",
+    "2104.04473": "Narayanan et al. 2021, Megatron-LM on clusters",
+    "2205.05198": "Korthikanti et al. 2022, activation recomputation",
+    "Patarasuk & Yuan": "Patarasuk & Yuan 2009, ring all-reduce",
+    "Li et al. 2014": "Li et al. 2014, parameter server",
+    "Li et al. 2020": "Li et al. 2020, PyTorch DDP",
+}
+
+
+def by_paper(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each section or table of a paper: its claims in this run, by verdict, and how far off the equalities are."""
+    found = []
+    for source in sorted({row["source"] for row in rows if row["source"].startswith(tuple(PAPERS))}):
+        own = [row for row in rows if row["source"] == source]
+        equal = [row for row in own if row["relation"] == "equal" and row["verdict"] == "holds"]
+        off = [abs(value - 1) for row in equal if (value := ratio(row)) is not None]
+        paper = next(name for start, name in PAPERS.items() if source.startswith(start))
+        told = ", ".join(f"{n} {verdict}" for verdict, n in claims.counts(own).items() if n)
+        found.append(
+            {
+                "paper": paper,
+                "source": source,
+                **_sizes(own),
+                "verdicts": told,
+                "evidence": ", ".join(sorted({row["evidence"] for row in own if row["evidence"]})),
+                "largest deviation of those that hold": f"{max(off):.2%}" if off else "",
+            }
+        )
+    return found
+
+
+def points(rows: Iterable[dict[str, Any]]) -> list[tuple[float, str]]:
+    """For the picture of all ratios: each claim's ratio, and its verdict, or its bound where one is claimed."""
+    found = []
+    for row in rows:
+        value = ratio(row)
+        if value is not None:
+            bound = row["verdict"] == "holds" and row["relation"] != "equal"
+            found.append((value, row["relation"] if bound else row["verdict"]))
+    return found
+
+
+def ledger(rows: list[dict[str, Any]], addresses: dict[str, str]):
+    """All claims as a notebook shows them: folded by chapter, each linked to its cell where it has an address."""
+    from IPython.display import HTML
+
+    parts = []
+    for name in sorted({row["notebook"] for row in rows}):
+        own = [row for row in rows if row["notebook"] == name]
+        told = ", ".join(f"{n} {verdict}" for verdict, n in claims.counts(own).items() if n)
+        body = "".join(_table_row(row, addresses.get(row["id"], "")) for row in own)
+        head = "".join(f"<th>{h}</th>" for h in ("id", "statement", "predicted", "measured", "ratio", "evidence", ""))
+        parts.append(
+            f"<details><summary>{html.escape(name)}: {told}</summary><table><tr>{head}</tr>{body}</table></details>"
+        )
+    inside = "\n".join(parts)
+    return HTML(f"<details><summary>All {len(rows)} cases, by chapter</summary>{inside}</details>")
+
+
+def ratio_text(row: dict[str, Any]) -> str:
+    """The ratio as a table shows it; a bound's as the part of it that is used."""
+    value = ratio(row)
+    if value is None:
+        return ""
+    return f"{value:.4f}" if 0.01 <= abs(value) < 100 else claims.short(value)
+
+
+def _table_row(row: dict[str, Any], address: str) -> str:
+    statement = html.escape(row["statement"] + (f" · {row['case']}" if row["case"] else ""))
+    for note in (row["source"], row["reason"]):
+        statement += f"<br><small>{html.escape(note)}</small>" if note else ""
+    name = html.escape(row["id"])
+    linked = f'<a href="{html.escape(address)}">{name}</a>' if address else name
+    measured = f"{claims.short(row['measured'])} {row['unit']}"
+    texts = (claims.predicted_text(row), measured, ratio_text(row), row["evidence"], row["verdict"])
+    cells = (linked, statement, *map(html.escape, texts))
+    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"

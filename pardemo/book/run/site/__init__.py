@@ -1,0 +1,173 @@
+"""The book as a site: the README as its first page, chapters, report and documents in one frame, with a search.
+
+The bodies are those of a run's own pages (:mod:`pardemo.book.run.report`); the search is Pagefind's, which indexes
+what was built and answers in the browser. Any static host can serve the folder.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pardemo import project
+from pardemo.book.run import endings, report
+from pardemo.book.run.report import pages
+
+MARK = ".pardemo-site"  # a folder that has it was made here and may be replaced
+FIRST = "index.html"
+#: Documents in the order of the list at the side.
+DOCUMENTS = (
+    "light-core", "commands", "in-your-code", "planner", "fine-tune", "measured", "glossary", "troubleshooting",
+    "cloud", "architecture", "adding-a-chapter", "security",
+)  # fmt: skip
+
+
+class Entry(NamedTuple):
+    """A page of the site: its file there, its title, the part of the list it stands in, and its body as HTML."""
+
+    file: str
+    title: str
+    part: str
+    body: str
+
+    @property
+    def sections(self) -> list[tuple[str, str]]:
+        """Address and text of the headings below the page's own."""
+        found = re.findall(r'<h2 id="([^"]+)"[^>]*>(.*?)</h2>', self.body, flags=re.S)
+        return [(anchor, re.sub(r"<[^>]+>", "", text)) for anchor, text in found]
+
+
+def build(run: Path, out: Path) -> Path:
+    """Builds the site of a finished run in ``out``, anew, and returns its first page.
+
+    Raises:
+        FileNotFoundError: ``run`` holds no run.
+        ValueError: ``out`` holds something else than a site, or a page leads to one that is not there.
+        OSError: Pagefind could not make its index.
+    """
+    if out.exists() and any(out.iterdir()) and not (out / MARK).is_file():
+        raise ValueError(f"{out} is not empty and holds no site of pardemo's: name a new folder, or empty that one")
+    entries = _entries(run)
+    new, old = (out.with_name(f"{out.name}.{which}") for which in ("new", "old"))
+    for left in (new, old):  # by a build that was interrupted
+        shutil.rmtree(left, ignore_errors=True)
+    new.mkdir(parents=True)
+    (new / MARK).touch()
+    for place, entry in enumerate(entries):
+        (new / entry.file).write_text(_framed(entries, place), encoding="utf-8")
+    whole = (run / "report.html").read_text(encoding="utf-8")
+    back = f'<main>\n<p><a href="{FIRST}">← What it is</a></p>'
+    (new / "report.html").write_text(whole.replace("<main>", back, 1), encoding="utf-8")
+    if (run / "figures").is_dir():
+        shutil.copytree(run / "figures", new / "figures")
+    for notebook in run.glob("*.ipynb"):
+        shutil.copy(notebook, new)
+    _check(new)
+    _index(new)
+    if out.exists():
+        out.rename(old)
+    new.rename(out)
+    shutil.rmtree(old, ignore_errors=True)
+    return out / FIRST
+
+
+def _entries(run: Path) -> list[Entry]:
+    ended = endings.finished(run)
+    if not ended or not (run / "report.html").is_file():
+        raise FileNotFoundError(f"no run in {run}: `pardemo run` makes one, or name a run's folder")
+    root, names = project.root(), [one.notebook for one in ended if (run / f"{one.notebook}.html").is_file()]
+    found = [Entry(FIRST, "What it is", "", _document(root / "README.md", root, run, names))]
+    for name in names:
+        title = f"{name[:2]} {pages.title(run, name)}"
+        found.append(Entry(f"{name}.html", title, "Chapters", _chapter(run / f"{name}.html")))
+    for name in DOCUMENTS:
+        path = root / "docs" / f"{name}.md"
+        title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        found.append(Entry(f"{name}.html", title, "Documents", _document(path, root, run, names)))
+    return found
+
+
+def _document(path: Path, root: Path, run: Path, names: Sequence[str]) -> str:
+    """A Markdown file's body, its links leading to the site's pages; those that lead elsewhere in the tree are text."""
+    from nbconvert.filters import markdown2html
+
+    body = markdown2html(re.sub(r"<!--.*?-->\n?", "", path.read_text(encoding="utf-8"), flags=re.S))
+    body = re.sub(r'<a class="anchor-link"[^>]*>.*?</a>', "", body)  # the list at the side has them
+    body = re.sub(
+        r"<h([1-4])[^>]*>(.*?)</h\1>", lambda h: f'<h{h[1]} id="{_slug(h[2])}">{h[2]}</h{h[1]}>', body, flags=re.S
+    )
+
+    def there(link: re.Match) -> str:
+        before, address, after = link.groups()
+        if re.match(r"(?:[a-z]+:|#)", address):
+            return link[0]
+        target, mark, anchor = address.partition("#")
+        file = (path.parent / target).resolve()
+        if not file.exists():
+            raise ValueError(f"{path.relative_to(root)} leads to {address}, which is not there")
+        if file == root / "README.md":
+            return f"{before}{FIRST}{mark}{anchor}{after}"
+        if file.parent == root / "docs" and file.stem in DOCUMENTS:
+            return f"{before}{file.stem}.html{mark}{anchor}{after}"
+        if file.is_relative_to(root / "outputs" / "reference"):  # the committed run stands for the one that is shown
+            name = file.relative_to(root / "outputs" / "reference").as_posix()
+            if file.stem in names or name == "report.html" or ((run / name).is_file() and name.startswith("figures/")):
+                return f"{before}{name}{mark}{anchor}{after}"
+        return f"{before.replace('href', 'data-in-the-tree')}{address}{after}"
+
+    return re.sub(r'((?:href|src)=")([^"]+)(")', there, body)
+
+
+def _chapter(page: Path) -> str:
+    """What stands between the frame of a run's own page, its headings with an address."""
+    body = page.read_text(encoding="utf-8").partition("<main>")[2].rpartition("</main>")[0]
+    return re.sub(r"<h2>(.*?)</h2>", lambda h: f'<h2 id="{_slug(h[1])}">{h[1]}</h2>', body, flags=re.S)
+
+
+def _slug(text: str) -> str:
+    """A heading's address, as GitHub makes it."""
+    return re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", re.sub(r"<[^>]+>", "", text).strip().lower()))
+
+
+def _framed(entries: list[Entry], place: int) -> str:
+    before = entries[place - 1] if place else None
+    after = entries[place + 1] if place + 1 < len(entries) else None
+    template = report.environment(Path(__file__).resolve().parent).get_template("site.html.j2")
+    return template.render(
+        entries=entries, page=entries[place], before=before, after=after, highlight=pages.highlight()
+    )
+
+
+def _check(folder: Path) -> None:
+    """Every link of every page leads to a file of the site, and to a place in it.
+
+    Raises:
+        ValueError: one does not.
+    """
+    from bs4 import BeautifulSoup
+
+    found: dict[str, Any] = {}
+    for path in folder.glob("*.html"):
+        page = BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser")
+        links = [tag.get("href") or tag.get("src") for tag in page.find_all(["a", "img"])]
+        found[path.name] = {tag["id"] for tag in page.find_all(id=True)}, [link for link in links if link]
+    for name, (_, links) in found.items():
+        for link in links:
+            if re.match(r"(?:https?|mailto|data):", link):
+                continue
+            target, _, anchor = link.partition("#")
+            target = target or name
+            if not (folder / target).is_file():
+                raise ValueError(f"{name} leads to {link}, which the site has not")
+            if anchor and target in found and anchor not in found[target][0]:
+                raise ValueError(f"{name} leads to {link}: {target} has no such place")
+
+
+def _index(folder: Path) -> None:
+    command = [sys.executable, "-m", "pagefind", "--site", str(folder), "--exclude-selectors", "svg, style, .unseen"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode or not (folder / "pagefind" / "pagefind-ui.js").is_file():
+        raise OSError(f"the search's index was not made: {(done.stderr or done.stdout).strip().splitlines()[-1:]}")

@@ -1,0 +1,29 @@
+"""``pardemo site``: the book as a folder that any static host can serve."""
+
+import argparse
+import os
+from pathlib import Path
+
+from pardemo.closed_pipe import work_goes_on
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """Adds the command ``site`` to the command line."""
+    parser = commands.add_parser("site", help="build the book as a site with a search, from a finished run's pages")
+    parser.add_argument("folder", nargs="?", metavar="DIR", help="a run's folder (default outputs/reference)")
+    parser.add_argument("--out", metavar="DIR", help="where to (default outputs/site); replaced as a whole")
+    parser.set_defaults(action=_command)
+
+
+@work_goes_on()
+def _command(arguments: argparse.Namespace) -> int:
+    from pardemo import project
+    from pardemo.book.run import site
+
+    outputs = project.root() / "outputs"
+    folder = Path(arguments.folder) if arguments.folder else outputs / "reference"
+    out = Path(arguments.out) if arguments.out else outputs / "site"
+    first = site.build(folder, out)
+    print(f"site: {os.path.relpath(first)}")
+    print(f"with its search: python3 -m http.server -d {os.path.relpath(out)}, then http://localhost:8000")
+    return 0

@@ -1,9 +1,0 @@
-"""Notebook cells that are the program of each rank: ``%load_ext pardemo``, then ``%%ranks 4``.
-
-A cell runs on ranks that stay, with variables that stay on them, as a notebook's own do; :mod:`.magic` is the
-notebook's side, :mod:`.on_rank` the ranks'. Without a notebook: :meth:`pardemo.World.run_source`.
-"""
-
-from pardemo.collection.cells.cell import Cell, Wire
-
-__all__ = ["Cell", "Wire"]

@@ -1,0 +1,310 @@
+"""Every private name of other libraries that is used here: what for, and the versions that it was tried with.
+
+No other module names one. A name is resolved when it is first asked for: an import of this module loads nothing.
+
+>>> from pardemo import compat
+>>> compat.graph_task()                                                     # doctest: +SKIP
+-1
+
+Where a library no longer has a name, :class:`PrivateNameGone` says which, and what it was for; ``tests/test_compat.py``
+asks for all of them.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module, metadata
+from typing import Any, NamedTuple
+
+#: What all of these names were tried with; requirements.txt pins them.
+TRIED = {
+    "torch": "2.13.0",
+    "deepspeed": "0.19.8",
+    "accelerate": "1.15.0",
+    "nbconvert": "7.17.2",
+    "transformers": "5.23.0",
+}
+
+
+class Private(NamedTuple):
+    """A private name: where it is, and what it is for."""
+
+    path: str
+    why: str
+
+
+#: Names that can be asked of this module, as ``compat.tree_leaves``.
+NAMES = {
+    # --- torch: passes and hooks
+    "graph_task": Private("torch._C._current_graph_task_id", "the backward pass that runs, −1 outside of one"),
+    "execution_engine": Private("torch.autograd.Variable._execution_engine", "a call when the backward pass ends"),
+    "will_run": Private("torch._C._will_engine_execute_node", "whether a backward pass reaches a parameter"),
+    "autograd_node": Private("torch._C._current_autograd_node", "the node that runs: whose layer's backward it is"),
+    "sequence_number": Private("torch._C._autograd._get_sequence_nr", "the number that the next node gets"),
+    "JoinConfig": Private("torch.distributed.algorithms.join._JoinConfig", "uneven inputs: Join leaves its own on"),
+    "DropoutNd": Private("torch.nn.modules.dropout._DropoutNd", "every kind of dropout, to be seeded by rank"),
+    "NormBase": Private("torch.nn.modules.batchnorm._NormBase", "every kind of batch norm"),
+    "assert_async": Private("torch._assert_async", "a check that waits for no GPU"),
+    # --- torch: dispatch, operators, fake tensors
+    "tree_leaves": Private("torch.utils._pytree.tree_leaves", "the tensors in what a module takes and returns"),
+    "TorchDispatchMode": Private("torch.utils._python_dispatch.TorchDispatchMode", "meters that see each operator"),
+    "without_modes": Private("torch.utils._python_dispatch._disable_current_modes", "messages that no meter counts"),
+    "modes": Private("torch.utils._python_dispatch._get_current_dispatch_mode_stack", "a thread takes over its meters"),
+    "push_mode": Private("torch.utils._python_dispatch._push_mode", "a thread takes over its caller's meters"),
+    "pop_mode": Private("torch.utils._python_dispatch._pop_mode", "and gives them back"),
+    "without_functions": Private("torch._C.DisableTorchFunctionSubclass", "gradients in shards, as plain tensors"),
+    "without_dispatch": Private("torch._C._DisableTorchDispatch", "dry runs: the tensor below a fake one"),
+    "dispatch_keys": Private("torch._C._dispatch_key_set", "dry runs: whether two fake tensors are alike"),
+    "default_device": Private("torch._C._get_default_device", "dry runs: part of what an operation depends on"),
+    "warns_on_data_ptr": Private(
+        "torch._C._set_warn_deprecated_on_mutable_data_ptr", "dry runs: DeepSpeed asks fake tensors for addresses"
+    ),
+    "FakeTensor": Private("torch._subclasses.fake_tensor.FakeTensor", "dry runs: shapes without memory"),
+    "FakeTensorMode": Private("torch._subclasses.fake_tensor.FakeTensorMode", "dry runs: shapes without memory"),
+    "BypassDispatchCache": Private("torch._subclasses.fake_tensor._BypassDispatchCache", "dry runs: not remembered"),
+    "make_subclass": Private("torch.Tensor._make_subclass", "dry runs: a fake tensor made of a bare one"),
+    "FakeStore": Private("torch.testing._internal.distributed.fake_pg.FakeStore", "dry runs: a group without ranks"),
+    "ShardingPropagator": Private("torch.distributed.tensor._sharding_prop.ShardingPropagator", "dry runs of DTensors"),
+    "unsafe_view": Private("torch.ops.aten._unsafe_view", "a view of what nobody else has: no copy, no graph of views"),
+    "local_scalar": Private("torch.ops.aten._local_scalar_dense", "dry runs: .item()"),
+    "grouped_mm": Private("torch.ops.aten._grouped_mm", "operations of experts"),
+    "attention_cpu": Private("torch.ops.aten._scaled_dot_product_flash_attention_for_cpu", "operations of attention"),
+    "attention_cpu_backward": Private(
+        "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward", "operations of attention"
+    ),
+    "attention_flash": Private("torch.ops.aten._scaled_dot_product_flash_attention", "operations of attention"),
+    "attention_efficient": Private("torch.ops.aten._scaled_dot_product_efficient_attention", "operations of attention"),
+    "attention_cudnn": Private("torch.ops.aten._scaled_dot_product_cudnn_attention", "operations of attention"),
+    "gather_base": Private("torch.ops.c10d._allgather_base_", "dry runs: what gloo copies"),
+    "scatter_base": Private("torch.ops.c10d._reduce_scatter_base_", "dry runs: what gloo copies"),
+    "foreach_norm": Private("torch._foreach_norm", "torch's clip_grad_norm_ on gradients in shards"),
+    "foreach_mul_": Private("torch._foreach_mul_", "torch's clip_grad_norm_ on gradients in shards"),
+    "foreach_div_": Private("torch._foreach_div_", "torch's functions on gradients in shards"),
+    "foreach_zero_": Private("torch._foreach_zero_", "zero_grad(set_to_none=False) of gradients in shards"),
+    "foreach_clamp_min_": Private("torch._foreach_clamp_min_", "torch's clip_grad_value_ on gradients in shards"),
+    "foreach_clamp_max_": Private("torch._foreach_clamp_max_", "torch's clip_grad_value_ on gradients in shards"),
+    "unscale_": Private("torch._amp_foreach_non_finite_check_and_unscale_", "GradScaler on gradients in shards"),
+    # --- torch: processes
+    "resolve_process_group": Private("torch._C._distributed_c10d._resolve_process_group", "a group by its name"),
+    "default_store": Private("torch.distributed.distributed_c10d._get_default_store", "a launched World's store"),
+    "load_library": Private("torch.utils.cpp_extension._import_module_from_library", "DeepSpeed's, compiled before"),
+    # --- frameworks
+    "AcceleratorState_reset": Private("accelerate.state.AcceleratorState._reset_state", "several runs in a process"),
+    "GradientState_reset": Private("accelerate.state.GradientState._reset_state", "several runs in a process"),
+    "PartialState_shared": Private("accelerate.state.PartialState._shared_state", "CPU ranks are ranks to Accelerate"),
+    "validate_launch": Private("accelerate.commands.launch._validate_launch_command", "what a configuration asks for"),
+    "deepspeed_loaded_ops": Private("deepspeed.ops.op_builder.builder.OpBuilder._loaded_ops", "libraries made before"),
+    # --- Python
+    "forkserver": Private("multiprocessing.forkserver._forkserver", "the planner's workers end with it"),
+    "finalizers": Private("weakref.finalize._registry", "a forked process does not end its parent's things"),
+    "run_exit_functions": Private("atexit._run_exitfuncs", "a forked process ends by os._exit"),
+    "end_threads": Private("threading._shutdown", "a forked process ends by os._exit"),
+}
+
+
+class PrivateNameGone(ImportError):
+    """A library has no longer a private name that this package uses."""
+
+
+def resolve(private: Private) -> Any:
+    """What stands at the path of a private name.
+
+    Raises:
+        ModuleNotFoundError: the library is not installed.
+        PrivateNameGone: it is, and has no such name.
+    """
+    library, *parts = private.path.split(".")
+    found: Any = import_module(library)
+    path = library
+    for part in parts:
+        path += f".{part}"
+        try:
+            found = getattr(found, part) if hasattr(found, part) else import_module(path)
+        except ImportError:
+            raise PrivateNameGone(f"{_version(library)} has no {private.path}, for: {private.why}") from None
+    return found
+
+
+def __getattr__(name: str) -> Any:
+    if name not in NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = resolve(NAMES[name])  # the next time nobody asks here
+    return value
+
+
+def _named(name: str) -> Any:
+    return globals()[name] if name in globals() else __getattr__(name)
+
+
+def _version(library: str) -> str:
+    tried = f", tried with {TRIED[library]}," if library in TRIED else ""
+    try:
+        return f"{library} {metadata.version(library)}{tried}"
+    except metadata.PackageNotFoundError:
+        return f"{library}{tried}"
+
+
+# --- of objects: what an instance has -------------------------------------------------------------------------------
+
+
+def in_backward() -> bool:
+    """Whether a backward pass runs on this thread."""
+    return _named("graph_task")() != -1
+
+
+def after_backward(call: Callable[[], object]) -> None:
+    """Has ``call`` called when the backward pass that runs has ended, as torch's DDP and FSDP2 do."""
+    _named("execution_engine").queue_callback(call)
+
+
+def accumulate_hooks(parameter: Any) -> Mapping[int, Callable]:
+    """Those of ``parameter.register_post_accumulate_grad_hook``."""
+    return parameter._post_accumulate_grad_hooks or {}
+
+
+def backward_hooks(tensor: Any) -> Mapping[int, Callable]:
+    """Those of ``tensor.register_hook``."""
+    return tensor._backward_hooks or {}
+
+
+def version(tensor: Any) -> int:
+    """How often a tensor, or what it shares memory with, was changed in place."""
+    return tensor._version
+
+
+def storage_address(storage: Any) -> int:
+    """What tells a storage from others, also where it has no memory of its own."""
+    return storage._cdata
+
+
+def local_tensor(tensor: Any) -> Any:
+    """A DTensor's part on this rank, without a graph."""
+    return tensor._local_tensor
+
+
+def sparse_parts(tensor: Any) -> tuple[Any, Any]:
+    """Indices and values of a sparse tensor, also of one that is not coalesced."""
+    return tensor._indices(), tensor._values()
+
+
+def op_name(op: Any) -> str:
+    """An operator's own name: ``mm`` of ``aten.mm.default``."""
+    return op._opname
+
+
+def op_schema(op: Any) -> Any:
+    """An operator's name, arguments, and which of them it changes."""
+    return op._schema
+
+
+def op_packet(op: Any) -> Any:
+    """The operator with all its overloads."""
+    return op._overloadpacket
+
+
+def node_number(node: Any) -> int:
+    """The number that a node of autograd's graph got in the forward pass."""
+    return node._sequence_nr()
+
+
+def fsdp_state(module: Any) -> Any:
+    """FSDP2's state of a module that it wraps; None of any other."""
+    return module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
+
+
+def fsdp_groups(state: Any) -> list[Any]:
+    """The groups of parameters that FSDP2 gathers together."""
+    return getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+
+
+def gathered(parameter: Any) -> Any | None:
+    """The whole of an FSDP2 parameter while it is gathered; None before it was, for the first time."""
+    return getattr(parameter, "_unsharded_param", None)
+
+
+def attention_of(config: Any) -> str:
+    """Which attention Transformers chose for a model: ``eager``, ``sdpa`` …"""
+    return config._attn_implementation
+
+
+def default_options(parser: Any, title: str) -> set[str]:
+    """The names of a command line's options below a heading."""
+    groups = [group for group in parser._action_groups if group.title == title]
+    return {action.dest for group in groups for action in group._group_actions}
+
+
+def check_remembered(mode: Any, op: Any, args: Any, kwargs: Any) -> None:
+    """Raises :data:`BypassDispatchCache` where torch would not remember what an operation on fake tensors makes."""
+    mode._validate_cache_key(op, args, kwargs)
+
+
+def exporter_resources(exporter: Any, resources: Any) -> Any:
+    """What nbconvert's exporter begins a page with."""
+    return exporter._init_resources(resources)
+
+
+def exporter_metadata(exporter: Any) -> Any:
+    """What nbconvert's exporter keeps of each notebook for its filters."""
+    return exporter._nb_metadata
+
+
+def refuse_removed_keys(config: Any, settings: Mapping[str, Any]) -> None:
+    """DeepSpeed's own refusal of keys that it has no longer; ``config`` is ``deepspeed.runtime.config``."""
+    config._reject_removed_config_keys(settings)
+
+
+def forget_hpz(groups: Any) -> None:
+    """Forgets hpZ's group in ``deepspeed.utils.groups``: a second engine refuses to start beside it."""
+    groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
+
+
+def instructions(engine: Any) -> dict[Any, Callable]:
+    """What DeepSpeed's pipeline engine calls for each instruction."""
+    return dict(engine._INSTRUCTION_MAP)
+
+
+def set_instructions(engine: Any, made: Mapping[Any, Callable]) -> None:
+    """Has a pipeline engine call these; ``made`` is :func:`instructions` with some of them changed."""
+    engine._INSTRUCTION_MAP = made
+
+
+def after_new_group(call: Callable[[], object]) -> None:
+    """From here on ``call`` is called whenever torch has made a process group."""
+    from torch.distributed import distributed_c10d
+
+    make = distributed_c10d._new_process_group_helper
+
+    def make_and_call(*args: Any, **kwargs: Any) -> Any:
+        made = make(*args, **kwargs)
+        call()
+        return made
+
+    distributed_c10d._new_process_group_helper = make_and_call
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Within the block ``owner.name`` is ``value``; afterwards as before, also where it was not ``owner``'s own."""
+    own = vars(owner)
+    was_there, before = name in own, own.get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if was_there:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
+
+
+def forkserver_pid() -> int:
+    """The process that multiprocessing's workers are forked from, once it runs."""
+    return _named("forkserver")._forkserver_pid
+
+
+def let_go_of_forkserver() -> None:
+    """Closes this process's end of the pipe that keeps the server alive."""
+    server = _named("forkserver")
+    if server._forkserver_alive_fd is not None:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_alive_fd = None

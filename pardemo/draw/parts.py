@@ -1,0 +1,36 @@
+"""What several drawings have in common: a legend, and a tensor of which a rank has some of the parts."""
+
+from collections.abc import Collection, Mapping
+
+from pardemo.draw.canvas import Canvas
+
+LETTER = 0.61  # the mean width of a letter, as a part of its size, in the widest of the fonts
+SUBSCRIPTS = "₀₁₂₃₄₅₆₇₈₉"
+
+
+def width_of(text: str, size: float = 18) -> float:
+    """About how wide a text is."""
+    return LETTER * size * len(text)
+
+
+def unbroken(formula: str) -> str:
+    """A formula that a caption does not break at its spaces."""
+    return formula.replace(" ", "\N{NO-BREAK SPACE}")
+
+
+def legend(canvas: Canvas, x: float, y: float, entries: Mapping[str, str], *, gap: float = 24) -> None:
+    """A row of small boxes with what their colours mean, from ``x`` on, its middle at ``y``."""
+    for name, colour in entries.items():
+        canvas.box(x, y - 9, 18, 18, colour, thick=1)
+        canvas.text(x + 26, y, name, size=18, anchor="start")
+        x += 26 + width_of(name) + gap
+
+
+def parts(
+    canvas: Canvas, x: float, y: float, width: float, height: float, count: int, here: Collection[int], fill: str
+) -> None:  # fmt: skip
+    """A tensor cut into ``count`` parts, one below the other: filled are those that are ``here``, the others empty."""
+    if len(here) < count:
+        canvas.box(x, y, width, height, thick=1, dashed=True)
+    each = height / count
+    canvas.boxes([(x, y + number * each, width, each) for number in sorted(here)], fill, thick=0.8)

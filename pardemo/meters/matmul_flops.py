@@ -1,0 +1,37 @@
+"""Operations of matrix products. torch's own counter does not know the fused attention of CPUs: here it does."""
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from pardemo import compat
+
+_ATEN = torch.ops.aten
+_CPU, _CPU_BACK = (
+    compat.attention_cpu,
+    compat.attention_cpu_backward,
+)
+#: The operators that a linear layer and fused attention end in, on CPUs and GPUs.
+LINEAR = (_ATEN.mm.default, _ATEN.addmm.default)
+ATTENTION = (
+    _CPU.default,
+    compat.attention_flash.default,
+    compat.attention_efficient.default,
+    compat.attention_cudnn.default,
+)
+
+
+class ProductMeter(FlopCounterMode):
+    """Counts the floating-point operations of the products in its block: ``flops``. All scores count, hidden or not."""
+
+    def __init__(self):
+        known = {
+            _CPU: lambda query, key, value, *rest, **kwargs: sdpa_flop_count(query, key, value),
+            _CPU_BACK: lambda gradient, query, key, value, *rest, **kwargs: sdpa_backward_flop_count(
+                gradient, query, key, value
+            ),
+        }
+        super().__init__(display=False, custom_mapping=known)
+
+    @property
+    def flops(self) -> int:
+        return self.get_total_flops()

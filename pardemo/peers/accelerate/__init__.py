@@ -1,0 +1,1 @@
+"""Hugging Face Accelerate: configurations, launchers, and the script that all of them run."""

@@ -1,0 +1,250 @@
+"""Accelerate's configuration files: checked before anything starts, and read as ``accelerate launch`` reads them.
+
+Accelerate refuses a key at the top of the file that it does not know. Inside a section (``fsdp_config``,
+``deepspeed_config`` …) it takes any key and ignores it, and a number of processes that the machine has no room for it
+finds out rank by rank. :func:`check` says both in one line.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pardemo import compat
+from pardemo.peers.deepspeed import settings as deepspeed_settings
+
+_TYPES = {"NO": 1, "MULTI_GPU": 2, "FSDP": 1, "DEEPSPEED": 1, "MEGATRON_LM": 2}  # type -> least number of processes
+_PRECISIONS = {"no": False, "bf16": False, "fp16": True, "fp8": True}  # name -> whether it needs a GPU
+_SECTIONS = {"FSDP": "fsdp_config", "DEEPSPEED": "deepspeed_config", "MEGATRON_LM": "megatron_lm_config"}
+#: What Accelerate wants in DeepSpeed's own file, if there is one, and refuses beside it.
+_FILES_OWN = {
+    "gradient_accumulation_steps", "gradient_clipping", "zero_stage", "offload_optimizer_device",
+    "offload_param_device", "offload_param_nvme_path", "offload_optimizer_nvme_path", "zero3_save_16bit_model",
+    "mixed_precision",
+}  # fmt: skip
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The content of a configuration file, checked.
+
+    Raises:
+        ValueError: it is no YAML with keys, or what :func:`check` says; the file is named.
+        OSError: it cannot be read.
+    """
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: a configuration has keys and values")
+    try:
+        check(found, path.parent)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return found
+
+
+def check(config: Mapping[str, Any], folder: Path = Path()) -> None:
+    """Raises ValueError, in one line that names the key, for what Accelerate ignores, refuses late or runs otherwise.
+
+    An unknown key, at the top or in a section; a precision that there is not, or not on this machine; a form that
+    would silently be one process (``MULTI_CPU``, ``use_cpu``); more processes than the machine allows (a GPU each; on
+    the CPU as many as a World has ranks); hosts among which the processes do not divide; a DeepSpeed file that is not
+    there, or that DeepSpeed would refuse.
+    """
+    from accelerate.commands.config.config_args import ClusterConfig
+
+    deepspeed_settings.refuse_unknown(config, set(ClusterConfig.__dataclass_fields__), "the configuration")
+    kind = config.get("distributed_type")
+    if kind == "MULTI_CPU" or config.get("use_cpu"):
+        raise ValueError("MULTI_CPU and use_cpu: true start one process without a word (unless mpirun is there): "
+                         "say distributed_type MULTI_GPU and use_cpu false, and call cpu_ranks()")  # fmt: skip
+    _one_of("distributed_type", kind, _TYPES)
+    if config.get("compute_environment", "LOCAL_MACHINE") != "LOCAL_MACHINE":
+        raise ValueError(f"compute_environment must be LOCAL_MACHINE here, not {config['compute_environment']!r}")
+    _check_precision(config)
+    _check_processes(config, kind)
+    for type_, section in _SECTIONS.items():
+        if not isinstance(config.get(section, {}), Mapping):
+            raise ValueError(f"{section} must be a section of keys, not {config[section]!r}")
+        if config.get(section) and kind != type_:
+            raise ValueError(f"{section} is ignored under distributed_type {kind}: it belongs to {type_}")
+        deepspeed_settings.refuse_unknown(config.get(section, {}), _known(section), section)
+    _check_parallelism(config)
+    if kind == "FSDP":
+        _check_fsdp(config.get("fsdp_config", {}))
+    if kind == "DEEPSPEED":
+        _check_deepspeed(config, folder)
+    if kind == "MEGATRON_LM":
+        _check_megatron(config)
+
+
+def check_deepspeed(settings: Mapping[str, Any], processes: int) -> None:
+    """Raises ValueError for settings of DeepSpeed's own file that it, or Accelerate with it, would not honour."""
+    import torch
+
+    deepspeed_settings.check(settings, processes, on_cpu=not torch.cuda.is_available())
+    if settings.get("gradient_clipping", "auto") == "auto":
+        raise ValueError("gradient_clipping has to be a number: left out, Accelerate makes it 1.0, whatever the script "
+                         "clips at (0.0 is no clipping)")  # fmt: skip
+
+
+def room() -> int:
+    """How many processes this machine allows: one per GPU; without GPUs as many CPU ranks as a World may have."""
+    import torch
+
+    from pardemo.world import MAX_RANKS
+
+    return torch.cuda.device_count() or MAX_RANKS
+
+
+def environment(path: Path) -> dict[str, str]:
+    """The variables that ``accelerate launch --config_file`` sets for its ranks, by Accelerate's own code."""
+    from accelerate.commands import launch
+    from accelerate.utils import launch as prepare
+
+    from pardemo.peers.accelerate.training import PREFIXES
+
+    args = launch.launch_command_parser().parse_args(["--config_file", str(path), "script.py"])
+    args, defaults, from_file = compat.validate_launch(args)
+    if args.use_deepspeed:  # as launch_command does before its launcher
+        fields = [*defaults.deepspeed_config, *(["mixed_precision"] if from_file else [])]
+        args.deepspeed_fields_from_accelerate_config = ",".join(fields)
+        found = prepare.prepare_deepspeed_cmd_env(args)[1]
+    elif args.multi_gpu or args.use_fsdp or args.use_megatron_lm:
+        found = prepare.prepare_multi_gpu_env(args)
+    else:
+        found = prepare.prepare_simple_launcher_cmd_env(args)[1]
+    chosen = {name: value for name, value in found.items() if name.startswith(PREFIXES)}
+    file = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
+    return chosen | ({file: str(path.parent / chosen[file])} if file in chosen else {})
+
+
+def _known(section: str) -> set[str]:
+    """The keys of a section are options of ``accelerate launch``; in ``fsdp_config`` their prefix may be left out."""
+    from accelerate.commands.launch import launch_command_parser
+
+    titles = {"fsdp_config": "FSDP Arguments", "deepspeed_config": "DeepSpeed Arguments"}
+    titles |= {"parallelism_config": "ParallelismConfig Arguments"}
+    title = titles.get(section, "Megatron-LM Arguments")
+    keys = compat.default_options(launch_command_parser(), title)
+    return keys | ({key.removeprefix("fsdp_") for key in keys} if section == "fsdp_config" else set())
+
+
+def _whole(config: Mapping[str, Any], key: str, least: int, default: int | None = None) -> int:
+    value = config.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{key} must be a whole number of at least {least}, not {value!r}")
+    return value
+
+
+def _one_of(key: str, value: Any, names: Mapping[str, Any]) -> None:
+    if not isinstance(value, str) or value not in names:
+        quotes = " (YAML reads a bare no as that: put it in quotes)" if value is False else ""
+        raise ValueError(f"{key} is one of {', '.join(names)}, not {value!r}{quotes}")
+
+
+def _check_precision(config: Mapping[str, Any]) -> None:
+    import torch
+
+    precision = config.get("mixed_precision", "no")
+    _one_of("mixed_precision", precision, _PRECISIONS)
+    if _PRECISIONS[precision] and not torch.cuda.is_available():
+        raise ValueError(f"mixed_precision {precision} needs a GPU: take bf16 or no")
+
+
+def _check_processes(config: Mapping[str, Any], kind: str) -> None:
+    import torch
+
+    processes = _whole(config, "num_processes", 1, default=1 if kind == "NO" else None)
+    machines = _whole(config, "num_machines", 1, default=1)
+    if kind == "NO" and processes != 1:
+        raise ValueError(f"distributed_type NO is one process, num_processes is {processes}")
+    if processes < _TYPES[kind]:
+        raise ValueError(f"distributed_type {kind} needs num_processes of at least {_TYPES[kind]}, not {processes}")
+    if processes % machines:
+        raise ValueError(f"num_processes {processes} does not divide among num_machines {machines}")
+    if _whole(config, "machine_rank", 0, default=0) >= machines:
+        raise ValueError(f"machine_rank {config['machine_rank']} is not one of the {machines} machines from 0")
+    if config.get("main_process_port") is not None:
+        _whole(config, "main_process_port", 0)
+    if machines > 1:
+        for key in ("main_process_ip", "main_process_port"):
+            if not config.get(key):
+                raise ValueError(f"{machines} machines need {key}, where they meet")
+    if processes // machines > room():
+        on = f" on {machines} machines" if machines > 1 else ""
+        what = f"{torch.cuda.device_count()} GPUs" if torch.cuda.is_available() else f"room for {room()} CPU ranks"
+        raise ValueError(f"num_processes {processes}{on} is more than the machine allows: it has {what}")
+
+
+def _check_parallelism(config: Mapping[str, Any]) -> None:
+    """The sizes of Accelerate's ParallelismConfig, whose product are the processes: it says so rank by rank."""
+    section = config.get("parallelism_config", {})
+    if not isinstance(section, Mapping):
+        raise ValueError(f"parallelism_config must be a section of keys, not {section!r}")
+    if not section:
+        return
+    deepspeed_settings.refuse_unknown(section, _known("parallelism_config"), "parallelism_config")
+    names = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
+    sizes = {name: _whole(section, f"parallelism_config_{name}_size", 1, default=1) for name in names}
+    if math.prod(sizes.values()) != config.get("num_processes"):
+        told = " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "1"
+        raise ValueError(f"parallelism_config is {told}: not num_processes {config.get('num_processes')}")
+
+
+def _check_fsdp(section: Mapping[str, Any]) -> None:
+    """What Accelerate finds out rank by rank, once all have started."""
+    from accelerate.utils import constants
+
+    given = {key.removeprefix("fsdp_"): value for key, value in section.items() if value is not None}
+    if (version := given.get("version", 1)) not in (1, 2):
+        raise ValueError(f"fsdp_version is 1 or 2, not {version!r}")
+    for key, names in (
+        ("auto_wrap_policy", constants.FSDP_AUTO_WRAP_POLICY),
+        ("state_dict_type", constants.FSDP2_STATE_DICT_TYPE if version == 2 else constants.FSDP_STATE_DICT_TYPE),
+        ("sharding_strategy", constants.FSDP_SHARDING_STRATEGY),
+        ("backward_prefetch", constants.FSDP_BACKWARD_PREFETCH),
+    ):
+        numbers = key != "auto_wrap_policy"  # of the others Accelerate takes the number in the list, too
+        value = str(given.get(key, names[0]))
+        if value.upper() not in names and not (numbers and value.isdigit()):
+            raise ValueError(f"fsdp_{key} is one of {', '.join(names)}, not {given[key]!r}")
+    reshard = given.get("reshard_after_forward", True)
+    if version == 2 and str(reshard).lower() not in ("true", "false"):
+        raise ValueError(f"fsdp_reshard_after_forward of FSDP2 is true or false, not {reshard!r}")
+
+
+def _check_deepspeed(config: Mapping[str, Any], folder: Path) -> None:
+    section = config.get("deepspeed_config", {})
+    file = section.get("deepspeed_config_file")
+    if file is None:
+        stage = section.get("zero_stage", 2)
+        if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
+            raise ValueError(f"zero_stage is 0, 1, 2 or 3, not {stage!r}")
+        return
+    if both := _FILES_OWN & {*section, *config}:
+        raise ValueError(
+            f"{', '.join(sorted(both))} beside deepspeed_config_file: Accelerate refuses both; put it there"
+        )
+    if not isinstance(file, str):
+        raise ValueError(f"deepspeed_config_file must name a file, not {file!r}")
+    if not (folder / file).is_file():
+        raise ValueError(f"deepspeed_config_file: there is no {folder / file}")
+    try:
+        found = json.loads((folder / file).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"deepspeed_config_file: {file} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"deepspeed_config_file: {file} is not an object in braces")
+    check_deepspeed(found, config["num_processes"])
+
+
+def _check_megatron(config: Mapping[str, Any]) -> None:
+    section = config.get("megatron_lm_config", {})
+    tp, pp = (_whole(section, f"megatron_lm_{axis}_degree", 1, default=1) for axis in ("tp", "pp"))
+    if config["num_processes"] % (tp * pp):
+        raise ValueError(f"num_processes {config['num_processes']} does not divide into copies of tp {tp} × pp {pp}")

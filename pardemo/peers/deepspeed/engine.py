@@ -1,0 +1,189 @@
+"""DeepSpeed's own ZeRO inside a World: no launcher, no mpi4py; on CPU ranks in bf16 with torch's AdamW."""
+
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from pardemo import compat, extras
+from pardemo.groups import Groups
+from pardemo.world.loading import compiled_when_called
+
+os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+with warnings.catch_warnings(), compiled_when_called(), extras.needed_by(__name__):
+    warnings.simplefilter("ignore")
+    import deepspeed
+    from deepspeed.utils import logger
+
+    # DeepSpeed does without it, too. Every engine asks for it, and thus for torch's compiler: here once, not per rank
+    with contextlib.suppress(ImportError):
+        import deepspeed.runtime.zero.muon.muon_optimizer
+
+logger.setLevel(logging.ERROR)
+# torch has new names for two collectives, which DeepSpeed calls by the old ones in every step
+warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated")
+# Which of its operators can be compiled here is asked by one function alone, its communication's, for the shared-memory
+# operator. That serves inference, takes half a minute to build, and a build that was killed leaves a lock behind which
+# every later start waits. Training goes through torch.distributed either way. None is the answer: else the first one
+# who asks waits for compilers, and reads in a notebook what a linker says of a library that is not there.
+deepspeed.ops.__compatible_ops__ = {}
+
+#: What keeps DeepSpeed's ZeRO-3 from holding small parameters, and parameters that are used again soon, gathered.
+ALWAYS_SHARDED = {
+    "stage3_param_persistence_threshold": 0,
+    "stage3_max_live_parameters": 0,
+    "stage3_max_reuse_distance": 0,
+    "stage3_prefetch_bucket_size": 0,
+}
+
+
+def zero_settings(stage: int, batch: int = 8, lr: float = 1e-3, micro_batches: int = 1, **zero: Any) -> dict[str, Any]:
+    """A configuration for bf16 training under ``stage``; ``zero`` are further keys of ``zero_optimization``.
+
+    The reduce bucket is small (DeepSpeed's default of 5e8 elements is 1 GB that stays allocated), everything else
+    as DeepSpeed has it by default.
+    """
+    return {
+        "train_micro_batch_size_per_gpu": batch,
+        "gradient_accumulation_steps": micro_batches,
+        "gradient_clipping": 0.0,  # left out, this release clips at 1.0, in silence
+        "optimizer": {"type": "AdamW", "params": {"lr": lr, "torch_adam": True}},
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": 1 << 20, **zero},
+    }
+
+
+def engine(module: nn.Module, settings: dict[str, Any], groups: Any = None) -> "deepspeed.DeepSpeedEngine":
+    """A DeepSpeed engine over all ranks; with ``groups`` over the data-parallel ones of a tensor-parallel model.
+
+    ``groups`` are a :class:`~pardemo.groups.Groups`, or another library's behind an adapter of the six methods that
+    :class:`ModelParallelUnit` has.
+
+    Raises:
+        RuntimeError: the engine does not run the stage, or the number of ranks, that it was asked for.
+    """
+    unit = ModelParallelUnit(groups) if isinstance(groups, Groups) else groups
+    found, *_ = deepspeed.initialize(
+        model=module,
+        model_parameters=[p for p in module.parameters() if p.requires_grad],
+        config=settings,
+        mpu=unit,
+    )
+    asked = settings["zero_optimization"]["stage"]
+    ranks = torch.distributed.get_world_size(None if unit is None else unit.get_data_parallel_group())
+    if found.zero_optimization_stage() != asked or found.dp_world_size != ranks:
+        raise RuntimeError(f"asked for stage {asked} on {ranks} ranks, DeepSpeed runs stage "
+                           f"{found.zero_optimization_stage()} on {found.dp_world_size}")  # fmt: skip
+    return found
+
+
+def close(running: "deepspeed.DeepSpeedEngine") -> None:
+    """Ends an engine, and what it changed for the whole process: :func:`give_back_linear`."""
+    running.destroy()
+    give_back_linear()
+    compat.forget_hpz(deepspeed.utils.groups)
+
+
+def give_back_linear() -> None:
+    """Gives torch its own linear function back.
+
+    Stage 3 replaces ``torch.nn.functional.linear`` and leaves it so. What the process runs later, without DeepSpeed,
+    would keep the inputs of frozen weights and compute their gradients.
+    """
+    own = getattr(deepspeed.zero.partition_parameters.InsertPostInitMethodToModuleSubClasses, "linear_bk", None)
+    if own is not None:
+        nn.functional.linear = own
+
+
+def computes_on(device: torch.device) -> bool:
+    """Whether DeepSpeed, which chooses its devices once for a process, computes on this one's kind."""
+    return deepspeed.accelerator.get_accelerator().device_name() == device.type
+
+
+def second_copy(parameter: nn.Parameter) -> tuple[float, list[int]] | None:
+    """Into how many parts hpZ cuts a parameter's second copy, and over which ranks; None where there is none."""
+    copy = parameter.ds_secondary_tensor
+    if copy is None:
+        return None
+    return parameter.ds_numel / copy.numel(), torch.distributed.get_process_group_ranks(
+        parameter.ds_zero_param_process_group
+    )
+
+
+def states(running: "deepspeed.DeepSpeedEngine") -> dict[str, list[torch.Tensor]]:
+    """The tensors of each kind of model state that this rank's engine keeps, between backward and step."""
+    optimizer = running.optimizer
+    parameters = list(running.module.parameters())
+    inner = optimizer.optimizer
+    masters = [p for group in inner.param_groups for p in group["params"]]
+    held = [v for state in inner.state.values() for v in state.values() if torch.is_tensor(v) and v.dim()]
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    gradients += [g for group in getattr(optimizer, "averaged_gradients", {}).values() if group for g in group]
+    gradients += [buffer for buffer in [getattr(optimizer, "grad_partitions_flat_buffer", None)] if buffer is not None]
+    masters += getattr(optimizer, "fp32_groups_flat_partition", []) + getattr(
+        optimizer, "fp32_partitioned_groups_flat", []
+    )
+    masters += [p for group in getattr(optimizer, "fp32_groups", []) for p in group]
+    shards = [p.ds_tensor for p in parameters if hasattr(p, "ds_tensor")]
+    shards += [t for t in getattr(optimizer, "fp16_partitioned_groups_flat", []) if t is not None]
+    return {
+        "parameters": parameters + shards,
+        "gradients": [g for g in gradients if torch.is_tensor(g)],
+        "optimizer states": masters + held,
+    }
+
+
+@contextlib.contextmanager
+def whole(module: nn.Module) -> Iterator[list[nn.Parameter]]:
+    """The parameters of a module under ZeRO-3, gathered within the block. Collective."""
+    parameters = list(module.parameters())
+    with deepspeed.zero.GatheredParameters(parameters):
+        yield parameters
+
+
+class ModelParallelUnit:
+    """What DeepSpeed asks of a tensor-parallel library (``deepspeed.initialize(mpu=…)``), answered from our groups."""
+
+    def __init__(self, groups: Groups):
+        self._groups = groups
+
+    def get_model_parallel_group(self) -> torch.distributed.ProcessGroup:
+        return self._groups.tp
+
+    def get_model_parallel_rank(self) -> int:
+        return torch.distributed.get_rank(self._groups.tp)
+
+    def get_model_parallel_world_size(self) -> int:
+        return self._groups.tp.size()
+
+    def get_data_parallel_group(self) -> torch.distributed.ProcessGroup:
+        return self._groups.dp
+
+    def get_data_parallel_rank(self) -> int:
+        return torch.distributed.get_rank(self._groups.dp)
+
+    def get_data_parallel_world_size(self) -> int:
+        return self._groups.dp.size()
+
+
+def checkpointing(groups: Groups, partition: bool) -> Any:
+    """DeepSpeed's activation checkpointing over a tensor-parallel group; ``partition`` is its P_a.
+
+    Its settings live in module globals. Run ``checkpoint(block, x)`` of what is returned, and ``reset()`` when done.
+    """
+    if not deepspeed.comm.is_initialized():
+        deepspeed.init_distributed(dist_backend=torch.distributed.get_backend(), auto_mpi_discovery=False)
+    deepspeed.checkpointing.configure(
+        ModelParallelUnit(groups),
+        partition_activations=partition,
+        contiguous_checkpointing=False,
+        checkpoint_in_cpu=False,
+        synchronize=False,
+        profile=False,
+    )
+    return deepspeed.checkpointing

@@ -1,0 +1,1 @@
+"""PyTorch's own: FSDP2, tensor parallelism over DTensor, pipelining."""

@@ -1,0 +1,91 @@
+"""Folders that are ours: checksums of every file, signed with this user's key.
+
+A library's checkpoint may be a pickle, and reading a pickle can run code. So such a folder is read only when each file
+is what this user's own run wrote: the run seals it with a list of checksums, signed with a key that lies in the user's
+configuration folder. The seal is written last; a folder without one was never finished.
+"""
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from pardemo import project
+
+SEAL = "pardemo-seal.json"
+KEY_BYTES = 32
+
+
+def seal(folder: Path, **about: Any) -> None:
+    """Writes the seal of a complete checkpoint; ``about`` is kept in it (ranks, step)."""
+    body = {"about": about, "files": checksums(folder)}
+    project.write_json(folder / SEAL, {**body, "signature": _sign(body)})
+
+
+def fault(folder: Path) -> str | None:
+    """Why the folder is not to be read; None when it is whole and ours."""
+    try:
+        found = json.loads((folder / SEAL).read_text("utf-8"))
+        body, signature = {key: found[key] for key in ("about", "files")}, found["signature"]
+    except FileNotFoundError:
+        return "it was never finished"
+    except (ValueError, KeyError, TypeError, OSError):
+        return "its seal cannot be read"
+    if not hmac.compare_digest(str(signature), _sign(body)):
+        return f"another user or machine wrote it (another key than {_key_file()})"
+    now = checksums(folder)
+    missing, changed = sorted(set(body["files"]) - set(now)), sorted(n for n in now if body["files"].get(n) != now[n])
+    if missing:
+        return f"{missing[0]} is missing"
+    return f"{changed[0]} is not what was written" if changed else None
+
+
+def about(folder: Path) -> dict[str, Any]:
+    """What was kept in a seal."""
+    return json.loads((folder / SEAL).read_text("utf-8"))["about"]
+
+
+def files(folder: Path) -> dict[str, str]:
+    """The checksums of a seal."""
+    return json.loads((folder / SEAL).read_text("utf-8"))["files"]
+
+
+def checksums(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file below the folder but the seal."""
+    sums = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.name != SEAL:
+            with open(path, "rb") as file:
+                sums[path.relative_to(folder).as_posix()] = hashlib.file_digest(file, "sha256").hexdigest()
+    return sums
+
+
+def _sign(body: dict[str, Any]) -> str:
+    text = json.dumps(body, sort_keys=True, ensure_ascii=False).encode()
+    return hmac.new(_key(), text, "sha256").hexdigest()
+
+
+def _key_file() -> Path:
+    home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(os.environ.get("PARDEMO_KEY") or Path(home) / "pardemo" / "key")
+
+
+def _key() -> bytes:
+    path = _key_file()
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent)  # for the user alone, and linked when it is whole
+        with open(handle, "wb") as file:
+            file.write(secrets.token_bytes(KEY_BYTES))
+        with contextlib.suppress(FileExistsError):  # another run was quicker
+            os.link(name, path)
+        os.unlink(name)
+    key = path.read_bytes()
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"{path} holds {len(key)} bytes, not a key of {KEY_BYTES}: remove it")
+    return key

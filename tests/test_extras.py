@@ -1,0 +1,216 @@
+"""The light core: every import is declared, and a missing package is named with the extra that brings it."""
+
+import ast
+import re
+import subprocess
+import sys
+import textwrap
+import tomllib
+
+import pytest
+from packaging.requirements import Requirement
+
+from pardemo import extras, project
+
+ROOT = project.PACKAGE.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+#: Modules of the core's packages, where the name that is imported is not the package's.
+CORE = {"cloudpickle": "cloudpickle", "numpy": "numpy", "psutil": "psutil", "pyroute2": "pyroute2",
+        "safetensors": "safetensors", "torch": "torch", "yaml": "pyyaml"}  # fmt: skip
+
+
+def declared(lines):
+    """The packages of these requirements, those of the extras that they name among them."""
+    packages = set()
+    for text in lines:
+        requirement = Requirement(text)
+        if requirement.name == "pardemo":
+            for extra in requirement.extras:
+                packages |= declared(PROJECT["optional-dependencies"][extra])
+        else:
+            packages.add(requirement.name)
+    return packages
+
+
+def imported():
+    """``(file, module)`` of every import of a module that is neither Python's nor ours."""
+    for path in sorted(project.PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level and node.module:
+                names = [node.module]
+            for root in {name.partition(".")[0] for name in names}:
+                if root not in sys.stdlib_module_names and root != "pardemo":
+                    yield str(path.relative_to(project.PACKAGE)), root
+
+
+def test_every_import_is_declared():
+    known = set(CORE) | {module for modules in extras.PACKAGES.values() for module in modules}
+    assert sorted({pair for pair in imported() if pair[1] not in known}) == [], "no extra brings these"
+    assert declared(PROJECT["dependencies"]) == set(CORE.values())
+    for extra, modules in extras.PACKAGES.items():
+        assert set(modules.values()) <= declared(PROJECT["optional-dependencies"][extra]), extra
+    assert set(PROJECT["optional-dependencies"]) == {*extras.PACKAGES, "all"}
+    assert declared(PROJECT["optional-dependencies"]["all"]) >= {
+        package for modules in extras.PACKAGES.values() for package in modules.values()
+    }
+
+
+def test_pinned_versions_are_within_the_declared_bounds():
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    pinned = dict(line.lower().split("==") for line in lines if "==" in line and line[0] != "#")
+    every = [*PROJECT["dependencies"], *(line for more in PROJECT["optional-dependencies"].values() for line in more)]
+    for requirement in map(Requirement, every):
+        if requirement.name != "pardemo":
+            assert requirement.specifier.contains(pinned[requirement.name.lower()]), requirement
+
+
+def test_what_is_used_by_private_names_is_bounded_on_both_sides():
+    every = [*PROJECT["dependencies"], *(line for more in PROJECT["optional-dependencies"].values() for line in more)]
+    bounded = {r.name for r in map(Requirement, every) if {">=", "<"} <= {s.operator for s in r.specifier}}
+    assert bounded >= {
+        "torch", "deepspeed", "accelerate", "megatron-core", "transformers", "peft", "nbconvert", "nbclient",
+        "papermill", "ipykernel", "pyroute2",
+    }  # fmt: skip
+
+
+def test_every_file_of_the_package_is_in_the_wheel():
+    """Tables, templates and recipes, wherever they lie, and the mark that the package is typed."""
+    setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    suffixes = {line.removeprefix("**/*") for line in setuptools["package-data"]["pardemo"]}
+    files = [path for path in project.PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    left_out = [path for path in files if path.suffix not in {".py", *suffixes} and path.name not in suffixes]
+    assert left_out == []
+    assert "py.typed" in suffixes
+
+
+BLOCKED = textwrap.dedent(
+    """
+    import sys
+    from importlib import util
+    from importlib.abc import MetaPathFinder
+    from pardemo import extras
+
+    class Absent(MetaPathFinder):
+        names = {module for modules in extras.PACKAGES.values() for module in modules}
+
+        def find_spec(self, name, path=None, target=None):
+            if name in self.names:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+    sys.meta_path.insert(0, Absent())
+    find_spec = util.find_spec
+    util.find_spec = lambda name, package=None: None if name in Absent.names else find_spec(name, package)
+    """
+)
+
+
+def light(code, *arguments, cwd=None):
+    """A process for which only the core's packages are installed."""
+    return subprocess.run(
+        [sys.executable, "-c", BLOCKED + textwrap.dedent(code), *arguments],
+        capture_output=True, text=True, timeout=600, check=False, cwd=cwd,
+    )  # fmt: skip
+
+
+def test_every_room_imports_without_extras_or_names_the_one_it_needs():
+    done = light(
+        """
+        import pkgutil, pardemo
+        from importlib import import_module
+        for module in pkgutil.walk_packages(pardemo.__path__, "pardemo.", onerror=lambda name: None):
+            if module.name.endswith("__main__") or module.name.startswith("pardemo.peers.accelerate.scripts."):
+                continue  # scripts are shown and run as a user would write them
+            try:
+                import_module(module.name)
+                print("whole", module.name)
+            except extras.MissingExtra as error:
+                print("named", module.name)
+            except ModuleNotFoundError as error:
+                print("bare", module.name, error)
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
+    assert [row for row in rows if row[0] == "bare"] == []
+    named = {row[1] for row in rows if row[0] == "named"}
+    core = ("world", "cluster", "meters", "collectives", "data_parallel", "pipeline_parallel", "tensor_parallel",
+            "zero", "formulas", "groups", "claims", "tables", "project", "extras", "machine", "cli")  # fmt: skip
+    assert [name for name in named if name.split(".")[1] in core] == []
+    assert "pardemo.finetune.models" in named
+
+
+def test_a_ring_and_zero_run_without_extras():
+    done = light(
+        """
+        import torch
+        from pardemo import World, WireMeter
+        from pardemo.collectives import ring_all_reduce
+        from pardemo.zero import Zero2
+
+        def experiment():
+            tensor = torch.ones(1 << 20)
+            with WireMeter() as wire:
+                ring_all_reduce(tensor)
+            model = torch.nn.Linear(8, 8)
+            engine = Zero2(model, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+            engine(torch.ones(2, 8)).sum().backward()
+            engine.step()
+            return float(tensor[0]), wire.sent_bytes > 0
+
+        with World(2) as world:
+            print(world.run(experiment))
+        """
+    )
+    assert done.stdout == "[(2.0, True), (2.0, True)]\n", done.stderr[-2000:]
+
+
+SEARCH = ("plan", "--search", "--model", "llama3-8b", "--gpu", "H100", "--gpus", "8")
+
+
+def test_layouts_are_searched_without_extras(tmp_path):
+    done = light("from pardemo.cli import main; sys.exit(main(sys.argv[1:]))", *SEARCH, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "llama3-8b" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "package", "extra"),
+    [
+        (("run", "01"), "nbformat|papermill|ipykernel|pillow", "book"),
+        (("report", "outputs/reference"), "nbconvert|jinja2|pandas|pillow", "book"),
+        (("claims", "outputs/reference"), "pandas", "book"),
+        (("plan", "--price", "1"), "pydantic|transformers", "finetune"),
+        (("plan", "--search", "--model", ".", "--gpus", "8"), "transformers", "finetune"),
+        (("finetune", "tiny-cpu"), "pydantic|transformers", "finetune"),
+        (("predict", "tiny-cpu"), "pydantic|transformers", "finetune"),
+        (("doctor", "--deepspeed", "tests/conftest.py"), "deepspeed|pydantic", "deepspeed|finetune"),
+    ],
+)
+def test_a_command_names_the_extra_that_it_needs_in_one_line(arguments, package, extra):
+    done = light("from pardemo.cli import main; sys.exit(main(sys.argv[1:]))", *arguments, cwd=ROOT)
+    brings = rf"which the extra \[({extra})\] brings: pip install 'pardemo\[({extra})\]'"
+    wanted = rf"pardemo {arguments[0]} needs ({package}), {brings}"
+    assert [line for line in done.stderr.splitlines() if re.fullmatch(wanted, line)], done.stderr[-2000:]
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 2
+
+
+def test_notebooks_and_data_that_only_a_clone_has_are_named_in_one_line(tmp_path, monkeypatch, capsys):
+    from pardemo.cli import main
+
+    monkeypatch.setattr(project, "PACKAGE", tmp_path / "site-packages" / "pardemo")
+    monkeypatch.chdir(tmp_path)
+    for command in (("run", "01"), ("finetune", "tiny-cpu"), ("predict", "tiny-cpu", "--out", "answers.jsonl")):
+        assert main(command) == 2
+        (said,) = capsys.readouterr().err.splitlines()
+        assert said.endswith(f"they come with the repository, not with the package: git clone {project.REPOSITORY}")
+
+
+def test_a_failed_import_that_no_extra_mends_is_raised_as_it_is():
+    with pytest.raises(ModuleNotFoundError, match="No module named 'nothing_of_ours'") as raised, extras.needed_by("x"):
+        import nothing_of_ours  # noqa: F401
+    assert not isinstance(raised.value, extras.MissingExtra)
+    line = r"^a test needs pillow, which the extra \[book\] brings: pip install 'pardemo\[book\]'$"
+    with pytest.raises(extras.MissingExtra, match=line), extras.needed_by("its caller"), extras.needed_by("a test"):
+        raise ModuleNotFoundError("No module named 'PIL.Image'", name="PIL.Image")

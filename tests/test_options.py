@@ -1,0 +1,78 @@
+"""Numbers on the command line that are impossible: each refused in one line, before a command loads torch."""
+
+import argparse
+import json
+import subprocess
+import sys
+
+import pytest
+
+from pardemo import cli
+
+#: A command with one bad number, and what is said of it.
+BAD = [
+    ("run --cell-timeout 0", "--cell-timeout must be above 0, not 0"),
+    ("doctor --ranks 0", "--ranks must be at least 1, not 0"),
+    ("finetune tiny-cpu --ranks 0", "--ranks must be at least 1, not 0"),
+    ("predict tiny-cpu --ranks -1", "--ranks must be at least 1, not -1"),
+    ("predict tiny-cpu --limit 0", "--limit must be at least 1, not 0"),
+    ("data build --train -1", "--train must be 0 or more, not -1"),
+    ("data build --test -1", "--test must be 0 or more, not -1"),
+    *((f"data build --{name} -1", f"--{name} must be 0 or more, not -1")
+      for name in ("min-input", "max-input", "min-output", "max-output")),
+    *((f"plan --{name} 0", f"--{name} must be at least 1, not 0")
+      for name in ("batch", "sequence", "samples", "per-step", "gpus", "hosts", "tp", "pp")),
+    *((f"plan --search --model gpt2 --gpus 8 --{name} 0", f"--{name} must be at least 1, not 0")
+      for name in ("hosts", "sequence", "per-step")),
+    ("plan --measure profile.json --gpus 0", "--gpus must be at least 1, not 0"),
+    ("plan --labels 0", "--labels is a share above 0 and up to 1, not 0.0"),
+    ("plan --labels nan", "--labels is a share above 0 and up to 1, not nan"),
+    ("plan --price -1", "--price must be 0 or more, not -1.0"),
+    ("plan --price nan", "--price must be 0 or more, not nan"),
+    ("plan --price inf", "--price must be a number, not inf"),
+    ("plan --link 0", "a link's rate must be above 0 Gbit/s, not 0"),
+]  # fmt: skip
+#: Numbers of which each is possible.
+ANY = {("data build", "--seed")}
+
+WITHOUT_TORCH = """
+import contextlib, io, json, sys
+sys.modules["torch"] = None  # importing it raises
+from pardemo import cli
+said = []
+for command in json.load(sys.stdin):
+    with contextlib.redirect_stderr(io.StringIO()) as error:
+        said.append([cli.main(command.split()), error.getvalue()])
+print(json.dumps(said))
+"""
+
+
+@pytest.fixture(scope="module")
+def said():
+    """What each command says, and its status, in a process that cannot load torch."""
+    commands = [command for command, _ in BAD]
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], input=json.dumps(commands), capture_output=True,
+                          text=True, timeout=120)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return dict(zip(commands, json.loads(done.stdout), strict=True))
+
+
+@pytest.mark.parametrize(("command", "told"), BAD)
+def test_a_bad_number_is_refused_in_one_line_before_torch_is_loaded(said, command, told):
+    assert said[command] == [2, f"pardemo {command.split()[0]}: {told}\n"]
+
+
+def numbers_of(parser, command=""):
+    """Each command's options that take a number."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, inner in action.choices.items():
+                yield from numbers_of(inner, f"{command} {name}".strip())
+        elif action.type in (int, float):
+            yield command, action.option_strings[0]
+
+
+def test_every_option_that_takes_a_number_is_among_them():
+    tried = {(command, option) for command, option in numbers_of(cli._parser())
+             if any(bad.startswith(f"{command} ") and f" {option} " in bad for bad, _ in BAD)}  # fmt: skip
+    assert set(numbers_of(cli._parser())) - ANY == tried

@@ -1,0 +1,61 @@
+"""Every notebook with 1, 2, 3, 4 and 8 ranks: the committed table, and the command that writes it."""
+
+import pytest
+
+from pardemo import project
+from pardemo.book.run import endings, runner, world_sizes
+from pardemo.book.run.endings import NotebookEnding
+from pardemo.book.run.parameters import RunError, assign
+
+
+@pytest.fixture(scope="module")
+def table():
+    return {(row["notebook"], int(row["world_size"])): row["result"] for row in world_sizes.read(COMMITTED)}
+
+
+COMMITTED = project.root() / world_sizes.TABLE
+
+
+def test_no_notebook_fails_with_another_number_of_ranks(table):
+    assert set(table) <= {(name, size) for name in project.notebooks() for size in world_sizes.SIZES}
+    assert {key: result for key, result in table.items() if result.startswith("failed")} == {}
+    assert str(project.root()) not in COMMITTED.read_text()
+
+
+def test_a_notebook_holds_with_each_number_of_ranks_that_it_does_not_refuse(table):
+    for (name, size), result in table.items():
+        try:
+            assign({name: project.notebooks()[name]}, {"world_size": size})
+            told = "held"
+        except RunError as error:
+            told = f"refused: {error}"
+        assert result == told, "run python -m pardemo.book.run.world_sizes"
+
+
+def test_the_command_runs_what_is_not_refused_and_keeps_the_other_rows(tmp_path, monkeypatch):
+    asked = []
+
+    def run(names, given, out, resume):
+        asked.append((names, given["world_size"], resume))
+        broken = NotebookEnding(
+            "01_data_parallel", "failed", error="cell 3: ValueError: sizes differ\n--- rank 0 ---\nTrace"
+        )
+        ended = {name: NotebookEnding(name, "ok") for name in names} | {broken.notebook: broken}
+        out.mkdir(parents=True, exist_ok=True)
+        endings.write(out, ended)
+
+    monkeypatch.setattr(runner, "run", run)
+    table = tmp_path / "table.csv"
+    world_sizes.run(["14"], [4], tmp_path, table)
+    rows = world_sizes.run(["01", "06"], [1, 3], tmp_path, table)
+    assert asked == [(["14_which_layout"], 4, True), (["01_data_parallel"], 3, True)]
+    assert [tuple(row.values()) for row in rows] == [
+        ("01_data_parallel", "1", "refused: 01_data_parallel needs world_size of at least 2, not 1"),
+        ("01_data_parallel", "3", "failed: cell 3: ValueError: sizes differ"),
+        ("06_zero_memory", "1", "refused: 06_zero_memory needs world_size of at least 2 that 2 divides, not 1"),
+        ("06_zero_memory", "3", "refused: 06_zero_memory needs world_size of at least 2 that 2 divides, not 3"),
+        ("14_which_layout", "4", "held"),
+    ]
+    assert world_sizes.read(table) == rows
+    world_sizes.run(["01", "14"], [3, 4], tmp_path, table, missing=True)
+    assert asked[2:] == [(["01_data_parallel", "14_which_layout"], 3, True), (["01_data_parallel"], 4, True)]
