@@ -76,14 +76,17 @@ SAYS = {
 def main() -> int:
     """Returns 0 where all is as it should be; AssertionError or CalledProcessError says what is not."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("kinds", nargs="*", default=list(REQUIREMENT), choices=list(REQUIREMENT), metavar="KIND")
+    parser.add_argument(
+        "kinds", nargs="*", choices=[[], *REQUIREMENT], metavar="KIND", help="light, full; both by default"
+    )
     parser.add_argument("--write", action="store_true", help="make the table in docs/light-core.md anew")
     parser.add_argument("--keep", action="store_true", help="leave the environments where they are")
     arguments = parser.parse_args()
+    kinds = arguments.kinds or list(REQUIREMENT)
     folder = Path(tempfile.mkdtemp(prefix="pardemo-fresh-"))
     try:
         wheel = build(folder)
-        tables = {kind: check(kind, wheel, folder) for kind in arguments.kinds}
+        tables = {kind: check(kind, wheel, folder) for kind in kinds}
     finally:
         if not arguments.keep:
             shutil.rmtree(folder, ignore_errors=True)

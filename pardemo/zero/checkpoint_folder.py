@@ -202,7 +202,9 @@ def first_line(error: Exception) -> str:
     Messages repeat what stands in the file, and that may be a terminal's commands.
     """
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in lines[0][:150])
+    return "".join(
+        character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in lines[0][:150]
+    )
 
 
 def _digest(content: dict[str, Any]) -> str:

@@ -1,0 +1,73 @@
+"""Every name of the package that README, docs, notebooks and docstrings mention is there."""
+
+import functools
+import importlib
+import re
+
+import nbformat
+import pytest
+
+from pardemo import project
+
+ROOT = project.PACKAGE.parent
+NAME = re.compile(r"(?<![\w/@.-])pardemo(?:\.[A-Za-z_]\w*)+(?!/)")
+REFERENCE = re.compile(r":(?:func|class|mod|meth|data|attr|exc):`~?(pardemo[\w.]+)`")
+#: Not a name: files, and names that the changes say have gone.
+FILES = re.compile(r"\.(?:json|toml|csv|md|py|lock|pth)$")
+GONE = {
+    "pardemo.collection",
+    "pardemo.peers.gpt",
+    "pardemo.groups.Layout",
+    "pardemo.planner.Job",
+    "pardemo.planner.Cluster",
+}
+
+
+@functools.cache
+def exists(name):
+    parts = name.split(".")
+    for until in range(len(parts), 0, -1):
+        try:
+            value = importlib.import_module(".".join(parts[:until]))
+        except ModuleNotFoundError as error:
+            if error.name and not name.startswith(error.name):  # a package that is not installed
+                return True
+            continue
+        for part in parts[until:]:
+            if not hasattr(value, part) and part not in getattr(value, "__annotations__", {}):
+                return False
+            value = getattr(value, part, None)
+        return True
+    return False
+
+
+def missing(names):
+    return sorted(name for name in set(names) if not FILES.search(name) and not exists(name))
+
+
+def mentioned(text):
+    return NAME.findall(text)
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *sorted(
+    f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])  # fmt: skip
+def test_what_a_page_mentions(page):
+    assert set(missing(mentioned((ROOT / page).read_text()))) <= (GONE if page == "CHANGELOG.md" else set())
+
+
+@pytest.mark.parametrize("name", sorted(project.notebooks()))
+def test_what_a_notebook_mentions(name):
+    cells = nbformat.read(project.notebooks()[name], 4).cells
+    assert missing(found for cell in cells for found in mentioned(cell.source)) == []
+
+
+def test_what_docstrings_refer_to():
+    sources = [*project.PACKAGE.rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    wrong = {str(path.relative_to(ROOT)): missing(REFERENCE.findall(path.read_text())) for path in sources}
+    assert {path: names for path, names in wrong.items() if names} == {}
+
+
+def test_a_name_that_is_not_there_is_seen():
+    assert missing(mentioned("see `pardemo.groups.Layout` and pardemo.groups.ParallelDims")) == [
+        "pardemo.groups.Layout"
+    ]
