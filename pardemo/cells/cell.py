@@ -28,12 +28,14 @@ def parse(source: str, name: str = "<ranks>") -> tuple[ast.Module, ast.Expressio
         SyntaxError: of Python, with the line of the cell.
     """
     tree = ast.parse(source, name)
-    if tree.body and isinstance(tree.body[-1], ast.Expr) and not _hidden(source, tree.body[-1]):
-        return tree, ast.Expression(tree.body.pop().value)
+    last = tree.body[-1] if tree.body else None
+    if isinstance(last, ast.Expr) and not _hidden(source, last):
+        tree.body.pop()
+        return tree, ast.Expression(last.value)
     return tree, None
 
 
 def _hidden(source: str, last: ast.Expr) -> bool:
     """Whether a semicolon stands behind the last expression, as notebooks hide a value."""
-    rest = "\n".join(source.splitlines()[last.end_lineno - 1 :])
+    rest = "\n".join(source.splitlines()[(last.end_lineno or last.lineno) - 1 :])
     return rest.encode()[last.end_col_offset :].decode().lstrip().startswith(";")

@@ -119,7 +119,7 @@ def show(cells: Sequence[CellResult]) -> None:
 
 def _render(error: BaseException, *lines: str) -> None:
     """The reader sees these lines, what happened on the ranks, in the place of a traceback of this module's frames."""
-    error._render_traceback_ = lambda: list(lines)
+    error._render_traceback_ = lambda: list(lines)  # type: ignore[attr-defined]
 
 
 def _check_source(source: str, name: str) -> None:

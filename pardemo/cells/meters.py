@@ -88,9 +88,9 @@ class _Memory(CellMeter):
 
         from pardemo.meters import MemoryMeter
 
-        values = list(variables.values())
-        known = ([value for value in values if isinstance(value, kind)] for kind in (Module, Optimizer))
-        meter = around.enter_context(MemoryMeter(*known))
+        modules = [value for value in variables.values() if isinstance(value, Module)]
+        optimizers = [value for value in variables.values() if isinstance(value, Optimizer)]
+        meter = around.enter_context(MemoryMeter(modules, optimizers))
         return lambda: dict(meter.peak)
 
     @staticmethod

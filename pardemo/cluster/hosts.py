@@ -6,7 +6,7 @@ import os
 import select
 import subprocess
 import sys
-from typing import NamedTuple
+from typing import NamedTuple, TextIO, cast
 
 from pardemo.cluster import Cluster, keeper
 
@@ -49,6 +49,8 @@ class Hosts:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, "PYTHONPATH": path}, start_new_session=True,
         )  # fmt: skip
+        pipes = (self._process.stdin, self._process.stdout, self._process.stderr)
+        self._questions, self._answers, self._errors = (cast(TextIO, pipe) for pipe in pipes)
         try:
             self.pids, self.user = self._answer(START_TIMEOUT_S)["hosts"], user
         except BaseException:  # an interrupt, too
@@ -58,18 +60,18 @@ class Hosts:
     def _answer(self, timeout_s: float) -> dict:
         """The keeper's next line. OSError: it says why it cannot, has ended, or says nothing for so long (and ends)."""
         waiting = select.poll()
-        waiting.register(self._process.stdout, select.POLLIN)
+        waiting.register(self._answers, select.POLLIN)
         if not waiting.poll(timeout_s * 1000):
             self._process.kill()  # what it would say later is no answer to the next question
             raise OSError(f"the process that keeps the hosts did not answer within {timeout_s:g} s")
-        line = self._process.stdout.readline()
+        line = self._answers.readline()
         answer = json.loads(line) if line else {"error": self._last_words()}
         if "error" in answer:
             raise OSError(answer["error"])
         return answer
 
     def _last_words(self) -> str:
-        lines = self._process.stderr.read().strip().splitlines()
+        lines = self._errors.read().strip().splitlines()
         return lines[-1] if lines else "the keeper of the hosts ended at once"
 
     def place(self, rank: int) -> Place:
@@ -83,7 +85,7 @@ class Hosts:
             OSError: the keeper is gone or does not answer, or the kernel refuses; says why.
         """
         try:
-            print(json.dumps({"host": host, "rate": rate}), file=self._process.stdin, flush=True)
+            print(json.dumps({"host": host, "rate": rate}), file=self._questions, flush=True)
         except BrokenPipeError:
             raise OSError("the process that keeps the hosts has ended") from None
         self._answer(LIMIT_TIMEOUT_S)
@@ -92,11 +94,11 @@ class Hosts:
         """Ends the keeper; what it kept is gone when the ranks are."""
         process = self._process
         with contextlib.suppress(OSError):
-            process.stdin.close()
+            self._questions.close()
         try:
             process.wait(2)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        process.stdout.close()
-        process.stderr.close()
+        self._answers.close()
+        self._errors.close()

@@ -65,7 +65,7 @@ def new(rows: int = 1, columns: int = 1, size: Sequence[float] = (8.0, 4.0), **k
     The style is Matplotlib's from the first such figure on; an import alone changes nothing.
     """
     matplotlib.rcParams.update(SETTINGS)
-    fig = Figure(figsize=tuple(size), layout="constrained")
+    fig = Figure(figsize=(size[0], size[1]), layout="constrained")
     return fig, fig.subplots(rows, columns, **kwargs)
 
 

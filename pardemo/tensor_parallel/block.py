@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -58,7 +59,11 @@ class ParallelMLP(nn.Module):
             raise ValueError(f"the first layer's outputs, {widths}, are not the second's {second.in_features} inputs")
         _check_activation(activation, second.in_features, group_of(group).size(), second.weight)
         self.activation, self.gated = activation, len(layers) == 2
-        shared = {"sequence_parallel": sequence_parallel, "keep_gathered": keep_gathered, "overlap": overlap}
+        shared: dict[str, Any] = {
+            "sequence_parallel": sequence_parallel,
+            "keep_gathered": keep_gathered,
+            "overlap": overlap,
+        }
         self.first = ColumnParallelLinear(layers, group, **shared)
         self.second = RowParallelLinear(second, group, sequence_parallel=sequence_parallel)
 

@@ -7,7 +7,8 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
@@ -27,7 +28,7 @@ def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
             plain = torch.compiler.disable(function)
         return plain(*args, **kwargs)
 
-    call._torchdynamo_disable = True
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
     return call
 
 

@@ -88,18 +88,20 @@ def split(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Ten
 
 
 @not_compiled
-def start(collective: Callable, tensor: torch.Tensor, *args: object) -> Callable[[], torch.Tensor]:
-    """Begins ``collective(tensor, *args)`` and returns a function that waits for its result.
+def start(
+    collective: Callable, tensor: torch.Tensor, group: dist.ProcessGroup, *args: object
+) -> Callable[[], torch.Tensor]:
+    """Begins ``collective(tensor, group, *args)`` and returns a function that waits for its result.
 
     On CPU ranks a thread carries what is large enough; on CUDA a stream of its own. Until the result is there no other
     collective of the same group may be called.
     """
     if tensor.is_cuda:
-        return _start_in_stream(collective, tensor, *args)
+        return _start_in_stream(collective, tensor, group, *args)
     if tensor.numel() * tensor.element_size() < COURIER_BYTES:
-        result = collective(tensor, *args)
+        result = collective(tensor, group, *args)
         return lambda: result
-    return courier_of(args[0]).submit(collective, tensor, *args).result
+    return courier_of(group).submit(collective, tensor, group, *args).result
 
 
 def _start_in_stream(collective: Callable, tensor: torch.Tensor, *args: object) -> Callable[[], torch.Tensor]:

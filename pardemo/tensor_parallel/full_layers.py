@@ -27,8 +27,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 def linears(given: nn.Linear | Iterable[nn.Linear]) -> list[nn.Linear]:
     """One full layer, or several, as a list; TypeError where one is not computed as ``nn.Linear`` computes."""
-    alone = isinstance(given, nn.Module) and not isinstance(given, Iterable)
-    layers = [given] if alone else list(given)
+    layers = list(given) if isinstance(given, Iterable) else [given]
     for layer in layers:
         check_plain(layer, nn.Linear)
         if tuple(layer.weight.shape) != (layer.out_features, layer.in_features):
@@ -73,16 +72,16 @@ def compare(
         ValueError: they are not; names the first tensor or the layers that differ, and the ranks.
         TimeoutError: some rank has not come within ``MEETING_S``.
     """
-    tensors = {name: t for name, t in tensors.items() if t is not None}
-    if group.size() == 1 or not tensors or any(t.is_meta for t in tensors.values()):
+    present = {name: t for name, t in tensors.items() if t is not None}
+    if group.size() == 1 or not present or any(t.is_meta for t in present.values()):
         return
     forms = [
         f"{name} {str(t.dtype)[6:]} {tuple(t.shape)}{' trained' if t.requires_grad else ''}"
-        for name, t in tensors.items()
+        for name, t in present.items()
     ]
     description = f"{what}({', '.join([*forms, *(f'{key}={value}' for key, value in settings.items())])})"
     with compat.without_modes():  # meters: the caller did not ask for these messages
-        sums = [zlib.crc32(bytes_of(t.detach().contiguous().cpu())) for t in tensors.values()]
+        sums = [zlib.crc32(bytes_of(t.detach().contiguous().cpu())) for t in present.values()]
         mine = torch.tensor([zlib.crc32(text.encode()) for text in (description, repr(sums))], device=device())
         table = [torch.empty_like(mine) for _ in range(group.size())]
         _meet(table, mine, group, what)

@@ -12,7 +12,7 @@ import math
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,9 @@ from torch import nn
 
 from pardemo import compat
 from pardemo.tensor_parallel import exchange
+
+if TYPE_CHECKING:
+    from pardemo.tensor_parallel.module import GroupModule
 
 _NORM, _NORMS = torch.linalg.vector_norm, compat.foreach_norm
 _UNSCALE = compat.unscale_
@@ -29,7 +32,7 @@ class PartGradient(torch.Tensor):
     """This rank's part of a gradient; ``vector_norm`` of it is the full gradient's. Collective: all ranks ask."""
 
     #: set by :func:`show_parts`: the parameter's layer, and the parameter
-    layer: "weakref.ref[nn.Module]"
+    layer: "weakref.ref[GroupModule]"
     parameter: "weakref.ref[nn.Parameter]"
 
     @classmethod
@@ -56,7 +59,7 @@ class PartGradient(torch.Tensor):
         return self.detach().clone()
 
 
-def show_parts(layer: nn.Module) -> None:
+def show_parts(layer: "GroupModule") -> None:
     """Gradients of ``layer``'s cut parameters become :class:`PartGradient` as soon as a backward pass has made them."""
     if layer.group.size() == 1:
         return
@@ -73,7 +76,7 @@ def show_parts(layer: nn.Module) -> None:
 
 
 def _as_part(
-    layer: "weakref.ref[nn.Module]", parameter: "weakref.ref[nn.Parameter]", tensor: torch.Tensor
+    layer: "weakref.ref[GroupModule]", parameter: "weakref.ref[nn.Parameter]", tensor: torch.Tensor
 ) -> PartGradient:
     gradient = tensor.as_subclass(PartGradient)
     gradient.layer, gradient.parameter = layer, parameter
@@ -91,12 +94,14 @@ def _is_whole(args: tuple, kwargs: dict) -> bool:
 
 def _norm(gradient: PartGradient, ord: float = 2.0, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Of the full gradient, the same bits on every rank; elements that several ranks have count once."""
-    layer, order = gradient.layer(), float(ord)
+    layer, parameter, order = gradient.layer(), gradient.parameter(), float(ord)
+    assert layer is not None  # see _is_part
+    assert parameter is not None
     if not order > 0:
         raise ValueError(f"gradients of which each rank has a part have norms of orders above 0, not {order}")
     flat = gradient.reshape(-1)
     kept = dtype or torch.promote_types(gradient.dtype, torch.float32)
-    own = [_NORM(flat[a:b], order, dtype=kept).double() for a, b in layer.counted_here(gradient.parameter()) if b > a]
+    own = [_NORM(flat[a:b], order, dtype=kept).double() for a, b in layer.counted_here(parameter) if b > a]
     norms = torch.stack(own) if own else flat.new_zeros(1, dtype=torch.float64)
     what = f"a norm of order {order:g} of a gradient"
     if math.isinf(order):

@@ -5,6 +5,7 @@ Megatron writes Y = XA, ``nn.Linear`` stores Aᵀ [out, in]: columns of A are ro
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -276,10 +277,10 @@ def _check_input(x: torch.Tensor, width: int, weight: torch.Tensor) -> None:
         raise TypeError(f"the input is {x.dtype}, the layer's weight {weight.dtype}: convert one of them")
 
 
-def _autocast(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+def _autocast(x: torch.Tensor, *others: torch.Tensor | None) -> tuple[Any, ...]:
     """Inside ``torch.autocast`` what ``nn.Linear`` does by itself: operands in the lower precision, but for fp64."""
-    kind = tensors[0].device.type
+    kind = x.device.type
     if not torch.is_autocast_enabled(kind):
-        return tensors
+        return x, *others
     dtype = torch.get_autocast_dtype(kind)
-    return tuple(t if t is None or t.dtype == torch.float64 else t.to(dtype) for t in tensors)
+    return tuple(t if t is None or t.dtype == torch.float64 else t.to(dtype) for t in (x, *others))

@@ -19,7 +19,8 @@ from torch import nn
 
 from pardemo import compat
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 _watches: "list[_Watch]" = []
 
 

@@ -125,11 +125,9 @@ class World:
             if self._closed:
                 raise RankError("this World is closed; make a new one")
             try:
-                if self._ranks is None:
-                    self._start()
+                ranks = self._start() if self._ranks is None else self._ranks
                 if self._closed:  # another thread's close() came before there were ranks that it could end
                     raise RankError("this World was closed while it ran")
-                ranks = self._ranks
                 ranks.await_start()
                 self.backend = ranks.backend
                 ranks.send(task)
@@ -176,9 +174,10 @@ class World:
         elif (ranks := self._ranks) is not None:  # another thread is in run(): without ranks it ends
             ranks.nursery.kill(ranks.pids)
 
-    def _start(self) -> None:
+    def _start(self) -> Ranks:
         self._ranks = Ranks(self.size, self.backend, self.preload, self.threads, self._env, self.cluster)
         self._finalizer = weakref.finalize(self, self._ranks.kill)
+        return self._ranks
 
     def _drop(self) -> None:
         if self._ranks is not None:
