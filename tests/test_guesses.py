@@ -1,7 +1,12 @@
 """Guesses: nothing stops without one, the answer is folded then, and typical mistakes get their sentence."""
 
+import ast
+import re
+
+import nbformat
 import pytest
 
+from pardemo import project
 from pardemo.book.page.guesses import guess
 
 WRONG = {8: "it keeps its own share", 1: "every rank wants one"}
@@ -52,3 +57,36 @@ def test_a_question_keeps_its_first_answer_and_says_what_a_later_cell_was_given(
         "run the cells again from the question on."
     )
     assert guess("How many S?", 3).reveal(1.501, unit="S").told == "It is 1.501 S. You guessed 3 S."
+
+
+@pytest.mark.parametrize("name", sorted(project.notebooks()))
+def test_each_question_of_a_chapter_is_answered_after_it_where_a_reader_sees_it(name):
+    cells = [cell for cell in nbformat.read(project.notebooks()[name], 4).cells if cell.cell_type == "code"]
+    asked, answered = {}, {}
+    for number, cell in enumerate(cells):
+        asked |= {variable: number for variable in re.findall(r"^(\w+) = page\.guess\(", cell.source, re.M)}
+        answered |= {variable: (number, shown) for variable, shown in answers(cell.source)}
+    assert set(asked) == set(answered)
+    for variable, (number, shown) in answered.items():
+        assert asked[variable] < number, variable
+        assert shown, f"{variable}.reveal(...) is neither its cell's last expression nor in display(...)"
+
+
+def answers(source):
+    """Each ``x.reveal(...)`` of a cell: x, and whether its value is shown."""
+    if ".reveal(" not in source:
+        return
+    body = ast.parse(source).body
+    for statement in body:
+        for call in (node for node in ast.walk(statement) if isinstance(node, ast.Call)):
+            if isinstance(call.func, ast.Attribute) and call.func.attr == "reveal":
+                displayed = isinstance(statement, ast.Expr) and (
+                    ast.unparse(statement).startswith("display(") or (statement is body[-1] and statement.value is call)
+                )
+                yield ast.unparse(call.func.value), displayed
+
+
+def test_an_answer_that_is_not_shown_is_seen():
+    assert list(answers("a.reveal(1.0)\nprint(2)")) == [("a", False)]
+    assert list(answers("display(a.reveal(1.0))\nb.reveal(2.0)")) == [("a", True), ("b", True)]
+    assert list(answers("b = a.reveal(2.0)")) == [("a", False)]
