@@ -16,7 +16,7 @@ def test_left_empty_the_answer_is_folded_and_tells_the_typical_mistakes():
     asked = guess("How many shares?", ...)
     assert "Write your number in place of the dots." in repr(asked)
     answer = asked.reveal(7, WRONG, "shares")
-    assert answer._repr_html_().startswith('<details class="guess"><summary>How many shares?</summary>')
+    assert answer._repr_html_().startswith('<details class="guess" data-question="How many shares?"')
     assert answer.told == "It is 7 shares. Not 8 shares: it keeps its own share Not 1 shares: every rank wants one"
 
 
@@ -64,7 +64,7 @@ def test_each_question_of_a_chapter_is_answered_after_it_where_a_reader_sees_it(
     cells = [cell for cell in nbformat.read(project.notebooks()[name], 4).cells if cell.cell_type == "code"]
     asked, answered = {}, {}
     for number, cell in enumerate(cells):
-        asked |= {variable: number for variable in re.findall(r"^(\w+) = page\.guess\(", cell.source, re.M)}
+        asked |= dict.fromkeys(re.findall(r"^(\w+) = page\.guess\(", cell.source, re.M), number)
         answered |= {variable: (number, shown) for variable, shown in answers(cell.source)}
     assert set(asked) == set(answered)
     for variable, (number, shown) in answered.items():

@@ -3,11 +3,13 @@
 >>> server = guess("How many times its own share does the server send, with N = 8?", ...)  # your number for the dots
 >>> server.reveal(7.0, {8: "It keeps its own share: only seven are sent."})        # doctest: +SKIP
 
-Left empty, in a batch run and in the static page, the question stands there and the answer is folded away: a reader
-can think first. Nothing stops because of a guess.
+Left empty, in a batch run, the question stands there and the answer is folded away: a reader can think first. On a page
+of the report or the site, a script of the page's own (``report/guess.js.j2``) makes a field of the question, says how
+far off the reader's number is, and unfolds the answer. Nothing stops because of a guess.
 """
 
 import html
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -45,8 +47,9 @@ class Guess:
         return "Write your number in place of the dots." if self.value is None else f"Your guess: {short(self.value)}."
 
     def _repr_html_(self) -> str:
+        field = f' data-question="{html.escape(self.question)}"' if self.value is None else ""
         return (
-            f'<div class="guess"><strong>Guess.</strong> {html.escape(self.question)} '
+            f'<div class="guess"{field}><strong>Guess.</strong> {html.escape(self.question)} '
             f"<em>{html.escape(self.note or self._own())}</em></div>"
         )
 
@@ -88,7 +91,14 @@ class Answer:
         text = html.escape(self.told)
         if self._guess.value is not None:
             return f'<div class="guess">{text}</div>'
-        return f'<details class="guess"><summary>{html.escape(self._guess.question)}</summary>{text}</details>'
+        question = html.escape(self._guess.question)
+        return f'<details class="guess" {self._for_the_page()}><summary>{question}</summary>{text}</details>'
+
+    def _for_the_page(self) -> str:
+        """What a page's script needs to judge a reader's number: the question, the answer, typical mistakes."""
+        typical = [[float(value), why] for value, why in self._typical.items()]
+        answer = {"value": float(self._measured), "unit": self._unit, "typical": typical, "near": NEAR}
+        return f'data-question="{html.escape(self._guess.question)}" data-answer="{html.escape(json.dumps(answer))}"'
 
 
 def guess(question: str, value: Any = ...) -> Guess:

@@ -1,0 +1,80 @@
+"""On a page without a kernel a question is a field: a number in, how far off it is out, and the answer unfolds."""
+
+import nbformat
+import pytest
+from nbformat import v4
+
+from pardemo.book.page.guesses import guess
+from pardemo.book.run.report import pages
+
+QUESTION = "4 ranks, rank 0 is the server. How many times S does it send?"
+TYPICAL = {4: "It keeps <b>its</b> own.", 1: "The sum goes to each worker."}
+
+
+@pytest.fixture
+def page(chromium, tmp_path):
+    asked = guess(QUESTION, ...)
+    shown = [asked, asked.reveal(3.0, TYPICAL, "S"), guess("Yours?", 2.0)]
+    outputs = ({"text/html": one._repr_html_(), "text/plain": repr(one)} for one in shown)
+    cells = [v4.new_code_cell("x", outputs=[v4.new_output("execute_result", data=data)]) for data in outputs]
+    nbformat.write(v4.new_notebook(cells=[v4.new_markdown_cell("# 01 Data parallel"), *cells]), tmp_path / "01_a.ipynb")
+    chapter = {"name": "01_a", "number": "01", "title": "Data parallel", "page": "01_a.html"}
+    context = chromium.new_context()
+    opened = context.new_page()
+    opened.errors = []
+    opened.on("pageerror", lambda error: opened.errors.append(str(error)))
+    opened.goto(pages.write(tmp_path, "01_a", [chapter]).as_uri())
+    yield opened
+    assert opened.errors == []
+    context.close()
+
+
+def answered(page, number):
+    page.fill(".guess form input", number)
+    page.click(".guess form button")
+    return page.inner_text(".guess form output")
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        ("4", "off by a factor of 1.33: the answer"),
+        ("1,5", "off by a factor of 2: the answer"),
+        ("3.1", "right: the answer"),
+        ("0", "off by 3 S: the answer"),
+        ("-3", "off by 6 S: the answer"),
+    ],
+)
+def test_a_number_is_judged_and_unfolds_the_answer(page, number, said):
+    assert not page.locator("details.guess").evaluate("answer => answer.open")
+    assert answered(page, number) == said
+    assert page.locator("details.guess").evaluate("answer => answer.open")
+    assert "It is 3 S." in page.inner_text("details.guess")
+
+
+def test_a_typical_mistake_gets_its_sentence_as_text(page):
+    answered(page, "4")
+    assert page.inner_text("details.guess p").endswith(
+        "You guessed 4 S: off by a factor of 1.33. It keeps <b>its</b> own."
+    )
+    assert page.locator("details.guess b").count() == 0
+
+
+def test_what_is_no_number_opens_nothing(page):
+    for text in ("", "a lot", "1e999"):
+        assert answered(page, text) == "Write a number, such as 2 or 0.5."
+    assert not page.locator("details.guess").evaluate("answer => answer.open")
+
+
+def test_the_page_remembers_the_number_and_asks_nobody(page):
+    asked = []
+    answered(page, "4")
+    page.on("request", lambda request: asked.append(request.url))
+    page.reload()
+    assert page.inner_text(".guess form output") == "off by a factor of 1.33: the answer"
+    assert asked == [page.url]
+
+
+def test_a_guess_made_in_the_notebook_stays_as_it_is(page):
+    assert page.locator("form").count() == 1
+    assert "Your guess: 2." in page.inner_text("main")
