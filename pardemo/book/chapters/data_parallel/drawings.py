@@ -1,4 +1,4 @@
-"""How gradients come together: at a server, round a ring, in buckets while the backward pass goes on."""
+"""How ranks sum their gradients: at a parameter server, round a ring, in buckets during the backward pass."""
 
 import math
 
@@ -35,7 +35,7 @@ def data_parallel_step(ranks: int = 4) -> Drawing:
         canvas.box(middle - wide / 2, 296, wide, 42, KEPT["gradients"], "mean", size=18)
         canvas.box(middle - wide / 2, 362, wide, 46, KEPT["parameters"], "model", size=18)
     canvas.box(left + 4, 234, 510, 38, _TALK, "all-reduce", size=20, bold=True)
-    for y, words in (
+    for y, label in (
         (55, "the batch"),
         (123, "before"),
         (190, "gradients"),
@@ -43,7 +43,7 @@ def data_parallel_step(ranks: int = 4) -> Drawing:
         (317, "gradients"),
         (385, "after"),
     ):
-        canvas.text(left - 12, y, words, size=18, anchor="end")
+        canvas.text(left - 12, y, label, size=18, anchor="end")
     return Drawing(
         canvas,
         f"A data-parallel step of {ranks} ranks: each has the whole model and its part of the batch, and computes "
@@ -52,7 +52,7 @@ def data_parallel_step(ranks: int = 4) -> Drawing:
 
 
 def hybrid_shards(per_host: int = 4) -> Drawing:
-    """HSDP on two hosts: what is cut inside a host, what is the same on both, and what travels where.
+    """Hybrid sharding (HSDP) on two hosts: the shards of each rank, and what is sent inside and between the hosts.
 
     Args:
         per_host: ranks of each host, from 2 to 4.
@@ -92,10 +92,11 @@ def hybrid_shards(per_host: int = 4) -> Drawing:
 
 
 def parameter_server_and_ring(ranks: int = 4, loads: bool = True) -> Drawing:
-    """The two ways to sum the ranks' gradients side by side: what flows where, and what each rank has to send.
+    """A parameter server and a ring side by side: who sends gradients to whom, and how many bytes each rank sends.
 
     Args:
-        ranks: N, from 3 to 6. Rank 0 is the server. loads: False leaves out how much each sends: to guess it first.
+        ranks: N, from 3 to 6. Rank 0 is the server. loads: whether to show how many bytes each rank sends; without
+            them readers can guess first.
 
     Raises:
         ValueError: another number: it would not be readable.
@@ -106,10 +107,10 @@ def parameter_server_and_ring(ranks: int = 4, loads: bool = True) -> Drawing:
     _server(canvas, 164, ranks)
     _ring(canvas, 486, ranks, ["2(N − 1) steps,", "S/N in each"] if loads else ["chunks", "go round"])
     if not loads:
-        told = (
+        alt_text = (
             "Every worker sends its gradients to a server and gets the sum back; in a ring each rank sends to the next."
         )
-        return Drawing(canvas, told)
+        return Drawing(canvas, alt_text)
     worker, server = (f(1, ranks).sent for f in (communication.parameter_worker, communication.parameter_server))
     share = communication.ring_all_reduce(1, ranks).sent
     _loads(canvas, 20, [server] + [worker] * (ranks - 1), server)
@@ -138,7 +139,7 @@ def _server(canvas: Canvas, middle: float, ranks: int) -> None:
     canvas.lines(middle + 54, 62, ["the sum", "down, S each"], anchor="start")
 
 
-def _ring(canvas: Canvas, middle: float, ranks: int, told: list[str]) -> None:
+def _ring(canvas: Canvas, middle: float, ranks: int, caption: list[str]) -> None:
     canvas.text(middle, 20, "ring", size=22, bold=True)
     wide, high, centre = 124, 88, 148
     places = []
@@ -149,11 +150,11 @@ def _ring(canvas: Canvas, middle: float, ranks: int, told: list[str]) -> None:
         canvas.box(x - 22, y - 20, 44, 40, rank_colour(rank), str(rank))
         x1, y1 = places[(rank + 1) % ranks]
         canvas.arrow([_edge(x, y, x1, y1), _edge(x1, y1, x, y)], _TALK)
-    canvas.lines(middle, centre - 12, told)
+    canvas.lines(middle, centre - 12, caption)
 
 
 def _edge(x: float, y: float, to_x: float, to_y: float) -> tuple[float, float]:
-    """Where the way to another box leaves this one, with a little air."""
+    """Where an arrow from the box at (x, y) to the one at (to_x, to_y) begins: just outside the first box."""
     dx, dy = to_x - x, to_y - y
     scale = min(25 / abs(dx) if abs(dx) > 1e-9 else math.inf, 23 / abs(dy) if abs(dy) > 1e-9 else math.inf)
     return x + dx * scale, y + dy * scale
@@ -177,7 +178,7 @@ _LAYER, _EXCHANGE, _STEP, _LEFT = 72, 88, 50, 122
 
 
 def ddp_buckets() -> Drawing:
-    """A backward pass over time: gradients fill buckets from the last layer on, and a full bucket leaves at once."""
+    """A backward pass over time: gradients fill buckets, last layer first, and a full bucket is all-reduced at once."""
     layers, buckets = [4, 3, 2, 1], _buckets()
     with_buckets = _LEFT + _STEP + communication.overlapped_seconds(
         [len(bucket) * _LAYER for bucket in buckets], [_EXCHANGE] * len(buckets)
@@ -214,7 +215,7 @@ def ddp_buckets() -> Drawing:
 
 
 def _buckets() -> list[list[int]]:
-    """Layers 1 to 4 with as many parameters each, two to a bucket: as the package's own wrapper packs them."""
+    """The numbers of four equal layers by bucket, two in each, as the package's data-parallel wrapper packs them."""
     import torch  # in here: charts use this room's key, and some of them do without torch
 
     from pardemo.data_parallel.buckets import split_into_buckets

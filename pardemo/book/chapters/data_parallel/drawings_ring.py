@@ -10,10 +10,10 @@ _ROOM = 640 - _MARGIN - 20  # between the names of the chunks and the line that 
 
 
 def ring_all_reduce(ranks: int = 4) -> Player:
-    """What each rank holds of each chunk after each of the 2(N − 1) steps, and what has just travelled.
+    """A ring all-reduce in 2(N − 1) steps: which ranks' numbers each chunk contains, and which chunk was just sent.
 
-    A chunk is a row with room for N parts, one for each rank's numbers that have been added, in the order of its way.
-    The frame that is shown first has the sums half way: all lengths from one rank's numbers to everybody's.
+    A chunk is a row with room for N parts. Each part stands for a rank whose numbers have been added; they are in the
+    order in which they were added. The player starts at the end of the reduce-scatter.
 
     Args:
         ranks: N, from 2 to 5.
@@ -53,8 +53,8 @@ def _caption(step: int, ranks: int, sent: list[tuple[int, int]], names: list[str
             f"Reduce-scatter, step {step + 1} of {ranks - 1}: {first}, which adds it to its own; all send at once.{end}"
         )
     at = step - ranks + 2
-    sent = unbroken(f"2({ranks} − 1)")
-    end = f" Every rank has the whole sum, and has sent {sent} chunks of S/{ranks}." * (at == ranks - 1)
+    count = unbroken(f"2({ranks} − 1)")
+    end = f" Every rank has the whole sum, and has sent {count} chunks of S/{ranks}." * (at == ranks - 1)
     return f"All-gather, step {at} of {ranks - 1}: {first}, which keeps it as it is.{end}"
 
 

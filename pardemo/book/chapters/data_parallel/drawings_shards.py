@@ -1,4 +1,4 @@
-"""What one sample counts in the mean over ranks that have different numbers of them."""
+"""The weight of one sample in the mean over ranks that have different numbers of samples."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -10,7 +10,7 @@ _LEFT, _HIGH, _ROW, _WIDEST = 84, 26, 34, 440
 
 
 def unequal_shards(samples: Sequence[int]) -> Drawing:
-    """A box for each sample, as wide as it counts: in the plain mean of the ranks' means, and in the weighted one.
+    """A box for each sample, as wide as its weight: in the plain mean of the ranks' means, and in the weighted mean.
 
     Args:
         samples: of each rank, 2 to 4 ranks.
@@ -35,8 +35,8 @@ def unequal_shards(samples: Sequence[int]) -> Drawing:
             y, wide = top + 30 + _ROW * rank, float(each) * scale
             canvas.text(_LEFT - 12, y + _HIGH / 2, f"rank {rank}", size=18, anchor="end")
             canvas.boxes([(_LEFT + wide * k, y, wide, _HIGH) for k in range(number)], rank_colour(rank), thick=0.8)
-            told = f"{number} {'× ' if rank or panel else 'samples × '}{each}"
-            canvas.text(_LEFT + wide * number + 10, y + _HIGH / 2, told, size=18, anchor="start")
+            label = f"{number} {'× ' if rank or panel else 'samples × '}{each}"
+            canvas.text(_LEFT + wide * number + 10, y + _HIGH / 2, label, size=18, anchor="start")
     return Drawing(
         canvas,
         f"Ranks with {', '.join(map(str, samples))} samples. In the plain mean of their means a sample counts "

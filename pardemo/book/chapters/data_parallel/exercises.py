@@ -32,14 +32,14 @@ TIMEOUT_S = 30
 def check_all_reduce(function: Callable[[torch.Tensor], torch.Tensor]) -> str:
     """``function(tensor)`` sums over the ranks by sends and receives; no rank may send more than 2(N−1)/N·S.
 
-    Nor all of it to one neighbour: that is the chapter's ring, with its 2(N−1) rounds.
+    A rank may not send all of it to one neighbour: that is the chapter's own ring, with its 2(N−1) rounds.
     """
     with World(RANKS, timeout_s=TIMEOUT_S) as world:
         results = world.run(_try_all_reduce, function, fresh_seed())
-    for rank, found in enumerate(results):
-        if found.problem:
-            raise Mistake(f"On rank {rank} {found.problem}")
-    sent = [found.sent_bytes / NBYTES for found in results]
+    for rank, attempt in enumerate(results):
+        if attempt.problem:
+            raise Mistake(f"On rank {rank} {attempt.problem}")
+    sent = [attempt.sent_bytes / NBYTES for attempt in results]
     best = 2 * (RANKS - 1) / RANKS
     worst = max(range(RANKS), key=sent.__getitem__)
     if sent[worst] > best * 1.01:
@@ -53,9 +53,9 @@ def check_all_reduce(function: Callable[[torch.Tensor], torch.Tensor]) -> str:
         raise Mistake(
             f"The sum is right, but a rank sends {min(sent):.2f} S: let the numbers travel between the ranks."
         )
-    if calls := sorted({name for found in results for name in found.calls}):
+    if calls := sorted({name for attempt in results for name in attempt.calls}):
         raise Mistake(f"Right, but {calls[0]} did it for you: build it of dist.send and dist.recv.")
-    if max(found.to_one for found in results) > 0.95:
+    if max(attempt.largest_share for attempt in results) > 0.95:
         raise Mistake(
             "The sum and the bytes are right, but each rank talks to its neighbour alone: that is the ring, with "
             f"{2 * (RANKS - 1)} rounds. Send each chunk straight to the rank that adds it up; two rounds are enough."
@@ -63,40 +63,40 @@ def check_all_reduce(function: Callable[[torch.Tensor], torch.Tensor]) -> str:
     return f"Right, and no rank sends more than {max(sent):.3f} S: the least there is, 2(N−1)/N·S = {best:g} S."
 
 
-class _Found(NamedTuple):
-    """What an answer did on a rank: what is wrong, what it sent, the largest share to one peer, what it called."""
+class _Attempt(NamedTuple):
+    """One rank's run of a reader's function. ``largest_share``: of the bytes sent, those to the peer that got most."""
 
     problem: str
     sent_bytes: int = 0
-    to_one: float = 0.0
+    largest_share: float = 0.0
     calls: frozenset[str] = frozenset()
 
 
-def _try_all_reduce(function: Callable, seed: int) -> _Found:
+def _try_all_reduce(function: Callable, seed: int) -> _Attempt:
     rank, size = dist.get_rank(), dist.get_world_size()
     tensors = [_whole_numbers(seed + r) for r in range(size)]
-    want = sum(tensors)
+    expected = sum(tensors)
     dist.barrier()
     with WireMeter() as wire, CallMeter() as calls:
         result = function(tensors[rank])
-    to_peers = [sent for sent, _ in wire.by_rank().values()] if wire.evidence == "wire" else []
-    to_one = max(to_peers, default=0) / max(1, sum(to_peers))
+    sent_to_peers = [sent for sent, _ in wire.by_rank().values()] if wire.evidence == "wire" else []
+    largest_share = max(sent_to_peers, default=0) / max(1, sum(sent_to_peers))
     if result is None:
-        return _Found("your function returned nothing; it should return the summed tensor.")
-    if not isinstance(result, torch.Tensor) or result.shape != want.shape:
+        return _Attempt("your function returned nothing; it should return the summed tensor.")
+    if not isinstance(result, torch.Tensor) or result.shape != expected.shape:
         got = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
-        return _Found(f"it should return a tensor of shape {tuple(want.shape)}, not {got}.")
-    result = result.detach().to(want.dtype)
-    if torch.equal(result, want):
-        return _Found("", wire.sent_bytes, to_one, frozenset(set(calls.counts) - POINT_TO_POINT))
-    right = (result == want).float().mean().item()
-    if torch.allclose(result, want / size):
-        return _Found("you returned the mean; here the sum is asked for.")
-    return _Found(f"only {right:.0%} of the elements hold the sum.")
+        return _Attempt(f"it should return a tensor of shape {tuple(expected.shape)}, not {got}.")
+    result = result.detach().to(expected.dtype)
+    if torch.equal(result, expected):
+        return _Attempt("", wire.sent_bytes, largest_share, frozenset(set(calls.counts) - POINT_TO_POINT))
+    share_right = (result == expected).float().mean().item()
+    if torch.allclose(result, expected / size):
+        return _Attempt("you returned the mean; here the sum is asked for.")
+    return _Attempt(f"only {share_right:.0%} of the elements hold the sum.")
 
 
 def _whole_numbers(seed: int) -> torch.Tensor:
-    """In fp32 their sum is exact, in whatever order."""
+    """Whole numbers in fp32, below 97: their sum is exact in any order."""
     return torch.randint(97, (NBYTES // 4,), generator=torch.Generator().manual_seed(seed)).float()
 
 

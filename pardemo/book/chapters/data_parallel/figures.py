@@ -11,18 +11,18 @@ from pardemo.draw.charts import bars, gantt, kind_legend, measured, predicted
 from pardemo.draw.style import COLOURS, Picture, new, save
 from pardemo.meters.timeline import Span
 
-#: By method, ranks and MiB.
+#: (method, ranks, MiB) -> seconds.
 Seconds = Mapping[tuple[str, int, int], float]
 
 
-def bytes_per_rank(found: Mapping[str, Sequence], theory: Mapping[str, Sequence], nbytes: int) -> Picture:
+def bytes_per_rank(counted: Mapping[str, Sequence], theory: Mapping[str, Sequence], nbytes: int) -> Picture:
     """What each rank sends and receives with each method, in S; outlines are the predictions.
 
     Args:
-        found, theory: method -> for each rank something with bytes sent and bytes received, in this order.
+        counted, theory: method -> for each rank (bytes sent, bytes received).
     """
     fig, axes = new(2, 1, size=(5.6, 4.8), sharex=True, sharey=True)
-    for ax, (method, ranks) in zip(axes, found.items(), strict=True):
+    for ax, (method, ranks) in zip(axes, counted.items(), strict=True):
         series, outline = (
             {side: [rank[at] / nbytes for rank in rows] for at, side in enumerate(("send", "receive"))}
             for rows in (ranks, theory[method])
@@ -40,22 +40,29 @@ def seconds_on_links(lines: Seconds, points: Seconds) -> Picture:
     """Seconds of an all-reduce against N and against S: predictions as lines, measurements as points.
 
     Args:
-        lines, points: predicted and measured, by method, N and MiB; lines may have more cases between the points. Each
-            panel has the cases that share the other panel's middle: all N of the size that several points have, all
-            sizes of the N that has several.
+        lines, points: predicted and measured seconds by method, N and MiB; lines may have more cases than points. The
+            upper panel has all N of the size that occurs most often among the points, the lower one all sizes of the
+            N that occurs most often.
     """
     fig, axes = new(2, 1, size=(5.6, 6.4), sharey=True)
     cases = list(points)
-    size = Counter(of[2] for of in cases).most_common(1)[0][0]
-    ranks = Counter(of[1] for of in cases).most_common(1)[0][0]
+    size = Counter(case[2] for case in cases).most_common(1)[0][0]
+    ranks = Counter(case[1] for case in cases).most_common(1)[0][0]
     for ax, at, fixed in ((axes[0], 1, (2, size)), (axes[1], 2, (1, ranks))):
-        for method in dict.fromkeys(of[0] for of in cases):
-            of_line, of_panel = (
-                sorted(of for of in some if of[0] == method and of[fixed[0]] == fixed[1]) for some in (lines, points)
+        for method in dict.fromkeys(case[0] for case in cases):
+            line_cases, point_cases = (
+                sorted(case for case in seconds if case[0] == method and case[fixed[0]] == fixed[1])
+                for seconds in (lines, points)
             )
-            x = [of[at] for of in of_panel]
-            predicted(ax, [of[at] for of in of_line], [lines[of] for of in of_line], f"{method}, predicted", method)
-            measured(ax, x, [points[of] for of in of_panel], f"{method}, measured", method)
+            x = [case[at] for case in point_cases]
+            predicted(
+                ax,
+                [case[at] for case in line_cases],
+                [lines[case] for case in line_cases],
+                f"{method}, predicted",
+                method,
+            )
+            measured(ax, x, [points[case] for case in point_cases], f"{method}, measured", method)
         ax.set_ylim(bottom=0)
         ax.set_xticks(x)
     axes[0].set(title=f"against N, S = {size} MiB", xlabel="ranks N", ylabel="seconds", xlim=(0, None))
@@ -87,16 +94,16 @@ def latency(lines: Mapping[int, Mapping[int, float]], points: Mapping[int, Mappi
 def waiting_rings(
     shares: Mapping[int, Mapping[float, float]], halves: Mapping[int, float], marks: Mapping[str, float]
 ) -> Picture:
-    """How much of a ring's time passes with waiting for messages, in per cent, against S, a curve for each N.
+    """The share of its time that a ring waits for messages, in per cent, against S; a curve for each N.
 
     Args:
-        shares: N -> bytes -> share. halves: N -> bytes where half of the time is waiting. marks: sizes with a name.
+        shares: N -> bytes -> share. halves: N -> bytes at which half of the time is waiting. marks: name -> bytes.
     """
     fig, ax = new(size=(6.2, 3.9))
     for (n, curve), dash, mark in zip(shares.items(), ("-", "--", ":", "-."), ("o", "s", "^", "D"), strict=False):
         ax.plot(list(curve), [100 * share for share in curve.values()], dash, color=COLOURS["ring"], linewidth=1.8)
-        told = f"N = {n}: half at {halves[n] / 1e6:,.0f} MB"
-        ax.plot(halves[n], 50, mark, color=COLOURS["ring"], linestyle=dash, markersize=8, label=told, zorder=3)
+        label = f"N = {n}: half at {halves[n] / 1e6:,.0f} MB"
+        ax.plot(halves[n], 50, mark, color=COLOURS["ring"], linestyle=dash, markersize=8, label=label, zorder=3)
     for name, size in marks.items():
         ax.axvline(size, color=palette.OTHER, linewidth=1.2, zorder=1)
         ax.annotate(name, (size, 108), (-4, 0), textcoords="offset points", ha="right", va="center")
@@ -105,11 +112,11 @@ def waiting_rings(
     ax.set_yticks([0, 25, 50, 75, 100])
     ax.minorticks_off()
     ax.legend(loc="lower left", frameon=True, framealpha=1, edgecolor="white")  # over the lines of the marks
-    told = ", ".join(f"{size / 1e6:,.0f} MB for {n} ranks" for n, size in halves.items())
+    values_text = ", ".join(f"{size / 1e6:,.0f} MB for {n} ranks" for n, size in halves.items())
     return save(
         fig,
         "data_parallel_waiting",
-        f"Below some size a ring mostly waits for its messages: half of its time at {told}.",
+        f"Below some size a ring mostly waits for its messages: half of its time at {values_text}.",
     )
 
 
@@ -135,16 +142,16 @@ def backward_passes(passes: Mapping[str, Sequence[Span]], expected_s: Mapping[st
 
 
 def bucket_sizes(lines: Mapping[str, float], points: Mapping[str, float]) -> Picture:
-    """Milliseconds of a backward pass for each size of bucket; outlines are the predictions."""
+    """Milliseconds of a backward pass for each bucket size; outlines are the predictions."""
     fig, ax = new(size=(5.6, 3.4))
     names = list(lines)
-    found, outline = ([1e3 * of[name] for name in names] for of in (points, lines))
-    bars(ax, names, {"communication": found}, {"communication": outline})
-    for place, value in enumerate(found):
+    measured_ms, outline = ([1e3 * seconds[name] for name in names] for seconds in (points, lines))
+    bars(ax, names, {"communication": measured_ms}, {"communication": outline})
+    for place, value in enumerate(measured_ms):
         ax.annotate(
             f"{value:.0f}", (place, max(value, outline[place])), (0, 3), textcoords="offset points", ha="center"
         )
-    ax.set(xlabel="what a bucket holds", ylabel="backward pass, ms", ylim=(0, 1.18 * max(outline + found)))
+    ax.set(xlabel="what a bucket holds", ylabel="backward pass, ms", ylim=(0, 1.18 * max(outline + measured_ms)))
     ax.legend(handles=[Patch(fill=False, edgecolor="black", label="predicted")], loc="upper right")
     return save(
         fig, "data_parallel_buckets", "Small buckets pay for messages, large ones cannot hide; the best lies between."
@@ -152,7 +159,11 @@ def bucket_sizes(lines: Mapping[str, float], points: Mapping[str, float]) -> Pic
 
 
 def large_batches(losses: Mapping[str, Mapping[int, float]]) -> Picture:
-    """The loss on samples that nobody trained on, against the samples seen, for batches and learning rates."""
+    """The loss on samples kept out of the training, against the samples seen, for batches and learning rates.
+
+    Args:
+        losses: name of the run -> samples seen -> loss.
+    """
     fig, ax = new(size=(5.6, 3.6))
     colours = (*list(palette.WAYS.values())[:3], palette.OTHER)
     for (name, curve), style, colour in zip(losses.items(), ("-o", "--s", ":^", "-.D"), colours, strict=True):
@@ -167,25 +178,27 @@ def large_batches(losses: Mapping[str, Mapping[int, float]]) -> Picture:
 
 
 def times_as_fast(rates: Mapping[str, Mapping[str, float]], ranks: int) -> Picture:
-    """Tokens a second of N GPUs over those of one, for links and for what a GPU's batch is; the line is N.
+    """Tokens a second of N GPUs over those of one GPU, for each link and each batch of a GPU; the line is N.
 
     Args:
-        rates: what the batch is -> link -> tokens a second, over one GPU's.
+        rates: name of the batch -> link -> tokens a second over one GPU's.
     """
     fig, ax = new(size=(6.2, 3.4))
     links, wide = list(next(iter(rates.values()))), 0.8 / len(rates)
-    for number, ((name, of), colour) in enumerate(zip(rates.items(), palette.WAYS.values(), strict=False)):
+    for number, ((name, by_link), colour) in enumerate(zip(rates.items(), palette.WAYS.values(), strict=False)):
         at = np.arange(len(links)) + (number - (len(rates) - 1) / 2) * wide
-        ax.bar(at, [of[link] for link in links], 0.86 * wide, color=colour, label=name, zorder=2)
+        ax.bar(at, [by_link[link] for link in links], 0.86 * wide, color=colour, label=name, zorder=2)
         for x, link in zip(at, links, strict=True):
-            told = f"{of[link]:.1f}"
-            ax.annotate(told, (x, of[link]), (0, 3), textcoords="offset points", ha="center")
+            label = f"{by_link[link]:.1f}"
+            ax.annotate(label, (x, by_link[link]), (0, 3), textcoords="offset points", ha="center")
     ax.axhline(ranks, color=COLOURS["predicted"], linestyle=":", label=f"{ranks} times")
     ax.set_xticks(range(len(links)), links)
     ax.set(ylabel="tokens a second, over one GPU's", ylim=(0, 1.12 * ranks))
     ax.grid(axis="x", visible=False)
     fig.legend(loc="outside upper right", ncols=len(rates) + 1)
-    told = "; ".join(
-        f"{name} " + ", ".join(f"{of[link]:.1f} on {link}" for link in links) for name, of in rates.items()
+    values_text = "; ".join(
+        f"{name} " + ", ".join(f"{by_link[link]:.1f} on {link}" for link in links) for name, by_link in rates.items()
     )
-    return save(fig, "data_parallel_times_as_fast", f"How many times as fast as one GPU {ranks} are, computed: {told}.")
+    return save(
+        fig, "data_parallel_times_as_fast", f"How many times as fast as one GPU {ranks} are, computed: {values_text}."
+    )
