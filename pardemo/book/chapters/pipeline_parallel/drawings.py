@@ -23,19 +23,19 @@ KINDS = {
 }
 _TOP, _RIGHT, _GAP = 62, 112, 14
 _NARROW = 12  # a step is at least as wide as a digit
-#: What is computed: its stage, its micro-batch, and which of the key's kinds it is.
-What = tuple[int, int, str]
-Times = Mapping[What, tuple[int, int]]  # its begin and end in time steps
+#: (stage, micro-batch, kind), of the kinds in :attr:`Course.kinds`.
+Computation = tuple[int, int, str]
+Times = Mapping[Computation, tuple[int, int]]  # begin and end in time steps
 
 
 def pipeline_schedule(kind: str, stages: int, micro_batches: int, chunks: int = 1) -> Player:
-    """Which rank computes what in each time step, and of how many micro-batches it holds the activations.
+    """A schedule step by step: what each rank computes, and of how many micro-batches it holds the activations.
 
-    The last frame, which is shown first, has the whole course and the most that each rank has held.
+    The player opens at its last frame, which shows all steps and the most micro-batches that each rank has held.
 
-    The package's own schedules and their ideal times: a forward takes one step, a backward two, of which the weights'
-    gradients take one where they are apart. With ``chunks`` v each rank has v stages of 1/v of the layers, and a step
-    is 1/v as long.
+    The schedules are the package's, with ideal times: a forward takes one step, a backward two. Where a schedule
+    computes the weights' gradients apart, these take one of the two. With ``chunks`` v each rank has v stages of 1/v of
+    its layers, and a step is 1/v as long.
 
     Args:
         kind: "gpipe", "one_f_one_b", "interleaved", "zb_h1" or "zb_v".
@@ -74,7 +74,7 @@ def pipeline_schedule(kind: str, stages: int, micro_batches: int, chunks: int = 
 
 @dataclass(frozen=True)
 class Course:
-    """A schedule and when it computes what, with the drawing's measures."""
+    """A schedule, the begin and end of each of its computations, and the sizes of their drawing."""
 
     schedule: "Schedule"
     times: Times
@@ -84,10 +84,14 @@ class Course:
         return max(end for _, end in self.times.values())
 
     def of_rank(self, rank: int) -> Times:
-        return {what: span for what, span in self.times.items() if self.schedule.rank_of(what[0]) == rank}
+        return {
+            computation: span
+            for computation, span in self.times.items()
+            if self.schedule.rank_of(computation[0]) == rank
+        }
 
     def holds(self, rank: int, now: int) -> int:
-        """Pairs of stage and micro-batch whose forward has ended on this rank, and whose last backward has not."""
+        """How many pairs (stage, micro-batch) of this rank have ended their forward and not yet their last backward."""
         last = "weight gradients" if self.schedule.is_split else "backward"
         ended = [kind for (_, _, kind), (_, end) in self.of_rank(rank).items() if end <= now]
         return ended.count("forward") - ended.count(last)
@@ -95,12 +99,14 @@ class Course:
     def most(self, rank: int) -> int:
         return max(self.holds(rank, now) for now in range(self.steps + 1))
 
-    def running(self, rank: int, now: int) -> What | None:
-        """What a rank computes in the step that ends at ``now``."""
-        return next((what for what, (begin, end) in self.of_rank(rank).items() if begin < now <= end), None)
+    def running(self, rank: int, now: int) -> Computation | None:
+        """The computation that a rank runs in the step that ends at ``now``; None if it is idle."""
+        return next(
+            (computation for computation, (begin, end) in self.of_rank(rank).items() if begin < now <= end), None
+        )
 
     def idle(self, rank: int, now: int) -> list[tuple[int, int]]:
-        """From when to when a rank has had nothing to do."""
+        """(begin, end) of each stretch up to ``now`` in which a rank was idle."""
         busy = sorted((begin, min(end, now)) for begin, end in self.of_rank(rank).values() if begin < now)
         gaps = pairwise([(0, 0), *busy, (now, now)])
         return [(end, begin) for (_, end), (begin, _) in gaps if end < begin]
@@ -140,8 +146,8 @@ def _frame(course: Course, now: int) -> Canvas:
     canvas.boxes(idle, DONE["idle"], border=DONE["idle"])
     for kind in course.kinds:
         places, numbers, runs = [], [], []
-        for (stage, k, of), (begin, end) in sorted(course.times.items()):
-            if of == kind and begin < now:
+        for (stage, k, step_kind), (begin, end) in sorted(course.times.items()):
+            if step_kind == kind and begin < now:
                 rank, chunk = schedule.rank_of(stage), stage // schedule.ranks
                 x, y = left + begin * wide, course.top(rank) + chunk * lane
                 until = (min(end, now) - begin) * wide
@@ -180,17 +186,21 @@ def _caption(course: Course, kind: str, now: int) -> str:
     schedule = course.schedule
     p, v = schedule.ranks, schedule.chunks
     if now == 0:
-        told = "A forward takes one step, a backward two. "
+        caption = "A forward takes one step, a backward two. "
         if schedule.is_split:
-            told = "A forward takes one step, a backward one, and the weights' gradients one, any time after it. "
-        told += "The right column counts the micro-batches whose activations a rank holds."
-        return told + f" Each rank has {v} stages of 1/{v} of its layers, so a step is 1/{v} as long." * (v > 1)
-    does = {rank: course.running(rank, now) for rank in range(p)}
+            caption = "A forward takes one step, a backward one, and the weights' gradients one, any time after it. "
+        caption += "The right column counts the micro-batches whose activations a rank holds."
+        return caption + f" Each rank has {v} stages of 1/{v} of its layers, so a step is 1/{v} as long." * (v > 1)
+    running = {rank: course.running(rank, now) for rank in range(p)}
     parts = []
-    for one in course.kinds:
-        busy = [f"rank {rank} with micro-batch {what[1]}" for rank, what in does.items() if what and what[2] == one]
-        parts += [f"{one.capitalize()}: {', '.join(busy)}."] if busy else []
-    if waiting := [str(rank) for rank, what in does.items() if what is None]:
+    for step_kind in course.kinds:
+        busy = [
+            f"rank {rank} with micro-batch {computation[1]}"
+            for rank, computation in running.items()
+            if computation and computation[2] == step_kind
+        ]
+        parts += [f"{step_kind.capitalize()}: {', '.join(busy)}."] if busy else []
+    if waiting := [str(rank) for rank, computation in running.items() if computation is None]:
         parts.append(f"Rank{'s' * (len(waiting) > 1)} {_and(waiting)} wait{'s' * (len(waiting) == 1)}.")
     most = course.most(0)
     if course.holds(0, now) == most and all(course.holds(0, before) < most for before in range(now)):
@@ -203,15 +213,15 @@ def _caption(course: Course, kind: str, now: int) -> str:
 def _idle(course: Course, kind: str) -> str:
     p, m, v = course.schedule.ranks, course.schedule.micro_batches, course.schedule.chunks
     if not course.schedule.is_split:
-        share, of = formulas.bubble_of_total(p, m, v), "(p − 1)/(m + p − 1)" if v == 1 else "(p − 1)/(v·m + p − 1)"
-        return f"Done. {share:.0%} of all time was idle: {unbroken(of)}."
+        share, formula = formulas.bubble_of_total(p, m, v), "(p − 1)/(m + p − 1)" if v == 1 else "(p − 1)/(v·m + p − 1)"
+        return f"Done. {share:.0%} of all time was idle: {unbroken(formula)}."
     share = 1 - 3 * m * v / course.steps
-    told = f"Done. {share:.0%} of all time was idle"
+    caption = f"Done. {share:.0%} of all time was idle"
     if m < (p if kind == "zb_h1" else 2 * p - 1):  # then no formula holds
-        return f"{told}: too few micro-batches to fill the pipeline."
+        return f"{caption}: too few micro-batches to fill the pipeline."
     if kind == "zb_h1":
-        return f"{told}: {unbroken('(p − 1)/(3m + p − 1)')}."
-    return f"{told}: {unbroken('(p − 1)/(6m + p − 1)')}, before a rank began or after it had ended."
+        return f"{caption}: {unbroken('(p − 1)/(3m + p − 1)')}."
+    return f"{caption}: {unbroken('(p − 1)/(6m + p − 1)')}, before a rank began or after it had ended."
 
 
 def _and(words: list[str]) -> str:

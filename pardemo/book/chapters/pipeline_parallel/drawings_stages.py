@@ -1,4 +1,4 @@
-"""A pipeline: which rank has which layers, what travels between two of them, and which stages a rank may have."""
+"""A pipeline: the layers of each rank, what two ranks send each other, and two ways to give each rank two stages."""
 
 from itertools import pairwise
 
@@ -10,7 +10,7 @@ _LEFT, _GAP = 104, 44  # where the first rank begins, and the way to the next
 
 
 def pipeline_stages(ranks: int = 4) -> Drawing:
-    """A model of two layers per rank, cut into stages: micro-batches come in, activations go on, gradients come back.
+    """A model cut into stages of two layers: activations are sent to the next rank, their gradients back.
 
     Args:
         ranks: p, from 2 to 4.
@@ -53,7 +53,7 @@ def pipeline_stages(ranks: int = 4) -> Drawing:
 
 
 def two_chunks(ranks: int = 4) -> Drawing:
-    """Two stages on each rank: laid out round after round, as interleaved 1F1B has them, and as a V, down and up.
+    """Two stages on each rank, placed in two ways: rank by rank twice (interleaved 1F1B), and as a V (ZB-V).
 
     Args:
         ranks: p, from 2 to 5.
@@ -85,7 +85,7 @@ def two_chunks(ranks: int = 4) -> Drawing:
 
 
 def _hand_on(canvas: Canvas, place: tuple[float, float], after: tuple[float, float]) -> None:
-    """The way of an activation: to the rank below or above, to the rank's other stage, or back to the first rank."""
+    """An arrow for an activation: to the rank below or above, to the same rank's other stage, or to the first rank."""
     (x, y), (to, below) = place, after
     if x == to:
         down = below > y

@@ -1,4 +1,4 @@
-"""A weight that the first and the last layer share: in one process, and cut into two stages."""
+"""A weight that the first and the last layer share: its gradient in one process, and with two stages."""
 
 from pardemo.draw.canvas import Canvas, Drawing
 from pardemo.draw.palette import DONE, KEPT
@@ -8,7 +8,8 @@ _FIRST, _LAST, _WIDE = 104, 432, 84  # where embedding and output layer stand, a
 
 
 def tied_weights() -> Drawing:
-    """One matrix E as embedding and as output layer: one gradient of both uses, or one half of it on each rank."""
+    """One matrix E as embedding and output layer: in one process both uses add to one gradient; on two ranks each has
+    its own part, and an all-reduce adds them."""
     canvas = Canvas(640, 420)
     canvas.text(4, 14, "one process: one E, one gradient", size=18, anchor="start", bold=True)
     _layers(canvas, 34)

@@ -1,4 +1,4 @@
-"""Pictures of chapter 02: a pipeline's course, ideal or measured, with the bubble in it; idle time, and memory."""
+"""Pictures of chapter 02: a pipeline's computations over time, ideal or measured; idle time, and memory."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,9 +13,7 @@ from pardemo.draw.style import COLOURS, HATCHES, Picture, new, save
 def pipeline(
     ax: Axes, spans: Sequence, title: str = "", stages_per_rank: int = 1, scale: float = 1.0, until: float | None = None
 ) -> None:
-    """Each rank a row, each computation a box with its micro-batch's number; grey is idle, the bubble.
-
-    Of a rank's stages the first has the colours as they are, the others paler ones.
+    """A row for each rank, a box with its micro-batch's number for each computation; grey is idle time, the bubble.
 
     Args:
         spans: of kind "forward", "backward", "weight gradients", named "stage.micro-batch"; others are left out.
@@ -58,11 +56,11 @@ def paler(colour: str, by: float) -> str:
 def courses(
     rows: Mapping[str, tuple[Sequence, int]], name: str, alt: str, *, at_once_s: float | None = None
 ) -> Picture:
-    """Courses of pipelines, one below the other on one axis of milliseconds.
+    """Pipelines over time, one below the other on one axis of milliseconds.
 
     Args:
-        rows: title -> its spans, and how many stages a rank has. name: the picture's. alt: what it shows, in words.
-        at_once_s: when all would be done if messages took no time, for a line.
+        rows: title -> its spans, and how many stages a rank has. name: the picture's. alt: its alternative text.
+        at_once_s: seconds until the end if messages took no time, for a line.
     """
     fig, axes = new(len(rows), 1, size=(6.4, 1.3 * len(rows) + 0.9), sharex=True, squeeze=False)
     long = max(max(s.end_s for s in spans) - min(s.begin_s for s in spans) for spans, _ in rows.values())
@@ -72,25 +70,25 @@ def courses(
             ax.axvline(1e3 * at_once_s, color=COLOURS["predicted"], linestyle=":", zorder=3.5)  # under the numbers
     axes[-1, 0].set_xlabel("milliseconds; grey: idle")
     kinds = {span.kind for spans, _ in rows.values() for span in spans}
-    shown = [kind for kind in ("forward", "backward", "weight gradients") if kind in kinds]
-    apart = {"backward": "backward: I + W, or I alone", "weight gradients": "W"} if len(shown) == 3 else {}
-    patches = [Patch(facecolor=COLOURS[kind], label=apart.get(kind, kind)) for kind in shown]
+    shown_kinds = [kind for kind in ("forward", "backward", "weight gradients") if kind in kinds]
+    apart = {"backward": "backward: I + W, or I alone", "weight gradients": "W"} if len(shown_kinds) == 3 else {}
+    patches = [Patch(facecolor=COLOURS[kind], label=apart.get(kind, kind)) for kind in shown_kinds]
     if at_once_s is not None:
         patches.append(Line2D([], [], color=COLOURS["predicted"], linestyle=":", label="end without messages"))
     fig.legend(handles=patches, loc="outside upper right", ncols=3)
     return save(fig, name, alt)
 
 
-def held_by_schedule(found: Mapping[str, list[float]], predicted: Mapping[str, Sequence[float]]) -> Picture:
+def held_by_schedule(measured: Mapping[str, list[float]], predicted: Mapping[str, Sequence[float]]) -> Picture:
     """Peak activations of each rank with each schedule, in micro-batches; outlines are the predictions.
 
     Args:
-        found, predicted: schedule -> a figure for each rank.
+        measured, predicted: schedule -> a number for each rank.
     """
-    fig, ax = new(size=(6.4, 0.8 + 0.56 * len(found)))
-    ranks = len(next(iter(found.values())))
+    fig, ax = new(size=(6.4, 0.8 + 0.56 * len(measured)))
+    ranks = len(next(iter(measured.values())))
     high = 0.84 / ranks
-    for place, (name, values) in enumerate(found.items()):
+    for place, (name, values) in enumerate(measured.items()):
         at = [place + (rank - (ranks - 1) / 2) * high for rank in range(ranks)]
         ax.barh(at, values, 0.86 * high, color=COLOURS["activations"])
         ax.barh(at, predicted[name], 0.98 * high, fill=False, edgecolor="black", linewidth=1)
@@ -99,25 +97,27 @@ def held_by_schedule(found: Mapping[str, list[float]], predicted: Mapping[str, S
             f"{values[fullest]:.1f}, rank {fullest}", (max(values[fullest], predicted[name][fullest]), at[fullest]),
             (5, 0), textcoords="offset points", va="center", fontsize=9,
         )  # fmt: skip
-    ax.set_yticks(range(len(found)), list(found))
-    most = 1.2 * max(max(*values, *predicted[name]) for name, values in found.items())
-    ax.set(xlabel="micro-batches' activations at the peak", xlim=(0, most), ylim=(len(found) - 0.4, -0.6))
+    ax.set_yticks(range(len(measured)), list(measured))
+    most = 1.2 * max(max(*values, *predicted[name]) for name, values in measured.items())
+    ax.set(xlabel="micro-batches' activations at the peak", xlim=(0, most), ylim=(len(measured) - 0.4, -0.6))
     ax.grid(axis="y", visible=False)
-    shown = Patch(color=COLOURS["activations"], label="measured, rank 0 on top")
-    ax.legend(handles=[shown, Patch(fill=False, edgecolor="black", label="predicted")], loc="lower right")
-    told = "; ".join(f"{name} {', '.join(f'{value:.1f}' for value in of)}" for name, of in found.items())
+    measured_patch = Patch(color=COLOURS["activations"], label="measured, rank 0 on top")
+    ax.legend(handles=[measured_patch, Patch(fill=False, edgecolor="black", label="predicted")], loc="lower right")
+    values_text = "; ".join(
+        f"{name} {', '.join(f'{value:.1f}' for value in peaks)}" for name, peaks in measured.items()
+    )
     return save(
         fig,
         "pipeline_parallel_memory",
-        f"Peak activations of ranks 0, 1, … with each schedule, in micro-batches: {told}.",
+        f"Peak activations of ranks 0, 1, … with each schedule, in micro-batches: {values_text}.",
     )
 
 
 def live_activations(curves: Mapping[str, Sequence[tuple[float, float]]], layers: int) -> Picture:
-    """Activations alive after each of ``layers`` layers, forward and then backward, and the most within it.
+    """Activations alive after each of ``layers`` layers, forward and then backward, and the peak within each.
 
     Args:
-        curves: way -> (alive after it, the most since the one before) of each layer passed.
+        curves: label -> for each layer passed (alive after it, the peak since the layer before), in units of a.
     """
     fig, ax = new(size=(6.2, 3.0))
     for (label, steps), style in zip(curves.items(), ("-", "--"), strict=True):
@@ -140,11 +140,11 @@ def live_activations(curves: Mapping[str, Sequence[tuple[float, float]]], layers
     )
 
 
-def idle_shares(lines: Mapping[int, Mapping[int, float]], point: tuple[int, float], told: str) -> Picture:
+def idle_shares(lines: Mapping[int, Mapping[int, float]], point: tuple[int, float], label: str) -> Picture:
     """The share of all time that a rank is idle, in per cent, against m; a line for each p, and one measured point.
 
     Args:
-        lines: p -> m -> the share. point: (m, its share). told: what was measured.
+        lines: p -> m -> the share. point: (m, its share). label: of the point.
     """
     fig, ax = new(size=(5.8, 3.4))
     for (ranks, shares), style in zip(lines.items(), ("-", "--", ":"), strict=False):
@@ -153,7 +153,7 @@ def idle_shares(lines: Mapping[int, Mapping[int, float]], point: tuple[int, floa
             label=f"p = {ranks}",
         )  # fmt: skip
     at, share = point
-    ax.plot([at], [100 * share], "o", color=COLOURS["backward"], markersize=8, label=told)
+    ax.plot([at], [100 * share], "o", color=COLOURS["backward"], markersize=8, label=label)
     ax.set(xscale="log", xlabel="micro-batches m", ylabel="of all time idle, %", ylim=(0, None))
     ticks = list(next(iter(lines.values())))
     ax.set_xticks(ticks, [str(m) for m in ticks])
@@ -162,5 +162,5 @@ def idle_shares(lines: Mapping[int, Mapping[int, float]], point: tuple[int, floa
     return save(
         fig,
         "pipeline_parallel_idle",
-        f"More micro-batches make the idle share smaller, and never nothing; {told}: {share:.0%}.",
+        f"More micro-batches make the idle share smaller, and never nothing; {label}: {share:.0%}.",
     )

@@ -14,7 +14,7 @@ from pardemo.draw.style import COLOURS, Picture, new, save
 def lengths_of_stages(
     lengths: Mapping[str, Sequence[float]], cuts: Mapping[str, Sequence[int]], names: Sequence[str]
 ) -> Picture:
-    """What each stage of a model computes, in blocks, and how long it waits for the slowest one; a panel for each cut.
+    """How long each stage computes, in blocks, and how long it waits for the slowest stage; a panel for each cut.
 
     Args:
         lengths: cut -> blocks of each stage. cuts: cut -> layers of each stage. names: of the layers, in order.
@@ -28,10 +28,10 @@ def lengths_of_stages(
         ax.barh(places, waits, 0.74, left=blocks, color=COLOURS["wait"], hatch="...", edgecolor="white", zorder=2)
         for place, length in enumerate(blocks):
             ax.annotate(f"{length:.1f}", (slowest, place), (5, 0), textcoords="offset points", va="center", fontsize=9)
-        rest = iter(names)
-        inside = [Counter(islice(rest, count)) for count in cuts[cut]]
-        told = [", ".join(name if n == 1 else f"{n} {name}s" for name, n in of.items()) for of in inside]
-        ax.set_yticks(places, told, fontsize=9)
+        layer_names = iter(names)
+        inside = [Counter(islice(layer_names, count)) for count in cuts[cut]]
+        labels = [", ".join(name if n == 1 else f"{n} {name}s" for name, n in counts.items()) for counts in inside]
+        ax.set_yticks(places, labels, fontsize=9)
         ax.set(title=f"{cut}: all take {slowest:.1f}", xlim=(0, 1.1 * longest), ylim=(len(blocks) - 0.5, -0.5))
         ax.grid(axis="y", visible=False)
     axes[-1, 0].set_xlabel("for each micro-batch, in blocks")
@@ -40,42 +40,50 @@ def lengths_of_stages(
         Patch(facecolor=COLOURS["wait"], hatch="...", edgecolor="white", label="waits for the slowest"),
     ]
     fig.legend(handles=handles, loc="outside upper right", ncols=2)
-    told = "; ".join(f"{cut} {', '.join(f'{length:.1f}' for length in of)}" for cut, of in lengths.items())
-    return save(fig, "pipeline_parallel_stages", f"Blocks that stages 0, 1, … compute for each micro-batch: {told}.")
+    values_text = "; ".join(
+        f"{cut} {', '.join(f'{length:.1f}' for length in stage_blocks)}" for cut, stage_blocks in lengths.items()
+    )
+    return save(
+        fig, "pipeline_parallel_stages", f"Blocks that stages 0, 1, … compute for each micro-batch: {values_text}."
+    )
 
 
 def memory_of_schedules(
-    states: Mapping[str, float], kept: Mapping[str, float], idle: Mapping[str, float], room_bytes: float
+    states: Mapping[str, float], activations: Mapping[str, float], idle: Mapping[str, float], room_bytes: float
 ) -> Picture:
     """Model states and the fullest rank's activations on a GPU with each schedule, and how long a rank is idle.
 
     Args:
-        states: kind -> bytes. kept: schedule -> bytes of activations. idle: schedule -> the share of all time.
-        room_bytes: what a GPU has.
+        states: kind -> bytes. activations: schedule -> bytes of activations. idle: schedule -> the share of all time.
+        room_bytes: the GPU's memory.
     """
-    fig, ax = new(size=(6.0, 1.5 + 0.5 * len(kept)))
-    places, hatches, left = range(len(kept)), dict(zip(states, ("", "//", ".."), strict=True)), 0.0
+    fig, ax = new(size=(6.0, 1.5 + 0.5 * len(activations)))
+    places, hatches, left = range(len(activations)), dict(zip(states, ("", "//", ".."), strict=True)), 0.0
     for kind, nbytes in states.items():
         style = {"color": COLOURS[kind], "hatch": hatches[kind], "edgecolor": "white"}
-        ax.barh(places, [nbytes / 1e9] * len(kept), 0.6, left=left, label=kind, zorder=2, **style)
+        ax.barh(places, [nbytes / 1e9] * len(activations), 0.6, left=left, label=kind, zorder=2, **style)
         left += nbytes / 1e9
-    held = [nbytes / 1e9 for nbytes in kept.values()]
+    held = [nbytes / 1e9 for nbytes in activations.values()]
     ax.barh(places, held, 0.6, left=left, color=COLOURS["activations"], label="activations", zorder=2)
     most = left + max(held)
-    for place, (schedule, gb) in enumerate(zip(kept, held, strict=True)):
-        told = f"{gb:.1f} GB kept,\n{idle[schedule]:.1%} idle"
+    for place, (schedule, gb) in enumerate(zip(activations, held, strict=True)):
+        label = f"{gb:.1f} GB kept,\n{idle[schedule]:.1%} idle"
         inside = left + gb > 0.75 * most  # no room beside a bar as long as that
         style = {"color": palette.ink_on(COLOURS["activations"]), "ha": "right"} if inside else {"ha": "left"}
         at = (left + gb, place), (-6 if inside else 6, 0)
-        ax.annotate(told, *at, textcoords="offset points", va="center", fontsize=9, zorder=4, **style)
+        ax.annotate(label, *at, textcoords="offset points", va="center", fontsize=9, zorder=4, **style)
     ax.axvline(room_bytes / 1e9, color=palette.VERDICTS["fails"], linewidth=2, zorder=3)
-    ax.set_yticks(places, list(kept))
-    ax.set(xlabel="GB on each GPU", xlim=(0, 1.03 * most), ylim=(len(kept) - 0.5, -0.5))
+    ax.set_yticks(places, list(activations))
+    ax.set(xlabel="GB on each GPU", xlim=(0, 1.03 * most), ylim=(len(activations) - 0.5, -0.5))
     ax.grid(axis="y", visible=False)
     room = Line2D([], [], color=palette.VERDICTS["fails"], linewidth=2, label="room")
     handles = [*ax.get_legend_handles_labels()[0], room]
     fig.legend(handles=handles, loc="outside lower center", ncols=3)
-    told = "; ".join(f"{schedule} {gb:.1f}, {idle[schedule]:.1%} idle" for schedule, gb in zip(kept, held, strict=True))
+    values_text = "; ".join(
+        f"{schedule} {gb:.1f}, {idle[schedule]:.1%} idle" for schedule, gb in zip(activations, held, strict=True)
+    )
     return save(
-        fig, "pipeline_parallel_on_a_gpu", f"GB of activations beside {left:.0f} GB of model states on a GPU: {told}."
+        fig,
+        "pipeline_parallel_on_a_gpu",
+        f"GB of activations beside {left:.0f} GB of model states on a GPU: {values_text}.",
     )

@@ -19,7 +19,7 @@ from pardemo.world.rank import device
 RANKS, LAYERS, MICRO_BATCHES, STEPS = 2, 4, 8, 3
 PACE_S = 0.04  # long beside what it takes to wake a process
 LR = 10.0  # the gradient of a mean over so many numbers is small
-#: What loads slowly, for a World to have loaded.
+#: Modules that load slowly: a World can load them ahead.
 PRELOAD = ["pardemo.peers.deepspeed.pipeline", "pardemo.peers.pytorch.pipelining"]
 #: The name of a schedule -> the package's order, and how many stages a rank has.
 ORDERS = {
@@ -36,7 +36,7 @@ def paced(
 ) -> list[list[Span]]:
     """On every rank: the spans of two steps, in which a rank waits F = I = W = ``pace_s`` for each micro-batch.
 
-    ``rows`` of a micro-batch times ``features``, in fp32, travel between two stages.
+    Stages send each other tensors of [rows, features] in fp32, one for each micro-batch.
     """
     each, timeline, steps = pace_s / chunks, Timeline(), []
     stages = [Paced(nn.Linear(features, features), each, each, weights_s=each).to(device()) for _ in range(chunks)]
@@ -52,16 +52,17 @@ def paced(
 
 
 def quickest(of_ranks: Sequence[list[list[Span]]]) -> pp.Chart:
-    """Of :func:`paced` on all ranks: the step that other work on this machine disturbed least."""
+    """The shortest of the steps that :func:`paced` returned on all ranks: other work on this machine disturbed it
+    least."""
     charts = [pp.measured_chart([span for rank in step for span in rank]) for step in zip(*of_ranks, strict=True)]
-    return min(charts, key=lambda found: found.makespan)
+    return min(charts, key=lambda chart: chart.makespan)
 
 
 def peak_bytes(
     order: Order, layers: Sequence[nn.Module], batch: Sequence[torch.Tensor], micro_batches: int, chunks: int = 1,
     checkpointing: bool = False,
 ) -> int:  # fmt: skip
-    """On every rank: activations alive at the worst moment of a step, gradients being there already."""
+    """On every rank: the peak of activations in a step, in bytes. A step before it has allocated the gradients."""
     schedule = pp.Schedule(order, dist.get_world_size(), micro_batches, chunks)
     stages = pp.cut_by_layers(layers, schedule.stages)
     mine = [stages[s] for s in schedule.stages_of(dist.get_rank())]
@@ -75,10 +76,10 @@ def peak_bytes(
 def alive(
     through: Callable[[nn.Module, torch.Tensor], torch.Tensor], width: int, samples: int, layers: int = 8
 ) -> tuple[list[tuple[float, float]], list[torch.Tensor]]:
-    """Activations alive after each of some MLPs, forward and then backward, and the most since the one before.
+    """Activations alive after each of some MLPs, forward and then backward, and the peak since the MLP before.
 
-    In units of a micro-batch's activation between two of them; and the weights' gradients. ``through(layer, x)`` is how
-    a layer is called.
+    Returns these pairs, in units of the activation between two MLPs, and the weights' gradients. ``through(layer, x)``
+    calls a layer.
     """
     net, curve, unit = [gpt.seeded(lambda: gpt.MLP(width), seed) for seed in range(layers)], [], 4 * samples * width
 
@@ -99,7 +100,7 @@ def alive(
 
 
 class PipelineRun(NamedTuple):
-    """Of one rank: the losses (None where it has not the last stage), what it sent in the last step, its peak."""
+    """Of one rank: the losses (None unless it has the last stage), bytes sent in the last step, and the peak."""
 
     losses: list[float] | None
     sent_bytes: int
@@ -107,7 +108,7 @@ class PipelineRun(NamedTuple):
 
 
 def alone(width: int, samples: int) -> list[float]:
-    """The losses of one process. ``samples``: of a micro-batch."""
+    """The losses of the same training in one process. ``samples``: of a micro-batch."""
     net = nn.Sequential(*_layers(width))
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -130,14 +131,14 @@ def train(engine: str, name: str, width: int, samples: int) -> PipelineRun:
         pipeline = DeepSpeedPipeline(stages, MICRO_BATCHES, MICRO_BATCHES * samples, F.mse_loss, lr=LR)
     else:
         pipeline = _pipeline(engine, list(mine), schedule)
-    found = _train(pipeline.step, mine, width, samples, updates=engine != "DeepSpeed")  # whose step does it
-    return PipelineRun(*found)
+    result = _train(pipeline.step, mine, width, samples, updates=engine != "DeepSpeed")  # whose step does it
+    return PipelineRun(*result)
 
 
 def second_over_first(engine: str, width: int, samples: int, **options: bool) -> float:
-    """On both ranks: a gradient's norm after a second step that nobody cleared it before, over that after the first.
+    """On both ranks: a gradient's norm after the second of two steps, over its norm after the first one.
 
-    ``options`` are the engine's.
+    Gradients are not cleared between the steps. ``options`` are the engine's.
     """
     module = _layers(width)[dist.get_rank()]
     pipeline, norms = _pipeline(engine, [module], pp.Schedule(pp.gpipe, RANKS, MICRO_BATCHES), **options), []
@@ -164,8 +165,8 @@ def _train(step, modules: nn.Module, width: int, samples: int, updates: bool):
         if updates:
             optimizer.step()
         optimizer.zero_grad(set_to_none=False)
-    known = None if losses[0] is None else [loss.item() for loss in losses]
-    return known, meter.sent_bytes, memory.peak["activations"]
+    loss_values = None if losses[0] is None else [loss.item() for loss in losses]
+    return loss_values, meter.sent_bytes, memory.peak["activations"]
 
 
 def _layers(width: int) -> list[nn.Module]:
