@@ -1,11 +1,11 @@
-"""Products of matrices that are cut: over which ranks, and where they have to talk."""
+"""Matrix multiplications cut over two ranks, by columns and by rows, and where the ranks have to communicate."""
 
 from pardemo.draw.canvas import Canvas, Drawing
 from pardemo.draw.palette import DONE, RANKS, WHOLE
 
 
 def column_cut() -> Drawing:
-    """Y = XA with the columns of A on two ranks: each makes its own columns of Y, and nobody has to send."""
+    """Y = XA with the columns of A on two ranks: each computes its own columns of Y, and nothing is sent."""
     canvas = Canvas(640, 250)
     canvas.box(20, 70, 120, 120, WHOLE, "X")
     _sign(canvas, 165, "×")
@@ -20,7 +20,7 @@ def column_cut() -> Drawing:
 
 
 def row_cut() -> Drawing:
-    """Y = XA with the rows of A on two ranks: each makes a part of every number of Y, and the parts are added."""
+    """Y = XA with the rows of A on two ranks: each computes a part of every number of Y; an all-reduce adds them."""
     canvas = Canvas(640, 300)
     _halves(canvas, 10, 70, 130, 120, "X", side_by_side=True)
     _sign(canvas, 158, "×")
@@ -42,32 +42,32 @@ def row_cut() -> Drawing:
 
 
 def mlp_cut(backward: bool = False, gated: bool = False) -> Drawing:
-    """Megatron's MLP: A by columns, GeLU, B by rows; f and g are the two places where ranks talk.
+    """Megatron's MLP: A cut by columns, GeLU, B cut by rows; f and g are where the ranks communicate.
 
     Args:
-        backward: the way of the gradients instead, from right to left, with the one place where that has a sum.
-        gated: the MLP of Llama and others: G and U by columns at the same places, D by rows.
+        backward: draw the backward pass instead, from right to left, with its one all-reduce.
+        gated: draw the gated MLP of Llama and others: G and U cut by columns, D by rows.
     """
     canvas, talk = Canvas(640, 376), DONE["communication"]
     for rank in range(2):
         _mlp_row(canvas, 84 + 190 * rank, rank, backward, gated)
-    for x, end, where, told in ((_F, _F + 14, "start", "backward:"), (_G, _G - 14, "end", "forward:")):
-        if not backward or where == "start":
-            canvas.arrow([(x, 110), (x, 248)], talk, 4, both=True, dashed=not backward and where == "start")
-            canvas.lines(end, 170, [told, "all-reduce"], anchor=where, fill=talk, bold=True)
+    for x, end, anchor, label in ((_F, _F + 14, "start", "backward:"), (_G, _G - 14, "end", "forward:")):
+        if not backward or anchor == "start":
+            canvas.arrow([(x, 110), (x, 248)], talk, 4, both=True, dashed=not backward and anchor == "start")
+            canvas.lines(end, 170, [label, "all-reduce"], anchor=anchor, fill=talk, bold=True)
     if backward:
         canvas.text(20, 362, "dZ is the same on both ranks; dX is a sum.", size=18, anchor="start")
-        told = "Its gradients on the way back: dZ is the same on both ranks, and f adds up their parts of dX."
+        alt_sentence = "Its gradients on the way back: dZ is the same on both ranks, and f adds up their parts of dX."
     else:
         canvas.text(20, 362, "white: whole on both ranks, and the same", size=18, anchor="start")
-        told = "f adds up gradients on the way back, g the two parts of Z on the way forward."
+        alt_sentence = "f adds up gradients on the way back, g the two parts of Z on the way forward."
     kind = "A gated MLP" if gated else "Megatron's MLP"
     first, second = ("G and U", "D") if gated else ("A", "B")
     middle = "the gate" if gated else "GeLU"
     return Drawing(
         canvas,
         f"{kind} on two ranks: each takes all of X through its columns of {first}, {middle} and its rows of {second}. "
-        + told,
+        + alt_sentence,
     )
 
 

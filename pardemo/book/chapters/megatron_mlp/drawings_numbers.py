@@ -1,4 +1,4 @@
-"""Both cuts of a product with the numbers that two ranks have computed: small ones, to be added up in the head."""
+"""Both cuts of a matrix multiplication, with the small numbers that two ranks have computed."""
 
 from collections.abc import Sequence
 
@@ -13,19 +13,19 @@ Matrix = Sequence[Sequence[float]]  # a tensor, too
 def two_cuts_in_numbers(
     x: Matrix, a: Matrix, pieces: Sequence[Matrix], parts: Sequence[Matrix], total: Matrix
 ) -> Drawing:
-    """What two ranks have of Y = XA with A cut by columns and by rows, and how each comes to Y's first number.
+    """The parts of Y = XA on two ranks, with A cut by columns and by rows, and how Y's first number is computed.
 
     Args:
-        x, a: X [2, 4] and A [4, 4]. pieces: of each rank, its columns of Y. parts: of each rank, its part of every
-            number of Y. total: their sum.
+        x, a: X [2, 4] and A [4, 4]. pieces: by rank, its columns of Y. parts: by rank, its part of every number of Y.
+            total: the sum of the parts.
     """
     canvas, right = Canvas(640, 392), 640 - 4 * _SIDE - 4
-    terms = [f"{_told(value)}·{_told(row[0])}" for value, row in zip(x[0], a, strict=True)]
+    terms = [f"{_number_text(value)}·{_number_text(row[0])}" for value, row in zip(x[0], a, strict=True)]
     canvas.text(4, 14, "by columns: each rank has its columns, and nobody talks", size=18, anchor="start", bold=True)
     for rank, piece in enumerate(pieces):
         _matrix(canvas, 4 + 2 * rank * _SIDE, 34, piece, RANKS[rank], f"rank {rank}", framed=rank == 0)
     canvas.text(216, 51, "the first number:", size=18, anchor="start")
-    canvas.box(216, 70, 316, _HIGH, RANKS[0], f"{' + '.join(terms)} = {_told(pieces[0][0][0])}", size=18)
+    canvas.box(216, 70, 316, _HIGH, RANKS[0], f"{' + '.join(terms)} = {_number_text(pieces[0][0][0])}", size=18)
     canvas.text(4, 168, "by rows: each rank has a part of every number", size=18, anchor="start", bold=True)
     places = (4, (right + 4) / 2)
     for rank, part in enumerate(parts):
@@ -35,13 +35,13 @@ def two_cuts_in_numbers(
         _sign(canvas, place - 16, 188 + _HIGH, sign)
     canvas.text(4, 312, "the first number:", size=18, anchor="start")
     for rank, part in enumerate(parts):
-        told = f"{' + '.join(terms[2 * rank : 2 * rank + 2])} = {_told(part[0][0])}"
-        canvas.box(places[rank], 330, 4 * _SIDE, _HIGH, RANKS[rank], told, size=18)
-    canvas.box(right, 330, 4 * _SIDE, _HIGH, WHOLE, _told(total[0][0]), size=18)
+        sum_text = f"{' + '.join(terms[2 * rank : 2 * rank + 2])} = {_number_text(part[0][0])}"
+        canvas.box(places[rank], 330, 4 * _SIDE, _HIGH, RANKS[rank], sum_text, size=18)
+    canvas.box(right, 330, 4 * _SIDE, _HIGH, WHOLE, _number_text(total[0][0]), size=18)
     for place, sign in zip((places[1], right), "+=", strict=True):
         _sign(canvas, place - 16, 330 + _HIGH / 2, sign)
     canvas.text(636, 380, "+ between ranks: the all-reduce", size=18, anchor="end", fill=_TALK, bold=True)
-    first = [_told(matrix[0][0]) for matrix in (pieces[0], *parts, total)]
+    first = [_number_text(matrix[0][0]) for matrix in (pieces[0], *parts, total)]
     return Drawing(
         canvas,
         f"X A with A cut by columns and by rows. By columns rank 0 has Y's first number, {first[0]}. By rows rank 0 "
@@ -53,14 +53,16 @@ def _matrix(canvas: Canvas, x: float, y: float, matrix: Matrix, fill: str, name:
     for row, values in enumerate(matrix):
         for column, value in enumerate(values):
             thick = 3 if framed and row == column == 0 else 1
-            canvas.box(x + _SIDE * column, y + _HIGH * row, _SIDE, _HIGH, fill, _told(value), size=18, thick=thick)
+            canvas.box(
+                x + _SIDE * column, y + _HIGH * row, _SIDE, _HIGH, fill, _number_text(value), size=18, thick=thick
+            )
     canvas.text(x + _SIDE * len(matrix[0]) / 2, y + _HIGH * len(matrix) + 18, name, size=18)
 
 
 def _sign(canvas: Canvas, x: float, y: float, sign: str) -> None:
-    """The sum is what the ranks talk for, and has the colour of that."""
+    """A sign between two matrices; a plus has the colour of communication."""
     canvas.text(x, y, sign, size=26, fill=_TALK if sign == "+" else "currentColor", bold=True)
 
 
-def _told(value: float) -> str:
+def _number_text(value: float) -> str:
     return f"{float(value):g}"

@@ -75,7 +75,7 @@ def _try_f(function: Callable, seed: int) -> str:
 
 
 def check_split(function: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]) -> str:
-    """``function(x, a, b)`` is gelu(x @ a) @ b on every rank, for 2φ."""
+    """``function(x, a, b)`` is gelu(x @ a) @ b on every rank; a rank sends 2φ and does half the arithmetic."""
     with World(RANKS, timeout_s=TIMEOUT_S) as world:
         results = world.run(_try_split, function)
     for rank, (problem, *_) in enumerate(results):
@@ -110,18 +110,18 @@ def _try_split(function: Callable) -> tuple[str, int, float]:
     expected = F.gelu(x @ a) @ b
     dist.barrier()
     with WireMeter() as wire, FlopCounterMode(display=False) as flops:
-        found = function(x, a, b)
-    if not isinstance(found, torch.Tensor) or found.shape != expected.shape:
-        got = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+        result = function(x, a, b)
+    if not isinstance(result, torch.Tensor) or result.shape != expected.shape:
+        got = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
         return f"it should return a tensor of shape {tuple(expected.shape)}, not {got}.", 0, 0.0
-    found = found.detach().to(expected.dtype)
-    if not torch.allclose(found, expected, atol=1e-4):
+    result = result.detach().to(expected.dtype)
+    if not torch.allclose(result, expected, atol=1e-4):
         rank, size = dist.get_rank(), dist.get_world_size()
         parts = [F.gelu(i @ j) for i, j in zip(x.chunk(size, -1), a.chunk(size, 0), strict=True)]
-        if torch.allclose(found, sum(parts) @ b, atol=1e-4):
+        if torch.allclose(result, sum(parts) @ b, atol=1e-4):
             return "the GeLUs of the parts were added: GeLU(p + q) is not GeLU(p) + GeLU(q).", 0, 0.0
         own = F.gelu(x @ a.chunk(size, 1)[rank]) @ b.chunk(size, 0)[rank]
-        if torch.allclose(found, own, atol=1e-4):
+        if torch.allclose(result, own, atol=1e-4):
             return "this is this rank's part of the sum alone: the ranks' parts have to be added.", 0, 0.0
         return "the result is not gelu(x @ a) @ b.", 0, 0.0
     whole = 2 * 2 * x.shape[0] * x.shape[1] * a.numel()

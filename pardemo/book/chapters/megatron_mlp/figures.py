@@ -1,4 +1,4 @@
-"""Pictures of chapter 03: sums of GeLUs and a missing f, what each order sends, what hides behind what."""
+"""Pictures of chapter 03: sums of GeLUs, a missing f, bytes by order of cuts, overlap, and hosts."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,10 +13,10 @@ SHORT = {"X's gradient": "dX", "A's gradient": "dA", "all-reduce": "sum"}
 PLATE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "boxstyle": "round,pad=0.15"}
 
 
-def sum_of_gelus(expected: torch.Tensor, found: torch.Tensor, title: str) -> Picture:
-    """Each number of the sum of the ranks' GeLUs over the GeLU of the sum; what is right lies on the line."""
+def sum_of_gelus(expected: torch.Tensor, sums: torch.Tensor, title: str) -> Picture:
+    """Each number of the sum of the ranks' GeLUs against the GeLU of the sum; right numbers lie on the line."""
     fig, ax = new(size=(5.8, 4.0))
-    ax.scatter(expected, found, s=6, alpha=0.35, color=COLOURS["activations"], label="sum of the ranks' GeLUs")
+    ax.scatter(expected, sums, s=6, alpha=0.35, color=COLOURS["activations"], label="sum of the ranks' GeLUs")
     ends = [float(expected.min()), float(expected.max())]
     ax.plot(ends, ends, color=COLOURS["predicted"], label="right", zorder=3)  # over the points, which are many
     ax.set(title=title, xlabel="GeLU of the sum", ylabel="sum of the GeLUs")
@@ -24,14 +24,14 @@ def sum_of_gelus(expected: torch.Tensor, found: torch.Tensor, title: str) -> Pic
     return save(fig, "megatron_mlp_sum_of_gelus", "The sums of GeLUs lie beside the line of the GeLU of the sum.")
 
 
-def without_f(found: Mapping[str, tuple[torch.Tensor, torch.Tensor]], title: str) -> Picture:
-    """Numbers of a rank whose MLP has no f over those of the plain MLP; what is right lies on the line.
+def without_f(pairs: Mapping[str, tuple[torch.Tensor, torch.Tensor]], title: str) -> Picture:
+    """Numbers of a rank whose MLP has no f against those of the plain MLP; right numbers lie on the line.
 
     Args:
-        found: what -> (the plain MLP's numbers, this rank's), first the output's, then the input's gradient's.
+        pairs: name -> (the plain MLP's numbers, this rank's); first of the output, then of the input's gradient.
     """
     fig, axes = new(1, 2, size=(6.0, 3.4))
-    for ax, (name, (expected, numbers)), kind in zip(axes, found.items(), ("activations", "gradients"), strict=True):
+    for ax, (name, (expected, numbers)), kind in zip(axes, pairs.items(), ("activations", "gradients"), strict=True):
         ax.scatter(expected, numbers, s=14, alpha=0.35, color=COLOURS[kind])  # wider than the line over them
         end = 1.05 * float(expected.abs().max())
         ax.plot([-end, end], [-end, end], color=COLOURS["predicted"], linewidth=1, label="right", zorder=3)
@@ -45,26 +45,27 @@ def without_f(found: Mapping[str, tuple[torch.Tensor, torch.Tensor]], title: str
     )
 
 
-def sent_by_order(found: Mapping[str, float], predicted: Sequence[float], ranks: int) -> Picture:
-    """What a rank sent, in φ, for each order of cuts; outlines are the predictions."""
+def sent_by_order(measured: Mapping[str, float], predicted: Sequence[float], ranks: int) -> Picture:
+    """How much a rank sent, in φ, for each order of cuts; outlines are the predictions."""
     fig, ax = new(size=(6.4, 3.6))
-    bars(ax, list(found), {"communication": list(found.values())}, {"communication": list(predicted)})
-    for place, value in enumerate(found.values()):
+    bars(ax, list(measured), {"communication": list(measured.values())}, {"communication": list(predicted)})
+    for place, value in enumerate(measured.values()):
         ax.annotate(f"{value:.1f} φ", (place, value), (0, 3), textcoords="offset points", ha="center")
     ax.set(ylabel=f"sent by a rank, φ (N = {ranks})", ylim=(0, 1.15 * max(predicted)))
     ax.legend(handles=[Patch(fill=False, edgecolor="black", label="predicted")], loc="upper right")
-    told = ", ".join(f"{label.replace(chr(10), ' ')} {value:.1f} φ" for label, value in found.items())
-    return save(fig, "megatron_mlp_bytes", f"Bytes that a rank sends: {told}; outlines are predicted.")
+    values_text = ", ".join(f"{label.replace(chr(10), ' ')} {value:.1f} φ" for label, value in measured.items())
+    return save(fig, "megatron_mlp_bytes", f"Bytes that a rank sends: {values_text}; outlines are predicted.")
 
 
 def two_backward_passes(without: Sequence[Span], overlapping: Sequence[Span]) -> Picture:
-    """A rank's backward pass of a layer cut by columns, with the exchange before and beside the second product."""
+    """A rank's backward pass of a layer cut by columns: the all-reduce before, and during, the second matrix
+    multiplication."""
     fig, axes = new(2, 1, size=(6.4, 3.8), sharex=True)
     lengths = []
-    for ax, spans, words in zip(axes, (without, overlapping), ("one after the other", "overlapping"), strict=True):
+    for ax, spans, way in zip(axes, (without, overlapping), ("one after the other", "overlapping"), strict=True):
         begin = min(s.begin_s for s in spans)
         lengths.append(1e3 * (max(s.end_s for s in spans) - begin))
-        gantt(ax, list(spans), title=f"{words}: {lengths[-1]:.0f} ms")
+        gantt(ax, list(spans), title=f"{way}: {lengths[-1]:.0f} ms")
         ax.set_yticks([-0.2, 0.2], ["products", "all-reduce"])
         for span in spans:  # in gantt's upper half of a row, or in the lower
             place = 0.2 if span.kind == "communication" else -0.2
@@ -85,35 +86,35 @@ def two_backward_passes(without: Sequence[Span], overlapping: Sequence[Span]) ->
 
 
 def computing_and_waiting(rows: Mapping[str, tuple[float, float]]) -> Picture:
-    """Milliseconds of an MLP on several groups of ranks: what they compute, and what they wait for sums.
+    """Milliseconds of an MLP on several groups of ranks: how long they compute, and how long they wait for sums.
 
     Args:
-        rows: the ranks and what joins them -> seconds of each.
+        rows: the ranks and their links -> (seconds of computing, seconds of waiting).
     """
     fig, ax = new(size=(6.4, 1.0 + 0.5 * len(rows)))
     places = range(len(rows))
-    computes, waits = ([1e3 * of[at] for of in rows.values()] for at in (0, 1))
+    computes, waits = ([1e3 * seconds[at] for seconds in rows.values()] for at in (0, 1))
     ax.barh(places, computes, 0.6, color=COLOURS["compute"], label="computing")
     ax.barh(places, waits, 0.6, left=computes, color=COLOURS["wait"], hatch="...", edgecolor="white", label="waiting")
     for place, compute, wait in zip(places, computes, waits, strict=True):
-        told = f"{compute + wait:.1f} ms, {wait / (compute + wait):.0%} waiting"
-        ax.annotate(told, (compute + wait, place), (5, 0), textcoords="offset points", va="center")
+        label = f"{compute + wait:.1f} ms, {wait / (compute + wait):.0%} waiting"
+        ax.annotate(label, (compute + wait, place), (5, 0), textcoords="offset points", va="center")
     ax.set_yticks(places, list(rows))
     longest = max(compute + wait for compute, wait in zip(computes, waits, strict=True))
     ax.set(xlabel="milliseconds, forward and backward", xlim=(0, 1.42 * longest), ylim=(len(rows) - 0.5, -0.5))
     ax.grid(axis="y", visible=False)
     fig.legend(loc="outside upper right", ncols=2)
-    told = "; ".join(f"{name} {1e3 * c:.2f} and {1e3 * w:.2f}" for name, (c, w) in rows.items())
+    values_text = "; ".join(f"{name} {1e3 * c:.2f} and {1e3 * w:.2f}" for name, (c, w) in rows.items())
     return save(
-        fig, "megatron_mlp_waiting", f"Milliseconds of an MLP, computing and waiting for sums, computed: {told}."
+        fig, "megatron_mlp_waiting", f"Milliseconds of an MLP, computing and waiting for sums, computed: {values_text}."
     )
 
 
 def sent_between_hosts(sums: Mapping[int, float], gradients: float, tokens: int) -> Picture:
-    """Bytes from one host to the other in a step: sums of activations grow with the tokens, gradients do not.
+    """Bytes from one host to the other in a step: those of activations grow with the tokens, gradients do not.
 
     Args:
-        sums: tokens -> bytes, in proportion to them. gradients: bytes. tokens: those of the example, to be marked.
+        sums: tokens -> bytes, proportional. gradients: bytes. tokens: the number to mark, a key of ``sums``.
     """
     fig, ax = new(size=(5.8, 3.3))
     ax.plot(list(sums), [nbytes / 1e6 for nbytes in sums.values()], color=COLOURS["communication"], linewidth=2,
@@ -121,12 +122,12 @@ def sent_between_hosts(sums: Mapping[int, float], gradients: float, tokens: int)
     ax.plot([0, max(sums)], [gradients / 1e6] * 2, "--", color=COLOURS["gradients"], linewidth=2,
             label="2 copies of 8: gradients")  # fmt: skip
     equal = gradients / (sums[tokens] / tokens)
-    for at, nbytes, told in (
+    for at, nbytes, label in (
         (tokens, sums[tokens], f"{tokens:,} tokens: {sums[tokens] / 1e6:,.0f} MB"),
         (equal, gradients, f"as much at {equal:,.0f} tokens"),
     ):
         ax.plot([at], [nbytes / 1e6], "o", color="black", zorder=3)
-        ax.annotate(told, (at, nbytes / 1e6), (9, -10), textcoords="offset points", va="center")
+        ax.annotate(label, (at, nbytes / 1e6), (9, -10), textcoords="offset points", va="center")
     ax.annotate(f"{gradients / 1e6:,.0f} MB", (0, gradients / 1e6), (5, 4), textcoords="offset points")
     ax.set(xlabel="tokens in a step", ylabel="MB between the hosts", xlim=(0, max(sums)), ylim=(0, None))
     ax.set_xticks([at for at in sums if at % 8192 == 0] or list(sums))

@@ -1,4 +1,4 @@
-"""One MLP on a group of ranks, ours and the libraries', beside the plain one: how far off, sent, computed."""
+"""One MLP on a group of ranks, ours and the libraries', compared with the plain one: error, bytes sent, FLOPs."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,13 +13,13 @@ from pardemo.small_models import gpt
 from pardemo.world.rank import device
 
 
-class Beside(NamedTuple):
-    """What one rank found.
+class Comparison(NamedTuple):
+    """One rank's MLP compared with the plain one.
 
     Attributes:
         error: the largest relative error of the output, the input's gradient and this rank's parts of the weights'.
         sent_bytes: of a forward and a backward pass. calls: all-reduces in each of the two.
-        share_of_flops: this rank's operations over the plain MLP's.
+        share_of_flops: this rank's floating-point operations over the plain MLP's.
     """
 
     error: float
@@ -28,29 +28,29 @@ class Beside(NamedTuple):
     share_of_flops: float
 
 
-def ours(batch: int, sequence: int, hidden: int) -> Beside:
+def ours(batch: int, sequence: int, hidden: int) -> Comparison:
     """:class:`pardemo.tensor_parallel.ParallelMLP` on all ranks, from the same weights as the plain one. Collective."""
     mlp, x = _plain(batch, sequence, hidden)
     expected, gradient = _both_ways(mlp, x)
     parts = gpt.parallel_mlp(mlp)
-    found, mine = _both_ways(parts, x)
+    output, input_gradient = _both_ways(parts, x)
     truth = dict(gpt.parallel_mlp(gpt.gradients_as_weights(mlp)).named_parameters())
-    weights = gpt.largest_error(gpt.gradients(parts), truth)
-    error = max(gpt.relative_error(found, expected), gpt.relative_error(mine, gradient), weights)
-    return Beside(error, *_sent(parts, x), _share_of_flops(parts, x, mlp, x))
+    weights_error = gpt.largest_error(gpt.gradients(parts), truth)
+    error = max(gpt.relative_error(output, expected), gpt.relative_error(input_gradient, gradient), weights_error)
+    return Comparison(error, *_sent(parts, x), _share_of_flops(parts, x, mlp, x))
 
 
-def megatron(batch: int, sequence: int, hidden: int) -> Beside:
+def megatron(batch: int, sequence: int, hidden: int) -> Comparison:
     """The same by Megatron-core's layers."""
     return _theirs("megatron", batch, sequence, hidden)
 
 
-def dtensor(batch: int, sequence: int, hidden: int) -> Beside:
+def dtensor(batch: int, sequence: int, hidden: int) -> Comparison:
     """The same by torch's ColwiseParallel and RowwiseParallel."""
     return _theirs("dtensor", batch, sequence, hidden)
 
 
-def _theirs(library: str, batch: int, sequence: int, hidden: int) -> Beside:
+def _theirs(library: str, batch: int, sequence: int, hidden: int) -> Comparison:
     from pardemo.peers import megatron
     from pardemo.peers.pytorch import dtensor
 
@@ -63,15 +63,19 @@ def _theirs(library: str, batch: int, sequence: int, hidden: int) -> Beside:
             truth = dict(gpt.parallel_mlp(gpt.gradients_as_weights(mlp)).named_parameters())
         else:
             turn, layer, truth = _same, peer.mlp(mlp, peer.mesh(dist.get_world_size())), gpt.gradients(mlp)
-        found, mine = _both_ways(layer, turn(x))
-        weights = gpt.largest_error(peer.gradients(layer), truth)
-        error = max(gpt.relative_error(turn(found), expected), gpt.relative_error(turn(mine), gradient), weights)
-        return Beside(error, *_sent(layer, turn(x)), _share_of_flops(layer, turn(x), mlp, x))
+        output, input_gradient = _both_ways(layer, turn(x))
+        weights_error = gpt.largest_error(peer.gradients(layer), truth)
+        error = max(
+            gpt.relative_error(turn(output), expected),
+            gpt.relative_error(turn(input_gradient), gradient),
+            weights_error,
+        )
+        return Comparison(error, *_sent(layer, turn(x)), _share_of_flops(layer, turn(x), mlp, x))
 
 
 def halves(numel: int) -> dict[str, int]:
-    """Bytes that this rank sends in the halves of an all-reduce of ``numel`` fp32 numbers: a ring's, and the backend's
-    own reduce-scatter. Collective."""
+    """Bytes that this rank sends in each half of a ring all-reduce of ``numel`` fp32 numbers, and in the backend's own
+    reduce-scatter. Collective."""
     whole = torch.ones(numel, device=device())
     shard = torch.ones(numel // dist.get_world_size(), device=device())
     actions: dict[str, Callable[[], object]] = {
@@ -79,13 +83,13 @@ def halves(numel: int) -> dict[str, int]:
         "all-gather": lambda: ring_all_gather(shard),
         "the backend's reduce-scatter": lambda: dist.reduce_scatter_single(torch.empty_like(shard), whole),
     }
-    found = {}
+    sent_bytes = {}
     for name, action in actions.items():
         action()  # opens the connections
         with WireMeter() as wire:
             action()
-        found[name] = wire.sent_bytes
-    return found
+        sent_bytes[name] = wire.sent_bytes
+    return sent_bytes
 
 
 def _plain(batch: int, sequence: int, hidden: int) -> tuple[gpt.MLP, torch.Tensor]:
