@@ -1,4 +1,4 @@
-"""Attention cut by heads, and where a fused projection has to be cut for that."""
+"""Attention cut by heads, and where to cut a fused projection of query, key and value."""
 
 from pardemo.draw.canvas import Canvas, Drawing
 from pardemo.draw.palette import DONE, RANKS, WHOLE
@@ -14,13 +14,13 @@ _SHARED = {
 
 
 def attention_heads(query_groups: int = 4) -> Drawing:
-    """Attention with four heads on two ranks: each computes whole heads, and none asks the other.
+    """Attention with four heads on two ranks: each computes whole heads, without the other.
 
     Args:
         query_groups: heads of key and value. 4: one for each query head; 2: one for two of them; 1: one for all.
 
     Raises:
-        ValueError: another number: four query heads do not share so many.
+        ValueError: another number of heads of key and value.
     """
     if query_groups not in _SHARED:
         raise ValueError(f"four query heads share 1, 2 or 4 heads of key and value, not {query_groups}")
@@ -44,8 +44,8 @@ def attention_heads(query_groups: int = 4) -> Drawing:
         canvas.box(x - 20, line - 22, 40, 44, "none", name, size=26, border=_TALK, thick=3)
     canvas.arrow([(g + 22, line), (g + 46, line)])
     canvas.box(g + 48, line - 42, 50, 84, WHOLE, "Z", size=24)
-    for x, told in ((206, ("Q, K, V:", "columns cut")), (334, ("attention", "by head")), (446, ("B:", "rows cut"))):
-        canvas.lines(x, 418, told)
+    for x, caption in ((206, ("Q, K, V:", "columns cut")), (334, ("attention", "by head")), (446, ("B:", "rows cut"))):
+        canvas.lines(x, 418, caption)
     canvas.text(10, 482, "f: backward an all-reduce", size=18, anchor="start", fill=_TALK, bold=True)
     canvas.text(630, 482, "g: forward an all-reduce", size=18, anchor="end", fill=_TALK, bold=True)
     canvas.text(320, 518, _SHARED[query_groups], size=18)
@@ -76,7 +76,7 @@ def _projections(canvas: Canvas, left: float, middle: float, rank: int, query_gr
 
 
 def fused_qkv() -> Drawing:
-    """One matrix makes query, key and value. Stored in three blocks, its halves are not the heads' halves."""
+    """Where to cut a fused query, key and value matrix: stored in three blocks, and stored head by head."""
     canvas = Canvas(640, 462)
     canvas.text(32, 20, "Stored in three blocks", anchor="start", bold=True)
     canvas.text(608, 20, "GPT-2, Baichuan2", size=18, anchor="end")
@@ -110,12 +110,12 @@ def fused_qkv() -> Drawing:
 
 
 def in_blocks(heads: int) -> list[tuple[str, int]]:
-    """The order of rows, a letter and a head each: all queries, then all keys, then all values."""
+    """(letter, head) of each row: all queries, then all keys, then all values."""
     return [(letter, head) for letter in "qkv" for head in range(heads)]
 
 
 def head_by_head(heads: int) -> list[tuple[str, int]]:
-    """The order of rows: query, key and value of the first head, then of the next."""
+    """(letter, head) of each row: query, key and value of the first head, then of the next."""
     return [(letter, head) for head in range(heads) for letter in "qkv"]
 
 
@@ -126,5 +126,5 @@ def _strip(canvas: Canvas, x: float, y: float, rows: list[tuple[str, int]], wide
 
 
 def _cut(canvas: Canvas, top: float, bottom: float) -> None:
-    """Where one would cut in the middle, without looking at what is there."""
+    """A bar that cuts the rows into two equal pieces."""
     canvas.line([(320, top), (320, bottom)], thick=5)

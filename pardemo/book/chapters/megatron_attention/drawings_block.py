@@ -1,9 +1,9 @@
-"""A whole block cut by heads and features: what each rank computes alone, what all of them compute, where they talk."""
+"""A transformer block cut by heads and features: what each rank computes alone, what both compute, where they sum."""
 
 from pardemo.draw.canvas import Canvas, Drawing
 from pardemo.draw.palette import DONE, RANKS, WHOLE
 
-#: From the input on: a part (is it cut, what is computed, a word about dropout), or one of the two operators.
+#: From the input on: a part (whether it is cut, its name, a note on dropout), or one of the operators f and g.
 BLOCK = (
     (False, "norm", ""),
     "f",
@@ -17,24 +17,26 @@ BLOCK = (
 )
 _TALK = DONE["communication"]
 _LEFT, _WIDE, _HIGH = (300, 478), 146, 52
-_TELLS = {"f": "f: backward an all-reduce", "g": "g: forward an all-reduce"}
+_OPERATOR_LABELS = {"f": "f: backward an all-reduce", "g": "g: forward an all-reduce"}
 
 
 def block_cut() -> Drawing:
-    """A block on two ranks from top to bottom: white is whole on both, coloured is a rank's own half."""
+    """A block on two ranks from top to bottom: white parts are whole on both, coloured ones a rank's own half."""
     canvas = Canvas(640, 614)
     for rank, x in enumerate(_LEFT):
         canvas.text(x + _WIDE / 2, 20, f"rank {rank}", size=22, bold=True)
     y = 44.0
     for step in BLOCK:
         if isinstance(step, str):
-            canvas.box(_LEFT[0], y, _LEFT[1] + _WIDE - _LEFT[0], 34, "none", _TELLS[step], border=_TALK, thick=3)
+            canvas.box(
+                _LEFT[0], y, _LEFT[1] + _WIDE - _LEFT[0], 34, "none", _OPERATOR_LABELS[step], border=_TALK, thick=3
+            )
             y += 44
             continue
-        cut, name, told = step
-        canvas.text(16, y + (16 if told else _HIGH / 2), name, size=19, anchor="start", bold=True)
-        if told:
-            canvas.text(16, y + 40, told, size=18, anchor="start")
+        cut, name, note = step
+        canvas.text(16, y + (16 if note else _HIGH / 2), name, size=19, anchor="start", bold=True)
+        if note:
+            canvas.text(16, y + 40, note, size=18, anchor="start")
         for rank, x in enumerate(_LEFT):
             _part(canvas, x, y, cut, rank)
         y += _HIGH + 10

@@ -1,4 +1,4 @@
-"""Fewer heads of key and value than ranks: who has which, and what has to be summed."""
+"""Fewer key and value heads than ranks: which rank holds which head, and whose gradients are summed."""
 
 from pardemo.draw.canvas import Canvas, Drawing
 from pardemo.draw.palette import DONE, RANKS
@@ -9,7 +9,7 @@ _RANKS, _QUERIES, _SHARED, _WIDE = 4, 8, 2, 66
 
 
 def shared_heads() -> Drawing:
-    """Eight query heads and two heads of key and value on four ranks: each of the two lies on two ranks."""
+    """Eight query heads and two heads of key and value on four ranks: two ranks hold each of the two heads."""
     canvas = Canvas(640, 320)
     canvas.text(320, 62, "each rank its own query heads", size=18)
     canvas.text(320, 154, "and a copy of the key and value head that they ask", size=18)
@@ -31,7 +31,7 @@ def shared_heads() -> Drawing:
 
 
 def _copy(canvas: Canvas, x: float, rank: int) -> None:
-    """A rank's copy of a head of key and value; a band tells which other rank holds it, too."""
+    """A rank's copy of a head of key and value, and a band that names the other rank with a copy."""
     for place, letter in enumerate("kv"):
         canvas.box(x + place * _WIDE, 172, _WIDE, 32, RANKS[rank], letter + SUBSCRIPTS[shared_of(rank)])
     (other,) = (other for other in range(_RANKS) if shared_of(other) == shared_of(rank) and other != rank)

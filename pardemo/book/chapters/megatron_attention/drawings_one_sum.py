@@ -1,24 +1,24 @@
-"""The gradients of X that come back through Q, K and V: added on the rank before they are summed, or after."""
+"""The three gradients of X, through Q, K and V: added on the rank before the all-reduce, or after three of them."""
 
 from pardemo.draw.canvas import Canvas, Drawing
 from pardemo.draw.palette import DONE, KEPT
 
 _TALK, _GRADIENT = DONE["communication"], KEPT["gradients"]
-#: Title, how many times f stands in it.
+#: Title, number of times f occurs.
 WAYS = (("one f for all three", 1), ("an f for each", 3))
 _ROW, _EACH, _HIGH = 186, 48, 38  # a way's height; from one projection to the next; a box
 
 
 def one_sum_or_three() -> Drawing:
-    """Backward on one rank: what leaves Q, K and V, where it is added up, and how often it goes over the ranks."""
+    """The backward pass of Q, K and V on one rank: where gradients are added, and how often they are all-reduced."""
     canvas = Canvas(640, 2 * _ROW + 34)
     for number, (title, sums) in enumerate(WAYS):
         top = 14 + number * _ROW
         canvas.text(10, top, title, size=20, anchor="start", bold=True)
         canvas.text(630, top, f"backward {2 * sums}φ", size=20, anchor="end", fill=_TALK, bold=True)
         _way(canvas, top + 22, sums)
-    told = "f, backward: an all-reduce of b·s·h numbers"
-    canvas.text(10, 2 * _ROW + 16, told, anchor="start", size=18)
+    caption = "f, backward: an all-reduce of b·s·h numbers"
+    canvas.text(10, 2 * _ROW + 16, caption, anchor="start", size=18)
     return Drawing(
         canvas,
         "Backward, each rank has three gradients of X, through Q, K and V. With one f it adds them up first and "

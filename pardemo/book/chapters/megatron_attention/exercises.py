@@ -26,27 +26,27 @@ SHARING = 4
 
 
 def check_qkv_rows(function: Callable[[torch.Tensor, int, int, int], torch.Tensor]) -> str:
-    """``function(weight, heads, rank, ranks)`` is the rank's third of each third."""
+    """``function(weight, heads, rank, ranks)`` is the rank's rows of query, then of key, then of value."""
     for heads, ranks in ((4, 2), (8, 4), (6, 1)):
         weight = torch.arange(3.0 * heads * 2)[:, None].expand(-1, heads * 2).contiguous()  # row i holds i; heads of 2
         for rank in range(ranks):
             expected = torch.cat([third.chunk(ranks, 0)[rank] for third in weight.chunk(3, 0)])
-            found = call(function, weight.clone(), heads, rank, ranks)
-            if not isinstance(found, torch.Tensor) or found.dim() != 2:
-                got = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+            result = call(function, weight.clone(), heads, rank, ranks)
+            if not isinstance(result, torch.Tensor) or result.dim() != 2:
+                got = f"shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
                 raise Mistake(f"It returned {got}; it should return rows of the weight.")
-            if found.shape == expected.shape and torch.equal(found, expected):
+            if result.shape == expected.shape and torch.equal(result, expected):
                 continue
-            if found.shape == expected.shape and torch.equal(found, weight.chunk(ranks, 0)[rank]):
+            if result.shape == expected.shape and torch.equal(result, weight.chunk(ranks, 0)[rank]):
                 raise Mistake(
                     f"That is the matrix in {ranks} equal pieces: with {heads} heads rank 0 gets queries whose keys "
                     "are elsewhere. Cut query, key and value each."
                 )
-            if found.shape == expected.shape and torch.equal(found.sort(0).values, expected.sort(0).values):
+            if result.shape == expected.shape and torch.equal(result.sort(0).values, expected.sort(0).values):
                 raise Mistake("The right rows in another order: query first, then key, then value.")
             raise Mistake(
                 f"For rank {rank} of {ranks} with {heads} heads, rows {expected[:, 0].int().tolist()} are needed, "
-                f"not {found[:24, :1].flatten().int().tolist()}."
+                f"not {result[:24, :1].flatten().int().tolist()}."
             )
     return "Each rank has whole heads: their queries, their keys, their values."
 
@@ -68,11 +68,11 @@ def _try_shared(function: Callable, seed: int) -> str:
         copies = size // kv_heads
         first = rank // copies * copies
         expected = sum(gradients[first : first + copies])
-        found = function(gradients[rank].clone(), kv_heads)
-        if not isinstance(found, torch.Tensor) or found.shape != expected.shape:
-            got = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+        result = function(gradients[rank].clone(), kv_heads)
+        if not isinstance(result, torch.Tensor) or result.shape != expected.shape:
+            got = f"shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
             return f"it should return a gradient of shape {tuple(expected.shape)}, not {got}."
-        if torch.allclose(found, expected, atol=1e-5):
+        if torch.allclose(result, expected, atol=1e-5):
             continue
         where = f"with {kv_heads} key and value heads on {size} ranks"
         wrong = {
@@ -81,6 +81,6 @@ def _try_shared(function: Callable, seed: int) -> str:
             "that is the mean; each copy needs the sum": expected / copies,
             "every other rank was added; copies lie on neighbours": sum(gradients[rank % kv_heads :: kv_heads]),
         }
-        told = (words for words, one in wrong.items() if torch.allclose(found, one, atol=1e-5))
-        return f"{next(told, 'that is not the sum over the ranks that hold the same head')} ({where})."
+        hints = (hint for hint, guess in wrong.items() if torch.allclose(result, guess, atol=1e-5))
+        return f"{next(hints, 'that is not the sum over the ranks that hold the same head')} ({where})."
     return ""

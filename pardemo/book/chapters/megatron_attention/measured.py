@@ -1,4 +1,4 @@
-"""One transformer block on a group of ranks, ours and the libraries', beside the plain one."""
+"""One transformer block on a group of ranks, ours and the libraries', compared with the plain one."""
 
 from typing import NamedTuple
 
@@ -11,13 +11,13 @@ from pardemo.small_models import gpt
 from pardemo.world.rank import device
 
 
-class Beside(NamedTuple):
-    """What one rank found.
+class Comparison(NamedTuple):
+    """One rank's block compared with the plain one.
 
     Attributes:
         error: the largest relative error of the output, the input's gradient and this rank's parts of the weights'.
         sent_bytes: of a forward and a backward pass. calls: collectives in the two.
-        parameter_bytes: that this rank holds. kept_bytes: what its forward pass keeps for the backward pass.
+        parameter_bytes: of the parameters on this rank. kept_bytes: of the activations kept for the backward pass.
     """
 
     error: float
@@ -27,24 +27,24 @@ class Beside(NamedTuple):
     kept_bytes: int
 
 
-def plain(batch: int, sequence: int, hidden: int, heads: int) -> Beside:
+def plain(batch: int, sequence: int, hidden: int, heads: int) -> Comparison:
     """The plain block, whole on every rank."""
     block, x = _plain(batch, sequence, hidden, heads)
-    found = _both_ways(block, x)
-    return _beside(block, x, found, found, 0.0)
+    results = _both_ways(block, x)
+    return _comparison(block, x, results, results, 0.0)
 
 
-def ours(batch: int, sequence: int, hidden: int, heads: int) -> Beside:
+def ours(batch: int, sequence: int, hidden: int, heads: int) -> Comparison:
     """:class:`pardemo.tensor_parallel.ParallelBlock` on all ranks, from the plain block's weights. Collective."""
     block, x = _plain(batch, sequence, hidden, heads)
     expected = _both_ways(block, x)
     layer = gpt.parallel_block(block)
-    found = _both_ways(layer, x)
+    results = _both_ways(layer, x)
     truth = dict(gpt.parallel_block(gpt.gradients_as_weights(block)).named_parameters())
-    return _beside(layer, x, expected, found, gpt.largest_error(gpt.gradients(layer), truth))
+    return _comparison(layer, x, expected, results, gpt.largest_error(gpt.gradients(layer), truth))
 
 
-def megatron(batch: int, sequence: int, hidden: int, heads: int) -> Beside:
+def megatron(batch: int, sequence: int, hidden: int, heads: int) -> Comparison:
     """The same by Megatron-core's TransformerLayer, which lays activations out as [sequence, batch, hidden]."""
     from pardemo.peers import megatron as peer
 
@@ -53,19 +53,19 @@ def megatron(batch: int, sequence: int, hidden: int, heads: int) -> Beside:
     truth = dict(gpt.parallel_block(gpt.gradients_as_weights(block)).named_parameters())
     with peer.megatron(tp=dist.get_world_size()):
         layer, turned = peer.Block(block), _turned(x)
-        found = tuple(_turned(t) for t in _both_ways(layer, turned))
-        return _beside(layer, turned, expected, found, gpt.largest_error(peer.gradients(layer), truth))
+        results = tuple(_turned(t) for t in _both_ways(layer, turned))
+        return _comparison(layer, turned, expected, results, gpt.largest_error(peer.gradients(layer), truth))
 
 
-def dtensor(batch: int, sequence: int, hidden: int, heads: int) -> Beside:
+def dtensor(batch: int, sequence: int, hidden: int, heads: int) -> Comparison:
     """The same by a plan of torch's ColwiseParallel and RowwiseParallel."""
     from pardemo.peers.pytorch import dtensor as peer
 
     block, x = _plain(batch, sequence, hidden, heads)
     expected = _both_ways(block, x)
     layer = peer.block(block, peer.mesh(dist.get_world_size()))
-    found = _both_ways(layer, x)
-    return _beside(layer, x, expected, found, gpt.largest_error(peer.gradients(layer), gpt.gradients(block)))
+    results = _both_ways(layer, x)
+    return _comparison(layer, x, expected, results, gpt.largest_error(peer.gradients(layer), gpt.gradients(block)))
 
 
 def grouped_bytes(batch: int, sequence: int, hidden: int, heads: int, kv_heads: int) -> dict[str, int]:
@@ -74,10 +74,10 @@ def grouped_bytes(batch: int, sequence: int, hidden: int, heads: int, kv_heads: 
 
     block = gpt.seeded(lambda: gpt.Block(hidden, heads, kv_heads)).to(device())
     x = gpt.numbers(batch, sequence, hidden, seed=1).to(device())
-    found = {"pardemo": _sent(gpt.parallel_block(block), x)[0]}
+    sent_bytes = {"pardemo": _sent(gpt.parallel_block(block), x)[0]}
     with peer.megatron(tp=dist.get_world_size()):
-        found["Megatron-core"] = _sent(peer.fresh_block(hidden, heads, kv_heads), _turned(x))[0]
-    return found
+        sent_bytes["Megatron-core"] = _sent(peer.fresh_block(hidden, heads, kv_heads), _turned(x))[0]
+    return sent_bytes
 
 
 def _plain(batch: int, sequence: int, hidden: int, heads: int) -> tuple[gpt.Block, torch.Tensor]:
@@ -95,15 +95,15 @@ def _both_ways(layer: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, torch.T
     return y.detach(), x.grad
 
 
-def _beside(layer: nn.Module, x: torch.Tensor, expected: tuple, found: tuple, weights: float) -> Beside:
-    errors = [gpt.relative_error(one, other) for one, other in zip(found, expected, strict=True)]
+def _comparison(layer: nn.Module, x: torch.Tensor, expected: tuple, results: tuple, weights_error: float) -> Comparison:
+    errors = [gpt.relative_error(result, reference) for result, reference in zip(results, expected, strict=True)]
     held = sum(_here(p).nbytes for p in layer.parameters())
     sent, calls = _sent(layer, x)
-    return Beside(max(*errors, weights), sent, calls, held, _kept(layer, x))
+    return Comparison(max(*errors, weights_error), sent, calls, held, _kept_bytes(layer, x))
 
 
 def _here(parameter: torch.Tensor) -> torch.Tensor:
-    """This rank's part of a DTensor; another tensor itself."""
+    """This rank's part of a DTensor; any other tensor as it is."""
     return parameter.to_local() if hasattr(parameter, "to_local") else parameter
 
 
@@ -115,13 +115,13 @@ def _sent(layer: nn.Module, x: torch.Tensor) -> tuple[int, int]:
     return wire.sent_bytes, sum(calls.counts.values())
 
 
-def _kept(layer: nn.Module, x: torch.Tensor) -> int:
+def _kept_bytes(layer: nn.Module, x: torch.Tensor) -> int:
     x = x.detach().clone().requires_grad_()
     with MemoryMeter(layer) as memory:
         y = layer(x)
-        kept = memory.live["activations"]
+        kept_bytes = memory.live["activations"]
     del y
-    return kept
+    return kept_bytes
 
 
 def _turned(x: torch.Tensor) -> torch.Tensor:
