@@ -1,9 +1,9 @@
-"""Sequence parallelism: where an activation is whole, where it is cut, and along what."""
+"""Sequence parallelism: where an activation is whole, and where it is cut by tokens or by columns."""
 
 from pardemo.draw.canvas import Canvas, Drawing
 from pardemo.draw.palette import DONE, RANKS
 
-#: A block from its input on: a tensor (its cut, what is computed there) or a collective.
+#: A block from its input on: a tensor (its cut, what is computed, a note) or a collective.
 BLOCK = (
     ("tokens", "x, norm", "cut by tokens"),
     "all-gather",
@@ -23,7 +23,7 @@ _TOKENS = 4
 
 
 def sequence_parallel() -> Drawing:
-    """A block on two ranks from top to bottom, with the shape of what each of them has."""
+    """A block on two ranks from top to bottom, with the part of each activation that a rank has."""
     canvas = Canvas(640, 788)
     for rank, x in enumerate(_LEFT):
         canvas.text(x + _WIDE / 2, 20, f"rank {rank}", size=22, bold=True)
@@ -33,9 +33,9 @@ def sequence_parallel() -> Drawing:
             canvas.box(_LEFT[0], y, _LEFT[1] + _WIDE - _LEFT[0], 32, _TALK, step)
             y += 42
             continue
-        cut, name, told = step
+        cut, name, note = step
         canvas.text(20, y + 17, name, anchor="start", bold=True)
-        canvas.text(20, y + 43, told, size=18, anchor="start")
+        canvas.text(20, y + 43, note, size=18, anchor="start")
         for rank, x in enumerate(_LEFT):
             _tensor(canvas, x, y, cut, rank)
         y += _HIGH + 10
@@ -54,7 +54,7 @@ def sequence_parallel() -> Drawing:
 
 
 def _tensor(canvas: Canvas, x: float, y: float, cut: str, rank: int) -> None:
-    """What this rank has of [tokens, hidden], and empty what it has not."""
+    """This rank's part of a tensor [tokens, hidden], coloured; the rest is empty."""
     row = _HIGH / _TOKENS
     if cut == "columns":
         half = _WIDE / 2

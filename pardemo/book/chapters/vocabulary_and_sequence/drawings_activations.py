@@ -1,4 +1,4 @@
-"""What a block keeps for its backward pass, tensor by tensor, and what of it tensor parallelism cuts."""
+"""The tensors that a block keeps for its backward pass, and which of them tensor parallelism cuts."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -7,8 +7,13 @@ from pardemo.draw.canvas import Canvas, Drawing
 from pardemo.draw.palette import RANKS, WHOLE
 
 
-class Kept(NamedTuple):
-    """A step of a block: bytes / sbh that it keeps, the attention's scores apart (times a·s/h), and whether cut."""
+class BlockStep(NamedTuple):
+    """A step of a block.
+
+    Attributes:
+        plain: bytes / sbh that it keeps, but for scores. scores: those of the attention's scores, over a·s/h.
+        cut: whether tensor parallelism cuts what it keeps.
+    """
 
     name: str
     plain: int
@@ -18,25 +23,25 @@ class Kept(NamedTuple):
 
 #: Korthikanti et al. 2022 (arXiv 2205.05198, 4.1 and 4.2.1), in 16 bits.
 STEPS = (
-    Kept("norm 1", 2, 0, False),
-    Kept("q, k, v", 2, 0, False),
-    Kept("q times k", 4, 0, True),
-    Kept("softmax", 0, 2, True),
-    Kept("its dropout", 0, 1, True),
-    Kept("times v", 2, 2, True),
-    Kept("projection", 2, 0, True),
-    Kept("dropout 1", 1, 0, False),
-    Kept("norm 2", 2, 0, False),
-    Kept("first matrix", 2, 0, False),
-    Kept("GeLU", 8, 0, True),
-    Kept("second matrix", 8, 0, True),
-    Kept("dropout 2", 1, 0, False),
+    BlockStep("norm 1", 2, 0, False),
+    BlockStep("q, k, v", 2, 0, False),
+    BlockStep("q times k", 4, 0, True),
+    BlockStep("softmax", 0, 2, True),
+    BlockStep("its dropout", 0, 1, True),
+    BlockStep("times v", 2, 2, True),
+    BlockStep("projection", 2, 0, True),
+    BlockStep("dropout 1", 1, 0, False),
+    BlockStep("norm 2", 2, 0, False),
+    BlockStep("first matrix", 2, 0, False),
+    BlockStep("GeLU", 8, 0, True),
+    BlockStep("second matrix", 8, 0, True),
+    BlockStep("dropout 2", 1, 0, False),
 )
 _LEFT, _BYTE, _SCORES, _HIGH, _STEP = 164, 24, 140, 26, 34
 
 
 def block_activations() -> Drawing:
-    """Each tensor that a block keeps as a bar of its bytes: white where two ranks both keep it, coloured where cut."""
+    """A bar of bytes for each tensor that a block keeps: white where both ranks keep all of it, coloured where cut."""
     whole = sum(step.plain for step in STEPS if not step.cut)
     cut = sum(step.plain for step in STEPS if step.cut)
     scores = sum(step.scores for step in STEPS)
@@ -47,18 +52,18 @@ def block_activations() -> Drawing:
         canvas.text(_LEFT - 12, y + _HIGH / 2, step.name, size=18, anchor="end")
         width = _BYTE * step.plain + _SCORES * step.scores
         _bar(canvas, y, width, step.cut)
-        canvas.text(_LEFT + width + 10, y + _HIGH / 2, _told(step), size=18, anchor="start")
+        canvas.text(_LEFT + width + 10, y + _HIGH / 2, _amount_text(step), size=18, anchor="start")
     y = 34 + _STEP * len(STEPS) + 22
-    told: tuple[tuple[str, Callable[[float], None]], ...] = (
+    legend_rows: tuple[tuple[str, Callable[[float], None]], ...] = (
         (f"white: {whole} in all, whole on both ranks", lambda at: canvas.box(12, at - 10, 40, 20, WHOLE)),
         (
             f"coloured: cut; {cut} in all, and {scores}as/h, drawn shortened",
             lambda at: _halves(canvas, 12, at - 10, 40, 20),
         ),
     )
-    for line, (words, draw) in enumerate(told):
+    for line, (text, draw) in enumerate(legend_rows):
         draw(y + 32 * line)
-        canvas.text(64, y + 32 * line, words, size=18, anchor="start")
+        canvas.text(64, y + 32 * line, text, size=18, anchor="start")
     return Drawing(
         canvas,
         f"What each step of a transformer block keeps on two tensor-parallel ranks. The inputs of norms and of layers "
@@ -79,7 +84,7 @@ def _halves(canvas: Canvas, x: float, y: float, width: float, height: float) -> 
         canvas.boxes([(x + rank * width / 2, y, width / 2, height)], RANKS[rank])
 
 
-def _told(step: Kept) -> str:
+def _amount_text(step: BlockStep) -> str:
     times = "" if step.scores == 1 else str(step.scores)
     parts = [str(step.plain)] if step.plain else []
     return " + ".join(parts + ([f"{times}as/h"] if step.scores else []))

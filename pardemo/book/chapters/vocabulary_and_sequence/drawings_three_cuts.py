@@ -1,4 +1,4 @@
-"""Three techniques that are called sequence parallelism: what a rank has between the layers, and in attention."""
+"""Three techniques that are called sequence parallelism: how each cuts tokens and heads."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ from pardemo.draw.canvas import Canvas, Drawing
 from pardemo.draw.palette import DONE, RANKS
 from pardemo.draw.parts import legend
 
-#: Name, what travels before attention, how attention is cut, what a rank has of the weights.
+#: Name, what is sent before attention, how attention is cut, whether a rank's weights are whole or cut.
 WAYS = (
     (("Megatron's", "(this chapter)"), "all-gather", "heads", "cut"),
     (("context", "parallelism"), "K, V ring", "tokens", "whole"),

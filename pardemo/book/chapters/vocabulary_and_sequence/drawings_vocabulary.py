@@ -1,4 +1,4 @@
-"""A vocabulary that is cut: how words are looked up, and a loss for which three numbers travel, and no logits."""
+"""A vocabulary cut over two ranks: the lookup of words, and a loss that all-reduces three numbers a token."""
 
 import math
 
@@ -12,7 +12,7 @@ _TALK, _CELL, _LEFT = DONE["communication"], 62, (36, 340)
 
 
 def vocabulary_loss() -> Drawing:
-    """One token's logits on two ranks, and how its loss comes about without bringing them together."""
+    """One token's logits on two ranks, and how its loss is computed without gathering them."""
     canvas = Canvas(640, 462)
     half = len(LOGITS) // 2
     largest, sums, labels = three_numbers()
@@ -37,12 +37,12 @@ def vocabulary_loss() -> Drawing:
     canvas.text(300, 170, "rank 0", size=18)
     canvas.text(390, 170, "rank 1", size=18)
     canvas.text(560, 170, "on both", size=18)
-    for number, (name, values, how, result) in enumerate(rows):
+    for number, (name, values, operation, result) in enumerate(rows):
         y = 190 + 54 * number
         canvas.text(_LEFT[0], y + 20, name, size=19, anchor="start")
         for rank, value in enumerate(values):
             canvas.box(262 + 90 * rank, y, 76, 40, RANKS[rank], value)
-        canvas.text(478, y + 9, how, size=18, fill=_TALK, bold=True)
+        canvas.text(478, y + 9, operation, size=18, fill=_TALK, bold=True)
         canvas.arrow([(434, y + 24), (518, y + 24)], _TALK)
         canvas.box(522, y, 76, 40, WHOLE, result)
     canvas.text(320, 378, f"loss = {top} + log {total:.2f} − {picked} = {loss:.2f}", size=22, bold=True)
@@ -57,7 +57,8 @@ def vocabulary_loss() -> Drawing:
 
 
 def vocabulary_lookup() -> Drawing:
-    """Three tokens looked up in a table of four words on two ranks: each finds its own, and the sum is all of them."""
+    """Three tokens looked up in a table of four words on two ranks: each has the rows of its words, and an all-reduce
+    adds them."""
     canvas = Canvas(640, 330)
     canvas.text(61, 20, "the table", bold=True)
     canvas.text(217, 20, "looks up 3, 0, 3", bold=True)

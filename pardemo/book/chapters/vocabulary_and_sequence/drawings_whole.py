@@ -1,10 +1,10 @@
-"""What tensor parallelism of attention and MLP leaves whole on every rank."""
+"""The parts of a model that tensor parallelism of attention and MLP leaves whole on every rank."""
 
 from pardemo.draw.canvas import Canvas, Drawing
 from pardemo.draw.palette import RANKS, WHOLE
 from pardemo.draw.parts import legend
 
-#: From the tokens to the loss: what it is, what there is of it, whether it is cut, and its height.
+#: From the tokens to the loss: name, a note on its size, whether it is cut, and its height in the drawing.
 MODEL = (
     ("embedding", "V × h weights", False, 48),
     ("dropout, norm", "s·b·h of activations", False, 40),
@@ -21,16 +21,16 @@ _SECTIONS = (("1", (0, 6, 7)), ("2", (1, 3, 5)))
 
 
 def still_whole() -> Drawing:
-    """A model on two ranks from top to bottom: coloured is what each has a part of, white what both have whole."""
+    """A model on two ranks from top to bottom: coloured parts are cut, white ones are whole on both."""
     height = 76 + sum(high + _GAP for *_, high in MODEL) + 24
     canvas = Canvas(640, height)
     for rank, x in enumerate(_LEFT):
         canvas.text(x + _WIDE / 2, 20, f"rank {rank}", size=22, bold=True)
     y = 44.0
-    for number, (name, told, cut, high) in enumerate(MODEL):
+    for number, (name, note, cut, high) in enumerate(MODEL):
         middle = y + high / 2
         canvas.text(52, middle - 11, name, anchor="start", bold=True)
-        canvas.text(52, middle + 13, told, size=18, anchor="start")
+        canvas.text(52, middle + 13, note, size=18, anchor="start")
         for section, rows in _SECTIONS:
             if number in rows:
                 canvas.text(24, middle, section, size=26, bold=True)

@@ -63,16 +63,16 @@ def _try_loss(function: Callable, seed: int) -> tuple[str, int, int]:
     mine = whole.chunk(size, 1)[rank].contiguous()
     dist.barrier()
     with WireMeter() as wire, CallMeter() as calls:
-        found = function(mine.clone(), targets.clone())
-    if not isinstance(found, torch.Tensor) or found.shape != expected.shape:
-        got = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+        result = function(mine.clone(), targets.clone())
+    if not isinstance(result, torch.Tensor) or result.shape != expected.shape:
+        got = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
         return f"it should return one loss per token, shape {tuple(expected.shape)}, not {got}.", 0, 0
-    found = found.detach().to(expected.dtype)
-    if not torch.allclose(found, expected, atol=1e-4):
+    result = result.detach().to(expected.dtype)
+    if not torch.allclose(result, expected, atol=1e-4):
         local = F.cross_entropy(mine, (targets - rank * mine.shape[1]).clamp(0, mine.shape[1] - 1), reduction="none")
-        if torch.allclose(found, local, atol=1e-4):
+        if torch.allclose(result, local, atol=1e-4):
             return "that is the loss over this rank's part of the vocabulary alone.", 0, 0
-        if torch.allclose(found, -expected, atol=1e-4):
+        if torch.allclose(result, -expected, atol=1e-4):
             return "the sign is turned round: log Σexp minus the target's logit.", 0, 0
         return "the losses are not those of the whole vocabulary.", 0, 0
     large = function(1000 + mine, targets)
@@ -82,7 +82,7 @@ def _try_loss(function: Callable, seed: int) -> tuple[str, int, int]:
 
 
 def check_norm_gradients(function: Callable[[list[torch.Tensor]], list[torch.Tensor]]) -> str:
-    """``function(gradients)`` is the sum over the ranks of each, in one collective."""
+    """``function(gradients)`` is the sum of each gradient over the ranks, by one collective."""
     with World(RANKS, timeout_s=TIMEOUT_S) as world:
         results = world.run(_try_gradients, function, fresh_seed())
     for rank, (problem, _) in enumerate(results):
@@ -98,17 +98,19 @@ def check_norm_gradients(function: Callable[[list[torch.Tensor]], list[torch.Ten
 
 def _try_gradients(function: Callable, seed: int) -> tuple[str, int]:
     rank, size = dist.get_rank(), dist.get_world_size()
-    parts = [[gpt.numbers(*shape, seed=seed + 9 * of + r) for of in range(size)] for r, shape in enumerate(SHAPES)]
+    parts = [
+        [gpt.numbers(*shape, seed=seed + 9 * owner + r) for owner in range(size)] for r, shape in enumerate(SHAPES)
+    ]
     mine, sums = [part[rank] for part in parts], [sum(part) for part in parts]
     dist.barrier()
     with CallMeter() as calls:
-        found = function([part.clone() for part in mine])
-    if not isinstance(found, list | tuple) or not all(isinstance(one, torch.Tensor) for one in found):
-        return f"it should return {len(SHAPES)} tensors, not {type(found).__name__}.", 0
-    shapes = [tuple(one.shape) for one in found]
+        result = function([part.clone() for part in mine])
+    if not isinstance(result, list | tuple) or not all(isinstance(tensor, torch.Tensor) for tensor in result):
+        return f"it should return {len(SHAPES)} tensors, not {type(result).__name__}.", 0
+    shapes = [tuple(tensor.shape) for tensor in result]
     if shapes != list(SHAPES):
         return f"the shapes should be {list(SHAPES)}, as they came, not {shapes}.", 0
-    for what, told in (
+    for candidate, message in (
         (sums, ""),
         (mine, "these are the parts of this rank's own tokens."),
         (
@@ -116,13 +118,14 @@ def _try_gradients(function: Callable, seed: int) -> tuple[str, int]:
             "these are means. The ranks have parts of one sum here, and no copies of it.",
         ),
     ):
-        if all(torch.allclose(one, other, atol=1e-4) for one, other in zip(found, what, strict=True)):
-            return told, sum(calls.counts.values())
+        if all(torch.allclose(tensor, other, atol=1e-4) for tensor, other in zip(result, candidate, strict=True)):
+            return message, sum(calls.counts.values())
     return "they are not the sums over the ranks, each in its place.", 0
 
 
 def check_activations(function: Callable[[int, int, int, int, int, bool, bool], float]) -> str:
-    """``function(batch, sequence, hidden, heads, ranks, in_sequence, flash)`` is what a block keeps, in bytes."""
+    """``function(batch, sequence, hidden, heads, ranks, in_sequence, flash)`` is the bytes of activations that a rank
+    keeps of a block."""
     for b, s, h, a, n in ((1, 2048, 12_288, 96, 8), (4, 4096, 5120, 40, 4)):
         for in_sequence in (False, True):
             for flash in (False, True):
@@ -130,18 +133,18 @@ def check_activations(function: Callable[[int, int, int, int, int, bool, bool], 
     return "Right: 10 + 24/N without, 34/N with sequence parallelism, and 5as/h over N where the scores are kept."
 
 
-def _check_kept(found: object, b: int, s: int, h: int, a: int, n: int, in_sequence: bool, flash: bool) -> None:
+def _check_kept(answer: object, b: int, s: int, h: int, a: int, n: int, in_sequence: bool, flash: bool) -> None:
     unit, core = b * s * h, 0 if flash else 5 * a * s / h
     expected = memory.block_activation_bytes(s, b, h, a, n, in_sequence, "selective" if flash else "none")
-    how = (
+    settings = (
         f"{'with' if in_sequence else 'without'} sequence parallelism, {'with' if flash else 'without'} FlashAttention"
     )
-    where = f"For b = {b}, s = {s}, h = {h}, {a} heads on {n} ranks, {how},"
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        raise Mistake(f"{where} it returned {type(found).__name__}, not a number of bytes.")
-    if abs(found - expected) <= 1e-3 * expected:
+    where = f"For b = {b}, s = {s}, h = {h}, {a} heads on {n} ranks, {settings},"
+    if isinstance(answer, bool) or not isinstance(answer, int | float):
+        raise Mistake(f"{where} it returned {type(answer).__name__}, not a number of bytes.")
+    if abs(answer - expected) <= 1e-3 * expected:
         return
-    for wrong, told in (
+    for wrong, hint in (
         (unit * (34 + core) / n, "norms, dropout and the layers' inputs are whole on every rank there"),
         (unit * (10 + 24 / n + core), "heads are cut, so each rank has an N-th of the scores"),
         (unit * (10 + (24 + 5 * a * s / h) / n), "the scores are not kept, or the 10 are cut, too"),
@@ -149,6 +152,8 @@ def _check_kept(found: object, b: int, s: int, h: int, a: int, n: int, in_sequen
         (unit * (34 + core), "nothing is cut in that: where is N?"),
         (expected / 2, "two bytes to a number, and one to a dropout's mask"),
     ):
-        if abs(found - wrong) <= 1e-3 * wrong:
-            raise Mistake(f"{where} a block keeps {expected / unit:.4g} sbh, not {found / unit:.4g}: {told}.")
-    raise Mistake(f"{where} a block keeps {expected:,.0f} bytes, which is {expected / unit:.4g} sbh, not {found:,.0f}.")
+        if abs(answer - wrong) <= 1e-3 * wrong:
+            raise Mistake(f"{where} a block keeps {expected / unit:.4g} sbh, not {answer / unit:.4g}: {hint}.")
+    raise Mistake(
+        f"{where} a block keeps {expected:,.0f} bytes, which is {expected / unit:.4g} sbh, not {answer:,.0f}."
+    )

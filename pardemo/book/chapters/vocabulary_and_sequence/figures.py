@@ -12,11 +12,11 @@ from pardemo.draw.charts import bars
 from pardemo.draw.style import COLOURS, Picture, new, save
 
 _OUTLINE = Patch(fill=False, edgecolor="black", label="predicted")
-_TOLD = ("weights, gradients, Adam", "activations", "logits, their gradient")  # of chapter 04's opening
+_KIND_LABELS = ("weights, gradients, Adam", "activations", "logits, their gradient")  # in :func:`on_each_gpu`
 
 
 def on_each_gpu(held: Mapping[str, float], if_cut: Mapping[str, float]) -> Picture:
-    """GB that each GPU holds, by what it is; outlines are what it would hold if all of that were cut."""
+    """GB that each GPU holds, by kind; outlines are the GB if all of that kind were cut."""
     fig, ax = new(size=(6.4, 3.2))
     places = np.arange(len(held))
     kinds = {
@@ -32,12 +32,14 @@ def on_each_gpu(held: Mapping[str, float], if_cut: Mapping[str, float]) -> Pictu
     ax.set_yticks(places, list(held))
     ax.set(xlabel="on each of eight GPUs, GB", ylim=(len(held) - 0.5, -0.5), xlim=(0, 1.12 * max(held.values())))
     ax.grid(axis="y", visible=False)
-    handles = [Patch(facecolor=colour, label=told) for told, colour in zip(_TOLD, kinds.values(), strict=True)]
+    handles = [Patch(facecolor=colour, label=label) for label, colour in zip(_KIND_LABELS, kinds.values(), strict=True)]
     handles.append(Patch(fill=False, edgecolor="black", label="if all of it were cut"))
     fig.legend(handles=handles, loc="outside lower center", ncols=2)
-    told = ", ".join(f"{name.replace(chr(10), ' ')} {value:.1f}" for name, value in held.items())
+    values_text = ", ".join(f"{name.replace(chr(10), ' ')} {value:.1f}" for name, value in held.items())
     return save(
-        fig, "vocabulary_and_sequence_vocabulary_whole", f"GB on each of eight GPUs: {told}; outlines: if it were cut."
+        fig,
+        "vocabulary_and_sequence_vocabulary_whole",
+        f"GB on each of eight GPUs: {values_text}; outlines: if it were cut.",
     )
 
 
@@ -56,9 +58,9 @@ def loss_bytes(
         ("all logits gathered", gathered, 4 * sizes * share, palette.SHADES["logits"], "o"),
         ("three numbers all-reduced", reduced, np.full(2, 2 * 12 * share), COLOURS["communication"], "s"),
     )
-    for label, found, line, colour, marker in ways:
+    for label, measured, line, colour, marker in ways:
         ax.plot(sizes, line, color=COLOURS["predicted"], linewidth=1.4, zorder=2)
-        ax.scatter(list(found), list(found.values()), s=60, color=colour, marker=marker, label=label, zorder=3)
+        ax.scatter(list(measured), list(measured.values()), s=60, color=colour, marker=marker, label=label, zorder=3)
     for name, size in real.items():
         ax.axvline(size, color=COLOURS["wait"], linewidth=1.2, zorder=1)
         ax.annotate(name, (size, 45), (-2, 0), textcoords="offset points", ha="right", va="bottom", rotation=90)
@@ -66,35 +68,35 @@ def loss_bytes(
     ax.set_ylabel(f"sent by a rank per token, bytes (N = {ranks})")
     ax.plot([], [], color=COLOURS["predicted"], label="predicted")
     ax.legend(loc="upper left")
-    told = "Gathered logits grow with the vocabulary, three all-reduced numbers do not: both lie on their lines."
-    return save(fig, "vocabulary_and_sequence_loss_bytes", told)
+    alt_text = "Gathered logits grow with the vocabulary, three all-reduced numbers do not: both lie on their lines."
+    return save(fig, "vocabulary_and_sequence_loss_bytes", alt_text)
 
 
 def sequence_cost(
     kept: Mapping[str, float], kept_predicted: Sequence[float], sent: Mapping[str, float],
     sent_predicted: Sequence[float], ranks: int,
 ) -> Picture:  # fmt: skip
-    """What a block keeps for its backward pass, and what a rank sends, for each way to go through it."""
+    """Activations that a block keeps for its backward pass, and φ that a rank sends, for each way to run it."""
     fig, axes = new(1, 2, size=(6.4, 3.6))
-    for ax, kind, found, theory, title in (
+    for ax, kind, by_way, theory, title in (
         (axes[0], "activations", kept, kept_predicted, "kept, tensors [b, s, h]"),
         (axes[1], "communication", sent, sent_predicted, "sent, φ"),
     ):
-        values, labels = list(found.values()), [textwrap.fill(way, 10) for way in found]
+        values, labels = list(by_way.values()), [textwrap.fill(way, 10) for way in by_way]
         bars(ax, labels, {kind: values}, {kind: list(theory)})
         _numbers(ax, range(len(values)), values, "{:.1f}")
         ax.set(title=f"{title} (N = {ranks})", ylim=(0, 1.18 * max(theory)))
     fig.legend(handles=[_OUTLINE], loc="outside lower right")
-    told = "; ".join(f"{way}: {kept[way]:.1f} kept, {sent[way]:.1f} φ sent" for way in kept)
-    return save(fig, "vocabulary_and_sequence_sequence_cost", f"{told}; outlines are predicted.")
+    values_text = "; ".join(f"{way}: {kept[way]:.1f} kept, {sent[way]:.1f} φ sent" for way in kept)
+    return save(fig, "vocabulary_and_sequence_sequence_cost", f"{values_text}; outlines are predicted.")
 
 
 def parts_of_gradient(parts: Sequence[Sequence[float]], whole: Sequence[float], alone: Sequence[float]) -> Picture:
-    """A gradient's numbers as each rank finds them, one upon the other, and as they are in one process.
+    """The parts of a gradient that each rank computes, one upon the other, and the gradient in one process.
 
     Args:
-        parts: for each rank, its number for each of some features. whole: the right ones. alone: for each rank, how
-            far off its gradient is without the others, as a relative error.
+        parts: by rank, its part of the gradient for each of some features. whole: the right gradient. alone: by rank,
+            the relative error of its part alone.
     """
     fig, ax = new(size=(6.2, 3.4))
     places = np.arange(len(whole))
@@ -111,51 +113,55 @@ def parts_of_gradient(parts: Sequence[Sequence[float]], whole: Sequence[float], 
     ax.set(xlabel="feature of the norm", ylabel="gradient of its weight")
     ax.grid(axis="x", visible=False)
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    told = ", ".join(f"rank {rank} {off:.0%}" for rank, off in enumerate(alone))
+    values_text = ", ".join(f"rank {rank} {off:.0%}" for rank, off in enumerate(alone))
     return save(
         fig,
         "vocabulary_and_sequence_norm",
-        f"Each rank has a part of a norm's gradient; alone it is so far off: {told}.",
+        f"Each rank has a part of a norm's gradient; alone it is so far off: {values_text}.",
     )
 
 
-def activation_terms(found: Mapping[str, float], predicted: Mapping[str, float], scores: Sequence[str]) -> Picture:
-    """What each step of a block keeps, in bytes per number of the block's input; hatched are steps with scores."""
+def activation_terms(measured: Mapping[str, float], predicted: Mapping[str, float], scores: Sequence[str]) -> Picture:
+    """Bytes that each step of a block keeps, per number of the block's input; steps with scores are hatched."""
     fig, ax = new(size=(6.4, 4.6))
-    places = np.arange(len(found))
+    places = np.arange(len(measured))
     colour = COLOURS["activations"]
-    for place, (name, value) in enumerate(found.items()):
+    for place, (name, value) in enumerate(measured.items()):
         hatch = "///" if name in scores else ""
         ax.barh(place, value, 0.66, color=colour, hatch=hatch, edgecolor="white", zorder=2)
         ax.annotate(
             f"{value:.3g}", (max(value, predicted[name]), place), (4, 0), textcoords="offset points", va="center"
         )
-    ax.barh(places, [predicted[name] for name in found], 0.78, fill=False, edgecolor="black", linewidth=1.2, zorder=3)
-    ax.set_yticks(places, list(found))
-    ax.set(xlabel="kept, bytes / sbh", ylim=(len(found) - 0.4, -0.6))
+    ax.barh(
+        places, [predicted[name] for name in measured], 0.78, fill=False, edgecolor="black", linewidth=1.2, zorder=3
+    )
+    ax.set_yticks(places, list(measured))
+    ax.set(xlabel="kept, bytes / sbh", ylim=(len(measured) - 0.4, -0.6))
     ax.grid(axis="y", visible=False)
     handles = [Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=label)
                for hatch, label in (("", "measured"), ("///", "measured, has s × s scores"))]  # fmt: skip
     ax.legend(handles=[*handles, _OUTLINE], loc="lower right", frameon=True, framealpha=1, edgecolor="white")
-    told = ", ".join(f"{name} {value:.3g}" for name, value in found.items())
+    values_text = ", ".join(f"{name} {value:.3g}" for name, value in measured.items())
     return save(
-        fig, "vocabulary_and_sequence_activation_terms", f"Bytes that a block keeps per number of its input: {told}."
+        fig,
+        "vocabulary_and_sequence_activation_terms",
+        f"Bytes that a block keeps per number of its input: {values_text}.",
     )
 
 
 def activation_memory(
-    found: Mapping[tuple[str, str], float], predicted: Mapping[tuple[str, str], float], ways: Sequence[str]
+    measured: Mapping[tuple[str, str], float], predicted: Mapping[tuple[str, str], float], ways: Sequence[str]
 ) -> Picture:  # fmt: skip
-    """What a block keeps, a panel for each way to treat the attention's core, a bar for each cut.
+    """Activations that a block keeps: a panel for each way to treat the attention's core, a bar for each cut.
 
     Args:
-        found, predicted: (way, cut) -> bytes / sbh. ways: those to show; the first has a scale of its own.
+        measured, predicted: (way, cut) -> bytes / sbh. ways: those to show; the first has a scale of its own.
     """
     fig, axes = new(1, len(ways), size=(6.4, 3.8))
-    tops = [max(value for (of, _), value in predicted.items() if of == way) for way in ways]
+    tops = [max(value for (core, _), value in predicted.items() if core == way) for way in ways]
     tops[1:] = [max(tops[1:])] * len(tops[1:])
     for ax, way, top in zip(axes, ways, tops, strict=True):
-        cuts = {cut: value for (of, cut), value in found.items() if of == way}
+        cuts = {cut: value for (core, cut), value in measured.items() if core == way}
         theory = [predicted[way, cut] for cut in cuts]
         short = [textwrap.fill(cut.removesuffix(" parallel"), 6, break_long_words=False) for cut in cuts]
         bars(ax, short, {"activations": list(cuts.values())}, {"activations": theory})
@@ -163,16 +169,20 @@ def activation_memory(
         ax.set(title=way, ylim=(0, 1.1 * top))
     axes[0].set_ylabel("kept by a block, bytes / sbh")
     fig.legend(handles=[_OUTLINE], loc="outside lower right")
-    told = "; ".join(f"{way}, {cut}: {value:.3g}" for (way, cut), value in found.items() if way in ways)
+    values_text = "; ".join(f"{way}, {cut}: {value:.3g}" for (way, cut), value in measured.items() if way in ways)
     return save(
         fig,
         "vocabulary_and_sequence_memory",
-        f"Bytes that a block keeps per number of its input: {told}; outlines are predicted.",
+        f"Bytes that a block keeps per number of its input: {values_text}; outlines are predicted.",
     )
 
 
 def remedies(steps: Mapping[str, Sequence[float]]) -> Picture:
-    """GB on each GPU after one remedy and the next: states of the blocks, of the vocabulary, logits, activations."""
+    """GB on each GPU after one remedy and the next.
+
+    Args:
+        steps: name -> GB of the blocks' states, of the vocabulary's, of logits with their gradient, of activations.
+    """
     fig, ax = new(size=(6.4, 3.8))
     places, left = np.arange(len(steps)), np.zeros(len(steps))
     kinds = (
@@ -190,17 +200,21 @@ def remedies(steps: Mapping[str, Sequence[float]]) -> Picture:
     ax.set(xlabel="GB on each of eight GPUs", ylim=(len(steps) - 0.5, -0.5), xlim=(0, 1.1 * max(left)))
     ax.grid(axis="y", visible=False)
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    told = ", ".join(f"{name.replace(chr(10), ' ')} {value:.1f}" for name, value in zip(steps, left, strict=True))
+    values_text = ", ".join(
+        f"{name.replace(chr(10), ' ')} {value:.1f}" for name, value in zip(steps, left, strict=True)
+    )
     return save(
-        fig, "vocabulary_and_sequence_remedies", f"GB on each of eight GPUs after one remedy and the next: {told}."
+        fig,
+        "vocabulary_and_sequence_remedies",
+        f"GB on each of eight GPUs after one remedy and the next: {values_text}.",
     )
 
 
 def losses_and_layers(sent: Mapping[str, float], ring: Mapping[str, float], kept: Mapping[str, float]) -> Picture:
-    """The libraries' losses on the left, their layers on the right: what each sends, outlined what a ring would; kept.
+    """What each library's loss (left) and layer (right) sends and keeps; outlines are what a ring would send.
 
     Args:
-        sent, ring, kept: "library, loss" or "library, layer" -> in the units of its column.
+        sent, ring, kept: "library, loss" or "library, layer" -> a number in the unit of its panel.
     """
     columns = (("loss", "numbers of a token", "× own logits"), ("layer", "φ", "tensors [b, s, h]"))
     fig, axes = new(2, 2, size=(6.4, 5.2))
@@ -208,20 +222,20 @@ def losses_and_layers(sent: Mapping[str, float], ring: Mapping[str, float], kept
         names = [name for name in sent if ("loss" in name) == (kind == "loss")]
         labels = [name.removesuffix(", loss").replace(", ", ",\n") for name in names]
         theory = {"communication": [ring[name] for name in names]}
-        for ax, series, found, outline, title in (
+        for ax, series, by_name, outline, title in (
             (column[0], "communication", sent, theory, f"{kind}: sent, {of_sent}"),
             (column[1], "activations", kept, None, f"{kind}: kept, {of_kept}"),
         ):
-            values = [found[name] for name in names]
+            values = [by_name[name] for name in names]
             bars(ax, labels, {series: values}, outline)
             _numbers(ax, range(len(values)), values, "{:.1f}" if ax is column[0] else "{:.2f}")
             ax.set(title=title, ylim=(0, 1.25 * max(values)))
     ring_does = Patch(fill=False, edgecolor="black", label="with a ring, or nccl")
     fig.legend(handles=[ring_does], loc="outside lower right")
-    told = "; ".join(f"{name}: {sent[name]:.2f} sent, {kept[name]:.2f} kept" for name in sent)
-    return save(fig, "vocabulary_and_sequence_libraries", f"{told}; outlines: what a ring would send.")
+    values_text = "; ".join(f"{name}: {sent[name]:.2f} sent, {kept[name]:.2f} kept" for name in sent)
+    return save(fig, "vocabulary_and_sequence_libraries", f"{values_text}; outlines: what a ring would send.")
 
 
-def _numbers(ax: Axes, places: Sequence[float], values: Sequence[float], form: str) -> None:
+def _numbers(ax: Axes, places: Sequence[float], values: Sequence[float], template: str) -> None:
     for place, value in zip(places, values, strict=True):
-        ax.annotate(form.format(value), (place, value), (0, 3), textcoords="offset points", ha="center")
+        ax.annotate(template.format(value), (place, value), (0, 3), textcoords="offset points", ha="center")

@@ -1,4 +1,4 @@
-"""The vocabulary's loss and a sequence-parallel layer on ranks: ours and the libraries', beside plain ones."""
+"""A loss over a cut vocabulary and a sequence-parallel layer, ours and the libraries', compared with plain ones."""
 
 import contextlib
 import copy
@@ -20,14 +20,14 @@ from pardemo.tensor_parallel import (
 from pardemo.world.rank import device
 
 
-class Beside(NamedTuple):
-    """What one rank found.
+class Comparison(NamedTuple):
+    """One rank's loss or layer compared with the plain one.
 
     Attributes:
         error: the largest relative error of results and gradients against the plain layer's.
-        sent_bytes: of the loss alone, forward; or of a layer, forward and backward.
-        kept_bytes: made forward and kept for the backward pass: by the loss alone, or by the layer.
-        changed: of a loss, the share of this rank's logits that it overwrote.
+        sent_bytes: by the loss alone, forward; or by a layer, forward and backward.
+        kept_bytes: of activations that the loss alone, or the layer, keeps for the backward pass.
+        changed: the share of this rank's logits that a loss overwrote.
     """
 
     error: float
@@ -36,8 +36,8 @@ class Beside(NamedTuple):
     changed: float = 0.0
 
 
-def loss(library: str, tokens: int, vocabulary: int, hidden: int) -> Beside:
-    """Embedding, head and loss over a vocabulary that is cut. Collective.
+def loss(library: str, tokens: int, vocabulary: int, hidden: int) -> Comparison:
+    """The loss, and its gradients, with an embedding and a head whose vocabulary is cut. Collective.
 
     Args:
         library: "pardemo", "Megatron-core" or "DTensor".
@@ -54,13 +54,13 @@ def loss(library: str, tokens: int, vocabulary: int, hidden: int) -> Beside:
         logits = head(embedding(inputs))
         before = _local(logits).detach().clone()
         with WireMeter() as wire, MemoryMeter() as memory:
-            found = loss_of(logits, labels)
+            mean_loss = loss_of(logits, labels)
         changed = float((_local(logits).detach() != before).float().mean())
-        found.backward()
+        mean_loss.backward()
         gradients = [_rows_here(layer.weight.grad) for layer in (embedding, head)]
     errors = [gpt.relative_error(*pair) for pair in zip(gradients, truth, strict=True)]
-    error = max(gpt.relative_error(_local(found), expected), *errors)
-    return Beside(error, wire.sent_bytes, memory.live["activations"], changed)
+    error = max(gpt.relative_error(_local(mean_loss), expected), *errors)
+    return Comparison(error, wire.sent_bytes, memory.live["activations"], changed)
 
 
 @contextlib.contextmanager
@@ -105,7 +105,7 @@ def _parts(library: str, layers: nn.ModuleList) -> Iterator[tuple[nn.Module, nn.
 
 
 class _First(nn.Module):
-    """Megatron-core's layers return their bias, too."""
+    """The output of a Megatron-core layer, without the bias that it returns beside it."""
 
     def __init__(self, layer: nn.Module):
         super().__init__()
@@ -119,10 +119,11 @@ class _First(nn.Module):
         return self.layer(x)[0]
 
 
-def in_sequence(library: str, batch: int, sequence: int, hidden: int, heads: int) -> Beside:
-    """A block (Megatron-core: its MLP) whose rank has its own tokens alone, outside of the layers. Collective.
+def in_sequence(library: str, batch: int, sequence: int, hidden: int, heads: int) -> Comparison:
+    """A block (of Megatron-core: its MLP) under sequence parallelism: each rank has its own tokens. Collective.
 
-    Megatron-core leaves the sum of what all ranks hold, here a bias, to its training loop: it is done for it.
+    Megatron-core leaves the all-reduce of replicated parameters' gradients, here a bias's, to its training loop; this
+    function does it.
     """
     from pardemo.peers import megatron
     from pardemo.peers.pytorch import dtensor
@@ -133,8 +134,8 @@ def in_sequence(library: str, batch: int, sequence: int, hidden: int, heads: int
     plain = block.mlp if library == "Megatron-core" else block
     expected = plain(x)
     expected.backward(seed)
-    ours = {"pardemo": gpt.parallel_block, "Megatron-core": gpt.parallel_mlp}.get(library)
-    truth = dict(ours(gpt.gradients_as_weights(plain)).named_parameters()) if ours else gpt.gradients(block)
+    cut_layer = {"pardemo": gpt.parallel_block, "Megatron-core": gpt.parallel_mlp}.get(library)
+    truth = dict(cut_layer(gpt.gradients_as_weights(plain)).named_parameters()) if cut_layer else gpt.gradients(block)
 
     with megatron.megatron(tp=dist.get_world_size()) if library == "Megatron-core" else contextlib.nullcontext():
         if library == "pardemo":
@@ -159,8 +160,8 @@ def in_sequence(library: str, batch: int, sequence: int, hidden: int, heads: int
                 dist.all_reduce(parameter.grad)
         weights = gpt.largest_error(gradients_of(layer), truth)
     pairs = (out, _own(expected, tokens)), (mine.grad, _own(x.grad, tokens))
-    error = max(weights, *(gpt.relative_error(_local(found), right) for found, right in pairs))
-    return Beside(error, wire.sent_bytes, memory.live["activations"])
+    error = max(weights, *(gpt.relative_error(_local(result), right) for result, right in pairs))
+    return Comparison(error, wire.sent_bytes, memory.live["activations"])
 
 
 def _own(whole: torch.Tensor, tokens: int) -> torch.Tensor:
@@ -174,12 +175,12 @@ def _head(hidden: int, vocabulary: int) -> nn.Linear:
 
 
 def _rows_here(gradient: torch.Tensor) -> torch.Tensor:
-    """This rank's rows of a gradient, whatever a DTensor has of it here (collective for a DTensor)."""
+    """This rank's rows of a gradient; of a DTensor too, whatever its placement (then collective)."""
     if not hasattr(gradient, "full_tensor"):
         return gradient
     return gradient.full_tensor().chunk(dist.get_world_size())[dist.get_rank()]
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """A DTensor's own part; any other tensor itself."""
+    """This rank's part of a DTensor; any other tensor as it is."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
