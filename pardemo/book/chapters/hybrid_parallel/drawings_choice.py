@@ -1,10 +1,10 @@
-"""Which layout for a model and a cluster: the questions in their order, and what each answer means."""
+"""How to choose a layout for a model and a cluster: the questions in their order, and the layout of each answer."""
 
 from pardemo.draw.canvas import Canvas, Drawing
 from pardemo.draw.flowchart import GAP, HIGH, WIDE, box, down, yes
 from pardemo.draw.palette import RANKS
 
-_ASKED = (  # n: GPUs, Ψ: parameters; the answer where it is yes
+_QUESTIONS = (  # n: GPUs, Ψ: parameters; the answer where it is yes
     (("16Ψ bytes fit a GPU?",), ("copies",)),
     (("4Ψ + 12Ψ/n bytes fit?",), ("copies,", "ZeRO-1")),
     (("16Ψ/n bytes fit, and a GPU", "has T ≥ rate/link tokens?"), ("ZeRO-3",)),
@@ -12,11 +12,11 @@ _ASKED = (  # n: GPUs, Ψ: parameters; the answer where it is yes
 
 
 def layout_choice() -> Drawing:
-    """Three questions, each with the layout for a yes; and for a model that gets a no from all, how its copy is cut."""
+    """Three questions, each with the layout for a yes; after three noes, how to cut a replica of the model."""
     canvas = Canvas(640, 8 + 5 * (HIGH + GAP) + 24)
     y = 4.0
-    for asked, answer in _ASKED:
-        box(canvas, 8, y, WIDE, asked)
+    for question, answer in _QUESTIONS:
+        box(canvas, 8, y, WIDE, question)
         yes(canvas, y, answer)
         down(canvas, y, "no")
         y += HIGH + GAP

@@ -16,21 +16,21 @@ _NAMES = {"dp": "copy", "pp": "stage"}
 
 
 def cube(tensor: int = 2, data: int = 2, pipeline: int = 2, ranks_per_host: int = 4) -> Drawing:
-    """Every rank in its host, and the groups of :class:`pardemo.groups.ParallelDims`.
+    """The ranks in their hosts, and their groups by :class:`pardemo.groups.ParallelDims`.
 
     Args:
-        tensor: t; such a group is a frame round its ranks. data: d, dashed lines. pipeline: p, arrows.
-        ranks_per_host: up to 8 of them, on up to 4 hosts.
+        tensor: t; a tensor-parallel group is a frame round its ranks. data: d, dashed lines. pipeline: p, arrows.
+        ranks_per_host: 2 to 8, on up to 4 hosts.
 
     Raises:
-        ValueError: more hosts or ranks than can be read, hosts that are not full, or a group that has neither one row
-            nor one column.
+        ValueError: more hosts or ranks than can be read, hosts that are not full, or a group that lies neither in one
+            row nor in one column.
     """
     from pardemo.groups import ParallelDims  # in here: it brings torch
 
     layout = ParallelDims(tp=tensor, dp=data, pp=pipeline)
-    hosts, rest = divmod(layout.size, ranks_per_host) if ranks_per_host > 0 else (0, 0)
-    if rest or not 1 <= hosts <= 4 or not 2 <= ranks_per_host <= 8:
+    hosts, remainder = divmod(layout.size, ranks_per_host) if ranks_per_host > 0 else (0, 0)
+    if remainder or not 1 <= hosts <= 4 or not 2 <= ranks_per_host <= 8:
         raise ValueError(
             f"{layout.size} ranks on hosts of {ranks_per_host} cannot be drawn: up to 4 full hosts of 2 to 8 can"
         )
@@ -51,8 +51,8 @@ def cube(tensor: int = 2, data: int = 2, pipeline: int = 2, ranks_per_host: int 
             continue
         canvas.box(x, y, plan.wide, _HIGH)
         canvas.text(x + plan.wide / 2, y + 19, str(rank), size=22, bold=True)
-        told = f"t{where['tp']} d{where['dp']} p{where['pp']}"
-        canvas.text(x + plan.wide / 2, y + 44, told, size=18)
+        label = f"t{where['tp']} d{where['dp']} p{where['pp']}"
+        canvas.text(x + plan.wide / 2, y + 44, label, size=18)
     for axis, colour in (("dp", _DATA), ("pp", _TENSOR)):
         groups = layout.groups(axis)
         for group in groups if len(groups[0]) > 1 else ():
@@ -60,8 +60,9 @@ def cube(tensor: int = 2, data: int = 2, pipeline: int = 2, ranks_per_host: int 
     _legend(canvas, plan.top(hosts) + 8, layout)
     return Drawing(
         canvas,
-        f"{layout.size} ranks on {hosts} host{'s' * (hosts > 1)}. Tensor-parallel groups: {_told(layout, 'tp')}; "
-        f"data-parallel groups: {_told(layout, 'dp')}; pipelines: {_told(layout, 'pp')}.",
+        f"{layout.size} ranks on {hosts} host{'s' * (hosts > 1)}. Tensor-parallel groups: "
+        f"{_groups_text(layout, 'tp')}; data-parallel groups: {_groups_text(layout, 'dp')}; pipelines: "
+        f"{_groups_text(layout, 'pp')}.",
     )
 
 
@@ -116,20 +117,22 @@ class _Plan:
         )
 
     def level(self, axis: str, group: list[int]) -> int:
-        """The how manyeth of its host's lines."""
-        same = [g for g in self.layout.groups(axis) if self.in_row(g) and self.host(g[0]) == self.host(group[0])]
-        return same.index(group)
+        """Which line of its host the group's is, counted from 0."""
+        host_groups = [g for g in self.layout.groups(axis) if self.in_row(g) and self.host(g[0]) == self.host(group[0])]
+        return host_groups.index(group)
 
 
 def _host(canvas: Canvas, plan: _Plan, host: int) -> None:
     top = plan.top(host)
     canvas.box(4, top, 632, plan.top(host + 1) - top - 30, thick=2)
-    own = [plan.layout.coordinates(rank) for rank in range(host * plan.per_host, (host + 1) * plan.per_host)]
+    coordinates = [plan.layout.coordinates(rank) for rank in range(host * plan.per_host, (host + 1) * plan.per_host)]
     cut = [axis for axis in ("pp", "dp") if getattr(plan.layout, axis) > 1]
-    same = [f"{_NAMES[axis]} {own[0][axis]}" for axis in cut if len({place[axis] for place in own}) == 1]
+    shared_labels = [
+        f"{_NAMES[axis]} {coordinates[0][axis]}" for axis in cut if len({place[axis] for place in coordinates}) == 1
+    ]
     middle = plan.place(host * plan.per_host)[1] + _HIGH / 2
-    canvas.text(16, middle - 12 * len(same), f"host {host}", anchor="start", bold=True)
-    canvas.lines(16, middle - 12 * len(same) + 25, same, anchor="start")
+    canvas.text(16, middle - 12 * len(shared_labels), f"host {host}", anchor="start", bold=True)
+    canvas.lines(16, middle - 12 * len(shared_labels) + 25, shared_labels, anchor="start")
 
 
 def _join(canvas: Canvas, plan: _Plan, group: list[int], colour: str, arrows: bool) -> None:
@@ -169,5 +172,5 @@ def _legend(canvas: Canvas, y: float, layout: "ParallelDims") -> None:
         canvas.text(80, y, "p  pipeline: activations, to the next stage", size=18, anchor="start")
 
 
-def _told(layout: "ParallelDims", axis: str) -> str:
+def _groups_text(layout: "ParallelDims", axis: str) -> str:
     return ", ".join("-".join(map(str, group)) for group in layout.groups(axis))

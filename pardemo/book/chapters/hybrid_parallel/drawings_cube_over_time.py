@@ -1,4 +1,4 @@
-"""A step in three dimensions over time: what two stages compute, and when they talk to whom."""
+"""A step of 3-D parallelism over time: what two stages compute, and when they communicate."""
 
 from pardemo.draw.canvas import Canvas, Drawing
 from pardemo.draw.palette import DONE, KEPT
@@ -10,22 +10,23 @@ _LEFT, _UNIT, _HIGH, _TOP, _ROW = 106, 46, 44, 36, 142  # a row's begin; a forwa
 
 
 def times() -> dict[tuple[int, int, str], tuple[int, int]]:
-    """(stage, micro-batch, what) -> begin and end, a forward taking 1 and a backward 2: all forward, then all back."""
-    found: dict[tuple[int, int, str], tuple[int, int]] = {}
+    """(stage, micro-batch, "forward" or "backward") -> (begin, end); all forwards, of length 1, come first, then all
+    backwards, of length 2."""
+    spans: dict[tuple[int, int, str], tuple[int, int]] = {}
     for batch in range(MICRO_BATCHES):
         for stage in range(STAGES):
             begin = stage + batch
-            found[stage, batch, "forward"] = begin, begin + 1
+            spans[stage, batch, "forward"] = begin, begin + 1
     turn = STAGES - 1 + MICRO_BATCHES
     for batch in range(MICRO_BATCHES):
         for stage in reversed(range(STAGES)):
             begin = turn + 2 * (STAGES - 1 - stage + batch)
-            found[stage, batch, "backward"] = begin, begin + 2
-    return found
+            spans[stage, batch, "backward"] = begin, begin + 2
+    return spans
 
 
 def cube_step() -> Drawing:
-    """Ranks 0 and 1 (stage 0) and 4 and 5 (stage 1) of one copy, and the sum of gradients with the other copy."""
+    """A step of one replica, ranks 0 and 1 (stage 0) and 4 and 5 (stage 1), and its gradients' sum with the other."""
     canvas = Canvas(640, _TOP + 2 * _ROW + 76)
     canvas.text(_LEFT, 14, "two micro-batches forward, then back", size=18, anchor="start")
     canvas.text(556, 14, "time", size=18, anchor="end")
@@ -35,18 +36,18 @@ def cube_step() -> Drawing:
         y = _TOP + stage * _ROW
         first = 4 * stage
         canvas.lines(8, y + 12, [f"stage {stage}", f"ranks {first}, {first + 1}"], anchor="start")
-        own = {key: span for key, span in course.items() if key[0] == stage}
-        for (_, batch, what), (begin, end) in own.items():
+        stage_spans = {key: span for key, span in course.items() if key[0] == stage}
+        for (_, batch, direction), (begin, end) in stage_spans.items():
             x, wide = _LEFT + begin * _UNIT, (end - begin) * _UNIT
-            canvas.box(x, y, wide, _HIGH, DONE[what], str(batch + 1), size=20)
+            canvas.box(x, y, wide, _HIGH, DONE[direction], str(batch + 1), size=20)
             _sums(canvas, x, y + _HIGH + 5, wide)
         forward, back = (
-            pick(span[end] for (_, _, what), span in own.items() if what == kind)
+            pick(span[end] for (_, _, direction), span in stage_spans.items() if direction == kind)
             for pick, end, kind in ((max, 1, "forward"), (min, 0, "backward"))
         )
         if back > forward:
             canvas.box(_LEFT + forward * _UNIT, y, (back - forward) * _UNIT, _HIGH, DONE["idle"], "waits", size=18)
-        done = max(end for _, end in own.values())
+        done = max(end for _, end in stage_spans.values())
         x = _LEFT + done * _UNIT + 4
         canvas.box(x, y, 1.9 * _UNIT, _HIGH, _DATA, "sum", size=18)
     _edges(canvas, course)

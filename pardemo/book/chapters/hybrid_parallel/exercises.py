@@ -29,11 +29,11 @@ def check_groups(function: Callable[[str, int, int, int], list[list[int]]]) -> s
     """``function(axis, tp, dp, pp)`` lists the groups of the order tp-dp-pp."""
     for tp, dp, pp in ((2, 4, 1), (2, 2, 2), (8, 64, 1), (1, 3, 4)):
         for axis in ("tp", "dp", "pp"):
-            found = call(function, axis, tp, dp, pp)
+            answer = call(function, axis, tp, dp, pp)
             try:
-                groups = [[int(rank) for rank in group] for group in found]
+                groups = [[int(rank) for rank in group] for group in answer]
             except (TypeError, ValueError):
-                raise Mistake(f"It returned {str(found)[:60]}; it should return a list of lists of ranks.") from None
+                raise Mistake(f"It returned {str(answer)[:60]}; it should return a list of lists of ranks.") from None
             expected = ParallelDims(tp, dp, pp).groups(axis)
             if sorted(map(sorted, groups)) == expected:
                 continue
@@ -54,7 +54,7 @@ def check_groups(function: Callable[[str, int, int, int], list[list[int]]]) -> s
 
 
 def check_order(function: Callable[[], str]) -> str:
-    """``function()`` names the order whose tp groups stay in a host of 8 and whose dp groups cross fewest hosts."""
+    """``function()`` is the order whose tp groups stay in a host of 8 and whose dp groups span the fewest hosts."""
     order = call(function)
     try:
         layout = ParallelDims(tp=4, dp=4, pp=2, order=str(order))
@@ -73,14 +73,14 @@ def check_order(function: Callable[[], str]) -> str:
 
 
 def check_mfu(function: Callable[..., float]) -> str:
-    """``function(params, layers, hidden, sequence, tokens_per_s, gpus, peak)`` is the MFU of a recomputed training."""
+    """``function(params, layers, hidden, sequence, tokens_per_s, gpus, peak)`` is the MFU, with recomputed layers."""
     for job in (
         (8.3e9, 72, 3072, 1024, 198_000.0, 512, 130e12),
         (1e9, 24, 2048, 16_384, 90_000.0, 8, 989e12),
     ):
-        found = call(function, *job)
-        if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
-            raise Mistake(f"It returned {str(found)[:60]}; it should return a number, a share of the peak.")
+        answer = call(function, *job)
+        if isinstance(answer, bool) or not isinstance(answer, int | float) or not math.isfinite(answer):
+            raise Mistake(f"It returned {str(answer)[:60]}; it should return a number, a share of the peak.")
         params, layers, hidden, sequence, tokens_per_s, gpus, peak = job
         scores, per_token = 12 * layers * hidden * sequence, tokens_per_s / gpus / peak
         right = (6 * params + scores) * per_token
@@ -91,10 +91,10 @@ def check_mfu(function: Callable[..., float]) -> str:
             right * gpus: "that is against one GPU's peak, but all of them worked",
             100 * right: "that is in per cent; return a share",
         }
-        if math.isclose(found, right, rel_tol=1e-3):
+        if math.isclose(answer, right, rel_tol=1e-3):
             continue
-        for value, words in wrong.items():
-            if math.isclose(found, value, rel_tol=1e-3):
-                raise Mistake(f"For {params / 1e9:g}B parameters on {gpus} GPUs you found {found:.3g}: {words}.")
-        raise Mistake(f"For {params / 1e9:g}B parameters on {gpus} GPUs it is {right:.3g}, not {found:.3g}.")
+        for value, hint in wrong.items():
+            if math.isclose(answer, value, rel_tol=1e-3):
+                raise Mistake(f"For {params / 1e9:g}B parameters on {gpus} GPUs you found {answer:.3g}: {hint}.")
+        raise Mistake(f"For {params / 1e9:g}B parameters on {gpus} GPUs it is {right:.3g}, not {answer:.3g}.")
     return "Recomputation lowers it, since it costs seconds and adds nothing to the model."

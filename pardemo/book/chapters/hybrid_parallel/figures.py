@@ -15,9 +15,10 @@ from pardemo.draw.traffic import square
 from pardemo.formulas.scaling import PARTS
 from pardemo.groups import ParallelDims
 
-#: Why a step takes longer than with linear scaling -> how it is drawn; communication is hatched to tell it apart.
+#: Why a step takes longer than with linear scaling -> its colour and its hatch, which tells the two kinds of
+#: communication apart.
 STEP_PARTS = dict(zip(PARTS, (("compute", "..."), ("communication", "///"), ("communication", "xxx")), strict=True))
-#: What a GPU holds, of the planner's lines -> what it is called here, and how it is drawn.
+#: Line of the planner's memory table -> its name here, its colour and its hatch.
 _HELD = {
     **{kind: (kind, colour, "") for kind, colour in (palette.KEPT | palette.SHADES).items()},
     "allocator": ("the allocator's reserve", palette.OTHER, "///"),
@@ -28,9 +29,10 @@ _CURVES = (("parameter server", "o"), ("ring", "s"), ("torch", "^"), ("every few
 
 
 def map_of_groups(layout: ParallelDims, host_gpus: int, shown: int) -> Picture:
-    """The ranks of the first hosts, a row for each: a colour is a data-parallel group, a frame a tensor-parallel one.
+    """The ranks of the first ``shown`` hosts, a row for each.
 
-    The ranks of rank 0's data-parallel group bear their numbers. ``shown``: so many hosts.
+    A colour is a data-parallel group, a frame a tensor-parallel one. The ranks of rank 0's data-parallel
+    group have their numbers.
     """
     size = shown * host_gpus
     part = np.array([layout.coordinates(rank)["tp"] for rank in range(size)]).reshape(shown, host_gpus)
@@ -48,22 +50,22 @@ def map_of_groups(layout: ParallelDims, host_gpus: int, shown: int) -> Picture:
     return save(fig, "hybrid_parallel_map", f"The first {shown} of {layout.size // host_gpus} hosts: {groups}.")
 
 
-def sent_by_dimension(expected: Mapping[str, float], found: Mapping[str, float]) -> Picture:
+def sent_by_dimension(expected: Mapping[str, float], measured: Mapping[str, float]) -> Picture:
     """MiB that a rank sends along each dimension; outlines are the predictions."""
     fig, ax = new(size=(6.0, 3.2))
-    values, outline = ([of[name] / 2**20 for name in found] for of in (found, expected))
-    bars(ax, list(found), {"communication": values}, {"communication": outline})
+    values, outline = ([sent[name] / 2**20 for name in measured] for sent in (measured, expected))
+    bars(ax, list(measured), {"communication": values}, {"communication": outline})
     for place, value in enumerate(values):
         ax.annotate(f"{value:.1f} MiB", (place, value), (0, 4), textcoords="offset points", ha="center")
     ax.set(ylabel="sent by rank 0 in a step, MiB", ylim=(0, 1.15 * max(values + outline)))
     counted = Patch(facecolor=COLOURS["communication"], hatch="///", edgecolor="white", label="counted")
     ax.legend(handles=[counted, Patch(fill=False, edgecolor="black", label="predicted")], loc="upper right")
-    told = ", ".join(f"{name} {value:.1f} MiB" for name, value in zip(found, values, strict=True))
-    return save(fig, "hybrid_parallel_cube", f"Sent by rank 0 in a step: {told}; outlines are predicted.")
+    values_text = ", ".join(f"{name} {value:.1f} MiB" for name, value in zip(measured, values, strict=True))
+    return save(fig, "hybrid_parallel_cube", f"Sent by rank 0 in a step: {values_text}; outlines are predicted.")
 
 
 def sent_by_megatron(of_gpu: Mapping[str, float], of_host: Mapping[str, float]) -> Picture:
-    """GB that a GPU sends in a step along each dimension, and a host to others in each order of the ranks; by formula.
+    """GB that a GPU sends in a step by dimension, and that a host sends to others by order of the ranks; by formula.
 
     Args:
         of_gpu: dimension -> bytes. of_host: order -> bytes.
@@ -73,17 +75,21 @@ def sent_by_megatron(of_gpu: Mapping[str, float], of_host: Mapping[str, float]) 
         values = [nbytes / 1e9 for nbytes in sent.values()]
         ax.bar(range(len(values)), values, 0.6, color=COLOURS["communication"], hatch="///", edgecolor="white")
         for place, value in enumerate(values):
-            told = f"{value:.0f}" if value > 10 else f"{value:.1g}"
-            ax.annotate(told, (place, value), (0, 3), textcoords="offset points", ha="center")
+            label = f"{value:.0f}" if value > 10 else f"{value:.1g}"
+            ax.annotate(label, (place, value), (0, 3), textcoords="offset points", ha="center")
         ax.set_xticks(range(len(values)), list(sent))
         ax.set(title=title, ylim=(0, 1.15 * max(values)))
         ax.grid(axis="x", visible=False)
-    told = ", ".join(f"{name.replace(chr(10), ' ')} {nbytes / 1e9:.2f}" for name, nbytes in (of_gpu | of_host).items())
-    return save(fig, "hybrid_parallel_megatron", f"GB sent in a step of Megatron's 8.3B model, by formula: {told}.")
+    values_text = ", ".join(
+        f"{name.replace(chr(10), ' ')} {nbytes / 1e9:.2f}" for name, nbytes in (of_gpu | of_host).items()
+    )
+    return save(
+        fig, "hybrid_parallel_megatron", f"GB sent in a step of Megatron's 8.3B model, by formula: {values_text}."
+    )
 
 
 def orders_of_ranks(matrices: Mapping[str, Sequence[Sequence[float]]], cluster: Cluster) -> Picture:
-    """Who sends how many MiB to whom in each order of the ranks; frames are hosts."""
+    """MiB from each rank to each other, for each order of the ranks; frames are hosts."""
     fig, axes = new(1, len(matrices), size=(3.2 * len(matrices), 3.7))
     most = max(float(np.max(matrix)) for matrix in matrices.values()) / 2**20
     crossing = {}
@@ -93,48 +99,50 @@ def orders_of_ranks(matrices: Mapping[str, Sequence[Sequence[float]]], cluster: 
         where = np.arange(cluster.size) // cluster.ranks_per_host
         crossing[name] = values[where[:, None] != where].sum()
         ax.set(xlabel="to rank", ylabel="from rank", title=f"{name}: {crossing[name]:.0f} MiB cross")
-    told = "; ".join(f"{name}: {value:.0f} MiB between hosts" for name, value in crossing.items())
-    return save(fig, "hybrid_parallel_orders", f"MiB from rank to rank; frames are hosts. {told}.")
+    values_text = "; ".join(f"{name}: {value:.0f} MiB between hosts" for name, value in crossing.items())
+    return save(fig, "hybrid_parallel_orders", f"MiB from rank to rank; frames are hosts. {values_text}.")
 
 
-def parts_of_steps(found: Mapping[int, tuple[Mapping[str, float], float]]) -> Picture:
-    """What a step takes longer than with linear scaling, by the formulas; diamonds are the paper's, figures the rest.
+def parts_of_steps(excess: Mapping[int, tuple[Mapping[str, float], float]]) -> Picture:
+    """How much longer a step takes than with linear scaling: bars by the formulas, diamonds from the paper.
+
+    The number over a bar is the paper's less the formulas'.
 
     Args:
-        found: GPUs -> part of :data:`STEP_PARTS` -> per cent, and all of it in the paper, in per cent.
+        excess: GPUs -> (part of :data:`STEP_PARTS` -> per cent, per cent in all in the paper).
     """
     fig, ax = new(size=(6.4, 4.6))
-    places, bottom = np.arange(len(found)), np.zeros(len(found))
+    places, bottom = np.arange(len(excess)), np.zeros(len(excess))
     for part, (kind, hatch) in STEP_PARTS.items():
-        values = np.array([parts[part] for parts, _ in found.values()])
+        values = np.array([parts[part] for parts, _ in excess.values()])
         style = {"color": COLOURS[kind], "hatch": hatch, "edgecolor": "white"}
         ax.bar(places, values, 0.62, bottom=bottom, label=f"{part}, by the formulas", **style)
         bottom += values
-    points = [paper for _, paper in found.values()]
+    points = [paper for _, paper in excess.values()]
     ax.scatter(places, points, s=60, marker="D", color=palette.PREDICTED, zorder=3, label="all of it, in the paper")
-    for place, (ours, theirs) in enumerate(zip(bottom, points, strict=True)):
-        missed = round(theirs - ours)
-        told = f"{missed:+}" if missed else "0"
-        ax.annotate(told, (place, max(ours, theirs)), (0, 8), textcoords="offset points", ha="center")
+    for place, (computed, in_paper) in enumerate(zip(bottom, points, strict=True)):
+        missed = round(in_paper - computed)
+        label = f"{missed:+}" if missed else "0"
+        ax.annotate(label, (place, max(computed, in_paper)), (0, 8), textcoords="offset points", ha="center")
     kinds = [
-        "MP" if gpus < 64 else "MP+DP" if parts[PARTS[-1]] else "MP+DP,\nhidden" for gpus, (parts, _) in found.items()
+        "MP" if gpus < 64 else "MP+DP" if parts[PARTS[-1]] else "MP+DP,\nhidden" for gpus, (parts, _) in excess.items()
     ]
-    names = [f"{gpus}\n{kind}" for gpus, kind in zip(found, kinds, strict=True)]
+    names = [f"{gpus}\n{kind}" for gpus, kind in zip(excess, kinds, strict=True)]
     ax.set_xticks(places, names)
     ax.set(xlabel="GPUs", ylabel="longer than linear, per cent", ylim=(0, 1.25 * max(*bottom, *points)))
     ax.grid(axis="x", visible=False)
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=1)
-    pairs = zip(found, bottom, points, strict=True)
-    told = "; ".join(f"{gpus} GPUs {ours:.0f}, paper {theirs:.0f}" for gpus, ours, theirs in pairs)
-    return save(fig, "hybrid_parallel_parts", f"Per cent longer than with linear scaling: {told}.")
+    pairs = zip(excess, bottom, points, strict=True)
+    values_text = "; ".join(f"{gpus} GPUs {computed:.0f}, paper {in_paper:.0f}" for gpus, computed, in_paper in pairs)
+    return save(fig, "hybrid_parallel_parts", f"Per cent longer than with linear scaling: {values_text}.")
 
 
 def sums_of_copies(paper: Mapping[int, Sequence[float]], formulas: Mapping[str, Mapping[int, float]]) -> Picture:
-    """How much longer 64 copies take than one: in the paper, and by the formula with nothing hidden.
+    """How much longer a step of 64 replicas takes than of one: in the paper, and by the formula without overlap.
 
     Args:
-        paper: GPUs -> per cent of a linear step: the least that the figure allows, as read, the most. formulas: how
-            gradients travel -> GPUs -> per cent.
+        paper: GPUs -> (lowest, as read, highest) per cent of a linear step that its figure allows. formulas: how
+            gradients are sent -> GPUs -> per cent.
     """
     fig, ax = new(size=(6.4, 3.6))
     places, wide = np.arange(len(paper)), 0.26
@@ -147,15 +155,16 @@ def sums_of_copies(paper: Mapping[int, Sequence[float]], formulas: Mapping[str, 
     ax.set(xlabel="GPUs", ylabel="data-parallel sum,\nper cent of a linear step")
     ax.grid(axis="x", visible=False)
     ax.legend(loc="upper left")
-    told = "; ".join(
-        f"{gpus} GPUs: paper {values[1]:.1f}, " + ", ".join(f"{name} {of[gpus]:.1f}" for name, of in formulas.items())
+    values_text = "; ".join(
+        f"{gpus} GPUs: paper {values[1]:.1f}, "
+        + ", ".join(f"{name} {by_gpus[gpus]:.1f}" for name, by_gpus in formulas.items())
         for gpus, values in paper.items()
     )
-    return save(fig, "hybrid_parallel_sums", f"The data-parallel sum in per cent of a linear step. {told}.")
+    return save(fig, "hybrid_parallel_sums", f"The data-parallel sum in per cent of a linear step. {values_text}.")
 
 
 def shares_of_peak(rows: Mapping[str, tuple[float, float]]) -> Picture:
-    """What GPUs (or cores) computed for the model, and again for recomputed layers, in per cent of their peak.
+    """MFU and HFU of GPUs (or cores), in per cent of their peak: arithmetic for the model, and for recomputed layers.
 
     Args:
         rows: name -> (MFU, HFU) as shares.
@@ -164,8 +173,8 @@ def shares_of_peak(rows: Mapping[str, tuple[float, float]]) -> Picture:
     places = np.arange(len(rows))
     mfu, hfu = (100 * np.array(side) for side in zip(*rows.values(), strict=True))
     ax.barh(places, mfu, 0.55, color=COLOURS["compute"], label="for the model: MFU")
-    again = {"color": COLOURS["compute"], "hatch": "///", "edgecolor": "white"}
-    ax.barh(places, hfu - mfu, 0.55, left=mfu, label="recomputed: with it HFU", **again)
+    style = {"color": COLOURS["compute"], "hatch": "///", "edgecolor": "white"}
+    ax.barh(places, hfu - mfu, 0.55, left=mfu, label="recomputed: with it HFU", **style)
     ax.barh(places, 100 - hfu, 0.55, left=hfu, color=COLOURS["wait"], label="not used")
     for place, (value, whole) in enumerate(zip(mfu, hfu, strict=True)):
         ax.text(value / 2, place, f"{value:.0f}", ha="center", va="center", color=palette.ink_on(COLOURS["compute"]))
@@ -175,37 +184,41 @@ def shares_of_peak(rows: Mapping[str, tuple[float, float]]) -> Picture:
     ax.set(xlabel="per cent of the peak", xlim=(0, 100), ylim=(len(rows) - 0.5, -0.5))
     ax.grid(axis="y", visible=False)
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    told = ", ".join(f"{name}: MFU {a:.0f}, HFU {b:.0f}" for name, a, b in zip(rows, mfu, hfu, strict=True))
-    return save(fig, "hybrid_parallel_mfu", f"Per cent of the peak: {told}.".replace("\n", " "))
+    values_text = ", ".join(f"{name}: MFU {a:.0f}, HFU {b:.0f}" for name, a, b in zip(rows, mfu, hfu, strict=True))
+    return save(fig, "hybrid_parallel_mfu", f"Per cent of the peak: {values_text}.".replace("\n", " "))
 
 
 def what_fits(
     peaks: Mapping[str, Mapping[str, float]], states: Mapping[str, float], rooms: Mapping[str, float]
 ) -> Picture:
-    """A GPU's peak by the planner for each layout, in GB; an outline is the procedure's states, a line the GPU.
+    """A GPU's peak memory by the planner for each layout, in GB.
+
+    An outline is the model states that the procedure computes, a line the GPU's memory.
 
     Args:
-        peaks: layout -> the planner's line -> bytes. states, rooms: layout -> bytes.
+        peaks: layout -> line of the planner -> bytes. states, rooms: layout -> bytes.
     """
     fig, ax = new(size=(6.2, 3.8))
     places, bottom = np.arange(len(peaks)), np.zeros(len(peaks))
     for name, colour, hatch in dict.fromkeys(_HELD.values()):
         kinds = [kind for kind, (called, *_) in _HELD.items() if called == name]
-        values = np.array([sum(of.get(kind, 0.0) for kind in kinds) for of in peaks.values()]) / 1e9
+        values = np.array([sum(by_line.get(kind, 0.0) for kind in kinds) for by_line in peaks.values()]) / 1e9
         if values.max() >= 0.01 * max(rooms.values()) / 1e9:  # what nobody could see is no part of the legend
             style = {"color": colour, "hatch": hatch, "edgecolor": "white"}
             ax.bar(places, values, 0.5, bottom=bottom, label=name, **style)
         bottom += values
-    ours = [states[name] / 1e9 for name in peaks]
-    ax.bar(places, ours, 0.62, fill=False, edgecolor="black", linewidth=1.4, label="states, by the procedure")
+    states_gb = [states[name] / 1e9 for name in peaks]
+    ax.bar(places, states_gb, 0.62, fill=False, edgecolor="black", linewidth=1.4, label="states, by the procedure")
     room = [rooms[name] / 1e9 for name in peaks]
     ax.hlines(room, places - 0.42, places + 0.42, color=palette.VERDICTS["fails"], linewidth=2.5, label="the GPU has")
     ax.set_xticks(places, list(peaks))
     ax.set(ylabel="GB of a GPU")
     ax.grid(axis="x", visible=False)
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    told = "; ".join(f"{name}: {a:.0f} of {b:.0f} GB" for name, a, b in zip(peaks, bottom, room, strict=True))
-    return save(fig, "hybrid_parallel_fits", f"Peaks by the planner, of what a GPU has: {told}.".replace("\n", " "))
+    values_text = "; ".join(f"{name}: {a:.0f} of {b:.0f} GB" for name, a, b in zip(peaks, bottom, room, strict=True))
+    return save(
+        fig, "hybrid_parallel_fits", f"Peaks by the planner, of what a GPU has: {values_text}.".replace("\n", " ")
+    )
 
 
 def weak_scaling(
@@ -214,7 +227,7 @@ def weak_scaling(
 ) -> Picture:  # fmt: skip
     """Per cent of linear scaling against t: lines are formulas, full points measured here, open ones the paper's.
 
-    The curves that the paper has stand above, larger; all others below, with the first of these.
+    The upper panel has the curves that are in the paper, the lower one all others and the first of ``lines``.
 
     Args:
         lines, points, paper: name of a curve -> t -> share of linear scaling; the paper has only some curves.
@@ -223,33 +236,33 @@ def weak_scaling(
     sizes = sorted({t for curve in lines.values() for t in curve})
     for (name, line), (kind, marker) in zip(lines.items(), _CURVES, strict=False):
         style = {"marker": marker, "color": COLOURS[kind], "zorder": 3}
-        here = [axes[0]] * (name in paper) + [axes[1]] * (name not in paper or name == next(iter(lines)))
-        for ax in here:
+        panels = [axes[0]] * (name in paper) + [axes[1]] * (name not in paper or name == next(iter(lines)))
+        for ax in panels:
             at = np.array([sizes.index(t) for t in line])
             ax.plot(at, [100 * value for value in line.values()], color=COLOURS[kind], linewidth=1.6)
             measured = [100 * points[name][t] for t in line]
             ax.scatter(at, measured, s=40, label=name, **style)
             if name in paper and ax is axes[0]:
-                there = [100 * paper[name][t] for t in line]
-                style_there = style | {"facecolors": "none", "edgecolors": COLOURS[kind], "linewidths": 1.6}
-                del style_there["color"]
-                ax.scatter(at, there, s=150, **style_there)
+                paper_shares = [100 * paper[name][t] for t in line]
+                paper_style = style | {"facecolors": "none", "edgecolors": COLOURS[kind], "linewidths": 1.6}
+                del paper_style["color"]
+                ax.scatter(at, paper_shares, s=150, **paper_style)
     axes[0].set(ylim=(60, 103), ylabel="per cent of linear", title="the axis begins at 60")
     axes[1].set(
         ylim=(0, 106), xlabel="tensor-parallel ranks t", ylabel="per cent of linear", title="the axis begins at 0"
     )
     axes[1].set_xticks(range(len(sizes)), sizes)
-    looks = {"marker": "o", "linestyle": "", "color": palette.OTHER}
+    marker_style = {"marker": "o", "linestyle": "", "color": palette.OTHER}
     kinds = [
-        Line2D([], [], label="measured here", **looks),
-        Line2D([], [], label="the paper", markersize=12, fillstyle="none", **looks),
+        Line2D([], [], label="measured here", **marker_style),
+        Line2D([], [], label="the paper", markersize=12, fillstyle="none", **marker_style),
         Line2D([], [], color=palette.OTHER, label="formula"),
     ]
     for ax in axes:
         ax.set_ylabel("per cent of linear")
         handles, _ = ax.get_legend_handles_labels()
         ax.legend(handles=[*handles, *kinds] if ax is axes[0] else handles, loc="lower left")
-    told = "; ".join(
-        f"{name} " + ", ".join(f"{100 * v:.0f} at {t}" for t, v in of.items()) for name, of in points.items()
+    values_text = "; ".join(
+        f"{name} " + ", ".join(f"{100 * v:.0f} at {t}" for t, v in shares.items()) for name, shares in points.items()
     )
-    return save(fig, "hybrid_parallel_scaling", f"Per cent of linear scaling, measured here: {told}.")
+    return save(fig, "hybrid_parallel_scaling", f"Per cent of linear scaling, measured here: {values_text}.")

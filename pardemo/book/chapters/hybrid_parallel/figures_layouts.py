@@ -1,4 +1,4 @@
-"""Pictures of chapter 05: what narrow products cost, and which layout a procedure chooses for a job."""
+"""Pictures of chapter 05: strong scaling, the layouts that a procedure chooses, and ways to cut a replica."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from pardemo.draw.style import COLOURS, Picture, new, save
 from pardemo.groups import ParallelDims
 from pardemo.planner.layouts.charts import PARTS, stacked
 
-#: A dimension -> the field of a layout, and its colour in the cube; the pipeline has the page's own there.
+#: Dimension -> the field of a layout, and its colour in the drawing of the cube; there the pipeline has the page's own.
 _DIMENSIONS = {
     "tensor, t": ("tp", COLOURS["activations"]),
     "stages, p": ("pp", palette.OTHER),
@@ -20,7 +20,7 @@ _PLANNED = {"the pipeline's bubble": "pipeline bubble"}  # the planner's name ->
 
 
 def strong_scaling(formulas: Mapping[int, float], paper: Mapping[int, float]) -> Picture:
-    """How many times as fast t GPUs are as one with a model of one size: by the formulas, and in the paper."""
+    """Strong scaling: how many times as fast as one GPU t GPUs are, by the formulas and in the paper."""
     fig, ax = new(size=(5.8, 3.2))
     sizes = [1, *formulas]
     ax.plot(sizes, sizes, ":", color=palette.OTHER, linewidth=1.6, label="t times as fast")
@@ -38,8 +38,8 @@ def strong_scaling(formulas: Mapping[int, float], paper: Mapping[int, float]) ->
     ax.set(xlabel="GPUs that share the 1.2B model, t", ylabel="times as fast as one")
     ax.set(xlim=(0.9, 10), ylim=(0.8, 10))
     ax.legend(loc="upper left")
-    told = "; ".join(f"{t} GPUs {value:.2f}, paper {paper[t]:g}" for t, value in formulas.items())
-    return save(fig, "hybrid_parallel_strong", f"Times as fast as one GPU, by the formulas: {told}.")
+    values_text = "; ".join(f"{t} GPUs {value:.2f}, paper {paper[t]:g}" for t, value in formulas.items())
+    return save(fig, "hybrid_parallel_strong", f"Times as fast as one GPU, by the formulas: {values_text}.")
 
 
 def chosen_layouts(
@@ -48,7 +48,7 @@ def chosen_layouts(
     """For each job the tokens of a GPU beside those that ZeRO-3 needs, and how its GPUs are split.
 
     Args:
-        chosen: job -> its layout and the engine of its copies. tokens: job -> what a GPU has, what ZeRO-3 needs.
+        chosen: job -> (layout, engine of its replicas). tokens: job -> (of a GPU, that ZeRO-3 needs).
     """
     fig, (left, right) = new(1, 2, size=(6.4, 0.52 * len(chosen) + 1.8), sharey=True, width_ratios=(1, 2.2))
     places = np.arange(len(chosen))
@@ -62,10 +62,12 @@ def chosen_layouts(
         sizes = [getattr(layout, field) for layout, _ in chosen.values()]
         wide = np.log2(sizes)
         right.barh(places, wide, 0.58, left=ends, color=colour, edgecolor="white", label=name)
-        for place, (size, begin, of) in enumerate(zip(sizes, ends, wide, strict=True)):
+        for place, (size, begin, length) in enumerate(zip(sizes, ends, wide, strict=True)):
             if size > 1:
                 style = {"ha": "center", "va": "center", "color": palette.ink_on(colour)}
-                right.text(begin + of / 2, place, f"{name[-1]} {size}" if size > 2 else name[-1] + str(size), **style)
+                right.text(
+                    begin + length / 2, place, f"{name[-1]} {size}" if size > 2 else name[-1] + str(size), **style
+                )
         ends += wide
     for place, (end, (_, engine)) in enumerate(zip(ends, chosen.values(), strict=True)):
         right.annotate(engine, (end, place), (5, 0), textcoords="offset points", va="center")
@@ -80,17 +82,17 @@ def chosen_layouts(
         [*a, *b] for a, b in zip(left.get_legend_handles_labels(), right.get_legend_handles_labels(), strict=True)
     )
     fig.legend(handles, labels, loc="outside lower center", ncols=2)
-    told = "; ".join(
+    layouts_text = "; ".join(
         f"{name}: t {layout.tp}, p {layout.pp}, d {layout.dp}, {engine}" for name, (layout, engine) in chosen.items()
     )
-    return save(fig, "hybrid_parallel_chosen", f"Layouts that the procedure chooses. {told}.")
+    return save(fig, "hybrid_parallel_chosen", f"Layouts that the procedure chooses. {layouts_text}.")
 
 
 def ways_to_cut(steps: Mapping[str, Mapping[str, float]]) -> Picture:
-    """Where the planner's seconds of a step go, for each way to cut a copy; what is wide enough has its number.
+    """The parts of a step's seconds by the planner, for each way to cut a replica; wide parts have their number.
 
     Args:
-        steps: way -> a part of the step, as the planner calls it -> seconds.
+        steps: way -> part of the step, by its name in the planner -> seconds.
     """
     bars = {name: {_PLANNED.get(part, part): value for part, value in parts.items()} for name, parts in steps.items()}
     fig, ax = new(size=(6.4, 0.5 * len(bars) + 1.9))
@@ -106,8 +108,8 @@ def ways_to_cut(steps: Mapping[str, Mapping[str, float]]) -> Picture:
             begin += value
     ax.set(xlabel="seconds of a step, by the planner", xlim=(0, 1.12 * max(ends)))
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    told = "; ".join(
+    values_text = "; ".join(
         f"{name} {end:.0f} s, of them " + ", ".join(f"{part} {value:.1f}" for part, value in parts.items() if value)
         for (name, parts), end in zip(bars.items(), ends, strict=True)
     )
-    return save(fig, "hybrid_parallel_cuts", f"Seconds of a step for each way to cut a copy in four: {told}.")
+    return save(fig, "hybrid_parallel_cuts", f"Seconds of a step for each way to cut a copy in four: {values_text}.")
