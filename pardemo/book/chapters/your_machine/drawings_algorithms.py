@@ -1,4 +1,4 @@
-"""The three ways in which nccl sums: a ring, a tree, a chain."""
+"""Three algorithms of NCCL: a ring, a tree, a chain."""
 
 from itertools import pairwise
 
@@ -13,16 +13,16 @@ _CHAIN = tuple((488 + 64 * (place % 3), 84 + 64 * (place // 3)) for place in (0,
 
 
 def ring_tree_chain() -> Drawing:
-    """Who sends to whom in each, and after how many messages all have the result."""
+    """A ring, a tree and a chain: who sends to whom, after how many messages, and how many bytes a link carries."""
     canvas = Canvas(640, 314)
-    for x, name, told in (
+    for x, name, caption in (
         (104, "ring", ["2(N − 1) messages,", "2(N − 1)/N·S a link"]),
         (318, "tree", ["2·log₂N messages,", "2·S a link at most"]),
         (552, "chain", ["N − 1 messages,", "S a link"]),
     ):
         canvas.text(x, 18, name, size=22, bold=True)
         canvas.text(x, 46, {"ring": "round", "tree": "up, and down", "chain": "one way"}[name], size=18)
-        canvas.lines(x, 264, told)
+        canvas.lines(x, 264, caption)
     _ranks(canvas, _RING)
     for rank, place in enumerate(_RING):
         _sends(canvas, place, _RING[(rank + 1) % len(_RING)])

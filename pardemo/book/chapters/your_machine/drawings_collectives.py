@@ -1,17 +1,17 @@
-"""The collectives, one frame each: who holds what before and after."""
+"""The collectives, a frame for each: what each rank holds before and after."""
 
 from pardemo.draw.canvas import Canvas
 from pardemo.draw.palette import WHOLE, rank_colour
 from pardemo.draw.player import Player
 
 _CELL, _HIGH, _TOP, _LEFT = 52, 40, 78, 78
-#: A number and whose it is; None where a rank has nothing, or nothing of use; of several ranks: nobody's own.
+#: (number, rank that it comes from, or None if it is a sum); None where a rank has nothing, or nothing of use.
 Cell = tuple[int, int | None] | None
 Table = list[list[Cell]]
 
 
 def collectives(ranks: int = 4) -> Player:
-    """Broadcast, reduce, all-reduce, reduce-scatter, all-gather, all-to-all, and a message: N numbers on N ranks.
+    """Broadcast, reduce, all-reduce, reduce-scatter, all-gather, all-to-all, and a message, with N numbers on N ranks.
 
     Args:
         ranks: N, from 2 to 4. Rank r begins with the numbers 10·r, 10·r + 1, …
@@ -29,33 +29,34 @@ def collectives(ranks: int = 4) -> Player:
     def only(row: list[Cell], places: list[int]) -> list[Cell]:
         return [cell if place in places else None for place, cell in enumerate(row)]
 
-    own = [only(whole[rank], [0]) for rank in everyone]
-    rest = range(1, ranks)
-    shown = {
+    own_parts = [only(whole[rank], [0]) for rank in everyone]
+    others = range(1, ranks)
+    tables = {
         "broadcast": (
-            [whole[0], *[nothing for _ in rest]], [whole[0]] * ranks, "everybody gets what rank 0 has.",
+            [whole[0], *[nothing for _ in others]], [whole[0]] * ranks, "everybody gets what rank 0 has.",
         ),
-        "reduce": (whole, [sums, *[nothing for _ in rest]], "rank 0 gets the sum of all, number by number."),
+        "reduce": (whole, [sums, *[nothing for _ in others]], "rank 0 gets the sum of all, number by number."),
         "all-reduce": (whole, [sums] * ranks, "everybody gets the sum."),
         "reduce-scatter": (
             whole, [only(sums, [rank]) for rank in everyone], "everybody gets the sum of one part.",
         ),
         "all-gather": (
-            own, [[whole[rank][0] for rank in everyone]] * ranks, "everybody gets everybody's part.",
+            own_parts, [[whole[rank][0] for rank in everyone]] * ranks, "everybody gets everybody's part.",
         ),
         "all-to-all": (
             whole, [[whole[rank][place] for rank in everyone] for place in everyone],
             "part c of each rank goes to rank c: rows become columns.",
         ),
         "send and receive": (
-            [whole[0], *[nothing for _ in rest]], [whole[0], whole[0], *[nothing for _ in rest[1:]]],
+            [whole[0], *[nothing for _ in others]], [whole[0], whole[0], *[nothing for _ in others[1:]]],
             "rank 0 sends to rank 1 alone; a copy stays. This one is no collective: the others do not take part.",
         ),
     }  # fmt: skip
     frames = [
-        (_frame(name, before, after), f"{name.capitalize()}: {told}") for name, (before, after, told) in shown.items()
+        (_frame(name, before, after), f"{name.capitalize()}: {caption}")
+        for name, (before, after, caption) in tables.items()
     ]
-    return Player(frames, f"seven ways to talk, on {ranks} ranks", start=list(shown).index("all-reduce"))
+    return Player(frames, f"seven ways to talk, on {ranks} ranks", start=list(tables).index("all-reduce"))
 
 
 def _frame(name: str, before: Table, after: Table) -> Canvas:

@@ -1,4 +1,4 @@
-"""Two machines of eight GPUs, and how fast what joins them is."""
+"""Two hosts of eight GPUs, and the bandwidths inside and between them."""
 
 from pardemo.draw.canvas import Canvas, Drawing
 from pardemo.draw.palette import DONE, INK, rank_colour
@@ -7,7 +7,7 @@ _SENT = DONE["communication"]
 
 
 def two_machines(inside: float, between: float) -> Drawing:
-    """Sixteen GPUs in two hosts: fast links inside, one adapter between; bytes a second of each."""
+    """Sixteen GPUs in two hosts. ``inside``, ``between``: bytes a second of a GPU's link and of a host's adapter."""
     inside, between = inside / 1e9, between / 1e9
     canvas = Canvas(640, 262)
     for host, left in enumerate((10, 350)):

@@ -33,11 +33,11 @@ def check_neighbour(function: Callable[[torch.Tensor], torch.Tensor]) -> str:
     """``function(number)`` is the sum of this rank's number and its left neighbour's, on every rank."""
     numbers = [float(number) for number in random.Random(fresh_seed()).sample(range(1000, 10_000), RANKS)]
     with World(RANKS, timeout_s=TIMEOUT_S) as world:
-        tried = world.run(_try_neighbour, function, numbers)
-    found = [value for value, _ in tried]
+        attempts = world.run(_try_neighbour, function, numbers)
+    values = [value for value, _ in attempts]
 
     def answers(wanted: Callable[[int], float]) -> list[bool]:
-        return [isinstance(value, Real) and value == wanted(r) for r, value in enumerate(found)]
+        return [isinstance(value, Real) and value == wanted(r) for r, value in enumerate(values)]
 
     right = answers(lambda r: numbers[r] + numbers[r - 1])
     guesses = {
@@ -49,20 +49,20 @@ def check_neighbour(function: Callable[[torch.Tensor], torch.Tensor]) -> str:
         "that is the sum of all ranks: a collective says more than was asked": lambda r: sum(numbers),
     }
     if all(right):
-        if calls := sorted({name for _, names in tried for name in names}):
+        if calls := sorted({name for _, names in attempts for name in names}):
             raise Mistake(f"Right, but by {calls[0]}, which brings every rank's number: send one, and receive one.")
         return "Each rank sent one number and received one: a ring's first step."
     for hint, guess in guesses.items():
         if all(answers(guess)):
-            raise Mistake(f"Rank 1 returned {found[1]!r}: {hint}.")
+            raise Mistake(f"Rank 1 returned {values[1]!r}: {hint}.")
     wrong = right.index(False)
-    raise Mistake(f"Rank {wrong} should return {numbers[wrong] + numbers[wrong - 1]:g}, not {found[wrong]!r}.")
+    raise Mistake(f"Rank {wrong} should return {numbers[wrong] + numbers[wrong - 1]:g}, not {values[wrong]!r}.")
 
 
 def _try_neighbour(function: Callable, numbers: list[float]) -> tuple[object, set[str]]:
     with CallMeter() as calls:
-        found = function(torch.tensor([numbers[dist.get_rank()]]))
-    value = found.item() if isinstance(found, torch.Tensor) and found.numel() == 1 else found
+        result = function(torch.tensor([numbers[dist.get_rank()]]))
+    value = result.item() if isinstance(result, torch.Tensor) and result.numel() == 1 else result
     return value, set(calls.counts) - POINT_TO_POINT
 
 
@@ -71,21 +71,23 @@ def check_bus_bandwidth(function: Callable[[str, int, int, float], float]) -> st
     for collective in ("all_reduce", "reduce_scatter", "all_gather"):
         for nbytes, ranks, seconds in ((8 << 20, 4, 0.5), (1 << 20, 8, 0.25)):
             expected = communication.bus_bandwidth(collective, nbytes, ranks, seconds)
-            found = call(function, collective, nbytes, ranks, seconds)
-            if isinstance(found, Real) and abs(found - expected) <= 1e-6 * expected:
+            answer = call(function, collective, nbytes, ranks, seconds)
+            if isinstance(answer, Real) and abs(answer - expected) <= 1e-6 * expected:
                 continue
-            hint = _bandwidth_hint(collective, found, nbytes, ranks, seconds)
+            hint = _bandwidth_hint(collective, answer, nbytes, ranks, seconds)
             case = f"{collective} of {nbytes:,} bytes, {ranks} ranks, {seconds} s"
-            raise Mistake(f"For {case}: {expected:,.0f} bytes/s, not {found!r}{hint}.")
+            raise Mistake(f"For {case}: {expected:,.0f} bytes/s, not {answer!r}{hint}.")
     return "What a link carries, whatever the number of ranks."
 
 
-def _bandwidth_hint(collective: str, found: object, nbytes: int, ranks: int, seconds: float) -> str:
+def _bandwidth_hint(collective: str, answer: object, nbytes: int, ranks: int, seconds: float) -> str:
     guesses = {
         "that is algbw, size over time; what a rank sends is another amount": nbytes / seconds,
         "a reduce-scatter or an all-gather is one half of an all-reduce": 2 * (ranks - 1) / ranks * nbytes / seconds,
         "an all-reduce is both halves": (ranks - 1) / ranks * nbytes / seconds,
         "all ranks' bytes together; busbw is one rank's": 2 * (ranks - 1) * nbytes / seconds,
     }
-    close = (text for text, guess in guesses.items() if isinstance(found, Real) and abs(found - guess) <= 1e-6 * guess)
+    close = (
+        text for text, guess in guesses.items() if isinstance(answer, Real) and abs(answer - guess) <= 1e-6 * guess
+    )
     return "".join(f": {text}" for text in list(close)[:1])
