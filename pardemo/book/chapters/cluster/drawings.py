@@ -1,4 +1,4 @@
-"""An all-reduce over two hosts: one ring over all ranks, and by hosts."""
+"""An all-reduce over two hosts: by one ring over all ranks, and hierarchical, by hosts."""
 
 from itertools import pairwise
 
@@ -11,7 +11,7 @@ _ROW = 188
 
 
 def two_hosts() -> Drawing:
-    """Four ranks on two hosts: what goes over the link between them, in one ring and by hosts (S: the tensor)."""
+    """Four ranks on two hosts: bytes between the hosts with one ring and by hosts, in units of the tensor S."""
     canvas = Canvas(640, 12 + 2 * _ROW)
     _ring(canvas, 30)
     _by_hosts(canvas, 30 + _ROW)
@@ -24,7 +24,7 @@ def two_hosts() -> Drawing:
 
 
 def _hosts(canvas: Canvas, top: float, title: str) -> list[tuple[float, float]]:
-    """The middle of each rank."""
+    """Draws the hosts and their ranks; returns the middle of each rank."""
     canvas.text(_SIDE, top - 14, title, size=20, anchor="start", bold=True)
     middle = top + 82
     for host, left in enumerate((_SIDE, 640 - _SIDE - _HOST)):

@@ -1,11 +1,11 @@
-"""Four ranks on two hosts: what crosses when tensor, data or pipeline parallelism lies between the hosts."""
+"""Four ranks on two hosts: what the hosts send each other with tensor, data or pipeline parallelism between them."""
 
 from pardemo.draw.canvas import Canvas, Drawing
 from pardemo.draw.palette import DONE, RANKS
 
 _SENT = DONE["communication"]
 _HOST, _SIDE, _RANK, _ROW = 210, 10, 46, 132
-#: title -> below the ranks of each host; what a host sends to the other one in a step.
+#: Title -> (label below each host's ranks), what a host sends to the other one in a step.
 _WAYS = {
     "tensor inside, data across": (("activations", "activations"), "gradients: 8 MiB, once"),
     "tensor across, data inside": (("gradients", "gradients"), "activations: 32 MiB, in 16 sums"),
@@ -14,12 +14,14 @@ _WAYS = {
 
 
 def three_placements() -> Drawing:
-    """Chapter 13's three placements of a step of four layers, with what a host's adapter sends in each."""
+    """Three placements of a step of four layers (chapter 13), with the bytes that a host's adapter sends in each."""
     canvas = Canvas(640, 8 + len(_WAYS) * _ROW)
-    for number, (title, told) in enumerate(_WAYS.items()):
-        _way(canvas, 24 + number * _ROW, title, *told)
-    told = "; ".join(f"{title}: {across}" for title, (_, across) in _WAYS.items())
-    return Drawing(canvas, f"Four ranks on two hosts, three ways. A host sends to the other one in a step: {told}.")
+    for number, (title, texts) in enumerate(_WAYS.items()):
+        _way(canvas, 24 + number * _ROW, title, *texts)
+    values_text = "; ".join(f"{title}: {across}" for title, (_, across) in _WAYS.items())
+    return Drawing(
+        canvas, f"Four ranks on two hosts, three ways. A host sends to the other one in a step: {values_text}."
+    )
 
 
 def _way(canvas: Canvas, top: float, title: str, inside: tuple[str, str], across: str) -> None:
@@ -37,7 +39,7 @@ def _way(canvas: Canvas, top: float, title: str, inside: tuple[str, str], across
     begin, end = lefts[0] + _HOST + 4, lefts[1] - 4
     for shift in (-9, 9):  # one for each rank of a host
         canvas.arrow([(begin, middle + shift), (end, middle + shift)], _SENT, both=True)
-    what, much = across.split(": ")
-    canvas.text(320, middle - 28, what, size=18, fill=_SENT, bold=True)
-    for number, words in enumerate(much.split(", ")):
+    kind, amount = across.split(": ")
+    canvas.text(320, middle - 28, kind, size=18, fill=_SENT, bold=True)
+    for number, words in enumerate(amount.split(", ")):
         canvas.text(320, middle + 28 + 22 * number, words, size=18, fill=_SENT, bold=True)

@@ -19,9 +19,9 @@ EXERCISES = {
 
 
 def check_order(function: Callable[[Sequence[int]], Sequence[int]]) -> str:
-    """``function(host_of)`` is an order of all ranks in which a ring crosses hosts as seldom as possible."""
-    dealt = random.Random(fresh_seed())
-    cases = [[0, 1, 0, 1], [0, 0, 1, 1], [0, 0], [dealt.randrange(4) for _ in range(16)]]
+    """``function(host_of)`` is an order of all ranks in which a ring goes from host to host as seldom as possible."""
+    generator = random.Random(fresh_seed())
+    cases = [[0, 1, 0, 1], [0, 0, 1, 1], [0, 0], [generator.randrange(4) for _ in range(16)]]
     for host_of in cases:
         order = call(function, list(host_of))
         if not isinstance(order, (list, tuple)) or sorted(order, key=str) != sorted(range(len(host_of)), key=str):
@@ -38,33 +38,38 @@ def check_order(function: Callable[[Sequence[int]], Sequence[int]]) -> str:
 
 
 def check_crossing(function: Callable[..., float]) -> str:
-    """``function(steps_each, steps_every, period, step_s, nbytes, ranks)`` is a bandwidth in bytes/s."""
-    dealt = random.Random(fresh_seed())
+    """``function(steps_each, steps_every, period, step_s, nbytes, ranks)`` is the bandwidth, in bytes/s, at which both
+    ways to average take the same time."""
+    generator = random.Random(fresh_seed())
     for _ in range(5):
-        each, period, ranks = dealt.randrange(100, 1000), dealt.choice((8, 50, 500)), dealt.choice((2, 4, 64))
-        every, step_s = int(each * dealt.uniform(1.2, 3)), dealt.uniform(0.01, 2)
-        nbytes = dealt.randrange(10**6, 10**10)
-        found = call(function, each, every, period, step_s, nbytes, ranks)
-        if isinstance(found, bool) or not isinstance(found, (int, float)):
-            raise Mistake(f"It returned {found!r}; it should return a number of bytes a second.")
-        _compare(found, each, every, period, step_s, nbytes, ranks)
+        each, period, ranks = (
+            generator.randrange(100, 1000),
+            generator.choice((8, 50, 500)),
+            generator.choice((2, 4, 64)),
+        )
+        every, step_s = int(each * generator.uniform(1.2, 3)), generator.uniform(0.01, 2)
+        nbytes = generator.randrange(10**6, 10**10)
+        answer = call(function, each, every, period, step_s, nbytes, ranks)
+        if isinstance(answer, bool) or not isinstance(answer, (int, float)):
+            raise Mistake(f"It returned {answer!r}; it should return a number of bytes a second.")
+        _compare(answer, each, every, period, step_s, nbytes, ranks)
     return "Below that bandwidth averaging less often is faster, above it averaging in each step."
 
 
-def _compare(found: float, each: int, every: int, period: int, step_s: float, nbytes: int, ranks: int) -> None:
+def _compare(answer: float, each: int, every: int, period: int, step_s: float, nbytes: int, ranks: int) -> None:
     right = _crossing(each, every, period, step_s, 2 * (ranks - 1) / ranks * nbytes)
-    if abs(found - right) <= 1e-6 * abs(right):
+    if abs(answer - right) <= 1e-6 * abs(right):
         return
-    told = f"For {each} and {every} steps, period {period}, {step_s:.2f} s, {nbytes:,} B, {ranks} ranks"
+    case = f"For {each} and {every} steps, period {period}, {step_s:.2f} s, {nbytes:,} B, {ranks} ranks"
     mistakes = {
         8 * right: "that is bits a second; bytes are asked for.",
         _crossing(each, every, period, step_s, nbytes): "a ring all-reduce sends 2(N−1)/N times the tensor, not once.",
         _crossing(each, every, 1, step_s, 2 * (ranks - 1) / ranks * nbytes): "only every period-th step is an average.",
     }
-    for value, words in mistakes.items():
-        if abs(found - value) <= 1e-6 * abs(value):
-            raise Mistake(f"{told}: {words}")
-    raise Mistake(f"{told}: {found:.4g} B/s is not where both take the same time; {right:.4g} is.")
+    for value, hint in mistakes.items():
+        if abs(answer - value) <= 1e-6 * abs(value):
+            raise Mistake(f"{case}: {hint}")
+    raise Mistake(f"{case}: {answer:.4g} B/s is not where both take the same time; {right:.4g} is.")
 
 
 def _crossing(each: int, every: int, period: int, step_s: float, sent: float) -> float:

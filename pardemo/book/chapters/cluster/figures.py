@@ -1,4 +1,4 @@
-"""Pictures of chapter 13: links, what crosses them by which way, and what that costs until a loss is reached."""
+"""Pictures of chapter 13: links, bytes and seconds of each way to all-reduce, seconds to a loss, a slow host."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -14,24 +14,24 @@ _COLOURS, _MARKERS = tuple(palette.WAYS.values()), ("o", "s", "^", "D")
 
 
 def message_times(
-    sizes: Sequence[int], found: Mapping[str, Sequence[float]], lines: Mapping[str, tuple[float, float]],
+    sizes: Sequence[int], measured: Mapping[str, Sequence[float]], lines: Mapping[str, tuple[float, float]],
     at_once: Mapping[str, float] | None = None,
 ) -> Picture:  # fmt: skip
-    """Seconds of a message over its size, for each link.
+    """Milliseconds of a message against its bytes, for each link.
 
     Args:
-        lines: the link's latency (s) and rate (bytes/s). at_once: bytes that an emulated link lets through uncounted,
-            where it does: the line with them is dashed.
+        lines: link -> latency (s), rate (bytes/s). at_once: link -> bytes that an emulated link does not slow down; a
+            dashed line takes them into account.
     """
     fig, ax = new(size=(6.4, 4.4))
     dense = np.geomspace(min(sizes), max(sizes), 80)
-    for number, (name, seconds) in enumerate(found.items()):
+    for number, (name, seconds) in enumerate(measured.items()):
         latency, rate = lines[name]
         ax.plot(dense, 1e3 * (latency + dense / rate), color=_COLOURS[number], linewidth=1.5)
         if name in (at_once or {}):
             counted = np.maximum(0, dense - at_once[name])
-            told = f"{name}, {at_once[name] / 1e3:.0f} kB free"
-            ax.plot(dense, 1e3 * (latency + counted / rate), "--", color=_COLOURS[number], linewidth=1.2, label=told)
+            label = f"{name}, {at_once[name] / 1e3:.0f} kB free"
+            ax.plot(dense, 1e3 * (latency + counted / rate), "--", color=_COLOURS[number], linewidth=1.2, label=label)
         ax.scatter(
             sizes,
             [1e3 * s for s in seconds],
@@ -49,23 +49,23 @@ def message_times(
 
 
 def traffic_by_way(ways: Mapping[str, Sequence[Sequence[float]]], cluster: Cluster, whole: float) -> Picture:
-    """Who sends how much to whom, one square for each way, in units of the tensor of ``whole`` bytes."""
+    """Bytes from each rank to each other, in units of a tensor of ``whole`` bytes; a square for each way."""
     fig, axes = new(1, len(ways), size=(2.5 * len(ways), 3.2))
     most = max(float(np.max(matrix)) for matrix in ways.values()) / whole
     for ax, (name, matrix) in zip(axes, ways.items(), strict=True):
         square(ax, np.asarray(matrix, dtype=float) / whole, cluster, most, size=13)
         ax.set(xlabel="to rank", title=f"{name}, in S")
     axes[0].set(ylabel="from rank")
-    told = "; ".join(f"{name}: {np.sum(matrix) / whole:.3g} S in all" for name, matrix in ways.items())
+    values_text = "; ".join(f"{name}: {np.sum(matrix) / whole:.3g} S in all" for name, matrix in ways.items())
     return save(
         fig,
         "cluster_traffic",
-        f"What each rank sends to each other, in S, the tensor's size; frames are hosts. {told}.",
+        f"What each rank sends to each other, in S, the tensor's size; frames are hosts. {values_text}.",
     )
 
 
 def seconds_by_way(predicted: Mapping[str, float], measured: Mapping[str, float], name: str) -> Picture:
-    """Seconds of each way as bars, the prediction as their outline."""
+    """Seconds of each way to exchange; outlines are the predictions."""
     names = list(measured)
     fig, ax = new(size=(6.4, 1.1 + 0.6 * len(names)))
     places = np.arange(len(names))
@@ -87,17 +87,17 @@ def seconds_by_way(predicted: Mapping[str, float], measured: Mapping[str, float]
     )
     ax.grid(axis="y", visible=False)
     ax.legend(loc="lower right")
-    told = ", ".join(f"{n} {measured[n]:.2f} s (predicted {predicted[n]:.2f})" for n in names)
-    return save(fig, name, f"Seconds: {told}.")
+    values_text = ", ".join(f"{n} {measured[n]:.2f} s (predicted {predicted[n]:.2f})" for n in names)
+    return save(fig, name, f"Seconds: {values_text}.")
 
 
 def seconds_to_a_loss(
     predicted: Callable[[str, float], float], measured: Mapping[str, Mapping[float, float]]
 ) -> Picture:
-    """Seconds until the loss is reached over the link's Mbit/s: lines are predicted, points measured.
+    """Seconds until the loss is reached against the link's Mbit/s: lines are predicted, points measured.
 
     Args:
-        predicted: of a way and Mbit/s. measured: for each way, seconds by Mbit/s.
+        predicted: (way, Mbit/s) to seconds. measured: way -> Mbit/s -> seconds.
     """
     fig, ax = new(size=(6.4, 4.8))
     ends = [rate for points in measured.values() for rate in points]
@@ -116,21 +116,21 @@ def seconds_to_a_loss(
         axis.set_major_formatter("{x:g}")
         axis.set_minor_locator(NullLocator())
     ax.legend(loc="upper right")
-    told = "; ".join(
+    values_text = "; ".join(
         f"{name}: " + ", ".join(f"{s:.1f} s at {r:g}" for r, s in p.items()) for name, p in measured.items()
     )
-    return save(fig, "cluster_to_a_loss", f"Seconds to the loss at a link's Mbit/s. {told}.")
+    return save(fig, "cluster_to_a_loss", f"Seconds to the loss at a link's Mbit/s. {values_text}.")
 
 
 def parts_to_a_loss(
     parts: Mapping[float, Mapping[str, Sequence[float]]], measured: Mapping[str, Mapping[float, float]],
     steps: Mapping[str, int],
 ) -> Picture:  # fmt: skip
-    """What the seconds until the loss are made of, by link and way: computed parts as bars, measured sums as points.
+    """The parts of the seconds until the loss, by link and way: bars are computed, points are the measured totals.
 
     Args:
-        parts: Mbit/s -> way -> seconds of the steps themselves, of the exchanges without their bytes, of the bytes on
-            the link. measured: of a way, seconds by Mbit/s. steps: of each way, until the loss.
+        parts: Mbit/s -> way -> seconds of the steps alone, of the exchanges without their bytes, of the bytes on the
+            link. measured: way -> Mbit/s -> seconds. steps: way -> steps until the loss.
     """
     fig, axes = new(len(parts), 1, size=(6.6, 2.1 * len(parts) + 0.6), sharex=True, squeeze=False)
     names = ("steps alone", "exchanges, without their bytes", "bytes on the link")
@@ -140,25 +140,28 @@ def parts_to_a_loss(
         for name, colour, seconds in zip(names, colours, zip(*ways.values(), strict=True), strict=True):
             ax.barh(range(len(ways)), seconds, 0.6, left=left, color=colour, label=name, zorder=2)
             left += seconds
-        found = [measured[way][rate] for way in ways]
-        ax.scatter(found, range(len(ways)), s=40, color=COLOURS["ring"], edgecolors="white", label="measured", zorder=3)
+        measured_s = [measured[way][rate] for way in ways]
+        ax.scatter(
+            measured_s, range(len(ways)), s=40, color=COLOURS["ring"], edgecolors="white", label="measured", zorder=3
+        )
         ax.set_yticks(range(len(ways)), [f"{way}: {steps[way]} steps" for way in ways])
         ax.set(title=f"at {rate:g} Mbit/s", ylim=(len(ways) - 0.5, -0.5))
         ax.grid(axis="y", visible=False)
     axes[-1, 0].set(xlabel="seconds to the loss", xlim=(0, None))
     fig.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    told = "; ".join(
-        f"at {rate:g} Mbit/s " + ", ".join(f"{way} " + " + ".join(f"{s:.2f}" for s in of) for way, of in ways.items())
+    values_text = "; ".join(
+        f"at {rate:g} Mbit/s "
+        + ", ".join(f"{way} " + " + ".join(f"{s:.2f}" for s in parts_s) for way, parts_s in ways.items())
         for rate, ways in parts.items()
     )
-    return save(fig, "cluster_parts", f"Seconds to the loss, of steps, exchanges and bytes: {told}.")
+    return save(fig, "cluster_parts", f"Seconds to the loss, of steps, exchanges and bytes: {values_text}.")
 
 
 def slow_host(
     computed: Sequence[float], lengths: Sequence[float], predicted: Sequence[float],
     rates: Sequence[Sequence[float]], cluster: Cluster,
 ) -> Picture:  # fmt: skip
-    """Each step's length and the computation in it, the predicted length of each stretch, and Mbit/s by pair."""
+    """How long each step takes and computes, its predicted length, and the Mbit/s of each pair of ranks."""
     fig, (ax, below) = new(2, 1, size=(6.4, 6.2), height_ratios=(0.8, 1.1))
     steps = np.arange(len(computed))
     ax.bar(steps, 1e3 * np.asarray(computed), 0.9, color=COLOURS["compute"], label="slowest rank computes")

@@ -1,4 +1,4 @@
-"""Pictures of chapter 13: a ring beside an all-reduce by hosts, who waits for whom, and whether a second host pays."""
+"""Pictures of chapter 13: a ring beside an all-reduce by hosts, ranks that wait, and whether a second host pays."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,7 @@ _RING, _BY_HOSTS = list(palette.WAYS.values())[:2]
 
 
 def ring_or_hosts(ranks_per_host: int = 8, most: int = 64) -> Picture:
-    """Bytes over a host's adapter and steps one upon the other, for one ring over all ranks and by hosts."""
+    """Bytes over a host's adapter and consecutive steps, for one ring over all ranks and for an all-reduce by hosts."""
     hosts = np.array([h for h in (2**k for k in range(1, 20)) if h <= most])
     ranks = hosts * ranks_per_host
     panels = {
@@ -35,18 +35,18 @@ def ring_or_hosts(ranks_per_host: int = 8, most: int = 64) -> Picture:
     axes[0].set_ylim(0, 2.4)
     axes[1].set_yscale("log")
     axes[0].legend(loc="lower right")
-    told = "; ".join(
+    values_text = "; ".join(
         f"{title}: {ring[0]:.4g} and {by_hosts[0]:.4g} with {hosts[0]} hosts, {ring[-1]:.4g} and {by_hosts[-1]:.4g} "
         f"with {hosts[-1]}" for title, (ring, by_hosts) in panels.items()
     )  # fmt: skip
-    return save(fig, "cluster_ring_or_hosts", f"One ring and by hosts. {told}.")
+    return save(fig, "cluster_ring_or_hosts", f"One ring and by hosts. {values_text}.")
 
 
 def who_waits(stretches: Mapping[str, Sequence[Sequence[float]]]) -> Picture:
-    """For each stretch of steps a bar for each rank: its own products, then how long it is in the all-reduce.
+    """For each stretch of steps a bar for each rank: how long it computes, then how long it is in the all-reduce.
 
     Args:
-        stretches: name -> (seconds of products, seconds in the all-reduce), each by rank.
+        stretches: name -> (computing, in the all-reduce), each by rank, in milliseconds.
     """
     fig, axes = new(1, len(stretches), size=(7.4, 3.4), sharey=True)
     for ax, (name, (products, waits)) in zip(axes, stretches.items(), strict=True):
@@ -60,26 +60,30 @@ def who_waits(stretches: Mapping[str, Sequence[Sequence[float]]]) -> Picture:
         ax.grid(axis="x", visible=False)
     axes[0].set(ylabel="milliseconds of a step")
     fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    told = "; ".join(
+    values_text = "; ".join(
         f"{name}: products " + ", ".join(f"{v:.0f}" for v in products) + ", all-reduce "
         + ", ".join(f"{v:.0f}" for v in waits)
         for name, (products, waits) in stretches.items()
     )  # fmt: skip
-    return save(fig, "cluster_who_waits", f"Milliseconds of ranks 0 to 3. {told}.")
+    return save(fig, "cluster_who_waits", f"Milliseconds of ranks 0 to 3. {values_text}.")
 
 
 def does_a_host_pay(steps: Mapping[str, tuple[float, float]]) -> Picture:
-    """Bars of a step: its products, and what of the gradients' sum does not hide behind the backward pass."""
+    """Seconds of a step: computing, and the part of the all-reduce that the backward pass does not hide.
+
+    Args:
+        steps: name -> (seconds of computing, seconds of the all-reduce that do not hide).
+    """
     fig, ax = new(size=(6.8, 0.62 * len(steps) + 1.4))
     places, products = np.arange(len(steps)), np.array([computed for computed, _ in steps.values()])
-    open_ = np.array([exposed for _, exposed in steps.values()])
+    exposed_sums = np.array([exposed for _, exposed in steps.values()])
     ax.barh(places, products, 0.6, color=COLOURS["compute"], label="products")
-    ax.barh(places, open_, 0.6, left=products, color=COLOURS["communication"], label="sum that does not hide")
-    for place, end in enumerate(products + open_):
+    ax.barh(places, exposed_sums, 0.6, left=products, color=COLOURS["communication"], label="sum that does not hide")
+    for place, end in enumerate(products + exposed_sums):
         ax.annotate(f"{end:.2f} s", (end, place), (5, 0), textcoords="offset points", va="center")
     ax.set_yticks(places, list(steps))
-    ax.set(xlabel="seconds a step", xlim=(0, 1.15 * max(products + open_)), ylim=(len(steps) - 0.45, -0.55))
+    ax.set(xlabel="seconds a step", xlim=(0, 1.15 * max(products + exposed_sums)), ylim=(len(steps) - 0.45, -0.55))
     ax.grid(axis="y", visible=False)
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    told = "; ".join(f"{name} {sum(parts):.2f} s" for name, parts in steps.items())
-    return save(fig, "cluster_does_a_host_pay", f"Seconds of a step: {told}.".replace("\n", " "))
+    values_text = "; ".join(f"{name} {sum(parts):.2f} s" for name, parts in steps.items())
+    return save(fig, "cluster_does_a_host_pay", f"Seconds of a step: {values_text}.".replace("\n", " "))

@@ -1,4 +1,4 @@
-"""A toy task for chapter 13 that needs all ranks: each sees questions from its own corner of the space."""
+"""A toy task for chapter 13 that needs all ranks: each rank's inputs come from its own corner of the space."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,8 +9,12 @@ WIDTH, INPUTS, CORNERS = 128, 32, 4
 
 
 class Task(NamedTuple):
-    """Attributes: ``weights``, the network's start, one vector; ``answer(x)``, what it is to learn; ``corners``
-    [rank, :data:`INPUTS`], the middle of each rank's questions; ``test``, questions from all corners."""
+    """A regression task.
+
+    Attributes:
+        weights: the network's initial weights, one vector. answer: the function to learn.
+        corners: [rank, :data:`INPUTS`], the mean of each rank's inputs. test: inputs from all corners.
+    """
 
     weights: torch.Tensor
     answer: Callable[[torch.Tensor], torch.Tensor]
