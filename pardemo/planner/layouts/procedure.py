@@ -7,6 +7,7 @@ recomputed layers      1/3                                          chapter 04: 
 tensor parallel        (t − 1) · F / (4.5 · h · B)                  chapter 04: sums inside the host, none hidden
 pipeline               (p − 1) / (m · v)                            chapter 02: the bubble
 ZeRO-3, HSDP's inside  what F / (B · T) is above 1                  chapter 07: gathers, hidden while T ≥ F/B
+ZeRO-2                 what ⅓ · (1 + 1/m) · F / (B · T) is above ⅔  chapter 07: gradients, beside backward passes
 replicas, ZeRO-1,      what ⅔ · F / (B · T · m) is above ⅔ / m      chapters 01, 07: once a step, beside the last
 HSDP's between                                                      backward pass
 =====================  ==========================================  ==========================================
@@ -55,7 +56,7 @@ class Candidate:
     def kind(self) -> str:
         """In the field's words: replicas, ZeRO-1, ZeRO-3, HSDP, and what is cut."""
         layout = self.layout
-        names = {"none": "replicas", "zero1": "ZeRO-1", "zero3": "HSDP" if layout.shard_group else "ZeRO-3"}
+        names = {"none": "replicas", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "HSDP" if layout.shard_group else "ZeRO-3"}
         cuts = [f"{name} {n}" for name, n in (("TP", layout.tp), ("PP", layout.pp)) if n > 1]
         return ", ".join([*cuts, names[layout.sharding]] if layout.dp > 1 or not cuts else cuts)
 
@@ -63,7 +64,8 @@ class Candidate:
 def choose(job: Job, batch: int) -> Candidate | None:
     """The layout to try first for a dense model, ``batch`` samples a step; None where nothing fits.
 
-    Of those that add at most :data:`NEAR` more than the least, the one with the fewest things to set up.
+    Of those that add at most :data:`NEAR` more than the least, the one with the fewest cuts, then with the least
+    traffic: the formulas let hide what a network may not.
 
     Raises:
         ValueError: the model has experts (this is for dense ones), ``batch`` is below 1, or nothing divides it.
@@ -114,7 +116,9 @@ def adds(job: Job, layout: Layout) -> dict[str, float]:
         return shares
     per_token = rate(job) / link(job, layout.dp * t) / tokens  # F / (B · T)
     once = max(0.0, 2 / 3 * per_token / m - 2 / 3 / m)
-    if layout.sharding != "zero3":
+    if layout.sharding == "zero2":
+        shares["data parallel"] = max(0.0, (1 + 1 / m) / 3 * per_token - 2 / 3)
+    elif layout.sharding != "zero3":
         shares["data parallel"] = once
     elif layout.shard_group:
         inside = rate(job) / link(job, layout.shard_group * t) / tokens
@@ -157,7 +161,9 @@ def _ways(job: Job, batch: int) -> Iterator[list[Layout]]:
             continue
         for sharding, group in _shardings(job, tp, pp, dp):
             share = batch // dp
-            micros = [n for n in range(min(share, MOST_SAMPLES), 0, -1) if share % n == 0] if sharding == "zero3" else [1]
+            micros = (
+                [n for n in range(min(share, MOST_SAMPLES), 0, -1) if share % n == 0] if sharding == "zero3" else [1]
+            )
             for recompute in ("none", "full"):
                 base = Layout(
                     tp=tp, pp=pp, dp=dp, sequence_parallel=tp > 1, sharding=sharding, shard_group=group,
@@ -172,7 +178,7 @@ def _shardings(job: Job, tp: int, pp: int, dp: int) -> list[tuple[str, int]]:
         return [("none", 0)]
     ways = [("none", 0), ("zero1", 0)]
     if pp == 1:
-        ways.append(("zero3", 0))
+        ways += [("zero2", 0), ("zero3", 0)]
         inside = job.machine.host_gpus // tp
         if 1 < inside < dp and dp % inside == 0:
             ways.append(("zero3", inside))
@@ -191,7 +197,7 @@ def _powers(most: int) -> list[int]:
 
 
 def _settings(one: Candidate) -> tuple[int, int, int, float]:
-    """What there is to set up: cuts of the model, chunks, how much is shared; then what is added."""
+    """Cuts of the model, chunks, how much goes between hosts; then what is added."""
     layout = one.layout
-    shared = ("none", "zero1", "zero3").index(layout.sharding) + (layout.shard_group > 0)
-    return (layout.tp > 1) + (layout.pp > 1), layout.chunks, shared, one.added
+    traffic = ("none", "zero1", "zero2", "hsdp", "zero3").index("hsdp" if layout.shard_group else layout.sharding)
+    return (layout.tp > 1) + (layout.pp > 1), layout.chunks, traffic, one.added
