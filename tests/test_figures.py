@@ -8,12 +8,10 @@ from book import figures
 from matplotlib import font_manager
 from PIL import Image
 
-from pardemo.book.chapters.hybrid_parallel import figures_layouts as hybrid_layouts
 from pardemo.draw.style import COLOURS, HATCHES, SETTINGS
-from pardemo.groups import ParallelDims
 from pardemo.meters import Span
-from pardemo.planner.layouts import charts as layout_charts
-from pardemo.planner.timing import StepTime
+from pardemo.planner.layouts.procedure import candidates, choose
+from pardemo.planner.layouts.procedure_check import job_of
 
 
 def test_saved_with_alternative_text(out):
@@ -228,16 +226,16 @@ def test_parts_of_a_gradient_add_up_to_the_diamond(out):
     assert figures.parts_of_gradient(parts, whole, [0.36, 0.96]).alt.endswith("rank 0 36%, rank 1 96%.")
 
 
-def test_layouts_are_told_with_their_engines_and_ways_to_cut_with_their_parts(out):
-    chosen = {"8B, 8 H100": (ParallelDims(dp=8), "ZeRO-1"), "70B, slow": (ParallelDims(tp=2, dp=8, pp=4), "ZeRO-1")}
-    told = figures.chosen_layouts(chosen, {"8B, 8 H100": (131_072, 1_099), "70B, slow": (65_536, 158_000)}).alt
-    assert "8B, 8 H100: t 1, p 1, d 8, ZeRO-1; 70B, slow: t 2, p 4, d 8, ZeRO-1" in told
+def test_layouts_are_shown_with_what_they_add_and_how_they_split_the_gpus(out):
+    cases = {"8B, 8 H100": ("llama3-8b", "H100", 8, 50), "70B, slow": ("llama3-70b", "H100", 64, 3.125)}
+    chosen = {name: choose(job_of(*case), 256) for name, case in cases.items()}
+    text = figures.chosen_layouts(chosen).alt
+    assert "8B, 8 H100: DP8 zero2 1×32, adds 0%; 70B, slow: PP" in text or "70B, slow: TP" in text
     assert "2 GPUs 1.86, paper 1.64" in figures.strong_scaling({2: 1.863}, {2: 1.64}).alt
-    parts = StepTime(23.0, 5.0, 0.0, 0.0, 0.4, 2.6, 0.0, 1e9).parts
-    told = figures.ways_to_cut({"t 1, p 4": parts, "t 4, p 1": parts | {"matrix products": 90.0}}).alt
-    assert "t 1, p 4 31 s" in told
-    assert "pipeline bubble 2.6" in told
-    assert set(parts) - {"offload"} <= {*layout_charts.PARTS, *hybrid_layouts._PLANNED}, "each part has a colour"
+    text = figures.kinds_of_layouts(candidates(job_of("llama3-8b", "H100", 8, 50), 256), "8B, 8 H100").alt
+    assert text.startswith("8B, 8 H100: what each layout adds to its multiplications' time: ")
+    assert "ZeRO-1, recomputed 33 %" in text
+    assert text.endswith("The rule takes ZeRO-2.")
 
 
 def test_pictures_of_eight_bits_and_of_hpz_tell_their_numbers_in_words(out):

@@ -1,16 +1,17 @@
 """The book's one answer to "which layout first?": of all that fit, the one that adds least to the products' time.
 
-What fits is the planner's memory. What a layout adds is a sum of at most five terms, each a formula of a chapter:
+What fits is the planner's memory. What a layout adds is a sum of these terms, each a chapter's formula:
 
-=====================  ==========================================  ==========================================
-recomputed layers      1/3                                          chapter 04: a second forward pass
-tensor parallel        (t − 1) · F / (4.5 · h · B)                  chapter 04: sums inside the host, none hidden
-pipeline               (p − 1) / (m · v)                            chapter 02: the bubble
-ZeRO-3, HSDP's inside  what F / (B · T) is above 1                  chapter 07: gathers, hidden while T ≥ F/B
-ZeRO-2                 what ⅓ · (1 + 1/m) · F / (B · T) is above ⅔  chapter 07: gradients, beside backward passes
-replicas, ZeRO-1,      what ⅔ · F / (B · T · m) is above ⅔ / m      chapters 01, 07: once a step, beside the last
-HSDP's between                                                      backward pass
-=====================  ==========================================  ==========================================
+=============================  ==============================  ================================================
+recomputed layers              1/3                             a second forward pass (chapters 04 and 08)
+tensor parallel                (t − 1) · F / (4.5 · h · B)     sums inside the host, none hidden (chapter 04)
+pipeline                       (p − 1) / (m · v)               the bubble (chapter 02), and the stages' messages
+ZeRO-3; HSDP inside its hosts  x = F / (B · T) − 1             gathers of each micro-batch (chapter 07)
+ZeRO-2                         (1 + 1/m)/3 · (x + 1) − ⅔       gradients, beside the backward passes (chapter 07)
+replicas, ZeRO-1; HSDP across  ⅔ · x / m                       once a step, beside the last backward pass
+=============================  ==============================  ================================================
+
+Where x or a line is below 0, it hides, and adds nothing.
 
 F: operations/s of the products, half of the data sheet's; B: bytes/s of the link that a ring over the ranks passes, a
 host's adapters together between hosts; T: tokens of a micro-batch over t; m: micro-batches; v: chunks; h: hidden size.
@@ -19,7 +20,7 @@ every layout and has constants for launches, latencies and memory.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pardemo.planner.layouts.against import room
@@ -56,7 +57,12 @@ class Candidate:
     def kind(self) -> str:
         """In the field's words: replicas, ZeRO-1, ZeRO-3, HSDP, and what is cut."""
         layout = self.layout
-        names = {"none": "replicas", "zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "HSDP" if layout.shard_group else "ZeRO-3"}
+        names = {
+            "none": "replicas",
+            "zero1": "ZeRO-1",
+            "zero2": "ZeRO-2",
+            "zero3": "HSDP" if layout.shard_group else "ZeRO-3",
+        }
         cuts = [f"{name} {n}" for name, n in (("TP", layout.tp), ("PP", layout.pp)) if n > 1]
         return ", ".join([*cuts, names[layout.sharding]] if layout.dp > 1 or not cuts else cuts)
 
@@ -71,8 +77,11 @@ def choose(job: Job, batch: int) -> Candidate | None:
         ValueError: the model has experts (this is for dense ones), ``batch`` is below 1, or nothing divides it.
     """
     fitting = candidates(job, batch)
-    if not fitting:
-        return None
+    return taken_of(fitting) if fitting else None
+
+
+def taken_of(fitting: Sequence[Candidate]) -> Candidate:
+    """Of layouts that fit, the one that the rule takes."""
     least = min(one.added for one in fitting)
     return min((one for one in fitting if one.added <= least + NEAR), key=_settings)
 
@@ -115,7 +124,7 @@ def adds(job: Job, layout: Layout) -> dict[str, float]:
     if layout.dp == 1:
         return shares
     per_token = rate(job) / link(job, layout.dp * t) / tokens  # F / (B · T)
-    once = max(0.0, 2 / 3 * per_token / m - 2 / 3 / m)
+    once = 2 / 3 * max(0.0, per_token - 1) / m
     if layout.sharding == "zero2":
         shares["data parallel"] = max(0.0, (1 + 1 / m) / 3 * per_token - 2 / 3)
     elif layout.sharding != "zero3":

@@ -18,13 +18,6 @@ from pardemo.groups import ParallelDims
 #: Why a step takes longer than with linear scaling -> its colour and its hatch, which tells the two kinds of
 #: communication apart.
 STEP_PARTS = dict(zip(PARTS, (("compute", "..."), ("communication", "///"), ("communication", "xxx")), strict=True))
-#: Line of the planner's memory table -> its name here, its colour and its hatch.
-_HELD = {
-    **{kind: (kind, colour, "") for kind, colour in (palette.KEPT | palette.SHADES).items()},
-    "allocator": ("the allocator's reserve", palette.OTHER, "///"),
-    "CUDA context": ("CUDA and NCCL", palette.OTHER, ""),
-    "NCCL": ("CUDA and NCCL", palette.OTHER, ""),
-}
 _CURVES = (("parameter server", "o"), ("ring", "s"), ("torch", "^"), ("every few steps", "D"))
 
 
@@ -186,39 +179,6 @@ def shares_of_peak(rows: Mapping[str, tuple[float, float]]) -> Picture:
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     values_text = ", ".join(f"{name}: MFU {a:.0f}, HFU {b:.0f}" for name, a, b in zip(rows, mfu, hfu, strict=True))
     return save(fig, "hybrid_parallel_mfu", f"Per cent of the peak: {values_text}.".replace("\n", " "))
-
-
-def what_fits(
-    peaks: Mapping[str, Mapping[str, float]], states: Mapping[str, float], rooms: Mapping[str, float]
-) -> Picture:
-    """A GPU's peak memory by the planner for each layout, in GB.
-
-    An outline is the model states that the procedure computes, a line the GPU's memory.
-
-    Args:
-        peaks: layout -> line of the planner -> bytes. states, rooms: layout -> bytes.
-    """
-    fig, ax = new(size=(6.2, 3.8))
-    places, bottom = np.arange(len(peaks)), np.zeros(len(peaks))
-    for name, colour, hatch in dict.fromkeys(_HELD.values()):
-        kinds = [kind for kind, (called, *_) in _HELD.items() if called == name]
-        values = np.array([sum(by_line.get(kind, 0.0) for kind in kinds) for by_line in peaks.values()]) / 1e9
-        if values.max() >= 0.01 * max(rooms.values()) / 1e9:  # what nobody could see is no part of the legend
-            style = {"color": colour, "hatch": hatch, "edgecolor": "white"}
-            ax.bar(places, values, 0.5, bottom=bottom, label=name, **style)
-        bottom += values
-    states_gb = [states[name] / 1e9 for name in peaks]
-    ax.bar(places, states_gb, 0.62, fill=False, edgecolor="black", linewidth=1.4, label="states, by the procedure")
-    room = [rooms[name] / 1e9 for name in peaks]
-    ax.hlines(room, places - 0.42, places + 0.42, color=palette.VERDICTS["fails"], linewidth=2.5, label="the GPU has")
-    ax.set_xticks(places, list(peaks))
-    ax.set(ylabel="GB of a GPU")
-    ax.grid(axis="x", visible=False)
-    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    values_text = "; ".join(f"{name}: {a:.0f} of {b:.0f} GB" for name, a, b in zip(peaks, bottom, room, strict=True))
-    return save(
-        fig, "hybrid_parallel_fits", f"Peaks by the planner, of what a GPU has: {values_text}.".replace("\n", " ")
-    )
 
 
 def weak_scaling(

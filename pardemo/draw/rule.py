@@ -1,0 +1,98 @@
+"""The book's one rule for a first layout, drawn once; each chapter marks the lines that it explains."""
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from pardemo.draw.canvas import Canvas, Drawing
+from pardemo.draw.palette import KEPT, RANKS, ink_on
+from pardemo.draw.style import Picture, new, save
+
+WIDE, LINE = 640, 34
+#: what is added -> (what adds it, how much, as a share of the time of the matrix multiplications)
+TERMS = {
+    "recomputation": ("layers recomputed", "⅓"),
+    "tensor parallel": ("TP: t ranks inside a host", "(t − 1) · F / (4.5 · h · B)"),
+    "pipeline": ("PP: p stages", "(p − 1) / (m · v), and messages"),
+    "ZeRO-3": ("ZeRO-3; HSDP in a host", "x = F / (B · T) − 1"),
+    "ZeRO-2": ("ZeRO-2", "(1 + 1/m)/3 · (x + 1) − ⅔"),
+    "ZeRO-1": ("replicas, ZeRO-1; HSDP across", "⅔ · x / m"),
+}
+#: part of what is added -> its label, colour and hatch
+PARTS = {
+    "recomputation": ("recomputation", RANKS[3], ""),
+    "tensor parallel": ("tensor parallel", RANKS[1], "//"),
+    "pipeline": ("pipeline", RANKS[2], ".."),
+    "data parallel": ("data parallel", RANKS[0], "xx"),
+}
+
+
+def rule(marked: Collection[str] = ()) -> Drawing:
+    """The rule: what fits, what each layout adds, which one is taken.
+
+    Args:
+        marked: lines of :data:`TERMS` that stand out, since the chapter explains them.
+    """
+    canvas = Canvas(WIDE, 92 + LINE * (len(TERMS) + 1) + 100)
+    _step(canvas, 4, 44, "1  Which layouts fit, with 8 % of the memory free?")
+    canvas.arrow([(40, 48), (40, 74)])
+    high = LINE * (len(TERMS) + 1) + 8
+    canvas.box(8, 76, WIDE - 16, high, "none", border=KEPT["parameters"], thick=2)
+    canvas.text(20, 76 + LINE / 2 + 4, "2  What does each add to its multiplications' time?", size=18, anchor="start")
+    for number, (name, (what, formula)) in enumerate(TERMS.items(), 1):
+        y = 76 + LINE * number + LINE / 2 + 4
+        if name in marked:
+            canvas.box(14, y - LINE / 2 + 2, WIDE - 28, LINE - 4, RANKS[2], border="")
+        fill = ink_on(RANKS[2]) if name in marked else ""
+        style = {"fill": fill} if fill else {}
+        canvas.text(34, y, what, size=18, anchor="start", **style)
+        canvas.text(WIDE - 24, y, formula, size=18, anchor="end", **style)
+    y = 76 + high
+    canvas.arrow([(40, y), (40, y + 28)])
+    lines = ("3  Take the one that adds least; of those within 3 %", "the one with the fewest cuts, then least traffic")
+    canvas.box(8, y + 30, WIDE - 16, 58, RANKS[3], border="", thick=2)
+    for number, text in enumerate(lines):
+        canvas.text(20 + 24 * number, y + 48 + 24 * number, text, size=18, anchor="start", fill=ink_on(RANKS[3]))
+    spoken = "; ".join(f"{what} {formula}" for what, formula in TERMS.values())
+    return Drawing(
+        canvas,
+        "Of the layouts that fit with 8 % of the memory free, take the one that adds least to the time of its matrix "
+        f"multiplications: {spoken}. What is below 0 hides and adds nothing. Of those within 3 % the one with the "
+        "fewest cuts, then with the least traffic.",
+    )
+
+
+def _step(canvas: Canvas, y: float, high: float, text: str) -> None:
+    canvas.box(8, y, WIDE - 16, high, "none", border=KEPT["parameters"], thick=2)
+    canvas.text(20, y + high / 2, text, size=18, anchor="start")
+
+
+def what_each_adds(shares: Mapping[str, Mapping[str, float]], name: str, chosen: str = "", job: str = "") -> Picture:
+    """What each layout adds to the time of its matrix multiplications, in per cent, by what adds it.
+
+    Args:
+        shares: layout -> part -> share. name: of the picture's file. chosen: the layout that the rule takes.
+        job: what is trained on what, in words.
+    """
+    fig, ax = new(size=(6.4, 0.42 * len(shares) + 1.5))
+    places, left = np.arange(len(shares)), np.zeros(len(shares))
+    for part, (label, colour, hatch) in PARTS.items():
+        values = np.array([100 * by_part.get(part, 0.0) for by_part in shares.values()])
+        if values.any():
+            ax.barh(places, values, 0.6, left=left, color=colour, hatch=hatch, edgecolor="white", label=label)
+        left += values
+    for place, total in zip(places, left, strict=True):
+        ax.annotate(f"{total:.0f} %", (total, place), (5, 0), textcoords="offset points", va="center")
+    ax.set_yticks(places, [f"{layout} ◀" if layout == chosen else layout for layout in shares])
+    ax.invert_yaxis()
+    ax.set(xlabel="added to the time of the multiplications, %", xlim=(0, max(1.18 * left.max(), 1)))
+    ax.grid(axis="y", visible=False)
+    if job:
+        ax.set_title(job, loc="left")
+    if left.any():
+        fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    values_text = "; ".join(f"{layout} {total:.0f} %" for layout, total in zip(shares, left, strict=True))
+    taken = f" The rule takes {chosen}." if chosen else ""
+    return save(
+        fig, name, f"{job or 'A job'}: what each layout adds to its multiplications' time: {values_text}.{taken}"
+    )

@@ -1,0 +1,75 @@
+"""The rule of :mod:`~pardemo.planner.layouts.procedure` against the search, on the jobs of ``thirty_jobs.csv``."""
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pardemo.planner import hardware
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.procedure import Candidate, choose
+from pardemo.planner.layouts.search import Found, search
+from pardemo.planner.layouts.shape import of
+from pardemo.planner.layouts.stacks import stack
+from pardemo.planner.layouts.step import step
+from pardemo.planner.layouts.work import Job
+from pardemo.planner.models import find
+
+TABLE = Path(__file__).with_name("thirty_jobs.csv")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A job, what the rule takes and what the search finds; None where nothing fits.
+
+    Args:
+        name: model, GPUs and network. seconds: of a step with the rule's layout, by the planner.
+    """
+
+    name: str
+    job: Job
+    batch: int
+    chosen: Candidate | None
+    seconds: float
+    best: Found | None
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long as the best layout's the step of the rule's takes."""
+        return self.seconds / self.best.seconds if self.best is not None else float("nan")
+
+
+def job_of(
+    model: str, gpu: str, gpus: int, network: float, sequence: int = 4096, program: str = "megatron-core"
+) -> Job:
+    """A job on hosts of up to eight GPUs. ``network``: GB/s of a host's adapters together.
+
+    Raises:
+        ValueError: a model, GPU or program that is not known.
+    """
+    machine = Machine(hardware.gpu(gpu), gpus, min(8, gpus), network * 1e9)
+    return Job(of(find(model)), machine, stack(program), sequence)
+
+
+def jobs(program: str = "megatron-core") -> Iterator[tuple[str, Job, int]]:
+    """The thirty jobs: a name, the job, and its samples a step."""
+    with TABLE.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            gpus, network = int(row["gpus"]), float(row["between_gb_per_s"])
+            name = f"{row['model']}, {gpus:,} {row['gpu']}" + (f", {network:g} GB/s" if gpus > 8 else "")
+            yield (
+                name,
+                job_of(row["model"], row["gpu"], gpus, network, int(row["sequence"]), program),
+                int(row["batch"]),
+            )
+
+
+def compare(program: str = "megatron-core") -> list[Compared]:
+    """Each of the thirty jobs."""
+    rows = []
+    for name, job, batch in jobs(program):
+        chosen = choose(job, batch)
+        best = next(iter(search(job, batch, 1).best), None)
+        seconds = step(job, chosen.layout).seconds if chosen is not None else float("nan")
+        rows.append(Compared(name, job, batch, chosen, seconds, best))
+    return rows
