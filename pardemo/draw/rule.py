@@ -43,10 +43,9 @@ def rule(marked: Collection[str] = ()) -> Drawing:
         y = 76 + LINE * number + LINE / 2 + 4
         if name in marked:
             canvas.box(14, y - LINE / 2 + 2, WIDE - 28, LINE - 4, RANKS[2], border="")
-        fill = ink_on(RANKS[2]) if name in marked else ""
-        style = {"fill": fill} if fill else {}
-        canvas.text(34, y, what, size=18, anchor="start", **style)
-        canvas.text(WIDE - 24, y, formula, size=18, anchor="end", **style)
+        ink = ink_on(RANKS[2]) if name in marked else "currentColor"
+        canvas.text(34, y, what, size=18, anchor="start", fill=ink)
+        canvas.text(WIDE - 24, y, formula, size=18, anchor="end", fill=ink)
     y = 76 + high
     canvas.arrow([(40, y), (40, y + 28)])
     lines = ("3  Take the one that adds least; of those within 3 %", "the one with the fewest cuts, then least traffic")

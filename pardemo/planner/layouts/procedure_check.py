@@ -52,16 +52,14 @@ def job_of(
 
 
 def jobs(program: str = "megatron-core") -> Iterator[tuple[str, Job, int]]:
-    """The thirty jobs: a name, the job, and its samples a step."""
+    """The thirty jobs: a name (model, GPUs, thousands of tokens a sample, network), the job, its samples a step."""
     with TABLE.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             gpus, network = int(row["gpus"]), float(row["between_gb_per_s"])
-            name = f"{row['model']}, {gpus:,} {row['gpu']}" + (f", {network:g} GB/s" if gpus > 8 else "")
-            yield (
-                name,
-                job_of(row["model"], row["gpu"], gpus, network, int(row["sequence"]), program),
-                int(row["batch"]),
-            )
+            sequence = int(row["sequence"])
+            name = f"{row['model']}, {gpus:,} {row['gpu']}, {sequence // 1024}k"
+            name += f", {network:g} GB/s" if gpus > 8 else ""
+            yield name, job_of(row["model"], row["gpu"], gpus, network, sequence, program), int(row["batch"])
 
 
 def compare(program: str = "megatron-core") -> list[Compared]:

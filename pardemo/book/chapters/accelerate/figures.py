@@ -132,28 +132,26 @@ def forms_traded(ways: Mapping[str, Sequence[tuple[float, float]]], counts: Sequ
     return save(fig, "accelerate_traded", f"What a rank keeps per parameter and sends in a step. {told}.")
 
 
-def which_form(models: Sequence[float], gpus: Sequence[int], take: Callable[[float, int], str]) -> Picture:
-    """A map: models (billions of parameters) against GPUs, and in each cell what ``take(params, gpus)`` says.
+def which_form(models: Sequence[str], gpus: Sequence[int], take: Callable[[str, int], str]) -> Picture:
+    """A map: models against GPUs, and in each cell what ``take(model, gpus)`` says.
 
     Raises:
         ValueError: an answer that the map has no colour for.
     """
-    fig, ax = new(size=(6.4, 1.3 + 0.52 * len(models)))
+    fig, ax = new(size=(6.8, 1.3 + 0.52 * len(models)))
     rows = []
-    for row, billions in enumerate(models):
-        answers = [take(1e9 * billions, n) for n in gpus]
+    for row, model in enumerate(models):
+        answers = [take(model, n) for n in gpus]
         for column, answer in enumerate(answers):
             if answer not in FORMS:
                 raise ValueError(f"the map has {', '.join(FORMS)}, not {answer!r}")
             ax.add_patch(Rectangle((column, row), 1, 1, facecolor=FORMS[answer], edgecolor=palette.INK, linewidth=0.8))
-            words = answer.replace(" PP CP", "\nPP CP").replace("more ", "more\n").replace("one ", "one\n")
+            words = answer.replace("more ", "more\n").replace("one ", "one\n")
             ax.text(column + 0.5, row + 0.5, words, ha="center", va="center", color=palette.INK, fontsize=10)
-        rows.append(f"{billions:g}B: " + ", ".join(f"{n} {a}" for n, a in zip(gpus, answers, strict=True)))
-    ax.set(
-        xlim=(0, len(gpus) + 0.02), ylim=(len(models), 0), xlabel="GPUs of 80 GB, eight in a host", ylabel="parameters"
-    )
+        rows.append(f"{model}: " + ", ".join(f"{n} {a}" for n, a in zip(gpus, answers, strict=True)))
+    ax.set(xlim=(0, len(gpus) + 0.02), ylim=(len(models), 0), xlabel="H100s, eight in a host")
     ax.set_xticks(np.arange(len(gpus)) + 0.5, [f"{n:,}" for n in gpus])
-    ax.set_yticks(np.arange(len(models)) + 0.5, [f"{billions:g}B" for billions in models])
+    ax.set_yticks(np.arange(len(models)) + 0.5, list(models))
     ax.tick_params(length=0)
     ax.grid(visible=False)
     return save(fig, "accelerate_which", f"What to take for a model, by the number of GPUs. {'; '.join(rows)}.")
