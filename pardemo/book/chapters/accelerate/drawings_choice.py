@@ -13,6 +13,7 @@ FORMS = {
     "FSDP2": RANKS[2],
     "HSDP": RANKS[3],
     "offload": RANKS[1],
+    "TP": RANKS[7],
     "TP PP": RANKS[4],
     "more GPUs": GRID,
 }
