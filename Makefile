@@ -3,13 +3,14 @@
 # make quick  the part of the tests for work in progress: under three minutes on two quiet cores
 # make lab    JupyterLab on the notebooks
 # make bench  the speed table
+# make pages  the committed run's pages and report, in five seconds: outputs/reference/report.html
 # make site   the book as a site, from the committed run: outputs/site
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test quick lab bench site reference lint env clean
+.PHONY: run test quick lab bench pages site reference lint env clean
 
 run: env
 	$(BIN)/pardemo run
@@ -30,10 +31,14 @@ lab: env
 bench: env
 	$(BIN)/pardemo bench
 
+pages: env
+	$(BIN)/pardemo report outputs/reference
+
 site: env
 	$(BIN)/pardemo site
 
-# One run to commit: executed notebooks, their pages, figures, claims, the speed table, the report, the README's table.
+# One run to commit: executed notebooks, figures, claims, the speed table, the README's table. Pages and report, which it
+# builds as well, stay out of git: make pages builds them again.
 reference: env
 	$(BIN)/python -m pardemo.book.run.reference
 

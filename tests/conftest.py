@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pardemo import World
+from pardemo import World, project
 from pardemo.world import loading, nursery
 
 #: Torch's threads sleep while they wait for one another, here and in all that tests start. They would keep a core busy
@@ -78,6 +78,18 @@ def world_of():
     yield get
     for world in worlds.values():
         world.close()
+
+
+@pytest.fixture(scope="session")
+def reference_pages(tmp_path_factory):
+    """The committed run with its pages, which are not committed: built once, in a folder of the tests."""
+    from pardemo.book.run import report
+
+    folder = tmp_path_factory.mktemp("pages") / "reference"
+    committed = project.root() / "outputs" / "reference"
+    shutil.copytree(committed, folder, ignore=shutil.ignore_patterns("*.html"))
+    report.rebuild(folder)
+    return folder
 
 
 @pytest.fixture(scope="module")

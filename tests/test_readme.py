@@ -69,10 +69,12 @@ def test_pictures_have_alternative_text():
     assert all(len(text) > 20 for text in pictures)
 
 
-def test_every_chapter_is_listed_with_its_page_and_its_notebook():
+def test_every_chapter_is_listed_with_its_executed_copy():
+    """Which GitHub shows; the pages are not committed, and a link to one would lead nowhere in a clone."""
     for name in project.notebooks():
-        for kind in ("html", "ipynb"):
-            assert f"](outputs/reference/{name}.{kind})" in TEXT
+        assert f"](outputs/reference/{name}.ipynb)" in TEXT
+    for page in (ROOT / "README.md", *DOCS):
+        assert not re.findall(r"\]\([^)]*outputs/reference/[^)]*\.html", page.read_text()), page.name
 
 
 def test_two_minutes_are_enough():

@@ -1,4 +1,4 @@
-"""The committed report and pages, as a browser shows them: on a desk and on a phone, light and dark."""
+"""The committed run's report and pages, as a browser shows them: on a desk and on a phone, light and dark."""
 
 import pytest
 
@@ -10,7 +10,7 @@ DESK, PHONE = {"width": 1280, "height": 900}, {"width": 360, "height": 740}
 
 
 @pytest.fixture
-def show(chromium):
+def show(chromium, reference_pages):
     """``show(page, …)`` opens a page from the file system; what it asks of others, and its errors, are the page's."""
     contexts = []
 
@@ -20,7 +20,7 @@ def show(chromium):
         page.asked, page.told = [], []
         page.on("request", lambda request: page.asked.append(request.url))
         page.on("pageerror", lambda error: page.told.append(str(error)))
-        page.goto((REFERENCE / name).as_uri())
+        page.goto((reference_pages / name).as_uri())
         return page
 
     yield open_
@@ -28,12 +28,12 @@ def show(chromium):
         context.close()
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in REFERENCE.glob("*.html")))
-def test_a_page_fits_a_phone_and_asks_nobody(show, name):
+@pytest.mark.parametrize("name", sorted(["report.html", *(f"{path.stem}.html" for path in REFERENCE.glob("*.ipynb"))]))
+def test_a_page_fits_a_phone_and_asks_nobody(show, reference_pages, name):
     page = show(name, PHONE, "dark")
     wide = page.evaluate("document.documentElement.scrollWidth")
     assert wide <= PHONE["width"], "what is wide scrolls in itself"
-    assert [url for url in page.asked if not url.startswith("data:")] == [(REFERENCE / name).as_uri()]
+    assert [url for url in page.asked if not url.startswith("data:")] == [(reference_pages / name).as_uri()]
     assert page.told == []
 
 
@@ -95,9 +95,9 @@ def test_filters_leave_what_was_chosen_and_open_where_it_is(show):
     )
 
 
-def test_an_address_with_a_part_opens_it(show):
+def test_an_address_with_a_part_opens_it(show, reference_pages):
     page = show("report.html")
-    page.goto((REFERENCE / "report.html").as_uri() + "#speed")
+    page.goto((reference_pages / "report.html").as_uri() + "#speed")
     page.wait_for_selector("#speed[open]")
 
 

@@ -1,7 +1,8 @@
 """``python -m pardemo.book.run.reference``: the run to commit, which replaces the old one when it is whole.
 
 It is built beside that one: executed notebooks, their pages, pictures and claims, the speed table, the planner's
-validation, the report, and the figures that README and documents quote. A build that stops on the way, killed or by a
+validation, the report, and the figures that README and documents quote. The pages, half of its bytes, are not
+committed: `pardemo report outputs/reference` makes them of the rest. A build that stops on the way, killed or by a
 notebook that fails, leaves the old reference as it was. A missed target of the speed table is a result: it goes in, and
 the command says so at its end.
 """

@@ -18,13 +18,17 @@ from pardemo.draw import pictures
 TEMPLATES = Path(__file__).resolve().parent
 
 
-def write(folder: Path, ended: list[NotebookEnding], rows: list[dict[str, Any]]) -> Path:
-    """Builds the pages from a run's outcomes and claims, and from the executed copies and pictures in ``folder``."""
+def write(folder: Path, ended: list[NotebookEnding], rows: list[dict[str, Any]], into: Path | None = None) -> Path:
+    """Builds the pages from a run's outcomes and claims, and from the executed copies and pictures in ``folder``.
+
+    They go ``into`` another folder, or beside the copies.
+    """
+    into = into or folder
     addresses = {claim: pages.to_page(address) for claim, address in scorecard.links(folder, rows).items()}
     there = [outcome.notebook for outcome in ended if pages.source(folder, outcome.notebook)]
     chapters = [_chapter(folder, outcome, rows, addresses, outcome.notebook in there) for outcome in ended]
     for name in there:
-        pages.write(folder, name, chapters)
+        pages.write(folder, name, chapters, into)
     measured = [row for row in rows if row["notebook"] != scorecard.OWN]
     statements = scorecard.by_statement(measured, scorecard.chapters_of(there))
     shown = [_shown(row, addresses[row["id"]]) for row in rows]
@@ -50,13 +54,13 @@ def write(folder: Path, ended: list[NotebookEnding], rows: list[dict[str, Any]])
             bench=[{**row, "part": row["name"].partition(".")[0]} for row in _json(folder / "bench.json") or []],
         )
     )
-    path = folder / "report.html"
+    path = into / "report.html"
     project.write_atomically(path, lambda temporary: temporary.write_text(page, encoding="utf-8"))
     return path
 
 
-def rebuild(folder: Path) -> Path:
-    """The pages of a finished run again, from what it left.
+def rebuild(folder: Path, into: Path | None = None) -> Path:
+    """The pages of a finished run again, from what it left; ``into`` another folder, or beside it.
 
     Raises:
         FileNotFoundError: the folder holds no run.
@@ -68,7 +72,7 @@ def rebuild(folder: Path) -> Path:
         rows = claims.read(folder)
     except FileNotFoundError:  # it failed before its first claim
         rows = []
-    return write(folder, ended, rows)
+    return write(folder, ended, rows, into)
 
 
 def _chapter(

@@ -53,17 +53,17 @@ def update(file: Path, folder: Path) -> None:
 
 
 def chapters(rows: list[dict]) -> str:
-    """The notebooks as a Markdown table: title, question (of the notebook's metadata), committed page."""
+    """The notebooks as a Markdown table: title, question (of the notebook's metadata), committed copy."""
     import json
 
     from pardemo import project
     from pardemo.book.run.report import pages
 
-    lines = ["| chapter | what it answers | page |", "|---|---|---|"]
+    lines = ["| chapter | what it answers |", "|---|---|"]
     for name, path in project.notebooks().items():
         question = json.loads(path.read_text(encoding="utf-8"))["metadata"]["pardemo"]["question"]
         at = f"outputs/reference/{name}"
-        lines.append(f"| [{name[:2]} {pages.title(path.parent, name)}]({at}.ipynb) | {question} | [html]({at}.html) |")
+        lines.append(f"| [{name[:2]} {pages.title(path.parent, name)}]({at}.ipynb) | {question} |")
     return "\n".join(lines) + "\n"
 
 

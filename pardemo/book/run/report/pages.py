@@ -39,8 +39,8 @@ def title(folder: Path, name: str) -> str:
     return re.sub(rf"^# (?:{name[:2]}\s+)?", "", next(headings, name))
 
 
-def write(folder: Path, name: str, chapters: list[dict[str, Any]]) -> Path:
-    """Writes ``<name>.html`` beside the executed copy.
+def write(folder: Path, name: str, chapters: list[dict[str, Any]], into: Path) -> Path:
+    """Writes ``<name>.html`` into a folder, from the executed copy in ``folder``.
 
     Args:
         chapters: of the run, in order, each with ``name``, ``number``, ``title`` and ``page`` (None where it has none).
@@ -61,7 +61,7 @@ def write(folder: Path, name: str, chapters: list[dict[str, Any]]) -> Path:
             highlight=highlight(),
         )
     )
-    path = folder / f"{name}.html"
+    path = into / f"{name}.html"
     project.write_atomically(path, lambda temporary: temporary.write_text(page, encoding="utf-8"))
     return path
 

@@ -1,7 +1,7 @@
 """The book as a site: the README as its first page, chapters, report and documents in one frame, with a search.
 
-The bodies are those of a run's own pages (:mod:`pardemo.book.run.report`); the search is Pagefind's, which indexes
-what was built and answers in the browser. Any static host can serve the folder.
+The bodies are those of a run's own pages, built anew (:mod:`pardemo.book.run.report`); the search is Pagefind's, which
+indexes what was built and answers in the browser. Any static host can serve the folder.
 """
 
 import re
@@ -50,15 +50,18 @@ def build(run: Path, out: Path) -> Path:
     """
     if out.exists() and any(out.iterdir()) and not (out / MARK).is_file():
         raise ValueError(f"{out} is not empty and holds no site of pardemo's: name a new folder, or empty that one")
-    entries = _entries(run)
+    if not endings.finished(run):
+        raise FileNotFoundError(f"no run in {run}: `pardemo run` makes one, or name a run's folder")
     new, old = (out.with_name(f"{out.name}.{which}") for which in ("new", "old"))
     for left in (new, old):  # by a build that was interrupted
         shutil.rmtree(left, ignore_errors=True)
     new.mkdir(parents=True)
     (new / MARK).touch()
+    report.rebuild(run, into=new)
+    entries = _entries(run, new)
     for place, entry in enumerate(entries):
         (new / entry.file).write_text(_framed(entries, place), encoding="utf-8")
-    whole = (run / "report.html").read_text(encoding="utf-8")
+    whole = (new / "report.html").read_text(encoding="utf-8")
     back = f'<main>\n<p><a href="{FIRST}">← What it is</a></p>'
     (new / "report.html").write_text(whole.replace("<main>", back, 1), encoding="utf-8")
     if (run / "figures").is_dir():
@@ -74,15 +77,14 @@ def build(run: Path, out: Path) -> Path:
     return out / FIRST
 
 
-def _entries(run: Path) -> list[Entry]:
-    ended = endings.finished(run)
-    if not ended or not (run / "report.html").is_file():
-        raise FileNotFoundError(f"no run in {run}: `pardemo run` makes one, or name a run's folder")
-    root, names = project.root(), [one.notebook for one in ended if (run / f"{one.notebook}.html").is_file()]
+def _entries(run: Path, built: Path) -> list[Entry]:
+    """README, the chapters of a run whose own pages are in ``built``, documents."""
+    root = project.root()
+    names = [one.notebook for one in endings.finished(run) if pages.source(run, one.notebook)]
     found = [Entry(FIRST, "What it is", "", _document(root / "README.md", root, run, names))]
     for name in names:
         title = f"{name[:2]} {pages.title(run, name)}"
-        found.append(Entry(f"{name}.html", title, "Chapters", _chapter(run / f"{name}.html")))
+        found.append(Entry(f"{name}.html", title, "Chapters", _chapter(built / f"{name}.html")))
     for name in DOCUMENTS:
         path = root / "docs" / f"{name}.md"
         title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
@@ -113,8 +115,8 @@ def _document(path: Path, root: Path, run: Path, names: Sequence[str]) -> str:
         if file.parent == root / "docs" and file.stem in DOCUMENTS:
             return f"{before}{file.stem}.html{mark}{anchor}{after}"
         if file.is_relative_to(root / "outputs" / "reference"):  # the committed run stands for the one that is shown
-            name = file.relative_to(root / "outputs" / "reference").as_posix()
-            if file.stem in names or name == "report.html" or ((run / name).is_file() and name.startswith("figures/")):
+            name = pages.to_page(file.relative_to(root / "outputs" / "reference").as_posix())
+            if file.stem in names or ((run / name).is_file() and name.startswith("figures/")):
                 return f"{before}{name}{mark}{anchor}{after}"
         return f"{before.replace('href', 'data-in-the-tree')}{address}{after}"
 
@@ -122,9 +124,10 @@ def _document(path: Path, root: Path, run: Path, names: Sequence[str]) -> str:
 
 
 def _chapter(page: Path) -> str:
-    """What stands between the frame of a run's own page, its headings with an address."""
+    """What stands between the frame of a run's own page, its headings with an address; and its notebook."""
     body = page.read_text(encoding="utf-8").partition("<main>")[2].rpartition("</main>")[0]
-    return re.sub(r"<h2>(.*?)</h2>", lambda h: f'<h2 id="{_slug(h[1])}">{h[1]}</h2>', body, flags=re.S)
+    body = re.sub(r"<h2>(.*?)</h2>", lambda h: f'<h2 id="{_slug(h[1])}">{h[1]}</h2>', body, flags=re.S)
+    return f'{body}<p><a href="{page.stem}.ipynb">This chapter as a notebook</a></p>'
 
 
 def _slug(text: str) -> str:
