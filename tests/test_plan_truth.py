@@ -96,8 +96,9 @@ def _model(name, engine, lora, checkpointing):
 def _zero(model, engine, micro_batches, zero):
     import deepspeed
 
-    from pardemo.peers.deepspeed.engine import close
+    from pardemo.peers.deepspeed.engine import close, prepare
 
+    prepare()
     running, *_ = deepspeed.initialize(
         model=model,
         model_parameters=[p for p in model.parameters() if p.requires_grad],

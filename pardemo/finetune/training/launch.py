@@ -181,7 +181,7 @@ def _as_rank(arguments: argparse.Namespace) -> NoReturn:
     size = int(os.environ["WORLD_SIZE"])
     job = _on(job, size)  # the launcher's number counts
     with no_garbage():
-        import pardemo.peers.deepspeed.engine  # noqa: F401, before the group: it chooses the accelerator
+        import pardemo.peers.deepspeed.engine  # noqa: F401, before the group: DeepSpeed chooses its device
         from pardemo.finetune.training.train import train
 
     beside = next((os.environ[name] for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE") if name in os.environ), size)

@@ -290,6 +290,7 @@ def _forget_earlier_runs() -> None:
         from pardemo.peers.deepspeed import engine as deepspeed
 
         deepspeed.give_back_linear()
+        deepspeed.prepare()
     for name in [name for name in os.environ if name.startswith("ACCELERATE_") and name != "ACCELERATE_USE_CPU"]:
         del os.environ[name]
     transformers.utils.logging.set_verbosity_error()

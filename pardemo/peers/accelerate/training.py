@@ -51,8 +51,9 @@ def cpu_ranks() -> None:
     _wait_at_exit()
     os.environ.setdefault("DS_ACCELERATOR", "cpu")  # Accelerate imports DeepSpeed under every form
     if _asked("ACCELERATE_USE_DEEPSPEED"):
-        import pardemo.peers.deepspeed.engine  # noqa: F401, DeepSpeed without compiling its operators
+        from pardemo.peers.deepspeed import engine as deepspeed
 
+        deepspeed.prepare()
         PartialState(backend="gloo")
     elif _asked("ACCELERATE_USE_FSDP"):
         PartialState(backend="gloo")

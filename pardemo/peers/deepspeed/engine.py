@@ -1,8 +1,10 @@
-"""DeepSpeed's own ZeRO inside a World: no launcher, no mpi4py; on CPU ranks in bf16 with torch's AdamW."""
+"""DeepSpeed's own ZeRO inside a World: no launcher, no mpi4py; on CPU ranks in bf16 with torch's AdamW.
+
+Importing this loads DeepSpeed and changes nothing of the process; :func:`prepare` does, where an engine is made.
+"""
 
 import contextlib
 import logging
-import os
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -12,10 +14,11 @@ from torch import nn
 
 from pardemo import compat, extras
 from pardemo.groups import Groups
-from pardemo.world.loading import compiled_when_called
+from pardemo.world.loading import compiled_when_called, variable
 
-os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
-with warnings.catch_warnings(), compiled_when_called(), extras.needed_by(__name__):
+# it chooses its device while it is imported, once for the process; what is not said to it, it guesses and tells
+_device = variable("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+with _device, warnings.catch_warnings(), compiled_when_called(), extras.needed_by(__name__):
     warnings.simplefilter("ignore")
     import deepspeed
     from deepspeed.utils import logger
@@ -24,15 +27,6 @@ with warnings.catch_warnings(), compiled_when_called(), extras.needed_by(__name_
     with contextlib.suppress(ImportError):
         import deepspeed.runtime.zero.muon.muon_optimizer
 
-logger.setLevel(logging.ERROR)
-# torch has new names for two collectives, which DeepSpeed calls by the old ones in every step
-warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated")
-# Which of its operators can be compiled here is asked by one function alone, its communication's, for the shared-memory
-# operator. That serves inference, takes half a minute to build, and a build that was killed leaves a lock behind which
-# every later start waits. Training goes through torch.distributed either way. None is the answer: else the first one
-# who asks waits for compilers, and reads in a notebook what a linker says of a library that is not there.
-deepspeed.ops.__compatible_ops__ = {}
-
 #: What keeps DeepSpeed's ZeRO-3 from holding small parameters, and parameters that are used again soon, gathered.
 ALWAYS_SHARDED = {
     "stage3_param_persistence_threshold": 0,
@@ -40,6 +34,22 @@ ALWAYS_SHARDED = {
     "stage3_max_reuse_distance": 0,
     "stage3_prefetch_bucket_size": 0,
 }
+
+
+def prepare() -> None:
+    """Sets DeepSpeed up in this process: quiet, and without a compiler. A second call changes nothing.
+
+    What makes an engine here calls it; who lets another library make one (Accelerate, the Trainer) calls it before.
+    """
+    logger.setLevel(logging.ERROR)
+    # torch has new names for two collectives, which DeepSpeed calls by the old ones in every step
+    warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated")
+    # Which of its operators can be compiled here is asked by one function alone, its communication's, for the
+    # shared-memory operator. That serves inference, takes half a minute to build, and a build that was killed leaves a
+    # lock behind which every later start waits. Training goes through torch.distributed either way. None is the answer:
+    # else the first one who asks waits for compilers, and reads in a notebook what a linker says of a library that is
+    # not there.
+    deepspeed.ops.__compatible_ops__ = {}
 
 
 def zero_settings(stage: int, batch: int = 8, lr: float = 1e-3, micro_batches: int = 1, **zero: Any) -> dict[str, Any]:
@@ -67,6 +77,7 @@ def engine(module: nn.Module, settings: dict[str, Any], groups: Any = None) -> "
     Raises:
         RuntimeError: the engine does not run the stage, or the number of ranks, that it was asked for.
     """
+    prepare()
     unit = ModelParallelUnit(groups) if isinstance(groups, Groups) else groups
     found, *_ = deepspeed.initialize(
         model=module,
@@ -176,6 +187,7 @@ def checkpointing(groups: Groups, partition: bool) -> Any:
 
     Its settings live in module globals. Run ``checkpoint(block, x)`` of what is returned, and ``reset()`` when done.
     """
+    prepare()
     if not deepspeed.comm.is_initialized():
         deepspeed.init_distributed(dist_backend=torch.distributed.get_backend(), auto_mpi_discovery=False)
     deepspeed.checkpointing.configure(

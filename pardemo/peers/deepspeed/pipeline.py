@@ -13,6 +13,7 @@ from pardemo import compat
 from pardemo.meters import Timeline
 from pardemo.peers.deepspeed.engine import (
     deepspeed,  # before anything else of DeepSpeed's: it says that there is no GPU
+    prepare,
 )
 
 commands = deepspeed.runtime.pipe.schedule
@@ -52,6 +53,7 @@ class DeepSpeedPipeline:
             "gradient_clipping": 0.0,
             "steps_per_print": 1 << 30,
         }
+        prepare()
         if not deepspeed.comm.is_initialized():
             deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False)
         with contextlib.redirect_stdout(io.StringIO()):  # it prints its seeds and its partition

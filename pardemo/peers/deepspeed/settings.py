@@ -50,6 +50,8 @@ def check(settings: Mapping[str, Any], world_size: int, on_cpu: bool = True) -> 
     A key that does not exist or has been removed, a value that its class refuses, a stage other than 0 to 3, batch
     sizes that contradict one another, fp16 on a CPU. ``"auto"`` is left to whoever fills it in.
     """
+    import pardemo.peers.deepspeed.engine  # noqa: F401, DeepSpeed, without a word about the device that it would guess
+
     _refuse_removed(settings)
     refuse_unknown(settings, _asked_for()[""], "the configuration")
     for name in (*_CLASSES, *_READ_BY_KEY, *_KEYS):
