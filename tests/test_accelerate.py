@@ -113,6 +113,24 @@ def test_another_form_than_the_expected_is_an_error(ranks, tmp_path):
         ranks[2].run(accelerate_script.train, environment, Configuration("fsdp2", 2).expected(), "--steps", "1")
 
 
+def without_shim(environment, cpu, name_backend):
+    """What runs where a script does not call ``cpu_ranks``: the distributed type, the processes, the model's class.
+
+    Args:
+        cpu: whether Accelerator is told so. name_backend: whether it is told gloo.
+    """
+    from accelerate import Accelerator, InitProcessGroupKwargs
+
+    with accelerate.as_launched(environment):
+        handlers = [InitProcessGroupKwargs(backend="gloo")] if name_backend else []
+        accelerator = Accelerator(cpu=cpu, kwargs_handlers=handlers)
+        model = gpt.seeded(lambda: gpt.GPT(vocabulary=64))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = torch.utils.data.DataLoader(gpt.text(8, 33, 64), batch_size=8)
+        model, *_ = accelerator.prepare(model, optimizer, loader)
+        return "{distributed_type}, {num_processes}: {wrapped}".format(**accelerate.what_runs(model))
+
+
 @pytest.mark.parametrize(
     ("kind", "cpu", "name_backend", "runs"),
     [
@@ -129,7 +147,7 @@ def test_without_the_shim_something_else_runs(ranks, tmp_path, kind, cpu, name_b
     if kind == "zero2":  # with it two products would not agree, and DeepSpeed would say so
         settings = {key: value for key, value in form.deepspeed().items() if key != "train_batch_size"}
         (tmp_path / "zero2-2.json").write_text(json.dumps(settings))
-    assert ranks[2].run(accelerate_script.without_shim, environment, cpu, name_backend) == [runs] * 2
+    assert ranks[2].run(without_shim, environment, cpu, name_backend) == [runs] * 2
 
 
 def test_bytes_and_states_of_ddp_and_fsdp2(ranks, tmp_path):

@@ -267,10 +267,10 @@ def test_of_each_square_a_rank_has_a_half():
 
 def test_what_a_block_keeps_is_what_the_formulas_say():
     s, b, h, a = 256, 1, 64, 4
-    parts = memory.block_activation_parts(s, b, h, a)
+    core = 5 * a * s * s * b
     plain, scores = (sum(getattr(step, kind) for step in kept.STEPS) for kind in ("plain", "scores"))
-    assert plain * s * b * h == sum(parts.values()) - parts["attention core"]
-    assert scores * a * s * s * b == parts["attention core"]
+    assert plain * s * b * h == memory.block_activation_bytes(s, b, h, a) - core
+    assert scores * a * s * s * b == core
     cut = sum(step.plain + step.scores * a * s / h for step in kept.STEPS if step.cut)
     whole_on_each = sum(step.plain for step in kept.STEPS if not step.cut)
     assert (whole_on_each + cut / 4) * s * b * h == memory.block_activation_bytes(s, b, h, a, 4)

@@ -98,7 +98,8 @@ def test_activation_memory_by_hand():
     s, b, h, a = 8, 2, 4, 2
     unit = s * b * h
     assert m.block_activation_bytes(s, b, h, a) == unit * 34 + 5 * a * s * s * b
-    assert m.block_activation_bytes(s, b, h, a) == sum(m.block_activation_parts(s, b, h, a).values())
+    norms, attention, mlp = 4, 11, 19  # the paper's parts
+    assert m.block_activation_bytes(s, b, h, a, recompute="selective") == unit * (norms + attention + mlp)
     assert m.block_activation_bytes(s, b, h, a, 2) == unit * (10 + 12) + 5 * a * s * s * b / 2
     assert m.block_activation_bytes(s, b, h, a, 2, True) == m.block_activation_bytes(s, b, h, a) / 2
     assert m.block_activation_bytes(s, b, h, a, 2, True, "selective") == unit * 17

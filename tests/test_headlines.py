@@ -217,7 +217,7 @@ def test_the_tiny_model_has_read_no_row_and_no_form_of_the_fine_tunes_files():
     read, _ = headlines.corpus(20000, 1000, grammar.PRETRAINED, "plain")
     known = {field: {r[field] for r in read} for field in ("input", "output")}
     for name in ("train", "test"):
-        found = headlines.read(headlines.embedded() / f"{name}.json")
+        found = headlines.read(project.root() / "data" / "headlines" / f"{name}.json")
         assert not known["input"] & {r["input"] for r in found}
         plain = {"，".join(reversed(r["output"][4:].split("，"))) for r in found}
         assert len(known["output"] & plain) <= len(found) // 50, "few by chance, of short ones: a name, a post"
@@ -235,7 +235,7 @@ def test_generated_files_are_never_of_the_pretrainings_seed(tmp_path, capsys):
 
 def test_the_part_in_data_is_what_the_command_builds(tmp_path, capsys):
     assert cli.main(["data", "build", "--out", str(tmp_path), "--train", "2000", "--test", "200"]) == 0
-    there = headlines.embedded()
+    there = project.root() / "data" / "headlines"
     for name in ("train.json", "test.json", "manifest.json"):
         assert (tmp_path / name).read_bytes() == (there / name).read_bytes(), f"rebuild data/headlines: {name}"
     assert sum(f.stat().st_size for f in there.iterdir()) < 1.5e6

@@ -15,7 +15,6 @@ from pardemo.finetune.metrics import (
     NAMES,
     bootstrap,
     lead_baseline,
-    paired_bootstrap,
     runtime_figures,
     score,
     score_rows,
@@ -137,24 +136,6 @@ def test_many_samples_take_blocks(monkeypatch):
 
 def test_one_sample_has_the_interval_of_its_own_value():
     assert score(["今天天气不错"], [WEATHER])["intervals"]["bleu-4"] == [50.8133, 50.8133]
-
-
-def test_the_paired_bootstrap_sees_what_unpaired_intervals_cannot():
-    references = ["甲乙丙丁戊己庚辛"[:n] + "今天天气" * (n % 3 + 1) for n in range(1, 9)] * 5
-    before = ["错" * (len(text) // 2) + text[len(text) // 2 :] for text in references]
-    after = [
-        "错" * (len(text) // 2 - 1) + text[len(text) // 2 - 1 :] for text in references
-    ]  # one character more right
-    found = paired_bootstrap(before, after, references)["bleu-4"]
-    assert found["difference"] == pytest.approx(found["after"] - found["before"])
-    assert found["interval"][0] > 0
-    assert found["wins"] == 1
-    assert paired_bootstrap(after, before, references)["bleu-4"]["wins"] == 0
-
-
-def test_the_paired_bootstrap_of_equals_is_undecided():
-    for found in paired_bootstrap(["好", "天"], ["好", "天"], ["好", "天气"]).values():
-        assert (found["difference"], found["interval"], found["wins"]) == (0, [0, 0], 0.5)
 
 
 @pytest.mark.parametrize(

@@ -97,12 +97,22 @@ def test_h1s_bubble_is_that_of_the_paper(p, more, forward, of_input, of_weights)
         assert 3 * idle == formulas.idle("one_f_one_b", p, m, forward, 2 * forward)
 
 
+def longest_rank(found):
+    """From a rank's first begin to its last end, the longest: what the zero-bubble papers call a schedule's cost.
+
+    Ranks that begin later and end later fill each other's gaps from one batch to the next, where nothing, such as a
+    norm over all gradients, makes them wait for each other in between.
+    """
+    own = [[s for s in found.spans if s.rank == rank] for rank in {s.rank for s in found.spans}]
+    return max(max(s.end_s for s in spans) - min(s.begin_s for s in spans) for spans in own)
+
+
 @given(st.integers(1, 7), st.integers(0, 9), st.integers(1, 6))
 @settings(deadline=None)
 def test_in_a_v_no_rank_is_idle_between_its_first_and_last_computation(p, more, unit):
     m = 2 * p - 1 + more
     found = chart(Schedule(zb_v, p, m, 2), unit, 2 * unit)
-    assert found.longest_rank == pytest.approx(3 * unit * m)
+    assert longest_rank(found) == pytest.approx(3 * unit * m)
     assert found.makespan == pytest.approx(3 * unit * m + formulas.idle("zb_v", p, m, unit, 2 * unit))
 
 
@@ -110,7 +120,7 @@ def test_both_beside_1f1b_at_four_ranks():
     """The papers' comparison with F = B = W: a third of the bubble, and a sixth."""
     charts = [chart(Schedule(order, 4, 8, v)) for order, v in [(one_f_one_b, 1), *ORDERS]]
     assert [found.makespan - 24 for found in charts] == [9, 3, 1.5]
-    assert [found.longest_rank - 24 for found in charts] == [9, 3, 0]
+    assert [longest_rank(found) - 24 for found in charts] == [9, 3, 0]
     assert [found.in_flight for found in charts] == [[4, 3, 2, 1], [4] * 4, [8] * 4]
     # where half of an activation is let go of by the first part, H1's later ranks hold less
     assert most_held(Schedule(zb_h1, 4, 8), 0.5) == [4, 3.5, 3, 2.5]

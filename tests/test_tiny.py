@@ -64,7 +64,9 @@ def test_the_one_in_data():
     body, title = tokenizer.text_ids(row["input"] + "\n"), tokenizer.text_ids(row["output"])
     labels = torch.tensor([[-100] * len(body) + title])
     assert model(torch.tensor([body + title]), labels=labels).loss.item() < 2.0, "it has read pages; untrained it is 7"
-    words = sorted({c for other in headlines.read(headlines.embedded() / "test.json") for c in other["output"]})
+    words = sorted(
+        {c for other in headlines.read(project.root() / "data" / "headlines" / "test.json") for c in other["output"]}
+    )
     line = tokenizer.text_ids("".join(random.Random(3).choices([c for c in words if tiny._is_word(c)], k=20)))
     labels = torch.tensor([[-100] * (len(line) + 2) + line[1:]])
     copied = model(torch.tensor([[*line, *tokenizer.text_ids("\n"), *line]]), labels=labels).loss.item()

@@ -37,17 +37,6 @@ def block_activation_bytes(
     return unit * (10 / whole + (24 + core) / ranks)
 
 
-def block_activation_parts(sequence: int, batch: int, hidden: int, heads: int) -> dict[str, int]:
-    """The same for one rank, part by part: norms 4, attention 11 + 5as/h, MLP 19, all times sbh."""
-    unit = sequence * batch * hidden
-    return {
-        "norms": 4 * unit,
-        "attention": 11 * unit,
-        "attention core": 5 * heads * sequence**2 * batch,
-        "MLP": 19 * unit,
-    }
-
-
 # --- model states: parameters, gradients, optimizer states ------------------------------------------------------------
 
 

@@ -10,16 +10,8 @@ project's own (:mod:`~pardemo.headlines.grammar`).
 True
 """
 
-from pathlib import Path
-
-from pardemo import project
 from pardemo.headlines.build import build
 from pardemo.headlines.grammar import corpus, generate
 from pardemo.headlines.rows import Problem, Report, check, read
 
-__all__ = ["Problem", "Report", "build", "check", "corpus", "embedded", "generate", "read"]
-
-
-def embedded() -> Path:
-    """The folder with the small part of the generated corpus that comes with the project: train.json, test.json."""
-    return project.root() / "data" / "headlines"
+__all__ = ["Problem", "Report", "build", "check", "corpus", "generate", "read"]

@@ -40,17 +40,6 @@ class Chart:
         return max(s.end_s for s in self.spans) - min(s.begin_s for s in self.spans)
 
     @property
-    def longest_rank(self) -> float:
-        """From a rank's first begin to its last end, the longest: what the zero-bubble papers call a schedule's cost.
-
-        Ranks that begin later and end later fill each other's gaps from one batch to the next, where nothing, such as a
-        norm over all gradients, makes them wait for each other in between.
-        """
-        ranks = {s.rank for s in self.spans}
-        own = [[s for s in self.spans if s.rank == rank] for rank in ranks]
-        return max(max(s.end_s for s in spans) - min(s.begin_s for s in spans) for spans in own)
-
-    @property
     def bubble_of_total(self) -> float:
         """Idle time over all time, of all ranks together."""
         return 1 - _busy(self.spans) / (len(self.in_flight) * self.makespan)

@@ -94,10 +94,6 @@ class Footprint:
         """The largest sum, of whole tensors."""
         return sum(self.lines.values())
 
-    @property
-    def total_flops(self) -> int:
-        return sum(self.flops.values())
-
     @classmethod
     def of(cls, job: RankJob, recorder: Recorder, sizes: Mapping[str, tuple[int, bool]]) -> "Footprint":
         places = {name: place for place, name in enumerate(LINES)}

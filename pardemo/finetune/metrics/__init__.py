@@ -33,35 +33,13 @@ def score(predictions: Sequence[str], references: Sequence[str]) -> dict:
         ValueError: the two differ in length, are empty, or hold something else than texts.
     """
     values = _values(predictions, references)
-    means = _means(values)
+    means = {name: float(np.mean(column)) for name, column in zip(NAMES, values.T.copy(), strict=True)}
     return means | {"intervals": _by_name(bootstrap.intervals(values).tolist()), "samples": len(values)}
 
 
 def score_rows(predictions: Sequence[str], references: Sequence[str]) -> list[dict[str, float]]:
     """The values of every sample, in order: a dictionary by :data:`NAMES` each. Raises what :func:`score` raises."""
     return [_by_name(row) for row in _values(predictions, references).tolist()]
-
-
-def paired_bootstrap(before: Sequence[str], after: Sequence[str], references: Sequence[str]) -> dict[str, dict]:
-    """Is ``after`` better than ``before`` on the same ``references``, or was it the draw of the samples?
-
-    Returns:
-        For each of :data:`NAMES`: ``before`` and ``after``, the scores; ``difference``; ``interval``, its 95 %
-        bootstrap interval; ``wins``, the share of resamples in which ``after`` is better (Koehn 2004), ties half.
-
-    Raises:
-        ValueError: as :func:`score`.
-    """
-    old, new = _values(before, references), _values(after, references)
-    spans, wins = bootstrap.paired(old, new)
-    was, is_now = _means(old), _means(new)
-    return {
-        name: {
-            "before": was[name], "after": is_now[name], "difference": is_now[name] - was[name], "interval": span,
-            "wins": share,
-        }
-        for name, span, share in zip(NAMES, spans.tolist(), wins.tolist(), strict=True)
-    }  # fmt: skip
 
 
 def lead_baseline(text: str) -> str:
@@ -146,10 +124,6 @@ def _cutter() -> Callable[[str], list[str]]:
     cutter.FREQ, cutter.total = cutter.gen_pfdict(cutter.get_dict_file())
     cutter.initialized = True
     return cutter.lcut
-
-
-def _means(values: np.ndarray) -> dict[str, float]:
-    return {name: float(np.mean(column)) for name, column in zip(NAMES, values.T.copy(), strict=True)}
 
 
 def _by_name(values: Sequence) -> dict:

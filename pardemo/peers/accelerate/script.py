@@ -5,7 +5,6 @@ import gc
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -57,26 +56,6 @@ def measure(environment: Mapping[str, str], expected: Mapping[str, Any], *argume
     return {"losses": losses, "kept": kept, "sent_bytes": wire.sent_bytes if wire else 0,
             "ring_bytes": calls.sent_bytes if calls else 0, "parameters": parameters,
             "evidence": wire.evidence if wire else ""}  # fmt: skip
-
-
-def without_shim(environment: Mapping[str, str], cpu: bool, name_backend: bool) -> str:
-    """What runs where a script does not call ``cpu_ranks``: the distributed type, the processes, the model's class.
-
-    Args:
-        cpu: whether Accelerator is told so. name_backend: whether it is told gloo.
-    """
-    from accelerate import Accelerator, InitProcessGroupKwargs
-
-    from pardemo.small_models import gpt
-
-    with accelerate.as_launched(environment):
-        handlers = [InitProcessGroupKwargs(backend="gloo")] if name_backend else []
-        accelerator = Accelerator(cpu=cpu, kwargs_handlers=handlers)
-        model = gpt.seeded(lambda: gpt.GPT(vocabulary=64))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        loader = torch.utils.data.DataLoader(gpt.text(8, 33, 64), batch_size=8)
-        model, *_ = accelerator.prepare(model, optimizer, loader)
-        return "{distributed_type}, {num_processes}: {wrapped}".format(**accelerate.what_runs(model))
 
 
 def _states(model: nn.Module, optimizer: Any) -> dict[str, list]:
