@@ -76,3 +76,42 @@ def test_every_option_that_takes_a_number_is_among_them():
     tried = {(command, option) for command, option in numbers_of(cli._parser())
              if any(bad.startswith(f"{command} ") and f" {option} " in bad for bad, _ in BAD)}  # fmt: skip
     assert set(numbers_of(cli._parser())) - ANY == tried
+
+
+#: Doors beside ``pardemo``: modules that are commands of their own, a bad option, and what is said of it.
+DOORS = [
+    ("pardemo.finetune", "tiny-cpu --ranks 0", "--ranks must be at least 1, not 0"),
+    ("pardemo.finetune", "tiny-cpu --ranks x", "argument --ranks: invalid int value: 'x'"),
+    ("pardemo.finetune.tiny", "--out x --steps 0", "--steps must be at least 1, not 0"),
+    ("pardemo.finetune.tiny", "--steps 1", "the following arguments are required: --out"),
+    ("pardemo.planner.cuda_truth", "--outt x", "unrecognized arguments: --outt x"),
+    ("pardemo.planner.layouts.fit", "--program x", "argument --program: invalid choice: 'x'"),
+    ("pardemo.book.run.reference", "--outt x", "unrecognized arguments: --outt x"),
+    ("pardemo.book.run.world_sizes", "--sizes 2 0", "--sizes must be at least 1, not 0"),
+    ("pardemo.world", "a:b", "RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT not set"),
+]
+DOOR_WITHOUT_TORCH = """
+import contextlib, io, json, runpy, sys
+sys.modules["torch"] = None  # importing it raises
+said = []
+for module, options in json.load(sys.stdin):
+    sys.argv = [module, *options.split()]
+    with contextlib.redirect_stderr(io.StringIO()) as error:
+        try:
+            runpy.run_module(module, run_name="__main__")
+            status = 0
+        except SystemExit as end:
+            status = end.code
+    said.append([status, error.getvalue()])
+print(json.dumps(said))
+"""
+
+
+def test_the_other_doors_refuse_a_bad_option_before_torch_is_loaded():
+    asked = json.dumps([door[:2] for door in DOORS])
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", DOOR_WITHOUT_TORCH], input=asked, capture_output=True,
+                          text=True, timeout=120)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    for (module, options, told), (status, error) in zip(DOORS, json.loads(done.stdout), strict=True):
+        assert status == 2, (module, options, error)
+        assert told in error.splitlines()[-1], (module, options, error)

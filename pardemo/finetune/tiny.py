@@ -22,19 +22,15 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pardemo import extras
-
-with extras.needed_by(__name__):
-    import sentencepiece
-
-import torch
-
-from pardemo import headlines
-from pardemo.baichuan2 import Baichuan2Config, Baichuan2ForCausalLM, Baichuan2Tokenizer
-from pardemo.baichuan2.checkpoints import save_into, write_folder
-from pardemo.baichuan2.tokenization import ASSISTANT, USER
+from pardemo import extras, headlines, options
 from pardemo.headlines import grammar
+
+if TYPE_CHECKING:  # the command reads its options before it loads torch and Transformers
+    import torch
+
+    from pardemo.baichuan2 import Baichuan2ForCausalLM, Baichuan2Tokenizer
 
 VOCABULARY = 1536  # at most: bytes, and the characters of the corpus
 SIZES = {
@@ -56,6 +52,11 @@ def train_tokenizer(texts: Sequence[str], vocabulary: int = VOCABULARY, longest:
     ``longest`` is a piece's most characters. The tiny model's have one: with more, a word that never was in training
     falls into other pieces in the body than in the headline, according to what stands beside it, and is not copied.
     """
+    with extras.needed_by(__name__):
+        import sentencepiece
+
+    from pardemo.baichuan2.tokenization import ASSISTANT, USER
+
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts),
@@ -110,8 +111,10 @@ def _is_word(character: str) -> bool:
     return "\u4e00" <= character <= "\u9fff" and character not in "万亿元成千百"
 
 
-def batches(texts: Iterator[str], tokenizer: Baichuan2Tokenizer) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def batches(texts: Iterator[str], tokenizer: "Baichuan2Tokenizer") -> Iterator[tuple["torch.Tensor", "torch.Tensor"]]:
     """Packed rows of token numbers [BATCH, ROW], and positions, which begin again with each page."""
+    import torch
+
     ids: list[int] = []
     positions: list[int] = []
     for text in texts:
@@ -125,9 +128,11 @@ def batches(texts: Iterator[str], tokenizer: Baichuan2Tokenizer) -> Iterator[tup
 
 
 def pretrain(
-    model: Baichuan2ForCausalLM, batches: Iterator[tuple[torch.Tensor, torch.Tensor]], steps: int, peak_lr: float
+    model: "Baichuan2ForCausalLM", batches: Iterator[tuple["torch.Tensor", "torch.Tensor"]], steps: int, peak_lr: float
 ) -> float:
     """Next-token prediction for ``steps`` steps in bf16 autocast; returns the mean loss of the last tenth."""
+    import torch
+
     optimizer = torch.optim.AdamW(model.parameters(), peak_lr, betas=(0.9, 0.95), weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps))
     model.train()
@@ -155,6 +160,11 @@ def build(folder: str | Path, count: int = 20_000, steps: int = 4000, seed: int 
     Args:
         count: rows of the generated corpus. steps: of the first round; the second has a fifth.
     """
+    import torch
+
+    from pardemo.baichuan2 import Baichuan2Config, Baichuan2ForCausalLM, Baichuan2Tokenizer
+    from pardemo.baichuan2.checkpoints import save_into, write_folder
+
     rows, _ = headlines.corpus(train=count, test=1000, seed=seed, style="plain")
     serialized = train_tokenizer([text for row in rows for text in (row["input"], row["output"])], longest=1)
     losses = []
@@ -186,8 +196,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--steps", type=int, default=4000, metavar="N", help="of the first round, of 4,096 tokens each (4000)"
     )
     arguments = parser.parse_args(argv)
-    if arguments.steps < 1:
-        parser.error(f"--steps must be at least 1, not {arguments.steps}")
+    try:
+        options.at_least(arguments, 1, "steps")
+    except ValueError as error:
+        parser.error(str(error))
     print(f"loss {build(arguments.out, steps=arguments.steps):.4f}; written to {arguments.out}")
     return 0
 

@@ -8,26 +8,32 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pardemo import project
-from pardemo.baichuan2 import Baichuan2Config
-from pardemo.planner.job import Adapter, RankJob
+
+if TYPE_CHECKING:  # the command reads its options before it loads torch and Transformers
+    from pardemo.planner.job import RankJob
 
 NEEDED_BYTES = 75e9
 TOLERANCE = 0.05
 
 
-def job() -> RankJob:
+def job() -> "RankJob":
     """Batch 8 × 1024, LoRA r = 8 on W_pack, dropout 0.1, gradient checkpointing; all logits, as the article's tool."""
+    from pardemo.baichuan2 import Baichuan2Config
+    from pardemo.planner.job import Adapter, RankJob
+
     return RankJob(Baichuan2Config.b13(loss_head="full"), batch=8, sequence=1024, adapter=Adapter())
 
 
 def main(arguments: list[str] | None = None) -> int:
-    import torch
-
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=project.root() / "outputs" / "reference" / "plan_cuda.json")
     out = parser.parse_args(arguments).out
+
+    import torch
+
     if not torch.cuda.is_available():
         print("cuda_truth: no GPU here: not measured", file=sys.stderr)
         return 2

@@ -86,6 +86,8 @@ def main() -> int:
     parser.add_argument("--table", type=Path, default=project.root() / TABLE, help="what is written")
     parser.add_argument("--missing", action="store_true", help="leave out what the table has as held")
     asked = parser.parse_args()
+    if min(asked.sizes) < 1:  # it would be a row of the table
+        parser.error(f"--sizes must be at least 1, not {min(asked.sizes)}")
     rows = run(asked.notebooks, asked.sizes, asked.work, asked.table, asked.missing)
     for row in rows:
         print(f"{row['notebook']:28} {row['world_size']:>2}  {row['result']}")
