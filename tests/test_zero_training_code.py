@@ -279,3 +279,46 @@ class CompiledBody(nn.Module):
 @pytest.mark.parametrize("stage", STAGES)
 def test_compiled_layers_train_as_in_one_process(world_of, stage):
     world_of(2).run(trained_as_in_one_process, stage, CompiledBody)
+
+
+class Blocks(nn.Module):
+    """What stage 3 gathers one at a time, and parameters that no layer of it has."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
+        self.blocks = nn.ModuleList(stack() for _ in range(3))
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.last(x)
+
+
+def compiled_engine_trains(stage, backend):
+    plain, engine = gpt.seeded(Blocks), make(stage, gpt.seeded(Blocks))
+    optimizer, compiled = SGD(plain.parameters()), torch.compile(engine, backend=backend)
+    for step in range(STEPS):
+        plain(data(step)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        compiled(data(step, my_part())).square().mean().backward()
+        engine.step()
+    compare(engine, plain)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_compiled_engine_trains_as_one_process(world_of, stage, backend):
+    """Its layers are traced, and what it does around them is not: gathering, checks, hooks."""
+    world_of(2).run(compiled_engine_trains, stage, backend)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_one_graph_of_an_engine_is_refused_with_the_reason(world_of, stage):
+    def one_graph():
+        torch.compile(make(stage, gpt.seeded(Blocks)), backend="eager", fullgraph=True)(data(0))
+
+    with pytest.raises(RankFailed, match="it is between the ranks: not with fullgraph=True"):
+        world_of(2).run(one_graph)

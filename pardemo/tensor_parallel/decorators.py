@@ -29,6 +29,7 @@ def not_compiled(function: Callable[P, R]) -> Callable[P, R]:
         return plain(*args, **kwargs)
 
     call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    call._torchdynamo_disable_msg = "it is between the ranks: not with fullgraph=True"  # type: ignore[attr-defined]
     return call
 
 

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,11 +16,12 @@ from pardemo.collectives.channel import Channel
 from pardemo.collectives.outcome import same_outcome
 from pardemo.data_parallel.replicas import compare_models
 from pardemo.groups import group_of
+from pardemo.tensor_parallel.decorators import not_compiled
 from pardemo.zero import checks
 from pardemo.zero.elementwise import check_elementwise
 from pardemo.zero.gradient_norm import NormOfModel, Tied, check_max_norm, clip_factor
 from pardemo.zero.gradients import MastersGradient
-from pardemo.zero.output_tensors import tensors_in
+from pardemo.zero.output_tensors import before_backward
 from pardemo.zero.param_groups import MakeOptimizer, ParamGroups
 from pardemo.zero.unit import Unit
 
@@ -90,14 +92,16 @@ class Engine(nn.Module):
         weakref.finalize(self, _remove, self._hooks).atexit = False
 
     def forward(self, *args, **kwargs):
+        self._check_pass()
+        output, steps = self.module(*args, **kwargs), self._steps
+        before_backward(output, partial(self._backward_comes, steps))
+        return output
+
+    @not_compiled  # torch.compile(engine) traces the module, and nothing of what the engine does around it
+    def _check_pass(self) -> None:
         self.check_usable(in_backward=compat.in_backward())
         if torch.is_grad_enabled():
             checks.check_hooks(self.module, (p for unit in self.trained for p in unit.parameters))
-        output, steps = self.module(*args, **kwargs), self._steps
-        for tensor in tensors_in(output):
-            if tensor.requires_grad:
-                tensor.register_hook(lambda _: self._backward_comes(steps))
-        return output
 
     def __deepcopy__(self, memo: dict) -> nn.Module:
         """A plain copy of the module, as for a moving average of the weights; at stage 3 within :meth:`whole`."""

@@ -1,11 +1,12 @@
 """The tensors in what a module returns: the backward pass comes back through them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 
 import torch
 
 from pardemo import compat
+from pardemo.tensor_parallel.decorators import not_compiled
 
 
 def tensors_in(output: object) -> Iterator[torch.Tensor]:
@@ -16,6 +17,14 @@ def tensors_in(output: object) -> Iterator[torch.Tensor]:
         elif is_dataclass(leaf) and not isinstance(leaf, type):
             for field in fields(leaf):
                 yield from tensors_in(getattr(leaf, field.name, None))
+
+
+@not_compiled
+def before_backward(output: object, call: Callable[[], object]) -> None:
+    """``call()`` when the gradient of a tensor in ``output`` is there."""
+    for tensor in tensors_in(output):
+        if tensor.requires_grad:
+            tensor.register_hook(lambda _: call())
 
 
 def hides(output: object) -> object | None:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pardemo import compat
+from pardemo.tensor_parallel.decorators import not_compiled
 from pardemo.zero.in_backward import ReducesInBackward
 from pardemo.zero.layers import check_layers, default_layers, parameters_by_owner
 from pardemo.zero.output_tensors import hides, tensors_in
@@ -63,10 +64,8 @@ class Zero3(ReducesInBackward):
         super().__init__(module, optimizer, group, **options)
         myself = weakref.ref(self)
         # they wait for other ranks: nothing for torch.compile to look into
-        before = torch.compiler.disable(lambda owner, _: (e := _engine_of(myself, owner)) and e._before_forward(owner))
-        after = torch.compiler.disable(
-            lambda owner, *call: (e := _engine_of(myself, owner)) and e._after_forward(owner, *call)
-        )
+        before = not_compiled(lambda owner, _: (e := _engine_of(myself, owner)) and e._before_forward(owner))
+        after = not_compiled(lambda owner, *call: (e := _engine_of(myself, owner)) and e._after_forward(owner, *call))
         for owner in self._units_of:
             self._hooks += [
                 owner.register_forward_pre_hook(before),
