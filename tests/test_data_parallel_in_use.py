@@ -378,7 +378,7 @@ BUFFERS += (torch.uint16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e
 @every_wrapper
 def test_buffers_of_any_type_are_rank_0s(world_of, variant):
     def check():
-        rank, net = dist.get_rank(), WithBuffers(BUFFERS)
+        rank, net = dist.get_rank(), WithBuffers(2 * BUFFERS)  # two of each type are one message
         model = WRAPPERS[variant](net)
         for buffer in net.buffers():
             buffer.copy_(torch.full(buffer.shape, float(1 + rank)).to(buffer.dtype))

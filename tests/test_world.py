@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -59,6 +60,54 @@ def test_closures_arguments_and_classes_travel(world_of):
 def test_tensors_come_back(world_of):
     results = world_of(2).run(lambda: torch.full((3,), float(dist.get_rank()), dtype=torch.bfloat16))
     assert torch.equal(results[1], torch.ones(3, dtype=torch.bfloat16))
+
+
+DTYPES = (
+    torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e8m0fnu, torch.uint16, torch.uint32,
+    torch.uint64, torch.int16, torch.bool, torch.complex32, torch.complex64, torch.complex128,
+)  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_tensors_of_every_dtype_go_and_come_back(world_of, dtype):
+    """torch itself pickles some of these, and cannot read them."""
+
+    def there_and_back(whole, part):
+        return [whole, part, part.contiguous(), torch.nn.Parameter(whole, requires_grad=False), whole[:0]]
+
+    whole = torch.arange(12).reshape(3, 4).to(torch.complex64 if dtype.is_complex else torch.float32).to(dtype)
+    part = whole[:, 1::2]  # strided
+    for found in world_of(2).run(there_and_back, whole, part):
+        assert [one.dtype for one in found] == [dtype] * 5
+        assert (found[0].shape, found[1].stride()) == (whole.shape, part.stride())
+        assert isinstance(found[3], torch.nn.Parameter)
+        for one, sent in zip(found, (whole, part, part, whole, whole[:0]), strict=True):
+            assert bytes_of(one.detach().contiguous()) == bytes_of(sent.contiguous())
+
+
+def test_lazy_conjugates_and_negatives_come_back(world_of):
+    z = torch.tensor([1 + 2j, 3 - 1j])
+    for conjugate, negative in world_of(2).run(lambda: (z.conj(), z.conj().imag)):
+        assert conjugate.tolist() == [1 - 2j, 3 + 1j]
+        assert negative.tolist() == [-2, 1]
+
+
+def test_a_world_that_is_closed_beside_a_limit_has_no_limit_to_set():
+    """close() of another thread takes the ranks away between two looks at them."""
+    limited = []
+
+    class Closing(World):
+        cluster = SimpleNamespace(hosts=2, tier=None)
+        _ranks = property(lambda self: looked_at.pop() if looked_at else None)
+
+    looked_at = [SimpleNamespace(limit=lambda *of: limited.append(of), hosts=None, pids=[1])]
+    world = Closing.__new__(Closing)
+    world.limit(1, "1 MB/s")
+    assert limited == [(1, 1e6)]
+    world.limit(1, "1 MB/s")
+    assert len(limited) == 1
+    assert (world.tier, world.pids) == (None, [])
 
 
 def test_a_reply_larger_than_a_pipe(world_of):

@@ -95,14 +95,16 @@ class World:
     @property
     def tier(self) -> str | None:
         """How a cluster's links are limited: by ``"namespaces"`` or by ``"pacing"``; None without a cluster."""
-        if self.cluster is None or self._ranks is None:
+        ranks = self._ranks
+        if self.cluster is None or ranks is None:
             return None
-        return self.cluster.tier or ("namespaces" if self._ranks.hosts else "pacing")
+        return self.cluster.tier or ("namespaces" if ranks.hosts else "pacing")
 
     @property
     def pids(self) -> list[int]:
         """Process ids of the ranks that run now (none after a failure, until the next :meth:`run`)."""
-        return list(self._ranks.pids) if self._ranks else []
+        ranks = self._ranks
+        return list(ranks.pids) if ranks else []
 
     def run(self, function: Callable, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> list:
         """Calls ``function(*args, **kwargs)`` on every rank and returns the results in the order of the ranks.
@@ -155,8 +157,9 @@ class World:
         if isinstance(host, bool) or not isinstance(host, int) or not 0 <= host < self.cluster.hosts:
             raise ValueError(f"host is one of 0 to {self.cluster.hosts - 1}, not {host!r}")
         rate = None if between is None else loopback.checked(between, "between")
-        if self._ranks is not None:
-            self._ranks.limit(host, rate)
+        ranks = self._ranks  # another thread's close() takes it away at any time
+        if ranks is not None:
+            ranks.limit(host, rate)
 
     def close(self) -> None:
         """Ends the ranks in an orderly way; what does not end within 5 s is killed. Safe to call twice.
@@ -210,12 +213,12 @@ def _on_cluster(cluster: Cluster, size: int, backend: str | None) -> str:
 
 
 def _pack(function: Callable, args: tuple, kwargs: dict) -> bytes:
-    import cloudpickle
+    from pardemo.world import packing
 
     if not callable(function):
         raise TypeError(f"World.run needs a function, not {function!r}")
     try:
-        return cloudpickle.dumps((function, args, kwargs))
+        return packing.dumps((function, args, kwargs))
     except Exception as error:
         name = getattr(function, "__qualname__", repr(function))
         raise TypeError(

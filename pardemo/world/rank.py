@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from pardemo import compat, project
-from pardemo.world import waiting
+from pardemo.world import packing, waiting
 from pardemo.world.errors import Failure
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def _attempt(action) -> bytes:
             with contextlib.suppress(Exception):  # the function may have closed it
                 stream.flush()
     try:
-        return cloudpickle.dumps(("ok", result))
+        return packing.dumps(("ok", result))
     except Exception as error:
         reason = f"the result, of type {type(result).__name__}, cannot be sent back: {error}"
         return _pack_failure(TypeError(reason))
