@@ -922,3 +922,35 @@ def threads_after(rounds):
 def test_the_courier_ends_with_its_group(world_of):
     for names in world_of(2).run(threads_after, 3):
         assert len(names) <= 1, names
+
+
+def over_the_backend():
+    """The exchanges as of CUDA tensors, which torch's collectives carry, of a negative that nobody has computed yet."""
+    rank = dist.get_rank()
+    whole = torch.view_as_complex(torch.arange(16.0).reshape(2, 4, 2) + rank)
+    lazy = whole.conj().imag  # [2, 4]
+    assert lazy.is_neg()
+    values = lazy.clone().resolve_neg()
+    own, torch.Tensor.is_cuda = torch.Tensor.is_cuda, True
+    try:
+        found = [
+            exchange.all_reduce(lazy, dist.group.WORLD),
+            exchange.all_reduce(lazy, dist.group.WORLD, "max"),
+            exchange.all_gather(lazy, dist.group.WORLD, 1),
+            exchange.reduce_scatter(lazy, dist.group.WORLD, 1),
+            exchange.all_reduce_in_place(whole.clone().conj().imag, dist.group.WORLD),
+        ]
+    finally:
+        torch.Tensor.is_cuda = own
+    assert torch.equal(lazy.resolve_neg(), values), "what was given is as it was"
+    return values, [one.resolve_neg() for one in found]
+
+
+def test_lazy_negatives_over_the_backend(world_of):
+    (zero, of_zero), (one, of_one) = world_of(2).run(over_the_backend)
+    total, halves = zero + one, (slice(0, 2), slice(2, 4))
+    for found, half in ((of_zero, halves[0]), (of_one, halves[1])):
+        expected = [total, torch.maximum(zero, one), torch.cat([zero, one], 1), total[:, half]]
+        for mine, theirs in zip(found[:4], expected, strict=True):
+            assert torch.equal(mine, theirs)
+    assert all(torch.equal(found[4], total) for found in (of_zero, of_one))

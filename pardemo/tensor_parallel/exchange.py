@@ -27,6 +27,7 @@ import torch.distributed as dist
 
 from pardemo.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from pardemo.collectives.courier import courier_of
+from pardemo.collectives.links import materialized
 from pardemo.tensor_parallel.decorators import not_compiled
 
 #: On CPU ranks smaller exchanges are done at once: waking the courier takes longer than sending them.
@@ -44,7 +45,9 @@ def share(total: int, group: dist.ProcessGroup, what: str) -> int:
 @not_compiled
 def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup, op: str = "sum", what: str = "") -> torch.Tensor:
     """The sum (or largest) over the ranks, as a new contiguous tensor."""
-    return all_reduce_in_place(tensor.detach().clone(memory_format=torch.contiguous_format), group, op, what)
+    values = materialized(tensor)
+    new = values if values.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr() else values.clone()
+    return all_reduce_in_place(new, group, op, what)
 
 
 @not_compiled
@@ -53,15 +56,16 @@ def all_reduce_in_place(
 ) -> torch.Tensor:
     """The same in the tensor itself: for one that the caller has just made and nobody else knows."""
     if tensor.is_cuda:
-        dist.all_reduce(tensor, dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM, group)
-        return tensor
+        values = materialized(tensor)
+        dist.all_reduce(values, dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM, group)
+        return tensor if values.data_ptr() == tensor.data_ptr() else tensor.copy_(values)
     return ring_all_reduce(tensor, group, op, what=what)
 
 
 @not_compiled
 def all_gather(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
     """The ranks' tensors side by side along ``dim``: [b, s/t, h] of each to [b, s, h], with dim 1."""
-    size, shard = group.size(), tensor.detach().contiguous()
+    size, shard = group.size(), materialized(tensor)
     if tensor.is_cuda:
         flat = shard.new_empty(size * shard.numel())
         dist.all_gather_single(flat, shard.view(-1), group=group)
@@ -73,10 +77,10 @@ def all_gather(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torc
 @not_compiled
 def reduce_scatter(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int, what: str = "") -> torch.Tensor:
     """This rank's part, along ``dim``, of the sum over the ranks: [b, s, h] to [b, s/t, h], with dim 1."""
-    parts = tensor.detach().unflatten(dim, (group.size(), -1)).movedim(dim, 0).contiguous()  # [t, b, s/t, h]
+    parts = materialized(tensor.detach().unflatten(dim, (group.size(), -1)).movedim(dim, 0))  # [t, b, s/t, h]
     if tensor.is_cuda:
         part = torch.empty_like(parts[0])
-        dist.reduce_scatter_single(part, parts, group=group)
+        dist.reduce_scatter_single(part, parts.flatten(0, 1), group=group)
         return part
     return ring_reduce_scatter(parts, group, what=what).view(parts.shape[1:])
 
