@@ -67,7 +67,7 @@ def test_a_case_is_drawn_from_seed_kind_and_number_alone():
     assert drawn == [draw(kind, number, 1) for number in range(100) for kind in KINDS]
     assert draw("zero2", 5, 1) != draw("zero2", 5, 2)
     options = "tied", "never", "sometimes", "no_sync", "param_groups", "sequence_parallel", "recompute_stages"
-    for name in (*options, "in_place", "buffers", "closure", "scaler", "torchs_clip", "averaged"):
+    for name in (*options, "in_place", "buffers", "closure", "scaler", "clip_by_torch", "averaged"):
         assert {getattr(case, name) for case in drawn} == {False, True}, f"{name} is drawn"
     assert {case.engine for case in drawn} == {"", "naive", "bucketed", "zero1", "zero2", "zero3"}
     assert {case.schedule for case in drawn} == {"gpipe", "one_f_one_b", "interleaved"}

@@ -66,7 +66,7 @@ class Case:
     optimizer: str = "sgd"
     param_groups: bool = False
     clip: float | None = None
-    clip_by_torch: bool = False  # torch's clip_grad_norm_ under a ZeRO engine, in place of max_norm
+    clip_by_torch: bool = False  # by torch's clip_grad_norm_, in place of a ZeRO engine's max_norm or the room's own
     discard: bool = False  # a backward pass too many before each step, discarded by module.zero_grad()
     set_to_none: bool = True
     # data parallelism and ZeRO
@@ -91,7 +91,6 @@ class Case:
     buffers: bool = False  # of types that few exchanges know
     closure: bool = False  # optimizer.step(closure)
     scaler: bool = False  # a GradScaler
-    torchs_clip: bool = False  # torch's own clip_grad_norm_, of the wrapper's parameters
     averaged: bool = False  # an average of the weights, in a deepcopy of the wrapper
     compiled: str = ""  # what torch.compile is given: the model inside, or the wrapper around it
 
@@ -240,7 +239,7 @@ def _use(so_far: dict, chance: Random) -> dict:
         return chosen
     exact = so_far["dtype"] != "bf16"
     chosen["scaler"] = exact and not chosen["closure"] and _flip(chance, 0.4)
-    chosen["torchs_clip"], chosen["averaged"] = _flip(chance), exact and _flip(chance, 0.4)
+    chosen["clip_by_torch"], chosen["averaged"] = _flip(chance), exact and _flip(chance, 0.4)
     if not (so_far["checkpointing"] or so_far["sometimes"] or chosen["averaged"]) and _flip(chance, 0.1):
         chosen["compiled"] = chance.choice(("inside", "around"))
     return chosen

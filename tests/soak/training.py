@@ -179,7 +179,7 @@ def in_parallel(case: Case, groups: Groups, layout: ParallelDims):
                 return
             scaler.unscale_(optimizer)
             gradients = gradients or [gradients_as_model(chunk) for chunk in chunks]
-            if case.clip is not None and case.torchs_clip:
+            if case.clip is not None and case.clip_by_torch:
                 nn.utils.clip_grad_norm_(wrapped[0].parameters(), case.clip)
             elif case.clip is not None:
                 clip_grad_norm_(nn.ModuleList(chunks), case.clip, over=over, tied=tied)
