@@ -58,12 +58,20 @@ def write(folder: Path, name: str, chapters: list[dict[str, Any]], into: Path) -
             chapter=there[place],
             before=there[place - 1] if place else None,
             after=there[place + 1] if place + 1 < len(there) else None,
+            sections=sections(body),
+            asks="data-question=" in body,
             highlight=highlight(),
         )
     )
     path = into / f"{name}.html"
     project.write_atomically(path, lambda temporary: temporary.write_text(page, encoding="utf-8"))
     return path
+
+
+def sections(body: str) -> list[tuple[str, str]]:
+    """Address and text of the headings below a page's own."""
+    headings = re.findall(r'<h2 id="([^"]+)"[^>]*>(.*?)</h2>', body, flags=re.S)
+    return [(anchor, re.sub(r"<[^>]+>", "", text)) for anchor, text in headings]
 
 
 @cache

@@ -36,8 +36,7 @@ class Entry(NamedTuple):
     @property
     def sections(self) -> list[tuple[str, str]]:
         """Address and text of the headings below the page's own."""
-        found = re.findall(r'<h2 id="([^"]+)"[^>]*>(.*?)</h2>', self.body, flags=re.S)
-        return [(anchor, re.sub(r"<[^>]+>", "", text)) for anchor, text in found]
+        return pages.sections(self.body)
 
 
 def build(run: Path, out: Path) -> Path:
