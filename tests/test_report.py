@@ -263,3 +263,18 @@ def test_a_scorecard_is_read_again_when_a_chapter_was_run_again(tmp_path, monkey
     assert executed[2:] == ["01", "15"], "01 failed before; what it now measured belongs on the scorecard"
     runner.run(out=tmp_path, resume=True, say=lambda *a, **k: None)
     assert len(executed) == 4, "nothing changed: nothing is run again"
+
+
+def test_a_page_begins_with_the_list_of_its_sections():
+    body = pages._addressed("<h2>1 What <em>is</em> it?</h2><p>a</p><h2>Remember</h2><h2>Remember</h2>")
+    assert pages.sections(body) == [
+        ("1-what-is-it", "1 What is it?"),
+        ("remember", "Remember"),
+        ("remember-2", "Remember"),
+    ]
+
+
+def test_each_section_of_a_page_can_be_reached_from_its_list(run):
+    out, _ = run
+    text = (out / "01_a.html").read_text()
+    assert [anchor for anchor, _ in pages.sections(text)] == re.findall(r'<li><a href="#([^"]+)">', text)

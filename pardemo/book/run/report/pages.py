@@ -47,7 +47,7 @@ def write(folder: Path, name: str, chapters: list[dict[str, Any]], into: Path) -
     """
     from pardemo.book.run.report import environment
 
-    body = _exporter().from_filename(str(folder / f"{name}.ipynb"))[0]
+    body = _addressed(_exporter().from_filename(str(folder / f"{name}.ipynb"))[0])
     there = [chapter for chapter in chapters if chapter["page"]]
     place = [chapter["name"] for chapter in there].index(name)
     page = (
@@ -66,6 +66,24 @@ def write(folder: Path, name: str, chapters: list[dict[str, Any]], into: Path) -
     path = into / f"{name}.html"
     project.write_atomically(path, lambda temporary: temporary.write_text(page, encoding="utf-8"))
     return path
+
+
+def _addressed(body: str) -> str:
+    """Each section's heading has an address, a number behind it where two are alike."""
+    given: dict[str, int] = {}
+
+    def with_address(heading: re.Match) -> str:
+        address = slug(heading[1])
+        given[address] = given.get(address, 0) + 1
+        number = "" if given[address] == 1 else f"-{given[address]}"
+        return f'<h2 id="{address}{number}">{heading[1]}</h2>'
+
+    return re.sub(r"<h2>(.*?)</h2>", with_address, body, flags=re.S)
+
+
+def slug(text: str) -> str:
+    """A heading's address, as GitHub makes it."""
+    return re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", re.sub(r"<[^>]+>", "", text).strip().lower()))
 
 
 def sections(body: str) -> list[tuple[str, str]]:

@@ -98,7 +98,7 @@ def _document(path: Path, root: Path, run: Path, names: Sequence[str]) -> str:
     body = markdown2html(re.sub(r"<!--.*?-->\n?", "", path.read_text(encoding="utf-8"), flags=re.S))
     body = re.sub(r'<a class="anchor-link"[^>]*>.*?</a>', "", body)  # the list at the side has them
     body = re.sub(
-        r"<h([1-4])[^>]*>(.*?)</h\1>", lambda h: f'<h{h[1]} id="{_slug(h[2])}">{h[2]}</h{h[1]}>', body, flags=re.S
+        r"<h([1-4])[^>]*>(.*?)</h\1>", lambda h: f'<h{h[1]} id="{pages.slug(h[2])}">{h[2]}</h{h[1]}>', body, flags=re.S
     )
 
     def there(link: re.Match) -> str:
@@ -123,15 +123,9 @@ def _document(path: Path, root: Path, run: Path, names: Sequence[str]) -> str:
 
 
 def _chapter(page: Path) -> str:
-    """What stands between the frame of a run's own page, its headings with an address; and its notebook."""
+    """What stands between the frame of a run's own page, and its notebook."""
     body = page.read_text(encoding="utf-8").partition("<main>")[2].rpartition("</main>")[0]
-    body = re.sub(r"<h2>(.*?)</h2>", lambda h: f'<h2 id="{_slug(h[1])}">{h[1]}</h2>', body, flags=re.S)
     return f'{body}<p><a href="{page.stem}.ipynb">This chapter as a notebook</a></p>'
-
-
-def _slug(text: str) -> str:
-    """A heading's address, as GitHub makes it."""
-    return re.sub(r"\s", "-", re.sub(r"[^\w\s-]", "", re.sub(r"<[^>]+>", "", text).strip().lower()))
 
 
 def _framed(entries: list[Entry], place: int) -> str:
