@@ -121,7 +121,9 @@ def _exporter():
     config.CoalesceStreamsPreprocessor.enabled = True  # one print is one block, however the kernel sent it
     escaped = '<div class=" highlight '  # by Pygments; a raw cell is not
     filters = {"clean_html": lambda code: code if code.startswith(escaped) else html.escape(code)}
-    return Exporter(template_name="basic", exclude_anchor_links=True, filters=filters, config=config)
+    folder = str(Path(__file__).resolve().parent)  # of cells.html.j2, which folds what the notebook does
+    templates = {"template_name": "basic", "template_file": "cells.html.j2", "extra_template_paths": [folder]}
+    return Exporter(**templates, exclude_anchor_links=True, filters=filters, config=config)
 
 
 def _linked(body: str, there: set[str]) -> str:
