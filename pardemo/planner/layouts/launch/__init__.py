@@ -1,4 +1,4 @@
-"""What runs a layout: each program's own configuration, and a Slurm and a Kubernetes job that start it.
+"""Writes the files that run a layout: each program's own configuration, and Slurm and Kubernetes jobs that start it.
 
 >>> from pardemo.planner.layouts import launch      # doctest: +SKIP
 >>> launch.write(Path("run"), job, layout, "llama3-70b")      # doctest: +SKIP
@@ -29,17 +29,17 @@ def write(folder: Path, job: Job, layout: Layout, model_name: str) -> list[str]:
         ValueError: the layout is not the job's; no program runs it; a file of such a name is there already.
         OSError: the folder cannot be written.
     """
-    found = texts(job, layout, model_name)
-    taken = [name for name, text in found.items() if _differs(Path(folder) / name, text)]
+    files = texts(job, layout, model_name)
+    taken = [name for name, text in files.items() if _differs(Path(folder) / name, text)]
     if taken:
         raise ValueError(f"--write: {folder} already has another {', '.join(taken)}; name a new folder, or remove them")
-    for name, text in found.items():
+    for name, text in files.items():
         project.write_atomically(Path(folder) / name, functools.partial(Path.write_text, data=text, encoding="utf-8"))
-    return list(found)
+    return list(files)
 
 
 def _differs(path: Path, text: str) -> bool:
-    """Whether something else than ``text`` is there already."""
+    """Whether there is a file of that name with another content."""
     return path.exists() and not (path.is_file() and path.read_bytes() == text.encode("utf-8"))
 
 
@@ -52,7 +52,7 @@ def texts(job: Job, layout: Layout, model_name: str) -> dict[str, str]:
     """The files by name, the one that the jobs start first.
 
     Raises:
-        ValueError: the layout is not the job's, or no program runs it; why each of them does not is said.
+        ValueError: the layout is not the job's, or no program runs it; the message says why, program by program.
     """
     from pardemo.planner.layouts import sizes
 
@@ -71,17 +71,17 @@ def texts(job: Job, layout: Layout, model_name: str) -> dict[str, str]:
         raise ValueError(f"--write: nothing runs {layout}: {'; '.join(map(str, why.values()))}")
     wanted = _RUNS.get(job.stack.name, megatron)
     first = wanted if wanted in able else able[0]
-    found: dict[str, str] = {}
-    for program in sorted(able, key=lambda one: one is not first):
-        found |= program.texts(job, layout, model)
-    told = [f"{name}: {layout}; starts {first.FILE}"]
-    if others := [one.FILE for one in able if one is not first]:
-        told.append(f"the same for other programs, which this job does not start: {', '.join(others)}")
+    files: dict[str, str] = {}
+    for program in sorted(able, key=lambda program: program is not first):
+        files |= program.texts(job, layout, model)
+    notes = [f"{name}: {layout}; starts {first.FILE}"]
+    if others := [program.FILE for program in able if program is not first]:
+        notes.append(f"the same for other programs, which this job does not start: {', '.join(others)}")
     if why[wanted.FILE]:
-        told.append(f"{wanted.FILE} is not there: {why[wanted.FILE]}")
+        notes.append(f"{wanted.FILE} is not there: {why[wanted.FILE]}")
     for file, text, rank in (
         (cluster.SLURM, cluster.slurm, "SLURM_NODEID"), (cluster.KUBERNETES, cluster.kubernetes, "RANK"),
     ):  # fmt: skip
         command = first.command(job, cluster.torchrun(machine.hosts, rank))
-        found[file] = text(job, name, command, first.ENVIRONMENT, told)
-    return found
+        files[file] = text(job, name, command, first.ENVIRONMENT, notes)
+    return files

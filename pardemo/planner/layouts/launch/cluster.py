@@ -21,14 +21,14 @@ def torchrun(hosts: int, rank: str) -> str:
     """
     if hosts == 1:
         return "--standalone"
-    where = '--master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT"'
-    return f'--nnodes {hosts} --node_rank "${rank}" {where}'
+    address = '--master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT"'
+    return f'--nnodes {hosts} --node_rank "${rank}" {address}'
 
 
-def slurm(job: Job, name: str, command: str, environment: dict[str, str], told: list[str]) -> str:
+def slurm(job: Job, name: str, command: str, environment: dict[str, str], notes: list[str]) -> str:
     """A batch script that runs ``command`` once on each host; ``environment`` are paths from where it is submitted."""
     hosts, each = job.machine.hosts, min(job.machine.host_gpus, job.machine.gpus)
-    comments = "".join(f"# {one}\n" for one in told)
+    comments = "".join(f"# {note}\n" for note in notes)
     paths = "".join(f'export {key}="${{{key}:-$PWD/{path}}}"\n' for key, path in environment.items())
     return f"""#!/bin/bash
 #SBATCH --job-name={label(name)}
@@ -47,7 +47,7 @@ srun --kill-on-bad-exit=1 bash -c '{command}'
 """
 
 
-def kubernetes(job: Job, name: str, command: str, environment: dict[str, str], told: list[str]) -> str:
+def kubernetes(job: Job, name: str, command: str, environment: dict[str, str], notes: list[str]) -> str:
     """A PyTorchJob that runs ``command`` in a pod on each host; ``environment`` are paths in its volume."""
     hosts, each = job.machine.hosts, min(job.machine.host_gpus, job.machine.gpus)
     container = {
@@ -64,7 +64,7 @@ def kubernetes(job: Job, name: str, command: str, environment: dict[str, str], t
         ],
     }
     replicas = {"Master": 1, "Worker": hosts - 1}
-    found = {
+    manifest = {
         "apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": label(name)},
         "spec": {
             "nprocPerNode": str(each), "runPolicy": {"cleanPodPolicy": "Running"},
@@ -74,11 +74,11 @@ def kubernetes(job: Job, name: str, command: str, environment: dict[str, str], t
             },
         },
     }  # fmt: skip
-    comments = "".join(f"# {one}\n" for one in told)
+    comments = "".join(f"# {note}\n" for note in notes)
     return f"""{comments}\
 # the cluster's: IMAGE, its adapters (rdma/... in limits), a claim "workspace" that has these files
 # in a queue of Kueue: metadata.labels, kueue.x-k8s.io/queue-name: QUEUE
-{yaml.dump(found, Dumper=_Plain, sort_keys=False, width=200)}"""
+{yaml.dump(manifest, Dumper=_Plain, sort_keys=False, width=200)}"""
 
 
 class _Plain(yaml.SafeDumper):

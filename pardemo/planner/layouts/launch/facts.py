@@ -14,7 +14,7 @@ _QUERY_NORM = {"qwen3", "qwen3_moe"}
 
 @dataclass(frozen=True)
 class Model:
-    """A model as a training program is told of it.
+    """What a training program has to know of a model.
 
     Args:
         kind: Transformers' model_type. name: for people.
@@ -57,7 +57,7 @@ class Model:
 
 
 def of(config: "PreTrainedConfig", shape: Shape, name: str) -> Model:
-    """The model of that config.
+    """The model of a configuration.
 
     Rotary settings are in ``rope_parameters`` since Transformers 5, and in keys of their own before.
     """
@@ -80,7 +80,7 @@ def of(config: "PreTrainedConfig", shape: Shape, name: str) -> Model:
     latent = {}
     if get("kv_lora_rank") is not None:
         names = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-        latent = {one: getattr(config, one, None) for one in names}
+        latent = {key: getattr(config, key, None) for key in names}
     rms = get("rms_norm_eps") is not None
     return Model(
         shape, kind, name, rms=rms,
@@ -95,7 +95,7 @@ def of(config: "PreTrainedConfig", shape: Shape, name: str) -> Model:
     )  # fmt: skip
 
 
-def _rope(found: dict) -> dict:
+def _rope(settings: dict) -> dict:
     """The rotary settings; of a model with several kinds of layers, those of full attention."""
-    nested = [value for value in found.values() if isinstance(value, dict)]
-    return found.get("full_attention", nested[0]) if nested else found
+    nested = [value for value in settings.values() if isinstance(value, dict)]
+    return settings.get("full_attention", nested[0]) if nested else settings

@@ -62,22 +62,22 @@ def flags(job: Job, layout: Layout, model: Model) -> dict[str, Flags]:
 
 
 def _parallel(job: Job, layout: Layout) -> Flags:
-    found: Flags = {
+    arguments: Flags = {
         "tensor-model-parallel-size": layout.tp,
         "pipeline-model-parallel-size": layout.pp,
         "context-parallel-size": layout.cp,
     }
     if job.shape.experts:
-        found["expert-model-parallel-size"] = layout.ep
+        arguments["expert-model-parallel-size"] = layout.ep
     if layout.sequence_parallel:
-        found["sequence-parallel"] = True
+        arguments["sequence-parallel"] = True
     if layout.cp > 1:
-        found["cp-comm-type"] = "a2a" if layout.context == "all-to-all" else "p2p"
-    return found | _pipeline(job, layout) | _sharding(layout)
+        arguments["cp-comm-type"] = "a2a" if layout.context == "all-to-all" else "p2p"
+    return arguments | _pipeline(job, layout) | _sharding(layout)
 
 
 def _pipeline(job: Job, layout: Layout) -> Flags:
-    """Pieces of the model on each stage; by name where layers do not divide, as Megatron-LM wants it then."""
+    """The layers of each stage; piece by piece where layers do not divide, as Megatron-LM wants it then."""
     pieces, layers = layout.pp * layout.chunks, job.shape.layers
     if layers % pieces:
         return {"pipeline-model-parallel-layout": uneven(job, layout)}
@@ -93,9 +93,9 @@ def uneven(job: Job, layout: Layout) -> str:
     job = replace(job, stack=job.stack.but(balanced=False))
     pieces = stages(job, layout.but(pp=layout.pp * layout.chunks, chunks=1, dp=1))
     *first, last = [(count, len([*alike])) for count, alike in groupby(pieces)]
-    told = "".join(f"(t*{count}|)*{times}" for count, times in first)
-    told += f"(t*{last[0]}|)*{last[1] - 1}" if last[1] > 1 else ""
-    return f"E{told}t*{last[0]}L"
+    text = "".join(f"(t*{count}|)*{times}" for count, times in first)
+    text += f"(t*{last[0]}|)*{last[1] - 1}" if last[1] > 1 else ""
+    return f"E{text}t*{last[0]}L"
 
 
 def _sharding(layout: Layout) -> Flags:
@@ -106,101 +106,101 @@ def _sharding(layout: Layout) -> Flags:
     """
     if layout.sharding == "none":
         return {"overlap-grad-reduce": True} if layout.replicas > 1 else {}
-    found: Flags = {"use-distributed-optimizer": True, "overlap-grad-reduce": True, "overlap-param-gather": True}
+    arguments: Flags = {"use-distributed-optimizer": True, "overlap-grad-reduce": True, "overlap-param-gather": True}
     if layout.sharding != "zero1":
         strategy = {"zero2": "optim_grads", "zero3": "optim_grads_params"}[layout.sharding]
-        found |= {
+        arguments |= {
             "use-megatron-fsdp": True, "data-parallel-sharding-strategy": strategy, "ckpt-format": "fsdp_dtensor",
             "no-gradient-accumulation-fusion": True, "init-model-with-meta-device": True,
         }  # fmt: skip
     if layout.shards < layout.replicas:
-        found["num-distributed-optimizer-instances"] = layout.replicas // layout.shards
-    return found
+        arguments["num-distributed-optimizer-instances"] = layout.replicas // layout.shards
+    return arguments
 
 
 def _memory(job: Job, layout: Layout) -> Flags:
-    found: Flags = {"bf16": True}
+    arguments: Flags = {"bf16": True}
     if job.stack.gradient == 2:
-        found["grad-reduce-in-bf16"] = True
+        arguments["grad-reduce-in-bf16"] = True
     if job.rate > 1:
-        found["fp8-format"] = "hybrid"
+        arguments["fp8-format"] = "hybrid"
     if not job.fused:
-        found["attention-backend"] = "unfused"
+        arguments["attention-backend"] = "unfused"
     if layout.recompute == "full":
-        found |= {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
+        arguments |= {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
     elif layout.recompute == "selective":
-        found |= {"recompute-granularity": "selective", "recompute-modules": "core_attn"}
-    return found
+        arguments |= {"recompute-granularity": "selective", "recompute-modules": "core_attn"}
+    return arguments
 
 
 def _model(job: Job, model: Model) -> Flags:
     shape = job.shape
-    found: Flags = {
+    arguments: Flags = {
         "num-layers": shape.layers, "hidden-size": shape.hidden, "ffn-hidden-size": shape.middle,
         "num-attention-heads": shape.heads, "attention-dropout": 0.0, "hidden-dropout": 0.0,
         "init-method-std": model.std, "normalization": "RMSNorm" if model.rms else "LayerNorm",
         "norm-epsilon": model.epsilon, "max-position-embeddings": max(model.longest, job.sequence),
     }  # fmt: skip
     if model.latent:
-        found |= _latent(model)
+        arguments |= _latent(model)
     else:
-        found["kv-channels"] = shape.head
+        arguments["kv-channels"] = shape.head
         if shape.groups != shape.heads:
-            found |= {"group-query-attention": True, "num-query-groups": shape.groups}
-    found |= _positions(model)
+            arguments |= {"group-query-attention": True, "num-query-groups": shape.groups}
+    arguments |= _positions(model)
     if shape.gated:
-        found["swiglu"] = True
+        arguments["swiglu"] = True
     elif model.activation == "relu2":
-        found["squared-relu"] = True
+        arguments["squared-relu"] = True
     if not shape.tied:
-        found["untie-embeddings-and-output-weights"] = True
+        arguments["untie-embeddings-and-output-weights"] = True
     if not model.linear_bias:
-        found["disable-bias-linear"] = True
+        arguments["disable-bias-linear"] = True
         if model.query_bias:
-            found["add-qkv-bias"] = True
+            arguments["add-qkv-bias"] = True
     if model.query_norm or model.latent:
-        found["qk-layernorm"] = True
-    return found | _experts(job)
+        arguments["qk-layernorm"] = True
+    return arguments | _experts(job)
 
 
 def _positions(model: Model) -> Flags:
     if model.positions != "rope":
         return {"position-embedding-type": {"learned": "learned_absolute"}.get(model.positions, "none")}
-    found: Flags = {"position-embedding-type": "rope", "rotary-base": int(model.theta)}
+    arguments: Flags = {"position-embedding-type": "rope", "rotary-base": int(model.theta)}
     if model.rotary != 1:
-        found["rotary-percent"] = model.rotary
+        arguments["rotary-percent"] = model.rotary
     if model.factor:
-        found |= {"use-rope-scaling": True, "rope-scaling-factor": model.factor}
-    return found
+        arguments |= {"use-rope-scaling": True, "rope-scaling-factor": model.factor}
+    return arguments
 
 
 def _latent(model: Model) -> Flags:
     """Multi-head latent attention: ``MLATransformerConfig``'s names, which are not Hugging Face's."""
     latent = model.latent
-    found: Flags = {
+    arguments: Flags = {
         "multi-latent-attention": True, "kv-lora-rank": latent["kv_lora_rank"],
         "qk-head-dim": latent["qk_nope_head_dim"], "qk-pos-emb-head-dim": latent["qk_rope_head_dim"],
         "v-head-dim": latent["v_head_dim"], "rope-type": "rope", "no-rope-fusion": True,
     }  # fmt: skip
-    return found | ({"q-lora-rank": latent["q_lora_rank"]} if latent["q_lora_rank"] else {})
+    return arguments | ({"q-lora-rank": latent["q_lora_rank"]} if latent["q_lora_rank"] else {})
 
 
 def _experts(job: Job) -> Flags:
     experts = job.shape.experts
     if experts is None:
         return {}
-    found: Flags = {
+    arguments: Flags = {
         "num-experts": experts.count, "moe-router-topk": experts.chosen, "moe-ffn-hidden-size": experts.middle,
         "moe-grouped-gemm": True, "moe-token-dispatcher-type": "alltoall",
         "moe-router-load-balancing-type": "aux_loss", "moe-aux-loss-coeff": 0.01,
     }  # fmt: skip
     if experts.shared:
-        found["moe-shared-expert-intermediate-size"] = experts.shared
+        arguments["moe-shared-expert-intermediate-size"] = experts.shared
     if experts.dense_layers:
-        found["moe-layer-freq"] = f"([0]*{experts.dense_layers}+[1]*{job.shape.layers - experts.dense_layers})"
+        arguments["moe-layer-freq"] = f"([0]*{experts.dense_layers}+[1]*{job.shape.layers - experts.dense_layers})"
     if experts.chosen == 1:  # Megatron refuses a softmax over the one chosen: it has no gradient
-        found["moe-router-pre-softmax"] = True
-    return found
+        arguments["moe-router-pre-softmax"] = True
+    return arguments
 
 
 def vocabulary(words: int, tp: int) -> Flags:
@@ -213,13 +213,13 @@ def vocabulary(words: int, tp: int) -> Flags:
 
 
 def left_out(model: Model) -> list[str]:
-    """What of the model these arguments do not say."""
-    found = list(model.left_out)
+    """What the arguments leave out of the model, one line each."""
+    missing = list(model.left_out)
     if model.shape.gated and model.activation != "silu":
-        found.append(f"the gate's {model.activation}, in the place of which stands SiLU")
+        missing.append(f"the gate's {model.activation}, in the place of which stands SiLU")
     elif not model.shape.gated and model.activation not in (*_GELU, "relu2", "silu"):
-        found.append(f"the activation {model.activation}, in the place of which stands GeLU")
-    return found
+        missing.append(f"the activation {model.activation}, in the place of which stands GeLU")
+    return missing
 
 
 def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
@@ -230,9 +230,9 @@ def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
         lines.append(f"    # {title}")
         lines += [f"    {argument(name, value)}" for name, value in group.items()]
     sharded = layout.sharding in ("zero2", "zero3")
-    told = [f"# left out, since Megatron-LM has no argument for it: {one}" for one in left_out(model)]
+    comments = [f"# left out, since Megatron-LM has no argument for it: {feature}" for feature in left_out(model)]
     if job.stack.name != "megatron-core":
-        told.append(f"# planned with the constants of {job.stack.name}")
+        comments.append(f"# planned with the constants of {job.stack.name}")
     alone, newline = "[ $# -gt 0 ] || set -- --standalone", "\n"
     if hosts > 1:
         wanted = f"megatron.sh takes torchrun's options: --nnodes {hosts} --node_rank ..."
@@ -240,7 +240,7 @@ def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
     return {FILE: f"""#!/bin/bash
 # {model.name}: {layout}, {layout.gpus} GPUs on {hosts} hosts, {layout.batch} samples of {job.sequence} tokens a step
 # $MEGATRON is where Megatron-LM is; $DATA takes the place of the invented data and its tokenizer
-{"".join(line + newline for line in told)}set -euo pipefail
+{"".join(line + newline for line in comments)}set -euo pipefail
 {alone}
 {_CONNECTIONS[sharded]}
 arguments=(

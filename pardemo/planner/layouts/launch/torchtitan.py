@@ -74,15 +74,15 @@ def flavor(model: Model) -> str | None:
     middle = shape.experts.middle if shape.experts else shape.middle
     if shape.vocabulary != _WORDS.get(name_of(model)):
         return None
-    known = FLAVORS[name_of(model)]
-    return next((name for name, sizes in known.items() if sizes == (shape.layers, shape.hidden, middle)), None)
+    flavors = FLAVORS[name_of(model)]
+    return next((name for name, sizes in flavors.items() if sizes == (shape.layers, shape.hidden, middle)), None)
 
 
 def per_piece(job: Job, layout: Layout) -> int | None:
     """Layers of a piece of the model that make torchtitan cut as many as there are; it rounds their number up."""
     pieces = layout.pp * layout.chunks
-    found = -(-job.shape.layers // pieces)
-    return found if -(-job.shape.layers // found) == pieces else None
+    layers = -(-job.shape.layers // pieces)
+    return layers if -(-job.shape.layers // layers) == pieces else None
 
 
 def config(job: Job, layout: Layout, model: Model) -> dict[str, Section]:
@@ -110,44 +110,44 @@ def config(job: Job, layout: Layout, model: Model) -> dict[str, Section]:
 
 
 def _parallelism(job: Job, layout: Layout) -> Section:
-    found: Section = {
+    settings: Section = {
         "data_parallel_replicate_degree": layout.replicas // layout.shards,
         "data_parallel_shard_degree": layout.shards // layout.cp if layout.sharding == "zero3" else 1,
         "tensor_parallel_degree": layout.tp, "context_parallel_degree": layout.cp,
         "pipeline_parallel_degree": layout.pp,
     }  # fmt: skip
     if layout.pp > 1:
-        found |= {
+        settings |= {
             "pipeline_parallel_schedule": _SCHEDULES[layout.chunks > 1],
             "pipeline_parallel_microbatch_size": layout.micro_batch,
             # by default the first and the last stage have a layer less; the plan has none
             "pipeline_parallel_first_stage_less_layers": 0, "pipeline_parallel_last_stage_less_layers": 0,
         }  # fmt: skip
     if layout.chunks > 1:
-        found["pipeline_parallel_layers_per_stage"] = per_piece(job, layout)
+        settings["pipeline_parallel_layers_per_stage"] = per_piece(job, layout)
     if job.shape.experts:
-        found |= {"expert_parallel_degree": layout.ep, "expert_tensor_parallel_degree": layout.tp}
-    return found
+        settings |= {"expert_parallel_degree": layout.ep, "expert_tensor_parallel_degree": layout.tp}
+    return settings
 
 
 def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
     """``torchtitan.toml``; hf_assets_path and dataset are those of its tests."""
-    told = [f"# {model.name}: {layout}, {layout.gpus} GPUs, {layout.batch} samples of {job.sequence} tokens a step",
+    lines = [f"# {model.name}: {layout}, {layout.gpus} GPUs, {layout.batch} samples of {job.sequence} tokens a step",
             "# lr, steps, dataset and the tokenizer in hf_assets_path are not the plan's: put in your own"]  # fmt: skip
     if flavor(model) is None:
         shape = model.shape
-        told.append(
+        lines.append(
             f"# torchtitan has no flavor of these sizes: add {model.name!r} to models/{name_of(model)}/__init__.py "
             f"({shape.layers} layers, {shape.hidden} wide, {shape.heads} heads, {shape.groups} key-value heads, "
             f"MLP {shape.middle}, {shape.vocabulary} words)"
         )
     for section, values in config(job, layout, model).items():
-        told += [
+        lines += [
             "",
             f"[{section}]",
             *(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()),
         ]
-    return {FILE: "\n".join(told) + "\n"}
+    return {FILE: "\n".join(lines) + "\n"}
 
 
 def command(job: Job, torchrun: str) -> str:

@@ -18,7 +18,7 @@ ENVIRONMENT = {"SCRIPT": "train.py"}
 
 
 def why_not(job: Job, layout: Layout, model: Model) -> str | None:
-    """Why DeepSpeed's ZeRO alone is not the layout; None where it is."""
+    """Why DeepSpeed's ZeRO alone cannot run the layout; None where it can."""
     for name in ("tp", "pp", "cp", "ep"):
         if (value := getattr(layout, name)) > 1:
             return f"ZeRO alone has no {name.upper()} {value}"
@@ -60,15 +60,15 @@ def accelerate(job: Job, layout: Layout) -> dict[str, Any]:
 
 
 def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
-    """Both files; what recomputes, and the length of samples, the script has to say."""
-    told = [f"# {model.name}: {layout}, {layout.gpus} GPUs, {layout.batch} samples a step",
+    """Both files; recomputation and the length of samples are the script's to set."""
+    comments = [f"# {model.name}: {layout}, {layout.gpus} GPUs, {layout.batch} samples a step",
             f"# the script's: samples of {job.sequence} tokens"]  # fmt: skip
     if layout.recompute == "full":
-        told.append("# the script's: model.gradient_checkpointing_enable()")
+        comments.append("# the script's: model.gradient_checkpointing_enable()")
     elif layout.recompute == "selective":
-        told.append("# left out: selective recomputation, for which neither has a setting")
+        comments.append("# left out: selective recomputation, for which neither has a setting")
     content = yaml.safe_dump(accelerate(job, layout), sort_keys=False)
-    return {FILE: "\n".join(told) + "\n" + content, SETTINGS: json.dumps(deepspeed(job, layout), indent=1) + "\n"}
+    return {FILE: "\n".join(comments) + "\n" + content, SETTINGS: json.dumps(deepspeed(job, layout), indent=1) + "\n"}
 
 
 def command(job: Job, torchrun: str) -> str:
