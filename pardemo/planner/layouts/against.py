@@ -1,4 +1,4 @@
-"""Predictions beside runs whose outcome is known: errors of time and memory, what would have been chosen."""
+"""Compares predictions with published runs: errors of time and memory, and the layout that would have been chosen."""
 
 import statistics
 from collections import defaultdict
@@ -21,7 +21,7 @@ RESERVE = 0.08  # of a GPU's memory, for fragments and what libraries take; near
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run beside what is predicted of it."""
+    """A published run and what is predicted of it."""
 
     run: PublishedRun
     step: PredictedStep
@@ -29,11 +29,12 @@ class ComparedRun:
 
     @property
     def error(self) -> float | None:
-        """Predicted over known seconds, less 1."""
+        """Predicted over published seconds, less 1; None where the run has no time."""
         return None if self.run.seconds is None else self.step.seconds / self.run.seconds - 1
 
     @property
     def memory_error(self) -> float | None:
+        """Predicted over published peak bytes, less 1; None where the peak is not published."""
         return None if self.run.peak_bytes is None else self.memory.peak_bytes / self.run.peak_bytes - 1
 
     @property
@@ -48,6 +49,7 @@ class ComparedRun:
 
     @property
     def known_mfu(self) -> float | None:
+        """MFU by the published time; None where the run has no time."""
         if self.run.seconds is None:
             return None
         return self.step.model_flops / self.run.seconds / self.step.gpus / self.step.peak_flops
@@ -59,7 +61,7 @@ def room(job: Job) -> float:
 
 
 def why_not(job: Job, layout: Layout) -> str:
-    """Why a layout of a known run cannot have run: a cut that is impossible, or a stage that is left with nothing."""
+    """Why a layout cannot have run: a cut that is impossible, or a stage that is left with nothing; "" where it can."""
     try:
         check(layout, job.shape, layout.gpus, job.sequence)
     except ValueError as error:
@@ -70,17 +72,21 @@ def why_not(job: Job, layout: Layout) -> str:
 
 
 def compare(runs: Iterable[PublishedRun]) -> list[ComparedRun]:
-    """Every run beside what is predicted of it."""
+    """Each run with what is predicted of it."""
     return [ComparedRun(run, step(run.job, run.layout), memory(run.job, run.layout)) for run in runs]
 
 
 def usable(outcomes: Iterable[ComparedRun], least_mfu: float = 0.0) -> list[ComparedRun]:
-    """Those with a time that can be true; ``least_mfu`` leaves out the ones that hardly computed."""
-    return [one for one in outcomes if one.error is not None and not one.run.wrong and one.known_mfu >= least_mfu]
+    """The runs whose time can be true; those below ``least_mfu``, which hardly computed, are left out."""
+    return [
+        outcome
+        for outcome in outcomes
+        if outcome.error is not None and not outcome.run.wrong and outcome.known_mfu >= least_mfu
+    ]
 
 
 def errors(values: Sequence[float]) -> dict[str, Any]:
-    """Count, mean and median size, the middle, and the share within 15 %."""
+    """Number of errors, mean and median of their sizes, their median with its sign (bias), the share within 15 %."""
     if not values:
         return {"runs": 0}
     sizes = [abs(value) for value in values]
@@ -90,7 +96,7 @@ def errors(values: Sequence[float]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-#: What a summary is made by.
+#: What errors are grouped by: a name, and a run's value of it.
 BY: dict[str, Callable[[PublishedRun], Hashable]] = {
     "source": lambda run: run.source,
     "TP": lambda run: run.layout.tp,
@@ -100,17 +106,17 @@ BY: dict[str, Callable[[PublishedRun], Hashable]] = {
 }
 
 
-def by(outcomes: Sequence[ComparedRun], what: str) -> dict[Hashable, dict[str, Any]]:
+def by(outcomes: Sequence[ComparedRun], key: str) -> dict[Hashable, dict[str, Any]]:
     """:func:`errors` of time for each value of one of :data:`BY`."""
     groups = defaultdict(list)
-    for one in outcomes:
-        groups[BY[what](one.run)].append(one.error)
+    for outcome in outcomes:
+        groups[BY[key](outcome.run)].append(outcome.error)
     return {value: errors(groups[value]) for value in sorted(groups)}
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What would have been chosen among the runs of one job, and what was best; ``correlation`` of their order."""
+    """The run that would have been chosen among those of one job, and the best one; ``correlation`` of their orders."""
 
     job: str
     runs: int
@@ -120,64 +126,68 @@ class Choice:
 
     @property
     def regret(self) -> float:
-        """The chosen layout's known time over the best one's, less 1."""
+        """The chosen layout's published time over the best one's, less 1."""
         return self.chosen.run.seconds / self.best.run.seconds - 1
 
 
 def expected(job: Job, layout: Layout, seconds: float) -> float:
-    """Seconds to choose by: predicted ones, and more where predictions are known to be too low."""
+    """Seconds to choose by: the predicted ones, times :data:`ACROSS` where predictions are known to be too low."""
     return seconds if job.machine.inside(layout.tp) else ACROSS * seconds
 
 
 def choose(outcomes: Sequence[ComparedRun]) -> ComparedRun:
     """The quickest of those that fit (of all, if none does); of those within 1 %, the one with the least memory."""
-    fitting = {id(one): one for one in outcomes if one.fits} or {id(one): one for one in outcomes}
-    seconds = {key: expected(one.run.job, one.run.layout, one.step.seconds) for key, one in fitting.items()}
+    fitting = {id(outcome): outcome for outcome in outcomes if outcome.fits} or {
+        id(outcome): outcome for outcome in outcomes
+    }
+    seconds = {
+        key: expected(outcome.run.job, outcome.run.layout, outcome.step.seconds) for key, outcome in fitting.items()
+    }
     quickest = min(seconds.values())
-    near = [one for key, one in fitting.items() if seconds[key] <= NEAR * quickest]
-    return min(near, key=lambda one: one.memory.peak_bytes)
+    near = [outcome for key, outcome in fitting.items() if seconds[key] <= NEAR * quickest]
+    return min(near, key=lambda outcome: outcome.memory.peak_bytes)
 
 
 def jobs(outcomes: Sequence[ComparedRun]) -> list[list[ComparedRun]]:
-    """Those of each model, machine, number of GPUs and samples of a step of which several layouts were run."""
+    """Groups of runs with one model, machine, number of GPUs and samples of a step; only those of several layouts."""
     groups = defaultdict(list)
-    for one in usable(outcomes):
-        run = one.run
+    for outcome in usable(outcomes):
+        run = outcome.run
         groups[
             run.source, run.job.shape.name, run.job.shape.layers, run.job.machine.gpu.name, run.layout.gpus,
             run.layout.batch, run.job.sequence,
-        ].append(one)  # fmt: skip
+        ].append(outcome)  # fmt: skip
     return [group for group in groups.values() if len(group) > 1]
 
 
 def choices(outcomes: Sequence[ComparedRun]) -> list[Choice]:
     """A choice for each of :func:`jobs`."""
-    found = []
+    per_job = []
     for group in jobs(outcomes):
         first = group[0].run
         name = first.job.shape.name
         job = f"{name}, {first.layout.gpus} × {first.job.machine.gpu.name}, {first.layout.batch} samples"
-        best = min(group, key=lambda one: one.run.seconds)
-        found.append(Choice(job, len(group), choose(group), best, rank_correlation(group)))
-    return found
+        best = min(group, key=lambda outcome: outcome.run.seconds)
+        per_job.append(Choice(job, len(group), choose(group), best, rank_correlation(group)))
+    return per_job
 
 
 def rank_correlation(outcomes: Sequence[ComparedRun]) -> float | None:
-    """Spearman's, of predicted and known seconds: 1 where both have the same order. Equal seconds share a rank.
+    """Spearman's, of predicted and published seconds: 1 where both have the same order. Equal seconds share a rank.
 
-    None where all predicted or all known seconds are the same: then there is no order to compare with.
+    None where all predicted or all published seconds are the same: then there is no order to compare with.
     """
     from scipy.stats import spearmanr
 
-    predicted, known = [one.step.seconds for one in outcomes], [one.run.seconds for one in outcomes]
-    if len(set(predicted)) == 1 or len(set(known)) == 1:
+    predicted, published = [outcome.step.seconds for outcome in outcomes], [outcome.run.seconds for outcome in outcomes]
+    if len(set(predicted)) == 1 or len(set(published)) == 1:
         return None
-    return float(spearmanr(predicted, known).statistic)
+    return float(spearmanr(predicted, published).statistic)
 
 
 def confusion(outcomes: Iterable[ComparedRun]) -> dict[tuple[str, bool], int]:
     """Runs by outcome and by whether they are predicted to fit. What failed may have had other reasons than memory."""
-    found: dict[tuple[str, bool], int] = defaultdict(int)
-    for one in outcomes:
-        found[one.run.outcome, one.fits] += 1
-    return dict(found)
+    counts: dict[tuple[str, bool], int] = defaultdict(int)
+    for outcome in outcomes:
+        counts[outcome.run.outcome, outcome.fits] += 1
+    return dict(counts)

@@ -4,19 +4,20 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from pardemo.planner.layouts.explain import three
-from pardemo.planner.layouts.search import Found, SearchResult, search
+from pardemo.planner.layouts.search import PlannedLayout, SearchResult, search
 from pardemo.planner.layouts.work import Job
 
 GB = 1e9
 FRONT = 5  # layouts shown of the front of time and memory
-Changed = dict[str, tuple[Found, Found]]
+Changed = dict[str, tuple[PlannedLayout, PlannedLayout]]
 
 
-def found(one: Found) -> dict[str, Any]:
+def layout_json(candidate: PlannedLayout) -> dict[str, Any]:
+    """A layout of a search with its time and memory, for JSON."""
     return {
-        "layout": asdict(one.layout), "seconds": one.seconds, "mfu": one.step.mfu,
-        "tokens_per_s": one.step.tokens_per_s, "peak_bytes": one.memory.peak_bytes, "headroom": one.headroom,
-        "parts": one.step.parts, "lines": one.memory.lines,
+        "layout": asdict(candidate.layout), "seconds": candidate.seconds, "mfu": candidate.step.mfu,
+        "tokens_per_s": candidate.step.tokens_per_s, "peak_bytes": candidate.memory.peak_bytes,
+        "headroom": candidate.headroom, "parts": candidate.step.parts, "lines": candidate.memory.lines,
     }  # fmt: skip
 
 
@@ -24,24 +25,27 @@ def as_json(answer: SearchResult, changed: Changed, assumed: dict[str, Any], war
     """All of an answer; ``assumed`` as the command says it, ``warning`` as :func:`positions` does."""
     return {
         "assumed": assumed, "warning": warning, "tried": answer.tried, "fitting": answer.fitting,
-        "best": [found(one) for one in answer.best], "front": [found(one) for one in answer.front],
-        "least": found(answer.least),
-        "if": {name: {"best": found(best), "same": found(same)} for name, (best, same) in changed.items()},
+        "best": [layout_json(candidate) for candidate in answer.best],
+        "front": [layout_json(candidate) for candidate in answer.front],
+        "least": layout_json(answer.least),
+        "if": {name: {"best": layout_json(best), "same": layout_json(same)} for name, (best, same) in changed.items()},
     }  # fmt: skip
 
 
 def planned(job: Job, assumed: dict[str, Any]) -> str:
-    """Two lines: what is planned, and on what; what nobody said is marked as a default."""
+    """Two lines: the job and its machine; options that were left out are listed as defaults."""
     between = three(assumed["link_bytes_per_s"] * 8 / 1e9)
     hosts, each, defaults = assumed["hosts"], assumed["host_gpus"], assumed["defaults"]
     samples = assumed["samples_per_step"]
     link = f", {between} Gbit/s between hosts ({assumed['link']})" if hosts > 1 else ""
-    where = f"{hosts} hosts of {each}" if hosts > 1 else "one host"
-    usual = [one for one in defaults if one in ("--per-step", "--sequence") or (one == "--hosts" and hosts > 1)]
+    place = f"{hosts} hosts of {each}" if hosts > 1 else "one host"
+    usual = [
+        option for option in defaults if option in ("--per-step", "--sequence") or (option == "--hosts" and hosts > 1)
+    ]
     return (
         f"full training of {job.shape.name or 'model'}, {job.shape.params / 1e9:.1f}B parameters, as {job.stack.name} "
         f"runs it ({job.stack.about})\n"
-        f"{assumed['gpus']} × {assumed['gpu']} on {where}{link}; {samples:,} sample{'s' * (samples != 1)} of "
+        f"{assumed['gpus']} × {assumed['gpu']} on {place}{link}; {samples:,} sample{'s' * (samples != 1)} of "
         f"{job.sequence:,} tokens a step" + (f" (defaults: {', '.join(usual)})" if usual else "")
     )
 
@@ -54,11 +58,11 @@ def positions(answer: SearchResult, model_name: str) -> str | None:
     model = facts.of(sizes.find(model_name), answer.job.shape, model_name)
     if model.positions != "other":
         return None
-    told = f"warning: Megatron-LM has no argument for {model.kind}'s positions (ALiBi or the like), "
-    told += "which megatron.sh leaves out"
-    if any(one.layout.cp > 1 for one in answer.best):
-        told += f"; context parallelism (CP) there does not run them: {_without_context(answer)}"
-    return told
+    warning = f"warning: Megatron-LM has no argument for {model.kind}'s positions (ALiBi or the like), "
+    warning += "which megatron.sh leaves out"
+    if any(candidate.layout.cp > 1 for candidate in answer.best):
+        warning += f"; context parallelism (CP) there does not run them: {_without_context(answer)}"
+    return warning
 
 
 def _without_context(answer: SearchResult) -> str:
@@ -77,27 +81,28 @@ def as_text(
     """A search for a terminal: the best layouts, why the first one, what it depends on, what takes less memory."""
     from pardemo.tables import text_table
 
-    told = [planned(answer.job, assumed), f"{answer.tried:,} layouts divide it, {answer.fitting:,} of them fit"]
+    lines = [planned(answer.job, assumed), f"{answer.tried:,} layouts divide it, {answer.fitting:,} of them fit"]
     if not answer.best:
         least = answer.least
-        told.append(
+        lines.append(
             f"nothing fits; the least is {least.layout}, {least.memory.peak_bytes / GB:.0f} GB of "
             f"{least.room / GB:.0f}: take more GPUs, a shorter sequence or fewer samples a step"
         )
-        return "\n".join(told)
+        return "\n".join(lines)
     rows = [("", "layout", "s a step", "tokens/s/GPU", "MFU", "GB", "free", "most of the rest goes to")]
-    for place, one in enumerate(answer.best):
+    for place, candidate in enumerate(answer.best):
         rows.append((
-            "→" if place == 0 else "", str(one.layout), f"{one.seconds:.2f}", f"{one.step.tokens_per_s:,.0f}",
-            f"{one.step.mfu:.1%}", f"{one.memory.peak_bytes / GB:.0f}", f"{one.headroom:.0%}", _cost(one),
+            "→" if place == 0 else "", str(candidate.layout), f"{candidate.seconds:.2f}",
+            f"{candidate.step.tokens_per_s:,.0f}", f"{candidate.step.mfu:.1%}",
+            f"{candidate.memory.peak_bytes / GB:.0f}", f"{candidate.headroom:.0%}", _cost(candidate),
         ))  # fmt: skip
-    told += ["", text_table(rows), ""]
+    lines += ["", text_table(rows), ""]
     for name, (best, same) in changed.items():
-        held = f"{same.seconds:.2f} s" if same.fits else "no longer fits"
+        verdict = f"{same.seconds:.2f} s" if same.fits else "no longer fits"
         other = "still the best" if best.layout == same.layout else f"then {best.layout}, {best.seconds:.2f} s"
-        told.append(f"if {name}: {held}; {other}")
-    told += ["", *_front(answer, whole_front)]
-    return "\n".join(told + ([warning] if warning else []))
+        lines.append(f"if {name}: {verdict}; {other}")
+    lines += ["", *_front(answer, whole_front)]
+    return "\n".join(lines + ([warning] if warning else []))
 
 
 def _front(answer: SearchResult, whole: bool) -> list[str]:
@@ -111,14 +116,21 @@ def _front(answer: SearchResult, whole: bool) -> list[str]:
     left = f", {len(shown)} of them here (--all shows all)" if len(shown) < len(front) else ""
     rows = [("layout", "s a step", "GB", "free")]
     rows += [
-        (str(one.layout), f"{one.seconds:.2f}", f"{one.memory.peak_bytes / GB:.0f}", f"{one.headroom:.0%}")
-        for one in shown
+        (
+            str(candidate.layout),
+            f"{candidate.seconds:.2f}",
+            f"{candidate.memory.peak_bytes / GB:.0f}",
+            f"{candidate.headroom:.0%}",
+        )
+        for candidate in shown
     ]
     return [f"{len(front)} layouts are such that none is quicker with less memory{left}:", text_table(rows)]
 
 
-def _cost(one: Found) -> str:
+def _cost(candidate: PlannedLayout) -> str:
     """The two largest parts beside products and attention."""
     useful = {"matrix products", "attention"}
-    rest = sorted((n for n in one.step.parts if n not in useful), key=one.step.parts.__getitem__, reverse=True)[:2]
-    return ", ".join(f"{name} {one.step.parts[name] / one.seconds:.0%}" for name in rest)
+    rest = sorted(
+        (n for n in candidate.step.parts if n not in useful), key=candidate.step.parts.__getitem__, reverse=True
+    )[:2]
+    return ", ".join(f"{name} {candidate.step.parts[name] / candidate.seconds:.0%}" for name in rest)

@@ -1,6 +1,6 @@
-"""How near any planner could come to published runs: what a table does not tell, no function of its columns knows.
+"""The least error that any planner can have on published runs: a table's columns do not say all that time depends on.
 
-Both bounds are generous. They are fitted to the very rows that they judge, and take for known only what is arithmetic.
+Both bounds are generous: they are fitted to the very rows that they judge, and only arithmetic is taken as known.
 """
 
 import math
@@ -56,65 +56,72 @@ class Sizes:
 
 
 def memory(outcomes: Iterable[ComparedRun], least_tp: int = 1) -> Floor:
-    """If each model, TP and PP had a constant of its own: bytes that a sample of a micro-batch adds.
+    """The least error of memory if each model, TP and PP had a constant of its own: bytes of a micro-batch's sample.
 
-    States are reckoned as planned, and activations and logits grow with the micro-batch while a pipeline is full. So
-    runs that agree in model, TP and PP have one unknown, whatever is thought of activations; here it is the one that
-    misses them least.
+    States are computed as planned. Activations and logits grow with the micro-batch while a pipeline is full, so runs
+    that agree in model, TP and PP have one unknown constant. Here it is the one with the least error.
     """
     groups = defaultdict(list)
-    for one in outcomes:
-        run = one.run
+    for outcome in outcomes:
+        run = outcome.run
         full = run.layout.accumulation >= run.layout.pp and run.layout.tp >= least_tp
         if run.peak_bytes and not run.wrong and full:
-            groups[run.job.shape.name, run.layout.tp, run.layout.pp].append(one)
+            groups[run.job.shape.name, run.layout.tp, run.layout.pp].append(outcome)
     missed, rows = 0.0, 0
-    kept = [group for group in groups.values() if len(group) >= FEWEST]
-    for group in kept:
-        known = np.array([one.run.peak_bytes for one in group])
-        states = np.array([sum(one.memory.lines[line] for line in STATES) for one in group])
-        samples = np.array([one.run.layout.micro_batch for one in group], float)
-        each = (known - states) / samples  # the best constant meets one of the rows
-        missed += min((np.abs(states + slope * samples - known) / known).sum() for slope in each)
+    large_groups = [group for group in groups.values() if len(group) >= FEWEST]
+    for group in large_groups:
+        peaks = np.array([outcome.run.peak_bytes for outcome in group])
+        states = np.array([sum(outcome.memory.lines[line] for line in STATES) for outcome in group])
+        samples = np.array([outcome.run.layout.micro_batch for outcome in group], float)
+        each = (peaks - states) / samples  # the best constant meets one of the rows
+        missed += min((np.abs(states + slope * samples - peaks) / peaks).sum() for slope in each)
         rows += len(group)
-    return Floor(missed / rows, rows, len(kept))
+    return Floor(missed / rows, rows, len(large_groups))
 
 
 def twins(outcomes: Iterable[ComparedRun], least_mfu: float = 0.0) -> Twins:
-    """Runs that differ in ZeRO 0 or 1 alone, with equal products and messages: how far apart their times are."""
+    """How far apart the times of runs are that differ in ZeRO 0 or 1 alone, with equal products and messages."""
     groups: dict[tuple, dict[str, ComparedRun]] = defaultdict(dict)
-    for one in usable(outcomes, least_mfu):
-        run = one.run
-        groups[run.source, run.job.shape.name, str(run.layout.but(sharding="none"))][run.layout.sharding] = one
+    for outcome in usable(outcomes, least_mfu):
+        run = outcome.run
+        groups[run.source, run.job.shape.name, str(run.layout.but(sharding="none"))][run.layout.sharding] = outcome
     ratios = [_apart(pair["none"], pair["zero1"]) for pair in groups.values() if {"none", "zero1"} <= pair.keys()]
     # with the predicted ratio, one of the two is met and the other is missed by what they are apart
     return Twins(len(ratios), sum(ratio >= 2 for ratio in ratios), _mean([(1 - 1 / ratio) / 2 for ratio in ratios]))
 
 
 def sizes(outcomes: Iterable[ComparedRun], least_mfu: float = 0.0) -> Sizes:
-    """What is left to miss if it were known how long kernels of a size take.
+    """The errors that remain if it were known how long kernels of each size take.
 
     Products of one width, TP and micro-batch have one size in models of any depth. So the factor by which a model's
     runs are missed is taken from the models of other depths; it holds what a smooth rule for products, launches and
     exchanges does not know of single kernels.
     """
-    known = usable(outcomes, least_mfu)
+    usable_runs = usable(outcomes, least_mfu)
     logs: dict[tuple, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for one in known:
-        logs[_size(one)][one.run.job.shape.layers].append(math.log(one.step.seconds / one.run.seconds))
+    for outcome in usable_runs:
+        logs[_size(outcome)][outcome.run.job.shape.layers].append(math.log(outcome.step.seconds / outcome.run.seconds))
     learned = []
-    for one in known:
-        others = [log for depth, some in logs[_size(one)].items() if depth != one.run.job.shape.layers for log in some]
+    for outcome in usable_runs:
+        others = [
+            log
+            for depth, values in logs[_size(outcome)].items()
+            if depth != outcome.run.job.shape.layers
+            for log in values
+        ]
         factor = math.exp(-statistics.median(others)) if others else 1.0
-        step = replace(one.step, parts={name: seconds * factor for name, seconds in one.step.parts.items()})
-        learned.append(replace(one, step=step))
-    told = [([abs(one.error) for one in some], [one.regret for one in choices(some)]) for some in (known, learned)]
-    errors, regrets = zip(*told, strict=True)
+        step = replace(outcome.step, parts={name: seconds * factor for name, seconds in outcome.step.parts.items()})
+        learned.append(replace(outcome, step=step))
+    results = [
+        ([abs(outcome.error) for outcome in compared], [choice.regret for choice in choices(compared)])
+        for compared in (usable_runs, learned)
+    ]
+    errors, regrets = zip(*results, strict=True)
     return Sizes(tuple(map(_mean, errors)), tuple(map(_mean, regrets)), tuple(map(max, regrets)), len(logs))
 
 
-def _size(one: ComparedRun) -> tuple:
-    run = one.run
+def _size(outcome: ComparedRun) -> tuple:
+    run = outcome.run
     return run.source, run.job.shape.hidden, run.layout.tp, run.layout.micro_batch
 
 

@@ -73,15 +73,15 @@ _MAKERS = {
 _SAME_SIZES = re.compile(r"(-hf|-base|-chat|-chat-hf|-instruct|-v0\.3|-instruct-v0\.3)$")
 
 
-def key_of(name: str, known: Collection[str]) -> str | None:
-    """The one of ``known`` of that name, its own or the hub's: ``meta-llama/Llama-3.1-8B-Instruct`` is llama3.1-8b."""
+def key_of(name: str, keys: Collection[str]) -> str | None:
+    """The key of that name, its own or the hub's: ``meta-llama/Llama-3.1-8B-Instruct`` is llama3.1-8b. Else None."""
     maker, _, model = name.lower().rpartition("/")
     if not maker:
-        return model if model in known else None
+        return model if model in keys else None
     own = model.removeprefix("meta-")
     if maker not in _MAKERS or not own.startswith(_MAKERS[maker]):
         return None
     if maker == "mistralai" and not own.endswith("-v0.3"):
         return None
     plain = _SAME_SIZES.sub("", own).replace("-", "")
-    return next((key for key in known if key.replace("-", "") == plain), None)
+    return next((key for key in keys if key.replace("-", "") == plain), None)

@@ -1,4 +1,4 @@
-"""A row of a CSV file by its columns: words and numbers, and one line where a cell is neither."""
+"""Reads the cells of a CSV row as words and numbers; the error for a wrong cell is one line."""
 
 import csv
 import io
@@ -14,15 +14,15 @@ TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": 
 class Cells:
     """The cells of a row.
 
-    Each method raises ValueError, one line with the column and what would be right, where a cell does not say it.
+    Each method raises ValueError for a wrong cell: one line that names the column and what would be right.
     """
 
     def __init__(self, row: Mapping[str, str | None], left_out: Mapping[str, str] | None = None):
-        """``left_out``: what an empty or missing cell of a column stands for; "" where nothing is said of it."""
+        """``left_out``: by column, what an empty or missing cell stands for; "" by default."""
         self._row, self._left_out = row, left_out or {}
 
-    def given(self, name: str) -> bool:
-        """Whether the row itself says something."""
+    def has(self, name: str) -> bool:
+        """Whether the row itself has a value in that column."""
         return bool((self._row.get(name) or "").strip())
 
     def text(self, name: str) -> str:
@@ -34,28 +34,28 @@ class Cells:
         except ValueError:
             value = None
         if value is None or value < least:
-            raise ValueError(f"{self._told(name)}; right would be a whole number of at least {least}")
+            raise ValueError(f"{self._problem(name)}; right would be a whole number of at least {least}")
         return value
 
     def number(self, name: str, least: float | None = None) -> float:
-        """Above 0, or at least ``least``."""
+        """A number above 0, or of at least ``least``."""
         try:
             value = float(self.text(name))
         except ValueError:
             value = math.nan
         if not math.isfinite(value) or (value <= 0 if least is None else value < least):
             right = "above 0" if least is None else f"of at least {least:g}"
-            raise ValueError(f"{self._told(name)}; right would be a number {right}")
+            raise ValueError(f"{self._problem(name)}; right would be a number {right}")
         return value
 
-    def one_of(self, name: str, known: Mapping[str, Value]) -> Value:
-        """What the word stands for; capitals do not matter."""
-        words = {word.lower(): value for word, value in known.items()}
+    def one_of(self, name: str, meanings: Mapping[str, Value]) -> Value:
+        """The meaning of the cell's word; capitals do not matter."""
+        words = {word.lower(): value for word, value in meanings.items()}
         if (word := self.text(name).lower()) not in words:
-            raise ValueError(f"{self._told(name)}; right would be {', '.join(known)}")
+            raise ValueError(f"{self._problem(name)}; right would be {', '.join(meanings)}")
         return words[word]
 
-    def _told(self, name: str) -> str:
+    def _problem(self, name: str) -> str:
         return f"{name} is {self.text(name)!r}" if self.text(name) else f"{name} is empty"
 
 
@@ -63,7 +63,7 @@ def rows(path: Path) -> tuple[list[str], Iterator[tuple[int, dict[str, str]]]]:
     """A file's columns; and its rows, each with the number of its line.
 
     Raises:
-        ValueError: it is no text.
+        ValueError: the file is not UTF-8 text.
     """
     try:
         reader = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8-sig"), newline=""))

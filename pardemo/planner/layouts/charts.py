@@ -1,4 +1,4 @@
-"""What is predicted of a step beside what was measured: thousands of published runs in one picture."""
+"""Charts of predicted steps: beside thousands of published runs, and part by part."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ with extras.needed_by(__name__):
 
 NEAR = 0.15  # the band around equal
 MARKERS = "o^sDvPX"
-#: Of sources: there are more of them than of ranks' light colours that one sees as a point.
+#: Colours of the sources: there are more sources than light colours of ranks that can be seen as a point.
 POINTS = (*palette.WAYS.values(), palette.COMPUTED, palette.DONE["communication"], palette.KEPT["activations"])
 
 
@@ -27,21 +27,23 @@ def predicted_and_known(outcomes: Sequence[Any]) -> Figure:
     themselves, are left out.
     """
     groups = defaultdict(list)
-    for one in outcomes:
-        if one.error is not None and not one.run.wrong:
-            groups[one.run.source].append(one)
+    for outcome in outcomes:
+        if outcome.error is not None and not outcome.run.wrong:
+            groups[outcome.run.source].append(outcome)
     fig, ax = new(size=(6.2, 5.0))
-    shown = [one for group in groups.values() for one in group]
-    low = 0.7 * min(min(one.run.seconds, one.step.seconds) for one in shown)
-    high = 1.4 * max(max(one.run.seconds, one.step.seconds) for one in shown)
+    shown = [outcome for group in groups.values() for outcome in group]
+    low = 0.7 * min(min(outcome.run.seconds, outcome.step.seconds) for outcome in shown)
+    high = 1.4 * max(max(outcome.run.seconds, outcome.step.seconds) for outcome in shown)
     ends = [low, high]
     ax.fill_between(ends, [(1 - NEAR) * x for x in ends], [(1 + NEAR) * x for x in ends], color=palette.GRID, zorder=0)
     ax.plot(ends, ends, color=palette.PREDICTED, linewidth=1, zorder=1)
     # the largest first, or the others would lie below it
-    for place, (source, group) in enumerate(sorted(groups.items(), key=lambda one: -len(one[1]))):
+    for place, (source, group) in enumerate(sorted(groups.items(), key=lambda item: -len(item[1]))):
         colour, marker = POINTS[place % len(POINTS)], MARKERS[place % len(MARKERS)]
-        known, found = [one.run.seconds for one in group], [one.step.seconds for one in group]
-        ax.scatter(known, found, s=12, marker=marker, color=colour, alpha=0.6, linewidths=0, label=_short(source))
+        published, predicted = [outcome.run.seconds for outcome in group], [outcome.step.seconds for outcome in group]
+        ax.scatter(
+            published, predicted, s=12, marker=marker, color=colour, alpha=0.6, linewidths=0, label=_short(source)
+        )
     ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
     ax.set(xlabel="known seconds a step", ylabel="predicted seconds a step")
     ax.legend(loc="upper left", markerscale=2)
@@ -81,8 +83,10 @@ def stacked(ax: Axes, bars: Mapping[str, Mapping[str, float]], styles: Mapping[s
     most = max(sum(parts.values()) for parts in bars.values())
     for part, (colour, hatch) in styles.items():
         values = np.array([parts.get(part, 0.0) for parts in bars.values()])
-        seen = values.max() > 0.004 * most  # less is narrower than its white edge
-        edge: dict[str, Any] = {"edgecolor": "white", "hatch": hatch, "label": part} if seen else {"edgecolor": colour}
+        visible = values.max() > 0.004 * most  # less is narrower than its white edge
+        edge: dict[str, Any] = (
+            {"edgecolor": "white", "hatch": hatch, "label": part} if visible else {"edgecolor": colour}
+        )
         ax.barh(places, values, 0.6, left=ends, color=colour, **edge)
         ends += values
     ax.set_yticks(places, list(bars))
@@ -93,27 +97,27 @@ def stacked(ax: Axes, bars: Mapping[str, Mapping[str, float]], styles: Mapping[s
 
 def seconds_of_layouts(
     steps: Mapping[str, Mapping[str, float]],
-    known: Mapping[str, float] | None = None,
+    published: Mapping[str, float] | None = None,
     name: str = "which_layout_layouts",
 ) -> Picture:
-    """Where each layout's step goes, part by part; a diamond is what was published of it."""
-    known = known or {}
+    """Where each layout's step goes, part by part, in seconds; a diamond is the ``published`` time."""
+    published = published or {}
     fig, ax = new(size=(6.4, 0.55 * len(steps) + 1.9))
     ends = stacked(ax, steps, PARTS)
-    top = max(*ends, *known.values())
+    top = max(*ends, *published.values())
     for place, (case, end) in enumerate(zip(steps, ends, strict=True)):
-        diamond = known.get(case, 0.0)
+        diamond = published.get(case, 0.0)
         far = diamond if end < diamond < end + 0.14 * top else end  # beside the bar, and not on the diamond
         away = 9 if diamond else 5
         ax.annotate(f"{end:.3g} s", (far, place), (away, 0), textcoords="offset points", va="center")
-    there = [(seconds, list(steps).index(case)) for case, seconds in known.items()]
-    if there:
-        ax.scatter(*zip(*there, strict=True), s=52, marker="D", color=palette.PREDICTED, zorder=3, label="published")
+    diamonds = [(seconds, list(steps).index(case)) for case, seconds in published.items()]
+    if diamonds:
+        ax.scatter(*zip(*diamonds, strict=True), s=52, marker="D", color=palette.PREDICTED, zorder=3, label="published")
     ax.set(xlabel="seconds a step; bars and numbers are predicted", xlim=(0, 1.14 * top))
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    told = "; ".join(
+    description = "; ".join(
         f"{case} {end:.2f} s, mostly {max(steps[case], key=lambda part: steps[case][part])}"
-        + (f", published {known[case]:.2f} s" if case in known else "")
+        + (f", published {published[case]:.2f} s" if case in published else "")
         for case, end in zip(steps, ends, strict=True)
     )
-    return save(fig, name, f"Predicted seconds of a step: {told}.".replace("\n", " "))
+    return save(fig, name, f"Predicted seconds of a step: {description}.".replace("\n", " "))

@@ -35,7 +35,7 @@ def add(plan: argparse.ArgumentParser) -> None:
 
 
 def action(question: str) -> Callable[[argparse.Namespace], int] | None:
-    """What answers a question of :data:`pardemo.planner.questions.TAKES`, where it is about layouts."""
+    """The function that answers a question about layouts; None for other questions of ``questions.TAKES``."""
     return {"--search": _search, "--explain": _explain, "--against": _against}.get(question)
 
 
@@ -50,11 +50,11 @@ def _against(arguments: argparse.Namespace) -> int:
                 f"--against takes --gpu as a profile.json only, not {arguments.gpu!r}: its files say the GPU"
             )
         own = profile.load(Path(arguments.gpu).expanduser())
-    known = [run for name in arguments.against for run in _runs(Path(name), own)]
-    if own and not any(run.job.machine.gpu is own.gpu for run in known):
-        names = sorted({run.job.machine.gpu.name for run in known})
+    published_runs = [run for name in arguments.against for run in _runs(Path(name), own)]
+    if own and not any(run.job.machine.gpu is own.gpu for run in published_runs):
+        names = sorted({run.job.machine.gpu.name for run in published_runs})
         raise ValueError(f"no run is on {own.gpu.name!r}, the name in {arguments.gpu}; they are on {', '.join(names)}")
-    outcomes = against.compare(known)
+    outcomes = against.compare(published_runs)
     if arguments.picture:
         from pardemo.planner.layouts.charts import predicted_and_known
 
@@ -62,7 +62,10 @@ def _against(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(
             json.dumps(
-                {"runs": [against_report.row(one) for one in outcomes], "summary": against_report.summary(outcomes)},
+                {
+                    "runs": [against_report.row(outcome) for outcome in outcomes],
+                    "summary": against_report.summary(outcomes),
+                },
                 indent=1,
             )
         )
@@ -97,20 +100,22 @@ def job_of(arguments: argparse.Namespace) -> "Job":
     if arguments.gpus is None:
         raise ValueError("--search and --explain need --gpus: how many in all")
     shape = replace(of(sizes.find(arguments.model)), name=Path(arguments.model).name)
-    found = profile.find(arguments.gpu, arguments.gpus)
-    each = arguments.gpus // arguments.hosts if arguments.hosts else min(arguments.gpus, found.host_gpus or 8)
+    gpu_profile = profile.find(arguments.gpu, arguments.gpus)
+    each = arguments.gpus // arguments.hosts if arguments.hosts else min(arguments.gpus, gpu_profile.host_gpus or 8)
     if arguments.hosts and arguments.gpus % arguments.hosts:
         raise ValueError(f"{arguments.gpus} GPUs do not divide over {arguments.hosts} hosts")
-    between = None if found.between and not arguments.link else hardware.link(arguments.link or profile.USUAL_LINK)
-    where = machine(found, arguments.gpus, each, between)
+    between = (
+        None if gpu_profile.between and not arguments.link else hardware.link(arguments.link or profile.USUAL_LINK)
+    )
+    cluster = machine(gpu_profile, arguments.gpus, each, between)
     most = shape.positions or arguments.sequence or SEQUENCE
     if arguments.sequence and arguments.sequence > most:
         raise ValueError(f"--sequence must be at most {most:,}: {shape.name} has learned no further positions")
-    return Job(shape, where, stack(arguments.program or PROGRAM), arguments.sequence or min(SEQUENCE, most))
+    return Job(shape, cluster, stack(arguments.program or PROGRAM), arguments.sequence or min(SEQUENCE, most))
 
 
 def assumed(arguments: argparse.Namespace, job: "Job", batch: int) -> dict[str, Any]:
-    """What is planned with besides the model and the layout, and what of it nobody said."""
+    """The machine and the batch that are planned with, and which of the options were left out (``defaults``)."""
     from pardemo.planner import hardware, profile
     from pardemo.planner.layouts.machines import LINK_SHARE
 
@@ -138,14 +143,14 @@ def _search(arguments: argparse.Namespace) -> int:
     job = job_of(arguments)
     answer = search(job, arguments.per_step or arguments.gpus)
     changed = sensitivity(answer)
-    told = assumed(arguments, job, answer.batch)
+    assumptions = assumed(arguments, job, answer.batch)
     warning = answers.positions(answer, arguments.model)
     written = _write(arguments, job, answer.best[0].layout) if answer.best else []
     if arguments.json:
-        print(json.dumps(answers.as_json(answer, changed, told, warning) | {"written": written}, indent=1))
+        print(json.dumps(answers.as_json(answer, changed, assumptions, warning) | {"written": written}, indent=1))
     else:
-        print(answers.as_text(answer, changed, told, warning, whole_front=arguments.all))
-        _tell(arguments, written)
+        print(answers.as_text(answer, changed, assumptions, warning, whole_front=arguments.all))
+        _print_written(arguments, written)
     return 0 if answer.best else 1
 
 
@@ -154,18 +159,18 @@ def _explain(arguments: argparse.Namespace) -> int:
 
     job = job_of(arguments)
     layout = explain.parse(arguments.explain, job, arguments.per_step)
-    told = assumed(arguments, job, layout.batch)
+    assumptions = assumed(arguments, job, layout.batch)
     written = _write(arguments, job, layout)
     if arguments.json:
-        print(json.dumps(explain.as_json(job, layout) | {"assumed": told, "written": written}, indent=1))
+        print(json.dumps(explain.as_json(job, layout) | {"assumed": assumptions, "written": written}, indent=1))
     else:
-        print(answers.planned(job, told), explain.as_text(job, layout), sep="\n")
-        _tell(arguments, written)
+        print(answers.planned(job, assumptions), explain.as_text(job, layout), sep="\n")
+        _print_written(arguments, written)
     return 0
 
 
 def _write(arguments: argparse.Namespace, job: "Job", layout: "Layout") -> list[str]:
-    """With --write, the files that run the layout; their names, the one that the jobs start first."""
+    """With --write, writes the files that run the layout; returns their names, first the one that the jobs start."""
     if not arguments.write:
         return []
     from pardemo.planner.layouts import launch
@@ -173,7 +178,7 @@ def _write(arguments: argparse.Namespace, job: "Job", layout: "Layout") -> list[
     return launch.write(Path(arguments.write), job, layout, arguments.model)
 
 
-def _tell(arguments: argparse.Namespace, written: list[str]) -> None:
+def _print_written(arguments: argparse.Namespace, written: list[str]) -> None:
     if written:
         from pardemo.planner.layouts.launch import cluster
 

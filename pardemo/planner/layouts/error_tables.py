@@ -1,4 +1,4 @@
-"""``python -m pardemo.planner.layouts.error_tables``: docs/planner.md's and README's errors, anew."""
+"""``python -m pardemo.planner.layouts.error_tables``: writes the table of errors in docs/planner.md and README anew."""
 
 import re
 import sys
@@ -10,7 +10,7 @@ from pardemo.planner.layouts import against, published
 FOLDER = project.root() / "data" / "published_runs"
 PLACE = re.compile(r"(<!-- layouts -->\n).*?(<!-- /layouts -->)", re.DOTALL)
 PAGES = ("docs/planner.md", "README.md")
-#: What is asked of each table: its file, its name, how often the runs computed at all, and the mean error aimed at.
+#: Of each table: its file, its name, the least MFU of the runs that count, and the mean error aimed at, in %.
 ROWS = (
     ("nanotron_h100.csv", "nanotron, H100, 8 to 256 GPUs, MFU of 5 % and more", 0.05, 15),
     ("megatron_deepspeed_a100_1_host.csv", "Megatron-DeepSpeed, A100, 2 to 8 GPUs", 0.0, 12),
@@ -28,10 +28,12 @@ def markdown() -> str:
     ]
     for file, name, least_mfu, aim in ROWS:
         outcomes = against.compare(published.load(FOLDER / file))
-        time = against.errors([one.error for one in against.usable(outcomes, least_mfu)])
-        held = [error for one in outcomes if (error := one.memory_error) is not None and not one.run.wrong]
-        memory = f"{against.errors(held)['mean']:.0%}".replace("%", " %") if held else "–"
-        regrets = sorted(one.regret for one in against.choices(outcomes))
+        time = against.errors([outcome.error for outcome in against.usable(outcomes, least_mfu)])
+        memory_errors = [
+            error for outcome in outcomes if (error := outcome.memory_error) is not None and not outcome.run.wrong
+        ]
+        memory = f"{against.errors(memory_errors)['mean']:.0%}".replace("%", " %") if memory_errors else "–"
+        regrets = sorted(choice.regret for choice in against.choices(outcomes))
         cost = _cost(regrets)
         cells = (
             name, f"{time['runs']:,}", f"{100 * time['mean']:.1f} %", f"{100 * time['median']:.1f} %",
@@ -59,7 +61,7 @@ def update(path: Path) -> None:
         raise ValueError(f"{path.name} has no place for the table of layouts: <!-- layouts --> and <!-- /layouts -->")
     table = markdown()
     project.write_atomically(
-        path, lambda there: there.write_text(PLACE.sub(lambda m: m[1] + table + m[2], text), encoding="utf-8")
+        path, lambda target: target.write_text(PLACE.sub(lambda m: m[1] + table + m[2], text), encoding="utf-8")
     )
 
 

@@ -17,9 +17,9 @@ def parse(text: str, job: Job, batch: int | None = None) -> Layout:
     """``tp=8,pp=4,micro_batch=2,…``: the fields of :class:`Layout`; what is left out follows from GPUs and batch.
 
     Raises:
-        ValueError: a word that is none, or a layout that cannot be run.
+        ValueError: a word that is no field of a layout, or a layout that cannot be run.
     """
-    kinds = {one.name: str(getattr(one.type, "__name__", one.type)) for one in fields(Layout)}
+    kinds = {field.name: str(getattr(field.type, "__name__", field.type)) for field in fields(Layout)}
     read: dict[str, Callable[[str], Any]] = {"bool": _truth, "int": int}
     values: dict[str, Any] = {}
     for word in filter(None, (part.strip() for part in text.split(","))):
@@ -59,14 +59,14 @@ def parse(text: str, job: Job, batch: int | None = None) -> Layout:
 
 
 def _truth(value: str) -> bool:
-    known = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
-    if value.lower() not in known:
+    words = {"yes": True, "true": True, "1": True, "no": False, "false": False, "0": False}
+    if value.lower() not in words:
         raise ValueError(f"neither yes nor no: {value!r}")
-    return known[value.lower()]
+    return words[value.lower()]
 
 
 def reasons(job: Job) -> dict[str, str]:
-    """For each part of a step: what it is computed from."""
+    """For each part of a step: the rates and constants that it is computed from."""
     machine, stack, gpu = job.machine, job.stack, job.machine.gpu
     measured = "as measured" if gpu.measured else f"{machine.link_share:g} of the rates"
     within, between = three(machine.rate(2) / 1e9), three(machine.between * machine.link_share / 1e9)
@@ -74,11 +74,11 @@ def reasons(job: Job) -> dict[str, str]:
         f"{within} GB/s inside a host, {between} GB/s a host's adapters, {measured}; "
         f"{machine.latency_within * 1e6:.0f} and {machine.latency_between * 1e6:.0f} µs for each doubling of ranks"
     )
-    given = (
+    layer_seconds = (
         "none was given" if stack.layer_s is None else f"{stack.layer_s:g} s for both passes through a layer, as given"
     )
     return {
-        "layers as measured": given,
+        "layers as measured": layer_seconds,
         "matrix products": f"{machine.matrix_flops * stack.products * job.rate / 1e12:.0f} TFLOP/s of "
         f"{gpu.flops / 1e12:.0f}: reached alone {gpu.reachable / 1e12:.0f}, in a step {gpu.sustained:g} of that, by "
         f"{stack.name} {stack.products:g}; each size as if {job.small:g} larger",
@@ -109,13 +109,14 @@ def three(value: float) -> str:
 
 def as_json(job: Job, layout: Layout) -> dict[str, Any]:
     """Seconds and bytes part by part."""
-    found, kept = step(job, layout), memory(job, layout)
+    predicted, footprint = step(job, layout), memory(job, layout)
     return {
-        "layout": asdict(layout), "seconds": found.seconds, "mfu": found.mfu, "tokens_per_s": found.tokens_per_s,
-        "parts": {name: found.parts[name] for name in PARTS if name in found.parts}, "stages": list(found.stages),
-        "lines": kept.lines,
-        "peak_bytes": kept.peak_bytes, "room_bytes": room(job), "fits": kept.peak_bytes <= room(job),
-        "fullest_stage": kept.stage, "reasons": reasons(job),
+        "layout": asdict(layout), "seconds": predicted.seconds, "mfu": predicted.mfu,
+        "tokens_per_s": predicted.tokens_per_s,
+        "parts": {name: predicted.parts[name] for name in PARTS if name in predicted.parts},
+        "stages": list(predicted.stages), "lines": footprint.lines,
+        "peak_bytes": footprint.peak_bytes, "room_bytes": room(job), "fits": footprint.peak_bytes <= room(job),
+        "fullest_stage": footprint.stage, "reasons": reasons(job),
     }  # fmt: skip
 
 
@@ -123,34 +124,39 @@ def as_text(job: Job, layout: Layout) -> str:
     """The same for a terminal."""
     from pardemo.tables import text_table
 
-    found, kept, why = step(job, layout), memory(job, layout), reasons(job)
+    predicted, footprint, why = step(job, layout), memory(job, layout), reasons(job)
     rows = [("", "seconds", "share", "from")]
     for name in PARTS:
-        if name in found.parts:
-            value = found.parts[name]
-            rows.append((name, f"{value:.3f}", f"{value / found.seconds:.1%}", why[name]))
+        if name in predicted.parts:
+            value = predicted.parts[name]
+            rows.append((name, f"{value:.3f}", f"{value / predicted.seconds:.1%}", why[name]))
     rows.append(
-        ("a step", f"{found.seconds:.3f}", "", f"{found.tokens_per_s:,.0f} tokens/s a GPU, MFU {found.mfu:.1%}")
+        (
+            "a step",
+            f"{predicted.seconds:.3f}",
+            "",
+            f"{predicted.tokens_per_s:,.0f} tokens/s a GPU, MFU {predicted.mfu:.1%}",
+        )
     )
-    lines = [("", "GB")] + [(name, f"{value / 1e9:.2f}") for name, value in kept.lines.items()]
-    lines.append((f"stage {kept.stage}, the fullest", f"{kept.peak_bytes / 1e9:.2f}"))
-    stages = sorted(set(found.stages))
-    told = f"{layout} on {layout.gpus} × {job.machine.gpu.name}, "
-    told += f"{layout.batch} sample{'s' * (layout.batch != 1)} of {job.sequence:,} tokens a step; "
-    told += f"{' or '.join(map(str, stages))} layers a stage" if layout.pp > 1 else f"{job.shape.layers} layers"
+    lines = [("", "GB")] + [(name, f"{value / 1e9:.2f}") for name, value in footprint.lines.items()]
+    lines.append((f"stage {footprint.stage}, the fullest", f"{footprint.peak_bytes / 1e9:.2f}"))
+    stages = sorted(set(predicted.stages))
+    heading = f"{layout} on {layout.gpus} × {job.machine.gpu.name}, "
+    heading += f"{layout.batch} sample{'s' * (layout.batch != 1)} of {job.sequence:,} tokens a step; "
+    heading += f"{' or '.join(map(str, stages))} layers a stage" if layout.pp > 1 else f"{job.shape.layers} layers"
     if not job.machine.inside(layout.tp):
         hosts = -(-layout.tp // job.machine.host_gpus)
-        told += (
+        heading += (
             f"\nTP {layout.tp} spans {hosts} hosts: each layer's sums go over their adapters; half of the published "
         )
-        told += f"runs of that kind took {ACROSS:g} times as long as predicted and more"
-    return "\n".join([told, "", text_table(rows), "", text_table(lines), "", fitting(job, kept)])
+        heading += f"runs of that kind took {ACROSS:g} times as long as predicted and more"
+    return "\n".join([heading, "", text_table(rows), "", text_table(lines), "", fitting(job, footprint)])
 
 
-def fitting(job: Job, kept: Memory) -> str:
+def fitting(job: Job, footprint: Memory) -> str:
     """One line: whether the fullest GPU has the room."""
     needed, capacity, free = (
-        three(value / 1e9) for value in (kept.peak_bytes, job.machine.gpu.memory_bytes, room(job))
+        three(value / 1e9) for value in (footprint.peak_bytes, job.machine.gpu.memory_bytes, room(job))
     )
-    verdict = "fits" if kept.peak_bytes <= room(job) else "does not fit"
+    verdict = "fits" if footprint.peak_bytes <= room(job) else "does not fit"
     return f"{needed} GB of {capacity}: {verdict} ({100 * RESERVE:g} % stay free, so there is room for {free})"

@@ -39,7 +39,7 @@ TRIED: dict[str, dict[str, int]] = {
 
 
 def job_and_layout(model: str, gpus: int, link: int, sequence: int, tp: int, pp: int) -> tuple[Job, Layout]:
-    """What the sliders choose: samples one by one, ZeRO-1 in a pipeline and ZeRO-3 without, recomputed if it must be.
+    """The sliders' job and layout: micro-batches of 1, ZeRO-1 in a pipeline, else ZeRO-3, recomputed if it must be.
 
     Raises:
         ValueError: it cannot be run, and why.
@@ -64,12 +64,12 @@ def job_and_layout(model: str, gpus: int, link: int, sequence: int, tp: int, pp:
 
 def layout_chart(job: Job, layout: Layout) -> Figure:
     """Where a step's time and the fullest GPU's memory go, as two bars."""
-    found, kept = step(job, layout), memory(job, layout)
+    predicted, footprint = step(job, layout), memory(job, layout)
     fig, axes = new(2, 1, size=(6.4, 5.4))
-    stacked(axes[0], {"time": found.parts}, PARTS)
-    axes[0].set(xlabel="seconds a step", title=f"{found.tokens_per_s:,.0f} tokens/s a GPU, MFU {found.mfu:.0%}")
+    stacked(axes[0], {"time": predicted.parts}, PARTS)
+    axes[0].set(xlabel="seconds a step", title=f"{predicted.tokens_per_s:,.0f} tokens/s a GPU, MFU {predicted.mfu:.0%}")
     capacity = job.machine.gpu.memory_bytes / 1e9
-    lines = {line: value / 1e9 for line, value in kept.lines.items()}
+    lines = {line: value / 1e9 for line, value in footprint.lines.items()}
     (end,) = stacked(axes[1], {"memory": lines}, {line: (colour, "") for line, colour in LINES.items()})
     axes[1].axvline(capacity, color=palette.VERDICTS["fails"], linewidth=2, label="the GPU has")
     axes[1].set(xlabel="GB of the fullest GPU", xlim=(0, 1.1 * max(end, capacity)))
@@ -87,17 +87,18 @@ def shown(**chosen: Any) -> Picture:
         ax.text(0, 0.5, str(error), va="center", wrap=True)
         ax.set_axis_off()
         return draw(fig, f"No such layout: {error}.")
-    found, kept = step(job, layout), memory(job, layout)
-    fits = "fits" if kept.peak_bytes <= room(job) else "does not fit"
+    predicted, footprint = step(job, layout), memory(job, layout)
+    fits = "fits" if footprint.peak_bytes <= room(job) else "does not fit"
     fig = layout_chart(job, layout)
-    fig.suptitle(f"{layout}, {layout.gpus:,} GPUs: {found.seconds:.2f} s a step, {fits}", x=0.01, ha="left")
+    fig.suptitle(f"{layout}, {layout.gpus:,} GPUs: {predicted.seconds:.2f} s a step, {fits}", x=0.01, ha="left")
     return draw(
-        fig, f"{layout} on {layout.gpus} GPUs: {found.seconds:.2f} s a step, {found.tokens_per_s:.0f} tokens/s a GPU, "
-        f"{kept.peak_bytes / 1e9:.0f} GB, {fits}.",
+        fig,
+        f"{layout} on {layout.gpus} GPUs: {predicted.seconds:.2f} s a step, {predicted.tokens_per_s:.0f} "
+        f"tokens/s a GPU, {footprint.peak_bytes / 1e9:.0f} GB, {fits}.",
     )  # fmt: skip
 
 
-def _told(gpus: int, link: int, sequence: int, tp: int, pp: int) -> str:
+def _position_text(gpus: int, link: int, sequence: int, tp: int, pp: int) -> str:
     return f"TP {tp}, PP {pp}, {link:,} Gbit/s"
 
 
@@ -108,8 +109,8 @@ def layout_explorer(
     start = {"gpus": gpus, "link": link, "sequence": sequence, "tp": tp, "pp": pp}
     if is_headless():
         moved = {"the start": {}, **TRIED}
-        named = {f"{what}: {_told(**start | to)}": start | to for what, to in moved.items()}
-        return positions.player({name: job_and_layout(model, **there) for name, there in named.items()})
+        named = {f"{change}: {_position_text(**start | to)}": start | to for change, to in moved.items()}
+        return positions.player({name: job_and_layout(model, **values) for name, values in named.items()})
     import ipywidgets as widgets
     from IPython.display import display
 

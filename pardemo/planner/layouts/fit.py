@@ -67,44 +67,46 @@ FITTED_MEMORY: dict[str, tuple[str, dict[str, tuple[float, float]]]] = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints what is found beside what :mod:`.stacks` has; changes nothing."""
+    """Prints the fitted constants beside those of :mod:`.stacks`; changes nothing."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--program", choices=FITTED, help="only this one")
     arguments = parser.parse_args(argv)
     for name in [arguments.program] if arguments.program else FITTED:
         file, bounds = FITTED[name]
-        runs = [one.run for one in usable(compare(load(FOLDER / file)), 0.05)]
-        _tell(name, "step time", file, runs, bounds, _miss, lambda one: one.error)
+        runs = [outcome.run for outcome in usable(compare(load(FOLDER / file)), 0.05)]
+        _print_fit(name, "step time", file, runs, bounds, _miss, lambda outcome: outcome.error)
         if name in FITTED_MEMORY:
             file, bounds = FITTED_MEMORY[name]
             outcomes = compare(load(FOLDER / file))
-            held = [one.run for one in outcomes if one.memory_error is not None and not one.run.wrong]
-            _tell(name, "memory", file, held, bounds, _miss_memory, lambda one: one.memory_error)
+            memory_runs = [
+                outcome.run for outcome in outcomes if outcome.memory_error is not None and not outcome.run.wrong
+            ]
+            _print_fit(name, "memory", file, memory_runs, bounds, _miss_memory, lambda outcome: outcome.memory_error)
     return 0
 
 
-def _tell(
+def _print_fit(
     name: str,
-    what: str,
+    quantity: str,
     file: str,
     all_runs: Sequence[PublishedRun],
     bounds: Mapping[str, tuple[float, float]],
     miss: Callable[[PublishedRun], float],
     error: Callable[[ComparedRun], float | None],
 ) -> None:
-    """Fits, and prints the constants that the program has, those found, and by how much both miss the other runs."""
+    """Fits, and prints the program's constants, the fitted ones, and the errors of both on the other runs."""
     runs = [run for run in all_runs if run.job.stack.name == name]
     few = len(runs) < FEW
     fitted, other = (runs, runs) if few else (runs[::2], runs[1::2])
     present = {constant: getattr(STACKS[name], constant) for constant in bounds}
-    found = fit(fitted, with_constants, present, bounds, miss=miss)
-    rows = [("constant", "has", "fitted")] + [(n, f"{present[n]:.3g}", f"{found[n]:.3g}") for n in bounds]
-    print(f"{name}, {what}: {len(runs)} runs of {file}, {'all of them' if few else 'every second one'} fitted")
+    results = fit(fitted, with_constants, present, bounds, miss=miss)
+    rows = [("constant", "has", "fitted")] + [(n, f"{present[n]:.3g}", f"{results[n]:.3g}") for n in bounds]
+    print(f"{name}, {quantity}: {len(runs)} runs of {file}, {'all of them' if few else 'every second one'} fitted")
     print(text_table(rows))
-    for title, constants in (("has", present), ("fitted", found)):
-        told = errors([error(one) for one in compare(with_constants(run, constants) for run in other)])
+    for title, constants in (("has", present), ("fitted", results)):
+        summary = errors([error(outcome) for outcome in compare(with_constants(run, constants) for run in other)])
         whose = "those that were fitted" if few else "those that were not fitted"
-        print(f"  of {whose}, {title}: mean {told['mean']:.1%}, median {told['median']:.1%}")
+        print(f"  of {whose}, {title}: mean {summary['mean']:.1%}, median {summary['median']:.1%}")
 
 
 def with_constants(run: PublishedRun, constants: Mapping[str, float]) -> PublishedRun:
@@ -141,11 +143,11 @@ def fit(
 
     inside = 1e-6 * (high - low)  # it has to begin between its bounds, and not on one
     at = np.clip(np.log([start[name] for name in names]), low + inside, high - inside)
-    found = least_squares(
+    solution = least_squares(
         misses, at, bounds=(low, high), loss="cauchy", f_scale=SOFT, max_nfev=rounds,
         diff_step=1e-3 / np.maximum(np.abs(at), 1e-2),  # a thousandth of the constant: predictions have small jumps
     )  # fmt: skip
-    return dict(zip(names, map(float, np.exp(found.x)), strict=True))
+    return dict(zip(names, map(float, np.exp(solution.x)), strict=True))
 
 
 def _miss(run: PublishedRun) -> float:

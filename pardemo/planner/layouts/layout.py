@@ -49,14 +49,14 @@ class Layout:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
-        for name, known in (
+        for name, allowed in (
             ("sharding", SHARDING),
             ("recompute", RECOMPUTE),
             ("schedule", SCHEDULES),
             ("context", CONTEXTS),
         ):
-            if (value := getattr(self, name)) not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+            if (value := getattr(self, name)) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
 
     @property
     def gpus(self) -> int:
@@ -82,12 +82,12 @@ class Layout:
 
     def __str__(self) -> str:
         degrees = ((n, getattr(self, n)) for n in ("tp", "cp", "pp", "dp", "ep"))
-        told = " ".join(f"{name.upper()}{value}" for name, value in degrees if value > 1 or name == "dp")
+        text = " ".join(f"{name.upper()}{value}" for name, value in degrees if value > 1 or name == "dp")
         if self.sharding != "none":
-            told += f" {self.sharding}" + (f"/{self.shard_group}" if self.shard_group else "")
-        told += f" {self.micro_batch}×{self.accumulation}"
+            text += f" {self.sharding}" + (f"/{self.shard_group}" if self.shard_group else "")
+        text += f" {self.micro_batch}×{self.accumulation}"
         return (
-            told
+            text
             + (f" v{self.chunks}" if self.chunks > 1 else "")
             + (f" recompute {self.recompute}" if self.recompute != "none" else "")
             + (f" context {self.context}" if self.context != "ring" and self.cp > 1 else "")

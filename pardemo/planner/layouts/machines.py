@@ -110,8 +110,8 @@ class Machine:
             return 0.0
         if self.inside(ranks, stride):
             return self.latency(ranks, stride) + nbytes * (ranks - 1) / ranks / self.rate(ranks, stride)
-        here = max(1, min(ranks, self.host_gpus // stride))
-        slow = nbytes * (ranks - here) / ranks * self.host_gpus / self.between / self.link_share
+        on_host = max(1, min(ranks, self.host_gpus // stride))
+        slow = nbytes * (ranks - on_host) / ranks * self.host_gpus / self.between / self.link_share
         return self.latency(ranks, stride) + slow
 
     def crossings(self, ranks: int, stride: int) -> int:
@@ -138,5 +138,5 @@ def machine(profile: GpuProfile, gpus: int, host_gpus: int, between: float | Non
         return Machine(profile.gpu, gpus, host_gpus, between or 12.5e9)
     rate = (between or 12.5e9) * LINK_SHARE if between or profile.between is None else profile.between
     latencies = {"latency_within": profile.latency_within, "latency_between": profile.latency_between}
-    known = {name: seconds for name, seconds in latencies.items() if seconds is not None}
-    return Machine(profile.gpu, gpus, host_gpus, rate, link_share=1.0, **known)
+    measured = {name: seconds for name, seconds in latencies.items() if seconds is not None}
+    return Machine(profile.gpu, gpus, host_gpus, rate, link_share=1.0, **measured)

@@ -23,11 +23,13 @@ class Memory:
 
 
 def memory(job: Job, layout: Layout) -> Memory:
-    """The fullest stage's."""
+    """Bytes of a rank of the fullest stage."""
     split = stages(job, layout)
     alike = len(set(split)) == 1  # then it is the first or the last one
     places = {0, layout.pp - 1} if alike else range(layout.pp)
-    return max((Memory(_stage(job, layout, split, place), place) for place in places), key=lambda one: one.peak_bytes)
+    return max(
+        (Memory(_stage(job, layout, split, place), place) for place in places), key=lambda stage: stage.peak_bytes
+    )
 
 
 def _stage(job: Job, layout: Layout, split: list[int], place: int) -> dict[str, float]:
@@ -36,12 +38,12 @@ def _stage(job: Job, layout: Layout, split: list[int], place: int) -> dict[str, 
     shard = owned.sharded(layout)
     stage = ("none", "zero1", "zero2", "zero3").index(layout.sharding)
     tokens = layout.micro_batch * job.sequence / layout.cp
-    held = in_flight(layout, place)
+    micro_batches = in_flight(layout, place)
     lines = {
         "parameters": stack.weight * (shard if stage == 3 else owned.whole),
         "gradients": (stack.gradient + stack.gradient_copy) * (shard if stage >= 2 else owned.whole),
         "optimizer states": stack.state * (shard if stage >= 1 else owned.whole),
-        "activations": held * split[place] * tokens * kept_bytes(job, layout),
+        "activations": micro_batches * split[place] * tokens * kept_bytes(job, layout),
         "program": stack.program,
     }
     if stage >= 2 and stack.queued:  # beside those that are kept
@@ -59,7 +61,9 @@ def _stage(job: Job, layout: Layout, split: list[int], place: int) -> dict[str, 
     if layout.recompute == "full":  # the layer that is recomputed
         lines["activations"] += tokens * kept_bytes(job, layout.but(recompute="none"))
     if place == 0:
-        lines["activations"] += held * tokens * 2 * shape.hidden / (layout.tp if layout.sequence_parallel else 1)
+        lines["activations"] += (
+            micro_batches * tokens * 2 * shape.hidden / (layout.tp if layout.sequence_parallel else 1)
+        )
     if place == layout.pp - 1:
         lines["logits"] = tokens * shape.vocabulary / layout.tp * stack.logits
     return lines
@@ -92,10 +96,10 @@ def kept_bytes(job: Job, layout: Layout) -> float:
     if shape.experts is not None:
         middle += (1 - dense) * (shape.experts.chosen * shape.experts.middle + shape.experts.shared)
     inner = shape.heads * shape.head + shape.groups * (shape.head + shape.value)
-    found = stack.keeps_whole * shape.hidden + stack.keeps_split * shape.hidden / along
+    nbytes = stack.keeps_whole * shape.hidden + stack.keeps_split * shape.hidden / along
     gate = 1.5 if shape.gated else 1.0
-    found += (stack.keeps_heads * inner + stack.keeps_middle * gate * middle) / layout.tp
+    nbytes += (stack.keeps_heads * inner + stack.keeps_middle * gate * middle) / layout.tp
     selective = layout.recompute == "selective"
     if not job.fused and not (selective and stack.selective_attention):
-        found += 5 * shape.heads * job.sequence / layout.cp / layout.tp
-    return found * (stack.selective_keeps if selective else 1.0)
+        nbytes += 5 * shape.heads * job.sequence / layout.cp / layout.tp
+    return nbytes * (stack.selective_keeps if selective else 1.0)

@@ -61,7 +61,7 @@ _TABLE_4 = (
 
 def narayanan(pipelines: bool, adapters: int = 8) -> list[PublishedTraining]:
     """The rows with a pipeline, or those of ZeRO-3; with fewer ``adapters``, as if a host's others carried nothing."""
-    found = []
+    trainings = []
     for name, pp, batch, gpus, micro, tflops in _TABLE_2:
         if (pp > 1) != pipelines:
             continue
@@ -74,8 +74,8 @@ def narayanan(pipelines: bool, adapters: int = 8) -> list[PublishedTraining]:
         machine = Machine(hardware.gpu("A100-80GB"), gpus, 8, adapters * 200e9 / 8)
         stack = MEGATRON_2022 if pipelines else MEGATRON_2022.but(gradient=2)  # DeepSpeed's is the products' precision
         job = Job(shape, machine, stack, 2048, fused=False)
-        found.append(PublishedTraining(job, layout, tflops, batch * _as_counted(shape, 2048)))
-    return found
+        trainings.append(PublishedTraining(job, layout, tflops, batch * _as_counted(shape, 2048)))
+    return trainings
 
 
 def _as_counted(shape: Shape, s: int) -> float:
@@ -87,14 +87,14 @@ def _as_counted(shape: Shape, s: int) -> float:
 def llama_3() -> list[PublishedTraining]:
     """Llama 3 405B in its three stages of training; operations counted as in PaLM, attention's all."""
     shape, stack = of(sizes.find("llama3.1-405b")), MEGATRON.but(gathers_context=True, queued=0.0)
-    found = []
+    trainings = []
     for gpus, cp, dp, sequence, samples, tflops in _TABLE_4:
         layout = Layout(
             tp=8, cp=cp, pp=16, dp=dp, sharding="zero1", sequence_parallel=True, accumulation=samples,
             chunks=shape.layers // 16,
         )  # fmt: skip
         job = Job(shape, Machine(hardware.gpu("H100"), gpus, 8, 8 * 400e9 / 8), stack, sequence)
-        found.append(
+        trainings.append(
             PublishedTraining(job, layout, tflops, layout.batch * sequence * shape.flops(sequence, causal=False))
         )
-    return found
+    return trainings

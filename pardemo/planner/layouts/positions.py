@@ -1,4 +1,4 @@
-"""Positions of the layout's sliders for a page that has none: a player, a frame for each."""
+"""A player for pages without sliders: a frame for each position of the layout's sliders."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -37,25 +37,28 @@ def player(positions: Mapping[str, tuple[Job, Layout]]) -> Player:
 
 def _frame(moved: str, job: Job, layout: Layout) -> tuple[Canvas, str]:
     canvas = Canvas(640, 262)
-    found, kept = step(job, layout), memory(job, layout)
+    predicted, footprint = step(job, layout), memory(job, layout)
     canvas.text(8, 18, moved, size=20, anchor="start", bold=True)
-    spent = {name: sum(found.parts.get(part, 0.0) for part in of) for name, (_, of) in DOES.items()}
+    spent = {name: sum(predicted.parts.get(part, 0.0) for part in of) for name, (_, of) in DOES.items()}
     colours = {name: colour for name, (colour, _) in DOES.items()}
-    _bar(canvas, 44, "time", spent, colours, _MOST_S, f"{found.seconds:.0f} s")
+    _bar(canvas, 44, "time", spent, colours, _MOST_S, f"{predicted.seconds:.0f} s")
     legend(canvas, 8, 104, dict(list(colours.items())[:2]), gap=18)
     legend(canvas, 8, 130, dict(list(colours.items())[2:]), gap=18)
-    gigabytes = {line: value / 1e9 for line, value in kept.lines.items() if line in _SHOWN}
-    _bar(canvas, 156, "memory", gigabytes, _SHOWN, _MOST_GB, f"{kept.peak_bytes / 1e9:.0f} GB")
+    gigabytes = {line: value / 1e9 for line, value in footprint.lines.items() if line in _SHOWN}
+    _bar(canvas, 156, "memory", gigabytes, _SHOWN, _MOST_GB, f"{footprint.peak_bytes / 1e9:.0f} GB")
     room = _LEFT + _WIDE * job.machine.gpu.memory_bytes / 1e9 / _MOST_GB
     canvas.line([(room, 146), (room, 204)], palette.VERDICTS["fails"], 3)
     legend(canvas, 8, 222, dict(list(_SHOWN.items())[:3]), gap=18)
     legend(canvas, 8, 248, dict(list(_SHOWN.items())[3:]) | {"the GPU has": palette.VERDICTS["fails"]}, gap=18)
-    told = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spent.items() if seconds >= 0.05)
-    return canvas, f"{moved}: {layout}. {found.seconds:.1f} s a step ({told}); {kept.peak_bytes / 1e9:.0f} GB."
+    seconds_text = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spent.items() if seconds >= 0.05)
+    return (
+        canvas,
+        f"{moved}: {layout}. {predicted.seconds:.1f} s a step ({seconds_text}); {footprint.peak_bytes / 1e9:.0f} GB.",
+    )
 
 
 def _bar(
-    canvas: Canvas, y: float, name: str, values: Mapping[str, Any], colours: Mapping[str, str], most: float, told: str
+    canvas: Canvas, y: float, name: str, values: Mapping[str, Any], colours: Mapping[str, str], most: float, label: str
 ) -> None:  # fmt: skip
     canvas.text(_LEFT - 10, y + 18, name, size=18, anchor="end")
     x, end = _LEFT, _LEFT + _WIDE
@@ -64,4 +67,6 @@ def _bar(
         if wide > 0:
             canvas.box(x, y, wide, 36, colours[kind], thick=1)
         x += wide
-    canvas.text(x + 8, y + 18, told + (" →" if sum(values.values()) > most else ""), size=18, anchor="start", bold=True)
+    canvas.text(
+        x + 8, y + 18, label + (" →" if sum(values.values()) > most else ""), size=18, anchor="start", bold=True
+    )

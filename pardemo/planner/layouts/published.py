@@ -38,15 +38,15 @@ def nanotron(row: Cells) -> PublishedRun:
         sharding=row.one_of("zero", {"0": "none", "1": "zero1"}), micro_batch=row.whole("mbs"),
         accumulation=row.whole("grad_acc"), sequence_parallel=True,
     )  # fmt: skip
-    where = Machine(hardware.gpu("H100"), row.whole("nodes") * 8, 8, EFA_BYTES_PER_S)
-    job = Job(row.one_of("model", _NANOTRON), where, NANOTRON, 4096)
+    cluster = Machine(hardware.gpu("H100"), row.whole("nodes") * 8, 8, EFA_BYTES_PER_S)
+    job = Job(row.one_of("model", _NANOTRON), cluster, NANOTRON, 4096)
     ended = row.one_of("status", {"ok": "ok", "crashed or oom": "failed"})
-    tokens = row.number("tokens_per_s_per_gpu", 0) if row.given("tokens_per_s_per_gpu") else 0
+    tokens = row.number("tokens_per_s_per_gpu", 0) if row.has("tokens_per_s_per_gpu") else 0
     ok = ended == "ok" and tokens > 0
-    seconds = layout.batch * 4096 / tokens / where.gpus if ok else None
-    memory = row.number("memory_gb") * 2**30 if row.given("memory_gb") and ok else None
-    said = row.whole("gbs")
-    wrong = "" if layout.batch == said else f"says {said} samples a step, but has {layout.batch}"
+    seconds = layout.batch * 4096 / tokens / cluster.gpus if ok else None
+    memory = row.number("memory_gb") * 2**30 if row.has("memory_gb") and ok else None
+    stated_batch = row.whole("gbs")
+    wrong = "" if layout.batch == stated_batch else f"says {stated_batch} samples a step, but has {layout.batch}"
     return PublishedRun(job, layout, seconds, memory, "ok" if ok else "failed", "nanotron", wrong)
 
 
@@ -62,8 +62,8 @@ def megatron_deepspeed(row: Cells) -> PublishedRun:
         layers, hidden, heads, heads, 4 * hidden, 51200, gated=False, tied=True, positions=sequence,
         name=f"GPT {layers} × {hidden}",
     )  # fmt: skip
-    where = Machine(hardware.gpu("A100-80GB"), row.whole("# GPUs"), 8, 4 * 200e9 / 8)
-    job = Job(shape, where, MEGATRON_DEEPSPEED, sequence, fused=False)
+    cluster = Machine(hardware.gpu("A100-80GB"), row.whole("# GPUs"), 8, 4 * 200e9 / 8)
+    job = Job(shape, cluster, MEGATRON_DEEPSPEED, sequence, fused=False)
     return PublishedRun(job, layout, row.number("iteration time (ms)") / 1e3, None, "ok", "Megatron-DeepSpeed")
 
 
@@ -80,8 +80,8 @@ def llm_foundry(row: Cells) -> PublishedRun:
     )  # fmt: skip
     links = {"h100_80gb": ("H100", EFA_BYTES_PER_S), "a100_80gb": ("A100-80GB", ROCE_BYTES_PER_S)}
     gpu, between = row.one_of("GPU", links)
-    where = Machine(hardware.gpu(gpu), gpus, 8, between)
-    job = Job(shape, where, FOUNDRY, sequence, fp8="FP8" in row.text("section"))
+    cluster = Machine(hardware.gpu(gpu), gpus, 8, between)
+    job = Job(shape, cluster, FOUNDRY, sequence, fp8="FP8" in row.text("section"))
     tokens = layout.batch * sequence
     return PublishedRun(job, layout, tokens / row.number("Throughput (T/s/GPU)") / gpus, None, "ok", "LLM-Foundry")
 
@@ -95,7 +95,7 @@ class _Table:
     run: Callable[[Cells], PublishedRun]
 
     def share(self, header: list[str]) -> float:
-        """Of the columns that only this table has, how many the header has."""
+        """The share of this table's own columns (those that no other file has) that the header has."""
         own = set(self.columns) - set(runs.NEEDED) - set(runs.OPTIONAL)
         return len(own & set(header)) / len(own)
 
@@ -123,16 +123,16 @@ _TABLES = (
 
 
 def _table(header: list[str]) -> _Table | None:
-    """The table that a header is meant to be: at least half of what only that one has is there."""
-    nearest = max(_TABLES, key=lambda one: one.share(header))
+    """The table that a header is meant to be: at least half of the table's own columns are there. None without one."""
+    nearest = max(_TABLES, key=lambda table: table.share(header))
     return nearest if nearest.share(header) >= 0.5 else None
 
 
 def knows(path: Path) -> bool:
-    """Whether a file's header is a published table's, be it that some of its columns are missing.
+    """Whether a file's header is a published table's, even where some of its columns are missing.
 
     Raises:
-        ValueError: the file is no text.
+        ValueError: the file is not UTF-8 text.
     """
     return _table(rows(path)[0]) is not None
 
@@ -149,15 +149,15 @@ def read(path: Path) -> list[PublishedRun]:
         raise ValueError(f"{path.name}: its columns are those of none of the published tables")
     if missing := [name for name in table.columns if name not in header]:
         raise ValueError(f"{path.name} is {table.name} table but has no column {', '.join(missing)}")
-    found = []
+    published_runs = []
     for number, row in lines:
         try:
-            found.append(table.run(Cells(row)))
+            published_runs.append(table.run(Cells(row)))
         except ValueError as error:
             raise ValueError(f"{path.name}, line {number}: {error}") from None
-    if not found:
+    if not published_runs:
         raise ValueError(f"{path.name} has no rows")
-    return found
+    return published_runs
 
 
 def load(path: Path, own: GpuProfile | None = None) -> list[PublishedRun]:
@@ -175,6 +175,6 @@ def load(path: Path, own: GpuProfile | None = None) -> list[PublishedRun]:
 
 def _on(run: PublishedRun, own: GpuProfile) -> PublishedRun:
     """The run on a machine that was measured; between hosts it is the table's, unless that was measured as well."""
-    there = run.job.machine
-    here = machine(own, there.gpus, there.host_gpus, None if own.between else there.between)
-    return replace(run, job=replace(run.job, machine=here))
+    published = run.job.machine
+    measured = machine(own, published.gpus, published.host_gpus, None if own.between else published.between)
+    return replace(run, job=replace(run.job, machine=measured))

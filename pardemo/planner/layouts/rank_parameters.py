@@ -1,4 +1,4 @@
-"""Which parameters a rank has: its stage's, its part of each layer, and of the experts those that lie on it."""
+"""How many parameters a rank has: of its stage, its part of each layer, and the experts that lie on it."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,12 @@ from pardemo.planner.layouts.work import Job
 
 
 def layer_params(shape: Shape, layout: Layout) -> float:
-    """Of a rank's share of an average layer, nothing sharded over data-parallel ranks."""
+    """Parameters of a rank's share of an average layer; nothing is sharded over data-parallel ranks."""
     return sum(_of_a_layer(shape, layout))
 
 
 def _of_a_layer(shape: Shape, layout: Layout) -> tuple[float, float]:
-    """Without the experts', and the experts'."""
+    """Parameters of a rank's share of an average layer: outside of experts, and in experts."""
     routed = shape.layers - shape.dense_layers
     dense = shape.dense_layers * shape.dense_params + routed * shape.moe_params
     ranks = shape.layers * layout.tp
@@ -35,13 +35,13 @@ class Owned:
         return self.dense + self.experts
 
     def sharded(self, layout: Layout, ranks: int | None = None) -> float:
-        """What a rank keeps of what is shared over ``ranks`` (all that share)."""
+        """Parameters that a rank keeps when states are sharded over ``ranks`` (by default the layout's ``shards``)."""
         ranks = layout.shards if ranks is None else ranks
         return self.dense / ranks + self.experts / max(1, ranks // layout.ep)
 
 
 def owned_params(job: Job, layout: Layout, split: list[int], place: int) -> Owned:
-    """Of a rank of the stage at ``place``: its layers, the embedding on the first stage, the head on the last."""
+    """Parameters of a rank of stage ``place``: its layers, the embedding on the first stage, the head on the last."""
     shape = job.shape
     dense, experts = (split[place] * each for each in _of_a_layer(shape, layout))
     if place == 0:
@@ -52,5 +52,5 @@ def owned_params(job: Job, layout: Layout, split: list[int], place: int) -> Owne
 
 
 def owned_layer(shape: Shape, layout: Layout) -> Owned:
-    """Of an average layer."""
+    """Parameters of a rank's share of an average layer."""
     return Owned(*_of_a_layer(shape, layout))

@@ -60,41 +60,41 @@ def read(path: Path, own: GpuProfile | None = None) -> list[PublishedRun]:
     """
     header, lines = rows(path)
     if missing := [name for name in NEEDED if name not in header]:
-        told = ", ".join(f"{name} ({NEEDED[name]})" for name in missing)
-        raise ValueError(f"{path.name} has no column {told}; docs/planner.md lists all")
+        columns = ", ".join(f"{name} ({NEEDED[name]})" for name in missing)
+        raise ValueError(f"{path.name} has no column {columns}; docs/planner.md lists all")
     if "model" not in header and not {"layers", "hidden", "heads", "vocabulary"} <= set(header):
         raise ValueError(f"{path.name} says no model: a column model, or layers, hidden, heads, middle and vocabulary")
     if not {"seconds", "tokens_per_s"} & set(header):
         raise ValueError(f"{path.name} says no speed: a column seconds (of a step) or tokens_per_s (of one GPU)")
     if unknown := [name for name in header if name and name not in NEEDED and name not in OPTIONAL]:
         raise ValueError(f"{path.name}: no such column: {', '.join(unknown)}; docs/planner.md lists all")
-    found = []
+    published_runs = []
     for number, row in lines:
         try:
-            found.append(run(row, own, path.parent))
+            published_runs.append(run(row, own, path.parent))
         except ValueError as error:
             raise ValueError(f"{path.name}, line {number}: {error}") from None
-    if not found:
+    if not published_runs:
         raise ValueError(f"{path.name} has no rows")
-    return found
+    return published_runs
 
 
 def run(row: Mapping[str, str], own: GpuProfile | None = None, folder: Path = Path()) -> PublishedRun:
-    """One row, in a file of that folder.
+    """The run of one row; paths in it start from ``folder``.
 
     Raises:
-        ValueError: a value is none, or the layout cannot be run.
+        ValueError: a value is wrong, or the layout cannot be run.
     """
     value = Cells(row, OPTIONAL)
     gpus = value.whole("gpus")
-    found = _gpu(value.text("gpu"), gpus, own, folder)
-    each = value.whole("host_gpus") if value.given("host_gpus") or not found.host_gpus else found.host_gpus
-    between = None if found.between and not value.given("between") else value.number("between") * 1e9 / 8
-    machine = machines.machine(found, gpus, min(gpus, each), between)
+    gpu = _gpu(value.text("gpu"), gpus, own, folder)
+    each = value.whole("host_gpus") if value.has("host_gpus") or not gpu.host_gpus else gpu.host_gpus
+    between = None if gpu.between and not value.has("between") else value.number("between") * 1e9 / 8
+    machine = machines.machine(gpu, gpus, min(gpus, each), between)
     tp, cp, pp = value.whole("tp"), value.whole("cp"), value.whole("pp")
     layout = Layout(
         tp=tp, cp=cp, pp=pp, ep=value.whole("ep"),
-        dp=value.whole("dp") if value.given("dp") else max(1, gpus // (tp * cp * pp)), sharding=value.text("sharding"),
+        dp=value.whole("dp") if value.has("dp") else max(1, gpus // (tp * cp * pp)), sharding=value.text("sharding"),
         shard_group=value.whole("shard_group", 0), sequence_parallel=value.one_of("sequence_parallel", TRUTH),
         micro_batch=value.whole("micro_batch"), accumulation=value.whole("accumulation"), chunks=value.whole("chunks"),
         recompute=value.text("recompute"),
@@ -104,14 +104,14 @@ def run(row: Mapping[str, str], own: GpuProfile | None = None, folder: Path = Pa
     fp8 = value.one_of("precision", {"bf16": False, "fp8": True})
     job = Job(shape, machine, stack(value.text("program")), sequence, value.one_of("fused", TRUTH), fp8)
     outcome = value.one_of("outcome", OUTCOMES)
-    peak = value.number("peak_gb") * 1e9 if value.given("peak_gb") else None
+    peak = value.number("peak_gb") * 1e9 if value.has("peak_gb") else None
     return PublishedRun(job, layout, _seconds(value, layout, sequence, outcome), peak, outcome, value.text("source"))
 
 
 def _seconds(value: Cells, layout: Layout, sequence: int, outcome: str) -> float | None:
-    """Of a step; a run that was not ok may have none, or 0."""
-    seconds = value.number("seconds", 0) if value.given("seconds") else None
-    if seconds is None and value.given("tokens_per_s"):
+    """Seconds of a step; a run that was not ok may have none, or 0."""
+    seconds = value.number("seconds", 0) if value.has("seconds") else None
+    if seconds is None and value.has("tokens_per_s"):
         tokens = value.number("tokens_per_s", 0)
         seconds = tokens and layout.batch * sequence / tokens / layout.gpus
     if outcome == "ok" and not seconds:
@@ -127,17 +127,17 @@ def _gpu(name: str, gpus: int, own: GpuProfile | None, folder: Path) -> GpuProfi
 
 
 def _shape(value: Cells) -> Shape:
-    if value.given("model") and not value.given("layers"):
+    if value.has("model") and not value.has("layers"):
         from pardemo.planner.layouts import sizes
 
         return shapes.of(sizes.find(value.text("model")))
     for name in ("layers", "hidden", "heads", "vocabulary"):
-        if not value.given(name):
+        if not value.has(name):
             raise ValueError(f"neither a model nor its {name}")
     hidden, heads = value.whole("hidden"), value.whole("heads")
     return Shape(
-        value.whole("layers"), hidden, heads, value.whole("groups") if value.given("groups") else heads,
-        value.whole("middle") if value.given("middle") else 4 * hidden, value.whole("vocabulary"),
+        value.whole("layers"), hidden, heads, value.whole("groups") if value.has("groups") else heads,
+        value.whole("middle") if value.has("middle") else 4 * hidden, value.whole("vocabulary"),
         value.one_of("gated", TRUTH), value.one_of("tied", TRUTH), name=value.text("model"),
     )  # fmt: skip
 

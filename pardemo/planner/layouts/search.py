@@ -18,8 +18,8 @@ MOST_CHUNKS = 8
 
 
 @dataclass(frozen=True)
-class Found:
-    """A layout with its time and its memory."""
+class PlannedLayout:
+    """A layout with its predicted time and memory; ``room`` is the bytes of a GPU that a plan may fill."""
 
     layout: Layout
     step: PredictedStep
@@ -56,9 +56,9 @@ class SearchResult:
     batch: int
     tried: int
     fitting: int
-    best: tuple[Found, ...]
-    front: tuple[Found, ...]
-    least: Found
+    best: tuple[PlannedLayout, ...]
+    front: tuple[PlannedLayout, ...]
+    least: PlannedLayout
 
 
 def layouts(shape: Shape, machine: Machine, batch: int, sequence: int) -> Iterator[Layout]:
@@ -89,19 +89,21 @@ def _filled(base: Layout, shape: Shape, share: int, machine: Machine) -> Iterato
     for micro in _divisors(share, MOST_SAMPLES):
         m = share // micro
         for recompute, (sharding, group) in itertools.product(("none", "selective", "full"), shardings):
-            one = base.but(micro_batch=micro, accumulation=m, sharding=sharding, shard_group=group, recompute=recompute)
-            yield one
+            layout = base.but(
+                micro_batch=micro, accumulation=m, sharding=sharding, shard_group=group, recompute=recompute
+            )
+            yield layout
             if base.pp > 1 and m % base.pp == 0:
                 fullest = -(-shape.layers // base.pp)  # chunks of unequal size wait for one another
                 for chunks in range(2, min(MOST_CHUNKS, shape.layers // base.pp) + 1):
                     if fullest % chunks == 0:
-                        yield one.but(chunks=chunks)
+                        yield layout.but(chunks=chunks)
 
 
 def search(job: Job, batch: int, most: int = 5) -> SearchResult:
     """The best layouts of a job on its machine.
 
-    Memory comes first, since it is quick to tell; the time of those that fit after it.
+    Memory comes first, since it is quick to compute; then the time of the layouts that fit.
 
     Raises:
         ValueError: no layout divides the job.
@@ -115,56 +117,58 @@ def search(job: Job, batch: int, most: int = 5) -> SearchResult:
         if layout.recompute == "selective" and not worth_selecting(job):
             continue
         tried += 1
-        found = memory(job, layout)
-        if least is None or found.peak_bytes < least[1].peak_bytes:
-            least = layout, found
-        if found.peak_bytes <= room(job):
-            fitting.append((layout, found))
+        footprint = memory(job, layout)
+        if least is None or footprint.peak_bytes < least[1].peak_bytes:
+            least = layout, footprint
+        if footprint.peak_bytes <= room(job):
+            fitting.append((layout, footprint))
     if least is None:
         raise ValueError(
             f"no layout that {job.stack.name} runs divides {job.shape.layers} layers, {job.shape.heads} heads and "
             f"{batch} samples over {job.machine.gpus} GPUs; try a batch that is a multiple of {job.machine.gpus}"
         )
-    timed = sorted((_timed(job, *one) for one in fitting), key=lambda one: one.seconds)
+    timed = sorted((_timed(job, *pair) for pair in fitting), key=lambda candidate: candidate.seconds)
     return SearchResult(job, batch, tried, len(fitting), _best(job, timed, most), _front(timed), _timed(job, *least))
 
 
 def worth_selecting(job: Job) -> bool:
-    """Whether selective recomputation gives any memory back: FlashAttention has done that where scores were all."""
+    """Whether selective recomputation saves memory: where it recomputes scores alone, FlashAttention has saved it."""
     return not job.fused or job.stack.selective_keeps < 1
 
 
-def _timed(job: Job, layout: Layout, found: Memory) -> Found:
-    return Found(layout, step(job, layout), found, room(job))
+def _timed(job: Job, layout: Layout, footprint: Memory) -> PlannedLayout:
+    return PlannedLayout(layout, step(job, layout), footprint, room(job))
 
 
-def _best(job: Job, timed: list[Found], most: int) -> tuple[Found, ...]:
+def _best(job: Job, timed: list[PlannedLayout], most: int) -> tuple[PlannedLayout, ...]:
     """The quickest of each way to cut the model; of those within 1 % the simplest, then the one with least memory."""
-    quickest: dict[tuple, Found] = {}
-    chosen: dict[tuple, Found] = {}
-    for one in timed:
-        layout = one.layout
+    quickest: dict[tuple, PlannedLayout] = {}
+    chosen: dict[tuple, PlannedLayout] = {}
+    for candidate in timed:
+        layout = candidate.layout
         key = layout.tp, layout.pp, layout.sharding == "zero3", layout.shard_group
-        near = one.seconds <= NEAR * quickest.setdefault(key, one).seconds
-        if near and _modesty(one) < _modesty(chosen.setdefault(key, one)):
-            chosen[key] = one
-    return tuple(sorted(chosen.values(), key=lambda one: expected(job, one.layout, one.seconds))[:most])
+        near = candidate.seconds <= NEAR * quickest.setdefault(key, candidate).seconds
+        if near and _modesty(candidate) < _modesty(chosen.setdefault(key, candidate)):
+            chosen[key] = candidate
+    return tuple(
+        sorted(chosen.values(), key=lambda candidate: expected(job, candidate.layout, candidate.seconds))[:most]
+    )
 
 
-def _modesty(one: Found) -> tuple[int, int, float]:
+def _modesty(candidate: PlannedLayout) -> tuple[int, int, float]:
     """What is preferred of layouts that are as quick: a sequence and experts that are whole, little memory."""
-    return one.layout.cp, one.layout.ep, one.memory.peak_bytes
+    return candidate.layout.cp, candidate.layout.ep, candidate.memory.peak_bytes
 
 
-def _front(timed: list[Found]) -> tuple[Found, ...]:
-    found: list[Found] = []
-    for one in timed:
-        if not found or one.memory.peak_bytes < 0.98 * found[-1].memory.peak_bytes:
-            found.append(one)
-    return tuple(found)
+def _front(timed: list[PlannedLayout]) -> tuple[PlannedLayout, ...]:
+    front: list[PlannedLayout] = []
+    for candidate in timed:
+        if not front or candidate.memory.peak_bytes < 0.98 * front[-1].memory.peak_bytes:
+            front.append(candidate)
+    return tuple(front)
 
 
-#: What a choice may depend on: a name, and the job with that changed.
+#: What a choice may depend on: a name, and the job with this changed.
 def _changes(job: Job) -> dict[str, Job]:
     machine, gpu = job.machine, job.machine.gpu
     slow = replace(gpu, link_bytes_per_s=gpu.link_bytes_per_s / 2)
@@ -175,17 +179,17 @@ def _changes(job: Job) -> dict[str, Job]:
     }
 
 
-def sensitivity(answer: SearchResult) -> dict[str, tuple[Found, Found]]:
-    """For each change of what was assumed: the best layout under it, and the one that is best now under it."""
-    found: dict[str, tuple[Found, Found]] = {}
+def sensitivity(answer: SearchResult) -> dict[str, tuple[PlannedLayout, PlannedLayout]]:
+    """For each changed assumption: the layout that is then the best, and the present best one as it then is."""
+    changed: dict[str, tuple[PlannedLayout, PlannedLayout]] = {}
     if not answer.best:
-        return found
+        return changed
     now = answer.best[0].layout
     for name, job in _changes(answer.job).items():
-        there = search(job, answer.batch, 1)
-        if there.best:
-            found[name] = there.best[0], _timed(job, now, memory(job, now))
-    return found
+        result = search(job, answer.batch, 1)
+        if result.best:
+            changed[name] = result.best[0], _timed(job, now, memory(job, now))
+    return changed
 
 
 def _divisors(number: int, most: int) -> list[int]:

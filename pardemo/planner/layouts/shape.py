@@ -22,7 +22,7 @@ class Product:
         return self.inputs * self.outputs
 
     def on(self, tp: int) -> tuple[float, float]:
-        """Inputs and outputs of one of ``tp`` ranks."""
+        """Inputs and outputs of the part on one of ``tp`` ranks."""
         return (
             self.inputs / tp if self.cut == ROWS else self.inputs,
             self.outputs / tp if self.cut == COLUMNS else self.outputs,
@@ -79,8 +79,8 @@ class Shape:
         object.__setattr__(self, "value", self.value or head)
         if not self.attention:
             inner = (self.heads + self.groups) * head + self.groups * self.value
-            found = (Product(self.hidden, inner, COLUMNS), Product(self.heads * self.value, self.hidden, ROWS))
-            object.__setattr__(self, "attention", found)
+            projections = (Product(self.hidden, inner, COLUMNS), Product(self.heads * self.value, self.hidden, ROWS))
+            object.__setattr__(self, "attention", projections)
 
     def mlp(self, middle: int) -> tuple[Product, ...]:
         """The products of an MLP of that width."""
@@ -94,22 +94,22 @@ class Shape:
 
     @property
     def attention_params(self) -> int:
-        """Of a layer's attention."""
-        return sum(one.params for one in self.attention)
+        """Parameters of a layer's attention."""
+        return sum(product.params for product in self.attention)
 
     @property
     def dense_params(self) -> int:
-        """Of a layer with an ordinary MLP, its two norms with it."""
-        return self.attention_params + sum(one.params for one in self.mlp(self.middle)) + 2 * self.hidden
+        """Parameters of a layer with an ordinary MLP, its two norms included."""
+        return self.attention_params + sum(product.params for product in self.mlp(self.middle)) + 2 * self.hidden
 
     @property
     def expert_params(self) -> int:
-        """Of one layer's experts, all of them; 0 where there are none."""
+        """Parameters of all experts of one layer; 0 where there are none."""
         return 0 if self.experts is None else self.experts.count * sum(p.params for p in self.mlp(self.experts.middle))
 
     @property
     def moe_params(self) -> int:
-        """Of a layer with experts without its experts: attention, norms, router, what all tokens go through."""
+        """Parameters of a layer with experts outside its experts: attention, norms, router, shared expert."""
         if self.experts is None:
             return 0
         shared = sum(p.params for p in self.mlp(self.experts.shared)) if self.experts.shared else 0
@@ -117,7 +117,7 @@ class Shape:
 
     @property
     def embedding_params(self) -> int:
-        """Of the token and position embeddings."""
+        """Parameters of the token and position embeddings."""
         return (self.vocabulary + self.positions) * self.hidden
 
     @property
@@ -126,23 +126,23 @@ class Shape:
 
     @property
     def params(self) -> int:
-        """All of them."""
+        """Parameters of the whole model."""
         layers = self.dense_layers * self.dense_params
         layers += (self.layers - self.dense_layers) * (self.moe_params + self.expert_params)
         return layers + self.embedding_params + (0 if self.tied else self.head_params) + self.hidden
 
     def flops(self, sequence: int, causal: bool = True) -> float:
-        """Of a token's forward and backward pass, without recomputation, by the products that have to be made.
+        """Operations of a token's forward and backward pass, without recomputation: those of matrix products.
 
         Six for each parameter that multiplies it, and the attention's two products over the sequence. ``causal``
         counts half of these. Source: Chowdhery et al. 2022 (PaLM), appendix B, which counts them whole.
         """
-        each = sum(one.params for one in self.attention)
-        dense = each + sum(one.params for one in self.mlp(self.middle))
+        each = sum(product.params for product in self.attention)
+        dense = each + sum(product.params for product in self.mlp(self.middle))
         total = self.dense_layers * dense
         if self.experts is not None:
-            chosen = self.experts.chosen * sum(one.params for one in self.mlp(self.experts.middle))
-            shared = sum(one.params for one in self.mlp(self.experts.shared)) if self.experts.shared else 0
+            chosen = self.experts.chosen * sum(product.params for product in self.mlp(self.experts.middle))
+            shared = sum(product.params for product in self.mlp(self.experts.shared)) if self.experts.shared else 0
             total += (self.layers - self.dense_layers) * (each + chosen + shared + self.hidden * self.experts.count)
         scores = self.layers * self.heads * (self.head + self.value) * sequence / (2 if causal else 1)
         return 6 * (total + self.head_params + scores)
@@ -156,15 +156,15 @@ def of(config: "PreTrainedConfig") -> Shape:
     """
     get = lambda *names: next((v for n in names if (v := getattr(config, n, None)) is not None), None)  # noqa: E731
     kind = config.model_type
-    found = {
+    sizes = {
         "layers": get("num_hidden_layers"), "hidden": get("hidden_size"), "heads": get("num_attention_heads"),
         "vocabulary": get("vocab_size"),
     }  # fmt: skip
-    if missing := [name for name, value in found.items() if value is None]:
+    if missing := [name for name, value in sizes.items() if value is None]:
         raise ValueError(f"{kind}: no {' and no '.join(missing)} in its config; what is planned are transformers")
     if getattr(config, "is_encoder_decoder", False):
         raise ValueError(f"{kind} has an encoder and a decoder; what is planned are decoders alone, as llama or gpt2")
-    hidden, heads = found["hidden"], found["heads"]
+    hidden, heads = sizes["hidden"], sizes["heads"]
     if kind in _OTHER_MIXERS:
         raise ValueError(f"{kind} has layers that are not attention ({_OTHER_MIXERS[kind]}); these are not planned")
     middle = get("ffn_hidden_size", "intermediate_size", "ffn_dim", "n_inner", "inner_dim") or 4 * hidden
@@ -173,7 +173,7 @@ def of(config: "PreTrainedConfig") -> Shape:
     if (rank := get("kv_lora_rank")) is not None:
         more = _latent(config, hidden, heads, rank)
     return Shape(
-        **found, groups=_groups(config, heads),
+        **sizes, groups=_groups(config, heads),
         middle=middle, gated=kind not in _TWO_PRODUCTS, tied=bool(get("tie_word_embeddings")),
         positions=(get("max_position_embeddings") or 0) if kind in _LEARNED_POSITIONS else 0,
         experts=_experts(config, get), name=kind, **more,

@@ -11,10 +11,11 @@ if TYPE_CHECKING:
 
 
 def find(name: str) -> "SimpleNamespace | PreTrainedConfig":
-    """What :func:`pardemo.planner.models.find` gives; of a model that needs no file its sizes alone.
+    """The configuration that :func:`pardemo.planner.models.find` returns; of a built-in model its sizes alone.
 
     Raises:
-        ValueError: as there. MissingExtra: a file is to be read, and Transformers is not installed.
+        ValueError: as :func:`pardemo.planner.models.find`.
+        MissingExtra: a file is to be read, and Transformers is not installed.
     """
     key = key_of(name, (*SIZES, *OTHERS))
     if key is None or ("/" in name and Path(name).expanduser().exists()):

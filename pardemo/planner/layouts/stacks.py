@@ -160,8 +160,8 @@ TORCHTITAN = Stack(
 )  # fmt: skip
 COMPILED = TORCHTITAN.but(name="torchtitan-compiled", whole=45, cut=45)
 STACKS = {
-    one.name: one
-    for one in (NANOTRON, MEGATRON_DEEPSPEED, MEGATRON_2022, MEGATRON, FOUNDRY, TORCHTITAN, COMPILED)
+    program.name: program
+    for program in (NANOTRON, MEGATRON_DEEPSPEED, MEGATRON_2022, MEGATRON, FOUNDRY, TORCHTITAN, COMPILED)
 }  # fmt: skip
 
 

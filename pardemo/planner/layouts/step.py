@@ -51,10 +51,10 @@ def stages(job: Job, layout: Layout) -> list[int]:
     if not job.stack.balanced:
         whole, rest = divmod(shape.layers, pp)
         return [whole + (stage < rest) for stage in range(pp)]
-    found = [0] * pp
+    layers = [0] * pp
     for stage in _balanced(shape, pp)[: shape.layers]:
-        found[stage] += 1
-    return found
+        layers[stage] += 1
+    return layers
 
 
 def idle_stages(job: Job, layout: Layout) -> int:
@@ -67,15 +67,15 @@ def idle_stages(job: Job, layout: Layout) -> int:
 
 def _balanced(shape: Shape, pp: int) -> list[int]:
     """Stage of each layer, and of what follows them: norm, head, conversion to fp32, loss."""
-    each = shape.attention_params + sum(one.params for one in shape.mlp(shape.middle))
+    each = shape.attention_params + sum(product.params for product in shape.mlp(shape.middle))
     share = (shape.layers * each + shape.head_params) / pp
-    found, done, stage = [], 0.0, 0
+    placement, done, stage = [], 0.0, 0
     for cost in (*[each] * shape.layers, 0, shape.head_params, 0, 0):
-        found.append(stage)
+        placement.append(stage)
         done += cost
         if done > share * (stage + 1) and stage < pp - 1:
             stage += 1
-    return found
+    return placement
 
 
 def step(job: Job, layout: Layout) -> PredictedStep:
@@ -96,22 +96,22 @@ def step(job: Job, layout: Layout) -> PredictedStep:
     busy = [count * mean.total for count in split]
     busy[-1] += last.total
     slowest = max(range(layout.pp), key=busy.__getitem__)
-    found, m = Parts(), layout.accumulation
-    found.more(mean, m * split[slowest])
+    parts, m = Parts(), layout.accumulation
+    parts.more(mean, m * split[slowest])
     if slowest == layout.pp - 1:
-        found.more(last, m)
+        parts.more(last, m)
     if layout.pp > 1:
         tokens = layout.micro_batch * job.sequence / layout.cp
         nbytes = 2 * tokens * shape.hidden / layout.tp  # each tensor-parallel rank sends its part
-        found.add("pipeline messages", stack.send_s * waited_messages(layout) + _messages(machine, layout, nbytes))
+        parts.add("pipeline messages", stack.send_s * waited_messages(layout) + _messages(machine, layout, nbytes))
         others = sum(busy) - busy[slowest]
         if layout.schedule == "zb-h1" and m >= layout.pp:
             others *= 1 / 3  # (p − 1)(F + B − W) where the three are alike
-        found.add("pipeline bubble", others / layout.chunks)
-    data_parallel(job, layout, split, mean, found)
+        parts.add("pipeline bubble", others / layout.chunks)
+    data_parallel(job, layout, split, mean, parts)
     tokens = layout.batch * job.sequence
     return PredictedStep(
-        dict(found.seconds), tokens * shape.flops(job.sequence), machine.gpu.flops * job.rate, tokens, layout.gpus,
+        dict(parts.seconds), tokens * shape.flops(job.sequence), machine.gpu.flops * job.rate, tokens, layout.gpus,
         tuple(split),
     )  # fmt: skip
 
@@ -129,10 +129,10 @@ def waited_messages(layout: Layout) -> int:
 
 
 def _messages(machine: Machine, layout: Layout, nbytes: float) -> float:
-    """Seconds of the messages that are waited for, on the way.
+    """Seconds on the way of the messages between stages that are waited for.
 
     Stages of one host may be neighbours, and the next ones are on another. To fill and to drain, each step of the way
-    is gone once in each direction; between, all wait for the slowest step.
+    is taken once in each direction; between, all wait for the slowest step.
     """
     stride = layout.tp * layout.cp * layout.dp
     leaving, steps = machine.crossings(layout.pp, stride), layout.pp - 1
@@ -142,13 +142,16 @@ def _messages(machine: Machine, layout: Layout, nbytes: float) -> float:
     return (waited_messages(layout) - ends) * (across if leaving else within) + ends * both / steps
 
 
-def data_parallel(job: Job, layout: Layout, split: list[int], mean: Parts, found: Parts) -> None:
-    """Adds what ranks with the same parameters send each other, and the update of what each of them owns."""
+def data_parallel(job: Job, layout: Layout, split: list[int], mean: Parts, parts: Parts) -> None:
+    """Adds to ``parts`` the traffic of ranks with the same parameters, and the update of what each rank owns."""
     machine, stack = job.machine, job.stack
-    owned = max((owned_params(job, layout, split, place) for place in range(layout.pp)), key=lambda one: one.whole)
+    owned = max(
+        (owned_params(job, layout, split, place) for place in range(layout.pp)),
+        key=lambda rank_params: rank_params.whole,
+    )
     n = layout.replicas
     if n > 1 and layout.sharding == "zero3":
-        _fully_sharded(job, layout, split, mean, found)
+        _fully_sharded(job, layout, split, mean, parts)
     elif n > 1:
         covered = 0.0
         if layout.sharding == "none" or stack.hides_shards:  # behind the last micro-batch's backward pass
@@ -158,9 +161,9 @@ def data_parallel(job: Job, layout: Layout, split: list[int], mean: Parts, found
         again = layout.accumulation - 1 if layout.sharding == "zero2" else 0  # gradients go with each micro-batch
         each = out + back if stack.regathers else out
         exposed = max(0.0, out + once + back - covered) + again * max(0.0, each - covered)
-        found.add("data-parallel traffic", exposed)
+        parts.add("data-parallel traffic", exposed)
     moved = owned.sharded(layout) * (2 * stack.state + stack.gradient)
-    found.add("optimizer", moved / machine.memory_bytes_per_s)
+    parts.add("optimizer", moved / machine.memory_bytes_per_s)
 
 
 def _exchange(job: Job, layout: Layout, owned: Owned) -> tuple[float, float]:
@@ -185,30 +188,30 @@ def _over_groups(job: Job, layout: Layout, owned: Owned) -> float:
     """
     if not 0 < layout.shard_group < layout.replicas:
         return 0.0
-    found = 0.0
+    seconds = 0.0
     in_groups, in_all = (_groups(owned, ranks, layout) for ranks in (layout.shard_group, layout.replicas))
     for (params, within, stride), (_, everywhere, _) in zip(in_groups, in_all, strict=True):
         groups, apart = everywhere // within, stride * within
         sent = job.machine.all_reduce(job.stack.gradient * params / within, groups, apart)
-        found += sent / _share(job, groups, apart)
-    return found
+        seconds += sent / _share(job, groups, apart)
+    return seconds
 
 
 def _groups(owned: Owned, n: int, layout: Layout) -> list[tuple[float, int, int]]:
-    """Who has the same parameters, of ``n`` ranks: parameters, ranks, stride. Experts are on every ``ep``-th."""
+    """Groups of ``n`` ranks with the same parameters: (parameters, ranks, stride). Experts are on every ``ep``-th."""
     dense = (owned.dense, n, layout.tp)
     return [dense] if not owned.experts else [dense, (owned.experts, max(1, n // layout.ep), layout.tp * layout.ep)]
 
 
 def _share(job: Job, n: int, stride: int) -> float:
-    """Of the links' rate, what an exchange of gradients reaches; a ring between hosts at most ``reduce_most``."""
+    """The share of the links' rate that an exchange of gradients reaches; between hosts at most ``reduce_most``."""
     stack = job.stack
     if job.machine.inside(n, stride):
         return stack.reduce_share
     return min(stack.reduce_share, stack.reduce_most / job.machine.rate(n, stride))
 
 
-def _fully_sharded(job: Job, layout: Layout, split: list[int], mean: Parts, found: Parts) -> None:
+def _fully_sharded(job: Job, layout: Layout, split: list[int], mean: Parts, parts: Parts) -> None:
     """Each micro-batch gathers a layer's parameters twice and scatters its gradients, beside the layers' computation.
 
     Nothing hides the first layer's gathers, before either pass begins, nor its scatter, when both are over.
@@ -225,6 +228,6 @@ def _fully_sharded(job: Job, layout: Layout, split: list[int], mean: Parts, foun
     ends = shape.embedding_params / layout.tp
     once = 2 * machine.gather(2 * ends, group, stride) + machine.gather(stack.gradient * ends, group, stride)
     once /= _share(job, group, stride)
-    found.add("data-parallel traffic", layout.accumulation * (exposed + once))
+    parts.add("data-parallel traffic", layout.accumulation * (exposed + once))
     whole = Owned(max(split) * per_layer.dense, max(split) * per_layer.experts)
-    found.add("data-parallel traffic", _over_groups(job, layout, whole))
+    parts.add("data-parallel traffic", _over_groups(job, layout, whole))

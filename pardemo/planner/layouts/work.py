@@ -1,4 +1,4 @@
-"""What a micro-batch takes on one rank: a layer's products, attention, memory, launches and traffic, and the head's."""
+"""Seconds of a micro-batch on one rank: a layer's products, attention, memory, launches and traffic, and the head's."""
 
 from dataclasses import dataclass, field
 
@@ -66,12 +66,12 @@ class Parts:
     seconds: dict[str, float] = field(default_factory=dict)
 
     def add(self, name: str, seconds: float) -> None:
-        """``seconds`` more of one part."""
+        """Adds ``seconds`` to one part."""
         if seconds:
             self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     def more(self, other: "Parts", times: float = 1.0) -> None:
-        """All parts of another, so many times."""
+        """Adds all parts of ``other``, ``times`` times."""
         for name, seconds in other.seconds.items():
             self.add(name, seconds * times)
 
@@ -80,63 +80,63 @@ class Parts:
         return sum(self.seconds.values())
 
 
-def product(job: Job, one: Product, tp: int, tokens: float) -> float:
+def product(job: Job, weights: Product, tp: int, tokens: float) -> float:
     """Seconds of ``tokens`` rows times one rank's share of the weights.
 
     Operations over the rate of large products, which each of the three sizes loses something of when it is small.
     """
-    inputs, outputs = one.on(tp)
+    inputs, outputs = weights.on(tp)
     small = job.small
     full = 2 * tokens * inputs * outputs / (job.machine.matrix_flops * job.stack.products * job.rate)
     return full * (1 + small / tokens) * (1 + small / inputs) * (1 + small / outputs)
 
 
 def layer(job: Job, layout: Layout, experts: bool) -> Parts:
-    """Both passes of a micro-batch through one layer on one rank, with what is recomputed.
+    """Seconds of both passes of a micro-batch through one layer on one rank, with what is recomputed.
 
     ``experts`` says whether it is a layer with experts.
     """
-    shape, machine, stack, found = job.shape, job.machine, job.stack, Parts()
+    shape, machine, stack, parts = job.shape, job.machine, job.stack, Parts()
     tokens = layout.micro_batch * job.sequence / layout.cp
     full = layout.recompute == "full"
     passes = 4 if full else 3  # of a product: the backward pass makes two
     exchanges = 6 if full else 4  # two in each pass, and in the recomputed one
     width = shape.experts.shared if experts else shape.middle
-    products = sum(product(job, one, layout.tp, tokens) for one in shape.attention)
+    products = sum(product(job, weights, layout.tp, tokens) for weights in shape.attention)
     if width:
-        products += sum(product(job, one, layout.tp, tokens) for one in shape.mlp(width))
+        products += sum(product(job, weights, layout.tp, tokens) for weights in shape.mlp(width))
     whole = stack.whole / (layout.tp if layout.sequence_parallel else 1)
     moved = 2 * tokens * shape.hidden * (whole + stack.cut / layout.tp)
     if experts:
         routed = tokens * shape.experts.chosen
         each = routed * layout.ep / shape.experts.count  # of one expert here, if all are chosen alike
-        here = shape.experts.count / layout.ep
-        products += here * sum(product(job, p, layout.tp, each) for p in shape.mlp(shape.experts.middle))
+        local_experts = shape.experts.count / layout.ep
+        products += local_experts * sum(product(job, p, layout.tp, each) for p in shape.mlp(shape.experts.middle))
         moved += 2 * routed * shape.hidden * ROUTED_PASSES / layout.tp
         out = machine.all_to_all(2 * routed * shape.hidden / layout.tp, layout.ep, layout.tp)
-        found.add("expert-parallel traffic", exchanges * out)
+        parts.add("expert-parallel traffic", exchanges * out)
     again = stack.selective_products if layout.recompute == "selective" else 0.0
     attention = _attention(job, layout)
     if stack.layer_s is None:
-        found.add("matrix products", (passes + again) * products)
-        found.add("attention", attention)
-        found.add("memory bandwidth", (passes + again) * moved / machine.memory_bytes_per_s)
+        parts.add("matrix products", (passes + again) * products)
+        parts.add("attention", attention)
+        parts.add("memory bandwidth", (passes + again) * moved / machine.memory_bytes_per_s)
     else:
-        found.add("layers as measured", passes / 3 * stack.layer_s)
+        parts.add("layers as measured", passes / 3 * stack.layer_s)
     if layout.tp > 1:
         once = machine.all_reduce(2 * tokens * shape.hidden, layout.tp)
         once += (stack.start - 1) * machine.latency(layout.tp)
         once += 0.0 if machine.inside(layout.tp) else stack.crossing_s
-        found.add("tensor-parallel traffic", exchanges * once * (1 - stack.hides_tensor))
+        parts.add("tensor-parallel traffic", exchanges * once * (1 - stack.hides_tensor))
     if layout.cp > 1:
-        found.add("context-parallel traffic", _context(job, layout, attention))
+        parts.add("context-parallel traffic", _context(job, layout, attention))
     if stack.layer_s is None:
-        found.add("launching kernels", max(0.0, _launching(job, layout) * passes / 3 - found.total))
-    return found
+        parts.add("launching kernels", max(0.0, _launching(job, layout) * passes / 3 - parts.total))
+    return parts
 
 
 def _attention(job: Job, layout: Layout) -> float:
-    """Scores and what they weigh, both passes. Where it is not fused, the scores go through memory.
+    """Seconds of attention in both passes. Where it is not fused, the scores go through memory.
 
     Of a causal sequence cut over ``cp`` ranks, the last one has the most to do, unless the program gives each rank one
     piece from the front and one from the back.
@@ -154,10 +154,11 @@ def _attention(job: Job, layout: Layout) -> float:
 
 
 def _context(job: Job, layout: Layout, attention: float) -> float:
-    """Keys and values go round the ring beside attention; in the backward pass their gradients go with them.
+    """Seconds of context-parallel traffic that attention does not hide.
 
-    A program that gathers them begins with the part that is there, too. Or queries, keys, values and what attention
-    makes of them go to all in each pass, which nothing hides (Jacobs et al. 2023, arXiv 2309.14509, 3.2).
+    Keys and values go round the ring beside attention; in the backward pass their gradients go with them. A program
+    that gathers them begins with the part that is there, too. With all-to-alls, queries, keys, values and attention's
+    outputs go to all ranks in each pass, which nothing hides (Jacobs et al. 2023, arXiv 2309.14509, 3.2).
     """
     shape = job.shape
     if layout.context == "all-to-all":
@@ -186,9 +187,9 @@ def _launching(job: Job, layout: Layout) -> float:
 
 
 def head(job: Job, layout: Layout) -> Parts:
-    """The logits and their loss, both passes."""
-    shape, found = job.shape, Parts()
+    """Seconds of the logits and their loss, both passes."""
+    shape, parts = job.shape, Parts()
     tokens = layout.micro_batch * job.sequence / layout.cp
-    found.add("matrix products", 3 * product(job, Product(shape.hidden, shape.vocabulary, COLUMNS), layout.tp, tokens))
-    found.add("memory bandwidth", tokens * shape.vocabulary / layout.tp * LOSS_BYTES / job.machine.memory_bytes_per_s)
-    return found
+    parts.add("matrix products", 3 * product(job, Product(shape.hidden, shape.vocabulary, COLUMNS), layout.tp, tokens))
+    parts.add("memory bandwidth", tokens * shape.vocabulary / layout.tp * LOSS_BYTES / job.machine.memory_bytes_per_s)
+    return parts
