@@ -14,7 +14,7 @@ from pardemo.planner import composed, examples, fake, gradient_buckets, hardware
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.job import RankJob
 from pardemo.planner.memory import Curve
-from pardemo.planner.operation_cache import MISSING, VIEWS, Known
+from pardemo.planner.operation_cache import MISSING, VIEWS, OperationCache
 from pardemo.planner.repeats import Irregular, MemoryEvent, Stretch, insertions
 from pardemo.planner.samples import AnyBatch
 
@@ -79,7 +79,7 @@ def test_buckets_that_go_by_elements_and_not_by_layers():
     config = LlamaConfig(num_hidden_layers=11, max_position_embeddings=4096)
     one = RankJob(config, batch=2, sequence=512, engine="zero-0", ranks=8, accumulation=2, clipping=1.0)
     whole = dry_run(one)
-    assert len(gradient_buckets.found(whole).elements) > 4
+    assert len(gradient_buckets.buckets_in(whole).elements) > 4
     assert_same(layers.stretched(one).footprint(2), whole)
 
 
@@ -215,7 +215,7 @@ def test_what_is_more_is_found_where_it_repeats():
 def test_an_operation_known_makes_what_torch_makes():
     """New tensors, views at an offset, several at once, and in place."""
     with fake.world(RankJob(examples.config("llama"))) as mode:
-        known = Known(mode)
+        cache = OperationCache(mode)
         a = torch.empty(6, 8, dtype=torch.bfloat16)
         aten = torch.ops.aten
         for func, args, kwargs in (
@@ -226,10 +226,10 @@ def test_an_operation_known_makes_what_torch_makes():
             (aten._to_copy.default, (a,), {"dtype": torch.float32}),
             (aten.native_layer_norm.default, (a, [8], None, None, 1e-5), {}),
         ):
-            key = known.key(func, args, kwargs)
+            key = cache.key(func, args, kwargs)
             out = func(*args, **kwargs)
-            known.learn(key, func, args, kwargs, out)
-            again = known.again(key, args)
+            cache.learn(key, func, args, kwargs, out)
+            again = cache.again(key, args)
             assert again is not MISSING, func
             pairs = zip(again, out, strict=True) if isinstance(out, (list, tuple)) else [(again, out)]
             assert type(again) is type(out)
@@ -241,7 +241,7 @@ def test_an_operation_known_makes_what_torch_makes():
                 assert told[0] == told[1]
                 shares = [t.untyped_storage() is a.untyped_storage() for t in (mine, torchs)]
                 assert shares[0] == shares[1]
-        assert known.key(aten.mm.default, (a, torch.nn.Module()), {}) is None
+        assert cache.key(aten.mm.default, (a, torch.nn.Module()), {}) is None
 
 
 def test_a_view_is_what_torch_makes():
@@ -258,11 +258,11 @@ def test_a_view_is_what_torch_makes():
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             out = func(*args, **(kwargs or {}))
             if func in VIEWS:
-                told.append((func, what_it_is(out), what_it_is(known.view(func, args))))
+                told.append((func, what_it_is(out), what_it_is(cache.view(func, args))))
             return out
 
     with fake.world(RankJob(examples.config("llama"))) as mode:
-        known = Known(mode)
+        cache = OperationCache(mode)
         flat = torch.empty(64, dtype=torch.bfloat16)
         x = flat[8:56].view(6, 8)
         with Both():
@@ -273,7 +273,7 @@ def test_a_view_is_what_torch_makes():
                 (aten.unsqueeze.default, x, -1), (aten.select.int, x, 0, -2),
             ):  # fmt: skip
                 func(*args)
-        assert known.view(aten.t.default, (real,)) is MISSING, "not fake"
+        assert cache.view(aten.t.default, (real,)) is MISSING, "not fake"
     assert {func for func, *_ in told} == VIEWS
     for func, torchs, mine in told:
         assert mine == torchs, func

@@ -14,7 +14,7 @@ _MODEL = ("/torch/nn/modules/", "/torch/utils/checkpoint.py", "/torch/autograd/g
 
 
 def origin() -> str:
-    """Of the one who called the caller."""
+    """Whose code called the caller: ``model``, ``optimizer``, ``engine`` or ``gather``."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename

@@ -48,11 +48,11 @@ class _Pool:
         place = bisect.bisect_left(free, (size, 0))
         if place == len(free):
             return None
-        found, address = free[place]
-        del free[place], self.ends[address], self.starts[address + found]
-        rest = found - size
+        length, address = free[place]
+        del free[place], self.ends[address], self.starts[address + length]
+        rest = length - size
         if rest < self.least:
-            return address, found
+            return address, length
         begin = address + size  # its other neighbour is taken, or would have become one with it
         self.ends[begin], self.starts[begin + rest] = rest, begin
         bisect.insort(free, (rest, begin))

@@ -8,7 +8,7 @@ from pardemo.planner.memory import Curve
 from pardemo.planner.table import Request, jobs
 
 MOST_EXPONENT = 9  # 512 times the GPUs that hold one copy of the model
-TOKENS = 64  # sequences are told in steps of
+TOKENS = 64  # sequences are rounded to multiples of
 CHORDS = 10
 
 
@@ -22,8 +22,8 @@ def largest_batch(request: Request, engine: str, checkpointing: bool, offload: s
 def longest_sequence(request: Request, engine: str, checkpointing: bool, batch: int = 1, offload: str = "none") -> int:
     """Tokens of the longest sample that fits with a micro-batch of ``batch``, in steps of 64; at most the context.
 
-    Attention is fused, so that every tensor's size is affine in the length too: few lengths foretell where the room
-    ends. What is foretold is run itself, with its neighbours, and bisected where it is wrong. 0 where not even 64
+    Attention is fused, so that every tensor's size is affine in the length too: few lengths predict where the room
+    ends. The guess is run itself, with its neighbours, and bisected where it is wrong. 0 where not even 64
     tokens do.
     """
     micro_batches = request.share // batch
@@ -39,26 +39,28 @@ def longest_sequence(request: Request, engine: str, checkpointing: bool, batch: 
     if context < 2 * TOKENS:
         return context if need(context) <= room else 0
     short, long = min(256, context // 2), min(512, context)
-    known, most = {length / TOKENS: need(length) for length in (short, long)}, context // TOKENS
-    guess = _foretold(lambda steps: need(TOKENS * steps), room, known, most)
+    needs, most = {length / TOKENS: need(length) for length in (short, long)}, context // TOKENS
+    guess = _guessed_length(lambda steps: need(TOKENS * steps), room, needs, most)
     return TOKENS * last_that_fits(lambda steps: need(TOKENS * steps) <= room, guess, most)
 
 
-def _foretold(need: Callable[[int], float], room: float, known: dict[float, float], most: int) -> int:
-    """Where the chord through two known lengths meets the room; then the chord from what fits to what does not.
+def _guessed_length(need: Callable[[int], float], room: float, needs: dict[float, float], most: int) -> int:
+    """A guess of the longest length that fits; ``needs`` has the bytes of the lengths that have been run.
+
+    It is where the chord through two lengths meets the room; then the chord from what fits to what does not.
 
     Need bends upwards: the peak is the largest of sums that are each affine. Short samples' says little of long ones',
     but a chord leads to a length that fits, and the next one, within the last piece, to the last that does.
     """
-    (low, high), guess, in_a_row = known, 0, 0
+    (low, high), guess, in_a_row = needs, 0, 0
     for _ in range(CHORDS):
-        below, above = room - known[low], (known[high] - room) / 2 ** max(0, in_a_row - 1)
+        below, above = room - needs[low], (needs[high] - room) / 2 ** max(0, in_a_row - 1)
         guess = min(max(int(low + below * (high - low) / max(1.0, below + above)), 1), most)
-        if guess in known:
+        if guess in needs:
             break
-        known[guess] = need(guess)
-        in_a_row = in_a_row + 1 if known[guess] <= room else 0  # far from the bend: a steeper chord the next time
-        fits, over = ([n for n in known if (known[n] <= room) == fit] for fit in (True, False))
+        needs[guess] = need(guess)
+        in_a_row = in_a_row + 1 if needs[guess] <= room else 0  # far from the bend: a steeper chord the next time
+        fits, over = ([n for n in needs if (needs[n] <= room) == fit] for fit in (True, False))
         if not fits or not over:
             break
         low, high = max(fits), min(over)

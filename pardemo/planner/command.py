@@ -62,20 +62,20 @@ def _plan(arguments: argparse.Namespace) -> int:
     if arguments.write:
         files.check(request, base)  # before minutes of dry runs
     _progress("dry runs, an engine on each core")
-    found = table.plan(request, _progress, cores)
-    if found.best is None:
-        least = min(found.rows, key=lambda row: row.peak_bytes)
+    plan = table.plan(request, _progress, cores)
+    if plan.best is None:
+        least = min(plan.rows, key=lambda row: row.peak_bytes)
         raise ValueError(
             f"{request.cluster.gpus} × {request.cluster.gpu.name} hold it under no choice; the least is "
             f"{least.peak_bytes / 1e9:.1f} GB of {request.cluster.room / 1e9:.1f}; "
             + backwards.smallest_cluster(request)
         )
-    answers = _answers(found) if arguments.backwards else {}
-    written = files.write(arguments.write, request, found.best, base) if arguments.write else []
+    answers = _answers(plan) if arguments.backwards else {}
+    written = files.write(arguments.write, request, plan.best, base) if arguments.write else []
     if arguments.json:
-        print(json.dumps(as_json(found) | answers | {"written": written}, indent=1))
+        print(json.dumps(as_json(plan) | answers | {"written": written}, indent=1))
     else:
-        print(as_text(found, None if arguments.all else SHOWN))
+        print(as_text(plan, None if arguments.all else SHOWN))
         for name, value in answers.items():
             print(f"{name.replace('_', ' ')}: {value:,}" if value is not None else f"{name.replace('_', ' ')}: none")
         if written:
@@ -92,9 +92,13 @@ def _request(arguments: argparse.Namespace) -> tuple["Request", Any]:
     base = recipe.load(arguments.recipe)
     train = base.train
     gpus = base.world.ranks if arguments.gpus is None else arguments.gpus
-    found = profile.find(arguments.gpu, gpus)
+    gpu_profile = profile.find(arguments.gpu, gpus)
     cluster = Hardware(
-        found.gpu, gpus, 1 if arguments.hosts is None else arguments.hosts, found.link(arguments.link), arguments.price
+        gpu_profile.gpu,
+        gpus,
+        1 if arguments.hosts is None else arguments.hosts,
+        gpu_profile.link(arguments.link),
+        arguments.price,
     )
     base = _on_model(base, arguments.model)
     config = models.find(arguments.model or _model_of(base.model.path))
@@ -140,14 +144,14 @@ def _model_of(path: str) -> str:
 
     folder = locate(path)
     name = folder.name.lower()
-    known = next((built_in for built_in in BUILT_IN if name.startswith(built_in)), None)
-    return known if known is not None and not folder.is_dir() else str(folder)
+    built_in_name = next((built_in for built_in in BUILT_IN if name.startswith(built_in)), None)
+    return built_in_name if built_in_name is not None and not folder.is_dir() else str(folder)
 
 
-def _answers(found: "Plan") -> dict[str, int | None]:
+def _answers(plan: "Plan") -> dict[str, int | None]:
     from pardemo.planner import backwards
 
-    best, request = found.best, found.request
+    best, request = plan.best, plan.request
     _progress("backwards: the longest sequence, the largest batch, the fewest GPUs")
     return {
         "longest_sequence": backwards.longest_sequence(
@@ -158,16 +162,16 @@ def _answers(found: "Plan") -> dict[str, int | None]:
     }
 
 
-def as_json(found: "Plan") -> dict[str, Any]:
+def as_json(plan: "Plan") -> dict[str, Any]:
     """All rows, the recommended one, and why."""
     from pardemo.planner import reasons
 
-    rows = [row_json(row) for row in found.rows]
-    best = found.rows.index(found.best) if found.best else None
-    cluster = found.request.cluster
+    rows = [row_json(row) for row in plan.rows]
+    best = plan.rows.index(plan.best) if plan.best else None
+    cluster = plan.request.cluster
     return {
-        "gpu": cluster.gpu.name, "gpus": cluster.gpus, "hosts": cluster.hosts, "steps": found.request.steps,
-        "rows": rows, "recommended": best, "why": reasons.why(found),
+        "gpu": cluster.gpu.name, "gpus": cluster.gpus, "hosts": cluster.hosts, "steps": plan.request.steps,
+        "rows": rows, "recommended": best, "why": reasons.why(plan),
     }  # fmt: skip
 
 
@@ -183,39 +187,39 @@ def row_json(row: "PlanRow") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def as_text(found: "Plan", most: int | None = None) -> str:
+def as_text(plan: "Plan", most: int | None = None) -> str:
     """The table for the terminal, ``most`` rows of it, the recommended one marked, and its memory line by line."""
     from pardemo.planner import reasons
     from pardemo.planner.table import title
     from pardemo.tables import text_table
 
-    best, request = found.best, found.request
-    cluster, shown = request.cluster, found.rows[:most]
-    told = [text_table([HEAD, *(_cells(row, row is best) for row in shown)])]
-    if len(shown) < len(found.rows):
-        told.append(f"… {len(found.rows) - len(shown)} rows more, slower or too large: --all")
-    told.append("")
-    told.append(f"{cluster.gpus} × {cluster.gpu.name} ({cluster.gpu.source}), {request.steps:,} steps of "
+    best, request = plan.best, plan.request
+    cluster, shown = request.cluster, plan.rows[:most]
+    output = [text_table([HEAD, *(_cells(row, row is best) for row in shown)])]
+    if len(shown) < len(plan.rows):
+        output.append(f"… {len(plan.rows) - len(shown)} rows more, slower or too large: --all")
+    output.append("")
+    output.append(f"{cluster.gpus} × {cluster.gpu.name} ({cluster.gpu.source}), {request.steps:,} steps of "
                 f"{request.samples_per_step} samples, {request.job.precision}")  # fmt: skip
-    told.append(f"→ {title(best.engine)}, offload {best.offload}, micro-batch {best.batch}: {reasons.why(found)}")
+    output.append(f"→ {title(best.engine)}, offload {best.offload}, micro-batch {best.batch}: {reasons.why(plan)}")
     lines = {name: value for name, value in best.memory.lines.items() if value >= 5e6}
-    told.append("  GB at its peak: " + ", ".join(f"{name} {value / 1e9:.2f}" for name, value in lines.items()))
-    told += [f"  {line}" for line in _building(found)]
-    return "\n".join(told)
+    output.append("  GB at its peak: " + ", ".join(f"{name} {value / 1e9:.2f}" for name, value in lines.items()))
+    output += [f"  {line}" for line in _building(plan)]
+    return "\n".join(output)
 
 
-def _building(found: "Plan") -> list[str]:
+def _building(plan: "Plan") -> list[str]:
     """What each engine that cuts parameters takes while the model is still whole, and how to go without."""
     from pardemo.planner.memory import BUILT_SHARDED
     from pardemo.planner.table import title
 
-    room, told = found.request.cluster.room, []
+    room, lines = plan.request.cluster.room, []
     for engine, how in BUILT_SHARDED.items():
-        if row := next((row for row in found.rows if row.engine == engine), None):
+        if row := next((row for row in plan.rows if row.engine == engine), None):
             needed = row.memory.building_bytes
             fits = "fits" if needed <= room else f"does not fit: {how}"
-            told.append(f"{title(engine)}: built whole on the GPU before it is cut {needed / 1e9:.1f} GB, {fits}")
-    return told
+            lines.append(f"{title(engine)}: built whole on the GPU before it is cut {needed / 1e9:.1f} GB, {fits}")
+    return lines
 
 
 def _cells(row: "PlanRow", recommended: bool) -> tuple[str, ...]:

@@ -1,12 +1,12 @@
 """DeepSpeed's stages 1 to 3 from dry runs of a few layers: the layers repeated, the engine run with all of them.
 
-Two things happen in a step. The layers compute, one like the other: that is told from two runs of a few layers, as
+Two things happen in a step. The layers compute, one like the other: that is computed from two runs of a few layers, as
 :mod:`pardemo.planner.layers` does it. And the engine works by itself, by elements: building, within gradients' hooks,
 after a backward pass, in the update. What it does there with all layers is what it does with all of them where they
 compute nothing (:mod:`pardemo.planner.engine_without_model`); it is put where the layers' run has a cut.
 
-Whether this is so is asked of the deeper one of the two runs: put together of itself and of an engine without its
-layers it has to be what it was, event by event. Else :class:`~pardemo.planner.repeats.Irregular`.
+The deeper of the two runs is a check: put together from its own layers and an engine without them, it has to be the
+same as before, event by event. Else :class:`~pardemo.planner.repeats.Irregular` is raised.
 """
 
 import copy
@@ -24,7 +24,7 @@ from pardemo.planner.records import Life
 from pardemo.planner.repeats import Irregular, MemoryEvent, Stretch
 from pardemo.planner.samples import AnyBatch, Counts, counts_of, of_samples, split
 
-CUT = "cut"  # how an event looks that stands for what the engine does there
+CUT = "cut"  # the look of an event that stands for the engine's work there
 
 
 def composed(job: RankJob, few: Footprint, many: Footprint) -> AnyBatch:
@@ -47,7 +47,7 @@ _ENGINES: dict[tuple[str, tuple[str, ...]], Footprint] = {}
 
 
 def _engine(job: RankJob, order: list[str]) -> Footprint:
-    """What the engine does by itself: the same whether layers are recomputed or not."""
+    """The dry run of the engine by itself: it is the same whether layers are recomputed or not."""
     job = job.but(checkpointing=False)
     key = job.described, tuple(order)
     if key not in _ENGINES:
@@ -66,7 +66,7 @@ class _Layers:
         self._middle = (many.job.config.num_hidden_layers - 2) // 2
 
     def order(self, more: int) -> list[str]:
-        """Of the parameters, as their gradients come; the same in each backward pass."""
+        """The parameters' names in the order of their gradients, which has to be the same in each backward pass."""
         passes: dict[int, list[str]] = {}
         for section, _, _, event, number in self._stretch.events(more):
             if event.look[0] == CUT and event.source:
@@ -77,7 +77,7 @@ class _Layers:
         return orders[0]
 
     def with_engine(self, job: RankJob, engine: Footprint, more: int) -> AnyBatch:
-        """With ``more`` layers than the deeper run, and an engine that was run with as many."""
+        """The run with ``more`` layers than the deeper one, and with an engine that was run with as many."""
         script = _Script(self._many, engine)
         spans = _spans(engine)
         if [name for name, *_ in spans] != [name for name, *_ in _spans(self._many)]:
@@ -112,20 +112,20 @@ class _Layers:
         )  # fmt: skip
 
     def _counts(self, engine: Footprint, more: int) -> Counts:
-        found = names.counts(_alone(self._few), _alone(self._many), self._middle, more)
+        counts = names.counts(_alone(self._few), _alone(self._many), self._middle, more)
         for kind, aside in engine.aside.items():
             for name, count in aside.items():
-                kept, of_each = found[kind].get(name, (0, 0))
-                found[kind][name] = (kept + count, of_each)
+                constant, of_each = counts[kind].get(name, (0, 0))
+                counts[kind][name] = (constant + count, of_each)
         for kind in ("kernels", "sent"):
             if "step" in getattr(engine, kind):
-                found[kind]["step"] = (getattr(engine, kind)["step"], 0)
-        found["step_traffic"] = {"step": (engine.step_traffic, 0)}
-        return found
+                counts[kind]["step"] = (getattr(engine, kind)["step"], 0)
+        counts["step_traffic"] = {"step": (engine.step_traffic, 0)}
+        return counts
 
 
 class _Script:
-    """What happens, told event by event; storages are the layers', or with a negative number the engine's."""
+    """The events of a run, added one by one; storages are the layers', or with a negative number the engine's."""
 
     def __init__(self, layers: Footprint, engine: Footprint):
         self._layers, self._engine = layers, engine
@@ -139,7 +139,7 @@ class _Script:
         self.sizes: list[tuple[int, bool]] = []
 
     def engine_leaves(self) -> None:
-        """Of the step before."""
+        """Adds the storages that the engine has left from the step before."""
         for life, nbytes in _left(self._engine):
             if life in self._engines_lives:
                 self._engines(life, nbytes, None)
@@ -149,7 +149,7 @@ class _Script:
             self._engines(*self._engine.changes[place].tolist(), place)
 
     def cut(self, life: int, cut: tuple[str, int, int, int | None] | None, name: str) -> None:
-        """The engine at work on the gradient that is the layers' storage ``life``."""
+        """Adds the engine's work on the gradient that is the layers' storage ``life``."""
         if cut is None or cut[0] != name:
             raise Irregular("gradients that come in another order")
         if name:
@@ -186,58 +186,58 @@ class _Script:
         self.sizes.append(size)
 
 
-def _spans(found: Footprint) -> list[tuple[str, int, int]]:
+def _spans(footprint: Footprint) -> list[tuple[str, int, int]]:
     """(phase, first event, behind the last) of each part of the step."""
-    places = [place + found.first_event for _, place in found.phases] + [len(found.changes)]
-    return [(name, *span) for (name, _), span in zip(found.phases, itertools.pairwise(places), strict=True)]
+    places = [place + footprint.first_event for _, place in footprint.phases] + [len(footprint.changes)]
+    return [(name, *span) for (name, _), span in zip(footprint.phases, itertools.pairwise(places), strict=True)]
 
 
-def _first_cut(found: Footprint) -> int:
-    return bisect_right([begin for _, begin, _, _ in found.cuts], found.first_event - 1)
+def _first_cut(footprint: Footprint) -> int:
+    return bisect_right([begin for _, begin, _, _ in footprint.cuts], footprint.first_event - 1)
 
 
-def _left(found: Footprint) -> Iterator[tuple[int, int]]:
-    """What the step before the one that is told has left: storage and bytes."""
-    who, nbytes = found.changes[: found.first_event].T
-    before, between = np.bincount(who, nbytes), np.bincount(who[found.built :], nbytes[found.built :])
-    early = set(who[: found.built].tolist())
-    for life in dict.fromkeys(who[found.built :].tolist()):
+def _left(footprint: Footprint) -> Iterator[tuple[int, int]]:
+    """Storages that the step before the recorded one has left, and their bytes."""
+    who, nbytes = footprint.changes[: footprint.first_event].T
+    before, between = np.bincount(who, nbytes), np.bincount(who[footprint.built :], nbytes[footprint.built :])
+    early = set(who[: footprint.built].tolist())
+    for life in dict.fromkeys(who[footprint.built :].tolist()):
         if between[life] and (before[life] >= 1 or life in early):
             yield life, int(between[life])
 
 
-def _engines_lives(found: Footprint) -> set[int]:
+def _engines_lives(footprint: Footprint) -> set[int]:
     """Storages that the engine makes by itself."""
-    starts = [begin for _, begin, _, _ in found.cuts]
+    starts = [begin for _, begin, _, _ in footprint.cuts]
 
-    def within(one: Life) -> bool:
-        place = bisect_right(starts, one.birth) - 1
-        return place >= 0 and one.birth < found.cuts[place][2]
+    def within(life: Life) -> bool:
+        place = bisect_right(starts, life.birth) - 1
+        return place >= 0 and life.birth < footprint.cuts[place][2]
 
     return {
         number
-        for number, one in enumerate(found.lives)
-        if one.birth < found.built or one.phase == "step" or within(one)
+        for number, life in enumerate(footprint.lives)
+        if life.birth < footprint.built or life.phase == "step" or within(life)
     }
 
 
-def _sections(found: Footprint) -> list[list[MemoryEvent]]:
-    """What is left of the step before, and each part of the step, without what the engine does by itself.
+def _sections(footprint: Footprint) -> list[list[MemoryEvent]]:
+    """The events left from the step before, and those of each part of the step, without the engine's own.
 
-    A cut stands for that.
+    A cut stands for the engine's.
     """
-    engines = _engines_lives(found)
-    left = [_event(found, *one, None) for one in _left(found) if one[0] not in engines]
-    who, nbytes = found.changes.T.tolist()
-    cuts = list(enumerate(found.cuts))[_first_cut(found) :]
+    engines = _engines_lives(footprint)
+    left = [_event(footprint, *change, None) for change in _left(footprint) if change[0] not in engines]
+    who, nbytes = footprint.changes.T.tolist()
+    cuts = list(enumerate(footprint.cuts))[_first_cut(footprint) :]
 
     def layers(begin: int, end: int) -> list[MemoryEvent]:
         if any(who[place] in engines for place in range(begin, end)):
             raise Irregular("layers that let go of what is the engine's")
-        return [_event(found, who[place], nbytes[place], place) for place in range(begin, end)]
+        return [_event(footprint, who[place], nbytes[place], place) for place in range(begin, end)]
 
     sections = [left]
-    for phase, begin, end in _spans(found):
+    for phase, begin, end in _spans(footprint):
         events, place = [], begin
         while phase == "backward" and cuts and cuts[0][1][1] <= end:
             number, (name, start, stop, life) = cuts.pop(0)
@@ -249,41 +249,50 @@ def _sections(found: Footprint) -> list[list[MemoryEvent]]:
     return sections
 
 
-def _event(found: Footprint, life: int, nbytes: int, place: int | None) -> MemoryEvent:
-    one, size = found.lives[life], of_samples(nbytes, found.job.batch)
-    look = (nbytes > 0, int(found.line_of[life]), one.phase, names.masked(one.module), one.origin, one.kind, size[1])
-    return MemoryEvent(look, life, size, names.number(one.module), one, None if place is None else place + 1)
+def _event(footprint: Footprint, life: int, nbytes: int, place: int | None) -> MemoryEvent:
+    record, size = footprint.lives[life], of_samples(nbytes, footprint.job.batch)
+    look = (
+        nbytes > 0,
+        int(footprint.line_of[life]),
+        record.phase,
+        names.masked(record.module),
+        record.origin,
+        record.kind,
+        size[1],
+    )
+    return MemoryEvent(look, life, size, names.number(record.module), record, None if place is None else place + 1)
 
 
 def _named(name: str, number: int | None) -> str:
     return name if number is None else names.renamed(name, number)
 
 
-def _alone(found: Footprint) -> Counts:
-    """What is counted without the engine's own part."""
-    counts = counts_of(found)
-    for kind, aside in found.aside.items():
+def _alone(footprint: Footprint) -> Counts:
+    """The counts without the engine's own part."""
+    counts = counts_of(footprint)
+    for kind, aside in footprint.aside.items():
         counts[kind] = {
-            name: (kept - aside.get(name, 0), of_each) for name, (kept, of_each) in counts[kind].items()
+            name: (constant - aside.get(name, 0), of_each) for name, (constant, of_each) in counts[kind].items()
             if kind == "traffic" or name != "step"
         }  # fmt: skip
     return counts
 
 
-def _shown(found: Footprint) -> list:
-    """All that a dry run tells of its step; storages numbered as they appear."""
-    who, nbytes = found.changes.T.tolist()
-    held: dict[int, int] = {}
-    for life, change in zip(who[: found.first_event], nbytes[: found.first_event], strict=True):
-        held[life] = held.get(life, 0) + change
+def _shown(footprint: Footprint) -> list:
+    """All that a dry run records of its step; storages are numbered as they appear."""
+    who, nbytes = footprint.changes.T.tolist()
+    live_bytes: dict[int, int] = {}
+    for life, change in zip(who[: footprint.first_event], nbytes[: footprint.first_event], strict=True):
+        live_bytes[life] = live_bytes.get(life, 0) + change
     numbers: dict[int, int] = {}
-    events = [one for one in held.items() if one[1]]
-    events += zip(who[found.first_event :], nbytes[found.first_event :], strict=True)
-    told = [
-        (numbers.setdefault(life, len(numbers)), change, int(found.line_of[life]), one.phase, one.module, one.origin,
-         one.kind)
+    events = [item for item in live_bytes.items() if item[1]]
+    events += zip(who[footprint.first_event :], nbytes[footprint.first_event :], strict=True)
+    rows = [
+        (numbers.setdefault(life, len(numbers)), change, int(footprint.line_of[life]), record.phase, record.module,
+         record.origin, record.kind)
         for life, change in events
-        for one in (found.lives[life],)
+        for record in (footprint.lives[life],)
     ]  # fmt: skip
-    return [told, found.lines, found.phases, found.flops, found.traffic, found.traffic_of_samples, found.step_traffic,
-            found.kernels, found.sent, found.resident_bytes, found.building_bytes]  # fmt: skip
+    return [rows, footprint.lines, footprint.phases, footprint.flops, footprint.traffic, footprint.traffic_of_samples,
+            footprint.step_traffic, footprint.kernels, footprint.sent, footprint.resident_bytes,
+            footprint.building_bytes]  # fmt: skip

@@ -1,8 +1,8 @@
 """The dry run: a whole training step at full size, of the real model in the real engine, without the memory.
 
 >>> from pardemo.planner import RankJob, dry_run                          # doctest: +SKIP
->>> found = dry_run(RankJob(Baichuan2Config.b13(), batch=8, engine="zero-2", ranks=8))   # doctest: +SKIP
->>> found.peak_bytes, found.peak_module, found.lines                      # doctest: +SKIP
+>>> footprint = dry_run(RankJob(Baichuan2Config.b13(), batch=8, engine="zero-2", ranks=8))   # doctest: +SKIP
+>>> footprint.peak_bytes, footprint.peak_module, footprint.lines          # doctest: +SKIP
 """
 
 import contextlib
@@ -21,10 +21,10 @@ STEPS = 2  # the first makes optimizer states, and DeepSpeed's stage 3 learns th
 
 
 def dry_run(job: RankJob, order: Sequence[str] | None = None) -> Footprint:
-    """Bytes and floating-point operations of the job's second step on rank 0. One torch thread does.
+    """Bytes and floating-point operations of the job's second step on rank 0. One torch thread is enough.
 
     Args:
-        order: of the parameters as their gradients come: then the model computes nothing, and what is told is what
+        order: of the parameters as their gradients come: then the model computes nothing, and the result is what
             DeepSpeed's engine does (:mod:`pardemo.planner.engine_without_model`).
 
     Raises:
@@ -33,10 +33,10 @@ def dry_run(job: RankJob, order: Sequence[str] | None = None) -> Footprint:
     """
     begin = time.perf_counter()
     with _only_new_garbage():
-        found = _found(job, order)
+        footprint = _footprint(job, order)
         gc.collect()  # an engine is a circle of references
-    found.seconds = time.perf_counter() - begin
-    return found
+    footprint.seconds = time.perf_counter() - begin
+    return footprint
 
 
 @contextlib.contextmanager
@@ -68,7 +68,7 @@ def collector(on: bool) -> Iterator[None]:
         (gc.enable if before else gc.disable)()
 
 
-def _found(job: RankJob, order: Sequence[str] | None) -> Footprint:
+def _footprint(job: RankJob, order: Sequence[str] | None) -> Footprint:
     module = engines.outline(job)
     sizes = {name: (p.numel(), p.requires_grad) for name, p in module.named_parameters()}
     with (
@@ -91,7 +91,7 @@ def _found(job: RankJob, order: Sequence[str] | None) -> Footprint:
             recorder.begin_step(running.module)
             engines.one_step(job, running, ids, labels, recorder.phase)
         classify(recorder, running, job)
-        found = Footprint.of(job, recorder, sizes)
+        footprint = Footprint.of(job, recorder, sizes)
         running.close()
         del running, module, ids, labels
-    return found
+    return footprint

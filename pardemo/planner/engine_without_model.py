@@ -38,7 +38,7 @@ def cuts(job: RankJob, module: nn.Module, recorder: Recorder) -> Iterator[Hooks]
     def registering(own: Callable) -> Callable:
         def register(parameter: nn.Parameter, hook: Callable) -> Any:
             if not names:
-                names.update({id(one): name for name, one in module.named_parameters()})
+                names.update({id(p): name for name, p in module.named_parameters()})
             name = names[id(parameter)]
 
             def watched(*args: Any) -> None:
@@ -85,14 +85,14 @@ class _Gradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         for parameter, hook in ctx.parameters:
-            shape, held = getattr(parameter, "ds_shape", parameter.shape), parameter.data
-            parted = held.shape != shape  # a gradient has its parameter's shape, which stage 3 keeps elsewhere
+            shape, data = getattr(parameter, "ds_shape", parameter.shape), parameter.data
+            parted = data.shape != shape  # a gradient has its parameter's shape, which stage 3 keeps elsewhere
             if parted:
-                parameter.data = torch.empty(shape, dtype=held.dtype)
+                parameter.data = torch.empty(shape, dtype=data.dtype)
             if parameter.grad is None:
-                parameter.grad = torch.empty(shape, dtype=held.dtype)
+                parameter.grad = torch.empty(shape, dtype=data.dtype)
             hook(parameter)
             ctx.recorder.brought(parameter)
             if parted:
-                parameter.data = held
+                parameter.data = data
         return grad, None, None

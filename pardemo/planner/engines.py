@@ -178,7 +178,7 @@ def _with_adapter(model: PreTrainedModel, job: RankJob) -> nn.Module:
 
 
 def _without_cache(config: PreTrainedConfig) -> PreTrainedConfig:
-    """A copy: by its configuration a job is known again."""
+    """A copy without a cache; the job's own stays as it is, since runs are looked up by it."""
     config = copy.deepcopy(config)
     config.use_cache = False
     return config

@@ -57,27 +57,27 @@ def job(name: str, engine: str, ranks: int, lora: bool, checkpointing: bool, pre
 def compare(world, jobs: Sequence[RankJob]) -> list[dict]:
     """Each job run on the world's ranks and planned: bytes, and the errors of the plan and of other people's rules."""
     rows = []
-    for one in jobs:
-        planned = dry_run(one)
-        real = max(world.run(_measure, one, timeout_s=200))
+    for job in jobs:
+        planned = dry_run(job)
+        real = max(world.run(_measure, job, timeout_s=200))
         rules = {name: nbytes / real - 1 for name, nbytes in others(planned).items()}
         rows.append({"measured": real, "planned": planned.peak_bytes, "error": planned.peak_bytes / real - 1, **rules})
     return rows
 
 
-def others(found: Footprint) -> dict[str, float]:
+def others(footprint: Footprint) -> dict[str, float]:
     """What DeepSpeed's estimators and accelerate's rule say of the same job; frozen parameters count as trained."""
-    params, ranks, stage = found.params, found.job.ranks, found.job.stage
+    params, ranks, stage = footprint.params, footprint.job.ranks, footprint.job.stage
     rules: dict[str, float] = {"accelerate estimate-memory": memory.accelerate_estimate(params, 2)}
     if stage in (1, 2):  # there is none for stage 1
         rules["DeepSpeed's estimator"] = memory.deepspeed_zero2_estimate(params, ranks)
-    elif stage == 3 or found.job.engine == "fsdp2":
-        largest = max(count for count, _ in found.sizes.values())
+    elif stage == 3 or footprint.job.engine == "fsdp2":
+        largest = max(count for count, _ in footprint.sizes.values())
         rules["DeepSpeed's estimator"] = memory.deepspeed_zero3_estimate(params, ranks, largest)
     return rules
 
 
-def _measure(one: RankJob) -> int:
+def _measure(job: RankJob) -> int:
     from pardemo.planner import truth
 
-    return truth.measure(one)
+    return truth.measure(job)

@@ -25,7 +25,7 @@ NONE = object()
 
 
 class Answers:
-    """What is said to code that asks a fake tensor for its values; the recorder asks, and sees what is made for them.
+    """Values for code that asks a fake tensor for them; the recorder calls it, and records what an answer allocates.
 
     On CPU ranks an all-gather and a reduce-scatter take another copy of the whole while they last: gloo's own.
     """
@@ -34,10 +34,10 @@ class Answers:
         self.labelled = job.labelled
         self.gloo = not job.on_gpu
 
-    def __call__(self, made: Callable, func: Any, args: tuple) -> Any:
-        """The answer, or NONE where the operation is to be run; ``made`` runs one that is recorded."""
+    def __call__(self, run_recorded: Callable, func: Any, args: tuple) -> Any:
+        """The answer, or NONE where the operation is to be run; ``run_recorded`` runs an operation and records it."""
         if self.gloo and (whole := _GLOO_COPIES.get(func)) is not None:
-            made(torch.ops.aten.empty_like.default, (args[whole],))  # for as long as the call takes
+            run_recorded(torch.ops.aten.empty_like.default, (args[whole],))  # for as long as the call takes
         if func is compat.local_scalar.default and isinstance(args[0], FakeTensor):
             kind = args[0].dtype
             if kind in (torch.bool, torch.uint8):
@@ -45,7 +45,9 @@ class Answers:
             return 1.0 if kind.is_floating_point else 1
         if func is torch.ops.aten.nonzero.default and isinstance(args[0], FakeTensor):
             size = [self.labelled, args[0].dim()]
-            return made(torch.ops.aten.empty.memory_format, (size,), dtype=torch.int64, device=args[0].fake_device)
+            return run_recorded(
+                torch.ops.aten.empty.memory_format, (size,), dtype=torch.int64, device=args[0].fake_device
+            )
         return NONE
 
 
@@ -88,7 +90,7 @@ def world(job: RankJob) -> Iterator[FakeTensorMode]:
 
 
 def _nothing(*args: object, **kwargs: object) -> None:
-    """In the place of what a dry run does not need."""
+    """Takes the place of functions that a dry run does not need."""
 
 
 class _Fake(FakeTensorMode):
@@ -121,8 +123,8 @@ class _Fake(FakeTensorMode):
 
 @contextlib.contextmanager
 def _ranks(size: int) -> Iterator[None]:
-    told = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(size), "LOCAL_SIZE": str(size)}
-    with project.environment(told):
+    variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(size), "LOCAL_SIZE": str(size)}
+    with project.environment(variables):
         dist.init_process_group("fake", store=compat.FakeStore(), rank=0, world_size=size)
         try:
             yield
@@ -151,7 +153,7 @@ def no_moves() -> contextlib.AbstractContextManager:
 
 
 def _by_rank(stage3: Any) -> Callable:
-    """DeepSpeed's stage 3 lays gradients rank by rank, a view for each piece; what is laid is whole all the same."""
+    """DeepSpeed's stage 3 lays gradients rank by rank, a view for each piece; here in one piece, of the same bytes."""
     own = stage3.reduce_scatter_coalesced
 
     def reduce_scatter(tensors: list[torch.Tensor], group: Any = None) -> list[torch.Tensor]:
@@ -159,7 +161,9 @@ def _by_rank(stage3: Any) -> Callable:
         if len(tensors) == 1 or any(tensor.numel() % ranks for tensor in tensors):  # padding is memory too
             return own(tensors, group)
         whole = torch.cat([tensor.view(-1) for tensor in tensors])
-        return [piece.view(-1) for piece in own([whole], group)[0].split([one.numel() // ranks for one in tensors])]
+        return [
+            piece.view(-1) for piece in own([whole], group)[0].split([tensor.numel() // ranks for tensor in tensors])
+        ]
 
     return reduce_scatter
 

@@ -80,9 +80,9 @@ def deepspeed(request: Request, row: PlanRow, base: Recipe) -> dict[str, Any]:
         zero["offload_param"] = {"device": "cpu", "pin_memory": True}
     if row.stage == 3:
         zero["stage3_gather_16bit_weights_on_model_save"] = True
-    kept = {key: value for key, value in (base.deepspeed or {}).items() if key not in ("bf16", "fp16")}
+    base_settings = {key: value for key, value in (base.deepspeed or {}).items() if key not in ("bf16", "fp16")}
     settings = {
-        **kept,
+        **base_settings,
         "train_batch_size": row.batch * row.accumulation * request.dp,
         "train_micro_batch_size_per_gpu": row.batch,
         "gradient_accumulation_steps": row.accumulation,
@@ -91,7 +91,9 @@ def deepspeed(request: Request, row: PlanRow, base: Recipe) -> dict[str, Any]:
         job.precision: {"enabled": True, **(FP16 if job.precision == "fp16" else {})},
         "zero_optimization": zero,
     }
-    if row.offload != "none" or "optimizer" in kept:  # the Trainer's own AdamW is refused where states are offloaded
+    if (
+        row.offload != "none" or "optimizer" in base_settings
+    ):  # the Trainer's own AdamW is refused where states are offloaded
         settings["optimizer"] = {"type": "AdamW", "params": {**ADAMW, "lr": base.train.learning_rate}}
     return settings
 

@@ -1,4 +1,4 @@
-"""What a dry run found: bytes by kind over the step, the peak, and who caused it."""
+"""The result of a dry run: bytes by kind over the step, the peak, and who caused it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -100,16 +100,16 @@ class Footprint:
         number = {id(life): place for place, life in enumerate(recorder.lives)}
         who = [number[id(life)] for life, _ in recorder.events]
         counts = {name: getattr(recorder, name) for name in COUNTS}
-        found = cls.from_events(
+        footprint = cls.from_events(
             job, sizes, counts, recorder.marks, recorder.lives, [places[_line(life, job)] for life in recorder.lives],
             np.array([who, [change for _, change in recorder.events]], np.int64).T, recorder.built,
             recorder.first_event,
         )  # fmt: skip
-        found.ticks, found.aside = recorder.ticks, recorder.aside
-        found.cuts = [
-            (one.name, one.begin, one.end, None if one.life is None else number[id(one.life)]) for one in recorder.cuts
+        footprint.ticks, footprint.aside = recorder.ticks, recorder.aside
+        footprint.cuts = [
+            (cut.name, cut.begin, cut.end, None if cut.life is None else number[id(cut.life)]) for cut in recorder.cuts
         ]
-        return found
+        return footprint
 
     @classmethod
     def from_events(
@@ -124,7 +124,7 @@ class Footprint:
         built: int,
         first: int,
     ) -> "Footprint":
-        """From what happened: ``counts`` are a recorder's :data:`COUNTS`, the rest as in the attributes."""
+        """From a run's events: ``counts`` are a recorder's :data:`COUNTS`, the rest as in the attributes."""
         line_of = np.array(line_of)
         who, nbytes = changes.T
         step = timeline(line_of[who], nbytes, first)

@@ -82,22 +82,22 @@ def _in_mib(layout) -> tuple:
 
 
 def _in_pages(changes: Sequence[Change], room: int) -> Replay:
-    held, most = {}, 0
+    pages_of, most = {}, 0
     for who, size in changes:
         if size < 0:
-            del held[who]
+            del pages_of[who]
             continue
         pages = math.ceil(size / PAGE) * PAGE
-        if sum(held.values()) + pages > room:
-            return Replay(who, size, sum(held.values()), most, _one_segment(held, most), False)
-        held[who] = pages
-        most = max(most, sum(held.values()))
-    return Replay(None, 0, sum(held.values()), most, _one_segment(held, most), False)
+        if sum(pages_of.values()) + pages > room:
+            return Replay(who, size, sum(pages_of.values()), most, _one_segment(pages_of, most), False)
+        pages_of[who] = pages
+        most = max(most, sum(pages_of.values()))
+    return Replay(None, 0, sum(pages_of.values()), most, _one_segment(pages_of, most), False)
 
 
-def _one_segment(held: dict, size: int) -> tuple:
+def _one_segment(pages_of: dict, size: int) -> tuple:
     places, at = [], 0
-    for who, length in held.items():
+    for who, length in pages_of.items():
         places.append((who, at, length))
         at += length
     return ((size, tuple(places)),)
@@ -112,15 +112,15 @@ def _holes(size: int, taken: Iterable[tuple[Hashable, int, int]]) -> list[int]:
 
 
 def _on_gpu(changes: Sequence[Change], room: int, expandable: bool) -> Replay:
-    told = json.dumps({"changes": [[str(who), size] for who, size in changes], "room": room})
+    question = json.dumps({"changes": [[str(who), size] for who, size in changes], "room": room})
     environment = os.environ | dict.fromkeys(SETTINGS, f"expandable_segments:{expandable}")
-    ended = subprocess.run([sys.executable, "-m", __name__], input=told, capture_output=True, text=True,
+    ended = subprocess.run([sys.executable, "-m", __name__], input=question, capture_output=True, text=True,
                            env=environment, timeout=120)  # fmt: skip
     if ended.returncode:
         raise RuntimeError(f"torch's allocator could not be asked: {ended.stderr.strip().splitlines()[-1:]}")
-    found = json.loads(ended.stdout)
-    segments = tuple((size, tuple(tuple(block) for block in blocks)) for size, blocks in found.pop("segments"))
-    return Replay(**found, segments=segments, real=True)
+    answer = json.loads(ended.stdout)
+    segments = tuple((size, tuple(tuple(block) for block in blocks)) for size, blocks in answer.pop("segments"))
+    return Replay(**answer, segments=segments, real=True)
 
 
 def _ask_torch(changes: Sequence[Change], room: int) -> dict:
@@ -128,17 +128,17 @@ def _ask_torch(changes: Sequence[Change], room: int) -> dict:
     import torch
 
     torch.cuda.set_per_process_memory_fraction(room * MIB / torch.cuda.get_device_properties(0).total_memory)
-    held, failed, wanted = {}, None, 0
+    tensors, failed, wanted = {}, None, 0
     for who, size in changes:
         if size < 0:
-            del held[who]
+            del tensors[who]
             continue
         try:
-            held[who] = torch.empty(size * MIB, dtype=torch.uint8, device="cuda")
+            tensors[who] = torch.empty(size * MIB, dtype=torch.uint8, device="cuda")
         except torch.cuda.OutOfMemoryError:
             failed, wanted = who, size
             break
-    places = {tensor.data_ptr(): who for who, tensor in held.items()}
+    places = {tensor.data_ptr(): who for who, tensor in tensors.items()}
     segments = []
     for segment in torch.cuda.memory_snapshot():
         at, blocks = segment["address"], []

@@ -1,7 +1,7 @@
-"""What DeepSpeed's stage 0 sums over the ranks at a time: gradients until they are 500 million, wherever a layer ends.
+"""The buckets in which DeepSpeed's stage 0 sums gradients: full at 500 million elements, wherever a layer ends.
 
-These buckets go by elements and not by layers, so that their sizes are computed. The dry runs of few layers have to
-have exactly those that are computed for them.
+These buckets go by elements and not by layers, so that their sizes are computed. The dry runs of few layers must have
+exactly the buckets that are computed for them.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,12 +13,12 @@ from pardemo.planner.repeats import Irregular
 
 BYTES = 2  # of a gradient
 ELEMENTS = 500_000_000  # DeepSpeed's MEMORY_OPT_ALLREDUCE_SIZE
-#: How the first event of a row of buckets looks, which stands for all of them.
+#: The look of the first event of a row of buckets, which stands for all of them.
 LOOK = ("sums",)
 
 
 @dataclass
-class Sums:
+class Buckets:
     """``elements`` of the buckets of one exchange; ``places`` (first event, behind the last) of each exchange.
 
     ``kernels`` of one bucket besides those of its parameters. ``alone`` are buckets of one parameter, which need no
@@ -31,17 +31,17 @@ class Sums:
     alone: int = 0
 
 
-def found(run: Footprint) -> Sums:
-    """In a dry run: tensors that come and go at once, one after the other, in a backward pass.
+def buckets_in(run: Footprint) -> Buckets:
+    """The buckets of a dry run: tensors that are made and freed at once, one after the other, in a backward pass.
 
     Raises:
-        Irregular: other ones than are computed.
+        Irregular: they are not the computed ones.
     """
     if run.job.engine != "zero-0":
-        return Sums([], [])
+        return Buckets([], [])
     who, nbytes = run.changes.T.tolist()
     bucket = LINES.index("buckets")
-    starts = [n for n in range(len(who) - 1) if _is_sum(run, n, who, nbytes, bucket)]
+    starts = [n for n in range(len(who) - 1) if _is_bucket(run, n, who, nbytes, bucket)]
     rows: list[list[int]] = []
     for n in starts:
         if rows and rows[-1][-1] == n - 2:
@@ -55,10 +55,10 @@ def found(run: Footprint) -> Sums:
     each = {run.ticks[n + 1] - run.ticks[n] - len(counts) for n, counts in zip(rows[-1], groups, strict=True)}
     if len(each) != 1:
         raise Irregular("buckets that take different work")
-    return Sums(expected, [(row[0], row[-1] + 2) for row in rows], each.pop(), alone)
+    return Buckets(expected, [(row[0], row[-1] + 2) for row in rows], each.pop(), alone)
 
 
-def _is_sum(run: Footprint, n: int, who: list[int], nbytes: list[int], bucket: int) -> bool:
+def _is_bucket(run: Footprint, n: int, who: list[int], nbytes: list[int], bucket: int) -> bool:
     life = run.lives[who[n]]
     return (
         nbytes[n] > 8 and who[n + 1] == who[n] and nbytes[n + 1] == -nbytes[n] and life.phase == "backward"
@@ -78,21 +78,21 @@ def _groups(sizes: Mapping[str, tuple[int, bool]]) -> tuple[list[list[int]], int
     return several, len(groups) - len(several)
 
 
-def of(job: RankJob, sizes: Mapping[str, tuple[int, bool]], seen: Iterable[Sums]) -> list[int]:
+def of(job: RankJob, sizes: Mapping[str, tuple[int, bool]], in_runs: Iterable[Buckets]) -> list[int]:
     """Elements of each bucket of a model with such parameters."""
     if job.engine != "zero-0":
         return []
     groups, alone = _groups(sizes)
-    if any(one.alone != alone for one in seen):
+    if any(buckets.alone != alone for buckets in in_runs):
         raise Irregular("another number of buckets of one parameter")
     return [sum(counts) for counts in groups]
 
 
 def kernels(
-    affine: Mapping[str, tuple[int, int]], seen: list[Sums], buckets: int, more: int
+    affine: Mapping[str, tuple[int, int]], in_runs: list[Buckets], buckets: int, more: int
 ) -> dict[str, tuple[int, int]]:
     """Kernels by phase: those of buckets by how many there are, whatever the number of layers makes of it."""
-    few, many = seen
-    told = len(many.elements) + more * (len(many.elements) - len(few.elements))
+    few, many = in_runs
+    assumed = len(many.elements) + more * (len(many.elements) - len(few.elements))
     count, of_each = affine["backward"]
-    return {**affine, "backward": (count + many.kernels * (buckets - told), of_each)}
+    return {**affine, "backward": (count + many.kernels * (buckets - assumed), of_each)}

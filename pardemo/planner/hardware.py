@@ -155,14 +155,14 @@ def gpu(name: str) -> Gpu:
     Raises:
         ValueError: there is none; the nearest names are offered.
     """
-    known = {_plain(key): value for key, value in GPUS.items()}
-    known |= {plain: GPUS[key] for plain, key in _ALSO.items()}
+    by_name = {_plain(key): value for key, value in GPUS.items()}
+    by_name |= {plain: GPUS[key] for plain, key in _ALSO.items()}
     words = _plain(name)
-    if words in known:
-        return known[words]
-    begun = [key for key in known if words and (key.startswith(words) or words.startswith(key))]
-    near = begun if len(begun) > 1 else [*begun, *difflib.get_close_matches(words, known, 3, 0.5)]
-    offered = [*dict.fromkeys(known[key].name for key in near)][:3]
+    if words in by_name:
+        return by_name[words]
+    begun = [key for key in by_name if words and (key.startswith(words) or words.startswith(key))]
+    near = begun if len(begun) > 1 else [*begun, *difflib.get_close_matches(words, by_name, 3, 0.5)]
+    offered = [*dict.fromkeys(by_name[key].name for key in near)][:3]
     if not near:
         raise ValueError(f"no GPU {name!r}; there are {', '.join(GPUS)}")
     raise ValueError(f"no GPU {name!r}; did you mean {' or '.join(offered)}?")

@@ -84,7 +84,7 @@ class RankJob:
 
     @property
     def described(self) -> str:
-        """All of it in words: jobs that are alike have the same."""
+        """The job as text: equal jobs have equal text."""
         rest = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "config"}
         return f"{self.config.to_json_string()} {rest}"
 

@@ -44,12 +44,12 @@ def _needed(job: RankJob) -> int:
     if job.stage != 3:
         return FEW
     window = max(job.zero.get(name, 10**9) for name in ("stage3_max_live_parameters", "stage3_max_reuse_distance"))
-    one = engines.layers_of(engines.outline(with_layers(job, 1)))[0]
-    return 3 + 3 * max(1, math.ceil(window / sum(parameter.numel() for parameter in one.parameters())))
+    layer = engines.layers_of(engines.outline(with_layers(job, 1)))[0]
+    return 3 + 3 * max(1, math.ceil(window / sum(parameter.numel() for parameter in layer.parameters())))
 
 
 def may_be_any_batch(job: RankJob) -> bool:
-    """Whether :func:`any_batch` may say something: without looking."""
+    """Whether :func:`any_batch` may have a result, by the architecture alone."""
     return job.config.model_type in ALIKE
 
 
@@ -58,7 +58,7 @@ def _layers_alike(job: RankJob) -> bool:
 
 
 def with_layers(job: RankJob, layers: int) -> RankJob:
-    """The job of a model that has only so many."""
+    """The job with a model that has only so many layers."""
     config = copy.deepcopy(job.config)
     config.num_hidden_layers = layers
     if getattr(config, "layer_types", None):
@@ -81,23 +81,23 @@ def stretched(job: RankJob, layers: int = FEW) -> AnyBatch:
     more = job.config.num_hidden_layers - layers
     middle = (layers - 2) // 2
     parameters = dict(names.by_layer(many.sizes, middle, more))
-    seen = [gradient_buckets.found(one) for one in (few, many)]
-    later = gradient_buckets.of(job, parameters, seen)
-    stretch = Stretch(*(_sections(one, runs) for one, runs in zip((few, many), seen, strict=True)))
+    buckets = [gradient_buckets.buckets_in(run) for run in (few, many)]
+    all_buckets = gradient_buckets.of(job, parameters, buckets)
+    stretch = Stretch(*(_sections(run, in_run) for run, in_run in zip((few, many), buckets, strict=True)))
     script = _Script(many)
     for section, life, size, event, number in stretch.events(more):
         script.begins(section)
         if event.look != gradient_buckets.LOOK:
             script.happens(life, size, event, number, event.source.death == event.when)
             continue
-        for place, elements in enumerate(later):
+        for place, elements in enumerate(all_buckets):
             for sign in (1, -1):
                 script.happens(
                     (section, place), (sign * gradient_buckets.BYTES * elements, False), event, None, sign < 0
                 )
     starts = script.starts_of(len(stretch.many))
     counts = names.counts(counts_of(few), counts_of(many), middle, more)
-    counts["kernels"] = gradient_buckets.kernels(counts["kernels"], seen, len(later), more)
+    counts["kernels"] = gradient_buckets.kernels(counts["kernels"], buckets, len(all_buckets), more)
     return AnyBatch(
         job, parameters, counts, [(name, starts[number]) for number, (name, _) in enumerate(many.phases, start=2)],
         script.lives, script.line_of, np.array(script.who), *split(script.sizes), starts[1], starts[2],
@@ -105,7 +105,7 @@ def stretched(job: RankJob, layers: int = FEW) -> AnyBatch:
 
 
 class _Script:
-    """What happens with all layers, as it is told event by event; storages are like those of ``run``."""
+    """The events with all layers, added one by one; storages are like those of ``run``."""
 
     def __init__(self, run: Footprint):
         self._run = run
@@ -134,42 +134,42 @@ class _Script:
         self.sizes.append(size)
 
     def starts_of(self, sections: int) -> list[int]:
-        """The first event of each; of one without events the next one's."""
-        found, after = [], len(self.who)
+        """The first event of each section; of a section without events, the next section's."""
+        starts, after = [], len(self.who)
         for section in reversed(range(sections)):
             after = self._starts.get(section, after)
-            found.append(after)
-        return found[::-1]
+            starts.append(after)
+        return starts[::-1]
 
 
-def _sections(found: Footprint, summed: gradient_buckets.Sums) -> list[list[MemoryEvent]]:
-    """What happens while the model is built, what is left of the first step, and each phase of the second one."""
-    first, built = found.first_event, found.built
-    who, nbytes = found.changes.T
-    before, between = (np.bincount(who[a:first], nbytes[a:first], len(found.lives)) for a in (0, built))
+def _sections(footprint: Footprint, buckets: gradient_buckets.Buckets) -> list[list[MemoryEvent]]:
+    """The events while the model is built, those left from the first step, and those of each phase of the second."""
+    first, built = footprint.first_event, footprint.built
+    who, nbytes = footprint.changes.T
+    before, between = (np.bincount(who[a:first], nbytes[a:first], len(footprint.lives)) for a in (0, built))
     early = set(who[:built].tolist())
-    kept = [
+    leftovers = [
         (life, int(between[life]), None)
         for life in dict.fromkeys(who[built:first].tolist())
         if between[life] and (before[life] >= 1 or life in early)
     ]
-    ends = [place + first for _, place in found.phases[1:]] + [len(who)]
-    starts = [place + first for _, place in found.phases]
+    ends = [place + first for _, place in footprint.phases[1:]] + [len(who)]
+    starts = [place + first for _, place in footprint.phases]
     spans = [(0, built), *zip(starts, ends, strict=True)]
-    told = {n for begin, end in summed.places for n in range(begin + 1, end)}  # by its first event alone
-    pieces = [[(int(who[n]), int(nbytes[n]), n) for n in range(*span) if n not in told] for span in spans]
-    pieces.insert(1, kept)
-    found_events = [[_event(found, *one) for one in piece] for piece in pieces]
-    begins = {begin + 1 for begin, _ in summed.places}
-    for events in found_events:
+    inside_buckets = {n for begin, end in buckets.places for n in range(begin + 1, end)}  # by its first event alone
+    pieces = [[(int(who[n]), int(nbytes[n]), n) for n in range(*span) if n not in inside_buckets] for span in spans]
+    pieces.insert(1, leftovers)
+    sections = [[_event(footprint, *change) for change in piece] for piece in pieces]
+    begins = {begin + 1 for begin, _ in buckets.places}
+    for events in sections:
         for event in events:
             if event.when in begins:
                 event.look, event.size = gradient_buckets.LOOK, (0, False)
-    return found_events
+    return sections
 
 
-def _event(found: Footprint, life: int, nbytes: int, place: int | None) -> MemoryEvent:
-    one, size = found.lives[life], of_samples(nbytes, found.job.batch)
-    module = names.masked(one.module)
-    look = (nbytes > 0, int(found.line_of[life]), one.phase, module, one.origin, one.kind, size[1])
-    return MemoryEvent(look, life, size, names.number(one.module), one, None if place is None else place + 1)
+def _event(footprint: Footprint, life: int, nbytes: int, place: int | None) -> MemoryEvent:
+    record, size = footprint.lives[life], of_samples(nbytes, footprint.job.batch)
+    module = names.masked(record.module)
+    look = (nbytes > 0, int(footprint.line_of[life]), record.phase, module, record.origin, record.kind, size[1])
+    return MemoryEvent(look, life, size, names.number(record.module), record, None if place is None else place + 1)

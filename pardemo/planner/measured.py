@@ -38,63 +38,63 @@ def measure(path: Path, ranks: int, cluster: Cluster | None = None) -> dict[str,
     from pardemo.world import World
 
     with World(ranks, cluster=cluster) as world:
-        found = world.run(on_rank)[0]
-    _write(path, found)
-    return found
+        fields = world.run(on_rank)[0]
+    _write(path, fields)
+    return fields
 
 
 def write(path: str) -> dict[str, Any]:
-    """The same as a rank of torchrun's job; rank 0 writes."""
-    found = on_rank()
+    """Measures as a rank of torchrun's job; rank 0 writes the profile to ``path``."""
+    fields = on_rank()
     if dist.get_rank() == 0:
-        _write(Path(path), found)
-    return found
+        _write(Path(path), fields)
+    return fields
 
 
-def _write(path: Path, found: dict[str, Any]) -> None:
-    profile.check(found)
-    project.write_json(path, found)
+def _write(path: Path, fields: dict[str, Any]) -> None:
+    profile.check(fields)
+    project.write_json(path, fields)
 
 
 def on_rank() -> dict[str, Any]:
     """On every rank: the fields of :mod:`pardemo.planner.profile`, of all ranks' means."""
-    here = device()
-    gpu = here.type == "cuda"
-    name, memory = _device(here)
-    rates = {size: _product(size, here) for size in SIZES[gpu]}
+    rank_device = device()
+    gpu = rank_device.type == "cuda"
+    name, memory = _device(rank_device)
+    rates = {size: _product(size, rank_device) for size in SIZES[gpu]}
     best = max(rates.values())
     peak_flops, source = peak(name, best)
-    size = torch.empty(COPY_BYTES[gpu] // 4, device=here)
+    size = torch.empty(COPY_BYTES[gpu] // 4, device=rank_device)
     target = torch.empty_like(size)
     copied = _mean(2 * COPY_BYTES[gpu] / median(times(lambda: target.copy_(size), 7)))
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "name": name, "memory_gib": _short(memory / 2**30), "peak_tflops": _short(peak_flops / 1e12),
         "reachable_tflops": {str(size): _short(rate / 1e12) for size, rate in rates.items()},
-        "sustained": _short(min(1.0, _warm(SIZES[gpu][-1], WARM_S[gpu], here) / rates[SIZES[gpu][-1]])),
+        "sustained": _short(min(1.0, _warm(SIZES[gpu][-1], WARM_S[gpu], rank_device) / rates[SIZES[gpu][-1]])),
         "memory_gb_per_s": _short(copied / 1e9), "bf16": gpu and torch.cuda.is_bf16_supported(),
     }  # fmt: skip
     return (
-        found
+        fields
         | _links(gpu)
         | {"source": f"measured with torch {torch.__version__}, {dist.get_world_size()} ranks; {source}"}
     )
 
 
-def _product(n: int, here: torch.device) -> float:
+def _product(n: int, rank_device: torch.device) -> float:
     """Operations/s of a product of n × n × n: bf16 on a GPU, fp32 on cores."""
-    a, b, c = _matrices(n, here)
+    a, b, c = _matrices(n, rank_device)
     return _mean(2 * n**3 / median(times(lambda: torch.mm(a, b, out=c), 9)))
 
 
-def _warm(n: int, seconds: float, here: torch.device) -> float:
-    """The same at the end of some seconds without a pause, when the chip is warm and its power is shared."""
-    a, b, c = _matrices(n, here)
+def _warm(n: int, seconds: float, rank_device: torch.device) -> float:
+    """Operations/s of such a product after ``seconds`` without a pause: the chip is warm, its power is shared."""
+    a, b, c = _matrices(n, rank_device)
     dist.barrier()
     begin = time.perf_counter()
     ends = [begin]
     while ends[-1] - begin < seconds:
         torch.mm(a, b, out=c)
-        if here.type == "cuda":
+        if rank_device.type == "cuda":
             torch.cuda.synchronize()
         ends.append(time.perf_counter())
     later = [end for end in ends if end - begin >= seconds / 2]
@@ -102,9 +102,9 @@ def _warm(n: int, seconds: float, here: torch.device) -> float:
     return _mean(2 * n**3 * max(1, rounds) / (ends[-1] - (later[0] if rounds else ends[-2])))
 
 
-def _matrices(n: int, here: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    kind = torch.bfloat16 if here.type == "cuda" else torch.float32
-    a = torch.randn(n, n, device=here).to(kind)
+def _matrices(n: int, rank_device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    kind = torch.bfloat16 if rank_device.type == "cuda" else torch.float32
+    a = torch.randn(n, n, device=rank_device).to(kind)
     return a, a.clone(), torch.empty_like(a)
 
 
@@ -112,14 +112,14 @@ def _links(gpu: bool) -> dict[str, Any]:
     """The links inside and between hosts, of all-reduces that all groups of a kind make at once."""
     rank, size = dist.get_rank(), dist.get_world_size()
     each = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    hosts, found = size // each, {"host_gpus": each}
+    hosts, fields = size // each, {"host_gpus": each}
     inside = [dist.new_group(range(host * each, (host + 1) * each)) for host in range(hosts)]
     between = [dist.new_group(range(local, size, each)) for local in range(each)]
     if each > 1:
-        found["inside"] = _link(inside[rank // each], each, 1, gpu)
+        fields["inside"] = _link(inside[rank // each], each, 1, gpu)
     if hosts > 1:  # each GPU's ring has its part of the adapters
-        found["between"] = _link(between[rank % each], hosts, each, gpu)
-    return found
+        fields["between"] = _link(between[rank % each], hosts, each, gpu)
+    return fields
 
 
 def _link(group: dist.ProcessGroup, ranks: int, rings: int, gpu: bool) -> dict[str, float]:
@@ -130,7 +130,7 @@ def _link(group: dist.ProcessGroup, ranks: int, rings: int, gpu: bool) -> dict[s
 
 
 def _all_reduce(nbytes: int, group: dist.ProcessGroup) -> float:
-    """Seconds; the slowest group's, since all of them begin together."""
+    """Seconds of an all-reduce: the slowest group's, since all of them begin together."""
     tensor = torch.ones(nbytes // 4, device=device())
     seconds = median(times(lambda: dist.all_reduce(tensor.fill_(1.0), group=group), 7))
     every = [None] * dist.get_world_size()
@@ -138,24 +138,24 @@ def _all_reduce(nbytes: int, group: dist.ProcessGroup) -> float:
     return max(every)
 
 
-def _device(here: torch.device) -> tuple[str, float]:
-    """Its name, and the bytes of its memory: of cores, a rank's part of the machine's."""
-    if here.type == "cuda":
-        return torch.cuda.get_device_name(here), torch.cuda.get_device_properties(here).total_memory
+def _device(rank_device: torch.device) -> tuple[str, float]:
+    """The device's name, and the bytes of its memory: of cores, a rank's part of the machine's."""
+    if rank_device.type == "cuda":
+        return torch.cuda.get_device_name(rank_device), torch.cuda.get_device_properties(rank_device).total_memory
     import psutil
 
     return "cpu", psutil.virtual_memory().total / int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
 def peak(name: str, best: float) -> tuple[float, str]:
-    """The datasheet's of the GPU that the device's name says; else the best product is the most that is known."""
+    """The peak by the datasheet of the GPU with the device's name, and its source; else the best measured product."""
     words = set(name.upper().replace("-", " ").split())
     try:
-        known = [hardware.gpu(name)]
+        matches = [hardware.gpu(name)]
     except ValueError:  # another memory or board than the table's, which has the same peak
-        known = [gpu for gpu in hardware.GPUS.values() if words.issuperset(gpu.name.upper().split("-"))]
-    if known and known[0].flops >= best:
-        return known[0].flops, f"its peak: {known[0].source}"
+        matches = [gpu for gpu in hardware.GPUS.values() if words.issuperset(gpu.name.upper().split("-"))]
+    if matches and matches[0].flops >= best:
+        return matches[0].flops, f"its peak: {matches[0].source}"
     return best, "its peak is the best product"
 
 
@@ -166,7 +166,7 @@ def _mean(value: float) -> float:
 
 
 def _short(value: float) -> float:
-    """Four digits."""
+    """The value with four digits."""
     return float(f"{value:.4g}")
 
 
@@ -181,8 +181,8 @@ def command(file: str, ranks: int | None, as_json: bool) -> int:
         raise ValueError(f"--gpus must be at least 1, not {ranks}")
     ranks = ranks or torch.cuda.device_count() or min(4, max(2, available_cores()))
     print(f"plan: {ranks} ranks measure products, memory and links …", file=sys.stderr, flush=True)
-    found = measure(path, ranks)
-    print(json.dumps(found, indent=1))
+    fields = measure(path, ranks)
+    print(json.dumps(fields, indent=1))
     if not as_json:
         print(f"written to {path}; pardemo plan --gpu {path} plans with it")
     return 0

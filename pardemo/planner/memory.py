@@ -65,8 +65,8 @@ class Curve:
         self.low = run(job.but(batch=LOW))
         self._slope: np.ndarray | None = None
         self._shares: dict[tuple, np.ndarray] = {}
-        if (found := _any_batch(_bounded(job))) is not None:
-            self._slope = found.of_each
+        if (any_batch := _any_batch(_bounded(job))) is not None:
+            self._slope = any_batch.of_each
         else:
             high = run(job.but(batch=HIGH))
             if np.array_equal(self.low.changes[:, 0], high.changes[:, 0]):
@@ -74,12 +74,12 @@ class Curve:
 
     @property
     def affine(self) -> bool:
-        """Whether the same happens whatever the micro-batch."""
+        """Whether the same events happen whatever the micro-batch."""
         return self._slope is not None
 
     @classmethod
     def at_one(cls, job: RankJob) -> "Curve":
-        """Of the job's own micro-batch alone: from one dry run."""
+        """The curve at the job's own micro-batch alone, from one dry run."""
         curve = cls.__new__(cls)
         curve.job, curve.low, curve._shares = job, run(job), {}
         curve._slope = np.zeros(len(curve.low.changes))
@@ -125,8 +125,8 @@ class Curve:
         """A dry run, and the change in bytes at each of its events with ``batch`` samples."""
         low = self.low
         asked = min(accumulation or self.job.accumulation, 2)
-        kept = 2 * low.trained_params * (asked != low.job.accumulation)  # gradients that are kept, or are not
-        if not self.affine or kept > NEGLIGIBLE * low.peak_bytes:
+        gradient_bytes = 2 * low.trained_params * (asked != low.job.accumulation)  # gradients that are kept, or are not
+        if not self.affine or gradient_bytes > NEGLIGIBLE * low.peak_bytes:
             exact = run(self.job.but(batch=batch, accumulation=asked))
             return exact, exact.changes[:, 1].astype(float)
         return low, low.changes[:, 1] + (batch - low.job.batch) * self._slope
@@ -150,15 +150,15 @@ class Curve:
         return low
 
 
-def reserved_of(found: Footprint) -> int:
+def reserved_of(footprint: Footprint) -> int:
     """What the allocator reserves in a dry run's own step."""
-    return _reserved(found.changes[:, 0], found.changes[:, 1], found.first_event)
+    return _reserved(footprint.changes[:, 0], footprint.changes[:, 1], footprint.first_event)
 
 
 def _reserved(who: np.ndarray, nbytes: np.ndarray, first: int, room: float = math.inf) -> int:
     """What the allocator reserves in the step that begins at event ``first``."""
     before = np.bincount(who[:first], nbytes[:first])
-    alive = [(int(one), before[one]) for one in np.unique(who[:first]) if before[one] >= 1]
+    alive = [(int(storage), before[storage]) for storage in np.unique(who[:first]) if before[storage] >= 1]
     return reserved_bytes(alive, zip(who[first:].tolist(), nbytes[first:].tolist(), strict=True), room)
 
 
@@ -169,13 +169,13 @@ _ANY: dict[str, AnyBatch | None] = {}
 def run(job: RankJob) -> Footprint:
     """A dry run, or the same one made before in this process; of no more ranks than :data:`DATA_PARALLEL_MOST`.
 
-    What was run with one number of samples is known for others too, where :func:`layers.any_batch` says so.
+    A run with one number of samples serves for others too, where :func:`layers.any_batch` has a result.
     """
     job = _bounded(job)
     key = job.described
     if key not in _DONE:
-        found = _any_batch(job) if job.batch > 1 else None
-        _DONE[key] = dry_run(job) if found is None else found.footprint(job.batch)
+        any_batch = _any_batch(job) if job.batch > 1 else None
+        _DONE[key] = dry_run(job) if any_batch is None else any_batch.footprint(job.batch)
     return _DONE[key]
 
 
@@ -201,8 +201,8 @@ def _bounded(job: RankJob) -> RankJob:
     return job.but(ranks=min(job.ranks, DATA_PARALLEL_MOST))
 
 
-def _phases(found: Footprint) -> list[str]:
-    names = ["between"] * len(found.timeline)
-    for (name, begin), end in zip(found.phases, [p for _, p in found.phases[1:]] + [len(names)], strict=True):
+def _phases(footprint: Footprint) -> list[str]:
+    names = ["between"] * len(footprint.timeline)
+    for (name, begin), end in zip(footprint.phases, [p for _, p in footprint.phases[1:]] + [len(names)], strict=True):
         names[begin:end] = [name] * (end - begin)
     return names

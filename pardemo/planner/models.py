@@ -98,11 +98,11 @@ def lora_target(config: PreTrainedConfig) -> tuple[str, ...]:
 
     if config.model_type in PEFTS:
         return tuple(PEFTS[config.model_type])
-    known = lora.linear_names(outline(RankJob(config)))
+    linear = lora.linear_names(outline(RankJob(config)))
     for names in _ATTENTION:
-        if known.issuperset(names):
+        if linear.issuperset(names):
             return names
-    raise ValueError(f"{config.model_type}: name LoRA's modules (--target) among {', '.join(sorted(known))}")
+    raise ValueError(f"{config.model_type}: name LoRA's modules (--target) among {', '.join(sorted(linear))}")
 
 
 def check_tensor_parallel(config: PreTrainedConfig, tp: int) -> None:

@@ -10,44 +10,44 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 def number(name: str) -> int | None:
-    """Of the layer."""
-    found = _NUMBER.search(name)
-    return int(found[0]) if found else None
+    """The layer's number in a name; None without one."""
+    match = _NUMBER.search(name)
+    return int(match[0]) if match else None
 
 
 def renamed(name: str, number: int) -> str:
-    """Of another layer."""
+    """The name with another layer's number."""
     return _NUMBER.sub(str(number), name, count=1)
 
 
 def masked(name: str) -> str:
-    """Of any layer."""
+    """The name with ``*`` in the place of the layer's number."""
     return _NUMBER.sub("*", name, count=1)
 
 
 def by_layer(named: Mapping[str, Any], middle: int, more: int) -> Iterator[tuple[str, Any]]:
-    """Names and values with the layers that were not run, in order: they are like the one in the middle."""
-    held: list[tuple[str, Any]] = []
+    """Names and values, with those of layers that were not run, in order: they are like the one in the middle."""
+    pending: list[tuple[str, Any]] = []
     for name, value in [*named.items(), ("", None)]:
         layer = number(name)
-        if held and layer != middle:
+        if pending and layer != middle:
             for extra in range(1, more + 1):
-                yield from ((renamed(one, middle + extra), like) for one, like in held)
-            held = []
+                yield from ((renamed(middle_name, middle + extra), like) for middle_name, like in pending)
+            pending = []
         if layer == middle:
-            held.append((name, value))
+            pending.append((name, value))
         if value is not None:
             yield (name if layer is None or layer <= middle else renamed(name, layer + more)), value
 
 
 def counts(few: Counts, many: Counts, middle: int, more: int) -> Counts:
-    """Each count goes on as from one layer less to one more; what modules moved, layer by layer."""
-    found: Counts = {}
+    """Each count with ``more`` layers, as it grows from ``few`` to ``many``; the traffic of modules, layer by layer."""
+    extended: Counts = {}
     for kind, named in many.items():
-        found[kind] = {}
+        extended[kind] = {}
         for name, values in by_layer(named, middle, more):
             if number(name) is None:
                 before = few[kind].get(name, (0, 0))
                 values = tuple(now + more * (now - was) for now, was in zip(values, before, strict=True))
-            found[kind][name] = values
-    return found
+            extended[kind][name] = values
+    return extended

@@ -30,7 +30,7 @@ class Case:
     """A layout on a cluster.
 
     Args:
-        what: of it, for the table. forward_s: of a layer on a rank; its backward pass takes twice that.
+        what: its label in the table. forward_s: of a layer on a rank; its backward pass takes twice that.
         buckets: in which gradients are summed beside the backward pass; a single one is full when that is over.
     """
 
@@ -46,7 +46,7 @@ class Case:
 
     @property
     def job(self) -> Job:
-        """What is predicted: nothing but waits and links takes time."""
+        """The job whose time is predicted: nothing but waits and links takes time."""
         cluster = self.cluster
         inside = cluster.inside_rate or cluster.between_rate
         gpu = Gpu("a rank that waits", ENDLESS, ENDLESS, ENDLESS, inside, "this machine")
@@ -61,7 +61,7 @@ class Case:
 
     @property
     def start_s(self) -> float:
-        """Of an all-reduce over two ranks: the two steps of the package's ring, before them what the ranks compare."""
+        """Start-up seconds of an all-reduce over two ranks: a comparison of the ranks, then the ring's two steps."""
         return 3 * self.cluster.latency_s
 
     @property
@@ -105,10 +105,10 @@ def measure(case: Case, steps: int = STEPS) -> float:
 
     forward_s = case.forward_s
     with World(case.cluster.size, cluster=case.cluster, preload=[paced.__name__]) as world:
-        found = world.run(
+        rank_seconds = world.run(
             paced.seconds, SHAPE, case.layout, SEQUENCE, forward_s, 2 * forward_s, case.buckets, steps, timeout_s=120
         )
-    return min(map(max, zip(*found, strict=True)))
+    return min(map(max, zip(*rank_seconds, strict=True)))
 
 
 def compare(cases: Iterable[Case] = CASES) -> Iterator[tuple[Case, float, float]]:

@@ -28,7 +28,7 @@ BF16 = 2  # bytes
 
 
 class Weights(nn.Module):
-    """So many of them, each with a gradient, in the place of a product that would need a core."""
+    """``count`` weights with gradients, in the place of a product that would need a core."""
 
     def __init__(self, count: int):
         super().__init__()
@@ -65,25 +65,25 @@ def seconds(
     Args:
         buckets: in which a stage's gradients are summed, where states are not sharded.
     """
-    with groups.Groups(groups.ParallelDims(layout.tp, layout.dp, layout.pp)) as mine:
+    with groups.Groups(groups.ParallelDims(layout.tp, layout.dp, layout.pp)) as own_groups:
         count = int(layer_params(shape, layout))
-        layers = [Layer(count, forward_s, backward_s, mine.tp) for _ in range(shape.layers)]
-        stage = cut_by_layers(layers, layout.pp)[dist.get_rank(mine.pp)]
-        engine = _engine(layout, stage, mine.dp, len(stage) * count * BF16 // buckets)
-        step, found = _step(layout, shape, sequence, engine, mine), []
+        layers = [Layer(count, forward_s, backward_s, own_groups.tp) for _ in range(shape.layers)]
+        stage = cut_by_layers(layers, layout.pp)[dist.get_rank(own_groups.pp)]
+        engine = _engine(layout, stage, own_groups.dp, len(stage) * count * BF16 // buckets)
+        step, durations = _step(layout, shape, sequence, engine, own_groups), []
         for _ in range(steps + 1):
             dist.barrier()
             begin = time.perf_counter()
             step()
-            found.append(time.perf_counter() - begin)
+            durations.append(time.perf_counter() - begin)
         dist.barrier()
         if isinstance(engine, Zero1 | Zero3):
             engine.close()
-    return found[1:]
+    return durations[1:]
 
 
 def _engine(layout: Layout, stage: nn.Module, group: dist.ProcessGroup, bucket_bytes: int) -> nn.Module:
-    """The stage with who sums its gradients over the copies."""
+    """The stage in the engine that sums its gradients over the replicas."""
     if layout.dp == 1 or layout.pp > 1:
         return stage
     sharded = {"zero1": Zero1, "zero3": Zero3}.get(layout.sharding)
@@ -92,16 +92,18 @@ def _engine(layout: Layout, stage: nn.Module, group: dist.ProcessGroup, bucket_b
     return BucketedDataParallel(stage, group, bucket_bytes=bucket_bytes)
 
 
-def _step(layout: Layout, shape: Shape, sequence: int, engine: nn.Module, mine: groups.Groups) -> Callable[[], None]:
+def _step(
+    layout: Layout, shape: Shape, sequence: int, engine: nn.Module, own_groups: groups.Groups
+) -> Callable[[], None]:
     x = torch.ones(layout.micro_batch * layout.accumulation, sequence, shape.hidden, dtype=torch.bfloat16)
     if layout.pp > 1:
-        pipeline = Pipeline([engine], Schedule(one_f_one_b, layout.pp, layout.accumulation), F.mse_loss, mine.pp)
+        pipeline = Pipeline([engine], Schedule(one_f_one_b, layout.pp, layout.accumulation), F.mse_loss, own_groups.pp)
 
         def step() -> None:
             pipeline.step(x, x)
             # after all micro-batches, as Megatron does without overlap: a sum within the last backward would hold
             # up the gradient for the stage before
-            ring_all_reduce(torch.cat([parameter.grad for parameter in engine.parameters()]), mine.dp)
+            ring_all_reduce(torch.cat([parameter.grad for parameter in engine.parameters()]), own_groups.dp)
             engine.zero_grad()
 
         return step

@@ -21,7 +21,7 @@ TITAN = "torchtitan, llama3_h100_202412: Llama-3 8B on 8 H100, FSDP2, full recom
 
 @dataclass(frozen=True)
 class Peak:
-    """``gib`` of what torch had ``counted``: reserved or allocated."""
+    """A published peak: ``gib`` of what torch had ``counted``, reserved or allocated."""
 
     job: RankJob
     gib: float
@@ -50,9 +50,11 @@ def published() -> list[Peak]:
 
 def compare() -> Iterator[str]:
     for peak in published():
-        found = memory.run(peak.job)
-        nbytes = found.peak_bytes if peak.counted == "allocated" else memory.reserved_of(found)
-        lines = ", ".join(f"{name} {found.lines[name] / 2**30:.1f}" for name in LINES if found.lines[name] >= 5e7)
+        footprint = memory.run(peak.job)
+        nbytes = footprint.peak_bytes if peak.counted == "allocated" else memory.reserved_of(footprint)
+        lines = ", ".join(
+            f"{name} {footprint.lines[name] / 2**30:.1f}" for name in LINES if footprint.lines[name] >= 5e7
+        )
         job, planned = peak.job, nbytes / 2**30
         yield (
             f"{job.engine}, checkpointing {'on' if job.checkpointing else 'off'}, {job.batch} × {job.sequence}: "

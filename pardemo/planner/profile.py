@@ -65,10 +65,10 @@ def find(name: str, gpus: int = 1) -> GpuProfile:
     """
     if not is_file(name):
         return GpuProfile(hardware.gpu(name))
-    found = load(Path(name).expanduser())
-    if gpus > 1 and not found.inside:
+    gpu_profile = load(Path(name).expanduser())
+    if gpus > 1 and not gpu_profile.inside:
         raise ValueError(f"{Path(name).name} has no inside (gb_per_s, latency_us), which {gpus} GPUs need")
-    return found
+    return gpu_profile
 
 
 def load(path: Path) -> GpuProfile:
@@ -99,7 +99,7 @@ def _profile(values: Any) -> GpuProfile:
         raise ValueError("not a profile, which is an object with " + ", ".join(NEEDED))
     if "matmul_flops" in values:
         raise ValueError("a run's machine.json, and no profile; pardemo plan --measure FILE writes one")
-    _known(values, KNOWN, "")
+    _check_names(values, KNOWN, "")
     if missing := [name for name in NEEDED if name not in values]:
         raise ValueError("no " + ", ".join(f"{name} ({_unit(name)})" for name in missing))
     if not isinstance(values["name"], str) or not values["name"].strip():
@@ -141,11 +141,11 @@ def _reachable(value: Any, peak: float) -> tuple[float, float | None]:
     _below(max(rates.values()), peak)
     if len(rates) == 1:
         return next(iter(rates.values())), None
-    told = {
+    logs = {
         lost: [math.log(rate) + 3 * math.log1p(lost / size) for size, rate in rates.items()] for lost in range(1001)
     }
-    lost = min(told, key=lambda one: _spread(told[one]))
-    return min(peak, math.exp(sum(told[lost]) / len(rates))), float(lost)
+    lost = min(logs, key=lambda lost: _spread(logs[lost]))
+    return min(peak, math.exp(sum(logs[lost]) / len(rates))), float(lost)
 
 
 def _spread(values: list[float]) -> float:
@@ -164,18 +164,18 @@ def _link(values: Mapping[str, Any], name: str) -> dict[str, float] | None:
     link = values[name]
     if not isinstance(link, dict):
         raise ValueError(f"{name} must be an object with {' and '.join(LINK_NUMBERS)} ({LINKS[name]}), not {link!r}")
-    _known(link, tuple(LINK_NUMBERS), f"{name}.")
+    _check_names(link, tuple(LINK_NUMBERS), f"{name}.")
     if missing := [field for field in LINK_NUMBERS if field not in link]:
         raise ValueError(f"{name} has no " + ", ".join(f"{field} ({LINK_NUMBERS[field][0]})" for field in missing))
-    return {field: _number(link, field, *limits, where=f"{name}.") for field, limits in LINK_NUMBERS.items()}
+    return {field: _number(link, field, *limits, prefix=f"{name}.") for field, limits in LINK_NUMBERS.items()}
 
 
-def _number(values: Mapping[str, Any], name: str, unit: str, least: float, most: float, where: str = "") -> float:
+def _number(values: Mapping[str, Any], name: str, unit: str, least: float, most: float, prefix: str = "") -> float:
     value = values[name]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{where}{name} must be a number ({unit}), not {value!r}")
+        raise ValueError(f"{prefix}{name} must be a number ({unit}), not {value!r}")
     if not least <= value <= most:  # no number is within nothing, so this is for NaN, too
-        raise ValueError(f"{where}{name} is {value:g}, not within {least:g} to {most:g}; it is in {unit}")
+        raise ValueError(f"{prefix}{name} is {value:g}, not within {least:g} to {most:g}; it is in {unit}")
     return float(value)
 
 
@@ -192,12 +192,12 @@ def _host_gpus(values: Mapping[str, Any]) -> int | None:
     return value
 
 
-def _known(values: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+def _check_names(values: Mapping[str, Any], allowed: tuple[str, ...], prefix: str) -> None:
     for name in values:
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, 1, 0.5)
-            hint = f"did you mean {where}{near[0]}?" if near else f"there are {', '.join(known)}"
-            raise ValueError(f"no field {where}{name}; {hint}")
+        if name not in allowed:
+            near = difflib.get_close_matches(str(name), allowed, 1, 0.5)
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"there are {', '.join(allowed)}"
+            raise ValueError(f"no field {prefix}{name}; {hint}")
 
 
 def _unit(name: str) -> str:

@@ -6,7 +6,8 @@ from pardemo import options as numbers
 from pardemo.planner import hardware
 from pardemo.planner.layouts.command import SEQUENCE
 
-#: What is taken where an option is left out; None of them is filled in by the parser, so that what was said is known.
+#: What is taken where an option is left out. The parser fills none of them in, so that set options can be told from
+#: others.
 LEFT_OUT = {
     "recipe": "baichuan2-13b-lora-bf16", "gpu": "A800-80GB", "samples": 80_000, "labels": 1.0, "tp": 1, "pp": 1,
 }  # fmt: skip
@@ -96,14 +97,14 @@ def asked(arguments: argparse.Namespace) -> str:
     Raises:
         ValueError: two were asked, or one with an option that it has no use for; a number that is impossible.
     """
-    said = {name for name, value in vars(arguments).items() if value is not None and value is not False}
-    given = [question for question in TAKES if question.removeprefix("--") in said]
-    if len(given) > 1:
-        raise ValueError(f"{' and '.join(given)} are two questions; ask one of them")
-    question = given[0] if given else PLAN
+    set_options = {name for name, value in vars(arguments).items() if value is not None and value is not False}
+    questions = [question for question in TAKES if question.removeprefix("--") in set_options]
+    if len(questions) > 1:
+        raise ValueError(f"{' and '.join(questions)} are two questions; ask one of them")
+    question = questions[0] if questions else PLAN
     every = [name for takes in TAKES.values() for name in takes]
-    if foreign := [name for name in dict.fromkeys(every) if name in said and name not in TAKES[question]]:
-        raise ValueError(_told(question, foreign))
+    if foreign := [name for name in dict.fromkeys(every) if name in set_options and name not in TAKES[question]]:
+        raise ValueError(_refusal(question, foreign))
     _check_numbers(arguments)
     for name, value in LEFT_OUT.items():
         if getattr(arguments, name) is None and question != "--against":  # its files name their GPUs themselves
@@ -123,21 +124,21 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
         hardware.link(arguments.link)
 
 
-def _told(question: str, foreign: list[str]) -> str:
-    """What is too much, where it belongs, and how else it is said."""
+def _refusal(question: str, foreign: list[str]) -> str:
+    """The message for options that a question does not take: where they belong, and how else to say it."""
     name = foreign[0]
-    others = [one for one, takes in TAKES.items() if name in takes]
+    others = [other for other, takes in TAKES.items() if name in takes]
     belongs = f"{option(name)} goes with {' or '.join(others)}"
     if question == PLAN:
         return belongs
-    told = f"{question} has no use for {', '.join(map(option, foreign))}: {belongs}"
+    message = f"{question} has no use for {', '.join(map(option, foreign))}: {belongs}"
     if question in ("--search", "--explain") and (
-        words := [_IN_A_LAYOUT[one] for one in foreign if one in _IN_A_LAYOUT]
+        words := [_IN_A_LAYOUT[word] for word in foreign if word in _IN_A_LAYOUT]
     ):
-        told += f"; one layout is asked for as --explain {','.join(words)}"
-    return told
+        message += f"; one layout is asked for as --explain {','.join(words)}"
+    return message
 
 
 def option(name: str) -> str:
-    """As it is typed."""
+    """An option as it is typed."""
     return f"--{name.replace('_', '-')}"

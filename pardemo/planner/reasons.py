@@ -3,30 +3,30 @@
 from pardemo.planner.table import Plan, PlanRow
 
 
-def why(found: Plan) -> str:
+def why(plan: Plan) -> str:
     """The recommendation in words."""
-    return "nothing fits" if found.best is None else "; ".join(_reasons(found))
+    return "nothing fits" if plan.best is None else "; ".join(_reasons(plan))
 
 
-def _reasons(found: Plan) -> list[str]:
-    """The clauses for ``found.best``: how fast, against other stages, other micro-batches, and what limits it."""
-    return [_speed(found), *_stage(found), *_batch(found), f"limited by {found.best.time.limit}"]
+def _reasons(plan: Plan) -> list[str]:
+    """The clauses for ``plan.best``: how fast, against other stages, other micro-batches, and what limits it."""
+    return [_speed(plan), *_stage(plan), *_batch(plan), f"limited by {plan.best.time.limit}"]
 
 
-def _speed(found: Plan) -> str:
-    room = f"{found.request.cluster.room / 1e9:.1f} GB"
-    quickest = min(row.hours for row in found.eligible)
-    if found.best.hours == quickest:
+def _speed(plan: Plan) -> str:
+    room = f"{plan.request.cluster.room / 1e9:.1f} GB"
+    quickest = min(row.hours for row in plan.eligible)
+    if plan.best.hours == quickest:
         return f"the fastest that fits {room}"
     return f"within 1 % of the fastest that fits {room}, and offloads or shards less or takes less memory"
 
 
-def _stage(found: Plan) -> list[str]:
+def _stage(plan: Plan) -> list[str]:
     """Lower stages do not fit, or are slower; without any, what higher ones send."""
-    best = found.best
+    best = plan.best
     if best.stage is None:
         return []
-    zero = [row for row in found.rows if row.stage is not None]
+    zero = [row for row in plan.rows if row.stage is not None]
     lower = [row for row in zero if row.stage < best.stage]
     fitting = [row for row in lower if row.fits]
     if fitting:
@@ -42,24 +42,24 @@ def _stage(found: Plan) -> list[str]:
     return []
 
 
-def _batch(found: Plan) -> list[str]:
+def _batch(plan: Plan) -> list[str]:
     """The next smaller and the next larger micro-batch, all else equal."""
-    best = found.best
-    alike = [row for row in found.rows if _same(row, best, "engine", "offload", "checkpointing")]
-    told = []
+    best = plan.best
+    alike = [row for row in plan.rows if _same(row, best, "engine", "offload", "checkpointing")]
+    clauses = []
     smaller = max((row for row in alike if row.batch < best.batch), key=lambda row: row.batch, default=None)
     if smaller is not None and smaller.hours > best.hours:
-        told.append(f"micro-batches of {smaller.batch} take {_more(smaller, best)} longer")
+        clauses.append(f"micro-batches of {smaller.batch} take {_more(smaller, best)} longer")
     larger = min((row for row in alike if row.batch > best.batch), key=lambda row: row.batch, default=None)
     if larger is not None and not larger.fits:
-        told.append(f"micro-batches of {larger.batch} do not fit")
+        clauses.append(f"micro-batches of {larger.batch} do not fit")
     elif larger is not None and larger.hours < best.hours:
-        told.append(f"micro-batches of {larger.batch} are at most 1 % faster")
-    return told
+        clauses.append(f"micro-batches of {larger.batch} are at most 1 % faster")
+    return clauses
 
 
-def _same(one: PlanRow, other: PlanRow, *names: str) -> bool:
-    return all(getattr(one, name) == getattr(other, name) for name in names)
+def _same(row: PlanRow, other: PlanRow, *names: str) -> bool:
+    return all(getattr(row, name) == getattr(other, name) for name in names)
 
 
 def _more(slower: PlanRow, row: PlanRow) -> str:

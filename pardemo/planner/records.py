@@ -22,7 +22,7 @@ from pardemo.meters.calls import bytes_of_call
 from pardemo.meters.memory import MemoryMeter
 from pardemo.planner import allocation_origins
 from pardemo.planner.fake import NONE
-from pardemo.planner.operation_cache import MISSING, VIEWS, Known
+from pardemo.planner.operation_cache import MISSING, VIEWS, OperationCache
 from pardemo.planner.work import FLOPS, traffic
 
 _DEVICE, _META_DEVICE = torch.ops.prim.device.default, torch.device("meta")
@@ -47,8 +47,8 @@ class Life:
 
     def again(self) -> "Life":
         """A copy, in a fifth of the time that ``copy`` takes."""
-        (made := object.__new__(Life)).__dict__ |= self.__dict__
-        return made
+        (copy := object.__new__(Life)).__dict__ |= self.__dict__
+        return copy
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Recorder(MemoryMeter):
 
     Attributes: ``lives`` in order of birth; ``events`` (the life, the change in bytes) in order of time; ``marks``
     (name, number of the first event) of each phase; ``ticks``, kernels of the micro-batch until each event; ``cuts``
-    of DeepSpeed's stages 1 to 3, and ``aside``, of what is counted that which was counted within cuts.
+    of DeepSpeed's stages 1 to 3, and ``aside``, the counts made within cuts.
     """
 
     mode: compat.FakeTensorMode | None = None
@@ -87,7 +87,7 @@ class Recorder(MemoryMeter):
 
     def __post_init__(self):
         MemoryMeter.__init__(self)
-        self._known = None if self.mode is None else Known(self.mode)
+        self._operations = None if self.mode is None else OperationCache(self.mode)
         self._phase = "build"
         self._by_record: dict = {}
         self._calls: list[tuple[str, int]] = [("", 0)]  # the modules that are being called: name and number of the call
@@ -123,7 +123,7 @@ class Recorder(MemoryMeter):
                 self._hooks.append(hook)  # removed at the end: by it the model and this would keep one another alive
 
     def brought(self, parameter: nn.Parameter) -> None:
-        """A parameter's gradient is there."""
+        """Notes a parameter's gradient when it is there."""
         self._note(parameter.grad, "gradients")
 
     @classmethod
@@ -145,9 +145,9 @@ class Recorder(MemoryMeter):
 
     def _recorded(self, func, args, **kwargs):
         if (
-            func in VIEWS and not kwargs and self._known is not None
+            func in VIEWS and not kwargs and self._operations is not None
         ):  # it makes no storage, and nobody launches a kernel
-            out = self._known.view(func, args)
+            out = self._operations.view(func, args)
             if out is not MISSING:
                 self._note_older(args[0])
                 return out
@@ -158,12 +158,12 @@ class Recorder(MemoryMeter):
 
     def _call(self, func, args, kwargs):
         """An operation's result, from the second time on without torch's machinery."""
-        if self._known is None or (key := self._known.key(func, args, kwargs)) is None:
+        if self._operations is None or (key := self._operations.key(func, args, kwargs)) is None:
             return func(*args, **kwargs)
-        out = self._known.again(key, args)
+        out = self._operations.again(key, args)
         if out is MISSING:
             out = func(*args, **kwargs)
-            self._known.learn(key, func, args, kwargs, out)
+            self._operations.learn(key, func, args, kwargs, out)
         return out
 
     def _count_work(self, func, args, kwargs, out) -> None:
@@ -200,18 +200,18 @@ class Recorder(MemoryMeter):
             self.aside[kind][name] += count
 
     def watch(self, module: nn.Module) -> None:
-        """Whose modules the names are of."""
+        """Calls the modules by their names in ``module``."""
         self._names = {part: name for name, part in module.named_modules()}
 
     @contextlib.contextmanager
     def cut(self, name: str, grad: torch.Tensor | None) -> Iterator[None]:
         """Within the block the engine is at work, on the gradient of the parameter ``name`` or on all of them ("")."""
-        found = Cut(name, len(self.events), 0, None if grad is None else self.life_of(grad))
+        cut = Cut(name, len(self.events), 0, None if grad is None else self.life_of(grad))
         self._within = True
         yield
         self._within = False
-        found.end = len(self.events)
-        self.cuts.append(found)
+        cut.end = len(self.events)
+        self.cuts.append(cut)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -294,13 +294,13 @@ class Recorder(MemoryMeter):
 
 
 def _all_parameters(module: nn.Module) -> list[nn.Parameter]:
-    """Also those that FSDP2 computes with, which no module lists once the layer is over."""
-    found = list(module.parameters())
+    """The module's parameters, and those that FSDP2 computes with, which no module lists once the layer is over."""
+    parameters = list(module.parameters())
     for part in module.modules():
         for group in _groups_of(compat.fsdp_state(part)):
             gathered = (compat.gathered(p) for p in group.fsdp_params)
-            found += [p for p in gathered if p is not None]
-    return found
+            parameters += [p for p in gathered if p is not None]
+    return parameters
 
 
 def _groups_of(state: Any) -> list[Any]:

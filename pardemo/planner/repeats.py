@@ -49,7 +49,7 @@ class Region:
 
 
 @dataclass
-class Where:
+class Position:
     """A place in a run: an event of a section, or of a copy of a region."""
 
     section: int
@@ -59,20 +59,20 @@ class Where:
 
     @property
     def spot(self) -> tuple:
-        """Without the number of the copy."""
+        """The place without the number of the copy."""
         return (self.section, self.place, id(self.region))
 
 
 def insertions(few: Sequence[int], many: Sequence[int]) -> list[tuple[int, int]]:
     """(first, length) of what ``many`` has more than ``few``."""
     a, b = np.asarray(few), np.asarray(many)
-    found, i, j = [], 0, 0
+    blocks, i, j = [], 0, 0
     while True:
         same = _alike(a[i:], b[j:])
         i, j = i + same, j + same
         left = (len(b) - j) - (len(a) - i)
         if i == len(a):
-            return [*found, (j, left)] if left else found  # a region without its own repetition is refused later
+            return [*blocks, (j, left)] if left else blocks  # a region without its own repetition is refused later
         if left <= 0:
             raise Irregular("the deeper run lacks something")
         # a repetition of what comes before it, behind which the two go on alike for as long as may be
@@ -80,7 +80,7 @@ def insertions(few: Sequence[int], many: Sequence[int]) -> list[tuple[int, int]]
         length = max(again, key=lambda n: _alike(a[i:], b[j + n :]), default=0)
         if not length or not _alike(a[i:], b[j + length :]):
             raise Irregular("a layer that is like no other")
-        found.append((j, length))
+        blocks.append((j, length))
         j += length
 
 
@@ -97,7 +97,7 @@ def _numbered(few: list[MemoryEvent], many: list[MemoryEvent], sizes: bool) -> t
 
 
 def _alike(a: np.ndarray, b: np.ndarray) -> int:
-    """How many of the first are equal."""
+    """How many elements are equal from the beginning on."""
     most = min(len(a), len(b))
     differ = np.flatnonzero(a[:most] != b[:most])
     return int(differ[0]) if len(differ) else most
@@ -130,7 +130,7 @@ class Stretch:
 
     @staticmethod
     def _spans(number: int, few: list[int], many: list[int]) -> list[Region]:
-        tokens, found, end = np.asarray(many), [], 0
+        tokens, regions, end = np.asarray(many), [], 0
         for first, length in insertions(few, many):
             block, start, stop = tokens[first : first + length], first, first + length
             while start - length >= end and np.array_equal(tokens[start - length : start], block):
@@ -140,9 +140,9 @@ class Stretch:
             region = Region(number, start, length, (stop - start) // length)
             if region.copies < 2:
                 raise Irregular("a layer that is like no other")
-            found.append(region)
+            regions.append(region)
             end = stop
-        return found
+        return regions
 
     def _places(self, sections: list[list[MemoryEvent]], fewer: int | None):
         """Each event and where it is, in the coordinates of the deeper run."""
@@ -160,31 +160,36 @@ class Stretch:
                 for begin, stop, region, _ in spans:
                     if begin <= place < stop:
                         copy, offset = divmod(place - begin, region.length)
-                        yield event, Where(number, offset, region, copy)
+                        yield event, Position(number, offset, region, copy)
                         break
                     if place >= stop:
                         moved += region.length * (fewer or 0)
                 else:
-                    yield event, Where(number, place + moved)
+                    yield event, Position(number, place + moved)
 
     @staticmethod
-    def _births(sections: list[list[MemoryEvent]], places: dict[int, Where]) -> dict[int, Where]:
-        found: dict[int, Where] = {}
+    def _births(sections: list[list[MemoryEvent]], places: dict[int, Position]) -> dict[int, Position]:
+        births: dict[int, Position] = {}
         for events in sections:
             for event in events:
-                found.setdefault(event.life, places[id(event)])
-        return found
+                births.setdefault(event.life, places[id(event)])
+        return births
 
     def _pair(self, region: Region, offset: int) -> tuple[int, int]:
         """Two neighbouring copies in which an event is about neighbouring copies of the same; best in the middle."""
         middle = (region.copies - 1) // 2
         for copy in sorted(range(region.copies - 1), key=lambda copy: abs(copy - middle)):
-            one, two = (self._at(region, copy + more, offset) for more in (0, 1))
-            there, then = self._births_many[one.life], self._births_many[two.life]
-            step, up = then.copy - there.copy, 1
-            if one.number is not None and two.number is not None:
-                up = two.number - one.number
-            if there.region and there.spot == then.spot and {abs(step), abs(up)} == {1} and one.size == two.size:
+            first, second = (self._at(region, copy + more, offset) for more in (0, 1))
+            birth, next_birth = self._births_many[first.life], self._births_many[second.life]
+            step, up = next_birth.copy - birth.copy, 1
+            if first.number is not None and second.number is not None:
+                up = second.number - first.number
+            if (
+                birth.region
+                and birth.spot == next_birth.spot
+                and {abs(step), abs(up)} == {1}
+                and first.size == second.size
+            ):
                 return copy, step
         raise Irregular("layers that are not alike")
 
@@ -199,7 +204,7 @@ class Stretch:
             for region in self.regions[number]:
                 for event in events[place : region.start]:
                     yield number, *self._static(event)
-                yield from ((number, *one) for one in self._repeated(region))
+                yield from ((number, *repeated) for repeated in self._repeated(region))
                 place = region.start + region.copies * region.length
             for event in events[place:]:
                 yield number, *self._static(event)
@@ -209,12 +214,12 @@ class Stretch:
 
     def _as_in_both(self, event: MemoryEvent, fellow: MemoryEvent, once: bool):
         """What both runs have: about something that is as far from the beginning in them, or as far from the end."""
-        more, birth, known = self._more, self._births_many[event.life], self._births_few[fellow.life]
+        more, birth, fellow_birth = self._more, self._births_many[event.life], self._births_few[fellow.life]
         (now, scaled), (before, other) = event.size, fellow.size
         if scaled != other or event.look != fellow.look or (now != before and (scaled or not once)):
             raise Irregular("a storage whose size depends on layers and samples")
-        step = birth.copy - known.copy
-        if birth.spot != known.spot or step not in (0, 1):
+        step = birth.copy - fellow_birth.copy
+        if birth.spot != fellow_birth.spot or step not in (0, 1):
             raise Irregular("an event about one thing and another")
         number = event.number
         if number is not None:
@@ -235,10 +240,10 @@ class Stretch:
 
     def _between(self, region: Region, offset: int, pair: int, step: int, shift: int):
         """Of a copy that neither run has, ``shift`` behind one that shows how it goes on."""
-        event, two = (self._at(region, pair + n, offset) for n in (0, 1))
+        event, next_event = (self._at(region, pair + n, offset) for n in (0, 1))
         birth, number = self._births_many[event.life], event.number
         if number is not None:
-            number += shift if two.number > number else self._more - shift
+            number += shift if next_event.number > number else self._more - shift
         about = birth.copy + (shift if step == 1 else self._more - shift)
         return self._life((*birth.spot, about)), event.size, event, number
 

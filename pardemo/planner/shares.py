@@ -18,7 +18,7 @@ _SHARDED = {
 }
 
 
-def shares(found: Footprint, ranks: int, tp: int, pp: int, in_flight: int, offload: str) -> np.ndarray:
+def shares(footprint: Footprint, ranks: int, tp: int, pp: int, in_flight: int, offload: str) -> np.ndarray:
     """[storages]: the part of each storage that a rank has on its GPU.
 
     Args:
@@ -26,21 +26,24 @@ def shares(found: Footprint, ranks: int, tp: int, pp: int, in_flight: int, offlo
         in_flight: micro-batches whose activations a pipeline stage holds.
         offload: one of :data:`pardemo.planner.memory.OFFLOADS`.
     """
-    fewer = found.job.ranks / ranks
-    parts = np.zeros(len(found.lives))
-    for place, life in enumerate(found.lives):
-        line = LINES[found.line_of[place]]
+    fewer = footprint.job.ranks / ranks
+    parts = np.zeros(len(footprint.lives))
+    for place, life in enumerate(footprint.lives):
+        line = LINES[footprint.line_of[place]]
         if not _on_host(line, life, offload):
-            part = 1.0 if is_bucket(life, found.job) else _model_parallel(line, life, tp, pp, in_flight)
-            parts[place] = part * (fewer if _is_sharded(line, life, found) else 1.0)
+            part = 1.0 if is_bucket(life, footprint.job) else _model_parallel(line, life, tp, pp, in_flight)
+            parts[place] = part * (fewer if _is_sharded(line, life, footprint) else 1.0)
     return parts
 
 
-def _is_sharded(line: str, life: Life, found: Footprint) -> bool:
-    """Also what the update makes of a shard, in fp32 at most; larger ones are of whole parameters on their way."""
-    sharded = _SHARDED.get(found.job.engine, ())
+def _is_sharded(line: str, life: Life, footprint: Footprint) -> bool:
+    """Whether the engine shards the storage: states, and what the update makes of a shard, in fp32 at most.
+
+    Larger storages of the update are of whole parameters on their way.
+    """
+    sharded = _SHARDED.get(footprint.job.engine, ())
     if sharded and life.phase == "step" and line == "temporaries":
-        return life.nbytes <= 4.1 * found.trained_params / found.job.ranks
+        return life.nbytes <= 4.1 * footprint.trained_params / footprint.job.ranks
     return line in sharded
 
 
@@ -54,7 +57,7 @@ def _model_parallel(line: str, life: Life, tp: int, pp: int, in_flight: int) -> 
 
 
 def _on_host(line: str, life: Life, offload: str) -> bool:
-    """DeepSpeed moves its shards of gradients along with the states, and updates there."""
+    """Whether offload keeps the storage on the host; DeepSpeed's shards of gradients go with the states."""
     if offload == "none":
         return False
     if offload == "optimizer+parameters" and line in ("parameters", "frozen parameters"):

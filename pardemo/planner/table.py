@@ -45,13 +45,13 @@ class Hardware:
     @property
     def rates(self) -> Rates:
         gpu, each = self.gpu, self.gpus // self.hosts
-        found = Rates(gpu.flops, gpu.memory_bytes_per_s, gpu.link_bytes_per_s, self.between, each)
+        rates = Rates(gpu.flops, gpu.memory_bytes_per_s, gpu.link_bytes_per_s, self.between, each)
         if not gpu.measured:
-            return found
+            return rates
         # what was reached in place of the datasheet's shares; the backward pass keeps its distance
         reached = gpu.reachable * gpu.sustained / gpu.flops / SHARES["forward"]
         shares = tuple((phase, share * reached) for phase, share in SHARES.items())
-        return replace(found, shares=shares, memory_share=1.0, link_share=1.0)
+        return replace(rates, shares=shares, memory_share=1.0, link_share=1.0)
 
 
 @dataclass(frozen=True)
@@ -175,30 +175,30 @@ def plan(request: Request, progress: Callable[[str], None] = lambda text: None, 
     engines = sorted(dict.fromkeys(engine for engine, _ in asked), reverse=True)  # stage 3 takes longest
     apart = cores > len(engines)  # else both ways together, of which an engine's own work is the same
     ways = [(way,) for way in request.checkpointing] if apart else [tuple(request.checkpointing)]
-    tasks = [(engine, some) for engine in engines for some in ways]
-    found: dict[tuple[str, bool], list[PlanRow]] = {}
+    tasks = [(engine, group) for engine in engines for group in ways]
+    rows_of: dict[tuple[str, bool], list[PlanRow]] = {}
     with side_by_side(min(cores, len(tasks))) as spread:
         for done, rows in enumerate(spread(functools.partial(_rows, request), tasks), start=1):
-            found |= rows
+            rows_of |= rows
             progress(f"{done} of {len(tasks)} engines" if not apart else f"{done} of {len(tasks)} ways")
-    return Plan(request, [row for way in asked for row in found[way]])
+    return Plan(request, [row for way in asked for row in rows_of[way]])
 
 
 def _rows(request: Request, task: tuple[str, Sequence[bool]]) -> dict[tuple[str, bool], list[PlanRow]]:
-    """Those of one engine."""
+    """The rows of one engine."""
     engine, ways = task
-    found = {}
+    rows_of = {}
     offloads = [offload for offload in request.offloads if offload in _OFFLOADS[engine]]
     with collector(on=False):
         for way in ways:
             curve = Curve(jobs(request)[engine, way])
-            found[engine, way] = [
+            rows_of[engine, way] = [
                 row(request, curve, engine, offload, batch) for offload in offloads for batch in request.micro_batches
             ]
-    return found
+    return rows_of
 
 
-#: What an engine may leave to the host; FSDP2's own way is none that the planner knows.
+#: What an engine may leave to the host; FSDP2's own offload is not planned.
 _OFFLOADS = {
     "zero-0": ("none",),
     "zero-1": ("none", "optimizer"),
@@ -218,9 +218,11 @@ def jobs(request: Request) -> dict[tuple[str, bool], RankJob]:
 
     Two micro-batches stand for any more: gradients are kept from the second on.
     """
-    kept = min(2, max(1, request.samples_per_step // (request.dp * min(request.micro_batches))))
+    accumulation = min(2, max(1, request.samples_per_step // (request.dp * min(request.micro_batches))))
     return {
-        (engine, again): request.job.but(engine=engine, ranks=request.dp, checkpointing=again, accumulation=kept)
+        (engine, again): request.job.but(
+            engine=engine, ranks=request.dp, checkpointing=again, accumulation=accumulation
+        )
         for engine in request.engines
         if engine == "zero-0" or request.dp > 1
         for again in request.checkpointing
@@ -228,7 +230,7 @@ def jobs(request: Request) -> dict[tuple[str, bool], RankJob]:
 
 
 def row(request: Request, curve: Curve, engine: str, offload: str, batch: int) -> PlanRow:
-    """One line of the table."""
+    """One row of the table."""
     job, cluster = curve.job, request.cluster
     accumulation = request.share // batch
     in_flight = min(request.pp, accumulation)

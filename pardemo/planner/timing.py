@@ -96,7 +96,7 @@ class StepTime:
 
 
 def step_time(
-    found: Footprint,
+    footprint: Footprint,
     batch: int,
     accumulation: int,
     dp: int,
@@ -107,33 +107,33 @@ def step_time(
 ) -> StepTime:
     """A step of ``accumulation`` micro-batches of ``batch`` samples on each of ``dp`` copies of the model.
 
-    ``found`` is a dry run of micro-batches of any size: work is proportional to their samples. On fewer ranks than
-    ``dp``, but several, it tells what these send.
+    ``footprint`` is a dry run of micro-batches of any size: work is proportional to their samples. It may have fewer
+    ranks than ``dp``, if several: what they send is scaled.
 
     Raises:
         ValueError: the dry run was of one rank, so that nothing is known of what several send.
     """
-    job, cut = found.job, tp * pp
+    job, cut = footprint.job, tp * pp
     if job.ranks == 1 < dp:
         raise ValueError(f"a dry run of one rank does not tell what {dp} send")
     samples = batch / job.batch / cut
     shares = dict(rates.shares)
-    full = sum(samples * flops / rates.flops / shares.get(name, 0.6) for name, flops in found.flops.items())
+    full = sum(samples * flops / rates.flops / shares.get(name, 0.6) for name, flops in footprint.flops.items())
     products = full * (1 + rates.small_tokens / (batch * job.sequence))
     bytes_per_s = rates.memory_bytes_per_s * rates.memory_share
-    moved = sum(nbytes * (1 if is_cut(module) else tp) for module, nbytes in found.traffic.items())  # of tp ranks
+    moved = sum(nbytes * (1 if is_cut(module) else tp) for module, nbytes in footprint.traffic.items())  # of tp ranks
     memory = samples * moved / bytes_per_s
-    launched = sum(count for phase, count in found.kernels.items() if phase != "step") / pp * rates.launch_s
+    launched = sum(count for phase, count in footprint.kernels.items() if phase != "step") / pp * rates.launch_s
     launching = max(0.0, launched - products - memory)  # beside what the GPU has to do
     config = job.config
     activation = phi(batch, job.sequence, config.hidden_size, tp, 2) * config.num_hidden_layers / pp
     tensor_bytes = block("all" if job.checkpointing else "none") * activation if tp > 1 else 0.0
     tensor_parallel = tensor_bytes / rates.ring(tp)
     busy = products + memory + launching
-    each, once = data_parallel_bytes(found, dp, cut)
+    each, once = data_parallel_bytes(footprint, dp, cut)
     rounds = reductions(job, accumulation)
     shown = exposed(job, each / rates.ring(dp, tp), busy)
-    update = 0.0 if offload != "none" else found.step_traffic / cut / bytes_per_s
+    update = 0.0 if offload != "none" else footprint.step_traffic / cut / bytes_per_s
     return StepTime(
         products=accumulation * products,
         memory=accumulation * memory + update,
@@ -141,21 +141,21 @@ def step_time(
         tensor_parallel=accumulation * tensor_parallel,
         data_parallel=rounds * shown + once / rates.ring(dp, tp),
         bubble=(busy + tensor_parallel) * (pp - 1),
-        offload=offload_seconds(found, offload, accumulation, dp, cut, rates),
+        offload=offload_seconds(footprint, offload, accumulation, dp, cut, rates),
         sent_bytes=rounds * each + once + accumulation * tensor_bytes,
     )
 
 
-def data_parallel_bytes(found: Footprint, dp: int, model_parallel: int = 1) -> tuple[float, float]:
+def data_parallel_bytes(footprint: Footprint, dp: int, model_parallel: int = 1) -> tuple[float, float]:
     """Bytes that a rank sends each time gradients are reduced, and once a step: counted in the engine's dry run.
 
     DeepSpeed's default stages 1 and 2 all-reduce the gradients and gather the parameters, 3Ψ instead of the paper's
     2Ψ; its stage 3 gathers a layer as often as it has let go of it; FSDP2 gathers the head and the embedding once.
     """
-    ranks = found.job.ranks
+    ranks = footprint.job.ranks
     more = 1.0 if ranks == dp else (dp - 1) / dp * ranks / (ranks - 1)  # of a ring's (N − 1)/N
-    each = sum(nbytes for phase, nbytes in found.sent.items() if phase != "step")
-    return more * each / model_parallel, more * found.sent.get("step", 0.0) / model_parallel
+    each = sum(nbytes for phase, nbytes in footprint.sent.items() if phase != "step")
+    return more * each / model_parallel, more * footprint.sent.get("step", 0.0) / model_parallel
 
 
 def reductions(job: RankJob, accumulation: int) -> int:
@@ -170,8 +170,8 @@ def overlaps(job: RankJob) -> bool:
     """
     if job.stage is None:
         return job.engine == "fsdp2"
-    told = job.zero.get("overlap_comm")
-    return job.stage > 0 and (job.stage == 3 if told is None else bool(told))
+    setting = job.zero.get("overlap_comm")
+    return job.stage > 0 and (job.stage == 3 if setting is None else bool(setting))
 
 
 def exposed(job: RankJob, exchange: float, busy: float) -> float:
@@ -183,7 +183,7 @@ def exposed(job: RankJob, exchange: float, busy: float) -> float:
 
 
 def offload_seconds(
-    found: Footprint, offload: str, accumulation: int, dp: int, model_parallel: int, rates: Rates
+    footprint: Footprint, offload: str, accumulation: int, dp: int, model_parallel: int, rates: Rates
 ) -> float:
     """What DeepSpeed's offload adds to a step; its hosts' GPUs share memory, links and cores, and nothing overlaps.
 
@@ -196,10 +196,10 @@ def offload_seconds(
     if offload == "none":
         return 0.0
     on_host = min(rates.host_gpus, dp * model_parallel) / (dp * model_parallel)  # of the job's ranks
-    updated = found.trained_params * on_host
-    earlier = reductions(found.job, accumulation) - 1
+    updated = footprint.trained_params * on_host
+    earlier = reductions(footprint.job, accumulation) - 1
     copied = updated * (4 * earlier + 4 + 2)
     if offload == "optimizer+parameters":
-        passes = 2 + found.job.checkpointing
-        copied += passes * accumulation * 2 * found.params * on_host
+        passes = 2 + footprint.job.checkpointing
+        copied += passes * accumulation * 2 * footprint.params * on_host
     return copied / HOST_COPY_BYTES_PER_S + updated / HOST_ADAM_PARAMS_PER_S

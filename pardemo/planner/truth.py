@@ -53,24 +53,24 @@ def peak(run: Callable[[Callable[[str], contextlib.AbstractContextManager]], Non
         profiler = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         with profiler:
             run(record_function)
-    found, window = _allocations(profiler.profiler.kineto_results.experimental_event_tree())
-    found.sort()
-    _, total, first = found[0]
-    return max(total for at, total, _ in found if window[0] <= at <= window[1]) - (total - first)
+    allocations, window = _allocations(profiler.profiler.kineto_results.experimental_event_tree())
+    allocations.sort()
+    _, total, first = allocations[0]
+    return max(total for at, total, _ in allocations if window[0] <= at <= window[1]) - (total - first)
 
 
 def _allocations(nodes) -> tuple[list[tuple[int, int, int]], tuple[int, int]]:
     """(time, bytes allocated in the process after it, its own) of each allocation; when the step began and ended."""
-    found, window, todo = [], (0, 0), list(nodes)
+    allocations, window, todo = [], (0, 0), list(nodes)
     while todo:
         node = todo.pop()
         fields = node.extra_fields
         if hasattr(fields, "total_allocated"):
-            found.append((node.start_time_ns, fields.total_allocated, fields.alloc_size))
+            allocations.append((node.start_time_ns, fields.total_allocated, fields.alloc_size))
         elif type(fields).__name__ == "_ExtraFields_TorchOp" and fields.name == MARK:
             window = (node.start_time_ns, node.end_time_ns)
         todo += node.children
-    return found, window
+    return allocations, window
 
 
 def batch(job: RankJob, device: torch.device | str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,11 +110,11 @@ def _on_cuda(run: Callable) -> int:
         torch.cuda.reset_peak_memory_stats()
         yield
         torch.cuda.synchronize()
-        found.append(torch.cuda.max_memory_allocated())
+        peaks.append(torch.cuda.max_memory_allocated())
 
-    found: list[int] = []
+    peaks: list[int] = []
     run(window)
-    return found[0]
+    return peaks[0]
 
 
 @contextlib.contextmanager
@@ -154,11 +154,11 @@ def _all_threads_counted() -> Iterator[None]:
 def _silent() -> Iterator[None]:
     """The profiler's library writes a line at every start and stop, past Python, whatever its log level."""
     sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(saved, 2)
+        os.close(saved)
         os.close(nowhere)

@@ -37,7 +37,7 @@ ROUNDS = 5
 
 @dataclass(frozen=True)
 class Check:
-    """``error`` is predicted over known, less 1.
+    """One comparison: ``error`` is predicted over known (measured or published), less 1.
 
     ``within`` is the largest that is promised, either way, or above 0 where ``bound`` is "at most"; None where another
     rule stands for comparison. ``met`` says whether the promise is kept.
@@ -73,12 +73,12 @@ def megatron() -> list[Check]:
         config = GPT2Config(
             n_embd=job.hidden, n_head=job.heads, n_layer=job.layers, n_positions=1024, vocab_size=job.vocabulary
         )
-        found = dry_run(RankJob(config, batch=2, sequence=1024, precision="fp16"))
-        seconds = step_time(found, job.batch, 1, 1, rates, tp=tp).seconds
-        known = scaling.BASELINE_FLOPS * scaling.FIGURE_5_MP[tp] / 100
-        what = f"Megatron, {job.parameters / 1e9:.1f}B, {tp}-way"
+        footprint = dry_run(RankJob(config, batch=2, sequence=1024, precision="fp16"))
+        seconds = step_time(footprint, job.batch, 1, 1, rates, tp=tp).seconds
+        published = scaling.BASELINE_FLOPS * scaling.FIGURE_5_MP[tp] / 100
+        label = f"Megatron, {job.parameters / 1e9:.1f}B, {tp}-way"
         predicted = job.flops / tp / seconds / 1e12
-        rows.append(_check(what, predicted, known / 1e12, "TFLOP/s per GPU", "1909.08053 5.1", 0.3))
+        rows.append(_check(label, predicted, published / 1e12, "TFLOP/s per GPU", "1909.08053 5.1", 0.3))
     return rows
 
 
@@ -86,12 +86,12 @@ def a800() -> list[Check]:
     """LLaMA-7B on the article's GPUs, with and without offload, by micro-batch."""
     rows, rates = [], rates_of(hardware.gpu("A800-80GB"))
     for (stage, checkpointing), runs in A800.items():
-        found = dry_run(RankJob(models.find("llama2-7b"), batch=2, sequence=4096, checkpointing=checkpointing,
+        footprint = dry_run(RankJob(models.find("llama2-7b"), batch=2, sequence=4096, checkpointing=checkpointing,
                             engine=f"zero-{stage}", ranks=8))  # fmt: skip
-        for offload, batch, known in runs:
-            seconds = step_time(found, batch, 64 // 8 // batch, 8, rates, offload=offload).seconds
-            what = f"LLaMA-7B, ZeRO {stage}, offload {offload}, micro-batch {batch}"
-            rows.append(_check(what, 64 / seconds, known, "samples/s", "a gist's table, 8 × A800-80GB", 0.25))
+        for offload, batch, samples_per_s in runs:
+            seconds = step_time(footprint, batch, 64 // 8 // batch, 8, rates, offload=offload).seconds
+            label = f"LLaMA-7B, ZeRO {stage}, offload {offload}, micro-batch {batch}"
+            rows.append(_check(label, 64 / seconds, samples_per_s, "samples/s", "a gist's table, 8 × A800-80GB", 0.25))
     return rows
 
 
@@ -99,11 +99,13 @@ def nanotron() -> list[Check]:
     """Tokens/s of each H100; the gradients' exchange, under 1 % of the step, is left out."""
     rows, rates = [], rates_of(hardware.gpu("H100"))
     for name, (sizes, runs) in NANOTRON.items():
-        found = dry_run(RankJob(nanotron_config(*sizes), batch=2, sequence=4096, checkpointing=False))
-        for batch, known in runs.items():
-            seconds = step_time(found, batch, 32 // batch, 1, rates).seconds
-            what = f"nanotron, {name}, micro-batch {batch}"
-            rows.append(_check(what, 32 * 4096 / seconds, known, "tokens/s and GPU", "the playbook's benchmarks", 0.15))
+        footprint = dry_run(RankJob(nanotron_config(*sizes), batch=2, sequence=4096, checkpointing=False))
+        for batch, tokens_per_s in runs.items():
+            seconds = step_time(footprint, batch, 32 // batch, 1, rates).seconds
+            label = f"nanotron, {name}, micro-batch {batch}"
+            rows.append(
+                _check(label, 32 * 4096 / seconds, tokens_per_s, "tokens/s and GPU", "the playbook's benchmarks", 0.15)
+            )
     return rows
 
 
@@ -119,12 +121,12 @@ def published() -> list[Check]:
     rows, rates = [], rates_of(hardware.gpu("A100-80GB"))
     for length, (speed, gib) in SWIFT.items():
         job = RankJob(Baichuan2Config.b13(loss_head="full"), batch=1, sequence=length, adapter=Adapter())
-        found = dry_run(job)
-        seconds = step_time(found, 1, 16, 1, rates).seconds / 16
+        footprint = dry_run(job)
+        seconds = step_time(footprint, 1, 16, 1, rates).seconds / 16
         source = "ms-swift's table, 1 × A100-80GB"
-        what = f"Baichuan2-13B LoRA, {length} tokens"
-        rows.append(_check(what, 1 / seconds, speed, "samples/s", source, 0.0, "at most"))
-        rows.append(_check(what, found.peak_bytes / 2**30, gib, "GiB", source, 0.35))
+        label = f"Baichuan2-13B LoRA, {length} tokens"
+        rows.append(_check(label, 1 / seconds, speed, "samples/s", source, 0.0, "at most"))
+        rows.append(_check(label, footprint.peak_bytes / 2**30, gib, "GiB", source, 0.35))
     return rows
 
 
@@ -132,9 +134,9 @@ def here(profile: Any = None) -> list[Check]:
     """Steps on this machine in fp32 on one core, predicted from the profile of notebook 00."""
     from pardemo import World, machine
 
-    found = profile or machine.profile()
+    machine_profile = profile or machine.profile()
     rates = Rates(
-        found.matmul_flops, found.copy_bytes_per_s, 1e9, 1e9, 1,
+        machine_profile.matmul_flops, machine_profile.copy_bytes_per_s, 1e9, 1e9, 1,
         shares=tuple(dict.fromkeys(("forward", "recomputation", "backward"), 1.0).items()), memory_share=1.0,
         small_tokens=0.0, launch_s=0.0,
     )  # fmt: skip
@@ -147,9 +149,9 @@ def here(profile: Any = None) -> list[Check]:
             )  # fmt: skip
             job = RankJob(config, batch=4, sequence=256, checkpointing=checkpointing, precision="fp32", on_gpu=False)
             predicted = step_time(dry_run(job), 4, 1, 1, rates).seconds
-            what = f"Llama, {layers} layers of {width}, checkpointing {'on' if checkpointing else 'off'}"
-            known = world.run(seconds_of, job, timeout_s=120)[0]
-            rows.append(_check(what, predicted, known, "s a step", "this machine, one core, fp32", 0.15))
+            label = f"Llama, {layers} layers of {width}, checkpointing {'on' if checkpointing else 'off'}"
+            measured = world.run(seconds_of, job, timeout_s=120)[0]
+            rows.append(_check(label, predicted, measured, "s a step", "this machine, one core, fp32", 0.15))
     return rows
 
 
@@ -192,17 +194,17 @@ def memory() -> list[Check]:
         name, engine, ranks, lora, checkpointing, *prefetching = case
         job = examples.job(name, engine, ranks, lora, checkpointing, *prefetching)
         with World(ranks, preload=["pardemo.peers.deepspeed.engine", "pardemo.planner.truth"]) as world:
-            found = examples.compare(world, [job])[0]
-        known = found.pop("measured") / 1e6
+            comparison = examples.compare(world, [job])[0]
+        measured = comparison.pop("measured") / 1e6
         how = f"{name}, {'LoRA' if lora else 'full'}, {engine} on {ranks}{', checkpointing' * checkpointing}"
         how += ", no prefetching" * (prefetching == [False])
-        predictions = {"": found.pop("planned") / 1e6}
-        found.pop("error")
-        predictions |= {f"; {rule}": known * (1 + error) for rule, error in found.items()}
+        predictions = {"": comparison.pop("planned") / 1e6}
+        comparison.pop("error")
+        predictions |= {f"; {rule}": measured * (1 + error) for rule, error in comparison.items()}
         within = 0.1 if case == CHANCE else 0.03
         for rule, predicted in predictions.items():
             promised = None if rule else within
-            rows.append(_check(how + rule, predicted, known, "MB", "this machine, torch's allocator", promised))
+            rows.append(_check(how + rule, predicted, measured, "MB", "this machine, torch's allocator", promised))
     return rows
 
 
@@ -211,8 +213,8 @@ def emulated() -> list[Check]:
     from pardemo.planner import network
 
     rows = []
-    for case, predicted, known in network.compare():
-        rows.append(_check(f"{case.what}, {case.cluster}", predicted, known, "s a step", network.SOURCE, 0.1))
+    for case, predicted, measured in network.compare():
+        rows.append(_check(f"{case.what}, {case.cluster}", predicted, measured, "s a step", network.SOURCE, 0.1))
     return rows
 
 
@@ -228,7 +230,7 @@ PARTS: dict[str, Callable[[], list[Check]]] = {
 
 
 def validate(progress: Callable[[str], None] = lambda text: None) -> list[dict[str, Any]]:
-    """All checks, as rows."""
+    """All checks, as rows: a dict of :class:`Check` each."""
     rows = []
     for name, part in PARTS.items():
         progress(name)

@@ -42,7 +42,7 @@ def traffic(func: Any, args: Any, out: Any) -> list[int]:
 
 
 def _changed_in_place(func: Any, args: Any) -> list[torch.Tensor]:
-    changed = [arg for arg, told in zip(args, compat.op_schema(func).arguments, strict=False) if told.is_write]
+    changed = [arg for arg, declared in zip(args, compat.op_schema(func).arguments, strict=False) if declared.is_write]
     return tensors_in(changed)
 
 

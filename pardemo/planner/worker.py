@@ -16,9 +16,9 @@ SOCKET_NAME_BYTES = len("pymp-12345678/listener-12345678")  # of the server's so
 
 
 def server() -> tuple[BaseContext, int]:
-    """Where workers come from, and what they end with: a process that imports all they need, once.
+    """The context that starts workers, and the id of their parent process, which imports all they need, once.
 
-    It begins to with the first call. The caller's own imports take as long, so that it may ask before them.
+    It starts with the first call. The caller's own imports take as long, so that it may ask before them.
     """
     context = multiprocessing.get_context("forkserver")  # no thread of this process's can be in the way
     context.set_forkserver_preload(IMPORTED)
