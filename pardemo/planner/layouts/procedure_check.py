@@ -8,7 +8,7 @@ from pathlib import Path
 from pardemo.planner import hardware
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.procedure import Candidate, choose
-from pardemo.planner.layouts.search import Found, search
+from pardemo.planner.layouts.search import PlannedLayout, search
 from pardemo.planner.layouts.shape import of
 from pardemo.planner.layouts.stacks import stack
 from pardemo.planner.layouts.step import step
@@ -31,7 +31,7 @@ class Compared:
     batch: int
     chosen: Candidate | None
     seconds: float
-    best: Found | None
+    best: PlannedLayout | None
 
     @property
     def ratio(self) -> float:
