@@ -36,12 +36,12 @@ def two_hops() -> Drawing:
             for place, part in enumerate(held(rank, hops)):
                 canvas.box(x + place * _CELL, _middle(rank) - _HIGH / 2, _CELL, _HIGH, rank_colour(part), str(part))
     for hop in (0, 1):
-        for one in range(HOSTS * PLACES):
-            for other in partners(one, hop):
-                begin = _X[hop] + len(held(one, hop)) * _CELL + 4
-                canvas.arrow([(begin, _middle(one)), (_X[hop + 1] - 4, _middle(other))], _TALK, 3)
-    told = "arrows: rounded to 8 bits"
-    canvas.text(14, _TOP + 2 * _HOST - 14, told, size=18, anchor="start", fill=_TALK, bold=True)
+        for sender in range(HOSTS * PLACES):
+            for receiver in partners(sender, hop):
+                begin = _X[hop] + len(held(sender, hop)) * _CELL + 4
+                canvas.arrow([(begin, _middle(sender)), (_X[hop + 1] - 4, _middle(receiver))], _TALK, 3)
+    label = "arrows: rounded to 8 bits"
+    canvas.text(14, _TOP + 2 * _HOST - 14, label, size=18, anchor="start", fill=_TALK, bold=True)
     return Drawing(
         canvas,
         "Four ranks on two hosts add gradients in two hops. First the ranks of a host swap: place 0 gets parts 0 and "

@@ -67,21 +67,21 @@ def _try_steps(function: Callable, seed: int) -> tuple[str, int, dict]:
     clipped = parameters - LR * mean / 10
     dist.barrier()
     with WireMeter() as wire, CallMeter() as calls:
-        found = function(parameters.clone(), gradients[rank].clone(), LR, norm / 10)
-    if not isinstance(found, torch.Tensor) or found.shape != clipped.shape:
-        got = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+        updated = function(parameters.clone(), gradients[rank].clone(), LR, norm / 10)
+    if not isinstance(updated, torch.Tensor) or updated.shape != clipped.shape:
+        got = tuple(updated.shape) if isinstance(updated, torch.Tensor) else type(updated).__name__
         return f"it should return the parameters, shape {tuple(clipped.shape)}, not {got}.", 0, {}
-    found = found.detach().to(clipped.dtype)
-    if not torch.allclose(found, clipped, atol=1e-4):
-        return _wrong(found, parameters, gradients, mean, clipped), 0, {}
+    updated = updated.detach().to(clipped.dtype)
+    if not torch.allclose(updated, clipped, atol=1e-4):
+        return _wrong(updated, parameters, gradients, mean, clipped), 0, {}
     again = function(parameters.clone(), gradients[rank].clone(), LR, 2 * norm)
     if not torch.allclose(again, parameters - LR * mean, atol=1e-4):
         return "a gradient whose norm is below max_norm should stay as it is: only longer ones are scaled.", 0, {}
     return "", wire.sent_bytes, calls.counts
 
 
-def _wrong(found, parameters, gradients, mean, clipped) -> str:
-    step = (parameters - found) / LR
+def _wrong(updated, parameters, gradients, mean, clipped) -> str:
+    step = (parameters - updated) / LR
     if torch.allclose(step, mean, atol=1e-4):
         return "that is the step with the mean gradient, but its norm is above max_norm: it has to be scaled down."
     if torch.allclose(step, sum(gradients), atol=1e-4):
@@ -97,7 +97,7 @@ def _wrong(found, parameters, gradients, mean, clipped) -> str:
         )
     if along:
         return f"the mean gradient is scaled by {own[0]:.3g} instead of 0.1: of what did you take the norm?"
-    right = torch.isclose(found, clipped, atol=1e-4).float().mean().item()
+    right = torch.isclose(updated, clipped, atol=1e-4).float().mean().item()
     return f"only {right:.0%} of the parameters are right."
 
 
@@ -109,9 +109,9 @@ def check_psi(function: Callable[[int, int], float]) -> str:
     """``function(stage, micro_batches)`` is the traffic of a step in units of Ψ(N−1)/N."""
     for stage in (0, 1, 2, 3):
         for micro_batches in (1, 2, 4):
-            found = call(function, stage, micro_batches)
+            answer = call(function, stage, micro_batches)
             expected = communication.zero_step(1, 2, stage, micro_batches, element_bytes=2)
-            if isinstance(found, Real) and not isinstance(found, bool) and found == expected:
+            if isinstance(answer, Real) and not isinstance(answer, bool) and answer == expected:
                 continue
             hints = {
                 0: "gradients are summed once a step, by an all-reduce",
@@ -119,5 +119,5 @@ def check_psi(function: Callable[[int, int], float]) -> str:
                 2: "a gradient shard has no room for a whole one: each micro-batch is reduced; one gather at the end",
                 3: "each micro-batch gathers for its forward, for its backward, and reduces",
             }
-            raise Mistake(f"Stage {stage} with {micro_batches} micro-batches is not {found!r}: {hints[stage]}.")
+            raise Mistake(f"Stage {stage} with {micro_batches} micro-batches is not {answer!r}: {hints[stage]}.")
     return "Stage 3 pays for every micro-batch; stages 0 and 1 do not."

@@ -38,9 +38,11 @@ def tokens_to_hide(flops: float, rates: Mapping[str, float]) -> Picture:
     ax.set_yticks([10, 100, 1000], ["10", "100", "1,000"])
     ax.set(xlabel="tokens of a micro-batch on a GPU, T", ylabel="ms for 10⁹ parameters", xlim=tuple(ends))
     ax.legend(loc="lower right", bbox_to_anchor=(1, 0.32))
-    told = ", ".join(f"{name} {flops / rate:,.0f}" for name, rate in rates.items())
+    values_text = ", ".join(f"{name} {flops / rate:,.0f}" for name, rate in rates.items())
     return save(
-        fig, "zero_communication_tokens", f"Tokens from which on products take as long as ZeRO-3's traffic: {told}."
+        fig,
+        "zero_communication_tokens",
+        f"Tokens from which on products take as long as ZeRO-3's traffic: {values_text}.",
     )
 
 
@@ -64,11 +66,13 @@ def sent_by_micro_batches(
     ax.set(xlabel="micro-batches of an optimizer step, m", ylabel="sent by a rank, Ψ", xlim=(0.8, 1.13 * micro[-1]))
     ax.set_ylim(bottom=0)
     ax.legend(title="points: measured; lines: predicted", loc="upper left")
-    told = "; ".join(f"{n}: " + ", ".join(f"{v:.1f} at m = {m}" for m, v in of.items()) for n, of in points.items())
-    return save(fig, "zero_communication_accumulated", f"Ψ that a rank sends in a step. {told}.")
+    values_text = "; ".join(
+        f"{n}: " + ", ".join(f"{v:.1f} at m = {m}" for m, v in of.items()) for n, of in points.items()
+    )
+    return save(fig, "zero_communication_accumulated", f"Ψ that a rank sends in a step. {values_text}.")
 
 
-#: What the seconds of a step are made of -> as it is told, and how it is filled.
+#: What the seconds of a step are made of -> its label, and how it is filled.
 _PARTS = {
     "between": ("predicted: between hosts", {"facecolor": "white"}),
     "inside": ("inside hosts", {"facecolor": "white", "hatch": "////"}),
@@ -100,9 +104,9 @@ def ways_between_hosts(
     ax.set(xlabel="a host's adapter sends, S", xlim=(0, 1.2 * max(values + outline)))
     below.barh(places - 0.2, [took[name] for name in names], 0.32, color=COLOURS["communication"])
     left = np.zeros(len(names))
-    for part, (told, style) in _PARTS.items():
+    for part, (label, style) in _PARTS.items():
         wide = np.array([parts[name][part] for name in names])
-        below.barh(places + 0.17, wide, 0.36, left=left, edgecolor="black", linewidth=1.2, label=told, **style)
+        below.barh(places + 0.17, wide, 0.36, left=left, edgecolor="black", linewidth=1.2, label=label, **style)
         left += wide
     for place, name in zip(places, names, strict=True):
         for at, value in ((place - 0.2, took[name]), (place + 0.17, sum(parts[name].values()))):
@@ -114,24 +118,26 @@ def ways_between_hosts(
         axes.grid(axis="y", visible=False)
     handles, labels = ([*above, *under] for above, under in zip(*_legends(ax, below), strict=True))
     fig.legend(handles, labels, loc="outside lower center", ncols=3)
-    told = "; ".join(f"{name} {counted[name]:.2f} S, {took[name]:.2f} s" for name in names)
+    values_text = "; ".join(f"{name} {counted[name]:.2f} S, {took[name]:.2f} s" for name in names)
     return save(
-        fig, f"zero_communication_ways_{len(names)}", f"A step on two hosts, over an adapter and in seconds: {told}."
+        fig,
+        f"zero_communication_ways_{len(names)}",
+        f"A step on two hosts, over an adapter and in seconds: {values_text}.",
     )
 
 
 def _legends(*axes: Axes) -> list[tuple[list, list[str]]]:
-    return [one.get_legend_handles_labels() for one in axes]
+    return [ax.get_legend_handles_labels() for ax in axes]
 
 
-def hpz_on_hosts(found: Mapping[str, Mapping[str, float]], rings: Mapping[str, float]) -> Picture:
+def hpz_on_hosts(measured: Mapping[str, Mapping[str, float]], rings: Mapping[str, float]) -> Picture:
     """What a host's adapter sent in a micro-batch with and without hpZ, in S; outlines: on rings, as nccl sends.
 
     Args:
-        found: whose engine -> way -> S, measured. rings: way -> S, predicted.
+        measured: whose engine -> way -> S. rings: way -> S, predicted.
     """
     fig, ax = new(size=(5.8, 2.7))
-    rows = [(whose, way, value) for whose, of in found.items() for way, value in of.items()]
+    rows = [(whose, way, value) for whose, of in measured.items() for way, value in of.items()]
     places = [place + 0.35 * (place // len(rings)) for place in range(len(rows))]
     ax.barh(places, [value for *_, value in rows], 0.6, color=COLOURS["communication"], label="measured")
     outline = [rings[way] for _, way, _ in rows]
@@ -143,65 +149,68 @@ def hpz_on_hosts(found: Mapping[str, Mapping[str, float]], rings: Mapping[str, f
     ax.set_ylim(places[-1] + 0.6, -0.6)
     ax.grid(axis="y", visible=False)
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    told = "; ".join(f"{whose}, {way} {value:.2f} S" for whose, way, value in rows)
-    return save(fig, "zero_communication_hpz", f"A host's adapter sends in a micro-batch: {told}.")
+    values_text = "; ".join(f"{whose}, {way} {value:.2f} S" for whose, way, value in rows)
+    return save(fig, "zero_communication_hpz", f"A host's adapter sends in a micro-batch: {values_text}.")
 
 
-def rounding_by_block(found: Mapping[str, Sequence[float]]) -> Picture:
+def rounding_by_block(errors_by_scale: Mapping[str, Sequence[float]]) -> Picture:
     """How far off each block of numbers is after rounding to 8 bits, in per cent, for each choice of scales."""
     fig, ax = new(size=(5.8, 3.0))
     colours = tuple(palette.WAYS.values())
-    for number, (name, errors) in enumerate(found.items()):
+    for number, (name, block_errors) in enumerate(errors_by_scale.items()):
         style = {"color": colours[number], "label": name, "linewidth": 1.8, "where": "mid"}
-        ax.step(range(len(errors)), [100 * error for error in errors], _STYLES[number], **style)
+        ax.step(range(len(block_errors)), [100 * error for error in block_errors], _STYLES[number], **style)
     ax.set(xlabel="block of 256 numbers", ylabel="error, per cent")
-    ax.set_ylim(0, 1.45 * max(100 * max(errors) for errors in found.values()))
+    ax.set_ylim(0, 1.45 * max(100 * max(block_errors) for block_errors in errors_by_scale.values()))
     ax.legend(loc="upper right")
-    told = "; ".join(f"{name}: {100 * min(errors):.2g} to {100 * max(errors):.2g}" for name, errors in found.items())
-    return save(fig, "zero_communication_scales", f"Error of blocks in 8 bits, in per cent. {told}.")
+    values_text = "; ".join(
+        f"{name}: {100 * min(block_errors):.2g} to {100 * max(block_errors):.2g}"
+        for name, block_errors in errors_by_scale.items()
+    )
+    return save(fig, "zero_communication_scales", f"Error of blocks in 8 bits, in per cent. {values_text}.")
 
 
-def errors_by_ranks(found: Mapping[str, Mapping[int, float]]) -> Picture:
+def errors_by_ranks(errors: Mapping[str, Mapping[int, float]]) -> Picture:
     """Relative error of a sum of N tensors that travel in 8 bits, in per cent, for each way to add them."""
     fig, ax = new(size=(5.8, 3.4))
     colours = tuple(palette.WAYS.values())
-    for number, (name, of) in enumerate(found.items()):
-        values = [100 * value for value in of.values()]
-        ax.plot(list(of), values, _MARKERS[number] + _STYLES[number], color=colours[number], label=name)
-    sizes = list(next(iter(found.values())))
+    for number, (name, by_ranks) in enumerate(errors.items()):
+        values = [100 * value for value in by_ranks.values()]
+        ax.plot(list(by_ranks), values, _MARKERS[number] + _STYLES[number], color=colours[number], label=name)
+    sizes = list(next(iter(errors.values())))
     ax.set_xscale("log", base=2)
     ax.set_xticks(sizes, sizes)
     ax.minorticks_off()
     ax.set(xlabel="ranks N", ylabel="error of the sum, per cent")
     ax.set_ylim(bottom=0)
     ax.legend(loc="upper left")
-    told = "; ".join(
-        f"{n}: " + ", ".join(f"{100 * v:.2f} at N = {k}" for k, v in of.items()) for n, of in found.items()
+    values_text = "; ".join(
+        f"{n}: " + ", ".join(f"{100 * v:.2f} at N = {k}" for k, v in by_ranks.items()) for n, by_ranks in errors.items()
     )
-    return save(fig, "zero_communication_sums", f"Error of a sum in 8 bits, in per cent. {told}.")
+    return save(fig, "zero_communication_sums", f"Error of a sum in 8 bits, in per cent. {values_text}.")
 
 
-def sent_by_engine(found: Mapping[str, float], paper: Mapping[str, float], micro_batches: int = 1) -> Picture:
+def sent_by_engine(measured: Mapping[str, float], paper: Mapping[str, float], micro_batches: int = 1) -> Picture:
     """What the calls of each engine send on rings in an optimizer step, in Ψ; outlines are the paper's."""
-    fig, ax = new(size=(5.8, 0.9 + 0.42 * len(found)))
-    places, values = np.arange(len(found)), list(found.values())
-    outline = [paper[name] for name in found]
+    fig, ax = new(size=(5.8, 0.9 + 0.42 * len(measured)))
+    places, values = np.arange(len(measured)), list(measured.values())
+    outline = [paper[name] for name in measured]
     rule = "the paper" if micro_batches == 1 else "the rules of section 3"  # the paper has one backward pass a step
     ax.barh(places, values, 0.55, color=COLOURS["communication"], label="its calls send")
     ax.barh(places, outline, 0.7, fill=False, edgecolor="black", linewidth=1.2, label=rule)
     for place, value in enumerate(values):
         text = ax.annotate(f"{value:.2f}", (value, place), (7, 0), textcoords="offset points", va="center")
         text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})  # an outline may run behind
-    ax.set_yticks(places, list(found))
+    ax.set_yticks(places, list(measured))
     of = "one micro-batch" if micro_batches == 1 else f"{micro_batches} micro-batches"
-    ax.set(xlabel=f"Ψ in a step of {of}", xlim=(0, 1.13 * max(values + outline)), ylim=(len(found) - 0.4, -0.6))
+    ax.set(xlabel=f"Ψ in a step of {of}", xlim=(0, 1.13 * max(values + outline)), ylim=(len(measured) - 0.4, -0.6))
     ax.grid(axis="y", visible=False)
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    told = ", ".join(f"{name} {value:.2f} Ψ" for name, value in found.items())
+    values_text = ", ".join(f"{name} {value:.2f} Ψ" for name, value in measured.items())
     return save(
         fig,
         f"zero_communication_engines_{micro_batches}",
-        f"What an engine's calls send in a step: {told}; outlines: {rule}.",
+        f"What an engine's calls send in a step: {values_text}; outlines: {rule}.",
     )
 
 
@@ -243,7 +252,7 @@ def memory_and_wire(
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.grid(axis="y", visible=False)
     below.legend(loc="lower right")
-    told = "; ".join(
+    values_text = "; ".join(
         f"{name} {memory[name] / 1e9:.1f} GB, "
         + ", ".join(f"{of[name]:.2g} s with {net}" for net, of in seconds.items())
         + f", a step of {micro_batches} micro-batches {step_s[name]:.0f} s"
@@ -252,7 +261,7 @@ def memory_and_wire(
     return save(
         fig,
         "zero_communication_which",
-        f"States on a GPU and seconds between hosts: {told}; products {products_s:.2g} s.",
+        f"States on a GPU and seconds between hosts: {values_text}; products {products_s:.2g} s.",
     )
 
 

@@ -32,8 +32,8 @@ class Sent:
 
 def stack(width: int, layers: int, dtype: torch.dtype = torch.float32) -> nn.Sequential:
     """Linear layers without biases, alike on every rank."""
-    made = gpt.seeded(lambda: nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(layers)]))
-    return made.to(device(), dtype)
+    layer_stack = gpt.seeded(lambda: nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(layers)]))
+    return layer_stack.to(device(), dtype)
 
 
 def deepspeed(
@@ -43,9 +43,9 @@ def deepspeed(
     from pardemo.peers.deepspeed import engine as peer
 
     engine, step = _deepspeed(width, layers, stage, options, micro_batches)
-    found = _sent(step, width, layers, warm_up=2 if stage == 3 else 1)  # it learns the order of the layers
+    sent = _sent(step, width, layers, warm_up=2 if stage == 3 else 1)  # it learns the order of the layers
     peer.close(engine)
-    return found
+    return sent
 
 
 def deepspeed_between_hosts(width: int, layers: int, cluster: Cluster, hpz: bool) -> int | None:
@@ -72,12 +72,12 @@ def deepspeed_between_hosts(width: int, layers: int, cluster: Cluster, hpz: bool
     x = gpt.numbers(BATCH, width, dtype=torch.bfloat16).to(device())
     with LinkMeter(cluster) as links:
         loss = engine(x).square().mean()
-        found = [peer.second_copy(parameter) for parameter in engine.module.parameters()]  # the step's end drops it
+        copies = [peer.second_copy(parameter) for parameter in engine.module.parameters()]  # the step's end drops it
         engine.backward(loss)
         engine.step()
-    asked = (size, cluster.ranks_of(cluster.host_of(dist.get_rank()))) if hpz else None
-    if any(copy != asked for copy in found):
-        raise RuntimeError(f"asked for second copies {asked}, DeepSpeed has {found} (cut in so many, over ranks)")
+    expected = (size, cluster.ranks_of(cluster.host_of(dist.get_rank()))) if hpz else None
+    if any(copy != expected for copy in copies):
+        raise RuntimeError(f"asked for second copies {expected}, DeepSpeed has {copies} (cut in so many, over ranks)")
     peer.close(engine)
     return links.hosts[0][0]
 
@@ -119,11 +119,11 @@ def losses(width: int, layers: int, engine: str, steps: int = 5) -> list[float]:
         settings = peer.zero_settings(0, batch=BATCH) | {"bf16": {"enabled": False}}
         settings["optimizer"]["params"]["weight_decay"] = 0.01  # torch's default
         run = peer.engine(net, settings)
-    found = []
+    losses = []
     for step in range(steps):
         x = gpt.numbers(BATCH, width, seed=100 * step + dist.get_rank()).to(device())
         loss = (run(x) - 1).square().mean()
-        found.append(loss.item())
+        losses.append(loss.item())
         if engine == "DDP":
             optimizer.zero_grad()
             loss.backward()
@@ -133,7 +133,7 @@ def losses(width: int, layers: int, engine: str, steps: int = 5) -> list[float]:
             run.step()
     if engine != "DDP":
         peer.close(run)
-    return found
+    return losses
 
 
 def _deepspeed(width, layers, stage, options, micro_batches) -> tuple[Any, Callable[[], None]]:

@@ -33,12 +33,12 @@ def zero_stages(ranks: int = 4) -> Drawing:
     for stage in memory.STAGES:
         y = 66 + 98 * stage
         canvas.text(left, y - 17, f"stage {stage}", anchor="start", bold=True)
-        canvas.text(left + 94, y - 17, _told(stage), size=18, anchor="start")
+        canvas.text(left + 94, y - 17, _caption(stage), size=18, anchor="start")
         for rank in range(ranks):
             x = left + rank * (each + gap)
             for kind, nbytes in zip(SINCE, memory.ADAM, strict=True):
-                here = range(ranks) if stage < SINCE[kind] else [rank]
-                parts(canvas, x, y, nbytes * unit, _HIGH, ranks, here, KEPT[kind])
+                shown_parts = range(ranks) if stage < SINCE[kind] else [rank]
+                parts(canvas, x, y, nbytes * unit, _HIGH, ranks, shown_parts, KEPT[kind])
                 x += nbytes * unit
         totals.append(memory.model_states_bytes(ranks, ranks, stage) / ranks)  # a parameter to each rank: whole shares
         canvas.text(470, y + 15, _FORMULAS[stage], size=18, anchor="start")
@@ -53,7 +53,7 @@ def zero_stages(ranks: int = 4) -> Drawing:
     )
 
 
-def _told(stage: int) -> str:
+def _caption(stage: int) -> str:
     return (
         "every rank keeps all",
         "optimizer states are cut",

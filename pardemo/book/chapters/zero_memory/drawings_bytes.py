@@ -32,8 +32,8 @@ def sixteen_bytes() -> Drawing:
     total = sum(nbytes for _, nbytes, _, _ in _SIXTEEN)
     canvas.text(left - 12, y, f"all: {total} bytes", size=20, anchor="end", bold=True)
     canvas.text(left, y, "12 of them are Adam's alone: K = 12", size=18, anchor="start")
-    told = "; ".join(f"{name}: {nbytes} bytes, read by {read}" for name, nbytes, _, read in _SIXTEEN)
-    return Drawing(canvas, f"The {total} bytes of one parameter. {told}.")
+    tensors_text = "; ".join(f"{name}: {nbytes} bytes, read by {read}" for name, nbytes, _, read in _SIXTEEN)
+    return Drawing(canvas, f"The {total} bytes of one parameter. {tensors_text}.")
 
 
 def states_by_ranks(billions: float = 7.5, room: float = 80, start: int = 64) -> Player:
@@ -66,8 +66,8 @@ def _frame(billions: float, room: float, ranks: int) -> tuple[Canvas, str]:
             canvas.box(x, y, gigabytes * scale, 36, KEPT[kind], thick=1)
             x += gigabytes * scale
         totals.append(sum(kinds.values()))
-        told = f"{totals[-1]:.1f} GB" if totals[-1] >= 10 else f"{totals[-1]:.3g} GB"
-        canvas.text(x + 8, y + 18, told, size=18, anchor="start", bold=totals[-1] <= room)
+        label = f"{totals[-1]:.1f} GB" if totals[-1] >= 10 else f"{totals[-1]:.3g} GB"
+        canvas.text(x + 8, y + 18, label, size=18, anchor="start", bold=totals[-1] <= room)
         if room <= most:  # between the bars, where no text is
             canvas.line([(left + room * scale, y - 12), (left + room * scale, y - 2)], VERDICTS["fails"], 3)
     if room <= most:
@@ -76,6 +76,6 @@ def _frame(billions: float, room: float, ranks: int) -> tuple[Canvas, str]:
         canvas.text(564, 268, f"{room:g} GB", size=18, anchor="start")
     legend(canvas, 8, 268, KEPT_OF_MODEL, gap=16)
     fits = [f"stage {stage}" for stage, total in zip(memory.STAGES, totals, strict=True) if total <= room]
-    told = ", ".join(f"{total:.3g}" for total in totals)
-    caption = f"On {ranks:,} GPU{'s' * (ranks > 1)}, stages 0 to 3 keep {told} GB on each. "
+    gigabytes_by_stage = ", ".join(f"{total:.3g}" for total in totals)
+    caption = f"On {ranks:,} GPU{'s' * (ranks > 1)}, stages 0 to 3 keep {gigabytes_by_stage} GB on each. "
     return canvas, caption + (f"Into {room:g} GB go: {', '.join(fits)}." if fits else f"None goes into {room:g} GB.")

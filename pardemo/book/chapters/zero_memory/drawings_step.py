@@ -19,11 +19,12 @@ _NAMES = {"all-gather": "parameters", "reduce-scatter": "gradients"}
 
 @dataclass
 class Moment:
-    """What is where after something has happened.
+    """What each rank holds after an event of the step.
 
     Attributes:
         does: "forward", "backward", "all-gather", "reduce-scatter", "free", "update" or "" at the beginning.
-        layers: of these layers.
+        layers: the layers that it happens to.
+        caption: the event in words, below the frame.
         held: (rank, layer, kind) -> the parts that are there, of N.
         summed: layers of whose gradients each rank has the sum over all ranks, for its own part.
         sent: numbers of 2 bytes that each rank has sent, in units of all parameters, without the (N − 1)/N.
@@ -32,23 +33,23 @@ class Moment:
     ranks: int
     does: str = ""
     layers: tuple[int, ...] = ()
-    told: str = ""
+    caption: str = ""
     held: dict[tuple[int, int, str], set[int]] = field(default_factory=dict)
     summed: set[int] = field(default_factory=set)
     sent: float = 0.0
 
-    def keep(self, kind: str, layer: int, whole: bool | None) -> None:
-        """``whole``: all parts on every rank; False: each rank's own part; None: nothing."""
+    def keep(self, kind: str, layer: int, all_parts: bool | None) -> None:
+        """``all_parts`` True: every rank holds all parts; False: its own part alone; None: nothing."""
         for rank in range(self.ranks):
-            here = set(range(self.ranks)) if whole else {rank} if whole is False else set()
-            self.held[rank, layer, kind] = here
+            held_parts = set(range(self.ranks)) if all_parts else {rank} if all_parts is False else set()
+            self.held[rank, layer, kind] = held_parts
 
     @property
     def bytes_each(self) -> float:
         """Bytes on a rank for each parameter of the model."""
-        of = dict(zip(SINCE, memory.ADAM, strict=True))
-        found = sum(of[kind] * len(here) for (rank, _, kind), here in self.held.items() if rank == 0)
-        return found / (self.ranks * len(LAYERS))
+        bytes_of = dict(zip(SINCE, memory.ADAM, strict=True))
+        nbytes = sum(bytes_of[kind] * len(held_parts) for (rank, _, kind), held_parts in self.held.items() if rank == 0)
+        return nbytes / (self.ranks * len(LAYERS))
 
 
 def zero_step(stage: int, ranks: int = 2) -> Player:
@@ -62,7 +63,7 @@ def zero_step(stage: int, ranks: int = 2) -> Player:
         ValueError: another stage or another number of ranks.
     """
     course = moments(stage, ranks)
-    frames = [(_frame(moment, ranks), moment.told) for moment in course]
+    frames = [(_frame(moment, ranks), moment.caption) for moment in course]
     wanted = "all-gather" if stage == 3 else "reduce-scatter"  # on paper one frame has to tell the stage's idea
     start = next(number for number, moment in enumerate(course) if moment.does == wanted)
     return Player(frames, f"a step of three layers under ZeRO-{stage} on {ranks} ranks", start)
@@ -74,24 +75,24 @@ def moments(stage: int, ranks: int) -> list[Moment]:
         raise ValueError(f"a stage that cuts something is 1, 2 or 3, not {stage!r}")
     if not 2 <= ranks <= 4:
         raise ValueError(f"a step of 2 to 4 ranks can be drawn, not of {ranks}")
-    told = f"Between two steps each rank keeps {_CUT[stage]}. Ψ is the number of all parameters."
-    found = [Moment(ranks, told=told)]
+    caption = f"Between two steps each rank keeps {_CUT[stage]}. Ψ is the number of all parameters."
+    course = [Moment(ranks, caption=caption)]
     for kind, since in SINCE.items():
         for layer in LAYERS:
-            found[0].keep(kind, layer, None if kind == "gradients" else stage < since)
-    for does, layers, told, changes in _STAGES[stage]():
-        now = deepcopy(found[-1])
-        now.does, now.layers, now.told = does, layers, told
-        for kind, layer, whole in changes:
-            now.keep(kind, layer, whole)
-        now.sent += len(layers) / len(LAYERS) * (does in _NAMES)
+            course[0].keep(kind, layer, None if kind == "gradients" else stage < since)
+    for does, layers, caption, changes in _STAGES[stage]():
+        moment = deepcopy(course[-1])
+        moment.does, moment.layers, moment.caption = does, layers, caption
+        for kind, layer, all_parts in changes:
+            moment.keep(kind, layer, all_parts)
+        moment.sent += len(layers) / len(LAYERS) * (does in _NAMES)
         if does == "reduce-scatter":
-            now.summed |= set(layers)
+            moment.summed |= set(layers)
         elif does == "update":
-            now.summed.clear()
-        found.append(now)
-    found[-1].told += f" In all, each rank has sent {_psi(found[-1].sent)} numbers."
-    return found
+            moment.summed.clear()
+        course.append(moment)
+    course[-1].caption += f" In all, each rank has sent {_psi(course[-1].sent)} numbers."
+    return course
 
 
 def _psi(sent: float) -> str:
@@ -101,7 +102,7 @@ def _psi(sent: float) -> str:
     return unbroken(f"{'' if count == '1' else count + ' '}Ψ(N − 1)/N")
 
 
-#: (what happens, to which layers, in words, [(kind, layer, whole)])
+#: (what happens, to which layers, in words, [(kind, layer, all parts)])
 Event = tuple[str, tuple[int, ...], str, list[tuple[str, int, bool | None]]]
 _CUT = {
     1: "all parameters, but only its own part of the optimizer states",
@@ -118,46 +119,50 @@ def _forward() -> Iterator[Event]:
 def _stage_1() -> Iterator[Event]:
     yield from _forward()
     for layer in reversed(LAYERS):
-        told = f"Layer {layer} goes backward, and its gradients stay on every rank."
-        yield "backward", (layer,), told, [("gradients", layer, True)]
-    told = "A reduce-scatter gives each rank the sum over all ranks for its own part, Σ. Its own whole gradients stay."
-    yield "reduce-scatter", LAYERS, told, []
+        caption = f"Layer {layer} goes backward, and its gradients stay on every rank."
+        yield "backward", (layer,), caption, [("gradients", layer, True)]
+    caption = (
+        "A reduce-scatter gives each rank the sum over all ranks for its own part, Σ. Its own whole gradients stay."
+    )
+    yield "reduce-scatter", LAYERS, caption, []
     yield from _update_and_gather()
 
 
 def _stage_2() -> Iterator[Event]:
     yield from _forward()
     for layer in reversed(LAYERS):
-        told = f"Layer {layer} goes backward. For a moment its gradients are there in full."
-        yield "backward", (layer,), told, [("gradients", layer, True)]
-        told = f"A reduce-scatter: each rank keeps the sum for its own part of layer {layer}, and frees the rest."
-        yield "reduce-scatter", (layer,), told, [("gradients", layer, False)]
+        caption = f"Layer {layer} goes backward. For a moment its gradients are there in full."
+        yield "backward", (layer,), caption, [("gradients", layer, True)]
+        caption = f"A reduce-scatter: each rank keeps the sum for its own part of layer {layer}, and frees the rest."
+        yield "reduce-scatter", (layer,), caption, [("gradients", layer, False)]
     yield from _update_and_gather()
 
 
 def _update_and_gather() -> Iterator[Event]:
-    told = "Each rank updates its own part of the parameters. The other parts are out of date now."
-    yield "update", LAYERS, told, [("gradients", layer, None) for layer in LAYERS]
+    caption = "Each rank updates its own part of the parameters. The other parts are out of date now."
+    yield "update", LAYERS, caption, [("gradients", layer, None) for layer in LAYERS]
     yield "all-gather", LAYERS, "An all-gather brings the new parameters to every rank.", []
 
 
 def _stage_3() -> Iterator[Event]:
     for layer in LAYERS:
         before = [("parameters", layer - 1, False)] if layer > 1 else []
-        told = f"Layer {layer - 1} is done and freed, but for the own part. " * (layer > 1)
-        told += f"An all-gather brings layer {layer}'s parameters to every rank."
-        yield "all-gather", (layer,), told, [*before, ("parameters", layer, True)]
+        caption = f"Layer {layer - 1} is done and freed, but for the own part. " * (layer > 1)
+        caption += f"An all-gather brings layer {layer}'s parameters to every rank."
+        yield "all-gather", (layer,), caption, [*before, ("parameters", layer, True)]
         yield "forward", (layer,), f"Layer {layer} goes forward.", []
     yield "free", LAYERS[-1:], "Forward is over, and no layer is there in full.", [("parameters", LAYERS[-1], False)]
     for layer in reversed(LAYERS):
-        told = f"Backward needs layer {layer}'s parameters again: another all-gather."
-        yield "all-gather", (layer,), told, [("parameters", layer, True)]
-        told = f"Layer {layer} goes backward. For a moment its gradients are there in full."
-        yield "backward", (layer,), told, [("gradients", layer, True)]
-        told = f"A reduce-scatter: each rank keeps the sum for its own part of layer {layer}, and frees all else of it."
-        yield "reduce-scatter", (layer,), told, [("gradients", layer, False), ("parameters", layer, False)]
-    told = "Each rank updates its own part. Nobody gathers anything: the next forward will."
-    yield "update", LAYERS, told, [("gradients", layer, None) for layer in LAYERS]
+        caption = f"Backward needs layer {layer}'s parameters again: another all-gather."
+        yield "all-gather", (layer,), caption, [("parameters", layer, True)]
+        caption = f"Layer {layer} goes backward. For a moment its gradients are there in full."
+        yield "backward", (layer,), caption, [("gradients", layer, True)]
+        caption = (
+            f"A reduce-scatter: each rank keeps the sum for its own part of layer {layer}, and frees all else of it."
+        )
+        yield "reduce-scatter", (layer,), caption, [("gradients", layer, False), ("parameters", layer, False)]
+    caption = "Each rank updates its own part. Nobody gathers anything: the next forward will."
+    yield "update", LAYERS, caption, [("gradients", layer, None) for layer in LAYERS]
 
 
 _STAGES = {1: _stage_1, 2: _stage_2, 3: _stage_3}
@@ -172,8 +177,8 @@ def _frame(moment: Moment, ranks: int) -> Canvas:
         canvas.text(124 + rank * (each + gap) + each / 2, 20, f"rank {rank}", bold=True)
     for layer in LAYERS:
         y = 44 + 78 * (layer - 1)
-        here = layer in moment.layers
-        fill = DONE.get(moment.does, "none") if here else "none"
+        active = layer in moment.layers
+        fill = DONE.get(moment.does, "none") if active else "none"
         canvas.box(12, y + 10, 92, 40, fill, f"layer {layer}")
         for rank in range(ranks):
             x = 124 + rank * (each + gap)
@@ -182,10 +187,10 @@ def _frame(moment: Moment, ranks: int) -> Canvas:
                 x += nbytes * unit
             if layer in moment.summed and ranks <= _MARKED:
                 _mark_sum(canvas, 124 + rank * (each + gap) + 3 * unit, y, rank, ranks)
-            if here and moment.does in _NAMES and rank < ranks - 1:
+            if active and moment.does in _NAMES and rank < ranks - 1:
                 canvas.arrow([(x + 5, y + 30), (x + gap - 5, y + 30)], _TALK, both=True)
-    what = f"{moment.does}: {_NAMES[moment.does]}" if moment.does in _NAMES else moment.does
-    canvas.text(124, 296, what or "before the step", anchor="start", bold=True)
+    heading = f"{moment.does}: {_NAMES[moment.does]}" if moment.does in _NAMES else moment.does
+    canvas.text(124, 296, heading or "before the step", anchor="start", bold=True)
     canvas.text(12, 332, f"each rank holds {moment.bytes_each:.3g} bytes for each parameter", size=18, anchor="start")
     sent = f"and has sent {_psi(moment.sent)} numbers" if moment.sent else "and has sent nothing yet"
     canvas.text(12, 362, sent, size=18, anchor="start")

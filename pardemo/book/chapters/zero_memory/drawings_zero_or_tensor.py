@@ -1,4 +1,4 @@
-"""The same shard of a matrix used in two ways: gathered under ZeRO-3, as it is under tensor parallelism."""
+"""The same shard of a matrix used in two ways: ZeRO-3 gathers it, tensor parallelism multiplies with it as it is."""
 
 from pardemo.draw.canvas import Canvas, Drawing
 from pardemo.draw.palette import KEPT, RANKS, SHADES, WHOLE, ink_on
@@ -26,8 +26,8 @@ def zero3_or_tensor_parallel() -> Drawing:
         _strips(canvas, 190, y, matrix)
         canvas.text(342, y + _HIGH / 2, "=", size=26)
         _strips(canvas, 368, y, output)
-        told = ("all its", "outputs") if len(output) == _PARTS else ("a quarter of", "the outputs")
-        canvas.lines(512, y + _HIGH / 2 - 12, told, size=18, anchor="start")
+        label = ("all its", "outputs") if len(output) == _PARTS else ("a quarter of", "the outputs")
+        canvas.lines(512, y + _HIGH / 2 - 12, label, size=18, anchor="start")
     legend(canvas, 12, 334, {"rank 0's shard": own, "gathered, then freed": gathered}, gap=16)
     return Drawing(
         canvas,
@@ -37,9 +37,13 @@ def zero3_or_tensor_parallel() -> Drawing:
     )
 
 
-def _strips(canvas: Canvas, x: float, y: float, here: dict[int, str]) -> None:
-    """A matrix of four strips side by side; those that are not here are a dashed frame."""
-    if len(here) < _PARTS:
+def _strips(canvas: Canvas, x: float, y: float, strips: dict[int, str]) -> None:
+    """A matrix of four strips side by side; those that are missing are a dashed frame.
+
+    Args:
+        strips: number of a strip -> its colour.
+    """
+    if len(strips) < _PARTS:
         canvas.box(x, y, _WIDE, _HIGH, thick=1, dashed=True)
-    for part, fill in here.items():
+    for part, fill in strips.items():
         canvas.boxes([(x + part * _WIDE / _PARTS, y, _WIDE / _PARTS, _HIGH)], fill)

@@ -28,12 +28,12 @@ def check_bytes(function: Callable[[int, int, int, int], float]) -> str:
         (64, 4, 3, 12),
         (64, 8, 2, 6),
     ):
-        found = call(function, params, n, stage, k)
+        answer = call(function, params, n, stage, k)
         expected = memory.model_states_bytes(params, n, stage, memory.StateBytes(optimizer=k))
-        if isinstance(found, Real) and abs(found - expected) <= 1e-6 * expected:
+        if isinstance(answer, Real) and abs(answer - expected) <= 1e-6 * expected:
             continue
-        where = f"For {params} parameters on {n} ranks, stage {stage}, K = {k}: {expected:,.0f} bytes, not {found!r}."
-        if isinstance(found, Real) and stage == 2 and abs(found - memory.model_states_bytes(
+        where = f"For {params} parameters on {n} ranks, stage {stage}, K = {k}: {expected:,.0f} bytes, not {answer!r}."
+        if isinstance(answer, Real) and stage == 2 and abs(answer - memory.model_states_bytes(
             params, n, 1, memory.StateBytes(optimizer=k))) < 1:  # fmt: skip
             raise Mistake(f"{where} Stage 2 shards the gradients, too.")
         raise Mistake(f"{where} 2Ψ of parameters, 2Ψ of gradients, KΨ of optimizer states: which are divided by N?")
@@ -49,19 +49,19 @@ def check_stage(function: Callable[[int, int, int, float], int | None]) -> str:
     for params, gpus, tp, room in cases:
         fits = [s for s in memory.STAGES if memory.model_states_bytes(params // tp, gpus // tp, s) <= room]
         expected = fits[0] if fits else None
-        found = call(function, params, gpus, tp, room)
-        if found is expected or (_is_number(found) and found == expected):
+        answer = call(function, params, gpus, tp, room)
+        if answer is expected or (_is_number(answer) and answer == expected):
             continue
         where = f"{params / 1e9:g}B on {gpus} GPUs, tp {tp}, {room / 1e9:g} GB"
         if tp > 1:
             raise Mistake(
-                f"{where}: stage {expected}, not {found!r}. A rank holds 1/tp of the parameters, and N is gpus/tp."
+                f"{where}: stage {expected}, not {answer!r}. A rank holds 1/tp of the parameters, and N is gpus/tp."
             )
         raise Mistake(
-            f"{where}: stage {expected}, not {found!r}. The smallest stage that fits, None if even 3 does not."
+            f"{where}: stage {expected}, not {answer!r}. The smallest stage that fits, None if even 3 does not."
         )
     return "The smallest stage that fits; the higher ones send more."
 
 
-def _is_number(found: object) -> bool:
-    return isinstance(found, Real) and not isinstance(found, bool)
+def _is_number(answer: object) -> bool:
+    return isinstance(answer, Real) and not isinstance(answer, bool)

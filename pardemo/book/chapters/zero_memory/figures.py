@@ -13,36 +13,44 @@ MODEL_STATES = ("parameters", "gradients", "optimizer states")
 _HATCHES = {"parameters": "", "gradients": "//", "optimizer states": "..", "everything else": ""}
 
 
-def kept_by_stage(kept: Mapping[str, Mapping[str, float]], expected: Sequence[float], hills: Mapping[str, float],
+def kept_by_stage(states: Mapping[str, Mapping[str, float]], expected: Sequence[float], hills: Mapping[str, float],
                   ranks: int) -> Picture:  # fmt: skip
     """Stacked bars of bytes for each parameter, measured, with the formulas' sums as outlines, and the step's hill.
 
     Args:
-        kept: stage -> kind -> bytes for each parameter. expected: the sums that are predicted, in the same order.
+        states: stage -> kind -> bytes for each parameter. expected: the sums that are predicted, in the same order.
         hills: stage -> the most that a rank holds in the step.
     """
     fig, ax = new(size=(5.8, 4.0))
-    bottom = [0.0] * len(kept)
+    bottom = [0.0] * len(states)
     for kind in MODEL_STATES:
-        values = [of[kind] for of in kept.values()]
+        values = [of[kind] for of in states.values()]
         style = {"color": COLOURS[kind], "hatch": _HATCHES[kind], "edgecolor": "white"}
-        ax.bar(range(len(kept)), values, 0.6, bottom=bottom, label=kind, zorder=2, **style)
+        ax.bar(range(len(states)), values, 0.6, bottom=bottom, label=kind, zorder=2, **style)
         bottom = [low + value for low, value in zip(bottom, values, strict=True)]
-    ax.bar(range(len(kept)), expected, 0.68, fill=False, edgecolor="black", linewidth=1.3, label="predicted", zorder=3)
-    for place, (way, total) in enumerate(zip(kept, bottom, strict=True)):
+    ax.bar(
+        range(len(states)), expected, 0.68, fill=False, edgecolor="black", linewidth=1.3, label="predicted", zorder=3
+    )
+    for place, (way, total) in enumerate(zip(states, bottom, strict=True)):
         ax.bar([place], [hills[way] - total], 0.3, bottom=total, color=palette.OTHER, zorder=2,
                label="in the step, for a moment" if place == 0 else None)  # fmt: skip
         ax.annotate(f"{total:.3g}", (place - 0.32, total), (0, 3), textcoords="offset points", fontweight="bold")
         ax.annotate(f"{hills[way]:.3g}", (place + 0.17, total), (0, 3), textcoords="offset points")
-    ax.set_xticks(range(len(kept)), list(kept))
+    ax.set_xticks(range(len(states)), list(states))
     ax.set_yticks(range(0, int(max(hills.values())) + 1, 4))
     ax.set(ylabel=f"bytes for each parameter (N = {ranks})", ylim=(0, 1.05 * max(hills.values())))
     ax.grid(axis="x", visible=False)
     ax.legend()
-    told = ", ".join(f"{stage.replace(chr(10), ' ')} {total:.3g}" for stage, total in zip(kept, bottom, strict=True))
-    most = ", ".join(f"{hill:.3g}" for hill in hills.values())
-    alt = f"Bytes that a rank keeps for each parameter, measured on {ranks} ranks: {told}; in the step at most {most}."
-    return save(fig, "zero_memory_kept", alt)
+    kept_text = ", ".join(
+        f"{stage.replace(chr(10), ' ')} {total:.3g}" for stage, total in zip(states, bottom, strict=True)
+    )
+    hills_text = ", ".join(f"{hill:.3g}" for hill in hills.values())
+    return save(
+        fig,
+        "zero_memory_kept",
+        f"Bytes that a rank keeps for each parameter, measured on {ranks} ranks: {kept_text}; in the step at most "
+        f"{hills_text}.",
+    )
 
 
 def held_over_a_step(courses: Mapping[str, tuple[Sequence[Mapping[str, int]], Mapping[str, int]]], params: int,
@@ -66,13 +74,13 @@ def held_over_a_step(courses: Mapping[str, tuple[Sequence[Mapping[str, int]], Ma
         at, ends = _by_phase(len(states), marks)
         ax.stackplot(at, kinds, colors=fills, step="post", zorder=2)
         peaks[way] = max(map(sum, zip(*kinds, strict=True)))
-        for phase, (told, end) in enumerate(ends.items()):
+        for phase, (phase_name, end) in enumerate(ends.items()):
             ax.axvline(phase, color="black", linewidth=0.8, zorder=3)
-            ax.annotate(told, ((phase + end) / 2, 1), (0, -3), xycoords=("data", "axes fraction"),
+            ax.annotate(phase_name, ((phase + end) / 2, 1), (0, -3), xycoords=("data", "axes fraction"),
                         textcoords="offset points", ha="center", va="top")  # fmt: skip
         again = number == len(courses)
-        told = f"{way} drawn larger" if again else f"{way}: at most {peaks[way]:.3g} beside Adam's"
-        ax.set(title=told, xlim=(0, max(ends.values())), xticks=[], ylabel="bytes / parameter")
+        title = f"{way} drawn larger" if again else f"{way}: at most {peaks[way]:.3g} beside Adam's"
+        ax.set(title=title, xlim=(0, max(ends.values())), xticks=[], ylabel="bytes / parameter")
         ax.grid(axis="x", visible=False)
     for ax in axes[: len(courses)]:
         ax.set_ylim(0, 1.25 * max(peaks.values()))
@@ -82,14 +90,16 @@ def held_over_a_step(courses: Mapping[str, tuple[Sequence[Mapping[str, int]], Ma
     fills = {"parameters": COLOURS["parameters"], "gradients": COLOURS["gradients"], "for a moment": palette.OTHER}
     handles = [Patch(color=colour, label=kind) for kind, colour in fills.items()]
     fig.legend(handles=handles, loc="outside lower center", ncols=3)
-    told = ", ".join(f"{way} {peak:.3g}" for way, peak in peaks.items())
-    return save(fig, name, f"Bytes for each parameter that a rank holds besides Adam's states; the peaks: {told}.")
+    values_text = ", ".join(f"{way} {peak:.3g}" for way, peak in peaks.items())
+    return save(
+        fig, name, f"Bytes for each parameter that a rank holds besides Adam's states; the peaks: {values_text}."
+    )
 
 
 def _by_phase(count: int, marks: Mapping[str, int]) -> tuple[list[float], dict[str, float]]:
-    """Where each change stands, and the end, each phase as wide as the others; and where each phase ends.
+    """The place of each change and of the end, all phases equally wide; and where each phase ends.
 
-    One without changes is left out.
+    Phases without changes are left out.
     """
     begins = [*marks.values(), count]
     lengths = {name: end - begin for name, begin, end in zip(marks, begins, begins[1:], strict=False)}
@@ -112,13 +122,13 @@ def losses_by_states(losses: Mapping[str, Sequence[float]], lost: Mapping[str, s
     top = 1.25 * max(of[0] for of in losses.values())
     for (way, values), style, colour in zip(losses.items(), styles, colours, strict=False):
         mean = [sum(values[max(0, k - 4) : k + 1]) / len(values[max(0, k - 4) : k + 1]) for k in range(len(values))]
-        told = f"{way}: {lost[way]}" if way in lost else f"{way}: ends at {sum(values[-10:]) / 10:.2f}"
+        label = f"{way}: {lost[way]}" if way in lost else f"{way}: ends at {sum(values[-10:]) / 10:.2f}"
         ax.plot([min(value, 2 * top) if value == value else 2 * top for value in mean], color=colour, linestyle=style,
-                linewidth=2, label=told)  # fmt: skip
+                linewidth=2, label=label)  # fmt: skip
     ax.set(xlabel="step", ylabel="loss, smoothed", ylim=(0, top))
     ax.legend(title="Adam's states are kept in")
-    told = "; ".join(f"{way} {lost.get(way, f'{values[-1]:.3f}')}" for way, values in losses.items())
-    return save(fig, "zero_memory_low_bits", f"Loss by what Adam's states are kept in; at the end: {told}.")
+    values_text = "; ".join(f"{way} {lost.get(way, f'{values[-1]:.3f}')}" for way, values in losses.items())
+    return save(fig, "zero_memory_low_bits", f"Loss by what Adam's states are kept in; at the end: {values_text}.")
 
 
 def room_on_a_gpu(states: Mapping[int, Mapping[str, float]], gathered: Mapping[int, float],
@@ -157,8 +167,10 @@ def room_on_a_gpu(states: Mapping[int, Mapping[str, float]], gathered: Mapping[i
     handles += [Line2D([], [], color="black", linewidth=2, label="the step's hill"),
                 Line2D([], [], color=palette.VERDICTS["fails"], linewidth=2, label="room")]  # fmt: skip
     fig.legend(handles=handles, loc="outside lower center", ncols=3)
-    told = ", ".join(f"stage {stage} {count}" for stage, count in counts.items())
-    return save(fig, "zero_memory_room", f"Samples whose activations fit beside the model states on a GPU: {told}.")
+    values_text = ", ".join(f"stage {stage} {count}" for stage, count in counts.items())
+    return save(
+        fig, "zero_memory_room", f"Samples whose activations fit beside the model states on a GPU: {values_text}."
+    )
 
 
 def saved_by_ranks(small: memory.StateBytes, stages: Sequence[int] = (1, 2, 3)) -> Picture:
@@ -179,5 +191,9 @@ def saved_by_ranks(small: memory.StateBytes, stages: Sequence[int] = (1, 2, 3)) 
     ax.minorticks_off()
     ax.set(xlabel="N, data-parallel ranks", ylabel="of all model states, saved, %", ylim=(-4, 45))
     ax.legend(loc="center right")
-    told = "; ".join(f"ZeRO-{stage} {of[0]:.2g} on one rank, {of[-1]:.2g} on 1024" for stage, of in shares.items())
-    return save(fig, "zero_memory_saved", f"Per cent of the model states that smaller states of Adam save: {told}.")
+    values_text = "; ".join(
+        f"ZeRO-{stage} {of[0]:.2g} on one rank, {of[-1]:.2g} on 1024" for stage, of in shares.items()
+    )
+    return save(
+        fig, "zero_memory_saved", f"Per cent of the model states that smaller states of Adam save: {values_text}."
+    )

@@ -25,9 +25,10 @@ def states_chart(billions: float, world_size: int, k: int, stage: int) -> Pictur
     ax.set(ylabel="GB per rank", ylim=(0, max(bottom) * 1.15), title=f"Ψ = {billions:.3g}B, N = {world_size}, K = {k}")
     ax.grid(axis="x", visible=False)
     ax.legend()
-    told = ", ".join(f"{total:,.1f}" for total in bottom)
+    values_text = ", ".join(f"{total:,.1f}" for total in bottom)
     return draw(
-        fig, f"Model states of {billions:.3g}·10⁹ parameters on {world_size} ranks, stages 0 to 3: {told} GB each."
+        fig,
+        f"Model states of {billions:.3g}·10⁹ parameters on {world_size} ranks, stages 0 to 3: {values_text} GB each.",
     )
 
 

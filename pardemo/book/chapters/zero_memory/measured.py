@@ -35,9 +35,9 @@ def by_deepspeed(width: int, depth: int, stage: int, bf16: dict[str, bool] | Non
         engine.backward(engine(x).square().mean())
         if step < 2:
             engine.step()
-    found = states.by_kind(deepspeed.states(engine), before)
+    bytes_by_kind = states.by_kind(deepspeed.states(engine), before)
     deepspeed.close(engine)
-    return {kind: nbytes / (depth * width**2) for kind, nbytes in found.items()}
+    return {kind: nbytes / (depth * width**2) for kind, nbytes in bytes_by_kind.items()}
 
 
 def step_of_deepspeed(width: int, depth: int, stage: int = 2) -> float:
@@ -70,8 +70,8 @@ def by_fsdp(width: int, depth: int) -> dict[str, float]:
         if step < 2:
             optimizer.step()
             optimizer.zero_grad()
-    found = states.by_kind(fsdp.states(net, optimizer), before)
-    return {kind: nbytes / (depth * width**2) for kind, nbytes in found.items()}
+    bytes_by_kind = states.by_kind(fsdp.states(net, optimizer), before)
+    return {kind: nbytes / (depth * width**2) for kind, nbytes in bytes_by_kind.items()}
 
 
 def by_package(start: torch.Tensor, width: int, samples: Callable[[int], torch.Tensor], stage: int,
@@ -87,20 +87,20 @@ def by_package(start: torch.Tensor, width: int, samples: Callable[[int], torch.T
     engine = (Zero1, Zero2, Zero3)[stage - 1](net, lambda shards: torch.optim.AdamW(shards, lr=1e-3), group)
     for step in range(steps):
         engine(samples(step)).square().mean().backward()
-        held = sum(engine.state_bytes().values())
+        state_bytes = sum(engine.state_bytes().values())
         engine.step()
     with engine.whole():
         moved = nn.utils.parameters_to_vector(net.parameters()).detach() - start
     engine.close()
-    return held / start.numel(), moved
+    return state_bytes / start.numel(), moved
 
 
 def course(net: nn.Module, width: int) -> tuple[list[dict[str, int]], dict[str, int]]:
     """One training step of a net that has taken one before: a ``MemoryCourse``'s states and marks."""
     x, adam = gpt.numbers(8, width).to(device()), torch.optim.AdamW(net.parameters(), fused=True)
     for _ in range(2):
-        with MemoryCourse(net, adam) as found:
+        with MemoryCourse(net, adam) as course:
             net(x).square().mean().backward()
             adam.step()
             adam.zero_grad()
-    return found.states, found.marks
+    return course.states, course.marks

@@ -84,8 +84,8 @@ def waiting_places() -> Drawing:
     for x, name, waits in places:
         canvas.box(x, 40, 160, 176, thick=1.5)
         canvas.text(x + 80, 20, name, bold=True)
-        for row, (what, colour) in enumerate(waits):
-            canvas.box(x + 10, 52 + 54 * row, 140, 44, colour, what, size=18)
+        for row, (label, colour) in enumerate(waits):
+            canvas.box(x + 10, 52 + 54 * row, 140, 44, colour, label, size=18)
     for x in (170, 394):
         canvas.arrow([(x, 128), (x + 60 + 16 * (x > 200), 128)], DONE["communication"], 4, both=True)
     canvas.text(200, 238, "PCIe, 64 GB/s each way", size=18, fill=DONE["communication"], bold=True)
@@ -116,16 +116,16 @@ _SCALE, _HIGH = 1.66, 56
 def fragments(moments: Mapping[int, Filled], room: int = 1000) -> Player:
     """Segments of torch's caching allocator at the moments of a forward pass that matter: those of :data:`MOMENTS`."""
     frames = []
-    for count, found in moments.items():
+    for count, filled in moments.items():
         canvas = Canvas(640, 326)
         for row in range(3):
             y = 8 + 84 * row
             canvas.text(8, y + _HIGH / 2, f"segment {row + 1}", size=18, anchor="start")
-            if row < len(found.segments):
-                _segment(canvas, 114, y, *found.segments[row])
-        in_holes = found.reserved - found.taken
-        told = f"taken {found.taken}, free in segments {in_holes}, never asked for {room - found.reserved} MiB"
-        canvas.text(8, 268, told, size=18, anchor="start")
+            if row < len(filled.segments):
+                _segment(canvas, 114, y, *filled.segments[row])
+        in_holes = filled.reserved - filled.taken
+        caption = f"taken {filled.taken}, free in segments {in_holes}, never asked for {room - filled.reserved} MiB"
+        canvas.text(8, 268, caption, size=18, anchor="start")
         colours = {"checkpoints": KEPT["activations"], "comes and goes": SHADES["temporaries"]}
         legend(canvas, 8, 304, colours)
         frames.append((canvas, MOMENTS[count]))

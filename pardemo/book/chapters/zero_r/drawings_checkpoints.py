@@ -14,8 +14,8 @@ def checkpoints_in_parts() -> Drawing:
     canvas = Canvas(640, 468)
     for block in range(_BLOCKS):
         canvas.text(8, 96 + 56 * block, f"block {block + 1}", size=18, anchor="start")
-    _kept(canvas, 90, "whole on every rank", in_parts=False)
-    _kept(canvas, 372, "in parts (P_a)", in_parts=True)
+    _draw_checkpoints(canvas, 90, "whole on every rank", in_parts=False)
+    _draw_checkpoints(canvas, 372, "in parts (P_a)", in_parts=True)
     y = 270
     canvas.text(8, y, "Then, with P_a, backward of block 3:", anchor="start", bold=True)
     for rank in range(_RANKS):
@@ -38,7 +38,7 @@ def checkpoints_in_parts() -> Drawing:
     )
 
 
-def _kept(canvas: Canvas, left: float, title: str, in_parts: bool) -> None:
+def _draw_checkpoints(canvas: Canvas, left: float, title: str, in_parts: bool) -> None:
     canvas.text(left + 2 * 66, 20, title, bold=True)
     for rank in range(_RANKS):
         x = left + 66 * rank

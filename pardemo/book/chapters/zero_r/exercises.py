@@ -30,13 +30,13 @@ def check_checkpoints(function: Callable[[int, int, int, int, int, bool], float]
         *shape, ranks, partitioned = case
         batch, sequence, hidden, layers = shape
         expected = 2 * memory.activation_checkpoints(hidden, batch, sequence, layers, ranks if partitioned else 1)
-        found = call(function, *case)
-        if isinstance(found, Real) and abs(found - expected) <= 1e-6 * expected:
+        answer = call(function, *case)
+        if isinstance(answer, Real) and abs(answer - expected) <= 1e-6 * expected:
             continue
-        hint = "16 bits are 2 bytes" if isinstance(found, Real) and abs(2 * found - expected) < 1 else (
+        hint = "16 bits are 2 bytes" if isinstance(answer, Real) and abs(2 * answer - expected) < 1 else (
             "with P_a each rank keeps its part" if partitioned else "without P_a every rank keeps all of it"
         )  # fmt: skip
-        raise Mistake(f"For {case}: {expected:,.0f} bytes, not {found!r}: {hint}.")
+        raise Mistake(f"For {case}: {expected:,.0f} bytes, not {answer!r}: {hint}.")
     return "One activation per layer, divided by the ranks where it is partitioned."
 
 

@@ -53,8 +53,8 @@ def remaining_bytes(
         handles, labels = ax.get_legend_handles_labels()
         entries |= dict(zip(labels, handles, strict=True))
     fig.legend(entries.values(), entries, loc="outside lower center", ncols=3)
-    told = "; ".join(f"{name.replace(chr(10), ' ')} {value:.1f}" for name, value in sums.items())
-    return save(fig, f"zero_r_remaining_{count}", f"GB on each GPU: {told}; it has {room / 1e9:.0f}.")
+    values_text = "; ".join(f"{name.replace(chr(10), ' ')} {value:.1f}" for name, value in sums.items())
+    return save(fig, f"zero_r_remaining_{count}", f"GB on each GPU: {values_text}; it has {room / 1e9:.0f}.")
 
 
 def kept_against_products(
@@ -78,8 +78,10 @@ def kept_against_products(
         ax.scatter([], [], s=130, facecolors="none", edgecolors="black", label="predicted"),
     ]
     ax.legend(handles=handles, loc="upper right")
-    told = "; ".join(f"{way}: {value:.1f} activations, {products[way]:.2f}" for way, value in kept.items())
-    return save(fig, "zero_r_recomputed", f"Kept by a block and products of a step, by what is recomputed. {told}.")
+    values_text = "; ".join(f"{way}: {value:.1f} activations, {products[way]:.2f}" for way, value in kept.items())
+    return save(
+        fig, "zero_r_recomputed", f"Kept by a block and products of a step, by what is recomputed. {values_text}."
+    )
 
 
 def kept_and_sent(
@@ -96,8 +98,8 @@ def kept_and_sent(
         (sent, 1, "communication", "sent for each block by a rank, φ"),
     )
     places, names = np.arange(len(kept)), list(kept)
-    for ax, (found, which, colour, label) in zip(axes, panels, strict=True):
-        values, outline = [found[name] for name in names], [expected[name][which] for name in names]
+    for ax, (measured, which, colour, label) in zip(axes, panels, strict=True):
+        values, outline = [measured[name] for name in names], [expected[name][which] for name in names]
         ax.barh(places, values, 0.55, color=COLOURS[colour])
         ax.barh(places, outline, 0.7, fill=False, edgecolor="black", linewidth=1.2)
         for place, (value, line) in enumerate(zip(values, outline, strict=True)):
@@ -108,8 +110,8 @@ def kept_and_sent(
         ax.grid(axis="y", visible=False)
     handles = [Patch(color=COLOURS["activations"], label="kept"), Patch(color=COLOURS["communication"], label="sent")]
     fig.legend(handles=[*handles, _OUTLINE], loc="outside lower center", ncols=3)
-    told = "; ".join(f"{name}: {kept[name]:.3g} kept, {sent[name]:.3g} φ sent" for name in names)
-    return save(fig, "zero_r_partitioned", f"For each block, on one of {ranks} tensor-parallel ranks: {told}.")
+    values_text = "; ".join(f"{name}: {kept[name]:.3g} kept, {sent[name]:.3g} φ sent" for name in names)
+    return save(fig, "zero_r_partitioned", f"For each block, on one of {ranks} tensor-parallel ranks: {values_text}.")
 
 
 def beside_products(shares: Mapping[int, tuple[float, float]]) -> Picture:
@@ -131,8 +133,8 @@ def beside_products(shares: Mapping[int, tuple[float, float]]) -> Picture:
     ax.set_ylim(len(shares) - 0.4, -0.6)
     ax.grid(axis="y", visible=False)
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    told = "; ".join(f"h = {size:,}: {100 * of[0]:.0f} % and {100 * of[1]:.1f} %" for size, of in shares.items())
-    return save(fig, "zero_r_beside_products", f"12φ and P_a's φ, of the time of a block's products: {told}.")
+    values_text = "; ".join(f"h = {size:,}: {100 * of[0]:.0f} % and {100 * of[1]:.1f} %" for size, of in shares.items())
+    return save(fig, "zero_r_beside_products", f"12φ and P_a's φ, of the time of a block's products: {values_text}.")
 
 
 def can_leave(ways: Mapping[str, Sequence[float]], sizes: Sequence[int]) -> Picture:
@@ -144,30 +146,32 @@ def can_leave(ways: Mapping[str, Sequence[float]], sizes: Sequence[int]) -> Pict
     fig, ax = new(size=(5.8, 3.6))
     for (name, numbers), line in zip(ways.items(), ("-", "--"), strict=True):
         ax.plot(sizes, numbers, line, color=COLOURS["communication"], linewidth=2.2, label=name)
-    for number, what, end in ((1, "a checkpoint", "right"), (17, "all that a block keeps", "left")):
+    for number, label, end in ((1, "a checkpoint", "right"), (17, "all that a block keeps", "left")):
         ax.axhline(number, color=COLOURS["activations"], linewidth=1.8)
         at = (sizes[-1 if end == "right" else 0], number)
-        ax.annotate(what, at, (0, 4), textcoords="offset points", ha=end)
+        ax.annotate(label, at, (0, 4), textcoords="offset points", ha=end)
     ax.set(
         xlabel="hidden size h, s = 4,096",
         ylabel="activations that can leave",
         ylim=(0, 1.1 * max(map(max, ways.values()))),
     )
     ax.legend(loc="center left")
-    told = "; ".join(
+    values_text = "; ".join(
         f"{name}: {of[0]:.1f} at h = {sizes[0]:,}, {of[-1]:.1f} at {sizes[-1]:,}" for name, of in ways.items()
     )
     return save(
-        fig, "zero_r_can_leave", f"Activations that can leave while their block computes, by the hidden size. {told}."
+        fig,
+        "zero_r_can_leave",
+        f"Activations that can leave while their block computes, by the hidden size. {values_text}.",
     )
 
 
-def seconds_of_samples(found: Mapping[tuple[str, int], float], expected: Mapping[tuple[str, int], float]) -> Picture:
+def seconds_of_samples(measured: Mapping[tuple[str, int], float], expected: Mapping[tuple[str, int], float]) -> Picture:
     """Milliseconds of a step for each of its samples, by (what there is to compute, batch); outlines are predicted."""
     fig, ax = new(size=(5.8, 3.2))
-    groups, names = list(found), list(dict.fromkeys(name for name, _ in found))
+    groups, names = list(measured), list(dict.fromkeys(name for name, _ in measured))
     places = np.arange(len(groups)) + 0.5 * np.array([names.index(name) for name, _ in groups])
-    values, outline = ([1e3 * of[group] for group in groups] for of in (found, expected))
+    values, outline = ([1e3 * of[group] for group in groups] for of in (measured, expected))
     ax.bar(places, values, 0.62, color=COLOURS["compute"], label="measured")
     ax.bar(places, outline, 0.76, fill=False, edgecolor="black", linewidth=1.2, label="predicted")
     for place, value, line in zip(places, values, outline, strict=True):
@@ -179,29 +183,31 @@ def seconds_of_samples(found: Mapping[tuple[str, int], float], expected: Mapping
     ax.set(ylabel="milliseconds for each sample", xlabel=" \n ", ylim=(0, 1.15 * max(values + outline)))
     ax.grid(axis="x", visible=False)
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    told = ", ".join(f"{name}, batch {batch}: {1e3 * value:.0f}" for (name, batch), value in found.items())
-    return save(fig, "zero_r_samples", f"Milliseconds for each sample: {told}.")
+    values_text = ", ".join(f"{name}, batch {batch}: {1e3 * value:.0f}" for (name, batch), value in measured.items())
+    return save(fig, "zero_r_samples", f"Milliseconds for each sample: {values_text}.")
 
 
-def buffers(found: Mapping[tuple[str, int], float], expected: Mapping[tuple[str, int], float]) -> Picture:
+def buffers(measured: Mapping[tuple[str, int], float], expected: Mapping[tuple[str, int], float]) -> Picture:
     """MiB that summing gradients makes beside them, by (kind of buffer, layers of the model); lines are predicted."""
     fig, ax = new(size=(5.8, 3.2))
     styles = (("s", "--", palette.SHADES["buckets"]), ("o", "-", COLOURS["gradients"]), ("x", "", palette.PREDICTED))
-    sizes = sorted({layers for _, layers in found})
-    for name, (marker, line, colour) in zip(dict.fromkeys(name for name, _ in found), styles, strict=False):
+    sizes = sorted({layers for _, layers in measured})
+    for name, (marker, line, colour) in zip(dict.fromkeys(name for name, _ in measured), styles, strict=False):
         if line:
             ax.plot(sizes, [expected[name, n] / 2**20 for n in sizes], line, color=colour, linewidth=1.6)
         style = {"s": 56, "color": colour}
         if marker == "o":  # a ring, in which the cross is seen
             style = {"s": 170, "facecolor": "none", "edgecolor": colour, "linewidth": 2}
-        made = [found[name, n] / 2**20 for n in sizes]
-        ax.scatter(sizes, made, marker=marker, label=name, zorder=3, **style)
+        mebibytes = [measured[name, n] / 2**20 for n in sizes]
+        ax.scatter(sizes, mebibytes, marker=marker, label=name, zorder=3, **style)
     ax.set(xlabel="layers of the model", ylabel="made beside the gradients, MiB")
     ax.set_xticks(sizes)
     ax.set_ylim(bottom=0)
     ax.legend(title="lines: predicted", loc="upper left")
-    told = ", ".join(f"{name}, {layers} layers: {value / 2**20:.1f}" for (name, layers), value in found.items())
-    return save(fig, "zero_r_buffers", f"MiB made beside the gradients. {told}.")
+    values_text = ", ".join(
+        f"{name}, {layers} layers: {value / 2**20:.1f}" for (name, layers), value in measured.items()
+    )
+    return save(fig, "zero_r_buffers", f"MiB made beside the gradients. {values_text}.")
 
 
 def segments(rows: Mapping[str, Filled], room: int) -> Picture:
@@ -229,28 +235,28 @@ def segments(rows: Mapping[str, Filled], room: int) -> Picture:
     handles = [Patch(facecolor=COLOURS["activations"], label="checkpoints"),
                Patch(facecolor=COLOURS["idle"], edgecolor="black", label="free in a segment")]  # fmt: skip
     fig.legend(handles=handles, loc="outside lower center", ncols=2)
-    told = "; ".join(
+    values_text = "; ".join(
         f"{name}: {outcome.taken} MiB taken of {outcome.reserved} in {len(outcome.segments)} segments, "
         + ("all layers pass" if outcome.failed is None else f"no room for {outcome.wanted}")
         for name, outcome in rows.items()
     )
-    return save(fig, "zero_r_segments", f"Memory at the end of the forward pass. {told}.")
+    return save(fig, "zero_r_segments", f"Memory at the end of the forward pass. {values_text}.")
 
 
-def host_traffic(found: Mapping[str, float], expected: Mapping[str, float]) -> Picture:
+def host_traffic(measured: Mapping[str, float], expected: Mapping[str, float]) -> Picture:
     """Activations that go to the host for each block, by the way they are chosen; outlines are predicted."""
-    fig, ax = new(size=(5.8, 1.1 + 0.55 * len(found)))
-    places, values = np.arange(len(found)), list(found.values())
-    outline = [expected[name] for name in found]
+    fig, ax = new(size=(5.8, 1.1 + 0.55 * len(measured)))
+    places, values = np.arange(len(measured)), list(measured.values())
+    outline = [expected[name] for name in measured]
     ax.barh(places, values, 0.55, color=COLOURS["communication"], label="measured")
     ax.barh(places, outline, 0.7, fill=False, edgecolor="black", linewidth=1.2, label="predicted")
     for place, value in enumerate(values):
         at = (max(value, outline[place]), place)
         ax.annotate(f"{value:.3g}", at, (5, 0), textcoords="offset points", va="center")
-    ax.set_yticks(places, list(found))
+    ax.set_yticks(places, list(measured))
     ax.set(xlabel="to the host for each block, activations", xlim=(0, 1.14 * max(values + outline)))
-    ax.set_ylim(len(found) - 0.4, -0.6)
+    ax.set_ylim(len(measured) - 0.4, -0.6)
     ax.grid(axis="y", visible=False)
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    told = ", ".join(f"{name.replace(chr(10), ' ')} {value:.3g}" for name, value in found.items())
-    return save(fig, "zero_r_host", f"Activations to the host for each block: {told}.")
+    values_text = ", ".join(f"{name.replace(chr(10), ' ')} {value:.3g}" for name, value in measured.items())
+    return save(fig, "zero_r_host", f"Activations to the host for each block: {values_text}.")

@@ -23,7 +23,7 @@ class OffloadedTraining:
 
     def apart(self, other: "OffloadedTraining") -> float:
         """The largest difference of two trainings' losses."""
-        return max(abs(one - two) for one, two in zip(self.losses, other.losses, strict=True))
+        return max(abs(loss - other_loss) for loss, other_loss in zip(self.losses, other.losses, strict=True))
 
 
 def train(width: int, layers: int, where: str | None = None) -> OffloadedTraining:
