@@ -46,10 +46,10 @@ def launchers() -> Drawing:
         ("torchrun --nproc-per-node 4 train.py", "tells each its rank", ("DDP",) * 4),
         ("accelerate launch --config_file fsdp2.yaml train.py", "tells ranks and file", ("FSDP2",) * 4),
     )
-    for number, (command, said, runs) in enumerate(rows):
+    for number, (command, handed_over, runs) in enumerate(rows):
         y = 8 + 132 * number
         canvas.text(8, y + 12, command, size=18, anchor="start", bold=True)
-        for line, word in enumerate(said.split(" ", 1)):
+        for line, word in enumerate(handed_over.split(" ", 1)):
             canvas.text(8, y + 56 + 24 * line, word, size=18, anchor="start")
         for place in range(4):
             x = 214 + 106 * place

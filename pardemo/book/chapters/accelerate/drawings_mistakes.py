@@ -20,8 +20,8 @@ def seven_mistakes() -> Drawing:
     """A row for each mistake, on two ranks: the picture that was meant, the one that came, the cure."""
     step = 106
     canvas = Canvas(640, 30 + step * len(_MISTAKES))
-    for x, told in ((_ASKED, "asked for"), (_RUNS, "what runs"), (_CURE, "what to do")):
-        canvas.text(x, 12, told, size=18, anchor="start", bold=True)
+    for x, heading in ((_ASKED, "asked for"), (_RUNS, "what runs"), (_CURE, "what to do")):
+        canvas.text(x, 12, heading, size=18, anchor="start", bold=True)
     draw = (_ranks, _forms, _units, _batches, _rates, _clips, _copies)
     for number, ((mistake, cure), picture) in enumerate(zip(_MISTAKES, draw, strict=True)):
         y = 44 + step * number
@@ -40,10 +40,10 @@ def seven_mistakes() -> Drawing:
 
 def _ranks(canvas: Canvas, x: float, y: float, wrong: bool) -> None:
     for rank in range(2):
-        there = not (wrong and rank)
-        fill = RANKS[rank] if there else "none"
-        words = f"rank {rank}" if there else ""
-        canvas.box(x + 80 * rank, y, _EACH, _HIGH, fill, words, size=18, dashed=not there)
+        started = not (wrong and rank)
+        fill = RANKS[rank] if started else "none"
+        label = f"rank {rank}" if started else ""
+        canvas.box(x + 80 * rank, y, _EACH, _HIGH, fill, label, size=18, dashed=not started)
 
 
 def _forms(canvas: Canvas, x: float, y: float, wrong: bool) -> None:

@@ -25,8 +25,8 @@ def one_script() -> Drawing:
         for rank in range(1 if name == "no file" else 2):
             x = _LEFT + rank * (_EACH + 26)
             for kind, nbytes in zip(_SINCE, memory.STATES["Adam, fp32"], strict=True):
-                here = [rank] if stage >= _SINCE[kind] else range(2)
-                parts(canvas, x, y, nbytes * unit, _HIGH, 2, here, KEPT[kind])
+                shown_parts = [rank] if stage >= _SINCE[kind] else range(2)
+                parts(canvas, x, y, nbytes * unit, _HIGH, 2, shown_parts, KEPT[kind])
                 x += nbytes * unit
     y = 126 + _STEP * len(_FILES)
     legend(canvas, 8, y, {kind: KEPT[kind] for kind in _SINCE})

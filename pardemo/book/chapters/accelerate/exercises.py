@@ -39,15 +39,15 @@ def check_config(function: Callable[[], dict[str, Any]]) -> str:
     from pardemo.peers.accelerate import config_files as accelerate_configs
     from pardemo.peers.accelerate.configurations import Configuration, write
 
-    found = call(function)
-    if not isinstance(found, dict):
-        raise Mistake(f"A dictionary of keys and values is asked for, not {type(found).__name__}.")
-    if found.get("num_processes") != 2:
-        raise Mistake(f"Two processes are asked for: num_processes is {found.get('num_processes')!r}.")
+    config = call(function)
+    if not isinstance(config, dict):
+        raise Mistake(f"A dictionary of keys and values is asked for, not {type(config).__name__}.")
+    if config.get("num_processes") != 2:
+        raise Mistake(f"Two processes are asked for: num_processes is {config.get('num_processes')!r}.")
     expected = Configuration("fsdp2", 2, "bf16").expected()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            path = write(Path(folder) / "yours.yaml", found)
+            path = write(Path(folder) / "yours.yaml", config)
             environment = accelerate_configs.environment(path)
         except ValueError as error:
             raise Mistake(f"It is refused: {error}.") from None
@@ -83,13 +83,15 @@ def check_in_step(function: Callable[[nn.Module], bool]) -> str:
     with World(3, timeout_s=TIMEOUT_S) as world:
         for case, words in CASES.items():
             answers = world.run(_try, function, case, fresh_seed())
-            told, expected = [answer for answer, *_ in answers], case in ("equal", "half precision")
-            if any(not isinstance(answer, bool) for answer in told):
-                raise Mistake(f"True or False is asked for, not {next(a for a in told if not isinstance(a, bool))!r}.")
-            if len(set(told)) > 1:
-                raise Mistake(f"The ranks do not agree with one another: {told}. {words}")
-            if told[0] != expected:
-                raise Mistake(f"{words} Your answer: {told[0]}.")
+            verdicts, expected = [answer for answer, *_ in answers], case in ("equal", "half precision")
+            if any(not isinstance(answer, bool) for answer in verdicts):
+                raise Mistake(
+                    f"True or False is asked for, not {next(a for a in verdicts if not isinstance(a, bool))!r}."
+                )
+            if len(set(verdicts)) > 1:
+                raise Mistake(f"The ranks do not agree with one another: {verdicts}. {words}")
+            if verdicts[0] != expected:
+                raise Mistake(f"{words} Your answer: {verdicts[0]}.")
             if any(changed for *_, changed in answers):
                 raise Mistake(
                     "Right, but a parameter is another one afterwards: look at the model, and leave it alone."
@@ -116,13 +118,13 @@ def _try(function: Callable[[nn.Module], bool], case: str, seed: int) -> tuple[o
     rank = dist.get_rank()
     model = gpt.seeded(lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 4)), seed)
     last = list(model.parameters())[-2]
-    here, there = random.Random(seed).sample(range(last.numel()), 2)
+    first, second = random.Random(seed).sample(range(last.numel()), 2)
     with torch.no_grad():
         flat = last.view(-1)
         if case == "one differs" and rank == 2:
-            flat[here] += 0.5
+            flat[first] += 0.5
         if case == "swapped" and rank == 1:
-            flat[here], flat[there] = flat[there].clone(), flat[here].clone()
+            flat[first], flat[second] = flat[second].clone(), flat[first].clone()
         if case == "opposite":
             last += (0, 0.25, -0.25)[rank]
     if case == "half precision":

@@ -56,8 +56,10 @@ def forms_compared(
     handles, labels = axes[1].get_legend_handles_labels()
     handles += [Patch(color=COLOURS["communication"]), Patch(fill=False, edgecolor="black")]
     fig.legend(handles, [*labels, "sent", "the papers'"], loc="outside lower center", ncols=3)
-    told = "; ".join(f"{name} sends {sent[name]:.2f} Ψ and keeps {left[k]:.1f} B" for k, name in enumerate(names))
-    return save(fig, "accelerate_forms", f"A rank of each form: {told} per parameter.")
+    values_text = "; ".join(
+        f"{name} sends {sent[name]:.2f} Ψ and keeps {left[k]:.1f} B" for k, name in enumerate(names)
+    )
+    return save(fig, "accelerate_forms", f"A rank of each form: {values_text} per parameter.")
 
 
 def losses_of_mistakes(runs: Mapping[str, tuple[Sequence[float], str]]) -> Picture:
@@ -68,42 +70,48 @@ def losses_of_mistakes(runs: Mapping[str, tuple[Sequence[float], str]]) -> Pictu
     """
     fig, ax = new(size=(5.8, 1.0 + 0.62 * len(runs)))
     places = np.arange(len(runs))
-    colours = [palette.VERDICTS["fails" if told else "holds"] for _, told in runs.values()]
+    colours = [palette.VERDICTS["fails" if message else "holds"] for _, message in runs.values()]
     first, last = ([of[at] for of, _ in runs.values()] for at in (0, -1))
     for place, begin, end, colour in zip(places, first, last, colours, strict=True):
         ax.annotate("", (end, place), (begin, place), arrowprops={"arrowstyle": "->", "color": colour, "lw": 2.2})
     ax.scatter(first, places, s=52, facecolor="white", edgecolor=colours, linewidth=1.8, zorder=3)
     ax.scatter(last, places, s=52, color=colours, zorder=3)
-    ax.set_yticks(places, [f"{name}\n{told or 'all is well'}" for name, (_, told) in runs.items()])
+    ax.set_yticks(places, [f"{name}\n{message or 'all is well'}" for name, (_, message) in runs.items()])
     low, high = min(last), max(first)
     ax.set(xlabel="loss, from the first step to the fourth", ylim=(len(runs) - 0.4, -0.6))
     ax.set_xlim(low - 0.1 * (high - low), high + 0.1 * (high - low))
     ax.grid(axis="y", visible=False)
-    told = "; ".join(f"{name} from {of[0]:.3f} to {of[-1]:.3f}: {said or 'well'}" for name, (of, said) in runs.items())
+    values_text = "; ".join(
+        f"{name} from {of[0]:.3f} to {of[-1]:.3f}: {message or 'well'}" for name, (of, message) in runs.items()
+    )
     return save(
-        fig, "accelerate_mistakes", f"The loss falls in every run, and an assertion says why it is wrong: {told}."
+        fig,
+        "accelerate_mistakes",
+        f"The loss falls in every run, and an assertion says why it is wrong: {values_text}.",
     )
 
 
-def sent_to_peers(found: Mapping[str, float], expected: Mapping[str, float]) -> Picture:
+def sent_to_peers(measured: Mapping[str, float], expected: Mapping[str, float]) -> Picture:
     """MB that rank 0 sends to its tensor-parallel peer, to its data-parallel peer and to the rank that is neither.
 
     Outlines are what the papers of the two engines say.
     """
     fig, ax = new(size=(5.8, 2.6))
-    places, values = np.arange(len(found)), [of / 1e6 for of in found.values()]
+    places, values = np.arange(len(measured)), [of / 1e6 for of in measured.values()]
     ax.barh(places, values, 0.55, color=COLOURS["communication"], label="measured")
-    outline = [expected[name] / 1e6 for name in found]
+    outline = [expected[name] / 1e6 for name in measured]
     ax.barh(places, outline, 0.7, fill=False, edgecolor="black", linewidth=1.2, label="the papers'")
     for place, value in enumerate(values):
         at = (max(value, outline[place]), place)
         ax.annotate(f"{value:.2f} MB", at, (8, 0), textcoords="offset points", va="center")
-    ax.set_yticks(places, list(found))
-    ax.set(xlabel="sent by rank 0 in a step, MB", xlim=(0, 1.25 * max(values + outline)), ylim=(len(found) - 0.4, -0.6))
+    ax.set_yticks(places, list(measured))
+    ax.set(
+        xlabel="sent by rank 0 in a step, MB", xlim=(0, 1.25 * max(values + outline)), ylim=(len(measured) - 0.4, -0.6)
+    )
     ax.grid(axis="y", visible=False)
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    told = ", ".join(f"{name} {value:.2f} MB" for name, value in zip(found, values, strict=True))
-    return save(fig, "accelerate_groups", f"Sent by rank 0 in a step: {told}.")
+    values_text = ", ".join(f"{name} {value:.2f} MB" for name, value in zip(measured, values, strict=True))
+    return save(fig, "accelerate_groups", f"Sent by rank 0 in a step: {values_text}.")
 
 
 def forms_traded(ways: Mapping[str, Sequence[tuple[float, float]]], counts: Sequence[int]) -> Picture:
@@ -124,12 +132,12 @@ def forms_traded(ways: Mapping[str, Sequence[tuple[float, float]]], counts: Sequ
     ax.set(xlabel="sent by a rank in a step, Ψ", ylabel="kept by a rank, bytes per parameter")
     ax.set(xlim=(0, 1.1 * most_sent), ylim=(0, 1.12 * most_kept))
     ax.legend(loc="upper right", title="number: micro-batches")
-    told = "; ".join(
+    values_text = "; ".join(
         f"{name}: " + ", ".join(f"{of[0]:.3g} Ψ with {count}" for of, count in zip(points, counts, strict=True))
         + f" micro-batches, {points[0][1]:.3g} bytes"
         for name, points in ways.items()
     )  # fmt: skip
-    return save(fig, "accelerate_traded", f"What a rank keeps per parameter and sends in a step. {told}.")
+    return save(fig, "accelerate_traded", f"What a rank keeps per parameter and sends in a step. {values_text}.")
 
 
 def which_form(models: Sequence[str], gpus: Sequence[int], take: Callable[[str, int], str]) -> Picture:

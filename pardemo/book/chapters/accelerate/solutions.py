@@ -24,8 +24,8 @@ def my_config():
 def my_in_step(model):
     digest = hashlib.sha256()
     for parameter in model.parameters():
-        whole = parameter.detach().cpu().contiguous()
-        digest.update(whole.view(torch.uint8).numpy().tobytes())  # as bytes: NumPy has no bf16
-    found = [None] * dist.get_world_size()
-    dist.all_gather_object(found, digest.hexdigest())
-    return len(set(found)) == 1  # everybody sees all of them, so everybody answers alike
+        values = parameter.detach().cpu().contiguous()
+        digest.update(values.view(torch.uint8).numpy().tobytes())  # as bytes: NumPy has no bf16
+    digests = [None] * dist.get_world_size()
+    dist.all_gather_object(digests, digest.hexdigest())
+    return len(set(digests)) == 1  # everybody sees all of them, so everybody answers alike
