@@ -7,24 +7,24 @@ from pardemo.draw.canvas import Canvas, Drawing
 from pardemo.draw.palette import DONE, KEPT, SHADES, WHOLE
 
 
-def shared_words(wanted: Sequence[str], found: Sequence[str], names: Sequence[str] = ("wanted", "found")) -> Drawing:
+def shared_words(wanted: Sequence[str], answer: Sequence[str], names: Sequence[str] = ("wanted", "found")) -> Drawing:
     """The words of two headlines, one above the other, and lines between equal ones.
 
     Thick lines join the longest common subsequence, which ROUGE-L counts; dashed ones join words that are in both and
     out of order, which only ROUGE-1 counts.
     """
-    in_order = common_in_order(wanted, found)
+    in_order = common_in_order(wanted, answer)
     lines = dict.fromkeys(in_order, True)
-    taken = [{i for i, _ in in_order}, {j for _, j in in_order}]
+    matched = [{i for i, _ in in_order}, {j for _, j in in_order}]
     for i, word in enumerate(wanted):
-        j = next((j for j, other in enumerate(found) if other == word and j not in taken[1]), None)
-        if i not in taken[0] and j is not None:
+        j = next((j for j, other_word in enumerate(answer) if other_word == word and j not in matched[1]), None)
+        if i not in matched[0] and j is not None:
             lines[i, j] = False
-            taken[0].add(i)
-            taken[1].add(j)
+            matched[0].add(i)
+            matched[1].add(j)
     canvas = Canvas(640, 262)
-    above = _words(canvas, 30, wanted, taken[0])
-    below = _words(canvas, 158, found, taken[1])
+    above = _words(canvas, 30, wanted, matched[0])
+    below = _words(canvas, 158, answer, matched[1])
     canvas.text(4, 14, names[0], size=18, anchor="start")
     canvas.text(4, 216, names[1], size=18, anchor="start")
     for (i, j), ordered in lines.items():
@@ -36,7 +36,7 @@ def shared_words(wanted: Sequence[str], found: Sequence[str], names: Sequence[st
     canvas.text(302, 246, "in both, out of order", size=18, anchor="start")
     return Drawing(
         canvas,
-        f"{names[0]}: {' '.join(wanted)}; {names[1]}: {' '.join(found)}. {len(lines)} words are in both, "
+        f"{names[0]}: {' '.join(wanted)}; {names[1]}: {' '.join(answer)}. {len(lines)} words are in both, "
         f"{len(in_order)} of them in the same order.",
     )
 
@@ -52,11 +52,11 @@ def four_answers() -> Drawing:
         ("plain text", False, "base, its own form"),
         ("instruction", True, "tuned"),
     )
-    for place, (asked, adapted, name) in enumerate(rows):
+    for place, (prompt, adapted, name) in enumerate(rows):
         y = 70 + 70 * place
-        canvas.arrow([(85, y), (196 if asked else 330, y)])
-        if asked:
-            canvas.text(138, y - 16, asked, size=18)
+        canvas.arrow([(85, y), (196 if prompt else 330, y)])
+        if prompt:
+            canvas.text(138, y - 16, prompt, size=18)
             canvas.box(199, y - 22, 44, 44, frozen, "W", size=22)
             if adapted:
                 canvas.box(249, y - 22, 54, 44, KEPT["parameters"], "A, B", size=18)

@@ -25,28 +25,28 @@ def check_rouge_l(function: Callable[[list[str], list[str]], float]) -> str:
     for predicted, reference in cases:
         common = _longest(predicted, reference)
         expected = 200 * common / (len(predicted) + len(reference)) if common else 0.0
-        found = call(function, list(predicted), list(reference))
-        if isinstance(found, Real) and abs(found - expected) < 1e-6:
+        answer = call(function, list(predicted), list(reference))
+        if isinstance(answer, Real) and abs(answer - expected) < 1e-6:
             continue
         hint = f"{common} words in common, in order; F1 is 2·common / (both lengths)"
-        if isinstance(found, Real) and abs(found - 100 * common / len(reference)) < 1e-6:
+        if isinstance(answer, Real) and abs(answer - 100 * common / len(reference)) < 1e-6:
             hint = "that is the recall alone: long predictions have to pay too"
-        elif isinstance(found, Real) and abs(100 * found - expected) < 1e-6:
+        elif isinstance(answer, Real) and abs(100 * answer - expected) < 1e-6:
             hint = "per cent, please"
         elif not common:
             hint = "nothing in common scores 0"
-        raise Mistake(f"For {list(predicted)} against {list(reference)}: {expected:.4f}, not {found!r}: {hint}.")
+        raise Mistake(f"For {list(predicted)} against {list(reference)}: {expected:.4f}, not {answer!r}: {hint}.")
     return "Order counts, gaps do not."
 
 
 def check_split(function: Callable[[list[tuple[str, str]], int], tuple[list, list]]) -> str:
     """``function(pairs, count)`` splits without a body in both."""
     pairs = [(f"body {i % 30}", f"headline {i}") for i in range(50)]
-    found = call(function, list(pairs), 10)
+    answer = call(function, list(pairs), 10)
     try:
-        train, test = (list(part) for part in found)
+        train, test = (list(part) for part in answer)
     except (TypeError, ValueError):
-        raise Mistake(f"Return (train, test), two lists of pairs, not {type(found).__name__}.") from None
+        raise Mistake(f"Return (train, test), two lists of pairs, not {type(answer).__name__}.") from None
     if len(test) != 10:
         raise Mistake(f"test has {len(test)} pairs, not 10.")
     if unknown := [pair for pair in train + test if pair not in pairs]:
@@ -58,10 +58,10 @@ def check_split(function: Callable[[list[tuple[str, str]], int], tuple[list, lis
     return "What the test measures, training has not seen."
 
 
-def _longest(one: str, other: str) -> int:
-    row = [0] * (len(other) + 1)
-    for a in one:
+def _longest(predicted: str, reference: str) -> int:
+    row = [0] * (len(reference) + 1)
+    for a in predicted:
         before = 0
-        for j, b in enumerate(other, 1):
+        for j, b in enumerate(reference, 1):
             before, row[j] = row[j], before + 1 if a == b else max(row[j], row[j - 1])
     return row[-1]

@@ -10,28 +10,30 @@ from pardemo.draw import palette
 from pardemo.draw.style import COLOURS, Picture, new, save
 
 
-def scores_of_answers(found: Mapping[str, Mapping[str, Mapping]], measures: Mapping[str, str]) -> Picture:
+def scores_of_answers(results: Mapping[str, Mapping[str, Mapping]], measures: Mapping[str, str]) -> Picture:
     """A panel for each measure: the scores of answers on groups of rows with their 95 % intervals.
 
     Args:
-        found: answer -> group -> what :func:`pardemo.finetune.metrics.score` returns. measures: its name -> a title.
+        results: answer -> group -> what :func:`pardemo.finetune.metrics.score` returns. measures: its name -> a title.
     """
-    groups = list(next(iter(found.values())))
+    groups = list(next(iter(results.values())))
     fig, axes = new(len(measures), 1, size=(5.6, 2.6 * len(measures)))
-    told_below = [answer.replace(", ", ",\n").replace("first ", "first\n") for answer in found]
+    tick_labels = [answer.replace(", ", ",\n").replace("first ", "first\n") for answer in results]
     for ax, (measure, title) in zip(np.atleast_1d(axes), measures.items(), strict=True):
-        values = {answer: [of[group][measure] for group in groups] for answer, of in found.items()}
-        spans = {answer: [of[group]["intervals"][measure] for group in groups] for answer, of in found.items()}
+        values = {answer: [of[group][measure] for group in groups] for answer, of in results.items()}
+        spans = {answer: [of[group]["intervals"][measure] for group in groups] for answer, of in results.items()}
         scores(ax, values, spans, groups)
         ax.get_legend().remove()
         ax.set(ylim=(0, 115), yticks=range(0, 101, 25), ylabel=f"{title}, %")
-        ax.set_xticklabels(told_below)
+        ax.set_xticklabels(tick_labels)
     handles, labels = ax.get_legend_handles_labels()
     fig.legend(handles, labels, loc="outside upper center", ncols=len(groups), fontsize=9, columnspacing=1)
-    rouge = {answer: [f"{of[group]['rouge-l']:.0f}" for group in groups] for answer, of in found.items()}
-    told = "; ".join(f"{answer}: {', '.join(values)}" for answer, values in rouge.items())
+    rouge = {answer: [f"{of[group]['rouge-l']:.0f}" for group in groups] for answer, of in results.items()}
+    values_text = "; ".join(f"{answer}: {', '.join(values)}" for answer, values in rouge.items())
     return save(
-        fig, "baichuan2_evaluate_scores", f"Scores by answer on {', '.join(groups)}, 95 % intervals; ROUGE-L {told}."
+        fig,
+        "baichuan2_evaluate_scores",
+        f"Scores by answer on {', '.join(groups)}, 95 % intervals; ROUGE-L {values_text}.",
     )
 
 
@@ -39,22 +41,24 @@ def draws(differences: Mapping[str, Sequence[float]]) -> Picture:
     """How far the tuned model is ahead of a rival in each draw of the rows, as histograms below one another."""
     fig, axes = new(len(differences), 1, size=(5.6, 1.7 * len(differences)), sharex=True)
     edges = np.histogram_bin_edges(np.concatenate(list(differences.values())), 60)
-    for ax, (name, found) in zip(np.atleast_1d(axes), differences.items(), strict=True):
-        found = np.asarray(found)
+    for ax, (name, values) in zip(np.atleast_1d(axes), differences.items(), strict=True):
+        values = np.asarray(values)
         for side, colour, label in (
-            (found[found <= 0], palette.OTHER, "tuned behind"),
-            (found[found > 0], palette.NEW, "tuned ahead"),
+            (values[values <= 0], palette.OTHER, "tuned behind"),
+            (values[values > 0], palette.NEW, "tuned ahead"),
         ):
             ax.hist(side, edges, color=colour, edgecolor="white", linewidth=0.4, label=label)
         ax.axvline(0, color="black", linewidth=1.2)
-        ax.set_title(f"{name}: ahead in {np.mean(found > 0):.1%} of the draws")
+        ax.set_title(f"{name}: ahead in {np.mean(values > 0):.1%} of the draws")
         ax.set(yticks=[], ylabel="draws")
         ax.grid(axis="y", visible=False)
     ax.set(xlabel="tuned less base in its own form, points of the score")
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    told = "; ".join(f"{name} {np.mean(np.asarray(found) > 0):.1%}" for name, found in differences.items())
+    values_text = "; ".join(f"{name} {np.mean(np.asarray(values) > 0):.1%}" for name, values in differences.items())
     return save(
-        fig, "baichuan2_evaluate_draws", f"Differences over draws of the rows; the tuned model is ahead in: {told}."
+        fig,
+        "baichuan2_evaluate_draws",
+        f"Differences over draws of the rows; the tuned model is ahead in: {values_text}.",
     )
 
 
@@ -66,39 +70,47 @@ def where_it_stops(shares: Mapping[str, Mapping[str, float]], rows: int) -> Pict
     """
     fig, ax = new(size=(5.6, 3.2))
     width = 0.8 / len(shares)
-    for index, ((group, found), colour) in enumerate(zip(shares.items(), (*palette.KNOWN, palette.NEW), strict=True)):
-        at = np.arange(len(found)) + (index - (len(shares) - 1) / 2) * width
-        _with_errors(ax, at, [(share, (share * (1 - share) / rows) ** 0.5) for share in found.values()], width, colour)
+    for index, ((group, group_shares), colour) in enumerate(
+        zip(shares.items(), (*palette.KNOWN, palette.NEW), strict=True)
+    ):
+        at = np.arange(len(group_shares)) + (index - (len(shares) - 1) / 2) * width
+        _with_errors(
+            ax, at, [(share, (share * (1 - share) / rows) ** 0.5) for share in group_shares.values()], width, colour
+        )
         ax.bar(at, 0, color=colour, label=group)
-    ax.set_xticks(range(len(found)), list(found))
+    ax.set_xticks(range(len(group_shares)), list(group_shares))
     ax.set(ylabel="of the rows, %", ylim=(0, 118), yticks=range(0, 101, 25))
     ax.grid(axis="x", visible=False)
     fig.legend(loc="outside upper center", ncols=len(shares), fontsize=9, columnspacing=1)
-    told = "; ".join(f"{g}: {', '.join(f'{n} {s:.0%}' for n, s in found.items())}" for g, found in shares.items())
-    return save(fig, "baichuan2_evaluate_where", f"What the tuned model gets right. {told}.")
+    values_text = "; ".join(
+        f"{g}: {', '.join(f'{n} {s:.0%}' for n, s in group_shares.items())}" for g, group_shares in shares.items()
+    )
+    return save(fig, "baichuan2_evaluate_where", f"What the tuned model gets right. {values_text}.")
 
 
-def copied_words(found: Mapping[str, Mapping[str, Sequence[float]]]) -> Picture:
+def copied_words(shares: Mapping[str, Mapping[str, Sequence[float]]]) -> Picture:
     """For each way to count, the mean of a base and of a tuned model; two standard errors as whiskers.
 
     Args:
-        found: model -> what is counted -> a share for each row.
+        shares: model -> what is counted -> a share for each row.
     """
     fig, ax = new(size=(5.6, 3.2))
-    width = 0.8 / len(found)
+    width = 0.8 / len(shares)
     for index, ((model, counted), colour) in enumerate(
-        zip(found.items(), (palette.KNOWN[1], palette.NEW), strict=True)
+        zip(shares.items(), (palette.KNOWN[1], palette.NEW), strict=True)
     ):
-        at = np.arange(len(counted)) + (index - (len(found) - 1) / 2) * width
+        at = np.arange(len(counted)) + (index - (len(shares) - 1) / 2) * width
         means = [(np.mean(of), np.std(of) / len(of) ** 0.5) for of in counted.values()]
         _with_errors(ax, at, means, width, colour)
         ax.bar(at, 0, color=colour, label=model)
     ax.set_xticks(range(len(counted)), list(counted))
     ax.set(ylabel="%", ylim=(0, 100), yticks=range(0, 101, 25))
     ax.grid(axis="x", visible=False)
-    fig.legend(loc="outside upper center", ncols=len(found))
-    told = "; ".join(f"{m}: " + ", ".join(f"{n} {np.mean(of):.0%}" for n, of in c.items()) for m, c in found.items())
-    return save(fig, "baichuan2_evaluate_copied", f"What is copied from the news, without the section. {told}.")
+    fig.legend(loc="outside upper center", ncols=len(shares))
+    values_text = "; ".join(
+        f"{m}: " + ", ".join(f"{n} {np.mean(of):.0%}" for n, of in c.items()) for m, c in shares.items()
+    )
+    return save(fig, "baichuan2_evaluate_copied", f"What is copied from the news, without the section. {values_text}.")
 
 
 def sections_named(wanted: Mapping[str, int], named: Mapping[str, int], right: Mapping[str, int]) -> Picture:
@@ -114,9 +126,11 @@ def sections_named(wanted: Mapping[str, int], named: Mapping[str, int], right: M
     ax.set(xlabel="rows of a hundred", ylim=(len(names) - 0.4, -0.6))
     ax.grid(axis="y", visible=False)
     fig.legend(loc="outside upper center", ncols=3)
-    told = ", ".join(f"{n} {wanted.get(n, 0)}, {named.get(n, 0)}, {right.get(n, 0)}" for n in names)
+    values_text = ", ".join(f"{n} {wanted.get(n, 0)}, {named.get(n, 0)}, {right.get(n, 0)}" for n in names)
     return save(
-        fig, "baichuan2_evaluate_sections", f"Rows in which a section is wanted, named, and rightly named: {told}."
+        fig,
+        "baichuan2_evaluate_sections",
+        f"Rows in which a section is wanted, named, and rightly named: {values_text}.",
     )
 
 

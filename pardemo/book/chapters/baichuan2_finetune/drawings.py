@@ -36,8 +36,8 @@ def lora() -> Drawing:
     _states(canvas, 464, "A, B", _STATES, _TRAINED)
     share = RANK * (OUT + IN) / (OUT * IN)
     legend(canvas, 14, 528, {name: KEPT[name] for name in _STATES})
-    told = f"r = {RANK} on Baichuan2-13B's W_pack: A and B are {share:.1%} of it."
-    canvas.text(14, 562, told, size=18, anchor="start")
+    caption = f"r = {RANK} on Baichuan2-13B's W_pack: A and B are {share:.1%} of it."
+    canvas.text(14, 562, caption, size=18, anchor="start")
     return Drawing(
         canvas,
         "LoRA: x goes through the frozen weight W and, beside it, through A and B, two thin matrices of rank r; the "

@@ -16,7 +16,7 @@ def labelled_tokens(pieces: Sequence[str], labels: Sequence[bool]) -> Drawing:
     """A sample's tokens in reading order, line by line; coloured are those that have a label.
 
     Args:
-        pieces: of each token, as the tokenizer names it.
+        pieces: each token, as the tokenizer names it. labels: whether it has a label.
     """
     pieces = [NAMES.get(piece, piece) for piece in pieces]
     places, x, y = [], LEFT, 30
@@ -41,19 +41,19 @@ def labelled_tokens(pieces: Sequence[str], labels: Sequence[bool]) -> Drawing:
 
 def cut_tails(prompt: int, answer: int, limit: int) -> Drawing:
     """A sample that is too long: prompt and answer each lose their tails, in proportion; the end token is lost."""
-    canvas, whole = Canvas(640, 212), prompt + answer
-    unit = 620 / whole
-    canvas.text(10, 16, f"{whole:,} tokens", size=18, anchor="start")
+    canvas, total = Canvas(640, 212), prompt + answer
+    unit = 620 / total
+    canvas.text(10, 16, f"{total:,} tokens", size=18, anchor="start")
     x = 10.0
     for count, fill in ((prompt, WHOLE), (answer, LABELLED)):
-        kept = limit * count // whole
+        kept = limit * count // total
         canvas.box(x, 34, kept * unit, 46, fill, f"{kept:,}", size=20)
         canvas.box(x + kept * unit, 34, (count - kept) * unit, 46, "none", "cut", size=18, dashed=True)
         x += count * unit
     canvas.text(10, 100, f"prompt: {prompt:,}", size=18, anchor="start")
     canvas.text(630, 100, f"answer, with its end token: {answer:,}", size=18, anchor="end")
     canvas.text(10, 136, f"cutoff_len {limit:,}", size=18, anchor="start")
-    first, second = (limit * count // whole for count in (prompt, answer))
+    first, second = (limit * count // total for count in (prompt, answer))
     canvas.box(10, 154, first * unit, 46, WHOLE, f"{first:,}", size=20)
     canvas.box(10 + first * unit, 154, second * unit, 46, LABELLED, f"{second:,}", size=20)
     canvas.text(20 + (first + second) * unit, 177, "no end token: nothing says stop", size=18, anchor="start")
@@ -65,28 +65,32 @@ def cut_tails(prompt: int, answer: int, limit: int) -> Drawing:
 
 
 def rows_seen(ways: Mapping[str, Sequence[bool]]) -> Drawing:
-    """Each way's test rows as boxes; dark are those that are in the training file as well."""
+    """Each way's test rows as boxes; dark are those that are in the training file as well.
+
+    Args:
+        ways: name of a split -> for each test row, whether it is in the training file.
+    """
     canvas = Canvas(640, 78 * len(ways) + 34)
-    for row, (name, seen) in enumerate(ways.items()):
-        y, side = 12 + 78 * row, 620 / max(len(seen), 1)
-        told = f"{name}: {sum(seen)} of {len(seen)} test rows are in the training file"
-        canvas.text(10, y, told, size=18, anchor="start")
-        for known, fill in ((True, VERDICTS["fails"]), (False, WHOLE)):
-            places = [(10 + side * k, y + 16, side - 5, 34) for k, one in enumerate(seen) if one is known]
+    for row, (name, in_training) in enumerate(ways.items()):
+        y, side = 12 + 78 * row, 620 / max(len(in_training), 1)
+        label = f"{name}: {sum(in_training)} of {len(in_training)} test rows are in the training file"
+        canvas.text(10, y, label, size=18, anchor="start")
+        for trained, fill in ((True, VERDICTS["fails"]), (False, WHOLE)):
+            places = [(10 + side * k, y + 16, side - 5, 34) for k, flag in enumerate(in_training) if flag is trained]
             canvas.boxes(places, fill)
     legend(canvas, 10, canvas.height - 14, {"seen in training": VERDICTS["fails"], "new to the model": WHOLE})
-    told = ", ".join(f"{name} {sum(seen)} of {len(seen)}" for name, seen in ways.items())
-    return Drawing(canvas, f"Test rows that are in the training file as well: {told}.")
+    values_text = ", ".join(f"{name} {sum(in_training)} of {len(in_training)}" for name, in_training in ways.items())
+    return Drawing(canvas, f"Test rows that are in the training file as well: {values_text}.")
 
 
-def common_in_order(one: Sequence[str], other: Sequence[str]) -> list[tuple[int, int]]:
-    """Places of a longest common subsequence."""
+def common_in_order(first: Sequence[str], second: Sequence[str]) -> list[tuple[int, int]]:
+    """A longest common subsequence of two lists of words, as pairs of their places."""
     best: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for i in range(len(one), -1, -1):
-        for j in range(len(other), -1, -1):
-            if i == len(one) or j == len(other):
+    for i in range(len(first), -1, -1):
+        for j in range(len(second), -1, -1):
+            if i == len(first) or j == len(second):
                 best[i, j] = []
-            elif one[i] == other[j]:
+            elif first[i] == second[j]:
                 best[i, j] = [(i, j), *best[i + 1, j + 1]]
             else:
                 best[i, j] = max(best[i + 1, j], best[i, j + 1], key=len)

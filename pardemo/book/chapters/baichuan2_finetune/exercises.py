@@ -27,19 +27,19 @@ def check_labels(function: Callable[[list[int], list[int], int], tuple[list[int]
         if s + t > cutoff:
             s, t = cutoff * s // (s + t), cutoff * t // (s + t)
         expected = [5] * s + [7] * t, [-100] * s + [7] * t
-        found = call(function, list(prompt), list(answer), cutoff)
+        returned = call(function, list(prompt), list(answer), cutoff)
         case = f"{len(prompt)} + {len(answer)} tokens, cutoff {cutoff}"
         try:
-            ids, labels = (list(part) for part in found)
+            ids, labels = (list(part) for part in returned)
         except (TypeError, ValueError):
-            raise Mistake(f"For {case}: return two lists, input_ids and labels, not {found!r}.") from None
+            raise Mistake(f"For {case}: return two lists, input_ids and labels, not {returned!r}.") from None
         if len(ids) != len(labels):
             raise Mistake(f"For {case}: input_ids and labels need one length: −100 is for no label.")
         if labels == ids:
             raise Mistake(f"For {case}: the prompt is trained on too; its labels are −100.")
         if ids != expected[0]:
-            left = f"{s} tokens of the prompt and {t} of the answer stay, not {ids.count(5)} and {ids.count(7)}"
-            raise Mistake(f"For {case}: {left}: each keeps its head, int(cutoff · part / total).")
+            lengths = f"{s} tokens of the prompt and {t} of the answer stay, not {ids.count(5)} and {ids.count(7)}"
+            raise Mistake(f"For {case}: {lengths}: each keeps its head, int(cutoff · part / total).")
         if labels != expected[1]:
             raise Mistake(f"For {case}: {t} positions have a label, those of the answer.")
     return "Only the answer is trained on, and a long sample loses both tails."
@@ -50,19 +50,19 @@ def check_lora(function: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, flo
     generator = torch.Generator().manual_seed(0)
     for rank, alpha in ((1, 1.0), (2, 32.0), (3, 8.0), (8, 32.0)):
         w, a, b = (torch.randn(*s, generator=generator) for s in ((12, 6), (rank, 6), (12, rank)))
-        kept = {"W": (w, w.clone()), "A": (a, a.clone()), "B": (b, b.clone())}
-        found = call(function, w, a, b, alpha, rank)
-        if not isinstance(found, torch.Tensor) or found.shape != w.shape:
-            shape = list(found.shape) if isinstance(found, torch.Tensor) else found
+        originals = {"W": (w, w.clone()), "A": (a, a.clone()), "B": (b, b.clone())}
+        merged = call(function, w, a, b, alpha, rank)
+        if not isinstance(merged, torch.Tensor) or merged.shape != w.shape:
+            shape = list(merged.shape) if isinstance(merged, torch.Tensor) else merged
             raise Mistake(f"The merged weight has W's shape, [12, 6], not {shape}: B·A is [out, in].")
-        found = found.detach().to(w.dtype)
-        if changed := [name for name, (now, before) in kept.items() if not torch.equal(now, before)]:
+        merged = merged.detach().to(w.dtype)
+        if changed := [name for name, (now, before) in originals.items() if not torch.equal(now, before)]:
             raise Mistake(f"{changed[0]} itself was changed: return a new tensor, it may be needed again.")
-        if torch.allclose(found, w + b @ a, atol=1e-5) and alpha != rank:
+        if torch.allclose(merged, w + b @ a, atol=1e-5) and alpha != rank:
             raise Mistake(
                 f"The scale is missing: with α = {alpha:g} and r = {rank} the product counts {alpha / rank:g} times."
             )
         # elements reach 50, and a sum of 8 products in another order is off by some 1e-7 of that
-        if not torch.allclose(found, w + alpha / rank * b @ a, atol=1e-4):
+        if not torch.allclose(merged, w + alpha / rank * b @ a, atol=1e-4):
             raise Mistake("It is W + (α/r)·B·A.")
     return "The adapter is gone, and no step of inference is slower for it."

@@ -17,27 +17,33 @@ _TICKS = (0.01, 0.1, 1, 10)  # of a logarithmic axis
 _GROUPS = ((palette.KNOWN[0], "o"), (palette.KNOWN[1], "s"), (palette.NEW, "D"))
 
 
-def full_and_lora(kept: Mapping[str, Mapping[str, float]], room: float) -> Picture:
-    """Bytes of model states for each way to train, one above the other, and what a GPU holds as a line."""
+def full_and_lora(states: Mapping[str, Mapping[str, float]], room: float) -> Picture:
+    """Bars of model states in GB, one for each way to train; a line is what a GPU holds.
+
+    Args:
+        states: way -> kind -> bytes. room: bytes of the GPU.
+    """
     fig, ax = new(size=(5.6, 2.8))
-    left = dict.fromkeys(kept, 0.0)
+    left = dict.fromkeys(states, 0.0)
     for kind, colour in _KINDS.items():
-        values = [kept[way].get(kind, 0.0) / 1e9 for way in kept]
-        ax.barh(list(kept), values, 0.55, left=list(left.values()), color=colour, label=kind, edgecolor="white")
-        left = {way: left[way] + value for way, value in zip(kept, values, strict=True)}
+        values = [states[way].get(kind, 0.0) / 1e9 for way in states]
+        ax.barh(list(states), values, 0.55, left=list(left.values()), color=colour, label=kind, edgecolor="white")
+        left = {way: left[way] + value for way, value in zip(states, values, strict=True)}
     for way, total in left.items():
-        told = f"{total:,.1f} GB"
-        if "frozen parameters" in kept[way]:  # what is trained is too thin to be seen
-            told += f", {total - kept[way]['frozen parameters'] / 1e9:.1f} of them for A and B"
-        ax.annotate(told, (total, way), (7, 0), textcoords="offset points", va="center")
+        label = f"{total:,.1f} GB"
+        if "frozen parameters" in states[way]:  # what is trained is too thin to be seen
+            label += f", {total - states[way]['frozen parameters'] / 1e9:.1f} of them for A and B"
+        ax.annotate(label, (total, way), (7, 0), textcoords="offset points", va="center")
     ax.plot([room / 1e9] * 2, [-0.85, 0.55], color="black", linestyle="--", linewidth=1.2)  # above the words
     ax.annotate(f"{room / 1e9:.0f} GB: one GPU", (room / 1e9, -0.62), (4, 0), textcoords="offset points", va="center")
     ax.invert_yaxis()
     ax.set(xlabel="GB", xlim=(0, 1.22 * max(left.values())), ylim=(1.5, -0.85))
     ax.grid(axis="y", visible=False)
     fig.legend(loc="outside lower center", ncols=2, fontsize=10)
-    told = ", ".join(f"{way} {total:.1f} GB" for way, total in left.items())
-    return save(fig, "baichuan2_finetune_states", f"Model states of the 13B: {told}; a GPU holds {room / 1e9:.0f} GB.")
+    values_text = ", ".join(f"{way} {total:.1f} GB" for way, total in left.items())
+    return save(
+        fig, "baichuan2_finetune_states", f"Model states of the 13B: {values_text}; a GPU holds {room / 1e9:.0f} GB."
+    )
 
 
 def padded_batches(batches: Mapping[str, Sequence[tuple[int, int]]]) -> Picture:
@@ -75,21 +81,21 @@ def losses_on_groups(losses: Mapping[str, Mapping[int, float]]) -> Picture:
         losses: group -> step -> loss.
     """
     fig, ax = new(size=(5.6, 4.0))
-    for (group, found), (colour, marker) in zip(losses.items(), _GROUPS, strict=True):
-        ax.plot(list(found), list(found.values()), color=colour, marker=marker, markersize=5, label=group)
-        step, last = list(found.items())[-1]
+    for (group, by_step), (colour, marker) in zip(losses.items(), _GROUPS, strict=True):
+        ax.plot(list(by_step), list(by_step.values()), color=colour, marker=marker, markersize=5, label=group)
+        step, last = list(by_step.items())[-1]
         ax.annotate(f"{last:.2f}", (step, last), (8, 0), textcoords="offset points", va="center")
     ax.set_yscale("log")
     ticks = (0.05, 0.1, 0.2, 0.5, 1, 2, 5)
     ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     ax.minorticks_off()
-    last = max(step for found in losses.values() for step in found)
+    last = max(step for by_step in losses.values() for step in by_step)
     ax.set(xlabel="optimizer step", ylabel="loss per labelled token (logarithmic)", xlim=(-2, 1.12 * last))
     ax.legend(loc="lower left")
-    told = "; ".join(
-        f"{group} from {found[min(found)]:.2f} to {found[max(found)]:.2f}" for group, found in losses.items()
+    values_text = "; ".join(
+        f"{group} from {by_step[min(by_step)]:.2f} to {by_step[max(by_step)]:.2f}" for group, by_step in losses.items()
     )
-    return save(fig, "baichuan2_finetune_loss", f"Loss by optimizer step: {told}.")
+    return save(fig, "baichuan2_finetune_loss", f"Loss by optimizer step: {values_text}.")
 
 
 def losses_by_token(losses: Mapping[str, Mapping[int, Mapping[str, float]]]) -> Picture:
@@ -100,27 +106,27 @@ def losses_by_token(losses: Mapping[str, Mapping[int, Mapping[str, float]]]) -> 
     """
     fig, axes = new(1, len(losses), size=(5.6, 4.2), sharey=True)
     styles = ((palette.OTHER, ":", "s"), (COLOURS["gradients"], "--", "^"), (COLOURS["parameters"], "-", "o"))
-    for ax, (group, found) in zip(axes, losses.items(), strict=True):
-        kinds = list(next(iter(found.values())))
+    for ax, (group, by_step) in zip(axes, losses.items(), strict=True):
+        kinds = list(next(iter(by_step.values())))
         for kind, (colour, line, marker) in zip(kinds, styles, strict=True):
-            course = [of[kind] for of in found.values()]
-            ax.plot(list(found), course, line, color=colour, marker=marker, markersize=4, label=kind)
+            course = [of[kind] for of in by_step.values()]
+            ax.plot(list(by_step), course, line, color=colour, marker=marker, markersize=4, label=kind)
         ax.set_yscale("log")
         ax.set_yticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
         ax.minorticks_off()
         ax.set(title=group, xlabel="optimizer step")
     axes[0].set(ylabel="loss per token (logarithmic)", ylim=(0.004, None))
     fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    ends = {group: found[max(found)] for group, found in losses.items()}
-    told = "; ".join(f"{g}: " + ", ".join(f"{k} {v:.2g}" for k, v in of.items()) for g, of in ends.items())
-    return save(fig, "baichuan2_finetune_tokens", f"Loss by kind of token at the end: {told}.")
+    ends = {group: by_step[max(by_step)] for group, by_step in losses.items()}
+    values_text = "; ".join(f"{g}: " + ", ".join(f"{k} {v:.2g}" for k, v in of.items()) for g, of in ends.items())
+    return save(fig, "baichuan2_finetune_tokens", f"Loss by kind of token at the end: {values_text}.")
 
 
 def lora_by_stage(kept: Mapping[str, Mapping[int, float]], sent: Mapping[int, float], frozen: float) -> Picture:
     """What a rank keeps under each stage of ZeRO with LoRA, by kind, and what it sends in a step.
 
     Args:
-        kept: kind -> stage -> bytes. sent: stage -> bytes. frozen: the share of the parameters that is.
+        kept: kind -> stage -> bytes. sent: stage -> bytes. frozen: the share of the parameters that is frozen.
     """
     stages, of = list(sent), kept["parameters"]
     kinds = {
@@ -153,25 +159,25 @@ def lora_by_stage(kept: Mapping[str, Mapping[int, float]], sent: Mapping[int, fl
         ax.grid(axis="x", visible=False)
     empty.legend(*left.get_legend_handles_labels(), loc="center")
     pairs = zip(stages, base, sends, strict=True)
-    told = "; ".join(f"ZeRO-{stage} keeps {low:.2f} MB and sends {value:.2f}" for stage, low, value in pairs)
-    return save(fig, "baichuan2_finetune_zero", f"With LoRA on two ranks: {told}.")
+    values_text = "; ".join(f"ZeRO-{stage} keeps {low:.2f} MB and sends {value:.2f}" for stage, low, value in pairs)
+    return save(fig, "baichuan2_finetune_zero", f"With LoRA on two ranks: {values_text}.")
 
 
-def losses_by_format(found: Mapping[tuple[str, int], float]) -> Picture:
-    """Losses of short formats where activations reach a few sizes; one that is no number is said to be none.
+def losses_by_format(losses: Mapping[tuple[str, int], float]) -> Picture:
+    """Losses of short formats for a few largest activations; a loss that is no number is labelled so.
 
     Args:
-        found: (format, largest activation) -> loss.
+        losses: (format, largest activation) -> loss.
     """
-    formats, sizes = (list(dict.fromkeys(part)) for part in zip(*found, strict=True))
+    formats, sizes = (list(dict.fromkeys(part)) for part in zip(*losses, strict=True))
     fig, ax = new(size=(5.6, 2.6))
     for row, name in enumerate(formats):
         for size in sizes:
-            loss = found[name, size]
+            loss = losses[name, size]
             good = math.isfinite(loss)
             ax.plot([size], [row], "o" if good else "X", color=COLOURS["holds" if good else "fails"], markersize=11)
-            told = f"loss {loss:.3f}" if good else "no number"
-            ax.annotate(told, (size, row), (0, 9), textcoords="offset points", ha="center")
+            label = f"loss {loss:.3f}" if good else "no number"
+            ax.annotate(label, (size, row), (0, 9), textcoords="offset points", ha="center")
     ax.axvline(65_504, color="black", linestyle="--", linewidth=1.2)
     ax.annotate("fp16 ends: 65,504", (65_504, len(formats) - 0.45), (-5, 0), textcoords="offset points", ha="right")
     ax.set_xscale("log")
@@ -184,17 +190,17 @@ def losses_by_format(found: Mapping[tuple[str, int], float]) -> Picture:
         ylim=(len(formats) - 0.3, -0.7),
     )
     ax.grid(visible=False)
-    told = "; ".join(f"{name} at {size:,}: {loss:.3f}" for (name, size), loss in found.items())
-    return save(fig, "baichuan2_finetune_formats", f"Losses by format and largest activation: {told}.")
+    values_text = "; ".join(f"{name} at {size:,}: {loss:.3f}" for (name, size), loss in losses.items())
+    return save(fig, "baichuan2_finetune_formats", f"Losses by format and largest activation: {values_text}.")
 
 
 def planned_memory(lines: Mapping[str, float], room: float) -> Picture:
     """What the planner expects on a GPU, line by line, in one bar, beside what there is room for."""
     fig, ax = new(size=(5.6, 3.3))
     left, shades = 0.0, {**palette.KEPT, **palette.SHADES}
-    shown = {name: nbytes for name, nbytes in lines.items() if name in shades}
-    shown["program"] = sum(lines.values()) - sum(shown.values())
-    for name, nbytes in shown.items():
+    drawn = {name: nbytes for name, nbytes in lines.items() if name in shades}
+    drawn["program"] = sum(lines.values()) - sum(drawn.values())
+    for name, nbytes in drawn.items():
         if nbytes >= 2e8:
             style = {"color": shades.get(name, palette.OTHER), "hatch": "" if name in shades else "///"}
             label = f"{name} {nbytes / 1e9:.1f}"
@@ -206,8 +212,8 @@ def planned_memory(lines: Mapping[str, float], room: float) -> Picture:
     ax.set(xlabel="GB on each GPU at the peak", yticks=[], xlim=(0, 1.05 * room / 1e9), ylim=(-0.4, 0.5))
     ax.grid(axis="y", visible=False)
     fig.legend(loc="outside lower center", ncols=2, fontsize=10)
-    told = ", ".join(f"{name} {nbytes / 1e9:.1f}" for name, nbytes in shown.items() if nbytes >= 2e8)
-    return save(fig, "baichuan2_finetune_planned", f"Planned GB on a GPU: {told}; room {room / 1e9:.1f}.")
+    values_text = ", ".join(f"{name} {nbytes / 1e9:.1f}" for name, nbytes in drawn.items() if nbytes >= 2e8)
+    return save(fig, "baichuan2_finetune_planned", f"Planned GB on a GPU: {values_text}; room {room / 1e9:.1f}.")
 
 
 def hours_by_length(
@@ -226,8 +232,8 @@ def hours_by_length(
     for name, at in marked.items():
         place = min(range(len(tokens)), key=lambda i: abs(tokens[i] - at))
         ax.plot([tokens[place]], [first[place]], "o", color=COLOURS["compute"], markersize=8)
-        told, behind = f"{name}\n{first[place]:.1f} h", (tokens[place], first[place])
-        ax.annotate(told, behind, (10, -4), textcoords="offset points", va="top")
+        label, point = f"{name}\n{first[place]:.1f} h", (tokens[place], first[place])
+        ax.annotate(label, point, (10, -4), textcoords="offset points", va="top")
     ax.set(xlabel="tokens of a sample, on average", ylabel="hours", ylim=(0, None), xlim=(0, 1.3 * max(tokens)))
     ax.legend(loc="upper left")
     return save(

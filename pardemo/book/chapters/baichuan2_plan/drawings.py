@@ -56,9 +56,9 @@ _H, _MIDDLE = 60, 160.5  # 5,120 and 13,696 features
 def gated_layer() -> Drawing:
     """One layer of Baichuan2-13B: its five matrices to scale, attention above and the gated MLP below."""
     canvas = Canvas(640, 500)
-    fill, seen = SHADES["frozen parameters"], KEPT["activations"]
+    fill, activations = SHADES["frozen parameters"], KEPT["activations"]
     canvas.text(10, 18, "attention: 4h² = 105 million", anchor="start", size=18, bold=True)
-    canvas.box(16, 48, 14, _H, seen)
+    canvas.box(16, 48, 14, _H, activations)
     canvas.text(23, 126, "h")
     canvas.arrow([(34, 78), (62, 78)])
     canvas.box(65, 48, 3 * _H, _H, fill, "W_pack")
@@ -69,11 +69,11 @@ def gated_layer() -> Drawing:
     canvas.box(448, 48, _H, _H, fill, "o")
     canvas.text(478, 126, "h × h", size=18)
     canvas.arrow([(512, 78), (540, 78)])
-    canvas.box(543, 48, 14, _H, seen)
+    canvas.box(543, 48, 14, _H, activations)
     canvas.text(550, 126, "h")
 
     canvas.text(10, 172, "gated MLP: 3 · h · 13,696 = 210 million", anchor="start", size=18, bold=True)
-    canvas.box(16, 272, 14, _H, seen)
+    canvas.box(16, 272, 14, _H, activations)
     canvas.text(23, 350, "h")
     for y, name in ((202, "gate"), (342, "up")):
         canvas.arrow([(34, 302), (48, 302), (48, y + 30), (62, y + 30)])
@@ -88,7 +88,7 @@ def gated_layer() -> Drawing:
     canvas.box(448, 302 - _MIDDLE / 2, _H, _MIDDLE, fill, "down", size=18)
     canvas.text(478, 402, "13,696 × h", size=18)
     canvas.arrow([(512, 302), (540, 302)])
-    canvas.box(543, 272, 14, _H, seen)
+    canvas.box(543, 272, 14, _H, activations)
     canvas.text(550, 350, "h")
     canvas.lines(
         10, 450, ["× 40 layers, and two tables of 125,696 × h beside them:", "embedding and head, 644 million each"],
@@ -118,8 +118,8 @@ def epoch_of_steps() -> Drawing:
         else:
             canvas.text(middle, 75, name, size=26)
         x += width + 8
-    told = ["1,250 micro-batches = 312 · 4 + 2.", "Is the last half a step: kept, or dropped?"]
-    canvas.lines(10, 174, told, anchor="start")
+    lines = ["1,250 micro-batches = 312 · 4 + 2.", "Is the last half a step: kept, or dropped?"]
+    canvas.lines(10, 174, lines, anchor="start")
     return Drawing(
         canvas,
         "An epoch on one GPU: 10,000 samples are 1,250 micro-batches of 8; four make a step, so there are 312 steps "
@@ -157,7 +157,7 @@ def memory_by_batch(
 
 def _frame(batch: int, bars: Mapping[str, Mapping[str, float]], capacity_bytes: float) -> tuple[Canvas, str]:
     canvas = Canvas(640, 62 + 84 * len(bars) + 66)
-    unit, told = 540 / _MOST, []
+    unit, bar_texts = 540 / _MOST, []
     edge = 10 + capacity_bytes / 1e9 * unit
     bottom = 44 + 84 * len(bars)
     canvas.text(10, 18, f"micro-batch {batch}", anchor="start", size=22, bold=True)
@@ -174,19 +174,19 @@ def _frame(batch: int, bars: Mapping[str, Mapping[str, float]], capacity_bytes: 
             x += width
         number = f"{total:.0f}{'' if fits else ' ✗'}"
         canvas.text(x + 8, y + 47, number, anchor="start", size=20, bold=not fits)
-        told.append(f"{name} {total:.0f} GB{'' if fits else ', too much'}")
+        bar_texts.append(f"{name} {total:.0f} GB{'' if fits else ', too much'}")
     for row in range(len(bars)):  # the line stops at the names, which it would cross
         canvas.line([(edge, 44 + 84 * row + 24), (edge, 44 + 84 * row + 70)], VERDICTS["fails"], 3)
     first = dict(list(_LINES.items())[:4])
     legend(canvas, 10, bottom + 18, first, gap=10)
     legend(canvas, 10, bottom + 50, {kind: colour for kind, colour in _LINES.items() if kind not in first}, gap=10)
-    return canvas, f"Micro-batch {batch}: " + "; ".join(told) + "."
+    return canvas, f"Micro-batch {batch}: " + "; ".join(bar_texts) + "."
 
 
 def _grouped(lines: Mapping[str, float]) -> dict[str, float]:
     """The lines in GB under the legend's names, in its order."""
-    found = dict.fromkeys(_LINES, 0.0)
+    gigabytes = dict.fromkeys(_LINES, 0.0)
     for kind, nbytes in lines.items():
         name = _NAMES.get(kind, kind)
-        found[name if name in found else "temporaries and program"] += nbytes / 1e9
-    return found
+        gigabytes[name if name in gigabytes else "temporaries and program"] += nbytes / 1e9
+    return gigabytes

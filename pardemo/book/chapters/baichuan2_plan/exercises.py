@@ -30,14 +30,14 @@ def check_lora_states(function: Callable[[int, int, int, int], float]) -> str:
     for job in _JOBS:
         frozen, trained, n, stage = job
         expected = _bytes(*job)
-        found = call(function, *job)
+        answer = call(function, *job)
         where = f"{frozen} frozen and {trained} trained parameters on {n} ranks, stage {stage}: {expected:g} B"
-        where += f", not {found!r}."
-        if not isinstance(found, Real) or isinstance(found, bool):
+        where += f", not {answer!r}."
+        if not isinstance(answer, Real) or isinstance(answer, bool):
             raise Mistake(f"{where} It should return a number of bytes.")
-        if abs(found - expected) <= _EXACT * expected:
+        if abs(answer - expected) <= _EXACT * expected:
             continue
-        hints = (hint for hint, wrong in _wrong(*job) if abs(found - wrong) <= _EXACT * abs(wrong))
+        hints = (hint for hint, wrong in _wrong(*job) if abs(answer - wrong) <= _EXACT * abs(wrong))
         general = "Frozen: 2 bytes each. Trained: 2 + 2 + 12. Which stage divides which by N?"
         raise Mistake(f"{where} {next(hints, general)}")
     return "Frozen parameters are 2 bytes each, and only stage 3 shares them out."
@@ -72,13 +72,13 @@ def check_steps(function: Callable[[int, int, int, int, int], int]) -> str:
     ):  # fmt: skip
         batches = math.ceil(math.ceil(samples / batch) / gpus)
         expected = epochs * math.ceil(batches / accumulation)
-        found = call(function, samples, gpus, batch, accumulation, epochs)
-        number = isinstance(found, Real) and not isinstance(found, bool)
-        if number and found == expected:
+        answer = call(function, samples, gpus, batch, accumulation, epochs)
+        number = isinstance(answer, Real) and not isinstance(answer, bool)
+        if number and answer == expected:
             continue
         hint = "what is left of each epoch after whole accumulations is a step too"
-        if number and found == epochs * (batches // accumulation):
+        if number and answer == epochs * (batches // accumulation):
             hint = "that drops the partial step of each epoch: " + hint
-        told = f"{samples:,} samples, {gpus} × {batch} × {accumulation}, {epochs} epochs: {expected:,} steps"
-        raise Mistake(f"{told}, not {found!r}; {hint}.")
+        where = f"{samples:,} samples, {gpus} × {batch} × {accumulation}, {epochs} epochs: {expected:,} steps"
+        raise Mistake(f"{where}, not {answer!r}; {hint}.")
     return "1,565 for the article's job, where today's Trainer runs it."

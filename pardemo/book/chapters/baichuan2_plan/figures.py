@@ -23,15 +23,15 @@ def tensors_of_head(events: Sequence[tuple[str, int]]) -> Picture:
     births = [(name, at, size) for at, (name, size) in enumerate(large) if size > 0]
     deaths = {name: at for at, (name, size) in enumerate(large) if size < 0}
     fig, (ax, below) = new(2, 1, size=(7.4, 5.4), sharex=True, height_ratios=(2, 1))
-    told = []
+    labels = []
     for row, (name, birth, size) in enumerate(births):
         ours = "empty" in name
         end = deaths.get(name, len(large))
         ax.barh(
             row, end - birth, 0.9 * size * 1e9 / most, left=birth, color=SHADES[("logits", "frozen parameters")[ours]]
         )
-        told.append(f"{'the head' if ours else name.split(' ', 1)[-1]}: {size:.1f} GB")
-    ax.set_yticks(range(len(births)), told)
+        labels.append(f"{'the head' if ours else name.split(' ', 1)[-1]}: {size:.1f} GB")
+    ax.set_yticks(range(len(births)), labels)
     ax.set_ylim(len(births) - 0.4, -0.6)
     total = np.cumsum([size for _, size in large])
     top = int(total.argmax())
@@ -47,21 +47,21 @@ def tensors_of_head(events: Sequence[tuple[str, int]]) -> Picture:
     below.annotate(f"{total[top]:.1f}", (top + 0.5, total[top]), (0, 3), textcoords="offset points", ha="center")
     below.set(xlabel="allocations and frees, one after the other", ylabel="GB alive", ylim=(0, 1.3 * total[top]))
     below.set_xticks([])
-    return save(fig, "baichuan2_plan_head", f"{', '.join(told)}; together {total[top]:.1f} GB at most.")
+    return save(fig, "baichuan2_plan_head", f"{', '.join(labels)}; together {total[top]:.1f} GB at most.")
 
 
-def course_of_step(found) -> Picture:
+def course_of_step(footprint) -> Picture:
     """GB by kind over a step's allocations and frees; below, the events around the peak seen closer.
 
     Args:
-        found: a :class:`~pardemo.planner.footprint.Footprint`.
+        footprint: a :class:`~pardemo.planner.footprint.Footprint`.
     """
-    share = found.timeline.astype(float) / 1e9
-    total, kinds = share.sum(1), list(found.lines)
+    share = footprint.timeline.astype(float) / 1e9
+    total, kinds = share.sum(1), list(footprint.lines)
     near = np.flatnonzero(share[:, kinds.index("logits")])
     begin, end, top = max(int(near[0]) - 8, 0), min(int(near[-1]) + 10, len(total)), int(total.argmax())
     floor = 0.94 * share[0].sum()
-    backward = dict(found.phases)["backward"]
+    backward = dict(footprint.phases)["backward"]
     fig, (ax, close) = new(2, 1, size=(7.4, 7.2))
     for axes, first, last in ((ax, 0, len(total)), (close, begin, end)):
         colours = [SHADES[kind] for kind in kinds]
@@ -78,14 +78,16 @@ def course_of_step(found) -> Picture:
     ax.set(title="the whole step", xlabel="allocations and frees")
     close.set(title="its tower seen closer: head and loss", xlabel="the same events")
     handles, labels = ax.get_legend_handles_labels()
-    shown = [k for k in range(len(kinds)) if share[:, k].max() >= 0.2]
-    fig.legend([handles[k] for k in shown], [labels[k] for k in shown], loc="outside lower center", ncols=2)
-    told = ", ".join(f"{kind} {nbytes / 1e9:.1f}" for kind, nbytes in found.lines.items() if nbytes > 1e8)
-    return save(fig, "baichuan2_plan_step", f"GB over one step of the 13B; at the peak of {total[top]:.1f} GB: {told}.")
+    visible = [k for k in range(len(kinds)) if share[:, k].max() >= 0.2]
+    fig.legend([handles[k] for k in visible], [labels[k] for k in visible], loc="outside lower center", ncols=2)
+    values_text = ", ".join(f"{kind} {nbytes / 1e9:.1f}" for kind, nbytes in footprint.lines.items() if nbytes > 1e8)
+    return save(
+        fig, "baichuan2_plan_step", f"GB over one step of the 13B; at the peak of {total[top]:.1f} GB: {values_text}."
+    )
 
 
 def rules_and_truth(errors: Mapping[str, Mapping[str, float]]) -> Picture:
-    """How far each rule is from what was measured, in per cent: ``job -> rule -> share``; black is no error."""
+    """How far each rule is from the measured peak, in per cent: ``job -> rule -> share``; black is no error."""
     fig, ax = new(size=(6.6, 0.85 * len(errors) + 1.5))
     rules = list(dict.fromkeys(rule for of in errors.values() for rule in of))
     styles = dict(zip(rules, (("holds", ""), ("off", "///"), ("differs", "...")), strict=False))
@@ -112,10 +114,10 @@ def rules_and_truth(errors: Mapping[str, Mapping[str, float]]) -> Picture:
     ax.set_xlim(min(low, 0) - 0.14 * (most - low), most + 0.14 * (most - low))
     ax.grid(axis="y", visible=False)
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    told = "; ".join(
+    values_text = "; ".join(
         f"{job}: " + ", ".join(f"{r} {100 * v:+.0f} %" for r, v in of.items()) for job, of in errors.items()
     )
-    return save(fig, "baichuan2_plan_truth", f"Peaks of small models, planned against measured: {told}.")
+    return save(fig, "baichuan2_plan_truth", f"Peaks of small models, planned against measured: {values_text}.")
 
 
 def operations_of_step(steps: Mapping[str, Mapping[str, float]]) -> Picture:
@@ -131,8 +133,8 @@ def operations_of_step(steps: Mapping[str, Mapping[str, float]]) -> Picture:
         ax.annotate(f"{end:.0f}", (end, place), (5, 0), textcoords="offset points", va="center")
     ax.set(xlabel="10¹² operations for 8 × 1,024 tokens", xlim=(0, 1.12 * max(ends)))
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    told = "; ".join(f"{way} {end:.0f}" for way, end in zip(steps, ends, strict=True))
-    return save(fig, "baichuan2_plan_operations", f"10¹² operations of a micro-batch: {told}.")
+    values_text = "; ".join(f"{way} {end:.0f}" for way, end in zip(steps, ends, strict=True))
+    return save(fig, "baichuan2_plan_operations", f"10¹² operations of a micro-batch: {values_text}.")
 
 
 #: From what stays to what comes and goes.
@@ -161,5 +163,5 @@ def memory_of_ways(ways: Mapping[str, Mapping[str, float]], room_bytes: float, n
     ax.axvline(room, color=palette.VERDICTS["fails"], linewidth=2, label=f"room: {room:.1f} GB")
     ax.set(xlabel="GB that a GPU needs", xlim=(0, 1.16 * max(*ends, room)))
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    told = "; ".join(f"{way} {end:.0f} GB" for way, end in zip(ways, ends, strict=True))
-    return save(fig, name, f"With room for {room:.1f} GB: {told}.".replace("\n", " "))
+    values_text = "; ".join(f"{way} {end:.0f} GB" for way, end in zip(ways, ends, strict=True))
+    return save(fig, name, f"With room for {room:.1f} GB: {values_text}.".replace("\n", " "))
