@@ -55,10 +55,10 @@ def check_verdict(function: Callable[..., str]) -> str:
             second = None if instead is None else (instead, "a reason")
             case = f"case_{number}"
             right = ledger.check(case, "", predicted, measured, rel=rel, evidence=evidence, instead=second)
-            found = call(function, predicted, measured, rel, evidence, instead)
-            if not isinstance(found, str) or found != right:
-                told = f"predicted {predicted}, measured {measured}, rel {rel}, {evidence}, instead {instead}"
-                raise Mistake(f"For {told} the verdict is {right!r}, not {found!r}: {hint}.")
+            answer = call(function, predicted, measured, rel, evidence, instead)
+            if not isinstance(answer, str) or answer != right:
+                arguments = f"predicted {predicted}, measured {measured}, rel {rel}, {evidence}, instead {instead}"
+                raise Mistake(f"For {arguments} the verdict is {right!r}, not {answer!r}: {hint}.")
     return "You judge as the ledger does."
 
 
@@ -67,29 +67,29 @@ def check_step_bytes(function: Callable[..., float]) -> str:
     with World(RANKS, timeout_s=TIMEOUT_S) as world:
         for shape in SHAPES:
             sent = max(world.run(_step, *shape))
-            found = call(function, *shape)
-            if not isinstance(found, Real) or isinstance(found, bool):
-                raise Mistake(f"It returned {found!r}; it should return a number of bytes.")
-            if not abs(found - sent) <= 0.01 * sent:  # headers and the meter's barrier are below; NaN is not
-                raise Mistake(_overlooked(found, sent, *shape))
+            answer = call(function, *shape)
+            if not isinstance(answer, Real) or isinstance(answer, bool):
+                raise Mistake(f"It returned {answer!r}; it should return a number of bytes.")
+            if not abs(answer - sent) <= 0.01 * sent:  # headers and the meter's barrier are below; NaN is not
+                raise Mistake(_overlooked(answer, sent, *shape))
     return "As counted on 2 × 2, 4 × 1 and 1 × 4 real ranks."
 
 
-def _overlooked(found: float, sent: int, batch: int, sequence: int, hidden: int, tp: int, dp: int) -> str:
+def _overlooked(answer: float, sent: int, batch: int, sequence: int, hidden: int, tp: int, dp: int) -> str:
     activations = 4 * formulas.phi(batch, sequence, hidden, tp)
-    whole = communication.ring_all_reduce(4 * 8 * hidden**2, dp).sent
+    all_gradients = communication.ring_all_reduce(4 * 8 * hidden**2, dp).sent
     guesses = {
         "That is the tensor-parallel part alone; the gradients of the copies are summed, too": activations,
-        "That is the data-parallel part alone; activations travel, too": whole / tp,
-        "A tensor-parallel rank has 1/tp of the gradients": activations + whole,
+        "That is the data-parallel part alone; activations travel, too": all_gradients / tp,
+        "A tensor-parallel rank has 1/tp of the gradients": activations + all_gradients,
         "Activations are summed forward and backward, each sum a reduce-scatter and an all-gather: 4φ": (
-            activations / 2 + whole / tp
+            activations / 2 + all_gradients / tp
         ),
-        "fp32 takes 4 bytes": (activations + whole / tp) / 4,
+        "fp32 takes 4 bytes": (activations + all_gradients / tp) / 4,
     }
-    hint = next((text for text, guess in guesses.items() if guess and abs(found - guess) <= 0.01 * guess), "")
+    hint = next((text for text, guess in guesses.items() if guess and abs(answer - guess) <= 0.01 * guess), "")
     case = f"batch {batch}, sequence {sequence}, hidden {hidden}, tp {tp}, dp {dp}"
-    return f"For {case} a rank sent {sent:,} bytes, not {found:,.0f}." + (f" {hint}." if hint else "")
+    return f"For {case} a rank sent {sent:,} bytes, not {answer:,.0f}." + (f" {hint}." if hint else "")
 
 
 def _step(batch: int, sequence: int, hidden: int, tp: int, dp: int) -> int:

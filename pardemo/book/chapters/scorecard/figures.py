@@ -46,8 +46,8 @@ def ratios(panels: Mapping[str, Mapping[str, Sequence[tuple[float, str]]]]) -> F
         kinds |= _panel(ax, rows)
         ax.set_title(title)
     axes[-1, 0].set_xlabel("measured against predicted")
-    named = [kind for kind in POINTS if kind in kinds]
-    fig.legend([kinds[kind] for kind in named], [LABELS[kind] for kind in named], loc="outside lower center", ncols=6)
+    drawn = [kind for kind in POINTS if kind in kinds]
+    fig.legend([kinds[kind] for kind in drawn], [LABELS[kind] for kind in drawn], loc="outside lower center", ncols=6)
     return fig
 
 
@@ -55,7 +55,7 @@ def _panel(ax: Axes, rows: Mapping[str, Sequence[tuple[float, str]]]) -> dict[st
     drawn: dict[str, object] = {}
     for place, points in enumerate(rows.values()):
         for kind, (marker, colour, filled) in POINTS.items():
-            own = [min(ratio - 1, FURTHEST) for ratio, what in points if what == kind]
+            own = [min(ratio - 1, FURTHEST) for ratio, point_kind in points if point_kind == kind]
             if not own:
                 continue
             spread = [place + 0.62 * ((0.618 * k) % 1 - 0.5) for k in range(len(own))]  # even, and the same every time

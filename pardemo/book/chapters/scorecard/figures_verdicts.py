@@ -25,11 +25,13 @@ def verdicts(totals: Sequence[Mapping[str, Any]]) -> Picture:
         ax.barh(places, counts, 0.66, left=left, color=colour, edgecolor="white", label=kind)
         left += counts
     for place, row in enumerate(rows):
-        told = ", ".join(f"{row[kind]} {kind}" for kind in _KINDS if row[kind])
-        ax.annotate(told, (left[place], place), (6, 0), textcoords="offset points", va="center", fontsize=9)
+        label = ", ".join(f"{row[kind]} {kind}" for kind in _KINDS if row[kind])
+        ax.annotate(label, (left[place], place), (6, 0), textcoords="offset points", va="center", fontsize=9)
     ax.set_yticks(places, [row["evidence"] for row in rows])
     ax.set(xlabel="cases", xlim=(0, 1.35 * max(left)), ylim=(len(rows) - 0.45, -0.55))
     ax.grid(axis="y", visible=False)
     ax.legend(loc="lower right")
-    told = "; ".join(f"{row['evidence']}: " + ", ".join(f"{row[k]} {k}" for k in _KINDS if row[k]) for row in rows)
-    return save(fig, "scorecard_verdicts", f"Cases by evidence and verdict. {told}.")
+    values_text = "; ".join(
+        f"{row['evidence']}: " + ", ".join(f"{row[k]} {k}" for k in _KINDS if row[k]) for row in rows
+    )
+    return save(fig, "scorecard_verdicts", f"Cases by evidence and verdict. {values_text}.")

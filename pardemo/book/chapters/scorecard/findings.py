@@ -29,17 +29,17 @@ class Finding:
 
     def __init__(self, run: scorecard.RecordedRun, picture: str, *about: str):
         self._run, self._picture, self._about = run, picture, about
-        named = claims.by_claim(run.rows)
-        self._lines = [Line(named[claim]) for claim in about if claim in named]
-        self._missing = [claim for claim in about if claim not in named]
+        rows_by_claim = claims.by_claim(run.rows)
+        self._lines = [Line(rows_by_claim[claim]) for claim in about if claim in rows_by_claim]
+        self._missing = [claim for claim in about if claim not in rows_by_claim]
 
     def __repr__(self) -> str:
         return "\n".join([*map(repr, self._lines), *self._left_out()])
 
     def _repr_html_(self) -> str:
         lines = "".join(line._repr_html_() for line in self._lines)
-        left = "".join(f"<div>{html.escape(text)}</div>" for text in self._left_out())
-        return f"{self._image()}{lines}{left}"
+        missing = "".join(f"<div>{html.escape(text)}</div>" for text in self._left_out())
+        return f"{self._image()}{lines}{missing}"
 
     def _left_out(self) -> list[str]:
         return [f"Not in this run: {', '.join(self._missing)}."] if self._missing else []
@@ -51,19 +51,19 @@ class Finding:
         if not path.is_file():
             return f"<div>Not in this run: the picture {html.escape(self._picture)}.</div>"
         with Image.open(path) as image:
-            told = image.info.get("Description", self._picture)
+            alt_text = image.info.get("Description", self._picture)
             small = image.convert("RGB").resize((WIDTH, round(WIDTH * image.height / image.width)), Image.LANCZOS)
         data = io.BytesIO()
         small.quantize(64).save(data, "PNG", optimize=True)
         source = f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
-        shown = f'<img alt="{html.escape(told, quote=True)}" style="max-width:100%" src="{source}">'
+        image_tag = f'<img alt="{html.escape(alt_text, quote=True)}" style="max-width:100%" src="{source}">'
         chapter = self._chapter(path)
-        return f'<div><a href="{chapter}">{shown}</a></div>' if chapter else f"<div>{shown}</div>"
+        return f'<div><a href="{chapter}">{image_tag}</a></div>' if chapter else f"<div>{image_tag}</div>"
 
     def _chapter(self, path: Path) -> str:
         """The notebook that left the picture: the one whose name the picture's begins with."""
-        named = claims.by_claim(self._run.rows)
-        own = [named[claim][0]["notebook"] for claim in self._about if claim in named]
+        rows_by_claim = claims.by_claim(self._run.rows)
+        own = [rows_by_claim[claim][0]["notebook"] for claim in self._about if claim in rows_by_claim]
         drawn = [name for name in [*own, *self._run.chapters] if path.stem.startswith(f"{project.chapter_name(name)}_")]
         return f"{drawn[0]}.ipynb" if drawn else ""
 
@@ -76,28 +76,28 @@ def by_section(statements: Iterable[dict[str, Any]]) -> "HTML":
     """
     from IPython.display import HTML
 
-    folded, known = [], sorted(statements, key=_place)
-    for section, own in groupby(known, key=lambda s: s["section"]):
+    folded, in_order = [], sorted(statements, key=_place)
+    for section, own in groupby(in_order, key=lambda s: s["section"]):
         rows = list(own)
         slips = len(scorecard.slips(rows))
         noted = f", {slips} with a correction or a condition" if slips else ""
         head = f"Section {html.escape(section)}: {len(rows)} statement{'s' if len(rows) > 1 else ''}{noted}"
-        folded.append(f"<details><summary>{head}</summary>{''.join(map(_told, rows))}</details>")
+        folded.append(f"<details><summary>{head}</summary>{''.join(map(_statement_html, rows))}</details>")
     inside = "\n".join(folded)
-    return HTML(f"<details><summary>All {len(known)} statements</summary>{inside}</details>")
+    return HTML(f"<details><summary>All {len(in_order)} statements</summary>{inside}</details>")
 
 
 def slips(statements: Iterable[dict[str, Any]]) -> "HTML":
     """Of the article's statements those that need a correction, open, and those that need a condition, folded."""
     from IPython.display import HTML
 
-    found = scorecard.slips(statements)
+    to_judge = scorecard.slips(statements)
     folded = []
     for judgement in (scorecard.JUDGEMENTS["no"], scorecard.JUDGEMENTS["if"]):
-        own = [s for s in found if s["judgement"] == judgement]
+        own = [s for s in to_judge if s["judgement"] == judgement]
         unfolded = " open" if judgement == scorecard.JUDGEMENTS["no"] else ""
         head = f"<summary>{len(own)} {judgement}</summary>"
-        folded.append(f"<details{unfolded}>{head}{''.join(map(_told, own))}</details>" if own else "")
+        folded.append(f"<details{unfolded}>{head}{''.join(map(_statement_html, own))}</details>" if own else "")
     return HTML("\n".join(folded))
 
 
@@ -105,13 +105,15 @@ def furthest(rows: Iterable[dict[str, Any]], most: int = 5) -> "HTML":
     """The claims that are off by the largest factors, one line each: the case that is furthest, and why."""
     from IPython.display import HTML
 
-    found: dict[str, tuple[float, dict[str, Any]]] = {}
+    furthest_by_claim: dict[str, tuple[float, dict[str, Any]]] = {}
     for row in rows:
         value = scorecard.ratio(row) if row["verdict"] == "off" else None
         if value and value > 0:
             factor = max(value, 1 / value)
-            found[row["claim"]] = max(found.get(row["claim"], (0.0, row)), (factor, row), key=lambda one: one[0])
-    ranked = sorted(found.values(), key=lambda one: -one[0])[:most]
+            furthest_by_claim[row["claim"]] = max(
+                furthest_by_claim.get(row["claim"], (0.0, row)), (factor, row), key=lambda pair: pair[0]
+            )
+    ranked = sorted(furthest_by_claim.values(), key=lambda pair: -pair[0])[:most]
     return HTML("".join(_missed(factor, row) for factor, row in ranked) or "<p>None.</p>")
 
 
@@ -126,7 +128,7 @@ def _missed(factor: float, row: dict[str, Any]) -> str:
 
 def of_papers(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each paper its cases by verdict, and how far measured and printed are apart at most."""
-    found = []
+    table = []
     for start, name in scorecard.PAPERS.items():
         own = [row for row in rows if row["source"].startswith(start)]
         equal = [row for row in own if row["relation"] == "equal" and scorecard.ratio(row)]
@@ -135,18 +137,18 @@ def of_papers(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         far = [max(value, 1 / value) for value in far if value > 0]
         counted = claims.counts(own)
         if own:
-            found.append(
+            table.append(
                 {"paper": name, **{kind: str(counted[kind]) for kind in ("holds", "differs", "off")},
                  "holds within": f"{max(near):.1%}" if near else "", "others up to": f"× {max(far):.1f}" if far else ""}
             )  # fmt: skip
-    return found
+    return table
 
 
 def _place(statement: dict[str, Any]) -> tuple[str, str]:
     return statement["section"], statement["id"]
 
 
-def _told(statement: dict[str, Any]) -> str:
+def _statement_html(statement: dict[str, Any]) -> str:
     chapters = ", ".join(map(scorecard.number_of, statement["chapters"]))
     truth = f": {html.escape(statement['truth'].replace('`', ''))}" if statement["truth"] else ""
     return (

@@ -24,46 +24,48 @@ Candidate = tuple[str, float, float]  # layout, seconds of a step, bytes of a GP
 
 def check_headroom(function: Callable[[Sequence[Candidate], float, float], str]) -> str:
     """``function(candidates, room, free)`` is the layout to take: fits with a share ``free`` left, quick, and small."""
-    dealt = random.Random(fresh_seed())
+    generator = random.Random(fresh_seed())
     for free in (0.1, 0.0, 0.3, 0.5):
-        room = dealt.choice((40e9, 80e9, 190e9))
-        candidates = _candidates(dealt, room, free)
-        found = call(function, list(candidates), room, free)
+        room = generator.choice((40e9, 80e9, 190e9))
+        candidates = _candidates(generator, room, free)
+        answer = call(function, list(candidates), room, free)
         right = _chosen(candidates, room, free)
-        if found == right[0]:
+        if answer == right[0]:
             continue
-        told = f"With {room / 1e9:.0f} GB of room and {free:.0%} to stay free"
-        known = {name: (seconds, nbytes) for name, seconds, nbytes in candidates}
-        if found not in known:
-            raise Mistake(f"{told} it returned {found!r}; it should return the name of one of the candidates.")
-        seconds, nbytes = known[found]
-        left = 1 - nbytes / room
-        if left < free:
-            raise Mistake(f"{told}: {found} leaves {left:.0%}, of the room and not of what it takes itself.")
+        case = f"With {room / 1e9:.0f} GB of room and {free:.0%} to stay free"
+        by_name = {name: (seconds, nbytes) for name, seconds, nbytes in candidates}
+        if answer not in by_name:
+            raise Mistake(f"{case} it returned {answer!r}; it should return the name of one of the candidates.")
+        seconds, nbytes = by_name[answer]
+        free_share = 1 - nbytes / room
+        if free_share < free:
+            raise Mistake(f"{case}: {answer} leaves {free_share:.0%}, of the room and not of what it takes itself.")
         if seconds > NEAR * right[1]:
-            raise Mistake(f"{told}: {found} takes {seconds:.2f} s; {right[0]} fits as well, with {right[1]:.2f} s.")
+            raise Mistake(f"{case}: {answer} takes {seconds:.2f} s; {right[0]} fits as well, with {right[1]:.2f} s.")
         raise Mistake(
-            f"{told}: {found} and {right[0]} are within 3 % of the quickest; the second takes {right[2] / 1e9:.0f} GB "
+            f"{case}: {answer} and {right[0]} are within 3 % of the quickest; the second takes {right[2] / 1e9:.0f} GB "
             f"instead of {nbytes / 1e9:.0f}."
         )
     return "Who takes the smaller of two equally quick layouts has room for the day on which something else grows."
 
 
-def _candidates(dealt: random.Random, room: float, free: float) -> list[Candidate]:
+def _candidates(generator: random.Random, room: float, free: float) -> list[Candidate]:
     """The quickest do not fit, then one that fits and a smaller one within 3 % of it, then slower ones."""
-    most, quick = (1 - free) * room, dealt.uniform(4, 9)
+    most, quick = (1 - free) * room, generator.uniform(4, 9)
     shares = ((0.8, 1.15), (0.9, 1.02), (1.0, 0.99), (1.02, 0.7), (1.1, 0.5), (1.6, 0.2))
-    found = [(quick * longer, most * share) for longer, share in shares]
-    names = dealt.sample([f"TP{t} PP{p}" for t in (1, 2, 4, 8) for p in (1, 2, 4, 8)], len(found))
-    candidates = [(name, *one) for name, one in zip(names, found, strict=True)]
-    dealt.shuffle(candidates)
+    costs = [(quick * longer, most * share) for longer, share in shares]
+    names = generator.sample([f"TP{t} PP{p}" for t in (1, 2, 4, 8) for p in (1, 2, 4, 8)], len(costs))
+    candidates = [(name, *cost) for name, cost in zip(names, costs, strict=True)]
+    generator.shuffle(candidates)
     return candidates
 
 
 def _chosen(candidates: Sequence[Candidate], room: float, free: float) -> Candidate:
-    fitting = [one for one in candidates if one[2] <= (1 - free) * room]
-    quickest = min(one[1] for one in fitting)
-    return min((one for one in fitting if one[1] <= NEAR * quickest), key=lambda one: one[2])
+    fitting = [candidate for candidate in candidates if candidate[2] <= (1 - free) * room]
+    quickest = min(candidate[1] for candidate in fitting)
+    return min(
+        (candidate for candidate in fitting if candidate[1] <= NEAR * quickest), key=lambda candidate: candidate[2]
+    )
 
 
 #: Seconds of steps by their parts, as the planner has them for an 8B model on 32 H100.
@@ -87,17 +89,17 @@ _PAIRS = (
 def check_reason(function: Callable[[dict[str, float], dict[str, float]], str]) -> str:
     """``function(quick, slow)`` is the part of a step that makes the slow layout slower."""
     for quick, slow in _PAIRS:
-        found = call(function, dict(quick), dict(slow))
+        answer = call(function, dict(quick), dict(slow))
         grown = {name: slow.get(name, 0.0) - quick.get(name, 0.0) for name in {*quick, *slow}}
         right = max(grown, key=grown.get)
-        if found == right:
+        if answer == right:
             continue
-        told = f"From {sum(quick.values()):.1f} s to {sum(slow.values()):.1f} s"
-        if found not in grown:
-            raise Mistake(f"{told} it returned {found!r}; it should return one of the parts' names.")
-        if found == "matrix products":
-            raise Mistake(f"{told}: {found} takes much of the slow step, and took nearly as much of the quick one.")
-        if found not in quick:
-            raise Mistake(f"{told}: {found} has grown by the largest factor, from nothing. Seconds count.")
-        raise Mistake(f"{told}: {found} has grown by {grown[found]:.2f} s, {right} by {grown[right]:.2f} s.")
+        case = f"From {sum(quick.values()):.1f} s to {sum(slow.values()):.1f} s"
+        if answer not in grown:
+            raise Mistake(f"{case} it returned {answer!r}; it should return one of the parts' names.")
+        if answer == "matrix products":
+            raise Mistake(f"{case}: {answer} takes much of the slow step, and took nearly as much of the quick one.")
+        if answer not in quick:
+            raise Mistake(f"{case}: {answer} has grown by the largest factor, from nothing. Seconds count.")
+        raise Mistake(f"{case}: {answer} has grown by {grown[answer]:.2f} s, {right} by {grown[right]:.2f} s.")
     return "A difference says why; a share of one step alone does not."

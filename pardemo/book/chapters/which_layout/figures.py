@@ -24,20 +24,20 @@ def memory_of_layouts(
     ends = stacked(ax, bars, {line: (colour, "") for line, colour in LINES.items()})
     for place, end in enumerate(ends):
         behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # the line may run below the number
-        place_of_it = {"textcoords": "offset points", "va": "center", "bbox": behind}
-        ax.annotate(f"{end:.0f} GB", (end, place), (7, 0), **place_of_it)
+        style = {"textcoords": "offset points", "va": "center", "bbox": behind}
+        ax.annotate(f"{end:.0f} GB", (end, place), (7, 0), **style)
     ax.axvline(capacity_bytes / 1e9, color=palette.VERDICTS["fails"], linewidth=2, label="the GPU has")
     ax.set(xlabel="GB of the fullest GPU", xlim=(0, 1.14 * max(*ends, capacity_bytes / 1e9)))
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    told = "; ".join(f"{case} {end:.0f} GB" for case, end in zip(layouts, ends, strict=True))
-    return save(fig, name, f"Of {capacity_bytes / 1e9:.0f} GB: {told}.".replace("\n", " "))
+    values_text = "; ".join(f"{case} {end:.0f} GB" for case, end in zip(layouts, ends, strict=True))
+    return save(fig, name, f"Of {capacity_bytes / 1e9:.0f} GB: {values_text}.".replace("\n", " "))
 
 
 def errors_by(groups: Mapping[str, Mapping[Any, Mapping[str, Any]]], least: int = 5) -> Picture:
     """The mean error of a step's time for each TP, PP, …, in per cent, with how many runs it is of."""
     rows = [
-        (f"{what} {value}", 100 * found["mean"], found["runs"])
-        for what, of in groups.items() for value, found in of.items() if found["runs"] >= least
+        (f"{dimension} {value}", 100 * error["mean"], error["runs"])
+        for dimension, of in groups.items() for value, error in of.items() if error["runs"] >= least
     ]  # fmt: skip
     fig, ax = new(size=(6.4, 0.27 * len(rows) + 0.9))
     places = np.arange(len(rows))
@@ -48,8 +48,8 @@ def errors_by(groups: Mapping[str, Mapping[Any, Mapping[str, Any]]], least: int 
     ax.set(xlabel="mean error of a step's time, per cent; groups of 5 runs and more", ylim=(len(rows) - 0.4, -0.6))
     ax.set_xlim(0, 1.3 * max(mean for _, mean, _ in rows))
     ax.grid(axis="y", visible=False)
-    told = ", ".join(f"{label}: {mean:.0f}" for label, mean, _ in rows)
-    return save(fig, "which_layout_errors", f"Mean error of a step's time, per cent: {told}.")
+    values_text = ", ".join(f"{label}: {mean:.0f}" for label, mean, _ in rows)
+    return save(fig, "which_layout_errors", f"Mean error of a step's time, per cent: {values_text}.")
 
 
 def waits_of_messages(extra: Mapping[int, Sequence[float]], lines: Mapping[int, float]) -> Picture:
@@ -60,11 +60,11 @@ def waits_of_messages(extra: Mapping[int, Sequence[float]], lines: Mapping[int, 
         lines: stages -> what a wait for each message would make.
     """
     fig, ax = new(size=(6.4, 4.0))
-    dealt = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     for place, (pp, values) in enumerate(extra.items()):
-        at = place + dealt.uniform(-0.28, 0.28, len(values))
-        told = "published run" if place == 0 else None
-        ax.scatter(at, values, s=22, color=_SENT, linewidths=0, alpha=0.7, label=told)
+        at = place + generator.uniform(-0.28, 0.28, len(values))
+        run_label = "published run" if place == 0 else None
+        ax.scatter(at, values, s=22, color=_SENT, linewidths=0, alpha=0.7, label=run_label)
         for level in (0.0, lines[pp]):
             label = "lines: no wait, or one for each message" if place == 0 and level == 0 else None
             ax.hlines(level, place - 0.42, place + 0.42, color=palette.PREDICTED, linewidth=1.6, label=label, zorder=3)
@@ -73,8 +73,10 @@ def waits_of_messages(extra: Mapping[int, Sequence[float]], lines: Mapping[int, 
     ax.set(xlabel="stages of the pipeline", ylabel="seconds missed, by micro-batches", ylim=(-0.25, 1.05 * most))
     ax.grid(axis="x", visible=False)
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    told = "; ".join(f"{pp} stages: 0 or about {level:.2f}" for pp, level in lines.items())
-    return save(fig, "which_layout_messages", f"Seconds a micro-batch that are not predicted, in two groups: {told}.")
+    values_text = "; ".join(f"{pp} stages: 0 or about {level:.2f}" for pp, level in lines.items())
+    return save(
+        fig, "which_layout_messages", f"Seconds a micro-batch that are not predicted, in two groups: {values_text}."
+    )
 
 
 def tokens_by_tp(
@@ -96,8 +98,10 @@ def tokens_by_tp(
     ax.set_xticks(range(len(sizes)), sizes)
     ax.set(xlabel="ranks that share a layer (TP)", ylabel="tokens/s of a GPU", ylim=(0, None))
     ax.legend(loc="lower left")
-    told = "; ".join(f"{name}: " + ", ".join(f"{v:,.0f} at {tp}" for tp, v in of.items()) for name, of in lines.items())
-    return save(fig, "which_layout_cliff", f"Tokens/s of a GPU, predicted, by TP: {told}.")
+    values_text = "; ".join(
+        f"{name}: " + ", ".join(f"{v:,.0f} at {tp}" for tp, v in of.items()) for name, of in lines.items()
+    )
+    return save(fig, "which_layout_cliff", f"Tokens/s of a GPU, predicted, by TP: {values_text}.")
 
 
 def rates_of_two_ways(
@@ -109,8 +113,10 @@ def rates_of_two_ways(
     ax.set(xlabel="GPUs, 1,536 samples a step", ylabel="TFLOP/s of a GPU", ylim=(0, None), xscale="log")
     ax.set_xticks(gpus, [f"{n:,}" for n in gpus])
     ax.minorticks_off()
-    told = "; ".join(f"{name}: " + ", ".join(f"{v:.0f} on {n}" for n, v in of.items()) for name, of in points.items())
-    return _below(fig, ax, "which_layout_published_pair", f"Published TFLOP/s of a GPU: {told}.")
+    values_text = "; ".join(
+        f"{name}: " + ", ".join(f"{v:.0f} on {n}" for n, v in of.items()) for name, of in points.items()
+    )
+    return _below(fig, ax, "which_layout_published_pair", f"Published TFLOP/s of a GPU: {values_text}.")
 
 
 def seconds_by_link(lines: Mapping[str, Mapping[float, float]], crossing: float) -> Picture:
@@ -123,8 +129,10 @@ def seconds_by_link(lines: Mapping[str, Mapping[float, float]], crossing: float)
     ax.set(xlabel="GB/s of a host's adapters", ylabel="seconds a step", ylim=(0, None), xscale="log")
     ax.set_xticks(links, [f"{link:g}" for link in links])
     ax.minorticks_off()
-    told = "; ".join(f"{name}: " + ", ".join(f"{v:.0f} at {x:g}" for x, v in of.items()) for name, of in lines.items())
-    return _below(fig, ax, "which_layout_links", f"Seconds of a step by GB/s of a host: {told}.")
+    values_text = "; ".join(
+        f"{name}: " + ", ".join(f"{v:.0f} at {x:g}" for x, v in of.items()) for name, of in lines.items()
+    )
+    return _below(fig, ax, "which_layout_links", f"Seconds of a step by GB/s of a host: {values_text}.")
 
 
 def _curves(lines: Mapping[str, Mapping], points: Mapping[str, Mapping]) -> tuple[Figure, Axes]:

@@ -2,11 +2,11 @@
 
 
 def my_headroom(candidates, room, free):
-    fitting = [one for one in candidates if one[2] <= (1 - free) * room]
+    fitting = [candidate for candidate in candidates if candidate[2] <= (1 - free) * room]
     quickest = min(seconds for _, seconds, _ in fitting)
     # within 3 % nobody can tell which is quicker: take the one that needs least
-    near = [one for one in fitting if one[1] <= 1.03 * quickest]
-    return min(near, key=lambda one: one[2])[0]
+    near = [candidate for candidate in fitting if candidate[1] <= 1.03 * quickest]
+    return min(near, key=lambda candidate: candidate[2])[0]
 
 
 def my_reason(quick, slow):
