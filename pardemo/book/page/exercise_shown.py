@@ -1,4 +1,4 @@
-"""What a reader is shown for an exercise: one line, with the hint and a solution folded below it."""
+"""An exercise as a reader sees it: one line, with the hint and a solution folded below it."""
 
 import dis
 import html
@@ -27,14 +27,14 @@ class ExerciseShown:
         return self.told
 
     def _repr_html_(self) -> str:
-        told = html.escape(self.told, quote=False)
+        line = html.escape(self.told, quote=False)
         if self.solved:
             folded = _folded("One way to write it", _code(self.solution))
         else:
             hint = f'<p style="margin:.2em 1.2em">{html.escape(self.hint, quote=False)}</p>'
             folded = _folded("Hint", hint) + _folded("Solution", _code(self.solution))
         quiet = "" if self.attempted else ' style="opacity:.75"'
-        return f'<div class="exercise"><div{quiet}>{told}</div>{folded}</div>'
+        return f'<div class="exercise"><div{quiet}>{line}</div>{folded}</div>'
 
 
 def is_stub(function: Callable | None) -> bool:

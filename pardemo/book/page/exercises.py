@@ -46,10 +46,10 @@ def exercise_of(id: str) -> Exercise:
     """
     chapter, _, name = id.partition(".")
     if chapter in CHAPTERS:
-        there = import_module(f"pardemo.book.chapters.{chapter}.exercises").EXERCISES
-        if name in there:
-            return there[name]
-        raise ValueError(f"no exercise {name!r} in chapter {chapter}; there are: {', '.join(there)}")
+        exercises = import_module(f"pardemo.book.chapters.{chapter}.exercises").EXERCISES
+        if name in exercises:
+            return exercises[name]
+        raise ValueError(f"no exercise {name!r} in chapter {chapter}; there are: {', '.join(exercises)}")
     raise ValueError(f"no exercise {id!r}: exercises are called chapter.name, as data_parallel.all_reduce")
 
 
@@ -97,11 +97,11 @@ def judge(id: str, function: Callable) -> ExerciseShown:
     name = id.partition(".")[2]
     attempted, solved = not is_stub(function), False
     if not attempted:
-        told = f"Not attempted yet: write {stub} above, then run this cell again."
+        line = f"Not attempted yet: write {stub} above, then run this cell again."
     else:
         solved, words = _tried(id, function)
-        told = f"{name}: {'solved' if solved else 'not yet'}. {words}"
-    return ExerciseShown(id, attempted, solved, told, hint, solutions.text(id.partition(".")[0], stub))
+        line = f"{name}: {'solved' if solved else 'not yet'}. {words}"
+    return ExerciseShown(id, attempted, solved, line, hint, solutions.text(id.partition(".")[0], stub))
 
 
 def _tried(id: str, function: Callable) -> tuple[bool, str]:

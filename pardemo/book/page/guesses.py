@@ -113,5 +113,5 @@ def guess(question: str, value: Any = ...) -> Guess:
     return Guess(question, float(value))
 
 
-def _near(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=NEAR, abs_tol=1e-12)
+def _near(first: float, second: float) -> bool:
+    return math.isclose(first, second, rel_tol=NEAR, abs_tol=1e-12)

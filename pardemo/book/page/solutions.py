@@ -20,9 +20,9 @@ def text(chapter: str, stub: str) -> str:
     needed, used = {stub}, set()
     while needed:  # a helper may need another one
         used |= needed
-        needed = {inner for one in needed & helpers.keys() for inner in _names(helpers[one])} - used
+        needed = {inner for name in needed & helpers.keys() for inner in _names(helpers[name])} - used
     imports = "\n".join(filter(None, (_import(node, used) for node in body)))
-    code = "\n\n\n".join(_source(module, one) for one in helpers if one in used)
+    code = "\n\n\n".join(_source(module, name) for name in helpers if name in used)
     return f"{imports}\n\n\n{code}".strip()
 
 

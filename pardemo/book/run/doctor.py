@@ -20,7 +20,7 @@ def examine() -> list[dict[str, Any]]:
     from pardemo.meters.wire import kernel_counts
     from pardemo.peers.deepspeed import disk as deepspeed_disk
 
-    disk, told_of_disk = deepspeed_disk.readiness()
+    disk, disk_text = deepspeed_disk.readiness()
     cores = project.available_cores()
     memory = psutil.virtual_memory()
     gpus = torch.cuda.device_count()
@@ -37,7 +37,7 @@ def examine() -> list[dict[str, Any]]:
         _row("bytes on the wire", "counted by the kernel" if counts else "computed from the collectives", counts),
         _row("emulated cluster", *_links()),
         _row("C++ compiler", shutil.which("g++") or "none: DeepSpeed does without its own operations", True),
-        _row("DeepSpeed on disk (NVMe)", told_of_disk, disk),
+        _row("DeepSpeed on disk (NVMe)", disk_text, disk),
     ]
     for package in PACKAGES:
         try:
@@ -83,8 +83,8 @@ def _fits(name: str, cores: int, gpus: int) -> tuple[str, bool]:
 
     wanted = parameters_of(project.notebooks()[name]).get("world_size", 1)
     room = max(cores, gpus)
-    told = f"world_size {wanted} as it stands; timed with up to {room} ranks"
-    return told + (f"; a GPU each: -p world_size {gpus}" if gpus > 1 else ""), True
+    text = f"world_size {wanted} as it stands; timed with up to {room} ranks"
+    return text + (f"; a GPU each: -p world_size {gpus}" if gpus > 1 else ""), True
 
 
 def _links() -> tuple[str, bool]:
@@ -92,9 +92,9 @@ def _links() -> tuple[str, bool]:
     from pardemo.cluster import tiers
 
     tier = tiers.look()
-    told = {
+    texts = {
         "namespaces": "each host a network namespace, its adapter limited by the kernel",
         "pacing": f"each connection paced by the kernel; {tier.missing}",
         "none": tier.missing,
     }
-    return told[tier.name], tier.name != "none"
+    return texts[tier.name], tier.name != "none"

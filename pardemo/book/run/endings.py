@@ -24,17 +24,17 @@ class NotebookEnding:
 
 def finished(folder: Path) -> list[NotebookEnding]:
     """How the notebooks of a run ended, in the collection's order; none where no run has been."""
-    done = read(folder)
-    return [done[name] for name in sorted(done)]
+    endings = read(folder)
+    return [endings[name] for name in sorted(endings)]
 
 
 def read(folder: Path) -> dict[str, NotebookEnding]:
-    """By name; none where no run has been, or its manifest cannot be read."""
+    """The endings by notebook; none where no run has been, or its manifest cannot be read."""
     try:
         return {row["notebook"]: NotebookEnding(**row) for row in json.loads((folder / MANIFEST).read_text())}
     except (OSError, ValueError, TypeError, KeyError):
         return {}
 
 
-def write(folder: Path, done: dict[str, NotebookEnding]) -> None:
-    project.write_json(folder / MANIFEST, [vars(done[name]) for name in sorted(done)])
+def write(folder: Path, endings: dict[str, NotebookEnding]) -> None:
+    project.write_json(folder / MANIFEST, [vars(endings[name]) for name in sorted(endings)])

@@ -17,12 +17,12 @@ LARGE_BYTES = 64 << 20  # of a larger file the size and the time of its last cha
 
 
 def of_sources(path: Path, parameters: dict[str, Any]) -> str:
-    """Of the notebook at ``path``, the package, ``data/``, the pinned versions and the parameters; 64 hex digits."""
+    """A digest of the notebook, the package, ``data/``, the pinned versions and the parameters; 64 hex digits."""
     return _digest(json.dumps(parameters, sort_keys=True), (path, *_sources()))
 
 
 def with_inputs(sources: str, path: Path, folder: Path) -> str:
-    """The same, and what the notebook reads of other notebooks: claims, a profile, a trained adapter in ``folder``."""
+    """That digest and what the notebook reads of other notebooks: claims, a profile, a trained adapter in the folder."""
     return _digest(sources, _inputs(path, folder))
 
 
@@ -46,8 +46,8 @@ def _inputs(path: Path, folder: Path) -> Iterator[Path]:
 def _digest(begin: str, files: Iterator[Path]) -> str:
     digest = hashlib.sha256(begin.encode())
     for file in filter(Path.is_file, files):
-        found = file.stat()
-        large = found.st_size > LARGE_BYTES
-        content = f"{found.st_size} {found.st_mtime_ns}".encode() if large else file.read_bytes()
+        status = file.stat()
+        large = status.st_size > LARGE_BYTES
+        content = f"{status.st_size} {status.st_mtime_ns}".encode() if large else file.read_bytes()
         digest.update(f"{file.name}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()

@@ -53,7 +53,7 @@ def _mother() -> nursery.Nursery:
         return nursery.nursery(LOADED, MAIN)
 
 
-def _launch(cmd: Sequence[str], env: dict[str, str], cwd: str | None = None, **rest: Any) -> nursery.Forked:
+def _launch(cmd: Sequence[str], env: dict[str, str], cwd: str | None = None, **unused: Any) -> nursery.Forked:
     """In place of jupyter_client's: here, too, the process has a group of its own."""
     ours, theirs = socket.socketpair()
     with open(os.devnull, "rb") as nothing, Connection(ours.detach()) as control, theirs:

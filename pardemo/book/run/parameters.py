@@ -13,13 +13,13 @@ class RunError(ValueError):
 
 def parameters_of(path: Path) -> dict[str, Any]:
     """Names and default values of a notebook's ``parameters`` cell."""
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for code, tags in _code_cells(path):
         if "parameters" in tags:
             for node in code.body:
                 if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                    found[node.targets[0].id] = ast.literal_eval(node.value)
-    return found
+                    defaults[node.targets[0].id] = ast.literal_eval(node.value)
+    return defaults
 
 
 def ranks_of(path: Path) -> dict[str, int]:
@@ -36,28 +36,28 @@ def _name_of(function: ast.expr) -> str:
     return getattr(function, "attr", getattr(function, "id", ""))
 
 
-def assign(selected: dict[str, Path], given: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def assign(selected: dict[str, Path], parameters: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Gives each notebook the parameters that it has.
 
     Raises:
         RunError: a parameter that no selected notebook has, a value of another type than its default, or a number of
             ranks that a notebook cannot run with.
     """
-    known = {name: parameters_of(path) for name, path in selected.items()}
-    for key, value in given.items():
-        homes = [name for name in selected if key in known[name]]
+    defaults = {name: parameters_of(path) for name, path in selected.items()}
+    for key, value in parameters.items():
+        homes = [name for name in selected if key in defaults[name]]
         if not homes:
-            there = sorted({k for ks in known.values() for k in ks})
-            raise RunError(f"no selected notebook has a parameter {key!r}; there are: {', '.join(there)}")
+            names = sorted({k for ks in defaults.values() for k in ks})
+            raise RunError(f"no selected notebook has a parameter {key!r}; there are: {', '.join(names)}")
         for name in homes:
-            default = known[name][key]
+            default = defaults[name][key]
             fits = type(value) is type(default) or (isinstance(default, float) and type(value) is int)
             if default is not None and not fits:
                 kind = type(default).__name__
                 raise RunError(f"parameter {key} of {name} is a {kind} (default {default!r}), not {value!r}")
             if key == "world_size":
                 _check_ranks(name, selected[name], value)
-    return {name: {k: v for k, v in given.items() if k in known[name]} for name in selected}
+    return {name: {k: v for k, v in parameters.items() if k in defaults[name]} for name in selected}
 
 
 def _check_ranks(name: str, path: Path, world_size: int) -> None:
@@ -71,11 +71,11 @@ def _code_cells(path: Path) -> list[tuple[ast.Module, list[str]]]:
     """Each code cell, parsed, and its tags; cells with a line of IPython's (``%…``, ``!…``) are none of these."""
     import nbformat
 
-    found = []
+    cells = []
     for cell in nbformat.read(path, as_version=4).cells:
         if cell.cell_type == "code":
             try:
-                found.append((ast.parse(cell.source), cell.metadata.get("tags", [])))
+                cells.append((ast.parse(cell.source), cell.metadata.get("tags", [])))
             except SyntaxError:
                 continue
-    return found
+    return cells

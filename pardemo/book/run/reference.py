@@ -30,9 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     outputs = project.root() / "outputs"
     parser.add_argument("--out", type=Path, default=outputs / "reference", metavar="DIR", help="(outputs/reference)")
-    told = [project.root() / "README.md", project.root() / "docs" / "measured.md"]
+    documents = [project.root() / "README.md", project.root() / "docs" / "measured.md"]
     parser.add_argument(
-        "--readme", type=Path, nargs="+", default=told, metavar="FILE", help="(README, docs/measured.md)"
+        "--readme", type=Path, nargs="+", default=documents, metavar="FILE", help="(README, docs/measured.md)"
     )
     arguments = parser.parse_args(argv)
     try:
@@ -108,8 +108,8 @@ def _do(out: Path, *arguments: str) -> None:
 def _pardemo(out: Path, *arguments: str) -> tuple[int, str]:
     """A command of pardemo in a process of its own, as a reader would start it: its status and what it printed."""
     command = [sys.executable, "-m", "pardemo", *arguments]
-    done = subprocess.run(command, env={**os.environ, "PARDEMO_OUT": str(out)}, stdout=subprocess.PIPE, text=True)
-    return done.returncode, done.stdout
+    process = subprocess.run(command, env={**os.environ, "PARDEMO_OUT": str(out)}, stdout=subprocess.PIPE, text=True)
+    return process.returncode, process.stdout
 
 
 if __name__ == "__main__":

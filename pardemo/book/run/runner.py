@@ -34,10 +34,10 @@ def choose(names: Sequence[str]) -> dict[str, Path]:
     chosen = set()
     for name in names:
         stem = Path(name).stem
-        found = [n for n in collection if stem in (n, n[:2], project.chapter_name(n))]
-        if not found:
+        matches = [n for n in collection if stem in (n, n[:2], project.chapter_name(n))]
+        if not matches:
             raise RunError(f"no notebook {name!r}; there are: {', '.join(collection)}")
-        chosen.update(found)
+        chosen.update(matches)
     return {n: p for n, p in collection.items() if not names or n in chosen}
 
 
@@ -75,25 +75,25 @@ def _run(
     cell_timeout_s: int,
     say: Callable[..., None],
 ) -> list[NotebookEnding]:
-    done = endings.read(folder)
+    ended = endings.read(folder)
     warm = False
     with contextlib.ExitStack() as stack:
         for name, path in selected.items():
             sources = fingerprint.of_sources(path, assigned[name])
-            before = done.get(name)
+            before = ended.get(name)
             finished = before and before.status == "ok" and (folder / f"{name}.ipynb").exists()
             if resume and finished and before.fingerprint == fingerprint.with_inputs(sources, path, folder):
                 say(name, f"finished earlier with the same sources and parameters ({before.seconds:.0f} s)", end=True)
                 continue
             if not warm:
                 warm = stack.enter_context(kernels.warm())
-            done.pop(name, None)  # should this run be killed, the notebook counts as not run
-            with _told_where_no_space_is_left(name, folder):
-                endings.write(folder, done)
-                done[name] = _execute(name, path, assigned[name], folder, cell_timeout_s, say)
-                done[name].fingerprint = fingerprint.with_inputs(sources, path, folder)  # may have made what it reads
-                endings.write(folder, done)
-    in_order = [done[name] for name in project.notebooks() if name in done]
+            ended.pop(name, None)  # should this run be killed, the notebook counts as not run
+            with _refused_where_no_space_is_left(name, folder):
+                endings.write(folder, ended)
+                ended[name] = _execute(name, path, assigned[name], folder, cell_timeout_s, say)
+                ended[name].fingerprint = fingerprint.with_inputs(sources, path, folder)  # may have made what it reads
+                endings.write(folder, ended)
+    in_order = [ended[name] for name in project.notebooks() if name in ended]
     rows = []
     for name in (outcome.notebook for outcome in in_order):
         try:
@@ -104,7 +104,7 @@ def _run(
             say(name, str(error), end=True)
     write_csv(folder / "claims.csv", rows)
     report.write(folder, in_order, rows)
-    return [done[name] for name in selected]
+    return [ended[name] for name in selected]
 
 
 def _execute(
@@ -137,13 +137,13 @@ def _execute(
         if partial.exists():
             _keep(partial, folder / f"{name}.ipynb")
     outcome.seconds = time.monotonic() - begin
-    told = "ok" if outcome.status == "ok" else f"FAILED in {outcome.error.splitlines()[0]}"
-    say(name, f"{outcome.seconds:.1f} s  {told}", end=True)
+    ending = "ok" if outcome.status == "ok" else f"FAILED in {outcome.error.splitlines()[0]}"
+    say(name, f"{outcome.seconds:.1f} s  {ending}", end=True)
     return outcome
 
 
 @contextlib.contextmanager
-def _told_where_no_space_is_left(name: str, folder: Path) -> Iterator[None]:
+def _refused_where_no_space_is_left(name: str, folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

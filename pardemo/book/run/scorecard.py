@@ -43,12 +43,12 @@ def find() -> RecordedRun:
     Raises:
         FileNotFoundError: no chapter has left a claim in any of them.
     """
-    here = project.output_dir()
+    output_dir = project.output_dir()
     outputs = project.root() / "outputs"
-    for folder in dict.fromkeys((here, outputs / "latest", outputs / "reference")):
+    for folder in dict.fromkeys((output_dir, outputs / "latest", outputs / "reference")):
         rows = read(folder)
         if rows:
-            return RecordedRun(folder, rows, _told(folder, here, rows))
+            return RecordedRun(folder, rows, _which_run(folder, output_dir, rows))
     raise FileNotFoundError("no run has left claims yet: `pardemo run` executes all chapters, `pardemo run 01` one")
 
 
@@ -66,13 +66,13 @@ def statements() -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
-def _told(folder: Path, here: Path, rows: list[dict[str, Any]]) -> str:
-    there = {row["notebook"] for row in rows}
+def _which_run(folder: Path, output_dir: Path, rows: list[dict[str, Any]]) -> str:
+    with_claims = {row["notebook"] for row in rows}
     chapters = [name for name in project.notebooks() if name != OWN]
-    missing = [name[:2] for name in chapters if name not in there]
+    missing = [name[:2] for name in chapters if name not in with_claims]
     inside = folder.is_relative_to(project.root())
     name = folder.relative_to(project.root()) if inside else folder.name
-    which = "This run" if folder == here else f"This run has no other chapter, so what is read is {name}"
+    which = "This run" if folder == output_dir else f"This run has no other chapter, so what is read is {name}"
     count = f"{len(chapters) - len(missing)} of {len(chapters)} chapters"
     return f"{which}: {count}" + (f"; without {', '.join(missing)}." if missing else ".")
 
@@ -96,26 +96,26 @@ def places(folder: Path, notebook: str) -> dict[str, str]:
         cells = json.loads((folder / f"{notebook}.ipynb").read_text(encoding="utf-8"))["cells"]
     except (OSError, ValueError, KeyError):
         return {}
-    found: dict[str, str] = {}
+    cell_of_claim: dict[str, str] = {}
     for cell in cells:
         for output in cell.get("outputs", []):
             table = "".join(output.get("data", {}).get("text/html", []))
             for claim in re.findall(r">\s*([a-z0-9_]+\.[a-z0-9_.]+)\s*<", table):
-                found.setdefault(claim, cell.get("id", ""))
-    return found
+                cell_of_claim.setdefault(claim, cell.get("id", ""))
+    return cell_of_claim
 
 
 def links(folder: Path, rows: Iterable[dict[str, Any]]) -> dict[str, str]:
     """claim id -> address of the cell that shows it, relative to the run's folder, as JupyterLab follows it."""
-    found: dict[str, str] = {}
-    shown: dict[str, dict[str, str]] = {}
+    addresses: dict[str, str] = {}
+    cells: dict[str, dict[str, str]] = {}  # notebook -> claim id -> id of the cell
     for row in rows:
         notebook = row["notebook"]
-        if notebook not in shown:
-            shown[notebook] = places(folder, notebook)
-        cell = shown[notebook].get(row["claim"])
-        found[row["id"]] = f"{notebook}.ipynb" + (f"#cell-id={cell}" if cell else "")
-    return found
+        if notebook not in cells:
+            cells[notebook] = places(folder, notebook)
+        cell = cells[notebook].get(row["claim"])
+        addresses[row["id"]] = f"{notebook}.ipynb" + (f"#cell-id={cell}" if cell else "")
+    return addresses
 
 
 def by_statement(rows: list[dict[str, Any]], existing: Iterable[str] | None = None) -> list[dict[str, Any]]:
@@ -124,14 +124,14 @@ def by_statement(rows: list[dict[str, Any]], existing: Iterable[str] | None = No
     Args:
         rows: a run's claims. existing: the chapters that the run has, by default those with claims.
     """
-    there = chapters_of(row["notebook"] for row in rows) if existing is None else set(existing)
-    found = []
+    existing_chapters = chapters_of(row["notebook"] for row in rows) if existing is None else set(existing)
+    statement_rows = []
     for statement in statements():
         own = [row for row in rows if row["id"].startswith(statement["id"] + ".")]
         chapters = statement["chapters"].split()
         claimed = chapters_of(row["notebook"] for row in own)
-        missing = [chapter for chapter in chapters if chapter not in there | claimed]
-        found.append(
+        missing = [chapter for chapter in chapters if chapter not in existing_chapters | claimed]
+        statement_rows.append(
             {
                 **statement,
                 "judgement": JUDGEMENTS[statement["judgement"]],
@@ -140,7 +140,7 @@ def by_statement(rows: list[dict[str, Any]], existing: Iterable[str] | None = No
                 "verdict": _verdict(statement["judgement"], own, missing),
             }
         )
-    return found
+    return statement_rows
 
 
 def chapters_of(notebooks: Iterable[str]) -> set[str]:
@@ -169,11 +169,11 @@ def slips(statements: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def totals(rows: list[dict[str, Any]], key: str) -> list[dict[str, Any]]:
     """Claims by ``notebook`` or ``evidence``: how many, in how many cases, and how many cases of each verdict."""
-    found = []
+    table = []
     for name in sorted({row[key] for row in rows if row[key]}):
         own = [row for row in rows if row[key] == name]
-        found.append({key: name, **_sizes(own), **claims.counts(own)})
-    return [*found, {key: "all", **_sizes(rows), **claims.counts(rows)}]
+        table.append({key: name, **_sizes(own), **claims.counts(own)})
+    return [*table, {key: "all", **_sizes(rows), **claims.counts(rows)}]
 
 
 def _sizes(rows: list[dict[str, Any]]) -> dict[str, int]:
@@ -194,35 +194,35 @@ PAPERS = {
 
 def by_paper(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each section or table of a paper: its claims in this run, by verdict, and how far off the equalities are."""
-    found = []
+    table = []
     for source in sorted({row["source"] for row in rows if row["source"].startswith(tuple(PAPERS))}):
         own = [row for row in rows if row["source"] == source]
         equal = [row for row in own if row["relation"] == "equal" and row["verdict"] == "holds"]
         off = [abs(value - 1) for row in equal if (value := ratio(row)) is not None]
         paper = next(name for start, name in PAPERS.items() if source.startswith(start))
-        told = ", ".join(f"{n} {verdict}" for verdict, n in claims.counts(own).items() if n)
-        found.append(
+        verdicts_text = ", ".join(f"{n} {verdict}" for verdict, n in claims.counts(own).items() if n)
+        table.append(
             {
                 "paper": paper,
                 "source": source,
                 **_sizes(own),
-                "verdicts": told,
+                "verdicts": verdicts_text,
                 "evidence": ", ".join(sorted({row["evidence"] for row in own if row["evidence"]})),
                 "largest deviation of those that hold": f"{max(off):.2%}" if off else "",
             }
         )
-    return found
+    return table
 
 
 def points(rows: Iterable[dict[str, Any]]) -> list[tuple[float, str]]:
     """For the picture of all ratios: each claim's ratio, and its verdict, or its bound where one is claimed."""
-    found = []
+    ratios = []
     for row in rows:
         value = ratio(row)
         if value is not None:
             bound = row["verdict"] == "holds" and row["relation"] != "equal"
-            found.append((value, row["relation"] if bound else row["verdict"]))
-    return found
+            ratios.append((value, row["relation"] if bound else row["verdict"]))
+    return ratios
 
 
 def ledger(rows: list[dict[str, Any]], addresses: dict[str, str]):
@@ -232,11 +232,11 @@ def ledger(rows: list[dict[str, Any]], addresses: dict[str, str]):
     parts = []
     for name in sorted({row["notebook"] for row in rows}):
         own = [row for row in rows if row["notebook"] == name]
-        told = ", ".join(f"{n} {verdict}" for verdict, n in claims.counts(own).items() if n)
+        verdicts = ", ".join(f"{n} {verdict}" for verdict, n in claims.counts(own).items() if n)
         body = "".join(_table_row(row, addresses.get(row["id"], "")) for row in own)
         head = "".join(f"<th>{h}</th>" for h in ("id", "statement", "predicted", "measured", "ratio", "evidence", ""))
         parts.append(
-            f"<details><summary>{html.escape(name)}: {told}</summary><table><tr>{head}</tr>{body}</table></details>"
+            f"<details><summary>{html.escape(name)}: {verdicts}</summary><table><tr>{head}</tr>{body}</table></details>"
         )
     inside = "\n".join(parts)
     return HTML(f"<details><summary>All {len(rows)} cases, by chapter</summary>{inside}</details>")

@@ -36,19 +36,19 @@ def run(
     """
     rows = {(row["notebook"], int(row["world_size"])): row for row in read(table)} if table.exists() else {}
     for size in sizes:
-        given = {"world_size": size}
+        parameters = {"world_size": size}
         results, fit = {}, []
         for name, path in runner.choose(names).items():
             if missing and rows.get((name, size), {}).get("result") == "held":
                 continue
             try:
-                assign({name: path}, given)
+                assign({name: path}, parameters)
                 fit.append(name)
             except RunError as error:
                 results[name] = f"refused: {error}"
         folder = work / str(size)
         if fit:
-            runner.run(fit, given, folder, resume=True)
+            runner.run(fit, parameters, folder, resume=True)
         ended = endings.read(folder)
         results |= {name: _result(ended[name]) for name in fit}
         for name, result in results.items():

@@ -31,15 +31,15 @@ def write(folder: Path, ended: list[NotebookEnding], rows: list[dict[str, Any]],
         pages.write(folder, name, chapters, into)
     measured = [row for row in rows if row["notebook"] != scorecard.OWN]
     statements = scorecard.by_statement(measured, scorecard.chapters_of(there))
-    shown = [_shown(row, addresses[row["id"]]) for row in rows]
+    table_rows = [_table_row(row, addresses[row["id"]]) for row in rows]
     page = (
         environment()
         .get_template("report.html.j2")
         .render(
             chapters=chapters,
             claims=len(claims.by_claim(rows)),
-            rows=shown,
-            failing=[row for row in shown if row["verdict"] == "fails"],
+            rows=table_rows,
+            failing=[row for row in table_rows if row["verdict"] == "fails"],
             counts=claims.counts(rows),
             by_evidence=scorecard.totals(rows, "evidence"),
             evidence=claims.EVIDENCE,
@@ -105,7 +105,7 @@ def _claim(cases: list[dict[str, Any]], addresses: dict[str, str]) -> dict[str, 
         "address": addresses[first["id"]],
         "evidence": "|".join(dict.fromkeys(row["evidence"] for row in cases)),
         "verdicts": "|".join(dict.fromkeys(row["verdict"] for row in cases)),
-        "rows": [_shown(row, addresses[row["id"]]) for row in cases],
+        "rows": [_table_row(row, addresses[row["id"]]) for row in cases],
         "sentences": [
             *dict.fromkeys(row["reason"] for row in cases if row["reason"]),
             *filter(None, (tolerance, source)),
@@ -113,7 +113,7 @@ def _claim(cases: list[dict[str, Any]], addresses: dict[str, str]) -> dict[str, 
     }
 
 
-def _shown(row: dict[str, Any], address: str) -> dict[str, Any]:
+def _table_row(row: dict[str, Any], address: str) -> dict[str, Any]:
     return {
         **row,
         "predicted": claims.predicted_text(row),

@@ -41,13 +41,17 @@ def update(file: Path, folder: Path) -> None:
     from pardemo import claims, project
 
     text, rows = file.read_text(encoding="utf-8"), claims.read(folder)
-    found = False
-    for begin, end, told in ((BEGIN, END, markdown), (COUNTS, COUNTS_END, counts), (CHAPTERS, CHAPTERS_END, chapters)):
-        before, mark, rest = text.partition(begin)
-        _, last, after = rest.partition(end)
+    replaced = False
+    for begin, end, text_of in (
+        (BEGIN, END, markdown),
+        (COUNTS, COUNTS_END, counts),
+        (CHAPTERS, CHAPTERS_END, chapters),
+    ):
+        before, mark, tail = text.partition(begin)
+        _, last, after = tail.partition(end)
         if mark and last:
-            text, found = f"{before}{begin}\n{told(rows)}{end}{after}", True
-    if not found:
+            text, replaced = f"{before}{begin}\n{text_of(rows)}{end}{after}", True
+    if not replaced:
         raise ValueError(f"{file} has no place for the table: it stands between {BEGIN} and {END}")
     project.write_atomically(file, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
@@ -72,8 +76,8 @@ def counts(rows: list[dict]) -> str:
     from pardemo import claims
 
     words = {"holds": "hold", "differs": "differ", "fails": "fail"}
-    told = ", ".join(f"{n} {words.get(verdict, verdict)}" for verdict, n in claims.counts(rows).items())
-    return f"{len(claims.by_claim(rows))} claims in {len(rows)} cases. Of the cases {told}.\n"
+    verdicts_text = ", ".join(f"{n} {words.get(verdict, verdict)}" for verdict, n in claims.counts(rows).items())
+    return f"{len(claims.by_claim(rows))} claims in {len(rows)} cases. Of the cases {verdicts_text}.\n"
 
 
 def markdown(rows: list[dict]) -> str:

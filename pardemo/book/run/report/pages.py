@@ -111,8 +111,8 @@ def _exporter():
             lexer = nb.metadata.get("language_info", {}).get("pygments_lexer", "ipython3")
             self.register_filter("highlight_code", Highlight2HTML(pygments_lexer=lexer, parent=self))
             metadata = compat.exporter_metadata(self)
-            shown = WidgetsDataTypeFilter(notebook_metadata=metadata, parent=self, resources=resources)
-            self.register_filter("filter_data_type", shown)
+            widgets_filter = WidgetsDataTypeFilter(notebook_metadata=metadata, parent=self, resources=resources)
+            self.register_filter("filter_data_type", widgets_filter)
             return TemplateExporter.from_notebook_node(self, nb, resources, **kw)
 
     config = Config()
@@ -126,11 +126,11 @@ def _exporter():
     return Exporter(**templates, exclude_anchor_links=True, filters=filters, config=config)
 
 
-def _linked(body: str, there: set[str]) -> str:
+def _linked(body: str, notebooks: set[str]) -> str:
     """Links to other notebooks lead to their pages, where the run has them."""
 
     def page(link: re.Match) -> str:
-        return f'href="{link[1]}.html' if link[1] in there else link[0]
+        return f'href="{link[1]}.html' if link[1] in notebooks else link[0]
 
     return re.sub(r'href="(\d\d_\w+)\.ipynb', page, body)
 
@@ -138,11 +138,11 @@ def _linked(body: str, there: set[str]) -> str:
 def _legible(body: str) -> str:
     """Pictures fit the screen, but not below half the size that they were drawn in: there they scroll."""
 
-    def sized(found: re.Match) -> str:
-        width, height = struct.unpack(">II", base64.b64decode(found[2][:32])[16:24])  # of a PNG's header
+    def sized(tag: re.Match) -> str:
+        width, height = struct.unpack(">II", base64.b64decode(tag[2][:32])[16:24])  # of a PNG's header
         least = f'style="min-width: {width // 2}px"'
-        others = re.sub(r' style="[^"]*"', "", found[1])
-        return f'{others} width="{width}" height="{height}" {least} src="data:image/png;base64,{found[2]}'
+        attributes = re.sub(r' style="[^"]*"', "", tag[1])
+        return f'{attributes} width="{width}" height="{height}" {least} src="data:image/png;base64,{tag[2]}'
 
     return re.sub(r'(<img\b[^>]*?) src="data:image/png;base64,([\w+/]{32})', sized, body)
 

@@ -145,12 +145,12 @@ def _check(folder: Path) -> None:
     """
     from bs4 import BeautifulSoup
 
-    found: dict[str, Any] = {}
+    ids_and_links: dict[str, Any] = {}
     for path in folder.glob("*.html"):
         page = BeautifulSoup(path.read_text(encoding="utf-8"), "html.parser")
         links = [tag.get("href") or tag.get("src") for tag in page.find_all(["a", "img"])]
-        found[path.name] = {tag["id"] for tag in page.find_all(id=True)}, [link for link in links if link]
-    for name, (_, links) in found.items():
+        ids_and_links[path.name] = {tag["id"] for tag in page.find_all(id=True)}, [link for link in links if link]
+    for name, (_, links) in ids_and_links.items():
         for link in links:
             if re.match(r"(?:https?|mailto|data):", link):
                 continue
@@ -158,12 +158,14 @@ def _check(folder: Path) -> None:
             target = target or name
             if not (folder / target).is_file():
                 raise ValueError(f"{name} leads to {link}, which the site has not")
-            if anchor and target in found and anchor not in found[target][0]:
+            if anchor and target in ids_and_links and anchor not in ids_and_links[target][0]:
                 raise ValueError(f"{name} leads to {link}: {target} has no such place")
 
 
 def _index(folder: Path) -> None:
     command = [sys.executable, "-m", "pagefind", "--site", str(folder), "--exclude-selectors", "svg, style, .unseen"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode or not (folder / "pagefind" / "pagefind-ui.js").is_file():
-        raise OSError(f"the search's index was not made: {(done.stderr or done.stdout).strip().splitlines()[-1:]}")
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode or not (folder / "pagefind" / "pagefind-ui.js").is_file():
+        raise OSError(
+            f"the search's index was not made: {(process.stderr or process.stdout).strip().splitlines()[-1:]}"
+        )
