@@ -39,15 +39,15 @@ def frame(rows: Iterable[dict[str, Any]]):
     with extras.needed_by(f"{__name__}.frame"):
         import pandas as pd
 
-    shown = [{**row, "predicted": predicted_text(row), "measured": short(row["measured"])} for row in rows]
+    table_rows = [{**row, "predicted": predicted_text(row), "measured": short(row["measured"])} for row in rows]
     columns = ["id", "statement", "case", "predicted", "measured", "unit", "evidence", "verdict"]
-    columns = [name for name in columns if name != "case" or any(row["case"] for row in shown)]
-    if any(row["reason"] for row in shown):
+    columns = [name for name in columns if name != "case" or any(row["case"] for row in table_rows)]
+    if any(row["reason"] for row in table_rows):
         columns.append("reason")
-    return pd.DataFrame(shown, columns=columns)
+    return pd.DataFrame(table_rows, columns=columns)
 
 
 def counts(rows: Iterable[dict[str, Any]]) -> dict[str, int]:
     """How many cases have each verdict."""
-    found = [row["verdict"] for row in rows]
-    return {verdict: found.count(verdict) for verdict in VERDICTS}
+    verdicts = [row["verdict"] for row in rows]
+    return {verdict: verdicts.count(verdict) for verdict in VERDICTS}

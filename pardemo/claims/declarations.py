@@ -5,7 +5,7 @@ A claim says once what holds for all its cases::
     ["s30.rows_first"]
     says = "rows first: what a rank sends forward"
     unit = "φ"
-    cases = "N"                 # the case 4 is then told as N = 4
+    cases = "N"                 # the case 4 is then shown as N = 4
     within = 0.01               # equal within 1 %; or at_most, at_least with a bound; nothing: exactly equal
     because = "the meter's barrier and gloo's headers are bytes, too"
     source = "1909.08053 3"
@@ -49,9 +49,9 @@ class Declaration:
     bounded: str = ""  # "most" or "least": the notebook computes the bound
 
     def __post_init__(self):
-        given = {"within": self.within > 0, "at_most": self.at_most is not None, "at_least": self.at_least is not None,
+        is_set = {"within": self.within > 0, "at_most": self.at_most is not None, "at_least": self.at_least is not None,
                  "bounded": bool(self.bounded)}  # fmt: skip
-        bounds = [name for name, there in given.items() if there]
+        bounds = [name for name, present in is_set.items() if present]
         if len(bounds) > 1:
             raise ValueError(f"{self.id}: {' and '.join(bounds)}: a claim has one of them")
         if bounds and not self.because:
@@ -59,8 +59,8 @@ class Declaration:
         if self.bounded not in ("", "most", "least"):
             raise ValueError(f"{self.id}: bounded is most or least, not {self.bounded!r}")
         if self.evidence not in (*EVIDENCE, LINKS):
-            known = ", ".join((*EVIDENCE, LINKS))
-            raise ValueError(f"{self.id}: evidence must be one of {known}, not {self.evidence!r}")
+            choices = ", ".join((*EVIDENCE, LINKS))
+            raise ValueError(f"{self.id}: evidence must be one of {choices}, not {self.evidence!r}")
         if self.evidence in (*SECONDS, LINKS) and not self.off:
             raise ValueError(f'{self.id}: seconds may be off on another machine: tell the reader why: off = "…"')
 
@@ -75,12 +75,12 @@ class Declaration:
         return self.at_most if self.at_most is not None else self.at_least
 
     def case(self, key: Any) -> str:
-        """A case as it is told, in one line: ``4`` as ``N = 4``, ``(2, "sent")`` as ``N = 2, sent``."""
+        """A case as a line shows it: ``4`` as ``N = 4``, ``(2, "sent")`` as ``N = 2, sent``."""
         names = (self.cases,) if isinstance(self.cases, str) else self.cases
         parts = key if isinstance(key, tuple) else (key,)
         names = (*names, *[""] * (len(parts) - len(names)))
-        told = (f"{name} = {part}" if name else str(part) for name, part in zip(names, parts, strict=False))
-        return " ".join(", ".join(told).split())  # a picture's label may be broken into lines
+        part_texts = (f"{name} = {part}" if name else str(part) for name, part in zip(names, parts, strict=False))
+        return " ".join(", ".join(part_texts).split())  # a picture's label may be broken into lines
 
 
 def read(path: Path) -> dict[str, Declaration]:
@@ -91,9 +91,9 @@ def read(path: Path) -> dict[str, Declaration]:
         ValueError: a file that cannot be read, a field that does not exist, a claim without its reason.
     """
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-        shared = found.pop("tolerance", {})
-        return {id: _declaration(id, dict(table), shared) for id, table in found.items()}
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        shared = tables.pop("tolerance", {})
+        return {id: _declaration(id, dict(table), shared) for id, table in tables.items()}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValueError, TypeError) as error:
         raise ValueError(f"{path.name}: {error}") from None
 
@@ -104,10 +104,10 @@ def _declaration(id: str, table: dict[str, Any], shared: dict[str, dict[str, Any
         if name not in shared:
             raise ValueError(f"{id}: no [tolerance.{name}]; there are: {', '.join(shared) or 'none'}")
         table = {**{key: shared[name][key] for key in TOLERANCE if key in shared[name]}, **table}
-    known = [field.name for field in fields(Declaration)][1:]
+    names = [field.name for field in fields(Declaration)][1:]
     for name in table:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
             raise ValueError(f"{id}: no field {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
     if isinstance(table.get("cases"), list):
         table["cases"] = tuple(table["cases"])

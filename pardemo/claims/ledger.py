@@ -58,8 +58,8 @@ class Ledger:
         self.notebook, self._links = notebook, links
         self._file = Path(declared) if declared else None
         self._path = Path(folder or project.output_dir()) / "claims" / f"{notebook}.json"
-        found = declarations.read(self._file) if self._file else {}
-        self._declared = {self._full(id): replace(claim, id=self._full(id)) for id, claim in found.items()}
+        claims = declarations.read(self._file) if self._file else {}
+        self._declared = {self._full(id): replace(claim, id=self._full(id)) for id, claim in claims.items()}
         self._rows: dict[str, dict[str, Any]] = {}
         self._shown: dict[str, int] = {}  # claim -> the notebook's count of executions when its line was shown
         self._write()
@@ -86,7 +86,7 @@ class Ledger:
                 prediction may stand for all cases; none is given where the declaration has the bound.
             case: of a single figure, where cases come one by one; their line is then shown once and grows.
             within: the relative tolerance, where it is computed. instead: what holds where the prediction does not, for
-                the reason that the declaration tells: the verdict is then *differs*.
+                the reason that the declaration gives: the verdict is then *differs*.
             evidence: what the meter says that it is, where it is another than the declaration's.
 
         Raises:
@@ -111,7 +111,7 @@ class Ledger:
         if instead is not None and not claim.instead:
             raise ValueError(f'{id}: say in its declaration why it may differ: instead = "…"')
         for key in measured if isinstance(measured, Mapping) else [case]:
-            self._one(
+            self._book_case(
                 claim,
                 key,
                 _of(predicted, key, id),
@@ -122,12 +122,12 @@ class Ledger:
             )
         self._show(id)
 
-    def _one(self, claim, key, predicted, measured, within, instead, evidence) -> None:
-        told = "" if key is None else claim.case(key)
+    def _book_case(self, claim, key, predicted, measured, within, instead, evidence) -> None:
+        case = "" if key is None else claim.case(key)
         self._judge(
-            claim.id + (f".{_slug(told)}" if told else ""), claim.says, predicted, measured, claim.unit, within,
+            claim.id + (f".{_slug(case)}" if case else ""), claim.says, predicted, measured, claim.unit, within,
             claim.source, evidence, claim.relation, instead, "",
-            off=claim.off, claim=claim.id, case=told, because=claim.because,
+            off=claim.off, claim=claim.id, case=case, because=claim.because,
         )  # fmt: skip
 
     def check(
@@ -213,11 +213,11 @@ class Ledger:
         """
         failed = [r for r in self.rows if r["verdict"] == "fails"]
         if failed:
-            told = "; ".join(
+            failures = "; ".join(
                 f"{r['id']} ({r['statement']}): predicted {r['predicted']}, measured {r['measured']} {r['unit']}"
                 for r in failed
             )
-            raise ClaimFailed(f"{len(failed)} of {len(self._rows)} claims fail: {told}")
+            raise ClaimFailed(f"{len(failed)} of {len(self._rows)} claims fail: {failures}")
         forgotten = self._declared.keys() - {row["claim"] for row in self.rows}
         if forgotten and "PARDEMO_HEADLESS" in os.environ:
             raise ClaimFailed(f"declared, and neither measured nor skipped: {', '.join(sorted(forgotten))}")
@@ -276,10 +276,10 @@ def read(folder: str | Path | None = None) -> list[dict[str, Any]]:
 def read_ledger(file: Path) -> list[dict[str, Any]]:
     """The claims of one notebook; ValueError where the file is not such a ledger."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(found, list):
+        rows = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(rows, list):
             raise TypeError("not a list")
-        return [{name: row[name] for name in COLUMNS} for row in found]
+        return [{name: row[name] for name in COLUMNS} for row in rows]
     except (ValueError, KeyError, TypeError, IsADirectoryError) as error:
         raise ValueError(f"{file} is not a ledger of claims: {error}") from None
 

@@ -16,9 +16,9 @@ SIGNS = {
     "not measured": ("–", "var(--off, #868e96)"),
     "fails": ("✗", "var(--fails, #e03131)"),
 }
-FEW = 8  # cases that one line can tell
+FEW = 8  # cases that one line has room for
 NOTICED = 0.001  # a tolerance below a tenth of a per cent
-SHORT = 40  # characters of what holds instead: more than that the cases tell themselves
+SHORT = 40  # characters of the values that hold instead: where they are more, the cases alone show them
 
 
 class Line:
@@ -33,8 +33,8 @@ class Line:
 
     def __repr__(self) -> str:
         sign, _ = SIGNS[worst(self._rows)]
-        told = [f"{sign} {self._rows[0]['statement']}: {_figures(self._rows)}  [{self._rows[0]['claim']}]"]
-        return "\n".join([*told, *(f"  {sentence}" for sentence in _sentences(self._rows))])
+        head = [f"{sign} {self._rows[0]['statement']}: {_figures(self._rows)}  [{self._rows[0]['claim']}]"]
+        return "\n".join([*head, *(f"  {sentence}" for sentence in _sentences(self._rows))])
 
     def _repr_html_(self) -> str:
         rows, verdict = self._rows, worst(self._rows)
@@ -76,20 +76,20 @@ def summary(rows: Sequence[dict[str, Any]]) -> str:
     verdicts = [worst(own) for own in by_claim(rows).values()]
     cases = f" in {len(rows)} cases" if len(rows) != len(verdicts) else ""
     plural = {"holds": "hold", "differs": "differ", "fails": "fail"}
-    told = [
+    counts = [
         f"{n} {verdict if n == 1 else plural.get(verdict, verdict)}"
         for verdict in VERDICTS
         if (n := verdicts.count(verdict))
     ]
-    return f"{len(verdicts)} claim{'s' if len(verdicts) != 1 else ''}{cases}: {', '.join(told)}."
+    return f"{len(verdicts)} claim{'s' if len(verdicts) != 1 else ''}{cases}: {', '.join(counts)}."
 
 
 def by_claim(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """The rows of each claim, by its id, in their order."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    rows_by_claim: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        found.setdefault(row["claim"], []).append(row)
-    return found
+        rows_by_claim.setdefault(row["claim"], []).append(row)
+    return rows_by_claim
 
 
 def worst(rows: Iterable[dict[str, Any]]) -> str:
@@ -111,29 +111,29 @@ def _figures(rows: list[dict[str, Any]], bold: bool = False) -> str:
     if len(measured) > FEW:
         return f"{len(measured)} cases, {plain(_spread(measured))}"
     if len({predicted_text(row) for row in measured}) == 1:
-        found = {short(row["measured"]) for row in measured}
-        one = len(found) == 1 and len(measured) > 1  # every case found the same
+        values = {short(row["measured"]) for row in measured}
+        alike = len(values) == 1 and len(measured) > 1  # every case found the same
         cases = "; ".join(plain(row["case"]) for row in measured)
-        told = (
-            f"{strong(found.pop())}{plain(unit)} ({cases})"
-            if one
+        measured_text = (
+            f"{strong(values.pop())}{plain(unit)} ({cases})"
+            if alike
             else ", ".join(
                 strong(short(row["measured"])) + plain(unit) + (f" ({plain(row['case'])})" if row["case"] else "")
                 for row in measured
             )
         )
-        return f"{plain(_prediction(measured[0], unit))}, {_found(measured[0])} {told}"
+        return f"{plain(_prediction(measured[0], unit))}, {_figure_word(measured[0])} {measured_text}"
     return "; ".join(
         (f"{plain(row['case'])}: " if row["case"] else "")
-        + f"{plain(_prediction(row, unit))}, {_found(row)} {strong(short(row['measured']))}{plain(unit)}"
+        + f"{plain(_prediction(row, unit))}, {_figure_word(row)} {strong(short(row['measured']))}{plain(unit)}"
         for row in measured
     )
 
 
-def _found(row: dict[str, Any]) -> str:
-    """What the figure beside a prediction is: nobody measured what a paper prints, or what a model of a thing gave.
+def _figure_word(row: dict[str, Any]) -> str:
+    """The word before the figure beside a prediction: measured, computed, or published by a paper.
 
-    A bound on published figures is one on what was computed from them, such as how far a model misses them.
+    Where published figures have a bound, the figure was computed from them, such as how far a model misses them.
     """
     if row["evidence"] == "published":
         return "published" if row["relation"] == "equal" else "found"
@@ -149,8 +149,10 @@ def _prediction(row: dict[str, Any], unit: str) -> str:
     figure = short(row["predicted"]) + unit
     if row["relation"] != "equal":
         return f"{row['relation']} {figure}"
-    told = f" ± {100 * row['rel']:.3g} %" if row["rel"] >= NOTICED and row["predicted"] else ""  # of 0 it is nothing
-    return f"predicted {figure}{told}"
+    tolerance = (
+        f" ± {100 * row['rel']:.3g} %" if row["rel"] >= NOTICED and row["predicted"] else ""
+    )  # of 0 it is nothing
+    return f"predicted {figure}{tolerance}"
 
 
 def _spread(rows: list[dict[str, Any]]) -> str:
@@ -169,32 +171,32 @@ def _spread(rows: list[dict[str, Any]]) -> str:
 
 
 def _sentences(rows: list[dict[str, Any]]) -> list[str]:
-    """What a reader has to know about a claim that is not as predicted; once, where its cases share it."""
-    found: dict[str, list[str]] = {}  # sentence -> the values that hold instead of the prediction
+    """The reasons of the cases that are not as predicted; a reason that several cases share comes once."""
+    values_by_sentence: dict[str, list[str]] = {}  # sentence -> the values that hold instead of the prediction
     for row in rows:
         if row["verdict"] != "holds" and row["reason"]:
             instead = re.fullmatch(rf"{AS_PREDICTED} (.+?) predicts: (.+)", row["reason"], re.DOTALL)
             value, sentence = instead.groups() if instead else ("", row["reason"])
-            values = found.setdefault(sentence, [])
+            values = values_by_sentence.setdefault(sentence, [])
             if value and value not in values:
                 values.append(value)
-    return [_told(sentence, " and ".join(values)) for sentence, values in found.items()]
+    return [_sentence_text(sentence, " and ".join(values)) for sentence, values in values_by_sentence.items()]
 
 
-def _told(sentence: str, values: str) -> str:
-    told = f"It is {values} instead: {sentence}" if 0 < len(values) <= SHORT else sentence
-    return told[0].upper() + told[1:] + "." * (told[-1] not in ".!?")
+def _sentence_text(sentence: str, values: str) -> str:
+    text = f"It is {values} instead: {sentence}" if 0 < len(values) <= SHORT else sentence
+    return text[0].upper() + text[1:] + "." * (text[-1] not in ".!?")
 
 
 def _table(rows: Iterable[dict[str, Any]]) -> str:
     heads = "".join(f"<th>{head}</th>" for head in ("claim", "case", "predicted", "measured", "evidence", ""))
     lines, before = [], ""
     for row in rows:
-        told = f"{html.escape(row['statement'])} <small>{row['claim']}</small>" if row["claim"] != before else ""
+        claim_cell = f"{html.escape(row['statement'])} <small>{row['claim']}</small>" if row["claim"] != before else ""
         before = row["claim"]
         measured = short(row["measured"]) + (f" {row['unit']}" if row["unit"] and row["measured"] is not None else "")
         sign, colour = SIGNS[row["verdict"]]
-        cells = (told, *map(html.escape, (row["case"], predicted_text(row), measured, row["evidence"])))
+        cells = (claim_cell, *map(html.escape, (row["case"], predicted_text(row), measured, row["evidence"])))
         mark = f'<td style="color:{colour}" title="{row["verdict"]}">{sign}</td>'
         lines.append(f'<tr id="{row["id"]}">' + "".join(f"<td>{cell}</td>" for cell in cells) + mark + "</tr>")
     return f"<table><tr>{heads}</tr>{''.join(lines)}</table>"

@@ -1,4 +1,4 @@
-"""What a prediction and a measurement amount to, and how figures are told."""
+"""Verdicts on predictions and measurements, and figures as tables show them."""
 
 import math
 from typing import Any
@@ -44,7 +44,7 @@ def agree(predicted: Any, measured: Any, rel: float, relation: str) -> bool:
 
 
 def may_be_off(evidence: str, reason: str) -> bool:
-    """Seconds depend on the machine, and a paper's figure may be missed for a reason that is told."""
+    """Whether a miss is *off* and no failure: seconds, and a paper's figure that is missed for a given reason."""
     return evidence in SECONDS or (evidence == "published" and bool(reason))
 
 
