@@ -78,11 +78,13 @@ class RanksMagic:
     def _cluster(self, name: str | None) -> Cluster | None:
         if name is None:
             return None
-        found = self._shell.user_ns.get(name)
-        if not isinstance(found, Cluster):
-            told = "has no variable of that name" if found is None else f"has a {type(found).__name__} of that name"
-            raise ValueError(f"--cluster {name}: the notebook {told}; it names a Cluster")
-        return found
+        cluster = self._shell.user_ns.get(name)
+        if not isinstance(cluster, Cluster):
+            problem = (
+                "has no variable of that name" if cluster is None else f"has a {type(cluster).__name__} of that name"
+            )
+            raise ValueError(f"--cluster {name}: the notebook {problem}; it names a Cluster")
+        return cluster
 
     def _world(self, size: int, preload: Sequence[str], cluster: Cluster | None = None) -> World:
         world = self._worlds.get((size, cluster))
@@ -148,9 +150,9 @@ def _parse(line: str) -> argparse.Namespace:
         parser.add_argument(f"--{name}", nargs="?", const=name, type=_name, metavar="NAME")
     parser.add_argument("--timeout", type=_seconds)
     options = parser.parse_args(shlex.split(line))
-    left = [*options.get, *(getattr(options, meter) for meter in METERS if getattr(options, meter))]
-    for name in left:
-        if left.count(name) > 1:
+    variables = [*options.get, *(getattr(options, meter) for meter in METERS if getattr(options, meter))]
+    for name in variables:
+        if variables.count(name) > 1:
             raise ValueError(f"{name} would be left twice: give what a meter measured a name of its own, --wire NAME")
     return options
 

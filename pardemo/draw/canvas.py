@@ -42,9 +42,9 @@ class Canvas:
     ) -> None:  # fmt: skip
         """Many rectangles (x, y, width, height) of one kind, in one short element: players have hundreds."""
         if places:
-            way = "".join(f"M{_n(x)} {_n(y)}h{_n(w)}v{_n(h)}h{_n(-w)}z" for x, y, w, h in places)
+            path = "".join(f"M{_n(x)} {_n(y)}h{_n(w)}v{_n(h)}h{_n(-w)}z" for x, y, w, h in places)
             self.parts.append(
-                f'<path d="{way}" fill="{fill}" stroke="{border or _border(fill)}" stroke-width="{_n(thick)}"/>'
+                f'<path d="{path}" fill="{fill}" stroke="{border or _border(fill)}" stroke-width="{_n(thick)}"/>'
             )
 
     def text(

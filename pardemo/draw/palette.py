@@ -70,9 +70,9 @@ def ink_on(fill: str) -> str:
     return max((INK, PAPER), key=lambda ink: contrast(ink, fill))
 
 
-def contrast(one: str, other: str) -> float:
-    """Of two colours, from 1 to 21, as WCAG 2 defines it."""
-    dark, light = sorted(_luminance(colour) for colour in (one, other))
+def contrast(first: str, second: str) -> float:
+    """The contrast of two colours, from 1 to 21, as WCAG 2 defines it."""
+    dark, light = sorted(_luminance(colour) for colour in (first, second))
     return (light + 0.05) / (dark + 0.05)
 
 

@@ -27,10 +27,10 @@ def legend(canvas: Canvas, x: float, y: float, entries: Mapping[str, str], *, ga
 
 
 def parts(
-    canvas: Canvas, x: float, y: float, width: float, height: float, count: int, here: Collection[int], fill: str
+    canvas: Canvas, x: float, y: float, width: float, height: float, count: int, present: Collection[int], fill: str
 ) -> None:  # fmt: skip
-    """A tensor cut into ``count`` parts, one below the other: filled are those that are ``here``, the others empty."""
-    if len(here) < count:
+    """A tensor cut into ``count`` parts, one below the other: those of ``present`` are filled, the others empty."""
+    if len(present) < count:
         canvas.box(x, y, width, height, thick=1, dashed=True)
     each = height / count
-    canvas.boxes([(x, y + number * each, width, each) for number in sorted(here)], fill, thick=0.8)
+    canvas.boxes([(x, y + number * each, width, each) for number in sorted(present)], fill, thick=0.8)

@@ -16,8 +16,8 @@ def notebook() -> str:
 
 def of(folder: Path, name: str) -> list[Path]:
     """The pictures that a notebook left in a run's folder; those with its chapter's name that nobody signed, too."""
-    there = sorted((folder / "figures").glob(f"{project.chapter_name(name)}_*.png"))
-    return [path for path in there if _drawn_by(path) in ("", name)]
+    paths = sorted((folder / "figures").glob(f"{project.chapter_name(name)}_*.png"))
+    return [path for path in paths if _drawn_by(path) in ("", name)]
 
 
 def _drawn_by(path: Path) -> str:

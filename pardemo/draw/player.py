@@ -78,8 +78,8 @@ class Player:
         return f"player of {len(self)} steps: {self.name}"
 
     def _repr_html_(self) -> str:
-        told = repr([(canvas.parts, caption) for canvas, caption in self._frames])
-        number = hashlib.sha256(told.encode()).hexdigest()[:12]
+        content = repr([(canvas.parts, caption) for canvas, caption in self._frames])
+        number = hashlib.sha256(content.encode()).hexdigest()[:12]
         shared = self._shared(number)
         body = "".join(
             f'<div class="frame">{canvas.svg(caption, [shared.get(part, (part,))[0] for part in canvas.parts])}'
@@ -106,9 +106,9 @@ class Player:
         times = Counter(part for canvas, _ in self._frames for part in canvas.parts)
         often = [part for part, n in times.items() if n > 1 and len(part) > SHORT]
         names = {part: f"f{number[:7]}-{place}" for place, part in enumerate(often)}
-        return {part: (f'<use href="#{name}"/>', _named(part, name)) for part, name in names.items()}
+        return {part: (f'<use href="#{name}"/>', _with_id(part, name)) for part, name in names.items()}
 
 
-def _named(part: str, name: str) -> str:
-    kind, rest = part.split(" ", 1)
-    return f'{kind} id="{name}" {rest}'
+def _with_id(part: str, name: str) -> str:
+    kind, attributes = part.split(" ", 1)
+    return f'{kind} id="{name}" {attributes}'
