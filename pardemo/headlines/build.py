@@ -42,19 +42,19 @@ class Limits:
 class LeftOut:
     """Rows that were not taken: how many, by file and reason, and the first lines of each."""
 
-    found: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    first_lines: dict[tuple[str, str], list[int]] = field(default_factory=dict)
     counts: Counter = field(default_factory=Counter)
 
     def add(self, file: str, line: int, reason: str) -> None:
         self.counts[file, reason] += 1
-        lines = self.found.setdefault((file, reason), [])
+        lines = self.first_lines.setdefault((file, reason), [])
         if len(lines) < LINES_TOLD:
             lines.append(line)
 
     def rows(self) -> list[dict[str, Any]]:
         return [
             {"file": file, "reason": reason, "count": self.counts[file, reason], "first_lines": lines}
-            for (file, reason), lines in self.found.items()
+            for (file, reason), lines in self.first_lines.items()
         ]
 
 
@@ -127,15 +127,15 @@ def _check(origins: Sequence[str], tasks: Sequence[str], wanted: Sequence[str]) 
         )
     if GENERATED in origins and len(origins) > 1:
         raise ValueError(f"{GENERATED} rows are not mixed with others: build them apart")
-    for what, given, known in (("task", tasks, sources.TASKS), ("source", wanted, sources.SOURCES)):
-        unknown = [name for name in given if name not in known]
-        if unknown or not given:
-            raise ValueError(f"no {what} named {', '.join(unknown) or 'at all'}; there are: {', '.join(known)}")
+    for kind, names, choices in (("task", tasks, sources.TASKS), ("source", wanted, sources.SOURCES)):
+        unknown = [name for name in names if name not in choices]
+        if unknown or not names:
+            raise ValueError(f"no {kind} named {', '.join(unknown) or 'at all'}; there are: {', '.join(choices)}")
 
 
 @dataclass
 class _Choice:
-    """Rows offered from one input after another, and what became of them."""
+    """Offers the rows of several inputs to a selection, and counts those that are left out."""
 
     selection: Selection
     tasks: Sequence[str]
@@ -143,7 +143,7 @@ class _Choice:
     left_out: LeftOut = field(default_factory=LeftOut)
 
     def offer(self, item: sources.FileInput | sources.HubInput) -> dict[str, Any]:
-        """Offers every row of an input; returns what the manifest tells of it. ``rows`` are all, good and bad."""
+        """Offers every row of an input; returns its entry of the manifest. ``rows`` counts all, good and bad."""
         count = 0
         for line, value, reason in item.records():
             count += 1

@@ -63,8 +63,8 @@ def _build(arguments: argparse.Namespace) -> int:
 
     lengths = {f.name: getattr(arguments, f.name) for f in fields(Limits) if getattr(arguments, f.name) is not None}
     choices = {"tasks": arguments.tasks, "wanted": arguments.sources, "limits": Limits(**lengths) if lengths else None}
-    given = {name: value for name, value in choices.items() if value is not None}
-    if given and arguments.origins == [GENERATED]:
+    chosen = {name: value for name, value in choices.items() if value is not None}
+    if chosen and arguments.origins == [GENERATED]:
         raise ValueError("tasks, sources and lengths choose among real sources: generated rows have none of them")
     manifest = build(
         arguments.origins,
@@ -73,7 +73,7 @@ def _build(arguments: argparse.Namespace) -> int:
         test=arguments.test,
         seed=arguments.seed,
         on_read=lambda name: print(f"reading {name} …", file=sys.stderr, flush=True),
-        **given,
+        **chosen,
     )
     if arguments.json:
         print(json.dumps(manifest, indent=1, ensure_ascii=False))
@@ -94,8 +94,8 @@ def _print_left_out(left_out: list[dict]) -> None:
     for entry in left_out:
         lines = ", ".join(map(str, entry["first_lines"]))
         more = ", …" if entry["count"] > len(entry["first_lines"]) else ""
-        told = f"{entry['file']}: {entry['count']:,} left out, {entry['reason']} (lines {lines}{more})"
-        print(told, file=sys.stderr)
+        line = f"{entry['file']}: {entry['count']:,} left out, {entry['reason']} (lines {lines}{more})"
+        print(line, file=sys.stderr)
 
 
 def _check(arguments: argparse.Namespace) -> int:

@@ -80,8 +80,8 @@ class Story:
     values: dict[str, str] = field(default_factory=dict)
 
     def fill(self, template: str) -> str:
-        template = _CHOICE.sub(lambda found: pick(self.random, found[1].split("|")), template)
-        return _SLOT.sub(lambda found: self.value(found[1], found[2]), template)
+        template = _CHOICE.sub(lambda match: pick(self.random, match[1].split("|")), template)
+        return _SLOT.sub(lambda match: self.value(match[1], match[2]), template)
 
     def value(self, name: str, number: str) -> str:
         key = name + number
@@ -95,11 +95,11 @@ class Story:
         return self.values[key]
 
     def _part(self, spec: str) -> str:
-        if found := _RANGE.fullmatch(spec):
-            low, high, step = int(found[1]), int(found[2]), int(found[3] or 1)
+        if match := _RANGE.fullmatch(spec):
+            low, high, step = int(match[1]), int(match[2]), int(match[3] or 1)
             return str(low + step * below(self.random, (high - low) // step + 1))
-        if found := _DECIMALS.fullmatch(spec):
-            low, high = int(found[1] + found[2]), int(found[3] + found[4])
+        if match := _DECIMALS.fullmatch(spec):
+            low, high = int(match[1] + match[2]), int(match[3] + match[4])
             whole, tenth = divmod(low + below(self.random, high - low + 1), 10)
             return f"{whole}.{tenth}" if tenth else str(whole)
         return self.fill(pick(self.random, spec.split("|")))
@@ -151,15 +151,15 @@ def _distinct(
     count: int, seed: int, kinds: Sequence[str], style: str, bodies: set[str], headlines: set[str]
 ) -> Iterator[dict[str, str]]:
     random = Random(seed)
-    made = 0
-    while made < count:
-        kind = kinds[made % len(kinds)]
+    rows = 0
+    while rows < count:
+        kind = kinds[rows % len(kinds)]
         body, plain, section = _write(random, kind)
         if body in bodies or plain in headlines or not _fits(body, plain):
             continue
         bodies.add(body)
         headlines.add(plain)
-        made += 1
+        rows += 1
         headline = section if style == "section" else plain
         yield {"instruction": INSTRUCTIONS[style], "input": body, "output": headline, "source": f"generated/{kind}"}
 
@@ -174,14 +174,14 @@ def _write(random: Random, kind: str) -> tuple[str, str, str]:
     if random.random() < SCENE_FIRST:
         scenes = event.scenes if random.random() < 0.7 else grammar.scenes
         sentences.insert(0, story.fill(pick(random, scenes)))
-    others = [pick(random, event.details)]
+    following = [pick(random, event.details)]
     if random.random() < 0.5:
-        others.append(pick(random, grammar.background))
+        following.append(pick(random, grammar.background))
     elif len(sentences) == 1:
-        others.append(pick(random, [detail for detail in event.details if detail not in others]))
+        following.append(pick(random, [detail for detail in event.details if detail not in following]))
     if random.random() < 0.3:
-        others.reverse()
-    sentences.extend(story.fill(other) for other in others)
+        following.reverse()
+    sentences.extend(story.fill(sentence) for sentence in following)
     return "".join(sentences), headline_of(marked), in_section(event.section, marked)
 
 
@@ -197,18 +197,19 @@ def _framed(story: Story, frame: str, marked: str) -> str:
 
 
 def headline_of(marked: str) -> str:
-    """What the marks of a sentence keep, in plain style: who, what, how much, and after a comma the further figure."""
-    main, further = _kept(marked)
+    """The marked parts of a sentence in plain style: who, what, how much, and after a comma the further figure."""
+    main, further = _marked_parts(marked)
     return f"{main}，{further}" if further else main
 
 
 def in_section(section: str, marked: str) -> str:
     """The same in section style: the section's name, the further figure where there is one, and who did what."""
-    main, further = _kept(marked)
+    main, further = _marked_parts(marked)
     return f"《{section}》{further}，{main}" if further else f"《{section}》{main}"
 
 
-def _kept(marked: str) -> list[str]:
+def _marked_parts(marked: str) -> list[str]:
+    """What stands in 「」 for the headline's main part, and what stands in 『』 for the further figure."""
     return ["".join(re.findall(pattern, marked)) for pattern in ("「(.*?)」", "『(.*?)』")]
 
 

@@ -126,9 +126,9 @@ def _behind_broken(text: str, position: int) -> tuple[int, str | None]:
     At the next object behind ``},``; or, where the broken row has no end of its own, at the next whole one that is no
     value of it.
     """
-    for found in _BRACE.finditer(text, position + 1):
-        closed, mark = found.groups()
-        brace = found.end() - 1
+    for match in _BRACE.finditer(text, position + 1):
+        closed, mark = match.groups()
+        brace = match.end() - 1
         if mark not in (":", "[") and ((closed and mark) or _is_whole(text, brace)):
             return brace, mark or None
     return len(text), None

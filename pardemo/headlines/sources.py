@@ -104,8 +104,8 @@ class HubInput:
                 self._hash.update(json.dumps(row, sort_keys=True).encode())
                 yield Record(number, row)
         except Exception as error:  # of whatever library does the network today
-            told = " ".join(str(error).split())
-            raise OSError(f"{self.name} cannot be read by name ({told}): download it and name its folder") from error
+            message = " ".join(str(error).split())
+            raise OSError(f"{self.name} cannot be read by name ({message}): download it and name its folder") from error
 
     def sha256(self) -> str:
         """Of the rows read so far, as JSON with sorted keys: there is no file to sum."""
@@ -118,16 +118,16 @@ def find(origins: Sequence[str], sources: Sequence[str] = SOURCES) -> list[FileI
     Raises:
         ValueError: neither a folder nor a data set known; a folder without data; a file of no known source.
     """
-    found: list[FileInput | HubInput] = []
+    inputs: list[FileInput | HubInput] = []
     for origin in origins:
         if origin in DATASETS:
-            found += [HubInput(origin, configuration, source) for configuration, source in DATASETS[origin]]
+            inputs += [HubInput(origin, configuration, source) for configuration, source in DATASETS[origin]]
         else:
-            found += _in_folder(Path(origin))
-    chosen = [item for item in found if item.source in sources]
+            inputs += _in_folder(Path(origin))
+    chosen = [item for item in inputs if item.source in sources]
     if not chosen:
-        there = ", ".join(sorted({item.source for item in found}))
-        raise ValueError(f"{', '.join(origins)} holds {there}, nothing of {', '.join(sources)}")
+        names = ", ".join(sorted({item.source for item in inputs}))
+        raise ValueError(f"{', '.join(origins)} holds {names}, nothing of {', '.join(sources)}")
     return chosen
 
 
@@ -204,8 +204,8 @@ def _source_of(path: Path) -> str:
         raise ValueError(f"{path} is XL-Sum's, but neither chinese_simplified nor english by its name: move it away")
     if {"text", "summary"} <= fields:
         return "lcsts"
-    told = ", ".join(sorted(fields)) or "no row among the first hundred that is an object"
-    raise ValueError(f"{path} is of none of the sources {', '.join(SOURCES)}: it has {told}")
+    fields_text = ", ".join(sorted(fields)) or "no row among the first hundred that is an object"
+    raise ValueError(f"{path} is of none of the sources {', '.join(SOURCES)}: it has {fields_text}")
 
 
 def _open(path: Path) -> IO[bytes]:
