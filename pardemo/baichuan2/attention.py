@@ -1,4 +1,4 @@
-"""Who attends to whom, and how much less with distance: causal, ALiBi, padding and packing as one pattern per batch."""
+"""Which keys a query sees, and how far each counts: causal, ALiBi, padding and packing as one pattern per batch."""
 
 import math
 from collections.abc import Callable
@@ -47,18 +47,18 @@ class Pattern:
     ):
         self.slopes, self.queries, self.keys, self.device = slopes, queries, keys, device
         self.past = keys - queries if past is None else past
-        whole = padding is not None and padding.dim() == 4
-        self.given = _visible(padding) if whole else None
-        self.padding = None if padding is None or whole else _as_long(padding.bool(), keys)
+        is_pattern = padding is not None and padding.dim() == 4
+        self.whole_pattern = _visible(padding) if is_pattern else None
+        self.padding = None if padding is None or is_pattern else _as_long(padding.bool(), keys)
         self.segments = segments
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, flex: bool = False) -> torch.Tensor:
         """softmax(q·kᵀ/√d + bias)·v for q [b, h, queries, d], k and v [b, h, keys, d]."""
         last = self.past + self.queries == self.keys
-        alone = self.slopes is None and self.padding is None and self.given is None and self.segments is None
+        alone = self.slopes is None and self.padding is None and self.whole_pattern is None and self.segments is None
         if alone and last and self.queries in (1, self.keys):
             return F.scaled_dot_product_attention(q, k, v, is_causal=self.queries > 1)
-        if flex and self.queries > 1 and self.given is None:
+        if flex and self.queries > 1 and self.whole_pattern is None:
             return self._flex(q, k, v)
         # a GPU's fused kernels want the queries' type
         mask = self._mask_in(q.dtype) if q.is_cuda else self._mask
@@ -83,7 +83,7 @@ class Pattern:
         """[1 or b, 1 or heads, queries, keys]: the bias in fp32 with −∞ where nothing is seen; bool without ALiBi."""
         j = torch.arange(self.keys, device=self.device)
         i = j[self.past : self.past + self.queries, None]
-        visible = (j <= i)[None, None] if self.given is None else self.given
+        visible = (j <= i)[None, None] if self.whole_pattern is None else self.whole_pattern
         if self.padding is not None:  # a padding query sees itself: a row of −∞ alone would be no number
             visible = (visible & self.padding[:, None, None, :]) | (j == i)
         if self.segments is not None:
@@ -106,7 +106,7 @@ class Pattern:
     def _blocks(self) -> BlockMask:
         padding, segments, offset = self.padding, self.segments, self.past
 
-        def seen(b, h, i, j):
+        def mask_mod(b, h, i, j):
             visible = j <= i + offset
             if padding is not None:
                 visible = (visible & padding[b, j]) | (j == i + offset)
@@ -115,7 +115,7 @@ class Pattern:
             return visible
 
         batch = next((len(t) for t in (padding, segments) if t is not None), None)
-        return create_block_mask(seen, batch, None, self.queries, self.keys, device=self.device)
+        return create_block_mask(mask_mod, batch, None, self.queries, self.keys, device=self.device)
 
 
 def _visible(mask: torch.Tensor) -> torch.Tensor:

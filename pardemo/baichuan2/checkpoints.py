@@ -52,20 +52,20 @@ def load_checkpoint(
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     shards = find_shards(folder)
     _check_index(folder, set(shapes))
-    left = dict(shapes)
+    remaining = dict(shapes)
     for path in shards:
         for name, tensor in _tensors(path):
-            if name not in left:
-                told = "is there twice" if name in shapes else "is no parameter of this model"
-                raise ValueError(f"{path.name}: {name} {told}")
-            if left.pop(name) != tuple(tensor.shape):
+            if name not in remaining:
+                problem = "is there twice" if name in shapes else "is no parameter of this model"
+                raise ValueError(f"{path.name}: {name} {problem}")
+            if remaining.pop(name) != tuple(tensor.shape):
                 raise ValueError(f"{path.name}: {name} is {list(tensor.shape)}, the configuration says "
                                  f"{list(shapes[name])}")  # fmt: skip
             owner, _, last = name.rpartition(".")
             value = torch.nn.Parameter(tensor.to(device=device, dtype=dtype))
             setattr(model.get_submodule(owner), last, value)
-    if left:
-        raise ValueError(f"{folder.name}: {len(left)} parameters are in no shard, such as {min(left)}")
+    if remaining:
+        raise ValueError(f"{folder.name}: {len(remaining)} parameters are in no shard, such as {min(remaining)}")
     config.dtype = dtype
     config._name_or_path = str(folder)
     path = folder / "generation_config.json"
@@ -110,9 +110,9 @@ def find_shards(folder: str | Path) -> list[Path]:
             missing = [name for name in names if not (folder / name).is_file()]
             if missing:
                 raise FileNotFoundError(f"{folder}: {len(missing)} of {len(names)} shards are missing: {missing[0]}")
-            return [_whole(folder / name) for name in names]
+            return [_checked_shard(folder / name) for name in names]
         if (folder / single).is_file():
-            return [_whole(folder / single)]
+            return [_checked_shard(folder / single)]
     raise FileNotFoundError(f"{folder} holds no weights: no {' and no '.join(SINGLE)}, and no index of several")
 
 
@@ -170,22 +170,22 @@ def _check_index(folder: Path, wanted: set[str]) -> None:
         index = folder / (single + INDEX)
         if index.is_file():
             listed = set(_weight_map(index))
-            for names, told in ((listed - wanted, "lists what the model has not"), (wanted - listed, "lacks")):
+            for names, problem in ((listed - wanted, "lists what the model has not"), (wanted - listed, "lacks")):
                 if names:
                     raise ValueError(
-                        f"{index.name} {told}: {min(names)}" + f" and {len(names) - 1} more" * (len(names) > 1)
+                        f"{index.name} {problem}: {min(names)}" + f" and {len(names) - 1} more" * (len(names) > 1)
                     )
             return
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    found = _read_json(index).get("weight_map")
-    if not isinstance(found, dict) or any(Path(str(name)).name != name for name in found.values()):
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or any(Path(str(name)).name != name for name in weight_map.values()):
         raise ValueError(f"{index}: weight_map does not say which file of the folder holds which parameter")
-    return found
+    return weight_map
 
 
-def _whole(path: Path) -> Path:
+def _checked_shard(path: Path) -> Path:
     with open(path, "rb") as file:
         refuse_pointer(path, file.read(100), "weights")
     return path
@@ -222,9 +222,9 @@ def _set_generation(model: Baichuan2ForCausalLM, values: dict) -> None:
 
 def _read_json(path: Path) -> dict:
     try:
-        found = json.loads(path.read_text("utf-8"))
+        content = json.loads(path.read_text("utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not JSON: {_first_line(error)}") from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ValueError(f"{path}: an object in braces is expected")
-    return found
+    return content

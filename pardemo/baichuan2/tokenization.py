@@ -98,8 +98,8 @@ class Baichuan2Tokenizer(SentencePieceBackend):
             raise ValueError(f"the system message has {len(system)} tokens, {most} are allowed in all")
         while room is not None and len(rounds) > 1 and sum(map(len, rounds)) > room:
             rounds.pop(0)
-        said = [token for ids in rounds for token in ids]
-        return system + (said if room is None else said[-room:]) + [self.assistant_id]
+        conversation = [token for ids in rounds for token in ids]
+        return system + (conversation if room is None else conversation[-room:]) + [self.assistant_id]
 
     def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
         """Pieces to text; bytes of a character that the vocabulary lacks are put together again."""
