@@ -74,15 +74,15 @@ def _predict(arguments: argparse.Namespace) -> int:
     rows = read(arguments.data or locate(recipe.data.test))[: arguments.limit]
     _check_writable(out)
     try:
-        found = _on_ranks(
+        generated = _on_ranks(
             arguments.ranks or recipe.world.ranks, recipe, arguments.adapter, rows, as_text=arguments.as_text
         )
     except RankError as error:
         print(f"pardemo predict: {_first_line(error)}; nothing was written", file=sys.stderr)
         return 1
-    results = predict.save(out, rows, found, arguments.as_text)
-    if found.cut:
-        print(f"{found.cut:,} of {len(rows):,} prompts were too long and cut to their heads", file=sys.stderr)
+    results = predict.save(out, rows, generated, arguments.as_text)
+    if generated.cut:
+        print(f"{generated.cut:,} of {len(rows):,} prompts were too long and cut to their heads", file=sys.stderr)
     _show(results, out, arguments.json)
     return 0
 
@@ -160,7 +160,7 @@ def _chat(arguments: argparse.Namespace) -> int:
 
 
 def _lines() -> Iterator[str]:
-    """What the user says; from a pipe as it is, in a terminal behind a prompt and with the keys of readline."""
+    """The user's messages; from a pipe as they are, in a terminal behind a prompt and with the keys of readline."""
     prompt = ""
     if sys.stdin.isatty():
         import readline  # noqa: F401, input() edits with it

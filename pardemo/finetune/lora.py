@@ -24,9 +24,9 @@ def settings(lora: Lora, model: nn.Module) -> Any:
     from peft import LoraConfig
     from transformers.pytorch_utils import Conv1D  # GPT-2's linear layer, its weight [in, out]
 
-    known = linear_names(model)
-    if unknown := [name for name in lora.target if name not in known]:
-        raise ValueError(f"lora.target: no module is called {unknown[0]!r}; there are {', '.join(sorted(known))}")
+    names = linear_names(model)
+    if unknown := [name for name in lora.target if name not in names]:
+        raise ValueError(f"lora.target: no module is called {unknown[0]!r}; there are {', '.join(sorted(names))}")
     turned = linear_names(model, Conv1D).intersection(lora.target)
     return LoraConfig(
         r=lora.rank,
@@ -45,6 +45,6 @@ def linear_names(model: nn.Module, *kinds: type[nn.Module]) -> set[str]:
     """
     from transformers.pytorch_utils import Conv1D
 
-    found = ((name.rpartition(".")[2], part) for name, part in model.named_modules())
+    modules = ((name.rpartition(".")[2], part) for name, part in model.named_modules())
     linear = [kind.forward for kind in kinds or (nn.Linear, Conv1D)]
-    return {name for name, part in found if type(part).forward in linear}
+    return {name for name, part in modules if type(part).forward in linear}

@@ -35,9 +35,9 @@ def encode(row: Mapping[str, str], tokenizer: Baichuan2Tokenizer, cutoff_len: in
     """
     source = source_ids(row, tokenizer)
     target = [*tokenizer.text_ids(row["output"]), tokenizer.eos_token_id]
-    whole = len(source) + len(target)
-    if whole > cutoff_len:
-        source, target = (part[: cutoff_len * len(part) // whole] for part in (source, target))
+    total = len(source) + len(target)
+    if total > cutoff_len:
+        source, target = (part[: cutoff_len * len(part) // total] for part in (source, target))
     ids = source + target
     first = max(len(source), 1)  # nothing predicts a first token; in a packed row the sample before would have to
     return {"input_ids": ids, "labels": [IGNORED if place < first else token for place, token in enumerate(ids)]}
@@ -126,12 +126,12 @@ class Samples(Dataset):
     def report(self) -> str:
         """What there is, in a line."""
         unlabelled = int((self._first_labels == self._sizes).sum())
-        told = f"{len(self._ends):,} samples, {self.tokens:,} tokens, {self.labelled_tokens:,} of them labels"
+        text = f"{len(self._ends):,} samples, {self.tokens:,} tokens, {self.labelled_tokens:,} of them labels"
         if self._rows is not None:
-            told += f"; packed into {len(self._rows):,} rows"
+            text += f"; packed into {len(self._rows):,} rows"
         if self.cut:
-            told += f"; {self.cut:,} were longer than {self.cutoff_len:,} tokens and cut"
-        return told + (f", {unlabelled:,} of them to no label at all" if unlabelled else "")
+            text += f"; {self.cut:,} were longer than {self.cutoff_len:,} tokens and cut"
+        return text + (f", {unlabelled:,} of them to no label at all" if unlabelled else "")
 
     def _sample(self, number: int) -> dict[str, list[int]]:
         end, first = self._ends[number], int(self._first_labels[number])

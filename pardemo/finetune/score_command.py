@@ -44,8 +44,10 @@ def _table(scored: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     from pardemo.finetune.metrics import NAMES
 
     rows = [("score", "per cent", "95 % interval", "samples", "group")]
-    for one in scored:
+    for scores in scored:
         for name in NAMES:
-            low, high = one["intervals"][name]
-            rows.append((name, f"{one[name]:.2f}", f"{low:.2f} to {high:.2f}", f"{one['samples']:,}", one["group"]))
+            low, high = scores["intervals"][name]
+            rows.append(
+                (name, f"{scores[name]:.2f}", f"{low:.2f} to {high:.2f}", f"{scores['samples']:,}", scores["group"])
+            )
     return rows

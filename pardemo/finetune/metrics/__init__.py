@@ -47,8 +47,8 @@ def lead_baseline(text: str) -> str:
 
     News tells what matters first, so this is what a model that writes headlines has to beat.
     """
-    found = _SENTENCE.match(text.strip())
-    return found.group().strip() if found else ""
+    match = _SENTENCE.match(text.strip())
+    return match.group().strip() if match else ""
 
 
 def words(text: str) -> list[str]:
@@ -90,8 +90,8 @@ def _sample(prediction: str, reference: str) -> list[float]:
     cut = _cutter()
     words = [" ".join(cut(text)) for text in (prediction, reference)]
     characters = [" ".join("".join(text.split())) for text in (prediction, reference)]
-    found = [_bleu(prediction, reference), *_rouge(*words), *_rouge(*characters)]
-    return [round(100 * value, 4) for value in found]
+    values = [_bleu(prediction, reference), *_rouge(*words), *_rouge(*characters)]
+    return [round(100 * value, 4) for value in values]
 
 
 def _bleu(prediction: str, reference: str) -> float:
@@ -106,8 +106,8 @@ def _rouge(prediction: str, reference: str) -> list[float]:
 
     if not prediction.split() or not reference.split():  # rouge_chinese divides by the number of words
         return [0.0] * len(WORD_ROUGE)
-    (found,) = Rouge().get_scores(prediction, reference)
-    return [found[name]["f"] for name in WORD_ROUGE]
+    (scores,) = Rouge().get_scores(prediction, reference)
+    return [scores[name]["f"] for name in WORD_ROUGE]
 
 
 @functools.cache

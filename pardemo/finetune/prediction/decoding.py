@@ -27,7 +27,7 @@ def steps(
     eos: int,
     draws: Sequence[np.random.Generator] | None = None,
 ) -> Iterator[list[tuple[int, int]]]:
-    """After each step, (prompt's number, token) of every prompt that has not ended; EOS itself is not told.
+    """After each step, (prompt's number, token) of every prompt that has not ended; EOS itself is left out.
 
     Args:
         prompts: token numbers, none of them empty; padded at the left to the longest.
@@ -48,10 +48,10 @@ def steps(
         if step == 0 and not logits.isfinite().all():
             raise ValueError(f"the model's logits are no numbers in {logits.dtype}: take train.precision=bf16 or fp32")
         tokens = _sampled(logits, settings, [draws[row] for row in alive]) if settings.do_sample else logits.argmax(-1)
-        told = tokens.tolist()
-        yield [(row, token) for row, token in zip(alive, told, strict=True) if token != eos]
-        if eos in told:
-            on = [place for place, token in enumerate(told) if token != eos]
+        token_ids = tokens.tolist()
+        yield [(row, token) for row, token in zip(alive, token_ids, strict=True) if token != eos]
+        if eos in token_ids:
+            on = [place for place, token in enumerate(token_ids) if token != eos]
             if not on:
                 return
             alive, index = [alive[place] for place in on], torch.tensor(on, device=model.device)

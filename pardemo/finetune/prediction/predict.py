@@ -1,4 +1,4 @@
-"""Predictions for every row of a file: batches of like length, dealt to the ranks, told in the file's order."""
+"""Predictions for every row of a file: batches of like length, dealt to the ranks, put in the file's order."""
 
 import sys
 import time
@@ -24,7 +24,7 @@ from pardemo.world.rank import device
 Order = Literal["length", "file"]
 RESULTS = "predict_results.json"
 DAY_S = 86_400.0
-_TOLD_EVERY_S = 10.0
+_PROGRESS_EVERY_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ def predict(
     """
     prompts, cut = prompts_of(rows, tokenizer, model.config.model_max_length, settings, as_text)
     batches = batches_of([len(prompt) for prompt in prompts], settings.batch, order)
-    found, seconds = _generate(prompts, batches, model, tokenizer.eos_token_id, settings, seed)
-    return _in_order(found, tokenizer, cut, len(batches), seconds)
+    tokens_of_row, seconds = _generate(prompts, batches, model, tokenizer.eos_token_id, settings, seed)
+    return _in_order(tokens_of_row, tokenizer, cut, len(batches), seconds)
 
 
 def predict_on(
@@ -99,8 +99,8 @@ def predict_on(
     size = min(recipe.predict.batch, -(-len(rows) // world.size))
     shares = deal(batches_of(lengths, size, order), lengths, world.size)
     parts = world.run(_share, recipe, adapter, prompts, shares, tokenizer.eos_token_id, timeout_s=timeout_s)
-    found = {row: tokens for part, _ in parts for row, tokens in part.items()}
-    return _in_order(found, tokenizer, cut, max(map(len, shares)), max(seconds for _, seconds in parts))
+    tokens_of_row = {row: tokens for part, _ in parts for row, tokens in part.items()}
+    return _in_order(tokens_of_row, tokenizer, cut, max(map(len, shares)), max(seconds for _, seconds in parts))
 
 
 def check(recipe: Recipe, adapter: str | Path | None) -> Baichuan2Tokenizer:
@@ -165,28 +165,28 @@ def deal(batches: Sequence[list[int]], lengths: Sequence[int], ranks: int) -> li
 
 
 def save(
-    folder: str | Path, rows: Sequence[Mapping[str, Any]], found: Predictions, as_text: bool = False
+    folder: str | Path, rows: Sequence[Mapping[str, Any]], generated: Predictions, as_text: bool = False
 ) -> dict[str, Any]:
     """Writes ``generated_predictions.jsonl`` and ``predict_results.json`` into ``folder``; returns the latter.
 
     That is the article's: scores as ``predict_bleu-4`` …, and run-time figures; beside them intervals and counts.
     """
     folder = Path(folder)
-    scores = metrics.score(found.texts, [row["output"] for row in rows])
+    scores = metrics.score(generated.texts, [row["output"] for row in rows])
     results = {f"predict_{name}": scores[name] for name in metrics.NAMES}
-    results |= metrics.runtime_figures(len(rows), found.steps, found.seconds)
-    results |= {"samples": len(rows), "cut_prompts": found.cut, "intervals": scores["intervals"]}
-    told = [
+    results |= metrics.runtime_figures(len(rows), generated.steps, generated.seconds)
+    results |= {"samples": len(rows), "cut_prompts": generated.cut, "intervals": scores["intervals"]}
+    lines = [
         {
             "prompt": _text_of(row) if as_text else prompt_of(row),
             "label": row["output"],
             "predict": text,
             "source": row.get("source", ""),
         }
-        for row, text in zip(rows, found.texts, strict=True)
+        for row, text in zip(rows, generated.texts, strict=True)
     ]
     (folder / RESULTS).unlink(missing_ok=True)  # results of other predictions must not stand beside these
-    predictions.write(folder / predictions.FILE_NAME, told)
+    predictions.write(folder / predictions.FILE_NAME, lines)
     project.write_json(folder / RESULTS, results)
     return results
 
@@ -199,8 +199,8 @@ def _share(
     if adapter is not None:
         model = models.with_adapter(model, adapter)
     dist.barrier()
-    batches, told = shares[dist.get_rank()], _Teller() if dist.get_rank() == 0 else None
-    return _generate(prompts, batches, model.eval(), eos, recipe.predict, recipe.train.seed, told)
+    batches, progress = shares[dist.get_rank()], _ProgressLine() if dist.get_rank() == 0 else None
+    return _generate(prompts, batches, model.eval(), eos, recipe.predict, recipe.train.seed, progress)
 
 
 def _generate(
@@ -210,36 +210,36 @@ def _generate(
     eos: int,
     settings: Predict,
     seed: int,
-    told: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> tuple[dict[int, list[int]], float]:
-    begin, found = time.perf_counter(), {}
+    begin, tokens_of_row = time.perf_counter(), {}
     for batch in batches:
         draws = [np.random.default_rng([seed, row]) for row in batch]
         texts: list[list[int]] = [[] for _ in batch]
         for step in decoding.steps(model, [prompts[row] for row in batch], settings, eos, draws):
             for place, token in step:
                 texts[place].append(token)
-        found.update(zip(batch, texts, strict=True))
-        if told is not None:
-            told(len(found), sum(map(len, batches)))
-    return found, time.perf_counter() - begin
+        tokens_of_row.update(zip(batch, texts, strict=True))
+        if progress is not None:
+            progress(len(tokens_of_row), sum(map(len, batches)))
+    return tokens_of_row, time.perf_counter() - begin
 
 
-class _Teller:
-    """A line on how far a long run is, now and then."""
+class _ProgressLine:
+    """Prints how many rows of a long run are done, every ten seconds at most."""
 
     def __init__(self):
         self.last = time.monotonic()
 
-    def __call__(self, done: int, whole: int) -> None:
-        if time.monotonic() - self.last > _TOLD_EVERY_S:
+    def __call__(self, done: int, total: int) -> None:
+        if time.monotonic() - self.last > _PROGRESS_EVERY_S:
             self.last = time.monotonic()
-            print(f"{done:,} of this rank's {whole:,} rows", file=sys.stderr, flush=True)
+            print(f"{done:,} of this rank's {total:,} rows", file=sys.stderr, flush=True)
 
 
 def _in_order(
-    found: Mapping[int, list[int]], tokenizer: Baichuan2Tokenizer, cut: int, steps: int, seconds: float
+    tokens_of_row: Mapping[int, list[int]], tokenizer: Baichuan2Tokenizer, cut: int, steps: int, seconds: float
 ) -> Predictions:
-    tokens = [found[row] for row in range(len(found))]
+    tokens = [tokens_of_row[row] for row in range(len(tokens_of_row))]
     texts = [tokenizer.decode(ids, skip_special_tokens=True) for ids in tokens]
     return Predictions(tokens, texts, cut, steps, seconds)

@@ -1,4 +1,4 @@
-"""What a recipe needs on this machine, told before it fails for lack of it."""
+"""Checks what a recipe needs on this machine, before a run fails for lack of it."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ from pardemo.finetune.recipes.recipe_schema import Recipe
 def needs(job: Recipe, gpus: int = 0, gpu_gb: float = 0) -> list[dict[str, Any]]:
     """Rows of ``what, needed, found, ok``: the model's folder, the data, and so many GPUs of so much memory."""
     rows = [_row("model folder", job.model.path, *_model(job))]
-    for what, path in (("training data", job.data.train), ("test data", job.data.test)):
-        there = recipe.locate(path).is_file()
-        rows.append(_row(what, path, "there" if there else "no such file", there))
+    for label, path in (("training data", job.data.train), ("test data", job.data.test)):
+        exists = recipe.locate(path).is_file()
+        rows.append(_row(label, path, "there" if exists else "no such file", exists))
     if gpus:
         sizes = [torch.cuda.get_device_properties(i).total_memory / 1e9 for i in range(torch.cuda.device_count())]
-        found = f"{len(sizes)}" + (f" of {min(sizes):.0f} GB" if sizes else "")
+        present = f"{len(sizes)}" + (f" of {min(sizes):.0f} GB" if sizes else "")
         enough = sum(size >= 0.98 * gpu_gb for size in sizes) >= gpus  # 80 GB cards report a little less
-        rows.append(_row("GPUs", f"{gpus} of {gpu_gb:g} GB", found, enough))
+        rows.append(_row("GPUs", f"{gpus} of {gpu_gb:g} GB", present, enough))
     return rows
 
 

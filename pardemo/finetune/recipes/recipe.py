@@ -51,9 +51,9 @@ def listing() -> list[dict[str, Any]]:
         recipe = load(name)
         train, ranks = recipe.train, recipe.world.ranks
         about = source(name).partition("\n")[0].lstrip("# ")
-        each = train.per_device_batch * train.accumulation * ranks
+        step_samples = train.per_device_batch * train.accumulation * ranks
         rows.append(
-            {"name": name, "ranks": ranks, "samples a step": each, "precision": train.precision, "about": about}
+            {"name": name, "ranks": ranks, "samples a step": step_samples, "precision": train.precision, "about": about}
         )
     return rows
 
@@ -117,9 +117,9 @@ def steps(recipe: Recipe, samples: int, world_size: int | None = None, keep_part
     ranks = recipe.world.ranks if world_size is None else world_size
     if samples < 1 or ranks < 1:
         raise ValueError(f"samples and ranks must be at least 1, not {samples} and {ranks}")
-    taken = min(samples, recipe.data.max_samples or samples)
+    count = min(samples, recipe.data.max_samples or samples)
     train = recipe.train
-    batches = math.ceil(math.ceil(taken / train.per_device_batch) / ranks)
+    batches = math.ceil(math.ceil(count / train.per_device_batch) / ranks)
     whole, left = divmod(batches, train.accumulation)
     per_epoch = max(1, whole + (keep_partial and left > 0))
     return Steps(per_epoch, train.max_steps or math.ceil(train.epochs * per_epoch))
@@ -183,16 +183,16 @@ def _build(value: Any, where: str) -> Recipe:
     except ValidationError as error:
         # a misspelt key is the reason of the one that is missing: tell it first
         first = min(error.errors(include_url=False), key=lambda e: e["type"] != "unexpected_keyword_argument")
-        raise ValueError(f"{where}: {_told(first)}") from None
+        raise ValueError(f"{where}: {_error_text(first)}") from None
 
 
-def _told(error: dict[str, Any]) -> str:
+def _error_text(error: dict[str, Any]) -> str:
     """One of pydantic's errors in a line: the dotted key, what is wrong, what would be right."""
     *above, last = location = [str(part) for part in error["loc"]] or ["the recipe"]
     key, got = ".".join(location), error["input"]
     match error["type"]:
         case "unexpected_keyword_argument":
-            return f"{'.'.join(above) or 'a recipe'} has no key {last!r}{_meant(above, last)}"
+            return f"{'.'.join(above) or 'a recipe'} has no key {last!r}{_suggestion(above, last)}"
         case "missing":
             return f"{key} is missing"
         case "dataclass_type" | "dict_type":
@@ -209,7 +209,7 @@ def _told(error: dict[str, Any]) -> str:
             return f"{key} {error['msg'].replace('Input should', 'must', 1)}, not {got!r}"
 
 
-def _meant(above: list[str], key: str) -> str:
+def _suggestion(above: list[str], key: str) -> str:
     """The nearest key of the same section, else the same key of another."""
     sections = {name: kind for name, kind in get_type_hints(Recipe).items() if dataclasses.is_dataclass(kind)}
     siblings = [field.name for field in dataclasses.fields(sections[above[0]] if above else Recipe)]
@@ -219,6 +219,6 @@ def _meant(above: list[str], key: str) -> str:
     return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(siblings)}"
 
 
-def _nearest(text: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(text, known, 1)
-    return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"
+def _nearest(text: str, candidates: list[str]) -> str:
+    near = difflib.get_close_matches(text, candidates, 1)
+    return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(candidates)}"

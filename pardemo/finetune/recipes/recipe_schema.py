@@ -146,9 +146,11 @@ class Recipe:
     @model_validator(mode="after")
     def _deepspeed_agrees(self) -> "Recipe":
         for key, ours, value in _shared_with_deepspeed(self):
-            told = _at(self.deepspeed, key)
-            if told not in (None, "auto") and (told != value or isinstance(told, bool) != isinstance(value, bool)):
-                raise ValueError(f"deepspeed.{key} is {told!r}, but {ours} is {value!r}: make it 'auto'")
+            theirs = _at(self.deepspeed, key)
+            if theirs not in (None, "auto") and (
+                theirs != value or isinstance(theirs, bool) != isinstance(value, bool)
+            ):
+                raise ValueError(f"deepspeed.{key} is {theirs!r}, but {ours} is {value!r}: make it 'auto'")
         if self.deepspeed is not None:
             if "gradient_clipping" not in self.deepspeed:  # left out it is Accelerate's default, not max_grad_norm
                 raise ValueError("deepspeed.gradient_clipping has to be given: make it 'auto'")
@@ -160,9 +162,9 @@ class Recipe:
 def _shared_with_deepspeed(recipe: Recipe) -> list[tuple[str, str, Any]]:
     """DeepSpeed's key, ours, and our value, of what both could set. Two values: the Trainer refuses on every rank."""
     train = recipe.train
-    whole = train.per_device_batch * train.accumulation * recipe.world.ranks
+    step_samples = train.per_device_batch * train.accumulation * recipe.world.ranks
     return [
-        ("train_batch_size", "per_device_batch × accumulation × ranks", whole),
+        ("train_batch_size", "per_device_batch × accumulation × ranks", step_samples),
         ("train_micro_batch_size_per_gpu", "train.per_device_batch", train.per_device_batch),
         ("gradient_accumulation_steps", "train.accumulation", train.accumulation),
         ("gradient_clipping", "train.max_grad_norm", train.max_grad_norm),

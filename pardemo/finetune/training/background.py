@@ -101,9 +101,9 @@ def stop(run: Path, grace_s: float = 20.0) -> None:
 
 def _process(run: Path) -> psutil.Process | None:
     try:
-        known = json.loads((run / PID).read_text("utf-8"))
-        process = psutil.Process(known["pid"])
-        alive = abs(process.create_time() - known["born"]) < 1 and process.status() != psutil.STATUS_ZOMBIE
+        record = json.loads((run / PID).read_text("utf-8"))
+        process = psutil.Process(record["pid"])
+        alive = abs(process.create_time() - record["born"]) < 1 and process.status() != psutil.STATUS_ZOMBIE
     except (OSError, ValueError, KeyError, psutil.NoSuchProcess):
         return None
     return process if alive else None

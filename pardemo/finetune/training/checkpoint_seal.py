@@ -14,19 +14,19 @@ __all__ = [
 
 def checkpoints(run: Path) -> list[Path]:
     """The checkpoint folders of a run, the newest first."""
-    found = [p for p in run.glob("checkpoint-*") if p.is_dir() and re.fullmatch(r"checkpoint-\d+", p.name)]
-    return sorted(found, key=lambda p: -int(p.name.rpartition("-")[2]))
+    folders = [p for p in run.glob("checkpoint-*") if p.is_dir() and re.fullmatch(r"checkpoint-\d+", p.name)]
+    return sorted(folders, key=lambda p: -int(p.name.rpartition("-")[2]))
 
 
 def newest(run: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that may be read, and a line for each newer one that may not."""
-    told = []
+    notes = []
     for folder in checkpoints(run):
         reason = fault(folder)
         if reason is None:
-            return folder, told
-        told.append(f"{folder.name} is passed over: {reason}")
-    return None, told
+            return folder, notes
+        notes.append(f"{folder.name} is passed over: {reason}")
+    return None, notes
 
 
 def readable(run: Path) -> set[str]:

@@ -1,4 +1,4 @@
-"""What a training run tells: a line with a bar, a JSON-lines log, a picture of the loss."""
+"""What a training run shows: a line with a bar, a JSON-lines log, a picture of the loss."""
 
 import json
 import math
@@ -43,9 +43,9 @@ class Progress(TrainerCallback):
         if "loss" in logs:
             row["tokens_per_s"] = round(rate, 1)
             self._last = (now, state.global_step, tokens)
-            done = state.global_step - self._began[1]
-            left = (now - self._began[0]) / max(done, 1) * (state.max_steps - state.global_step)
-            print(_line(state, row, left), flush=True)
+            steps = state.global_step - self._began[1]
+            left_s = (now - self._began[0]) / max(steps, 1) * (state.max_steps - state.global_step)
+            print(_line(state, row, left_s), flush=True)
         else:
             print(f"step {state.global_step}: loss on the validation file {row['eval_loss']:.4f}", flush=True)
         with open(self._run / LOG, "a", encoding="utf-8") as file:
@@ -130,5 +130,5 @@ def _cut_log(path: Path, step: int) -> None:
     from pardemo import project
 
     rows = read_log(path.parent) if path.is_file() and step else []
-    kept = "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= step)
-    project.write_atomically(path, lambda part: part.write_text(kept, encoding="utf-8"))
+    text = "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= step)
+    project.write_atomically(path, lambda part: part.write_text(text, encoding="utf-8"))

@@ -91,8 +91,10 @@ def _remove_empty(folder: Path) -> None:
 
 def refuse_occupied(run: Path) -> None:
     """Raises ValueError where an earlier run's checkpoints or adapter would be lost or mistaken for the new one's."""
-    if found := [path.name for path in (*checkpoint_seal.checkpoints(run), run / "adapter") if path.exists()]:
-        raise ValueError(f"{run} holds an earlier run ({found[0]}): --resume goes on with it, --overwrite removes it")
+    if leftovers := [path.name for path in (*checkpoint_seal.checkpoints(run), run / "adapter") if path.exists()]:
+        raise ValueError(
+            f"{run} holds an earlier run ({leftovers[0]}): --resume goes on with it, --overwrite removes it"
+        )
 
 
 def choose(
@@ -122,23 +124,23 @@ def choose(
 def begin(
     run: Path, job: Recipe, resume: bool, overwrite: bool, rank: int, size: int, allow: Collection[str] = ()
 ) -> tuple[Path | None, list[str]]:
-    """:func:`choose` by rank 0, told to all, with the folder made ready: what ``overwrite`` is for is removed, a
+    """:func:`choose` by rank 0, broadcast to all, with the folder made ready: what ``overwrite`` is for is removed, a
     checkpoint of another number of ranks is converted.
 
     Raises:
         ValueError: on all ranks, in one line; see :func:`choose`.
         RuntimeError: another host does not see the checkpoint that rank 0 verified.
     """
-    told: list[Any] = [None, [], None, None]  # checkpoint, notes, its checksums, an error
+    shared: list[Any] = [None, [], None, None]  # checkpoint, notes, its checksums, an error
     if rank == 0:
         try:
-            start, told[1] = choose(run, job, resume, overwrite, size, allow)
-            told[0], told[2] = _make_ready(run, job, start, overwrite, size, told[1])
+            start, shared[1] = choose(run, job, resume, overwrite, size, allow)
+            shared[0], shared[2] = _make_ready(run, job, start, overwrite, size, shared[1])
         except (ValueError, RuntimeError, OSError) as error:
-            told[3] = error
+            shared[3] = error
     if dist.is_initialized():
-        dist.broadcast_object_list(told, src=0)
-    start, notes, files, error = told
+        dist.broadcast_object_list(shared, src=0)
+    start, notes, files, error = shared
     if error is not None:
         raise error
     if (
@@ -198,7 +200,7 @@ def _refuse_changed(start: Path, now: dict[str, Any], allow: Collection[str]) ->
         elif set(refused) <= set(CHANGEABLE):
             hint = f": {' '.join(f'--allow {name}' for name in refused)} goes on with it, where that is meant"
         raise ValueError(f"{start.name} was written with {'; '.join(changed[name] for name in refused)}{hint}")
-    return [f"{start.name} was written with {told}, as allowed" for told in changed.values()]
+    return [f"{start.name} was written with {change}, as allowed" for change in changed.values()]
 
 
 def _checksum(path: Path) -> str:
@@ -209,11 +211,11 @@ def _checksum(path: Path) -> str:
 def _weights(job: Recipe) -> str:
     """Which base model it is: its configuration and, of each shard, the size and both ends: never 27 GB read whole."""
     folder, end = recipe.locate(job.model.path), 1 << 20
-    found = hashlib.sha256((folder / "config.json").read_bytes())
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
     for path in find_shards(folder) if job.model.init == "pretrained" else ():
         size = path.stat().st_size
         with open(path, "rb") as file:
-            found.update(f"{size}".encode() + file.read(end))
+            digest.update(f"{size}".encode() + file.read(end))
             file.seek(max(0, size - end))
-            found.update(file.read(end))
-    return found.hexdigest()[:16]
+            digest.update(file.read(end))
+    return digest.hexdigest()[:16]

@@ -115,7 +115,7 @@ def _train(
         for line in notes:
             print(line, flush=True)
     try:
-        done = trainer.train(resume_from_checkpoint=None if start is None else str(start))
+        outcome = trainer.train(resume_from_checkpoint=None if start is None else str(start))
     finally:
         if start is not None and universal_checkpoint.is_universal(start) and _rank() == 0:
             shutil.rmtree(start, ignore_errors=True)
@@ -125,15 +125,15 @@ def _train(
     if trainer.is_world_process_zero():
         draw_loss(run)
     return TrainingResult(
-        steps=done.global_step,
-        loss=done.training_loss,
+        steps=outcome.global_step,
+        loss=outcome.training_loss,
         run=str(run),
         adapter=str(adapter),
         engine=engine,
         zero_stage=stage,
         ranks=trainer.args.world_size,
         tokens=tokens,
-        seconds=done.metrics["train_runtime"],
+        seconds=outcome.metrics["train_runtime"],
         resumed_from=None if start is None else start.name.lstrip(".").partition(universal_checkpoint.MARK)[0],
         notes=notes,
     )
@@ -149,9 +149,9 @@ class _Trainer(Trainer):
         )  # what it is resumed from, and then what it writes
         self.tokens = TokenCount(kwargs["data_collator"].fills["input_ids"])
         super().__init__(**kwargs)
-        asked = dist.get_world_size() if dist.is_initialized() else 1
-        if self.accelerator.num_processes != asked:  # two ways of starting end in plain replicas without a word
-            raise RuntimeError(f"{asked} ranks were started, Accelerate knows {self.accelerator.num_processes}")
+        started = dist.get_world_size() if dist.is_initialized() else 1
+        if self.accelerator.num_processes != started:  # two ways of starting end in plain replicas without a word
+            raise RuntimeError(f"{started} ranks were started, Accelerate knows {self.accelerator.num_processes}")
         if (job.deepspeed is not None) != self.is_deepspeed_enabled:
             raise RuntimeError(
                 f"DeepSpeed is {'not ' * (not self.is_deepspeed_enabled)}in use, the recipe says otherwise"
@@ -193,12 +193,12 @@ class _Trainer(Trainer):
 
 def _samples(path: str, job: Recipe, tokenizer) -> Samples:
     limit = job.data.max_samples if path == job.data.train else None
-    found = Samples.read(recipe.locate(path), tokenizer, job.data.cutoff_len, limit=limit)
-    return pack(found, job.data.cutoff_len) if job.data.packing else found
+    samples = Samples.read(recipe.locate(path), tokenizer, job.data.cutoff_len, limit=limit)
+    return pack(samples, job.data.cutoff_len) if job.data.packing else samples
 
 
 def arguments_of(job: Recipe, run: Path, start: Path | None = None) -> TrainingArguments:
-    """What the recipe says, as the Trainer is told it."""
+    """The Trainer's arguments for a recipe."""
     t = job.train
     os.environ["TENSORBOARD_LOGGING_DIR"] = str(run / "tensorboard")
     with warnings.catch_warnings():
@@ -254,9 +254,9 @@ def _what_ran(trainer: _Trainer, job: Recipe) -> tuple[str, int | None]:
     name, stage = type(engine).__name__, None
     if job.deepspeed is not None:
         stage = engine.zero_optimization_stage()
-        asked = job.deepspeed.get("zero_optimization", {}).get("stage", 0)
-        if stage != asked or engine.dp_world_size != _size():
-            raise RuntimeError(f"asked for stage {asked} on {_size()} ranks, DeepSpeed ran stage {stage} on "
+        configured = job.deepspeed.get("zero_optimization", {}).get("stage", 0)
+        if stage != configured or engine.dp_world_size != _size():
+            raise RuntimeError(f"asked for stage {configured} on {_size()} ranks, DeepSpeed ran stage {stage} on "
                                f"{engine.dp_world_size}")  # fmt: skip
     elif _size() > 1 and name != "DistributedDataParallel":
         raise RuntimeError(f"{_size()} ranks trained in a {name}: their gradients were not synchronised")

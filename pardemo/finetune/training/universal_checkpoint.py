@@ -43,13 +43,15 @@ def convert(checkpoint: Path, timeout_s: float = 500) -> Path:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         environment.pop(name, None)  # it is no rank of this job
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False)
+        process = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
     except subprocess.TimeoutExpired:
         shutil.rmtree(target)
         raise RuntimeError(f"converting {checkpoint.name} took longer than {timeout_s:g} s") from None
-    if done.returncode:
+    if process.returncode:
         shutil.rmtree(target)
-        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last = (process.stderr.strip().splitlines() or ["it said nothing"])[-1]
         raise RuntimeError(f"DeepSpeed could not convert {checkpoint.name}: {last}")
     for path in checkpoint.iterdir():
         if path.is_file() and not path.name.startswith(("rng_state", "latest")):
