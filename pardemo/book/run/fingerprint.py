@@ -22,7 +22,7 @@ def of_sources(path: Path, parameters: dict[str, Any]) -> str:
 
 
 def with_inputs(sources: str, path: Path, folder: Path) -> str:
-    """That digest and what the notebook reads of other notebooks: claims, a profile, a trained adapter in the folder."""
+    """That digest and what the notebook reads of others, in ``folder``: claims, a profile, a trained adapter."""
     return _digest(sources, _inputs(path, folder))
 
 
