@@ -101,7 +101,7 @@ def _document(path: Path, root: Path, run: Path, names: Sequence[str]) -> str:
         r"<h([1-4])[^>]*>(.*?)</h\1>", lambda h: f'<h{h[1]} id="{pages.slug(h[2])}">{h[2]}</h{h[1]}>', body, flags=re.S
     )
 
-    def there(link: re.Match) -> str:
+    def site_link(link: re.Match) -> str:
         before, address, after = link.groups()
         if re.match(r"(?:[a-z]+:|#)", address):
             return link[0]
@@ -119,7 +119,7 @@ def _document(path: Path, root: Path, run: Path, names: Sequence[str]) -> str:
                 return f"{before}{name}{mark}{anchor}{after}"
         return f"{before.replace('href', 'data-in-the-tree')}{address}{after}"
 
-    return re.sub(r'((?:href|src)=")([^"]+)(")', there, body)
+    return re.sub(r'((?:href|src)=")([^"]+)(")', site_link, body)
 
 
 def _chapter(page: Path) -> str:
