@@ -36,7 +36,7 @@ def sixteen_bytes() -> Drawing:
     return Drawing(canvas, f"The {total} bytes of one parameter. {tensors_text}.")
 
 
-def states_by_ranks(billions: float = 7.5, room: float = 80, start: int = 64) -> Player:
+def states_by_ranks(billions: float = 7.5, room: float = 85, start: int = 64) -> Player:
     """Bars of GB on a GPU under the four stages; each frame has twice as many GPUs as the one before.
 
     Args:
