@@ -39,7 +39,7 @@ def description(tensor: torch.Tensor, exchange: str = "", wrong: int = 0) -> np.
 
 def compare_round_the_ring(mine: np.ndarray, link: Link) -> None:
     """Passes all ranks' descriptions round the ring in N−1 small steps; ValueError where they differ."""
-    table = np.zeros((link.size, COLUMNS), dtype=np.int64)
+    table = np.zeros((link.size, COLUMNS), dtype=np.int64)  # [N, columns]: a row of each rank
     table[link.rank] = mine
     for step in range(link.size - 1):
         link.send(memoryview(table[(link.rank - step) % link.size]).cast("B"))

@@ -1,5 +1,13 @@
 """The ring itself: who sends which chunk when, over TCP links or the backend's point-to-point operations.
 
+S: elements of the tensor; N: ranks; chunk = ceil(S / N), the last ones shorter. Why segments are passed on as soon as
+they are reduced (chunk c of rank 0 on three ranks, segments 1, 2, 3; + adds, . waits)::
+
+    whole chunks              in segments
+    0 -> 1   123              0 -> 1   1 2 3
+    1 adds      +++           1 adds     + + +
+    1 -> 2         123        1 -> 2     1 2 3        rank 1 sends segment 1 while segment 2 arrives
+
 The tensor is cut into N chunks. Numbering the 2(N−1) steps s = 0, 1, …, rank r **sends** chunk
 ``r − 1 − s`` and **receives** chunk ``r − 2 − s`` (mod N). So what arrives at step s leaves at step s + 1,
 and it leaves in segments of 1 MiB, each forwarded as soon as it is reduced. A large tensor goes round block by
@@ -82,7 +90,7 @@ class Ring:
 
     def all_reduce(self, chunks: list[torch.Tensor]) -> None:
         """Both laps, in place, block by block."""
-        inbox = torch.empty_like(_segments(chunks[0])[0])
+        inbox = torch.empty_like(_segments(chunks[0])[0])  # [segment], at most 1 MiB
         for block in _blocks(chunks):
             self._begin(block[self._send_index(0)])
             for step in range(self.size - 1):
@@ -103,12 +111,12 @@ class Ring:
 
     def reduce(self, chunks: list[torch.Tensor]) -> torch.Tensor:
         """The first lap alone, without touching ``chunks``: partial sums live in two buffers by turns."""
-        result = torch.empty_like(chunks[self.rank])
+        result = torch.empty_like(chunks[self.rank])  # [chunk]
         done = 0
         buffers: list[torch.Tensor] = []
         in_flight = [0, 0]  # number of the last send from each buffer
         for block in _blocks(chunks):
-            buffers = buffers or [torch.empty_like(block[0]) for _ in range(min(2, self.size - 2))]
+            buffers = buffers or [torch.empty_like(block[0]) for _ in range(min(2, self.size - 2))]  # [block]
             self._begin(block[self._send_index(0)])
             for step in range(self.size - 1):
                 mine, last = block[self._receive_index(step)], step == self.size - 2
@@ -203,6 +211,7 @@ def chunk_numel(numel: int, size: int) -> int:
 
 
 def cut(flat: torch.Tensor, size: int) -> list[torch.Tensor]:
+    """[S] as N views: [chunk] each, the last ones shorter or empty."""
     chunk = chunk_numel(flat.numel(), size)
     return [flat[min(i * chunk, flat.numel()) : min((i + 1) * chunk, flat.numel())] for i in range(size)]
 

@@ -1,4 +1,11 @@
-"""Parameters packed into flat tensors: what data parallelism and ZeRO exchange at a time."""
+"""Parameters packed into flat tensors: what data parallelism and ZeRO exchange at a time.
+
+A bucket of three parameters, as it is all-reduced. The flags are summed with it: 0 means that no rank used the
+parameter, so that its gradient stays None::
+
+    flat   [ gradient of c | gradient of b | gradient of a | 1 1 0 ]      [Σ numel + parameters]
+             divided by N, in the order of the backward pass  flags
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -27,8 +34,8 @@ class Bucket:
 
     def __init__(self, parameters: list[nn.Parameter]):
         sizes = [p.numel() for p in parameters]
-        self.flat = parameters[0].new_zeros(sum(sizes) + len(parameters))
-        self.flags = self.flat[sum(sizes) :]
+        self.flat = parameters[0].new_zeros(sum(sizes) + len(parameters))  # [Σ numel + parameters]
+        self.flags = self.flat[sum(sizes) :]  # [parameters]
         offsets = [sum(sizes[:i]) for i in range(len(sizes))]
         self.views = {
             p: _view_like(self.flat[at : at + p.numel()], p) for p, at in zip(parameters, offsets, strict=True)

@@ -1,4 +1,11 @@
-"""Gradients on their way: what a data-parallel wrapper hands to its channel while it computes on."""
+"""Gradients on their way: what a data-parallel wrapper hands to its channel while it computes on.
+
+The thread that computes and the thread that sends, on each rank::
+
+    computes   backward: bucket 1 full | bucket 2 full | bucket 3 full | wait() ... | hand out, step
+                            send(1)         send(2)         send(3)           ^
+    channel                 | all-reduce 1 | all-reduce 2 | all-reduce 3 |----+
+"""
 
 import contextlib
 from collections.abc import Callable

@@ -1,4 +1,12 @@
-"""What the data-parallel wrappers share: the common start, buffers, ``no_sync``, uneven inputs, a backward's end."""
+"""What the data-parallel wrappers share: the common start, buffers, ``no_sync``, uneven inputs, a backward's end.
+
+Of one training step on N ranks, each with its own samples [b/N, …] of the batch::
+
+    made       parameters and buffers: rank 0's values, broadcast; shapes and what is trained: compared
+    forward    buffers (batch norm's statistics): rank 0's, broadcast
+    backward   gradients: divided by N as they come, all-reduced in the channel, waited for when the pass ends
+    step       each rank's optimizer, the same mean, the same new values: nothing is sent
+"""
 
 import contextlib
 import copy

@@ -1,5 +1,10 @@
 """What travels between stages: activations one way, their gradients the other. Nothing here knows autograd.
 
+Three ranks; with several chunks on each the ring closes, from the last rank to the first::
+
+    rank 0 --[b, s, h]-->  rank 1 --[b, s, h]-->  rank 2        FORTH: a micro-batch's activations
+    rank 0 <--[b, s, h]--  rank 1 <--[b, s, h]--  rank 2        BACK: the loss's gradients with respect to them
+
 Under gloo messages of up to a MiB travel over links of the group's own (:mod:`pardemo.collectives.links`): handing
 such a message to the kernel takes less time than telling another thread to do it, and that thread would take its turns
 on a core from the computation. Nobody waits for one to leave before the step's end. Larger ones, and other backends',
@@ -69,8 +74,8 @@ class Exchange:
 
     def send_forms(self, forms: Sequence[TensorSpec], evaluates: bool, way: int = FORTH) -> None:
         """Tells the next stage, ahead of a step's first micro-batch, what is coming, and in which kind of step."""
-        self.send(torch.tensor([evaluates, len(forms)], dtype=torch.int32, device=self.device), way)
-        self.send(encode(forms).to(self.device), way)
+        self.send(torch.tensor([evaluates, len(forms)], dtype=torch.int32, device=self.device), way)  # [2]
+        self.send(encode(forms).to(self.device), way)  # [tensors, columns]
 
     def receive_forms(self, evaluates: bool, way: int = FORTH) -> tuple[TensorSpec, ...]:
         """Waits for what :meth:`send_forms` tells.

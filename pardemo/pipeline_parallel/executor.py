@@ -1,4 +1,13 @@
-"""Runs a schedule on real ranks: computes what it says, sends and receives what follows from it."""
+"""Runs a schedule on real ranks: computes what it says, sends and receives what follows from it.
+
+1F1B on two ranks, four micro-batches, as the executor sees it (F: forward, B: backward; > sends what the other needs
+next; a receive is posted where it stands, and waited for when its micro-batch is computed)::
+
+    rank 0   F0> F1>    B0 F2>    B1 F3>    B2    B3
+    rank 1       F0 B0>    F1 B1>    F2 B2>    F3 B3>
+
+    between them: [b/m, s, h], a micro-batch's activation one way, its gradient the other
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext

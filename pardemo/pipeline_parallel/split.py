@@ -6,6 +6,12 @@ part notes what gradient arrived, and the second one starts there, with that gra
 is computed twice, and any module will do. (Calling ``autograd.grad`` twice from the output would go down the trunk
 twice; putting off the gradients of ``nn.Linear`` alone, as the paper's code does, would change the modules.)
 
+A linear layer y = x · w in the middle of a stage (x [b, s, h], w [h, o])::
+
+    first part     dy [b, s, o] arrives --> dx = dy · wᵀ [b, s, h] --> on towards the stage's input, and sent
+                      | noted
+    second part       +--------------------> dw = xᵀ · dy [h, o]       whenever there is time
+
 What it costs: all that autograd kept of the forward stays until the second part, and so do the gradients noted. A stage
 whose input needs no gradient, the model's first, does everything in the second part.
 

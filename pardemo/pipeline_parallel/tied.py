@@ -1,4 +1,13 @@
-"""Weights that several stages share: every rank that has such a stage holds a copy, and the copies stay alike."""
+"""Weights that several stages share: every rank that has such a stage holds a copy, and the copies stay alike.
+
+An embedding [V, h] whose transpose is the output layer, of a pipeline of four stages::
+
+    stage 0              stage 3
+    embedding [V, h]     head [V, h]       the same values at the start: stage 0's are broadcast
+      .grad  --------+------- .grad        after the last micro-batch: all-reduced among the holders
+                     |
+           the same sum on both            so that both take the same step
+"""
 
 from collections.abc import Sequence
 from contextlib import nullcontext

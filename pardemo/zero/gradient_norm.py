@@ -4,6 +4,12 @@ Each parameter counts once, wherever it is: the parts of a cut one add up over t
 counted by the first of them, the stages of a pipeline add up over its ranks, a tied copy is counted by the first rank
 that has one. Every rank then clips by the same factor, to the last bit: replicas stay replicas. Megatron-LM does it so
 (``clip_grad_norm_fp32``, with ``param_is_not_shared`` and ``param_is_not_tensor_parallel_duplicate``).
+
+Which rank counts what, of a cut weight w, a replica b (a norm's, say) and a tied embedding e, on 2 × 2 ranks::
+
+    stage 0    tensor rank 0: part of w, b, e      tensor rank 1: part of w
+    stage 1    tensor rank 0: part of w, b         tensor rank 1: part of w      e is stage 0's
+    squares are summed over the tensor-parallel ranks, then over the stages: one number on all four
 """
 
 from collections.abc import Iterable, Iterator, Sequence

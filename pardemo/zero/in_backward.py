@@ -1,4 +1,12 @@
-"""Gradients that are reduced while the backward pass goes on: stages 2 and 3."""
+"""Gradients that are reduced while the backward pass goes on: stages 2 and 3.
+
+The backward pass makes a unit's gradients one by one. When the last is there, they are packed and sent; the next unit
+is computed meanwhile, and no third one is packed before the first has arrived::
+
+    backward   | unit 3: p9 p8 p7 | unit 2: p6 p5 p4 | unit 1: p3 p2 p1 |
+    channel                       | reduce-scatter 3 | reduce-scatter 2 | reduce-scatter 1 |
+    kept        .grad of unit 3     [chunk] of 3       + [chunk] of 2     + [chunk] of 1
+"""
 
 import weakref
 from concurrent.futures import Future

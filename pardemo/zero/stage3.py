@@ -1,4 +1,13 @@
-"""ZeRO-3: parameters exist in full only around their use."""
+"""ZeRO-3: parameters exist in full only around their use.
+
+A step of three layers on one rank. G: a layer's parameters are gathered, [chunk] to [N · chunk]; R: its gradients are
+reduced, [N · chunk] to [chunk]. Gathers run ahead by a layer, so that at most two layers are whole::
+
+    computes        |   1   |   2   |   3   |    |   3   |   2   |   1   |
+    sends        G1 | G2    | G3    |       | G3 | G2    | G1 R3 | R2    | R1
+    whole           | 1 2   | 2 3   | 3     |    | 3 2   | 2 1   | 1     |
+                        forward                      backward
+"""
 
 import contextlib
 import weakref

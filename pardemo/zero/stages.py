@@ -1,4 +1,13 @@
-"""ZeRO-1 and ZeRO-2: every rank computes with whole parameters."""
+"""ZeRO-1 and ZeRO-2: every rank computes with whole parameters.
+
+What a rank keeps of one unit, in elements (N: ranks; chunk: an N-th of the unit), and what it sends::
+
+                 parameters   gradients        optimizer      in each backward pass      in step()
+    Zero1        [N · chunk]  [N · chunk]      k · [chunk]                               reduce-scatter, all-gather
+    Zero2        [N · chunk]  [chunk]          k · [chunk]    reduce-scatter, in buckets all-gather
+
+In ``step()`` each rank updates its own chunk in fp32; the all-gather then brings the others' to it.
+"""
 
 import weakref
 from collections.abc import Callable, Sequence
@@ -63,7 +72,7 @@ class Zero1(Engine):
         parts = self.param_groups.split([p for p in self.module.parameters() if p.requires_grad])
         units = [Unit(f"unit {n}", part, self._channel, True, of) for n, (of, part) in enumerate(parts)]
         for unit in units:
-            unit.sum = torch.zeros_like(unit.flat)
+            unit.sum = torch.zeros_like(unit.flat)  # [N · chunk]: micro-batches add to it
             unit.places = [self._place(*pair) for pair in zip(unit.parameters, unit.views(unit.sum), strict=True)]
         return units
 
@@ -121,7 +130,7 @@ class Zero1(Engine):
     def _finish_gradients(self) -> None:
         for unit in self.units:
             _adopt(unit)
-            unit.reduce(unit.sum, f"step {self._steps}")
+            unit.reduce(unit.sum, f"step {self._steps}")  # [N · chunk] to [chunk]
             unit.sum.zero_()
         self._own_gradients = False
 

@@ -1,4 +1,14 @@
-"""The unit of sharding: some parameters in one flat tensor, of which each rank owns a chunk."""
+"""The unit of sharding: some parameters in one flat tensor, of which each rank owns a chunk.
+
+Three parameters a, b, c on two ranks (N: ranks; chunk = ceil(numel / N); 0: the padding, at most N − 1 elements)::
+
+    flat        [ a a a a a b b b | b c c c c c c 0 ]      [N · chunk]
+    rank 0 owns   a a a a a b b b                          [chunk], its master in fp32, its gradient, Adam's states
+    rank 1 owns                     b c c c c c c 0        [chunk]
+
+    gather      both chunks -> flat on every rank, of which a, b and c are views
+    reduce      flat gradients of all ranks -> their sum, of which a rank gets its own chunk
+"""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -35,14 +45,14 @@ class Unit:
         self.rank, size = dist.get_rank(channel.group), dist.get_world_size(channel.group)
         self.numel = sum(p.numel() for p in self.parameters)
         self.chunk = chunk_numel(self.numel, size)
-        self.flat = self.parameters[0].detach().new_zeros(self.chunk * size)
+        self.flat = self.parameters[0].detach().new_zeros(self.chunk * size)  # [N · chunk]
         self._views = self.views(self.flat)
         for parameter, view in zip(self.parameters, self._views, strict=True):
             view.copy_(parameter.detach())
         if size > 1:
             dist.broadcast(self.flat, dist.get_global_rank(channel.group, 0), group=channel.group)
         self._nothing = self.flat.new_empty(0)
-        own = self.flat[self.rank * self.chunk : (self.rank + 1) * self.chunk]
+        own = self.flat[self.rank * self.chunk : (self.rank + 1) * self.chunk]  # [chunk]
         self.own, self.shard = own, own if keep_whole else own.clone()
         self.trained = self.parameters[0].requires_grad
         #: what the optimizer updates: the shard in fp32; the shard itself where that is fp32 already
@@ -60,7 +70,7 @@ class Unit:
         self.full = self.sent = self.late = False  # all are there; they were sent; more came after that
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """The parameters' places in a flat tensor."""
+        """The parameters' places in a flat tensor [N · chunk]: views of it, each in its parameter's shape."""
         parts = flat[: self.numel].split([shape.numel() for shape in self.shapes])
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
@@ -84,7 +94,7 @@ class Unit:
 
     def pack_gradients(self) -> torch.Tensor:
         """Moves the parameters' gradients into a new flat tensor; zero where a parameter took no part."""
-        flat = self.shard.new_zeros(self.flat.numel())
+        flat = self.shard.new_zeros(self.flat.numel())  # [N · chunk]
         for parameter, view in zip(self.parameters, self.views(flat), strict=True):
             if parameter.grad is not None:
                 view.copy_(parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad)
@@ -93,13 +103,13 @@ class Unit:
 
     def reduce(self, flat: torch.Tensor, when: str) -> None:
         """Adds this rank's chunk of the ranks' summed gradients to what it has. ``when``: the same on every rank."""
-        part = self.channel.reduce_scatter(flat, f"{self.name}, {when}")
+        part = self.channel.reduce_scatter(flat, f"{self.name}, {when}")  # [N · chunk] of each rank to [chunk]
         self.gradient = part if self.gradient is None else self.gradient.add_(part)
 
     def gather(self, when: str) -> None:
         """All ranks' shards into the flat tensor, which is where the parameters are."""
         self.flat.untyped_storage().resize_(self.flat.nbytes)
-        self.channel.all_gather(self.shard, self.flat, f"{self.name}, {when}")
+        self.channel.all_gather(self.shard, self.flat, f"{self.name}, {when}")  # [chunk] of each to [N · chunk]
         self.resident = True
 
     def arrive(self) -> None:

@@ -3,7 +3,11 @@
 Source: Rajbhandari et al. 2020 (arXiv 1910.02054), 4.2 and 6.
 
 - :func:`partitioned_checkpoint` (P_a): a checkpoint is kept in parts, one on each tensor-parallel rank, gathered when
-  its block is recomputed; or on the host (P_a+cpu).
+  its block is recomputed; or on the host (P_a+cpu)::
+
+    forward     x [b, s, h] on all t ranks -> each keeps [b·s·h/t]
+    backward    all-gather: [b·s·h/t] of each -> x [b, s, h] on all, and the block is computed again
+
 - :func:`reduce_in_buffer` (C_B): gradients travel through a buffer of constant size, however large the model is.
 - :class:`Arena` (M_D): a memory in which holes come to be, small enough to follow by hand; torch's own allocator is in
   :mod:`pardemo.planner.fragments`.
