@@ -2,7 +2,11 @@
 
 The folder (:mod:`pardemo.zero.checkpoint_folder`) holds JSON and safetensors, so that reading one runs no code, whoever
 wrote it. Rank r of N keeps elements [r·chunk, (r+1)·chunk) of each unit; on another number of ranks, each reads the
-pieces that its own chunks overlap.
+pieces that its own chunks overlap. A unit of ten elements, written by four ranks (chunk 3) and read by two (chunk 5)::
+
+    files     [ 0 1 2 ] [ 3 4 5 ] [ 6 7 8 ] [ 9 ]
+    rank 0    [ 0 1 2     3 4 ]                       two pieces, from files 0 and 1
+    rank 1                [ 5       6 7 8     9 ]     three, from files 1, 2 and 3
 """
 
 import contextlib
