@@ -5,7 +5,14 @@ To read first: :mod:`pardemo.collectives.plain`, the same ring by ``torch.distri
 A ring all-reduce is two laps (Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms"): in
 the reduce-scatter lap every rank passes partial sums on and ends with one finished chunk, in the
 all-gather lap the finished chunks go round once more. Each rank sends, and receives, 2(N−1)/N of the
-tensor, all of it to one successor.
+tensor, all of it to one successor. On rank r of N, of a tensor of S elements (chunk = ceil(S / N))::
+
+                                takes      leaves                         a rank sends
+    ring_all_reduce             [S]        [S], the sum, in place         2(N−1)/N · S
+    ring_reduce_scatter         [S]        [chunk], chunk r of the sum    (N−1)/N · S
+    ring_all_gather             [chunk]    [S], every rank's chunk        (N−1)/N · S
+    ring_broadcast              [S]        [S], the source's, in place    S, and the last one nothing
+    parameter_server_all_reduce [S]        [S], the sum, in place         S, and the server (N−1) · S
 
 CPU tensors travel over the group's own links (:mod:`pardemo.collectives.links`), CUDA tensors over nccl's
 point-to-point operations. All functions are collective: every rank of ``group`` has to call them, in the same
@@ -85,7 +92,7 @@ def ring_reduce_scatter(
     with torch.no_grad():
         flat = materialized(tensor).view(-1)
         with Ring(group, tensor, _words("reduce_scatter", what), link=link) as ring:
-            chunks = cut(flat, size)
+            chunks = cut(flat, size)  # [S] to N × [chunk]
             if size == 1 or not flat.numel():
                 return chunks[rank].clone()
             return ring.reduce(chunks) if ring.has_links else ring.reduce_p2p(chunks)
@@ -232,7 +239,8 @@ def ring_steps(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> 
 
 
 def gather_into(ring: Ring, out: torch.Tensor, shard: torch.Tensor, rank: int, size: int) -> torch.Tensor:
-    chunks = cut(out.view(-1), size)
+    """Every rank's ``shard`` [chunk] into ``out`` [S], which is returned."""
+    chunks = cut(out.view(-1), size)  # views of [chunk]: what is written to them is written to out
     chunks[rank].copy_(shard)
     if size > 1 and out.numel():
         if ring.has_links:
