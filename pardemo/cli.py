@@ -171,8 +171,8 @@ def _doctor(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
     else:
-        told = [("", "what", "found"), *(("ok" if row["ok"] else "note", row["what"], row["found"]) for row in rows)]
-        print(text_table(told))
+        table = [("", "what", "found"), *(("ok" if row["ok"] else "note", row["what"], row["found"]) for row in rows)]
+        print(text_table(table))
     return 0
 
 

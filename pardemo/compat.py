@@ -114,15 +114,15 @@ def resolve(private: Private) -> Any:
         PrivateNameGone: it is, and has no such name.
     """
     library, *parts = private.path.split(".")
-    found: Any = import_module(library)
+    value: Any = import_module(library)
     path = library
     for part in parts:
         path += f".{part}"
         try:
-            found = getattr(found, part) if hasattr(found, part) else import_module(path)
+            value = getattr(value, part) if hasattr(value, part) else import_module(path)
         except ImportError:
             raise PrivateNameGone(f"{_version(library)} has no {private.path}, for: {private.why}") from None
-    return found
+    return value
 
 
 def __getattr__(name: str) -> Any:

@@ -75,14 +75,14 @@ class ParallelDims:
         if len(set(named)) < len(named):
             raise ValueError(f"each axis once, not {axes!r}")
         rest = [axis for axis in AXES if axis not in named]
-        found = [
+        members = [
             sorted(
                 self.rank(**dict(zip(rest, outer, strict=True)), **dict(zip(named, inner, strict=True)))
                 for inner in product(*(range(getattr(self, axis)) for axis in named))
             )
             for outer in product(*(range(getattr(self, axis)) for axis in rest))
         ]
-        return sorted(found)
+        return sorted(members)
 
 
 class Groups:

@@ -30,8 +30,8 @@ def seal(folder: Path, **about: Any) -> None:
 def fault(folder: Path) -> str | None:
     """Why the folder is not to be read; None when it is whole and ours."""
     try:
-        found = json.loads((folder / SEAL).read_text("utf-8"))
-        body, signature = {key: found[key] for key in ("about", "files")}, found["signature"]
+        seal = json.loads((folder / SEAL).read_text("utf-8"))
+        body, signature = {key: seal[key] for key in ("about", "files")}, seal["signature"]
     except FileNotFoundError:
         return "it was never finished"
     except (ValueError, KeyError, TypeError, OSError):

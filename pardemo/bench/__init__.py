@@ -51,7 +51,9 @@ class BenchRow:
 
 def slowest(results: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]:
     """Of every rank's seconds in each round, by name: those of the round's slowest rank, for whom the others wait."""
-    return {name: [max(times) for times in zip(*(one[name] for one in results), strict=True)] for name in results[0]}
+    return {
+        name: [max(times) for times in zip(*(of_rank[name] for of_rank in results), strict=True)] for name in results[0]
+    }
 
 
 def compare(

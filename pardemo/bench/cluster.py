@@ -92,13 +92,13 @@ def _of_tier(tier: str) -> list[BenchRow]:
                 f"{name}.torch", seconds["torch"], [ring] * ROUNDS, "s", None, f"{limit}; in the place of ours: gloo"
             )
         )
-        told = f"2(N−1)·S/B at {BETWEEN}"
-        table.append(compare(f"{name}.server", seconds["server"], [server] * ROUNDS, "s", 1.0, told, SERVER_WITHIN))
+        note = f"2(N−1)·S/B at {BETWEEN}"
+        table.append(compare(f"{name}.server", seconds["server"], [server] * ROUNDS, "s", 1.0, note, SERVER_WITHIN))
     two = Cluster(hosts=2, ranks_per_host=2, between=BETWEEN, inside="4 Gbit/s", tier=tier)
     with World(4, cluster=two) as world:
         seconds = slowest(world.run(by_hosts, 2, ROUNDS))
-    told = "one ring over both hosts; by bytes 1.5 between, and the time inside"
-    table.append(compare(f"cluster.{tier}.by_hosts", seconds["by hosts"], seconds["flat"], "s", None, told))
+    note = "one ring over both hosts; by bytes 1.5 between, and the time inside"
+    table.append(compare(f"cluster.{tier}.by_hosts", seconds["by hosts"], seconds["flat"], "s", None, note))
     starts = [_start_s(tier) for _ in range(4)][1:]
     table.append(compare(f"cluster.{tier}.start", starts, [START_S[tier]] * 3, "s", 1.0, "the time that it may take"))
     return table

@@ -28,10 +28,10 @@ def rows() -> list[BenchRow]:
     with World(RANKS, preload=["pardemo.finetune.prediction.predict"]) as world:
         for turn in range(ROUNDS + 1):
             for order in times:
-                found = predict.predict_on(world, job, None, prompts, order=order, timeout_s=300)
-                texts[order] = found.texts
+                predictions = predict.predict_on(world, job, None, prompts, order=order, timeout_s=300)
+                texts[order] = predictions.texts
                 if turn:
-                    times[order].append(found.seconds)
+                    times[order].append(predictions.seconds)
     if texts["length"] != texts["file"]:
         raise RuntimeError("the two orders gave different texts")
     return [compare("predict.file", times["length"], times["file"], "s", 2.0, "batches in the file's order")]

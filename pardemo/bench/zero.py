@@ -37,20 +37,20 @@ def alternate(stage: int, rounds: int) -> dict[str, list[float]]:
         theirs.step()
 
     steps = {"ours": own_step, "deepspeed": their_step}
-    found: dict[str, list[float]] = {name: [] for name in steps}
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(rounds + 3):
         for name, step in steps.items():
             dist.barrier()
             begin = time.perf_counter()
             step()
             if turn >= 3:
-                found[name].append(time.perf_counter() - begin)
+                seconds[name].append(time.perf_counter() - begin)
     for name, step in steps.items():
         with WireMeter() as wire:
             step()
-        found[f"{name}.bytes"] = [wire.sent_bytes]
+        seconds[f"{name}.bytes"] = [wire.sent_bytes]
     deepspeed.close(theirs)
-    return found
+    return seconds
 
 
 def rows() -> list[BenchRow]:

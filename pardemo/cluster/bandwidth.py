@@ -14,11 +14,11 @@ def bytes_per_second(text: str, what: str = "bandwidth") -> float:
     Raises:
         ValueError: no number, no unit or an unknown one, zero or less; ``what`` begins the message.
     """
-    found = _FORM.fullmatch(text) if isinstance(text, str) else None
-    if found is None:
+    match = _FORM.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
         raise ValueError(f"{what} is no bandwidth: {text!r}; {EXAMPLE}")
     try:
-        rate = float(found[1]) * _PREFIXES[found[2]] * _UNITS[found[3]]
+        rate = float(match[1]) * _PREFIXES[match[2]] * _UNITS[match[3]]
     except ValueError:
         raise ValueError(f"{what} is no bandwidth: {text!r}; {EXAMPLE}") from None
     if not 0 < rate < float("inf"):

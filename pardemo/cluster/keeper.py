@@ -158,7 +158,7 @@ def _limit(route, index: int, rate: float | None) -> None:
         packet = route.get_links(index)[0].get("mtu")
         burst = max(packet + 500, int(rate / 1000))
         route.tc("replace", "tbf", index, 0x10000, rate=int(rate), burst=burst, limit=QUEUE_BYTES)
-    elif any(one.get("handle") == 0x10000 for one in route.get_qdiscs(index=index)):
+    elif any(discipline.get("handle") == 0x10000 for discipline in route.get_qdiscs(index=index)):
         route.tc("del", "tbf", index, 0x10000)
 
 

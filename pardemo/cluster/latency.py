@@ -27,9 +27,9 @@ def seconds(text: str, what: str = "latency") -> float:
         ValueError: no number, no unit or an unknown one, not above zero or more than a second; ``what`` begins the
             message.
     """
-    found = _FORM.fullmatch(text) if isinstance(text, str) else None
+    match = _FORM.fullmatch(text) if isinstance(text, str) else None
     try:
-        value = float(found[1]) * _UNITS[found[2]] if found else 0.0
+        value = float(match[1]) * _UNITS[match[2]] if match else 0.0
     except ValueError:
         value = 0.0
     if not 0 < value <= MOST_S:

@@ -101,11 +101,11 @@ class Pacer:
         there = {}
         for fd in map(int, os.listdir("/proc/self/fd")):
             try:
-                found = os.fstat(fd)
+                status = os.fstat(fd)
             except OSError:  # closed since
                 continue
-            there[fd] = found.st_dev, found.st_ino
-            if fd not in self._seen and not stat.S_ISSOCK(found.st_mode):
+            there[fd] = status.st_dev, status.st_ino
+            if fd not in self._seen and not stat.S_ISSOCK(status.st_mode):
                 self._seen[fd] = there[fd]
         for fd in [fd for fd, file in self._seen.items() if there.get(fd) != file]:
             for known in (self._seen, self._rates, self._peers):
@@ -132,8 +132,8 @@ class Pacer:
 
     def _owner(self, port: int) -> int | None:
         """The rank that has this port; None as long as it has not said so."""
-        found = self._table[port]
-        return found - 1 if found and found - 1 != self._rank else None
+        owner = self._table[port]
+        return owner - 1 if owner and owner - 1 != self._rank else None
 
     def _note(self, others: list[int | None]) -> None:
         """Writes down to whom bytes are on their way: how many connections to each rank have some."""
@@ -176,8 +176,8 @@ class Pacer:
     def _sharing(self, other: int) -> tuple[list[int], list[int]]:
         """Where it stands how many connections share the link to that rank with this one: at this end, at the other."""
         own, cluster = self._rank, self._cluster
-        found = self._places.get(other)
-        if found is None:
+        place = self._places.get(other)
+        if place is None:
             everybody, host_of = range(cluster.size), cluster.host_of
             here, there = host_of(own), host_of(other)
             inside = here == there
@@ -185,8 +185,8 @@ class Pacer:
             alike = [(a, b) for a in everybody for b in everybody if (host_of(a) == host_of(b)) == inside]
             leaving = [a * MAX_RANKS + b for a, b in alike if a in mine]
             arriving = [a * MAX_RANKS + b for a, b in alike if b in theirs]
-            found = self._places[other] = leaving, arriving
-        return found
+            place = self._places[other] = leaving, arriving
+        return place
 
 
 def _queued(fd: int) -> int:

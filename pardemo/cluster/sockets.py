@@ -24,11 +24,11 @@ def borrowed(fd: int) -> Iterator[socket.socket]:
         if timeout is not None:
             socket.setdefaulttimeout(None)
         try:
-            found = socket.socket(fileno=fd)
+            connection = socket.socket(fileno=fd)
         finally:
             if timeout is not None:
                 socket.setdefaulttimeout(timeout)
     try:
-        yield found
+        yield connection
     finally:
-        found.detach()
+        connection.detach()

@@ -65,8 +65,8 @@ def _compare(table: np.ndarray) -> None:
         raise ValueError(
             f"the ranks are at different exchanges ({_by_rank(exchanges)}); all have to call the same ones in one order"
         )
-    told = _by_rank([_describe(row) for row in table])
-    raise ValueError(f"the ranks' tensors differ ({told}); a collective needs the same on every rank")
+    descriptions = _by_rank([_describe(row) for row in table])
+    raise ValueError(f"the ranks' tensors differ ({descriptions}); a collective needs the same on every rank")
 
 
 def _by_rank(texts: list[str]) -> str:

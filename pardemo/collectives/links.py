@@ -275,8 +275,8 @@ def drop_link(group: dist.ProcessGroup, use: str = "ring") -> None:
 
 def link_of(group: dist.ProcessGroup, use: str = "ring", step: int = 1, inline_bytes: int = INLINE_BYTES) -> Link:
     """The links of this rank in ``group`` for one ``use``; made together by all its ranks at the first call."""
-    found = _links.setdefault(group, {})
-    if use not in found or found[use].closed:
+    links = _links.setdefault(group, {})
+    if use not in links or links[use].closed:
         with compat.without_modes():  # meters: the caller did not ask for these messages
-            found[use] = Link(group, use, step, inline_bytes)
-    return found[use]
+            links[use] = Link(group, use, step, inline_bytes)
+    return links[use]

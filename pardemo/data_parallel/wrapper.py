@@ -252,12 +252,12 @@ class Wrapper(nn.Module, Joinable):
         """Starts an exchange. What is compared with the other ranks': the pass's number, and, when the pass has ended,
         how many forwards had no backward, and which parameters are frozen by now. A rank that left a backward out is a
         step ahead of the others; one that froze a parameter alone would get a mean without its own part."""
-        told = f"{name}, backward {self._number}"
+        label = f"{name}, backward {self._number}"
         if last and self._left_out:
-            told += f" ({self._left_out} forwards without one)"
+            label += f" ({self._left_out} forwards without one)"
         if last and (frozen := [p for p in self.parameters_to_sync if not p.requires_grad]):
-            told += f" ({', '.join(map(self._watched.name_of, frozen))} frozen since wrapping)"
-        self.sender.send(tensor, name, told)
+            label += f" ({', '.join(map(self._watched.name_of, frozen))} frozen since wrapping)"
+        self.sender.send(tensor, name, label)
 
     def _on_first_gradient(self) -> None: ...
 

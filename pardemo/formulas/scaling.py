@@ -179,10 +179,10 @@ def longer(
     job: ScalingJob, cluster: ClusterRates, overlap: bool = False, baseline_flops: float = BASELINE_FLOPS
 ) -> dict[str, float]:
     """How much longer than with linear scaling a step takes, part by part of :data:`PARTS`, in per cent."""
-    one, linear = step(job, cluster), job.flops / job.tp / baseline_flops
-    alone = one.seconds - one.data_parallel
-    shown = (one.overlapped_seconds if overlap else one.seconds) - alone
-    seconds = (one.products + one.whole_traffic - linear, one.tensor_parallel, shown)
+    predicted, linear = step(job, cluster), job.flops / job.tp / baseline_flops
+    alone = predicted.seconds - predicted.data_parallel
+    shown = (predicted.overlapped_seconds if overlap else predicted.seconds) - alone
+    seconds = (predicted.products + predicted.whole_traffic - linear, predicted.tensor_parallel, shown)
     return {part: 100 * each / linear for part, each in zip(PARTS, seconds, strict=True)}
 
 
@@ -193,13 +193,13 @@ def figure_5(cluster: ClusterRates) -> dict[int, tuple[dict[str, float], float]]
     Megatron-LM's README of December 2019 says that overlap lifts the 8.3B on 512 GPUs from 60 to 74 % and slows the
     1.2B and the 2.5B; of the 4.2B it says nothing. One GPU alone is the calibration and is left out.
     """
-    found = {}
+    shares = {}
     for dp, figure in ((1, FIGURE_5_MP), (64, FIGURE_5_MP_DP)):
         for tp, job in TABLE_1.items():
             parts = longer(replace(job, dp=dp), cluster, overlap=dp > 1 and tp in OVERLAPPED)
-            found[tp * dp] = parts, 100 * (100 / figure[tp] - 1)
-    del found[1]
-    return found
+            shares[tp * dp] = parts, 100 * (100 / figure[tp] - 1)
+    del shares[1]
+    return shares
 
 
 def _whole_traffic_seconds(job: ScalingJob, cluster: ClusterRates) -> float:

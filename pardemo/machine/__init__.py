@@ -79,13 +79,13 @@ def measure(ranks: int, path: Path | None = None) -> MachineProfile:
             message_s[method] = small / all_reduce_steps(method, ranks)
             rates[method] = 2 * (ranks - 1) * LARGE_BYTES / (large - small)
         where = world.run(_device_name)[0]
-    found = MachineProfile(
+    profile = MachineProfile(
         available_cores(), psutil.virtual_memory().total, ranks, where, flops, median(together), copied,
         message_s, rates,
     )  # fmt: skip
     if path is not None:
-        project.write_json(path, asdict(found))
-    return found
+        project.write_json(path, asdict(profile))
+    return profile
 
 
 def all_reduce_seconds(method: str, nbytes: int, rounds: int) -> float:

@@ -74,16 +74,18 @@ def bytes_of_call(func, args: tuple, kwargs: dict) -> formulas.Traffic:
         RuntimeError: there is no rule for it.
     """
     name = compat.op_name(func).strip("_")
-    given = dict(zip((a.name for a in compat.op_schema(func).arguments), args, strict=False)) | kwargs
-    group = given.get("process_group", given.get("group_name"))
+    arguments = dict(zip((a.name for a in compat.op_schema(func).arguments), args, strict=False)) | kwargs
+    group = arguments.get("process_group", arguments.get("group_name"))
     if group is None:
         return formulas.Traffic(0, 0)
     group = compat.resolve_process_group(group) if isinstance(group, str) else dist.ProcessGroup.unbox(group)
     rule = formulas.BYTES_OF_COLLECTIVE.get(name)
     if rule is None:
         raise RuntimeError(f"cannot tell how many bytes {name} moves: no kernel counts them here")
-    nbytes = max((sum(t.numel() * t.element_size() for t in _tensors(value)) for value in given.values()), default=0)
-    return rule(nbytes, group.size(), group.rank() == given.get("root_rank", 0))
+    nbytes = max(
+        (sum(t.numel() * t.element_size() for t in _tensors(value)) for value in arguments.values()), default=0
+    )
+    return rule(nbytes, group.size(), group.rank() == arguments.get("root_rank", 0))
 
 
 def _tensors(value) -> list[torch.Tensor]:

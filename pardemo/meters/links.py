@@ -46,12 +46,12 @@ class LinkMeter:
         counted = None
         if self._adapter is not None and now is not None:
             counted = (now[0] - self._adapter[0], now[1] - self._adapter[1])
-        told: list = [None] * size
-        dist.all_gather_object(told, (mine, counted))
+        tables: list = [None] * size
+        dist.all_gather_object(tables, (mine, counted))
         cluster = self._cluster or Cluster(hosts=size)
-        self.matrix = [row for row, _ in told]
+        self.matrix = [row for row, _ in tables]
         self.hosts = [self._of_host(cluster, host) for host in range(cluster.hosts)]
-        of_hosts = [told[cluster.ranks_of(host)[0]][1] for host in range(cluster.hosts)]
+        of_hosts = [tables[cluster.ranks_of(host)[0]][1] for host in range(cluster.hosts)]
         self.adapters = None if None in of_hosts else of_hosts
 
     def _of_host(self, cluster: Cluster, host: int) -> tuple[int, int]:
@@ -64,7 +64,7 @@ class LinkMeter:
 def _adapter() -> tuple[int, int] | None:
     """Bytes that this host's adapter has sent and received; None where it has none of its own."""
     own = psutil.net_if_addrs().get(keeper.ADAPTER, [])  # a machine's own adapter may have that name, too
-    if not any(one.address.startswith(keeper.NETWORK) for one in own):
+    if not any(entry.address.startswith(keeper.NETWORK) for entry in own):
         return None
     counted = psutil.net_io_counters(pernic=True)[keeper.ADAPTER]
     return counted.bytes_sent, counted.bytes_recv

@@ -260,13 +260,13 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
         value = value.values()
     elif not isinstance(value, (list, tuple)):
         return []
-    found = []
+    tensors = []
     for part in value:
         if isinstance(part, torch.Tensor):
-            found.append(part)
+            tensors.append(part)
         elif isinstance(part, (list, tuple, dict)):
-            found += tensors_in(part)
-    return found
+            tensors += tensors_in(part)
+    return tensors
 
 
 def _plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -274,7 +274,9 @@ def _plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     if hasattr(tensor, "__tensor_flatten__") and type(tensor) is not torch.nn.Parameter:
         names, _ = tensor.__tensor_flatten__()
         inner = [getattr(tensor, name) for name in names]  # a DTensor's mesh is among them
-        return [part for one in inner if isinstance(one, torch.Tensor) for part in _plain_tensors(one)]
+        return [
+            part for component in inner if isinstance(component, torch.Tensor) for part in _plain_tensors(component)
+        ]
     if tensor.layout is torch.sparse_coo:
         return [*compat.sparse_parts(tensor)]
     # a fake tensor's own attribute: asking for its device is an operation, and would be dispatched

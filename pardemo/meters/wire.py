@@ -35,7 +35,7 @@ class Connection(NamedTuple):
 
 def connections() -> list[Connection]:
     """All TCP connections that this process has open, with the kernel's byte counters."""
-    found = []
+    sockets = []
     for name in os.listdir("/proc/self/fd"):
         try:
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
@@ -49,8 +49,8 @@ def connections() -> list[Connection]:
             continue
         received, sent, again = (struct.unpack_from("Q", info, at)[0] for at in (_RECEIVED, _SENT, _RETRANS))
         waiting = struct.unpack_from("I", info, _NOTSENT)[0]
-        found.append(Connection(local, peer, sent - again + waiting, received))
-    return found
+        sockets.append(Connection(local, peer, sent - again + waiting, received))
+    return sockets
 
 
 def kernel_counts() -> bool:

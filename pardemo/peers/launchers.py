@@ -26,8 +26,8 @@ def under_agents(
     Raises:
         RankError: see :func:`run_agents`.
     """
-    told = run_agents(["-m", "pardemo.world", function, *arguments], agents, ranks_each, timeout_s)
-    return json.loads(told[0].strip().splitlines()[-1])
+    output = run_agents(["-m", "pardemo.world", function, *arguments], agents, ranks_each, timeout_s)
+    return json.loads(output[0].strip().splitlines()[-1])
 
 
 def run_agents(command: Sequence[str], agents: int = 2, ranks_each: int = 1, timeout_s: float = 120.0) -> list[str]:

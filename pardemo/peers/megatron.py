@@ -172,10 +172,12 @@ def gradients(module: MLP | Block) -> dict[str, torch.Tensor]:
         return {name: p.grad for name, p in module.named_parameters()}
     layer = module.layer
     names = _names_of_layer(layer)
-    found = {f"{name}.{kind}": getattr(part, kind).grad for name, part in names.items() for kind in ("weight", "bias")}
+    gradients_by_name = {
+        f"{name}.{kind}": getattr(part, kind).grad for name, part in names.items() for kind in ("weight", "bias")
+    }
     for kind in ("weight", "bias"):
-        found[f"attention.qkv.{kind}"] = _to_thirds(found[f"attention.qkv.{kind}"], layer)
-    return found
+        gradients_by_name[f"attention.qkv.{kind}"] = _to_thirds(gradients_by_name[f"attention.qkv.{kind}"], layer)
+    return gradients_by_name
 
 
 def _names_of_layer(layer: TransformerLayer) -> dict[str, nn.Module]:

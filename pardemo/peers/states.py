@@ -31,14 +31,14 @@ def alive() -> list[torch.Tensor]:
     """Every tensor that Python still knows in this process; not what C++ alone holds (a reducer's buckets)."""
     time.sleep(SETTLE_S)
     gc.collect()
-    found = []
+    tensors = []
     for thing in gc.get_objects():
         try:
             if isinstance(thing, torch.Tensor):
-                found.append(thing)
+                tensors.append(thing)
         except ReferenceError:  # a weak proxy whose object is gone
             continue
-    return found
+    return tensors
 
 
 def by_kind(kinds: Mapping[str, Iterable[torch.Tensor | None]], before: int = 0) -> dict[str, int]:

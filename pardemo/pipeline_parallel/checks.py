@@ -13,8 +13,8 @@ from pardemo.pipeline_parallel.schedules import Schedule
 def compare_schedules(schedule: Schedule, group: dist.ProcessGroup) -> None:
     """All ranks run parts of one schedule, else they send what nobody awaits; ValueError where they differ."""
     name = getattr(schedule.order, "__name__", "an order")
-    told = f"{name} of {schedule.micro_batches} micro-batches and {schedule.chunks} stages a rank"
-    mine = told, [list(map(str, schedule.computes(rank))) for rank in range(schedule.ranks)]
+    description = f"{name} of {schedule.micro_batches} micro-batches and {schedule.chunks} stages a rank"
+    mine = description, [list(map(str, schedule.computes(rank))) for rank in range(schedule.ranks)]
     all_of_them: list = [None] * schedule.ranks
     dist.all_gather_object(all_of_them, mine, group=group)
     for rank, theirs in enumerate(all_of_them):

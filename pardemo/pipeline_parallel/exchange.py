@@ -85,10 +85,10 @@ class Exchange:
         """
         theirs, tensors = self.receive(torch.Size([2]), torch.int32, way).wait().tolist()
         if bool(theirs) != evaluates:
-            told = ("step", "evaluate")
+            calls = ("step", "evaluate")
             raise RuntimeError(
-                f"rank {(self._rank - way) % self._size} of the pipeline called {told[theirs]}, rank {self._rank} "
-                f"{told[evaluates]}: all of its ranks call the same"
+                f"rank {(self._rank - way) % self._size} of the pipeline called {calls[theirs]}, rank {self._rank} "
+                f"{calls[evaluates]}: all of its ranks call the same"
             )
         return decode(self.receive(torch.Size([tensors, COLUMNS]), torch.int32, way).wait())
 

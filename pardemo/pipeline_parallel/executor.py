@@ -201,11 +201,11 @@ class Pipeline:
         self._exchange.flush()
         return torch.stack(self._losses).sum() if last else None
 
-    def _forward(self, one: Compute) -> None:
-        stage, k = one.stage, one.micro_batch
-        found = self._inputs[k] if stage == 0 else self._take(ReceiveActivation, one)
-        xs = found if isinstance(found, tuple) else (found,)
-        with self._span("forward", one):
+    def _forward(self, step: Compute) -> None:
+        stage, k = step.stage, step.micro_batch
+        arrived = self._inputs[k] if stage == 0 else self._take(ReceiveActivation, step)
+        xs = arrived if isinstance(arrived, tuple) else (arrived,)
+        with self._span("forward", step):
             ys = self._compute(stage, k, xs)
         if torch.is_grad_enabled():
             refuse_a_cut_graph(stage, self._stages[stage], xs, ys, is_last=stage == self._last)
@@ -215,7 +215,7 @@ class Pipeline:
             self._losses.append(ys[0].detach())
         else:
             handed = tuple(y.detach().requires_grad_(y.requires_grad) for y in ys)
-            self._hand_on(SendActivation, ReceiveActivation, one, stage + 1, handed)
+            self._hand_on(SendActivation, ReceiveActivation, step, stage + 1, handed)
 
     def _compute(self, stage: int, k: int, xs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """The stage's outputs; of the last stage, the micro-batch's part of the loss."""
@@ -238,69 +238,71 @@ class Pipeline:
             raise ValueError(f"loss_of gives one number, the micro-batch's mean, not {what}")
         return loss.reshape(()) / self.schedule.micro_batches
 
-    def _backward(self, one: Compute) -> None:
-        stage, k = one.stage, one.micro_batch
+    def _backward(self, step: Compute) -> None:
+        stage, k = step.stage, step.micro_batch
         xs, edges = self._held.pop((Backward, stage, k))
-        gradients = [None] * len(edges) if stage == self._last else self._take(ReceiveGradient, one)
-        with self._span("backward", one), self._without_sync(one):
-            if isinstance(one, BackwardInput):
+        gradients = [None] * len(edges) if stage == self._last else self._take(ReceiveGradient, step)
+        with self._span("backward", step), self._without_sync(step):
+            if isinstance(step, BackwardInput):
                 self._held[BackwardWeight, stage, k] = SplitBackward(edges, gradients, xs if stage else ())
             elif edges:
                 torch.autograd.backward(edges, gradients)
         if stage > 0:
-            self._hand_on(SendGradient, ReceiveGradient, one, stage - 1, gradients_of(stage, xs))
+            self._hand_on(SendGradient, ReceiveGradient, step, stage - 1, gradients_of(stage, xs))
 
-    def _backward_weight(self, one: Compute) -> None:
-        with self._span("weight gradients", one):
-            self._held.pop((BackwardWeight, one.stage, one.micro_batch)).weights()
+    def _backward_weight(self, step: Compute) -> None:
+        with self._span("weight gradients", step):
+            self._held.pop((BackwardWeight, step.stage, step.micro_batch)).weights()
 
-    def _hand_on(self, send: type, receive: type, one: Compute, to: int, tensors: Sequence[torch.Tensor]) -> None:
+    def _hand_on(self, send: type, receive: type, step: Compute, to: int, tensors: Sequence[torch.Tensor]) -> None:
         """Leaves a result for the send that follows; or, where this rank has the other stage too, for that one."""
-        if self.schedule.rank_of(to) == self.schedule.rank_of(one.stage):
-            self._held[receive, to, one.micro_batch] = tensors
+        if self.schedule.rank_of(to) == self.schedule.rank_of(step.stage):
+            self._held[receive, to, step.micro_batch] = tensors
         else:
-            self._held[send, one.stage, one.micro_batch] = tensors
+            self._held[send, step.stage, step.micro_batch] = tensors
 
-    def _take(self, receive: type, one: Compute) -> Sequence[torch.Tensor]:
+    def _take(self, receive: type, step: Compute) -> Sequence[torch.Tensor]:
         """What this computation needs from another stage; waits for it where it is still on its way."""
-        found = self._held.pop((receive, one.stage, one.micro_batch))
+        found = self._held.pop((receive, step.stage, step.micro_batch))
         if not any(isinstance(part, Incoming) for part in found):
             return found
-        with self._span("wait", one):
+        with self._span("wait", step):
             tensors = tuple(part.wait() for part in found)
         if receive is ReceiveActivation:
-            for tensor, form in zip(tensors, self._incoming[one.stage], strict=True):
+            for tensor, form in zip(tensors, self._incoming[step.stage], strict=True):
                 tensor.requires_grad_(form.has_gradient)
         return tensors
 
-    def _send_activation(self, one: Instruction) -> None:
-        tensors = self._held.pop((SendActivation, one.stage, one.micro_batch))
-        way = self._way(one.stage)
+    def _send_activation(self, send: Instruction) -> None:
+        tensors = self._held.pop((SendActivation, send.stage, send.micro_batch))
+        way = self._way(send.stage)
         forms = tuple(map(TensorSpec.of, tensors))
-        if one.stage not in self._outgoing:
+        if send.stage not in self._outgoing:
             self._exchange.send_forms(forms, not torch.is_grad_enabled(), way)
-            self._outgoing[one.stage] = forms
-        if self._outgoing[one.stage] != forms:
+            self._outgoing[send.stage] = forms
+        if self._outgoing[send.stage] != forms:
             raise ValueError(
-                f"stage {one.stage} hands on {words(self._outgoing[one.stage])}, and of micro-batch {one.micro_batch} "
-                f"{words(forms)}: all micro-batches of a step have to look alike"
+                f"stage {send.stage} hands on {words(self._outgoing[send.stage])}, and of micro-batch "
+                f"{send.micro_batch} {words(forms)}: all micro-batches of a step have to look alike"
             )
         for tensor in tensors:
             self._exchange.send(tensor, way)
 
-    def _receive_activation(self, one: Instruction) -> None:
-        way = self._way(one.stage - 1)
-        if one.stage not in self._incoming:
-            self._incoming[one.stage] = self._exchange.receive_forms(not torch.is_grad_enabled(), way)
-        self._held[ReceiveActivation, one.stage, one.micro_batch] = self._expect(self._incoming[one.stage], way)
+    def _receive_activation(self, receive: Instruction) -> None:
+        way = self._way(receive.stage - 1)
+        if receive.stage not in self._incoming:
+            self._incoming[receive.stage] = self._exchange.receive_forms(not torch.is_grad_enabled(), way)
+        self._held[ReceiveActivation, receive.stage, receive.micro_batch] = self._expect(
+            self._incoming[receive.stage], way
+        )
 
-    def _send_gradient(self, one: Instruction) -> None:
-        for tensor in self._held.pop((SendGradient, one.stage, one.micro_batch)):
-            self._exchange.send(tensor, -self._way(one.stage - 1))
+    def _send_gradient(self, send: Instruction) -> None:
+        for tensor in self._held.pop((SendGradient, send.stage, send.micro_batch)):
+            self._exchange.send(tensor, -self._way(send.stage - 1))
 
-    def _receive_gradient(self, one: Instruction) -> None:
-        forms = [form for form in self._outgoing[one.stage] if form.has_gradient]
-        self._held[ReceiveGradient, one.stage, one.micro_batch] = self._expect(forms, -self._way(one.stage))
+    def _receive_gradient(self, receive: Instruction) -> None:
+        forms = [form for form in self._outgoing[receive.stage] if form.has_gradient]
+        self._held[ReceiveGradient, receive.stage, receive.micro_batch] = self._expect(forms, -self._way(receive.stage))
 
     def _way(self, stage: int) -> int:
         """On which way a stage's output travels to the next one: up a V it is the ranks' way back."""
@@ -310,11 +312,11 @@ class Pipeline:
     def _expect(self, forms: Sequence[TensorSpec], way: int) -> tuple[Incoming, ...]:
         return tuple(self._exchange.receive(torch.Size(form.shape), form.dtype, way) for form in forms)
 
-    def _without_sync(self, one: Compute) -> AbstractContextManager:
+    def _without_sync(self, step: Compute) -> AbstractContextManager:
         """Data-parallel copies exchange once per step: not before a stage's last backward."""
-        chunk = self._stages[one.stage]
-        early = hasattr(chunk, "no_sync") and one != self._last_backward[one.stage]
+        chunk = self._stages[step.stage]
+        early = hasattr(chunk, "no_sync") and step != self._last_backward[step.stage]
         return chunk.no_sync() if early else nullcontext()
 
-    def _span(self, kind: str, one: Compute) -> AbstractContextManager:
-        return self.timeline.span(kind, f"{one.stage}.{one.micro_batch}") if self.timeline else nullcontext()
+    def _span(self, kind: str, step: Compute) -> AbstractContextManager:
+        return self.timeline.span(kind, f"{step.stage}.{step.micro_batch}") if self.timeline else nullcontext()

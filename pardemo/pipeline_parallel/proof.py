@@ -41,7 +41,7 @@ def prove(schedule: Schedule, orders: Orders | None = None) -> Chart:
             _check_computes(schedule, rank, schedule.computes(rank))
         orders = instructions(schedule)
     for rank, order in enumerate(orders):
-        _check_computes(schedule, rank, [one for one in order if isinstance(one, Compute)])
+        _check_computes(schedule, rank, [instruction for instruction in order if isinstance(instruction, Compute)])
         _check_exchanges(schedule, rank, order)
     _check_partners(orders)
     _check_progress(schedule, orders)
@@ -74,12 +74,12 @@ def _check_computes(schedule: Schedule, rank: int, order: Sequence[Compute]) -> 
 
 
 def _check_exchanges(schedule: Schedule, rank: int, order: Sequence[Instruction]) -> None:
-    place = {one: number for number, one in enumerate(order)}
+    place = {instruction: number for number, instruction in enumerate(order)}
     if len(place) < len(order):
-        twice = next(one for number, one in enumerate(order) if place[one] != number)
+        twice = next(instruction for number, instruction in enumerate(order) if place[instruction] != number)
         raise ScheduleError(f"rank {rank} is told {twice} twice")
     wanted: set[Instruction] = set()
-    for step in (one for one in order if isinstance(one, Compute)):
+    for step in (instruction for instruction in order if isinstance(instruction, Compute)):
         if schedule.travels(step):
             receive = receive_for(step)
             wanted.add(receive)
@@ -91,9 +91,9 @@ def _check_exchanges(schedule: Schedule, rank: int, order: Sequence[Instruction]
             wanted.add(send)
             if place.get(send, -1) < place[step]:
                 raise ScheduleError(f"rank {rank} is told {step} without {send} after it")
-    for one in order:
-        if not isinstance(one, Compute) and one not in wanted:
-            raise ScheduleError(f"rank {rank} is told {one}, which nobody needs")
+    for instruction in order:
+        if not isinstance(instruction, Compute) and instruction not in wanted:
+            raise ScheduleError(f"rank {rank} is told {instruction}, which nobody needs")
 
 
 def _after(schedule: Schedule, step: Compute) -> Compute | None:
@@ -106,12 +106,14 @@ def _after(schedule: Schedule, step: Compute) -> Compute | None:
 
 
 def _check_partners(orders: Orders) -> None:
-    told = {one: rank for rank, order in enumerate(orders) for one in order}
-    for one, rank in told.items():
-        if isinstance(one, Receive) and sender_of(one) not in told:
-            raise ScheduleError(f"rank {rank} waits in {one} for {sender_of(one)}, which no rank is told")
-        if isinstance(one, Send) and receiver_of(one) not in told:
-            raise ScheduleError(f"rank {rank} is told {one}, but no rank {receiver_of(one)}")
+    rank_of = {instruction: rank for rank, order in enumerate(orders) for instruction in order}
+    for instruction, rank in rank_of.items():
+        if isinstance(instruction, Receive) and sender_of(instruction) not in rank_of:
+            raise ScheduleError(
+                f"rank {rank} waits in {instruction} for {sender_of(instruction)}, which no rank is told"
+            )
+        if isinstance(instruction, Send) and receiver_of(instruction) not in rank_of:
+            raise ScheduleError(f"rank {rank} is told {instruction}, but no rank {receiver_of(instruction)}")
 
 
 def _check_progress(schedule: Schedule, orders: Orders) -> None:

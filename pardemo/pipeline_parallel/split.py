@@ -50,11 +50,13 @@ class SplitBackward:
         joints = [node for group in self._groups for node in group.joints]
         handles = [node.register_prehook(self._note(node)) for node in joints]
         try:
-            found = torch.autograd.grad(edges, xs, gradients, retain_graph=bool(self._groups), allow_unused=True)
+            gradients_of_inputs = torch.autograd.grad(
+                edges, xs, gradients, retain_graph=bool(self._groups), allow_unused=True
+            )
         finally:
             for handle in handles:
                 handle.remove()
-        for x, gradient in zip(xs, found, strict=True):
+        for x, gradient in zip(xs, gradients_of_inputs, strict=True):
             x.grad = gradient
 
     def weights(self) -> None:
@@ -109,12 +111,12 @@ def _groups(edges: Sequence[GradientEdge], gradients: Sequence, inputs: set[Node
     groups: list[_Group] = []
     for node in _from_the_leaves(edges):
         behind = [child for child, _ in node.next_functions if child is not None]
-        found = frozenset().union(*(leaves[child] for child in behind if child not in trunk))
+        below = frozenset().union(*(leaves[child] for child in behind if child not in trunk))
         if node in inputs or any(child in trunk for child in behind):
             trunk.add(node)
-            groups = _with(groups, _Group(found, [node], []))
+            groups = _with(groups, _Group(below, [node], []))
         else:
-            leaves[node] = frozenset([node]) if type(node).__name__ == "AccumulateGrad" else found
+            leaves[node] = frozenset([node]) if type(node).__name__ == "AccumulateGrad" else below
     for edge, gradient in zip(edges, gradients, strict=True):
         if edge.node not in trunk:
             groups = _with(groups, _Group(leaves[edge.node], [], [(edge, gradient)]))

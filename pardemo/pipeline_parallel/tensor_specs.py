@@ -36,8 +36,8 @@ def outputs_of(stage: int, output: object) -> tuple[torch.Tensor, ...]:
     Raises:
         TypeError: it is something else, its elements cannot travel, or it has too many dimensions.
     """
-    found = output if isinstance(output, tuple) else (output,)
-    for one in found:
+    outputs = output if isinstance(output, tuple) else (output,)
+    for one in outputs:
         if not isinstance(one, torch.Tensor):
             kind = f"a tuple with a {type(one).__name__} in it" if isinstance(output, tuple) else type(one).__name__
             raise TypeError(f"stage {stage} hands on {kind}: return a tensor, or a tuple of tensors")
@@ -47,9 +47,9 @@ def outputs_of(stage: int, output: object) -> tuple[torch.Tensor, ...]:
                 f"stage {stage} hands on {one.dtype} of shape {tuple(one.shape)}: stages exchange real numbers and "
                 f"truth values ({names}) of at most {MAX_DIMENSIONS} dimensions"
             )
-    if not found:
+    if not outputs:
         raise TypeError(f"stage {stage} hands on an empty tuple: return a tensor, or a tuple of tensors")
-    return found
+    return outputs
 
 
 def encode(forms: Sequence[TensorSpec]) -> torch.Tensor:

@@ -37,8 +37,8 @@ class TiedWeights:
             copies: list = [None] * holders.size()
             dist.all_gather_object(copies, mine, group=holders)
             if len(set(copies)) > 1:
-                told = "; ".join(f"rank {rank} of its group: {copy}" for rank, copy in enumerate(copies))
-                raise ValueError(f"the copies of a tied weight differ ({told})")
+                by_rank = "; ".join(f"rank {rank} of its group: {copy}" for rank, copy in enumerate(copies))
+                raise ValueError(f"the copies of a tied weight differ ({by_rank})")
             ring_broadcast(parameter, holders)
 
     def begin_step(self) -> None:

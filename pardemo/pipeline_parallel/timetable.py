@@ -140,8 +140,8 @@ def timetable(
                 at[rank], moved = at[rank] + 1, True
     stuck = [(rank, order[at[rank]]) for rank, order in enumerate(left) if at[rank] < len(order)]
     if stuck:
-        told = ", ".join(f"rank {rank} in {step} for {schedule.before(step)}" for rank, step in stuck)
-        raise ScheduleError(f"deadlock: {told}")
+        waits = ", ".join(f"rank {rank} in {step} for {schedule.before(step)}" for rank, step in stuck)
+        raise ScheduleError(f"deadlock: {waits}")
     return ends
 
 
@@ -163,7 +163,7 @@ def instructions(schedule: Schedule) -> list[list[Instruction]]:
             message = (needed.stage, needed.micro_batch, isinstance(needed, Forward))  # one order among equals
             events[schedule.rank_of(needed.stage)].append((sent, 1, *message, send_of(needed)))
             events[schedule.rank_of(step.stage)].append((sent, 1, *message, receive_for(step)))
-    return [[event[-1] for event in sorted(found, key=lambda event: event[:-1])] for found in events]
+    return [[event[-1] for event in sorted(of_rank, key=lambda event: event[:-1])] for of_rank in events]
 
 
 def kind_of(compute: Compute) -> str:

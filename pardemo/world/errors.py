@@ -95,10 +95,10 @@ class RankTimeout(RankError):
 
 def _alike(failures: Iterable[tuple[int, Failure]], part: str) -> dict[str, list[int]]:
     """Each different ``headline`` or ``traceback``, in the order of the failures, and the ranks that have it."""
-    found: dict[str, list[int]] = {}
+    ranks_by_text: dict[str, list[int]] = {}
     for rank, failure in failures:
-        found.setdefault(getattr(failure, part), []).append(rank)
-    return found
+        ranks_by_text.setdefault(getattr(failure, part), []).append(rank)
+    return ranks_by_text
 
 
 def _doing(waits: list[str] | None, stack: str) -> str:

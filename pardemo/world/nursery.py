@@ -100,8 +100,8 @@ class Nursery:
             number = self._sprouts
             request = {"do": "nursery", "number": number, "settings": settings, "env": _environment()}
             socket.send_fds(self._socket, [json.dumps(request).encode() + b"\n"], [theirs.fileno()])
-            found = self._read(lambda message: message.get("nursery") == number, START_TIMEOUT_S)
-            return Forked(found["is"])
+            answer = self._read(lambda message: message.get("nursery") == number, START_TIMEOUT_S)
+            return Forked(answer["is"])
 
     def kill(self, pids: Sequence[int]) -> None:
         """SIGKILL for those ranks and all their descendants in the same process group."""
@@ -226,10 +226,10 @@ def nursery(preload: Sequence[str] = (), main: str = RANK) -> Nursery:
     """The warm process with these modules loaded; started on first use, shared by all Worlds of this process."""
     key = main, (*ALWAYS, *sorted(set(preload)))
     with _nurseries_lock:
-        found = _nurseries.get(key)
-        if found is None or not found.alive:
-            found = _nurseries[key] = _new(*key)
-        return found
+        living = _nurseries.get(key)
+        if living is None or not living.alive:
+            living = _nurseries[key] = _new(*key)
+        return living
 
 
 def _new(main: str, preload: tuple[str, ...]) -> Nursery:
@@ -249,8 +249,8 @@ def readable(fd: int, timeout_s: float = 0.0) -> bool:
 
 def _let_go_after_fork() -> None:
     """A fork of the notebook's process must not hold the line that tells the nursery its parent is gone."""
-    for one in list(_handles):
-        one._socket.close()
+    for handle in list(_handles):
+        handle._socket.close()
 
 
 os.register_at_fork(after_in_child=_let_go_after_fork)
@@ -258,5 +258,5 @@ os.register_at_fork(after_in_child=_let_go_after_fork)
 
 @atexit.register
 def _close_all() -> None:
-    for one in list(_handles):
-        one.close()
+    for handle in list(_handles):
+        handle.close()

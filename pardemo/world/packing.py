@@ -20,8 +20,8 @@ class _Pickler(cloudpickle.Pickler):
         cannot read that back: here they travel as the bytes of the storage."""
         torch = sys.modules.get("torch")
         if torch is not None and type(value) is torch.Tensor:
-            given = value.__reduce_ex__(4)[1]
-            if given and isinstance(given[0], torch.UntypedStorage):
+            arguments = value.__reduce_ex__(4)[1]
+            if arguments and isinstance(arguments[0], torch.UntypedStorage):
                 own = value.detach().resolve_conj()
                 stored = torch.empty(0, dtype=torch.uint8, device=own.device).set_(own.untyped_storage())
                 place = own.storage_offset(), own.shape, own.stride()

@@ -153,16 +153,16 @@ class Zero3(ReducesInBackward):
 
     def _make_units(self) -> list[Unit]:
         self._units_of: dict[nn.Module, list[Unit]] = {}
-        made = 0
+        count = 0
         for owner, parameters in parameters_by_owner(self.module, self._layers).items():
             kinds = [[p for p in parameters if p.requires_grad], [p for p in parameters if not p.requires_grad]]
             parts = [part for kind in kinds for part in self.param_groups.split(kind)]
             if parts or owner is self.module:  # the whole marks the beginning and the end, with parameters or without
                 self._units_of[owner] = [
-                    Unit(f"unit {made + n} ({self._names[owner]})", part, self._channel, False, of)
+                    Unit(f"unit {count + n} ({self._names[owner]})", part, self._channel, False, of)
                     for n, (of, part) in enumerate(parts)
                 ]
-                made += len(parts)
+                count += len(parts)
         return [unit for units in self._units_of.values() for unit in units]
 
     def _show_units(self) -> None:
@@ -207,9 +207,9 @@ class Zero3(ReducesInBackward):
         else:
             self._leave(owner)
 
-    def _watch(self, owner: nn.Module, given: object, output: object) -> None:
+    def _watch(self, owner: nn.Module, arguments: object, output: object) -> None:
         """The backward pass comes back through the output's tensors, but for those that were only handed on."""
-        tensors, passed = list(tensors_in(output)), {id(leaf) for leaf in compat.tree_leaves(given)}
+        tensors, passed = list(tensors_in(output)), {id(leaf) for leaf in compat.tree_leaves(arguments)}
         if not tensors and (hidden := hides(output)) is not None:
             raise TypeError(
                 f"{self._names[owner]} returns a {type(hidden).__name__}, in which stage 3 finds no tensors: return "

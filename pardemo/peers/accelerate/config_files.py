@@ -35,16 +35,16 @@ def read(path: Path) -> dict[str, Any]:
         OSError: it cannot be read.
     """
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         raise ValueError(f"{path}: a configuration has keys and values")
     try:
-        check(found, path.parent)
+        check(settings, path.parent)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    return found
+    return settings
 
 
 def check(config: Mapping[str, Any], folder: Path = Path()) -> None:
@@ -113,12 +113,12 @@ def environment(path: Path) -> dict[str, str]:
     if args.use_deepspeed:  # as launch_command does before its launcher
         fields = [*defaults.deepspeed_config, *(["mixed_precision"] if from_file else [])]
         args.deepspeed_fields_from_accelerate_config = ",".join(fields)
-        found = prepare.prepare_deepspeed_cmd_env(args)[1]
+        variables = prepare.prepare_deepspeed_cmd_env(args)[1]
     elif args.multi_gpu or args.use_fsdp or args.use_megatron_lm:
-        found = prepare.prepare_multi_gpu_env(args)
+        variables = prepare.prepare_multi_gpu_env(args)
     else:
-        found = prepare.prepare_simple_launcher_cmd_env(args)[1]
-    chosen = {name: value for name, value in found.items() if name.startswith(PREFIXES)}
+        variables = prepare.prepare_simple_launcher_cmd_env(args)[1]
+    chosen = {name: value for name, value in variables.items() if name.startswith(PREFIXES)}
     file = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
     return chosen | ({file: str(path.parent / chosen[file])} if file in chosen else {})
 
@@ -192,16 +192,16 @@ def _check_parallelism(config: Mapping[str, Any]) -> None:
     names = ("dp_replicate", "dp_shard", "tp", "cp", "sp")
     sizes = {name: _whole(section, f"parallelism_config_{name}_size", 1, default=1) for name in names}
     if math.prod(sizes.values()) != config.get("num_processes"):
-        told = " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "1"
-        raise ValueError(f"parallelism_config is {told}: not num_processes {config.get('num_processes')}")
+        degrees = " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "1"
+        raise ValueError(f"parallelism_config is {degrees}: not num_processes {config.get('num_processes')}")
 
 
 def _check_fsdp(section: Mapping[str, Any]) -> None:
     """What Accelerate finds out rank by rank, once all have started."""
     from accelerate.utils import constants
 
-    given = {key.removeprefix("fsdp_"): value for key, value in section.items() if value is not None}
-    if (version := given.get("version", 1)) not in (1, 2):
+    options = {key.removeprefix("fsdp_"): value for key, value in section.items() if value is not None}
+    if (version := options.get("version", 1)) not in (1, 2):
         raise ValueError(f"fsdp_version is 1 or 2, not {version!r}")
     for key, names in (
         ("auto_wrap_policy", constants.FSDP_AUTO_WRAP_POLICY),
@@ -210,10 +210,10 @@ def _check_fsdp(section: Mapping[str, Any]) -> None:
         ("backward_prefetch", constants.FSDP_BACKWARD_PREFETCH),
     ):
         numbers = key != "auto_wrap_policy"  # of the others Accelerate takes the number in the list, too
-        value = str(given.get(key, names[0]))
+        value = str(options.get(key, names[0]))
         if value.upper() not in names and not (numbers and value.isdigit()):
-            raise ValueError(f"fsdp_{key} is one of {', '.join(names)}, not {given[key]!r}")
-    reshard = given.get("reshard_after_forward", True)
+            raise ValueError(f"fsdp_{key} is one of {', '.join(names)}, not {options[key]!r}")
+    reshard = options.get("reshard_after_forward", True)
     if version == 2 and str(reshard).lower() not in ("true", "false"):
         raise ValueError(f"fsdp_reshard_after_forward of FSDP2 is true or false, not {reshard!r}")
 
@@ -235,12 +235,12 @@ def _check_deepspeed(config: Mapping[str, Any], folder: Path) -> None:
     if not (folder / file).is_file():
         raise ValueError(f"deepspeed_config_file: there is no {folder / file}")
     try:
-        found = json.loads((folder / file).read_text(encoding="utf-8"))
+        settings = json.loads((folder / file).read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"deepspeed_config_file: {file} is not JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(settings, dict):
         raise ValueError(f"deepspeed_config_file: {file} is not an object in braces")
-    check_deepspeed(found, config["num_processes"])
+    check_deepspeed(settings, config["num_processes"])
 
 
 def _check_megatron(config: Mapping[str, Any]) -> None:

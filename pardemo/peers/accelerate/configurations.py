@@ -73,7 +73,7 @@ class Configuration:
 
     def config(self) -> dict[str, Any]:
         """The content of its configuration file."""
-        found = {
+        settings = {
             "compute_environment": "LOCAL_MACHINE",
             "distributed_type": KINDS[self.kind][0],
             "num_processes": self.processes,
@@ -82,21 +82,21 @@ class Configuration:
             "use_cpu": False,
         }
         if self.machines > 1:
-            found |= {"main_process_ip": "127.0.0.1", "main_process_port": 29500, "same_network": True}
+            settings |= {"main_process_ip": "127.0.0.1", "main_process_port": 29500, "same_network": True}
         if self.stage is None:  # a DeepSpeed file has its own precision, and Accelerate refuses it in both
-            found["mixed_precision"] = self.precision
+            settings["mixed_precision"] = self.precision
         else:
-            found["deepspeed_config"] = {"deepspeed_config_file": f"{self.name}.json", "zero3_init_flag": False}
+            settings["deepspeed_config"] = {"deepspeed_config_file": f"{self.name}.json", "zero3_init_flag": False}
             if self.machines > 1:
-                found["deepspeed_config"]["deepspeed_multinode_launcher"] = "standard"
+                settings["deepspeed_config"]["deepspeed_multinode_launcher"] = "standard"
         if self.kind == "fsdp2":
-            found["fsdp_config"] = dict(FSDP2)
+            settings["fsdp_config"] = dict(FSDP2)
         if self.replicas > 1:
-            found["parallelism_config"] = {
+            settings["parallelism_config"] = {
                 "parallelism_config_dp_replicate_size": self.replicas,
                 "parallelism_config_dp_shard_size": self.processes // self.replicas,
             }
-        return found
+        return settings
 
     def deepspeed(self) -> dict[str, Any]:
         """The content of DeepSpeed's own file, in which Accelerate fills in what is ``"auto"``.

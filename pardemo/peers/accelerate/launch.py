@@ -39,8 +39,8 @@ def commands(config: Path, launcher: str = "accelerate", arguments: Sequence[str
     """
     if launcher not in LAUNCHERS:
         raise ValueError(f"no launcher {launcher!r}; there are: {', '.join(LAUNCHERS)}")
-    found = accelerate_configs.read(config)
-    processes, hosts = found.get("num_processes", 1), found.get("num_machines", 1)  # as Accelerate has them
+    settings = accelerate_configs.read(config)
+    processes, hosts = settings.get("num_processes", 1), settings.get("num_machines", 1)  # as Accelerate has them
     script, port = " ".join([SCRIPT, *arguments]), launchers.free_port()
     if launcher == "accelerate":
         start = f"accelerate launch --config_file {config.name} --main_process_port {port}"
@@ -53,7 +53,7 @@ def commands(config: Path, launcher: str = "accelerate", arguments: Sequence[str
     start = f"{with_variables} torchrun --nproc-per-node {processes // hosts} --master-port {port}"
     if hosts == 1:
         return [f"{start} {script}"]
-    meet = f"--nnodes {hosts} --master-addr {found['main_process_ip']}"
+    meet = f"--nnodes {hosts} --master-addr {settings['main_process_ip']}"
     return [f"{start} {meet} --node-rank {host} {script}" for host in range(hosts)]
 
 
@@ -66,8 +66,8 @@ def run(
         RankError: a command failed or did not end in time; nothing of its job is left running.
     """
     with ThreadPoolExecutor(at_once) as pool:
-        found = pool.map(lambda name: _job(name, jobs[name], folder, timeout_s), jobs)
-        return dict(zip(jobs, found, strict=True))
+        endings = pool.map(lambda name: _job(name, jobs[name], folder, timeout_s), jobs)
+        return dict(zip(jobs, endings, strict=True))
 
 
 def write_commands(folder: Path, jobs: Mapping[str, Sequence[str]]) -> Path:

@@ -60,11 +60,11 @@ def build(timeout_s: float = 900) -> None:
     Raises:
         RuntimeError: something that the build needs is missing, it failed, or it took longer than ``timeout_s``.
     """
-    ready, told = readiness()
+    ready, reason = readiness()
     if ready:
         return
-    if "doctor --build" not in told:
-        raise RuntimeError(told)
+    if "doctor --build" not in reason:
+        raise RuntimeError(reason)
     folder = operators_folder()
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "pardemo.lock", "w") as mine:
@@ -96,9 +96,9 @@ def use() -> None:
     Raises:
         RuntimeError: they are not there, or were compiled for other versions.
     """
-    ready, told = readiness()
+    ready, reason = readiness()
     if not ready:
-        raise RuntimeError(f"DeepSpeed's file operators: {told}")
+        raise RuntimeError(f"DeepSpeed's file operators: {reason}")
 
     flags = sys.getdlopenflags()
     sys.setdlopenflags(flags | os.RTLD_GLOBAL)  # the second finds symbols of the first

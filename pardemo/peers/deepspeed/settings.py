@@ -107,8 +107,8 @@ def _ask(path: str, section: Mapping[str, Any], name: str) -> None:
     if first["type"] == "value_error":
         raise ValueError(first["msg"].removeprefix("Value error, "))
     key = ".".join(map(str, (name, *first["loc"])))
-    told = first["msg"].replace("Input should", "must", 1)
-    raise ValueError(f"{key} {told}, not {first['input']!r}")
+    message = first["msg"].replace("Input should", "must", 1)
+    raise ValueError(f"{key} {message}, not {first['input']!r}")
 
 
 def _names_at(kind: type[BaseModel], above: Iterable[Any]) -> list[str]:

@@ -80,12 +80,12 @@ def block(module: plain.Block, tp: DeviceMesh, sequence_parallel: bool = False) 
 
 def gradients(module: nn.Module) -> dict[str, torch.Tensor]:
     """Whole gradients by the plain module's names (collective)."""
-    found = {name: _whole(p.grad) for name, p in module.named_parameters()}
+    gradients_by_name = {name: _whole(p.grad) for name, p in module.named_parameters()}
     for kind in ("weight", "bias"):
-        parts = [found.pop(f"attention.{part}.{kind}", None) for part in ("query", "key", "value")]
+        parts = [gradients_by_name.pop(f"attention.{part}.{kind}", None) for part in ("query", "key", "value")]
         if parts[0] is not None:
-            found[f"attention.qkv.{kind}"] = torch.cat(parts)
-    return found
+            gradients_by_name[f"attention.qkv.{kind}"] = torch.cat(parts)
+    return gradients_by_name
 
 
 def _whole(gradient: torch.Tensor) -> torch.Tensor:
