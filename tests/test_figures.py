@@ -64,7 +64,7 @@ def test_in_a_page_the_sliders_are_a_player_over_the_ranks(monkeypatch):
     monkeypatch.setenv("PARDEMO_HEADLESS", "1")
     player = figures.states_explorer()
     assert "64 GPUs, stages 0 to 3 keep 120, 31.4, 16.6, 1.88 GB" in player.captions[player.start]
-    assert player.captions[player.start].endswith("Into 80 GB go: stage 1, stage 2, stage 3.")
+    assert player.captions[player.start].endswith("Into 85 GB go: stage 1, stage 2, stage 3.")
 
 
 def test_bars_outline_and_gantt():

@@ -10,10 +10,10 @@ from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.procedure import Candidate, choose
 from pardemo.planner.layouts.search import PlannedLayout, search
 from pardemo.planner.layouts.shape import of
+from pardemo.planner.layouts.sizes import find
 from pardemo.planner.layouts.stacks import stack
 from pardemo.planner.layouts.step import step
 from pardemo.planner.layouts.work import Job
-from pardemo.planner.models import find
 
 TABLE = Path(__file__).with_name("thirty_jobs.csv")
 
