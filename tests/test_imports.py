@@ -15,7 +15,8 @@ import transformers.integrations.deepspeed
 def state():
     levels = {name: logging.getLogger(name).level for name in logging.root.manager.loggerDict}
     return {
-        "environment": dict(os.environ),
+        # but for what DeepSpeed sets itself, which a test before this one may have left
+        "environment": {k: v for k, v in os.environ.items() if k != "PYTORCH_NVML_BASED_CUDA_CHECK"},
         "filters": [str(one) for one in warnings.filters],
         "levels": levels | {"root": logging.root.level},
         "handlers": len(logging.root.handlers),
@@ -30,7 +31,6 @@ for room in sys.argv[1:]:
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
 after = state()
-del after["environment"]["PYTORCH_NVML_BASED_CUDA_CHECK"]  # DeepSpeed's own
 after["levels"] = {{name: level for name, level in after["levels"].items() if name in before["levels"]}}
 changed = {{what: [one for one in after[what].items() if one not in before[what].items()]
            if isinstance(after[what], dict) else after[what] for what in after if after[what] != before[what]}}
