@@ -6,6 +6,7 @@ import shutil
 import time
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
 
@@ -18,6 +19,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 #: What these modules import: a rank that runs a function of theirs would load it anew, and there are a thousand ranks.
 nursery.ALWAYS += ("pytest", "hypothesis")
+#: No test is timed: an example that takes long beside other work is no fault of what it tries.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 #: The longest files begin, so that no worker is left with one of them while the other has nothing to do any more.
 LONGEST = (
