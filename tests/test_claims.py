@@ -222,7 +222,7 @@ def test_the_articles_statements_are_all_there():
 
 
 def scaling_verdicts(ledger, cluster):
-    """Chapter 05's comparison of the scaling model with Megatron's figure: verdicts of what it does not excuse."""
+    """*Hybrid parallelism*'s comparison of the scaling model with Megatron's figure: verdicts of what it does not excuse."""
     pairs = {gpus: (sum(parts.values()), paper) for gpus, (parts, paper) in scaling.figure_5(cluster).items()}
     found = [ledger.check(f"05.x{n}", "longer", *pairs[n], rel=0.1, evidence="published") for n in (2, 8)]
     above = sum(paper >= ours - 0.5 for ours, paper in pairs.values())

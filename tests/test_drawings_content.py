@@ -22,11 +22,11 @@ from pardemo.book.chapters.megatron_attention import drawings as attention
 from pardemo.book.chapters.megatron_attention import drawings_block as block
 from pardemo.book.chapters.megatron_attention import drawings_grouped as grouped
 from pardemo.book.chapters.megatron_attention import drawings_one_sum as one_sum
-from pardemo.book.chapters.vocabulary_and_sequence import drawings as sequence
-from pardemo.book.chapters.vocabulary_and_sequence import drawings_activations as kept
-from pardemo.book.chapters.vocabulary_and_sequence import drawings_three_cuts as three_cuts
-from pardemo.book.chapters.vocabulary_and_sequence import drawings_vocabulary as vocabulary
-from pardemo.book.chapters.vocabulary_and_sequence import drawings_whole as whole
+from pardemo.book.chapters.vocabulary import drawings as sequence
+from pardemo.book.chapters.vocabulary import drawings_activations as kept
+from pardemo.book.chapters.vocabulary import drawings_three_cuts as three_cuts
+from pardemo.book.chapters.vocabulary import drawings_vocabulary as vocabulary
+from pardemo.book.chapters.vocabulary import drawings_whole as whole
 from pardemo.book.chapters.zero_communication import drawings_hops as hops
 from pardemo.draw import palette
 from pardemo.formulas import communication, memory

@@ -19,7 +19,7 @@ from pardemo.book.chapters.cluster.solutions import my_crossing
 from pardemo.book.chapters.megatron_attention.solutions import my_rows, my_shared_sum
 from pardemo.book.chapters.megatron_mlp.solutions import SumBackward
 from pardemo.book.chapters.scorecard.solutions import my_step_bytes, my_verdict
-from pardemo.book.chapters.vocabulary_and_sequence.solutions import my_kept, my_loss
+from pardemo.book.chapters.vocabulary.solutions import my_kept, my_loss
 from pardemo.book.chapters.which_layout.solutions import my_headroom, my_reason
 from pardemo.book.chapters.your_machine.solutions import my_bus_bandwidth, my_neighbour
 from pardemo.book.chapters.zero_memory.solutions import my_stage
@@ -364,7 +364,7 @@ def pasted(name):
     [
         *((name, None) for name in EXERCISES),
         ("megatron_mlp.f", copy_to),
-        ("vocabulary_and_sequence.vocabulary_loss", lambda x, t: vocab_parallel_cross_entropy(x, t, reduction="none")),
+        ("vocabulary.vocabulary_loss", lambda x, t: vocab_parallel_cross_entropy(x, t, reduction="none")),
     ],
 )
 def test_each_exercise_can_be_solved(name, solution):
@@ -457,46 +457,46 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
         ("megatron_attention.shared_heads", mean_of_copies, "that is the mean; each copy needs the sum"),
         ("megatron_attention.shared_heads", sum_of_every_other, "every other rank was added; copies lie on neighbours"),
         ("megatron_attention.shared_heads", lambda g, kv: 3 * g, "not the sum over the ranks that hold the same head"),
-        ("vocabulary_and_sequence.vocabulary_loss", returns_nothing, "shape (16384,), not NoneType"),
-        ("vocabulary_and_sequence.vocabulary_loss", known_loss, "not those of the whole vocabulary"),
-        ("vocabulary_and_sequence.vocabulary_loss", loss_with_gather, "the logits themselves travel"),
-        ("vocabulary_and_sequence.vocabulary_loss", local_loss, "this rank's part of the vocabulary alone"),
-        ("vocabulary_and_sequence.vocabulary_loss", lambda x, t: -my_loss(x, t), "the sign is turned round"),
-        ("vocabulary_and_sequence.vocabulary_loss", loss_that_overflows, "overflow exp: subtract the largest logit"),
+        ("vocabulary.vocabulary_loss", returns_nothing, "shape (16384,), not NoneType"),
+        ("vocabulary.vocabulary_loss", known_loss, "not those of the whole vocabulary"),
+        ("vocabulary.vocabulary_loss", loss_with_gather, "the logits themselves travel"),
+        ("vocabulary.vocabulary_loss", local_loss, "this rank's part of the vocabulary alone"),
+        ("vocabulary.vocabulary_loss", lambda x, t: -my_loss(x, t), "the sign is turned round"),
+        ("vocabulary.vocabulary_loss", loss_that_overflows, "overflow exp: subtract the largest logit"),
         (
-            "vocabulary_and_sequence.vocabulary_loss",
+            "vocabulary.vocabulary_loss",
             lambda x, t: my_loss(x, t) * 0,
             "not those of the whole vocabulary",
         ),
         ("megatron_attention.qkv_rows", lambda w, heads, r, n: w[99999], "Your function raised IndexError"),
         ("megatron_attention.qkv_rows", lambda *a: torch.tensor(0.0), "It returned shape ()"),
-        ("vocabulary_and_sequence.vocabulary_loss", loss_in_three, "in 3 collectives; 2 are enough"),
-        ("vocabulary_and_sequence.norm_gradients", returns_nothing, "it should return 3 tensors, not NoneType"),
-        ("vocabulary_and_sequence.norm_gradients", lambda g: g, "the parts of this rank's own tokens"),
+        ("vocabulary.vocabulary_loss", loss_in_three, "in 3 collectives; 2 are enough"),
+        ("vocabulary.norm_gradients", returns_nothing, "it should return 3 tensors, not NoneType"),
+        ("vocabulary.norm_gradients", lambda g: g, "the parts of this rank's own tokens"),
         (
-            "vocabulary_and_sequence.norm_gradients",
+            "vocabulary.norm_gradients",
             lambda g: [one / 2 for one in summed_one_by_one(g)],
             "these are means",
         ),
-        ("vocabulary_and_sequence.norm_gradients", summed_one_by_one, "Right, in 3 messages"),
+        ("vocabulary.norm_gradients", summed_one_by_one, "Right, in 3 messages"),
         (
-            "vocabulary_and_sequence.norm_gradients",
+            "vocabulary.norm_gradients",
             lambda g: [one.flatten() for one in g],
             "as they came, not [(48,), (48,), (48,)]",
         ),
-        ("vocabulary_and_sequence.activations", returns_nothing, "it returned NoneType, not a number of bytes"),
+        ("vocabulary.activations", returns_nothing, "it returned NoneType, not a number of bytes"),
         (
-            "vocabulary_and_sequence.activations",
+            "vocabulary.activations",
             lambda b, s, h, a, n, q, f: b * s * h * (34 + 5 * a * s / h) / n,
             "not 14.25: norms, dropout",
         ),
         (
-            "vocabulary_and_sequence.activations",
+            "vocabulary.activations",
             lambda b, s, h, a, n, q, f: b * s * h * (10 + 24 / n + 5 * a * s / h),
             "an N-th of the scores",
         ),
-        ("vocabulary_and_sequence.activations", lambda *a: my_kept(*a[:-1], False), "not 23: the scores are not kept"),
-        ("vocabulary_and_sequence.activations", lambda *a: my_kept(*a) / 2, "two bytes to a number"),
+        ("vocabulary.activations", lambda *a: my_kept(*a[:-1], False), "not 23: the scores are not kept"),
+        ("vocabulary.activations", lambda *a: my_kept(*a) / 2, "two bytes to a number"),
         ("hybrid_parallel.groups", returns_nothing, "It returned None"),
         ("hybrid_parallel.groups", lambda *a: [["x"]], "It returned [['x']]"),
         ("hybrid_parallel.groups", divides_by_zero, "Your function raised ZeroDivisionError"),

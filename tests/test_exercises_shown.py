@@ -188,7 +188,7 @@ def test_code_and_answers_are_text_and_no_markup():
     assert "&lt;b&gt;" in markup
     assert (
         "(local &gt;= 0) &amp; (local &lt; words)"
-        in judge("vocabulary_and_sequence.vocabulary_loss", ...)._repr_html_()
+        in judge("vocabulary.vocabulary_loss", ...)._repr_html_()
     )
 
 

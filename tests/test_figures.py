@@ -100,7 +100,7 @@ def test_what_a_block_keeps_is_drawn_with_its_numbers_in_words(out):
     figures.on_each_gpu({"layers:\nweights": 25.2, "logits": 4.1}, {"layers:\nweights": 25.2, "logits": 0.5})
     names = ["activation_terms", "loss_bytes", "memory", "sequence_cost", "vocabulary_whole"]
     assert sorted(file.stem for file in (out / "figures").iterdir()) == [
-        f"vocabulary_and_sequence_{name}" for name in names
+        f"vocabulary_{name}" for name in names
     ]
 
 
@@ -157,7 +157,7 @@ def test_parts_to_a_loss_stand_one_upon_the_other(out, monkeypatch):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """Of the pictures of chapters 02 and 03: the figures themselves, by the pictures' names."""
+    """Of the pictures of *Pipeline parallelism* and *Megatron's MLP*: the figures themselves, by the pictures' names."""
     kept = {}
     for name in ("pipeline_parallel.figures", "pipeline_parallel.figures_stages", "megatron_mlp.figures"):
         module = importlib.import_module(f"pardemo.book.chapters.{name}")

@@ -199,7 +199,7 @@ def test_chapters_are_rooms_that_nothing_else_names_by_number():
     for chapter in folders:
         files = {path.name for path in (PACKAGE / "book" / "chapters" / chapter).iterdir()}
         assert {"__init__.py", "claims.toml", "exercises.py", "solutions.py"} <= files
-    named = {f"{number}_{name}" for name, number in chapters.CHAPTERS.items()}
+    named = set(map(chapters.notebook_of, chapters.CHAPTERS))
     wrong = []
     for path in modules():
         text = path.read_text() if path.parent.name != "chapters" else ""

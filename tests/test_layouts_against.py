@@ -117,7 +117,7 @@ def test_what_the_docs_say_of_the_misses(known):
 
 
 def test_what_no_planner_could_know(known):
-    """The bounds in docs/planner.md and chapter 14."""
+    """The bounds in docs/planner.md and *Which layout?*."""
     every, many = (bounds.memory(known["nanotron_h100"], least_tp=tp) for tp in (1, 16))
     assert (every.rows, every.constants) == (865, 90)
     assert (every.error, many.error) == pytest.approx((0.064, 0.102), abs=0.0006)

@@ -247,7 +247,7 @@ def test_bad_input_is_one_line(arguments, told, tmp_path, monkeypatch, capsys):
 def test_a_scorecard_is_read_again_when_a_chapter_was_run_again(tmp_path, monkeypatch):
     """With --resume the scorecard must not show what another chapter measured before."""
     executed = []
-    chapters = {name: project.root() / "notebooks" / f"{name}.ipynb" for name in ("01_data_parallel", "15_scorecard")}
+    chapters = {name: project.root() / "notebooks" / f"{name}.ipynb" for name in ("01_data_parallel", "17_scorecard")}
     monkeypatch.setattr(project, "notebooks", lambda: chapters)
 
     def execute(name, path, parameters, folder, *rest):

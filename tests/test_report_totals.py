@@ -32,7 +32,7 @@ CLAIMS = {
         ("02.count", 3, 3, "count", "", {}),
     ],
     "03_c": [("s08.fails", 5, 6, "numeric", "1909.08053 3", {})],
-    "15_scorecard": [("s09.scorecard", 1, 1, "arithmetic", RING, {}), ("15.fails", 1, 2, "count", ZERO, {})],
+    "17_scorecard": [("s09.scorecard", 1, 1, "arithmetic", RING, {}), ("15.fails", 1, 2, "count", ZERO, {})],
 }
 VERDICTS = {"holds": 6, "differs": 1, "not measured": 1, "off": 1, "fails": 5}
 

@@ -12,15 +12,15 @@ from pardemo.book.page import claimed
 from pardemo.book.run import scorecard
 from pardemo.claims import Ledger
 
-NOTEBOOK = project.root() / "notebooks" / "15_scorecard.ipynb"
+NOTEBOOK = project.root() / "notebooks" / "17_scorecard.ipynb"
 REFERENCE = project.root() / "outputs" / "reference"
 
 
 @pytest.fixture
 def empty(tmp_path, monkeypatch):
-    """A project without any run; ``empty(folder)`` books a claim of chapter 01 there."""
+    """A project without any run; ``empty(folder)`` books a claim of *Data parallelism* there."""
     (tmp_path / "notebooks").mkdir()
-    for name in ("01_data_parallel", "02_pipeline", "15_scorecard"):
+    for name in ("01_data_parallel", "02_pipeline", "17_scorecard"):
         nbformat.write(nbformat.v4.new_notebook(), tmp_path / "notebooks" / f"{name}.ipynb")
     monkeypatch.setattr(project, "root", lambda: tmp_path)
     monkeypatch.setenv("PARDEMO_OUT", str(tmp_path / "mine"))
@@ -34,7 +34,7 @@ def empty(tmp_path, monkeypatch):
 def test_it_reads_the_run_that_is_going_on_and_says_what_is_missing(empty):
     for folder in ("mine", "outputs/latest", "outputs/reference"):
         empty(folder)
-    empty("mine", "15_scorecard")
+    empty("mine", "17_scorecard")
     run = scorecard.find()
     assert run.folder.name == "mine"
     assert [row["notebook"] for row in run.rows] == ["01_data_parallel"], "without the scorecard's own"
@@ -46,7 +46,7 @@ def test_it_reads_the_run_that_is_going_on_and_says_what_is_missing(empty):
 @pytest.mark.parametrize("folder", ["outputs/latest", "outputs/reference"])
 def test_alone_it_names_the_run_that_it_reads(empty, folder):
     empty(folder)
-    empty("mine", "15_scorecard")  # its own claims make no run
+    empty("mine", "17_scorecard")  # its own claims make no run
     read = f"This run has no other chapter, so what is read is {folder}"
     run = scorecard.find()
     assert run.told == f"{read}: 1 of 2 chapters; without 02."
@@ -147,7 +147,7 @@ def test_the_chapters_own_audit_finds_one_claim_in_two_chapters_under_two_cases(
 
 
 def audited(rows):
-    """What the cell of chapter 15 that looks the ledger over says of these rows."""
+    """What the cell of *The scorecard* that looks the ledger over says of these rows."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     (source,) = (cell.source for cell in notebook.cells if 'claim("ids"' in cell.source)
     ledger = claimed.ledger("scorecard")
@@ -160,10 +160,10 @@ def test_every_statement_has_a_row_and_says_what_was_found():
     found = {s["id"]: s for s in scorecard.by_statement(rows, ["data_parallel"])}
     assert list(found) == [s["id"] for s in scorecard.statements()]
     assert found["s09"]["verdict"] == "2 × holds"
-    assert found["s48"]["verdict"] == "1 × off, chapter 05 not in this run"
+    assert found["s48"]["verdict"] == "1 × off, *Hybrid parallelism* not in this run"
     assert found["s06"]["verdict"] == "told in the chapter's text"
     assert found["s04"]["verdict"] == "no claim"
-    assert found["s81"]["verdict"] == "chapter 09 not in this run"
+    assert found["s81"]["verdict"] == "*Accelerate* not in this run"
     assert found["s10"]["claims"] == [], "s100's are not s10's"
     assert [claim["id"] for claim in found["s100"]["claims"]] == ["s100.x"]
 
@@ -173,7 +173,7 @@ def test_a_chapter_that_the_run_has_not_is_told_by_its_number():
     found = {s["id"]: s for s in scorecard.by_statement([row(1, 1, id="s09.a", notebook="01_data_parallel")])}
     assert found["s09"]["verdict"] == "1 × holds"
     assert found["s04"]["verdict"] == "no claim", "the chapter is there"
-    assert found["s48"]["verdict"] == "chapter 05 not in this run"
+    assert found["s48"]["verdict"] == "*Hybrid parallelism* not in this run"
 
 
 def test_slips_are_the_statements_that_need_a_correction():

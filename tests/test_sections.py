@@ -6,9 +6,11 @@ import nbformat
 import pytest
 
 from pardemo import project
+from pardemo.book import order
+from pardemo.book.chapters import CHAPTERS, notebook_of
 
-ELSEWHERE = re.compile(r"chapters? \d\d|article|paper|arXiv|\d{4}\.\d{5}|documentation|its section")
-CHAPTERS = [name for name in sorted(project.notebooks()) if name != "15_scorecard"]  # findings, not sections
+ELSEWHERE = re.compile(r"\.ipynb\)|article|paper|arXiv|\d{4}\.\d{5}|documentation|its section")
+WITH_SECTIONS = [name for name in sorted(project.notebooks()) if not name.endswith("_scorecard")]  # findings, not sections
 
 
 def markdown(name):
@@ -20,13 +22,13 @@ def sections(name):
     return [int(number) for text in markdown(name) for number in re.findall(r"^## (\d+) ", text, re.M)]
 
 
-@pytest.mark.parametrize("name", CHAPTERS)
+@pytest.mark.parametrize("name", WITH_SECTIONS)
 def test_sections_are_numbered_one_after_the_other(name):
     assert sections(name) == list(range(1, len(sections(name)) + 1))
     assert sections(name)
 
 
-@pytest.mark.parametrize("name", CHAPTERS)
+@pytest.mark.parametrize("name", WITH_SECTIONS)
 def test_a_section_that_the_text_names_is_there(name):
     """Of this chapter; where another work is named in the same sentence, it is that one's."""
     there, missing = sections(name), []
@@ -40,9 +42,43 @@ def test_a_section_that_the_text_names_is_there(name):
 
 @pytest.mark.parametrize("name", sorted(project.notebooks()))
 def test_a_section_of_another_chapter_is_there(name):
-    by_number = {}
-    for other in CHAPTERS:
-        by_number.setdefault(other[:2], []).append(max(sections(other)))
+    """As in ``[The cluster](15_cluster.ipynb), section 2``."""
     for text in markdown(name):
-        for chapter, section in re.findall(r"chapter (\d\d), section (\d+)", text.replace("\n", " ")):
-            assert int(section) <= max(by_number[chapter]), f"chapter {chapter}, section {section}"
+        for chapter, section in re.findall(r"\((\d\d_\w+)\.ipynb\), section (\d+)", text.replace("\n", " ")):
+            assert int(section) <= max(sections(chapter)), f"{chapter}, section {section}"
+
+
+@pytest.mark.parametrize("name", sorted(project.notebooks()))
+def test_chapters_are_called_by_their_names(name):
+    """A link has the chapter's title as its text; no sentence has a number, which changes when a chapter moves."""
+    chapter = project.chapter_name(name)
+    assert markdown(name)[0].startswith(f"# {CHAPTERS[chapter]}\n")
+    cells = nbformat.read(project.notebooks()[name], 4).cells
+    assert [c.source for c in cells if re.search(r"[Cc]hapters? \d", c.source)] == []
+    for text in markdown(name):
+        assert order.mended(text, chapter) == text, "python -m pardemo.book.order"
+        for words, other, _ in order.LINK.findall(text):
+            assert words == CHAPTERS[other], f"[{words}] is the link to {CHAPTERS[other]}"
+            assert other != chapter, "a chapter that links itself"
+
+
+def test_files_and_links_follow_the_list(tmp_path):
+    """What a chapter that moves needs: a line of the list, and this command."""
+    for file, source in {"03_data_parallel": "# 03 Old title\ntext", "01_cluster": "[x](03_data_parallel.ipynb#a)"}.items():
+        nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(source)]), tmp_path / f"{file}.ipynb")
+    changed = order.rename(tmp_path)
+    assert len(changed) == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"{notebook_of(chapter)}.ipynb" for chapter in ("data_parallel", "cluster")
+    ]
+    read = {path.stem: nbformat.read(path, 4).cells[0].source for path in tmp_path.iterdir()}
+    assert read[notebook_of("data_parallel")] == f"# {CHAPTERS['data_parallel']}\ntext"
+    assert read[notebook_of("cluster")] == f"[x]({notebook_of('data_parallel')}.ipynb#a)"
+    assert order.rename(tmp_path) == []
+
+
+def test_two_files_of_one_chapter_are_refused(tmp_path):
+    for number in ("01", "02"):
+        (tmp_path / f"{number}_cluster.ipynb").write_text("{}")
+    with pytest.raises(ValueError, match=r"01_cluster.ipynb and 02_cluster.ipynb are both the chapter cluster"):
+        order.rename(tmp_path)

@@ -1,4 +1,4 @@
-"""What chapter 14 stands on: papers' rows that nothing was fitted to, the sliders, the pictures."""
+"""What *Which layout?* stands on: papers' rows that nothing was fitted to, the sliders, the pictures."""
 
 import pytest
 from book import figures

@@ -48,14 +48,14 @@ def test_the_command_runs_what_is_not_refused_and_keeps_the_other_rows(tmp_path,
     table = tmp_path / "table.csv"
     world_sizes.run(["14"], [4], tmp_path, table)
     rows = world_sizes.run(["01", "06"], [1, 3], tmp_path, table)
-    assert asked == [(["14_which_layout"], 4, True), (["01_data_parallel"], 3, True)]
+    assert asked == [(["16_which_layout"], 4, True), (["01_data_parallel"], 3, True)]
     assert [tuple(row.values()) for row in rows] == [
         ("01_data_parallel", "1", "refused: 01_data_parallel needs world_size of at least 2, not 1"),
         ("01_data_parallel", "3", "failed: cell 3: ValueError: sizes differ"),
-        ("06_zero_memory", "1", "refused: 06_zero_memory needs world_size of at least 2 that 2 divides, not 1"),
-        ("06_zero_memory", "3", "refused: 06_zero_memory needs world_size of at least 2 that 2 divides, not 3"),
-        ("14_which_layout", "4", "held"),
+        ("08_zero_memory", "1", "refused: 08_zero_memory needs world_size of at least 2 that 2 divides, not 1"),
+        ("08_zero_memory", "3", "refused: 08_zero_memory needs world_size of at least 2 that 2 divides, not 3"),
+        ("16_which_layout", "4", "held"),
     ]
     assert world_sizes.read(table) == rows
     world_sizes.run(["01", "14"], [3, 4], tmp_path, table, missing=True)
-    assert asked[2:] == [(["01_data_parallel", "14_which_layout"], 3, True), (["01_data_parallel"], 4, True)]
+    assert asked[2:] == [(["01_data_parallel", "16_which_layout"], 3, True), (["01_data_parallel"], 4, True)]

@@ -1,4 +1,4 @@
-"""GPipe and 1F1B with send and receive by hand, as chapter 02 builds them (sections 1 and 3).
+"""GPipe and 1F1B with send and receive by hand, as *Pipeline parallelism* builds them (sections 1 and 3).
 
 Leads to :class:`pardemo.pipeline_parallel.Pipeline`, which runs any :class:`~pardemo.pipeline_parallel.Schedule`, hands
 on tensors of any shape or tuples of them, lets go of what has been sent, sums the gradients of tied weights, and

@@ -1,4 +1,4 @@
-"""Megatron's cuts with f and g alone, as chapters 03 and 04 build them.
+"""Megatron's cuts with f and g alone, as *Megatron's MLP* and *Megatron's attention* build them.
 
 (03, sections 1 to 3: columns, rows, and both; 04 *Attention*, sections 2, 3 and 5: heads, a fused projection, a block;
 04 *The vocabulary and the sequence*, section 1: embedding and loss.) Leads to :mod:`pardemo.tensor_parallel`, whose

@@ -1,4 +1,4 @@
-"""ZeRO 1, 2 and 3 with a flat shard, a reduce-scatter and an all-gather, as chapters 06 and 07 build them.
+"""ZeRO 1, 2 and 3 with a flat shard, a reduce-scatter and an all-gather, as *ZeRO's memory* and *ZeRO's traffic* build them.
 
 (06, sections 2 to 4: what each rank keeps; 07, sections 1 and 2: what travels.) Leads to :class:`pardemo.zero.Zero1`,
 :class:`pardemo.zero.Zero2` and :class:`pardemo.zero.Zero3`, which add buckets, prefetching, clipping by the norm of the

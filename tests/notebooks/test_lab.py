@@ -30,7 +30,7 @@ HANG = [
     "Path('again.json').write_text(json.dumps([os.getpid(), *world.run(pid)]));",
 ]
 
-#: Chapter 10's slider, without the minute of dry runs before it.
+#: *Baichuan2: the plan*'s slider, without the minute of dry runs before it.
 PLAN = [
     "from pardemo.book.chapters import baichuan2_plan as page\nway = {b: {'logits': b * 1.5e9} for b in (1, 8, 32)}\n"
     "page.memory_by_batch({'LoRA': way}, 83e9)",
@@ -200,15 +200,15 @@ def test_every_chapter_with_a_widget_has_its_test_here():
     assert made == {"figures_explorer", "explorer"}
     asked = {name: re.findall(r"(\w+_explorer)\(", path.read_text()) for name, path in project.notebooks().items()}
     assert {name: used for name, used in asked.items() if used} == {
-        "06_zero_memory": ["states_explorer"],
-        "14_which_layout": ["layout_explorer"],
+        "08_zero_memory": ["states_explorer"],
+        "16_which_layout": ["layout_explorer"],
     }
     assert not [name for name, path in project.notebooks().items() if "ipywidgets" in path.read_text()]
 
 
 @pytest.mark.parametrize(
     ("name", "sliders"),
-    [("06_zero_memory", ["stage"]), ("14_which_layout", ["GPUs", "Gbit/s", "sequence", "TP", "PP"])],
+    [("08_zero_memory", ["stage"]), ("16_which_layout", ["GPUs", "Gbit/s", "sequence", "TP", "PP"])],
     ids=["06", "14"],
 )
 def test_sliders_move_the_picture(lab, open_notebook, name, sliders):

@@ -4,26 +4,39 @@ A notebook imports its chapter in one line, ``from pardemo.book.chapters import 
 all public names of the chapter's modules beside those that every page has (:mod:`pardemo.book.page`).
 """
 
-#: Every chapter by its name, with the number that its notebook's file begins with: the only place that knows both.
+#: Every chapter by its name, with its title, in the book's order. A chapter's number is its place in this list; the
+#: notebook's file name has it, too, and ``python -m pardemo.book.order`` renames files and links after a change here.
 CHAPTERS = {
-    "your_machine": "00",
-    "data_parallel": "01",
-    "pipeline_parallel": "02",
-    "megatron_mlp": "03",
-    "megatron_attention": "04",
-    "vocabulary_and_sequence": "04",
-    "hybrid_parallel": "05",
-    "zero_memory": "06",
-    "zero_communication": "07",
-    "zero_r": "08",
-    "accelerate": "09",
-    "baichuan2_plan": "10",
-    "baichuan2_finetune": "11",
-    "baichuan2_evaluate": "12",
-    "cluster": "13",
-    "which_layout": "14",
-    "scorecard": "15",
+    "your_machine": "Your machine",
+    "data_parallel": "Data parallelism",
+    "pipeline_parallel": "Pipeline parallelism",
+    "megatron_mlp": "Megatron's MLP",
+    "megatron_attention": "Megatron's attention",
+    "vocabulary": "The vocabulary",
+    "sequence_parallel": "Sequence parallelism",
+    "hybrid_parallel": "Hybrid parallelism",
+    "zero_memory": "ZeRO's memory",
+    "zero_communication": "ZeRO's traffic",
+    "zero_r": "ZeRO-R",
+    "accelerate": "Accelerate",
+    "baichuan2_plan": "Baichuan2: the plan",
+    "baichuan2_finetune": "Baichuan2: the fine-tune",
+    "baichuan2_evaluate": "Baichuan2: before and after",
+    "cluster": "The cluster",
+    "which_layout": "Which layout?",
+    "scorecard": "The scorecard",
 }
+
+
+def number_of(chapter: str) -> str:
+    """A chapter's number as its notebook's file name begins: ``01`` of ``data_parallel``.
+
+    Raises:
+        ValueError: no chapter of that name.
+    """
+    if chapter not in CHAPTERS:
+        raise ValueError(f"no chapter {chapter!r}; there are: {', '.join(CHAPTERS)}")
+    return f"{list(CHAPTERS).index(chapter):02d}"
 
 
 def notebook_of(chapter: str) -> str:
@@ -32,6 +45,4 @@ def notebook_of(chapter: str) -> str:
     Raises:
         ValueError: no chapter of that name.
     """
-    if chapter not in CHAPTERS:
-        raise ValueError(f"no chapter {chapter!r}; there are: {', '.join(CHAPTERS)}")
-    return f"{CHAPTERS[chapter]}_{chapter}"
+    return f"{number_of(chapter)}_{chapter}"

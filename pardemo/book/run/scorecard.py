@@ -148,15 +148,15 @@ def chapters_of(notebooks: Iterable[str]) -> set[str]:
     return {project.chapter_name(notebook) for notebook in notebooks}
 
 
-def number_of(chapter: str) -> str:
-    """A chapter's number, as readers know it; its name where the book has no such chapter."""
+def title_of(chapter: str) -> str:
+    """A chapter's title, as readers know it; its name where the book has no such chapter."""
     return CHAPTERS.get(chapter, chapter)
 
 
 def _verdict(judgement: str, own: list[dict[str, Any]], missing: list[str]) -> str:
     parts = [f"{count} × {verdict}" for verdict, count in claims.counts(own).items() if count]
     if missing:
-        parts.append(f"chapter {' and '.join(map(number_of, missing))} not in this run")
+        parts.append(f"{' and '.join(map(title_of, missing))} not in this run")
     if not parts:
         return "told in the chapter's text" if judgement == "doc" else "no claim"
     return ", ".join(parts)

@@ -3,11 +3,11 @@
 What fits is the planner's memory. What a layout adds is a sum of these terms, each a chapter's formula:
 
 =============================  ==============================  ================================================
-recomputed layers              1/3                             a second forward pass (chapters 04 and 08)
-tensor parallel                (t − 1) · F / (4.5 · h · B)     sums inside the host, none hidden (chapter 04)
-pipeline                       (p − 1) / (m · v)               the bubble (chapter 02), and the stages' messages
-ZeRO-3; HSDP inside its hosts  x = F / (B · T) − 1             gathers of each micro-batch (chapter 07)
-ZeRO-2                         (1 + 1/m)/3 · (x + 1) − ⅔       gradients, beside the backward passes (chapter 07)
+recomputed layers              1/3                             a second forward pass (*Megatron's attention* and *ZeRO-R*)
+tensor parallel                (t − 1) · F / (4.5 · h · B)     sums inside the host, none hidden (*Megatron's attention*)
+pipeline                       (p − 1) / (m · v)               the bubble (*Pipeline parallelism*), and the stages' messages
+ZeRO-3; HSDP inside its hosts  x = F / (B · T) − 1             gathers of each micro-batch (*ZeRO's traffic*)
+ZeRO-2                         (1 + 1/m)/3 · (x + 1) − ⅔       gradients, beside the backward passes (*ZeRO's traffic*)
 replicas, ZeRO-1; HSDP across  ⅔ · x / m                       once a step, beside the last backward pass
 =============================  ==============================  ================================================
 
@@ -29,8 +29,8 @@ from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.step import idle_stages
 from pardemo.planner.layouts.work import Job
 
-RATE = 0.5  # of the data sheet's operations: whole trainings reach up to 0.43, with all their waiting (chapter 05)
-ACROSS = 0.5  # of the data sheet's rate of links between hosts: what gathers over many hosts reach (chapter 14)
+RATE = 0.5  # of the data sheet's operations: whole trainings reach up to 0.43, with all their waiting (*Hybrid parallelism*)
+ACROSS = 0.5  # of the data sheet's rate of links between hosts: what gathers over many hosts reach (*Which layout?*)
 RECOMPUTED = 1 / 3  # of the products' time: forward is one of three passes
 NEAR = 0.03  # of the products' time: layouts that are so close are taken by how simple they are
 MOST_SAMPLES, MOST_CHUNKS = 16, 4

@@ -1,4 +1,4 @@
-"""Drawings of chapter 09: what ``prepare`` does, what a launcher hands over, and two copies of a model in shards."""
+"""Drawings of *Accelerate*: what ``prepare`` does, what a launcher hands over, and two copies of a model in shards."""
 
 from pardemo.draw.canvas import Canvas, Drawing
 from pardemo.draw.palette import DONE, KEPT, RANKS, ink_on

@@ -1,4 +1,4 @@
-"""Pictures of chapter 09: one script in several forms, mistakes that nobody hears, and which form to take."""
+"""Pictures of *Accelerate*: one script in several forms, mistakes that nobody hears, and which form to take."""
 
 from collections.abc import Callable, Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Pictures of chapter 12: scores of four answers, draws of rows, what is copied, sections, where a model stops."""
+"""Pictures of *Baichuan2: before and after*: scores of four answers, draws of rows, what is copied, sections, where a model stops."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Pictures of chapter 11: what LoRA saves, batches and their padding, losses on three groups, ZeRO's stages, hours."""
+"""Pictures of *Baichuan2: the fine-tune*: what LoRA saves, batches and their padding, losses on three groups, ZeRO's stages, hours."""
 
 import math
 from collections.abc import Mapping, Sequence

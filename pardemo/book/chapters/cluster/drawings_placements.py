@@ -14,7 +14,7 @@ _WAYS = {
 
 
 def three_placements() -> Drawing:
-    """Three placements of a step of four layers (chapter 13), with the bytes that a host's adapter sends in each."""
+    """Three placements of a step of four layers (*The cluster*), with the bytes that a host's adapter sends in each."""
     canvas = Canvas(640, 8 + len(_WAYS) * _ROW)
     for number, (title, texts) in enumerate(_WAYS.items()):
         _way(canvas, 24 + number * _ROW, title, *texts)

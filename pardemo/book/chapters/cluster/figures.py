@@ -1,4 +1,4 @@
-"""Pictures of chapter 13: links, bytes and seconds of each way to all-reduce, seconds to a loss, a slow host."""
+"""Pictures of *The cluster*: links, bytes and seconds of each way to all-reduce, seconds to a loss, a slow host."""
 
 from collections.abc import Callable, Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Pictures of chapter 13: a ring beside an all-reduce by hosts, ranks that wait, and whether a second host pays."""
+"""Pictures of *The cluster*: a ring beside an all-reduce by hosts, ranks that wait, and whether a second host pays."""
 
 from collections.abc import Mapping, Sequence
 

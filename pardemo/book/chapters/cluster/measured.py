@@ -1,4 +1,4 @@
-"""A toy task for chapter 13 that needs all ranks: each rank's inputs come from its own corner of the space."""
+"""A toy task for *The cluster* that needs all ranks: each rank's inputs come from its own corner of the space."""
 
 from collections.abc import Callable
 from typing import NamedTuple

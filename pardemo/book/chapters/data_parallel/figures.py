@@ -1,4 +1,4 @@
-"""Pictures of chapter 01: bytes and seconds of a server and a ring, buckets beside a backward pass, large batches."""
+"""Pictures of *Data parallelism*: bytes and seconds of a server and a ring, buckets beside a backward pass, large batches."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

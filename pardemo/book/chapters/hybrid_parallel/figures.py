@@ -1,4 +1,4 @@
-"""Pictures of chapter 05: which rank is in which group, what each dimension sends, and Megatron's weak scaling."""
+"""Pictures of *Hybrid parallelism*: which rank is in which group, what each dimension sends, and Megatron's weak scaling."""
 
 from collections.abc import Mapping, Sequence
 

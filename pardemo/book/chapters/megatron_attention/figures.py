@@ -1,4 +1,4 @@
-"""Pictures of chapter 04, first page: cuts of a fused projection, copies that drift apart, a block's bytes, seconds."""
+"""Pictures of *Megatron's attention*, first page: cuts of a fused projection, copies that drift apart, a block's bytes, seconds."""
 
 from collections.abc import Mapping, Sequence
 

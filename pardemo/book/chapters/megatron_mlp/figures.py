@@ -1,4 +1,4 @@
-"""Pictures of chapter 03: sums of GeLUs, a missing f, bytes by order of cuts, overlap, and hosts."""
+"""Pictures of *Megatron's MLP*: sums of GeLUs, a missing f, bytes by order of cuts, overlap, and hosts."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Pictures of chapter 02: a pipeline's computations over time, ideal or measured; idle time, and memory."""
+"""Pictures of *Pipeline parallelism*: a pipeline's computations over time, ideal or measured; idle time, and memory."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Pictures of chapter 02: how long the stages of a cut take, and what a schedule leaves of a GPU's memory."""
+"""Pictures of *Pipeline parallelism*: how long the stages of a cut take, and what a schedule leaves of a GPU's memory."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Chapter 02's measurements: stages that only wait, their memory, and each pipeline's training beside one process."""
+"""*Pipeline parallelism*'s measurements: stages that only wait, their memory, and each pipeline's training beside one process."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

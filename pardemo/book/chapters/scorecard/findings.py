@@ -149,7 +149,7 @@ def _place(statement: dict[str, Any]) -> tuple[str, str]:
 
 
 def _statement_html(statement: dict[str, Any]) -> str:
-    chapters = ", ".join(map(scorecard.number_of, statement["chapters"]))
+    chapters = ", ".join(map(scorecard.title_of, statement["chapters"]))
     truth = f": {html.escape(statement['truth'].replace('`', ''))}" if statement["truth"] else ""
     return (
         f"<p><small>{statement['id']}</small> {html.escape(statement['statement'])}<br><b>{statement['judgement']}</b>"

@@ -1,4 +1,4 @@
-"""Pictures of chapter 14: where a step's time goes, what predictions miss, and where one way to cut beats another."""
+"""Pictures of *Which layout?*: where a step's time goes, what predictions miss, and where one way to cut beats another."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Picture of chapter 14: how far the book's rule is behind the search, job by job."""
+"""Picture of *Which layout?*: how far the book's rule is behind the search, job by job."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Pictures of chapter 00: bytes of collectives, rates of links, rings and trees, and a second host."""
+"""Pictures of *Your machine*: bytes of collectives, rates of links, rings and trees, and a second host."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Pictures of chapter 07: what ZeRO sends, over one link and between hosts, and what rounding to 8 bits costs."""
+"""Pictures of *ZeRO's traffic*: what ZeRO sends, over one link and between hosts, and what rounding to 8 bits costs."""
 
 from collections.abc import Mapping, Sequence
 

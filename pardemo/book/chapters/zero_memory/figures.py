@@ -1,4 +1,4 @@
-"""Pictures of chapter 06: what each stage keeps, what a step holds moment by moment, smaller optimizer states."""
+"""Pictures of *ZeRO's memory*: what each stage keeps, what a step holds moment by moment, smaller optimizer states."""
 
 from collections.abc import Mapping, Sequence
 

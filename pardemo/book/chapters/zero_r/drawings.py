@@ -98,7 +98,7 @@ def waiting_places() -> Drawing:
     )
 
 
-#: After so many changes of chapter 08's forward pass: what has happened.
+#: After so many changes of *ZeRO-R*'s forward pass: what has happened.
 MOMENTS = {
     1: "Layer 1: attention asks for 300 MiB. There is none, so CUDA gives a segment of that size.",
     4: "Attention is freed, its segment stays. The MLP takes 200 MiB of it, and the checkpoint 20 of the rest.",

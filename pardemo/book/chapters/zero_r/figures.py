@@ -1,4 +1,4 @@
-"""Pictures of chapter 08: what fills a GPU beside the model states, and what each answer leaves of it."""
+"""Pictures of *ZeRO-R*: what fills a GPU beside the model states, and what each answer leaves of it."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Pictures of chapter 04's second half: what the loss sends, what sequence parallelism costs, what a block keeps."""
+"""Pictures of *Megatron's attention*'s second half: what the loss sends, what sequence parallelism costs, what a block keeps."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ def on_each_gpu(held: Mapping[str, float], if_cut: Mapping[str, float]) -> Pictu
     values_text = ", ".join(f"{name.replace(chr(10), ' ')} {value:.1f}" for name, value in held.items())
     return save(
         fig,
-        "vocabulary_and_sequence_vocabulary_whole",
+        "vocabulary_vocabulary_whole",
         f"GB on each of eight GPUs: {values_text}; outlines: if it were cut.",
     )
 
@@ -69,7 +69,7 @@ def loss_bytes(
     ax.plot([], [], color=COLOURS["predicted"], label="predicted")
     ax.legend(loc="upper left")
     alt_text = "Gathered logits grow with the vocabulary, three all-reduced numbers do not: both lie on their lines."
-    return save(fig, "vocabulary_and_sequence_loss_bytes", alt_text)
+    return save(fig, "vocabulary_loss_bytes", alt_text)
 
 
 def sequence_cost(
@@ -88,7 +88,7 @@ def sequence_cost(
         ax.set(title=f"{title} (N = {ranks})", ylim=(0, 1.18 * max(theory)))
     fig.legend(handles=[_OUTLINE], loc="outside lower right")
     values_text = "; ".join(f"{way}: {kept[way]:.1f} kept, {sent[way]:.1f} φ sent" for way in kept)
-    return save(fig, "vocabulary_and_sequence_sequence_cost", f"{values_text}; outlines are predicted.")
+    return save(fig, "vocabulary_sequence_cost", f"{values_text}; outlines are predicted.")
 
 
 def parts_of_gradient(parts: Sequence[Sequence[float]], whole: Sequence[float], alone: Sequence[float]) -> Picture:
@@ -116,7 +116,7 @@ def parts_of_gradient(parts: Sequence[Sequence[float]], whole: Sequence[float], 
     values_text = ", ".join(f"rank {rank} {off:.0%}" for rank, off in enumerate(alone))
     return save(
         fig,
-        "vocabulary_and_sequence_norm",
+        "vocabulary_norm",
         f"Each rank has a part of a norm's gradient; alone it is so far off: {values_text}.",
     )
 
@@ -144,7 +144,7 @@ def activation_terms(measured: Mapping[str, float], predicted: Mapping[str, floa
     values_text = ", ".join(f"{name} {value:.3g}" for name, value in measured.items())
     return save(
         fig,
-        "vocabulary_and_sequence_activation_terms",
+        "vocabulary_activation_terms",
         f"Bytes that a block keeps per number of its input: {values_text}.",
     )
 
@@ -172,7 +172,7 @@ def activation_memory(
     values_text = "; ".join(f"{way}, {cut}: {value:.3g}" for (way, cut), value in measured.items() if way in ways)
     return save(
         fig,
-        "vocabulary_and_sequence_memory",
+        "vocabulary_memory",
         f"Bytes that a block keeps per number of its input: {values_text}; outlines are predicted.",
     )
 
@@ -205,7 +205,7 @@ def remedies(steps: Mapping[str, Sequence[float]]) -> Picture:
     )
     return save(
         fig,
-        "vocabulary_and_sequence_remedies",
+        "vocabulary_remedies",
         f"GB on each of eight GPUs after one remedy and the next: {values_text}.",
     )
 
@@ -233,7 +233,7 @@ def losses_and_layers(sent: Mapping[str, float], ring: Mapping[str, float], kept
     ring_does = Patch(fill=False, edgecolor="black", label="with a ring, or nccl")
     fig.legend(handles=[ring_does], loc="outside lower right")
     values_text = "; ".join(f"{name}: {sent[name]:.2f} sent, {kept[name]:.2f} kept" for name in sent)
-    return save(fig, "vocabulary_and_sequence_libraries", f"{values_text}; outlines: what a ring would send.")
+    return save(fig, "vocabulary_libraries", f"{values_text}; outlines: what a ring would send.")
 
 
 def _numbers(ax: Axes, places: Sequence[float], values: Sequence[float], template: str) -> None:
