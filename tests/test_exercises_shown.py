@@ -186,10 +186,7 @@ def test_code_and_answers_are_text_and_no_markup():
     markup = judge("hybrid_parallel.order", lambda: "<b>tp</b>")._repr_html_()
     assert "<b>" not in markup
     assert "&lt;b&gt;" in markup
-    assert (
-        "(local &gt;= 0) &amp; (local &lt; words)"
-        in judge("vocabulary.vocabulary_loss", ...)._repr_html_()
-    )
+    assert "(local &gt;= 0) &amp; (local &lt; words)" in judge("vocabulary.vocabulary_loss", ...)._repr_html_()
 
 
 @pytest.mark.parametrize(

@@ -99,9 +99,7 @@ def test_what_a_block_keeps_is_drawn_with_its_numbers_in_words(out):
     figures.loss_bytes({96: 288.0}, {96: 18.0}, 4, {"GPT-2": 50_257})
     figures.on_each_gpu({"layers:\nweights": 25.2, "logits": 4.1}, {"layers:\nweights": 25.2, "logits": 0.5})
     names = ["activation_terms", "loss_bytes", "memory", "sequence_cost", "vocabulary_whole"]
-    assert sorted(file.stem for file in (out / "figures").iterdir()) == [
-        f"vocabulary_{name}" for name in names
-    ]
+    assert sorted(file.stem for file in (out / "figures").iterdir()) == [f"vocabulary_{name}" for name in names]
 
 
 def test_pictures_of_two_hosts_tell_their_numbers_in_words(out):

@@ -10,7 +10,9 @@ from pardemo.book import order
 from pardemo.book.chapters import CHAPTERS, notebook_of
 
 ELSEWHERE = re.compile(r"\.ipynb\)|article|paper|arXiv|\d{4}\.\d{5}|documentation|its section")
-WITH_SECTIONS = [name for name in sorted(project.notebooks()) if not name.endswith("_scorecard")]  # findings, not sections
+WITH_SECTIONS = [
+    name for name in sorted(project.notebooks()) if not name.endswith("_scorecard")
+]  # findings, not sections
 
 
 def markdown(name):
@@ -64,8 +66,13 @@ def test_chapters_are_called_by_their_names(name):
 
 def test_files_and_links_follow_the_list(tmp_path):
     """What a chapter that moves needs: a line of the list, and this command."""
-    for file, source in {"03_data_parallel": "# 03 Old title\ntext", "01_cluster": "[x](03_data_parallel.ipynb#a)"}.items():
-        nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(source)]), tmp_path / f"{file}.ipynb")
+    for file, source in {
+        "03_data_parallel": "# 03 Old title\ntext",
+        "01_cluster": "[x](03_data_parallel.ipynb#a)",
+    }.items():
+        nbformat.write(
+            nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(source)]), tmp_path / f"{file}.ipynb"
+        )
     changed = order.rename(tmp_path)
     assert len(changed) == 4
     assert sorted(path.name for path in tmp_path.iterdir()) == [

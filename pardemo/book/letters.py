@@ -61,7 +61,11 @@ def table(used: dict[str, str]) -> str:
     unknown = sorted(set(used) - set(LETTERS))
     if unknown:
         raise ValueError(f"no letter {unknown[0]!r} in the book's table; it has: {' '.join(LETTERS)}")
-    rows = (f"| {letter} | {LETTERS[letter]}{'; ' if used[letter] else ''}{used[letter]} |" for letter in LETTERS if letter in used)
+    rows = (
+        f"| {letter} | {LETTERS[letter]}{'; ' if used[letter] else ''}{used[letter]} |"
+        for letter in LETTERS
+        if letter in used
+    )
     return HEAD + "\n".join(rows)
 
 

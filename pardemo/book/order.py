@@ -12,7 +12,7 @@ from pardemo import project
 from pardemo.book.chapters import CHAPTERS, notebook_of
 
 #: A link to a chapter: its text, the chapter's name, and an address inside it.
-LINK = re.compile(r"\[([^\]\n]*)\]\((?:[\w./]*/)?\d\d_(\w+)\.ipynb(#[^)\s]*)?\)")
+LINK = re.compile(r"\[([^\[\]\n]*)\]\((?:[\w./]*/)?\d\d_(\w+)\.ipynb(#[^)\s]*)?\)")
 
 
 def main() -> None:
@@ -30,7 +30,9 @@ def rename(folder: Path) -> list[str]:
     for path in sorted(folder.glob("[0-9][0-9]_*.ipynb")):
         chapter = project.chapter_name(path.stem)
         if chapter in there:
-            raise ValueError(f"{there[chapter].name} and {path.name} are both the chapter {chapter}: one of them is old")
+            raise ValueError(
+                f"{there[chapter].name} and {path.name} are both the chapter {chapter}: one of them is old"
+            )
         there[chapter] = path
     changed = []
     waiting = {c: path.rename(path.with_suffix(".moved")) for c, path in there.items() if c in CHAPTERS}

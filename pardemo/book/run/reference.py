@@ -63,7 +63,9 @@ def build(target: Path, *documents: Path) -> list[dict[str, Any]]:
     _do(fresh, "report", str(fresh))
     for document in documents:
         report_command.update(document, fresh)
-    shutil.rmtree(fresh / "finetune", ignore_errors=True)  # adapters for *Baichuan2: before and after*, which every run trains itself
+    shutil.rmtree(
+        fresh / "finetune", ignore_errors=True
+    )  # adapters for *Baichuan2: before and after*, which every run trains itself
     _compact(fresh)
     for name in KEPT:
         if (target / name).exists():
