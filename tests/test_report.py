@@ -129,7 +129,7 @@ def test_the_report_shows_every_claim_statement_and_picture(reference_pages):
     )
     for statement in scorecard.statements():
         assert f">{statement['id']}<" in text, statement["id"]
-    assert text.count("<img ") == len(list((REFERENCE / "figures").glob("*.png")))
+    assert text.count("<img ") == len(list((REFERENCE / "figures").glob("*.svg")))
 
 
 def test_readme_and_documents_quote_the_reference():
@@ -154,7 +154,7 @@ def run(out):
     Ledger("01_a").check("s09.x", "a < b", 1, 1, evidence="wire")
     show = nbformat.v4.new_code_cell("figures.save(fig)")
     data, metadata = picture._repr_mimebundle_()
-    png = {"image/png": base64.b64encode(data["image/png"]).decode()}
+    png = data | {"image/png": base64.b64encode(data["image/png"]).decode()}
     table = nbformat.v4.new_output("display_data", {"text/html": "<table><td>s09.x</td></table>"})
     streams = [nbformat.v4.new_output("stream", text=text) for text in ("one", "\n")]
     show.outputs = [nbformat.v4.new_output("display_data", png, metadata=metadata), table, *streams]

@@ -191,7 +191,7 @@ def test_two_notebooks_of_one_chapter_run_by_its_number_and_each_has_its_own_pic
     for names in (["01"], ["01_first"]):  # the second time it clears away what it left before, and no more
         assert run(*names, "--out", out) == 0
         assert sorted(path.stem for path in out.glob("*.ipynb")) == ["01_first", "01_second"]
-        assert sorted(path.stem for path in (out / "figures").glob("*.png")) == [
+        assert sorted(path.stem for path in (out / "figures").glob("*.svg")) == [
             "first_one",
             "second_more",
             "second_two",
@@ -491,7 +491,7 @@ def test_a_report_holds_its_pictures_and_asks_for_nothing(out):
     fig, _ = style.new()
     style.save(fig, "x_picture", 'alt with "quotes" & <signs>')
     page = write_report(out, [runner.NotebookEnding("01_x", "ok", 1.0)], []).read_text()
-    assert "data:image/png;base64," in page
+    assert "data:image/svg+xml;base64," in page
     assert "alt with &#34;quotes&#34; &amp; &lt;signs&gt;" in page
     assert "http" not in page.replace("http-equiv", ""), "no request leaves the page"
     assert "prefers-color-scheme: dark" in page
@@ -519,7 +519,7 @@ def test_claims_and_pictures_of_an_earlier_run_do_not_pass_for_new_ones(collecti
     collection("01_a", "raise ValueError")
     assert run("--out", out) == 1
     assert len((out / "claims.csv").read_text().splitlines()) == 1
-    assert not (out / "figures" / "01_old.png").exists()
+    assert not (out / "figures" / "01_old.svg").exists()
     assert cli.main(["claims", str(out)]) == 2
 
 

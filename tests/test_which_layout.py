@@ -94,12 +94,14 @@ def test_a_layout_that_does_not_fit_is_recomputed():
 
 
 def test_a_step_is_drawn_part_by_part_with_what_was_published(out):
-    steps = {"a": {"matrix products": 2.0, "pipeline bubble": 1.0}, "b": {"matrix products": 2.0, "attention": 4.0}}
+    multiplied = {"matrix multiplications": 2.0}
+    steps = {"a": multiplied | {"pipeline bubble": 1.0}, "b": multiplied | {"attention": 4.0}}
     picture = figures.seconds_of_layouts(steps, {"a": 2.5}, "14_test")
     assert picture.alt == (
-        "Predicted seconds of a step: a 3.00 s, mostly matrix products, published 2.50 s; b 6.00 s, mostly attention."
+        "Predicted seconds of a step: a 3.00 s, mostly matrix multiplications, published 2.50 s; "
+        "b 6.00 s, mostly attention."
     )
-    assert (out / "figures" / "14_test.png").exists()
+    assert (out / "figures" / "14_test.svg").exists()
 
 
 def test_a_layer_without_small_matrices_and_launches_is_the_four_lines_of_the_chapter():
@@ -112,7 +114,9 @@ def test_a_layer_without_small_matrices_and_launches_is_the_four_lines_of_the_ch
     a_sum = 2 * (t - 1) / t * 2 * tokens * h / machine.rate(t) + 2 * machine.latency_within
     assert layer(job, layout, experts=False).seconds == pytest.approx(
         {
-            "matrix products": 6 * tokens * (4 * h * h + 3 * h * 14336) / t / (machine.matrix_flops * bare.products),
+            "matrix multiplications": (
+                6 * tokens * (4 * h * h + 3 * h * 14336) / t / (machine.matrix_flops * bare.products)
+            ),
             "attention": 3.5 * 2 * 4 * 4096**2 * h / t / (machine.attention_flops * bare.attention),
             "memory bandwidth": 3 * 2 * tokens * h * 22 / t / machine.memory_bytes_per_s,
             "tensor-parallel traffic": 4 * a_sum,

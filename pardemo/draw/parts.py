@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 
 from pardemo.draw.canvas import Canvas
+from pardemo.draw.palette import RANKS
 
 LETTER = 0.61  # the mean width of a letter, as a part of its size, in the widest of the fonts
 SUBSCRIPTS = "₀₁₂₃₄₅₆₇₈₉"
@@ -34,3 +35,9 @@ def parts(
         canvas.box(x, y, width, height, thick=1, dashed=True)
     each = height / count
     canvas.boxes([(x, y + number * each, width, each) for number in sorted(present)], fill, thick=0.8)
+
+
+def half_of(canvas: Canvas, x: float, y: float, width: float, height: float, rank: int) -> None:
+    """A tensor cut over two ranks, one half beside the other: the rank's own is filled, the other one empty."""
+    canvas.box(x, y, width, height, thick=1, dashed=True)
+    canvas.box(x + rank * width / 2, y, width / 2, height, RANKS[rank], "½", size=20)

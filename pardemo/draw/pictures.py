@@ -1,12 +1,31 @@
 """Which pictures of a run are whose: their names begin with their chapter's, and each says which notebook drew it."""
 
 import os
+import re
+from dataclasses import dataclass
+from html import unescape
 from pathlib import Path
 
 from pardemo import project
 
-#: In the environment of a kernel: the notebook that it runs. In a picture: the notebook that drew it.
-NOTEBOOK, SOURCE = "PARDEMO_NOTEBOOK", "Source"
+#: In the environment of a kernel: the notebook that it runs.
+NOTEBOOK = "PARDEMO_NOTEBOOK"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a picture's file says of itself.
+
+    Args:
+        alt: in words. width, height: pixels of a page. least: pixels of width that its smallest words need.
+        notebook: that drew it; empty where nobody said.
+    """
+
+    alt: str
+    width: int
+    height: int
+    least: int
+    notebook: str
 
 
 def notebook() -> str:
@@ -16,15 +35,29 @@ def notebook() -> str:
 
 def of(folder: Path, name: str) -> list[Path]:
     """The pictures that a notebook left in a run's folder; those with its chapter's name that nobody signed, too."""
-    paths = sorted((folder / "figures").glob(f"{project.chapter_name(name)}_*.png"))
+    paths = sorted((folder / "figures").glob(f"{project.chapter_name(name)}_*.svg"))
     return [path for path in paths if _drawn_by(path) in ("", name)]
 
 
-def _drawn_by(path: Path) -> str:
-    from PIL import Image
+def read(svg: str) -> Saved:
+    """What a picture of :func:`pardemo.draw.style.save` says of itself.
 
+    Raises:
+        ValueError: this is no such picture, or half of one.
+    """
+    head = re.match(r"<svg [^>]*>", svg)
+    if head is None or not svg.rstrip().endswith("</svg>"):
+        raise ValueError("this is no picture of pardemo's: it does not begin with <svg …>, or has no end")
+    said = dict(re.findall(r'([\w-]+)="([^"]*)"', head[0]))
     try:
-        with Image.open(path) as image:
-            return image.info.get(SOURCE, "")
-    except OSError:  # half a file: it is everybody's to remove
+        width, height, least = int(said["width"]), int(said["height"]), int(said["data-least"])
+        return Saved(unescape(said["aria-label"]), width, height, least, unescape(said["data-notebook"]))
+    except (KeyError, ValueError):
+        raise ValueError("this is no picture of pardemo's: it does not say its size and what it shows") from None
+
+
+def _drawn_by(path: Path) -> str:
+    try:
+        return read(path.read_text(encoding="utf-8")).notebook
+    except (OSError, ValueError):  # half a file: it is everybody's to remove
         return ""

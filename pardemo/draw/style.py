@@ -1,7 +1,10 @@
 """Colours, fonts and files. Colours are those of the drawings' key; hatches tell them apart in print."""
 
 import io
+import math
+import re
 from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 
 from pardemo import extras, project
@@ -10,6 +13,7 @@ from pardemo.draw import palette, pictures
 with extras.needed_by(__name__):
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.text import Text
     from PIL import Image, PngImagePlugin
 
 #: A colour for each kind of thing, the same in every chapter and in every drawing: the drawings' key says which.
@@ -52,10 +56,16 @@ SETTINGS = {
     "savefig.facecolor": "white",
     "figure.dpi": 110,
     "hatch.linewidth": 0.6,
+    "svg.fonttype": "none",  # words stay words: a reader can select them and search for them
+    "svg.hashsalt": "pardemo",  # the same figure is the same file
 }
 
-#: Of the files: an inch is 110 pixels of a page.
+#: An inch is 110 pixels of a page.
 DPI = 110
+#: Pixels that the smallest words of a chart have at least, on a phone too: where it has no room for that, it scrolls.
+LEGIBLE_PX = 10
+#: For machines without the font that the chart was laid out with: these are no wider.
+FALLBACK = "'DejaVu Sans', Verdana, sans-serif"
 
 
 def new(rows: int = 1, columns: int = 1, size: Sequence[float] = (8.0, 4.0), **kwargs):
@@ -70,43 +80,77 @@ def new(rows: int = 1, columns: int = 1, size: Sequence[float] = (8.0, 4.0), **k
 
 
 class Picture:
-    """A drawn figure as a PNG, with alternative text: a notebook shows it, and keeps the text beside it."""
+    """A drawn figure as SVG and as PNG, with alternative text: a notebook shows it, and keeps the text beside it.
 
-    def __init__(self, png: bytes, alt: str):
-        self.png, self.alt = png, alt
+    A page takes the SVG, which is sharp at any size; a viewer that trusts no SVG, or knows none, takes the PNG.
+    """
+
+    def __init__(self, svg: str, png: bytes, alt: str):
+        self.svg, self.png, self.alt = svg, png, alt
 
     def __repr__(self) -> str:
         return f"picture: {self.alt}"
 
     def _repr_mimebundle_(self, **kwargs):
-        return {"image/png": self.png}, {"image/png": {"alt": self.alt}}
+        return {"image/svg+xml": self.svg, "image/png": self.png}, {"image/png": {"alt": self.alt}}
 
 
 def draw(fig: Figure, alt: str) -> Picture:
-    """The figure as a PNG with a palette: a third of the size, since a chart has few colours.
+    """The figure as a picture.
 
     Raises:
         ValueError: there is no alternative text.
     """
     if not alt:
         raise ValueError("a picture needs alternative text")
+    return Picture(_svg(fig, alt), _png(fig, alt), alt)
+
+
+def _svg(fig: Figure, alt: str) -> str:
+    """Coordinates to a hundredth of a point, no date, and how wide it has to be for its smallest words."""
+    drawn = io.StringIO()
+    fig.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = drawn.getvalue()
+    text = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), text)
+    text = text.replace("'DejaVu Sans'", FALLBACK)
+    inches, points = fig.get_size_inches()[0], _smallest_words(fig)
+    width, height = (round(DPI * side) for side in fig.get_size_inches())
+    least = min(width, math.ceil(72 * inches * LEGIBLE_PX / points))
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" width="{width}" '
+        f'height="{height}" viewBox="0 0 {72 * inches:g} {72 * fig.get_size_inches()[1]:g}" role="img" '
+        f'data-least="{least}" data-notebook="{escape(pictures.notebook())}" aria-label="{escape(alt)}" '
+        'stroke-linejoin="round" stroke-linecap="butt">'  # and no style of its own, which would reach a whole page
+    )
+    body = text[text.index(">", text.index("<svg ")) + 1 :]
+    body = re.sub(r"\s*<metadata>.*?</metadata>|\s*<!--.*?-->|\s*<style\b.*?</style>", "", body, flags=re.S)
+    return head + re.sub(r"\n\s+", "\n", body)
+
+
+def _smallest_words(fig: Figure) -> float:
+    """Points of the smallest text that is shown."""
+    shown = (text for text in fig.findobj(Text) if text.get_visible() and text.get_text().strip())
+    return min((text.get_fontsize() for text in shown), default=SETTINGS["font.size"])
+
+
+def _png(fig: Figure, alt: str) -> bytes:
+    """With a palette: a third of the size, since a chart has few colours."""
     drawn, packed, text = io.BytesIO(), io.BytesIO(), PngImagePlugin.PngInfo()
     fig.savefig(drawn, format="png", dpi=DPI)
     text.add_itxt("Description", alt)
-    if pictures.notebook():
-        text.add_itxt(pictures.SOURCE, pictures.notebook())
     with Image.open(drawn) as image:
         image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(packed, "PNG", optimize=True, pnginfo=text)
-    return Picture(packed.getvalue(), alt)
+    return packed.getvalue()
 
 
 def save(fig: Figure, name: str, alt: str) -> Picture:
-    """Writes ``figures/<name>.png`` into the run's folder, ``alt`` inside it; returns it for the notebook to show."""
-    return write(fig, project.output_dir() / "figures" / f"{name}.png", alt)
+    """Writes ``figures/<name>.svg`` into the run's folder, ``alt`` inside it; returns it for the notebook to show."""
+    return write(fig, project.output_dir() / "figures" / f"{name}.svg", alt)
 
 
 def write(fig: Figure, path: Path, alt: str) -> Picture:
-    """As :func:`save`, to a file of any folder."""
+    """As :func:`save`, to a file of any folder: SVG or, where its name ends so, PNG."""
     picture = draw(fig, alt)
-    project.write_atomically(path, lambda temporary: temporary.write_bytes(picture.png))
+    data = picture.png if path.suffix == ".png" else picture.svg.encode()
+    project.write_atomically(path, lambda temporary: temporary.write_bytes(data))
     return picture

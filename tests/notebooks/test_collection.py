@@ -98,7 +98,7 @@ def test_bytes_of_chapter_01_hold_on_the_wire(rows):
 
 
 def test_the_run_leaves_pictures_and_a_report(run):
-    pictures = {p.stem for p in (run / "figures").glob("*.png")}
+    pictures = {p.stem for p in (run / "figures").glob("*.svg")}
     assert {
         "your_machine_collectives",
         "data_parallel_bytes_per_rank",

@@ -2,7 +2,6 @@
 
 import base64
 import html
-import io
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pardemo import claims, project
 from pardemo.book.run import scorecard
 from pardemo.claims.lines import Line
+from pardemo.draw import pictures
 
 if TYPE_CHECKING:
     from IPython.display import HTML
@@ -45,20 +45,18 @@ class Finding:
         return [f"Not in this run: {', '.join(self._missing)}."] if self._missing else []
 
     def _image(self) -> str:
-        from PIL import Image
-
-        path = self._run.folder / "figures" / f"{self._picture}.png"
+        path = self._run.folder / "figures" / f"{self._picture}.svg"
         if not path.is_file():
             return f"<div>Not in this run: the picture {html.escape(self._picture)}.</div>"
-        with Image.open(path) as image:
-            alt_text = image.info.get("Description", self._picture)
-            small = image.convert("RGB").resize((WIDTH, round(WIDTH * image.height / image.width)), Image.LANCZOS)
-        data = io.BytesIO()
-        small.quantize(64).save(data, "PNG", optimize=True)
-        source = f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
-        image_tag = f'<img alt="{html.escape(alt_text, quote=True)}" style="max-width:100%" src="{source}">'
+        svg = path.read_text(encoding="utf-8")
+        own, data = pictures.read(svg), base64.b64encode(svg.encode()).decode()
+        image_tag = (
+            f'<img alt="{html.escape(own.alt)}" style="width:{WIDTH}px;min-width:{own.least}px;max-width:100%" '
+            f'src="data:image/svg+xml;base64,{data}">'
+        )
         chapter = self._chapter(path)
-        return f'<div><a href="{chapter}">{image_tag}</a></div>' if chapter else f"<div>{image_tag}</div>"
+        inside = f'<a href="{chapter}">{image_tag}</a>' if chapter else image_tag
+        return f'<div style="overflow-x:auto">{inside}</div>'
 
     def _chapter(self, path: Path) -> str:
         """The notebook that left the picture: the one whose name the picture's begins with."""

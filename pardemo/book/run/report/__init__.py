@@ -123,12 +123,9 @@ def _table_row(row: dict[str, Any], address: str) -> dict[str, Any]:
 
 
 def _picture(path: Path) -> dict[str, Any]:
-    from PIL import Image
-
-    with Image.open(path) as image:
-        alt, (width, height) = image.info.get("Description", path.stem), image.size
-    data = base64.b64encode(path.read_bytes()).decode()
-    return {"name": path.stem, "alt": alt, "data": data, "width": width, "height": height}
+    svg = path.read_text(encoding="utf-8")
+    data = base64.b64encode(svg.encode()).decode()
+    return {"name": path.stem, "data": data, **vars(pictures.read(svg))}
 
 
 def _json(path: Path) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pardemo import compat, project
+from pardemo.draw import pictures
 
 
 def source(folder: Path, name: str) -> Path | None:
@@ -136,7 +137,16 @@ def _linked(body: str, notebooks: set[str]) -> str:
 
 
 def _legible(body: str) -> str:
-    """Pictures fit the screen, but not below half the size that they were drawn in: there they scroll."""
+    """Pictures fit the screen, but their smallest words stay legible: where there is no room for that, they scroll."""
+
+    def drawn(tag: re.Match) -> str:
+        svg = base64.b64decode(tag[1]).decode()
+        try:
+            own = pictures.read(svg)
+        except ValueError:  # a reader's own
+            return tag[0]
+        size = f'width="{own.width}" height="{own.height}" style="min-width: {own.least}px"'
+        return f'<img alt="{html.escape(own.alt)}" {size} src="data:image/svg+xml;base64,{tag[1]}"'
 
     def sized(tag: re.Match) -> str:
         width, height = struct.unpack(">II", base64.b64decode(tag[2][:32])[16:24])  # of a PNG's header
@@ -144,6 +154,7 @@ def _legible(body: str) -> str:
         attributes = re.sub(r' style="[^"]*"', "", tag[1])
         return f'{attributes} width="{width}" height="{height}" {least} src="data:image/png;base64,{tag[2]}'
 
+    body = re.sub(r'<img src="data:image/svg\+xml;base64,([\w+/=]+)"', drawn, body)
     return re.sub(r'(<img\b[^>]*?) src="data:image/png;base64,([\w+/]{32})', sized, body)
 
 
