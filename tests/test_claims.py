@@ -222,7 +222,7 @@ def test_the_articles_statements_are_all_there():
 
 
 def scaling_verdicts(ledger, cluster):
-    """*Hybrid parallelism*'s comparison of the scaling model with Megatron's figure: verdicts of what it does not excuse."""
+    """The comparison of the scaling model with Megatron's figure: verdicts of what it does not excuse."""
     pairs = {gpus: (sum(parts.values()), paper) for gpus, (parts, paper) in scaling.figure_5(cluster).items()}
     found = [ledger.check(f"05.x{n}", "longer", *pairs[n], rel=0.1, evidence="published") for n in (2, 8)]
     above = sum(paper >= ours - 0.5 for ours, paper in pairs.values())
@@ -477,8 +477,11 @@ def test_a_claim_shows_as_one_line(declared):
         "  It is 16 instead: the library sends all of it.",
     ]
     page = BeautifulSoup(line._repr_html_(), "html.parser")
-    assert page.find("span")["title"] == "differs"
-    assert "headers are bytes, too; a paper; wire" in page.find("small")["title"]
+    sign, sentence = page.find_all("span")
+    assert sign["title"] == "differs: not as predicted; a second prediction holds, and the reason is given"
+    assert sentence["title"] == "headers are bytes, too; a paper; wire; s09.sent", "its id is no part of what is read"
+    assert "s09.sent" not in page.get_text()
+    assert page.div["data-claim"] == "s09.sent"
     assert repr(Line(claim.rows[-1:])) == "✓ same bits on every rank: yes  [01.same]"
 
 

@@ -1,4 +1,4 @@
-"""The pictures of *Baichuan2: the fine-tune* and *Baichuan2: before and after*: what is told in words is what is drawn."""
+"""The pictures of Baichuan2's fine-tune and of its evaluation: what is told in words is what is drawn."""
 
 import pytest
 from book import drawings, figures

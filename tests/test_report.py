@@ -14,6 +14,7 @@ from pardemo import claims, cli, project
 from pardemo.book.run import report, runner, scorecard
 from pardemo.book.run.report import command, pages
 from pardemo.claims import Ledger
+from pardemo.claims.lines import Line
 
 REFERENCE = project.root() / "outputs" / "reference"
 README = project.root() / "README.md"
@@ -247,7 +248,7 @@ def test_bad_input_is_one_line(arguments, told, tmp_path, monkeypatch, capsys):
 def test_a_scorecard_is_read_again_when_a_chapter_was_run_again(tmp_path, monkeypatch):
     """With --resume the scorecard must not show what another chapter measured before."""
     executed = []
-    chapters = {name: project.root() / "notebooks" / f"{name}.ipynb" for name in ("01_data_parallel", "17_scorecard")}
+    chapters = {name: project.root() / "notebooks" / f"{name}.ipynb" for name in ("01_data_parallel", scorecard.OWN)}
     monkeypatch.setattr(project, "notebooks", lambda: chapters)
 
     def execute(name, path, parameters, folder, *rest):
@@ -258,11 +259,44 @@ def test_a_scorecard_is_read_again_when_a_chapter_was_run_again(tmp_path, monkey
 
     monkeypatch.setattr(runner, "_execute", execute)
     runner.run(out=tmp_path, say=lambda *a, **k: None)
-    assert executed == ["01", "15"]
+    assert executed == ["01", scorecard.OWN[:2]]
     runner.run(out=tmp_path, resume=True, say=lambda *a, **k: None)
-    assert executed[2:] == ["01", "15"], "01 failed before; what it now measured belongs on the scorecard"
+    assert executed[2:] == ["01", scorecard.OWN[:2]], "01 failed before; what it now measured belongs on the scorecard"
     runner.run(out=tmp_path, resume=True, say=lambda *a, **k: None)
     assert len(executed) == 4, "nothing changed: nothing is run again"
+
+
+def test_the_report_is_by_question(out):
+    """A chapter's question, then its claims below the section that shows them."""
+    ledger = Ledger("01_a")
+    for claim in ("01.bytes", "01.seconds", "01.more"):
+        ledger.check(claim, f"what {claim} says", 1, 1)
+    shown = [Line([row])._repr_html_() for row in claims.read(out)]
+    cells = [nbformat.v4.new_markdown_cell("# A"), nbformat.v4.new_markdown_cell("text\n\n## 1 How many bytes?\n\nx")]
+    for place, text in enumerate(shown):
+        cells.append(nbformat.v4.new_code_cell("claim()"))
+        cells[-1].outputs = [nbformat.v4.new_output("display_data", {"text/html": text})]
+        if place == 0:
+            cells.append(nbformat.v4.new_markdown_cell("## 2 How long?"))
+    metadata = {"pardemo": {"question": "What does a step cost?"}}
+    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata=metadata), out / "01_a.ipynb")
+    assert scorecard.sections(out, "01_a") == {
+        "01.bytes": "How many bytes?",
+        "01.seconds": "How long?",
+        "01.more": "How long?",
+    }
+    report.write(out, [runner.NotebookEnding("01_a", "ok", 1.0)], claims.read(out))
+    text = (out / "report.html").read_text()
+    order = [
+        "What does a step cost?",
+        "<h3>How many bytes?</h3>",
+        "01.bytes",
+        "<h3>How long?</h3>",
+        "01.seconds",
+        "01.more",
+    ]
+    places = [text.index(part, text.index('id="claims"')) for part in order]
+    assert places == sorted(places)
 
 
 def test_a_page_begins_with_the_list_of_its_sections():

@@ -1,7 +1,7 @@
 """One table of letters for the whole book: each means one thing, in every chapter.
 
-A chapter's metadata names the letters that it uses (``"pardemo": {"letters": {"N": "", "S": "here 8 MiB"}}``), with what it
-adds to one, or nothing; ``python -m pardemo.book.letters`` writes its small table into its first cell.
+A chapter's metadata names the letters that it uses (``"pardemo": {"letters": {"N": "", "S": "here 8 MiB"}}``), with what
+it adds to one, or nothing; ``python -m pardemo.book.letters`` writes its small table into its first cell.
 """
 
 import json
@@ -39,7 +39,7 @@ LETTERS = {
     "α": "latency (延迟): seconds that a message takes however short it is",
     "A": "bytes of one activation [b·s, h], as it travels between two stages or is all-reduced",
     "φ": "(t−1)/t · A: what a rank sends in half a ring all-reduce of an activation",
-    "τ": "seconds for one micro-batch on one stage: τF forward, τI for its input's gradient, τW for its weights' gradients",
+    "τ": "seconds of a stage for one micro-batch: τF forward, τI for its input's gradient, τW for its weights'",
     "X": "a layer's input [b·s, h]",
     "Z": "a layer's output [b·s, h]",
     "W": "a weight matrix; a layer's several ones have an index: W₁, W₂",

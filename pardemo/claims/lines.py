@@ -16,6 +16,14 @@ SIGNS = {
     "not measured": ("–", "var(--off, #868e96)"),
     "fails": ("✗", "var(--fails, #e03131)"),
 }
+#: What a reader sees who points at a sign.
+MEANINGS = {
+    "holds": "holds: measured as predicted, within the tolerance",
+    "differs": "differs: not as predicted; a second prediction holds, and the reason is given",
+    "off": "off: seconds, or a paper's figure, that the prediction misses; the chapter says why",
+    "not measured": "not measured: this machine cannot, and the reason is given",
+    "fails": "fails: a mistake, and the chapter stops",
+}
 FEW = 8  # cases that one line has room for
 NOTICED = 0.001  # a tolerance below a tenth of a per cent
 SHORT = 40  # characters of the values that hold instead: where they are more, the cases alone show them
@@ -33,23 +41,23 @@ class Line:
 
     def __repr__(self) -> str:
         sign, _ = SIGNS[worst(self._rows)]
-        head = [f"{sign} {self._rows[0]['statement']}: {_figures(self._rows)}  [{self._rows[0]['claim']}]"]
+        head = [f"{sign} {_said(self._rows)}: {_figures(self._rows)}  [{self._rows[0]['claim']}]"]
         return "\n".join([*head, *(f"  {sentence}" for sentence in _sentences(self._rows))])
 
     def _repr_html_(self) -> str:
         rows, verdict = self._rows, worst(self._rows)
         sign, colour = SIGNS[verdict]
         first = rows[0]
-        hint = "; ".join(filter(None, (first["because"], first["source"], first["evidence"])))
+        hint = "; ".join(filter(None, (first["because"], first["source"], first["evidence"], first["claim"])))
         head = (
-            f'<span style="color:{colour};font-weight:bold" title="{verdict}">{sign}</span> '
-            f"{html.escape(first['statement'])}: {_figures(rows, bold=True)} "
-            f'<small style="opacity:.6" title="{html.escape(hint, quote=True)}">{first["claim"]}</small>'
+            f'<span style="color:{colour};font-weight:bold" title="{MEANINGS[verdict]}">{sign}</span> '
+            f'<span title="{html.escape(hint, quote=True)}">{html.escape(_said(rows))}</span>: '
+            f"{_figures(rows, bold=True)}"
         )
         below = "".join(f'<div style="margin-left:1.4em;opacity:.85">{html.escape(s)}</div>' for s in _sentences(rows))
         if len(rows) > FEW:
             head = f"<details><summary>{head}</summary>{_table(rows)}</details>"
-        return f'<div class="claim" style="margin:.15em 0">{head}{below}</div>'
+        return f'<div class="claim" data-claim="{first["claim"]}" style="margin:.15em 0">{head}{below}</div>'
 
 
 class Closing:
@@ -90,6 +98,11 @@ def by_claim(rows: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     for row in rows:
         rows_by_claim.setdefault(row["claim"], []).append(row)
     return rows_by_claim
+
+
+def _said(rows: Sequence[dict[str, Any]]) -> str:
+    """A claim's sentence without its full stop: its figures follow."""
+    return rows[0]["statement"].removesuffix(".")
 
 
 def worst(rows: Iterable[dict[str, Any]]) -> str:
@@ -197,6 +210,6 @@ def _table(rows: Iterable[dict[str, Any]]) -> str:
         measured = short(row["measured"]) + (f" {row['unit']}" if row["unit"] and row["measured"] is not None else "")
         sign, colour = SIGNS[row["verdict"]]
         cells = (claim_cell, *map(html.escape, (row["case"], predicted_text(row), measured, row["evidence"])))
-        mark = f'<td style="color:{colour}" title="{row["verdict"]}">{sign}</td>'
+        mark = f'<td style="color:{colour}" title="{MEANINGS[row["verdict"]]}">{sign}</td>'
         lines.append(f'<tr id="{row["id"]}">' + "".join(f"<td>{cell}</td>" for cell in cells) + mark + "</tr>")
     return f"<table><tr>{heads}</tr>{''.join(lines)}</table>"

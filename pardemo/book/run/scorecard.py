@@ -92,17 +92,31 @@ def ratio(row: dict[str, Any]) -> float | None:
 
 def places(folder: Path, notebook: str) -> dict[str, str]:
     """claim id -> id of the first cell of the executed copy that shows it."""
+    return {claim: cell for claim, (cell, _) in _shown(folder, notebook).items()}
+
+
+def sections(folder: Path, notebook: str) -> dict[str, str]:
+    """claim id -> heading of the section of the executed copy that shows it first, without its number."""
+    return {claim: heading for claim, (_, heading) in _shown(folder, notebook).items()}
+
+
+def _shown(folder: Path, notebook: str) -> dict[str, tuple[str, str]]:
+    """claim id -> id of the first cell that shows it, and the heading above that."""
     try:
         cells = json.loads((folder / f"{notebook}.ipynb").read_text(encoding="utf-8"))["cells"]
     except (OSError, ValueError, KeyError):
         return {}
-    cell_of_claim: dict[str, str] = {}
+    shown: dict[str, tuple[str, str]] = {}
+    heading = ""
     for cell in cells:
+        if cell["cell_type"] == "markdown":
+            headings = re.findall(r"^## (?:\d+ )?(.+)$", "".join(cell["source"]), re.M)
+            heading = headings[-1] if headings else heading
         for output in cell.get("outputs", []):
             table = "".join(output.get("data", {}).get("text/html", []))
-            for claim in re.findall(r">\s*([a-z0-9_]+\.[a-z0-9_.]+)\s*<", table):
-                cell_of_claim.setdefault(claim, cell.get("id", ""))
-    return cell_of_claim
+            for claim in re.findall(r'data-claim="([^"]+)"|>\s*([a-z0-9_]+\.[a-z0-9_.]+)\s*<', table):
+                shown.setdefault("".join(claim), (cell.get("id", ""), heading))
+    return shown
 
 
 def links(folder: Path, rows: Iterable[dict[str, Any]]) -> dict[str, str]:

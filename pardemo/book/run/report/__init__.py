@@ -81,17 +81,28 @@ def _chapter(
     name = outcome.notebook
     own = [row for row in rows if row["notebook"] == name]
     drawn = [_picture(p) for p in pictures.of(folder, name)]
+    own_claims = [_claim(cases, addresses) for cases in claims.by_claim(own).values()]
     return {
         "outcome": outcome,
         "name": name,
         "number": name[:2],
         "title": pages.title(folder, name),
         "page": f"{name}.html" if has_page else None,
-        "claims": [_claim(cases, addresses) for cases in claims.by_claim(own).values()],
+        "question": pages.question(folder, name),
+        "claims": own_claims,
+        "sections": _by_section(own_claims, scorecard.sections(folder, name)),
         "counts": claims.counts(own),
         "pictures": drawn,
         "drawn": len(drawn),
     }
+
+
+def _by_section(own: list[dict[str, Any]], headings: dict[str, str]) -> dict[str, list[dict[str, Any]]]:
+    """A chapter's claims by the section that shows them, as it asks; in the order of the page."""
+    grouped: dict[str, list[dict[str, Any]]] = {}
+    for claim in own:
+        grouped.setdefault(headings.get(claim["id"], ""), []).append(claim)
+    return grouped
 
 
 def _claim(cases: list[dict[str, Any]], addresses: dict[str, str]) -> dict[str, Any]:

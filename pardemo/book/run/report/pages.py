@@ -29,15 +29,27 @@ def to_page(address: str) -> str:
 
 def title(folder: Path, name: str) -> str:
     """The first heading of a notebook without its number; its name where it has none."""
+    notebook = _notebook(folder, name)
+    cells = notebook.cells if notebook else []
+    headings = (line for c in cells if c.cell_type == "markdown" for line in c.source.splitlines() if line[:2] == "# ")
+    return re.sub(rf"^# (?:{name[:2]}\s+)?", "", next(headings, name))
+
+
+def question(folder: Path, name: str) -> str:
+    """What a notebook answers, as its metadata says; empty where it does not say."""
+    notebook = _notebook(folder, name)
+    return str(notebook.metadata.get("pardemo", {}).get("question", "")) if notebook else ""
+
+
+def _notebook(folder: Path, name: str) -> Any:
+    """A notebook's executed copy, else the collection's; None where neither can be read."""
     import nbformat
 
     path = source(folder, name) or project.root() / "notebooks" / f"{name}.ipynb"
     try:
-        cells = nbformat.read(path, as_version=4).cells
+        return nbformat.read(path, as_version=4)
     except (OSError, ValueError, nbformat.ValidationError):  # a notebook that was not run, or half a file
-        return name
-    headings = (line for c in cells if c.cell_type == "markdown" for line in c.source.splitlines() if line[:2] == "# ")
-    return re.sub(rf"^# (?:{name[:2]}\s+)?", "", next(headings, name))
+        return None
 
 
 def write(folder: Path, name: str, chapters: list[dict[str, Any]], into: Path) -> Path:
