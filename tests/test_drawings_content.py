@@ -22,11 +22,11 @@ from pardemo.book.chapters.megatron_attention import drawings as attention
 from pardemo.book.chapters.megatron_attention import drawings_block as block
 from pardemo.book.chapters.megatron_attention import drawings_grouped as grouped
 from pardemo.book.chapters.megatron_attention import drawings_one_sum as one_sum
-from pardemo.book.chapters.vocabulary import drawings as sequence
-from pardemo.book.chapters.vocabulary import drawings_activations as kept
-from pardemo.book.chapters.vocabulary import drawings_three_cuts as three_cuts
-from pardemo.book.chapters.vocabulary import drawings_vocabulary as vocabulary
-from pardemo.book.chapters.vocabulary import drawings_whole as whole
+from pardemo.book.chapters.sequence_parallel import drawings as sequence
+from pardemo.book.chapters.sequence_parallel import drawings_activations as kept
+from pardemo.book.chapters.sequence_parallel import drawings_three_cuts as three_cuts
+from pardemo.book.chapters.sequence_parallel import drawings_whole as whole
+from pardemo.book.chapters.vocabulary import drawings as vocabulary
 from pardemo.book.chapters.zero_communication import drawings_hops as hops
 from pardemo.draw import palette
 from pardemo.formulas import communication, memory
@@ -283,11 +283,19 @@ def test_what_a_block_keeps_is_what_the_formulas_say():
 
 def test_what_is_whole_is_white_and_what_is_cut_is_halved():
     svg = svgs.drawing(drawings.still_whole())
-    cut = sum(row[2] for row in whole.MODEL)
+    cut = sum(row[2] for row in whole.PARTS)
     assert svg.words().count("½") == 2 * cut
-    assert svg.words().count("all of it") == 2 * (len(whole.MODEL) - cut)
-    assert sorted(row for _, rows in whole._SECTIONS for row in rows) == [
-        number for number, row in enumerate(whole.MODEL) if not row[2]
+    assert svg.words().count("all of it") == 2 * (len(whole.PARTS) - cut)
+
+
+def test_the_vocabulary_is_whole_on_the_left_and_halved_on_the_right():
+    svg = svgs.drawing(drawings.vocabulary_cut())
+    of_vocabulary = sum(row[2] for row in vocabulary.MODEL)
+    assert svg.words().count("all of it") == 2 * of_vocabulary
+    assert svg.words().count("½") == 2 * (2 * len(vocabulary.MODEL) - of_vocabulary)
+    assert [word for word in svg.words() if word in ("all-reduce", "3 numbers a token")] == [
+        "all-reduce",
+        "3 numbers a token",
     ]
 
 

@@ -19,7 +19,8 @@ from pardemo.book.chapters.cluster.solutions import my_crossing
 from pardemo.book.chapters.megatron_attention.solutions import my_rows, my_shared_sum
 from pardemo.book.chapters.megatron_mlp.solutions import SumBackward
 from pardemo.book.chapters.scorecard.solutions import my_step_bytes, my_verdict
-from pardemo.book.chapters.vocabulary.solutions import my_kept, my_loss
+from pardemo.book.chapters.sequence_parallel.solutions import my_kept
+from pardemo.book.chapters.vocabulary.solutions import my_loss
 from pardemo.book.chapters.which_layout.solutions import my_headroom, my_reason
 from pardemo.book.chapters.your_machine.solutions import my_bus_bandwidth, my_neighbour
 from pardemo.book.chapters.zero_memory.solutions import my_stage
@@ -471,32 +472,32 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
         ("megatron_attention.qkv_rows", lambda w, heads, r, n: w[99999], "Your function raised IndexError"),
         ("megatron_attention.qkv_rows", lambda *a: torch.tensor(0.0), "It returned shape ()"),
         ("vocabulary.vocabulary_loss", loss_in_three, "in 3 collectives; 2 are enough"),
-        ("vocabulary.norm_gradients", returns_nothing, "it should return 3 tensors, not NoneType"),
-        ("vocabulary.norm_gradients", lambda g: g, "the parts of this rank's own tokens"),
+        ("sequence_parallel.norm_gradients", returns_nothing, "it should return 3 tensors, not NoneType"),
+        ("sequence_parallel.norm_gradients", lambda g: g, "the parts of this rank's own tokens"),
         (
-            "vocabulary.norm_gradients",
+            "sequence_parallel.norm_gradients",
             lambda g: [one / 2 for one in summed_one_by_one(g)],
             "these are means",
         ),
-        ("vocabulary.norm_gradients", summed_one_by_one, "Right, in 3 messages"),
+        ("sequence_parallel.norm_gradients", summed_one_by_one, "Right, in 3 messages"),
         (
-            "vocabulary.norm_gradients",
+            "sequence_parallel.norm_gradients",
             lambda g: [one.flatten() for one in g],
             "as they came, not [(48,), (48,), (48,)]",
         ),
-        ("vocabulary.activations", returns_nothing, "it returned NoneType, not a number of bytes"),
+        ("sequence_parallel.activations", returns_nothing, "it returned NoneType, not a number of bytes"),
         (
-            "vocabulary.activations",
+            "sequence_parallel.activations",
             lambda b, s, h, a, n, q, f: b * s * h * (34 + 5 * a * s / h) / n,
             "not 14.25: norms, dropout",
         ),
         (
-            "vocabulary.activations",
+            "sequence_parallel.activations",
             lambda b, s, h, a, n, q, f: b * s * h * (10 + 24 / n + 5 * a * s / h),
             "an N-th of the scores",
         ),
-        ("vocabulary.activations", lambda *a: my_kept(*a[:-1], False), "not 23: the scores are not kept"),
-        ("vocabulary.activations", lambda *a: my_kept(*a) / 2, "two bytes to a number"),
+        ("sequence_parallel.activations", lambda *a: my_kept(*a[:-1], False), "not 23: the scores are not kept"),
+        ("sequence_parallel.activations", lambda *a: my_kept(*a) / 2, "two bytes to a number"),
         ("hybrid_parallel.groups", returns_nothing, "It returned None"),
         ("hybrid_parallel.groups", lambda *a: [["x"]], "It returned [['x']]"),
         ("hybrid_parallel.groups", divides_by_zero, "Your function raised ZeroDivisionError"),

@@ -6,6 +6,7 @@ import torch.distributed as dist
 
 from pardemo import CallMeter, World
 from pardemo.book.chapters.megatron_attention import measured as blocks
+from pardemo.book.chapters.sequence_parallel import measured as sequence_parallel
 from pardemo.book.chapters.vocabulary import measured as vocabulary
 from pardemo.small_models import gpt
 
@@ -109,7 +110,7 @@ def test_megatrons_sequence_parallel_mlp(world):
 @pytest.mark.parametrize("library", ["pardemo", "Megatron-core", "DTensor"])
 def test_losses_over_a_cut_vocabulary_and_layers_in_sequence_are_the_plain_ones(world, library):
     found = world.run(vocabulary.loss, library, 64, 96, 16)
-    found += world.run(vocabulary.in_sequence, library, 2, 16, HIDDEN, HEADS)
+    found += world.run(sequence_parallel.in_sequence, library, 2, 16, HIDDEN, HEADS)
     assert max(rank.error for rank in found) < 1e-5
     assert all(rank.sent_bytes and rank.kept_bytes for rank in found)
 

@@ -1,4 +1,4 @@
-"""Chapter *The vocabulary and the sequence*: what its page draws, measures, asks and claims."""
+"""Chapter *The vocabulary*: what its page draws, measures, asks and claims."""
 
 from pardemo.book.page import door
 

@@ -1,67 +1,137 @@
-"""Sequence parallelism: where an activation is whole, and where it is cut by tokens or by columns."""
+"""A vocabulary cut over two ranks: the lookup of words, and a loss that all-reduces three numbers a token."""
+
+import math
 
 from pardemo.draw.canvas import Canvas, Drawing
-from pardemo.draw.palette import DONE, RANKS
+from pardemo.draw.palette import DONE, RANKS, WHOLE
+from pardemo.draw.parts import half_of, legend
 
-#: A block from its input on: a tensor (its cut, what is computed, a note) or a collective.
-BLOCK = (
-    ("tokens", "x, norm", "cut by tokens"),
-    "all-gather",
-    ("whole", "into query, key, value", "all tokens on both"),
-    ("columns", "attention, output", "its own heads only"),
-    "reduce-scatter",
-    ("tokens", "dropout, add, norm", "cut by tokens"),
-    "all-gather",
-    ("whole", "into the MLP", "all tokens on both"),
-    ("columns", "GeLU, second matrix", "its own columns only"),
-    "reduce-scatter",
-    ("tokens", "dropout, add", "cut by tokens"),
+#: The logits of one token over a vocabulary of eight, and its label.
+LOGITS, LABEL = (2, 1, 0, 3, 1, 4, 0, 2), 7
+TOKENS = (3, 0, 3)  # to look up in a table of four words
+#: From the tokens to the loss: name, a note on its size, whether it belongs to the vocabulary, what is sent behind it.
+MODEL = (
+    ("embedding", "V × h weights", True, "all-reduce"),
+    ("blocks", "cut already", False, ""),
+    ("output head", "V × h weights", True, ""),
+    ("logits", "b·s × V numbers", True, "3 numbers a token"),
 )
-_TALK = DONE["communication"]
-_LEFT, _WIDE, _HIGH = (300, 478), 146, 56
-_TOKENS = 4
+_TALK, _CELL, _LEFT = DONE["communication"], 62, (36, 340)
 
 
-def sequence_parallel() -> Drawing:
-    """A block on two ranks from top to bottom, with the part of each activation that a rank has."""
-    canvas = Canvas(640, 788)
-    for rank, x in enumerate(_LEFT):
-        canvas.text(x + _WIDE / 2, 20, f"rank {rank}", size=22, bold=True)
-    y = 44.0
-    for step in BLOCK:
-        if isinstance(step, str):
-            canvas.box(_LEFT[0], y, _LEFT[1] + _WIDE - _LEFT[0], 32, _TALK, step)
-            y += 42
-            continue
-        cut, name, note = step
-        canvas.text(20, y + 17, name, anchor="start", bold=True)
-        canvas.text(20, y + 43, note, size=18, anchor="start")
-        for rank, x in enumerate(_LEFT):
-            _tensor(canvas, x, y, cut, rank)
-        y += _HIGH + 10
-    canvas.text(20, y + 16, "down: tokens; across: features; colour: the rank it comes from", size=18, anchor="start")
-    backward = (
-        "Backward goes from the bottom up: an all-gather becomes",
-        "a reduce-scatter, and the reverse.",
-    )
-    canvas.lines(20, y + 50, backward, anchor="start")
+def vocabulary_cut() -> Drawing:
+    """A model on two ranks from the embedding to the logits: with a whole vocabulary, and with a cut one."""
+    wide, high = 84, 52
+    sides = (("whole vocabulary", (192, 288)), ("cut vocabulary", (436, 532)))
+    canvas = Canvas(640, 430)
+    for name, (first, second) in sides:
+        canvas.text((first + second + wide) / 2, 20, name, size=20, bold=True)
+        for rank, x in enumerate((first, second)):
+            canvas.text(x + wide / 2, 48, f"rank {rank}", size=18)
+    y = 64.0
+    for name, note, of_vocabulary, sent in MODEL:
+        canvas.text(6, y + high / 2 - 11, name, anchor="start", bold=True)
+        canvas.text(6, y + high / 2 + 13, note, size=18, anchor="start")
+        for number, (_, places) in enumerate(sides):
+            for rank, x in enumerate(places):
+                if of_vocabulary and number == 0:
+                    canvas.box(x, y, wide, high, WHOLE, "all of it", size=18)
+                else:
+                    half_of(canvas, x, y, wide, high, rank)
+        y += high + 12
+        if sent:
+            first, second = sides[1][1]
+            canvas.box(first, y, second + wide - first, 32, _TALK, sent)
+            y += 44
+    legend(canvas, 192, y + 14, {"whole on both": WHOLE})
     return Drawing(
         canvas,
-        "A transformer block on two ranks under sequence parallelism. Norms, dropout and sums work on half the tokens; "
-        "an all-gather puts all tokens together before attention and MLP, which are cut by heads and columns, and a "
-        "reduce-scatter adds their results and cuts by tokens again.",
+        "A model on two ranks. The blocks are cut. On the left embedding, output head and logits are whole on both "
+        "ranks; on the right each rank has a half of them: an all-reduce follows the embedding, and "
+        "the loss needs three numbers a token.",
     )
 
 
-def _tensor(canvas: Canvas, x: float, y: float, cut: str, rank: int) -> None:
-    """This rank's part of a tensor [tokens, hidden], coloured; the rest is empty."""
-    row = _HIGH / _TOKENS
-    if cut == "columns":
-        half = _WIDE / 2
-        canvas.boxes([(x + rank * half, y + k * row, half, row) for k in range(_TOKENS)], RANKS[rank])
-    for token in range(_TOKENS) if cut != "columns" else ():
-        owner = token * 2 // _TOKENS
-        if cut == "whole" or owner == rank:
-            canvas.boxes([(x, y + token * row, _WIDE, row)], RANKS[owner])
-    if cut != "whole":
-        canvas.box(x, y, _WIDE, _HIGH, thick=1, dashed=True)
+def vocabulary_loss() -> Drawing:
+    """One token's logits on two ranks, and how its loss is computed without gathering them."""
+    canvas = Canvas(640, 462)
+    half = len(LOGITS) // 2
+    largest, sums, labels = three_numbers()
+    top, total, picked = max(largest), sum(sums), sum(labels)
+    loss = top + math.log(total) - picked
+    for rank, x in enumerate(_LEFT):
+        canvas.text(x + 2 * _CELL, 20, f"rank {rank}", size=22, bold=True)
+        for place in range(half):
+            word = rank * half + place
+            canvas.text(x + (place + 0.5) * _CELL, 50, str(word), size=18)
+            canvas.box(x + place * _CELL, 66, _CELL, 42, RANKS[rank], str(LOGITS[word]))
+    label = _LEFT[LABEL // half] + LABEL % half * _CELL
+    canvas.box(label, 66, _CELL, 42, thick=4)
+    canvas.text(0, 50, "word", size=18, anchor="start")
+    canvas.text(_LEFT[1] + 3.5 * _CELL, 126, "the label", size=18)
+    canvas.text(_LEFT[0], 126, "logits of one position", size=18, anchor="start")
+    rows = (
+        ("largest logit", [f"{n}" for n in largest], "max", f"{top}"),
+        (f"sum of exp(logit − {top})", [f"{n:.2f}" for n in sums], "sum", f"{total:.2f}"),
+        ("the label's logit", [f"{n}" for n in labels], "sum", f"{picked}"),
+    )
+    canvas.text(300, 170, "rank 0", size=18)
+    canvas.text(390, 170, "rank 1", size=18)
+    canvas.text(560, 170, "on both", size=18)
+    for number, (name, values, operation, result) in enumerate(rows):
+        y = 190 + 54 * number
+        canvas.text(_LEFT[0], y + 20, name, size=19, anchor="start")
+        for rank, value in enumerate(values):
+            canvas.box(262 + 90 * rank, y, 76, 40, RANKS[rank], value)
+        canvas.text(478, y + 9, operation, size=18, fill=_TALK, bold=True)
+        canvas.arrow([(434, y + 24), (518, y + 24)], _TALK)
+        canvas.box(522, y, 76, 40, WHOLE, result)
+    canvas.text(320, 378, f"loss = {top} + log {total:.2f} − {picked} = {loss:.2f}", size=22, bold=True)
+    canvas.text(320, 416, "For each token 3 numbers travel instead of its V logits:", size=18)
+    canvas.text(320, 442, "in Baichuan2 V is 125,696.", size=18)
+    return Drawing(
+        canvas,
+        f"A token's eight logits, four on each of two ranks. Only the largest, {top}, the sum of the exponentials, "
+        f"{total:.2f}, and the label's logit are all-reduced; the loss {loss:.2f} follows from "
+        "these three numbers.",
+    )
+
+
+def vocabulary_lookup() -> Drawing:
+    """Three tokens looked up in a table of four words on two ranks: each has the rows of its words, and an all-reduce
+    adds them."""
+    canvas = Canvas(640, 330)
+    canvas.text(61, 20, "the table", bold=True)
+    canvas.text(217, 20, "looks up 3, 0, 3", bold=True)
+    canvas.text(551, 20, "on both", bold=True)
+    for rank, top in enumerate((64, 206)):
+        canvas.text(10, top - 18, f"rank {rank}", size=18, anchor="start")
+        for place in range(2):
+            word = 2 * rank + place
+            canvas.box(10, top + 43 * place, 102, 40, RANKS[rank], f"row {word}")
+        canvas.arrow([(114, top + 41), (146, top + 41)])
+        for place, word in enumerate(TOKENS):
+            here = word // 2 == rank
+            fill, text = (RANKS[rank], f"row {word}") if here else (WHOLE, "0")
+            canvas.box(150, top - 14 + 38 * place, 134, 35, fill, text)
+        canvas.arrow([(286, top + 41), (350, top + 41), (350, 146 if rank == 0 else 186)], _TALK)
+    canvas.box(304, 148, 132, 36, _TALK, "all-reduce")
+    canvas.arrow([(438, 166), (480, 166)], _TALK)
+    for place, word in enumerate(TOKENS):
+        canvas.box(484, 109 + 38 * place, 134, 35, RANKS[word // 2], f"row {word}")
+    return Drawing(
+        canvas,
+        "A table of four words, rows 0 and 1 on rank 0, rows 2 and 3 on rank 1. Of the tokens 3, 0, 3 rank 0 finds the "
+        "second, rank 1 the others, and each puts zeros for the rest. The all-reduce gives both ranks all three rows.",
+    )
+
+
+def three_numbers() -> tuple[list[int], list[float], list[int]]:
+    """By rank: the largest logit, the sum of exponentials relative to the largest of all, and the label's logit."""
+    half = len(LOGITS) // 2
+    parts = LOGITS[:half], LOGITS[half:]
+    largest = [max(part) for part in parts]
+    top = max(largest)
+    sums = [sum(math.exp(logit - top) for logit in part) for part in parts]
+    labels = [LOGITS[LABEL] if LABEL // half == rank else 0 for rank in range(2)]
+    return largest, sums, labels

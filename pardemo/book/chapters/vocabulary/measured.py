@@ -1,4 +1,4 @@
-"""A loss over a cut vocabulary and a sequence-parallel layer, ours and the libraries', compared with plain ones."""
+"""A loss over a cut vocabulary, the package's and the libraries', compared with the plain one."""
 
 import contextlib
 import copy
@@ -20,14 +20,14 @@ from pardemo.tensor_parallel import (
 from pardemo.world.rank import device
 
 
-class Comparison(NamedTuple):
-    """One rank's loss or layer compared with the plain one.
+class LossComparison(NamedTuple):
+    """One rank's loss compared with the plain one.
 
     Attributes:
-        error: the largest relative error of results and gradients against the plain layer's.
-        sent_bytes: by the loss alone, forward; or by a layer, forward and backward.
-        kept_bytes: of activations that the loss alone, or the layer, keeps for the backward pass.
-        changed: the share of this rank's logits that a loss overwrote.
+        error: the largest relative error of the loss and of the gradients against the plain layers'.
+        sent_bytes: by the loss alone, forward.
+        kept_bytes: of activations that the loss alone keeps for the backward pass.
+        changed: the share of this rank's logits that the loss overwrote.
     """
 
     error: float
@@ -36,7 +36,7 @@ class Comparison(NamedTuple):
     changed: float = 0.0
 
 
-def loss(library: str, tokens: int, vocabulary: int, hidden: int) -> Comparison:
+def loss(library: str, tokens: int, vocabulary: int, hidden: int) -> LossComparison:
     """The loss, and its gradients, with an embedding and a head whose vocabulary is cut. Collective.
 
     Args:
@@ -60,7 +60,7 @@ def loss(library: str, tokens: int, vocabulary: int, hidden: int) -> Comparison:
         gradients = [_rows_here(layer.weight.grad) for layer in (embedding, head)]
     errors = [gpt.relative_error(*pair) for pair in zip(gradients, truth, strict=True)]
     error = max(gpt.relative_error(_local(mean_loss), expected), *errors)
-    return Comparison(error, wire.sent_bytes, memory.live["activations"], changed)
+    return LossComparison(error, wire.sent_bytes, memory.live["activations"], changed)
 
 
 @contextlib.contextmanager
@@ -117,57 +117,6 @@ class _First(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layer(x)[0]
-
-
-def in_sequence(library: str, batch: int, sequence: int, hidden: int, heads: int) -> Comparison:
-    """A block (of Megatron-core: its MLP) under sequence parallelism: each rank has its own tokens. Collective.
-
-    Megatron-core leaves the all-reduce of replicated parameters' gradients, here a bias's, to its training loop; this
-    function does it.
-    """
-    from pardemo.peers import megatron
-    from pardemo.peers.pytorch import dtensor
-
-    block = gpt.seeded(lambda: gpt.Block(hidden, heads)).to(device())
-    x = gpt.numbers(batch, sequence, hidden, seed=1).to(device()).requires_grad_()
-    seed = gpt.numbers(batch, sequence, hidden, seed=2).to(device()) / sequence
-    plain = block.mlp if library == "Megatron-core" else block
-    expected = plain(x)
-    expected.backward(seed)
-    cut_layer = {"pardemo": gpt.parallel_block, "Megatron-core": gpt.parallel_mlp}.get(library)
-    truth = dict(cut_layer(gpt.gradients_as_weights(plain)).named_parameters()) if cut_layer else gpt.gradients(block)
-
-    with megatron.megatron(tp=dist.get_world_size()) if library == "Megatron-core" else contextlib.nullcontext():
-        if library == "pardemo":
-            layer, gradients_of = gpt.parallel_block(block, sequence_parallel=True), gpt.gradients
-        elif library == "DTensor":
-            layer = dtensor.block(block, dtensor.mesh(dist.get_world_size()), sequence_parallel=True)
-            gradients_of = dtensor.gradients
-        else:
-            layer, gradients_of = megatron.MLP(block.mlp, sequence_parallel=True), megatron.gradients
-        tokens = 0 if library == "Megatron-core" else 1  # the dimension that it has them in
-        if library != "DTensor":  # connections, and buffers that stay, belong to no step; it has none of its own
-            mine = _own(x, tokens).requires_grad_()
-            layer(mine).backward(_own(seed, tokens))
-            layer.zero_grad()
-        mine = _own(x, tokens).requires_grad_()
-        with WireMeter() as wire:
-            with MemoryMeter(layer) as memory:
-                out = layer(mine)
-            out.backward(_own(seed, tokens))
-        for parameter in layer.parameters():
-            if getattr(parameter, "sequence_parallel", False):
-                dist.all_reduce(parameter.grad)
-        weights = gpt.largest_error(gradients_of(layer), truth)
-    pairs = (out, _own(expected, tokens)), (mine.grad, _own(x.grad, tokens))
-    error = max(weights, *(gpt.relative_error(_local(result), right) for result, right in pairs))
-    return Comparison(error, wire.sent_bytes, memory.live["activations"])
-
-
-def _own(whole: torch.Tensor, tokens: int) -> torch.Tensor:
-    """This rank's tokens of [batch, sequence, hidden], with the tokens in dimension 0 or 1."""
-    turned = whole.detach() if tokens == 1 else whole.detach().transpose(0, 1)
-    return turned.chunk(dist.get_world_size(), tokens)[dist.get_rank()].contiguous()
 
 
 def _head(hidden: int, vocabulary: int) -> nn.Linear:
