@@ -109,5 +109,5 @@ def test_a_claim_leads_to_the_cell_that_shows_it(show):
     page.get_by_role("link", name=claim["claim"], exact=True).click()
     page.wait_for_url(f"**/{claim['notebook']}.html#*")
     cell = page.locator(":target")
-    assert claim["claim"] in cell.inner_text()
+    assert claim["statement"].removesuffix(".") in cell.inner_text()
     assert cell.bounding_box()["y"] < DESK["height"], "in sight"

@@ -51,7 +51,6 @@ def test_alone_it_names_the_run_that_it_reads(empty, folder):
     run = scorecard.find()
     assert run.told == f"{read}: 1 of 2 chapters; without 02."
     assert run.links == {}, "from where this run is written nothing of it can be reached"
-    assert "<a " not in scorecard.ledger(run.rows, run.links).data
 
 
 def test_the_latest_run_goes_before_the_committed_one(empty):
@@ -202,29 +201,11 @@ def test_every_claim_of_the_reference_leads_to_a_cell_that_shows_it():
         name, _, cell = addresses[claim["id"]].partition("#cell-id=")
         notebook = json.loads((REFERENCE / name).read_text())
         (shown,) = [c for c in notebook["cells"] if c["id"] == cell]
-        assert f">{claim['claim']}<" in json.dumps(shown["outputs"], ensure_ascii=False), claim["id"]
+        assert claim["claim"] in json.dumps(shown["outputs"], ensure_ascii=False), claim["id"]
 
 
 def test_a_link_without_an_executed_copy_names_the_notebook_alone(tmp_path):
     assert scorecard.links(tmp_path, [row(1, 1)]) == {"s09.x": "01_a.ipynb"}
-
-
-def test_the_ledger_is_escaped_and_linked():
-    shown = scorecard.ledger([row(1, 1, statement="a < b", reason="<i>")], {"s09.x": "01_a.ipynb#cell-id=c1"}).data
-    assert "a &lt; b" in shown
-    assert "&lt;i&gt;" in shown
-    assert '<a href="01_a.ipynb#cell-id=c1">s09.x</a>' in shown
-    assert "01_a: 1 holds" in shown
-
-
-def test_every_cell_of_the_ledger_is_escaped():
-    texts = {name: f"<b>{name}</b>" for name in ("notebook", "id", "statement", "case", "source", "reason", "unit",
-                                                 "evidence", "verdict", "predicted", "measured")}  # fmt: skip
-    rows = [row(1, 1) | texts]
-    shown = scorecard.ledger(rows, {rows[0]["id"]: '"><b>address</b>'}).data
-    assert "<b>" not in shown
-    for name in (*texts, "address"):
-        assert f"&lt;b&gt;{name}&lt;/b&gt;" in shown
 
 
 def test_papers_are_named_and_counted():

@@ -1,7 +1,7 @@
 """The chapters' order in file names and links: ``python -m pardemo.book.order`` after a change of ``CHAPTERS``.
 
 A chapter's number stands in the name of its notebook and, with it, in the links of other chapters. Both follow the
-list: this renames the notebooks, writes each one's first heading, and mends links whose number or title is an older one.
+list: this renames the notebooks, writes each one's first heading, and mends links whose number is an older one.
 """
 
 import json

@@ -4,7 +4,6 @@ Notebook 15 and the report of a run read the same functions.
 """
 
 import csv
-import html
 import json
 import re
 from collections.abc import Iterable
@@ -237,40 +236,3 @@ def points(rows: Iterable[dict[str, Any]]) -> list[tuple[float, str]]:
             bound = row["verdict"] == "holds" and row["relation"] != "equal"
             ratios.append((value, row["relation"] if bound else row["verdict"]))
     return ratios
-
-
-def ledger(rows: list[dict[str, Any]], addresses: dict[str, str]):
-    """All claims as a notebook shows them: folded by chapter, each linked to its cell where it has an address."""
-    from IPython.display import HTML
-
-    parts = []
-    for name in sorted({row["notebook"] for row in rows}):
-        own = [row for row in rows if row["notebook"] == name]
-        verdicts = ", ".join(f"{n} {verdict}" for verdict, n in claims.counts(own).items() if n)
-        body = "".join(_table_row(row, addresses.get(row["id"], "")) for row in own)
-        head = "".join(f"<th>{h}</th>" for h in ("id", "statement", "predicted", "measured", "ratio", "evidence", ""))
-        parts.append(
-            f"<details><summary>{html.escape(name)}: {verdicts}</summary><table><tr>{head}</tr>{body}</table></details>"
-        )
-    inside = "\n".join(parts)
-    return HTML(f"<details><summary>All {len(rows)} cases, by chapter</summary>{inside}</details>")
-
-
-def ratio_text(row: dict[str, Any]) -> str:
-    """The ratio as a table shows it; a bound's as the part of it that is used."""
-    value = ratio(row)
-    if value is None:
-        return ""
-    return f"{value:.4f}" if 0.01 <= abs(value) < 100 else claims.short(value)
-
-
-def _table_row(row: dict[str, Any], address: str) -> str:
-    statement = html.escape(row["statement"] + (f" · {row['case']}" if row["case"] else ""))
-    for note in (row["source"], row["reason"]):
-        statement += f"<br><small>{html.escape(note)}</small>" if note else ""
-    name = html.escape(row["id"])
-    linked = f'<a href="{html.escape(address)}">{name}</a>' if address else name
-    measured = f"{claims.short(row['measured'])} {row['unit']}"
-    texts = (claims.predicted_text(row), measured, ratio_text(row), row["evidence"], row["verdict"])
-    cells = (linked, statement, *map(html.escape, texts))
-    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"

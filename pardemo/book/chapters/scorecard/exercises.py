@@ -20,8 +20,8 @@ from pardemo.world import World
 EXERCISES = {
     "step_bytes": Exercise(
         "my_step_bytes",
-        "Two things travel: activations among the tp ranks, in each direction once, and gradients among the dp copies. "
-        "Ask of both how large they are on one rank, and what an all-reduce on a ring sends of that.",
+        "Two things travel: activations among the tp ranks, in each direction once, and gradients among the dp "
+        "replicas. Ask of both how large they are on one rank, and what an all-reduce on a ring sends of that.",
     ),
     "verdict": Exercise(
         "my_verdict",
@@ -79,10 +79,10 @@ def _overlooked(answer: float, sent: int, batch: int, sequence: int, hidden: int
     activations = 4 * formulas.phi(batch, sequence, hidden, tp)
     all_gradients = communication.ring_all_reduce(4 * 8 * hidden**2, dp).sent
     guesses = {
-        "That is the tensor-parallel part alone; the gradients of the copies are summed, too": activations,
+        "That is the tensor-parallel part alone; the replicas all-reduce their gradients, too": activations,
         "That is the data-parallel part alone; activations travel, too": all_gradients / tp,
         "A tensor-parallel rank has 1/tp of the gradients": activations + all_gradients,
-        "Activations are summed forward and backward, each sum a reduce-scatter and an all-gather: 4φ": (
+        "Activations are all-reduced forward and backward, and each all-reduce sends 2φ: 4φ": (
             activations / 2 + all_gradients / tp
         ),
         "fp32 takes 4 bytes": (activations + all_gradients / tp) / 4,

@@ -1,9 +1,8 @@
-"""What a run comes to: the book's findings, each with its picture and claims, and the article's statements, folded."""
+"""What a run comes to: the book's findings, each with its picture and claims; what is furthest off; the papers."""
 
 import base64
 import html
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from pardemo import claims, project
 from pardemo.book.run import scorecard
 from pardemo.claims.lines import Line
 from pardemo.draw import pictures
+from pardemo.formulas import published
 
 if TYPE_CHECKING:
     from IPython.display import HTML
@@ -66,39 +66,6 @@ class Finding:
         return f"{drawn[0]}.ipynb" if drawn else ""
 
 
-def by_section(statements: Iterable[dict[str, Any]]) -> "HTML":
-    """The article's statements, folded by section: what it says, what is true, and what the run found.
-
-    Args:
-        statements: rows of :func:`pardemo.book.run.scorecard.by_statement`.
-    """
-    from IPython.display import HTML
-
-    folded, in_order = [], sorted(statements, key=_place)
-    for section, own in groupby(in_order, key=lambda s: s["section"]):
-        rows = list(own)
-        slips = len(scorecard.slips(rows))
-        noted = f", {slips} with a correction or a condition" if slips else ""
-        head = f"Section {html.escape(section)}: {len(rows)} statement{'s' if len(rows) > 1 else ''}{noted}"
-        folded.append(f"<details><summary>{head}</summary>{''.join(map(_statement_html, rows))}</details>")
-    inside = "\n".join(folded)
-    return HTML(f"<details><summary>All {len(in_order)} statements</summary>{inside}</details>")
-
-
-def slips(statements: Iterable[dict[str, Any]]) -> "HTML":
-    """Of the article's statements those that need a correction, open, and those that need a condition, folded."""
-    from IPython.display import HTML
-
-    to_judge = scorecard.slips(statements)
-    folded = []
-    for judgement in (scorecard.JUDGEMENTS["no"], scorecard.JUDGEMENTS["if"]):
-        own = [s for s in to_judge if s["judgement"] == judgement]
-        unfolded = " open" if judgement == scorecard.JUDGEMENTS["no"] else ""
-        head = f"<summary>{len(own)} {judgement}</summary>"
-        folded.append(f"<details{unfolded}>{head}{''.join(map(_statement_html, own))}</details>" if own else "")
-    return HTML("\n".join(folded))
-
-
 def furthest(rows: Iterable[dict[str, Any]], most: int = 5) -> "HTML":
     """The claims that are off by the largest factors, one line each: the case that is furthest, and why."""
     from IPython.display import HTML
@@ -142,14 +109,17 @@ def of_papers(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return table
 
 
-def _place(statement: dict[str, Any]) -> tuple[str, str]:
-    return statement["section"], statement["id"]
+def rows_of_table_2() -> tuple[int, int]:
+    """Of ZeRO's Table 2: how many cells stand below its first row, and how many are that row times MP, as printed.
 
-
-def _statement_html(statement: dict[str, Any]) -> str:
-    chapters = ", ".join(map(scorecard.title_of, statement["chapters"]))
-    truth = f": {html.escape(statement['truth'].replace('`', ''))}" if statement["truth"] else ""
-    return (
-        f"<p><small>{statement['id']}</small> {html.escape(statement['statement'])}<br><b>{statement['judgement']}</b>"
-        f"{truth} <small>chapter {chapters}; {html.escape(statement['verdict'])}</small></p>"
-    )
+    0.5T, 1T and 2T are printed with one digit: 512, 1,024 and 2,048 billion within 2.4 %.
+    """
+    cells = list(published.zero_table_2())
+    first = {cell.column: float(cell.printed) for cell in cells if cell.row.startswith("MP 1,")}
+    below = [cell for cell in cells if not cell.row.startswith("MP 1,")]
+    follow = 0
+    for cell in below:
+        expected = first[cell.column] * int(cell.row.split()[1].strip(","))
+        within = 0.024 if "p" in cell.column[-2:] else 1e-9
+        follow += abs(float(cell.printed) - expected) <= within * expected
+    return len(below), follow

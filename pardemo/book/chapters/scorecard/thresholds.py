@@ -1,0 +1,165 @@
+"""From where on a technique pays, for two GPUs of today: formulas, numbers, and where each was measured."""
+
+import html
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+
+from pardemo.book.chapters import CHAPTERS, notebook_of
+from pardemo.formulas import memory, pipeline
+from pardemo.planner import hardware
+from pardemo.planner.hardware import Gpu
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.procedure import adds
+from pardemo.planner.layouts.procedure import link as rate_of_ring
+from pardemo.planner.layouts.procedure import rate as rate_of_gpu
+from pardemo.planner.layouts.shape import of
+from pardemo.planner.layouts.sizes import find
+from pardemo.planner.layouts.stacks import stack
+from pardemo.planner.layouts.work import Job
+
+_GPU_NAMES = ("H100", "B200")
+_NODE = 8  # GPUs of a node
+_NETWORK = hardware.link("infiniband-8x400g")  # of a node: NVIDIA's DGX H100 and DGX B200 datasheets
+_PCIE = 64e9  # bytes/s each way, PCIe 5.0 x16, as both have it
+_FREE = 0.08  # of the memory, as the rule leaves it
+_ALPHA = 5e-6  # seconds of a message between nodes
+_SHARE = 0.1  # what a technique may add to the matrix multiplications' time
+_TENSOR, _STAGES, _CHUNKS, _WIDTH, _VOCABULARY = 8, 8, 4, 8192, 128_256
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """One line of the table.
+
+    Args:
+        question: when what happens. formula: in the book's letters. values: GPU -> the number, with its unit.
+        chapter: that measured it.
+    """
+
+    question: str
+    formula: str
+    values: Mapping[str, str]
+    chapter: str
+
+
+class Table:
+    """The thresholds, for a page: each with a link to the chapter that measured it."""
+
+    def __init__(self, rows: list[Threshold]):
+        self.rows = rows
+
+    def __repr__(self) -> str:
+        return "\n".join(
+            f"{row.question}: {row.formula}; {', '.join(f'{name} {text}' for name, text in row.values.items())}"
+            for row in self.rows
+        )
+
+    def _repr_html_(self) -> str:
+        heads = "".join(f"<th>{head}</th>" for head in ("from where on", "formula", *_GPU_NAMES, "measured in"))
+        lines = ""
+        for row in self.rows:
+            where = f'<a href="{notebook_of(row.chapter)}.ipynb">{html.escape(CHAPTERS[row.chapter])}</a>'
+            texts = (row.question, row.formula, *row.values.values())
+            lines += f"<tr>{''.join(f'<td>{html.escape(text)}</td>' for text in texts)}<td>{where}</td></tr>"
+        return f"<table><tr>{heads}</tr>{lines}</table>"
+
+
+def thresholds() -> Table:
+    """All of them, for :data:`_GPU_NAMES`, eight GPUs a node with a network card of 400 Gbit/s each."""
+    gpus = [hardware.gpu(name) for name in _GPU_NAMES]
+
+    def row(question: str, formula: str, value, unit: str, chapter: str) -> Threshold:
+        return Threshold(question, formula, {gpu.name: f"{_short(value(gpu))} {unit}".strip() for gpu in gpus}, chapter)
+
+    return Table(
+        [
+            row("One GPU holds a model's states up to", "Ψ = 0.92 · memory / 16", lambda g: states(g, 1, 0) / 1e9,
+                "billion", "zero_memory"),
+            row("ZeRO-1 on one node holds them up to", "Ψ = 0.92 · memory / (4 + 12/8)",
+                lambda g: states(g, _NODE, 1) / 1e9, "billion", "zero_memory"),
+            row("ZeRO-3 on one node holds them up to", "Ψ = 0.92 · memory / (16/8)",
+                lambda g: states(g, _NODE, 3) / 1e9, "billion", "zero_memory"),
+            row("ZeRO-3's gathers hide inside a node from", "T = F / B", lambda g: gathered(g, _NODE), "tokens",
+                "zero_communication"),
+            row("ZeRO-3's gathers hide between nodes from", "T = F / B", lambda g: gathered(g, 2 * _NODE), "tokens",
+                "zero_communication"),
+            row("A matrix multiplication is not slowed by its weights from", "T = F / memory's bandwidth",
+                lambda g: rate(g) / g.memory_bytes_per_s, "tokens", "your_machine"),
+            row(f"Tensor parallelism over {_TENSOR} GPUs adds at h = {_WIDTH:,}", "(t − 1) · F / (4.5 · h · B)",
+                lambda g: 100 * tensor(g), "%", "megatron_attention"),
+            row(f"… and at most {_SHARE:.0%} from", "h = (t − 1) · F / (0.45 · B)", wide, "features",
+                "megatron_attention"),
+            row(f"A pipeline of {_STAGES} stages waits {_SHARE:.0%} of all time from", "m = 9 · (p − 1)",
+                lambda g: pipeline.micro_batches_for(_STAGES, _SHARE), "micro-batches", "pipeline_parallel"),
+            row(f"… with {_CHUNKS} chunks a rank, from", "m = 9 · (p − 1) / v",
+                lambda g: pipeline.micro_batches_for(_STAGES, _SHARE, _CHUNKS), "micro-batches", "pipeline_parallel"),
+            row("An all-reduce between 16 nodes waits for latency up to", "S = N · α · B, α = 5 µs",
+                lambda g: 16 * _ALPHA * _NETWORK / 1e6, "MB", "data_parallel"),
+            row("Attention's scores cost as much as the linear layers from", "s = 6 · h", lambda g: 6 * _WIDTH, "tokens",
+                "sequence_parallel"),
+            row(f"Logits of {_VOCABULARY:,} entries take {_SHARE:.0%} of the memory from", "T = 0.1 · memory / (8 · V)",
+                lambda g: _SHARE * g.memory_bytes / 8 / _VOCABULARY, "tokens", "vocabulary"),
+            row("Activations that are offloaded hide behind the layers from", "h = 17/12 · F / B of PCIe",
+                lambda g: 17 / 12 * rate(g) / _PCIE, "features", "zero_r"),
+        ]
+    )  # fmt: skip
+
+
+def rate(gpu: Gpu) -> float:
+    """F: operations/s that the rule takes a GPU to reach."""
+    return rate_of_gpu(_job(gpu, _NODE, 1))
+
+
+def states(gpu: Gpu, ranks: int, stage: int) -> float:
+    """Ψ: the largest model whose states a GPU holds beside nothing else, with what has to be free."""
+    return memory.largest_model((1 - _FREE) * gpu.memory_bytes, ranks, stage)
+
+
+def gathered(gpu: Gpu, ranks: int) -> float:
+    """T: tokens of a micro-batch on a GPU from which on ZeRO-3's gathers over so many GPUs hide."""
+    return rate(gpu) / rate_of_ring(_job(gpu, ranks, 1), ranks)
+
+
+def tensor(gpu: Gpu, width: float = _WIDTH) -> float:
+    """What :data:`_TENSOR` ranks' all-reduces add, as a share of the matrix multiplications' time."""
+    return (_TENSOR - 1) * rate(gpu) / (4.5 * width * gpu.link_bytes_per_s)
+
+
+def wide(gpu: Gpu) -> float:
+    """h: from where on tensor parallelism over :data:`_TENSOR` ranks adds at most :data:`_SHARE`."""
+    return tensor(gpu, 1) / _SHARE
+
+
+def answers_of_the_rule() -> dict[str, bool]:
+    """Whether the rule of the planner changes its answer at each threshold: it hides there, and not a token earlier.
+
+    The rule times layouts of a model; the thresholds are closed formulas. GPU and network -> whether both agree.
+    """
+    agreed = {}
+    for name in _GPU_NAMES:
+        gpu = hardware.gpu(name)
+        for ranks, where in ((_NODE, "inside"), (2 * _NODE, "between nodes")):
+            tokens = ceil(gathered(gpu, ranks))
+            hidden = adds(_job(gpu, ranks, tokens), _zero3(ranks))["data parallel"] == 0
+            waits = adds(_job(gpu, ranks, tokens - 1), _zero3(ranks))["data parallel"] > 0
+            agreed[f"{name}, {where}"] = hidden and waits
+        job = _job(gpu, _NODE, 4096)
+        of_rule = adds(job, Layout(tp=_TENSOR, sequence_parallel=True))["tensor parallel"]
+        agreed[f"{name}, tensor parallel"] = abs(of_rule / tensor(gpu, job.shape.hidden) - 1) < 1e-9
+    return agreed
+
+
+def _zero3(ranks: int) -> Layout:
+    return Layout(dp=ranks, sharding="zero3")
+
+
+def _job(gpu: Gpu, gpus: int, tokens: int) -> Job:
+    """Llama 3 8B with one sample of so many tokens a GPU."""
+    return Job(of(find("llama3-8b")), Machine(gpu, gpus, _NODE, _NETWORK), stack("megatron-core"), tokens)
+
+
+def _short(value: float) -> str:
+    """Two digits and more: nobody plans by the third."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value < 10 else f"{value:.0f}"
