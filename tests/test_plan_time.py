@@ -94,7 +94,7 @@ def test_two_hosts_by_hand(small):
 @pytest.mark.parametrize(
     ("engine", "zero", "psi"),
     [
-        # measured on real ranks in notebook 07: 2, 3, 2m + 1 and, with a reduce to each owner, m + 1 on a ring
+        # measured on real ranks in *ZeRO's traffic*: 2, 3, 2m + 1 and, with a reduce to each owner, m + 1 on a ring
         ("zero-0", {}, lambda m: 2),
         ("zero-1", {}, lambda m: 3),
         ("zero-2", {}, lambda m: 2 * m + 1),

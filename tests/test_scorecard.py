@@ -210,7 +210,7 @@ def test_a_link_without_an_executed_copy_names_the_notebook_alone(tmp_path):
 
 def test_papers_are_named_and_counted():
     rows = [row(4, 5, source="1910.02054 7", verdict="differs"), row(100, 101, source="1910.02054 7")]
-    (found,) = scorecard.by_paper([*rows, row(1, 1, source="profile of notebook 00")])
+    (found,) = scorecard.by_paper([*rows, row(1, 1, source="profile of *Your machine*")])
     assert found["paper"] == "Rajbhandari et al. 2020, ZeRO"
     assert found["verdicts"] == "1 holds, 1 differs"
     assert found["largest deviation of those that hold"] == "1.00%"
@@ -235,7 +235,7 @@ def test_the_furthest_misses_are_those_that_are_off_by_the_largest_factor():
 
 def test_of_a_paper_is_told_what_holds_and_how_far_the_others_are():
     rows = [row(4, 5, source="1910.02054 7", verdict="differs"), row(100, 101, source="1910.02054 7")]
-    (found,) = findings.of_papers([*rows, row(1, 1, source="profile of notebook 00")])
+    (found,) = findings.of_papers([*rows, row(1, 1, source="profile of *Your machine*")])
     assert found["paper"] == "Rajbhandari et al. 2020, ZeRO"
     assert (found["holds"], found["differs"], found["off"]) == ("1", "1", "0")
     assert (found["holds within"], found["others up to"]) == ("1.0%", "× 1.2")

@@ -131,7 +131,7 @@ def published() -> list[Check]:
 
 
 def here(profile: Any = None) -> list[Check]:
-    """Steps on this machine in fp32 on one core, predicted from the profile of notebook 00."""
+    """Steps on this machine in fp32 on one core, predicted from the profile of *Your machine*."""
     from pardemo import World, machine
 
     machine_profile = profile or machine.profile()

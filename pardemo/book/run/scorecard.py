@@ -1,6 +1,6 @@
 """A run's claims gathered: by statement of the article, by chapter, by evidence; their ratios, and where each is shown.
 
-Notebook 15 and the report of a run read the same functions.
+*The scorecard* and the report of a run read the same functions.
 """
 
 import csv
