@@ -134,7 +134,7 @@ def test_search_and_explain_with_a_profile(tmp_path, capsys):
     slow = saved(tmp_path, inside={"gb_per_s": 3.6, "latency_us": 30})
     assert cli.main(["plan", "--explain", "tp=8", *JOB, "--gpu", str(slow), "--json"]) == 0
     parts = json.loads(capsys.readouterr().out)["parts"]
-    assert parts["tensor-parallel traffic"] > parts["matrix products"]
+    assert parts["tensor-parallel traffic"] > parts["matrix multiplications"]
 
 
 def test_plan_with_a_profile(tmp_path, capsys, monkeypatch):

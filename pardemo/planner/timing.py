@@ -76,7 +76,7 @@ class StepTime:
     @property
     def parts(self) -> dict[str, float]:
         return {
-            "matrix products": self.products,
+            "matrix multiplications": self.products,
             "memory bandwidth": self.memory,
             "launching kernels": self.launching,
             "tensor-parallel traffic": self.tensor_parallel,

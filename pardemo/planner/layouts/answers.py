@@ -129,7 +129,7 @@ def _front(answer: SearchResult, whole: bool) -> list[str]:
 
 def _cost(candidate: PlannedLayout) -> str:
     """The two largest parts beside products and attention."""
-    useful = {"matrix products", "attention"}
+    useful = {"matrix multiplications", "attention"}
     rest = sorted(
         (n for n in candidate.step.parts if n not in useful), key=candidate.step.parts.__getitem__, reverse=True
     )[:2]

@@ -59,7 +59,7 @@ _COMPUTE, _SENT, _WAIT = COLOURS["compute"], COLOURS["communication"], COLOURS["
 
 #: The planner's parts of a step: blue computes, orange talks, grey waits.
 PARTS = {
-    "matrix products": (_COMPUTE, ""),
+    "matrix multiplications": (_COMPUTE, ""),
     "attention": (_COMPUTE, "///"),
     "memory bandwidth": (_COMPUTE, "..."),
     "launching kernels": (_WAIT, "///"),

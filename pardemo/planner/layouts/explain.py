@@ -79,7 +79,7 @@ def reasons(job: Job) -> dict[str, str]:
     )
     return {
         "layers as measured": layer_seconds,
-        "matrix products": f"{machine.matrix_flops * stack.products * job.rate / 1e12:.0f} TFLOP/s of "
+        "matrix multiplications": f"{machine.matrix_flops * stack.products * job.rate / 1e12:.0f} TFLOP/s of "
         f"{gpu.flops / 1e12:.0f}: reached alone {gpu.reachable / 1e12:.0f}, in a step {gpu.sustained:g} of that, by "
         f"{stack.name} {stack.products:g}; each size as if {job.small:g} larger",
         "attention": f"{machine.attention_flops * stack.attention / 1e12:.0f} TFLOP/s: {ATTENTION:g} of the products' "

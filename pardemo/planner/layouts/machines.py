@@ -44,7 +44,7 @@ class Machine:
 
     @property
     def matrix_flops(self) -> float:
-        """Operations/s of large matrix products, in a step and not alone."""
+        """Operations/s of large matrix multiplications, in a step and not alone."""
         return self.gpu.reachable * self.gpu.sustained
 
     @property

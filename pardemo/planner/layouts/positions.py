@@ -16,7 +16,7 @@ from pardemo.planner.layouts.work import Job
 DOES = {
     "computes": (
         palette.COMPUTED,
-        ("layers as measured", "matrix products", "attention", "memory bandwidth", "optimizer"),
+        ("layers as measured", "matrix multiplications", "attention", "memory bandwidth", "optimizer"),
     ),
     "talks in each layer": (
         palette.DONE["communication"],

@@ -1,4 +1,4 @@
-"""A model as its matrix products: what each layer multiplies, keeps and owns, whatever it is written in."""
+"""A model as its matrix multiplications: what each layer multiplies, keeps and owns, whatever it is written in."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -132,7 +132,7 @@ class Shape:
         return layers + self.embedding_params + (0 if self.tied else self.head_params) + self.hidden
 
     def flops(self, sequence: int, causal: bool = True) -> float:
-        """Operations of a token's forward and backward pass, without recomputation: those of matrix products.
+        """Operations of a token's forward and backward pass, without recomputation: those of matrix multiplications.
 
         Six for each parameter that multiplies it, and the attention's two products over the sequence. ``causal``
         counts half of these. Source: Chowdhery et al. 2022 (PaLM), appendix B, which counts them whole.

@@ -17,7 +17,7 @@ class Stack:
     """A training program.
 
     Of time:
-        products: of the rate of large matrix products, what its products reach in a step.
+        products: of the rate of large matrix multiplications, what its products reach in a step.
         small: rows, columns or depth that a product loses to tiles that are not full and to its start.
         fp8: of bf16's rate, what products in fp8 reach with their conversions.
         attention: of FlashAttention-2's rate. scores: times that scores go through memory where it is not fused.

@@ -10,7 +10,7 @@ from pardemo.planner.layouts.stacks import Stack
 #: Where a step's time goes.
 PARTS = (
     "layers as measured",
-    "matrix products",
+    "matrix multiplications",
     "attention",
     "memory bandwidth",
     "launching kernels",
@@ -118,7 +118,7 @@ def layer(job: Job, layout: Layout, experts: bool) -> Parts:
     again = stack.selective_products if layout.recompute == "selective" else 0.0
     attention = _attention(job, layout)
     if stack.layer_s is None:
-        parts.add("matrix products", (passes + again) * products)
+        parts.add("matrix multiplications", (passes + again) * products)
         parts.add("attention", attention)
         parts.add("memory bandwidth", (passes + again) * moved / machine.memory_bytes_per_s)
     else:
@@ -190,6 +190,7 @@ def head(job: Job, layout: Layout) -> Parts:
     """Seconds of the logits and their loss, both passes."""
     shape, parts = job.shape, Parts()
     tokens = layout.micro_batch * job.sequence / layout.cp
-    parts.add("matrix products", 3 * product(job, Product(shape.hidden, shape.vocabulary, COLUMNS), layout.tp, tokens))
+    head = Product(shape.hidden, shape.vocabulary, COLUMNS)
+    parts.add("matrix multiplications", 3 * product(job, head, layout.tp, tokens))
     parts.add("memory bandwidth", tokens * shape.vocabulary / layout.tp * LOSS_BYTES / job.machine.memory_bytes_per_s)
     return parts

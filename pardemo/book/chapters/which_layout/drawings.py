@@ -17,8 +17,8 @@ _MICRO = (
     (110, COMPUTED, "layer l/p"), (84, _SENT, "send"),
 )  # fmt: skip
 _LAYER = (
-    (96, COMPUTED, "products"), (102, COMPUTED, "attention"), (60, _SENT, "sum"), (88, COMPUTED, "memory"),
-    (120, COMPUTED, "products"), (60, _SENT, "sum"), (88, COMPUTED, "memory"),
+    (78, COMPUTED, "GEMMs"), (100, COMPUTED, "attention"), (98, _SENT, "all-reduce"), (84, COMPUTED, "memory"),
+    (78, COMPUTED, "GEMMs"), (98, _SENT, "all-reduce"), (84, COMPUTED, "memory"),
 )  # fmt: skip
 
 
@@ -40,13 +40,13 @@ def step_parts() -> Drawing:
             canvas.line([(right, below), (ends[-1], top - 30)], OTHER, 1.5, dashed=True)
         canvas.text(_LEFT, top - 16, title, size=18, anchor="start", bold=True)
         zoomed = ends[1], ends[2], top + _HIGH
-    canvas.text(_LEFT, 34 + 2 * _ROW + _HIGH + 18, "memory: norms, activations, residuals, element by element",
+    canvas.text(_LEFT, 34 + 2 * _ROW + _HIGH + 18, "GEMMs: matrix multiplications; memory: norms, GeLU, residuals",
                 size=18, anchor="start")  # fmt: skip
     return Drawing(
         canvas,
-        "A step of one stage: bubble, m micro-batches, bubble, the sum of gradients, the update. A micro-batch: "
-        "receive, l/p layers, send. A layer: products, attention, a sum over t ranks, passes through memory, "
-        "products, a sum, passes through memory.",
+        "A step of one stage: bubble, m micro-batches, bubble, the all-reduce of gradients, the update. A micro-batch: "
+        "receive, l/p layers, send. A layer: matrix multiplications, attention, an all-reduce over t ranks, "
+        "passes through memory, matrix multiplications, an all-reduce, passes through memory.",
     )
 
 

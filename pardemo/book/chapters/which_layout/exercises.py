@@ -70,17 +70,18 @@ def _chosen(candidates: Sequence[Candidate], room: float, free: float) -> Candid
 
 #: Seconds of steps by their parts, as the planner has them for an 8B model on 32 H100.
 _PAIRS = (
-    (  # TP 8 inside a host, TP 16 across
-        {"matrix products": 3.81, "attention": 0.23, "memory bandwidth": 0.24, "tensor-parallel traffic": 1.48},
-        {"matrix products": 4.3, "attention": 0.23, "memory bandwidth": 0.24, "tensor-parallel traffic": 4.95},
+    (  # TP 8 inside a node, TP 16 across
+        {"matrix multiplications": 3.81, "attention": 0.23, "memory bandwidth": 0.24, "tensor-parallel traffic": 1.48},
+        {"matrix multiplications": 4.3, "attention": 0.23, "memory bandwidth": 0.24, "tensor-parallel traffic": 4.95},
     ),
     (  # 2 stages, 16 stages
-        {"matrix products": 3.9, "attention": 0.23, "pipeline messages": 0.02, "pipeline bubble": 0.5},
-        {"matrix products": 4.1, "attention": 0.23, "pipeline messages": 0.1, "pipeline bubble": 3.2},
+        {"matrix multiplications": 3.9, "attention": 0.23, "pipeline messages": 0.02, "pipeline bubble": 0.5},
+        {"matrix multiplications": 4.1, "attention": 0.23, "pipeline messages": 0.1, "pipeline bubble": 3.2},
     ),
-    (  # TP 2 with copies, TP 8 with two stages
-        {"matrix products": 3.7, "attention": 0.23, "tensor-parallel traffic": 0.3, "data-parallel traffic": 0.42},
-        {"matrix products": 4.2, "attention": 0.23, "tensor-parallel traffic": 2.6, "pipeline messages": 0.2,
+    (  # TP 2 with replicas, TP 8 with two stages
+        {"matrix multiplications": 3.7, "attention": 0.23, "tensor-parallel traffic": 0.3,
+         "data-parallel traffic": 0.42},
+        {"matrix multiplications": 4.2, "attention": 0.23, "tensor-parallel traffic": 2.6, "pipeline messages": 0.2,
          "pipeline bubble": 0.1, "data-parallel traffic": 0.02},
     ),
 )  # fmt: skip
@@ -97,7 +98,7 @@ def check_reason(function: Callable[[dict[str, float], dict[str, float]], str]) 
         case = f"From {sum(quick.values()):.1f} s to {sum(slow.values()):.1f} s"
         if answer not in grown:
             raise Mistake(f"{case} it returned {answer!r}; it should return one of the parts' names.")
-        if answer == "matrix products":
+        if answer == "matrix multiplications":
             raise Mistake(f"{case}: {answer} takes much of the slow step, and took nearly as much of the quick one.")
         if answer not in quick:
             raise Mistake(f"{case}: {answer} has grown by the largest factor, from nothing. Seconds count.")

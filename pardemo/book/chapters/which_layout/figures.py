@@ -1,4 +1,4 @@
-"""Pictures of *Which layout?*: where a step's time goes, what predictions miss, and where one way to cut beats another."""
+"""Pictures of *Which layout?*: where a step's time goes, what predictions miss, where one way to cut is the better."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -82,7 +82,7 @@ def waits_of_messages(extra: Mapping[int, Sequence[float]], lines: Mapping[int, 
 def tokens_by_tp(
     lines: Mapping[str, Mapping[int, float]], points: Mapping[str, Mapping[int, float]], host: int = 8
 ) -> Picture:
-    """Tokens/s of a GPU against the ranks that share a layer: lines predicted, points published; a host ends at the
+    """Tokens/s of a GPU against the ranks that share a layer: lines predicted, points published; a node ends at the
     dotted line."""
     fig, ax = new(size=(6.4, 4.0))
     sizes = sorted({tp for line in lines.values() for tp in line})
@@ -93,7 +93,7 @@ def tokens_by_tp(
             at = [sizes.index(tp) for tp in points[name]]
             ax.scatter(at, list(points[name].values()), s=52, marker=marker, color=colour, zorder=3)
     ax.axvline(sizes.index(host) + 0.5, color=palette.OTHER, linestyle=":", linewidth=1.6)
-    ax.annotate("one host | two", (sizes.index(host) + 0.5, ax.get_ylim()[1]), (0, 2), textcoords="offset points",
+    ax.annotate("one node | two", (sizes.index(host) + 0.5, ax.get_ylim()[1]), (0, 2), textcoords="offset points",
                 ha="center")  # fmt: skip
     ax.set_xticks(range(len(sizes)), sizes)
     ax.set(xlabel="ranks that share a layer (TP)", ylabel="tokens/s of a GPU", ylim=(0, None))
@@ -120,19 +120,19 @@ def rates_of_two_ways(
 
 
 def seconds_by_link(lines: Mapping[str, Mapping[float, float]], crossing: float) -> Picture:
-    """Seconds of a step against what a host's adapters carry; dotted where ZeRO-3's gathers fill all the time."""
+    """Seconds of a step against what a node's network cards carry; dotted where ZeRO-3's gathers fill all the time."""
     fig, ax = _curves(lines, {})
     links = sorted({link for line in lines.values() for link in line})
     ax.axvline(
-        crossing, color=palette.OTHER, linestyle=":", linewidth=1.6, label="gathers as long as products, by hand"
+        crossing, color=palette.OTHER, linestyle=":", linewidth=1.6, label="gathers as long as multiplications, by hand"
     )
-    ax.set(xlabel="GB/s of a host's adapters", ylabel="seconds a step", ylim=(0, None), xscale="log")
+    ax.set(xlabel="GB/s of a node's network cards", ylabel="seconds a step", ylim=(0, None), xscale="log")
     ax.set_xticks(links, [f"{link:g}" for link in links])
     ax.minorticks_off()
     values_text = "; ".join(
         f"{name}: " + ", ".join(f"{v:.0f} at {x:g}" for x, v in of.items()) for name, of in lines.items()
     )
-    return _below(fig, ax, "which_layout_links", f"Seconds of a step by GB/s of a host: {values_text}.")
+    return _below(fig, ax, "which_layout_links", f"Seconds of a step by GB/s of a node: {values_text}.")
 
 
 def _curves(lines: Mapping[str, Mapping], points: Mapping[str, Mapping]) -> tuple[Figure, Axes]:
