@@ -132,7 +132,7 @@ def test_the_doctor_tells_the_tier_and_how_to_get_the_better_one(monkeypatch):
         return row["found"], row["ok"]
 
     if works("namespaces"):
-        assert found() == ("each host a network namespace, its adapter limited by the kernel", True)
+        assert found() == ("each node a network namespace, its network card limited by the kernel", True)
 
     def no_hosts(cluster):
         raise OSError("Operation not permitted")

@@ -114,12 +114,12 @@ def test_pictures_of_two_hosts_tell_their_numbers_in_words(out):
     assert len(list((out / "figures").iterdir())) == 4
 
 
-def test_a_second_hosts_step_ends_when_products_and_sum_have(out):
+def test_a_second_nodes_step_ends_when_computing_and_all_reduce_have(out):
     told = figures.second_host(0.3, {"slow": 0.5, "quick": 0.1}).alt
-    # the sum begins after a third of 0.3 s; one host takes 0.6 s for as many samples
+    # the all-reduce begins after a third of 0.3 s; one node takes 0.6 s for as many samples
     assert told.endswith(
-        "one host, two steps: 0.60 s; two hosts, slow: 0.60 s, 1.0 times as fast as one; "
-        "two hosts, quick: 0.30 s, 2.0 times as fast as one."
+        "one node, two steps: 0.60 s; two nodes, slow: 0.60 s, 1.0 times as fast as one; "
+        "two nodes, quick: 0.30 s, 2.0 times as fast as one."
     )
 
 

@@ -93,7 +93,7 @@ def _links() -> tuple[str, bool]:
 
     tier = tiers.look()
     texts = {
-        "namespaces": "each host a network namespace, its adapter limited by the kernel",
+        "namespaces": "each node a network namespace, its network card limited by the kernel",
         "pacing": f"each connection paced by the kernel; {tier.missing}",
         "none": tier.missing,
     }

@@ -1,4 +1,4 @@
-"""Two hosts of eight GPUs, and the bandwidths inside and between them."""
+"""Two nodes of eight GPUs, and the bandwidths inside and between them."""
 
 from pardemo.draw.canvas import Canvas, Drawing
 from pardemo.draw.palette import DONE, INK, rank_colour
@@ -7,22 +7,26 @@ _SENT = DONE["communication"]
 
 
 def two_machines(inside: float, between: float) -> Drawing:
-    """Sixteen GPUs in two hosts. ``inside``, ``between``: bytes a second of a GPU's link and of a host's adapter."""
+    """Sixteen GPUs in two nodes.
+
+    Args:
+        inside: bytes a second of a GPU's link. between: of a node's network card.
+    """
     inside, between = inside / 1e9, between / 1e9
     canvas = Canvas(640, 262)
-    for host, left in enumerate((10, 350)):
+    for node, left in enumerate((10, 350)):
         canvas.box(left, 30, 280, 168)
-        canvas.text(left + 140, 14, f"host {host}", size=18, bold=True)
+        canvas.text(left + 140, 14, f"node {node}", size=18, bold=True)
         for place in range(8):
             x, y = left + 22 + 64 * (place % 4), 46 + 82 * (place // 4)
-            canvas.box(x, y, 44, 38, rank_colour(place), str(8 * host + place), size=18)
+            canvas.box(x, y, 44, 38, rank_colour(place), str(8 * node + place), size=18)
             canvas.line([(x + 22, y + 38), (x + 22, 106)] if place < 4 else [(x + 22, y), (x + 22, 106)], thick=3)
         canvas.box(left + 16, 100, 248, 10, INK, thick=1)
         canvas.text(left + 140, 183, f"NVLink: {inside:.0f} GB/s each", size=18)
     canvas.arrow([(150, 201), (150, 226), (490, 226), (490, 201)], _SENT, 3, both=True)
-    canvas.text(320, 247, f"one adapter each: {between:.3g} GB/s", size=18, fill=_SENT, bold=True)
+    canvas.text(320, 247, f"one network card each: {between:.3g} GB/s", size=18, fill=_SENT, bold=True)
     return Drawing(
         canvas,
-        f"Sixteen GPUs in two hosts of eight. Inside a host each GPU has a link of {inside:.0f} GB/s to the others; "
-        f"between the hosts there is one adapter, {between:.3g} GB/s.",
+        f"Sixteen GPUs in two nodes of eight. Inside a node each GPU has a link of {inside:.0f} GB/s to the others; "
+        f"between the nodes, each has one network card of {between:.3g} GB/s.",
     )

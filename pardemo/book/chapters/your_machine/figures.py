@@ -1,4 +1,4 @@
-"""Pictures of *Your machine*: bytes of collectives, rates of links, rings and trees, and a second host."""
+"""Pictures of *Your machine*: bytes of collectives, rates of links, rings and trees, and a second node."""
 
 from collections.abc import Mapping, Sequence
 
@@ -50,19 +50,23 @@ def rates_by_size(measured: Mapping[str, Mapping[int, float]], expected: Mapping
 
 
 def ring_and_tree(sizes: Sequence[float], ring_s: Sequence[float], tree_s: Sequence[float], title: str) -> Picture:
-    """Predicted milliseconds of an all-reduce through a ring and through a tree, against S."""
+    """Predicted milliseconds of an all-reduce through a ring and through a double tree, against S."""
     fig, ax = new(size=(5.6, 3.6))
-    for name, seconds, style, colour_name in (("ring", ring_s, "-", "ring"), ("tree", tree_s, "--", "torch")):
+    for name, seconds, style, colour_name in (("ring", ring_s, "-", "ring"), ("double tree", tree_s, "--", "torch")):
         ax.plot(
             np.array(sizes) / 1e6, 1e3 * np.array(seconds), style, color=COLOURS[colour_name], linewidth=1.8, label=name
         )
     ax.set(xscale="log", yscale="log", xlabel="tensor S, MB", ylabel="milliseconds, predicted", title=title)
     ax.legend(loc="upper left")
-    return save(fig, "your_machine_ring_and_tree", "Below some size a tree is quicker, since it needs fewer messages.")
+    return save(
+        fig,
+        "your_machine_ring_and_tree",
+        "Below some size a double tree is quicker: fewer messages follow each other.",
+    )
 
 
 def link_times(links: Mapping[str, tuple[float, float]], notes: Mapping[str, str]) -> Picture:
-    """Seconds of a message on several links by α + n/B, against its bytes, both from small to large.
+    """Seconds of a message on several links by α + S/B, against its bytes, both from small to large.
 
     Links whose names begin with the same word have the same colour, and each its own line style.
 
@@ -84,40 +88,41 @@ def link_times(links: Mapping[str, tuple[float, float]], notes: Mapping[str, str
     ax.minorticks_off()
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=1)
     values_text = "; ".join(f"{name} {notes[name]}" for name in links)
-    return save(fig, "your_machine_messages", f"Short messages cost α, long ones n/B, on each link: {values_text}.")
+    return save(fig, "your_machine_messages", f"Short messages cost α, long ones S/B, on each link: {values_text}.")
 
 
-def second_host(compute_s: float, sums_s: Mapping[str, float]) -> Picture:
-    """A step of two hosts over time for each network, below the two steps that one host needs for as many samples.
+def second_host(compute_s: float, all_reduce_s: Mapping[str, float]) -> Picture:
+    """A step of two nodes over time for each network, below the two steps that one node needs for as many samples.
 
     The all-reduce of the gradients begins with the backward pass, which is two thirds of the step's computing; the step
     ends when both are done.
 
     Args:
-        compute_s: seconds that a host computes in a step. sums_s: network -> seconds of the all-reduce between the
-            hosts.
+        compute_s: seconds that a node computes in a step. all_reduce_s: network -> seconds of the all-reduce between
+            the nodes.
     """
-    rows = {"one host, two steps": (2, 0.0)} | {f"two hosts, {name}": (1, s) for name, s in sums_s.items()}
+    rows = {"one node, two steps": (2, 0.0)} | {f"two nodes, {name}": (1, s) for name, s in all_reduce_s.items()}
     fig, axes = new(
         len(rows), 1, size=(6.4, len(rows) + 0.6), sharex=True, height_ratios=[2 if s else 1 for _, s in rows.values()]
     )
     third, titles = compute_s / 3, []
-    for ax, (name, (steps, sum_s)) in zip(axes, rows.items(), strict=True):
-        products, end = steps * compute_s, max(steps * compute_s, third + sum_s)
+    for ax, (name, (steps, travels_s)) in zip(axes, rows.items(), strict=True):
+        computed, end = steps * compute_s, max(steps * compute_s, third + travels_s)
         for kind, at, width in (("forward", 0, third), ("backward", third, 2 * third)):
             spans = [(step * compute_s + at, width) for step in range(steps)]
             ax.broken_barh(spans, (0.05, 0.9), facecolor=COLOURS[kind], edgecolor="white", zorder=2)
-        ax.broken_barh([(products, end - products)], (0.05, 0.9), facecolor=COLOURS["idle"], zorder=2)
+        ax.broken_barh([(computed, end - computed)], (0.05, 0.9), facecolor=COLOURS["idle"], zorder=2)
         ax.broken_barh(
-            [(third, sum_s)], (-0.95, 0.9), facecolor=COLOURS["communication"], hatch=HATCHES["communication"],
+            [(third, travels_s)], (-0.95, 0.9), facecolor=COLOURS["communication"], hatch=HATCHES["communication"],
             edgecolor="white", zorder=2,
         )  # fmt: skip
-        titles.append(f"{name}: {end:.2f} s" + (f", {2 * compute_s / end:.1f} times as fast as one" if sum_s else ""))
-        ax.set(title=titles[-1], ylim=(-1 if sum_s else 0, 1))
-        ax.set_yticks([0.5, -0.5][: 2 if sum_s else 1], ["products", "sum"][: 2 if sum_s else 1])
+        speed = f", {2 * compute_s / end:.1f} times as fast as one" if travels_s else ""
+        titles.append(f"{name}: {end:.2f} s{speed}")
+        ax.set(title=titles[-1], ylim=(-1 if travels_s else 0, 1))
+        ax.set_yticks([0.5, -0.5][: 2 if travels_s else 1], ["computing", "all-reduce"][: 2 if travels_s else 1])
         ax.grid(axis="y", visible=False)
     axes[-1].set(xlabel="seconds", xlim=(0, None))
     kind_legend(fig, ["forward", "backward", "communication", "idle"], loc="outside lower center", ncols=4)
     return save(
-        fig, "your_machine_second_host", f"A step of two hosts beside two steps of one, computed. {'; '.join(titles)}."
+        fig, "your_machine_second_host", f"A step of two nodes beside two steps of one, computed. {'; '.join(titles)}."
     )
