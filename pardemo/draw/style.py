@@ -42,10 +42,10 @@ MARKERS = {"ring": "o", "parameter server": "s", "torch": "^"}
 
 SETTINGS = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so every machine has it
-    "font.size": 10,
+    "font.size": 11.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.titlesize": 11,
+    "axes.titlesize": 12.5,
     "axes.titlelocation": "left",
     "axes.axisbelow": True,
     "axes.grid": True,
