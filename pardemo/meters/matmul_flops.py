@@ -1,4 +1,4 @@
-"""Operations of matrix products. torch's own counter does not know the fused attention of CPUs: here it does."""
+"""Operations of matrix multiplications. torch's own counter does not know the fused attention of CPUs: here it does."""
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
@@ -20,8 +20,8 @@ ATTENTION = (
 )
 
 
-class ProductMeter(FlopCounterMode):
-    """Counts the floating-point operations of the products in its block: ``flops``. All scores count, hidden or not."""
+class MatmulCounter(FlopCounterMode):
+    """Counts the operations of the matrix multiplications in its block: ``flops``. All scores count, hidden or not."""
 
     def __init__(self):
         known = {

@@ -57,84 +57,31 @@ def remaining_bytes(
     return save(fig, f"zero_r_remaining_{count}", f"GB on each GPU: {values_text}; it has {room / 1e9:.0f}.")
 
 
-def kept_against_products(
-    kept: Mapping[str, float], products: Mapping[str, float], expected: Mapping[str, tuple[float, float]]
+def kept_against_flops(
+    kept: Mapping[str, float], flops: Mapping[str, float], expected: Mapping[str, tuple[float, float]]
 ) -> Picture:
-    """What a block keeps for its backward pass against the products of a step, a point for each way to recompute.
+    """What a block keeps for its backward pass against the operations of a step, a point for each way to recompute.
 
     Args:
-        kept: way -> activations. products: way -> times those without recomputation. expected: way -> both predicted.
+        kept: way -> activations. flops: way -> times those without recomputation. expected: way -> both predicted.
     """
     fig, ax = new(size=(5.8, 3.9))
     for way, value in kept.items():
         ax.scatter(*expected[way], s=190, facecolors="none", edgecolors="black", linewidths=1.2, zorder=2)
-        ax.scatter(value, products[way], s=60, color=COLOURS["activations"], zorder=3)
-        text = f"{way}\n{value:.1f}; {products[way]:.2f}"
-        ax.annotate(text, (value, products[way]), (11, 2), textcoords="offset points", va="center")
-    ax.set(xlabel="kept by a block, activations", ylabel="products of a step, × those without")
-    ax.set(xlim=(0, 1.32 * max(kept.values())), ylim=(0.96, 1.04 * max(products.values())))
+        ax.scatter(value, flops[way], s=60, color=COLOURS["activations"], zorder=3)
+        text = f"{way}\n{value:.1f}; {flops[way]:.2f}"
+        ax.annotate(text, (value, flops[way]), (11, 2), textcoords="offset points", va="center")
+    ax.set(xlabel="kept by a block, A", ylabel="operations of a step, × those without")
+    ax.set(xlim=(0, 1.32 * max(kept.values())), ylim=(0.96, 1.04 * max(flops.values())))
     handles = [
         ax.scatter([], [], s=60, color=COLOURS["activations"], label="measured"),
         ax.scatter([], [], s=130, facecolors="none", edgecolors="black", label="predicted"),
     ]
     ax.legend(handles=handles, loc="upper right")
-    values_text = "; ".join(f"{way}: {value:.1f} activations, {products[way]:.2f}" for way, value in kept.items())
+    values_text = "; ".join(f"{way}: {value:.1f} activations, {flops[way]:.2f}" for way, value in kept.items())
     return save(
-        fig, "zero_r_recomputed", f"Kept by a block and products of a step, by what is recomputed. {values_text}."
+        fig, "zero_r_recomputed", f"Kept by a block and operations of a step, by what is recomputed. {values_text}."
     )
-
-
-def kept_and_sent(
-    kept: Mapping[str, float], sent: Mapping[str, float], expected: Mapping[str, tuple[float, float]], ranks: int
-) -> Picture:
-    """What a block keeps on a tensor-parallel rank and what it sends, a bar for each way to keep its input.
-
-    Args:
-        kept: way -> activations. sent: way -> φ. expected: way -> both predicted.
-    """
-    fig, axes = new(2, 1, size=(5.8, 1.9 + 0.66 * len(kept)), sharey=True)
-    panels = (
-        (kept, 0, "activations", "kept for each block on a rank, activations"),
-        (sent, 1, "communication", "sent for each block by a rank, φ"),
-    )
-    places, names = np.arange(len(kept)), list(kept)
-    for ax, (measured, which, colour, label) in zip(axes, panels, strict=True):
-        values, outline = [measured[name] for name in names], [expected[name][which] for name in names]
-        ax.barh(places, values, 0.55, color=COLOURS[colour])
-        ax.barh(places, outline, 0.7, fill=False, edgecolor="black", linewidth=1.2)
-        for place, (value, line) in enumerate(zip(values, outline, strict=True)):
-            at = (max(value, line), place)
-            ax.annotate(f"{value:.3g}", at, (5, 0), textcoords="offset points", va="center")
-        ax.set_yticks(places, names)
-        ax.set(xlabel=f"{label} (N = {ranks})", xlim=(0, 1.14 * max(values + outline)), ylim=(len(names) - 0.4, -0.6))
-        ax.grid(axis="y", visible=False)
-    handles = [Patch(color=COLOURS["activations"], label="kept"), Patch(color=COLOURS["communication"], label="sent")]
-    fig.legend(handles=[*handles, _OUTLINE], loc="outside lower center", ncols=3)
-    values_text = "; ".join(f"{name}: {kept[name]:.3g} kept, {sent[name]:.3g} φ sent" for name in names)
-    return save(fig, "zero_r_partitioned", f"For each block, on one of {ranks} tensor-parallel ranks: {values_text}.")
-
-
-def beside_products(shares: Mapping[int, tuple[float, float]]) -> Picture:
-    """What tensor parallelism's 12φ and P_a's φ take of the time of a block's products, by the hidden size."""
-    fig, ax = new(size=(5.8, 1.4 + 0.42 * len(shares)))
-    places = np.arange(len(shares))
-    twelve, more = (100 * np.array([of[at] for of in shares.values()]) for at in (0, 1))
-    ax.barh(places, twelve, 0.55, color=COLOURS["communication"], label="12φ")
-    style = {"color": COLOURS["receive"], "hatch": "///", "edgecolor": "white"}
-    ax.barh(places, more, 0.55, left=twelve, **style, label="P_a's φ")
-    for place, (all_reduces, gather) in enumerate(zip(twelve, more, strict=True)):
-        text = f"{all_reduces:.0f} + {gather:.1f} %"
-        behind = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}  # or the line goes through the number
-        at = (all_reduces + gather, place)
-        ax.annotate(text, at, (5, 0), textcoords="offset points", va="center", bbox=behind)
-    ax.axvline(100, color="black", linewidth=1.6, label="the block's products", zorder=1)
-    ax.set_yticks(places, [f"h = {size:,}" for size in shares])
-    ax.set(xlabel="of the time of a block's products, %", xlim=(0, 1.25 * max(twelve + more)))
-    ax.set_ylim(len(shares) - 0.4, -0.6)
-    ax.grid(axis="y", visible=False)
-    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    values_text = "; ".join(f"h = {size:,}: {100 * of[0]:.0f} % and {100 * of[1]:.1f} %" for size, of in shares.items())
-    return save(fig, "zero_r_beside_products", f"12φ and P_a's φ, of the time of a block's products: {values_text}.")
 
 
 def can_leave(ways: Mapping[str, Sequence[float]], sizes: Sequence[int]) -> Picture:
@@ -146,13 +93,13 @@ def can_leave(ways: Mapping[str, Sequence[float]], sizes: Sequence[int]) -> Pict
     fig, ax = new(size=(5.8, 3.6))
     for (name, numbers), line in zip(ways.items(), ("-", "--"), strict=True):
         ax.plot(sizes, numbers, line, color=COLOURS["communication"], linewidth=2.2, label=name)
-    for number, label, end in ((1, "a checkpoint", "right"), (17, "all that a block keeps", "left")):
+    for number, label, end in ((1, "a checkpoint: 1 A", "right"), (17, "all that a block keeps: 17 A", "left")):
         ax.axhline(number, color=COLOURS["activations"], linewidth=1.8)
         at = (sizes[-1 if end == "right" else 0], number)
         ax.annotate(label, at, (0, 4), textcoords="offset points", ha=end)
     ax.set(
-        xlabel="hidden size h, s = 4,096",
-        ylabel="activations that can leave",
+        xlabel="width h, s = 4,096",
+        ylabel="A that can leave",
         ylim=(0, 1.1 * max(map(max, ways.values()))),
     )
     ax.legend(loc="center left")
@@ -254,9 +201,80 @@ def host_traffic(measured: Mapping[str, float], expected: Mapping[str, float]) -
         at = (max(value, outline[place]), place)
         ax.annotate(f"{value:.3g}", at, (5, 0), textcoords="offset points", va="center")
     ax.set_yticks(places, list(measured))
-    ax.set(xlabel="to the host for each block, activations", xlim=(0, 1.14 * max(values + outline)))
+    ax.set(xlabel="to the host for each block, A", xlim=(0, 1.14 * max(values + outline)))
     ax.set_ylim(len(measured) - 0.4, -0.6)
     ax.grid(axis="y", visible=False)
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     values_text = ", ".join(f"{name.replace(chr(10), ' ')} {value:.3g}" for name, value in measured.items())
     return save(fig, "zero_r_host", f"Activations to the host for each block: {values_text}.")
+
+
+def step_and_peak(
+    seconds: Mapping[str, float], predicted: Mapping[str, float], peaks: Mapping[str, float], computing_s: float
+) -> Picture:
+    """Milliseconds of a step and what is kept at its peak, a bar for each way; outlines are predicted.
+
+    Args:
+        seconds, predicted: way -> seconds of a step. peaks: way -> A at the peak. computing_s: of the step without
+            any wait, as a line.
+    """
+    fig, axes = new(
+        2, 1, size=(5.8, 2.3 + 0.42 * (len(seconds) + len(peaks))), height_ratios=[len(seconds), len(peaks)]
+    )
+    for ax, values, colour, label, unit in (
+        (axes[0], {way: 1e3 * of for way, of in seconds.items()}, "compute", "milliseconds of a step", "ms"),
+        (axes[1], peaks, "activations", "activations on the device at the peak, A", "A"),
+    ):
+        places = np.arange(len(values))
+        ax.barh(places, list(values.values()), 0.55, color=COLOURS[colour])
+        most = max(values.values())
+        if unit == "ms":
+            outline = [1e3 * predicted[way] for way in values]
+            ax.barh(places, outline, 0.7, fill=False, edgecolor="black", linewidth=1.2)
+            ax.axvline(1e3 * computing_s, color="black", linestyle="--", linewidth=1.2, zorder=1)
+            most = max(most, *outline)
+        for place, (way, value) in enumerate(values.items()):
+            end = max(value, 1e3 * predicted[way]) if unit == "ms" else value
+            behind = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+            at = (end, place)
+            ax.annotate(f"{value:.0f}", at, (6, 0), textcoords="offset points", va="center", bbox=behind)
+        ax.set_yticks(places, list(values))
+        ax.set(xlabel=label, xlim=(0, 1.14 * most), ylim=(len(values) - 0.4, -0.6))
+        ax.grid(axis="y", visible=False)
+    handles = [Patch(color=COLOURS["compute"], label="step"), Patch(color=COLOURS["activations"], label="peak")]
+    fig.legend(handles=[*handles, _OUTLINE], loc="outside lower center", ncols=3)
+    values_text = "; ".join(f"{way} {1e3 * value:.0f} ms" for way, value in seconds.items())
+    peaks_text = "; ".join(f"{way} {value:.0f} A" for way, value in peaks.items())
+    return save(fig, "zero_r_step_and_peak", f"A step takes: {values_text}. At the peak it keeps: {peaks_text}.")
+
+
+def offloaded_steps(seconds: Mapping[str, float], parts: Mapping[str, Mapping[str, float]]) -> Picture:
+    """Milliseconds of a step with Adam on the host, a bar for each link, by what the step is predicted to wait for.
+
+    Args:
+        seconds: link -> measured. parts: link -> what the step does -> predicted seconds.
+    """
+    fig, ax = new(size=(5.8, 1.9 + 0.6 * len(seconds)))
+    places, left = np.arange(len(seconds)), np.zeros(len(seconds))
+    styles = {
+        "computation": (COLOURS["compute"], ""),
+        "gradients out": (COLOURS["gradients"], "//"),
+        "Adam": (COLOURS["optimizer states"], ""),
+        "parameters back": (COLOURS["parameters"], "\\\\"),
+    }
+    for kind, (colour, hatch) in styles.items():
+        values = np.array([1e3 * of[kind] for of in parts.values()])
+        ax.barh(places, values, 0.55, left=left, color=colour, hatch=hatch, edgecolor="white", label=kind)
+        left += values
+    measured = [1e3 * of for of in seconds.values()]
+    ax.scatter(measured, places, s=52, color="black", zorder=3, label="measured")
+    for place, value in enumerate(measured):
+        at = (max(value, left[place]), place)
+        ax.annotate(f"{value:.0f}", at, (8, 0), textcoords="offset points", va="center")
+    ax.set_yticks(places, list(seconds))
+    ax.set(xlabel="milliseconds of a step; bars are predicted", xlim=(0, 1.16 * max(*left, *measured)))
+    ax.set_ylim(len(seconds) - 0.4, -0.6)
+    ax.grid(axis="y", visible=False)
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    values_text = "; ".join(f"{name}: {value:.0f} ms" for name, value in zip(seconds, measured, strict=True))
+    return save(fig, "zero_r_adam_on_host", f"A step with Adam on the host takes {values_text}.")
