@@ -1,0 +1,98 @@
+"""What a tensor-parallel block keeps and sends by the way its checkpoint is kept, and a sample's time in a batch."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+
+from pardemo import MemoryMeter, WireMeter
+from pardemo.data_parallel import BucketedDataParallel
+from pardemo.groups import Groups, ParallelDims
+from pardemo.meters.pace import Paced
+from pardemo.peers.deepspeed import engine as deepspeed
+from pardemo.small_models import gpt
+from pardemo.world.rank import device
+from pardemo.zero.zero_r import HostStore, partitioned_checkpoint
+
+Run = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class BlockBytes:
+    """For each block of a rank: bytes ``kept`` for the backward pass, bytes ``sent`` in a step; and how far the
+    gradient of the input is from the one without checkpoints, relatively."""
+
+    kept: float
+    sent: float
+    error: float = 0.0
+
+
+def checkpointed_blocks(b: int, s: int, h: int, heads: int) -> tuple[dict[str, BlockBytes], str]:
+    """Two tensor-parallel blocks, run in five ways and once with a batch N times larger. Collective.
+
+    Returns:
+        way -> its bytes, and the evidence of the bytes that were sent.
+    """
+    blocks = [gpt.parallel_block(gpt.seeded(lambda: gpt.Block(h, heads)).to(device())) for _ in range(2)]
+    again = partial(checkpoint, use_reentrant=False)
+
+    def measure(run: Run, samples: int = b) -> tuple[float, float, torch.Tensor]:
+        x = gpt.numbers(samples, s, h).to(device()).requires_grad_()
+        with MemoryMeter() as memory, WireMeter() as wire:
+            y = x.clone()
+            for block in blocks:
+                y = run(block, y)
+            kept = (memory.live["activations"] - y.nbytes) / len(blocks)
+            y.sum().backward()
+        return kept, wire.sent_bytes / len(blocks), x.grad
+
+    measured = {"no checkpoint": measure(lambda block, x: block(x))}
+    with set_checkpoint_early_stop(False):
+        measured["run to its end"] = measure(again)
+    measured["PyTorch's default"] = measure(again)
+    measured["P_a"] = measure(partitioned_checkpoint)
+    with Groups(ParallelDims(tp=dist.get_world_size())) as groups:
+        theirs = deepspeed.checkpointing(groups, partition=True)
+        measured["DeepSpeed's P_a"] = measure(theirs.checkpoint)
+        theirs.reset()
+    right = measured["no checkpoint"][2]
+    ways = {way: BlockBytes(*of[:2], gpt.relative_error(of[2], right)) for way, of in measured.items()}
+    ways["P_a, larger batch"] = BlockBytes(*measure(partitioned_checkpoint, dist.get_world_size() * b)[:2])
+    return ways, WireMeter().evidence
+
+
+def parts_on_host(b: int, s: int, h: int, heads: int) -> dict[str, int]:
+    """P_a+cpu of two blocks: bytes that stay on the device, go out, come back. Collective."""
+    blocks = [gpt.parallel_block(gpt.seeded(lambda: gpt.Block(h, heads)).to(device())) for _ in range(2)]
+    store, x = HostStore(), gpt.numbers(b, s, h).to(device()).requires_grad_()
+    with MemoryMeter() as memory:
+        y = x.clone()
+        for block in blocks:
+            y = partitioned_checkpoint(block, y, store=store)
+        held = store.held_bytes
+        # without a GPU host and device are one memory, so what lies in the store is taken off
+        stays = memory.live["activations"] - y.nbytes - held
+    y.sum().backward()
+    return {"stays": stays, "out": store.to_host_bytes, "back": store.to_device_bytes, "held": held}
+
+
+def seconds_and_bytes_of_a_sample(side: int, samples: int, computing_s: float) -> tuple[float, float]:
+    """Seconds and sent bytes for each sample of a step; a wait of ``computing_s`` stands for its computation.
+
+    There is one weight [side, side], so nothing travels while it computes. Collective.
+    """
+    net = nn.Linear(side, side, bias=False)
+    model = BucketedDataParallel(Paced(net, backward_s=samples * computing_s))
+    taken = []
+    for _ in range(2):
+        dist.barrier()
+        begin = time.perf_counter()
+        with WireMeter() as wire:
+            model(torch.ones(samples, side)).sum().backward()
+            taken.append(time.perf_counter() - begin)
+    return min(taken) / samples, wire.sent_bytes / samples
