@@ -1,4 +1,4 @@
-"""Accelerate on CPU ranks: the form that was asked for runs, trains as one process does, and bad files are told."""
+"""Accelerate on CPU ranks: what was asked for runs, trains as one process does, and bad files are told."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import yaml
 from pardemo import World, seals
 from pardemo.groups import ParallelDims
 from pardemo.peers.accelerate import config_files as accelerate_configs
-from pardemo.peers.accelerate import configurations as accelerate_forms
+from pardemo.peers.accelerate import configurations as accelerate_configurations
 from pardemo.peers.accelerate import launch as accelerate_launch
 from pardemo.peers.accelerate import script as accelerate_script
 from pardemo.peers.accelerate import training as accelerate
@@ -28,7 +28,7 @@ PEERS = [
     "pardemo.peers.megatron",
 ]
 PEERS += ["datasets", "transformers.integrations"]  # which Accelerate imports when it is made, in each rank
-FORMS = [Configuration(kind, 1 if kind == "one" else 2) for kind in accelerate_forms.KINDS]
+CONFIGURATIONS = [Configuration(kind, 1 if kind == "one" else 2) for kind in accelerate_configurations.KINDS]
 SHORT = ["--steps", "3", "--accumulate", "2", "--clip", "0.5"]
 TOLERANCE = 1e-5  # sums over ranks come in another order
 
@@ -54,31 +54,33 @@ def plain(*arguments):
     return [loss for *_, loss in train_plain.train(train_plain.parse(list(arguments)))]
 
 
-def train(ranks, form, folder, *arguments):
-    environment = accelerate_configs.environment(form.write(folder))
-    return ranks[form.processes].run(accelerate_script.train, environment, form.expected(), *arguments)
+def train(ranks, configuration, folder, *arguments):
+    environment = accelerate_configs.environment(configuration.write(folder))
+    return ranks[configuration.processes].run(
+        accelerate_script.train, environment, configuration.expected(), *arguments
+    )
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.kind)
-def test_every_form_trains_and_resumes_as_one_process(ranks, form, tmp_path):
+@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda configuration: configuration.kind)
+def test_every_configuration_trains_and_resumes_as_one_process(ranks, configuration, tmp_path):
     saves = [*SHORT, "--folder", str(tmp_path)]
     expected = pytest.approx(plain(*SHORT), abs=TOLERANCE)
-    assert train(ranks, form, tmp_path, *saves, "--save-at", "1") == [expected] * form.processes
+    assert train(ranks, configuration, tmp_path, *saves, "--save-at", "1") == [expected] * configuration.processes
     resumed = pytest.approx(plain(*SHORT)[1:], abs=TOLERANCE)
-    assert train(ranks, form, tmp_path, *saves, "--resume", "1") == [resumed] * form.processes
+    assert train(ranks, configuration, tmp_path, *saves, "--resume", "1") == [resumed] * configuration.processes
 
 
 def test_a_checkpoint_that_is_not_sealed_is_not_read(ranks, tmp_path):
     """DeepSpeed's states are pickles: nothing of a folder from elsewhere is unpickled."""
-    form = Configuration("zero2", 2)
-    train(ranks, form, tmp_path, *SHORT, "--folder", str(tmp_path), "--save-at", "1")
+    configuration = Configuration("zero2", 2)
+    train(ranks, configuration, tmp_path, *SHORT, "--folder", str(tmp_path), "--save-at", "1")
     mark = tmp_path / "mark"
     for path in (tmp_path / "step-1").rglob("*"):
         if path.suffix in (".pt", ".pkl", ".bin"):
             path.write_bytes(pickle.dumps(RunsCode(str(mark))))
     for message in ("is not what was written", "it was never finished"):
         with pytest.raises(RankFailed, match=f"step-1 is not read, since it may hold pickles: .*{message}"):
-            train(ranks, form, tmp_path, *SHORT, "--folder", str(tmp_path), "--resume", "1")
+            train(ranks, configuration, tmp_path, *SHORT, "--folder", str(tmp_path), "--resume", "1")
         (tmp_path / "step-1" / seals.SEAL).unlink(missing_ok=True)
     assert not mark.exists()
 
@@ -94,7 +96,7 @@ class RunsCode:
 
 
 def test_the_tests_own_script_is_sensitive(tmp_path):
-    """Clipping, accumulation and the data matter to the losses that the forms are compared by."""
+    """Clipping, accumulation and the data matter to the losses that the configurations are compared by."""
     base = plain(*SHORT, "--steps", "5")
     for change in (["--clip", "0.05"], ["--accumulate", "1"], ["--batch", "4"]):
         assert max(abs(a - b) for a, b in zip(plain(*SHORT, "--steps", "5", *change), base, strict=True)) > 1e-4
@@ -142,40 +144,40 @@ def without_shim(environment, cpu, name_backend):
 )
 def test_without_the_shim_something_else_runs(ranks, tmp_path, kind, cpu, name_backend, runs):
     """Should an Accelerate of another day run on CPU ranks by itself, the shim can go."""
-    form = Configuration(kind, 2)
-    environment = accelerate_configs.environment(form.write(tmp_path))
+    configuration = Configuration(kind, 2)
+    environment = accelerate_configs.environment(configuration.write(tmp_path))
     if kind == "zero2":  # with it two products would not agree, and DeepSpeed would say so
-        settings = {key: value for key, value in form.deepspeed().items() if key != "train_batch_size"}
+        settings = {key: value for key, value in configuration.deepspeed().items() if key != "train_batch_size"}
         (tmp_path / "zero2-2.json").write_text(json.dumps(settings))
     assert ranks[2].run(without_shim, environment, cpu, name_backend) == [runs] * 2
 
 
 def test_bytes_and_states_of_ddp_and_fsdp2(ranks, tmp_path):
     sizes = ["--hidden", "128", "--layers", "4"]
-    for form, sent, kept in ((Configuration("ddp", 2), 2, 16), (Configuration("fsdp2", 2), 4, 8)):
-        environment = accelerate_configs.environment(form.write(tmp_path))
-        for found in ranks[2].run(accelerate_script.measure, environment, form.expected(), *sizes):
+    for configuration, sent, kept in ((Configuration("ddp", 2), 2, 16), (Configuration("fsdp2", 2), 4, 8)):
+        environment = accelerate_configs.environment(configuration.write(tmp_path))
+        for found in ranks[2].run(accelerate_script.measure, environment, configuration.expected(), *sizes):
             psi = found["parameters"]
             assert found["sent_bytes"] == pytest.approx(sent * 4 * psi / 2, rel=0.015)
             states = sum(found["kept"][kind] for kind in ("parameters", "gradients", "optimizer states"))
             assert states == pytest.approx(kept * psi, rel=0.01)
-            buckets = 4 * psi if form.kind == "ddp" else 0  # DDP sends from copies of its gradients
+            buckets = 4 * psi if configuration.kind == "ddp" else 0  # DDP sends from copies of its gradients
             assert found["kept"]["others"] - buckets < 1 << 20
 
 
-def test_two_copies_in_shards_train_as_one_process(tmp_path):
+def test_two_replicas_in_shards_train_as_one_process(tmp_path):
     """HSDP by ParallelismConfig: a rank keeps its part of one copy."""
-    form = Configuration("fsdp2", 4, replicas=2)
-    environment = accelerate_configs.environment(form.write(tmp_path))
+    configuration = Configuration("fsdp2", 4, replicas=2)
+    environment = accelerate_configs.environment(configuration.write(tmp_path))
     with World(4, preload=PEERS, timeout_s=120) as world:
-        for found in world.run(accelerate_script.measure, environment, form.expected()):
+        for found in world.run(accelerate_script.measure, environment, configuration.expected()):
             assert found["losses"] == pytest.approx(plain(), abs=TOLERANCE)
             states = sum(found["kept"][kind] for kind in ("parameters", "gradients", "optimizer states"))
             assert states == pytest.approx(8 * found["parameters"], rel=0.01)
             assert found["ring_bytes"] == pytest.approx(4 * found["parameters"] * (3 / 2 + 1 / 2), rel=0.05)
-    with pytest.raises(ValueError, match="3 copies of fsdp2 on 4 processes"):
+    with pytest.raises(ValueError, match="3 replicas of fsdp2 on 4 processes"):
         Configuration("fsdp2", 4, replicas=3)
-    with pytest.raises(ValueError, match="2 copies of ddp on 4 processes"):
+    with pytest.raises(ValueError, match="2 replicas of ddp on 4 processes"):
         Configuration("ddp", 4, replicas=2)
 
 
@@ -229,7 +231,7 @@ ROOM = accelerate_configs.room()
 )
 def test_a_wrong_configuration_is_refused_by_name(changes, told, tmp_path):
     with pytest.raises(ValueError) as error:  # noqa: PT011, the whole message is looked at below
-        accelerate_forms.write(tmp_path / "bad.yaml", FSDP2 | changes)
+        accelerate_configurations.write(tmp_path / "bad.yaml", FSDP2 | changes)
     assert told in str(error.value)
     assert "\n" not in str(error.value)
     assert list(tmp_path.iterdir()) == [], "nothing is written"
@@ -243,7 +245,7 @@ def test_the_wrong_number_for_one_process_or_two():
         accelerate_configs.check(Configuration("one", 2).config())
     with pytest.raises(ValueError, match="MULTI_GPU needs num_processes of at least 2, not 1"):
         accelerate_configs.check(Configuration("ddp", 1).config())
-    with pytest.raises(ValueError, match="no form 'zero4'"):
+    with pytest.raises(ValueError, match="no configuration 'zero4'"):
         Configuration("zero4", 2)
 
 
@@ -256,9 +258,9 @@ def test_the_wrong_number_for_one_process_or_two():
     ],
 )
 def test_deepspeeds_own_file_is_checked_too(changes, told, tmp_path):
-    form = Configuration("zero2", 2)
-    path = form.write(tmp_path)
-    (tmp_path / "zero2-2.json").write_text(json.dumps(form.deepspeed() | changes))
+    configuration = Configuration("zero2", 2)
+    path = configuration.write(tmp_path)
+    (tmp_path / "zero2-2.json").write_text(json.dumps(configuration.deepspeed() | changes))
     with pytest.raises(ValueError, match=r"zero2-2\.yaml: ") as error:
         accelerate_configs.read(path)
     assert told in str(error.value)
@@ -289,27 +291,29 @@ def test_files_that_are_no_configurations(tmp_path):
 
 
 def test_what_is_written_accelerate_reads(tmp_path):
-    """Accelerate's own reader, of every form, on one machine and on two."""
+    """Accelerate's own reader, of every configuration, on one machine and on two."""
     from accelerate.commands.config.config_args import load_config_from_file
 
-    for form in [
-        *FORMS,
+    for configuration in [
+        *CONFIGURATIONS,
         Configuration("zero3", 4, machines=2),
         Configuration("ddp", 4, "bf16", machines=2),
         Configuration("fsdp2", 4, replicas=2),
     ]:
-        path = form.write(tmp_path)
-        assert accelerate_configs.read(path) == form.config()
-        assert load_config_from_file(str(path)).num_processes == form.processes
+        path = configuration.write(tmp_path)
+        assert accelerate_configs.read(path) == configuration.config()
+        assert load_config_from_file(str(path)).num_processes == configuration.processes
 
 
 def test_the_megatron_lm_plugins_file(tmp_path):
-    path = accelerate_forms.write(tmp_path / "m.yaml", accelerate_forms.megatron_lm(8, tp=2, pp=2, micro_batches=4))
+    path = accelerate_configurations.write(
+        tmp_path / "m.yaml", accelerate_configurations.megatron_lm(8, tp=2, pp=2, micro_batches=4)
+    )
     variables = accelerate_configs.environment(path)
     assert variables["ACCELERATE_USE_MEGATRON_LM"] == "true"
     names = ("TP_DEGREE", "PP_DEGREE", "NUM_MICRO_BATCHES")
     assert [variables[f"MEGATRON_LM_{name}"] for name in names] == ["2", "2", "4"]
-    bad = accelerate_forms.megatron_lm(8, tp=3)
+    bad = accelerate_configurations.megatron_lm(8, tp=3)
     with pytest.raises(ValueError, match="num_processes 8 does not divide into copies of tp 3 × pp 1"):
         accelerate_configs.check(bad)
     bad["megatron_lm_config"] = {"megatron_lm_tp_degre": 2}
@@ -326,17 +330,17 @@ HOW_MANY = """import json, os; print(json.dumps({"losses": [], "world": os.envir
 
 def test_the_written_commands_start_what_they_say(tmp_path):
     accelerate_launch.write_scripts(tmp_path)
-    form, zero2 = Configuration("fsdp2", 2, machines=2), Configuration("zero2", 2)
+    configuration, zero2 = Configuration("fsdp2", 2, machines=2), Configuration("zero2", 2)
     arguments = ["--steps", "2"]
     jobs = {
-        "two hosts": accelerate_launch.commands(form.write(tmp_path), "accelerate", arguments),
+        "two hosts": accelerate_launch.commands(configuration.write(tmp_path), "accelerate", arguments),
         "variables": accelerate_launch.commands(zero2.write(tmp_path), "torchrun", arguments),
         "trap": ["accelerate launch --cpu --num_processes 2 how_many.py"],
     }
     (tmp_path / "how_many.py").write_text(HOW_MANY)
     assert accelerate_launch.write_commands(tmp_path, jobs).read_text().count("accelerate launch") == 3
     found = accelerate_launch.run(jobs, tmp_path)
-    for job, of in (("two hosts", form), ("variables", zero2)):
+    for job, of in (("two hosts", configuration), ("variables", zero2)):
         assert len(found[job]) == 2
         for rank in found[job]:
             accelerate.assert_runs(rank, of.expected())

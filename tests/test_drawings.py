@@ -45,7 +45,7 @@ DRAWINGS = {
     "sequence_cuts": drawings.sequence_cuts,
     "vocabulary_cut": drawings.vocabulary_cut,
     "vocabulary_lookup": drawings.vocabulary_lookup,
-    "two_hosts": drawings.two_hosts,
+    "two_nodes": drawings.two_nodes,
     "three_placements": drawings.three_placements,
     **{f"stages of {n}": partial(drawings.pipeline_stages, n) for n in (2, 3, 4)},
     **{f"two chunks on {n}": partial(drawings.two_chunks, n) for n in (2, 4, 5)},
@@ -78,13 +78,13 @@ DRAWINGS = {
     "one_script": drawings.one_script,
     "prepare": drawings.prepare,
     "launchers": drawings.launchers,
-    "copies_of_shards": drawings.copies_of_shards,
+    "replicas_of_shards": drawings.replicas_of_shards,
     "file_to_ranks": partial(
         drawings.file_to_ranks, {"ACCELERATE_USE_FSDP": "true", "FSDP_TRANSFORMER_CLS_TO_WRAP": "Block"}
     ),
     "seven_mistakes": drawings.seven_mistakes,
     "tensor_parallel_with_zero": drawings.tensor_parallel_with_zero,
-    "form_choice": drawings.form_choice,
+    "layout_rule": drawings.layout_rule,
     "sharding_choice": drawings.sharding_choice,
     "shards_on_hosts": drawings.shards_on_hosts,
     "sums_in_8_bits": drawings.sums_in_8_bits,
@@ -115,6 +115,8 @@ PLAYERS = {
             ("interleaved", 3, 3, 3),
         )
     },
+    "GPipe, before a guess": partial(drawings.pipeline_schedule, "gpipe", 4, 8, before_guess=True),
+    **{f"ZB-V on {n}": partial(drawings.zero_bubble_v, n) for n in (2, 3)},
     "memory_by_batch": partial(drawings.memory_by_batch, MEMORY, 83e9),
     **{f"ZeRO-{stage} of {n}": partial(drawings.zero_step, stage, n) for stage in (1, 2, 3) for n in (2, 3, 4)},
     **{f"states of {size}": partial(drawings.states_by_ranks, size) for size in (7.5, 70)},

@@ -1,4 +1,4 @@
-"""The forms that Accelerate gives one script: what their configuration files say, and what then has to be running."""
+"""Accelerate's configurations of one script: what their files say, and what then has to be running."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,12 +36,12 @@ class Configuration:
         kind: one of :data:`KINDS`.
         processes: over all machines.
         precision: ``"no"`` (fp32) or ``"bf16"``.
-        clip: what DeepSpeed clips gradients at; the other forms go by the script's ``clip_grad_norm_``.
+        clip: what DeepSpeed clips gradients at; the others go by the script's ``clip_grad_norm_``.
         zero: further keys of DeepSpeed's ``zero_optimization``.
-        replicas: copies of the model, each in the shards of ``processes / replicas`` ranks: HSDP, a form of FSDP2.
+        replicas: of the model, each in the shards of ``processes / replicas`` ranks: HSDP, a configuration of FSDP2.
 
     Raises:
-        ValueError: no such kind; copies of another form than FSDP2, or that the processes do not divide into.
+        ValueError: no such kind; replicas of another kind than FSDP2, or that the processes do not divide into.
     """
 
     kind: str
@@ -54,21 +54,21 @@ class Configuration:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ValueError(f"no form {self.kind!r}; there are: {', '.join(KINDS)}")
+            raise ValueError(f"no configuration {self.kind!r}; there are: {', '.join(KINDS)}")
         if self.replicas != 1 and (self.kind != "fsdp2" or self.replicas < 1 or self.processes % self.replicas):
-            raise ValueError(f"{self.replicas} copies of {self.kind} on {self.processes} processes: only fsdp2 has "
-                             "copies, and they divide the processes")  # fmt: skip
+            raise ValueError(f"{self.replicas} replicas of {self.kind} on {self.processes} processes: only fsdp2 has "
+                             "replicas, and they divide the processes")  # fmt: skip
 
     @property
     def name(self) -> str:
-        """``zero2-4``, ``ddp-2-bf16``, two copies ``hsdp-2x2``, on two machines ``fsdp2-2-on-2``: its files' name."""
+        """``zero2-4``, ``ddp-2-bf16``, two replicas ``hsdp-2x2``, on two machines ``fsdp2-2-on-2``: its files' name."""
         ranks = f"{self.processes // self.replicas}x{self.replicas}" if self.replicas > 1 else str(self.processes)
         parts = ["hsdp" if self.replicas > 1 else self.kind, ranks, "" if self.precision == "no" else self.precision]
         return "-".join(filter(None, [*parts, f"on-{self.machines}" if self.machines > 1 else ""]))
 
     @property
     def stage(self) -> int | None:
-        """The ZeRO stage of a DeepSpeed form."""
+        """The ZeRO stage of a DeepSpeed configuration."""
         return int(self.kind[-1]) if self.kind.startswith("zero") else None
 
     def config(self) -> dict[str, Any]:

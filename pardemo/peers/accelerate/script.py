@@ -16,7 +16,7 @@ def train(environment: Mapping[str, str], expected: Mapping[str, Any], *argument
     """A World's rank trains by the Accelerate script with these arguments; the loss of each step.
 
     Raises:
-        RuntimeError: another form runs than the expected one.
+        RuntimeError: another configuration runs than the expected one.
     """
     with accelerate.as_launched(environment):
         steps = list(train_accelerate.train(train_accelerate.parse(list(arguments))))

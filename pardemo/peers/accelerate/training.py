@@ -1,8 +1,8 @@
 """Hugging Face Accelerate on CPU ranks: the shim they need, what is really running, and what it sends and keeps.
 
-Accelerate takes its form (DDP, FSDP2, DeepSpeed) from environment variables that ``accelerate launch`` sets from a
-configuration file. On CPU ranks several forms fall back to something else without a word and with exit status 0,
-so nothing here is believed: the distributed type, the number of processes and the class of the wrapped model are
+Accelerate takes its configuration (DDP, FSDP2, DeepSpeed) from environment variables that ``accelerate launch`` sets
+from a file. On CPU ranks several configurations fall back to something else without a word and with exit status 0, so
+nothing here is believed: the distributed type, the number of processes and the class of the wrapped model are
 compared with what was asked for after every run.
 """
 

@@ -1,4 +1,4 @@
-"""Chapter *Accelerate: one script, every form*: what its page draws, measures, asks and claims."""
+"""Chapter *Accelerate*: what its page draws, measures, asks and claims."""
 
 from pardemo.book.page import door
 

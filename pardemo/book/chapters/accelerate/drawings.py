@@ -1,4 +1,4 @@
-"""Drawings of *Accelerate*: what ``prepare`` does, what a launcher hands over, and two copies of a model in shards."""
+"""Drawings of *Accelerate*: what ``prepare`` does, what a launcher hands over, two replicas in shards."""
 
 from pardemo.draw.canvas import Canvas, Drawing
 from pardemo.draw.palette import DONE, KEPT, RANKS, ink_on
@@ -39,7 +39,7 @@ def prepare() -> Drawing:
 
 
 def launchers() -> Drawing:
-    """Three ways to start one script on a host, and what then runs: only one of them reads the file."""
+    """Three ways to start one script on a node, and what then runs: only one of them reads the file."""
     canvas = Canvas(640, 400)
     rows = (
         ("python train.py", "tells nothing", ("alone",)),
@@ -63,26 +63,27 @@ def launchers() -> Drawing:
     )
 
 
-def copies_of_shards() -> Drawing:
-    """Two hosts of two ranks with ``dp_replicate`` 2 and ``dp_shard`` 2: a copy in each host, in two shards."""
+def replicas_of_shards() -> Drawing:
+    """Two nodes of two ranks with ``dp_replicate`` 2 and ``dp_shard`` 2: a replica in each node, in two shards."""
     canvas = Canvas(640, 330)
-    for host in range(2):
-        left = 8 + 356 * host
+    for node in range(2):
+        left = 8 + 356 * node
         canvas.box(left, 40, 268, 206)
-        canvas.text(left + 134, 20, f"host {host}: one copy", bold=True)
+        canvas.text(left + 134, 20, f"node {node}: one replica", bold=True)
         for rank in range(2):
             x = left + 22 + 130 * rank
-            canvas.text(x + 47, 62, f"rank {2 * host + rank}", size=18)
+            canvas.text(x + 47, 62, f"rank {2 * node + rank}", size=18)
             parts(canvas, x, 80, 94, 84, 2, [rank], KEPT["parameters"])
         canvas.arrow([(left + 70, 184), (left + 198, 184)], _SENT, 6, both=True)
         canvas.text(left + 134, 216, "dp_shard 2: 1½ Ψ", size=18)
     canvas.arrow([(280, 122), (360, 122)], _SENT, 3, both=True)
-    canvas.text(320, 270, "between the hosts, dp_replicate 2: ½ Ψ a rank", size=18)
+    canvas.text(320, 270, "between the nodes, dp_replicate 2: ½ Ψ a rank", size=18)
     legend(canvas, 8, 306, {"parameters": KEPT["parameters"], "sent by a rank in a step": _SENT})
     return Drawing(
         canvas,
-        "Two hosts, each with a copy of the parameters in two shards. Inside a host a rank sends one and a half times "
-        "the parameters to gather and reduce. Between the hosts equal shards are summed: half the parameters a rank.",
+        "Two nodes, each with a replica of the parameters in two shards. Inside a node a rank sends one and a half "
+        "times the parameters to gather and reduce. Between nodes equal shards are all-reduced: half the parameters a "
+        "rank.",
     )
 
 

@@ -5,7 +5,7 @@ from pardemo.draw.palette import GRID, RANKS, WHOLE
 from pardemo.draw.rule import rule
 
 #: A configuration and its colour, here and in the map.
-FORMS = {
+CONFIGURATIONS = {
     "one GPU": WHOLE,
     "DDP": RANKS[0],
     "ZeRO-1": RANKS[6],
@@ -19,6 +19,6 @@ FORMS = {
 }
 
 
-def form_choice() -> Drawing:
+def layout_rule() -> Drawing:
     """The whole rule, no line of it marked."""
     return rule()

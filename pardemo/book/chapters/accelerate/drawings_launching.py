@@ -39,21 +39,21 @@ def file_to_ranks(variables: Mapping[str, str]) -> Drawing:
 
 
 def tensor_parallel_with_zero() -> Drawing:
-    """Four ranks: side by side the two parts of each layer, one below the other the two copies of a part."""
+    """Four ranks: side by side the two parts of each layer, one below the other the two replicas of a part."""
     canvas = Canvas(640, 412)
     wide, high, left, top = 190, 118, 48, 34
     for rank in range(4):
-        part, copy = rank % 2, rank // 2
-        x, y = left + part * (wide + 130), top + copy * (high + 64)
+        part, replica = rank % 2, rank // 2
+        x, y = left + part * (wide + 130), top + replica * (high + 64)
         canvas.box(x, y, wide, high, thick=1.5)
         canvas.text(x + wide / 2, y + 16, f"rank {rank}", size=18)
-        for at, kind, rows in ((10, "parameters", (0, 1)), (100, "optimizer states", (copy,))):
+        for at, kind, rows in ((10, "parameters", (0, 1)), (100, "optimizer states", (replica,))):
             canvas.box(x + at, y + 34, 80, 70, thick=1, dashed=True)
             squares = [(x + at + 40 * part, y + 34 + 35 * row, 40, 35) for row in rows]
             canvas.boxes(squares, KEPT[kind], thick=0.8)
     sent = DONE["communication"]
-    for copy in range(2):
-        y = top + copy * (high + 64) + high / 2
+    for replica in range(2):
+        y = top + replica * (high + 64) + high / 2
         canvas.arrow([(left + wide + 6, y), (left + wide + 124, y)], sent, 6, both=True)
     for part in range(2):
         x = left + part * (wide + 130) + wide / 2
@@ -65,6 +65,6 @@ def tensor_parallel_with_zero() -> Drawing:
     return Drawing(
         canvas,
         "Four ranks in two rows and two columns. Ranks side by side have the left and the right half of the parameters "
-        "and sum activations. Ranks one below the other have the same half, and each keeps a half of its Adam's "
-        "states, a quarter of all: they sum gradients.",
+        "and all-reduce activations. Ranks one below the other have the same half, and each keeps a half of its Adam's "
+        "states, a quarter of all: they all-reduce gradients.",
     )

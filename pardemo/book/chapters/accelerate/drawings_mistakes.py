@@ -17,12 +17,12 @@ _MISTAKES = (
 
 
 def seven_mistakes() -> Drawing:
-    """A row for each mistake, on two ranks: the picture that was meant, the one that came, the cure."""
+    """A row for each mistake, on two ranks: the picture that was meant, the picture that came, the cure."""
     step = 106
     canvas = Canvas(640, 30 + step * len(_MISTAKES))
     for x, heading in ((_ASKED, "asked for"), (_RUNS, "what runs"), (_CURE, "what to do")):
         canvas.text(x, 12, heading, size=18, anchor="start", bold=True)
-    draw = (_ranks, _forms, _units, _batches, _rates, _clips, _copies)
+    draw = (_ranks, _wrapped, _units, _batches, _rates, _clips, _drifting)
     for number, ((mistake, cure), picture) in enumerate(zip(_MISTAKES, draw, strict=True)):
         y = 44 + step * number
         canvas.text(_ASKED, y, f"{number + 1}  {mistake}", size=18, anchor="start")
@@ -34,7 +34,7 @@ def seven_mistakes() -> Drawing:
         "Seven mistakes on two ranks. Started by python one process runs. By torchrun without the file each rank keeps "
         "a whole model. Without the layers' class the model is one unit. With split_batches at its default each rank "
         "takes a whole batch. A schedule that counts steps is over too soon. DeepSpeed clips at 1.0 and not at 0.5. "
-        "With model.module no gradients are summed.",
+        "With model.module no gradients are all-reduced.",
     )
 
 
@@ -46,7 +46,7 @@ def _ranks(canvas: Canvas, x: float, y: float, wrong: bool) -> None:
         canvas.box(x + 80 * rank, y, _EACH, _HIGH, fill, label, size=18, dashed=not started)
 
 
-def _forms(canvas: Canvas, x: float, y: float, wrong: bool) -> None:
+def _wrapped(canvas: Canvas, x: float, y: float, wrong: bool) -> None:
     for rank in range(2):
         parts(canvas, x + 80 * rank, y, _EACH, _HIGH, 2, range(2) if wrong else [rank], KEPT["parameters"])
 
@@ -75,7 +75,7 @@ def _clips(canvas: Canvas, x: float, y: float, wrong: bool) -> None:
     canvas.text(x + 92, at, "1.0" if wrong else "0.5", size=18, anchor="start")
 
 
-def _copies(canvas: Canvas, x: float, y: float, wrong: bool) -> None:
+def _drifting(canvas: Canvas, x: float, y: float, wrong: bool) -> None:
     for rank in range(2):
         canvas.box(x + 104 * rank, y, 48, _HIGH, KEPT["gradients"], thick=1)
     if not wrong:

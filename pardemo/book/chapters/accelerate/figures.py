@@ -1,26 +1,28 @@
-"""Pictures of *Accelerate*: one script in several forms, mistakes that nobody hears, and which form to take."""
+"""Pictures of *Accelerate*: one script under several configurations, silent mistakes, and what to take."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from matplotlib.patches import Patch, Rectangle
 
-from pardemo.book.chapters.accelerate.drawings_choice import FORMS
+from pardemo.book.chapters.accelerate.drawings_choice import CONFIGURATIONS
 from pardemo.draw import palette
 from pardemo.draw.style import COLOURS, Picture, new, save
 
 _HATCHES = {"parameters": "", "gradients": "//", "optimizer states": "..", "others": "xx"}
 
 
-def forms_compared(
+def configurations_compared(
     sent: Mapping[str, float], kept: Mapping[str, Mapping[str, float]], sends: Mapping[str, float],
     keeps: Mapping[str, float],
 ) -> Picture:  # fmt: skip
-    """What each form of one script sends in a step, in Ψ, and keeps, in bytes per parameter; outlines are the papers'.
+    """What each configuration of one script sends in a step, in Ψ, and keeps, in bytes per parameter.
+
+    Outlines are the papers'.
 
     Args:
-        sent, sends: counted and predicted, by form. kept: form -> kind -> bytes per parameter. keeps: predicted sums
-            of the model states, so without what is "others".
+        sent, sends: counted and predicted, by configuration. kept: configuration -> kind -> bytes per parameter.
+        keeps: predicted sums of the model states, so without what is "others".
     """
     names = list(kept)
     fig, axes = new(2, 1, size=(5.8, 2.0 + 0.78 * len(names)))
@@ -59,7 +61,7 @@ def forms_compared(
     values_text = "; ".join(
         f"{name} sends {sent[name]:.2f} Ψ and keeps {left[k]:.1f} B" for k, name in enumerate(names)
     )
-    return save(fig, "accelerate_forms", f"A rank of each form: {values_text} per parameter.")
+    return save(fig, "accelerate_configurations", f"A rank of each configuration: {values_text} per parameter.")
 
 
 def losses_of_mistakes(runs: Mapping[str, tuple[Sequence[float], str]]) -> Picture:
@@ -114,14 +116,20 @@ def sent_to_peers(measured: Mapping[str, float], expected: Mapping[str, float]) 
     return save(fig, "accelerate_groups", f"Sent by rank 0 in a step: {values_text}.")
 
 
-def forms_traded(ways: Mapping[str, Sequence[tuple[float, float]]], counts: Sequence[int]) -> Picture:
-    """What a rank keeps against what it sends in a step, a line for each form over numbers of micro-batches.
+def kept_against_sent(ways: Mapping[str, Sequence[tuple[float, float]]], counts: Sequence[int]) -> Picture:
+    """What a rank keeps against what it sends in a step, a line for each configuration over numbers of micro-batches.
 
     Args:
-        ways: form -> for each of ``counts``: Ψ sent, bytes per parameter kept. counts: micro-batches in a step.
+        ways: configuration -> for each of ``counts``: Ψ sent, bytes per parameter kept.
+        counts: micro-batches in a step.
     """
     fig, ax = new(size=(5.8, 3.9))
-    styles = zip(ways, ("o", "s", "D", "^"), (FORMS["DDP"], *[FORMS["offload"]] * 2, FORMS["FSDP2"]), strict=True)
+    styles = zip(
+        ways,
+        ("o", "s", "D", "^"),
+        (CONFIGURATIONS["DDP"], *[CONFIGURATIONS["offload"]] * 2, CONFIGURATIONS["FSDP2"]),
+        strict=True,
+    )
     for name, marker, colour in styles:
         sent, kept = zip(*ways[name], strict=True)
         ax.plot(sent, kept, color=palette.INK, linewidth=1.2, zorder=2)
@@ -140,7 +148,7 @@ def forms_traded(ways: Mapping[str, Sequence[tuple[float, float]]], counts: Sequ
     return save(fig, "accelerate_traded", f"What a rank keeps per parameter and sends in a step. {values_text}.")
 
 
-def which_form(models: Sequence[str], gpus: Sequence[int], take: Callable[[str, int], str]) -> Picture:
+def which_configuration(models: Sequence[str], gpus: Sequence[int], take: Callable[[str, int], str]) -> Picture:
     """A map: models against GPUs, and in each cell what ``take(model, gpus)`` says.
 
     Raises:
@@ -151,13 +159,15 @@ def which_form(models: Sequence[str], gpus: Sequence[int], take: Callable[[str, 
     for row, model in enumerate(models):
         answers = [take(model, n) for n in gpus]
         for column, answer in enumerate(answers):
-            if answer not in FORMS:
-                raise ValueError(f"the map has {', '.join(FORMS)}, not {answer!r}")
-            ax.add_patch(Rectangle((column, row), 1, 1, facecolor=FORMS[answer], edgecolor=palette.INK, linewidth=0.8))
+            if answer not in CONFIGURATIONS:
+                raise ValueError(f"the map has {', '.join(CONFIGURATIONS)}, not {answer!r}")
+            ax.add_patch(
+                Rectangle((column, row), 1, 1, facecolor=CONFIGURATIONS[answer], edgecolor=palette.INK, linewidth=0.8)
+            )
             words = answer.replace("more ", "more\n").replace("one ", "one\n")
             ax.text(column + 0.5, row + 0.5, words, ha="center", va="center", color=palette.INK, fontsize=10)
         rows.append(f"{model}: " + ", ".join(f"{n} {a}" for n, a in zip(gpus, answers, strict=True)))
-    ax.set(xlim=(0, len(gpus) + 0.02), ylim=(len(models), 0), xlabel="H100s, eight in a host")
+    ax.set(xlim=(0, len(gpus) + 0.02), ylim=(len(models), 0), xlabel="H100s, eight in a node")
     ax.set_xticks(np.arange(len(gpus)) + 0.5, [f"{n:,}" for n in gpus])
     ax.set_yticks(np.arange(len(models)) + 0.5, list(models))
     ax.tick_params(length=0)
