@@ -1,4 +1,4 @@
-"""The book's one rule for a first layout, drawn once; each chapter marks the lines that it explains."""
+"""The book's one rule for a first layout, drawn; each chapter marks the lines that it explains."""
 
 from collections.abc import Collection, Mapping
 
@@ -9,16 +9,16 @@ from pardemo.draw.palette import KEPT, RANKS, ink_on
 from pardemo.draw.style import Picture, new, save
 
 WIDE, LINE = 640, 34
-#: what is added -> (what adds it, how much, as a share of the time of the matrix multiplications)
+#: part -> (which layouts add it, how much it adds, as a share of the time of the matrix multiplications)
 TERMS = {
     "recomputation": ("layers recomputed", "⅓"),
-    "tensor parallel": ("TP: t ranks inside a host", "(t − 1) · F / (4.5 · h · B)"),
+    "tensor parallel": ("TP: t ranks inside a node", "(t − 1) · F / (4.5 · h · B)"),
     "pipeline": ("PP: p stages", "(p − 1) / (m · v), and messages"),
-    "ZeRO-3": ("ZeRO-3; HSDP in a host", "x = F / (B · T) − 1"),
+    "ZeRO-3": ("ZeRO-3; HSDP in a node", "x = F / (B · T) − 1"),
     "ZeRO-2": ("ZeRO-2", "(1 + 1/m)/3 · (x + 1) − ⅔"),
     "ZeRO-1": ("replicas, ZeRO-1; HSDP across", "⅔ · x / m"),
 }
-#: part of what is added -> its label, colour and hatch
+#: part -> its label, colour and hatch in charts
 PARTS = {
     "recomputation": ("recomputation", RANKS[3], ""),
     "tensor parallel": ("tensor parallel", RANKS[1], "//"),
@@ -28,10 +28,10 @@ PARTS = {
 
 
 def rule(marked: Collection[str] = ()) -> Drawing:
-    """The rule: what fits, what each layout adds, which one is taken.
+    """The rule as three steps: what fits, what each layout adds, which layout is taken.
 
     Args:
-        marked: lines of :data:`TERMS` that stand out, since the chapter explains them.
+        marked: parts of :data:`TERMS` whose lines stand out, since the chapter explains them.
     """
     canvas = Canvas(WIDE, 92 + LINE * (len(TERMS) + 1) + 100)
     _step(canvas, 4, 44, "1  Which layouts fit, with 8 % of the memory free?")

@@ -20,10 +20,10 @@ TABLE = Path(__file__).with_name("thirty_jobs.csv")
 
 @dataclass(frozen=True)
 class Compared:
-    """A job, what the rule takes and what the search finds; None where nothing fits.
+    """A job with the rule's layout and the search's best one; None where nothing fits.
 
     Args:
-        name: model, GPUs and network. seconds: of a step with the rule's layout, by the planner.
+        name: model, GPUs and network. seconds: a step's time with the rule's layout, by the planner.
     """
 
     name: str
@@ -35,14 +35,14 @@ class Compared:
 
     @property
     def ratio(self) -> float:
-        """How many times as long as the best layout's the step of the rule's takes."""
+        """The time of a step with the rule's layout over that with the search's best."""
         return self.seconds / self.best.seconds if self.best is not None else float("nan")
 
 
 def job_of(
     model: str, gpu: str, gpus: int, network: float, sequence: int = 4096, program: str = "megatron-core"
 ) -> Job:
-    """A job on hosts of up to eight GPUs. ``network``: GB/s of a host's adapters together.
+    """A job on nodes of up to eight GPUs. ``network``: GB/s of a node's network cards together.
 
     Raises:
         ValueError: a model, GPU or program that is not known.
@@ -52,7 +52,7 @@ def job_of(
 
 
 def jobs(program: str = "megatron-core") -> Iterator[tuple[str, Job, int]]:
-    """The thirty jobs: a name (model, GPUs, thousands of tokens a sample, network), the job, its samples a step."""
+    """The thirty jobs: name (model, GPUs, thousands of tokens a sample, network), job, samples of a step."""
     with TABLE.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             gpus, network = int(row["gpus"]), float(row["between_gb_per_s"])
@@ -63,7 +63,7 @@ def jobs(program: str = "megatron-core") -> Iterator[tuple[str, Job, int]]:
 
 
 def compare(program: str = "megatron-core") -> list[Compared]:
-    """Each of the thirty jobs."""
+    """The rule and the search on each of the thirty jobs."""
     rows = []
     for name, job, batch in jobs(program):
         chosen = choose(job, batch)
