@@ -9,10 +9,14 @@ from book import drawings
 from torch import nn
 
 from pardemo import CallMeter
+from pardemo.book.chapters.pipeline_parallel.drawings import Course
+from pardemo.book.chapters.pipeline_parallel.drawings_v import filled
 from pardemo.book.chapters.zero_memory import drawings_step as zero_moments
 from pardemo.draw import palette
 from pardemo.formulas import communication, memory
 from pardemo.formulas import pipeline as pipelines
+from pardemo.pipeline_parallel import BackwardInput, BackwardWeight, Forward, Schedule, zb_v
+from pardemo.pipeline_parallel.timetable import kind_of
 from pardemo.small_models import gpt
 from pardemo.zero import Zero1, Zero2, Zero3
 
@@ -26,6 +30,8 @@ def test_the_rings_last_frame_has_the_whole_sum_everywhere_and_each_step_sends_o
     assert added[ranks - 1] == ranks * ranks * (ranks + 1) // 2, "one chunk with all, one with all but one …"
     assert added[-1] == ranks**3, "every chunk has everybody's"
     assert [len(frame.heads) for frame in frames] == [0] + [ranks] * (2 * (ranks - 1))
+    first_lap = drawings.ring_all_reduce(ranks, laps=1)
+    assert first_lap.captions == drawings.ring_all_reduce(ranks).captions[:ranks], "no word of the second"
 
 
 @pytest.mark.parametrize(
@@ -51,7 +57,7 @@ def test_a_schedules_player_computes_everything_once_and_holds_as_many_as_it_sho
     bubble = pipelines.bubble_of_total(stages, micro_batches, chunks)
     rows = [box for box in last.boxes if box.fill == "none"]
     assert area["idle"] / sum(row.area for row in rows) == pytest.approx(bubble, abs=0.01)
-    assert f"{bubble:.0%} of all time" in player.captions[-1]
+    assert f"{bubble:.0%} of the total time" in player.captions[-1]
     numbers = [
         text.text
         for text in last.texts
@@ -80,13 +86,61 @@ def test_a_zero_bubble_player_draws_the_weights_gradients_apart_and_the_v(kind, 
     idle = stages * pipelines.idle(kind, stages, micro_batches, 1, 2)
     rows = sum(box.area for box in last.boxes if box.fill == "none")
     assert area["idle"] / rows == pytest.approx(idle / (unit + idle), abs=0.01)
-    assert f"{idle / (unit + idle):.0%} of all time" in player.captions[-1]
+    assert f"{idle / (unit + idle):.0%} of the total time" in player.captions[-1]
     for name in kinds:
         numbers = [text.text for text in last.texts if fill_under(last, text) == palette.DONE[name]]
         assert sorted(numbers) == sorted(str(k) for k in range(micro_batches) for _ in range(stages * chunks))
     if chunks == 2:
         labels = [int(text.text) for text in last.texts if 70 < text.x < 96 and text.text.isdigit()]
         assert labels == [stage for rank in range(stages) for stage in (rank, 2 * stages - 1 - rank)]
+
+
+@pytest.mark.parametrize(("kind", "chunks"), [("gpipe", 1), ("interleaved", 2), ("zb_h1", 1), ("zb_v", 2)])
+def test_before_a_guess_a_schedule_opens_at_its_first_frame_and_no_words_tell_the_answer(kind, chunks):
+    player = drawings.pipeline_schedule(kind, 2, 4, chunks, before_guess=True)
+    assert player.start == 0
+    words = [player.name, *player.captions, *(text for frame in svgs.frames(player) for text in frame.words())]
+    assert not [text for text in words if "%" in text or "was idle" in text or "(p" in text]
+    assert len(player) == len(drawings.pipeline_schedule(kind, 2, 4, chunks)), "and steps through all of it"
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_zb_v_fills_with_weights_gradients_what_would_be_idle(ranks):
+    player = drawings.zero_bubble_v(ranks)
+    m, last = 2 * ranks - 1, svgs.frames(player)[-1]
+    assert player.start == 0, "a reader guesses behind it how long a rank is idle"
+    assert len(player) == 1 + 6 * m + ranks - 1
+    rows = [box for box in last.boxes if box.fill == "none"]
+    idle = [box for box in last.filled(palette.DONE["idle"]) if box.right - box.x != 18 or box.bottom - box.y != 18]
+    wide = rows[0].right - rows[0].x
+    step = wide / (len(player) - 1)
+    for rank, row in enumerate(rows):
+        mine = [box for box in idle if box.y == row.y]
+        assert sum(box.right - box.x for box in mine) == pytest.approx((ranks - 1) * step, abs=1), "p − 1 steps"
+        for box in mine:  # at the two ends alone
+            begins, ends = box.x - row.x < 1, row.right - box.right < 1
+            assert (begins, ends) == ((True, False) if box.x - row.x < 1 else (False, True))
+        before = [box.right - box.x for box in mine if box.x - row.x < 1]
+        assert sum(before) == pytest.approx(rank * step, abs=1), "rank i begins i steps late"
+    fills = [caption for caption in player.captions if "would wait for" in caption]
+    assert fills, "and some captions say which gap W fills"
+
+
+def test_what_zb_v_fills_is_what_whole_backwards_would_leave_idle():
+    """Each of these computations begins while what the rank needs next is still being computed elsewhere."""
+    course = Course.of(Schedule(zb_v, 3, 5, 2))
+    gaps = filled(course)
+    assert gaps[5, 2] == "the gradient of micro-batch 0", "rank 0, before its own first stage's turn"
+    for stage, k in gaps:
+        begin, end = course.times[stage, k, "weight gradients"]
+        rank = course.schedule.rank_of(stage)
+        following = [of for of, (start, _) in course.of_rank(rank).items() if start == end]
+        needed = course.schedule.before(instruction(*following[0]))
+        assert course.times[needed.stage, needed.micro_batch, kind_of(needed)][1] > begin
+
+
+def instruction(stage, k, kind):
+    return {"forward": Forward, "backward": BackwardInput, "weight gradients": BackwardWeight}[kind](stage, k)
 
 
 def held_of(frame):

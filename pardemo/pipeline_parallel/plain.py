@@ -1,10 +1,10 @@
-"""GPipe and 1F1B with send and receive by hand, as *Pipeline parallelism* builds them (sections 1 and 3).
+"""GPipe and 1F1B with send and receive by hand: one rank's part of a pipeline step, in about a hundred lines.
 
-Leads to :class:`pardemo.pipeline_parallel.Pipeline`, which runs any :class:`~pardemo.pipeline_parallel.Schedule`, hands
-on tensors of any shape or tuples of them, lets go of what has been sent, sums the gradients of tied weights, and
-compares what the ranks are about to do.
+*Pipeline parallelism* builds the same loops in its sections 1 and 3. :class:`pardemo.pipeline_parallel.Pipeline` goes
+further: it runs any :class:`~pardemo.pipeline_parallel.Schedule`, hands on tensors of any shape or tuples of them, lets
+go of what has been sent, all-reduces the gradients of tied weights, and checks that all ranks run the same schedule.
 
-Rank r has stage r of the model. A batch goes through in m micro-batches; activations travel down, gradients up::
+Rank i has stage i of the model. A batch goes through in m micro-batches; activations travel down, gradients up::
 
     rank 0 --activation k--> rank 1 --activation k--> rank 2     loss of micro-batch k
     rank 0 <--gradient  k--- rank 1 <--gradient  k--- rank 2
@@ -42,8 +42,9 @@ class PlainPipeline:
         micro_batches: into how many equal parts a batch is cut.
         group: the pipeline's ranks; the default group when None.
 
-    Made by all ranks of the job together: gradients get connections of their own, a group with the same ranks, so that
-    an activation on its way down never waits for a gradient on its way up. :meth:`close` ends it.
+    All ranks of the job create theirs together, since gradients get connections of their own: a second group of the
+    same ranks. So an activation on its way down never waits for a gradient on its way up. :meth:`close` ends this
+    group.
     """
 
     def __init__(self, stage: nn.Module, loss_of: Loss, micro_batches: int, group: dist.ProcessGroup | None = None):
@@ -56,7 +57,9 @@ class PlainPipeline:
     def gpipe(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
         """All forwards, then all backwards: the mean loss on the last rank, None on the others.
 
-        Args: of the whole batch, [batch, ...], the same on every rank; used by the first and the last rank alone.
+        Args:
+            inputs: of the whole batch, [batch, ...]; the first rank reads them, the others only their shape.
+            targets: of the whole batch, [batch, ...]; the last rank reads them.
         """
         self._begin(inputs, targets)
         for k in range(self.micro_batches):
@@ -68,7 +71,7 @@ class PlainPipeline:
     def one_f_one_b(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor | None:
         """Some forwards ahead, then a forward and a backward by turns, then the backwards that are left.
 
-        Rank r is p − 1 − r forwards ahead: as many as it takes until micro-batch 0 comes back to it.
+        Rank i is p − 1 − i forwards ahead: as many as it takes until micro-batch 0 comes back to it.
         """
         self._begin(inputs, targets)
         ahead = min(self.ranks - 1 - self.rank, self.micro_batches)
@@ -118,7 +121,7 @@ class PlainPipeline:
             self._send(x.grad, self.rank - 1, self.back)
 
     def _send(self, tensor: torch.Tensor, to: int, group: dist.ProcessGroup | None) -> None:
-        """Without waiting: a rank that waited for its receiver would stand still while that one waits, too."""
+        """Starts a message and does not wait: two ranks that waited for each other's receive would wait forever."""
         tensor = tensor.contiguous()
         self.sent.append((dist.isend(tensor, group=group, group_dst=to), tensor))
 

@@ -28,10 +28,13 @@ Computation = tuple[int, int, str]
 Times = Mapping[Computation, tuple[int, int]]  # begin and end in time steps
 
 
-def pipeline_schedule(kind: str, stages: int, micro_batches: int, chunks: int = 1) -> Player:
+def pipeline_schedule(
+    kind: str, stages: int, micro_batches: int, chunks: int = 1, before_guess: bool = False
+) -> Player:
     """A schedule step by step: what each rank computes, and of how many micro-batches it holds the activations.
 
-    The player opens at its last frame, which shows all steps and the most micro-batches that each rank has held.
+    The player opens at its last frame, which shows all steps and the most micro-batches that each rank has held; before
+    a guess it opens at its first one.
 
     The schedules are the package's, with ideal times: a forward takes one step, a backward two. Where a schedule
     computes the weights' gradients apart, these take one of the two. With ``chunks`` v each rank has v stages of 1/v of
@@ -40,36 +43,31 @@ def pipeline_schedule(kind: str, stages: int, micro_batches: int, chunks: int = 
     Args:
         kind: "gpipe", "one_f_one_b", "interleaved", "zb_h1" or "zb_v".
         stages: p, the ranks. micro_batches: m. chunks: v, for "interleaved"; 2 for "zb_v".
+        before_guess: whether a reader guesses behind it how long a rank is idle: then no frame says so in words.
 
     Raises:
         ValueError: an unknown kind, chunks of another kind, or more steps than can be read.
     """
     from pardemo import pipeline_parallel as pp  # brings torch
-    from pardemo.pipeline_parallel.timetable import kind_of, timetable
 
     if kind not in KINDS:
         raise ValueError(f"a schedule is one of {', '.join(KINDS)}, not {kind!r}")
     if chunks > 1 and kind not in ("interleaved", "zb_v"):
         raise ValueError(f"{kind} has one chunk on each rank, not {chunks}")
     schedule = pp.Schedule(getattr(pp, kind), stages, micro_batches, chunks)
-    course = Course(
-        schedule,
-        {
-            (step.stage, step.micro_batch, kind_of(step)): (round(begin), round(end))
-            for step, (begin, end) in timetable(schedule).items()
-        },
-    )
+    course = Course.of(schedule)
     most = int((640 - course.left - _RIGHT) / _NARROW)
     if course.steps > most or micro_batches > 10 or stages > 6:
         raise ValueError(
             f"up to 6 stages, 10 micro-batches and {most} steps can be drawn; this is {stages} stages, {micro_batches} "
             f"micro-batches and {course.steps} steps"
         )
-    frames = [(_frame(course, now), _caption(course, kind, now)) for now in range(course.steps + 1)]
+    frames = [
+        (schedule_frame(course, now), _caption(course, kind, now, before_guess)) for now in range(course.steps + 1)
+    ]
     many = f", {chunks} chunks each" if chunks > 1 else ""
-    return Player(
-        frames, f"{KINDS[kind]} with {micro_batches} micro-batches on {stages} ranks{many}", start=-1, first=0
-    )
+    name = f"{KINDS[kind]} with {micro_batches} micro-batches on {stages} ranks{many}"
+    return Player(frames, name, start=0 if before_guess else -1, first=0)
 
 
 @dataclass(frozen=True)
@@ -78,6 +76,17 @@ class Course:
 
     schedule: "Schedule"
     times: Times
+
+    @classmethod
+    def of(cls, schedule: "Schedule") -> "Course":
+        """With ideal times: a forward takes one step, a backward two."""
+        from pardemo.pipeline_parallel.timetable import kind_of, timetable
+
+        times = {
+            (step.stage, step.micro_batch, kind_of(step)): (round(begin), round(end))
+            for step, (begin, end) in timetable(schedule).items()
+        }
+        return cls(schedule, times)
 
     @property
     def steps(self) -> int:
@@ -132,7 +141,8 @@ class Course:
         return _TOP + rank * (self.schedule.chunks * self.lane + _GAP)
 
 
-def _frame(course: Course, now: int) -> Canvas:
+def schedule_frame(course: Course, now: int) -> Canvas:
+    """A schedule as it stands after ``now`` steps: a row for each rank, grey where it was idle."""
     schedule, left, wide, lane = course.schedule, course.left, course.wide, course.lane
     canvas = Canvas(640, course.top(schedule.ranks) + 40)
     canvas.text(left, 20, f"after {now} of {course.steps} steps", anchor="start", bold=True)
@@ -148,7 +158,7 @@ def _frame(course: Course, now: int) -> Canvas:
         places, numbers, runs = [], [], []
         for (stage, k, step_kind), (begin, end) in sorted(course.times.items()):
             if step_kind == kind and begin < now:
-                rank, chunk = schedule.rank_of(stage), stage // schedule.ranks
+                rank, chunk = schedule.rank_of(stage), stage // schedule.ranks  # a lane for each chunk
                 x, y = left + begin * wide, course.top(rank) + chunk * lane
                 until = (min(end, now) - begin) * wide
                 (runs if now <= end else places).append((x, y + 2, until, lane - 4))
@@ -159,7 +169,8 @@ def _frame(course: Course, now: int) -> Canvas:
     for rank in range(schedule.ranks):
         _row(canvas, course, rank, now)
     canvas.line([(left + now * wide, _TOP - 8), (left + now * wide, course.top(schedule.ranks) - _GAP + 6)], thick=2)
-    names = {"backward": "I", "weight gradients": "W"} if schedule.is_split else {"backward": "backward: I + W"}
+    split = {"forward": "forward F", "backward": "input I", "weight gradients": "weights W"}
+    names = split if schedule.is_split else {}
     kinds = {names.get(kind, kind): DONE[kind] for kind in (*course.kinds, "idle")}
     legend(canvas, 20, course.top(schedule.ranks) + 16, kinds | {"held": KEPT["activations"]})
     return canvas
@@ -182,13 +193,16 @@ def _row(canvas: Canvas, course: Course, rank: int, now: int) -> None:
     canvas.boxes([(x + k * each, top + high / 2 + 6, each, 14) for k in range(pairs)], KEPT["activations"])
 
 
-def _caption(course: Course, kind: str, now: int) -> str:
+def _caption(course: Course, kind: str, now: int, before_guess: bool) -> str:
     schedule = course.schedule
     p, v = schedule.ranks, schedule.chunks
     if now == 0:
         caption = "A forward takes one step, a backward two. "
         if schedule.is_split:
-            caption = "A forward takes one step, a backward one, and the weights' gradients one, any time after it. "
+            caption = (
+                "F (forward), I (the input's gradient) and W (the weights' gradients) take one step each. "
+                "W may come at any time after I. "
+            )
         caption += "The right column counts the micro-batches whose activations a rank holds."
         return caption + f" Each rank has {v} stages of 1/{v} of its layers, so a step is 1/{v} as long." * (v > 1)
     running = {rank: course.running(rank, now) for rank in range(p)}
@@ -199,14 +213,14 @@ def _caption(course: Course, kind: str, now: int) -> str:
             for rank, computation in running.items()
             if computation and computation[2] == step_kind
         ]
-        parts += [f"{step_kind.capitalize()}: {', '.join(busy)}."] if busy else []
+        parts += [f"{_name(step_kind, schedule.is_split)}: {', '.join(busy)}."] if busy else []
     if waiting := [str(rank) for rank, computation in running.items() if computation is None]:
         parts.append(f"Rank{'s' * (len(waiting) > 1)} {_and(waiting)} wait{'s' * (len(waiting) == 1)}.")
     most = course.most(0)
     if course.holds(0, now) == most and all(course.holds(0, before) < most for before in range(now)):
         parts.append(f"Rank 0 holds {round(most / v, 2):g} now, and will never hold more.")
     if now == course.steps:
-        parts.append(_idle(course, kind))
+        parts.append("Done. Grey is idle time." if before_guess else _idle(course, kind))
     return " ".join(parts)
 
 
@@ -214,14 +228,19 @@ def _idle(course: Course, kind: str) -> str:
     p, m, v = course.schedule.ranks, course.schedule.micro_batches, course.schedule.chunks
     if not course.schedule.is_split:
         share, formula = formulas.bubble_of_total(p, m, v), "(p − 1)/(m + p − 1)" if v == 1 else "(p − 1)/(v·m + p − 1)"
-        return f"Done. {share:.0%} of all time was idle: {unbroken(formula)}."
+        return f"Done. {share:.0%} of the total time was idle: {unbroken(formula)}."
     share = 1 - 3 * m * v / course.steps
-    caption = f"Done. {share:.0%} of all time was idle"
+    caption = f"Done. {share:.0%} of the total time was idle"
     if m < (p if kind == "zb_h1" else 2 * p - 1):  # then no formula holds
         return f"{caption}: too few micro-batches to fill the pipeline."
     if kind == "zb_h1":
         return f"{caption}: {unbroken('(p − 1)/(3m + p − 1)')}."
-    return f"{caption}: {unbroken('(p − 1)/(6m + p − 1)')}, before a rank began or after it had ended."
+    return f"{caption}: {unbroken('(p − 1)/(6m + p − 1)')}, all of it before a rank began or after it had ended."
+
+
+def _name(step_kind: str, is_split: bool) -> str:
+    letters = {"forward": "F", "backward": "I", "weight gradients": "W"}
+    return letters[step_kind] if is_split else step_kind.capitalize()
 
 
 def _and(words: list[str]) -> str:

@@ -42,9 +42,9 @@ def pipeline_stages(ranks: int = 4) -> Drawing:
             canvas.arrow([(x + wide - 7, 143), (x + wide + _GAP + 7, 69)], _SENT)
             canvas.arrow([(x + wide + _GAP + 7, 95), (x + wide - 7, 169)], _SENT, dashed=True)
     canvas.arrow([(_LEFT, 234), (_LEFT + 52, 234)], _SENT)
-    canvas.text(_LEFT + 64, 234, "activations of one micro-batch, a bytes", size=18, anchor="start")
+    canvas.text(_LEFT + 64, 234, "activations of one micro-batch, A bytes", size=18, anchor="start")
     canvas.arrow([(_LEFT + 52, 264), (_LEFT, 264)], _SENT, dashed=True)
-    canvas.text(_LEFT + 64, 264, "their gradients, a bytes, on the way back", size=18, anchor="start")
+    canvas.text(_LEFT + 64, 264, "their gradients, A bytes, on the way back", size=18, anchor="start")
     return Drawing(
         canvas,
         f"A model of {2 * ranks} layers on {ranks} ranks, two layers on each. A batch comes in as eight micro-batches; "
@@ -78,8 +78,8 @@ def two_chunks(ranks: int = 4) -> Drawing:
             _hand_on(canvas, places[stage], places[after])
     return Drawing(
         canvas,
-        f"Two stages on each of {ranks} ranks. Round and round, rank r has stages r and {ranks} + r, and the last rank "
-        f"hands on to the first. As a V, rank r has stages r and {2 * ranks - 1} − r: the last rank hands on to "
+        f"Two stages on each of {ranks} ranks. Round and round, rank i has stages i and {ranks} + i, and the last rank "
+        f"hands on to the first. As a V, rank i has stages i and {2 * ranks - 1} − i: the last rank hands on to "
         "itself, and the first rank has the last stage.",
     )
 

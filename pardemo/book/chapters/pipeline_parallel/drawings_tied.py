@@ -15,7 +15,7 @@ def tied_weights() -> Drawing:
     _layers(canvas, 34)
     canvas.box(212, 34, 196, 44, "none", "blocks", size=18)
     canvas.box(_FIRST, 114, _LAST + _WIDE - _FIRST, 38, _GRADIENT, "E's gradient: both uses add to it", size=18)
-    canvas.text(4, 184, "two stages: two copies of E, and each sees its own use", size=18, anchor="start", bold=True)
+    canvas.text(4, 184, "two stages: each has its own E and sees its own use", size=18, anchor="start", bold=True)
     for rank, x in enumerate((92, 324)):
         canvas.text(x + 102, 212, f"rank {rank}", size=18, bold=True)
         canvas.box(x, 226, 204, 136, thick=1, dashed=True)
@@ -31,7 +31,7 @@ def tied_weights() -> Drawing:
     return Drawing(
         canvas,
         "A matrix E that is embedding and output layer. In one process it has one gradient, to which both uses add. "
-        "In two stages each rank has a copy of E and its own part of the gradient, and an all-reduce adds the parts.",
+        "In two stages each rank has its own E and its own part of the gradient, and an all-reduce adds the parts.",
     )
 
 

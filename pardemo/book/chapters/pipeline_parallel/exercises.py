@@ -17,8 +17,8 @@ EXERCISES = {
     ),
     "order": Exercise(
         "my_order",
-        "Write down the loop of section 3 with yield. Which number in it decides how many micro-batches a rank holds, "
-        "and how large may it be now?",
+        "Write down the loop of section 3 with yield. One number in it decides how many micro-batches a rank holds: "
+        "how large may that number be now?",
     ),
 }
 
@@ -81,7 +81,7 @@ def _expected_order(most: int) -> Callable[[int, int, int], list[Compute]]:
 
 
 def check_bubble(function: Callable[[int, float], int]) -> str:
-    """``function(stages, share)`` is the least number of micro-batches with a bubble of at most that share of time."""
+    """``function(stages, share)`` is the least m whose bubble is at most that share of the total time."""
     for stages, share in ((4, 0.1), (8, 0.2), (2, 0.5), (64, 0.05), (1, 0.1)):
         answer, expected = call(function, stages, share), formulas.micro_batches_for(stages, share)
         if isinstance(answer, bool) or not isinstance(answer, Real) or not math.isfinite(answer):
@@ -91,10 +91,12 @@ def check_bubble(function: Callable[[int, float], int]) -> str:
         of_ideal = max(1, round((stages - 1) / share))
         where = f"For {stages} stages and a share of {share:g}"
         if answer == of_ideal:
-            raise Mistake(f"{where}: {answer:g} makes it that share of the work; of all time it is smaller.")
+            raise Mistake(
+                f"{where}: {answer:g} makes it that share of the ideal time; of the total time it is smaller."
+            )
         if answer < 1:
             raise Mistake(f"{where}: at least one micro-batch goes through.")
         reached = formulas.bubble_of_total(stages, round(answer))
         verdict = "too many, fewer are enough" if answer > expected else "too few"
-        raise Mistake(f"{where}: {answer:g} leaves {reached:.3f} of the time idle; that is {verdict}.")
+        raise Mistake(f"{where}: {answer:g} leaves {reached:.3f} of the total time idle; that is {verdict}.")
     return "m ≥ (p−1)(1−share)/share: 27 micro-batches for four stages and a tenth."

@@ -9,6 +9,9 @@ from matplotlib.patches import Patch
 from pardemo.draw import palette
 from pardemo.draw.style import COLOURS, HATCHES, Picture, new, save
 
+#: Inches: on a phone 10 points are then 10 pixels, and nothing scrolls.
+WIDE = 4.9
+
 
 def pipeline(
     ax: Axes, spans: Sequence, title: str = "", stages_per_rank: int = 1, scale: float = 1.0, until: float | None = None
@@ -34,10 +37,10 @@ def pipeline(
             [(left, width)], (row - 0.4, 0.8), facecolor=colour, hatch=HATCHES[span.kind], zorder=3,
             edgecolor=palette.PAPER, linewidth=0.5,
         )  # fmt: skip
-        if width < 0.011 * len(micro_batch) * axis_end:  # too narrow for a number
+        if width < 0.022 * len(micro_batch) * axis_end:  # too narrow for a number
             continue
         ax.text(
-            left + width / 2, row, micro_batch, ha="center", va="center", fontsize=7, zorder=4, clip_on=True,
+            left + width / 2, row, micro_batch, ha="center", va="center", fontsize=10, zorder=4, clip_on=True,
             color=palette.ink_on(colour),
         )  # fmt: skip
     ax.set_yticks(range(len(ranks)), [f"rank {rank}" for rank in ranks])
@@ -56,13 +59,13 @@ def paler(colour: str, by: float) -> str:
 def courses(
     rows: Mapping[str, tuple[Sequence, int]], name: str, alt: str, *, at_once_s: float | None = None
 ) -> Picture:
-    """Pipelines over time, one below the other on one axis of milliseconds.
+    """Pipelines over time, one below the other on one axis of milliseconds; a box too narrow for a number has none.
 
     Args:
         rows: title -> its spans, and how many stages a rank has. name: the picture's. alt: its alternative text.
         at_once_s: seconds until the end if messages took no time, for a line.
     """
-    fig, axes = new(len(rows), 1, size=(6.4, 1.3 * len(rows) + 0.9), sharex=True, squeeze=False)
+    fig, axes = new(len(rows), 1, size=(WIDE, 1.5 * len(rows) + 0.9), sharex=True, squeeze=False)
     long = max(max(s.end_s for s in spans) - min(s.begin_s for s in spans) for spans, _ in rows.values())
     for ax, (title, (spans, chunks)) in zip(axes.flat, rows.items(), strict=True):
         pipeline(ax, spans, title, chunks, 1e3, 1.01e3 * long)
@@ -71,7 +74,7 @@ def courses(
     axes[-1, 0].set_xlabel("milliseconds; grey: idle")
     kinds = {span.kind for spans, _ in rows.values() for span in spans}
     shown_kinds = [kind for kind in ("forward", "backward", "weight gradients") if kind in kinds]
-    apart = {"backward": "backward: I + W, or I alone", "weight gradients": "W"} if len(shown_kinds) == 3 else {}
+    apart = {"forward": "F", "backward": "I, or I + W", "weight gradients": "W"} if len(shown_kinds) == 3 else {}
     patches = [Patch(facecolor=COLOURS[kind], label=apart.get(kind, kind)) for kind in shown_kinds]
     if at_once_s is not None:
         patches.append(Line2D([], [], color=COLOURS["predicted"], linestyle=":", label="end without messages"))
@@ -85,7 +88,7 @@ def held_by_schedule(measured: Mapping[str, list[float]], predicted: Mapping[str
     Args:
         measured, predicted: schedule -> a number for each rank.
     """
-    fig, ax = new(size=(6.4, 0.8 + 0.56 * len(measured)))
+    fig, ax = new(size=(WIDE, 1.2 + 0.6 * len(measured)))
     ranks = len(next(iter(measured.values())))
     high = 0.84 / ranks
     for place, (name, values) in enumerate(measured.items()):
@@ -95,14 +98,15 @@ def held_by_schedule(measured: Mapping[str, list[float]], predicted: Mapping[str
         fullest = values.index(max(values))
         ax.annotate(
             f"{values[fullest]:.1f}, rank {fullest}", (max(values[fullest], predicted[name][fullest]), at[fullest]),
-            (5, 0), textcoords="offset points", va="center", fontsize=9,
+            (5, 0), textcoords="offset points", va="center",
         )  # fmt: skip
-    ax.set_yticks(range(len(measured)), list(measured))
-    most = 1.2 * max(max(*values, *predicted[name]) for name, values in measured.items())
-    ax.set(xlabel="micro-batches' activations at the peak", xlim=(0, most), ylim=(len(measured) - 0.4, -0.6))
+    ax.set_yticks(range(len(measured)), [name.replace(", ", ",\n") for name in measured])
+    most = 1.35 * max(max(*values, *predicted[name]) for name, values in measured.items())
+    ax.set(xlabel="activations at the peak, in micro-batches", xlim=(0, most), ylim=(len(measured) - 0.4, -0.6))
     ax.grid(axis="y", visible=False)
     measured_patch = Patch(color=COLOURS["activations"], label="measured, rank 0 on top")
-    ax.legend(handles=[measured_patch, Patch(fill=False, edgecolor="black", label="predicted")], loc="lower right")
+    handles = [measured_patch, Patch(fill=False, edgecolor="black", label="predicted")]
+    fig.legend(handles=handles, loc="outside lower center", ncols=2)
     values_text = "; ".join(
         f"{name} {', '.join(f'{value:.1f}' for value in peaks)}" for name, peaks in measured.items()
     )
@@ -117,9 +121,9 @@ def live_activations(curves: Mapping[str, Sequence[tuple[float, float]]], layers
     """Activations alive after each of ``layers`` layers, forward and then backward, and the peak within each.
 
     Args:
-        curves: label -> for each layer passed (alive after it, the peak since the layer before), in units of a.
+        curves: label -> for each layer passed (alive after it, the peak since the layer before), in units of A.
     """
-    fig, ax = new(size=(6.2, 3.0))
+    fig, ax = new(size=(WIDE, 3.0))
     for (label, steps), style in zip(curves.items(), ("-", "--"), strict=True):
         times = [time for step in range(len(steps)) for time in (step + 0.5, step + 1)]
         heights = [height for live, peak in steps for height in (peak, live)]
@@ -130,7 +134,7 @@ def live_activations(curves: Mapping[str, Sequence[tuple[float, float]]], layers
     ax.text(middle + 0.2, 0.4 * most, "backward")
     ax.set(
         xlabel="layers passed, there and back",
-        ylabel="activations alive, in a",
+        ylabel="activations alive, in A",
         ylim=(0, 1.1 * most),
         xticks=range(0, 2 * layers + 1, 2),
     )
@@ -141,12 +145,12 @@ def live_activations(curves: Mapping[str, Sequence[tuple[float, float]]], layers
 
 
 def idle_shares(lines: Mapping[int, Mapping[int, float]], point: tuple[int, float], label: str) -> Picture:
-    """The share of all time that a rank is idle, in per cent, against m; a line for each p, and one measured point.
+    """The idle share of the total time, in per cent, against m; a line for each p, and one measured point.
 
     Args:
         lines: p -> m -> the share. point: (m, its share). label: of the point.
     """
-    fig, ax = new(size=(5.8, 3.4))
+    fig, ax = new(size=(WIDE, 3.4))
     for (ranks, shares), style in zip(lines.items(), ("-", "--", ":"), strict=False):
         ax.plot(
             list(shares), [100 * share for share in shares.values()], style, color=COLOURS["predicted"], linewidth=1.6,
@@ -154,7 +158,7 @@ def idle_shares(lines: Mapping[int, Mapping[int, float]], point: tuple[int, floa
         )  # fmt: skip
     at, share = point
     ax.plot([at], [100 * share], "o", color=COLOURS["backward"], markersize=8, label=label)
-    ax.set(xscale="log", xlabel="micro-batches m", ylabel="of all time idle, %", ylim=(0, None))
+    ax.set(xscale="log", xlabel="micro-batches m", ylabel="idle share of the total time, %", ylim=(0, None))
     ticks = list(next(iter(lines.values())))
     ax.set_xticks(ticks, [str(m) for m in ticks])
     ax.minorticks_off()

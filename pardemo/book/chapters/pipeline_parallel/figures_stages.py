@@ -1,4 +1,4 @@
-"""Pictures of *Pipeline parallelism*: how long the stages of a cut take, and what a schedule leaves of a GPU's memory."""
+"""Pictures of *Pipeline parallelism*: how long the stages of a cut take, and how a schedule fills a GPU's memory."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -7,6 +7,7 @@ from itertools import islice
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from pardemo.book.chapters.pipeline_parallel.figures import WIDE
 from pardemo.draw import palette
 from pardemo.draw.style import COLOURS, Picture, new, save
 
@@ -19,7 +20,7 @@ def lengths_of_stages(
     Args:
         lengths: cut -> blocks of each stage. cuts: cut -> layers of each stage. names: of the layers, in order.
     """
-    fig, axes = new(len(lengths), 1, size=(6.0, 1.2 * len(lengths) + 0.7), sharex=True, squeeze=False)
+    fig, axes = new(len(lengths), 1, size=(WIDE, 1.3 * len(lengths) + 0.8), sharex=True, squeeze=False)
     longest = max(map(max, lengths.values()))
     for ax, (cut, blocks) in zip(axes.flat, lengths.items(), strict=True):
         slowest, places = max(blocks), range(len(blocks))
@@ -27,11 +28,11 @@ def lengths_of_stages(
         ax.barh(places, blocks, 0.74, color=COLOURS["compute"], zorder=2)
         ax.barh(places, waits, 0.74, left=blocks, color=COLOURS["wait"], hatch="...", edgecolor="white", zorder=2)
         for place, length in enumerate(blocks):
-            ax.annotate(f"{length:.1f}", (slowest, place), (5, 0), textcoords="offset points", va="center", fontsize=9)
+            ax.annotate(f"{length:.1f}", (slowest, place), (5, 0), textcoords="offset points", va="center")
         layer_names = iter(names)
         inside = [Counter(islice(layer_names, count)) for count in cuts[cut]]
         labels = [", ".join(name if n == 1 else f"{n} {name}s" for name, n in counts.items()) for counts in inside]
-        ax.set_yticks(places, labels, fontsize=9)
+        ax.set_yticks(places, labels)
         ax.set(title=f"{cut}: all take {slowest:.1f}", xlim=(0, 1.1 * longest), ylim=(len(blocks) - 0.5, -0.5))
         ax.grid(axis="y", visible=False)
     axes[-1, 0].set_xlabel("for each micro-batch, in blocks")
@@ -54,10 +55,11 @@ def memory_of_schedules(
     """Model states and the fullest rank's activations on a GPU with each schedule, and how long a rank is idle.
 
     Args:
-        states: kind -> bytes. activations: schedule -> bytes of activations. idle: schedule -> the share of all time.
+        states: kind -> bytes. activations: schedule -> bytes of activations.
+        idle: schedule -> the idle share of the total time.
         room_bytes: the GPU's memory.
     """
-    fig, ax = new(size=(6.0, 1.5 + 0.5 * len(activations)))
+    fig, ax = new(size=(WIDE, 1.6 + 0.55 * len(activations)))
     places, hatches, left = range(len(activations)), dict(zip(states, ("", "//", ".."), strict=True)), 0.0
     for kind, nbytes in states.items():
         style = {"color": COLOURS[kind], "hatch": hatches[kind], "edgecolor": "white"}
@@ -71,7 +73,7 @@ def memory_of_schedules(
         inside = left + gb > 0.75 * most  # no room beside a bar as long as that
         style = {"color": palette.ink_on(COLOURS["activations"]), "ha": "right"} if inside else {"ha": "left"}
         at = (left + gb, place), (-6 if inside else 6, 0)
-        ax.annotate(label, *at, textcoords="offset points", va="center", fontsize=9, zorder=4, **style)
+        ax.annotate(label, *at, textcoords="offset points", va="center", zorder=4, **style)
     ax.axvline(room_bytes / 1e9, color=palette.VERDICTS["fails"], linewidth=2, zorder=3)
     ax.set_yticks(places, list(activations))
     ax.set(xlabel="GB on each GPU", xlim=(0, 1.03 * most), ylim=(len(activations) - 0.5, -0.5))

@@ -1,4 +1,4 @@
-"""*Pipeline parallelism*'s measurements: stages that only wait, their memory, and each pipeline's training beside one process."""
+"""What *Pipeline parallelism* measures: stages that only wait, their memory, and training beside one process."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -34,7 +34,7 @@ ORDERS = {
 def paced(
     order: Order, micro_batches: int, chunks: int = 1, pace_s: float = PACE_S, rows: int = 1, features: int = 8
 ) -> list[list[Span]]:
-    """On every rank: the spans of two steps, in which a rank waits F = I = W = ``pace_s`` for each micro-batch.
+    """On every rank: the spans of two steps. A rank only waits: τF = τI = τW = ``pace_s`` for each micro-batch.
 
     Stages send each other tensors of [rows, features] in fp32, one for each micro-batch.
     """
