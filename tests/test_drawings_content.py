@@ -432,6 +432,7 @@ def test_the_fine_tunes_sample_is_encoded_as_drawn():
         (lambda: drawings.pipeline_schedule("interleaved", 2, 3, 2), "3 do not divide"),
         (lambda: drawings.pipeline_schedule("zb_h1", 2, 3, 2), "zb_h1 has one chunk on each rank, not 2"),
         (lambda: drawings.pipeline_schedule("zb_v", 2, 3), "ZB-V has 2 chunks on each rank, one on either arm of"),
+        (lambda: drawings.zero_bubble_v(4), "ZB-V on 2 or 3 ranks can be drawn, not on 4"),
         (lambda: drawings.pipeline_stages(5), "a pipeline of 2 to 4 ranks can be drawn, not of 5"),
         (lambda: drawings.cube(2, 2, 2, 3), "8 ranks on hosts of 3 cannot be drawn"),
         (lambda: drawings.cube(2, 2, 2, 2), r"the group \[0, 4\] lies on hosts that are no neighbours"),

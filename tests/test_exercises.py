@@ -792,10 +792,10 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
         (
             "pipeline_parallel.bubble",
             lambda p, share: round((p - 1) / share),
-            "that share of the work; of all time it is smaller",
+            "that share of the ideal time; of the total time it is smaller",
         ),
         ("pipeline_parallel.bubble", lambda p, share: 0, "at least one micro-batch"),
-        ("pipeline_parallel.bubble", lambda p, share: 5, "0.375 of the time idle; that is too few"),
+        ("pipeline_parallel.bubble", lambda p, share: 5, "0.375 of the total time idle; that is too few"),
         ("pipeline_parallel.bubble", lambda p, share: 500, "too many, fewer are enough"),
         ("hybrid_parallel.groups", lambda axis, *s: ParallelDims(*s).groups(axis)[:-1], "there are 4 groups, not 3"),
         (
