@@ -127,7 +127,7 @@ def seconds_of_samples(measured: Mapping[tuple[str, int], float], expected: Mapp
     for name in names:
         middle = np.mean([place for place, group in zip(places, groups, strict=True) if group[0] == name])
         ax.annotate(name, (middle, 0), (0, -24), textcoords="offset points", ha="center", va="top")
-    ax.set(ylabel="milliseconds for each sample", xlabel=" \n ", ylim=(0, 1.15 * max(values + outline)))
+    ax.set(ylabel="ms for each sample", xlabel=" \n ", ylim=(0, 1.15 * max(values + outline)))
     ax.grid(axis="x", visible=False)
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     values_text = ", ".join(f"{name}, batch {batch}: {1e3 * value:.0f}" for (name, batch), value in measured.items())

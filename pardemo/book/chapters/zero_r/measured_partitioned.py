@@ -19,7 +19,7 @@ from pardemo.small_models import gpt
 from pardemo.world.rank import device
 from pardemo.zero.zero_r import HostStore, partitioned_checkpoint
 
-Run = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+_Run = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def checkpointed_blocks(b: int, s: int, h: int, heads: int) -> tuple[dict[str, B
     blocks = [gpt.parallel_block(gpt.seeded(lambda: gpt.Block(h, heads)).to(device())) for _ in range(2)]
     again = partial(checkpoint, use_reentrant=False)
 
-    def measure(run: Run, samples: int = b) -> tuple[float, float, torch.Tensor]:
+    def measure(run: _Run, samples: int = b) -> tuple[float, float, torch.Tensor]:
         x = gpt.numbers(samples, s, h).to(device()).requires_grad_()
         with MemoryMeter() as memory, WireMeter() as wire:
             y = x.clone()
