@@ -129,7 +129,7 @@ def fragments(moments: Mapping[int, Filled], room: int = 1000) -> Player:
         colours = {"checkpoints": KEPT["activations"], "comes and goes": SHADES["temporaries"]}
         legend(canvas, 8, 304, colours)
         frames.append((canvas, MOMENTS[count]))
-    return Player(frames, "segments of GPU memory during a forward pass, and the holes in them", start=-1)
+    return Player(frames, "segments of GPU memory during a forward pass, and the holes in them")
 
 
 def _segment(canvas: Canvas, x: float, y: float, size: int, taken: Iterable[tuple[Hashable, int, int]]) -> None:
