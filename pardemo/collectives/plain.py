@@ -1,7 +1,7 @@
 """The ring all-reduce with send and receive alone, as *Data parallelism* builds it (section 3, "Round a ring").
 
 Leads to :func:`pardemo.collectives.ring_all_reduce`, which takes the same steps over connections of its own, in
-segments that are passed on while the next ones arrive, and compares first what the ranks mean by the call.
+segments that are passed on while the next ones arrive, and first compares the shapes and types of the ranks' tensors.
 
 Every rank sends to its successor only, N − 1 steps to collect and N − 1 to hand out. Three ranks, chunks a, b, c::
 
@@ -44,7 +44,7 @@ def all_gather(shard: torch.Tensor, group: dist.ProcessGroup | None = None) -> t
 
 
 def parameter_server_all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """The same sum through rank 0, in place (section 2, "Through a server"): its link carries N − 1 whole tensors::
+    """The same sum through rank 0, in place (section 2, "Through a server"); its link carries N − 1 whole tensors::
 
     rank 1 --tensor--> rank 0 <--tensor-- rank 2        rank 1 <--sum-- rank 0 --sum--> rank 2
     """
@@ -85,7 +85,7 @@ def _hand_out(chunks: tuple[torch.Tensor, ...], group: dist.ProcessGroup | None)
 
 
 def _pass_on(sent: torch.Tensor, received: torch.Tensor, group: dist.ProcessGroup | None) -> None:
-    """To the successor and from the predecessor, both at once: if all ranks sent first, all would wait for ever."""
+    """To the successor and from the predecessor, both at once: if all ranks sent first, all would wait forever."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     both = [
         dist.P2POp(dist.isend, sent, group=group, group_peer=(rank + 1) % size),

@@ -3,8 +3,8 @@
 Leads to :class:`pardemo.data_parallel.BucketedDataParallel`, which finishes by itself when ``backward()`` ends, skips
 the exchange between micro-batches, keeps buffers alike, and says so when the ranks' models or uses of them differ.
 
-Every rank has the whole model and its own part of the batch. The gradient of the last layer is there first, so its
-bucket travels while the layers before it are still computed::
+Every rank has the whole model and its own part of the batch. The backward pass begins with the last layer, so the
+bucket of the last layers travels while the layers before them are still computed::
 
     backward   | layer 4 | layer 3 | layer 2 | layer 1 |
     all-reduce                     | bucket 4+3        | bucket 2+1        |  finish(): wait, then / N
@@ -24,7 +24,7 @@ class Bucket:
         self.sent: tuple[torch.Tensor, dist.Work] | None = None
 
     def add(self) -> None:
-        """One gradient more is there; with the last one the bucket is sent, and nobody waits for it."""
+        """Counts one more gradient that is there; the last one sends the bucket, and nobody waits for it."""
         if self.sent is not None:
             raise RuntimeError("a second backward pass before finish(): call it after every one")
         self.missing -= 1
@@ -56,11 +56,11 @@ class PlainDataParallel(nn.Module):
     >>> model.finish()                                          # doctest: +SKIP
     >>> optimizer.step()                                        # doctest: +SKIP
 
-    The mean over the ranks is that over the batch where every rank has equally many samples.
+    Where all ranks have the same number of samples, the mean over the ranks is the mean over the batch.
 
     Args:
         module: the model; every rank begins with rank 0's values.
-        bucket_bytes: gradients are collected until they are so many.
+        bucket_bytes: gradients are collected until they have so many bytes.
         group: the data-parallel ranks; the default group when None.
     """
 

@@ -47,47 +47,45 @@ def data_parallel_step(ranks: int = 4) -> Drawing:
     return Drawing(
         canvas,
         f"A data-parallel step of {ranks} ranks: each has the whole model and its part of the batch, and computes "
-        "gradients of its own. An all-reduce gives everyone their mean, and all copies take the same step.",
+        "gradients of its own. An all-reduce gives everyone their mean, and all replicas take the same step.",
     )
 
 
-def hybrid_shards(per_host: int = 4) -> Drawing:
-    """Hybrid sharding (HSDP) on two hosts: the shards of each rank, and what is sent inside and between the hosts.
+def all_reduce_by_nodes(per_node: int = 4) -> Drawing:
+    """An all-reduce in three steps on two nodes: each rank's part of its node's sum, and what is sent where.
 
     Args:
-        per_host: ranks of each host, from 2 to 4.
+        per_node: G, ranks of each node, from 2 to 4.
 
     Raises:
         ValueError: another number: it would not be readable.
     """
-    if not 2 <= per_host <= 4:
-        raise ValueError(f"hosts of 2 to 4 ranks can be drawn, not of {per_host}")
+    if not 2 <= per_node <= 4:
+        raise ValueError(f"nodes of 2 to 4 ranks can be drawn, not of {per_node}")
     canvas = Canvas(640, 396)
-    left, each = 96, 536 / per_host
-    for host, y in ((0, 34), (1, 256)):
+    left, each = 96, 536 / per_node
+    for node, y in ((0, 34), (1, 256)):
         canvas.box(left, y, 536, 104, dashed=True)
-        canvas.text(left - 12, y + 52, f"host {host}", size=18, bold=True, anchor="end")
-        for place in range(per_host):
+        canvas.text(left - 12, y + 52, f"node {node}", size=18, bold=True, anchor="end")
+        for place in range(per_node):
             middle = left + (place + 0.5) * each
-            parts(canvas, middle - 38, y + 14, 76, 48, per_host, [place], KEPT["parameters"])
-            canvas.text(middle, y + 84, f"rank {host * per_host + place}", size=18)
-    canvas.text(left + 268, 16, "inside: gather, and reduce-scatter: fast", size=18)
-    for place in range(per_host):
+            parts(canvas, middle - 38, y + 14, 76, 48, per_node, [place], KEPT["gradients"])
+            canvas.text(middle, y + 84, f"rank {node * per_node + place}", size=18)
+    canvas.text(left + 268, 16, "1 and 3, inside: reduce-scatter; all-gather", size=18)
+    for place in range(per_node):
         middle = left + (place + 0.5) * each
         for begin, end in (((middle, 142), (middle, 166)), ((middle, 252), (middle, 226))):
             canvas.arrow([end, begin], _TALK, 3)
     canvas.lines(
-        left + 268,
-        184,
-        ["between: all-reduce of the gradients of one part,", f"1/{per_host} of S for each pair, slow"],
-        fill=_TALK,
+        left + 268, 184, ["2, between: all-reduce of one part,", f"S/{per_node} for each pair of ranks"], fill=_TALK
     )
-    canvas.box(left, 370, 40, 20, KEPT["parameters"], thick=0.8)
-    canvas.text(left + 52, 380, "a rank's part: parameters, gradients, states", size=18, anchor="start")
+    canvas.box(left, 370, 40, 20, KEPT["gradients"], thick=0.8)
+    canvas.text(left + 52, 380, "after step 1: a rank's part of its node's sum", size=18, anchor="start")
     return Drawing(
         canvas,
-        f"Two hosts of {per_host} ranks: each host holds the whole model, cut into {per_host} parts, one on each rank. "
-        "Parts are gathered inside a host; ranks with the same part on both hosts all-reduce its gradients.",
+        f"Two nodes of {per_node} ranks sum their gradients in three steps. A reduce-scatter inside each node gives "
+        f"every rank one of {per_node} parts of its node's sum; ranks with the same part on both nodes all-reduce it; "
+        "an all-gather inside each node completes the sum everywhere.",
     )
 
 

@@ -6,17 +6,17 @@ from pardemo.draw.parts import unbroken
 from pardemo.draw.player import Player
 
 _CELL, _TOP, _MARGIN = 44, 60, 96
-_ROOM = 640 - _MARGIN - 20  # between the names of the chunks and the line that leads back
+_ROOM = 640 - _MARGIN - 20  # between the numbers of the chunks and the line that leads back
 
 
-def ring_all_reduce(ranks: int = 4) -> Player:
+def ring_all_reduce(ranks: int = 4, laps: int = 2) -> Player:
     """A ring all-reduce in 2(N − 1) steps: which ranks' numbers each chunk contains, and which chunk was just sent.
 
     A chunk is a row with room for N parts. Each part stands for a rank whose numbers have been added; they are in the
     order in which they were added. The player starts at the end of the reduce-scatter.
 
     Args:
-        ranks: N, from 2 to 5.
+        ranks: N, from 2 to 5. laps: 2, or 1 for the reduce-scatter alone.
 
     Raises:
         ValueError: another number: it would not be readable.
@@ -24,9 +24,9 @@ def ring_all_reduce(ranks: int = 4) -> Player:
     if not 2 <= ranks <= 5:
         raise ValueError(f"a ring of 2 to 5 ranks can be drawn, not of {ranks}")
     held = [[{rank} for _ in range(ranks)] for rank in range(ranks)]  # held[rank][chunk]: whose numbers are in it
-    names = [chr(ord("A") + chunk) for chunk in range(ranks)]
+    names = [str(chunk) for chunk in range(ranks)]
     frames = [(_frame(held, [], ranks, names), _beginning(ranks))]
-    for step in range(2 * (ranks - 1)):
+    for step in range(laps * (ranks - 1)):
         sent = [(rank, (rank - step) % ranks) for rank in range(ranks)]
         if step >= ranks - 1:
             sent = [(rank, (rank + 1 - (step - ranks + 1)) % ranks) for rank in range(ranks)]
@@ -35,13 +35,14 @@ def ring_all_reduce(ranks: int = 4) -> Player:
             to = (rank + 1) % ranks
             held[to][chunk] = before[rank][chunk] | (before[to][chunk] if step < ranks - 1 else set())
         frames.append((_frame(held, sent, ranks, names), _caption(step, ranks, sent, names)))
-    return Player(frames, f"ring all-reduce of {ranks} ranks", start=ranks - 1, first=0)
+    name = "ring all-reduce" if laps == 2 else "reduce-scatter round a ring"
+    return Player(frames, f"{name}, {ranks} ranks", start=ranks - 1, first=0)
 
 
 def _beginning(ranks: int) -> str:
     return (
         f"Each of {ranks} ranks has a tensor of its own, cut into {ranks} chunks, the rows. A coloured part with r in "
-        "it: rank r's numbers are in this sum. So far each chunk has its own rank's alone."
+        "it: rank r's numbers are in this sum. So far each chunk has only its own rank's numbers."
     )
 
 
@@ -62,8 +63,9 @@ def _frame(held: list[list[set]], sent: list[tuple[int, int]], ranks: int, names
     canvas = Canvas(640, _TOP + ranks * (_CELL + 10) + 44)
     wide, gap = (92, 52) if ranks < 5 else (76, 36)
     left = _MARGIN + (_ROOM - ranks * wide - (ranks - 1) * gap) / 2
+    canvas.text(left - 70, 24, "chunk", size=18)
     for chunk, name in enumerate(names):
-        canvas.text(left - 74, _y(chunk) + _CELL / 2, name, size=22)
+        canvas.text(left - 70, _y(chunk) + _CELL / 2, name, size=22)
     for rank, row in enumerate(held):
         x = left + rank * (wide + gap)
         canvas.text(x + wide / 2, 24, f"rank {rank}", size=22, bold=True)

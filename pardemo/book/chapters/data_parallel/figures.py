@@ -1,4 +1,4 @@
-"""Pictures of *Data parallelism*: bytes and seconds of a server and a ring, buckets beside a backward pass, large batches."""
+"""Pictures of *Data parallelism*: bytes and seconds of a server and a ring, buckets in a pass, large batches."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
