@@ -1,19 +1,19 @@
 """Megatron's cuts with f and g alone, as *Megatron's MLP* and *Megatron's attention* build them.
 
-(03, sections 1 to 3: columns, rows, and both; 04 *Attention*, sections 2, 3 and 5: heads, a fused projection, a block;
-04 *The vocabulary and the sequence*, section 1: embedding and loss.) Leads to :mod:`pardemo.tensor_parallel`, whose
+(*Megatron's MLP*, sections 1 to 3: columns, rows, and both; *Megatron's attention*, sections 2, 3 and 5: heads, a fused
+projection, a block; *The vocabulary*, section 1: embedding and loss.) Leads to :mod:`pardemo.tensor_parallel`, whose
 :class:`~pardemo.tensor_parallel.ColumnParallelLinear` and others exchange while the weight's gradient is computed, cut
 the sequence too, share key/value heads, and compare the ranks' full layers.
 
-Every rank has the same x, computes with its part of each weight, and the parts are summed once, at the end. Two ranks,
-A cut by columns and B by rows, so that GeLU needs nothing from the other rank::
+Every rank has the same X, computes with its part of each weight, and the parts are added once, at the end. Two ranks,
+W1 cut by columns and W2 by rows, so that GeLU needs nothing from the other rank::
 
-                 +--> X A1 --> GeLU --> Y1 B1 --+
-    X --> f -----|        rank 0                |-----> g --> Z = Y1 B1 + Y2 B2, on both
-                 +--> X A2 --> GeLU --> Y2 B2 --+
-                          rank 1
-          forward: nothing                            forward: all-reduce
-          backward: all-reduce                        backward: nothing
+                 +--> X W1[0] --> GeLU --> Y[0] W2[0] --+
+    X --> f -----|                rank 0                |--> g --> Z = Y[0] W2[0] + Y[1] W2[1], on both
+                 +--> X W1[1] --> GeLU --> Y[1] W2[1] --+
+                                  rank 1
+          forward: nothing                               forward: all-reduce
+          backward: all-reduce                           backward: nothing
 
 Shapes: b batch, s sequence, h hidden, t ranks, V vocabulary. Every class takes the full layer, the same on all ranks.
 """
@@ -56,12 +56,12 @@ class _G(torch.autograd.Function):
 
 
 def f(x: torch.Tensor, group: Group = None) -> torch.Tensor:
-    """The way into parts of a layer."""
+    """The way into the parts of a layer: all ranks have ``x``."""
     return _F.apply(x, group)
 
 
 def g(part: torch.Tensor, group: Group = None) -> torch.Tensor:
-    """The way out of them."""
+    """The way out of them: the sum of the ranks' parts, on all ranks."""
     return _G.apply(part, group)
 
 
@@ -95,14 +95,14 @@ class RowLinear(nn.Module):
         super().__init__()
         self.group = group
         self.weight = part_of(full.weight, 1, group)  # [out, in/t]
-        self.bias = nn.Parameter(full.bias.detach().clone())  # [out], a copy on every rank
+        self.bias = nn.Parameter(full.bias.detach().clone())  # [out], whole on every rank
 
     def forward(self, y: torch.Tensor) -> torch.Tensor:
         return g(F.linear(y, self.weight), self.group) + self.bias  # [b, s, out]
 
 
 class MLP(nn.Module):
-    """GeLU(XA)B, A by columns and B by rows: [b, s, h] to [b, s, h], one all-reduce forward and one backward."""
+    """GeLU(X W1) W2, W1 by columns and W2 by rows: [b, s, h] to [b, s, h]; one all-reduce forward, one backward."""
 
     def __init__(self, first: nn.Linear, second: nn.Linear, group: Group = None):
         super().__init__()

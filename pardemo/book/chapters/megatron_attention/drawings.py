@@ -7,9 +7,9 @@ from pardemo.draw.parts import SUBSCRIPTS, legend
 _TALK = DONE["communication"]
 _HEADS, _RANKS = 4, 2
 _SHARED = {
-    4: "each query head has a key and a value head of its own",
-    2: "two query heads share a key and a value head",
-    1: "one key and value head for all: both ranks keep it",
+    4: "each query head has a head of keys and values of its own",
+    2: "two query heads share a head of keys and values",
+    1: "one head of keys and values for all: both ranks keep it",
 }
 
 
@@ -32,19 +32,23 @@ def attention_heads(query_groups: int = 4) -> Drawing:
         middle, way = line + (94 if rank else -86), 24 if rank else -24
         canvas.text(320, 20 if rank == 0 else 382, f"rank {rank}", size=22, bold=True)
         canvas.arrow([(f, line + way), (f, middle), (134, middle)])
-        _projections(canvas, 164, middle, rank, query_groups)
+        _projections(canvas, 184, middle, rank, query_groups)
         canvas.box(138, middle - 73, 122, 146, thick=1)
         canvas.arrow([(262, middle), (284, middle)])
         for place, head in enumerate(heads_of(rank)):
             canvas.box(286, middle - 50 + 54 * place, 92, 46, RANKS[rank], f"head {head}")
         canvas.arrow([(380, middle), (408, middle)])
-        canvas.box(410, middle - 45, 66, 90, RANKS[rank], "B" + SUBSCRIPTS[rank], size=24)
+        canvas.box(410, middle - 45, 66, 90, RANKS[rank], "W_o", size=22)
         canvas.arrow([(478, middle), (g, middle), (g, line + way)])
     for x, name in ((f, "f"), (g, "g")):
         canvas.box(x - 20, line - 22, 40, 44, "none", name, size=26, border=_TALK, thick=3)
     canvas.arrow([(g + 22, line), (g + 46, line)])
     canvas.box(g + 48, line - 42, 50, 84, WHOLE, "Z", size=24)
-    for x, caption in ((206, ("Q, K, V:", "columns cut")), (334, ("attention", "by head")), (446, ("B:", "rows cut"))):
+    for x, caption in (
+        (199, ("W_q, W_k, W_v:", "columns cut")),
+        (334, ("attention", "by head")),
+        (446, ("W_o:", "rows cut")),
+    ):
         canvas.lines(x, 418, caption)
     canvas.text(10, 482, "f: backward an all-reduce", size=18, anchor="start", fill=_TALK, bold=True)
     canvas.text(630, 482, "g: forward an all-reduce", size=18, anchor="end", fill=_TALK, bold=True)
@@ -52,7 +56,7 @@ def attention_heads(query_groups: int = 4) -> Drawing:
     return Drawing(
         canvas,
         "Attention with four heads on two ranks. X goes through f to both; each has the columns of query, key and "
-        f"value for two heads, computes these heads whole and multiplies by its rows of B; g adds the results. Here "
+        f"value for two heads, computes these heads whole and multiplies by its rows of W_o; g adds the results. Here "
         f"{_SHARED[query_groups]}.",
     )
 
@@ -65,14 +69,14 @@ def heads_of(rank: int) -> list[int]:
 
 def _projections(canvas: Canvas, left: float, middle: float, rank: int, query_groups: int) -> None:
     shared = sorted({head * query_groups // _HEADS for head in heads_of(rank)})
-    for row, letter in enumerate("QKV"):
+    for row, letter in enumerate("qkv"):
         y = middle - 68 + 48 * row
-        canvas.text(left - 13, y + 20, letter)
-        heads = heads_of(rank) if letter == "Q" else shared
-        wide = 88 / len(heads)
-        copied = letter != "Q" and query_groups < _RANKS
+        canvas.text(left - 22, y + 20, f"W_{letter}", size=18)
+        heads = heads_of(rank) if letter == "q" else shared
+        wide = 72 / len(heads)
+        on_both = letter != "q" and query_groups < _RANKS
         for place, head in enumerate(heads):
-            canvas.box(left + place * wide, y, wide, 40, WHOLE if copied else RANKS[rank], str(head))
+            canvas.box(left + place * wide, y, wide, 40, WHOLE if on_both else RANKS[rank], str(head))
 
 
 def fused_qkv() -> Drawing:

@@ -52,9 +52,10 @@ def block_cut() -> Drawing:
     )
     return Drawing(
         canvas,
-        "A transformer block on two ranks. Norms, biases after the sums, dropout and the additions are whole on both; "
-        "attention is cut by heads and the MLP by features, each between f, which sums backward, and g, which sums "
-        "forward. Dropout outside the cut parts takes the same random numbers on both ranks, inside each its own.",
+        "A transformer block on two ranks. Norms, biases after g, dropout and the additions are whole on both; "
+        "attention is cut by heads and the MLP by features, each between f, which all-reduces backward, and g, which "
+        "all-reduces forward. Dropout outside the cut parts takes the same random numbers on both ranks, inside them a "
+        "rank's own.",
     )
 
 

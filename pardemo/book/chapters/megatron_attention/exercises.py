@@ -16,8 +16,8 @@ EXERCISES = {
     ),
     "shared_heads": Exercise(
         "my_shared_sum",
-        "Which ranks ask the same key and value head? They need a group of their own, and a group is made by all ranks "
-        "together, also by those that are not in it.",
+        "Which ranks ask the same head of keys and values? They need a group of their own, and a group is made by all "
+        "ranks together, also by those that are not in it.",
     ),
 }
 
@@ -52,34 +52,34 @@ def check_qkv_rows(function: Callable[[torch.Tensor, int, int, int], torch.Tenso
 
 
 def check_shared_heads(function: Callable[[torch.Tensor, int], torch.Tensor]) -> str:
-    """``function(gradient, kv_heads)`` is the sum over the ranks that hold the same head of key and value."""
+    """``function(gradient, kv_heads)`` is the sum over the ranks that hold the same head of keys and values."""
     with World(SHARING, timeout_s=TIMEOUT_S) as world:
         problems = world.run(_try_shared, function, fresh_seed())
     for rank, problem in enumerate(problems):
         if problem:
             raise Mistake(f"On rank {rank} {problem}")
-    return "Every copy of a head has the gradient of all query heads that ask it."
+    return "Every replica of a head has the gradient of all query heads that ask it."
 
 
 def _try_shared(function: Callable, seed: int) -> str:
     rank, size = dist.get_rank(), dist.get_world_size()
     gradients = [gpt.numbers(16, 8, seed=seed + other) for other in range(size)]
     for kv_heads in (2, 1, 4):
-        copies = size // kv_heads
-        first = rank // copies * copies
-        expected = sum(gradients[first : first + copies])
+        replicas = size // kv_heads
+        first = rank // replicas * replicas
+        expected = sum(gradients[first : first + replicas])
         result = function(gradients[rank].clone(), kv_heads)
         if not isinstance(result, torch.Tensor) or result.shape != expected.shape:
             got = f"shape {tuple(result.shape)}" if isinstance(result, torch.Tensor) else type(result).__name__
             return f"it should return a gradient of shape {tuple(expected.shape)}, not {got}."
         if torch.allclose(result, expected, atol=1e-5):
             continue
-        where = f"with {kv_heads} key and value heads on {size} ranks"
+        where = f"with {kv_heads} heads of keys and values on {size} ranks"
         wrong = {
             "that is this rank's own gradient: others hold the same head": gradients[rank],
             "that is the sum over all ranks: different heads were added": sum(gradients),
-            "that is the mean; each copy needs the sum": expected / copies,
-            "every other rank was added; copies lie on neighbours": sum(gradients[rank % kv_heads :: kv_heads]),
+            "that is the mean; each replica needs the sum": expected / replicas,
+            "every other rank was added; neighbours hold the same head": sum(gradients[rank % kv_heads :: kv_heads]),
         }
         hints = (hint for hint, guess in wrong.items() if torch.allclose(result, guess, atol=1e-5))
         return f"{next(hints, 'that is not the sum over the ranks that hold the same head')} ({where})."

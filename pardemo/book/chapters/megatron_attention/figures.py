@@ -1,4 +1,4 @@
-"""Pictures of *Megatron's attention*, first page: cuts of a fused projection, copies that drift apart, a block's bytes, seconds."""
+"""Pictures of *Megatron's attention*: cuts of a fused projection, replicas that drift apart, bytes and seconds."""
 
 from collections.abc import Mapping, Sequence
 
@@ -52,12 +52,12 @@ def wrong_by_cut(errors: Mapping[str, float]) -> Picture:
     )
 
 
-def copies_apart(runs_by_way: Mapping[str, Mapping[str, Sequence[float]]]) -> Picture:
-    """Training with copies of a key and value head, with and without the sum of their gradients.
+def replicas_drift(runs_by_way: Mapping[str, Mapping[str, Sequence[float]]]) -> Picture:
+    """Training with replicas of a head of keys and values, with and without the sum of their gradients.
 
     Args:
-        runs_by_way: way -> "apart" (how far a copy is from the first one), "trained" and "saved" (the losses of the
-            trained model, and of a checkpoint that has the first copies), a number for each step.
+        runs_by_way: way -> "apart" (how far a replica is from the first one), "trained" and "saved" (the losses of the
+            trained model, and of a checkpoint that has the first replicas), a number for each step.
     """
     fig, axes = new(2, 1, size=(5.6, 6.2), sharex=True)
     for (way, runs), kind in zip(runs_by_way.items(), ("torch", "ring"), strict=True):
@@ -68,14 +68,16 @@ def copies_apart(runs_by_way: Mapping[str, Mapping[str, Sequence[float]]]) -> Pi
         axes[1].plot(steps, runs["trained"], color=COLOURS[kind], linewidth=2, label=label)
         if not one_line:
             axes[1].plot(steps, runs["saved"], "--", color=COLOURS[kind], label=f"{way}: saved")
-    axes[0].set(title="two copies of a head apart, per cent", ylim=(-2, None))
+    axes[0].set(title="two replicas of a head apart, per cent", ylim=(-2, None))
     axes[1].set(title="loss", xlabel="step", ylim=(0, None))
     for ax in axes:
         ax.legend()
     last = {way: runs["apart"][-1] for way, runs in runs_by_way.items()}
     values_text = ", ".join(f"{way} {apart:.0%}" for way, apart in last.items())
     return save(
-        fig, "megatron_attention_kv_copies", f"Copies of a key and value head after training are apart: {values_text}."
+        fig,
+        "megatron_attention_kv_copies",
+        f"Replicas of a head of keys and values after training are apart: {values_text}.",
     )
 
 
@@ -95,7 +97,7 @@ def sent_by_part(measured: Mapping[str, Mapping[str, float]], expected: Sequence
         for place, value in enumerate(ways.values()):
             ax.annotate(f"{value:.1f} φ", (place, value), (0, 3), textcoords="offset points", ha="center")
         ax.set(title=part, ylim=(0, 1.2 * max(expected)))
-    axes[0].set_ylabel(f"sent by a rank, φ (N = {ranks})")
+    axes[0].set_ylabel(f"sent by a rank, φ (t = {ranks})")
     axes[0].legend(handles=[_PREDICTED], loc="upper left")
     values_text = ", ".join(
         f"{part}, {way.replace(chr(10), ' ')} {value:.1f} φ"
@@ -168,7 +170,7 @@ def seconds_of_block(seconds: Mapping[str, tuple[float, float]]) -> Picture:
     """Milliseconds of a block's step by the number of ranks, from data sheets: computing, then waiting.
 
     Args:
-        seconds: ranks and their links -> (seconds of computing, seconds of waiting for sums).
+        seconds: ranks and their links -> (seconds of computing, seconds of waiting for all-reduces).
     """
     fig, ax = new(size=(5.6, 3.6))
     places = list(range(len(seconds)))
@@ -184,7 +186,7 @@ def seconds_of_block(seconds: Mapping[str, tuple[float, float]]) -> Picture:
     ax.grid(axis="x", visible=False)
     handles = [
         Patch(facecolor=COLOURS["compute"], label="computes"),
-        Patch(facecolor=COLOURS["communication"], hatch="///", edgecolor="white", label="waits for sums"),
+        Patch(facecolor=COLOURS["communication"], hatch="///", edgecolor="white", label="waits for all-reduces"),
     ]
     ax.legend(handles=handles, loc="upper center")
     values_text = ", ".join(f"{name.replace(chr(10), ' ')}: {1e3 * (a + b):.1f} ms" for name, (a, b) in seconds.items())

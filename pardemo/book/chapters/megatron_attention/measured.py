@@ -69,7 +69,7 @@ def dtensor(batch: int, sequence: int, hidden: int, heads: int) -> Comparison:
 
 
 def grouped_bytes(batch: int, sequence: int, hidden: int, heads: int, kv_heads: int) -> dict[str, int]:
-    """Bytes that a rank sends for a block with ``kv_heads`` heads of key and value, fewer than ranks. Collective."""
+    """Bytes that a rank sends for a block with ``kv_heads`` heads of keys and values, fewer than ranks. Collective."""
     from pardemo.peers import megatron as peer
 
     block = gpt.seeded(lambda: gpt.Block(hidden, heads, kv_heads)).to(device())

@@ -12,8 +12,8 @@ def my_rows(weight, heads, rank, ranks):
 
 def my_shared_sum(gradient, kv_heads):
     ranks = dist.get_world_size()
-    copies = ranks // kv_heads
+    replicas = ranks // kv_heads
     # Neighbours hold the same head; every rank makes every group, or the others wait.
-    groups = [dist.new_group(list(range(at, at + copies))) for at in range(0, ranks, copies)]
-    dist.all_reduce(gradient, group=groups[dist.get_rank() // copies])
+    groups = [dist.new_group(list(range(at, at + replicas))) for at in range(0, ranks, replicas)]
+    dist.all_reduce(gradient, group=groups[dist.get_rank() // replicas])
     return gradient

@@ -5,30 +5,30 @@ from pardemo.draw.palette import DONE, RANKS, WHOLE
 
 
 def column_cut() -> Drawing:
-    """Y = XA with the columns of A on two ranks: each computes its own columns of Y, and nothing is sent."""
+    """Y = XW with the columns of W on two ranks: each computes its own columns of Y, and nothing is sent."""
     canvas = Canvas(640, 250)
     canvas.box(20, 70, 120, 120, WHOLE, "X")
     _sign(canvas, 165, "×")
-    _halves(canvas, 190, 70, 160, 120, "A", side_by_side=True)
+    _halves(canvas, 190, 70, 160, 120, "W", side_by_side=True)
     _sign(canvas, 378, "=")
     _halves(canvas, 405, 70, 160, 120, "Y", side_by_side=True)
     _word(canvas, 80, 215, "whole on both")
     _word(canvas, 270, 215, "columns cut")
     _word(canvas, 485, 215, "each rank its columns")
     _legend(canvas, 20)
-    return Drawing(canvas, "Y = X A, A cut by columns: each rank has all of X and makes its own columns of Y.")
+    return Drawing(canvas, "Y = X W, W cut by columns: each rank has all of X and makes its own columns of Y.")
 
 
 def row_cut() -> Drawing:
-    """Y = XA with the rows of A on two ranks: each computes a part of every number of Y; an all-reduce adds them."""
+    """Y = XW with the rows of W on two ranks: each computes a part of every number of Y; an all-reduce adds them."""
     canvas = Canvas(640, 300)
     _halves(canvas, 10, 70, 130, 120, "X", side_by_side=True)
     _sign(canvas, 158, "×")
-    _halves(canvas, 178, 70, 110, 120, "A", side_by_side=False)
+    _halves(canvas, 178, 70, 110, 120, "W", side_by_side=False)
     _sign(canvas, 308, "=")
-    canvas.box(330, 70, 110, 120, RANKS[0], "X₀A₀")
+    canvas.box(330, 70, 110, 120, RANKS[0], "X⁽⁰⁾W⁽⁰⁾")
     _sign(canvas, 460, "+", DONE["communication"])
-    canvas.box(480, 70, 110, 120, RANKS[1], "X₁A₁")
+    canvas.box(480, 70, 110, 120, RANKS[1], "X⁽¹⁾W⁽¹⁾")
     _word(canvas, 75, 215, "columns cut")
     _word(canvas, 233, 215, "rows cut")
     for rank, x in enumerate((385, 535)):
@@ -37,16 +37,16 @@ def row_cut() -> Drawing:
     canvas.text(445, 281, "all-reduce: the ranks have to talk", size=19, fill=DONE["communication"], bold=True)
     _legend(canvas, 20)
     return Drawing(
-        canvas, "Y = X A, A cut by rows: each rank makes a part of every entry of Y, and the parts are added."
+        canvas, "Y = X W, W cut by rows: each rank makes a part of every number of Y, and the parts are added."
     )
 
 
 def mlp_cut(backward: bool = False, gated: bool = False) -> Drawing:
-    """Megatron's MLP: A cut by columns, GeLU, B cut by rows; f and g are where the ranks communicate.
+    """Megatron's MLP: W₁ cut by columns, GeLU, W₂ cut by rows; f and g are where the ranks communicate.
 
     Args:
         backward: draw the backward pass instead, from right to left, with its one all-reduce.
-        gated: draw the gated MLP of Llama and others: G and U cut by columns, D by rows.
+        gated: draw the gated MLP of Llama and others: the gate and up matrices cut by columns, the down matrix by rows.
     """
     canvas, talk = Canvas(640, 376), DONE["communication"]
     for rank in range(2):
@@ -62,7 +62,7 @@ def mlp_cut(backward: bool = False, gated: bool = False) -> Drawing:
         canvas.text(20, 362, "white: whole on both ranks, and the same", size=18, anchor="start")
         alt_sentence = "f adds up gradients on the way back, g the two parts of Z on the way forward."
     kind = "A gated MLP" if gated else "Megatron's MLP"
-    first, second = ("G and U", "D") if gated else ("A", "B")
+    first, second = ("W_gate and W_up", "W_down") if gated else ("W₁", "W₂")
     middle = "the gate" if gated else "GeLU"
     return Drawing(
         canvas,
@@ -71,30 +71,32 @@ def mlp_cut(backward: bool = False, gated: bool = False) -> Drawing:
     )
 
 
+#: A rank's part of a matrix has the rank as its index above.
+PART_OF = ("⁽⁰⁾", "⁽¹⁾")
 #: Of :func:`mlp_cut`: where f and g stand, and the left edges of X, of the first matrix, GeLU, the second one and Z.
 _F, _G = 176, 550
-_PLACES = {"X": 82, "first": 220, "middle": 296, "second": 410, "Z": 590}
+_PLACES = {"X": 82, "first": 218, "middle": 296, "second": 410, "Z": 590}
 
 
 def _mlp_row(canvas: Canvas, y: float, rank: int, backward: bool, gated: bool) -> None:
     """One rank's part of the MLP, its middle at ``y``."""
-    number, colour, way = "₀₁"[rank], RANKS[rank], "d" * backward
+    colour, way = RANKS[rank], "d" * backward
     canvas.text(8, y, f"rank {rank}", size=18, anchor="start", bold=True)
     canvas.box(_PLACES["X"], y - 40, 52, 80, WHOLE, f"{way}X", size=22)
     if gated:
-        for name, top in (("G", y - 46), ("U", y + 2)):
-            canvas.box(_PLACES["first"], top, 48, 44, colour, name + number, size=22)
+        for name, top in (("gate", y - 46), ("up", y + 2)):
+            canvas.box(_PLACES["first"], top, 52, 44, colour, name, size=20)
     else:
-        canvas.box(_PLACES["first"], y - 46, 48, 92, colour, "A" + number, size=24)
+        canvas.box(_PLACES["first"], y - 46, 52, 92, colour, "W₁" + PART_OF[rank], size=20)
     canvas.box(_PLACES["middle"], y - 28, 84, 56, colour, "SiLU, ∘" if gated else "GeLU", size=20)
-    canvas.box(_PLACES["second"], y - 24, 94, 48, colour, ("D" if gated else "B") + number, size=24)
+    canvas.box(_PLACES["second"], y - 24, 94, 48, colour, "down" if gated else "W₂" + PART_OF[rank], size=22)
     canvas.box(_PLACES["Z"], y - 40, 46, 80, WHOLE, f"{way}Z", size=22)
     for x, name in ((_F, "f"), (_G, "g")):
         canvas.box(x - 18, y - 24, 36, 48, "none", name, size=24, border=DONE["communication"], thick=3)
-    gaps = ((137, 155), (197, 217), (271, 293), (383, 407), (507, 529), (571, 588))
+    gaps = ((137, 155), (197, 215), (273, 293), (383, 407), (507, 529), (571, 588))
     for left, right in gaps:
         canvas.arrow([(right, y), (left, y)] if backward else [(left, y), (right, y)], thick=2.5)
-    for x, wide in ((108, "h wide"), (338, "4h/2 wide")):
+    for x, wide in ((108, "h wide"), (338, "4h/t wide")):
         canvas.text(x, y + 62, wide, size=18)
 
 
@@ -102,7 +104,7 @@ def _halves(
     canvas: Canvas, x: float, y: float, width: float, height: float, name: str, side_by_side: bool
 ) -> None:  # fmt: skip
     for rank in (0, 1):
-        text = name + "₀₁"[rank]
+        text = name + PART_OF[rank]
         if side_by_side:
             canvas.box(x + rank * width / 2, y, width / 2, height, RANKS[rank], text)
         else:

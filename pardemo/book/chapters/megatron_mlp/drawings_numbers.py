@@ -11,16 +11,16 @@ Matrix = Sequence[Sequence[float]]  # a tensor, too
 
 
 def two_cuts_in_numbers(
-    x: Matrix, a: Matrix, pieces: Sequence[Matrix], parts: Sequence[Matrix], total: Matrix
+    x: Matrix, w: Matrix, pieces: Sequence[Matrix], parts: Sequence[Matrix], total: Matrix
 ) -> Drawing:
-    """The parts of Y = XA on two ranks, with A cut by columns and by rows, and how Y's first number is computed.
+    """The parts of Y = XW on two ranks, with W cut by columns and by rows, and how Y's first number is computed.
 
     Args:
-        x, a: X [2, 4] and A [4, 4]. pieces: by rank, its columns of Y. parts: by rank, its part of every number of Y.
+        x, w: X [2, 4] and W [4, 4]. pieces: by rank, its columns of Y. parts: by rank, its part of every number of Y.
             total: the sum of the parts.
     """
     canvas, right = Canvas(640, 392), 640 - 4 * _SIDE - 4
-    terms = [f"{_number_text(value)}·{_number_text(row[0])}" for value, row in zip(x[0], a, strict=True)]
+    terms = [f"{_number_text(value)}·{_number_text(row[0])}" for value, row in zip(x[0], w, strict=True)]
     canvas.text(4, 14, "by columns: each rank has its columns, and nobody talks", size=18, anchor="start", bold=True)
     for rank, piece in enumerate(pieces):
         _matrix(canvas, 4 + 2 * rank * _SIDE, 34, piece, RANKS[rank], f"rank {rank}", framed=rank == 0)
@@ -44,7 +44,7 @@ def two_cuts_in_numbers(
     first = [_number_text(matrix[0][0]) for matrix in (pieces[0], *parts, total)]
     return Drawing(
         canvas,
-        f"X A with A cut by columns and by rows. By columns rank 0 has Y's first number, {first[0]}. By rows rank 0 "
+        f"X W with W cut by columns and by rows. By columns rank 0 has Y's first number, {first[0]}. By rows rank 0 "
         f"has {first[1]} of it and rank 1 {first[2]}, and the all-reduce adds them to {first[3]}.",
     )
 

@@ -20,8 +20,8 @@ EXERCISES = {
     ),
     "split": Exercise(
         "my_mlp",
-        "Cut a so that each rank can take the GeLU of its part without asking anybody. Then look at which numbers of b "
-        "that part meets, and where the ranks' results still have to be added.",
+        "Cut w_1 so that each rank can take the GeLU of its part without asking anybody. Then look at which rows of "
+        "w_2 that part meets, and where the ranks' results still have to be added.",
     ),
 }
 
@@ -75,7 +75,7 @@ def _try_f(function: Callable, seed: int) -> str:
 
 
 def check_split(function: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]) -> str:
-    """``function(x, a, b)`` is gelu(x @ a) @ b on every rank; a rank sends 2φ and does half the arithmetic."""
+    """``function(x, w_1, w_2)`` is gelu(x @ w_1) @ w_2 on every rank; a rank sends 2φ and does half the arithmetic."""
     with World(RANKS, timeout_s=TIMEOUT_S) as world:
         results = world.run(_try_split, function)
     for rank, (problem, *_) in enumerate(results):
@@ -86,18 +86,18 @@ def check_split(function: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], t
     best = formulas.half(backward=False)
     if sent < 0.1 * best:
         raise Mistake(
-            "Right, but nothing was sent: every rank computed everything. Take only this rank's part of a and b."
+            "Right, but nothing was sent: every rank computed everything. Take only this rank's part of w_1 and w_2."
         )
     if flops > 0.51:
         raise Mistake(f"Right, but a rank does {flops:.0%} of the arithmetic; with {RANKS} ranks it should be half.")
     if sent < best * 0.98:
         raise Mistake(
-            f"Right, but with {sent:.1f}φ the tokens were divided, not the layer: cut a by columns, b by rows."
+            f"Right, but with {sent:.1f}φ the tokens were divided, not the layer: cut w_1 by columns, w_2 by rows."
         )
     if sent > best * 1.02:
         hint = "that is the all-reduce of the inner, four times wider activation" if sent > 7 else "one is enough"
         raise Mistake(
-            f"Right, but a rank sends {sent:.1f}φ, and {best}φ is enough: {hint}. Cut a by columns, b by rows."
+            f"Right, but a rank sends {sent:.1f}φ, and {best}φ is enough: {hint}. Cut w_1 by columns, w_2 by rows."
         )
     return f"Right, with {sent:.2f}φ sent by each rank and half the arithmetic on each."
 
@@ -106,23 +106,24 @@ def _try_split(function: Callable) -> tuple[str, int, float]:
     from torch.utils.flop_counter import FlopCounterMode
 
     x = gpt.numbers(BATCH, SEQUENCE, HIDDEN)
-    a, b = gpt.numbers(HIDDEN, 4 * HIDDEN, seed=1) / 16, gpt.numbers(4 * HIDDEN, HIDDEN, seed=2) / 32
-    expected = F.gelu(x @ a) @ b
+    w_1 = gpt.numbers(HIDDEN, 4 * HIDDEN, seed=1) / 16
+    w_2 = gpt.numbers(4 * HIDDEN, HIDDEN, seed=2) / 32
+    expected = F.gelu(x @ w_1) @ w_2
     dist.barrier()
     with WireMeter() as wire, FlopCounterMode(display=False) as flops:
-        result = function(x, a, b)
+        result = function(x, w_1, w_2)
     if not isinstance(result, torch.Tensor) or result.shape != expected.shape:
         got = tuple(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
         return f"it should return a tensor of shape {tuple(expected.shape)}, not {got}.", 0, 0.0
     result = result.detach().to(expected.dtype)
     if not torch.allclose(result, expected, atol=1e-4):
         rank, size = dist.get_rank(), dist.get_world_size()
-        parts = [F.gelu(i @ j) for i, j in zip(x.chunk(size, -1), a.chunk(size, 0), strict=True)]
-        if torch.allclose(result, sum(parts) @ b, atol=1e-4):
-            return "the GeLUs of the parts were added: GeLU(p + q) is not GeLU(p) + GeLU(q).", 0, 0.0
-        own = F.gelu(x @ a.chunk(size, 1)[rank]) @ b.chunk(size, 0)[rank]
+        parts = [F.gelu(i @ j) for i, j in zip(x.chunk(size, -1), w_1.chunk(size, 0), strict=True)]
+        if torch.allclose(result, sum(parts) @ w_2, atol=1e-4):
+            return "the GeLUs of the parts were added: GeLU(x + y) is not GeLU(x) + GeLU(y).", 0, 0.0
+        own = F.gelu(x @ w_1.chunk(size, 1)[rank]) @ w_2.chunk(size, 0)[rank]
         if torch.allclose(result, own, atol=1e-4):
             return "this is this rank's part of the sum alone: the ranks' parts have to be added.", 0, 0.0
-        return "the result is not gelu(x @ a) @ b.", 0, 0.0
-    whole = 2 * 2 * x.shape[0] * x.shape[1] * a.numel()
+        return "the result is not gelu(x @ w_1) @ w_2.", 0, 0.0
+    whole = 2 * 2 * x.shape[0] * x.shape[1] * w_1.numel()
     return "", wire.sent_bytes, flops.get_total_flops() / whole

@@ -1,15 +1,18 @@
-"""Pictures of *Megatron's MLP*: sums of GeLUs, a missing f, bytes by order of cuts, overlap, and hosts."""
+"""Pictures of *Megatron's MLP*: sums of GeLUs, a missing f, bytes by order of cuts, overlap, nodes, libraries."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from matplotlib.patches import Patch
 
+from pardemo import tables
 from pardemo.draw.charts import bars, gantt, kind_legend
 from pardemo.draw.style import COLOURS, Picture, new, save
 from pardemo.meters.timeline import Span
 
-SHORT = {"X's gradient": "dX", "A's gradient": "dA", "all-reduce": "sum"}
+SAME = 1e-5  # a relative error below it is rounding: fp32 adds hundreds of numbers in another order
+SHORT = {"X's gradient": "dX", "W₁'s gradient": "dW₁", "all-reduce": "all-reduce"}
 PLATE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "boxstyle": "round,pad=0.15"}
 
 
@@ -51,7 +54,7 @@ def sent_by_order(measured: Mapping[str, float], predicted: Sequence[float], ran
     bars(ax, list(measured), {"communication": list(measured.values())}, {"communication": list(predicted)})
     for place, value in enumerate(measured.values()):
         ax.annotate(f"{value:.1f} φ", (place, value), (0, 3), textcoords="offset points", ha="center")
-    ax.set(ylabel=f"sent by a rank, φ (N = {ranks})", ylim=(0, 1.15 * max(predicted)))
+    ax.set(ylabel=f"sent by a rank, φ (t = {ranks})", ylim=(0, 1.15 * max(predicted)))
     ax.legend(handles=[Patch(fill=False, edgecolor="black", label="predicted")], loc="upper right")
     values_text = ", ".join(f"{label.replace(chr(10), ' ')} {value:.1f} φ" for label, value in measured.items())
     return save(fig, "megatron_mlp_bytes", f"Bytes that a rank sends: {values_text}; outlines are predicted.")
@@ -66,7 +69,7 @@ def two_backward_passes(without: Sequence[Span], overlapping: Sequence[Span]) ->
         begin = min(s.begin_s for s in spans)
         lengths.append(1e3 * (max(s.end_s for s in spans) - begin))
         gantt(ax, list(spans), title=f"{way}: {lengths[-1]:.0f} ms")
-        ax.set_yticks([-0.2, 0.2], ["products", "all-reduce"])
+        ax.set_yticks([-0.2, 0.2], ["GEMMs", "all-reduce"])
         for span in spans:  # in gantt's upper half of a row, or in the lower
             place = 0.2 if span.kind == "communication" else -0.2
             middle = 1e3 * ((span.begin_s + span.end_s) / 2 - begin)
@@ -81,12 +84,12 @@ def two_backward_passes(without: Sequence[Span], overlapping: Sequence[Span]) ->
         fig,
         "megatron_mlp_overlap",
         f"With overlap a pass takes {lengths[1]:.0f} ms instead of {lengths[0]:.0f}: the all-reduce "
-        "travels while A's gradient is computed.",
+        "travels while W₁'s gradient is computed.",
     )
 
 
 def computing_and_waiting(rows: Mapping[str, tuple[float, float]]) -> Picture:
-    """Milliseconds of an MLP on several groups of ranks: how long they compute, and how long they wait for sums.
+    """Milliseconds of an MLP on several groups of ranks: how long they compute, and how long they wait for all-reduces.
 
     Args:
         rows: the ranks and their links -> (seconds of computing, seconds of waiting).
@@ -106,36 +109,70 @@ def computing_and_waiting(rows: Mapping[str, tuple[float, float]]) -> Picture:
     fig.legend(loc="outside upper right", ncols=2)
     values_text = "; ".join(f"{name} {1e3 * c:.2f} and {1e3 * w:.2f}" for name, (c, w) in rows.items())
     return save(
-        fig, "megatron_mlp_waiting", f"Milliseconds of an MLP, computing and waiting for sums, computed: {values_text}."
+        fig,
+        "megatron_mlp_waiting",
+        f"Milliseconds of an MLP, computing and waiting for all-reduces, computed: {values_text}.",
     )
 
 
-def sent_between_hosts(sums: Mapping[int, float], gradients: float, tokens: int) -> Picture:
-    """Bytes from one host to the other in a step: those of activations grow with the tokens, gradients do not.
+def sent_between_nodes(activations: Mapping[int, float], gradients: float, tokens: int) -> Picture:
+    """Bytes from one node to the other in a step: those of activations grow with the tokens, gradients do not.
 
     Args:
-        sums: tokens -> bytes, proportional. gradients: bytes. tokens: the number to mark, a key of ``sums``.
+        activations: tokens -> bytes, proportional. gradients: bytes. tokens: the number to mark, a key of
+            ``activations``.
     """
     fig, ax = new(size=(5.8, 3.3))
-    ax.plot(list(sums), [nbytes / 1e6 for nbytes in sums.values()], color=COLOURS["communication"], linewidth=2,
-            label="16 ranks: sums of activations")  # fmt: skip
-    ax.plot([0, max(sums)], [gradients / 1e6] * 2, "--", color=COLOURS["gradients"], linewidth=2,
-            label="2 copies of 8: gradients")  # fmt: skip
-    equal = gradients / (sums[tokens] / tokens)
+    megabytes = [nbytes / 1e6 for nbytes in activations.values()]
+    ax.plot(list(activations), megabytes, color=COLOURS["communication"], linewidth=2,
+            label="16 ranks: activations")  # fmt: skip
+    ax.plot([0, max(activations)], [gradients / 1e6] * 2, "--", color=COLOURS["gradients"], linewidth=2,
+            label="2 replicas of 8: gradients")  # fmt: skip
+    equal = gradients / (activations[tokens] / tokens)
     for at, nbytes, label in (
-        (tokens, sums[tokens], f"{tokens:,} tokens: {sums[tokens] / 1e6:,.0f} MB"),
+        (tokens, activations[tokens], f"{tokens:,} tokens: {activations[tokens] / 1e6:,.0f} MB"),
         (equal, gradients, f"as much at {equal:,.0f} tokens"),
     ):
         ax.plot([at], [nbytes / 1e6], "o", color="black", zorder=3)
         ax.annotate(label, (at, nbytes / 1e6), (9, -10), textcoords="offset points", va="center")
     ax.annotate(f"{gradients / 1e6:,.0f} MB", (0, gradients / 1e6), (5, 4), textcoords="offset points")
-    ax.set(xlabel="tokens in a step", ylabel="MB between the hosts", xlim=(0, max(sums)), ylim=(0, None))
-    ax.set_xticks([at for at in sums if at % 8192 == 0] or list(sums))
+    ax.set(xlabel="tokens in a step", ylabel="MB between the nodes", xlim=(0, max(activations)), ylim=(0, None))
+    ax.set_xticks([at for at in activations if at % 8192 == 0] or list(activations))
     ax.xaxis.set_major_formatter("{x:,.0f}")
     ax.legend(loc="upper left")
     return save(
         fig,
-        "megatron_mlp_between_hosts",
-        f"MB from host to host in a step: sums of activations {sums[tokens] / 1e6:.0f} with "
+        "megatron_mlp_between_nodes",
+        f"MB from node to node in a step: activations {activations[tokens] / 1e6:.0f} with "
         f"{tokens:,} tokens, gradients {gradients / 1e6:.0f} with any number; as many at {equal:,.0f} tokens.",
+    )
+
+
+def libraries(
+    errors: Mapping[tuple[str, int], float],
+    sent: Mapping[tuple[str, int], float],
+    calls: Mapping[tuple[str, int, str], int],
+    shares: Mapping[tuple[str, int], float],
+    ranks: int,
+) -> Any:
+    """A table of libraries: is it the plain MLP's result, what does a rank send, and how much does it compute?
+
+    Args:
+        errors, sent, shares: (library, t) -> relative error, φ, share of the operations; a library may have no share.
+        calls: (library, t, way) -> all-reduces. ranks: the t to show.
+    """
+    return tables.show(
+        [
+            {
+                "library": name,
+                "same result?": f"{'yes' if error < SAME else 'no'}, to {error:.0e}",
+                "sent by a rank": f"{sent[name, t]:.2f} φ",
+                "all-reduces": ", ".join(
+                    f"{n} {way}" for (of, size, way), n in calls.items() if (of, size) == (name, t)
+                ),
+                "arithmetic of a rank": f"{shares[name, t]:.0%}" if (name, t) in shares else "not counted",
+            }
+            for (name, t), error in errors.items()
+            if t == ranks
+        ]
     )

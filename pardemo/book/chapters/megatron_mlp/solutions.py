@@ -21,8 +21,8 @@ def my_f(x):
     return SumBackward.apply(x)
 
 
-def my_mlp(x, a, b):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    a = a.chunk(n, dim=1)[rank]  # columns: each inner number is finished, and GeLU can follow
-    b = b.chunk(n, dim=0)[rank]  # the rows of b that meet these columns
-    return ring_all_reduce(F.gelu(x @ a) @ b)
+def my_mlp(x, w_1, w_2):
+    rank, t = dist.get_rank(), dist.get_world_size()
+    w_1 = w_1.chunk(t, dim=1)[rank]  # columns: each inner feature is complete, and GeLU can follow
+    w_2 = w_2.chunk(t, dim=0)[rank]  # the rows that meet these features
+    return ring_all_reduce(F.gelu(x @ w_1) @ w_2)
