@@ -1,6 +1,8 @@
 """Pictures: written whole, with alternative text, in the one style."""
 
 import importlib
+import io
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -8,6 +10,7 @@ from book import figures
 from matplotlib import font_manager
 from PIL import Image
 
+from pardemo.draw import pictures
 from pardemo.draw.style import COLOURS, HATCHES, SETTINGS
 from pardemo.meters import Span
 from pardemo.planner.layouts.procedure import candidates, choose
@@ -19,15 +22,46 @@ def test_saved_with_alternative_text(out):
     figures.predicted(ax, [1, 2], [1, 2])
     figures.measured(ax, [1, 2], [1, 2], hollow=[False, True])
     picture = figures.save(fig, "01_test", "A line and 2 × 2 points.")
-    file = out / "figures" / "01_test.png"
-    assert picture._repr_mimebundle_() == (
-        {"image/png": file.read_bytes()},
-        {"image/png": {"alt": "A line and 2 × 2 points."}},
-    ), "what a notebook shows is the file, with its text"
-    with Image.open(file) as image:
+    file = out / "figures" / "01_test.svg"
+    shown, metadata = picture._repr_mimebundle_()
+    assert shown["image/svg+xml"] == file.read_text(), "what a notebook shows is the file"
+    assert metadata == {"image/png": {"alt": "A line and 2 × 2 points."}}
+    assert pictures.read(file.read_text()) == pictures.Saved("A line and 2 × 2 points.", 880, 440, 501, "")
+    with Image.open(io.BytesIO(shown["image/png"])) as image:
         assert image.info["Description"] == "A line and 2 × 2 points."
         assert image.size == (880, 440)
-    assert [p.name for p in (out / "figures").iterdir()] == ["01_test.png"], "no temporary file is left"
+    assert [p.name for p in (out / "figures").iterdir()] == ["01_test.svg"], "no temporary file is left"
+
+
+def test_a_picture_is_svg_of_words_and_the_same_each_time(tmp_path):
+    texts = []
+    for _ in range(2):
+        fig, ax = figures.new(size=(4.0, 3.0))
+        figures.predicted(ax, [1, 2], [1, 2])
+        ax.set_title('bytes "sent" < S', fontsize=12)
+        ax.set_xlabel("seconds", fontsize=8)
+        texts.append(figures.draw(fig, 'a "line" & <more>').svg)
+    assert texts[0] == texts[1]
+    root = ElementTree.fromstring(texts[0])
+    assert root.get("aria-label") == 'a "line" & <more>'
+    words = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert 'bytes "sent" < S' in words
+    assert "<style" not in texts[0], "it would reach the whole page"
+    own = pictures.read(texts[0])
+    assert own.least == 360, "at 360 of 440 pixels the smallest words, of 8 points, are 10 pixels high"
+
+
+@pytest.mark.parametrize("text", ["", "<svg width='1'>", "<svg></svg>", "<svg width='x' data-least='1'></svg>", "PNG"])
+def test_what_is_no_picture_of_ours_is_said_to_be_none(text):
+    with pytest.raises(ValueError, match="this is no picture of pardemo's"):
+        pictures.read(text)
+
+
+def test_a_picture_may_be_a_png(tmp_path):
+    fig, _ = figures.new()
+    figures.write(fig, tmp_path / "x.png", "empty axes")
+    with Image.open(tmp_path / "x.png") as image:
+        assert image.info["Description"] == "empty axes"
 
 
 def test_alternative_text_is_required(out):
@@ -57,14 +91,14 @@ def test_sliders_show_the_picture_that_they_choose(monkeypatch):
     before = len(shown)
     stage.value = 3
     assert len(shown) == before + 1
-    assert shown[-1].png != shown[-2].png, "another bar is outlined"
+    assert shown[-1].svg != shown[-2].svg, "another bar is outlined"
 
 
 def test_in_a_page_the_sliders_are_a_player_over_the_ranks(monkeypatch):
     monkeypatch.setenv("PARDEMO_HEADLESS", "1")
     player = figures.states_explorer()
-    assert "64 GPUs, stages 0 to 3 keep 120, 31.4, 16.6, 1.88 GB" in player.captions[player.start]
-    assert player.captions[player.start].endswith("Into 85 GB go: stage 1, stage 2, stage 3.")
+    assert "64 GPUs, plain data parallelism, ZeRO-1, ZeRO-2 and ZeRO-3 keep 120, 31.4, 16.6, 1.88 GB" in player.captions[player.start]
+    assert player.captions[player.start].endswith("These fit into 85 GB: ZeRO-1, ZeRO-2, ZeRO-3.")
 
 
 def test_bars_outline_and_gantt():
@@ -98,17 +132,18 @@ def test_what_a_block_keeps_is_drawn_with_its_numbers_in_words(out):
     assert "sequence, kept: 5.5 kept, 5.5 φ sent" in figures.sequence_cost(ways, [7, 5.5], ways, [7, 5.5], 4).alt
     figures.loss_bytes({96: 288.0}, {96: 18.0}, 4, {"GPT-2": 50_257})
     figures.on_each_gpu({"layers:\nweights": 25.2, "logits": 4.1}, {"layers:\nweights": 25.2, "logits": 0.5})
-    names = ["activation_terms", "loss_bytes", "memory", "sequence_cost", "vocabulary_whole"]
-    assert sorted(file.stem for file in (out / "figures").iterdir()) == [f"vocabulary_{name}" for name in names]
+    names = [f"sequence_parallel_{name}" for name in ("activation_terms", "memory", "sequence_cost")]
+    names += ["vocabulary_loss_bytes", "vocabulary_whole"]
+    assert sorted(file.stem for file in (out / "figures").iterdir()) == names
 
 
-def test_pictures_of_two_hosts_tell_their_numbers_in_words(out):
-    told = figures.ring_or_hosts(ranks_per_host=8).alt
-    assert "1.875 and 1 with 2 hosts" in told
+def test_pictures_of_two_nodes_tell_their_numbers_in_words(out):
+    told = figures.ring_or_nodes(ranks_per_node=8).alt
+    assert "1.875 and 1 with 2 nodes" in told
     assert "1022 and 140 with 64" in told
     told = figures.who_waits({"healthy": ([20, 20], [70, 71]), "a straggler": ([20, 80], [130, 70])}).alt
-    assert "a straggler: products 20, 80, all-reduce 130, 70" in told
-    assert figures.does_a_host_pay({"one": (0.2, 0.0), "two": (0.1, 1.1)}).alt.endswith("one 0.20 s; two 1.20 s.")
+    assert "a straggler: computing 20, 80, all-reduce 130, 70" in told
+    assert figures.does_a_node_pay({"one": (0.2, 0.0), "two": (0.1, 1.1)}).alt.endswith("one 0.20 s; two 1.20 s.")
     free = figures.message_times([1024, 4096, 2**20], {"a": [1e-4, 1e-4, 0.04]}, {"a": (1e-4, 25e6)}, {"a": 25e3})
     assert free.alt
     assert len(list((out / "figures").iterdir())) == 4
@@ -155,7 +190,7 @@ def test_parts_to_a_loss_stand_one_upon_the_other(out, monkeypatch):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """Of the pictures of *Pipeline parallelism* and *Megatron's MLP*: the figures themselves, by the pictures' names."""
+    """Of the pictures of pipelines and of Megatron's MLP: the figures themselves, by the pictures' names."""
     kept = {}
     for name in ("pipeline_parallel.figures", "pipeline_parallel.figures_stages", "megatron_mlp.figures"):
         module = importlib.import_module(f"pardemo.book.chapters.{name}")
@@ -197,9 +232,9 @@ def test_courses_mark_when_all_would_be_done_without_messages(drawn):
 
 
 def test_sums_and_gradients_meet_where_they_are_as_many_bytes(drawn):
-    told = figures.sent_between_hosts({0: 0, 8: 4e6, 16: 8e6}, 6e6, 8)
+    told = figures.sent_between_nodes({0: 0, 8: 4e6, 16: 8e6}, 6e6, 8)
     assert told.endswith("activations 4 with 8 tokens, gradients 6 with any number; as many at 12 tokens.")
-    (ax,) = drawn["megatron_mlp_between_hosts"].axes
+    (ax,) = drawn["megatron_mlp_between_nodes"].axes
     sums, gradients, example, equal = (list(zip(*line.get_data(), strict=True)) for line in ax.lines)
     assert (sums[-1], gradients[-1]) == ((16, 8), (16, 6))
     assert (example, equal) == ([(8, 4)], [(12, 6)])
@@ -240,7 +275,7 @@ def test_pictures_of_eight_bits_and_of_hpz_tell_their_numbers_in_words(out):
     found = {"one scale for all": [0.08, 0.09], "a scale for each block": [0.006, 0.05]}
     assert "one scale for all: 8 to 9; a scale for each block: 0.6 to 5" in figures.rounding_by_block(found).alt
     rings = {"ZeRO-3": 2.25, "hpZ": 1.5}
-    told = figures.hpz_on_hosts({"our cells": rings, "DeepSpeed": {"ZeRO-3": 3.0, "hpZ": 2.25}}, rings).alt
+    told = figures.hpz_on_nodes({"our cells": rings, "DeepSpeed": {"ZeRO-3": 3.0, "hpZ": 2.25}}, rings).alt
     assert "our cells, hpZ 1.50 S; DeepSpeed, ZeRO-3 3.00 S; DeepSpeed, hpZ 2.25 S" in told
     assert {file.stem for file in (out / "figures").iterdir()} == {
         "zero_communication_scales",
