@@ -1,6 +1,6 @@
 """ZeRO: data parallelism whose ranks each keep a part of what they would all keep alike.
 
-To read first: :mod:`pardemo.zero.plain`, the three stages with ``torch.distributed`` alone.
+To read first: :mod:`pardemo.zero.plain`, ZeRO-1, ZeRO-2 and ZeRO-3 with ``torch.distributed`` alone.
 
 Source: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (arXiv
 1910.02054). Parameters and gradients in the module's own precision (bf16), optimizer states in fp32, on the shard:

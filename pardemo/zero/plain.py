@@ -1,23 +1,24 @@
-"""ZeRO 1, 2 and 3 with a flat shard, a reduce-scatter and an all-gather, as *ZeRO's memory* and *ZeRO's traffic* build them.
+"""ZeRO-1, ZeRO-2 and ZeRO-3 with a flat shard, a reduce-scatter and an all-gather.
 
-(06, sections 2 to 4: what each rank keeps; 07, sections 1 and 2: what travels.) Leads to :class:`pardemo.zero.Zero1`,
+The chapter *ZeRO's memory* (sections 2 to 4) builds what each rank keeps, and *ZeRO's traffic* (sections 1 to 3) what
+the ranks send. These plain engines lead to :class:`pardemo.zero.Zero1`,
 :class:`pardemo.zero.Zero2` and :class:`pardemo.zero.Zero3`, which add buckets, prefetching, clipping by the norm of the
 whole model, settings for groups of parameters, tied and frozen parameters, checkpointing, and checks of all of it.
 
 The parameters of a unit (a layer, or the model) lie behind one another in one flat tensor, which is cut into N shards.
-Rank r keeps and updates shard r::
+Each rank keeps and updates one of them::
 
     flat       [ weight ........ | bias .. | zeros ]      gradients
                   |         |         |        |               |   reduce-scatter: the sum of every shard to its rank
     shards     [  rank 0 |  rank 1 |  rank 2 | rank 3 ]   shard.grad
                   |         |         |        |               |   optimizer.step() on the shard alone
-    flat       [ weight ........ | bias .. | zeros ]      all-gather: the new shards to everybody
+    flat       [ weight ........ | bias .. | zeros ]      all-gather: the new shards to all ranks
 
-| stage | whole on every rank | one shard on each | gathered |
+| | whole on every rank | one shard on each | gathered |
 |---|---|---|---|
-| 1 | parameters, gradients | optimizer states | parameters, after the step |
-| 2 | parameters | and gradients: reduced within backward | parameters, after the step |
-| 3 | nothing but the unit that computes | and parameters | a unit, before its forward and its backward |
+| ZeRO-1 | parameters, gradients | optimizer states | parameters, after the step |
+| ZeRO-2 | parameters | and gradients: reduced within backward | parameters, after the step |
+| ZeRO-3 | nothing but the unit that computes | and parameters | a unit, before its forward and its backward |
 """
 
 from collections.abc import Callable, Sequence
@@ -45,7 +46,7 @@ class Unit:
         self.missing = len(self.parameters)
 
     def reduce(self) -> None:
-        """The mean over the ranks of this shard's gradient is added to ``shard.grad``; the whole one is let go of."""
+        """Adds this shard's gradient, the mean over the ranks, to ``shard.grad``; frees the whole gradient."""
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         packed = self._packed(gradients)  # [N · shard]
         mine = packed.new_empty(self.shard.shape)  # [shard]
@@ -57,7 +58,7 @@ class Unit:
         self.missing = len(self.parameters)
 
     def gather(self) -> None:
-        """All ranks' shards into the flat tensor, and so into the parameters, which are views of it."""
+        """Gathers all ranks' shards into the flat tensor, and so into the parameters, which are views of it."""
         self.flat.untyped_storage().resize_(self.nbytes)
         dist.all_gather_single(self.flat, self.shard.detach().to(self.flat.dtype), group=self.group)
 
@@ -66,7 +67,7 @@ class Unit:
         self.flat.untyped_storage().resize_(0)
 
     def _packed(self, tensors: list[torch.Tensor]) -> torch.Tensor:
-        """Behind one another, with zeros up to the next multiple of N."""
+        """Tensors one after the other in a flat one, with zeros up to the next multiple of N."""
         numel = sum(tensor.numel() for tensor in tensors)
         return torch.cat([*(t.reshape(-1) for t in tensors), tensors[0].new_zeros(-numel % self.ranks)])
 
@@ -76,7 +77,7 @@ class Unit:
 
 
 class PlainZero1(nn.Module):
-    """Optimizer states in shards.
+    """ZeRO-1: optimizer states in shards.
 
     >>> engine = PlainZero1(model, partial(torch.optim.AdamW, lr=1e-3))   # doctest: +SKIP
     >>> loss_of(engine(my_inputs), my_targets).backward()                 # doctest: +SKIP
@@ -84,7 +85,7 @@ class PlainZero1(nn.Module):
 
     Args:
         module: the model, on every rank; every rank begins with rank 0's values. All parameters are trained.
-        optimizer: makes one from a list of parameters, here the shards; it has to work element by element.
+        optimizer: makes an optimizer from a list of parameters, here the shards; it has to work element by element.
         group: the data-parallel ranks; the default group when None.
     """
 
@@ -101,7 +102,7 @@ class PlainZero1(nn.Module):
         return self.module(*args)
 
     def step(self) -> None:
-        """Collective: reduces the gradients, updates this rank's shards, and hands the new parameters round."""
+        """Collective: reduces the gradients, updates this rank's shards, and gathers the new parameters."""
         for unit in self.units:
             unit.reduce()
         self._update()
@@ -114,9 +115,9 @@ class PlainZero1(nn.Module):
 
 
 class PlainZero2(PlainZero1):
-    """Gradients in shards, too: a layer's are reduced as soon as backward has made the last of them.
+    """ZeRO-2: gradients in shards, too. A layer's gradients are reduced as soon as backward has made the last of them.
 
-    Args: as of :class:`PlainZero1`. A unit is a child of the module (a layer of an ``nn.Sequential``) with parameters;
+    Args: as for :class:`PlainZero1`. A unit is a child of the module (a layer of an ``nn.Sequential``) with parameters;
         all of them take part in every pass.
     """
 
@@ -138,14 +139,14 @@ class PlainZero2(PlainZero1):
             unit.reduce()
 
     def step(self) -> None:
-        """Collective: as of :class:`PlainZero1`, whose reduce-scatter has been done in backward."""
+        """Collective: as in :class:`PlainZero1`, without the reduce-scatter, which backward has done."""
         self._update()
         for unit in self.units:
             unit.gather()
 
 
 class PlainZero3(PlainZero2):
-    """Parameters in shards, too: a layer is whole while it computes, and at no other time::
+    """ZeRO-3: parameters in shards, too. A layer is whole while it computes, and at no other time::
 
     forward    gather 1 | layer 1 | free 1   gather 2 | layer 2 | free 2
     backward            gather 2 | layer 2 | reduce 2, free 2   gather 1 | layer 1 | reduce 1, free 1
