@@ -78,7 +78,7 @@ def courses(
     patches = [Patch(facecolor=COLOURS[kind], label=apart.get(kind, kind)) for kind in shown_kinds]
     if at_once_s is not None:
         patches.append(Line2D([], [], color=COLOURS["predicted"], linestyle=":", label="end without messages"))
-    fig.legend(handles=patches, loc="outside upper right", ncols=3)
+    fig.legend(handles=patches, loc="outside upper right", ncols=3, columnspacing=1.2, handlelength=1.4)
     return save(fig, name, alt)
 
 
@@ -135,7 +135,7 @@ def live_activations(curves: Mapping[str, Sequence[tuple[float, float]]], layers
     ax.set(
         xlabel="layers passed, there and back",
         ylabel="activations alive, in A",
-        ylim=(0, 1.1 * most),
+        ylim=(0, 1.35 * most),
         xticks=range(0, 2 * layers + 1, 2),
     )
     ax.legend(loc="upper right")

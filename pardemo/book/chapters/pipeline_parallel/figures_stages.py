@@ -70,16 +70,17 @@ def memory_of_schedules(
     most = left + max(held)
     for place, (schedule, gb) in enumerate(zip(activations, held, strict=True)):
         label = f"{gb:.1f} GB kept,\n{idle[schedule]:.1%} idle"
-        inside = left + gb > 0.75 * most  # no room beside a bar as long as that
-        style = {"color": palette.ink_on(COLOURS["activations"]), "ha": "right"} if inside else {"ha": "left"}
-        at = (left + gb, place), (-6 if inside else 6, 0)
-        ax.annotate(label, *at, textcoords="offset points", va="center", zorder=4, **style)
+        end, room = left + gb, room_bytes / 1e9  # a label stands behind the line, which would cross it
+        inside = end > room + 0.3 * most
+        at = room if inside or end < room else end
+        style = {"color": palette.ink_on(COLOURS["activations"])} if inside else {}
+        ax.annotate(label, (at, place), (6, 0), textcoords="offset points", va="center", zorder=4, **style)
     ax.axvline(room_bytes / 1e9, color=palette.VERDICTS["fails"], linewidth=2, zorder=3)
     ax.set_yticks(places, list(activations))
     ax.set(xlabel="GB on each GPU", xlim=(0, 1.03 * most), ylim=(len(activations) - 0.5, -0.5))
     ax.grid(axis="y", visible=False)
-    room = Line2D([], [], color=palette.VERDICTS["fails"], linewidth=2, label="room")
-    handles = [*ax.get_legend_handles_labels()[0], room]
+    line = Line2D([], [], color=palette.VERDICTS["fails"], linewidth=2, label="room")
+    handles = [*ax.get_legend_handles_labels()[0], line]
     fig.legend(handles=handles, loc="outside lower center", ncols=3)
     values_text = "; ".join(
         f"{schedule} {gb:.1f}, {idle[schedule]:.1%} idle" for schedule, gb in zip(activations, held, strict=True)
