@@ -38,15 +38,17 @@ def test_a_word_that_is_there_twice_is_joined_once():
 
 
 def test_charts_tell_their_numbers(out):
-    kept = {"all": {"parameters": 2e9, "gradients": 2e9}, "LoRA": {"frozen parameters": 2e9}}
-    assert "all 4.0 GB, LoRA 2.0 GB" in figures.full_and_lora(kept, 80e9).alt
     losses = {name: {0: 4.0, 10: last} for name, last in (("a", 0.1), ("b", 0.2), ("c", 1.0))}
     assert "c from 4.00 to 1.00" in figures.losses_on_groups(losses).alt
     kept = {kind: dict.fromkeys(range(4), 1e6) for kind in ("parameters", "gradients", "optimizer states")}
     assert "ZeRO-3 keeps 3.00 MB and sends 2.00" in figures.lora_by_stage(kept, dict.fromkeys(range(4), 2e6), 0.9).alt
     formats = {("fp32", 10): 7.0, ("fp32", 100): 7.0, ("fp16", 10): 7.0, ("fp16", 100): float("nan")}
     assert "fp16 at 100: nan" in figures.losses_by_format(formats).alt
-    assert "logits 3.0; room 83" in figures.planned_memory({"logits": 3e9, "buckets": 1e6}, 83e9).alt
+    ways = {way: {"new rows": loss, "plain headlines": 0.1} for way, loss in (("LoRA", 0.2), ("all", 0.02))}
+    assert "all: new rows 0.02, plain headlines 0.1" in figures.losses_of_ways(ways).alt
+    kept = dict.fromkeys(("parameters", "gradients", "optimizer states"), 1000000.0)
+    costs = figures.costs_of_ways({"LoRA": (kept, 1e5), "all": (kept, 8e6)}, 0.9).alt
+    assert "LoRA keeps 3.00 MB and sends 0.10; all keeps 3.00 MB and sends 8.00" in costs
     assert "prompt, labelled and padding" in figures.padded_batches({"x": [(3, 2), (5, 2)], "y": [(5, 2)]}).alt
     assert figures.hours_by_length([1, 2], {"8": [1.0, 2.0]}, {"two": 2}).alt
     shares = {group: {"the section": 0.5, "both": 0.25} for group in ("a", "b", "c")}

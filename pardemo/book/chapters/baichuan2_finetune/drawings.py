@@ -12,43 +12,42 @@ _FROZEN, _TRAINED, _TALK = SHADES["frozen parameters"], KEPT["parameters"], DONE
 
 
 def lora() -> Drawing:
-    """W stays as it is; B·A beside it is what is trained, and has gradients and optimizer states."""
+    """W stays as it is; lora_A and lora_B beside it are trained, and have gradients and optimizer states."""
     canvas = Canvas(640, 580)
     canvas.box(14, 142, 46, 120, KEPT["activations"], "x", size=24)
     canvas.arrow([(62, 184), (92, 184), (92, 112), (154, 112)])
     canvas.arrow([(62, 220), (92, 220), (92, 292), (124, 292)])
     canvas.text(237, 14, "out × in, frozen", size=18)
     canvas.box(157, 32, 160, 160, _FROZEN, "W", size=30)
-    canvas.box(127, 276, 160, 32, _TRAINED, "A", size=24)
+    canvas.box(127, 276, 160, 32, _TRAINED, "lora_A", size=22)
     canvas.text(207, 328, "r × in", size=18)
     canvas.arrow([(290, 292), (348, 292)])
-    canvas.box(351, 212, 32, 160, _TRAINED, "B", size=24)
-    canvas.lines(393, 330, ["out × r,", "zero at the start"], anchor="start")
+    canvas.box(351, 212, 32, 160, _TRAINED)
+    canvas.text(393, 322, "lora_B", size=22, anchor="start")
+    canvas.lines(393, 346, ["out × r,", "zero at the start"], anchor="start")
     canvas.arrow([(320, 112), (482, 112)])
     canvas.arrow([(386, 292), (505, 292), (505, 136)])
-    canvas.text(444, 274, "times α/r", size=18)
+    canvas.lines(393, 240, ["times", "lora_alpha/r"], anchor="start")
     canvas.box(485, 92, 40, 40, "none", "+", size=26)
     canvas.arrow([(528, 112), (568, 112)])
     canvas.box(571, 52, 46, 120, KEPT["activations"], "y", size=24)
     canvas.text(14, 404, "Kept for each parameter, in bytes:", size=18, anchor="start")
     _states(canvas, 424, "W", {"parameters": 2}, _FROZEN)
-    canvas.text(140, 440, "no gradient, no optimizer states", size=18, anchor="start")
-    _states(canvas, 464, "A, B", _STATES, _TRAINED)
-    share = RANK * (OUT + IN) / (OUT * IN)
+    canvas.text(196, 440, "no gradient, no optimizer states", size=18, anchor="start")
+    _states(canvas, 464, "lora_A, lora_B", _STATES, _TRAINED)
     legend(canvas, 14, 528, {name: KEPT[name] for name in _STATES})
-    caption = f"r = {RANK} on Baichuan2-13B's W_pack: A and B are {share:.1%} of it."
+    caption = f"On Baichuan2-13B's W_pack: out {OUT:,}, in {IN:,}, r {RANK}; not to scale."
     canvas.text(14, 562, caption, size=18, anchor="start")
     return Drawing(
         canvas,
-        "LoRA: x goes through the frozen weight W and, beside it, through A and B, two thin matrices of rank r; the "
-        "results are added. Only A and B have gradients and optimizer states. For Baichuan2-13B's W_pack and "
-        f"r = {RANK} they have {share:.1%} of its parameters.",
+        "LoRA: x goes through the frozen weight W and, beside it, through lora_A and lora_B, two thin matrices of "
+        "inner width r; the results are added. Only lora_A and lora_B have gradients and optimizer states.",
     )
 
 
 def _states(canvas: Canvas, y: float, name: str, kinds: dict[str, int], parameters: str) -> None:
     canvas.text(14, y + 16, name, anchor="start", bold=True)
-    x = 82.0
+    x = 152.0
     for kind, nbytes in kinds.items():
         fill = parameters if kind == "parameters" else KEPT[kind]
         canvas.box(x, y, 22 * nbytes, 32, fill, str(nbytes), thick=1)
@@ -69,9 +68,9 @@ def finetune_flow() -> Drawing:
     return Drawing(
         canvas,
         "The fine-tune's data: a row of news and headline becomes tokens; the prompt's labels are −100, so only the "
-        "headline and its end count in the loss. Gradients exist for LoRA's A and B alone; ZeRO-2 leaves each rank its "
-        "part of their sums, the optimizer updates them, and they are gathered for the next batch. In the end A and B "
-        "are the adapter, merged into W or loaded beside it for predictions.",
+        "headline and its end count in the loss. Gradients exist for LoRA's matrices alone; ZeRO-2 leaves each rank "
+        "its part of their average, the optimizer updates them, and they are gathered for the next batch. In the end "
+        "they are the adapter, merged into W or loaded beside it for predictions.",
     )
 
 
@@ -100,19 +99,19 @@ def _loop(canvas: Canvas, y: float) -> None:
     canvas.text(411, y - 8, "backward", size=18)
     canvas.box(14, y, 196, 76)
     canvas.box(24, y + 10, 96, 56, _FROZEN, "W", size=24)
-    canvas.box(130, y + 10, 70, 56, _TRAINED, "A, B")
+    canvas.box(130, y + 10, 70, 56, _TRAINED, "LoRA")
     canvas.arrow([(213, y + 38), (286, y + 38)], DONE["forward"])
     canvas.box(289, y + 13, 90, 50, "none", "loss")
     canvas.arrow([(382, y + 38), (440, y + 38)], DONE["backward"])
-    canvas.box(443, y + 13, 187, 50, KEPT["gradients"], "gradients of A, B", size=19)
+    canvas.box(443, y + 13, 187, 50, KEPT["gradients"], "LoRA's gradients", size=19)
     canvas.arrow([(536, y + 66), (536, y + 145)], _TALK)
-    canvas.text(526, y + 106, "ZeRO-2: the ranks' sum", size=18, anchor="end", fill=_TALK, bold=True)
-    canvas.box(443, y + 148, 187, 50, KEPT["gradients"], "each its part", size=19)
+    canvas.text(526, y + 106, "ZeRO-2: averaged", size=18, anchor="end", fill=_TALK, bold=True)
+    canvas.box(443, y + 148, 187, 50, KEPT["gradients"], "each rank's part", size=19)
     canvas.arrow([(440, y + 173), (400, y + 173)])
     canvas.box(277, y + 148, 120, 50, KEPT["optimizer states"], "optimizer", size=19)
     canvas.arrow([(274, y + 173), (141, y + 173)], _TALK)
     canvas.text(207, y + 152, "all-gather", size=18, fill=_TALK, bold=True)
-    canvas.box(50, y + 148, 88, 50, _TRAINED, "A, B")
+    canvas.box(50, y + 148, 88, 50, _TRAINED, "LoRA")
     canvas.arrow([(94, y + 145), (94, y + 79)])
     canvas.text(106, y + 106, "next batch", size=18, anchor="start")
 
@@ -120,14 +119,14 @@ def _loop(canvas: Canvas, y: float) -> None:
 def _adapter(canvas: Canvas, y: float) -> None:
     canvas.arrow([(94, y - 61), (94, y - 3)])
     canvas.text(106, y - 32, "at the end: the adapter, a small file", size=18, anchor="start")
-    canvas.box(50, y, 88, 50, _TRAINED, "A, B")
+    canvas.box(50, y, 88, 50, _TRAINED, "LoRA")
     canvas.arrow([(141, y + 25), (246, y + 25)])
     canvas.text(194, y + 8, "merge", size=18)
-    canvas.box(249, y, 170, 50, _FROZEN, "W + (α/r)·B·A", size=18)
+    canvas.box(249, y, 170, 50, _FROZEN, "W, LoRA added", size=18)
     canvas.arrow([(94, y + 53), (94, y + 109), (246, y + 109)])
     canvas.text(172, y + 92, "or load", size=18)
     canvas.box(249, y + 84, 80, 50, _FROZEN, "W", size=24)
-    canvas.box(339, y + 84, 80, 50, _TRAINED, "A, B")
+    canvas.box(339, y + 84, 80, 50, _TRAINED, "LoRA")
     canvas.arrow([(422, y + 25), (460, y + 25), (460, y + 56), (496, y + 56)])
     canvas.arrow([(422, y + 109), (460, y + 109), (460, y + 78), (496, y + 78)])
     canvas.box(499, y + 42, 131, 50, "none", "prediction", size=19)

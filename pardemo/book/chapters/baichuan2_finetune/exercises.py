@@ -21,7 +21,7 @@ EXERCISES = {
 
 
 def check_labels(function: Callable[[list[int], list[int], int], tuple[list[int], list[int]]]) -> str:
-    """``function(prompt, answer, cutoff)`` returns input_ids and labels by the article's rule."""
+    """``function(prompt, answer, cutoff)`` returns input_ids and labels, both tails cut in proportion."""
     for prompt, answer, cutoff in (([5] * 6, [7] * 4, 20), ([5] * 60, [7] * 20, 40), ([5] * 30, [7] * 31, 50)):
         s, t = len(prompt), len(answer)
         if s + t > cutoff:
@@ -46,23 +46,23 @@ def check_labels(function: Callable[[list[int], list[int], int], tuple[list[int]
 
 
 def check_lora(function: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float, int], torch.Tensor]) -> str:
-    """``function(W, A, B, alpha, rank)`` is the merged weight."""
+    """``function(W, lora_A, lora_B, lora_alpha, r)`` is the merged weight."""
     generator = torch.Generator().manual_seed(0)
     for rank, alpha in ((1, 1.0), (2, 32.0), (3, 8.0), (8, 32.0)):
         w, a, b = (torch.randn(*s, generator=generator) for s in ((12, 6), (rank, 6), (12, rank)))
-        originals = {"W": (w, w.clone()), "A": (a, a.clone()), "B": (b, b.clone())}
+        originals = {"W": (w, w.clone()), "lora_A": (a, a.clone()), "lora_B": (b, b.clone())}
         merged = call(function, w, a, b, alpha, rank)
         if not isinstance(merged, torch.Tensor) or merged.shape != w.shape:
             shape = list(merged.shape) if isinstance(merged, torch.Tensor) else merged
-            raise Mistake(f"The merged weight has W's shape, [12, 6], not {shape}: B·A is [out, in].")
+            raise Mistake(f"The merged weight has W's shape, [12, 6], not {shape}: lora_B·lora_A is [out, in].")
         merged = merged.detach().to(w.dtype)
         if changed := [name for name, (now, before) in originals.items() if not torch.equal(now, before)]:
             raise Mistake(f"{changed[0]} itself was changed: return a new tensor, it may be needed again.")
         if torch.allclose(merged, w + b @ a, atol=1e-5) and alpha != rank:
             raise Mistake(
-                f"The scale is missing: with α = {alpha:g} and r = {rank} the product counts {alpha / rank:g} times."
+                f"The scale is missing: with lora_alpha = {alpha:g} and r = {rank} LoRA counts {alpha / rank:g} times."
             )
         # elements reach 50, and a sum of 8 products in another order is off by some 1e-7 of that
         if not torch.allclose(merged, w + alpha / rank * b @ a, atol=1e-4):
-            raise Mistake("It is W + (α/r)·B·A.")
+            raise Mistake("It is W + (lora_alpha/r)·lora_B·lora_A.")
     return "The adapter is gone, and no step of inference is slower for it."

@@ -1,4 +1,4 @@
-"""Pictures of *Baichuan2: the fine-tune*: what LoRA saves, batches and their padding, losses on three groups, ZeRO's stages, hours."""
+"""Pictures of *Baichuan2: the fine-tune*: batches, losses, ZeRO's stages, LoRA against all parameters, hours."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,35 +15,6 @@ _KINDS = {
 _TICKS = (0.01, 0.1, 1, 10)  # of a logarithmic axis
 #: Of three groups of rows: what was trained on and what is like it in greys, what is new in colour.
 _GROUPS = ((palette.KNOWN[0], "o"), (palette.KNOWN[1], "s"), (palette.NEW, "D"))
-
-
-def full_and_lora(states: Mapping[str, Mapping[str, float]], room: float) -> Picture:
-    """Bars of model states in GB, one for each way to train; a line is what a GPU holds.
-
-    Args:
-        states: way -> kind -> bytes. room: bytes of the GPU.
-    """
-    fig, ax = new(size=(5.6, 2.8))
-    left = dict.fromkeys(states, 0.0)
-    for kind, colour in _KINDS.items():
-        values = [states[way].get(kind, 0.0) / 1e9 for way in states]
-        ax.barh(list(states), values, 0.55, left=list(left.values()), color=colour, label=kind, edgecolor="white")
-        left = {way: left[way] + value for way, value in zip(states, values, strict=True)}
-    for way, total in left.items():
-        label = f"{total:,.1f} GB"
-        if "frozen parameters" in states[way]:  # what is trained is too thin to be seen
-            label += f", {total - states[way]['frozen parameters'] / 1e9:.1f} of them for A and B"
-        ax.annotate(label, (total, way), (7, 0), textcoords="offset points", va="center")
-    ax.plot([room / 1e9] * 2, [-0.85, 0.55], color="black", linestyle="--", linewidth=1.2)  # above the words
-    ax.annotate(f"{room / 1e9:.0f} GB: one GPU", (room / 1e9, -0.62), (4, 0), textcoords="offset points", va="center")
-    ax.invert_yaxis()
-    ax.set(xlabel="GB", xlim=(0, 1.22 * max(left.values())), ylim=(1.5, -0.85))
-    ax.grid(axis="y", visible=False)
-    fig.legend(loc="outside lower center", ncols=2, fontsize=10)
-    values_text = ", ".join(f"{way} {total:.1f} GB" for way, total in left.items())
-    return save(
-        fig, "baichuan2_finetune_states", f"Model states of the 13B: {values_text}; a GPU holds {room / 1e9:.0f} GB."
-    )
 
 
 def padded_batches(batches: Mapping[str, Sequence[tuple[int, int]]]) -> Picture:
@@ -150,12 +121,12 @@ def lora_by_stage(kept: Mapping[str, Mapping[int, float]], sent: Mapping[int, fl
     panels = (
         (left, base, "kept by a rank, MB"),
         (right, sends, "sent in a step, MB"),
-        (below, own, "of it for A and B, MB"),
+        (below, own, "of it for LoRA, MB"),
     )
     for ax, values, title in panels:
         for stage, value in zip(stages, values, strict=True):
             ax.annotate(f"{value:.2f}", (stage, value), (0, 3), textcoords="offset points", ha="center")
-        ax.set(ylim=(0, 1.2 * max(values)), title=title, xlabel="ZeRO's stage", xticks=stages)
+        ax.set(ylim=(0, 1.2 * max(values)), title=title, xlabel="ZeRO stage", xticks=stages)
         ax.grid(axis="x", visible=False)
     empty.legend(*left.get_legend_handles_labels(), loc="center")
     pairs = zip(stages, base, sends, strict=True)
@@ -194,26 +165,72 @@ def losses_by_format(losses: Mapping[tuple[str, int], float]) -> Picture:
     return save(fig, "baichuan2_finetune_formats", f"Losses by format and largest activation: {values_text}.")
 
 
-def planned_memory(lines: Mapping[str, float], room: float) -> Picture:
-    """What the planner expects on a GPU, line by line, in one bar, beside what there is room for."""
-    fig, ax = new(size=(5.6, 3.3))
-    left, shades = 0.0, {**palette.KEPT, **palette.SHADES}
-    drawn = {name: nbytes for name, nbytes in lines.items() if name in shades}
-    drawn["program"] = sum(lines.values()) - sum(drawn.values())
-    for name, nbytes in drawn.items():
-        if nbytes >= 2e8:
-            style = {"color": shades.get(name, palette.OTHER), "hatch": "" if name in shades else "///"}
-            label = f"{name} {nbytes / 1e9:.1f}"
-            ax.barh([0], [nbytes / 1e9], 0.5, left=left, edgecolor="white", label=label, **style)
-            left += nbytes / 1e9
-    ax.annotate(f"{left:.0f} GB", (left, 0), (6, 0), textcoords="offset points", va="center")
-    ax.axvline(room / 1e9, color="black", linestyle="--", linewidth=1.2)
-    ax.annotate(f"room: {room / 1e9:.1f} GB", (room / 1e9, 0.36), (-5, 0), textcoords="offset points", ha="right")
-    ax.set(xlabel="GB on each GPU at the peak", yticks=[], xlim=(0, 1.05 * room / 1e9), ylim=(-0.4, 0.5))
+#: The same model before training, and trained in three ways.
+_WAYS = (("white", "////"), (palette.KNOWN[0], ""), (palette.KNOWN[1], ""), (palette.NEW, ""))
+
+
+def losses_of_ways(losses: Mapping[str, Mapping[str, float]]) -> Picture:
+    """A cluster of bars for each group of texts, one bar for each way to train, on a logarithmic axis.
+
+    Args:
+        losses: way -> group -> loss at the end.
+    """
+    groups = list(next(iter(losses.values())))
+    fig, ax = new(size=(5.6, 4.4))
+    high = 0.84 / len(losses)
+    for place, ((way, of), (colour, hatch)) in enumerate(zip(losses.items(), _WAYS, strict=False)):
+        at = [row + (place - (len(losses) - 1) / 2) * high for row in range(len(groups))]
+        ax.barh(at, list(of.values()), 0.9 * high, color=colour, hatch=hatch, edgecolor=palette.OTHER, label=way)
+        for y, value in zip(at, of.values(), strict=True):
+            ax.annotate(f"{value:.2g}", (value, y), (5, 0), textcoords="offset points", va="center")
+    ax.set_xscale("log")
+    ax.set_xticks(_TICKS, [f"{tick:g}" for tick in _TICKS])
+    ax.minorticks_off()
+    ax.set_yticks(range(len(groups)), [group.replace(" of ", "\nof ").replace("plain ", "plain\n") for group in groups])
+    most, least = (end(value for of in losses.values() for value in of.values()) for end in (max, min))
+    ax.set(
+        xlabel="loss per labelled token (logarithmic)",
+        xlim=(min(least, 0.01) / 2, 3 * most),
+        ylim=(len(groups) - 0.45, -0.55),
+    )
     ax.grid(axis="y", visible=False)
-    fig.legend(loc="outside lower center", ncols=2, fontsize=10)
-    values_text = ", ".join(f"{name} {nbytes / 1e9:.1f}" for name, nbytes in drawn.items() if nbytes >= 2e8)
-    return save(fig, "baichuan2_finetune_planned", f"Planned GB on a GPU: {values_text}; room {room / 1e9:.1f}.")
+    fig.legend(loc="outside lower center", ncols=2)
+    values_text = "; ".join(f"{way}: " + ", ".join(f"{g} {v:.2g}" for g, v in of.items()) for way, of in losses.items())
+    return save(fig, "baichuan2_finetune_ways", f"Losses at the end. {values_text}.")
+
+
+def costs_of_ways(ways: Mapping[str, tuple[Mapping[str, float], float]], frozen: float) -> Picture:
+    """What a rank keeps, by kind, and what it sends in a step, for LoRA (the first way) and for all parameters.
+
+    Args:
+        ways: way -> (kind -> bytes kept, bytes sent). frozen: the share of LoRA's parameters that is frozen.
+    """
+    fig, (left, right) = new(2, 1, size=(5.6, 4.2))
+    names, ends = list(ways), dict.fromkeys(ways, 0.0)
+    for row, (way, (kept, sent)) in enumerate(ways.items()):
+        kinds = dict(kept)
+        if not row:
+            of = kinds["parameters"]
+            kinds = {"frozen parameters": frozen * of, **kinds, "parameters": (1 - frozen) * of}
+        for kind in _KINDS:
+            width = kinds.get(kind, 0.0) / 1e6
+            left.barh(row, width, 0.6, left=ends[way], color=_KINDS[kind], edgecolor="white", linewidth=0.5)
+            ends[way] += width
+        right.barh(row, sent / 1e6, 0.6, color=COLOURS["communication"])
+        for ax, value in ((left, ends[way]), (right, sent / 1e6)):
+            ax.annotate(f"{value:.2f}", (value, row), (5, 0), textcoords="offset points", va="center")
+    for ax, most, title in (
+        (left, max(ends.values()), "kept by a rank, MB"),
+        (right, max(sent for _, sent in ways.values()) / 1e6, "sent by a rank in a step, MB"),
+    ):
+        ax.set_yticks(range(len(names)), names)
+        ax.set(title=title, xlim=(0, 1.15 * most), ylim=(len(names) - 0.5, -0.5))
+        ax.grid(axis="y", visible=False)
+    fig.legend(handles=[Patch(facecolor=c, label=k) for k, c in _KINDS.items()], loc="outside lower center", ncols=2)
+    values_text = "; ".join(
+        f"{way} keeps {ends[way]:.2f} MB and sends {sent / 1e6:.2f}" for way, (_, sent) in ways.items()
+    )
+    return save(fig, "baichuan2_finetune_costs", f"Under ZeRO-2: {values_text}.")
 
 
 def hours_by_length(

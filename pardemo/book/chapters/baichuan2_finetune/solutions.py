@@ -9,6 +9,6 @@ def my_labels(prompt, answer, cutoff):
     return prompt + answer, [-100] * len(prompt) + answer
 
 
-def my_merge(weight, a, b, alpha, rank):
-    # W·x + (α/r)·B·(A·x), with x taken out; a new tensor, so that W stays as it was.
-    return weight + alpha / rank * (b @ a)
+def my_merge(weight, lora_a, lora_b, lora_alpha, r):
+    # W·x plus what LoRA adds to it, with x taken out; a new tensor, so that W stays as it was.
+    return weight + lora_alpha / r * (lora_b @ lora_a)
