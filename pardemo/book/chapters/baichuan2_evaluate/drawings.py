@@ -7,7 +7,7 @@ from pardemo.draw.canvas import Canvas, Drawing
 from pardemo.draw.palette import DONE, KEPT, SHADES, WHOLE
 
 
-def shared_words(wanted: Sequence[str], answer: Sequence[str], names: Sequence[str] = ("wanted", "found")) -> Drawing:
+def shared_words(wanted: Sequence[str], answer: Sequence[str], names: Sequence[str] = ("wanted", "answer")) -> Drawing:
     """The words of two headlines, one above the other, and lines between equal ones.
 
     Thick lines join the longest common subsequence, which ROUGE-L counts; dashed ones join words that are in both and
@@ -59,7 +59,7 @@ def four_answers() -> Drawing:
             canvas.text(138, y - 16, prompt, size=18)
             canvas.box(199, y - 22, 44, 44, frozen, "W", size=22)
             if adapted:
-                canvas.box(249, y - 22, 54, 44, KEPT["parameters"], "A, B", size=18)
+                canvas.box(249, y - 22, 54, 44, KEPT["parameters"], "LoRA", size=18)
             canvas.arrow([(306 if adapted else 246, y), (330, y)])
         canvas.box(333, y - 22, 180, 44, "none", name, size=18)
         canvas.arrow([(516, y), (543, y)], both=True)
@@ -68,7 +68,7 @@ def four_answers() -> Drawing:
     return Drawing(
         canvas,
         "From a row of news four headlines are made: its first sentence; the base model's, given the instruction; the "
-        "base model's, given plain text; the tuned model's, W with A and B, given the instruction. Each is scored "
+        "base model's, given plain text; the tuned model's, W with LoRA, given the instruction. Each is scored "
         "against the wanted one.",
     )
 

@@ -1,4 +1,4 @@
-"""Pictures of *Baichuan2: before and after*: scores of four answers, draws of rows, what is copied, sections, where a model stops."""
+"""Pictures of *Baichuan2: before and after*: scores, draws of rows, what is copied, sections, what is right."""
 
 from collections.abc import Mapping, Sequence
 
