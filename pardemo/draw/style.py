@@ -111,7 +111,8 @@ def _svg(fig: Figure, alt: str) -> str:
     drawn = io.StringIO()
     fig.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = drawn.getvalue()
-    text = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), text)
+    # coordinates alone, which stand inside a tag: a word such as 0.084 stays as it is
+    text = re.sub(r"\d+\.\d{3,}(?=[^<>]*>)", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), text)
     text = text.replace("'DejaVu Sans'", FALLBACK)
     inches, points = fig.get_size_inches()[0], _smallest_words(fig)
     width, height = (round(DPI * side) for side in fig.get_size_inches())
