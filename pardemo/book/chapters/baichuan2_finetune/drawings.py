@@ -27,13 +27,13 @@ def lora() -> Drawing:
     canvas.lines(393, 346, ["out × r,", "zero at the start"], anchor="start")
     canvas.arrow([(320, 112), (482, 112)])
     canvas.arrow([(386, 292), (505, 292), (505, 136)])
-    canvas.lines(393, 240, ["times", "lora_alpha/r"], anchor="start")
+    canvas.lines(515, 214, ["times", "lora_alpha/r"], anchor="start")
     canvas.box(485, 92, 40, 40, "none", "+", size=26)
     canvas.arrow([(528, 112), (568, 112)])
     canvas.box(571, 52, 46, 120, KEPT["activations"], "y", size=24)
     canvas.text(14, 404, "Kept for each parameter, in bytes:", size=18, anchor="start")
     _states(canvas, 424, "W", {"parameters": 2}, _FROZEN)
-    canvas.text(196, 440, "no gradient, no optimizer states", size=18, anchor="start")
+    canvas.text(234, 440, "no gradient, no optimizer states", size=18, anchor="start")
     _states(canvas, 464, "lora_A, lora_B", _STATES, _TRAINED)
     legend(canvas, 14, 528, {name: KEPT[name] for name in _STATES})
     caption = f"On Baichuan2-13B's W_pack: out {OUT:,}, in {IN:,}, r {RANK}; not to scale."
@@ -47,7 +47,7 @@ def lora() -> Drawing:
 
 def _states(canvas: Canvas, y: float, name: str, kinds: dict[str, int], parameters: str) -> None:
     canvas.text(14, y + 16, name, anchor="start", bold=True)
-    x = 152.0
+    x = 180.0
     for kind, nbytes in kinds.items():
         fill = parameters if kind == "parameters" else KEPT[kind]
         canvas.box(x, y, 22 * nbytes, 32, fill, str(nbytes), thick=1)
