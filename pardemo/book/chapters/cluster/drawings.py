@@ -1,4 +1,4 @@
-"""An all-reduce over two hosts: by one ring over all ranks, and hierarchical, by hosts."""
+"""An all-reduce over two nodes: by one ring over all ranks, and hierarchical, by nodes."""
 
 from itertools import pairwise
 
@@ -6,38 +6,38 @@ from pardemo.draw.canvas import Canvas, Drawing
 from pardemo.draw.palette import DONE, RANKS
 
 _SENT = DONE["communication"]
-_HOST, _SIDE, _RANK = 236, 10, 56  # a host's width, the margin, a rank's side
+_NODE, _SIDE, _RANK = 236, 10, 56  # a node's width, the margin, a rank's side
 _ROW = 188
 
 
-def two_hosts() -> Drawing:
-    """Four ranks on two hosts: bytes between the hosts with one ring and by hosts, in units of the tensor S."""
+def two_nodes() -> Drawing:
+    """Four ranks on two nodes: bytes between the nodes with one ring and by nodes, in units of the tensor S."""
     canvas = Canvas(640, 12 + 2 * _ROW)
     _ring(canvas, 30)
-    _by_hosts(canvas, 30 + _ROW)
+    _by_nodes(canvas, 30 + _ROW)
     return Drawing(
         canvas,
-        "Four ranks on two hosts. In one ring over all of them every link carries 1½ times the tensor, also the two "
-        "that join the hosts. By hosts, ranks of a host first add halves among themselves, then each half is added "
-        "between the hosts, then the halves are gathered inside: a host sends the tensor once.",
+        "Four ranks on two nodes. In one ring over all of them every link carries 1½ times the tensor, also the two "
+        "that join the nodes. By nodes, ranks of a node first add halves among themselves, then each half is added "
+        "between the nodes, then the halves are gathered inside: a node sends the tensor once.",
     )
 
 
-def _hosts(canvas: Canvas, top: float, title: str) -> list[tuple[float, float]]:
-    """Draws the hosts and their ranks; returns the middle of each rank."""
+def _nodes(canvas: Canvas, top: float, title: str) -> list[tuple[float, float]]:
+    """Draws the nodes and their ranks; returns the middle of each rank."""
     canvas.text(_SIDE, top - 14, title, size=20, anchor="start", bold=True)
     middle = top + 82
-    for host, left in enumerate((_SIDE, 640 - _SIDE - _HOST)):
-        canvas.box(left, top + 6, _HOST, 152, thick=1.5)
-        canvas.text(left + _HOST / 2, top + 143, f"host {host}", size=18)
-    places = [_SIDE + 58, _SIDE + _HOST - 58, 640 - _SIDE - _HOST + 58, 640 - _SIDE - 58]
+    for node, left in enumerate((_SIDE, 640 - _SIDE - _NODE)):
+        canvas.box(left, top + 6, _NODE, 152, thick=1.5)
+        canvas.text(left + _NODE / 2, top + 143, f"node {node}", size=18)
+    places = [_SIDE + 58, _SIDE + _NODE - 58, 640 - _SIDE - _NODE + 58, 640 - _SIDE - 58]
     for rank, x in enumerate(places):
         canvas.box(x - _RANK / 2, middle - _RANK / 2, _RANK, _RANK, RANKS[rank], str(rank), size=22, bold=True)
     return [(x, middle) for x in places]
 
 
 def _ring(canvas: Canvas, top: float) -> None:
-    ranks = _hosts(canvas, top, "one ring")
+    ranks = _nodes(canvas, top, "one ring")
     half = _RANK / 2 + 3
     for (x, y), (to, _) in pairwise(ranks):
         canvas.arrow([(x + half, y), (to - half, y)], _SENT)
@@ -48,8 +48,8 @@ def _ring(canvas: Canvas, top: float) -> None:
     canvas.text(320, above + 20, "1½ S", size=20, fill=_SENT, bold=True)
 
 
-def _by_hosts(canvas: Canvas, top: float) -> None:
-    ranks = _hosts(canvas, top, "by hosts")
+def _by_nodes(canvas: Canvas, top: float) -> None:
+    ranks = _nodes(canvas, top, "by nodes")
     half = _RANK / 2 + 3
     for a, b in ((0, 1), (2, 3)):
         (x, y), (to, _) = ranks[a], ranks[b]

@@ -8,33 +8,34 @@ from pardemo.book.page.exercises import Exercise, Mistake, call, fresh_seed
 EXERCISES = {
     "crossing": Exercise(
         "my_crossing",
-        "Write down the seconds of both ways, steps times products plus bytes over B, and set them equal. Which of the "
-        "two has the bytes only in some of its steps?",
+        "Write down the seconds of both ways, steps times computing plus bytes over B, and set them equal. Which of "
+        "the two has the bytes only in some of its steps?",
     ),
     "order": Exercise(
         "my_order",
-        "When does a ring have to leave a host, and when does it do so for nothing? Put together what lives together.",
+        "When does a ring have to leave a node, and when does it do so for nothing? Put the ranks of a node next to "
+        "each other.",
     ),
 }
 
 
 def check_order(function: Callable[[Sequence[int]], Sequence[int]]) -> str:
-    """``function(host_of)`` is an order of all ranks in which a ring goes from host to host as seldom as possible."""
+    """``function(node_of)`` is an order of all ranks in which a ring goes from node to node as seldom as possible."""
     generator = random.Random(fresh_seed())
     cases = [[0, 1, 0, 1], [0, 0, 1, 1], [0, 0], [generator.randrange(4) for _ in range(16)]]
-    for host_of in cases:
-        order = call(function, list(host_of))
-        if not isinstance(order, (list, tuple)) or sorted(order, key=str) != sorted(range(len(host_of)), key=str):
-            raise Mistake(f"For hosts {host_of} it returned {order!r}; it should be a list with each rank once.")
-        crossings = sum(host_of[a] != host_of[b] for a, b in zip(order, [*order[1:], order[0]], strict=True))
-        hosts = len(set(host_of))
-        fewest = hosts if hosts > 1 else 0
+    for node_of in cases:
+        order = call(function, list(node_of))
+        if not isinstance(order, (list, tuple)) or sorted(order, key=str) != sorted(range(len(node_of)), key=str):
+            raise Mistake(f"For nodes {node_of} it returned {order!r}; it should be a list with each rank once.")
+        crossings = sum(node_of[a] != node_of[b] for a, b in zip(order, [*order[1:], order[0]], strict=True))
+        nodes = len(set(node_of))
+        fewest = nodes if nodes > 1 else 0
         if crossings > fewest:
             raise Mistake(
-                f"For hosts {host_of} the ring {list(order)} crosses {crossings} times; {fewest} would do. "
+                f"For nodes {node_of} the ring {list(order)} crosses {crossings} times; {fewest} would do. "
                 "(The last rank sends to the first one.)"
             )
-    return "Each host is entered once and left once: that is what NCCL's rings do."
+    return "Each node is entered once and left once: that is what NCCL's rings do."
 
 
 def check_crossing(function: Callable[..., float]) -> str:

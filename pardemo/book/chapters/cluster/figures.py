@@ -1,4 +1,4 @@
-"""Pictures of *The cluster*: links, bytes and seconds of each way to all-reduce, seconds to a loss, a slow host."""
+"""Pictures of *The cluster*: links, bytes and seconds of each way to all-reduce, seconds to a loss, a slow node."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -41,7 +41,7 @@ def message_times(
             label=name,
             zorder=3,
         )
-    ax.set(xscale="log", yscale="log", xlabel="bytes of the message; lines: α + n/B", ylabel="milliseconds")
+    ax.set(xscale="log", yscale="log", xlabel="bytes of the message; lines: α + S/B", ylabel="milliseconds")
     ax.legend(loc="upper left")
     return save(
         fig, "cluster_links", "Seconds of a message: flat while latency decides, then a line that bandwidth decides."
@@ -60,7 +60,7 @@ def traffic_by_way(ways: Mapping[str, Sequence[Sequence[float]]], cluster: Clust
     return save(
         fig,
         "cluster_traffic",
-        f"What each rank sends to each other, in S, the tensor's size; frames are hosts. {values_text}.",
+        f"What each rank sends to each other, in S, the tensor's size; frames are nodes. {values_text}.",
     )
 
 
@@ -109,7 +109,7 @@ def seconds_to_a_loss(
             zorder=3,
         )  # fmt: skip
     ax.set(
-        xscale="log", yscale="log", xlabel="link of each host, Mbit/s; lines: predicted", ylabel="seconds to the loss"
+        xscale="log", yscale="log", xlabel="link of each node, Mbit/s; lines: predicted", ylabel="seconds to the loss"
     )
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 6)))
@@ -157,7 +157,7 @@ def parts_to_a_loss(
     return save(fig, "cluster_parts", f"Seconds to the loss, of steps, exchanges and bytes: {values_text}.")
 
 
-def slow_host(
+def slow_node(
     computed: Sequence[float], lengths: Sequence[float], predicted: Sequence[float],
     rates: Sequence[Sequence[float]], cluster: Cluster,
 ) -> Picture:  # fmt: skip
@@ -181,6 +181,6 @@ def slow_host(
     below.set(xlabel="to rank", ylabel="from rank", title="Mbit/s, pair by pair")
     return save(
         fig,
-        "cluster_slow_host",
-        "Step times with a straggler, then with a slow adapter; the pairs of that host are slow.",
+        "cluster_slow_node",
+        "Step times with a straggler, then with a slow network card; the pairs of that node are slow.",
     )

@@ -1,9 +1,9 @@
 """One way to solve each exercise of this chapter."""
 
 
-def my_order(host_of):
-    # whoever lives together stands together: each host is entered once and left once
-    return sorted(range(len(host_of)), key=lambda rank: host_of[rank])
+def my_order(node_of):
+    # ranks of a node stand next to each other: each node is entered once and left once
+    return sorted(range(len(node_of)), key=lambda rank: node_of[rank])
 
 
 def my_crossing(steps_each, steps_every, period, step_s, nbytes, ranks):
