@@ -25,7 +25,7 @@ from pardemo.tensor_parallel import (
 
 
 class MLP(nn.Module):
-    """GeLU(XA)B with an inner width of 4·hidden."""
+    """GeLU(XW₁)W₂ with an inner width of 4·hidden."""
 
     def __init__(self, hidden: int, bias: bool = True):
         super().__init__()

@@ -25,14 +25,14 @@ Core = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class ParallelAttention(nn.Module):
-    """Self-attention with heads/N of the heads on each rank (1909.08053 3): query, key and value by columns, the
+    """Self-attention with heads/t of the heads on each rank (1909.08053 3): query, key and value by columns, the
     output projection by rows; one all-reduce forward, one backward.
 
-    Input and output [batch, sequence, hidden], or [batch, sequence/N, hidden] with ``sequence_parallel``.
+    Input and output [batch, sequence, hidden], or [batch, sequence/t, hidden] with ``sequence_parallel``.
 
-    With fewer key/value heads than ranks each of them is on N/kv_heads ranks, which hold the same weights and sum their
+    With fewer key/value heads than ranks each of them is on t/kv_heads ranks, which hold the same weights and sum their
     gradients: one all-reduce more backward, of both projections' whole gradients, 2·kv_heads·head_dim·(hidden + 1)
-    numbers (the 1 where there are biases), of which each rank sends 2(N−1)/N. A head's part does not shrink with N.
+    numbers (the 1 where there are biases), of which each rank sends 2(t−1)/t. A head's part does not shrink with t.
 
     Args:
         qkv: the full fused projection, whose outputs are all of query, then key, then value, **each** cut by heads;
@@ -46,7 +46,7 @@ class ParallelAttention(nn.Module):
             keeps a copy, and their gradients are summed over the ranks, one all-reduce more backward. It gives each
             head what it would give it among all of them: it is run once on random numbers of all heads and of this
             rank's, and compared. Slopes, or a bias, of each head (ALiBi, T5) it takes from what belongs to this
-            rank's heads, rank·heads/N and those behind it, and does not compute them from ``q.shape[1]``.
+            rank's heads, rank·heads/t and those behind it, and does not compute them from ``q.shape[1]``.
         recompute_core: selective recomputation (2205.05198 5): keep query, key and value only, and run the core once
             more on the way back.
         sequence_parallel, keep_gathered, overlap: as in :class:`ColumnParallelLinear`.

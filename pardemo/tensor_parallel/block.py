@@ -20,14 +20,14 @@ from pardemo.tensor_parallel.replicas import own_draws, refuse_draws, refuse_mix
 
 
 class ParallelMLP(nn.Module):
-    """Z = Σ GeLU(XAᵢ)Bᵢ (1909.08053 3): A by columns, so that each rank's GeLU needs nobody else's; B by rows.
+    """Z = Σᵢ GeLU(XW₁⁽ⁱ⁾)W₂⁽ⁱ⁾ (1909.08053 3): W₁ by columns, so that a rank's GeLU needs no other rank; W₂ by rows.
 
-    One all-reduce forward, one backward. Input and output [batch, sequence, hidden], or [batch, sequence/N, hidden]
+    One all-reduce forward, one backward. Input and output [batch, sequence, hidden], or [batch, sequence/t, hidden]
     with ``sequence_parallel``.
 
     Args:
-        first: the full layer A; or the pair (gate, up) of a gated MLP, activation(gate(x))·up(x).
-        second: the full layer B.
+        first: the full layer of W₁; or the pair (gate, up) of a gated MLP, activation(gate(x))·up(x).
+        second: the full layer of W₂.
         group: the tensor-parallel ranks; the default group when None.
         activation: element by element, without parameters of its own, with dropout if you like. It is run once on
             all columns and on each rank's, and the results are compared.
@@ -78,7 +78,7 @@ class ParallelMLP(nn.Module):
 class ParallelBlock(GroupModule):
     """x + attention(norm(x)), then x + mlp(norm(x)): two all-reduces forward, two backward.
 
-    Input and output [batch, sequence, hidden]. With ``sequence_parallel`` they are [batch, sequence/N, hidden] (see
+    Input and output [batch, sequence, hidden]. With ``sequence_parallel`` they are [batch, sequence/t, hidden] (see
     ``scatter_sequence``), everything between the layers too, and each all-reduce becomes a reduce-scatter and an
     all-gather.
 

@@ -1,6 +1,6 @@
-"""A linear layer cut by columns of A (its outputs) or by rows of A (its inputs), in Megatron's words.
+"""A linear layer cut by columns of W (its outputs) or by rows of W (its inputs), over t ranks.
 
-Megatron writes Y = XA, ``nn.Linear`` stores Aᵀ [out, in]: columns of A are rows of ``weight``.
+The layer is Y = XW, and ``nn.Linear`` stores Wᵀ [out, in]: columns of W are rows of ``weight``.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class _Column(torch.autograd.Function):
 
     Backward: the input's gradient is summed over the ranks *while* the weight's gradient is computed. With sequence
     parallelism the input is this rank's tokens: they are gathered forward, only the shard is kept, and they are
-    gathered once more, beside the input gradient's product, for the weight's gradient (2205.05198 4.2.2).
+    gathered once more, while the input's gradient is computed, for the weight's gradient (2205.05198 4.2.2).
     """
 
     @staticmethod
@@ -79,13 +79,13 @@ class _Column(torch.autograd.Function):
 
 
 class ColumnParallelLinear(GroupModule):
-    """This rank's outputs of a linear layer: [Y₁, Y₂, …] = [XA₁, XA₂, …]. Forward sends nothing.
+    """This rank's outputs of a linear layer: [Y⁽⁰⁾, Y⁽¹⁾, …] = [XW⁽⁰⁾, XW⁽¹⁾, …]. Forward sends nothing.
 
-    Input [..., in], the same on every rank; output [..., out/N], or [..., out] with ``gather_output``.
+    Input [..., in], the same on every rank; output [..., out/t], or [..., out] with ``gather_output``.
 
     Args:
         linear: the full layer, or several that share their input (gate and up; query, key and value): they become
-            one product, and one all-reduce on the way back.
+            one matrix multiplication, and one all-reduce on the way back.
         group: the tensor-parallel ranks; the default group when None.
         sections: outputs of each part of a fused layer that is to be cut on its own (query, key, value); their sum is
             ``linear.out_features``. By default one part per linear.
@@ -93,8 +93,8 @@ class ColumnParallelLinear(GroupModule):
             fewer than the ranks). Their gradients are summed: one all-reduce more on the way back, of the full
             gradients of these sections.
         gather_output: put the outputs of all ranks together again.
-        sequence_parallel: the input is this rank's tokens [..., sequence/N, in]; they are gathered here.
-        keep_gathered: with ``sequence_parallel``, keep the gathered input for the backward pass: N times the memory,
+        sequence_parallel: the input is this rank's tokens [..., sequence/t, in]; they are gathered here.
+        keep_gathered: with ``sequence_parallel``, keep the gathered input for the backward pass: t times the memory,
             one all-gather less.
         overlap: exchange the input's gradient while the weight's is computed.
 
@@ -172,15 +172,15 @@ class ColumnParallelLinear(GroupModule):
 
 
 class RowParallelLinear(GroupModule):
-    """A linear layer over this rank's inputs: Y = ΣXᵢAᵢ, one all-reduce forward, the bias added once, after it.
+    """A linear layer over this rank's inputs: Y = Σᵢ X⁽ⁱ⁾W⁽ⁱ⁾, one all-reduce forward, the bias added once, after it.
 
-    Input [..., in/N], as a :class:`ColumnParallelLinear` leaves it; output [..., out], the same on every rank.
+    Input [..., in/t], as a :class:`ColumnParallelLinear` leaves it; output [..., out], the same on every rank.
 
     Args:
         linear: the full layer.
         group: the tensor-parallel ranks; the default group when None.
         input_is_whole: the input is [..., in] on every rank; take this rank's part of it.
-        sequence_parallel: reduce-scatter the sum along the sequence: output [..., sequence/N, out], this rank's tokens.
+        sequence_parallel: reduce-scatter the sum along the sequence: output [..., sequence/t, out], this rank's tokens.
 
     Made by all ranks of the group together.
 
