@@ -94,7 +94,7 @@ def test_hpz_keeps_the_second_gather_inside_a_host():
     def sent():
         from pardemo.book.chapters.zero_communication import measured as zero_traffic
 
-        return [zero_traffic.deepspeed_between_hosts(width, layers, cluster, hpz) for hpz in (False, True, True)]
+        return [zero_traffic.deepspeed_between_nodes(width, layers, cluster, hpz) for hpz in (False, True, True)]
 
     with World(4, cluster=cluster, preload=PEERS, timeout_s=60) as found:
         by_rank = found.run(sent)
@@ -112,7 +112,7 @@ def test_an_hpz_that_is_not_there_is_no_measurement(world):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(deepspeed, "second_copy", lambda parameter: None)
             with pytest.raises(RuntimeError, match="asked for second copies"):
-                zero_traffic.deepspeed_between_hosts(64, 1, cluster, hpz=True)
+                zero_traffic.deepspeed_between_nodes(64, 1, cluster, hpz=True)
 
     world.run(without_a_copy)
 

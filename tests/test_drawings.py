@@ -86,7 +86,7 @@ DRAWINGS = {
     "tensor_parallel_with_zero": drawings.tensor_parallel_with_zero,
     "layout_rule": drawings.layout_rule,
     "sharding_choice": drawings.sharding_choice,
-    "shards_on_hosts": drawings.shards_on_hosts,
+    "shards_on_nodes": drawings.shards_on_nodes,
     "sums_in_8_bits": drawings.sums_in_8_bits,
     "sent_instead": partial(drawings.sent_instead, 161, 128, directions=4, every=8),
     "sent_instead, of a wide one": partial(drawings.sent_instead, 100, 180, directions=8, every=20),

@@ -1,4 +1,4 @@
-"""What ZeRO sends: when in a step, and what of it crosses from host to host."""
+"""What ZeRO sends: when in a step, and what of it crosses from node to node."""
 
 from pardemo.draw.canvas import Canvas, Drawing
 from pardemo.draw.palette import DONE, KEPT, SHADES, rank_colour
@@ -6,12 +6,12 @@ from pardemo.draw.parts import SUBSCRIPTS, legend, parts
 
 _TALK = DONE["communication"]
 _LAYERS = (1, 2, 3)
-_FORWARD, _BACKWARD, _THIRD, _UPDATE = 46, 60, 27, 104  # widths: a layer, a layer, a third of Ψ, the update
+_FORWARD, _BACKWARD, _THIRD, _UPDATE = 40, 64, 29, 108  # widths: a layer, a layer, a third of Ψ, the update
 _LEFT, _HIGH = 10, 30
 
 
 def zero_traffic() -> Drawing:
-    """One step of data parallelism and of ZeRO's stages in order: computation above, what travels meanwhile below."""
+    """One step of data parallelism and of ZeRO-1, 2 and 3 in order: computation above, what travels meanwhile below."""
     canvas = Canvas(640, 502)
     back = _LEFT + 3 * _FORWARD + 8
     after = back + 3 * _BACKWARD + 8
@@ -20,9 +20,9 @@ def zero_traffic() -> Drawing:
     canvas.text(556, 14, "order, not seconds", size=18, anchor="end")
     canvas.arrow([(564, 14), (630, 14)], thick=2)
     rows = {
-        "data parallel": ("R gradients", "G gradients", "update"),
-        "ZeRO-1": ("R gradients", "update", "G parameters"),
-        "ZeRO-2": ("update", "G parameters"),
+        "data parallel": ("RS gradients", "AG gradients", "update"),
+        "ZeRO-1": ("RS gradients", "update", "AG parameters"),
+        "ZeRO-2": ("update", "AG parameters"),
         "ZeRO-3": ("update",),
     }
     for number, (name, end) in enumerate(rows.items()):
@@ -35,11 +35,11 @@ def zero_traffic() -> Drawing:
             canvas.box(x_forward[place], y + 28, _FORWARD, _HIGH, DONE["forward"], str(layer), size=18)
             canvas.box(x_backward[place], y + 28, _BACKWARD, _HIGH, DONE["backward"], str(4 - layer), size=18)
         if name == "ZeRO-3":  # the next layer's parameters arrive while this one computes
-            for at in (_LEFT, *(x + 4 for x in x_forward), *(x + 2 for x in x_backward[:2])):
-                _travels(canvas, at, y, "G parameters", 1)
+            for at in (_LEFT, *(x + 4 for x in x_forward), *(x + 1 for x in x_backward[:2])):
+                _travels(canvas, at, y, "AG parameters", 1)
         if name in ("ZeRO-2", "ZeRO-3"):  # the last layer's gradients leave meanwhile
-            for at in (*(x + 34 for x in x_backward[1:]), x):
-                _travels(canvas, at, y, "R gradients", 1)
+            for at in (*(x + 33 for x in x_backward[1:]), x):
+                _travels(canvas, at, y, "RS gradients", 1)
             x += _THIRD + 6
         for event in end:
             if event == "update":
@@ -50,7 +50,7 @@ def zero_traffic() -> Drawing:
                 _travels(canvas, x, y, event, 3)
                 x += 3 * _THIRD + 6
     legend(canvas, _LEFT, 472, {kind: KEPT[kind] for kind in ("gradients", "parameters")})
-    canvas.text(330, 472, "R reduce-scatter, G all-gather", size=18, anchor="start")
+    canvas.text(330, 472, "RS reduce-scatter, AG all-gather", size=18, anchor="start")
     return Drawing(
         canvas,
         "One step in order. Data parallelism sums gradients after the backward pass, a reduce-scatter and an "
@@ -63,25 +63,25 @@ def zero_traffic() -> Drawing:
 def _travels(canvas: Canvas, x: float, y: float, event: str, thirds: int) -> None:
     letter, kind = event.split()
     each = _THIRD if thirds == 1 else 3 * _THIRD
-    canvas.box(x, y + 62, each, 26, KEPT[kind], letter, size=18, bold=True)
+    canvas.box(x, y + 62, each, 26, KEPT[kind], letter, size=18, bold=thirds == 3)
 
 
-def shards_on_hosts() -> Drawing:
-    """Two hosts of two ranks under ZeRO-3, hpZ and HSDP: which parts of the parameters each keeps, and what crosses."""
+def shards_on_nodes() -> Drawing:
+    """Two nodes of two ranks under ZeRO-3, hpZ and HSDP: which parts of the parameters each keeps, and what crosses."""
     canvas = Canvas(640, 524)
     rows = {
         "ZeRO-3": ("gather forward", "gather backward", "reduce gradients"),
         "hpZ": ("gather forward", "reduce gradients"),
-        "HSDP": ("sum of halves",),
+        "HSDP": ("all-reduce of halves",),
     }
     for number, (name, crossing) in enumerate(rows.items()):
         y = 8 + 160 * number
         canvas.text(10, y + 12, name, anchor="start", bold=True, size=22)
-        for host, x in enumerate((8, 440)):
+        for node, x in enumerate((8, 440)):
             canvas.box(x, y + 30, 192, 108, thick=1.5)
-            canvas.text(x + 192, y + 12, f"host {host}", size=18, anchor="end")
+            canvas.text(x + 192, y + 12, f"node {node}", size=18, anchor="end")
             for place in range(2):
-                _keeps(canvas, x + 14 + 88 * place, y + 40, name, 2 * host + place, place)
+                _keeps(canvas, x + 14 + 88 * place, y + 40, name, 2 * node + place, place)
         middle = y + 84
         for place, word in enumerate(crossing):
             level = middle + 40 * (place - (len(crossing) - 1) / 2)
@@ -91,9 +91,9 @@ def shards_on_hosts() -> Drawing:
     legend(canvas, 10, 504, {"kept": KEPT["parameters"], "second copy, for the backward pass": _SECOND})
     return Drawing(
         canvas,
-        "Four ranks on two hosts. ZeRO-3: each keeps a quarter; two gathers and a reduction cross from host to host. "
+        "Four ranks on two nodes. ZeRO-3: each keeps a quarter; two gathers and a reduction cross from node to node. "
         "hpZ: each keeps a quarter and a copy of half; the gather of the backward pass stays inside. HSDP: each keeps "
-        "half, hosts are alike; only sums of gradients of a half cross.",
+        "half, and nodes are replicas; only the all-reduce of the gradients of a half crosses.",
     )
 
 

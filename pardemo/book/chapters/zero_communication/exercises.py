@@ -114,10 +114,10 @@ def check_psi(function: Callable[[int, int], float]) -> str:
             if isinstance(answer, Real) and not isinstance(answer, bool) and answer == expected:
                 continue
             hints = {
-                0: "gradients are summed once a step, by an all-reduce",
+                0: "plain data parallelism sums gradients once a step, by an all-reduce",
                 1: "gradients wait, whole, for the end of the step",
                 2: "a gradient shard has no room for a whole one: each micro-batch is reduced; one gather at the end",
                 3: "each micro-batch gathers for its forward, for its backward, and reduces",
             }
-            raise Mistake(f"Stage {stage} with {micro_batches} micro-batches is not {answer!r}: {hints[stage]}.")
-    return "Stage 3 pays for every micro-batch; stages 0 and 1 do not."
+            raise Mistake(f"ZeRO stage {stage} with {micro_batches} micro-batches is not {answer!r}: {hints[stage]}.")
+    return "ZeRO-3 pays for every micro-batch; data parallelism and ZeRO-1 pay once a step."

@@ -1,4 +1,4 @@
-"""Pictures of *ZeRO's traffic*: what ZeRO sends, over one link and between hosts, and what rounding to 8 bits costs."""
+"""Pictures of *ZeRO's traffic*: what ZeRO sends, over one link and between nodes, and what rounding to 8 bits costs."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,14 +12,14 @@ _MARKERS, _STYLES = ("o", "s", "^", "D"), ("-", "--", "-.", ":")
 
 
 def tokens_to_hide(flops: float, rates: Mapping[str, float]) -> Picture:
-    """Time of a micro-batch's products over its tokens, and of ZeRO-3's traffic, which does not know of them.
+    """Time of a micro-batch's computation over its tokens, and of ZeRO-3's traffic, which does not depend on them.
 
     Args:
         flops: operations that a GPU does in a second. rates: network -> bytes a second; the first one is the fastest.
     """
     fig, ax = new(size=(5.8, 3.5))
     ends = np.array([300.0, 120_000.0])
-    ax.plot(ends, 6e12 * ends / flops, color=COLOURS["compute"], linewidth=2.5, label="its products")
+    ax.plot(ends, 6e12 * ends / flops, color=COLOURS["compute"], linewidth=2.5, label="its multiplications")
     for number, (name, rate) in enumerate(rates.items()):
         tokens, traffic = flops / rate, 6e12 / rate
         label = "ZeRO-3's traffic" if number == 0 else None
@@ -42,7 +42,7 @@ def tokens_to_hide(flops: float, rates: Mapping[str, float]) -> Picture:
     return save(
         fig,
         "zero_communication_tokens",
-        f"Tokens from which on products take as long as ZeRO-3's traffic: {values_text}.",
+        f"Tokens with which matrix multiplications take as long as ZeRO-3's traffic: {values_text}.",
     )
 
 
@@ -74,34 +74,34 @@ def sent_by_micro_batches(
 
 #: What the seconds of a step are made of -> its label, and how it is filled.
 _PARTS = {
-    "between": ("predicted: between hosts", {"facecolor": "white"}),
-    "inside": ("inside hosts", {"facecolor": "white", "hatch": "////"}),
+    "between": ("predicted: between nodes", {"facecolor": "white"}),
+    "inside": ("inside nodes", {"facecolor": "white", "hatch": "////"}),
     "messages": ("messages", {"facecolor": "white", "hatch": "..."}),
-    "work": ("products, rounding", {"facecolor": COLOURS["compute"]}),
+    "work": ("multiplications, rounding", {"facecolor": COLOURS["compute"]}),
 }
 
 
-def ways_between_hosts(
-    adapter: Mapping[str, float],
+def ways_between_nodes(
+    card: Mapping[str, float],
     counted: Mapping[str, float],
     parts: Mapping[str, Mapping[str, float]],
     took: Mapping[str, float],
 ) -> Picture:
-    """What a host's adapter sent in a step with each way to shard, in S, and its seconds; outlines are predicted.
+    """What a node's network card sent in a step with each way to shard, in S, and its seconds; outlines are predicted.
 
     Args:
-        adapter: way -> S, predicted; ``counted``: measured. parts: way -> a part of its seconds, as it is predicted.
+        card: way -> S, predicted; ``counted``: measured. parts: way -> a part of its seconds, as it is predicted.
         took: way -> seconds, measured.
     """
     names = list(took)
     fig, (ax, below) = new(2, 1, size=(5.8, 2.4 + 0.92 * len(names)), height_ratios=(1, 1.7))
     places = np.arange(len(names))
-    values, outline = ([of[name] for name in names] for of in (counted, adapter))
+    values, outline = ([of[name] for name in names] for of in (counted, card))
     ax.barh(places, values, 0.55, color=COLOURS["communication"], label="measured")
     ax.barh(places, outline, 0.68, fill=False, edgecolor="black", linewidth=1.2)
     for place, value, line in zip(places, values, outline, strict=True):
         ax.annotate(f"{value:.2f} S", (max(value, line), place), (5, 0), textcoords="offset points", va="center")
-    ax.set(xlabel="a host's adapter sends, S", xlim=(0, 1.2 * max(values + outline)))
+    ax.set(xlabel="a node's network card sends, S", xlim=(0, 1.2 * max(values + outline)))
     below.barh(places - 0.2, [took[name] for name in names], 0.32, color=COLOURS["communication"])
     left = np.zeros(len(names))
     for part, (label, style) in _PARTS.items():
@@ -122,7 +122,7 @@ def ways_between_hosts(
     return save(
         fig,
         f"zero_communication_ways_{len(names)}",
-        f"A step on two hosts, over an adapter and in seconds: {values_text}.",
+        f"A step on two nodes, over a network card and in seconds: {values_text}.",
     )
 
 
@@ -130,8 +130,8 @@ def _legends(*axes: Axes) -> list[tuple[list, list[str]]]:
     return [ax.get_legend_handles_labels() for ax in axes]
 
 
-def hpz_on_hosts(measured: Mapping[str, Mapping[str, float]], rings: Mapping[str, float]) -> Picture:
-    """What a host's adapter sent in a micro-batch with and without hpZ, in S; outlines: on rings, as nccl sends.
+def hpz_on_nodes(measured: Mapping[str, Mapping[str, float]], rings: Mapping[str, float]) -> Picture:
+    """What a node's network card sent in a micro-batch with and without hpZ, in S; outlines: on rings, as nccl sends.
 
     Args:
         measured: whose engine -> way -> S. rings: way -> S, predicted.
@@ -145,12 +145,12 @@ def hpz_on_hosts(measured: Mapping[str, Mapping[str, float]], rings: Mapping[str
     for place, (*_, value) in zip(places, rows, strict=True):
         ax.annotate(f"{value:.2f} S", (value, place), (6, 0), textcoords="offset points", va="center")
     ax.set_yticks(places, [f"{whose}: {way}" for whose, way, _ in rows])
-    ax.set(xlabel="a host's adapter sends, S", xlim=(0, 1.2 * max(value for *_, value in rows)))
+    ax.set(xlabel="a node's network card sends, S", xlim=(0, 1.2 * max(value for *_, value in rows)))
     ax.set_ylim(places[-1] + 0.6, -0.6)
     ax.grid(axis="y", visible=False)
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     values_text = "; ".join(f"{whose}, {way} {value:.2f} S" for whose, way, value in rows)
-    return save(fig, "zero_communication_hpz", f"A host's adapter sends in a micro-batch: {values_text}.")
+    return save(fig, "zero_communication_hpz", f"A node's network card sends in a micro-batch: {values_text}.")
 
 
 def rounding_by_block(errors_by_scale: Mapping[str, Sequence[float]]) -> Picture:
@@ -217,15 +217,16 @@ def sent_by_engine(measured: Mapping[str, float], paper: Mapping[str, float], mi
 def memory_and_wire(
     memory: Mapping[str, float],
     seconds: Mapping[str, Mapping[str, float]],
-    products_s: float,
+    compute_s: float,
     step_s: Mapping[str, float],
     micro_batches: int,
 ) -> Picture:
-    """GB of states on a GPU with each way to shard, seconds between hosts of one micro-batch, and a step of several.
+    """GB of states on a GPU with each way to shard, seconds between nodes of one micro-batch, and a step of several.
 
     Args:
-        memory: way -> bytes. seconds: name of a network -> way -> seconds of a micro-batch's traffic between hosts.
-        products_s: seconds of its matrix products. step_s: way -> seconds of ``micro_batches`` on the last network.
+        memory: way -> bytes. seconds: name of a network -> way -> seconds of a micro-batch's traffic between nodes.
+        compute_s: seconds of its matrix multiplications.
+        step_s: way -> seconds of ``micro_batches`` on the last network.
     """
     fig, (ax, below, last) = new(3, 1, size=(5.8, 8.4), height_ratios=(1, 1.7, 1))
     names, network = list(memory), list(seconds)[-1]
@@ -239,12 +240,12 @@ def memory_and_wire(
         style = {"color": COLOURS["communication"], "hatch": "" if number else "///", "edgecolor": "white"}
         below.barh(at, [of[name] for name in names], 0.9 * high, label=name_of, **style)
         for place, name in zip(at, names, strict=True):
-            beside = max(of[name], products_s * (of[name] < 2 * products_s))  # not on the products' line
+            beside = max(of[name], compute_s * (of[name] < 2 * compute_s))  # not on the computation's line
             below.annotate(f"{of[name]:.2g}", (beside, place), (5, 0), textcoords="offset points", va="center")
-    below.axvline(products_s, color=COLOURS["compute"], linewidth=3, label=f"its products, {products_s:.2g} s")
-    below.set(xlabel="seconds between hosts, one micro-batch", xlim=(0, 1.15 * most))
+    below.axvline(compute_s, color=COLOURS["compute"], linewidth=3, label=f"it computes {compute_s:.2g} s")
+    below.set(xlabel="seconds between nodes, one micro-batch", xlim=(0, 1.15 * most))
     _bars(last, [step_s[name] for name in names], COLOURS["communication"], "{:.0f}")
-    all_s = micro_batches * products_s
+    all_s = micro_batches * compute_s
     last.axvline(all_s, color=COLOURS["compute"], linewidth=3)
     last.set_xlabel(f"seconds of {micro_batches} micro-batches with {network}")
     for axes in (ax, below, last):
@@ -261,7 +262,7 @@ def memory_and_wire(
     return save(
         fig,
         "zero_communication_which",
-        f"States on a GPU and seconds between hosts: {values_text}; products {products_s:.2g} s.",
+        f"States on a GPU and seconds between nodes: {values_text}; computation {compute_s:.2g} s.",
     )
 
 

@@ -16,6 +16,8 @@ from pardemo.small_models import gpt
 from pardemo.world.rank import device
 
 BATCH = 8
+#: What FSDP2 can keep whole, from the least memory to the most.
+KEEPS = ("nothing", "weights to backward", "weights", "gradients", "both")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +41,7 @@ def stack(width: int, layers: int, dtype: torch.dtype = torch.float32) -> nn.Seq
 def deepspeed(
     width: int, layers: int, stage: int, options: Mapping[str, Any] | None = None, micro_batches: int = 1
 ) -> Sent:
-    """DeepSpeed's engine under a ZeRO stage; ``options`` are keys of ``zero_optimization``. Collective."""
+    """DeepSpeed's engine under a ZeRO stage (0 to 3); ``options`` are keys of ``zero_optimization``. Collective."""
     from pardemo.peers.deepspeed import engine as peer
 
     engine, step = _deepspeed(width, layers, stage, options, micro_batches)
@@ -48,13 +50,13 @@ def deepspeed(
     return sent
 
 
-def deepspeed_between_hosts(width: int, layers: int, cluster: Cluster, hpz: bool) -> int | None:
-    """Bytes that host 0's ranks send to other hosts in a step of DeepSpeed's ZeRO-3, always sharded. Collective.
+def deepspeed_between_nodes(width: int, layers: int, cluster: Cluster, hpz: bool) -> int | None:
+    """Bytes that node 0's ranks send to other nodes in a step of DeepSpeed's ZeRO-3, always sharded. Collective.
 
     None on ranks without GPUs where DeepSpeed has found some: it would compute on them.
 
     Args:
-        hpz: with ``zero_hpz_partition_size``, the ranks of a host, so that each keeps a second copy of its host's
+        hpz: with ``zero_hpz_partition_size``, the ranks of a node, so that each keeps a second copy of its node's
             part for the backward pass.
 
     Raises:
@@ -86,20 +88,25 @@ def fsdp(width: int, layers: int, keep: str = "nothing", micro_batches: int = 1)
     """torch's ``fully_shard``, computing in bf16. Collective.
 
     Args:
-        keep: what stays whole on each rank until the last micro-batch: ``"nothing"``, ``"gradients"``, or ``"all"``:
-            the parameters, too.
+        keep: what stays whole on each rank, one of :data:`KEEPS`: weights from forward to backward, weights or
+            gradients until the last micro-batch, or both.
+
+    Raises:
+        ValueError: ``keep`` is none of them.
     """
     from pardemo.peers.pytorch import fsdp as peer
 
-    net = peer.shard(stack(width, layers), reshard_after_forward=keep != "all")
+    if keep not in KEEPS:
+        raise ValueError(f"keep is one of {', '.join(KEEPS)}, not {keep!r}")
+    net = peer.shard(stack(width, layers), reshard_after_forward=keep in ("nothing", "gradients"))
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
     x = gpt.numbers(BATCH, width).to(device())
 
     def step() -> None:
         for number in range(micro_batches):
             last = number == micro_batches - 1
-            net.set_requires_gradient_sync(last or keep == "nothing")
-            net.set_reshard_after_backward(last or keep != "all")
+            net.set_requires_gradient_sync(last or keep not in ("gradients", "both"))
+            net.set_reshard_after_backward(last or keep not in ("weights", "both"))
             net(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()

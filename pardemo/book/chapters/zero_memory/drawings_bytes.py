@@ -15,7 +15,7 @@ _SIXTEEN = (
     ("variance, fp32", 4, "optimizer states", "Adam, once a step"),
 )
 KEPT_OF_MODEL = {kind: KEPT[kind] for kind in ("parameters", "gradients", "optimizer states")}
-_STAGES = ("0: plain", "1", "2", "3")
+_STAGES = ("plain", "ZeRO-1", "ZeRO-2", "ZeRO-3")
 _RANKS = tuple(2**k for k in range(11))
 
 
@@ -37,7 +37,7 @@ def sixteen_bytes() -> Drawing:
 
 
 def states_by_ranks(billions: float = 7.5, room: float = 85, start: int = 64) -> Player:
-    """Bars of GB on a GPU under the four stages; each frame has twice as many GPUs as the one before.
+    """Bars of GB on a GPU, plain and under ZeRO-1, 2 and 3; each frame has twice as many GPUs as the one before.
 
     Args:
         billions: Ψ, in 10⁹ parameters. room: GB of a GPU, red marks. start: the number of GPUs shown first.
@@ -48,7 +48,11 @@ def states_by_ranks(billions: float = 7.5, room: float = 85, start: int = 64) ->
     if start not in _RANKS:
         raise ValueError(f"the frames have 1, 2, 4, … {_RANKS[-1]} GPUs, not {start}")
     frames = [_frame(billions, room, ranks) for ranks in _RANKS]
-    return Player(frames, f"model states of {billions:g}·10⁹ parameters by GPUs and stage", _RANKS.index(start))
+    return Player(
+        frames,
+        f"model states of {billions:g}·10⁹ parameters by GPUs, plain and under ZeRO-1, 2 and 3",
+        _RANKS.index(start),
+    )
 
 
 def _frame(billions: float, room: float, ranks: int) -> tuple[Canvas, str]:
@@ -75,7 +79,10 @@ def _frame(billions: float, room: float, ranks: int) -> tuple[Canvas, str]:
         canvas.line([(556, 260), (556, 276)], VERDICTS["fails"], 3)
         canvas.text(564, 268, f"{room:g} GB", size=18, anchor="start")
     legend(canvas, 8, 268, KEPT_OF_MODEL, gap=16)
-    fits = [f"stage {stage}" for stage, total in zip(memory.STAGES, totals, strict=True) if total <= room]
+    fits = [name for name, total in zip(_STAGES, totals, strict=True) if total <= room]
     gigabytes_by_stage = ", ".join(f"{total:.3g}" for total in totals)
-    caption = f"On {ranks:,} GPU{'s' * (ranks > 1)}, stages 0 to 3 keep {gigabytes_by_stage} GB on each. "
-    return canvas, caption + (f"Into {room:g} GB go: {', '.join(fits)}." if fits else f"None goes into {room:g} GB.")
+    ways = "plain data parallelism, ZeRO-1, ZeRO-2 and ZeRO-3"
+    caption = f"On {ranks:,} GPU{'s' * (ranks > 1)}, {ways} keep {gigabytes_by_stage} GB on each. "
+    return canvas, caption + (
+        f"These fit into {room:g} GB: {', '.join(fits)}." if fits else f"None of them fits into {room:g} GB."
+    )

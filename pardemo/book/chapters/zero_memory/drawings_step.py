@@ -56,15 +56,15 @@ def zero_step(stage: int, ranks: int = 2) -> Player:
     """A forward, a backward and an update of three equal layers under ZeRO.
 
     Args:
-        stage: 1, 2 or 3.
+        stage: 1, 2 or 3, for ZeRO-1, ZeRO-2 and ZeRO-3.
         ranks: N, from 2 to 4.
 
     Raises:
-        ValueError: another stage or another number of ranks.
+        ValueError: another number of ZeRO, or of ranks.
     """
     course = moments(stage, ranks)
     frames = [(_frame(moment, ranks), moment.caption) for moment in course]
-    wanted = "all-gather" if stage == 3 else "reduce-scatter"  # on paper one frame has to tell the stage's idea
+    wanted = "all-gather" if stage == 3 else "reduce-scatter"  # on paper one frame has to tell the idea
     start = next(number for number, moment in enumerate(course) if moment.does == wanted)
     return Player(frames, f"a step of three layers under ZeRO-{stage} on {ranks} ranks", start)
 
@@ -72,7 +72,7 @@ def zero_step(stage: int, ranks: int = 2) -> Player:
 def moments(stage: int, ranks: int) -> list[Moment]:
     """The step as a list of what happens; raises as :func:`zero_step` does."""
     if stage not in (1, 2, 3):
-        raise ValueError(f"a stage that cuts something is 1, 2 or 3, not {stage!r}")
+        raise ValueError(f"there are ZeRO-1, ZeRO-2 and ZeRO-3, and no ZeRO-{stage!r}")
     if not 2 <= ranks <= 4:
         raise ValueError(f"a step of 2 to 4 ranks can be drawn, not of {ranks}")
     caption = f"Between two steps each rank keeps {_CUT[stage]}. Ψ is the number of all parameters."
@@ -113,7 +113,7 @@ _CUT = {
 
 def _forward() -> Iterator[Event]:
     for layer in LAYERS:
-        yield "forward", (layer,), f"Layer {layer} goes forward. Every rank has all it needs.", []
+        yield "forward", (layer,), f"Layer {layer} goes forward. Every rank has all its parameters.", []
 
 
 def _stage_1() -> Iterator[Event]:
@@ -122,7 +122,7 @@ def _stage_1() -> Iterator[Event]:
         caption = f"Layer {layer} goes backward, and its gradients stay on every rank."
         yield "backward", (layer,), caption, [("gradients", layer, True)]
     caption = (
-        "A reduce-scatter gives each rank the sum over all ranks for its own part, Σ. Its own whole gradients stay."
+        "A reduce-scatter gives each rank the sum over all ranks for its own part, Σ. Its whole gradients stay as well."
     )
     yield "reduce-scatter", LAYERS, caption, []
     yield from _update_and_gather()
@@ -147,21 +147,26 @@ def _update_and_gather() -> Iterator[Event]:
 def _stage_3() -> Iterator[Event]:
     for layer in LAYERS:
         before = [("parameters", layer - 1, False)] if layer > 1 else []
-        caption = f"Layer {layer - 1} is done and freed, but for the own part. " * (layer > 1)
+        caption = f"Layer {layer - 1} is done; each rank frees it, except its own part. " * (layer > 1)
         caption += f"An all-gather brings layer {layer}'s parameters to every rank."
         yield "all-gather", (layer,), caption, [*before, ("parameters", layer, True)]
         yield "forward", (layer,), f"Layer {layer} goes forward.", []
-    yield "free", LAYERS[-1:], "Forward is over, and no layer is there in full.", [("parameters", LAYERS[-1], False)]
+    yield (
+        "free",
+        LAYERS[-1:],
+        "The forward pass is over, and no layer is there in full.",
+        [("parameters", LAYERS[-1], False)],
+    )
     for layer in reversed(LAYERS):
-        caption = f"Backward needs layer {layer}'s parameters again: another all-gather."
+        caption = f"The backward pass needs layer {layer}'s parameters again: another all-gather."
         yield "all-gather", (layer,), caption, [("parameters", layer, True)]
         caption = f"Layer {layer} goes backward. For a moment its gradients are there in full."
         yield "backward", (layer,), caption, [("gradients", layer, True)]
         caption = (
-            f"A reduce-scatter: each rank keeps the sum for its own part of layer {layer}, and frees all else of it."
+            f"A reduce-scatter: each rank keeps the sum for its own part of layer {layer}, and frees the rest of it."
         )
         yield "reduce-scatter", (layer,), caption, [("gradients", layer, False), ("parameters", layer, False)]
-    caption = "Each rank updates its own part. Nobody gathers anything: the next forward will."
+    caption = "Each rank updates its own part. No all-gather follows: the next forward pass will gather."
     yield "update", LAYERS, caption, [("gradients", layer, None) for layer in LAYERS]
 
 

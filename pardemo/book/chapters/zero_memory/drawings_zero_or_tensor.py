@@ -14,7 +14,7 @@ def zero3_or_tensor_parallel() -> Drawing:
     rows = (
         ("ZeRO-3: gather, then its own samples, all features", RANKS[0],
          {0: own, 1: gathered, 2: gathered, 3: gathered}, dict.fromkeys(range(_PARTS), RANKS[0])),
-        ("tensor parallel: everybody's samples, its own features", WHOLE, {0: own}, {0: WHOLE}),
+        ("tensor parallel: all ranks' samples, its own features", WHOLE, {0: own}, {0: WHOLE}),
     )  # fmt: skip
     for number, (title, samples, matrix, output) in enumerate(rows):
         y = 44 + 154 * number

@@ -9,12 +9,12 @@ from pardemo.formulas import memory
 EXERCISES = {
     "bytes": Exercise(
         "my_bytes",
-        "There are three kinds of model states, and each stage shares out one kind more. It begins with the largest.",
+        "There are three kinds of model states. ZeRO-1 shards the largest of them, ZeRO-2 one more, ZeRO-3 all three.",
     ),
     "stage": Exercise(
         "my_stage",
         "Tensor parallelism leaves a rank fewer parameters, and fewer ranks to share them with. With that, ask your "
-        "function from the exercise before, one stage after the other.",
+        "function from the exercise before, one ZeRO stage after the other.",
     ),
 }
 
@@ -32,16 +32,18 @@ def check_bytes(function: Callable[[int, int, int, int], float]) -> str:
         expected = memory.model_states_bytes(params, n, stage, memory.StateBytes(optimizer=k))
         if isinstance(answer, Real) and abs(answer - expected) <= 1e-6 * expected:
             continue
-        where = f"For {params} parameters on {n} ranks, stage {stage}, K = {k}: {expected:,.0f} bytes, not {answer!r}."
+        where = (
+            f"For {params} parameters on {n} ranks, ZeRO stage {stage}, K = {k}: {expected:,.0f} bytes, not {answer!r}."
+        )
         if isinstance(answer, Real) and stage == 2 and abs(answer - memory.model_states_bytes(
             params, n, 1, memory.StateBytes(optimizer=k))) < 1:  # fmt: skip
-            raise Mistake(f"{where} Stage 2 shards the gradients, too.")
+            raise Mistake(f"{where} ZeRO-2 shards the gradients, too.")
         raise Mistake(f"{where} 2Ψ of parameters, 2Ψ of gradients, KΨ of optimizer states: which are divided by N?")
-    return "2Ψ + 2Ψ + KΨ, and each stage divides one more of them by N."
+    return "2Ψ + 2Ψ + KΨ: ZeRO-1 divides the last term by N, ZeRO-2 the gradients as well, ZeRO-3 all of them."
 
 
 def check_stage(function: Callable[[int, int, int, float], int | None]) -> str:
-    """``function(params, gpus, tp, memory_bytes)`` is the smallest stage that fits, or None."""
+    """``function(params, gpus, tp, memory_bytes)`` is the smallest ZeRO stage that fits, or None."""
     cases = (
         (10**9, 8, 1, 80e9), (13 * 10**9, 8, 1, 80e9), (13 * 10**9, 8, 1, 64e9), (13 * 10**9, 8, 1, 32e9),
         (13 * 10**9, 8, 1, 16e9), (30 * 10**9, 16, 4, 40e9), (30 * 10**9, 16, 16, 40e9),
@@ -55,12 +57,13 @@ def check_stage(function: Callable[[int, int, int, float], int | None]) -> str:
         where = f"{params / 1e9:g}B on {gpus} GPUs, tp {tp}, {room / 1e9:g} GB"
         if tp > 1:
             raise Mistake(
-                f"{where}: stage {expected}, not {answer!r}. A rank holds 1/tp of the parameters, and N is gpus/tp."
+                f"{where}: ZeRO stage {expected}, not {answer!r}. "
+                "A rank holds 1/tp of the parameters, and N is gpus/tp."
             )
         raise Mistake(
-            f"{where}: stage {expected}, not {answer!r}. The smallest stage that fits, None if even 3 does not."
+            f"{where}: ZeRO stage {expected}, not {answer!r}. The smallest one that fits, None if even ZeRO-3 does not."
         )
-    return "The smallest stage that fits; the higher ones send more."
+    return "The smallest ZeRO stage that fits; higher ones send more as soon as there are several micro-batches."
 
 
 def _is_number(answer: object) -> bool:

@@ -1,4 +1,4 @@
-"""Pictures of *ZeRO's memory*: what each stage keeps, what a step holds moment by moment, smaller optimizer states."""
+"""Pictures of *ZeRO's memory*: what ZeRO-1, 2 and 3 keep, what a step holds moment by moment, smaller states."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,13 +13,14 @@ MODEL_STATES = ("parameters", "gradients", "optimizer states")
 _HATCHES = {"parameters": "", "gradients": "//", "optimizer states": "..", "everything else": ""}
 
 
-def kept_by_stage(states: Mapping[str, Mapping[str, float]], expected: Sequence[float], hills: Mapping[str, float],
+def kept_by_stage(states: Mapping[str, Mapping[str, float]], expected: Sequence[float], peaks: Mapping[str, float],
                   ranks: int) -> Picture:  # fmt: skip
-    """Stacked bars of bytes for each parameter, measured, with the formulas' sums as outlines, and the step's hill.
+    """Stacked bars of bytes for each parameter, measured, with the formulas' sums as outlines, and the step's peak.
 
     Args:
-        states: stage -> kind -> bytes for each parameter. expected: the sums that are predicted, in the same order.
-        hills: stage -> the most that a rank holds in the step.
+        states: "plain", "ZeRO-1", … -> kind -> bytes for each parameter.
+        expected: the sums that are predicted, in the same order.
+        peaks: the same names -> the most that a rank holds in the step.
     """
     fig, ax = new(size=(5.8, 4.0))
     bottom = [0.0] * len(states)
@@ -32,24 +33,24 @@ def kept_by_stage(states: Mapping[str, Mapping[str, float]], expected: Sequence[
         range(len(states)), expected, 0.68, fill=False, edgecolor="black", linewidth=1.3, label="predicted", zorder=3
     )
     for place, (way, total) in enumerate(zip(states, bottom, strict=True)):
-        ax.bar([place], [hills[way] - total], 0.3, bottom=total, color=palette.OTHER, zorder=2,
+        ax.bar([place], [peaks[way] - total], 0.3, bottom=total, color=palette.OTHER, zorder=2,
                label="in the step, for a moment" if place == 0 else None)  # fmt: skip
         ax.annotate(f"{total:.3g}", (place - 0.32, total), (0, 3), textcoords="offset points", fontweight="bold")
-        ax.annotate(f"{hills[way]:.3g}", (place + 0.17, total), (0, 3), textcoords="offset points")
+        ax.annotate(f"{peaks[way]:.3g}", (place + 0.17, total), (0, 3), textcoords="offset points")
     ax.set_xticks(range(len(states)), list(states))
-    ax.set_yticks(range(0, int(max(hills.values())) + 1, 4))
-    ax.set(ylabel=f"bytes for each parameter (N = {ranks})", ylim=(0, 1.05 * max(hills.values())))
+    ax.set_yticks(range(0, int(max(peaks.values())) + 1, 4))
+    ax.set(ylabel=f"bytes for each parameter (N = {ranks})", ylim=(0, 1.05 * max(peaks.values())))
     ax.grid(axis="x", visible=False)
     ax.legend()
     kept_text = ", ".join(
         f"{stage.replace(chr(10), ' ')} {total:.3g}" for stage, total in zip(states, bottom, strict=True)
     )
-    hills_text = ", ".join(f"{hill:.3g}" for hill in hills.values())
+    peaks_text = ", ".join(f"{peak:.3g}" for peak in peaks.values())
     return save(
         fig,
         "zero_memory_kept",
         f"Bytes that a rank keeps for each parameter, measured on {ranks} ranks: {kept_text}; in the step at most "
-        f"{hills_text}.",
+        f"{peaks_text}.",
     )
 
 
@@ -132,15 +133,15 @@ def losses_by_states(losses: Mapping[str, Sequence[float]], lost: Mapping[str, s
 
 
 def room_on_a_gpu(states: Mapping[int, Mapping[str, float]], gathered: Mapping[int, float],
-                  hills: Mapping[int, float], sample_bytes: float, room_bytes: float,
+                  in_step: Mapping[int, float], sample_bytes: float, room_bytes: float,
                   params: float = 7.5e9) -> Picture:  # fmt: skip
-    """Model states on a GPU, and as many samples' activations as fit beside them, a bar for each stage.
+    """Model states on a GPU, and as many samples' activations as fit beside them, a bar for each of ZeRO-1, 2 and 3.
 
     Args:
-        states: stage -> kind -> bytes. gathered: stage -> bytes of layers that are whole for a moment.
-        hills: stage -> the most that the step holds, in bytes for each of ``params`` parameters.
+        states: 1, 2, 3 -> kind -> bytes. gathered: 3 -> bytes of layers that are whole for a moment.
+        in_step: 1, 2, 3 -> the most that the step holds, in bytes for each of ``params`` parameters.
     """
-    fig, ax = new(size=(5.8, 3.2))
+    fig, ax = new(size=(5.8, 3.6))
     counts = {}
     for place, (stage, kinds) in enumerate(states.items()):
         left, styles = 0.0, {kind: (COLOURS[kind], _HATCHES[kind]) for kind in MODEL_STATES}
@@ -151,30 +152,30 @@ def room_on_a_gpu(states: Mapping[int, Mapping[str, float]], gathered: Mapping[i
         for nbytes, colour, hatch, _ in pieces:
             ax.barh([place], [nbytes / 1e9], 0.55, left=left, color=colour, hatch=hatch, edgecolor="white", zorder=2)
             left += nbytes / 1e9
-        hill = hills[stage] * params / 1e9
-        ax.plot([hill, hill], [place - 0.4, place + 0.4], color="black", linewidth=2, zorder=4)
+        peak = in_step[stage] * params / 1e9
+        ax.plot([peak, peak], [place - 0.4, place + 0.4], color="black", linewidth=2, zorder=4)
         ax.annotate(
             f"{counts[stage]} samples", (room_bytes / 1e9, place), (6, 0), textcoords="offset points", va="center"
         )
     ax.axvline(room_bytes / 1e9, color=palette.VERDICTS["fails"], linewidth=2, zorder=3)
-    ax.set_yticks(range(len(states)), [f"stage {stage}" for stage in states])
+    ax.set_yticks(range(len(states)), [f"ZeRO-{stage}" for stage in states])
     ax.set(xlabel="GB on each GPU", xlim=(0, 1.17 * room_bytes / 1e9), ylim=(len(states) - 0.4, -0.6))
     ax.grid(axis="y", visible=False)
     fills = {**{kind: COLOURS[kind] for kind in MODEL_STATES}, "gathered layers": palette.OTHER,
              "a sample's activations": COLOURS["activations"]}  # fmt: skip
     handles = [Patch(facecolor=colour, hatch=_HATCHES.get(kind, ""), edgecolor="white", label=kind)
                for kind, colour in fills.items()]  # fmt: skip
-    handles += [Line2D([], [], color="black", linewidth=2, label="the step's hill"),
-                Line2D([], [], color=palette.VERDICTS["fails"], linewidth=2, label="room")]  # fmt: skip
-    fig.legend(handles=handles, loc="outside lower center", ncols=3)
-    values_text = ", ".join(f"stage {stage} {count}" for stage, count in counts.items())
+    handles += [Line2D([], [], color="black", linewidth=2, label="peak in the step"),
+                Line2D([], [], color=palette.VERDICTS["fails"], linewidth=2, label="92 % of the memory")]  # fmt: skip
+    fig.legend(handles=handles, loc="outside lower center", ncols=2)
+    values_text = ", ".join(f"ZeRO-{stage} {count}" for stage, count in counts.items())
     return save(
         fig, "zero_memory_room", f"Samples whose activations fit beside the model states on a GPU: {values_text}."
     )
 
 
 def saved_by_ranks(small: memory.StateBytes, stages: Sequence[int] = (1, 2, 3)) -> Picture:
-    """The share of all model states that smaller states of Adam save, over N: a line for each stage, in per cent."""
+    """Per cent of all model states that smaller states of Adam save, over N: a line for each of ZeRO-1, 2 and 3."""
     fig, ax = new(size=(5.8, 2.9))
     ranks, shares = [2**k for k in range(11)], {}
     styles, colours = ("-", "--", "-."), list(palette.WAYS.values())

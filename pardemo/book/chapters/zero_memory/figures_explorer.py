@@ -1,4 +1,4 @@
-"""Sliders over a formula: what model states take, as the reader moves size, ranks, K and stage."""
+"""Sliders over a formula: what model states take, as the reader moves size, ranks, K and which ZeRO."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from pardemo.project import is_headless
 
 
 def states_chart(billions: float, world_size: int, k: int, stage: int) -> Picture:
-    """Bars of all four stages' model states for Ψ = ``billions``·10⁹, the chosen stage outlined; as a picture."""
+    """Bars of the model states for Ψ = ``billions``·10⁹, plain and under ZeRO-1, 2 and 3, the chosen one outlined."""
     fig, ax = new(size=(7.5, 3.2))
     bottom = [0.0] * 4
     states = memory.StateBytes(optimizer=k)
@@ -21,14 +21,15 @@ def states_chart(billions: float, world_size: int, k: int, stage: int) -> Pictur
     ax.bar([stage], [bottom[stage]], 0.68, fill=False, edgecolor="black", linewidth=1.8)
     for place, total in enumerate(bottom):
         ax.annotate(f"{total:,.1f}", (place, total), ha="center", va="bottom")
-    ax.set_xticks(range(4), ["0: DP", "1: P_os", "2: P_os+g", "3: P_os+g+p"])
+    ax.set_xticks(range(4), ["plain", "ZeRO-1", "ZeRO-2", "ZeRO-3"])
     ax.set(ylabel="GB per rank", ylim=(0, max(bottom) * 1.15), title=f"Ψ = {billions:.3g}B, N = {world_size}, K = {k}")
     ax.grid(axis="x", visible=False)
     ax.legend()
     values_text = ", ".join(f"{total:,.1f}" for total in bottom)
     return draw(
         fig,
-        f"Model states of {billions:.3g}·10⁹ parameters on {world_size} ranks, stages 0 to 3: {values_text} GB each.",
+        f"Model states of {billions:.3g}·10⁹ parameters on {world_size} ranks, plain and under ZeRO-1, 2 and 3: "
+        f"{values_text} GB each.",
     )
 
 
@@ -50,5 +51,5 @@ def states_explorer(billions: float = 7.5, world_size: int = 64, k: int = 12, st
         ),
         world_size=widgets.IntSlider(world_size, min=1, max=1024, description="N"),
         k=widgets.Dropdown(options=[12, 8, 6, 4], value=k, description="K"),
-        stage=widgets.IntSlider(stage, min=0, max=3, description="stage"),
+        stage=widgets.IntSlider(stage, min=0, max=3, description="ZeRO stage"),
     )

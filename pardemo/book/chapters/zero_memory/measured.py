@@ -15,7 +15,7 @@ from pardemo.small_models import gpt
 from pardemo.world.rank import device
 from pardemo.zero import Zero1, Zero2, Zero3
 
-#: DeepSpeed's switches for a copy of the parameters and Adam's moments in bf16.
+#: DeepSpeed's switches for a copy of the parameters and Adam's means in bf16.
 ALL_BF16 = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
 
 

@@ -3,7 +3,7 @@
 
 def my_bytes(params, n, stage, k):
     parameters, gradients, states = 2 * params, 2 * params, k * params
-    # Each stage shares out one kind more; the others every rank has whole.
+    # Each ZeRO stage shards one kind more; every rank keeps the others whole.
     if stage >= 1:
         states = states / n
     if stage >= 2:
