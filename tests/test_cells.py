@@ -134,7 +134,7 @@ def test_cells_run_on_the_hosts_of_a_cluster(shell, capsys):
     cell = "x = torch.ones(1_000_000)\nif rank == 0: dist.send(x, 2)\nif rank == 2: dist.recv(x, 0)"
     assert run(shell, f"%%ranks 4 --cluster two_hosts --links links_used --seconds\n{cell}") is None
     told = capsys.readouterr().out
-    assert re.search(r"host 0 sent 4,00\d,\d{3} B to other hosts and received \d+ B from them", told)
+    assert re.search(r"node 0 sent 4,00\d,\d{3} B to other nodes and received \d+ B from them", told)
     assert re.search(r"^0\.\d{3} s until the last rank was done$", told, re.MULTILINE)
     links = shell.user_ns["links_used"]
     assert links.matrix[0][2] == pytest.approx(4e6, rel=1e-3)

@@ -119,7 +119,7 @@ def test_the_table_has_a_row_for_each(monkeypatch):
         return
     assert [row.within for row in rows] == [0.1] * 12
     assert all(row.met for row in rows)
-    assert rows[0].what == "TP 2, 2 hosts of 1, 100 Mbit/s between"
+    assert rows[0].what == "TP 2, 2 nodes of 1, 100 Mbit/s between"
 
 
 def test_nothing_is_said_where_links_have_no_limit(monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from pardemo import project, world
+from pardemo.book.chapters import CHAPTERS, notebook_of
 from pardemo.collectives.links import Link
 from pardemo.pipeline_parallel.exchange import USES
 from pardemo.world.errors import Failure, RankDied, RankFailed, RankTimeout
@@ -149,7 +150,9 @@ def test_the_glossary_sets_chinese_beside_english():
         assert english
         assert meaning
         assert not re.search(r"[\u4e00-\u9fff]", english + meaning)
-        assert re.fullmatch(r"\d\d(, \d\d)*", chapters), chinese
+        links = re.findall(r"\[([^]]+)\]\(\.\./outputs/reference/(\w+)\.ipynb\)", chapters)
+        assert links, chinese
+        assert links == [(CHAPTERS[notebook[3:]], notebook_of(notebook[3:])) for _, notebook in links], chinese
     assert len({row[0] for row in rows}) == len(rows)
 
 

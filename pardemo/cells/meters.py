@@ -143,9 +143,9 @@ class _Links(CellMeter):
 
     @staticmethod
     def show(results: Sequence[LinkBytes]) -> None:
-        hosts = results[0].hosts
-        for host, (sent, received) in enumerate(hosts if len(hosts) > 1 else ()):  # one alone sends nothing to others
-            print(f"host {host} sent {sent:,} B to other hosts and received {received:,} B from them")
+        nodes = results[0].hosts
+        for node, (sent, received) in enumerate(nodes if len(nodes) > 1 else ()):  # one alone sends nothing to others
+            print(f"node {node} sent {sent:,} B to other nodes and received {received:,} B from them")
 
 
 class _Seconds(CellMeter):

@@ -57,7 +57,7 @@ class Cluster:
                 checked(getattr(self, name), f"Cluster: {name}")
 
     def __str__(self) -> str:
-        parts = [f"{self.hosts} host{'s' * (self.hosts > 1)} of {self.ranks_per_host}"]
+        parts = [f"{self.hosts} node{'s' * (self.hosts > 1)} of {self.ranks_per_host}"]
         limits = {"between": self.between_rate, "inside": self.inside_rate}
         parts += [f"{told(rate)} {name}" for name, rate in limits.items() if rate]
         parts += [f"{self.latency} between"] * (self.latency is not None)

@@ -1,4 +1,4 @@
-"""Who sends how much to whom: a square for each pair of ranks, hosts marked."""
+"""Who sends how much to whom: a square for each pair of ranks, nodes marked."""
 
 from collections.abc import Sequence
 
@@ -17,17 +17,17 @@ with extras.needed_by(__name__):
 def traffic(
     matrix: Sequence[Sequence[float]], cluster: Cluster, unit_bytes: float = 2**20, unit: str = "MiB"
 ) -> Figure:
-    """Bytes from each rank (rows) to each other one (columns), as numbers and shades; a frame around each host."""
+    """Bytes from each rank (rows) to each other one (columns), as numbers and shades; a frame around each node."""
     values = np.asarray(matrix, dtype=float) / unit_bytes
     side = max(3.6, 0.62 * len(values))
     fig, ax = new(size=(side + 0.6, side))
     square(ax, values, cluster, float(values.max()))
-    ax.set(xlabel="to rank", ylabel="from rank", title=f"{unit} sent; frames: hosts")
+    ax.set(xlabel="to rank", ylabel="from rank", title=f"{unit} sent; frames: nodes")
     return fig
 
 
 def square(ax: Axes, values: np.ndarray, cluster: Cluster, most: float, size: float = 10) -> None:
-    """A figure for each pair of ranks on a shade up to ``most``, and a frame around each host."""
+    """A figure for each pair of ranks on a shade up to ``most``, and a frame around each node."""
     ax.imshow(values, cmap="Oranges", vmin=0, vmax=max(most, 1e-12))
     for sender, row in enumerate(values):
         for receiver, value in enumerate(row):

@@ -17,7 +17,7 @@ _TREES = 344  # the height at which they begin
 
 def ring_tree_chain() -> Drawing:
     """A ring, a chain and NCCL's double tree: who sends to whom, and after how many messages."""
-    canvas = Canvas(640, 644)
+    canvas = Canvas(640, 680)
     for x, name, way, caption in (
         (160, "ring", "round", ["2(N − 1) messages,", "2(N − 1)/N·S a link"]),
         (480, "chain", "one way", ["N − 1 messages,", "S a link"]),
@@ -35,8 +35,8 @@ def ring_tree_chain() -> Drawing:
     canvas.text(320, _TREES + 28, "up, and down, in both at once", size=18)
     for moved, left in ((0, 26), (1, 348)):
         _tree(canvas, left, moved)
-        canvas.text(left + 133, _TREES + 252, f"{('first', 'second')[moved]} half of the tensor", size=18)
-    canvas.text(320, _TREES + 282, "2·log₂N messages", size=18)
+        canvas.text(left + 133, _TREES + 288, f"{('first', 'second')[moved]} half of the tensor", size=18)
+    canvas.text(320, _TREES + 318, "2·log₂N messages", size=18)
     return Drawing(
         canvas,
         "In a ring each rank sends to the next, round and round. In a chain each rank hands on to the next, once, and "
@@ -49,10 +49,10 @@ def ring_tree_chain() -> Drawing:
 def _tree(canvas: Canvas, left: float, moved: int) -> None:
     """The tree of eight ranks: places stand from left to right, the root at the top; rank r has place r + ``moved``."""
     across = {(place - moved) % 8: place for place in _LEVEL}
-    points = {rank: (left + 38 * rank, _TREES + 64 + 52 * _LEVEL[place]) for rank, place in across.items()}
+    points = {rank: (left + 38 * rank, _TREES + 64 + 64 * _LEVEL[place]) for rank, place in across.items()}
     ranks = {place: rank for rank, place in across.items()}
     for place, parent in _PARENT.items():
-        _sends(canvas, points[ranks[place]], points[ranks[parent]], both=True)
+        _sends(canvas, points[ranks[place]], points[ranks[parent]], both=True, side=32)
     _ranks(canvas, points, 32)
 
 
@@ -61,9 +61,9 @@ def _ranks(canvas: Canvas, places: dict[int, Point], side: float = _SIDE) -> Non
         canvas.box(x - side / 2, y - side / 2, side, side, rank_colour(rank), str(rank), size=18)
 
 
-def _sends(canvas: Canvas, place: Point, after: Point, both: bool = False) -> None:
+def _sends(canvas: Canvas, place: Point, after: Point, both: bool = False, side: float = _SIDE) -> None:
     """An arrow from the edge of a rank to the edge of another one."""
     (x, y), (to, below) = place, after
-    scale = (_SIDE / 2 + 3) / max(abs(to - x), abs(below - y))
+    scale = (side / 2 + 3) / max(abs(to - x), abs(below - y))
     dx, dy = (to - x) * scale, (below - y) * scale
     canvas.arrow([(x + dx, y + dy), (to - dx, below - dy)], _SENT, 2.5, both=both)
