@@ -1,6 +1,7 @@
 """Which collectives were called, how often, and what they move in theory."""
 
 from collections import Counter
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -8,6 +9,7 @@ import torch.distributed as dist
 from pardemo import compat
 from pardemo.collectives import links
 from pardemo.formulas import communication as formulas
+from pardemo.meters import figures
 
 #: torch's operator names -> the collective that they are
 _NAMES = (
@@ -36,15 +38,26 @@ class CallMeter(compat.TorchDispatchMode):
         bytes_too: also add up what each one moves in theory (``pardemo.formulas.communication``); a collective
             without a rule then raises RuntimeError.
 
-    Attributes: ``counts`` (after the block: name -> calls), ``sent_bytes`` and ``received_bytes`` of torch's own.
+    Attributes: ``counts`` (after the block: name -> calls), ``sent_bytes`` and ``received_bytes`` of torch's own; None
+    without ``bytes_too``, where nobody counted. A meter that a rank returns comes home with these figures.
     """
 
     def __init__(self, bytes_too: bool = False) -> None:
         super().__init__()
         self.counts: dict[str, int] = {}
-        self.sent_bytes = self.received_bytes = 0
-        self._bytes_too = bytes_too
+        self.sent_bytes: int | None = 0 if bytes_too else None
+        self.received_bytes: int | None = self.sent_bytes
         self._torch: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        return f"CallMeter({figures.text(self.figures())})"
+
+    def __reduce__(self):
+        return figures.restored, (CallMeter, self.figures())
+
+    def figures(self) -> dict[str, Any]:
+        """What was counted, as plain numbers."""
+        return {"counts": self.counts, "sent_bytes": self.sent_bytes, "received_bytes": self.received_bytes}
 
     def __enter__(self) -> "CallMeter":
         self._rings_before = Counter(links.calls)
@@ -60,7 +73,7 @@ class CallMeter(compat.TorchDispatchMode):
             name = compat.op_name(func).strip("_")
             if name not in _NO_EXCHANGE:
                 self._torch[next((known for start, known in _NAMES if name.startswith(start)), name)] += 1
-            if self._bytes_too:
+            if self.sent_bytes is not None and self.received_bytes is not None:
                 moved = bytes_of_call(func, args, kwargs)
                 self.sent_bytes += round(moved.sent)
                 self.received_bytes += round(moved.received)

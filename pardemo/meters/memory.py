@@ -12,9 +12,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
 from pardemo import compat
+from pardemo.meters import figures
+from pardemo.meters.inside import innermost, plain_tensors, tensors_in
 
 KINDS = ("parameters", "gradients", "optimizer states", "random states", "activations")
 #: Functions that make a tensor past the dispatcher, and the kind of what they make.
@@ -46,9 +50,14 @@ class MemoryMeter(compat.TorchDispatchMode):
     ``torch.Generator.get_state`` and ``torch.from_dlpack`` return, and what a library keeps for itself (a product's
     workspace, a communication library's buffers); on CUDA ``allocator`` has what comes from torch's allocator.
 
+    States that an optimizer makes in its first step are its states from the moment that they are made, at the peak,
+    too. An optimizer that wraps another one (Accelerate's, DeepSpeed's) is followed to the one inside.
+
     Args:
         modules: a module or several, whose parameters, buffers and gradients are there from the beginning.
         optimizers: an optimizer or several, whose states are.
+        meets: also the modules that run and the optimizers that step within the block, whoever made them: for a
+            trainer that keeps its own.
 
     Attributes: ``live`` and ``peak`` (bytes by kind; peak is the composition at the moment of the largest sum),
     ``live_bytes``, ``peak_bytes`` (their sums), ``baseline_bytes`` (the sum on entry); ``allocator`` on CUDA
@@ -59,10 +68,14 @@ class MemoryMeter(compat.TorchDispatchMode):
         self,
         modules: torch.nn.Module | Iterable[torch.nn.Module] = (),
         optimizers: torch.optim.Optimizer | Iterable[torch.optim.Optimizer] = (),
+        meets: bool = False,
     ):
         super().__init__()
         self._modules = [modules] if isinstance(modules, torch.nn.Module) else list(modules)
-        self._optimizers = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
+        given = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
+        self._optimizers = [innermost(optimizer) for optimizer in given]
+        self._meets, self._met = meets, weakref.WeakSet[torch.nn.Module]()
+        self._clock = self._peak_clock = 0  # of growing storages: which of them were there at the peak
         self.live: dict[str, int] = dict.fromkeys(KINDS, 0)
         self.peak: dict[str, int] = dict(self.live)
         self.baseline_bytes = 0
@@ -81,9 +94,20 @@ class MemoryMeter(compat.TorchDispatchMode):
     def peak_bytes(self) -> int:
         return sum(self.peak.values())
 
+    def __repr__(self) -> str:
+        return f"MemoryMeter({figures.text(self.figures())})"
+
+    def __reduce__(self):
+        kept = {name: getattr(self, name) for name in ("live", "peak", "baseline_bytes", "allocator")}
+        return figures.restored, (MemoryMeter, kept)
+
+    def figures(self) -> dict[str, Any]:
+        """What was counted, as plain numbers."""
+        return {"peak_bytes": self.peak_bytes, "peak": self.peak, "live_bytes": self.live_bytes, "live": self.live}
+
     def reset_peak(self) -> None:
         """Starts the peak anew from what is alive now."""
-        self.peak = dict(self.live)
+        self.peak, self._peak_clock = dict(self.live), self._clock
 
     def __enter__(self) -> "MemoryMeter":
         self._records = WeakIdKeyDictionary()
@@ -93,12 +117,12 @@ class MemoryMeter(compat.TorchDispatchMode):
         self.baseline_bytes = self.live_bytes
         self.reset_peak()
         for module in self._modules:
-            for parameter in module.parameters():
-                if parameter.requires_grad:
-                    hook = parameter.register_post_accumulate_grad_hook(lambda p: self._note(p.grad, "gradients"))
-                    self._hooks.append(hook)
+            self._watch_gradients(module.parameters())
         for optimizer in self._optimizers:
             self._hooks.append(optimizer.register_step_post_hook(lambda o, *_: self._note_states(o)))
+        if self._meets:
+            self._hooks.append(register_module_forward_pre_hook(self._meet))
+            self._hooks.append(register_optimizer_step_post_hook(lambda o, *_: self._note_states(innermost(o))))
         if torch.cuda.is_initialized():
             torch.cuda.reset_peak_memory_stats()
         self._watch_what_nothing_dispatches()
@@ -138,6 +162,24 @@ class MemoryMeter(compat.TorchDispatchMode):
     def _call(self, func, args, kwargs):
         """Runs the operation. For meters that know a quicker way."""
         return func(*args, **kwargs)
+
+    def _watch_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        for parameter in parameters:
+            if parameter.requires_grad and parameter.is_leaf:
+                hook = parameter.register_post_accumulate_grad_hook(lambda p: self._note(p.grad, "gradients"))
+                self._hooks.append(hook)
+
+    def _meet(self, module: torch.nn.Module, _: Any) -> None:
+        """A module begins to run: its own parameters and buffers are what they are, whoever made it."""
+        if module in self._met:
+            return
+        self._met.add(module)
+        own = [tensor for tensor in module.parameters(recurse=False) if isinstance(tensor, torch.nn.Parameter)]
+        for tensor in (*own, *module.buffers(recurse=False)):
+            self._note(tensor, "parameters")
+            if tensor.is_leaf and tensor.grad is not None:
+                self._note(tensor.grad, "gradients")
+        self._watch_gradients(own)
 
     def _watch_what_nothing_dispatches(self) -> None:
         """Storages resized or copied, random states, buffers: no operators. Meters within one another end in order."""
@@ -197,7 +239,7 @@ class MemoryMeter(compat.TorchDispatchMode):
 
     def _note_older(self, tensor: torch.Tensor) -> None:
         """An argument whose storage nobody has seen being made was there before: not ours to count."""
-        for part in _plain_tensors(tensor):
+        for part in plain_tensors(tensor):
             storage = part.untyped_storage()
             with self._lock:
                 if storage not in self._records:
@@ -205,7 +247,7 @@ class MemoryMeter(compat.TorchDispatchMode):
 
     def _note(self, tensor: torch.Tensor | None, kind: str | None = None) -> None:
         """Takes a tensor's storage into the books; with ``kind``, moves it to that kind."""
-        for part in _plain_tensors(tensor) if tensor is not None else ():
+        for part in plain_tensors(tensor) if tensor is not None else ():
             with self._lock:
                 self._book(part.untyped_storage(), kind)
 
@@ -221,14 +263,18 @@ class MemoryMeter(compat.TorchDispatchMode):
         elif kind is not None and kind != record.kind:
             self.live[record.kind] -= record.nbytes
             self.live[kind] += record.nbytes
+            if kind == "optimizer states" and record.since <= self._peak_clock:  # made in a step, named after it
+                self.peak[record.kind] -= record.nbytes
+                self.peak[kind] += record.nbytes
             record.kind = kind
         grown = storage.nbytes() - record.nbytes
         if grown:
-            record.nbytes += grown
+            self._clock += 1
+            record.nbytes, record.since = record.nbytes + grown, self._clock
             self.live[record.kind] += grown
             self._changed(storage, record, grown)
             if self.live_bytes > self.peak_bytes:
-                self.peak = dict(self.live)
+                self.reset_peak()
 
     def _changed(self, storage: torch.UntypedStorage | None, record: "_Record", nbytes: int) -> None:
         """A storage grew (or is new, or shrank) by ``nbytes``; None when it is gone. For meters that keep more."""
@@ -237,11 +283,11 @@ class MemoryMeter(compat.TorchDispatchMode):
 class _Record:
     """One storage in the books."""
 
-    __slots__ = ("finalizer", "kind", "nbytes")
+    __slots__ = ("finalizer", "kind", "nbytes", "since")
     finalizer: weakref.finalize
 
     def __init__(self, kind: str):
-        self.kind, self.nbytes = kind, 0
+        self.kind, self.nbytes, self.since = kind, 0, 0
 
 
 def _forget(meter_ref: "weakref.ref[MemoryMeter]", record: _Record) -> None:
@@ -250,35 +296,3 @@ def _forget(meter_ref: "weakref.ref[MemoryMeter]", record: _Record) -> None:
         with meter._lock:
             meter.live[record.kind] -= record.nbytes
             meter._changed(None, record, -record.nbytes)
-
-
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors of an operator's arguments or results, in order: those come in lists, tuples and dicts alone."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, (list, tuple)):
-        return []
-    tensors = []
-    for part in value:
-        if isinstance(part, torch.Tensor):
-            tensors.append(part)
-        elif isinstance(part, (list, tuple, dict)):
-            tensors += tensors_in(part)
-    return tensors
-
-
-def _plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors that hold the bytes: a DTensor's local part, a sparse tensor's indices and values; none for meta."""
-    if hasattr(tensor, "__tensor_flatten__") and type(tensor) is not torch.nn.Parameter:
-        names, _ = tensor.__tensor_flatten__()
-        inner = [getattr(tensor, name) for name in names]  # a DTensor's mesh is among them
-        return [
-            part for component in inner if isinstance(component, torch.Tensor) for part in _plain_tensors(component)
-        ]
-    if tensor.layout is torch.sparse_coo:
-        return [*compat.sparse_parts(tensor)]
-    # a fake tensor's own attribute: asking for its device is an operation, and would be dispatched
-    device = getattr(tensor, "fake_device", None) or tensor.device
-    return [] if device.type == "meta" else [tensor]

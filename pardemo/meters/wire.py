@@ -12,13 +12,14 @@ import socket
 import struct
 import sys
 import warnings
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
 from pardemo.cluster.sockets import borrowed
 from pardemo.collectives import links
 from pardemo.groups import group_of
+from pardemo.meters import figures
 from pardemo.meters.calls import CallMeter
 
 _NOTSENT, _RECEIVED, _SENT, _RETRANS = 144, 128, 200, 208  # offsets in struct tcp_info (Linux 4.19 and later)
@@ -78,7 +79,7 @@ class WireMeter:
         evidence: ``"wire"`` or ``"count"``, to insist on one; by default wire wherever the kernel can tell.
 
     Attributes (after the block): ``sent_bytes``, ``received_bytes``, ``evidence``, and under ``wire``
-    ``connections`` with the same per connection.
+    ``connections`` with the same per connection. A meter that a rank returns comes home with these figures.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, evidence: str | None = None):
@@ -89,6 +90,20 @@ class WireMeter:
         self.sent_bytes = self.received_bytes = 0
         self.connections: list[Connection] = []
         self._group = group
+
+    def __repr__(self) -> str:
+        return f"WireMeter({figures.text(self.figures())})"
+
+    def __reduce__(self):
+        return figures.restored, (WireMeter, self.figures() | {"connections": self.connections})
+
+    def figures(self) -> dict[str, Any]:
+        """What was counted, as plain numbers."""
+        return {
+            "sent_bytes": self.sent_bytes,
+            "received_bytes": self.received_bytes,
+            "evidence": self.evidence,
+        }
 
     def __enter__(self) -> "WireMeter":
         self.sent_bytes = self.received_bytes = 0
@@ -117,9 +132,9 @@ class WireMeter:
             self.received_bytes = sum(c.received_bytes for c in self.connections)
         else:
             self._counter.__exit__(*error)
-            self.sent_bytes = self._counter.sent_bytes + links.counted["sent"] - self._links_before["sent"]
+            self.sent_bytes = (self._counter.sent_bytes or 0) + links.counted["sent"] - self._links_before["sent"]
             self.received_bytes = (
-                self._counter.received_bytes + links.counted["received"] - self._links_before["received"]
+                (self._counter.received_bytes or 0) + links.counted["received"] - self._links_before["received"]
             )
         if not any(error):
             self._barrier()

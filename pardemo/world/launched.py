@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import sys
+from typing import Any
 
 from pardemo import compat
 from pardemo.world.loading import no_garbage
@@ -42,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
     join()
     result = function(*map(_value, argv[1:]))
     if os.environ["RANK"] == "0":
-        print(json.dumps(result, default=repr), flush=True)
+        print(json.dumps(result, default=_plain), flush=True)
     return end()
 
 
@@ -91,6 +92,12 @@ def _interface() -> dict[str, str]:
         if any(e.family in (socket.AF_INET, socket.AF_INET6) and e.address == address for e in entries):
             return {"GLOO_SOCKET_IFNAME": name}
     return {}
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no word for: a meter's figures (:mod:`pardemo.meters`); of anything else its text."""
+    figures = getattr(value, "figures", None)
+    return figures() if callable(figures) else repr(value)
 
 
 def _value(text: str):

@@ -1,0 +1,44 @@
+"""What is inside of what a program holds: tensors of arguments, plain tensors of sharded ones, wrapped optimizers."""
+
+from typing import Any
+
+import torch
+
+from pardemo import compat
+
+
+def innermost(optimizer: Any) -> Any:
+    """The optimizer that keeps the states: of Accelerate's and DeepSpeed's the one that they wrap."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = inner
+    return optimizer
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors of an operator's arguments or results, in order: those come in lists, tuples and dicts alone."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return []
+    tensors = []
+    for part in value:
+        if isinstance(part, torch.Tensor):
+            tensors.append(part)
+        elif isinstance(part, (list, tuple, dict)):
+            tensors += tensors_in(part)
+    return tensors
+
+
+def plain_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that hold the bytes: a DTensor's local part, a sparse tensor's indices and values; none for meta."""
+    if hasattr(tensor, "__tensor_flatten__") and type(tensor) is not torch.nn.Parameter:
+        names, _ = tensor.__tensor_flatten__()
+        inner = [getattr(tensor, name) for name in names]  # a DTensor's mesh is among them
+        return [part for component in inner if isinstance(component, torch.Tensor) for part in plain_tensors(component)]
+    if tensor.layout is torch.sparse_coo:
+        return [*compat.sparse_parts(tensor)]
+    # a fake tensor's own attribute: asking for its device is an operation, and would be dispatched
+    device = getattr(tensor, "fake_device", None) or tensor.device
+    return [] if device.type == "meta" else [tensor]
