@@ -150,7 +150,7 @@ def test_pictures_of_two_nodes_tell_their_numbers_in_words(out):
 
 
 def test_a_second_nodes_step_ends_when_computing_and_all_reduce_have(out):
-    told = figures.second_host(0.3, {"slow": 0.5, "quick": 0.1}).alt
+    told = figures.second_node(0.3, {"slow": 0.5, "quick": 0.1}).alt
     # the all-reduce begins after a third of 0.3 s; one node takes 0.6 s for as many samples
     assert told.endswith(
         "one node, two steps: 0.60 s; two nodes, slow: 0.60 s, 1.0 times as fast as one; "

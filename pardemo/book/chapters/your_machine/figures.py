@@ -91,7 +91,7 @@ def link_times(links: Mapping[str, tuple[float, float]], notes: Mapping[str, str
     return save(fig, "your_machine_messages", f"Short messages cost α, long ones S/B, on each link: {values_text}.")
 
 
-def second_host(compute_s: float, all_reduce_s: Mapping[str, float]) -> Picture:
+def second_node(compute_s: float, all_reduce_s: Mapping[str, float]) -> Picture:
     """A step of two nodes over time for each network, below the two steps that one node needs for as many samples.
 
     The all-reduce of the gradients begins with the backward pass, which is two thirds of the step's computing; the step
@@ -124,5 +124,5 @@ def second_host(compute_s: float, all_reduce_s: Mapping[str, float]) -> Picture:
     axes[-1].set(xlabel="seconds", xlim=(0, None))
     kind_legend(fig, ["forward", "backward", "communication", "idle"], loc="outside lower center", ncols=4)
     return save(
-        fig, "your_machine_second_host", f"A step of two nodes beside two steps of one, computed. {'; '.join(titles)}."
+        fig, "your_machine_second_node", f"A step of two nodes beside two steps of one, computed. {'; '.join(titles)}."
     )
