@@ -24,7 +24,7 @@ class Cluster:
 
     Args:
         hosts: how many, from 1 on. ranks_per_host: how many ranks live on each.
-        between: what a host's adapter carries, each way, as ``"200 Mbit/s"`` or ``"25 MB/s"``; its ranks share it.
+        between: what a host's network card carries, each way, as ``"200 Mbit/s"`` or ``"25 MB/s"``; its ranks share it.
         inside: what a rank's own link to the others of its host carries, each way. None: what the machine carries.
         tier: ``"namespaces"``, ``"pacing"``, or None for the better one that works here. ``"none"``: no limit is kept,
             for notebooks that go on where nothing can limit a link (:func:`pardemo.cluster.tiers.found`).
@@ -70,7 +70,7 @@ class Cluster:
 
     @property
     def between_rate(self) -> float | None:
-        """Bytes a second of a host's adapter, each way; None where nothing limits it."""
+        """Bytes a second of a host's network card, each way; None where nothing limits it."""
         return None if self.between is None else bytes_per_second(self.between)
 
     @property

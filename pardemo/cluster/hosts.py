@@ -79,7 +79,7 @@ class Hosts:
         return Place(self.pids[self._cluster.host_of(rank)], self.user)
 
     def limit(self, host: int, rate: float | None) -> None:
-        """Another limit for a host's adapter, from now on.
+        """Another limit for a host's network card, from now on.
 
         Raises:
             OSError: the keeper is gone or does not answer, or the kernel refuses; says why.

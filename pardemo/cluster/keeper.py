@@ -1,8 +1,8 @@
-"""Hosts as network namespaces: a process that makes them, connects them, limits their adapters, and keeps them alive.
+"""Hosts as network namespaces: a process that makes and connects them, limits their cards, and keeps them alive.
 
 ``python -m pardemo.cluster.keeper`` is started by a World. It makes a namespace that is the switch (a bridge), and for
 each host a child with a namespace of its own; a veth pair leads from each host to the switch, and a token bucket (tbf)
-at both of its ends lets through what the adapter carries, each way. As root, or as anybody in a user namespace of its
+at both of its ends lets through what the card carries, each way. As root, or as anybody in a user namespace of its
 own. Ranks enter by ``setns`` (:func:`enter`).
 
 Nothing has a name on the machine: namespaces, links and limits are gone with the last process in them, and the keeper
@@ -24,9 +24,9 @@ PR_SET_PDEATHSIG = 1
 ADAPTER = "eth0"  # of a host, seen from inside
 NETWORK = "10.77."  # that the hosts share; two octets more for each
 MTU, SMALL_MTU = 9000, 1500  # bytes of a packet: of 9,000 less than a hundredth are headers
-SLOW = 5e6  # bytes a second; below, what an adapter lets through at once is to be small, too
+SLOW = 5e6  # bytes a second; below, what a network card lets through at once is to be small, too
 QUEUE_BYTES = 64 << 20  # of an adapter: TCP's windows fit, so nothing is dropped
-#: A host's TCP. It begins at full speed also after a pause, as between two steps. And it hands the adapter little at a
+#: A host's TCP. It begins at full speed also after a pause, as between two steps. And it hands the card little at a
 #: time: else what another connection has to say, an acknowledgement or "I am ready", waits behind a whole message.
 TCP = {"tcp_slow_start_after_idle": "0", "tcp_limit_output_bytes": "18000"}
 MOST_HOSTS = 250
@@ -39,7 +39,7 @@ def address(host: int) -> str:
 
 
 def packet_bytes(rate: float | None) -> int:
-    """The largest packet of an adapter with that limit."""
+    """The largest packet of a network card with that limit."""
     return SMALL_MTU if rate is not None and rate < SLOW else MTU
 
 
@@ -111,7 +111,7 @@ def _build(hosts: int, rate: float | None) -> dict[int, socket.socket]:
 
 
 def _change(lines: list[socket.socket], host: int, rate: float | None) -> dict:
-    """Another limit for a host's adapter, at both of its ends."""
+    """Another limit for a host's network card, at both of its ends."""
     from pyroute2 import IPRoute
 
     try:
@@ -125,7 +125,7 @@ def _change(lines: list[socket.socket], host: int, rate: float | None) -> dict:
 
 
 def _keep_host(host: int, rate: float | None, line: socket.socket) -> None:
-    """A host's keeper: its own network namespace, the adapter's inner end, then nothing until the end."""
+    """A host's keeper: its own network namespace, the network card's inner end, then nothing until the end."""
     _end_with_parent()
     status = 1
     with suppress(Exception):  # pyroute2's errors are not all OSErrors; a child of a fork ends here, whatever happens
@@ -152,7 +152,7 @@ def _keep_host(host: int, rate: float | None, line: socket.socket) -> None:
 
 
 def _limit(route, index: int, rate: float | None) -> None:
-    """What an adapter sends, limited, in the place of an earlier limit."""
+    """What a network card sends, limited, in the place of an earlier limit."""
     if rate is not None:
         # a millisecond's bytes, since the kernel's timer is finer; what is smaller than a packet would let none through
         packet = route.get_links(index)[0].get("mtu")

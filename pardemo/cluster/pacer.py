@@ -4,8 +4,8 @@ The kernel paces a socket that has ``SO_MAX_PACING_RATE`` (47), on loopback too,
 connections in ``/proc/self/fd``, whoever opened them (our links, gloo, a framework), and learns whose the other end is
 from a table that all ranks share: for each local port, the rank that has it.
 
-A limit on a socket alone would give a server with seven clients seven adapters. So each rank also notes, in the same
-table, to whom it has bytes on their way, and divides: a socket gets its host's share of the adapter at this end, or the
+A limit on a socket alone would give a server with seven clients seven cards. So each rank also notes, in the same
+table, to whom it has bytes on their way, and divides: a socket gets its host's share of the card at this end, or the
 other end's share, whichever is smaller. Shares follow within :data:`TICK_S`. What this cannot do: latency, and exact
 fairness while shares change.
 """
@@ -127,7 +127,7 @@ class Pacer:
                 return
             address, other = connection.getpeername()[:2]  # OSError while nobody answers: looked at again
             self._seen[fd] = file
-            if address == connection.getsockname()[0]:  # else to another host, whose adapter has a limit of its own
+            if address == connection.getsockname()[0]:  # else to another host, whose card has a limit of its own
                 self._peers[fd] = other
 
     def _owner(self, port: int) -> int | None:
@@ -202,7 +202,7 @@ def _queued(fd: int) -> int:
 
 
 def say(table: str, host: int, rate: float) -> None:
-    """The World's word to its ranks: a host's adapter now carries ``rate`` bytes a second; 0: as it was made."""
+    """The World's word to its ranks: a host's network card now carries ``rate`` bytes a second; 0: as it was made."""
     with open(table, "r+b") as file:
         file.seek(HOSTS + 8 * host)
         file.write(struct.pack("d", rate))

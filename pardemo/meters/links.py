@@ -1,4 +1,4 @@
-"""Bytes per link: from each rank to each other one, and over each host's adapter."""
+"""Bytes per link: from each rank to each other one, and over each host's network card."""
 
 import psutil
 import torch.distributed as dist
@@ -19,7 +19,7 @@ class LinkMeter:
 
     Attributes (after the block, the same on all ranks): ``matrix[a][b]``, bytes that rank a sent to rank b;
     ``hosts[h]``, bytes that host h's ranks sent to, and received from, other hosts; ``adapters[h]``, the same as host
-    h's adapter counted it, with headers and with packets that were sent twice, where the hosts are network namespaces;
+    h's card counted it, with headers and with packets that were sent twice, where the hosts are network namespaces;
     else None.
     """
 
@@ -62,8 +62,8 @@ class LinkMeter:
 
 
 def _adapter() -> tuple[int, int] | None:
-    """Bytes that this host's adapter has sent and received; None where it has none of its own."""
-    own = psutil.net_if_addrs().get(keeper.ADAPTER, [])  # a machine's own adapter may have that name, too
+    """Bytes that this host's network card has sent and received; None where it has none of its own."""
+    own = psutil.net_if_addrs().get(keeper.ADAPTER, [])  # a machine's own network card may have that name, too
     if not any(entry.address.startswith(keeper.NETWORK) for entry in own):
         return None
     counted = psutil.net_io_counters(pernic=True)[keeper.ADAPTER]
