@@ -81,13 +81,14 @@ def held_over_a_step(courses: Mapping[str, tuple[Sequence[Mapping[str, int]], Ma
                         textcoords="offset points", ha="center", va="top")  # fmt: skip
         again = number == len(courses)
         title = f"{way} drawn larger" if again else f"{way}: at most {peaks[way]:.3g} beside Adam's"
-        ax.set(title=title, xlim=(0, max(ends.values())), xticks=[], ylabel="bytes / parameter")
+        ax.set(title=title, xlim=(0, max(ends.values())), xticks=[])
         ax.grid(axis="x", visible=False)
     for ax in axes[: len(courses)]:
         ax.set_ylim(0, 1.25 * max(peaks.values()))
         ax.set_yticks(range(0, int(1.25 * max(peaks.values())) + 1, 2))
     if larger:
         axes[-1].set_ylim(0, 1.25 * peaks[larger])
+    fig.supylabel("bytes for each parameter", fontsize="medium")
     fills = {"parameters": COLOURS["parameters"], "gradients": COLOURS["gradients"], "for a moment": palette.OTHER}
     handles = [Patch(color=colour, label=kind) for kind, colour in fills.items()]
     fig.legend(handles=handles, loc="outside lower center", ncols=3)
