@@ -42,7 +42,7 @@ class Line:
     def __repr__(self) -> str:
         sign, _ = SIGNS[worst(self._rows)]
         head = [f"{sign} {_said(self._rows)}: {_figures(self._rows)}  [{self._rows[0]['claim']}]"]
-        return "\n".join([*head, *(f"  {sentence}" for sentence in _sentences(self._rows))])
+        return "\n".join([*head, *(f"  {sentence}" for sentence in sentences(self._rows))])
 
     def _repr_html_(self) -> str:
         rows, verdict = self._rows, worst(self._rows)
@@ -54,7 +54,7 @@ class Line:
             f'<span title="{html.escape(hint, quote=True)}">{html.escape(_said(rows))}</span>: '
             f"{_figures(rows, bold=True)}"
         )
-        below = "".join(f'<div style="margin-left:1.4em;opacity:.85">{html.escape(s)}</div>' for s in _sentences(rows))
+        below = "".join(f'<div style="margin-left:1.4em;opacity:.85">{html.escape(s)}</div>' for s in sentences(rows))
         if len(rows) > FEW:
             head = f"<details><summary>{head}</summary>{_table(rows)}</details>"
         return f'<div class="claim" data-claim="{first["claim"]}" style="margin:.15em 0">{head}{below}</div>'
@@ -183,7 +183,7 @@ def _spread(rows: list[dict[str, Any]]) -> str:
     return ", ".join(f"{n} {verdict}" for verdict in VERDICTS if (n := [r["verdict"] for r in rows].count(verdict)))
 
 
-def _sentences(rows: list[dict[str, Any]]) -> list[str]:
+def sentences(rows: list[dict[str, Any]]) -> list[str]:
     """The reasons of the cases that are not as predicted; a reason that several cases share comes once."""
     values_by_sentence: dict[str, list[str]] = {}  # sentence -> the values that hold instead of the prediction
     for row in rows:

@@ -13,6 +13,7 @@ from pardemo import claims, project
 from pardemo.book.run import endings, scorecard
 from pardemo.book.run.endings import NotebookEnding
 from pardemo.book.run.report import pages
+from pardemo.claims import lines
 from pardemo.draw import pictures
 
 TEMPLATES = Path(__file__).resolve().parent
@@ -108,8 +109,8 @@ def _by_section(own: list[dict[str, Any]], headings: dict[str, str]) -> dict[str
 def _claim(cases: list[dict[str, Any]], addresses: dict[str, str]) -> dict[str, Any]:
     """A claim with its cases; what is said of all of them once."""
     first = cases[0]
-    tolerance = f"Tolerance: {first['because']}." if first["because"] else ""
-    source = f"Source: {first['source']}." if first["source"] else ""
+    tolerance = f"Tolerance: {first['because'].removesuffix('.')}." if first["because"] else ""
+    source = f"Source: {first['source'].removesuffix('.')}." if first["source"] else ""
     return {
         "id": first["claim"],
         "statement": first["statement"],
@@ -118,7 +119,7 @@ def _claim(cases: list[dict[str, Any]], addresses: dict[str, str]) -> dict[str, 
         "verdicts": "|".join(dict.fromkeys(row["verdict"] for row in cases)),
         "rows": [_table_row(row, addresses[row["id"]]) for row in cases],
         "sentences": [
-            *dict.fromkeys(row["reason"] for row in cases if row["reason"]),
+            *lines.sentences(cases),
             *filter(None, (tolerance, source)),
         ],
     }
