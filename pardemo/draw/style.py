@@ -111,8 +111,7 @@ def _svg(fig: Figure, alt: str) -> str:
     drawn = io.StringIO()
     fig.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = drawn.getvalue()
-    # coordinates alone, which stand inside a tag: a word such as 0.084 stays as it is
-    text = re.sub(r"\d+\.\d{3,}(?=[^<>]*>)", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), text)
+    text = re.sub(r"<[^<>]*>", _shorter, text)  # inside of tags: a word such as 0.084 stays as it is
     text = text.replace("'DejaVu Sans'", FALLBACK)
     inches, points = fig.get_size_inches()[0], _smallest_words(fig)
     width, height = (round(DPI * side) for side in fig.get_size_inches())
@@ -126,6 +125,11 @@ def _svg(fig: Figure, alt: str) -> str:
     body = text[text.index(">", text.index("<svg ")) + 1 :]
     body = re.sub(r"\s*<metadata>.*?</metadata>|\s*<!--.*?-->|\s*<style\b.*?</style>", "", body, flags=re.S)
     return head + re.sub(r"\n\s+", "\n", body)
+
+
+def _shorter(tag: re.Match[str]) -> str:
+    """A tag of SVG with two decimals in its coordinates: on a screen there is no difference."""
+    return re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), tag[0])
 
 
 def _smallest_words(fig: Figure) -> float:
