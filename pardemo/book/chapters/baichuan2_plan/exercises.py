@@ -11,7 +11,7 @@ EXERCISES = {
     "lora_states": Exercise(
         "my_lora_states",
         "Count the three kinds one by one: which parameters have a gradient, which have optimizer states? Then ask of "
-        "each kind from which stage on it is shared out.",
+        "each kind from which of ZeRO's stages on it is shared out.",
     ),
     "steps": Exercise(
         "my_steps",
@@ -31,16 +31,16 @@ def check_lora_states(function: Callable[[int, int, int, int], float]) -> str:
         frozen, trained, n, stage = job
         expected = _bytes(*job)
         answer = call(function, *job)
-        where = f"{frozen} frozen and {trained} trained parameters on {n} ranks, stage {stage}: {expected:g} B"
+        where = f"{frozen} frozen and {trained} trained parameters on {n} ranks, ZeRO-{stage}: {expected:g} B"
         where += f", not {answer!r}."
         if not isinstance(answer, Real) or isinstance(answer, bool):
             raise Mistake(f"{where} It should return a number of bytes.")
         if abs(answer - expected) <= _EXACT * expected:
             continue
         hints = (hint for hint, wrong in _wrong(*job) if abs(answer - wrong) <= _EXACT * abs(wrong))
-        general = "Frozen: 2 bytes each. Trained: 2 + 2 + 12. Which stage divides which by N?"
+        general = "Frozen: 2 bytes each. Trained: 2 + 2 + 12. Which ZeRO stage divides which by N?"
         raise Mistake(f"{where} {next(hints, general)}")
-    return "Frozen parameters are 2 bytes each, and only stage 3 shares them out."
+    return "Frozen parameters are 2 bytes each, and only ZeRO-3 shares them out."
 
 
 def _bytes(frozen: int, trained: int, n: int, stage: int) -> float:
@@ -53,16 +53,16 @@ def _wrong(frozen: int, trained: int, n: int, stage: int) -> Iterator[tuple[str,
     gradients, states = (kind * trained / (n if stage >= since else 1) for kind, since in ((2, 2), (12, 1)))
     all_trained = memory.model_states_bytes(frozen + trained, n, stage)
     yield "Frozen parameters have neither gradients nor optimizer states.", all_trained
-    yield "Stage 3 shares out the frozen parameters too.", right + 2 * frozen * (1 - 1 / share)
+    yield "ZeRO-3 shares out the frozen parameters too.", right + 2 * frozen * (1 - 1 / share)
     yield "Frozen parameters are in memory as well, 2 bytes each.", right - 2 * frozen / share
     yield "The trained ones have gradients and optimizer states besides.", 2 * (frozen + trained) / share
     yield "The trained ones' gradients are missing, 2 bytes each.", right - gradients
     yield "The trained ones' optimizer states are missing, 12 bytes each.", right - states
-    yield "Optimizer states are shared out from stage 1 on.", right - states + 12 * trained
-    yield "Gradients are shared out from stage 2 on, not before.", right - gradients + 2 * trained
-    yield "Gradients are shared out from stage 2 on, not before.", right - gradients + 2 * trained / n
+    yield "Optimizer states are shared out from ZeRO-1 on.", right - states + 12 * trained
+    yield "Gradients are shared out from ZeRO-2 on, not before.", right - gradients + 2 * trained
+    yield "Gradients are shared out from ZeRO-2 on, not before.", right - gradients + 2 * trained / n
     for shared in (frozen, frozen + trained):
-        yield "Parameters are shared out by stage 3 alone.", right - 2 * shared * (1 / share - 1 / n)
+        yield "Parameters are shared out by ZeRO-3 alone.", right - 2 * shared * (1 / share - 1 / n)
 
 
 def check_steps(function: Callable[[int, int, int, int, int], int]) -> str:
@@ -81,4 +81,4 @@ def check_steps(function: Callable[[int, int, int, int, int], int]) -> str:
             hint = "that drops the partial step of each epoch: " + hint
         where = f"{samples:,} samples, {gpus} × {batch} × {accumulation}, {epochs} epochs: {expected:,} steps"
         raise Mistake(f"{where}, not {answer!r}; {hint}.")
-    return "1,565 for the article's job, where today's Trainer runs it."
+    return "The job of this chapter takes 1,565 steps with today's Trainer."

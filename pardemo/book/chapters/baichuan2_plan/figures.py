@@ -1,4 +1,4 @@
-"""Pictures of *Baichuan2: the plan*: a loss head's tensors, a whole step's course, rules of thumb beside the truth, operations."""
+"""Pictures of *Baichuan2: the plan*: a loss head's tensors, a step's course, rules beside the truth, operations."""
 
 from collections.abc import Mapping, Sequence
 
