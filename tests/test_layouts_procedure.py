@@ -1,11 +1,19 @@
-"""The book's rule for a first layout: right about the kind of layout, and never one that does not fit."""
+"""The book's rule for a first layout: right about the kind of layout, never one that does not fit, the only one."""
 
+import ast
+import importlib
+import inspect
+import re
 import statistics
 
+import nbformat
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pardemo import project
+from pardemo.book.chapters import CHAPTERS, notebook_of
+from pardemo.draw.rule import rule
 from pardemo.planner.layouts import Layout
 from pardemo.planner.layouts.against import room
 from pardemo.planner.layouts.memory import memory
@@ -103,3 +111,113 @@ def test_what_cannot_be_asked(batch, said):
 
 def test_the_thirty_jobs_have_names_of_their_own():
     assert len({name for name, _, _ in jobs()}) == 30
+
+
+#: The chapters that choose a layout, and show the rule or ask it.
+CHOOSING = ("hybrid_parallel", "zero_communication", "accelerate", "which_layout", "scorecard")
+LAYOUTS = {"DDP", "replicas", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP2", "HSDP", "TP", "PP", "TP PP"}
+FOLDER = project.root() / "pardemo" / "book" / "chapters"
+
+
+def cells_of(chapter, kind):
+    cells = nbformat.read(project.notebooks()[notebook_of(chapter)], 4).cells
+    return [cell.source for cell in cells if cell.cell_type == kind]
+
+
+def python_of(chapter):
+    """The chapter's modules, and its notebook's cells without their magics."""
+    modules = [path.read_text(encoding="utf-8") for path in sorted((FOLDER / chapter).glob("*.py"))]
+    cells = [re.sub(r"(?m)^\s*%.*$", "", source) for source in cells_of(chapter, "code")]
+    return [*modules, *cells]
+
+
+@pytest.mark.parametrize("chapter", CHOOSING)
+def test_each_chapter_that_chooses_asks_the_rule(chapter):
+    asks = re.compile(r"from pardemo\.(planner\.layouts\.procedure(_check)?|draw\.rule) import")
+    assert any(asks.search(source) for source in python_of(chapter))
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_no_chapter_has_a_rule_of_its_own(chapter):
+    """A function that answers with names of layouts asks the rule for them."""
+    for source in python_of(chapter):
+        for function in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)):
+            returned = [node.value for node in ast.walk(function) if isinstance(node, ast.Return)]
+            named = {value.value for value in returned if isinstance(value, ast.Constant)} & LAYOUTS
+            called = {getattr(node.func, "id", "") for node in ast.walk(function) if isinstance(node, ast.Call)}
+            assert len(named) < 2 or called & {"choose", "candidates", "taken_of", "search"}, function.name
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_what_a_chapter_draws_of_the_rule_is_the_whole_rule(chapter):
+    path = FOLDER / chapter / "drawings_choice.py"
+    if not path.exists():
+        return
+    module = importlib.import_module(f"pardemo.book.chapters.{chapter}.drawings_choice")
+    drawn = [of for _, of in inspect.getmembers(module, inspect.isfunction) if of.__module__ == module.__name__]
+    assert drawn
+    assert {of().alt for of in drawn} == {rule().alt}
+
+
+def test_accelerates_names_are_the_rule_s_answers():
+    """Its function, asked those of the thirty jobs that it can be asked: H100s, 8,192 tokens, fast links."""
+    source = next(source for source in cells_of("accelerate", "code") if "def take(" in source)
+    definitions = [
+        node
+        for node in ast.parse(source).body
+        if not isinstance(node, ast.Expr)
+        and not (isinstance(node, ast.Assign) and "page" in {n.id for n in ast.walk(node) if isinstance(n, ast.Name)})
+    ]
+    names = {}
+    exec(compile(ast.Module(definitions, []), "take", "exec"), names)
+    asked = 0
+    for name, job, batch in jobs():
+        machine = job.machine
+        if machine.gpu.name != "H100" or job.sequence != 8192 or (machine.gpus > 8 and machine.between != 400e9):
+            continue
+        chosen, taken = choose(job, batch), names["take"](name.split(",")[0], machine.gpus, batch)
+        asked += 1
+        if chosen is None:
+            assert taken in ("offload", "more GPUs"), name
+        elif chosen.layout.pp > 1:
+            assert taken == "TP PP", name
+        elif chosen.layout.tp > 1:
+            assert taken == "TP", name
+        else:
+            assert taken == {"replicas": "DDP", "ZeRO-3": "FSDP2"}.get(chosen.kind, chosen.kind), name
+    assert asked >= 10
+
+
+def answer_for_8b(sequence):
+    """Of Llama 3 8B on eight H100s, a million tokens a step."""
+    return choose(job_of("llama3-8b", "H100", 8, 50, sequence), 2**20 // sequence).kind
+
+
+def test_8b_on_eight_h100s():
+    assert [answer_for_8b(sequence) for sequence in (2048, 4096, 8192)] == ["ZeRO-1", "ZeRO-2", "ZeRO-3"]
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_8b_on_eight_h100s_has_one_answer_for_each_length(chapter):
+    """What a text says that this job takes is the rule's answer for one of the lengths of samples that it names."""
+    for text in cells_of(chapter, "markdown"):
+        for paragraph in re.split(r"\n\s*(?:\n|- )", text):
+            if "8B" in paragraph and re.search(r"(8|eight) H100", paragraph):
+                lengths = {4096} | {int(n.replace(",", "")) for n in re.findall(r"([248],\d{3}) tokens", paragraph)}
+                taken = re.findall(r"takes? \*{0,2}(ZeRO-\d|FSDP2|HSDP|DDP|replicas)", paragraph)
+                answers = {answer_for_8b(sequence) for sequence in lengths}
+                assert {name.replace("FSDP2", "ZeRO-3") for name in taken} <= answers, paragraph
+
+
+@pytest.mark.parametrize("chapter", ["hybrid_parallel", "which_layout"])
+def test_the_text_says_the_answer(chapter):
+    said = re.compile(r"8B on (8|eight|one node of eight) H100s\*\*.*takes? \**ZeRO-2")
+    assert any(said.search(text) for text in cells_of(chapter, "markdown"))
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_8_per_cent_stay_free_everywhere(chapter):
+    for text in cells_of(chapter, "markdown"):
+        for share, sentence in re.findall(r"(\d+) (?:%|per cent)([^.]*\bfree\b[^.]*)", text):
+            if "memory" in sentence and "paper" not in sentence:
+                assert share == "8", sentence

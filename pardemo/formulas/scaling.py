@@ -171,8 +171,11 @@ def efficiency(job: ScalingJob, seconds: float, baseline_flops: float = BASELINE
 
 
 #: What a step spends beside its share of the products, in the order of a stack.
-PARTS = ("what every GPU does whole", "tensor-parallel sums", "data-parallel sum")
-OVERLAPPED = (4, 8)  # t of the models whose MP + DP runs are taken to have hidden the gradients' sum: see ``longer``
+PARTS = ("what every GPU does whole", "tensor-parallel all-reduces", "data-parallel all-reduce")
+OVERLAPPED = (
+    4,
+    8,
+)  # t of the models whose MP + DP runs are taken to have hidden their all-reduce: see ``longer``
 
 
 def longer(

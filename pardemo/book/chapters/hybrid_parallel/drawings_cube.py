@@ -1,4 +1,4 @@
-"""The groups of 3-D parallelism on their hosts."""
+"""The groups of 3-D parallelism on their nodes."""
 
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 _TENSOR, _DATA = KEPT["activations"], KEPT["gradients"]  # the colours of what travels; a pipeline hands on activations
 _LEVEL = 16  # between lines that run side by side
-_HIGH, _LABEL = 62, 104  # of a rank; the width of a host's name
-_NAMES = {"dp": "copy", "pp": "stage"}
+_HIGH, _LABEL = 62, 104  # of a rank; the width of a node's name
+_NAMES = {"dp": "replica", "pp": "stage"}
 
 
 def cube(tensor: int = 2, data: int = 2, pipeline: int = 2, ranks_per_host: int = 4) -> Drawing:
-    """The ranks in their hosts, and their groups by :class:`pardemo.groups.ParallelDims`.
+    """The ranks in their nodes, and their groups by :class:`pardemo.groups.ParallelDims`.
 
     Args:
         tensor: t; a tensor-parallel group is a frame round its ranks. data: d, dashed lines. pipeline: p, arrows.
@@ -32,7 +32,7 @@ def cube(tensor: int = 2, data: int = 2, pipeline: int = 2, ranks_per_host: int 
     hosts, remainder = divmod(layout.size, ranks_per_host) if ranks_per_host > 0 else (0, 0)
     if remainder or not 1 <= hosts <= 4 or not 2 <= ranks_per_host <= 8:
         raise ValueError(
-            f"{layout.size} ranks on hosts of {ranks_per_host} cannot be drawn: up to 4 full hosts of 2 to 8 can"
+            f"{layout.size} ranks on nodes of {ranks_per_host} cannot be drawn: up to 4 full nodes of 2 to 8 can"
         )
     plan = _Plan(layout, ranks_per_host)
     plan.check()
@@ -60,7 +60,7 @@ def cube(tensor: int = 2, data: int = 2, pipeline: int = 2, ranks_per_host: int 
     _legend(canvas, plan.top(hosts) + 8, layout)
     return Drawing(
         canvas,
-        f"{layout.size} ranks on {hosts} host{'s' * (hosts > 1)}. Tensor-parallel groups: "
+        f"{layout.size} ranks on {hosts} node{'s' * (hosts > 1)}. Tensor-parallel groups: "
         f"{_groups_text(layout, 'tp')}; data-parallel groups: {_groups_text(layout, 'dp')}; pipelines: "
         f"{_groups_text(layout, 'pp')}.",
     )
@@ -73,7 +73,7 @@ class _Plan:
         self.layout, self.per_host = layout, ranks_per_host
         self.pitch = (622 - _LABEL) / ranks_per_host
         self.wide = min(100, self.pitch - 28)
-        self.above = 22 + _LEVEL * self._lines("pp")  # room over the ranks of a host, and under them
+        self.above = 22 + _LEVEL * self._lines("pp")  # room over the ranks of a node, and under them
         self.below = 22 + _LEVEL * self._lines("dp")
 
     def host(self, rank: int) -> int:
@@ -100,12 +100,12 @@ class _Plan:
             for group in self.layout.groups(axis):
                 hosts = [self.host(rank) for rank in group]
                 if len(set(hosts)) > 1 and hosts != list(range(hosts[0], hosts[0] + len(group))):
-                    raise ValueError(f"the group {group} lies on hosts that are no neighbours, which cannot be drawn")
+                    raise ValueError(f"the group {group} lies on nodes that are no neighbours, which cannot be drawn")
                 if len(set(hosts)) > 1 and len({rank % self.per_host for rank in group}) > 1:
-                    raise ValueError(f"the group {group} lies across hosts and columns, which cannot be drawn")
+                    raise ValueError(f"the group {group} lies across nodes and columns, which cannot be drawn")
         t = self.layout.tp
         if t % self.per_host and self.per_host % t:
-            raise ValueError(f"tensor-parallel groups of {t} do not fit hosts of {self.per_host}")
+            raise ValueError(f"tensor-parallel groups of {t} do not fit nodes of {self.per_host}")
 
     def _lines(self, axis: str) -> int:
         groups = self.layout.groups(axis)
@@ -117,7 +117,7 @@ class _Plan:
         )
 
     def level(self, axis: str, group: list[int]) -> int:
-        """Which line of its host the group's is, counted from 0."""
+        """Which line of its node the group's is, counted from 0."""
         host_groups = [g for g in self.layout.groups(axis) if self.in_row(g) and self.host(g[0]) == self.host(group[0])]
         return host_groups.index(group)
 
@@ -131,12 +131,12 @@ def _host(canvas: Canvas, plan: _Plan, host: int) -> None:
         f"{_NAMES[axis]} {coordinates[0][axis]}" for axis in cut if len({place[axis] for place in coordinates}) == 1
     ]
     middle = plan.place(host * plan.per_host)[1] + _HIGH / 2
-    canvas.text(16, middle - 12 * len(shared_labels), f"host {host}", anchor="start", bold=True)
+    canvas.text(16, middle - 12 * len(shared_labels), f"node {host}", anchor="start", bold=True)
     canvas.lines(16, middle - 12 * len(shared_labels) + 25, shared_labels, anchor="start")
 
 
 def _join(canvas: Canvas, plan: _Plan, group: list[int], colour: str, arrows: bool) -> None:
-    """A group's line: within a host beside its ranks, between hosts from one to the next."""
+    """A group's line: within a node beside its ranks, between nodes from one to the next."""
     aside = (plan.wide / 4) * (1 if arrows else -1)
     at = [(x + plan.wide / 2 + aside, y) for x, y in (plan.place(rank) for rank in group)]
     if plan.in_row(group):

@@ -1,4 +1,4 @@
-"""Tensor, data and pipeline parallelism on four hosts: which groups lie inside a host, which between hosts."""
+"""Tensor, data and pipeline parallelism on four nodes: which groups lie inside a node, which between nodes."""
 
 from itertools import product
 from typing import TYPE_CHECKING
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from pardemo.groups import ParallelDims
 
 _TENSOR, _DATA = KEPT["activations"], KEPT["gradients"]  # the colours of what travels
-_HEAD, _FRAME, _GAP, _ROW = 34, 296, 32, 34  # the row of copies; a host's width; between hosts; a line of the legend
-_WIDE, _HIGH, _RIGHT, _DOWN = 46, 34, 52, 42  # a rank, and how far the next one of its host stands
-_ABOVE = 64  # of the ranks in their host: its name and its stage
+_HEAD, _FRAME, _GAP, _ROW = 34, 296, 32, 34  # the row of replicas; a node's width; between nodes; a line of the legend
+_WIDE, _HIGH, _RIGHT, _DOWN = 46, 34, 52, 42  # a rank, and how far the next one of its node stands
+_ABOVE = 64  # of the ranks in their node: its name and its stage
 
 
 def cube_on_hosts(tensor: int = 4, order: str = "tp-dp-pp") -> Drawing:
-    """2 replicas × 2 stages on four hosts: in the order tp-dp-pp a host is a tensor group, in dp-tp-pp a data group.
+    """2 replicas × 2 stages on four nodes: in the order tp-dp-pp a node is a tensor group, in dp-tp-pp a data group.
 
     Dashed lines join data-parallel ranks. Arrows with two heads, in the page's own colour, join the stages of a
-    pipeline: activations go down, gradients back. A tensor group is a frame, or, between hosts, an arrow of the frame's
+    pipeline: activations go down, gradients back. A tensor group is a frame, or, between nodes, an arrow of the frame's
     colour. Ranks of one colour hold the same part of their layers.
 
     Args:
@@ -31,7 +31,7 @@ def cube_on_hosts(tensor: int = 4, order: str = "tp-dp-pp") -> Drawing:
     from pardemo.groups import ParallelDims  # in here: it brings torch
 
     if not 2 <= tensor <= 4:
-        raise ValueError(f"2 to 4 ranks on a host can be drawn, not {tensor}")
+        raise ValueError(f"2 to 4 ranks on a node can be drawn, not {tensor}")
     tensor_inside = order == "tp-dp-pp"
     if not tensor_inside and (order, tensor) != ("dp-tp-pp", 2):
         raise ValueError(f"tp-dp-pp can be drawn, or dp-tp-pp with tensor groups of 2, not {order} with {tensor}")
@@ -42,9 +42,9 @@ def cube_on_hosts(tensor: int = 4, order: str = "tp-dp-pp") -> Drawing:
         left, top = _corner(column, stage, high)
         canvas.box(left, top, _FRAME, high, border=_TENSOR if tensor_inside else "", thick=4 if tensor_inside else 2)
         host = stage * 2 + column
-        canvas.lines(left + _FRAME - 12, top + 20, [f"host {host}", f"stage {stage}"], anchor="end")
+        canvas.lines(left + _FRAME - 12, top + 20, [f"node {host}", f"stage {stage}"], anchor="end")
     for column in range(2):
-        title = f"copy {column}" if tensor_inside else f"half {column} of each layer"
+        title = f"replica {column}" if tensor_inside else f"half {column} of each layer"
         canvas.text(_corner(column, 0, high)[0] + _FRAME / 2, 16, title, bold=True)
     places = {rank: _place(layout, rank, high) for rank in range(layout.size)}
     for first, second in layout.groups("dp" if tensor_inside else "tp"):
@@ -69,10 +69,10 @@ def cube_on_hosts(tensor: int = 4, order: str = "tp-dp-pp") -> Drawing:
     groups_text = {
         axis: ", ".join("-".join(map(str, group)) for group in layout.groups(axis)) for axis in ("tp", "dp", "pp")
     }
-    inside, between = ("each a host", "between copies") if tensor_inside else ("between hosts", "each a host")
+    inside, between = ("each a node", "between replicas") if tensor_inside else ("between nodes", "each a node")
     return Drawing(
         canvas,
-        f"{layout.size} ranks on four hosts of {tensor}. Tensor-parallel groups, {inside}: {groups_text['tp']}; "
+        f"{layout.size} ranks on four nodes of {tensor}. Tensor-parallel groups, {inside}: {groups_text['tp']}; "
         f"data-parallel groups, {between}: {groups_text['dp']}; pipelines, between stages: {groups_text['pp']}.",
     )
 
@@ -82,7 +82,7 @@ def _corner(column: int, stage: int, high: float) -> tuple[float, float]:
 
 
 def _place(layout: "ParallelDims", rank: int, high: float) -> tuple[float, float]:
-    """The upper left corner of a rank: those of a host stand on a diagonal, so that no line meets another rank."""
+    """The upper left corner of a rank: those of a node stand on a diagonal, so that no line meets another rank."""
     where = layout.coordinates(rank)
     inside, between, _ = layout.order.split("-")
     left, top = _corner(where[between], where["pp"], high)
@@ -95,12 +95,12 @@ def _legend(canvas: Canvas, y: float, tensor_inside: bool) -> None:
     else:
         canvas.arrow([(22, y), (66, y)], _TENSOR, 4, both=True)
     label = (
-        "a host, here a tensor group: sums of activations"
+        "a node, here a tensor group: activations, all-reduced"
         if tensor_inside
-        else "tensor: sums of activations, in every layer"
+        else "tensor: activations, all-reduced in every layer"
     )
     canvas.text(80, y, label, size=18, anchor="start")
     canvas.line([(22, y + _ROW), (66, y + _ROW)], _DATA, 3, dashed=True)
-    canvas.text(80, y + _ROW, "data: sums of gradients, once a step", size=18, anchor="start")
+    canvas.text(80, y + _ROW, "data: gradients, all-reduced once a step", size=18, anchor="start")
     canvas.arrow([(22, y + 2 * _ROW), (66, y + 2 * _ROW)], both=True)
     canvas.text(80, y + 2 * _ROW, "pipeline: activations down, gradients back", size=18, anchor="start")

@@ -26,7 +26,7 @@ def times() -> dict[tuple[int, int, str], tuple[int, int]]:
 
 
 def cube_step() -> Drawing:
-    """A step of one replica, ranks 0 and 1 (stage 0) and 4 and 5 (stage 1), and its gradients' sum with the other."""
+    """A step of one replica, ranks 0 and 1 (stage 0) and 4 and 5 (stage 1), and the all-reduce with the other one."""
     canvas = Canvas(640, _TOP + 2 * _ROW + 76)
     canvas.text(_LEFT, 14, "two micro-batches forward, then back", size=18, anchor="start")
     canvas.text(556, 14, "time", size=18, anchor="end")
@@ -40,7 +40,7 @@ def cube_step() -> Drawing:
         for (_, batch, direction), (begin, end) in stage_spans.items():
             x, wide = _LEFT + begin * _UNIT, (end - begin) * _UNIT
             canvas.box(x, y, wide, _HIGH, DONE[direction], str(batch + 1), size=20)
-            _sums(canvas, x, y + _HIGH + 5, wide)
+            _all_reduces(canvas, x, y + _HIGH + 5, wide)
         forward, back = (
             pick(span[end] for (_, _, direction), span in stage_spans.items() if direction == kind)
             for pick, end, kind in ((max, 1, "forward"), (min, 0, "backward"))
@@ -49,25 +49,26 @@ def cube_step() -> Drawing:
             canvas.box(_LEFT + forward * _UNIT, y, (back - forward) * _UNIT, _HIGH, DONE["idle"], "waits", size=18)
         done = max(end for _, end in stage_spans.values())
         x = _LEFT + done * _UNIT + 4
-        canvas.box(x, y, 1.9 * _UNIT, _HIGH, _DATA, "sum", size=18)
+        canvas.box(x, y, 1.9 * _UNIT, _HIGH, _DATA, "reduce", size=18)
     _edges(canvas, course)
     y = _TOP + 2 * _ROW - 28
-    _sums(canvas, 14, y - 10, 52)
-    canvas.text(80, y - 1, "tensor: 4 sums inside a host; products wait", size=18, anchor="start")
+    _all_reduces(canvas, 14, y - 10, 52)
+    canvas.text(80, y - 1, "tensor: 4 all-reduces inside a node; the layer waits", size=18, anchor="start")
     canvas.arrow([(40, y + 20), (40, y + 46)])
     canvas.text(80, y + 32, "pipeline: other micro-batches go on meanwhile", size=18, anchor="start")
     canvas.box(14, y + 56, 52, 22, _DATA)
-    canvas.text(80, y + 67, "data: once, between copies; the optimizer waits", size=18, anchor="start")
+    canvas.text(80, y + 67, "data: once, between replicas; the optimizer waits", size=18, anchor="start")
     return Drawing(
         canvas,
-        "One copy's step over time. Stage 0, ranks 0 and 1, computes two micro-batches forward, stage 1, ranks 4 and "
-        "5, each of them one later, then both backward. Each box has four tensor-parallel sums, an arrow hands an "
-        "activation down or its gradient up, and at each stage's end gradients are summed with the other copy.",
+        "One replica's step over time. Stage 0, ranks 0 and 1, computes two micro-batches forward, stage 1, ranks 4 "
+        "and 5, computes each of them one box later, then both backward. Each box has four tensor-parallel "
+        "all-reduces, an arrow hands an activation down or its gradient up, and at each stage's end gradients are "
+        "all-reduced with the other replica.",
     )
 
 
-def _sums(canvas: Canvas, x: float, y: float, wide: float) -> None:
-    """The tensor-parallel sums inside one box, spread over its width."""
+def _all_reduces(canvas: Canvas, x: float, y: float, wide: float) -> None:
+    """The tensor-parallel all-reduces inside one box, spread over its width."""
     count = SUMS * LAYERS
     each = wide / count
     canvas.boxes([(x + (k + 0.5) * each - 3, y, 6, 18) for k in range(count)], _TENSOR, thick=0.8)

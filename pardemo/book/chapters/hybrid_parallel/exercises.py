@@ -14,8 +14,8 @@ EXERCISES = {
     ),
     "mfu": Exercise(
         "my_mfu",
-        "What does one token need, forward and backward, in products with weights and in the attention's, which have "
-        "none? Then ask how many of that all GPUs together could do in a second.",
+        "What does one token need, forward and backward, in multiplications with weights and in the attention's, which "
+        "have none? Then ask how many of that all GPUs together could do in a second.",
     ),
     "order": Exercise(
         "my_order",
@@ -54,7 +54,7 @@ def check_groups(function: Callable[[str, int, int, int], list[list[int]]]) -> s
 
 
 def check_order(function: Callable[[], str]) -> str:
-    """``function()`` is the order whose tp groups stay in a host of 8 and whose dp groups span the fewest hosts."""
+    """``function()`` is the order whose tp groups stay in a node of 8 and whose dp groups span the fewest nodes."""
     order = call(function)
     try:
         layout = ParallelDims(tp=4, dp=4, pp=2, order=str(order))
@@ -62,14 +62,14 @@ def check_order(function: Callable[[], str]) -> str:
         raise Mistake(f"{error}.") from None
     hosts = {axis: max(len({r // 8 for r in group}) for group in layout.groups(axis)) for axis in ("tp", "dp")}
     if hosts["tp"] > 1:
-        raise Mistake(f"With {order} a tensor-parallel group spans {hosts['tp']} hosts: let tp run fastest.")
+        raise Mistake(f"With {order} a tensor-parallel group spans {hosts['tp']} nodes: let tp run fastest.")
     best = max(len({r // 8 for r in group}) for group in ParallelDims(4, 4, 2).groups("dp"))
     if hosts["dp"] > best:
         raise Mistake(
-            f"Tensor parallelism stays inside. But a data-parallel group spans {hosts['dp']} hosts, {best} are enough: "
+            f"Tensor parallelism stays inside. But a data-parallel group spans {hosts['dp']} nodes, {best} are enough: "
             "pipeline stages exchange the least, so they can be furthest apart."
         )
-    return "Tensor parallel inside a host, data parallel next, pipeline stages furthest apart."
+    return "Tensor parallel inside a node, data parallel next, pipeline stages furthest apart."
 
 
 def check_mfu(function: Callable[..., float]) -> str:

@@ -1,4 +1,4 @@
-"""Pictures of *Hybrid parallelism*: which rank is in which group, what each dimension sends, and Megatron's weak scaling."""
+"""Pictures of *Hybrid parallelism*: which rank is in which group, what each dimension sends, Megatron's scaling."""
 
 from collections.abc import Mapping, Sequence
 
@@ -22,7 +22,7 @@ _CURVES = (("parameter server", "o"), ("ring", "s"), ("torch", "^"), ("every few
 
 
 def map_of_groups(layout: ParallelDims, host_gpus: int, shown: int) -> Picture:
-    """The ranks of the first ``shown`` hosts, a row for each.
+    """The ranks of the first ``shown`` nodes, a row for each.
 
     A colour is a data-parallel group, a frame a tensor-parallel one. The ranks of rank 0's data-parallel
     group have their numbers.
@@ -36,11 +36,11 @@ def map_of_groups(layout: ParallelDims, host_gpus: int, shown: int) -> Picture:
     for first in (group[0] for group in layout.groups("tp") if group[0] < size):
         corner = (first % host_gpus - 0.5, first // host_gpus - 0.5)
         ax.add_patch(Rectangle(corner, layout.tp, 1, fill=False, edgecolor=palette.INK, linewidth=1.2))
-    ax.set(xlabel="GPU of the host", ylabel="host", xticks=range(0, host_gpus, 2), yticks=range(shown))
+    ax.set(xlabel="GPU of the node", ylabel="node", xticks=range(0, host_gpus, 2), yticks=range(shown))
     ax.grid(visible=False)
     groups = f"of {layout.size // layout.tp} tensor-parallel groups of {layout.tp} and "
     groups += f"{layout.size // layout.dp} data-parallel groups of {layout.dp}"
-    return save(fig, "hybrid_parallel_map", f"The first {shown} of {layout.size // host_gpus} hosts: {groups}.")
+    return save(fig, "hybrid_parallel_map", f"The first {shown} of {layout.size // host_gpus} nodes: {groups}.")
 
 
 def sent_by_dimension(expected: Mapping[str, float], measured: Mapping[str, float]) -> Picture:
@@ -57,14 +57,14 @@ def sent_by_dimension(expected: Mapping[str, float], measured: Mapping[str, floa
     return save(fig, "hybrid_parallel_cube", f"Sent by rank 0 in a step: {values_text}; outlines are predicted.")
 
 
-def sent_by_megatron(of_gpu: Mapping[str, float], of_host: Mapping[str, float]) -> Picture:
-    """GB that a GPU sends in a step by dimension, and that a host sends to others by order of the ranks; by formula.
+def sent_by_megatron(of_gpu: Mapping[str, float], of_node: Mapping[str, float]) -> Picture:
+    """GB that a GPU sends in a step by dimension, and that a node sends to others by order of the ranks; by formula.
 
     Args:
-        of_gpu: dimension -> bytes. of_host: order -> bytes.
+        of_gpu: dimension -> bytes. of_node: order -> bytes.
     """
     fig, axes = new(1, 2, size=(6.4, 2.8))
-    for ax, sent, title in ((axes[0], of_gpu, "a GPU sends, GB"), (axes[1], of_host, "a host sends to others, GB")):
+    for ax, sent, title in ((axes[0], of_gpu, "a GPU sends, GB"), (axes[1], of_node, "a node sends to others, GB")):
         values = [nbytes / 1e9 for nbytes in sent.values()]
         ax.bar(range(len(values)), values, 0.6, color=COLOURS["communication"], hatch="///", edgecolor="white")
         for place, value in enumerate(values):
@@ -74,7 +74,7 @@ def sent_by_megatron(of_gpu: Mapping[str, float], of_host: Mapping[str, float]) 
         ax.set(title=title, ylim=(0, 1.15 * max(values)))
         ax.grid(axis="x", visible=False)
     values_text = ", ".join(
-        f"{name.replace(chr(10), ' ')} {nbytes / 1e9:.2f}" for name, nbytes in (of_gpu | of_host).items()
+        f"{name.replace(chr(10), ' ')} {nbytes / 1e9:.2f}" for name, nbytes in (of_gpu | of_node).items()
     )
     return save(
         fig, "hybrid_parallel_megatron", f"GB sent in a step of Megatron's 8.3B model, by formula: {values_text}."
@@ -82,7 +82,7 @@ def sent_by_megatron(of_gpu: Mapping[str, float], of_host: Mapping[str, float]) 
 
 
 def orders_of_ranks(matrices: Mapping[str, Sequence[Sequence[float]]], cluster: Cluster) -> Picture:
-    """MiB from each rank to each other, for each order of the ranks; frames are hosts."""
+    """MiB from each rank to each other, for each order of the ranks; frames are nodes."""
     fig, axes = new(1, len(matrices), size=(3.2 * len(matrices), 3.7))
     most = max(float(np.max(matrix)) for matrix in matrices.values()) / 2**20
     crossing = {}
@@ -92,8 +92,8 @@ def orders_of_ranks(matrices: Mapping[str, Sequence[Sequence[float]]], cluster: 
         where = np.arange(cluster.size) // cluster.ranks_per_host
         crossing[name] = values[where[:, None] != where].sum()
         ax.set(xlabel="to rank", ylabel="from rank", title=f"{name}: {crossing[name]:.0f} MiB cross")
-    values_text = "; ".join(f"{name}: {value:.0f} MiB between hosts" for name, value in crossing.items())
-    return save(fig, "hybrid_parallel_orders", f"MiB from rank to rank; frames are hosts. {values_text}.")
+    values_text = "; ".join(f"{name}: {value:.0f} MiB between nodes" for name, value in crossing.items())
+    return save(fig, "hybrid_parallel_orders", f"MiB from rank to rank; frames are nodes. {values_text}.")
 
 
 def parts_of_steps(excess: Mapping[int, tuple[Mapping[str, float], float]]) -> Picture:
@@ -130,7 +130,9 @@ def parts_of_steps(excess: Mapping[int, tuple[Mapping[str, float], float]]) -> P
     return save(fig, "hybrid_parallel_parts", f"Per cent longer than with linear scaling: {values_text}.")
 
 
-def sums_of_copies(paper: Mapping[int, Sequence[float]], formulas: Mapping[str, Mapping[int, float]]) -> Picture:
+def all_reduces_of_replicas(
+    paper: Mapping[int, Sequence[float]], formulas: Mapping[str, Mapping[int, float]]
+) -> Picture:
     """How much longer a step of 64 replicas takes than of one: in the paper, and by the formula without overlap.
 
     Args:
@@ -145,7 +147,7 @@ def sums_of_copies(paper: Mapping[int, Sequence[float]], formulas: Mapping[str, 
         style = {"color": COLOURS["communication"], "hatch": hatch, "edgecolor": "white"}
         ax.bar(places + number * wide, list(values.values()), wide, label=f"by the formula, {name}", **style)
     ax.set_xticks(places, list(paper))
-    ax.set(xlabel="GPUs", ylabel="data-parallel sum,\nper cent of a linear step")
+    ax.set(xlabel="GPUs", ylabel="data-parallel all-reduce,\nper cent of a linear step")
     ax.grid(axis="x", visible=False)
     ax.legend(loc="upper left")
     values_text = "; ".join(
@@ -153,7 +155,9 @@ def sums_of_copies(paper: Mapping[int, Sequence[float]], formulas: Mapping[str, 
         + ", ".join(f"{name} {by_gpus[gpus]:.1f}" for name, by_gpus in formulas.items())
         for gpus, values in paper.items()
     )
-    return save(fig, "hybrid_parallel_sums", f"The data-parallel sum in per cent of a linear step. {values_text}.")
+    return save(
+        fig, "hybrid_parallel_sums", f"The data-parallel all-reduce in per cent of a linear step. {values_text}."
+    )
 
 
 def shares_of_peak(rows: Mapping[str, tuple[float, float]]) -> Picture:

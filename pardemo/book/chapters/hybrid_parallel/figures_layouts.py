@@ -1,4 +1,4 @@
-"""Pictures of *Hybrid parallelism*: strong scaling, what each kind of layout adds, and the layouts that the rule takes."""
+"""Pictures of *Hybrid parallelism*: strong scaling, what each kind of layout adds, which layouts the rule takes."""
 
 from collections.abc import Mapping, Sequence
 

@@ -16,6 +16,6 @@ def my_order():
 
 def my_mfu(params, layers, hidden, sequence, tokens_per_s, gpus, peak):
     # What the model needs for a token: 6 for each parameter, and the attention's
-    # products, which have none. That a layer is recomputed is not for the model.
+    # multiplications, which have none. That a layer is recomputed is not for the model.
     flops = 6 * params + 12 * layers * hidden * sequence
     return flops * tokens_per_s / (gpus * peak)
