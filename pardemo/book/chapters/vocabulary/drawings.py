@@ -14,16 +14,16 @@ MODEL = (
     ("embedding", "V × h weights", True, "all-reduce"),
     ("blocks", "cut already", False, ""),
     ("output head", "V × h weights", True, ""),
-    ("logits", "b·s × V numbers", True, "3 numbers a token"),
+    ("logits", "b·s × V numbers", True, "3 numbers per token"),
 )
 _TALK, _CELL, _LEFT = DONE["communication"], 62, (36, 340)
 
 
 def vocabulary_cut() -> Drawing:
     """A model on two ranks from the embedding to the logits: with a whole vocabulary, and with a cut one."""
-    wide, high = 84, 52
-    sides = (("whole vocabulary", (192, 288)), ("cut vocabulary", (436, 532)))
-    canvas = Canvas(640, 430)
+    wide, high = 100, 52
+    sides = (("whole vocabulary", (184, 290)), ("cut vocabulary", (430, 536)))
+    canvas = Canvas(640, 446)
     for name, (first, second) in sides:
         canvas.text((first + second + wide) / 2, 20, name, size=20, bold=True)
         for rank, x in enumerate((first, second)):
@@ -41,9 +41,9 @@ def vocabulary_cut() -> Drawing:
         y += high + 12
         if sent:
             first, second = sides[1][1]
-            canvas.box(first, y, second + wide - first, 32, _TALK, sent)
+            canvas.box(first, y, second + wide - first, 32, _TALK, sent, size=18)
             y += 44
-    legend(canvas, 192, y + 14, {"whole on both": WHOLE})
+    legend(canvas, 184, y + 10, {"whole on both": WHOLE})
     return Drawing(
         canvas,
         "A model on two ranks. The blocks are cut. On the left embedding, output head and logits are whole on both "

@@ -1,12 +1,13 @@
 """The exercises of this chapter, and what checks an answer to each."""
 
+import math
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from pardemo.book.page.exercises import Exercise, Mistake, fresh_seed
+from pardemo.book.page.exercises import Exercise, Mistake, call, fresh_seed
 from pardemo.formulas import communication
 from pardemo.formulas import tensor_parallel as formulas
 from pardemo.meters import CallMeter, WireMeter
@@ -18,6 +19,11 @@ EXERCISES = {
         "my_loss",
         "The log of a sum of exps, minus the target's own logit, and the largest logit so that exp stays small: which "
         "rank knows how much of each? Two of the three numbers are sums.",
+    ),
+    "vocabulary_bytes": Exercise(
+        "my_bytes",
+        "First find the number of rows: the next multiple of 128 times the ranks. Each rank has its share of them, "
+        "with weights for each row and logits for each token. Gradients of logits are as large as the logits.",
     ),
 }
 
@@ -68,3 +74,36 @@ def _try_loss(function: Callable, seed: int) -> tuple[str, int, int]:
     if not torch.allclose(large.to(expected.dtype), expected, atol=1e-2):
         return "logits around 1000 overflow exp: subtract the largest logit of all ranks first.", 0, 0
     return "", wire.sent_bytes, sum(calls.counts.values())
+
+
+def check_vocabulary_bytes(function: Callable[[int, int, int, int, bool], float]) -> str:
+    """``function(words, hidden, tokens, ranks, tied)`` is the bytes of a padded vocabulary on each rank."""
+    for words, hidden, tokens, ranks in ((50_257, 768, 8_192, 8), (128_256, 4_096, 4_096, 4)):
+        for tied in (False, True):
+            _check_bytes(call(function, words, hidden, tokens, ranks, tied), words, hidden, tokens, ranks, tied)
+    return "Right: the padded rows over the ranks, 16 bytes for each weight, 8 for each logit."
+
+
+def _check_bytes(answer: object, words: int, hidden: int, tokens: int, ranks: int, tied: bool) -> None:
+    where = f"For {words:,} words, h = {hidden:,}, {tokens:,} tokens, {ranks} ranks, {'tied' if tied else 'not tied'},"
+    if isinstance(answer, bool) or not isinstance(answer, int | float):
+        raise Mistake(f"{where} it returned {type(answer).__name__}, not a number of bytes.")
+
+    def with_(rows: float, matrices: int = 1 if tied else 2, of_logit: int = 8, logits: float | None = None) -> float:
+        return 16 * matrices * rows * hidden + of_logit * tokens * (rows if logits is None else logits)
+
+    rows = math.ceil(words / (128 * ranks)) * 128
+    expected = with_(rows)
+    if abs(answer - expected) <= 1e-6 * expected:
+        return
+    for wrong, hint in (
+        (with_(words / ranks), "the table is padded, to a multiple of 128 times the ranks"),
+        (with_(math.ceil(words / 128) * 128 / ranks), "the 128 is multiplied by the number of ranks"),
+        (with_(rows, 2 if tied else 1), "tied is one matrix for both ends, not tied is two"),
+        (with_(rows, of_logit=4), "the gradient of the logits is as large as the logits"),
+        (with_(rows, logits=rows * ranks), "the logits are cut by words, too"),
+        (with_(rows * ranks), "that is the whole vocabulary: each rank has its share"),
+    ):
+        if abs(answer - wrong) <= 1e-6 * wrong:
+            raise Mistake(f"{where} it is {expected:,.0f} bytes, not {answer:,.0f}: {hint}.")
+    raise Mistake(f"{where} it is {expected:,.0f} bytes, not {answer:,.0f}.")

@@ -30,7 +30,8 @@ def on_each_gpu(held: Mapping[str, float], if_cut: Mapping[str, float]) -> Pictu
     ax.set_yticks(places, list(held))
     ax.set(xlabel="on each of eight GPUs, GB", ylim=(len(held) - 0.5, -0.5), xlim=(0, 1.12 * max(held.values())))
     ax.grid(axis="y", visible=False)
-    handles = [Patch(facecolor=colour, label=label) for label, colour in zip(_KIND_LABELS, kinds.values(), strict=True)]
+    named = zip(_KIND_LABELS, kinds.values(), strict=True)
+    handles = [Patch(facecolor=colour, label=label) for label, colour in named if colour in colours]
     handles.append(Patch(fill=False, edgecolor="black", label="if all of it were cut"))
     fig.legend(handles=handles, loc="outside lower center", ncols=2)
     values_text = ", ".join(f"{name.replace(chr(10), ' ')} {value:.1f}" for name, value in held.items())
@@ -63,7 +64,7 @@ def loss_bytes(
         ax.axvline(size, color=COLOURS["wait"], linewidth=1.2, zorder=1)
         ax.annotate(name, (size, 45), (-2, 0), textcoords="offset points", ha="right", va="bottom", rotation=90)
     ax.set(xscale="log", yscale="log", xlabel="words in the vocabulary, V", ylim=(8, 2e6))
-    ax.set_ylabel(f"sent by a rank per token, bytes (N = {ranks})")
+    ax.set_ylabel(f"sent by a rank per token, bytes (t = {ranks})")
     ax.plot([], [], color=COLOURS["predicted"], label="predicted")
     ax.legend(loc="upper left")
     alt_text = "Gathered logits grow with the vocabulary, three all-reduced numbers do not: both lie on their lines."
@@ -77,9 +78,10 @@ def library_losses(sent: Mapping[str, float], predicted: Mapping[str, float], ke
         sent, predicted, kept: library -> a number in the unit of its panel.
     """
     fig, axes = new(1, 2, size=(6.4, 3.2))
-    labels, outlines = list(sent), {"communication": list(predicted.values())}
+    labels = [name.replace("Megatron-core", "Megatron-\ncore") for name in sent]
+    outlines = {"communication": list(predicted.values())}
     for ax, series, values, outline, title, template in (
-        (axes[0], "communication", sent, outlines, "sent, numbers of a token", "{:.1f}"),
+        (axes[0], "communication", sent, outlines, "sent, numbers per token", "{:.1f}"),
         (axes[1], "activations", kept, None, "kept, × own logits", "{:.2f}"),
     ):
         bars(ax, labels, {series: list(values.values())}, outline)

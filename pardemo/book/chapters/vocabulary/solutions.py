@@ -18,3 +18,9 @@ def my_loss(logits, targets):
     sums = torch.stack([logits.exp().sum(1), target * mine])
     dist.all_reduce(sums)
     return sums[0].log() - sums[1]
+
+
+def my_bytes(words, hidden, tokens, ranks, tied):
+    rows = -(-words // (128 * ranks)) * 128  # padded, then divided among the ranks
+    weights = rows * hidden * (1 if tied else 2)
+    return 16 * weights + 8 * tokens * rows  # fp32 logits, and their gradient
