@@ -117,7 +117,7 @@ def ways_between_nodes(
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.grid(axis="y", visible=False)
     handles, labels = ([*above, *under] for above, under in zip(*_legends(ax, below), strict=True))
-    fig.legend(handles, labels, loc="outside lower center", ncols=3)
+    fig.legend(handles, labels, loc="outside lower center", ncols=2)
     values_text = "; ".join(f"{name} {counted[name]:.2f} S, {took[name]:.2f} s" for name in names)
     return save(
         fig,
@@ -228,7 +228,7 @@ def memory_and_wire(
         compute_s: seconds of its matrix multiplications.
         step_s: way -> seconds of ``micro_batches`` on the last network.
     """
-    fig, (ax, below, last) = new(3, 1, size=(5.8, 8.4), height_ratios=(1, 1.7, 1))
+    fig, (ax, below, last) = new(3, 1, size=(5.8, 9.2), height_ratios=(1, 1.7, 1))
     names, network = list(memory), list(seconds)[-1]
     places = np.arange(len(names))
     _bars(ax, [memory[name] / 1e9 for name in names], COLOURS["optimizer states"], "{:.1f}")
@@ -247,12 +247,12 @@ def memory_and_wire(
     _bars(last, [step_s[name] for name in names], COLOURS["communication"], "{:.0f}")
     all_s = micro_batches * compute_s
     last.axvline(all_s, color=COLOURS["compute"], linewidth=3)
-    last.set_xlabel(f"seconds of {micro_batches} micro-batches with {network}")
+    last.set_xlabel(f"seconds of {micro_batches} micro-batches, {network}")
     for axes in (ax, below, last):
         axes.set_yticks(places, names)
         axes.set_ylim(len(names) - 0.4, -0.6)
         axes.grid(axis="y", visible=False)
-    below.legend(loc="lower right")
+    fig.legend(*below.get_legend_handles_labels(), loc="outside lower center", ncols=1)
     values_text = "; ".join(
         f"{name} {memory[name] / 1e9:.1f} GB, "
         + ", ".join(f"{of[name]:.2g} s with {net}" for net, of in seconds.items())
