@@ -89,7 +89,7 @@ def what_each_adds(shares: Mapping[str, Mapping[str, float]], name: str, chosen:
     if job:
         ax.set_title(job, loc="left")
     if left.any():
-        fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+        fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     values_text = "; ".join(f"{layout} {total:.0f} %" for layout, total in zip(shares, left, strict=True))
     taken = f" The rule takes {chosen}." if chosen else ""
     return save(

@@ -102,7 +102,7 @@ def chosen_layouts(chosen: Mapping[str, Candidate]) -> Picture:
         right.annotate(text, (end, place), (5, 0), textcoords="offset points", va="center")
     ticks = range(0, int(ends.max()) + 1, 3)
     right.set_xticks(list(ticks), [f"{2**tick:,}" for tick in ticks])
-    right.set(xlabel="GPUs", xlim=(0, 1.45 * ends.max()))
+    right.set(xlabel="GPUs", xlim=(0, 1.6 * ends.max()))
     left.set_yticks(places, [",\n".join(name.rsplit(", ", 1)) for name in chosen])
     left.set_ylim(len(chosen) - 0.5, -0.5)
     for ax in (left, right):
