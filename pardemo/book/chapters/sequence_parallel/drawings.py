@@ -47,9 +47,10 @@ def sequence_parallel() -> Drawing:
     canvas.lines(20, y + 50, backward, anchor="start")
     return Drawing(
         canvas,
-        "A transformer block on two ranks under sequence parallelism. Norms, dropout and sums work on half the tokens; "
+        "A transformer block on two ranks under sequence parallelism. Norms, dropouts and additions work on half "
+        "the tokens; "
         "an all-gather puts all tokens together before attention and MLP, which are cut by heads and columns, and a "
-        "reduce-scatter adds their results and cuts by tokens again.",
+        "reduce-scatter sums their results and cuts by tokens again.",
     )
 
 

@@ -24,12 +24,12 @@ class BlockStep(NamedTuple):
 #: Korthikanti et al. 2022 (arXiv 2205.05198, 4.1 and 4.2.1), in 16 bits.
 STEPS = (
     BlockStep("norm 1", 2, 0, False),
-    BlockStep("q, k, v", 2, 0, False),
-    BlockStep("q times k", 4, 0, True),
+    BlockStep("in projection", 2, 0, False),
+    BlockStep("queries × keys", 4, 0, True),
     BlockStep("softmax", 0, 2, True),
     BlockStep("its dropout", 0, 1, True),
-    BlockStep("times v", 2, 2, True),
-    BlockStep("projection", 2, 0, True),
+    BlockStep("× values", 2, 2, True),
+    BlockStep("out projection", 2, 0, True),
     BlockStep("dropout 1", 1, 0, False),
     BlockStep("norm 2", 2, 0, False),
     BlockStep("first matrix", 2, 0, False),

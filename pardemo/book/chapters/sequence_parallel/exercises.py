@@ -63,7 +63,7 @@ def _try_gradients(function: Callable, seed: int) -> tuple[str, int]:
         (mine, "these are the parts of this rank's own tokens."),
         (
             [total / size for total in sums],
-            "these are means. The ranks have parts of one sum here, and no copies of it.",
+            "these are means. The ranks have parts of one sum here, and not replicas of it.",
         ),
     ):
         if all(torch.allclose(tensor, other, atol=1e-4) for tensor, other in zip(result, candidate, strict=True)):
@@ -78,7 +78,7 @@ def check_activations(function: Callable[[int, int, int, int, int, bool, bool], 
         for in_sequence in (False, True):
             for flash in (False, True):
                 _check_kept(call(function, b, s, h, a, n, in_sequence, flash), b, s, h, a, n, in_sequence, flash)
-    return "Right: 10 + 24/N without, 34/N with sequence parallelism, and 5as/h over N where the scores are kept."
+    return "Right: 10 + 24/t without, 34/t with sequence parallelism, and 5as/h over t where the scores are kept."
 
 
 def _check_kept(answer: object, b: int, s: int, h: int, a: int, n: int, in_sequence: bool, flash: bool) -> None:
@@ -94,10 +94,10 @@ def _check_kept(answer: object, b: int, s: int, h: int, a: int, n: int, in_seque
         return
     for wrong, hint in (
         (unit * (34 + core) / n, "norms, dropout and the layers' inputs are whole on every rank there"),
-        (unit * (10 + 24 / n + core), "heads are cut, so each rank has an N-th of the scores"),
+        (unit * (10 + 24 / n + core), "heads are cut, so each rank has 1/t of the scores"),
         (unit * (10 + (24 + 5 * a * s / h) / n), "the scores are not kept, or the 10 are cut, too"),
         (unit * (34 + 5 * a * s / h) / n, "FlashAttention keeps no scores"),
-        (unit * (34 + core), "nothing is cut in that: where is N?"),
+        (unit * (34 + core), "nothing is cut in that: where is t?"),
         (expected / 2, "two bytes to a number, and one to a dropout's mask"),
     ):
         if abs(answer - wrong) <= 1e-3 * wrong:

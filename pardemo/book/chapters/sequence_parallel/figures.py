@@ -27,7 +27,7 @@ def sequence_cost(
         values, labels = list(by_way.values()), [textwrap.fill(way, 10) for way in by_way]
         bars(ax, labels, {kind: values}, {kind: list(theory)})
         _numbers(ax, range(len(values)), values, "{:.1f}")
-        ax.set(title=f"{title} (N = {ranks})", ylim=(0, 1.18 * max(theory)))
+        ax.set(title=f"{title} (t = {ranks})", ylim=(0, 1.18 * max(theory)))
     fig.legend(handles=[_OUTLINE], loc="outside lower right")
     values_text = "; ".join(f"{way}: {kept[way]:.1f} kept, {sent[way]:.1f} φ sent" for way in kept)
     return save(fig, "sequence_parallel_sequence_cost", f"{values_text}; outlines are predicted.")
@@ -159,7 +159,7 @@ def library_layers(sent: Mapping[str, float], predicted: Mapping[str, float], ke
         sent, predicted, kept: library -> a number in the unit of its panel.
     """
     fig, axes = new(1, 2, size=(6.4, 3.2))
-    labels = [name.replace(", ", ",\n") for name in sent]
+    labels = [name.replace(", ", ",\n").replace("Megatron-core", "Megatron-\ncore") for name in sent]
     for ax, series, values, outline, title, template in (
         (axes[0], "communication", sent, {"communication": list(predicted.values())}, "sent, φ", "{:.1f}"),
         (axes[1], "activations", kept, None, "kept, tensors [b, s, h]", "{:.2f}"),
