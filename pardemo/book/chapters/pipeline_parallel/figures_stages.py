@@ -69,14 +69,14 @@ def memory_of_schedules(
     ax.barh(places, held, 0.6, left=left, color=COLOURS["activations"], label="activations", zorder=2)
     most = left + max(held)
     for place, (schedule, gb) in enumerate(zip(activations, held, strict=True)):
-        label = f"{gb:.1f} GB kept,\n{idle[schedule]:.1%} idle"
+        label = f"{gb:.1f} GB,\n{idle[schedule]:.1%} idle"
         end, room = left + gb, room_bytes / 1e9  # a label stands behind the line, which would cross it
         inside = end > room + 0.3 * most
         at = room if inside or end < room else end
         style = {"color": palette.ink_on(COLOURS["activations"])} if inside else {}
         ax.annotate(label, (at, place), (6, 0), textcoords="offset points", va="center", zorder=4, **style)
     ax.axvline(room_bytes / 1e9, color=palette.VERDICTS["fails"], linewidth=2, zorder=3)
-    ax.set_yticks(places, list(activations))
+    ax.set_yticks(places, [schedule.replace(", ", ",\n") for schedule in activations])
     ax.set(xlabel="GB on each GPU", xlim=(0, 1.03 * most), ylim=(len(activations) - 0.5, -0.5))
     ax.grid(axis="y", visible=False)
     line = Line2D([], [], color=palette.VERDICTS["fails"], linewidth=2, label="room")
