@@ -9,7 +9,7 @@ from pardemo.draw.parts import legend
 #: Name, what is sent before attention, how attention is cut, whether a rank's weights are whole or cut.
 WAYS = (
     (("Megatron's", "(this chapter)"), "all-gather", "heads", "cut"),
-    (("context", "parallelism"), "K, V ring", "tokens", "whole"),
+    (("context", "parallelism"), "ring", "tokens", "whole"),
     (("Ulysses", "(DeepSpeed)"), "all-to-all", "heads", "whole"),
 )
 _SIDE, _FIRST, _SECOND = 84, 160, 408

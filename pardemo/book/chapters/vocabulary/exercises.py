@@ -23,7 +23,7 @@ EXERCISES = {
     "vocabulary_bytes": Exercise(
         "my_bytes",
         "First find the number of rows: the next multiple of 128 times the ranks. Each rank has its share of them, "
-        "with weights for each row and logits for each token. Gradients of logits are as large as the logits.",
+        "with weights for each row, and with logits and their gradients for each token.",
     ),
 }
 
