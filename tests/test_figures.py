@@ -85,7 +85,8 @@ def test_sliders_show_the_picture_that_they_choose(monkeypatch):
     sliders = figures.states_explorer(7.5, 64, 12, 2)
     sliders.update()
     assert shown[-1].alt == (
-        "Model states of 7.5·10⁹ parameters on 64 ranks, stages 0 to 3: 120.0, 31.4, 16.6, 1.9 GB each."
+        "Model states of 7.5·10⁹ parameters on 64 ranks, plain and under ZeRO-1, 2 and 3: "
+        "120.0, 31.4, 16.6, 1.9 GB each."
     )
     (stage,) = [child for child in sliders.children if getattr(child, "description", "") == "stage"]
     before = len(shown)
@@ -97,7 +98,10 @@ def test_sliders_show_the_picture_that_they_choose(monkeypatch):
 def test_in_a_page_the_sliders_are_a_player_over_the_ranks(monkeypatch):
     monkeypatch.setenv("PARDEMO_HEADLESS", "1")
     player = figures.states_explorer()
-    assert "64 GPUs, plain data parallelism, ZeRO-1, ZeRO-2 and ZeRO-3 keep 120, 31.4, 16.6, 1.88 GB" in player.captions[player.start]
+    assert (
+        "64 GPUs, plain data parallelism, ZeRO-1, ZeRO-2 and ZeRO-3 keep 120, 31.4, 16.6, 1.88 GB"
+        in player.captions[player.start]
+    )
     assert player.captions[player.start].endswith("These fit into 85 GB: ZeRO-1, ZeRO-2, ZeRO-3.")
 
 
