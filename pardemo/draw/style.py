@@ -12,7 +12,10 @@ from pardemo.draw import palette, pictures
 
 with extras.needed_by(__name__):
     import matplotlib
+    from matplotlib.artist import Artist
+    from matplotlib.collections import Collection, PathCollection
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
     from matplotlib.text import Text
     from PIL import Image, PngImagePlugin
 
@@ -64,6 +67,8 @@ SETTINGS = {
 DPI = 110
 #: Pixels that the smallest words of a chart have at least, on a phone too: where it has no room for that, it scrolls.
 LEGIBLE_PX = 10
+#: Points of a line or a cloud from which on it is no drawing but a picture.
+MANY = 1000
 #: For machines without the font that the chart was laid out with: these are no wider.
 FALLBACK = "'DejaVu Sans', Verdana, sans-serif"
 
@@ -109,7 +114,11 @@ def draw(fig: Figure, alt: str) -> Picture:
 def _svg(fig: Figure, alt: str) -> str:
     """Coordinates to a hundredth of a point, no date, and how wide it has to be for its smallest words."""
     drawn = io.StringIO()
-    fig.savefig(drawn, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    for artist in fig.findobj(_has_many_points):
+        artist.set_rasterized(True)
+    fig.savefig(
+        drawn, format="svg", dpi=2 * DPI, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+    )
     text = drawn.getvalue()
     text = re.sub(r"<[^<>]*>", _shorter, text)  # inside of tags: a word such as 0.084 stays as it is
     text = text.replace("'DejaVu Sans'", FALLBACK)
@@ -125,6 +134,15 @@ def _svg(fig: Figure, alt: str) -> str:
     body = text[text.index(">", text.index("<svg ")) + 1 :]
     body = re.sub(r"\s*<metadata>.*?</metadata>|\s*<!--.*?-->|\s*<style\b.*?</style>", "", body, flags=re.S)
     return head + re.sub(r"\n\s+", "\n", body)
+
+
+def _has_many_points(artist: Artist) -> bool:
+    """Whether it would be a large part of a page as a path: it is a picture inside the drawing then."""
+    if isinstance(artist, PathCollection):
+        return len(artist.get_offsets()) > MANY
+    if isinstance(artist, Collection):
+        return sum(len(path.vertices) for path in artist.get_paths()) > MANY
+    return isinstance(artist, Line2D) and len(artist.get_xdata()) > MANY
 
 
 def _shorter(tag: re.Match[str]) -> str:

@@ -15,6 +15,7 @@ with extras.needed_by(__name__):
     from matplotlib.figure import Figure
 
 NEAR = 0.15  # the band around equal
+FEW = 60  # points of a source that are drawn large
 MARKERS = "o^sDvPX"
 #: Colours of the sources: there are more sources than light colours of ranks that can be seen as a point.
 POINTS = (*palette.WAYS.values(), palette.COMPUTED, palette.DONE["communication"], palette.KEPT["activations"])
@@ -37,16 +38,20 @@ def predicted_and_known(outcomes: Sequence[Any]) -> Figure:
     ends = [low, high]
     ax.fill_between(ends, [(1 - NEAR) * x for x in ends], [(1 + NEAR) * x for x in ends], color=palette.GRID, zorder=0)
     ax.plot(ends, ends, color=palette.PREDICTED, linewidth=1, zorder=1)
-    # the largest first, or the others would lie below it
+    # the largest first, and small ones as large points with an edge, or those of many would hide them
     for place, (source, group) in enumerate(sorted(groups.items(), key=lambda item: -len(item[1]))):
         colour, marker = POINTS[place % len(POINTS)], MARKERS[place % len(MARKERS)]
         published, predicted = [outcome.run.seconds for outcome in group], [outcome.step.seconds for outcome in group]
+        few = len(group) < FEW
         ax.scatter(
-            published, predicted, s=12, marker=marker, color=colour, alpha=0.6, linewidths=0, label=_short(source)
-        )
+            published, predicted, s=40 if few else 12, marker=marker, color=colour, alpha=0.95 if few else 0.6,
+            edgecolors="white" if few else "none", linewidths=0.6 if few else 0, label=_short(source), zorder=2 + few,
+        )  # fmt: skip
     ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
     ax.set(xlabel="known seconds a step", ylabel="predicted seconds a step")
-    ax.legend(loc="upper left", markerscale=2)
+    legend = ax.legend(loc="upper left")
+    for handle in legend.legend_handles:
+        handle.set_sizes([40])
     return fig
 
 
@@ -102,7 +107,7 @@ def seconds_of_layouts(
 ) -> Picture:
     """Where each layout's step goes, part by part, in seconds; a diamond is the ``published`` time."""
     published = published or {}
-    fig, ax = new(size=(6.4, 0.55 * len(steps) + 1.9))
+    fig, ax = new(size=(6.4, 0.55 * len(steps) + 2.3))
     ends = stacked(ax, steps, PARTS)
     top = max(*ends, *published.values())
     for place, (case, end) in enumerate(zip(steps, ends, strict=True)):
@@ -114,7 +119,7 @@ def seconds_of_layouts(
     if diamonds:
         ax.scatter(*zip(*diamonds, strict=True), s=52, marker="D", color=palette.PREDICTED, zorder=3, label="published")
     ax.set(xlabel="seconds a step; bars and numbers are predicted", xlim=(0, 1.14 * top))
-    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     description = "; ".join(
         f"{case} {end:.2f} s, mostly {max(steps[case], key=lambda part: steps[case][part])}"
         + (f", published {published[case]:.2f} s" if case in published else "")
