@@ -75,7 +75,7 @@ def mlp_cut(backward: bool = False, gated: bool = False) -> Drawing:
 PART_OF = ("⁽⁰⁾", "⁽¹⁾")
 #: Of :func:`mlp_cut`: where f and g stand, and the left edges of X, of the first matrix, GeLU, the second one and Z.
 _F, _G = 176, 550
-_PLACES = {"X": 82, "first": 218, "middle": 296, "second": 410, "Z": 590}
+_PLACES = {"X": 82, "first": 214, "middle": 296, "second": 410, "Z": 590}
 
 
 def _mlp_row(canvas: Canvas, y: float, rank: int, backward: bool, gated: bool) -> None:
@@ -85,15 +85,15 @@ def _mlp_row(canvas: Canvas, y: float, rank: int, backward: bool, gated: bool) -
     canvas.box(_PLACES["X"], y - 40, 52, 80, WHOLE, f"{way}X", size=22)
     if gated:
         for name, top in (("gate", y - 46), ("up", y + 2)):
-            canvas.box(_PLACES["first"], top, 52, 44, colour, name, size=20)
+            canvas.box(_PLACES["first"], top, 60, 44, colour, name, size=20)
     else:
-        canvas.box(_PLACES["first"], y - 46, 52, 92, colour, "W₁" + PART_OF[rank], size=20)
+        canvas.box(_PLACES["first"], y - 46, 60, 92, colour, "W₁" + PART_OF[rank], size=19)
     canvas.box(_PLACES["middle"], y - 28, 84, 56, colour, "SiLU, ∘" if gated else "GeLU", size=20)
-    canvas.box(_PLACES["second"], y - 24, 94, 48, colour, "down" if gated else "W₂" + PART_OF[rank], size=22)
+    canvas.box(_PLACES["second"], y - 24, 94, 48, colour, "down" if gated else "W₂" + PART_OF[rank], size=20)
     canvas.box(_PLACES["Z"], y - 40, 46, 80, WHOLE, f"{way}Z", size=22)
     for x, name in ((_F, "f"), (_G, "g")):
         canvas.box(x - 18, y - 24, 36, 48, "none", name, size=24, border=DONE["communication"], thick=3)
-    gaps = ((137, 155), (197, 215), (273, 293), (383, 407), (507, 529), (571, 588))
+    gaps = ((137, 155), (197, 212), (277, 293), (383, 407), (507, 529), (571, 588))
     for left, right in gaps:
         canvas.arrow([(right, y), (left, y)] if backward else [(left, y), (right, y)], thick=2.5)
     for x, wide in ((108, "h wide"), (338, "4h/t wide")):
