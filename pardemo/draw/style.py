@@ -68,7 +68,7 @@ DPI = 110
 #: Pixels that the smallest words of a chart have at least, on a phone too: where it has no room for that, it scrolls.
 LEGIBLE_PX = 10
 #: Points of a line or a cloud from which on it is no drawing but a picture.
-MANY = 1000
+MANY = 500
 #: For machines without the font that the chart was laid out with: these are no wider.
 FALLBACK = "'DejaVu Sans', Verdana, sans-serif"
 
