@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pardemo import claims, project
+from pardemo.book.chapters import CHAPTERS
 from pardemo.book.run import scorecard
 from pardemo.claims.lines import Line
 from pardemo.draw import pictures
@@ -87,8 +88,14 @@ def _missed(factor: float, row: dict[str, Any]) -> str:
     figures = f"{claims.predicted_text(row)}, found {claims.short(row['measured'])} {row['unit']}".strip()
     return (
         f"<p><b>× {factor:.1f}</b> {html.escape(row['statement'])}{case}: {html.escape(figures)}.<br>"
-        f"<small>{html.escape(row['reason'].rstrip('.'))}. Chapter {row['notebook'][:2]}, {row['claim']}</small></p>"
+        f"<small>{html.escape(row['reason'].rstrip('.'))}. ({_link(row)})</small></p>"
     )
+
+
+def _link(row: dict[str, Any]) -> str:
+    """To a claim's chapter, by its title; the claim's id is a hover text."""
+    title = CHAPTERS.get(project.chapter_name(row["notebook"]), row["notebook"])
+    return f'<a href="{row["notebook"]}.ipynb" title="{html.escape(row["claim"])}">{html.escape(title)}</a>'
 
 
 def of_papers(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

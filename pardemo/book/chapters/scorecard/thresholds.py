@@ -57,18 +57,25 @@ class Table:
         )
 
     def _repr_html_(self) -> str:
-        heads = "".join(f"<th>{head}</th>" for head in ("from where on", "formula", *_GPU_NAMES, "measured in"))
-        lines = ""
-        for row in self.rows:
-            where = f'<a href="{notebook_of(row.chapter)}.ipynb">{html.escape(CHAPTERS[row.chapter])}</a>'
-            texts = (row.question, row.formula, *row.values.values())
-            lines += f"<tr>{''.join(f'<td>{html.escape(text)}</td>' for text in texts)}<td>{where}</td></tr>"
+        heads = "".join(f"<th>{head}</th>" for head in ("from where on, and which chapter says why", *_GPU_NAMES))
+        lines = "".join(f"<tr><td>{_named(row)}</td>{_cells(row)}</tr>" for row in self.rows)
         return f"<table><tr>{heads}</tr>{lines}</table>"
+
+
+def _named(row: Threshold) -> str:
+    """Question, formula and chapter below each other: three columns in all, which a phone has room for."""
+    chapter = f'<a href="{notebook_of(row.chapter)}.ipynb">{html.escape(CHAPTERS[row.chapter])}</a>'
+    return f"{html.escape(row.question)}<br><small>{html.escape(row.formula)} ({chapter})</small>"
+
+
+def _cells(row: Threshold) -> str:
+    return "".join(f"<td>{html.escape(text)}</td>" for text in row.values.values())
 
 
 def thresholds() -> Table:
     """All of them, for :data:`_GPU_NAMES`, eight GPUs a node with a network card of 400 Gbit/s each."""
     gpus = [hardware.gpu(name) for name in _GPU_NAMES]
+    share = f"{100 * _SHARE:.0f} %"
 
     def row(question: str, formula: str, value, unit: str, chapter: str) -> Threshold:
         return Threshold(question, formula, {gpu.name: f"{_short(value(gpu))} {unit}".strip() for gpu in gpus}, chapter)
@@ -89,20 +96,21 @@ def thresholds() -> Table:
                 lambda g: rate(g) / g.memory_bytes_per_s, "tokens", "your_machine"),
             row(f"Tensor parallelism over {_TENSOR} GPUs adds at h = {_WIDTH:,}", "(t − 1) · F / (4.5 · h · B)",
                 lambda g: 100 * tensor(g), "%", "megatron_attention"),
-            row(f"… and at most {_SHARE:.0%} from", "h = (t − 1) · F / (0.45 · B)", wide, "features",
+            row(f"… and at most {share} from", "h = (t − 1) · F / (0.45 · B)", wide, "features",
                 "megatron_attention"),
-            row(f"A pipeline of {_STAGES} stages waits {_SHARE:.0%} of all time from", "m = 9 · (p − 1)",
+            row(f"A pipeline of {_STAGES} stages waits at most {share} of the time from", "m = 9 · (p − 1)",
                 lambda g: pipeline.micro_batches_for(_STAGES, _SHARE), "micro-batches", "pipeline_parallel"),
             row(f"… with {_CHUNKS} chunks a rank, from", "m = 9 · (p − 1) / v",
                 lambda g: pipeline.micro_batches_for(_STAGES, _SHARE, _CHUNKS), "micro-batches", "pipeline_parallel"),
             row("An all-reduce between 16 nodes waits for latency up to", "S = N · α · B, α = 5 µs",
                 lambda g: 16 * _ALPHA * _NETWORK / 1e6, "MB", "data_parallel"),
-            row("Attention's scores cost as much as the linear layers from", "s = 6 · h", lambda g: 6 * _WIDTH, "tokens",
-                "sequence_parallel"),
-            row(f"Logits of {_VOCABULARY:,} entries take {_SHARE:.0%} of the memory from", "T = 0.1 · memory / (8 · V)",
+            row(f"At h = {_WIDTH:,} attention's scores cost as much as the linear layers from", "s = 6 · h",
+                lambda g: 6 * _WIDTH, "tokens", "sequence_parallel"),
+            row(f"Logits of {_VOCABULARY:,} entries take {share} of the memory from", "T = 0.1 · memory / (8 · V)",
                 lambda g: _SHARE * g.memory_bytes / 8 / _VOCABULARY, "tokens", "vocabulary"),
-            row("Activations that are offloaded hide behind the layers from", "h = 17/12 · F / B of PCIe",
-                lambda g: 17 / 12 * rate(g) / _PCIE, "features", "zero_r"),
+            row("To offload a block's activations beats to recompute them from", "h + s/6 = 17/24 · F / B of PCIe",
+                lambda g: offloaded(g) / 2, "", "zero_r"),
+            row("… and costs no time from", "h + s/6 = 17/12 · F / B of PCIe", offloaded, "", "zero_r"),
         ]
     )  # fmt: skip
 
@@ -130,6 +138,11 @@ def tensor(gpu: Gpu, width: float = _WIDTH) -> float:
 def wide(gpu: Gpu) -> float:
     """h: from where on tensor parallelism over :data:`_TENSOR` ranks adds at most :data:`_SHARE`."""
     return tensor(gpu, 1) / _SHARE
+
+
+def offloaded(gpu: Gpu) -> float:
+    """h + s/6: from where on the 34·b·s·h bytes of a block's activations travel while its forward pass computes."""
+    return 17 / 12 * rate(gpu) / _PCIE
 
 
 def answers_of_the_rule() -> dict[str, bool]:
