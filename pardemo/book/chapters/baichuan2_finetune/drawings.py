@@ -13,7 +13,7 @@ _FROZEN, _TRAINED, _TALK = SHADES["frozen parameters"], KEPT["parameters"], DONE
 
 def lora() -> Drawing:
     """W stays as it is; lora_A and lora_B beside it are trained, and have gradients and optimizer states."""
-    canvas = Canvas(640, 580)
+    canvas = Canvas(640, 606)
     canvas.box(14, 142, 46, 120, KEPT["activations"], "x", size=24)
     canvas.arrow([(62, 184), (92, 184), (92, 112), (154, 112)])
     canvas.arrow([(62, 220), (92, 220), (92, 292), (124, 292)])
@@ -36,8 +36,8 @@ def lora() -> Drawing:
     canvas.text(234, 440, "no gradient, no optimizer states", size=18, anchor="start")
     _states(canvas, 464, "lora_A, lora_B", _STATES, _TRAINED)
     legend(canvas, 14, 528, {name: KEPT[name] for name in _STATES})
-    caption = f"On Baichuan2-13B's W_pack: out {OUT:,}, in {IN:,}, r {RANK}; not to scale."
-    canvas.text(14, 562, caption, size=18, anchor="start")
+    sizes = f"On Baichuan2-13B's W_pack: out is {OUT:,}, in is {IN:,},"
+    canvas.lines(14, 562, [sizes, f"and r is {RANK}. The boxes are not to scale."], anchor="start")
     return Drawing(
         canvas,
         "LoRA: x goes through the frozen weight W and, beside it, through lora_A and lora_B, two thin matrices of "

@@ -63,9 +63,9 @@ def _frame(held: list[list[set]], sent: list[tuple[int, int]], ranks: int, names
     canvas = Canvas(640, _TOP + ranks * (_CELL + 10) + 44)
     wide, gap = (92, 52) if ranks < 5 else (76, 36)
     left = _MARGIN + (_ROOM - ranks * wide - (ranks - 1) * gap) / 2
-    canvas.text(left - 70, 24, "chunk", size=18)
+    canvas.text(left - 66, 24, "chunk", size=18)
     for chunk, name in enumerate(names):
-        canvas.text(left - 70, _y(chunk) + _CELL / 2, name, size=22)
+        canvas.text(left - 66, _y(chunk) + _CELL / 2, name, size=22)
     for rank, row in enumerate(held):
         x = left + rank * (wide + gap)
         canvas.text(x + wide / 2, 24, f"rank {rank}", size=22, bold=True)

@@ -12,7 +12,7 @@ _LEFT, _HIGH = 10, 30
 
 def zero_traffic() -> Drawing:
     """One step of data parallelism and of ZeRO-1, 2 and 3 in order: computation above, what travels meanwhile below."""
-    canvas = Canvas(640, 502)
+    canvas = Canvas(640, 524)
     back = _LEFT + 3 * _FORWARD + 8
     after = back + 3 * _BACKWARD + 8
     for x, word in ((_LEFT, "forward"), (back, "backward")):
@@ -50,7 +50,7 @@ def zero_traffic() -> Drawing:
                 _travels(canvas, x, y, event, 3)
                 x += 3 * _THIRD + 6
     legend(canvas, _LEFT, 472, {kind: KEPT[kind] for kind in ("gradients", "parameters")})
-    canvas.text(330, 472, "RS reduce-scatter, AG all-gather", size=18, anchor="start")
+    canvas.text(_LEFT, 504, "RS: reduce-scatter, AG: all-gather", size=18, anchor="start")
     return Drawing(
         canvas,
         "One step in order. Data parallelism sums gradients after the backward pass, a reduce-scatter and an "
