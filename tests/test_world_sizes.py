@@ -46,8 +46,8 @@ def test_the_command_runs_what_is_not_refused_and_keeps_the_other_rows(tmp_path,
 
     monkeypatch.setattr(runner, "run", run)
     table = tmp_path / "table.csv"
-    world_sizes.run(["14"], [4], tmp_path, table)
-    rows = world_sizes.run(["01", "06"], [1, 3], tmp_path, table)
+    world_sizes.run(["which_layout"], [4], tmp_path, table)
+    rows = world_sizes.run(["data_parallel", "zero_memory"], [1, 3], tmp_path, table)
     assert asked == [(["16_which_layout"], 4, True), (["01_data_parallel"], 3, True)]
     assert [tuple(row.values()) for row in rows] == [
         ("01_data_parallel", "1", "refused: 01_data_parallel needs world_size of at least 2, not 1"),
@@ -57,5 +57,5 @@ def test_the_command_runs_what_is_not_refused_and_keeps_the_other_rows(tmp_path,
         ("16_which_layout", "4", "held"),
     ]
     assert world_sizes.read(table) == rows
-    world_sizes.run(["01", "14"], [3, 4], tmp_path, table, missing=True)
+    world_sizes.run(["data_parallel", "which_layout"], [3, 4], tmp_path, table, missing=True)
     assert asked[2:] == [(["01_data_parallel", "16_which_layout"], 3, True), (["01_data_parallel"], 4, True)]
