@@ -242,7 +242,9 @@ def memory_and_wire(
         for place, name in zip(at, names, strict=True):
             beside = max(of[name], compute_s * (of[name] < 2 * compute_s))  # not on the computation's line
             below.annotate(f"{of[name]:.2g}", (beside, place), (5, 0), textcoords="offset points", va="center")
-    below.axvline(compute_s, color=COLOURS["compute"], linewidth=3, label=f"it computes {compute_s:.2g} s")
+    below.axvline(
+        compute_s, color=COLOURS["compute"], linewidth=3, label=f"computation, {compute_s:.2g} s a micro-batch"
+    )
     below.set(xlabel="seconds between nodes, one micro-batch", xlim=(0, 1.15 * most))
     _bars(last, [step_s[name] for name in names], COLOURS["communication"], "{:.0f}")
     all_s = micro_batches * compute_s
