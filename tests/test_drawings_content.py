@@ -376,7 +376,7 @@ def test_partitioned_checkpoints_take_a_quarter():
     left, right = (sum(box.area for box in kept if (box.x < 365) is side) for side in (True, False))
     assert left == pytest.approx(4 * right, rel=0.01)
     assert svg.heads.count(TALK) == 1, "one all-gather more"
-    assert "8.3%" in " ".join(svg.words())
+    assert "%" not in " ".join(svg.words()), "the share is a guess"
 
 
 def test_loras_numbers_are_the_articles():

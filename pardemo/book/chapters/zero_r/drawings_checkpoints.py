@@ -3,7 +3,6 @@
 from pardemo.draw.canvas import Canvas, Drawing
 from pardemo.draw.palette import DONE, KEPT
 from pardemo.draw.parts import parts
-from pardemo.formulas import communication
 
 _RANKS, _BLOCKS = 4, 3
 _TALK, _KEPT = DONE["communication"], KEPT["activations"]
@@ -28,13 +27,12 @@ def checkpoints_in_parts() -> Drawing:
     canvas.box(364, y + 39, 136, 50, DONE["forward"], "block 3 again", size=18)
     canvas.arrow([(503, y + 64), (527, y + 64)])
     canvas.box(530, y + 39, 102, 50, DONE["backward"], "backward", size=18)
-    share = communication.partitioned_activations_share()
     canvas.text(8, y + 150, f"Kept on each rank: 1/{_RANKS} of the checkpoints.", size=18, anchor="start")
-    canvas.text(8, y + 176, f"Sent: one all-gather more, φ beside a block's 12φ: {share:.1%}.", size=18, anchor="start")
+    canvas.text(8, y + 176, "Sent: one all-gather more, φ for each block.", size=18, anchor="start")
     return Drawing(
         canvas,
         f"Inputs of three blocks, kept for the recomputation on {_RANKS} tensor-parallel ranks: whole on every rank, "
-        f"or a quarter on each. Before a block is run again its input is gathered, {share:.1%} more traffic.",
+        f"or a quarter on each. Before a block is run again its input is gathered.",
     )
 
 
