@@ -136,7 +136,7 @@ def test_the_scaling_model_by_hand():
     assert inside == scaling.ring_seconds(job.parameters, 2, 1e6, 0.5, 0.25)
     across = scaling.data_parallel_seconds(replace(job, dp=4), cluster)  # two rings share a host's adapters
     assert across == scaling.ring_seconds(job.parameters, 4, 0.5e6, 0.5, 1.0)
-    with pytest.raises(ValueError, match="no rate for matrix products yet"):
+    with pytest.raises(ValueError, match="no rate for matrix multiplications yet"):
         scaling.step(job, replace(cluster, matmul_flops=0.0))
 
 

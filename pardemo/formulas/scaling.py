@@ -2,7 +2,7 @@
 
 The study: Shoeybi et al. 2019 (arXiv 1909.08053), 5.1, Table 1 and Figure 5: GPT-2 models that grow with the number of
 GPUs, alone (MP) and in 64 copies (MP + DP). Everything that the model knows about the machine is in :data:`DGX2H`; one
-constant, the rate of matrix products, is set so that the one-GPU step runs at the paper's 39 TFLOP/s. It takes up
+constant, the rate of matrix multiplications, is set so that the one-GPU step runs at the paper's 39 TFLOP/s. It takes up
 what is left out: the optimizer, the attention core's own memory traffic, launching kernels.
 """
 
@@ -150,7 +150,7 @@ def data_parallel_seconds(job: ScalingJob, cluster: ClusterRates) -> float:
 def step(job: ScalingJob, cluster: ClusterRates) -> StepSeconds:
     """The step's parts on a calibrated cluster."""
     if not cluster.matmul_flops:
-        raise ValueError("the cluster has no rate for matrix products yet: use calibrated(cluster, job, flops)")
+        raise ValueError("the cluster has no rate for matrix multiplications yet: use calibrated(cluster, job, flops)")
     return StepSeconds(
         products=job.flops / job.tp / cluster.matmul_flops,
         whole_traffic=_whole_traffic_seconds(job, cluster),
