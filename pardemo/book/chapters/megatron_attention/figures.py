@@ -121,7 +121,7 @@ def blocks_beside(
     places = range(len(weights))
     for ax, kind, by_block, title in (
         (axes[0], "parameters", weights, "weights, MB"),
-        (axes[1], "activations", activations, "kept for the backward pass, MB"),
+        (axes[1], "activations", activations, "kept for backward, MB"),
     ):
         values = [nbytes / 1e6 for nbytes in by_block.values()]
         ax.barh(places, values, 0.6, color=COLOURS[kind], zorder=2)
