@@ -1,9 +1,9 @@
 """How long a step of Megatron's weak-scaling study takes: arithmetic, memory traffic, and two kinds of exchange.
 
 The study: Shoeybi et al. 2019 (arXiv 1909.08053), 5.1, Table 1 and Figure 5: GPT-2 models that grow with the number of
-GPUs, alone (MP) and in 64 copies (MP + DP). Everything that the model knows about the machine is in :data:`DGX2H`; one
-constant, the rate of matrix multiplications, is set so that the one-GPU step runs at the paper's 39 TFLOP/s. It takes up
-what is left out: the optimizer, the attention core's own memory traffic, launching kernels.
+GPUs, alone (MP) and in 64 replicas (MP + DP). All that the model knows about the machine is in :data:`DGX2H`. One
+constant, the rate of matrix multiplications, is set so that the one-GPU step runs at the paper's 39 TFLOP/s. It
+takes up what is left out: the optimizer, the attention core's own memory traffic, launching kernels.
 """
 
 from dataclasses import dataclass, replace
