@@ -95,7 +95,7 @@ def sent_by_part(measured: Mapping[str, Mapping[str, float]], expected: Sequence
         theory, remaining = remaining[: len(ways)], remaining[len(ways) :]
         bars(ax, list(ways), {"communication": list(ways.values())}, {"communication": theory})
         for place, value in enumerate(ways.values()):
-            ax.annotate(f"{value:.1f} φ", (place, value), (0, 3), textcoords="offset points", ha="center")
+            ax.annotate(f"{value:.1f} φ", (place, value), (0, 6), textcoords="offset points", ha="center")
         ax.set(title=part, ylim=(0, 1.2 * max(expected)))
     axes[0].set_ylabel(f"sent by a rank, φ (t = {ranks})")
     axes[0].legend(handles=[_PREDICTED], loc="upper left")

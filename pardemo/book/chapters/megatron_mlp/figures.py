@@ -53,7 +53,7 @@ def sent_by_order(measured: Mapping[str, float], predicted: Sequence[float], ran
     fig, ax = new(size=(6.4, 3.6))
     bars(ax, list(measured), {"communication": list(measured.values())}, {"communication": list(predicted)})
     for place, value in enumerate(measured.values()):
-        ax.annotate(f"{value:.1f} φ", (place, value), (0, 3), textcoords="offset points", ha="center")
+        ax.annotate(f"{value:.1f} φ", (place, value), (0, 6), textcoords="offset points", ha="center")
     ax.set(ylabel=f"sent by a rank, φ (t = {ranks})", ylim=(0, 1.15 * max(predicted)))
     ax.legend(handles=[Patch(fill=False, edgecolor="black", label="predicted")], loc="upper right")
     values_text = ", ".join(f"{label.replace(chr(10), ' ')} {value:.1f} φ" for label, value in measured.items())
