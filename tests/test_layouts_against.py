@@ -360,7 +360,7 @@ def test_search_and_explain_agree(capsys):
     assert cli.main(["plan", "--search", *job]) == 0
     shown = capsys.readouterr().out
     assert "layouts divide it" in shown
-    assert "if links between hosts half as fast" in shown
+    assert "if links between nodes half as fast" in shown
 
 
 def test_a_search_where_nothing_fits_says_what_is_least(capsys):

@@ -30,7 +30,7 @@ DEGREES = (1, 2, 4, 8, 16, 32)
 #: What a page without sliders shows: what is moved from the start, and to where.
 TRIED: dict[str, dict[str, int]] = {
     "half of TP": {"tp": 4},
-    "TP over two hosts": {"tp": 16},
+    "TP over two nodes": {"tp": 16},
     "no pipeline": {"pp": 1},
     "slow links": {"link": 200},
     "slow links, no pipeline": {"link": 200, "pp": 1},

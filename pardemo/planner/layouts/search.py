@@ -173,8 +173,8 @@ def _changes(job: Job) -> dict[str, Job]:
     machine, gpu = job.machine, job.machine.gpu
     slow = replace(gpu, link_bytes_per_s=gpu.link_bytes_per_s / 2)
     return {
-        "links between hosts half as fast": replace(job, machine=replace(machine, between=machine.between / 2)),
-        "links inside a host half as fast": replace(job, machine=replace(machine, gpu=slow)),
+        "links between nodes half as fast": replace(job, machine=replace(machine, between=machine.between / 2)),
+        "links inside a node half as fast": replace(job, machine=replace(machine, gpu=slow)),
         "sequences twice as long": replace(job, sequence=2 * job.sequence),
     }
 

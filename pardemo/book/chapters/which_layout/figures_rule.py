@@ -20,7 +20,7 @@ def rule_and_search(rows: Sequence[Compared]) -> Picture:
         ax.annotate(text, (100 * (row.ratio - 1), place), (5, 0), textcoords="offset points", va="center")
     ax.set_yticks(places, [row.name for row in fitting])
     ax.set(xlabel="longer than the search's best, %")
-    ax.set(xlim=(0, max(3.4 * 100 * (ratios.max() - 1), 10)), ylim=(-0.6, len(fitting) - 0.4))
+    ax.set(xlim=(0, max(4.3 * 100 * (ratios.max() - 1), 10)), ylim=(-0.6, len(fitting) - 0.4))
     ax.grid(axis="y", visible=False)
     values_text = "; ".join(f"{row.name}: {row.chosen.kind}, {row.ratio:.2f} times" for row in reversed(fitting))
     return save(fig, "which_layout_rule", f"Steps with the rule's layout, by the search's best: {values_text}.")
