@@ -229,3 +229,15 @@ def test_bad_jobs_are_refused():
         dry_run(RankJob(config, adapter=Adapter(), sequence=8))
     with fake._ranks(2), pytest.raises(RuntimeError, match="a process of its own"):
         dry_run(dataclasses.replace(examples.job("llama", "zero-1", 2, False, True)))
+
+
+def test_a_dry_run_in_a_process_of_its_own_is_the_one_of_this_process():
+    job = examples.job("baichuan2", "zero-2", 2, True, True)
+    alone = memory.run(job)
+    memory._DONE.clear()
+    memory.begin(job)
+    memory.begin(job)  # once is enough
+    apart = memory.run(job)
+    assert not memory._AHEAD
+    assert apart.lines == alone.lines
+    assert (apart.changes == alone.changes).all()

@@ -8,7 +8,7 @@ and what the allocator reserves.
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -163,6 +163,7 @@ def _reserved(who: np.ndarray, nbytes: np.ndarray, first: int, room: float = mat
 
 
 _DONE: dict[str, Footprint] = {}
+_AHEAD: dict[str, Future[Footprint]] = {}
 _ANY: dict[str, AnyBatch | None] = {}
 
 
@@ -173,10 +174,27 @@ def run(job: RankJob) -> Footprint:
     """
     job = _bounded(job)
     key = job.described
+    if key in _AHEAD:
+        _DONE[key] = _AHEAD.pop(key).result()
     if key not in _DONE:
         any_batch = _any_batch(job) if job.batch > 1 else None
         _DONE[key] = dry_run(job) if any_batch is None else any_batch.footprint(job.batch)
     return _DONE[key]
+
+
+def begin(job: RankJob) -> None:
+    """Start a dry run in a process of its own, while this one goes on; :func:`run` waits for its result."""
+    job = _bounded(job)
+    if job.described not in _DONE.keys() | _AHEAD.keys():
+        _AHEAD[job.described] = _WAITING.submit(_run_apart, job)
+
+
+_WAITING = ThreadPoolExecutor(1)  # a process takes seconds to start
+
+
+def _run_apart(job: RankJob) -> Footprint:
+    with side_by_side(2) as spread:  # the second process does not start
+        return next(iter(spread(run, [job])))
 
 
 def _any_batch(job: RankJob) -> AnyBatch | None:

@@ -62,7 +62,7 @@ def losses_on_groups(losses: Mapping[str, Mapping[int, float]]) -> Picture:
     ax.minorticks_off()
     last = max(step for by_step in losses.values() for step in by_step)
     ax.set(xlabel="optimizer step", ylabel="loss per labelled token (logarithmic)", xlim=(-2, 1.12 * last))
-    ax.legend(loc="lower left")
+    fig.legend(loc="outside lower center", ncols=2)
     values_text = "; ".join(
         f"{group} from {by_step[min(by_step)]:.2f} to {by_step[max(by_step)]:.2f}" for group, by_step in losses.items()
     )
