@@ -131,13 +131,13 @@ def backward_passes(passes: Mapping[str, Sequence[Span]], expected_s: Mapping[st
         length = max(s.end_s for s in spans) - min(s.begin_s for s in spans)
         spans = [s._replace(kind="backward") if s.kind == "compute" else s for s in spans]  # all layers do here
         gantt(ax, spans, title=f"{name}: {1e3 * length:.0f} ms, predicted {1e3 * expected_s[name]:.0f}")
-        ax.set_yticks([-0.2, 0.2], ["layers", "exchange"])
+        ax.set_yticks([-0.2, 0.2], ["layers", "all-reduce"])
     axes[-1].set_xlabel("milliseconds since the backward pass began")
     kind_legend(fig, ["backward", "communication"], loc="outside upper right", ncols=2)
     return save(
         fig,
         "data_parallel_overlap",
-        "A rank's backward pass: exchanges after it, beside it one by one, and in buckets.",
+        "A rank's backward pass: all-reduces after it, beside it one by one, and in buckets.",
     )
 
 
