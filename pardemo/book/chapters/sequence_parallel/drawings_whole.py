@@ -35,5 +35,5 @@ def still_whole() -> Drawing:
     return Drawing(
         canvas,
         "A transformer block on two tensor-parallel ranks. Attention and MLP are cut: each rank has a half. The norms, "
-        "dropouts and additions before, between and behind them are whole on both ranks, all tokens with all features.",
+        "dropouts and additions before, between and after them are whole on both ranks, all tokens with all features.",
     )
