@@ -129,7 +129,7 @@ def losses_by_states(losses: Mapping[str, Sequence[float]], lost: Mapping[str, s
                 linewidth=2, label=label)  # fmt: skip
     ax.set(xlabel="step", ylabel="loss, smoothed", ylim=(0, top))
     ax.legend(title="Adam's states are kept in")
-    values_text = "; ".join(f"{way} {lost.get(way, f'{values[-1]:.3f}')}" for way, values in losses.items())
+    values_text = "; ".join(f"{way} {lost.get(way, f'{sum(values[-10:]) / 10:.2f}')}" for way, values in losses.items())
     return save(fig, "zero_memory_low_bits", f"Loss by what Adam's states are kept in; at the end: {values_text}.")
 
 
