@@ -88,7 +88,7 @@ def test_sliders_show_the_picture_that_they_choose(monkeypatch):
         "Model states of 7.5·10⁹ parameters on 64 ranks, plain and under ZeRO-1, 2 and 3: "
         "120.0, 31.4, 16.6, 1.9 GB each."
     )
-    (stage,) = [child for child in sliders.children if getattr(child, "description", "") == "stage"]
+    (stage,) = [child for child in sliders.children if getattr(child, "description", "") == "ZeRO stage"]
     before = len(shown)
     stage.value = 3
     assert len(shown) == before + 1
