@@ -46,7 +46,7 @@ LETTERS = {
     "r": "the inner width of a LoRA adapter",
 }
 HEAD = "| letter | what it is |\n|---|---|\n"
-_TABLE = re.compile(r"\| letter \| what it is \|\n\|---\|---\|\n(?:\|.*\n?)*")
+_TABLE = re.compile(r"\| letter \| what it is \|\n\|---\|---\|(?:\n\|.*)*")
 
 
 def table(used: dict[str, str]) -> str:
@@ -77,10 +77,7 @@ def used_by(notebook: dict[str, Any]) -> dict[str, str]:
 def with_table(text: str, used: dict[str, str]) -> str:
     """A first cell with its table as it is now; a text without a table stays as it is."""
 
-    def written(match: re.Match[str]) -> str:
-        return table(used) + ("\n" if match.group().endswith("\n") else "")
-
-    return _TABLE.sub(written, text, count=1)
+    return _TABLE.sub(lambda _: table(used), text, count=1)
 
 
 def write(path: Path) -> bool:
