@@ -131,9 +131,29 @@ def _svg(fig: Figure, alt: str) -> str:
         f'data-least="{least}" data-notebook="{escape(pictures.notebook())}" aria-label="{escape(alt)}" '
         'stroke-linejoin="round" stroke-linecap="butt">'  # and no style of its own, which would reach a whole page
     )
-    body = text[text.index(">", text.index("<svg ")) + 1 :]
-    body = re.sub(r"\s*<metadata>.*?</metadata>|\s*<!--.*?-->|\s*<style\b.*?</style>", "", body, flags=re.S)
-    return head + re.sub(r"\n\s+", "\n", body)
+    return head + smaller(text[text.index(">", text.index("<svg ")) + 1 :])
+
+
+def smaller(svg: str) -> str:
+    """Matplotlib's SVG without what nobody sees: comments, names of groups, the curves of a hatch's dots."""
+    svg = re.sub(r"\s*<metadata>.*?</metadata>|\s*<!--.*?-->|\s*<style\b.*?</style>", "", svg, flags=re.S)
+    svg = re.sub(r"<pattern\b.*?</pattern>", lambda hatch: _DOT.sub(_diamond, hatch[0]), svg, flags=re.S)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
+    svg = re.sub(r"<defs>\s*</defs>", "", svg)
+    return re.sub(r"\s*\n\s*", "\n", re.sub(r" ?\n(?=[LCQZz])", " ", svg))
+
+
+#: A dot of a hatch: a circle of eight curves.
+_DOT = re.compile(r"M ([-\d.]+) ([-\d.]+)\s*(?:C [-\d. \n]+)+z?")
+
+
+def _diamond(dot: re.Match[str]) -> str:
+    """A dot as four lines: it is two pixels wide."""
+    numbers = [float(number) for number in re.findall(r"-?[\d.]+", dot[0])]
+    (left, right), (top, low) = ((min(side), max(side)) for side in (numbers[::2], numbers[1::2]))
+    x, y = (left + right) / 2, (top + low) / 2
+    corners = ((x, top), (right, y), (x, low), (left, y))
+    return "M " + " L ".join(f"{cx:.1f} {cy:.1f}" for cx, cy in corners) + " z "
 
 
 def _has_many_points(artist: Artist) -> bool:
