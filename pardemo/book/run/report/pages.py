@@ -15,6 +15,9 @@ from typing import Any
 from pardemo import compat, project
 from pardemo.draw import pictures
 
+#: Pixels that a phone of 390 has between the page's margins.
+PHONE_PX = 372
+
 
 def source(folder: Path, name: str) -> Path | None:
     """The executed copy of a notebook in a run's folder, where there is one."""
@@ -149,7 +152,10 @@ def _linked(body: str, notebooks: set[str]) -> str:
 
 
 def _legible(body: str) -> str:
-    """Pictures fit the screen, but their smallest words stay legible: where there is no room for that, they scroll."""
+    """Pictures fit the screen, but their smallest words stay legible: where there is no room for that, they scroll.
+
+    Where a tenth is missing on a phone, the words are that much smaller, and nothing scrolls.
+    """
 
     def drawn(tag: re.Match) -> str:
         svg = base64.b64decode(tag[1]).decode()
@@ -157,7 +163,8 @@ def _legible(body: str) -> str:
             own = pictures.read(svg)
         except ValueError:  # a reader's own
             return tag[0]
-        size = f'width="{own.width}" height="{own.height}" style="min-width: {own.least}px"'
+        least = own.least if own.least > 1.1 * PHONE_PX else min(own.least, PHONE_PX)
+        size = f'width="{own.width}" height="{own.height}" style="min-width: {least}px"'
         return f'<img alt="{html.escape(own.alt)}" {size} src="data:image/svg+xml;base64,{tag[1]}"'
 
     def sized(tag: re.Match) -> str:
