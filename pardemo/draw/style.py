@@ -12,6 +12,7 @@ from pardemo.draw import palette, pictures
 
 with extras.needed_by(__name__):
     import matplotlib
+    import numpy as np
     from matplotlib.artist import Artist
     from matplotlib.collections import Collection, PathCollection
     from matplotlib.figure import Figure
@@ -43,9 +44,10 @@ HATCHES = {
 }
 MARKERS = {"ring": "o", "parameter server": "s", "torch": "^"}
 
+FONT_POINTS = 11.5
 SETTINGS = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so every machine has it
-    "font.size": 11.5,
+    "font.size": FONT_POINTS,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.titlesize": 12.5,
@@ -159,10 +161,10 @@ def _diamond(dot: re.Match[str]) -> str:
 def _has_many_points(artist: Artist) -> bool:
     """Whether it would be a large part of a page as a path: it is a picture inside the drawing then."""
     if isinstance(artist, PathCollection):
-        return len(artist.get_offsets()) > MANY
+        return bool(np.size(artist.get_offsets()) > 2 * MANY)
     if isinstance(artist, Collection):
-        return sum(len(path.vertices) for path in artist.get_paths()) > MANY
-    return isinstance(artist, Line2D) and len(artist.get_xdata()) > MANY
+        return bool(sum(np.size(path.vertices) for path in artist.get_paths()) > 2 * MANY)
+    return isinstance(artist, Line2D) and bool(np.size(artist.get_xdata()) > MANY)
 
 
 def _shorter(tag: re.Match[str]) -> str:
@@ -173,7 +175,7 @@ def _shorter(tag: re.Match[str]) -> str:
 def _smallest_words(fig: Figure) -> float:
     """Points of the smallest text that is shown."""
     shown = (text for text in fig.findobj(Text) if text.get_visible() and text.get_text().strip())
-    return min((text.get_fontsize() for text in shown), default=SETTINGS["font.size"])
+    return min((float(text.get_fontsize()) for text in shown), default=FONT_POINTS)
 
 
 def _png(fig: Figure, alt: str) -> bytes:
