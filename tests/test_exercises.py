@@ -772,7 +772,7 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
         (
             "scorecard.step_bytes",
             lambda b, s, h, tp, dp: my_step_bytes(b, s / 2, h, tp, dp),
-            "summed forward and backward",
+            "all-reduced forward and backward",
         ),
         ("scorecard.step_bytes", lambda *shape: my_step_bytes(*shape) / 4, "fp32 takes 4 bytes"),
         ("scorecard.step_bytes", divides_by_zero, "Your function raised ZeroDivisionError"),
