@@ -178,7 +178,7 @@ def test_layouts_are_searched_without_extras(tmp_path):
     ("arguments", "package", "extra"),
     [
         (("run", "01"), "nbformat|papermill|ipykernel|pillow", "book"),
-        (("report", "outputs/reference"), "nbconvert|jinja2|pandas|pillow", "book"),
+        (("report", "outputs/reference"), "nbformat|nbconvert|jinja2|pandas|pillow", "book"),
         (("claims", "outputs/reference"), "pandas", "book"),
         (("plan", "--price", "1"), "pydantic|transformers", "finetune"),
         (("plan", "--search", "--model", ".", "--gpus", "8"), "transformers", "finetune"),

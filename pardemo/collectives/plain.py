@@ -1,4 +1,4 @@
-"""The ring all-reduce with send and receive alone, as *Data parallelism* builds it (section 3, "Round a ring").
+"""The ring all-reduce with send and receive alone, as the chapter *Data parallelism* builds it (section 3).
 
 Leads to :func:`pardemo.collectives.ring_all_reduce`, which takes the same steps over connections of its own, in
 segments that are passed on while the next ones arrive, and first compares the shapes and types of the ranks' tensors.

@@ -1,4 +1,4 @@
-"""Data parallelism with hooks and buckets, as *Data parallelism* builds it (section 5, "Send while you compute").
+"""Data parallelism with hooks and buckets, as the chapter *Data parallelism* builds it (section 5).
 
 Leads to :class:`pardemo.data_parallel.BucketedDataParallel`, which finishes by itself when ``backward()`` ends, skips
 the exchange between micro-batches, keeps buffers alike, and says so when the ranks' models or uses of them differ.

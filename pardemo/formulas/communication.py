@@ -172,14 +172,6 @@ def zero_step(params: int, world_size: int, stage: int, micro_batches: int = 1, 
     return rounds[stage] * ring_half(params * element_bytes, world_size).sent
 
 
-def partitioned_activations_share(recomputed: bool = True) -> float:
-    """What P_a adds to a tensor-parallel block's traffic: one all-gather, φ, beside 12φ (8φ without recomputation).
-
-    1/12 = 8.3 %, which the paper (8) states as under 10 %.
-    """
-    return 1 / (12 if recomputed else 8)
-
-
 def hierarchical_all_reduce(tensor_bytes: float, hosts: int, per_host: int) -> tuple[float, float]:
     """Bytes that a rank sends inside its host, and to other hosts: 2(G−1)/G·S and 2(H−1)/H·S/G.
 
