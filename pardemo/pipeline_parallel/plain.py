@@ -1,8 +1,9 @@
 """GPipe and 1F1B with send and receive by hand: one rank's part of a pipeline step, in about a hundred lines.
 
 The chapter *Pipeline parallelism* builds the same loops in its sections 1 and 3. Leads to
-:class:`pardemo.pipeline_parallel.Pipeline`, which runs any :class:`~pardemo.pipeline_parallel.Schedule`, hands on tensors of any shape or tuples of them, lets
-go of what has been sent, all-reduces the gradients of tied weights, and checks that all ranks run the same schedule.
+:class:`pardemo.pipeline_parallel.Pipeline`, which runs any :class:`~pardemo.pipeline_parallel.Schedule`, hands on
+tensors of any shape or tuples of them, lets go of what has been sent, all-reduces the gradients of tied weights, and
+checks that all ranks run the same schedule.
 
 Rank i has stage i of the model. A batch goes through in m micro-batches; activations travel down, gradients up::
 
