@@ -1,8 +1,9 @@
 """ZeRO-1, ZeRO-2 and ZeRO-3 with a flat shard, a reduce-scatter and an all-gather.
 
 The chapter *ZeRO's memory* (sections 2 to 4) builds what each rank keeps, and *ZeRO's traffic* (sections 1 to 3) what
-the ranks send. Leads to :class:`pardemo.zero.Zero1`, :class:`pardemo.zero.Zero2` and
-:class:`pardemo.zero.Zero3`, which add buckets, prefetching, clipping by the norm of the whole model, settings for groups of parameters, tied and frozen parameters, checkpointing, and checks of all of it.
+the ranks send. Leads to :class:`pardemo.zero.Zero1`, :class:`pardemo.zero.Zero2` and :class:`pardemo.zero.Zero3`,
+which add buckets, prefetching, clipping by the norm of the whole model, settings for groups of parameters, tied and
+frozen parameters, checkpointing, and checks of all of it.
 
 The parameters of a unit (a layer, or the model) lie behind one another in one flat tensor, which is cut into N shards.
 Each rank keeps and updates one of them::
