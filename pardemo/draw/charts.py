@@ -6,7 +6,7 @@ import numpy as np
 
 from pardemo import extras
 from pardemo.draw import palette
-from pardemo.draw.style import COLOURS, HATCHES, MARKERS
+from pardemo.draw.style import COLOURS, HATCHES, MARKERS, new
 
 with extras.needed_by(__name__):
     from matplotlib.axes import Axes
@@ -58,6 +58,34 @@ def bars(ax: Axes, groups: Sequence[str], series: Mapping[str, Sequence[float]],
             ax.bar(at, outline[kind], width * 0.98, fill=False, edgecolor="black", linewidth=1.2, label=label, zorder=3)
     ax.set_xticks(places, groups)
     ax.grid(axis="x", visible=False)
+
+
+def numbers(ax: Axes, places: Sequence[float], values: Sequence[float], template: str) -> None:
+    """Each bar's value above it."""
+    for place, value in zip(places, values, strict=True):
+        ax.annotate(template.format(value), (place, value), (0, 3), textcoords="offset points", ha="center")
+
+
+def sent_and_kept(
+    sent: Mapping[str, float], predicted: Mapping[str, float], kept: Mapping[str, float], titles: Sequence[str],
+    outlined: str,
+) -> tuple[Figure, str]:  # fmt: skip
+    """What each library sends, with the prediction as an outline, beside what it keeps; and the values in words.
+
+    Args:
+        sent, predicted, kept: library -> a number in the unit of its panel. titles: of the two panels.
+        outlined: what an outline is.
+    """
+    fig, axes = new(1, 2, size=(6.4, 3.2))
+    labels = [name.replace(", ", ",\n").replace("Megatron-core", "Megatron-\ncore") for name in sent]
+    panels = (("communication", sent, "{:.1f}"), ("activations", kept, "{:.2f}"))
+    for ax, title, (series, values, template) in zip(axes, titles, panels, strict=True):
+        outline = {series: list(predicted.values())} if values is sent else None
+        bars(ax, labels, {series: list(values.values())}, outline)
+        numbers(ax, range(len(values)), list(values.values()), template)
+        ax.set(title=title, ylim=(0, 1.25 * max(values.values())))
+    fig.legend(handles=[Patch(fill=False, edgecolor="black", label=outlined)], loc="outside lower right")
+    return fig, "; ".join(f"{name}: {sent[name]:.2f} sent, {kept[name]:.2f} kept" for name in sent)
 
 
 def gantt(ax: Axes, spans: Sequence, begin_s: float | None = None, title: str = "") -> None:

@@ -4,11 +4,10 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from pardemo.draw import palette
-from pardemo.draw.charts import bars
+from pardemo.draw.charts import bars, numbers, sent_and_kept
 from pardemo.draw.style import COLOURS, Picture, new, save
 
 _OUTLINE = Patch(fill=False, edgecolor="black", label="predicted")
@@ -26,7 +25,7 @@ def sequence_cost(
     ):
         values, labels = list(by_way.values()), [textwrap.fill(way, 10) for way in by_way]
         bars(ax, labels, {kind: values}, {kind: list(theory)})
-        _numbers(ax, range(len(values)), values, "{:.1f}")
+        numbers(ax, range(len(values)), values, "{:.1f}")
         ax.set(title=f"{title} (t = {ranks})", ylim=(0, 1.18 * max(theory)))
     fig.legend(handles=[_OUTLINE], loc="outside lower right")
     values_text = "; ".join(f"{way}: {kept[way]:.1f} kept, {sent[way]:.1f} φ sent" for way in kept)
@@ -43,8 +42,8 @@ def parts_of_gradient(parts: Sequence[Sequence[float]], whole: Sequence[float], 
     fig, ax = new(size=(6.2, 3.4))
     places = np.arange(len(whole))
     over, under = np.zeros(len(whole)), np.zeros(len(whole))
-    for rank, (numbers, off) in enumerate(zip(parts, alone, strict=True)):
-        values = np.asarray(numbers)
+    for rank, (gradients, off) in enumerate(zip(parts, alone, strict=True)):
+        values = np.asarray(gradients)
         begin = np.where(values > 0, over, under)
         style = {"color": palette.rank_colour(rank), "edgecolor": palette.INK, "linewidth": 0.5}
         ax.bar(places, values, 0.62, bottom=begin, label=f"rank {rank}'s, alone {off:.0%} off", **style)
@@ -107,7 +106,7 @@ def activation_memory(
         theory = [predicted[way, cut] for cut in cuts]
         short = [textwrap.fill(cut.removesuffix(" parallel"), 6, break_long_words=False) for cut in cuts]
         bars(ax, short, {"activations": list(cuts.values())}, {"activations": theory})
-        _numbers(ax, range(len(cuts)), list(cuts.values()), "{:.3g}")
+        numbers(ax, range(len(cuts)), list(cuts.values()), "{:.3g}")
         ax.set(title=way, ylim=(0, 1.1 * top))
     axes[0].set_ylabel("kept by a block, bytes / sbh")
     fig.legend(handles=[_OUTLINE], loc="outside lower right")
@@ -158,20 +157,6 @@ def library_layers(sent: Mapping[str, float], predicted: Mapping[str, float], ke
     Args:
         sent, predicted, kept: library -> a number in the unit of its panel.
     """
-    fig, axes = new(1, 2, size=(6.4, 3.2))
-    labels = [name.replace(", ", ",\n").replace("Megatron-core", "Megatron-\ncore") for name in sent]
-    for ax, series, values, outline, title, template in (
-        (axes[0], "communication", sent, {"communication": list(predicted.values())}, "sent, φ", "{:.1f}"),
-        (axes[1], "activations", kept, None, "kept, tensors [b, s, h]", "{:.2f}"),
-    ):
-        bars(ax, labels, {series: list(values.values())}, outline)
-        _numbers(ax, range(len(values)), list(values.values()), template)
-        ax.set(title=title, ylim=(0, 1.25 * max(values.values())))
-    fig.legend(handles=[Patch(fill=False, edgecolor="black", label="with a ring, or nccl")], loc="outside lower right")
-    values_text = "; ".join(f"{name}: {sent[name]:.2f} sent, {kept[name]:.2f} kept" for name in sent)
+    titles = "sent, φ", "kept, tensors [b, s, h]"
+    fig, values_text = sent_and_kept(sent, predicted, kept, titles, "with a ring, or nccl")
     return save(fig, "sequence_parallel_libraries", f"{values_text}; outlines: what a ring would send.")
-
-
-def _numbers(ax: Axes, places: Sequence[float], values: Sequence[float], template: str) -> None:
-    for place, value in zip(places, values, strict=True):
-        ax.annotate(template.format(value), (place, value), (0, 3), textcoords="offset points", ha="center")

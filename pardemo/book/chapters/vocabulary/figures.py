@@ -1,13 +1,12 @@
 """Pictures of *The vocabulary*: what is whole on each GPU, and what a loss over a cut vocabulary sends and keeps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from pardemo.draw import palette
-from pardemo.draw.charts import bars
+from pardemo.draw.charts import sent_and_kept
 from pardemo.draw.style import COLOURS, Picture, new, save
 
 _KIND_LABELS = ("weights, gradients, Adam", "activations", "logits, their gradient")  # in :func:`on_each_gpu`
@@ -77,21 +76,6 @@ def library_losses(sent: Mapping[str, float], predicted: Mapping[str, float], ke
     Args:
         sent, predicted, kept: library -> a number in the unit of its panel.
     """
-    fig, axes = new(1, 2, size=(6.4, 3.2))
-    labels = [name.replace("Megatron-core", "Megatron-\ncore") for name in sent]
-    outlines = {"communication": list(predicted.values())}
-    for ax, series, values, outline, title, template in (
-        (axes[0], "communication", sent, outlines, "sent, numbers per token", "{:.1f}"),
-        (axes[1], "activations", kept, None, "kept, × own logits", "{:.2f}"),
-    ):
-        bars(ax, labels, {series: list(values.values())}, outline)
-        _numbers(ax, range(len(values)), list(values.values()), template)
-        ax.set(title=title, ylim=(0, 1.25 * max(values.values())))
-    fig.legend(handles=[Patch(fill=False, edgecolor="black", label="predicted")], loc="outside lower right")
-    values_text = "; ".join(f"{name}: {sent[name]:.2f} sent, {kept[name]:.2f} kept" for name in sent)
+    titles = "sent, numbers per token", "kept, × own logits"
+    fig, values_text = sent_and_kept(sent, predicted, kept, titles, "predicted")
     return save(fig, "vocabulary_libraries", f"{values_text}; outlines: three numbers a token.")
-
-
-def _numbers(ax: Axes, places: Sequence[float], values: Sequence[float], template: str) -> None:
-    for place, value in zip(places, values, strict=True):
-        ax.annotate(template.format(value), (place, value), (0, 3), textcoords="offset points", ha="center")
