@@ -10,7 +10,8 @@ from book import figures
 from matplotlib import font_manager
 from PIL import Image
 
-from pardemo.draw import pictures
+from pardemo import project
+from pardemo.draw import pictures, style
 from pardemo.draw.style import COLOURS, HATCHES, SETTINGS
 from pardemo.meters import Span
 from pardemo.planner.layouts.procedure import candidates, choose
@@ -24,8 +25,8 @@ def test_saved_with_alternative_text(out):
     picture = figures.save(fig, "01_test", "A line and 2 × 2 points.")
     file = out / "figures" / "01_test.svg"
     shown, metadata = picture._repr_mimebundle_()
-    assert shown["image/svg+xml"] == file.read_text(), "what a notebook shows is the file"
-    assert metadata == {"image/png": {"alt": "A line and 2 × 2 points."}}
+    assert metadata == {"image/png": {"alt": "A line and 2 × 2 points.", "file": "01_test.svg"}}
+    assert picture.svg == file.read_text(), "which a page shows"
     assert pictures.read(file.read_text()) == pictures.Saved("A line and 2 × 2 points.", 880, 440, 501, "")
     with Image.open(io.BytesIO(shown["image/png"])) as image:
         assert image.info["Description"] == "A line and 2 × 2 points."
@@ -49,6 +50,27 @@ def test_a_picture_is_svg_of_words_and_the_same_each_time(tmp_path):
     assert "<style" not in texts[0], "it would reach the whole page"
     own = pictures.read(texts[0])
     assert own.least == 360, "at 360 of 440 pixels the smallest words, of 8 points, are 10 pixels high"
+
+
+def test_what_is_left_out_of_a_picture_is_nothing_that_is_seen():
+    svg = (
+        '<!-- x --><g id="a"><g clip-path="url(#p)"/><g transform="translate(1 2)">'
+        "<text style=\"font: 9px 'DejaVu Sans'\">0.084</text></g></g><defs>\n</defs>"
+    )
+    kept = '<g clip-path="url(#p)"/><g transform="translate(1 2)"><text style="font-size: 9px">0.084</text></g>'
+    assert style.smaller(svg) == kept
+    assert style.smaller(kept) == kept
+    dot = "M 0 1 C 1 2 3 4 2 2 C 1 2 0 0 0 1 z"
+    assert style.smaller(f'<path d="{dot}"/>') == f'<path d="{dot}"/>', "a curve that is no hatch stays one"
+    assert "C" not in style.smaller(f'<pattern id="h"><path d="{dot}"/></pattern>')
+
+
+def test_every_committed_picture_is_whole():
+    files = sorted((project.root() / "outputs" / "reference" / "figures").glob("*.svg"))
+    assert files
+    for file in files:
+        ElementTree.parse(file)
+        assert pictures.read(file.read_text()).alt
 
 
 @pytest.mark.parametrize("text", ["", "<svg width='1'>", "<svg></svg>", "<svg width='x' data-least='1'></svg>", "PNG"])

@@ -87,19 +87,20 @@ def new(rows: int = 1, columns: int = 1, size: Sequence[float] = (8.0, 4.0), **k
 
 
 class Picture:
-    """A drawn figure as SVG and as PNG, with alternative text: a notebook shows it, and keeps the text beside it.
+    """A drawn figure as SVG and as PNG, with alternative text.
 
-    A page takes the SVG, which is sharp at any size; a viewer that trusts no SVG, or knows none, takes the PNG.
+    A notebook shows the PNG, which needs no trust, and keeps the text and the SVG's ``file`` beside it; a page takes
+    the SVG, sharp at any size, from there.
     """
 
-    def __init__(self, svg: str, png: bytes, alt: str):
-        self.svg, self.png, self.alt = svg, png, alt
+    def __init__(self, svg: str, png: bytes, alt: str, file: str = ""):
+        self.svg, self.png, self.alt, self.file = svg, png, alt, file
 
     def __repr__(self) -> str:
         return f"picture: {self.alt}"
 
     def _repr_mimebundle_(self, **kwargs):
-        return {"image/svg+xml": self.svg, "image/png": self.png}, {"image/png": {"alt": self.alt}}
+        return {"image/png": self.png}, {"image/png": {"alt": self.alt} | ({"file": self.file} if self.file else {})}
 
 
 def draw(fig: Figure, alt: str) -> Picture:
@@ -123,15 +124,14 @@ def _svg(fig: Figure, alt: str) -> str:
     )
     text = drawn.getvalue()
     text = re.sub(r"<[^<>]*>", _shorter, text)  # inside of tags: a word such as 0.084 stays as it is
-    text = text.replace("'DejaVu Sans'", FALLBACK)
     inches, points = fig.get_size_inches()[0], _smallest_words(fig)
     width, height = (round(DPI * side) for side in fig.get_size_inches())
     least = min(width, math.ceil(72 * inches * LEGIBLE_PX / points))
-    head = (
+    head = (  # no style of its own, which would reach a whole page
         f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" width="{width}" '
         f'height="{height}" viewBox="0 0 {72 * inches:g} {72 * fig.get_size_inches()[1]:g}" role="img" '
         f'data-least="{least}" data-notebook="{escape(pictures.notebook())}" aria-label="{escape(alt)}" '
-        'stroke-linejoin="round" stroke-linecap="butt">'  # and no style of its own, which would reach a whole page
+        f'font-family="{FALLBACK}" stroke-linejoin="round" stroke-linecap="butt">'
     )
     return head + smaller(text[text.index(">", text.index("<svg ")) + 1 :])
 
@@ -141,8 +141,27 @@ def smaller(svg: str) -> str:
     svg = re.sub(r"\s*<metadata>.*?</metadata>|\s*<!--.*?-->|\s*<style\b.*?</style>", "", svg, flags=re.S)
     svg = re.sub(r"<pattern\b.*?</pattern>", lambda hatch: _DOT.sub(_diamond, hatch[0]), svg, flags=re.S)
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    svg = re.sub(r"<defs>\s*</defs>", "", svg)
+    svg = re.sub(rf"font-family: (?:{FALLBACK}|'DejaVu Sans');? ?", "", svg)  # all words have the drawing's
+    svg = re.sub(rf"font: ([\d.]+px) (?:{FALLBACK}|'DejaVu Sans')", r"font-size: \1", svg)
+    svg = re.sub(r"<defs>\s*</defs>", "", _without_bare_groups(svg))
     return re.sub(r"\s*\n\s*", "\n", re.sub(r" ?\n(?=[LCQZz])", " ", svg))
+
+
+def _without_bare_groups(svg: str) -> str:
+    """Without groups that say nothing of what is in them."""
+    kept: list[str] = []
+    opened: list[bool] = []  # whether each group around stays
+    for part in re.split(r"(<g\b[^>]*>|</g>)", svg):
+        if part == "</g>":
+            stays = opened.pop()
+        elif part.startswith("<g") and not part.endswith("/>"):
+            stays = part != "<g>"
+            opened.append(stays)
+        else:
+            stays = True
+        if stays:
+            kept.append(part)
+    return "".join(kept)
 
 
 #: A dot of a hatch: a circle of eight curves.
@@ -196,6 +215,7 @@ def save(fig: Figure, name: str, alt: str) -> Picture:
 def write(fig: Figure, path: Path, alt: str) -> Picture:
     """As :func:`save`, to a file of any folder: SVG or, where its name ends so, PNG."""
     picture = draw(fig, alt)
+    picture.file = path.name if path.suffix == ".svg" else ""
     data = picture.png if path.suffix == ".png" else picture.svg.encode()
     project.write_atomically(path, lambda temporary: temporary.write_bytes(data))
     return picture

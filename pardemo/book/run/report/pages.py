@@ -63,7 +63,7 @@ def write(folder: Path, name: str, chapters: list[dict[str, Any]], into: Path) -
     """
     from pardemo.book.run.report import environment
 
-    body = _addressed(_exporter().from_filename(str(folder / f"{name}.ipynb"))[0])
+    body = _addressed(_exporter().from_notebook_node(_with_drawings(folder, name))[0])
     there = [chapter for chapter in chapters if chapter["page"]]
     place = [chapter["name"] for chapter in there].index(name)
     page = (
@@ -82,6 +82,19 @@ def write(folder: Path, name: str, chapters: list[dict[str, Any]], into: Path) -
     path = into / f"{name}.html"
     project.write_atomically(path, lambda temporary: temporary.write_text(page, encoding="utf-8"))
     return path
+
+
+def _with_drawings(folder: Path, name: str) -> Any:
+    """A notebook's executed copy, its pictures as the SVG files that they name, where the run has these."""
+    import nbformat
+
+    notebook = nbformat.read(folder / f"{name}.ipynb", as_version=4)
+    for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
+        file = output.get("metadata", {}).get("image/png", {}).get("file", "")
+        path = folder / "figures" / Path(file).name
+        if file and path.is_file():
+            output.data["image/svg+xml"] = path.read_text(encoding="utf-8")
+    return notebook
 
 
 def _addressed(body: str) -> str:
