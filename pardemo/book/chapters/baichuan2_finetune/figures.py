@@ -249,9 +249,9 @@ def hours_by_length(
     for name, at in marked.items():
         place = min(range(len(tokens)), key=lambda i: abs(tokens[i] - at))
         ax.plot([tokens[place]], [first[place]], "o", color=COLOURS["compute"], markersize=8)
-        label, point = f"{name}\n{first[place]:.1f} h", (tokens[place], first[place])
+        label, point = f"{name}, {first[place]:.1f} h", (tokens[place], first[place])
         ax.annotate(label, point, (10, -4), textcoords="offset points", va="top")
-    ax.set(xlabel="tokens of a sample, on average", ylabel="hours", ylim=(0, None), xlim=(0, 1.3 * max(tokens)))
+    ax.set(xlabel="tokens of a sample, on average", ylabel="hours", ylim=(0, None), xlim=(0, 1.55 * max(tokens)))
     ax.legend(loc="upper left")
     return save(
         fig, "baichuan2_finetune_hours", "Planned hours over the mean length of the samples: a straight line, nearly."
