@@ -47,7 +47,7 @@ def test_charts_tell_their_numbers(out):
     ways = {way: {"new rows": loss, "plain headlines": 0.1} for way, loss in (("LoRA", 0.2), ("all", 0.084))}
     picture = figures.losses_of_ways(ways)
     assert "all: new rows 0.084, plain headlines 0.1" in picture.alt
-    assert ">0.084<" in picture._repr_mimebundle_()[0]["image/svg+xml"], "of a word no digit is dropped"
+    assert ">0.084<" in picture.svg, "of a word no digit is dropped"
     kept = dict.fromkeys(("parameters", "gradients", "optimizer states"), 1000000.0)
     costs = figures.costs_of_ways({"LoRA": (kept, 1e5), "all": (kept, 8e6)}, 0.9).alt
     assert "LoRA keeps 3.00 MB and sends 0.10; all keeps 3.00 MB and sends 8.00" in costs
