@@ -23,6 +23,7 @@ TRIED = {
     "accelerate": "1.15.0",
     "nbconvert": "7.17.2",
     "transformers": "5.23.0",
+    "pytest": "9.2.0",
 }
 
 
@@ -94,6 +95,9 @@ NAMES = {
     "PartialState_shared": Private("accelerate.state.PartialState._shared_state", "CPU ranks are ranks to Accelerate"),
     "validate_launch": Private("accelerate.commands.launch._validate_launch_command", "what a configuration asks for"),
     "deepspeed_loaded_ops": Private("deepspeed.ops.op_builder.builder.OpBuilder._loaded_ops", "libraries made before"),
+    # --- pytest
+    "assertion_util": Private("_pytest.assertion.util", "asserts on ranks that say where two values differ"),
+    "assertrepr_compare": Private("_pytest.assertion.pytest_assertrepr_compare", "where two values differ, in lines"),
     # --- Python
     "forkserver": Private("multiprocessing.forkserver._forkserver", "the planner's workers end with it"),
     "finalizers": Private("weakref.finalize._registry", "a forked process does not end its parent's things"),

@@ -31,6 +31,7 @@ PACKAGES: dict[str, dict[str, str]] = {
         "pydantic": "pydantic", "rouge_chinese": "rouge-chinese",
         "sentencepiece": "sentencepiece", "tensorboard": "tensorboard", "transformers": "transformers",
     },
+    "testing": {"pytest": "pytest"},
 }  # fmt: skip
 _EXTRA_OF = {module: extra for extra, modules in PACKAGES.items() for module in modules}
 

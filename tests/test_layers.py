@@ -28,7 +28,7 @@ FLOORS = (
     ("zero",),
     ("small_models",),
     ("draw",),
-    ("cells", "peers"),
+    ("cells", "peers", "testing"),
     ("claims",),
     ("machine",),
     ("baichuan2", "headlines"),

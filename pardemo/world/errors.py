@@ -25,7 +25,8 @@ class RankError(RuntimeError):
     """Base of everything a World reports about its ranks."""
 
 
-_LOST = {"ConnectionError", "ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "DistNetworkError"}
+#: Of a rank that lost the connection to one that failed before it.
+LOST = {"ConnectionError", "ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "DistNetworkError"}
 
 
 class RankFailed(RankError):
@@ -34,13 +35,21 @@ class RankFailed(RankError):
     ``failures`` maps rank to :class:`Failure`; ``stopped`` are ranks that were still waiting for
     the failed ones (usually inside a collective) and were ended. The text tells causes first: a
     rank that lost its connection lost it to one that failed before; what several ranks say alike it
-    tells once. ``first`` is the rank and the failure that it begins with.
+    tells once. ``first`` is the rank and the failure that it begins with; ``doing`` says of ranks in ``stopped``
+    what they waited for, or where they were.
     """
 
-    def __init__(self, failures: Mapping[int, Failure], stopped: list[int] | None = None):
+    def __init__(
+        self,
+        failures: Mapping[int, Failure],
+        stopped: list[int] | None = None,
+        waits: Mapping[int, list[str]] | None = None,
+        stacks: Mapping[int, str] | None = None,
+    ):
         self.failures = dict(failures)
         self.stopped = list(stopped or [])
-        told = sorted(self.failures.items(), key=lambda item: (item[1].type in _LOST, item[0]))
+        self.doing = {rank: _doing((waits or {}).get(rank), stack) for rank, stack in (stacks or {}).items()}
+        told = sorted(self.failures.items(), key=lambda item: (item[1].type in LOST, item[0]))
         self.first = told[0]
         lines = ["; ".join(f"{ranks_text(ranks)}: {headline}" for headline, ranks in _alike(told, "headline").items())]
         if self.stopped:

@@ -184,7 +184,7 @@ class Ranks:
         if deaths:
             raise RankDied(deaths, failures)
         if failures:
-            raise RankFailed(failures, missing)
+            raise RankFailed(failures, missing, *(self._read_stacks(missing) if missing else ()))
         if missing:
             waits, stacks = self._read_stacks(missing)
             raise RankTimeout(timeout_s, stacks, sorted(replies), waits)

@@ -10,11 +10,13 @@ import cloudpickle
 def dumps(value: object) -> bytes:
     """``value`` for ``pickle.loads`` in another process."""
     with io.BytesIO() as file:
-        _Pickler(file).dump(value)
+        Pickler(file).dump(value)
         return file.getvalue()
 
 
-class _Pickler(cloudpickle.Pickler):
+class Pickler(cloudpickle.Pickler):
+    """cloudpickle's, and tensors of every dense dtype; for rooms that leave out more."""
+
     def reducer_override(self, value: Any) -> Any:
         """torch pickles 8-bit floats, wide unsigned integers and half complex numbers by a storage without a dtype, and
         cannot read that back: here they travel as the bytes of the storage."""

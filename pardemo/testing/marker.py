@@ -1,0 +1,95 @@
+"""The arguments of ``@pytest.mark.ranks``, and the tests that it cannot be on."""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pardemo.cluster import Cluster
+from pardemo.world import MAX_RANKS
+
+OPTIONS = ("cluster", "between", "inside", "timeout")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a test runs once: so many ranks, on a cluster or not, for so many seconds at most."""
+
+    size: int
+    cluster: Cluster | None
+    timeout_s: float
+
+    @property
+    def id(self) -> str:
+        """What stands in the test's name: ``2ranks``, ``2x2``."""
+        if self.cluster is not None:
+            return f"{self.cluster.hosts}x{self.cluster.ranks_per_host}"
+        return f"{self.size}rank{'s' * (self.size > 1)}"
+
+
+def places(arguments: Sequence[Any], options: Mapping[str, Any], timeout_s: float) -> list[Place]:
+    """What a marker with these arguments asks for; ``timeout_s`` where it names none.
+
+    Raises:
+        ValueError: one line that says what is wrong and what would be right.
+    """
+    if unknown := [name for name in options if name not in OPTIONS]:
+        raise ValueError(f"ranks has no option {unknown[0]!r}; it has {', '.join(OPTIONS)}")
+    limit = seconds(options.get("timeout", timeout_s), "timeout")
+    for size in arguments:
+        if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= MAX_RANKS:
+            raise ValueError(
+                f"numbers of ranks are whole numbers from 1 to {MAX_RANKS}, as in ranks(2, 4), not {size!r}"
+            )
+        if list(arguments).count(size) > 1:
+            raise ValueError(f"ranks names {size} twice")
+    cluster = _cluster(options)
+    if cluster is None:
+        if not arguments:
+            raise ValueError("ranks names no number of ranks: ranks(2), ranks(2, 4) or ranks(cluster='2x2')")
+        return [Place(size, None, limit) for size in arguments]
+    if wrong := [size for size in arguments if size != cluster.size]:
+        parts = f"{cluster.hosts} × {cluster.ranks_per_host} = {cluster.size}"
+        raise ValueError(f"{wrong[0]} ranks do not fit a cluster of {parts}: leave the number out")
+    if cluster.size > MAX_RANKS:
+        raise ValueError(f"the cluster has {cluster.size} ranks; {MAX_RANKS} is the limit")
+    return [Place(cluster.size, cluster, limit)]
+
+
+def seconds(value: Any, what: str) -> float:
+    """A time limit, from a marker or an ini file. ValueError for what is none."""
+    try:
+        number = float("nan" if isinstance(value, bool) else value)
+    except (TypeError, ValueError):
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise ValueError(f"{what} is a number of seconds above 0, not {value!r}")
+    return number
+
+
+def unfit(function: Callable) -> str | None:
+    """Why a test function cannot run on ranks, in one line; None where it can."""
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        return "ranks run plain functions, and this is an async one: write def, and asyncio.run(…) within it"
+    if inspect.isgeneratorfunction(function):
+        return "ranks run plain functions, and this one yields: a test with yield is none to pytest either"
+    if getattr(function, "is_hypothesis_test", False):
+        return (
+            "under @given each rank would draw other examples: use @pytest.mark.parametrize, or keep @given without "
+            "the marker and run a function on a World within the test"
+        )
+    return None
+
+
+def _cluster(options: Mapping[str, Any]) -> Cluster | None:
+    cluster, links = options.get("cluster"), {name: options[name] for name in ("between", "inside") if name in options}
+    if cluster is None or isinstance(cluster, Cluster):
+        if links:
+            what = "of a Cluster: give it to the Cluster itself" if cluster else "of a cluster, and there is none"
+            raise ValueError(f"{next(iter(links))} is a limit {what}")
+        return cluster
+    shape = re.fullmatch(r"(\d+)x(\d+)", cluster) if isinstance(cluster, str) else None
+    if shape is None:
+        raise ValueError(f"cluster is a pardemo.Cluster, or hosts x ranks on each as in '2x4', not {cluster!r}")
+    return Cluster(int(shape[1]), int(shape[2]), **links)

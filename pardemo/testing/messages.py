@@ -1,0 +1,98 @@
+"""What travels between the main process and the ranks of a test. Loads neither torch nor pytest."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How this run of pytest shows a failure: ``--tb``, ``-l``, ``-v``, ``--full-trace``, and the ini file's limits."""
+
+    style: str
+    variables: bool
+    verbosity: int
+    assertion_verbosity: int
+    all_frames: bool
+    folder: str
+    ini: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a rank has around it while a test runs, whatever the test before it left behind.
+
+    Attributes:
+        path: ``sys.path``. cwd: the working folder. env: the main process's environment variables.
+        folder: for files that the ranks exchange during the test; it need not be there yet.
+        module: the name of the test's module.
+    """
+
+    path: list[str]
+    cwd: str
+    env: dict[str, str]
+    folder: str
+    module: str
+    shown: Shown
+
+
+@dataclass
+class OnRanks:
+    """In the place of a fixture's value in the main process: each rank makes the value for itself.
+
+    Attributes:
+        name: the fixture's. function: the fixture function; None for a fixture that the ranks know by name.
+        arguments: what it is called with, other ``OnRanks`` among them. param: ``request.param``.
+        asks: whether the function takes ``request``.
+    """
+
+    name: str
+    function: Callable | None = None
+    arguments: dict[str, Any] = field(default_factory=dict)
+    param: Any = None
+    asks: bool = False
+
+    def __repr__(self) -> str:
+        return f"<fixture {self.name!r}: made on the ranks, not here>"
+
+
+@dataclass
+class Task:
+    """A test: its function, the arguments of it, and every fixture that the ranks make, in their order."""
+
+    function: Callable
+    arguments: dict[str, Any]
+    fixtures: list[OnRanks]
+
+
+@dataclass
+class Record:
+    """How a test ended on a rank where it did not pass.
+
+    Attributes:
+        type, message: of the exception. where: path and line that raised it.
+        text: pytest's own representation of it (``ExceptionInfo.getrepr``), made on the rank.
+        exception: the exception, pickled; None where it cannot be.
+    """
+
+    outcome: Literal["failed", "skipped", "xfailed"]
+    type: str
+    message: str
+    where: tuple[str, int]
+    text: Any
+    exception: bytes | None = None
+
+
+class NotPassed(Exception):
+    """Raised on a rank, so that its World hears of it at once; ``record`` says how the test ended."""
+
+    def __init__(self, record: Record):
+        super().__init__(record)
+        self.record = record
+
+
+def execute(stage: Stage, task: bytes) -> str | None:
+    """:func:`pardemo.testing.on_rank.run`, which is loaded on the rank alone."""
+    from pardemo.testing.on_rank import run
+
+    return run(stage, task)

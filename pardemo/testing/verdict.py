@@ -1,0 +1,108 @@
+"""What the ranks say of a test, as one outcome: which failed, how, and the state of the others."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pardemo.extras import needed_by
+from pardemo.testing.messages import NotPassed, Record
+from pardemo.world.errors import LOST, RankDied, RankFailed, exit_text, ranks_text
+
+with needed_by("pardemo.testing"):
+    import pytest
+
+_DID = {"skipped": "skipped", "xfailed": "failed as pytest.xfail expects"}
+#: Exceptions of pytest's own, which are not pickled.
+_PYTESTS: dict[str, type[BaseException]] = {"Failed": pytest.fail.Exception, "Exit": pytest.exit.Exception}
+
+
+@dataclass
+class Verdict:
+    """How a test ended.
+
+    Attributes:
+        error: what to raise in the main process; exception: the rank's own, pickled, to raise in its place.
+        text: what pytest is to show; None for what it makes of ``error`` itself.
+    """
+
+    error: BaseException
+    exception: bytes | None = None
+    text: Any = None
+
+
+def judge(records: Mapping[int, Record], error: RankFailed, size: int) -> Verdict:
+    """The outcome of a test that did not pass on the ranks of ``records``; ``error`` knows which were ended."""
+    failed = {rank: record for rank, record in records.items() if record.outcome == "failed"}
+    if failed:
+        return _failure(failed, records, error, size)
+    outcomes = {record.outcome for record in records.values()}
+    if len(records) < size or len(outcomes) > 1:
+        how = (
+            "a test skips on all ranks or on none" if "skipped" in outcomes else "pytest.xfail is for all ranks or none"
+        )
+        line = f"the ranks disagree: {'; '.join(_states(records, error, size))}. Decide it alike: {how}"
+        return Verdict(pytest.fail.Exception(line, pytrace=False))
+    first = records[0]
+    reasons = "; ".join(dict.fromkeys(record.message for record in records.values()))
+    if first.outcome == "xfailed":
+        return Verdict(pytest.xfail.Exception(reasons))
+    return Verdict(pytest.skip.Exception(reasons), text=(*first.where, f"Skipped: {reasons}"))
+
+
+def of_death(error: RankDied) -> str:
+    """Which ranks died, and what the others made of it."""
+    lines = ["; ".join(f"rank {rank} died: {exit_text(code)}" for rank, code in sorted(error.deaths.items()))]
+    for rank, failure in sorted(error.failures.items()):
+        if isinstance(failure.exception, NotPassed):
+            lines.append(f"rank {rank} then {_ended(failure.exception.record, None)}")
+    return "\n".join(lines)
+
+
+def _failure(failed: Mapping[int, Record], records: Mapping[int, Record], error: RankFailed, size: int) -> Verdict:
+    """The first cause's own frames, then the others that failed otherwise, then the state of all ranks."""
+    # a rank that has lost its connection lost it to one that failed before
+    order = sorted(failed, key=lambda rank: (failed[rank].type in LOST, rank))
+    alike: dict[Any, list[int]] = {}
+    for rank in order:
+        alike.setdefault((failed[rank].where, failed[rank].type), []).append(rank)
+    first, *others = alike.values()
+    record = failed[first[0]]
+    text = record.text
+    for ranks in others:
+        text.addsection(f"{ranks_text(ranks)} failed elsewhere", str(failed[ranks[0]].text))
+    if size > 1:
+        text.addsection(f"{size} ranks", "\n".join(_states(records, error, size, first[0])))
+        if text.reprcrash is not None:
+            said = [rank for rank in first if failed[rank].message == record.message]
+            text.reprcrash.message = f"{ranks_text(said)}: {text.reprcrash.message}"
+    error_of = _PYTESTS.get(record.type) if record.exception is None else None
+    raised = error_of(record.message) if error_of else RuntimeError(f"{record.type}: {record.message}")
+    return Verdict(raised, record.exception, text)
+
+
+def _states(records: Mapping[int, Record], error: RankFailed, size: int, above: int | None = None) -> list[str]:
+    """A line for all ranks that ended alike; ``above``: the rank whose failure is shown above."""
+    lines: dict[str, list[int]] = {}
+    for rank in range(size):
+        if rank in records:
+            said = _ended(records[rank], None if above is None else records[above])
+        elif rank in error.stopped:
+            where = error.doing.get(rank, "").removeprefix("is ")
+            said = "did not finish" + (f": {where}" if where else "")
+        else:
+            said = "passed"
+        lines.setdefault(said, []).append(rank)
+    return [f"{ranks_text(ranks)} {said}" for said, ranks in lines.items()]
+
+
+def _ended(record: Record, above: Record | None) -> str:
+    if record.outcome != "failed":
+        return f"{_DID[record.outcome]}, {record.message!r}"
+    if above is not None and (record.where, record.type) == (above.where, above.type):
+        same = record.message == above.message
+        return "failed as above" if same else f"failed there too: {_first_line(record.message)}"
+    return f"failed: {_first_line(f'{record.type}: {record.message}')}"
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]

@@ -1,0 +1,71 @@
+"""The warm ranks of a run of pytest: one World for each number of ranks, and for each cluster."""
+
+import itertools
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+
+from pardemo.cluster import Cluster
+from pardemo.extras import needed_by
+from pardemo.world import World, nursery
+
+with needed_by("pardemo.testing"):
+    import pytest
+
+#: What ranks need for a test, beside what every rank needs: loaded before they are forked.
+PRELOAD = ("pytest", "pardemo.testing.on_rank")
+KEY = pytest.StashKey["Worlds"]()
+
+
+class Worlds:
+    """Worlds that are made when they are first asked for, and kept until :meth:`close`.
+
+    Args:
+        preload: modules to have loaded before the ranks are forked, beside those of this plug-in.
+    """
+
+    def __init__(self, preload: Sequence[str] = ()):
+        self._preload = (*PRELOAD, *preload)
+        self._worlds: dict[tuple[int, Cluster | None], World] = {}
+        self._folder: str | None = None
+        self._numbers = itertools.count()
+
+    def begin(self) -> None:
+        """Starts the process that ranks are forked from, without waiting for it: it loads torch meanwhile."""
+        nursery.nursery(self._preload)
+
+    def get(self, size: int, cluster: Cluster | None = None) -> World:
+        """The World of so many ranks."""
+        world = self._worlds.get((size, cluster))
+        if world is None:
+            world = self._worlds[size, cluster] = World(size, cluster=cluster, preload=self._preload)
+        return world
+
+    def folder(self) -> str:
+        """A path for a folder that one test's ranks may make; nobody has it yet."""
+        if self._folder is None:
+            self._folder = tempfile.mkdtemp(prefix="pardemo-tests-")
+        return os.path.join(self._folder, str(next(self._numbers)))
+
+    def close(self) -> None:
+        """Ends all ranks."""
+        for world in self._worlds.values():
+            world.close()
+        self._worlds.clear()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+
+def worlds_of(config: pytest.Config) -> Worlds:
+    """Those of a run of pytest."""
+    if KEY not in config.stash:
+        config.stash[KEY] = Worlds(config.getini("ranks_preload"))
+    return config.stash[KEY]
+
+
+def close(config: pytest.Config) -> None:
+    """Ends the ranks of a run of pytest, where it has any."""
+    if (worlds := config.stash.get(KEY, None)) is not None:
+        worlds.close()

@@ -1,0 +1,606 @@
+"""The plug-in of pytest: test bodies on ranks, their failures as pytest's, and what is refused.
+
+pytest runs within pytest here, mostly in this process: its runs share the process that ranks are forked from. A run
+holds many small tests, since each begins with new ranks.
+"""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch  # noqa: F401 (the runs within this one import it: not anew each time)
+
+import pardemo.testing.running  # noqa: F401 (and keep the warm process that the first of them starts)
+from pardemo.testing.marker import places
+
+pytest_plugins = ["pytester"]
+IMPORTS = """
+import os, random, sys, threading, time
+from dataclasses import dataclass
+import pytest, torch, torch.distributed as dist
+"""
+
+
+@pytest.fixture
+def run(pytester, monkeypatch):
+    """``run(source, *arguments)``: pytest's result of a file with that text; its text is kept as ``.text``."""
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(source, *arguments, conftest="", subprocess=False):
+        pytester.makepyfile(IMPORTS + textwrap.dedent(source))
+        if conftest:
+            pytester.makeconftest(IMPORTS + textwrap.dedent(conftest))
+        start = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
+        result = start("--strict-markers", "-p", "no:cacheprovider", *arguments)
+        result.text = result.stdout.str() + result.stderr.str()
+        return result
+
+    return call
+
+
+# ---------------------------------------------------------------- what works
+
+
+def test_bodies_run_on_every_rank_with_fixtures_classes_and_parameters(run):
+    result = run(
+        """
+        TOGETHER = 3
+
+        @dataclass
+        class Thing:
+            x: int
+
+        class Double(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return 2 * x
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return 2 * gradient
+
+        class Layer(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = torch.nn.Parameter(torch.ones(2))
+
+        def helper(rank):
+            return TOGETHER * rank
+
+        @pytest.mark.ranks(1, 2, 4)
+        @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+        def test_sum(rank, world_size, dtype, here, there):
+            x = torch.full((2,), helper(rank), dtype=dtype)
+            dist.all_reduce(x)
+            assert x.tolist() == [TOGETHER * world_size * (world_size - 1) / 2] * 2
+            assert (here, there) == (["made here"], ("made here", rank, "twice"))
+
+        @pytest.mark.ranks(2)
+        def test_objects_of_this_file_travel_between_ranks(rank):
+            out = [None, None]
+            dist.all_gather_object(out, Thing(rank))
+            assert out == [Thing(0), Thing(1)]
+            x = torch.ones(2, requires_grad=True)
+            Double.apply(x).sum().backward()
+            assert x.grad.tolist() == [2, 2]
+            assert Layer().weight.sum() == 2
+
+        @pytest.mark.ranks(2)
+        class TestInAClass:
+            def setup_method(self):
+                self.number = 5
+
+            @pytest.fixture(params=["a", "b"])
+            def own(self, request, world_size):
+                yield f"{request.param}{self.number}{world_size}"
+                dist.barrier()
+
+            def test_method(self, own, rank):
+                assert own in ("a52", "b52")
+                assert self.number == 5
+
+            @pytest.mark.usefixtures("sets_a_variable")
+            def test_used_fixture(self):
+                assert os.environ["SET_BY_FIXTURE"] == os.environ["RANK"]
+
+            def test_that_it_is_gone(self):
+                assert "SET_BY_FIXTURE" not in os.environ
+
+        LOCK = threading.Lock()
+
+        @pytest.mark.parametrize("unused", [threading.Lock()], ids=["a lock in another test's marker"])
+        def test_in_one_process(unused):
+            assert not dist.is_initialized()
+            with LOCK:
+                assert os.environ.get("WORLD_SIZE") is None
+        """,
+        "-q",
+        conftest="""
+        @pytest.fixture
+        def here():
+            assert not dist.is_initialized()
+            return ["made here"]
+
+        @pytest.fixture
+        def there(here, rank, other):
+            assert dist.get_rank() == rank
+            yield here[0], rank, other
+            dist.barrier()
+
+        @pytest.fixture
+        def other(world_size):
+            return "twice"
+
+        @pytest.fixture
+        def sets_a_variable(monkeypatch, rank):
+            monkeypatch.setenv("SET_BY_FIXTURE", str(rank))
+        """,
+    )
+    result.assert_outcomes(passed=6 + 1 + 2 + 2 + 1)
+
+
+def test_what_pytest_offers_within_a_test_works_on_ranks(run):
+    result = run(
+        """
+        @pytest.mark.ranks(2)
+        def test_raises_and_warns(rank):
+            with pytest.raises(ZeroDivisionError):
+                1 / 0
+            with pytest.warns(UserWarning, match="careful"):
+                import warnings
+                warnings.warn("careful")
+            assert 1 + rank == pytest.approx(1 + rank + 1e-9)
+
+        @pytest.mark.ranks(2)
+        def test_one_folder_for_all(rank, tmp_path):
+            (tmp_path / str(rank)).write_text("here")
+            dist.barrier()
+            assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
+
+        @pytest.mark.ranks(2)
+        def test_prints(rank, capsys):
+            print("seen by", rank)
+            assert capsys.readouterr().out == f"seen by {rank}\\n"
+            with capsys.disabled():
+                print("not captured")
+
+        @pytest.mark.ranks(2)
+        def test_changes(rank, monkeypatch):
+            monkeypatch.setattr(os, "getpid", lambda: rank)
+            os.environ["LEFT"] = "behind"
+            os.chdir("/")
+            assert os.getpid() == rank
+
+        NUMBERS = []
+
+        @pytest.mark.ranks(2)
+        @pytest.mark.parametrize("turn", range(2))
+        def test_does_not_depend_on_the_one_before(rank, tmp_path, turn):
+            assert os.getpid() > 1
+            assert "LEFT" not in os.environ
+            assert os.getcwd() != "/"
+            assert os.environ["PYTEST_CURRENT_TEST"].startswith("test_")
+            same = torch.Generator().manual_seed(1000 + rank)
+            assert torch.equal(torch.rand(3), torch.rand(3, generator=same))
+            assert random.random() == random.Random(1000 + rank).random()
+            assert NUMBERS == []
+            NUMBERS.append(turn)
+
+        @pytest.mark.ranks(2)
+        def test_skips():
+            pytest.skip("not today")
+
+        @pytest.mark.ranks(2)
+        def test_expected():
+            pytest.xfail("known")
+
+        class Own(Exception):
+            pass
+
+        @pytest.mark.ranks(2)
+        @pytest.mark.xfail(raises=Own, strict=True)
+        def test_expected_kind(rank):
+            raise Own(rank)
+
+        @pytest.mark.skipif(True, reason="never here")
+        @pytest.mark.ranks(2)
+        def test_never():
+            raise AssertionError
+
+        @pytest.mark.ranks(2)
+        def test_returns(rank):
+            return rank == 0
+        """,
+        "-rsx",
+    )
+    result.assert_outcomes(passed=7, skipped=2, xfailed=2, warnings=1)
+    result.stdout.fnmatch_lines(
+        ["*test_returns*returned bool on its ranks*", "SKIPPED*: not today", "XFAIL*test_expected?2ranks?*known"]
+    )
+
+
+def test_meters_and_comparisons(run):
+    result = run(
+        """
+        @pytest.mark.ranks(2)
+        def test_meters(rank, wire, memory):
+            x = torch.ones(1 << 18)
+            with wire:
+                dist.all_reduce(x)
+            assert (1 << 20) <= wire.sent_bytes < 1.01 * (1 << 20)
+            with memory:
+                y = x + 1
+            assert memory.peak_bytes == 1 << 20
+
+        @pytest.mark.ranks(3)
+        def test_alone(rank, single_process, wire):
+            def model(scale):
+                assert not dist.is_initialized() and "RANK" not in os.environ
+                return [os.getpid(), scale * torch.rand(4)]
+
+            before = torch.get_rng_state()
+            with wire:
+                pid, numbers = single_process(model, scale=2)
+            assert torch.equal(torch.get_rng_state(), before) and dist.is_initialized()
+            assert wire.sent_bytes < 5000
+            assert torch.equal(numbers, 2 * torch.rand(4, generator=torch.Generator().manual_seed(1000)))
+            pids = [None] * 3
+            dist.all_gather_object(pids, os.getpid())
+            assert pid == pids[0]
+            kind = RuntimeError if rank else ZeroDivisionError
+            with pytest.raises(kind, match="division by zero"):
+                single_process(lambda: 1 / 0)
+
+        def message(same_on_all_ranks, value):
+            with pytest.raises(AssertionError) as told:
+                same_on_all_ranks(value)
+            return str(told.value)
+
+        @pytest.mark.ranks(3)
+        def test_same(rank, same_on_all_ranks):
+            layer = torch.nn.Linear(2, 2)
+            for parameter in layer.parameters():
+                dist.broadcast(parameter.data, 0)
+            nan = torch.tensor([float("nan"), -0.0])
+            same_on_all_ranks([layer, {"a": (nan, 1.5, "text", None)}, torch.zeros(0, 3), {1, 2}, nan.numpy()])
+            w = torch.ones(2, 4, dtype=torch.bfloat16)
+            w[1, 2] += rank
+            lead = "value['w'] is not the same on all ranks: at [1, 2] rank 0 has 1.0, "
+            counted = "(1 of 8 elements differ, by {} at most)"
+            more = "; at [1, 2] rank 0 has 1.0, rank 2 has 3.0 "
+            assert message(same_on_all_ranks, {"w": w, "later": rank}) == (
+                f"{lead}rank 1 has 2.0 {counted.format(1)}{more}{counted.format(2)}"
+            )
+            assert message(same_on_all_ranks, [0, rank // 2]) == (
+                "value[1] is not the same on all ranks: ranks 0, 1 have 0, rank 2 has 1"
+            )
+            assert message(same_on_all_ranks, [1] * (1 + rank // 2)) == (
+                "value is not the same on all ranks: ranks 0, 1 have a list of length 1, rank 2 has a list of length 2"
+            )
+            assert message(same_on_all_ranks, torch.zeros(2, 1 + rank % 2)) == (
+                "value is not the same on all ranks: ranks 0, 2 have a float32 tensor of shape [2, 1], "
+                "rank 1 has a float32 tensor of shape [2, 2]"
+            )
+            zero = torch.zeros(1) if rank else -torch.zeros(1)
+            assert "rank 0 has -0.0, ranks 1, 2 have 0.0" in message(same_on_all_ranks, zero)
+            with pytest.raises(TypeError, match=r"value\\[0\\] is a Random, which has no bits to compare"):
+                same_on_all_ranks([random.Random()])
+
+        @pytest.mark.ranks(cluster="2x1", between="200 Mbit/s")
+        def test_on_a_cluster(rank, world_size):
+            assert (world_size, os.environ["GROUP_RANK"]) == (2, str(rank))
+        """,
+        "-q",
+    )
+    result.assert_outcomes(passed=4)
+
+
+# ---------------------------------------------------------------- failures
+
+
+def test_failures_are_told_as_pytest_tells_them(run):
+    result = run(
+        """
+        def nested(numbers):
+            inner = "an inner variable"
+            assert numbers == [1, 2, 4]
+
+        @pytest.mark.ranks(2)
+        def test_one_rank(rank):
+            print("printed by", rank)
+            if rank == 1:
+                nested([1, 2, 3])
+            dist.barrier()
+
+        @pytest.mark.ranks(3)
+        def test_two_kinds(rank):
+            if rank < 2:
+                assert rank == 5
+            raise ValueError("another one")
+
+        @pytest.mark.ranks(2)
+        def test_dies(rank):
+            if rank == 0:
+                os._exit(3)
+            dist.barrier()
+
+        @pytest.mark.ranks(2, timeout=2)
+        def test_hangs(rank):
+            if rank == 1:
+                dist.barrier()
+
+        @pytest.mark.ranks(2)
+        def test_unpicklable(rank):
+            class Mine(Exception):
+                def __init__(self, one, two):
+                    super().__init__(threading.Lock())
+
+            raise Mine(1, 2)
+
+        @pytest.mark.ranks(2)
+        def test_next_one_works(rank, same_on_all_ranks):
+            same_on_all_ranks(3)
+        """,
+        "-l",
+    )
+    result.assert_outcomes(passed=1, failed=5)
+    lines = result.stdout.fnmatch_lines
+    lines(
+        [
+            "*_ test_one_rank?2ranks? _*",
+            "rank = 1",
+            ">           nested([1, 2, 3])",
+            "    def nested(numbers):",
+            ">       assert numbers == [[]1, 2, 4[]]",
+            "E       assert [[]1, 2, 3[]] == [[]1, 2, 4[]]",
+            "E         At index 2 diff: 3 != 4",
+            "inner      = 'an inner variable'",
+            "test_failures_are_told_as_pytest_tells_them.py:*: AssertionError",
+            "*- 2 ranks -*",
+            "rank 0 did not finish: in test_one_rank (test_failures*.py, line *)",
+            "rank 1 failed as above",
+            "*- Captured stdout call -*",
+            "[[]*[]] printed by *",
+            "*_ test_two_kinds?3ranks? _*",
+            "E           assert 0 == 5",
+            "*- rank 2 failed elsewhere -*",
+            "E       ValueError: another one",
+            "*- 3 ranks -*",
+            "rank 0 failed as above",
+            "rank 1 failed there too: assert 1 == 5",
+            "rank 2 failed: ValueError: another one",
+            "*_ test_dies?2ranks? _*",
+            "rank 0 died: exit code 3",
+            "rank 1 then failed: RuntimeError: *Connection *",
+            "*_ test_hangs?2ranks? _*",
+            "rank 1 did not finish within 2 s (rank 0 did): rank 1 is in test_hangs (test_failures*.py, line *)",
+            '  File "*test_failures_*.py", line * in test_hangs',
+            "*_ test_unpicklable?2ranks? _*",
+            ">       raise Mine(1, 2)",
+            "FAILED *test_one_rank?2ranks? - rank 1: assert [[]1, 2, 3[]] == [[]1, 2, 4[]]",
+        ]
+    )
+    result.stdout.no_fnmatch_line("*pardemo/testing*")
+    result.stdout.no_fnmatch_line("*NotPassed*")
+
+
+def test_ranks_have_to_agree_on_the_outcome(run):
+    result = run(
+        """
+        @pytest.mark.ranks(2)
+        def test_some_skip(rank):
+            if rank == 1:
+                pytest.skip("only one")
+
+        @pytest.mark.ranks(2)
+        def test_some_xfail(rank):
+            if rank == 0:
+                pytest.xfail("only zero")
+            dist.barrier()
+
+        @pytest.mark.ranks(2)
+        def test_a_failure_counts_more(rank):
+            if rank == 1:
+                pytest.skip("only one")
+            assert rank == 1
+
+        @pytest.mark.ranks(2)
+        def test_reasons_may_differ(rank):
+            pytest.skip(f"reason {rank}")
+        """,
+        "-rs",
+    )
+    result.assert_outcomes(failed=3, skipped=1)
+    result.stdout.fnmatch_lines(
+        [
+            "the ranks disagree: rank 0 passed; rank 1 skipped, 'only one'. Decide it alike: a test skips on all *",
+            "the ranks disagree: rank 0 failed as pytest.xfail expects, 'only zero'; rank 1 did not finish: in test*",
+            "E       assert 0 == 1",
+            "rank 0 failed as above",
+            "rank 1 skipped, 'only one'",
+            "SKIPPED*reason 0; reason 1",
+        ]
+    )
+
+
+def test_options_of_pytest(run, pytester):
+    source = """
+        @pytest.mark.ranks(2, 4)
+        def test_first(rank):
+            assert rank == -1, "wrong"
+
+        @pytest.mark.ranks(2)
+        def test_second():
+            pass
+        """
+    result = run(source, "-x", "-k", "2ranks", "--tb=short")
+    result.assert_outcomes(failed=1, deselected=1)
+    result.stdout.fnmatch_lines(
+        ["test_options_of_pytest.py:*: in test_first", "E   AssertionError: wrong", "*stopping after 1*"]
+    )
+    result = run(source, "--import-mode=importlib", "-k", "second or 4ranks", "--tb=line")
+    result.assert_outcomes(failed=1, passed=1, deselected=1)
+    assert "rank 0: AssertionError: wrong" in result.text
+    for option in ("--pdb", "--trace"):
+        result = run(source, option)
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines([f"ERROR: {option} cannot enter the ranks' processes*"])
+
+
+def test_with_xdist(run):
+    result = run(
+        """
+        @pytest.mark.ranks(2)
+        @pytest.mark.parametrize("k", range(4))
+        def test_many(rank, k):
+            assert not (k == 3 and rank == 1)
+            dist.barrier()
+        """,
+        "-n1",
+        subprocess=True,
+    )
+    result.assert_outcomes(passed=3, failed=1)
+    result.stdout.fnmatch_lines(
+        ["E       assert not (3 == 3 and 1 == 1)", "rank 0 did not finish: in *", "rank 1 failed as above"]
+    )
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("marker", "line"),
+    [
+        ("ranks", "ranks names no number of ranks: ranks(2), ranks(2, 4) or ranks(cluster='2x2')"),
+        ("ranks(0)", "numbers of ranks are whole numbers from 1 to 64, as in ranks(2, 4), not 0"),
+        ("ranks(65)", "* not 65"),
+        ("ranks('2')", "* not '2'"),
+        ("ranks(True)", "* not True"),
+        ("ranks([2, 4])", "* as in ranks(2, 4), not [[]2, 4[]]"),
+        ("ranks(2, 2)", "ranks names 2 twice"),
+        ("ranks(2, size=3)", "ranks has no option 'size'; it has cluster, between, inside, timeout"),
+        ("ranks(2, timeout=0)", "timeout is a number of seconds above 0, not 0"),
+        ("ranks(cluster='two')", "cluster is a pardemo.Cluster, or hosts x ranks on each as in '2x4', not 'two'"),
+        ("ranks(3, cluster='2x2')", "3 ranks do not fit a cluster of 2 × 2 = 4: leave the number out"),
+        ("ranks(cluster='9x9')", "the cluster has 81 ranks; 64 is the limit"),
+        ("ranks(2, between='1 MB/s')", "between is a limit of a cluster, and there is none"),
+        ("ranks(cluster='2x2', between='fast')", "*fast*"),
+    ],
+)
+def test_bad_markers_are_one_line_at_collection(run, marker, line):
+    result = run(f"@pytest.mark.{marker}\ndef test_it(rank): pass")
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines([f"test_bad_markers*.py::test_it: @pytest.mark.ranks: {line}"])
+    assert "Traceback" not in result.text
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        ("@pytest.mark.ranks(2)\nasync def test_it(): pass", "*ranks run plain functions, and this is an async one: *"),
+        ("@pytest.mark.ranks(2)\ndef test_it(): yield", "*'yield' keyword is allowed in fixtures, but not in tests*"),
+        (
+            "from hypothesis import given, strategies\n@pytest.mark.ranks(2)\n@given(strategies.integers())\n"
+            "def test_it(x): pass",
+            "*under @given each rank would draw other examples: use @pytest.mark.parametrize, *",
+        ),
+    ],
+    ids=["async", "yield", "given"],
+)  # fmt: skip
+def test_functions_that_cannot_run_on_ranks_are_refused_at_collection(run, source, line):
+    result = run(source)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines([line])
+
+
+def test_what_stays_in_the_main_process_is_refused_in_one_line(run):
+    result = run(
+        """
+        import unittest
+
+        LOCK = threading.Lock()
+
+        @pytest.fixture
+        def lock():
+            return threading.Lock()
+
+        @pytest.fixture
+        def asks(request, rank):
+            return request.node
+
+        @pytest.fixture
+        def with_log(caplog, rank):
+            return caplog
+
+        @pytest.mark.ranks(2)
+        def test_fixture(lock): pass
+
+        @pytest.mark.ranks(2)
+        def test_global():
+            with LOCK: pass
+
+        @pytest.mark.ranks(2)
+        def test_request(request): pass
+
+        @pytest.mark.ranks(2)
+        def test_caplog(caplog): pass
+
+        @pytest.mark.ranks(2)
+        def test_inner(with_log): pass
+
+        @pytest.mark.ranks(2)
+        def test_asks(asks): pass
+
+        @pytest.mark.ranks(2)
+        def test_unused(wire): pass
+
+        @pytest.mark.ranks(2)
+        def test_breakpoint(): breakpoint()
+
+        @pytest.mark.ranks(2)
+        class TestOld(unittest.TestCase):
+            def test_method(self): pass
+
+        def test_not_marked(world_size): pass
+        """,
+        "--tb=short",
+    )
+    assert result.parseoutcomes() == {"failed": 7, "errors": 3}
+    result.stdout.fnmatch_lines_random(
+        [
+            "the value of 'lock' (a lock) cannot be sent to the ranks: cannot pickle '_thread.lock' object. A fix*",
+            "test_global uses LOCK (a lock), which cannot be sent to the ranks: *. Make it within the function",
+            "the test runs on ranks, and 'request' stays in pytest's own process: *",
+            "the test runs on ranks, and 'caplog' stays in pytest's own process: *",
+            "the fixture 'with_log' is made on the ranks, and 'caplog' stays in pytest's own process: *",
+            "request.node: on the ranks request has param and fixturename; make 'asks' of two fixtures, *",
+            "the test asks for 'wire' and measures nothing with it: write 'with wire:'",
+            "E   RuntimeError: breakpoint(): a rank has no terminal. *",
+            "@pytest.mark.ranks: unittest runs the methods of a TestCase itself, in this process: make *",
+            "the fixture 'world_size' is for tests that run on ranks: mark the test, as with @pytest.mark.ranks(2)",
+        ]
+    )
+
+
+# ---------------------------------------------------------------- what it costs
+
+
+def test_loading_it_loads_nothing_else():
+    code = "import sys, pytest; was = set(sys.modules); import pardemo.testing.plugin; print(*set(sys.modules) - was)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    own = {"pardemo", "pardemo.extras", "pardemo.testing", "pardemo.testing.plugin"}
+    assert {name for name in done.stdout.split() if name.startswith(("pardemo", "torch", "numpy"))} == own
+
+
+def test_sizes_and_clusters_of_a_marker():
+    assert [(p.size, p.id, p.timeout_s) for p in places((1, 4), {}, 60.0)] == [(1, "1rank", 60.0), (4, "4ranks", 60.0)]
+    (place,) = places((), {"cluster": "2x3", "inside": "1 Gbit/s", "timeout": 5}, 60.0)
+    assert (place.size, place.id, place.timeout_s, place.cluster.inside) == (6, "2x3", 5.0, "1 Gbit/s")
+
+
+@pytest.mark.ranks(2)
+def test_the_plug_in_is_there_for_this_file_too(rank, world_size, same_on_all_ranks):
+    same_on_all_ranks(world_size)
+    assert rank in (0, 1)
