@@ -1,0 +1,255 @@
+"""What stands for a GPU's streams, events, generators and for the functions of torch.cuda on a CPU rank."""
+
+import contextlib
+import functools
+import inspect
+import os
+import sys
+import time
+import types
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import psutil
+import torch
+
+from pardemo.measure import libraries
+from pardemo.measure.libraries import NeedsGpu, is_script
+
+CUDA = torch.device("cuda")
+
+
+class Place(Protocol):
+    """What is kept of the rank: the number of its device, and where what differs is noted."""
+
+    index: int
+    note: Callable[[str], None]
+
+
+def is_cuda(device: Any) -> bool:
+    """Whether a device, as it is given to torch, is a GPU: ``"cuda"``, ``"cuda:1"``, a number, a ``torch.device``."""
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    return device.startswith("cuda") if isinstance(device, str) else type(device) is int
+
+
+def script_asks(depth: int = 2) -> bool:
+    """Whether the function so many frames up is the script's."""
+    return is_script(sys._getframe(depth).f_code.co_filename)
+
+
+class Event:
+    """Reads the clock where a GPU would, when all before it is done: here it always is."""
+
+    def __init__(self, *_: Any, **__: Any):
+        self.at_s = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        self.at_s = time.perf_counter()
+
+    def elapsed_time(self, end: "Event") -> float:
+        return (end.at_s - self.at_s) * 1000
+
+    def query(self) -> bool:
+        return True
+
+    def wait(self, stream: Any = None) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+class Stream:
+    """An order of work: there is one, the script's own."""
+
+    device, device_index, cuda_stream, stream_id, priority = torch.device("cuda", 0), 0, 0, 0, 0
+
+    def __init__(self, *_: Any, **__: Any):
+        pass
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        event.record()
+        return event
+
+    def query(self) -> bool:
+        return True
+
+    def wait_event(self, event: Any) -> None:
+        pass
+
+    def wait_stream(self, stream: Any) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
+_GENERATOR = torch.Generator
+
+
+class _AnyGenerator(type(_GENERATOR)):  # type: ignore[misc]
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, _GENERATOR)
+
+
+class Generator(_GENERATOR, metaclass=_AnyGenerator):
+    """A generator for cuda is one of the CPU."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return _GENERATOR("cpu" if is_cuda(device) else device)
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """For what a CPU has no need of."""
+
+
+def _zero(*_: Any, **__: Any) -> int:
+    return 0
+
+
+def asked(real: Callable, answer: Callable) -> Callable:
+    """``real`` to libraries, ``answer`` to the script."""
+
+    @functools.wraps(real)
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        believed = sys._getframe(1).f_code.co_name in libraries.BELIEVED
+        return answer(*args, **kwargs) if believed or script_asks() else real(*args, **kwargs)
+
+    return ask
+
+
+def changed(real: Callable, change: Callable[[dict[str, Any]], None]) -> Callable:
+    """``real`` with some of its arguments changed: ``change`` gets those that are given, by name."""
+    signature = inspect.signature(real)
+
+    @functools.wraps(real)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        change(given.arguments)
+        return real(*given.args, **given.kwargs)
+
+    return call
+
+
+def of_cuda(mode: Place) -> Iterator[tuple[Any, Any]]:
+    """What is replaced of torch.cuda and torch.accelerator, and by what."""
+    cuda, accelerator, note = torch.cuda, torch.accelerator, mode.note
+
+    def ranks(*_: Any) -> int:
+        return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+    def set_device(device: Any) -> None:
+        if isinstance(device, str):
+            device = int(device.partition(":")[2] or mode.index)
+        index = device.index if isinstance(device, torch.device) else device
+        mode.index = mode.index if index is None else index
+
+    @contextlib.contextmanager
+    def device(device: Any = None) -> Iterator[None]:
+        before = mode.index
+        if device is not None and not isinstance(device, torch.Tensor):
+            set_device(device)
+        try:
+            yield
+        finally:
+            mode.index = before
+
+    def properties(*_: Any) -> Any:
+        note("properties")
+        total = psutil.virtual_memory().total
+        return types.SimpleNamespace(name="a CPU rank", major=8, minor=0, total_memory=total, multi_processor_count=108,
+                                     warp_size=32, is_integrated=0, is_multi_gpu_board=0)  # fmt: skip
+
+    def seed(seed: int) -> None:
+        if torch.initial_seed() != seed and not sys._getframe(1).f_globals["__name__"].startswith("torch."):
+            note("seeds")
+            torch.default_generator.manual_seed(seed)
+
+    def told(key: str, value: Callable) -> Callable:
+        return lambda *args, **kwargs: (note(key), value(*args, **kwargs))[1]
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise NeedsGpu("CUDA graphs exist on GPUs only: measure the script without them")
+
+    yield cuda.is_available, asked(cuda.is_available, lambda: True)
+    yield cuda.device_count, asked(cuda.device_count, ranks)
+    yield accelerator.is_available, asked(accelerator.is_available, lambda: True)
+    yield accelerator.device_count, asked(accelerator.device_count, ranks)
+    current = lambda check_available=False: CUDA  # noqa: E731
+    yield accelerator.current_accelerator, asked(accelerator.current_accelerator, current)
+    yield cuda.is_initialized, lambda: True
+    yield cuda.set_device, set_device
+    yield accelerator.set_device_index, set_device
+    yield cuda.current_device, lambda: mode.index
+    yield accelerator.current_device_index, lambda: mode.index
+    yield cuda.device, device
+    yield cuda.device_of, device
+    yield accelerator.device_index, device
+    yield cuda.get_device_properties, properties
+    yield cuda.get_device_name, lambda *_: properties().name
+    yield cuda.get_device_capability, lambda *_: (properties().major, properties().minor)
+    yield cuda.is_bf16_supported, lambda *_, **__: True
+    yield cuda.is_tf32_supported, lambda: True
+    memory = lambda *_: (psutil.virtual_memory().available, properties().total_memory)  # noqa: E731
+    yield cuda.mem_get_info, memory
+    yield accelerator.get_memory_info, memory
+    for module, names in (
+        (cuda, "init synchronize empty_cache ipc_collect set_per_process_memory_fraction set_stream"),
+        (cuda, "reset_peak_memory_stats reset_accumulated_memory_stats reset_max_memory_allocated"),
+        (cuda.nvtx, "range_push range_pop mark range_start range_end"),
+        (cuda.profiler, "start stop"),
+        (accelerator, "synchronize empty_cache set_stream reset_peak_memory_stats reset_accumulated_memory_stats"),
+    ):
+        yield from ((getattr(module, name), nothing) for name in names.split())
+    for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
+        yield getattr(cuda, name), told("memory", _zero)
+        yield getattr(accelerator, name), told("memory", _zero)
+    for module in (cuda, accelerator):
+        yield module.memory_stats, told("memory", lambda *_: defaultdict(int))
+    yield cuda.memory_summary, told("memory", lambda *_, **__: "")
+    yield cuda.memory_snapshot, told("memory", lambda *_, **__: [])
+    yield from ((real, seed) for real in (cuda.manual_seed, cuda.manual_seed_all))
+    yield cuda.initial_seed, torch.initial_seed
+    yield cuda.get_rng_state, lambda device=None: torch.get_rng_state()
+    yield cuda.get_rng_state_all, lambda: [torch.get_rng_state()]
+    yield cuda.set_rng_state, lambda state, device=None: torch.set_rng_state(state)
+    yield cuda.set_rng_state_all, lambda states: torch.set_rng_state(states[0])
+    stream = Stream()
+    for kind, mine in ((cuda.Stream, Stream), (torch.Stream, Stream), (cuda.Event, Event), (torch.Event, Event)):
+        yield kind, type(kind.__name__, (mine,), {"__init__": told("streams", mine.__init__)})
+    yield cuda.stream, lambda stream: contextlib.nullcontext()
+    for real in (cuda.current_stream, cuda.default_stream, accelerator.current_stream):
+        yield real, lambda *_: stream
+    yield from ((real, refused) for real in (cuda.graph, cuda.make_graphed_callables, cuda.graph_pool_handle))
+
+
+@contextlib.contextmanager
+def replaced_everywhere(pairs: list[tuple[Any, Any]]) -> Iterator[None]:
+    """Within the block each first is the second in every module that has it by whatever name; afterwards the first.
+
+    Also in modules that are imported within the block, once it ends.
+    """
+    times = Counter(id(ours) for _, ours in pairs)  # each needs one of its own, to be told which it stands for
+    own = [(real, functools.partial(ours) if times[id(ours)] > 1 else ours) for real, ours in pairs]
+    _replace({id(real): ours for real, ours in own})
+    try:
+        yield
+    finally:
+        _replace({id(ours): real for real, ours in own})
+
+
+def _replace(by: dict[int, Any]) -> None:
+    for module in list(sys.modules.values()):
+        if isinstance(module, types.ModuleType) and not module.__name__.startswith("pardemo."):
+            names = vars(module)
+            for name in [name for name, value in names.items() if id(value) in by]:
+                names[name] = by[id(names[name])]
