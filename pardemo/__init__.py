@@ -30,6 +30,7 @@ What they stand on, and beside:
 The book, ``pardemo.book``: ``.chapters``, a folder each; ``.page``, what all pages have; ``.run``: run, report, site.
 
 - ``pardemo.cells``: ``%%ranks 4`` above a notebook cell runs it on four ranks; ``pardemo.draw``: charts and drawings.
+- ``pardemo.testing``: tests of yours that run on ranks, by a plug-in of pytest.
 - ``pardemo.bench``: the speed table; ``pardemo.machine``: what this machine has and can do.
 
 Jobs that are built from all this:

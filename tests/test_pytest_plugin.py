@@ -4,6 +4,7 @@ pytest runs within pytest here, mostly in this process: its runs share the proce
 holds many small tests, since each begins with new ranks.
 """
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -12,6 +13,7 @@ import pytest
 import torch  # noqa: F401 (the runs within this one import it: not anew each time)
 
 import pardemo.testing.running  # noqa: F401 (and keep the warm process that the first of them starts)
+from pardemo import project
 from pardemo.testing.marker import places
 
 pytest_plugins = ["pytester"]
@@ -582,6 +584,23 @@ def test_what_stays_in_the_main_process_is_refused_in_one_line(run):
             "the fixture 'world_size' is for tests that run on ranks: mark the test, as with @pytest.mark.ranks(2)",
         ]
     )
+
+
+def test_the_page_says_what_is_so(run):
+    """docs/testing.md: its examples run, the failure that it shows is what pytest shows, the lines are the tool's."""
+    page = (project.root() / "docs" / "testing.md").read_text()
+    examples = "".join(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL))
+    (shown,) = re.findall(r"```\n(rank = 1\n.*?)```", page, flags=re.DOTALL)
+    test = "".join(line[4:] if line[:1] != "E" else "" for line in shown.splitlines(True) if line[:1] in " >")
+    result = run(examples + textwrap.dedent(f"{test}    dist.barrier()\n"), "-q")
+    result.assert_outcomes(passed=4, failed=1)
+    ours = [line for line in shown.splitlines() if line.startswith(("E", "rank ", ">"))]
+    result.stdout.fnmatch_lines([re.sub(r"test_gather.py, line \d+", "*", re.sub(r"([][])", r"[\1]", o)) for o in ours])
+    sources = "".join(path.read_text() for path in (project.PACKAGE / "testing").glob("*.py"))
+    table = page[page.index("## What it cannot do") : page.index("And without a line")]
+    said = re.findall(r"`([^`]{20,})`", "".join(re.findall(r"^\| (`.*?) \|", table, flags=re.MULTILINE)))
+    assert len(said) == 8
+    assert [line for line in said if line not in sources] == []
 
 
 # ---------------------------------------------------------------- what it costs

@@ -27,6 +27,7 @@ BENCHES = {
     "predict": "predict",
     "loss-head": "loss_head",
     "plan": "plan",
+    "pytest": "pytest_plugin",
 }
 
 

@@ -29,7 +29,7 @@ def run(item: pytest.Function, place: Place) -> None:
     __tracebackhide__ = True
     arguments = fixtures_here.arguments_of(item)
     made_there = [value for value in item.funcargs.values() if isinstance(value, OnRanks)]
-    modules = sending.travelling(item.config.getini("python_files"), item.module)
+    modules = sending.travelling(tuple(item.config.getini("python_files")), item.module)
     task = sending.pack(Task(item.obj, arguments, made_there), modules)
     if isinstance(task, str):
         _fail(task)

@@ -6,8 +6,10 @@ asserts are the ones that pytest has rewritten, and a test file costs the ranks 
 
 import contextlib
 import fnmatch
+import functools
 import io
 import os
+import re
 import sys
 import types
 from collections.abc import Collection, Iterator
@@ -35,12 +37,16 @@ def pack(task: Task, modules: Collection[types.ModuleType]) -> bytes | str:
             return _culprit(task, error)
 
 
-def travelling(patterns: Collection[str], module: types.ModuleType) -> list[types.ModuleType]:
-    """``module`` and all that are loaded from files of such names, or from a ``conftest.py``."""
-    names = ("conftest.py", *patterns)
-    files = [(loaded, os.path.basename(getattr(loaded, "__file__", None) or "")) for loaded in [*sys.modules.values()]]
-    found = [loaded for loaded, file in files if any(fnmatch.fnmatch(file, name) for name in names)]
-    return [module, *(loaded for loaded in found if loaded is not module)]
+@functools.lru_cache(maxsize=16)
+def travelling(patterns: tuple[str, ...], module: types.ModuleType) -> list[types.ModuleType]:
+    """``module`` and all that are loaded from files of such names, or from a ``conftest.py``.
+
+    Looked up once for a module: milliseconds, among some thousand modules.
+    """
+    wanted = re.compile("|".join(map(fnmatch.translate, ("conftest.py", *patterns)))).match
+    files = [(loaded, getattr(loaded, "__file__", None)) for loaded in [*sys.modules.values()]]
+    found = [loaded for loaded, file in files if file and loaded is not module and wanted(os.path.basename(file))]
+    return [module, *found]
 
 
 class _Pickler(packing.Pickler):
