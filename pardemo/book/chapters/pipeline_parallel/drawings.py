@@ -34,7 +34,7 @@ def pipeline_schedule(
     """A schedule step by step: what each rank computes, and of how many micro-batches it holds the activations.
 
     The player opens at its last frame, which shows all steps and the most micro-batches that each rank has held; before
-    a guess it opens at its first one.
+    a guess it opens where micro-batch 0 has reached the last stage.
 
     The schedules are the package's, with ideal times: a forward takes one step, a backward two. Where a schedule
     computes the weights' gradients apart, these take one of the two. With ``chunks`` v each rank has v stages of 1/v of
@@ -67,7 +67,7 @@ def pipeline_schedule(
     ]
     many = f", {chunks} chunks each" if chunks > 1 else ""
     name = f"{KINDS[kind]} with {micro_batches} micro-batches on {stages} ranks{many}"
-    return Player(frames, name, start=0 if before_guess else -1, first=0)
+    return Player(frames, name, start=stages if before_guess else -1, first=0)
 
 
 @dataclass(frozen=True)

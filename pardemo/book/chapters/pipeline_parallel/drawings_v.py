@@ -9,7 +9,7 @@ def zero_bubble_v(ranks: int = 3) -> Player:
 
     A caption follows micro-batch 0 down the ranks and up again, and its gradient on the same way. Where a rank computes
     weights' gradients while what it needs next is not there yet, the caption says so. No caption says how long a rank
-    is idle: a reader guesses it.
+    is idle: a reader guesses it. It opens where micro-batch 0 has come down.
 
     Args:
         ranks: p, 2 or 3.
@@ -24,7 +24,7 @@ def zero_bubble_v(ranks: int = 3) -> Player:
     micro_batches = 2 * ranks - 1
     course = Course.of(pp.Schedule(pp.zb_v, ranks, micro_batches, 2))
     frames = [(schedule_frame(course, now), _caption(course, now)) for now in range(course.steps + 1)]
-    return Player(frames, f"ZB-V with {micro_batches} micro-batches on {ranks} ranks", first=0)
+    return Player(frames, f"ZB-V with {micro_batches} micro-batches on {ranks} ranks", start=ranks, first=0)
 
 
 def filled(course: Course) -> dict[tuple[int, int], str]:

@@ -69,8 +69,8 @@ def memory_of_schedules(
     ax.barh(places, held, 0.6, left=left, color=COLOURS["activations"], label="activations", zorder=2)
     most = left + max(held)
     for place, (schedule, gb) in enumerate(zip(activations, held, strict=True)):
-        label = f"{gb:.1f} GB,\n{idle[schedule]:.1%} idle"
         end, room = left + gb, room_bytes / 1e9  # a label stands behind the line, which would cross it
+        label = f"{end:.1f} GB,\n{idle[schedule]:.1%} idle"
         inside = end > room + 0.3 * most
         at = room if inside or end < room else end
         style = {"color": palette.ink_on(COLOURS["activations"])} if inside else {}

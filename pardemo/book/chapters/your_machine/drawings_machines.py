@@ -1,7 +1,7 @@
 """Two nodes of eight GPUs, and the bandwidths inside and between them."""
 
 from pardemo.draw.canvas import Canvas, Drawing
-from pardemo.draw.palette import DONE, INK, rank_colour
+from pardemo.draw.palette import DONE, rank_colour
 
 _SENT = DONE["communication"]
 
@@ -21,7 +21,7 @@ def two_machines(inside: float, between: float) -> Drawing:
             x, y = left + 22 + 64 * (place % 4), 46 + 82 * (place // 4)
             canvas.box(x, y, 44, 38, rank_colour(place), str(8 * node + place), size=18)
             canvas.line([(x + 22, y + 38), (x + 22, 106)] if place < 4 else [(x + 22, y), (x + 22, 106)], thick=3)
-        canvas.box(left + 16, 100, 248, 10, INK, thick=1)
+        canvas.line([(left + 16, 105), (left + 264, 105)], thick=10)
         canvas.text(left + 140, 183, f"NVLink: {inside:.0f} GB/s each", size=18)
     canvas.arrow([(150, 201), (150, 226), (490, 226), (490, 201)], _SENT, 3, both=True)
     canvas.text(320, 247, f"one network card each: {between:.3g} GB/s", size=18, fill=_SENT, bold=True)

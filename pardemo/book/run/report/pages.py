@@ -70,7 +70,7 @@ def write(folder: Path, name: str, chapters: list[dict[str, Any]], into: Path) -
         environment()
         .get_template("page.html.j2")
         .render(
-            body=_legible(_linked(body, {chapter["name"] for chapter in there})),
+            body=_unbroken(_legible(_linked(body, {chapter["name"] for chapter in there}))),
             chapter=there[place],
             before=there[place - 1] if place else None,
             after=there[place + 1] if place + 1 < len(there) else None,
@@ -188,6 +188,28 @@ def _legible(body: str) -> str:
 
     body = re.sub(r'<img src="data:image/svg\+xml;base64,([\w+/=]+)"', drawn, body)
     return re.sub(r'(<img\b[^>]*?) src="data:image/png;base64,([\w+/]{32})', sized, body)
+
+
+#: Code and pictures, whose spaces are their own; and tags.
+_NO_WORDS = re.compile(r"(<(pre|script|style|svg)\b.*?</\2>|<[^>]*>)", flags=re.S)
+#: 1 ± 0.5 %; t = 4; N · α · B.
+_ONE_NUMBER = re.compile(r"(?<=±) | (?=±)|(?<=\d) (?=%)|(?<=\b\w) (?== \d)|(?<=\b\w =) (?=\d)|(?<=·) | (?=·)")
+#: 2.5e-07, t-th, ZeRO-3: a hyphen is a place to break.
+_ONE_WORD = re.compile(r"\b(\d[\d.]*e-\d+|\w-th|ZeRO-\w)\b")
+
+
+def _unbroken(body: str) -> str:
+    """No line ends inside of a number, a letter's value or a short name in code, such as ``--get``."""
+
+    def words(text: str) -> str:
+        return _ONE_WORD.sub(r'<span class="unbroken">\1</span>', _ONE_NUMBER.sub("\N{NO-BREAK SPACE}", text))
+
+    parts, at = [], 0
+    for other in _NO_WORDS.finditer(body):
+        parts += [words(body[at : other.start()]), other[0]]
+        at = other.end()
+    body = "".join([*parts, words(body[at:])])
+    return re.sub(r"<code>(?=[^<\s]{1,24}</code>)", '<code class="unbroken">', body)
 
 
 @cache
