@@ -36,6 +36,7 @@ The book, ``pardemo.book``: ``.chapters``, a folder each; ``.page``, what all pa
 Jobs that are built from all this:
 
 - ``pardemo.baichuan2``, ``pardemo.headlines``, ``pardemo.finetune``: the article's fine-tune.
+- ``pardemo.measure``: anybody's training script on ranks: what its step sends, holds and waits for.
 - ``pardemo.planner``: a job of full size before its GPUs are rented: memory by a dry run, time, money, files.
 
 On the command line: ``pardemo --help``.

@@ -19,6 +19,7 @@ from pardemo.finetune import commands as finetune_commands
 from pardemo.finetune import score_command
 from pardemo.finetune.training import launch
 from pardemo.headlines import command as headlines
+from pardemo.measure import command as measure_command
 from pardemo.planner import command as planner
 
 
@@ -106,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     score_command.add(commands)
     headlines.add(commands)
     planner.add(commands)
+    measure_command.add(commands)
     finetune_commands.add(commands)
     return parser
 

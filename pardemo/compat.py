@@ -53,6 +53,7 @@ NAMES = {
     "modes": Private("torch.utils._python_dispatch._get_current_dispatch_mode_stack", "a thread takes over its meters"),
     "push_mode": Private("torch.utils._python_dispatch._push_mode", "a thread takes over its caller's meters"),
     "pop_mode": Private("torch.utils._python_dispatch._pop_mode", "and gives them back"),
+    "below_autograd": Private("torch._C._AutoDispatchBelowAutograd", "measure: a collective, below where it was noted"),
     "without_functions": Private("torch._C.DisableTorchFunctionSubclass", "gradients in shards, as plain tensors"),
     "without_dispatch": Private("torch._C._DisableTorchDispatch", "dry runs: the tensor below a fake one"),
     "dispatch_keys": Private("torch._C._dispatch_key_set", "dry runs: whether two fake tensors are alike"),
@@ -219,6 +220,16 @@ def fsdp_state(module: Any) -> Any:
 def fsdp_groups(state: Any) -> list[Any]:
     """The groups of parameters that FSDP2 gathers together."""
     return getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+
+
+def fsdp_unit(group: Any) -> str:
+    """The name of the module whose parameters FSDP2 gathers together; empty before it knows, and of all else."""
+    return getattr(group, "_module_fqn", None) or ""
+
+
+def end_library(library: Any) -> None:
+    """Takes a ``torch.library.Library`` and its kernels away."""
+    library._destroy()
 
 
 def gathered(parameter: Any) -> Any | None:

@@ -33,7 +33,7 @@ FLOORS = (
     ("machine",),
     ("baichuan2", "headlines"),
     ("finetune",),
-    ("planner",),
+    ("planner", "measure"),
     ("book",),
     ("bench",),
     ("cli",),

@@ -157,6 +157,33 @@ BYTES_OF_COLLECTIVE: dict[str, Callable[[float, int, bool], Traffic]] = {
 }
 
 
+def gloo_sent(collective: str, nbytes: float, ranks: int, place: int = 0) -> float:
+    """Bytes that a rank sends by gloo's own algorithm, which is not everywhere the one that sends the least.
+
+    gloo's reduce-scatter is an all-reduce underneath, its broadcast doubles the ranks that have it in each step, its
+    reduce is a reduce-scatter whose shares go to the root. ``place``: of the rank, counted from the root on. Source:
+    gloo's broadcast.h and reduce.cc; the kernel counts the same (tests/test_measure.py).
+    """
+    _check(nbytes, ranks)
+    if ranks == 1 or collective in ("barrier", "receive"):
+        return 0.0
+    if collective == "send":
+        return nbytes
+    if collective == "broadcast":
+        steps = range((ranks - 1).bit_length())
+        return nbytes * sum(place < 2**i and place + 2**i < ranks for i in steps)
+    half = ring_half(nbytes, ranks).sent
+    if collective in ("all_reduce", "reduce_scatter"):
+        return 2 * half
+    if collective == "reduce":
+        return half + (nbytes / ranks if place else 0)
+    if collective == "gather":
+        return nbytes if place else 0.0
+    if collective == "scatter":
+        return 0.0 if place else half
+    return half
+
+
 def zero_step(params: int, world_size: int, stage: int, micro_batches: int = 1, element_bytes: int = 2) -> float:
     """Bytes that a rank sends, and receives, in one optimizer step under a ZeRO stage, on a ring (1910.02054, 7).
 

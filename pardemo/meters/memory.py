@@ -122,7 +122,7 @@ class MemoryMeter(compat.TorchDispatchMode):
             self._hooks.append(optimizer.register_step_post_hook(lambda o, *_: self._note_states(o)))
         if self._meets:
             self._hooks.append(register_module_forward_pre_hook(self._meet))
-            self._hooks.append(register_optimizer_step_post_hook(lambda o, *_: self._note_states(innermost(o))))
+            self._hooks.append(register_optimizer_step_post_hook(lambda o, *_: self._note_updated(innermost(o))))
         if torch.cuda.is_initialized():
             torch.cuda.reset_peak_memory_stats()
         self._watch_what_nothing_dispatches()
@@ -236,6 +236,14 @@ class MemoryMeter(compat.TorchDispatchMode):
             for value in state.values():
                 if isinstance(value, torch.Tensor):
                     self._note(value, "optimizer states")
+
+    def _note_updated(self, optimizer: torch.optim.Optimizer) -> None:
+        """What an optimizer of somebody's has: its states, and shards that no module shows while it runs (FSDP2's)."""
+        self._note_states(optimizer)
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            if hasattr(parameter, "device_mesh"):
+                self._note(parameter, "parameters")
+                self._note(parameter.grad, "gradients")
 
     def _note_older(self, tensor: torch.Tensor) -> None:
         """An argument whose storage nobody has seen being made was there before: not ours to count."""

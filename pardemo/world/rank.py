@@ -29,7 +29,12 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1
 #: Whose frames lie between the process's begin and the reader's code.
-OURS = (__file__, os.path.join(project.PACKAGE, "cells", ""))
+OURS = (
+    __file__,
+    os.path.join(project.PACKAGE, "cells", ""),
+    os.path.join(project.PACKAGE, "measure", "program.py"),
+    "<frozen runpy>",  # by which it runs a script
+)
 
 
 def end_with_parent() -> None:

@@ -1,0 +1,26 @@
+"""Anybody's training script, measured: what its median step sends, holds and waits for, on real ranks.
+
+>>> from pardemo import measure
+>>> measure.script("train.py", ["--batch", "8"], ranks=4).findings        # doctest: +SKIP
+
+On the command line: ``pardemo measure --ranks 4 -- train.py --batch 8``.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pardemo.measure.runner import ScriptError as ScriptError
+    from pardemo.measure.runner import script as script
+    from pardemo.measure.summary import Finding as Finding
+    from pardemo.measure.summary import Summary as Summary
+
+#: Names of this door, and their homes: torch is loaded by those who ask.
+_HOME = {"ScriptError": "runner", "script": "runner", "Finding": "summary", "Summary": "summary"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

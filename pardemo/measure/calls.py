@@ -1,0 +1,186 @@
+"""Every collective that a script calls: what it moves, when, and from where; nothing but collectives is slowed down.
+
+torch's operators of ``c10d`` are asked at the dispatcher, where those that DDP's reducer and FSDP call from C++ pass as
+well. A ``TorchDispatchMode`` would see them, too, and cost a call of Python for each operator of the step.
+"""
+
+import contextlib
+import json
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pardemo import compat
+from pardemo.formulas import communication as formulas
+from pardemo.measure.places import Place, Places
+
+#: torch's operators -> the collective that they are. Each returns a Work, alone or as its last result.
+KINDS = {
+    "allreduce_": "all-reduce",
+    "allreduce_coalesced_": "all-reduce",
+    "_reduce_scatter_base_": "reduce-scatter",
+    "reduce_scatter_": "reduce-scatter",
+    "reduce_scatter_tensor_coalesced_": "reduce-scatter",
+    "_allgather_base_": "all-gather",
+    "allgather_": "all-gather",
+    "allgather_coalesced_": "all-gather",
+    "allgather_into_tensor_coalesced_": "all-gather",
+    "alltoall_": "all-to-all",
+    "alltoall_base_": "all-to-all",
+    "broadcast_": "broadcast",
+    "reduce_": "reduce",
+    "gather_": "gather",
+    "scatter_": "scatter",
+    "barrier": "barrier",
+    "send": "send",
+    "recv_": "receive",
+    "recv_any_source_": "receive",
+}
+
+
+@dataclass
+class Call:
+    """One collective of one rank.
+
+    Args:
+        kind: as a paper names it. ranks: of its group, in order; of a message, sender and receiver.
+        number: of this call in its group, counted from 0.
+        nbytes: the whole array's. sent: what this rank sends of it where least is sent, as on nccl's ring.
+        gloo_bytes: what it sends by gloo's own, which sums where it has to scatter sums, and sends trees.
+        dtype: the elements', without ``torch.``. place: where the script is.
+        begin_s, end_s: of the call, and of the exchange; the machine's monotonic clock. Not ended: None.
+        step: how many steps of the optimizer were over.
+        shapes: of its tensors, the first eight.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    number: int
+    nbytes: int
+    sent: float
+    gloo_bytes: float
+    dtype: str
+    place: Place
+    begin_s: float
+    step: int
+    shapes: tuple[tuple[int, ...], ...] = ()
+    end_s: float | None = field(default=None, compare=False)
+
+
+class Calls:
+    """Notes each collective of this rank while the block runs.
+
+    Args:
+        places: where the script is. step: the number of the step that runs. journal: a file that takes a line for each
+            call, as it begins: what a rank did last can be read there where it hangs.
+        on_tensors: is told the tensors of each collective, and its kind.
+    """
+
+    def __init__(
+        self,
+        places: Places,
+        step: Callable[[], int],
+        journal: str,
+        on_tensors: Callable[[str, list[torch.Tensor], list[torch.Tensor]], None] | None = None,
+    ):
+        self.list: list[Call] = []
+        self._places, self._step, self._on_tensors = places, step, on_tensors
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._file = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._lock = threading.Lock()
+        self._library: torch.library.Library | None = None
+
+    def __enter__(self) -> "Calls":
+        self._library = torch.library.Library("c10d", "IMPL")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a kernel of c10d is replaced, which is meant
+            for name in KINDS:
+                for key in ("AutogradCPU", "AutogradCUDA"):
+                    self._library.impl(name, self._asked(name), key)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._library is not None:
+            compat.end_library(self._library)
+            self._library = None
+        os.close(self._file)
+        self._file = -1
+
+    def _asked(self, name: str) -> Callable:
+        operator = getattr(torch.ops.c10d, name).default
+        names = [argument.name for argument in compat.op_schema(operator).arguments]
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            noted = self._note(name, dict(zip(names, args, strict=False)) | kwargs)
+            with compat.below_autograd():
+                result = operator(*args, **kwargs)
+            if noted is not None:
+                self._watch(noted, result[-1] if isinstance(result, tuple) else result)
+            return result
+
+        return call
+
+    def _note(self, name: str, arguments: dict[str, Any]) -> Call | None:
+        group = dist.ProcessGroup.unbox(arguments["process_group"])
+        ranks = tuple(dist.get_process_group_ranks(group)) if group.size() else ()
+        kind, root = KINDS[name], int(arguments.get("root_rank", 0))
+        tensors = {key: _tensors(value) for key, value in arguments.items()}
+        nbytes = max((sum(t.numel() * t.element_size() for t in some) for some in tensors.values()), default=0)
+        own, place = group.rank(), self._places.here()
+        if kind == "send":
+            ranks = (ranks[own], ranks[int(arguments["dst"])])
+        elif kind == "receive":
+            ranks = (ranks[int(arguments["src"])] if "src" in arguments else -1, ranks[own])
+        sent = formulas.BYTES_OF_COLLECTIVE[_rule(name)](nbytes, group.size(), own == root).sent
+        of_gloo = formulas.gloo_sent(kind.replace("-", "_"), nbytes, group.size(), (own - root) % group.size())
+        some = next((many for many in tensors.values() if many), [])
+        with self._lock:
+            number = self._numbers.get(ranks, 0)
+            self._numbers[ranks] = number + 1
+        call = Call(
+            kind, ranks, number, nbytes if kind != "barrier" else 0, sent, of_gloo,
+            str(some[0].dtype).removeprefix("torch.") if some else "", place, time.monotonic(), self._step(),
+            tuple(tuple(t.shape) for t in some[:8]),
+        )  # fmt: skip
+        self.list.append(call)
+        with contextlib.suppress(OSError):
+            line = [ranks, number, kind, call.nbytes, call.dtype, place.line, place.module]
+            os.write(self._file, (json.dumps(line) + "\n").encode())
+        if self._on_tensors is not None:
+            inputs = [t for key in ("input", "input_tensor", "inputs", "input_tensors") for t in tensors.get(key, [])]
+            outputs = [t for key, many in tensors.items() if key.startswith("output") for t in many]
+            self._on_tensors(kind, inputs or tensors.get("tensors", []), outputs)
+        return call
+
+    def _watch(self, call: Call, boxed: Any) -> None:
+        """Notes when the exchange is over, in the thread of the backend that ends it."""
+
+        def over(_: Any) -> None:
+            call.end_s = time.monotonic()
+
+        work = dist.Work.unbox(boxed)
+        try:
+            work.get_future().add_done_callback(over)
+        except RuntimeError:  # a message's work has none
+            if work.is_completed():
+                call.end_s = time.monotonic()
+
+
+def _rule(name: str) -> str:
+    rules = {"recv_": "recv", "recv_any_source_": "recv", "alltoall_": "alltoall_base"}
+    return rules.get(name, name.strip("_").replace("allgather_coalesced", "allgather"))
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in _tensors(item)]
+    return []

@@ -1,0 +1,65 @@
+"""What a reader would change in a script, from its median step."""
+
+import statistics
+
+from pardemo.measure import expected
+from pardemo.measure.expected import SMALL
+from pardemo.measure.summary import Finding, Row, Summary
+
+#: A rank is late where it is the one that the others waited for, by this share of the step.
+LATE = 0.15
+
+
+def explain(measured: Summary) -> None:
+    """Gives rows what was expected of them, and the summary its findings."""
+    for parallelism in measured.parallelism:
+        measured.findings += expected.of(measured, parallelism)
+    for row in measured.collectives:
+        _other(measured, row)
+    _late(measured)
+    if measured.ranks > 1 and not any(row.bytes > SMALL for row in measured.collectives):
+        alone = f"nothing is summed: each of the {measured.ranks} ranks trains a model of its own"
+        measured.findings.insert(0, Finding(alone))
+
+
+def _other(measured: Summary, row: Row) -> None:
+    """What is no parallelism's: objects, barriers, metrics, logits, small messages."""
+    if row.why:
+        return
+    times = "once" if row.calls == 1 else f"{row.calls:g} times"
+    vocabulary = [size for size in measured.model.get("vocabularies", []) if size >= 256]
+    if row.place.objects:
+        row.why = f"Python objects, pickled ({row.place.objects})"
+        what = f"Python objects travel {times} a step ({row.place.objects}): send a tensor, or every so many steps"
+        measured.findings.append(Finding(what, row.line, row.bytes))
+    elif row.kind == "barrier":
+        row.why = "a barrier"
+        measured.findings.append(Finding(f"all ranks wait for one another at a barrier, {times} a step", row.line))
+    elif row.kind == "all-gather" and any(len(shape) > 1 and shape[-1] in vocabulary for shape in row.shapes):
+        row.why = "logits, gathered whole"
+        what = "logits are gathered whole: a loss on the cut vocabulary sends three numbers a token"
+        measured.findings.append(Finding(what, row.line, row.bytes))
+    elif row.kind == "all-reduce" and row.place.phase == "between" and row.bytes <= SMALL:
+        row.why = "small, outside of forward and backward: a metric, or a norm"
+        what = (
+            f"a small all-reduce outside of forward and backward, {times} a step: each waits for the last rank; sum "
+            "such figures together, or every so many steps"
+        )
+        measured.findings.append(Finding(what, row.line, row.bytes))
+    elif row.bytes <= SMALL:
+        row.why = "small: it costs its latency"
+
+
+def _late(measured: Summary) -> None:
+    """A rank that computes longer than the others, who wait for it."""
+    if measured.ranks < 2:
+        return
+    longest = max(measured.time, key=lambda one: one.compute_s)
+    others = statistics.median(one.compute_s for one in measured.time if one is not longest)
+    waited = statistics.median(one.idle_s for one in measured.time if one is not longest)
+    step = longest.step_s
+    if longest.compute_s - others > LATE * step and waited > LATE * step:
+        measured.findings.append(Finding(
+            f"rank {longest.rank} computes {1e3 * longest.compute_s:.0f} ms of a step, the others {1e3 * others:.0f}: "
+            f"they wait {1e3 * waited:.0f} ms for it",
+        ))  # fmt: skip

@@ -1,0 +1,125 @@
+"""What a step holds at its peak: tensor by tensor, by kind, with the line and the module that made each."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pardemo import compat
+from pardemo.measure.places import CONTEXT, Place, Places
+from pardemo.meters.inside import plain_tensors
+from pardemo.meters.memory import MemoryMeter
+
+#: What a peak is told by. The meter's activations are told apart by what they are for.
+KINDS = (
+    "parameters", "gradients", "optimizer states", "activations", "gathered", "logits", "communication buffers",
+    "temporaries", "random states",
+)  # fmt: skip
+
+
+@dataclass(eq=False)
+class Storage:
+    """One storage that was alive: bytes, where it was made, and between which changes it lived."""
+
+    nbytes: int
+    place: Place
+    shape: tuple[int, ...]
+    dtype: str
+    born: int
+    phase: int
+    use: str = ""
+    died: int | None = None
+    short: bool = False
+
+
+class Held(MemoryMeter):
+    """A :class:`MemoryMeter` for a whole script: all modules and optimizers that it meets, and where tensors come from.
+
+    Attributes: ``storages`` (those that lived since the last :meth:`begin`), ``vocabularies`` (sizes of embeddings).
+    """
+
+    def __init__(self, places: Places):
+        super().__init__(meets=True)
+        self._places = places
+        self.storages: dict[Any, Storage] = {}
+        self.vocabularies: set[int] = set()
+        self._change = self._peak_change = self._phase = 0
+        self._in_backward = False
+        self._latest: Any = None
+        self._uses: dict[int, str] = {}
+        self.peak_place: Place | None = None
+
+    def begin(self) -> None:
+        """The peak begins anew, with what is alive now; what has died before is forgotten."""
+        self.storages = {record: one for record, one in self.storages.items() if one.died is None}
+        self.reset_peak()
+
+    def reset_peak(self) -> None:
+        super().reset_peak()
+        self._peak_change = self._change
+        made = self.storages.get(self._latest)
+        self.peak_place = made.place if made else None
+
+    def used(self, kind: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
+        """A collective's tensors: what it gathers is gathered, what it sums and is no gradient a buffer."""
+        of = {"all-gather": ("", "gathered"), "all-reduce": ("communication buffers", "")}
+        of_inputs, of_outputs = of.get(kind, ("communication buffers", "communication buffers"))
+        for tensors, use in ((inputs, of_inputs), (outputs, of_outputs)):
+            for part in (p for tensor in tensors if use for p in plain_tensors(tensor)):
+                with self._lock:
+                    made = self.storages.get(self._records.get(part.untyped_storage()))
+                    if made is not None and not made.use:
+                        made.use = use
+
+    def at_peak(self) -> tuple[dict[str, int], list[tuple[str, Storage]]]:
+        """Bytes by kind of :data:`KINDS` at the peak, and its storages with their kinds, the largest first."""
+        kinds = dict.fromkeys(KINDS, 0)
+        alive = []
+        for record, one in self.storages.items():
+            if one.born <= self._peak_change and (one.died is None or one.died > self._peak_change):
+                kind = self._kind(record.kind, one)
+                kinds[kind] += one.nbytes
+                alive.append((kind, one))
+        return kinds, sorted(alive, key=lambda item: -item[1].nbytes)
+
+    def _kind(self, kind: str, one: Storage) -> str:
+        if kind == "parameters" and one.use == "gathered":
+            return "gathered"  # a module that runs has its parameters whole for a moment
+        if kind != "activations":
+            return kind
+        if one.use:
+            return one.use
+        if one.shape and one.shape[-1] in self.vocabularies and len(one.shape) > 1 and "float" in one.dtype:
+            return "logits"
+        return "temporaries" if one.short else "activations"
+
+    def _meet(self, module: torch.nn.Module, inputs: Any) -> None:
+        if isinstance(module, torch.nn.Embedding):
+            self.vocabularies.add(module.num_embeddings)
+        super()._meet(module, inputs)
+
+    def _note(self, tensor: torch.Tensor | None, kind: str | None = None) -> None:
+        self._tensor = tensor
+        super()._note(tensor, kind)
+
+    def _changed(self, storage: torch.UntypedStorage | None, record: Any, nbytes: int) -> None:
+        self._change += 1
+        backward = compat.graph_task() != -1
+        if backward != self._in_backward:
+            self._in_backward, self._phase = backward, self._phase + 1
+        known = self.storages.get(record)
+        if storage is None or (known is not None and record.nbytes == 0):  # gone, or its memory given back
+            if known is not None and known.died is None:
+                known.died, known.short = self._change, known.phase == self._phase
+            return
+        if known is not None and known.died is None:
+            known.nbytes = record.nbytes
+            self._latest = record
+            return
+        tensor = getattr(self, "_tensor", None)
+        shape = tuple(tensor.shape) if tensor is not None else ()
+        dtype = str(tensor.dtype).removeprefix("torch.") if tensor is not None else ""
+        place = self._places.here()
+        made = Storage(record.nbytes, place, shape, dtype, self._change, self._phase, place.use.replace(CONTEXT, ""))
+        self.storages[record] = made
+        self._latest = record

@@ -1,0 +1,167 @@
+"""Where a script is: its line, and the module whose forward or backward runs."""
+
+import os
+import re
+import site
+import sys
+import sysconfig
+import time
+import weakref
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from pardemo import compat, project
+
+#: Functions of torch that send Python objects, as bytes: nobody asked for these collectives of tensors.
+_OF_OBJECTS = re.compile(r"(all_gather|gather|broadcast|scatter|send|recv)_object(_list)?$")
+#: Files of libraries that shard a model: what their functions make is gathered parameters, or a buffer.
+_SHARDING = ("_fsdp_collectives.py", "_fsdp_param.py", "_fsdp_param_group.py", "_flat_param.py", "_runtime_utils.py",
+             "partition_parameters.py", "stage3.py", "stage_1_and_2.py", "reducer.cpp")  # fmt: skip
+_GATHERS = re.compile("gather|unshard|init_unsharded|alloc_storage")
+
+#: Of a place in torch's context parallelism.
+CONTEXT = "context parallel"
+#: What the model itself is called, whose name is empty.
+ROOT = "(root)"
+
+
+class Place(NamedTuple):
+    """A place in a script.
+
+    Args:
+        line: ``train.py:88``, the innermost line that is the reader's own; empty where none is on the stack.
+        module: the name of the module that runs, from the model's root on; empty outside of all modules.
+        phase: ``forward``, ``backward``, ``step`` (of an optimizer), ``evaluation``, or ``between``.
+        repeated: whether a backward pass runs a forward again (activation checkpointing).
+        objects: the function of torch that sends Python objects as bytes, if one does.
+        use: what a sharding library makes here: ``gathered`` or ``communication buffers``; :data:`CONTEXT` in torch's
+            context parallelism.
+    """
+
+    line: str
+    module: str
+    phase: str
+    repeated: bool = False
+    objects: str = ""
+    use: str = ""
+
+
+class Places:
+    """Follows which module runs, and tells where a script is.
+
+    Args:
+        own: a folder that is the reader's, also where it lies among the libraries: a package that runs as ``-m``.
+    """
+
+    def __init__(self, own: str):
+        libraries = {*site.getsitepackages(), site.getusersitepackages(), *sysconfig.get_paths().values()}
+        self._libraries = tuple(os.path.realpath(path) + os.sep for path in {*libraries, str(project.PACKAGE)} if path)
+        own = os.path.realpath(own) + os.sep
+        self._own = own if own.startswith(self._libraries) else None  # a folder around an environment is not meant
+        self._roles: dict[CodeType, str] = {}
+        self._stack: list[torch.nn.Module] = []
+        self._hooks: list[Any] = []
+        self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+        #: modules that were called from outside of all others: models, and losses
+        self.roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        #: names of modules whose forward a backward pass ran again; dtypes that autocast or a policy computed in
+        self.recomputed: set[str] = set()
+        self.computed_in: set[str] = set()
+        self.stepping = False
+        self._aside: tuple[float, float] | None = None  # since when a model is evaluated
+        self._aside_s = self._aside_cpu_s = 0.0
+
+    def __enter__(self) -> "Places":
+        self._hooks = [
+            register_module_forward_pre_hook(self._begins),
+            register_module_forward_hook(self._ends, always_call=True),
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def here(self) -> Place:
+        """Where the script is now."""
+        line, unit, objects, use = "", "", "", ""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            role = self._roles.get(frame.f_code)
+            if role is None:
+                role = self._roles[frame.f_code] = self._role(frame.f_code)
+            if role == "own":
+                line = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+                break
+            if role:
+                use = use or (role if role in (CONTEXT, "gathered", "communication buffers") else "")
+                objects = objects or (role if _OF_OBJECTS.match(role) else "")
+                unit = unit or _unit(frame)
+            frame = frame.f_back
+        backward = compat.graph_task() != -1
+        module = unit or (self.name(self._stack[-1]) if self._stack else "")
+        phase = "evaluation" if self._aside else "forward" if self._stack else "between"
+        phase = "backward" if backward else "step" if self.stepping else phase
+        return Place(line, module, phase, backward and bool(self._stack), objects, use)
+
+    def name(self, module: torch.nn.Module) -> str:
+        """A module's name from the root on, without what wrappers put before it; its class where nobody has it."""
+        return self._names.get(module) or type(module).__name__
+
+    def take_aside(self) -> tuple[float, float]:
+        """Seconds, and seconds of a core, that models were evaluated since the last time that this was asked."""
+        taken, self._aside_s, self._aside_cpu_s = (self._aside_s, self._aside_cpu_s), 0.0, 0.0
+        return taken
+
+    def _role(self, code: CodeType) -> str:
+        path, name = code.co_filename, os.path.basename(code.co_filename)
+        if not path.startswith("<"):
+            real = os.path.realpath(path)
+            if not real.startswith(self._libraries) or (self._own and real.startswith(self._own)):
+                return "own"
+        if os.path.basename(os.path.dirname(path)) == "_context_parallel":
+            return CONTEXT
+        if name in _SHARDING:
+            return "gathered" if _GATHERS.search(code.co_name) else "communication buffers"
+        return code.co_name if _OF_OBJECTS.match(code.co_name) else ""
+
+    def _begins(self, module: torch.nn.Module, _: Any) -> None:
+        if not self._stack:
+            if module not in self._names:
+                self.roots.add(module)
+                for name, part in module.named_modules():
+                    self._names[part] = without_wrappers(name)
+            if not module.training and not torch.is_grad_enabled():
+                self._aside = time.monotonic(), time.thread_time()
+            if compat.graph_task() != -1:
+                self.recomputed.add(self.name(module))
+            elif torch.is_autocast_enabled("cpu"):
+                self.computed_in.add(str(torch.get_autocast_dtype("cpu")).removeprefix("torch."))
+        self._stack.append(module)
+
+    def _ends(self, module: torch.nn.Module, *_: Any) -> None:
+        while self._stack and self._stack.pop() is not module:  # one that raised has not said that it ended
+            pass
+        if not self._stack and self._aside:
+            self._aside_s += time.monotonic() - self._aside[0]
+            self._aside_cpu_s += time.thread_time() - self._aside[1]
+            self._aside = None
+
+
+def _unit(frame: FrameType) -> str:
+    """Of a frame of FSDP2's the module that it works for."""
+    if not frame.f_code.co_filename.endswith("_fsdp_param_group.py"):
+        return ""
+    return without_wrappers(compat.fsdp_unit(frame.f_locals.get("self"))) or ROOT
+
+
+def without_wrappers(name: str) -> str:
+    """``module.layers.0._checkpoint_wrapped_module.mlp`` → ``layers.0.mlp``."""
+    wrappers = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
+    kept = [part for part in name.split(".") if part not in wrappers]
+    while kept and kept[0] == "module":
+        kept.pop(0)
+    return ".".join(kept)

@@ -1,0 +1,201 @@
+"""A script on warm ranks: started, watched, and told about where it fails."""
+
+import ast
+import contextlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pardemo import World
+from pardemo.cluster import Cluster
+from pardemo.measure import findings, program, summary
+from pardemo.measure.program import Program, Seen
+from pardemo.measure.summary import Summary
+from pardemo.world.errors import RankDied, RankError, RankFailed, RankTimeout, ranks_text
+
+#: Libraries that take seconds to import: the ranks' nursery loads those that a script names, once for all of them.
+HEAVY = ("transformers", "accelerate", "deepspeed", "megatron.core", "peft", "datasets", "torchvision")
+#: Seconds without a collective after which ranks that have parted are ended.
+STALLED_S = 10.0
+
+
+class ScriptError(ValueError):
+    """The script could not be measured; the message says in one line what is wrong, ``details`` where."""
+
+    def __init__(self, message: str, details: str = ""):
+        super().__init__(message)
+        self.details = details
+
+
+def script(
+    path: str,
+    arguments: Sequence[str] = (),
+    *,
+    ranks: int = 4,
+    cluster: Cluster | None = None,
+    steps: int = 3,
+    module: bool = False,
+    folder: str | os.PathLike[str] | None = None,
+    timeout_s: float = 600.0,
+) -> Summary:
+    """Runs a training script on ranks of this machine and says what its median step did.
+
+    Args:
+        path: the script, or with ``module`` a module's name, as of ``python -m``.
+        arguments: the script's own.
+        ranks: how many. cluster: hosts and links with limits, of as many ranks.
+        steps: of the optimizer, that are measured, after three that warm up.
+        folder: where the script runs; the present one by default. timeout_s: for the whole run.
+
+    Raises:
+        ScriptError: there is no such script; it raised, ended too early, hung, or its ranks parted.
+    """
+    return measured(
+        path, arguments, ranks=ranks, cluster=cluster, steps=steps, module=module, folder=folder, timeout_s=timeout_s
+    )[0]
+
+
+def measured(
+    path: str,
+    arguments: Sequence[str],
+    *,
+    ranks: int,
+    cluster: Cluster | None,
+    steps: int,
+    module: bool,
+    folder: str | os.PathLike[str] | None,
+    timeout_s: float,
+) -> tuple[Summary, list[Seen]]:
+    """As :func:`script`; also what each rank saw, for files."""
+    if steps < 1:
+        raise ScriptError(f"steps must be at least 1, not {steps}")
+    where = os.path.abspath(folder or os.getcwd())
+    source = None if module else Path(where, path)
+    if source is not None and not source.is_file():
+        raise ScriptError(f"there is no script {path}")
+    text = "" if source is None else source.read_text(encoding="utf-8", errors="replace")
+    journals = tempfile.mkdtemp(prefix="pardemo-measure-")
+    asked = Program(str(source.resolve()) if source else path, tuple(arguments), module, steps, where, journals)
+    try:
+        world = World(ranks, cluster=cluster, preload=_heavy(text), timeout_s=timeout_s, backend="gloo")
+        with world, _watched(world, journals):
+            seen = world.run(program.run, asked)
+        failed = sorted({one.ended for one in seen if one.ended.startswith("exit")})
+        if failed:
+            raise ScriptError(
+                f"{_name(path)} ended by {failed[0].replace('exit', 'exit status')}; what it printed says why"
+            )
+        found = summary.of(seen)
+    except RankError as error:
+        raise _told(_name(path), error, journals) from None
+    except ValueError as error:
+        raise error if isinstance(error, ScriptError) else ScriptError(f"{_name(path)}: {error}") from None
+    finally:
+        shutil.rmtree(journals, ignore_errors=True)
+    findings.explain(found)
+    return found, seen
+
+
+@contextlib.contextmanager
+def _watched(world: World, journals: str) -> Iterator[None]:
+    """Ends a World whose ranks are in different collectives and do nothing any more: that would wait for its limit."""
+    over = threading.Event()
+
+    def watch() -> None:
+        size, since = -1, time.monotonic()
+        while not over.wait(STALLED_S / 5):
+            now = sum(file.stat().st_size for file in Path(journals).glob("rank*"))
+            if now != size:
+                size, since = now, time.monotonic()
+            elif time.monotonic() - since > STALLED_S and _parted(journals):
+                world.close()
+                return
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _name(path: str) -> str:
+    return os.path.basename(path)
+
+
+def _heavy(text: str) -> list[str]:
+    """Libraries of :data:`HEAVY` that the script imports; none where it cannot be read, which running it will say."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return []
+    named = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    named |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    return [heavy for heavy in HEAVY if any(name == heavy or name.startswith(heavy + ".") for name in named)]
+
+
+def _told(name: str, error: RankError, journals: str) -> ScriptError:
+    """One line for what happened to the ranks."""
+    parted = _parted(journals)
+    if isinstance(error, RankDied):
+        return ScriptError(f"{name}: {str(error).partition(chr(10))[0]}", str(error))
+    if parted:
+        return ScriptError(f"{name}: {parted}", str(error))
+    if isinstance(error, RankFailed):
+        rank, failure = error.first
+        hint = ": ranks have no standard input, so a script cannot ask" if failure.type == "EOFError" else ""
+        return ScriptError(f"{name}: rank {rank} raised {failure.headline}{_at(failure.traceback)}{hint}", str(error))
+    if isinstance(error, RankTimeout):
+        waits = "; ".join(f"rank {rank} {text}" for rank, text in sorted(_last_calls(journals).items()))
+        last = f"last collectives: {waits or 'none'}"
+        return ScriptError(f"{name}: not over after {error.timeout_s:g} s; {last}", str(error))
+    return ScriptError(f"{name}: {error}", str(error))
+
+
+def _at(traceback: str) -> str:
+    """Where in the reader's files an exception came from."""
+    frames = re.findall(r'File "([^<>"]+)", line (\d+)', traceback)
+    own = [frame for frame in frames if not re.search(r"/(site|dist)-packages/|/lib(64)?/python3", frame[0])]
+    return f", at {_name(own[-1][0])}:{own[-1][1]}" if own else ""
+
+
+def _journal(journals: str) -> dict[int, list[list]]:
+    """Each rank's calls; a line that was not written to its end is left out."""
+    calls: dict[int, list[list]] = {}
+    for file in sorted(Path(journals).glob("rank*")):
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        calls[int(file.name[4:])] = [json.loads(line) for line in lines if line.endswith("\n")]
+    return calls
+
+
+def _last_calls(journals: str) -> dict[int, str]:
+    return {rank: _call(calls[-1]) for rank, calls in _journal(journals).items() if calls}
+
+
+def _call(call: list) -> str:
+    ranks, number, kind, nbytes, _, line, module = call
+    return f"{kind} {number + 1} of {ranks_text(ranks)}, {nbytes:,} bytes, at {line or 'no line'}" + (
+        f" ({module})" if module else ""
+    )
+
+
+def _parted(journals: str) -> str:
+    """The first call in which the ranks of a group do not do the same; empty where they do."""
+    by_group: dict[tuple[int, ...], dict[int, list[list]]] = {}
+    for rank, calls in _journal(journals).items():
+        for call in calls:
+            if call[2] not in ("send", "receive"):
+                by_group.setdefault(tuple(call[0]), {}).setdefault(rank, []).append(call)
+    for of_ranks in by_group.values():
+        for together in zip(*of_ranks.values(), strict=False):
+            if len({(call[2], call[3] if call[2] in ("all-reduce", "reduce-scatter") else 0) for call in together}) > 1:
+                told = "; ".join(f"rank {r}: {_call(c)}" for r, c in zip(of_ranks, together, strict=True))
+                return f"the ranks part in call {together[0][1] + 1} of their group: {told}"
+    return ""

@@ -1,0 +1,230 @@
+"""What is running: the parallelisms that a script's objects have, recognised by what they are, never assumed."""
+
+import gc
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from pardemo import compat
+from pardemo.measure.places import ROOT, Places, without_wrappers
+
+
+@dataclass(frozen=True)
+class Parallelism:
+    """One parallelism of a script, over one group of ranks.
+
+    Args:
+        kind: ``DDP``, ``FSDP2``, ``HSDP``, ``FSDP1``, ``DeepSpeed ZeRO-3``, ``TP``, ``PP`` …
+        ranks: of the group that this rank is in.
+        wraps: what it holds: names of modules, or of stages.
+        unit_bytes: of each wrapped unit, bytes as they are gathered or summed on a rank.
+        options: what decides over its traffic.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    wraps: tuple[str, ...]
+    unit_bytes: dict[str, int] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def recognised(places: Places) -> list[Parallelism]:
+    """The parallelisms of the models that have run, and of the pipelines and groups that are there."""
+    roots = _outermost(places.roots)
+    found: list[Parallelism] = []
+    for root in roots:
+        found += [*_ddp(root, places), *_fsdp2(root, places), *_fsdp1(root, places), *_deepspeed(root)]
+    for root in roots:
+        found += _dtensors(root, found)
+    found += [*_megatron(), *_pipelines()]
+    return found
+
+
+def model(places: Places) -> dict[str, Any]:
+    """Parameters of what has run: how many, of which dtypes, how many frozen, which are one under two names."""
+    count = frozen = 0
+    dtypes: dict[str, int] = {}
+    tied: list[str] = []
+    kinds: list[str] = []
+    for root in _outermost(places.roots):
+        names: dict[int, str] = {}
+        for name, parameter in root.named_parameters(remove_duplicate=False):
+            name = without_wrappers(name)
+            if id(parameter) in names:
+                tied.append(f"{names[id(parameter)]} = {name}")
+                continue
+            names[id(parameter)] = name
+            count += parameter.numel()
+            frozen += 0 if parameter.requires_grad else parameter.numel()
+            dtype = str(parameter.dtype).removeprefix("torch.")
+            dtypes[dtype] = dtypes.get(dtype, 0) + parameter.numel()
+        if names:
+            kinds.append(type(inner(root)).__name__)
+    return {
+        "classes": kinds, "parameters": count, "frozen": frozen, "dtypes": dtypes, "tied": tied,
+        "recomputed": sorted(places.recomputed), "computed_in": sorted(places.computed_in),
+    }  # fmt: skip
+
+
+def inner(module: torch.nn.Module) -> torch.nn.Module:
+    """The reader's own model in its wrappers."""
+    while isinstance(wrapped := getattr(module, "module", None), torch.nn.Module):
+        module = wrapped
+    return module
+
+
+def _outermost(roots: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Those of the called modules that no other one has, with parameters."""
+    kept = [root for root in roots if next(root.parameters(), None) is not None]
+    within = {id(part) for root in kept for part in root.modules() if part is not root}
+    return [root for root in kept if id(root) not in within]
+
+
+def _ddp(root: torch.nn.Module, places: Places) -> Iterator[Parallelism]:
+    for part in root.modules():
+        if isinstance(part, torch.nn.parallel.DistributedDataParallel):
+            trained = {n: p for n, p in part.module.named_parameters() if p.requires_grad}
+            ignored = part.parameters_to_ignore
+            sizes = {without_wrappers(n): _nbytes(p) for n, p in trained.items() if n not in ignored}
+            ranks = tuple(dist.get_process_group_ranks(part.process_group))
+            options = {
+                "bucket_cap_mb": part.bucket_bytes_cap / 2**20,
+                "find_unused_parameters": part.find_unused_parameters,
+                "static_graph": part.static_graph,
+                **_rows_used(part.module),
+                "unused": [without_wrappers(n) for n, p in trained.items() if p.grad is None or not p.grad.any()],
+            }
+            yield Parallelism("DDP", ranks, (type(part.module).__name__,), sizes, options)
+
+
+def _rows_used(module: torch.nn.Module) -> dict[str, Any]:
+    """Of each embedding whose gradient is dense and nobody else's: how many rows of it are not zero."""
+    counts: dict[int, int] = {}
+    for _, parameter in module.named_parameters(remove_duplicate=False):
+        counts[id(parameter)] = counts.get(id(parameter), 0) + 1
+    rows = {}
+    for name, part in module.named_modules():
+        if isinstance(part, torch.nn.Embedding) and counts.get(id(part.weight)) == 1:
+            gradient = part.weight.grad
+            if gradient is not None and gradient.layout == torch.strided:
+                used = int((gradient != 0).any(dim=1).sum())
+                rows[f"{without_wrappers(name)}.weight"] = (used, part.num_embeddings)
+    return {"rows_used": rows}
+
+
+def _fsdp2(root: torch.nn.Module, places: Places) -> Iterator[Parallelism]:
+    units: dict[tuple[str, tuple[int, ...], tuple[int, ...]], dict[str, tuple[int, int, bool]]] = {}
+    dtypes: set[str] = set()
+    for name, part in root.named_modules():
+        for group in compat.fsdp_groups(compat.fsdp_state(part)) if compat.fsdp_state(part) is not None else []:
+            if group is None or group.modules[0] is not part:
+                continue
+            mesh = group.mesh_info
+            shard = tuple(dist.get_process_group_ranks(mesh.shard_process_group))
+            replicas: tuple[int, ...] = ()
+            if getattr(mesh, "replicate_process_group", None) is not None:
+                replicas = tuple(dist.get_process_group_ranks(mesh.replicate_process_group))
+            policy = group.mp_policy
+            gathered = scattered = 0
+            for parameter in group.fsdp_params:
+                elements = parameter.padded_sharded_param_size.numel() * len(shard)
+                of = parameter.sharded_param.dtype
+                gathered += elements * _size(policy.param_dtype or of)
+                if parameter.sharded_param.requires_grad:
+                    scattered += elements * _size(policy.reduce_dtype or policy.param_dtype or of)
+                dtypes.add(str(policy.param_dtype or of).removeprefix("torch."))
+            again = group.post_forward_mesh_info is not None
+            own = without_wrappers(name) or ROOT
+            units.setdefault(("HSDP" if replicas else "FSDP2", shard, replicas), {})[own] = (gathered, scattered, again)
+    for (kind, shard, replicas), of_units in units.items():
+        options = {
+            "gradient_bytes": {name: scattered for name, (_, scattered, _) in of_units.items()},
+            "reshard_after_forward": {name: again for name, (_, _, again) in of_units.items()},
+            "replicas": replicas,
+            "gathered_in": sorted(dtypes),
+        }
+        sizes = {name: gathered for name, (gathered, _, _) in of_units.items()}
+        yield Parallelism(kind, shard, tuple(of_units), sizes, options)
+
+
+def _fsdp1(root: torch.nn.Module, places: Places) -> Iterator[Parallelism]:
+    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+
+    units = {without_wrappers(n) or ROOT: part for n, part in root.named_modules() if isinstance(part, FSDP)}
+    if units:
+        first = next(iter(units.values()))
+        ranks = tuple(dist.get_process_group_ranks(first.process_group))
+        sizes = {
+            name: sum(_nbytes(p) * len(ranks) for p in part.parameters(recurse=False)) for name, part in units.items()
+        }
+        strategy = str(first.sharding_strategy).rpartition(".")[2]
+        yield Parallelism("FSDP1", ranks, tuple(units), sizes, {"sharding_strategy": strategy})
+
+
+def _deepspeed(root: torch.nn.Module) -> Iterator[Parallelism]:
+    deepspeed = sys.modules.get("deepspeed")
+    if deepspeed is None or not isinstance(root, deepspeed.DeepSpeedEngine):
+        return
+    stage = root.zero_optimization_stage()
+    ranks = tuple(dist.get_process_group_ranks(root.data_parallel_group))
+    sizes = {n: getattr(p, "ds_numel", p.numel()) * p.element_size() for n, p in root.module.named_parameters()}
+    kind = f"DeepSpeed ZeRO-{stage}" if stage else "DeepSpeed"
+    options = {"micro_batches": root.gradient_accumulation_steps(), "stage": stage}
+    yield Parallelism(kind, ranks, (type(root.module).__name__,), sizes, options)
+
+
+def _dtensors(root: torch.nn.Module, known: list[Parallelism]) -> Iterator[Parallelism]:
+    """Parameters that are cut along a mesh that no FSDP has: tensor parallel."""
+    taken = {one.ranks for one in known} | {one.options.get("replicas") for one in known}
+    cut: dict[tuple[int, ...], dict[str, int]] = {}
+    for name, parameter in root.named_parameters():
+        if not isinstance(parameter, DTensor):
+            continue
+        mesh = parameter.device_mesh
+        for axis, placement in enumerate(parameter.placements):
+            ranks = tuple(dist.get_process_group_ranks(mesh.get_group(axis)))
+            if placement.is_shard() and ranks not in taken:
+                module = without_wrappers(name).rpartition(".")[0]
+                cut.setdefault(ranks, {})[module] = cut.get(ranks, {}).get(module, 0) + _nbytes(parameter)
+    for ranks, modules in cut.items():
+        yield Parallelism("TP", ranks, tuple(modules), modules, {"by": "DTensor"})
+
+
+def _megatron() -> Iterator[Parallelism]:
+    state = sys.modules.get("megatron.core.parallel_state")
+    if state is None or not state.is_initialized():
+        return
+    for kind, group in (
+        ("TP", "tensor_model_parallel"), ("PP", "pipeline_model_parallel"), ("CP", "context_parallel"),
+        ("EP", "expert_model_parallel"), ("DP", "data_parallel"),
+    ):  # fmt: skip
+        ranks = tuple(dist.get_process_group_ranks(getattr(state, f"get_{group}_group")()))
+        if len(ranks) > 1:
+            yield Parallelism(kind, ranks, ("Megatron-core",), {}, {"by": "Megatron-core"})
+
+
+def _pipelines() -> Iterator[Parallelism]:
+    pipelining = sys.modules.get("torch.distributed.pipelining.stage")
+    if pipelining is None:
+        return
+    stages = [one for one in gc.get_objects() if type(one) is pipelining.PipelineStage]
+    by_group: dict[tuple[int, ...], list[Any]] = {}
+    for one in stages:
+        ranks = tuple(dist.get_process_group_ranks(one.group or dist.GroupMember.WORLD))
+        by_group.setdefault(ranks, []).append(one)
+    for ranks, some in by_group.items():
+        names = tuple(f"stage {one.stage_index} of {one.num_stages}" for one in some)
+        yield Parallelism("PP", ranks, names, {}, {"by": "torch.distributed.pipelining"})
+
+
+def _nbytes(parameter: torch.Tensor) -> int:
+    return compat.local_tensor(parameter).nbytes if isinstance(parameter, DTensor) else parameter.nbytes
+
+
+def _size(dtype: torch.dtype) -> int:
+    return torch.empty((), dtype=dtype).element_size()

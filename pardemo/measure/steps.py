@@ -1,0 +1,113 @@
+"""The steps of a script: found by its optimizer, whatever the script looks like."""
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from pardemo import compat
+from pardemo.measure.places import Places
+
+
+class Enough(BaseException):
+    """All steps that were asked for are over. No Exception: a script's own ``except`` is not for it."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The moment at which a step of the optimizer is over; ``cpu_s``: seconds of a core that this thread had.
+
+    ``backwards``: backward passes since the cut before. ``aside_s``: seconds of evaluation since then.
+    ``sent_bytes``, ``received_bytes``: the kernel's counters, of all connections but the store's.
+    """
+
+    at_s: float
+    cpu_s: float
+    backwards: int
+    aside_s: float
+    aside_cpu_s: float
+    sent_bytes: int
+    received_bytes: int
+
+
+class Steps:
+    """Cuts a script into steps: one is over with the first optimizer's step after a backward pass.
+
+    Libraries step in parts (ZeRO-3 by groups of parameters, a model with two optimizers): those that follow without
+    another backward pass belong to the same step. From cut to cut each cycle holds each part once.
+
+    Args:
+        places: is told while an optimizer steps.
+        enough: the number of cuts after which the script ends, by :class:`Enough`.
+        counters: the kernel's bytes sent and received so far.
+        on_cut: is told the number of a cut, at its moment. on_backward: is called as a backward pass begins.
+    """
+
+    def __init__(
+        self,
+        places: Places,
+        enough: int,
+        counters: Callable[[], tuple[int, int]],
+        on_cut: Callable[[int], None],
+        on_backward: Callable[[], None],
+    ):
+        self.cuts: list[Cut] = []
+        self._places, self._enough, self._counters = places, enough, counters
+        self._on_cut, self._on_backward = on_cut, on_backward
+        self._backwards = 0
+        self._inside = False
+        self._hooks: list[Any] = []
+        self._thread = threading.get_ident()
+
+    @property
+    def number(self) -> int:
+        """How many steps are over."""
+        return len(self.cuts)
+
+    def __enter__(self) -> "Steps":
+        self._backward = torch.autograd.backward
+        self._hooks = [
+            register_optimizer_step_pre_hook(self._begins),
+            register_optimizer_step_post_hook(self._ends),
+        ]
+
+        @functools.wraps(self._backward)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            outermost = compat.graph_task() == -1 and not self._inside  # a checkpoint's is within another, and a
+            if outermost:  # function mode has it called once more
+                self._backwards += 1
+                self._on_backward()
+            inside, self._inside = self._inside, True
+            try:
+                return self._backward(*args, **kwargs)
+            finally:
+                self._inside = inside
+
+        torch.autograd.backward = backward
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        torch.autograd.backward = self._backward
+        for hook in self._hooks:
+            hook.remove()
+
+    def _begins(self, *_: Any) -> None:
+        self._places.stepping = True
+
+    def _ends(self, *_: Any) -> None:
+        self._places.stepping = False
+        if self._backwards == 0 or threading.get_ident() != self._thread:
+            return
+        self._on_cut(len(self.cuts) + 1)  # what it costs is part of the step that is over
+        sent, received = self._counters()
+        aside_s, aside_cpu_s = self._places.take_aside()
+        cut = Cut(time.monotonic(), time.thread_time(), self._backwards, aside_s, aside_cpu_s, sent, received)
+        self.cuts.append(cut)
+        self._backwards = 0
+        if len(self.cuts) == self._enough:
+            raise Enough

@@ -1,0 +1,230 @@
+"""What the median step did, from what each rank saw."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pardemo.measure.calls import Call
+from pardemo.measure.places import CONTEXT, Place
+from pardemo.measure.program import WARM, Seen
+from pardemo.measure.running import Parallelism
+
+
+@dataclass
+class Row:
+    """Collectives of one kind, group and place: how often in the median step, and what a rank sends by them.
+
+    ``bytes``: by an algorithm that sends the least. ``expected_bytes``: what the formula of the parallelism says, where
+    one does; ``why``: what the row is, or why it differs.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    calls: float
+    bytes: float
+    place: Place
+    dtype: str
+    shapes: tuple[tuple[int, ...], ...]
+    expected_bytes: float | None = None
+    why: str = ""
+
+    @property
+    def line(self) -> str:
+        return self.place.line
+
+    @property
+    def module(self) -> str:
+        return self.place.module
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of a rank's median step; computation is what its thread had of a core.
+
+    ``exposed_s``: communication that it waited for; ``hidden_s``: communication while it computed; ``idle_s``: waiting
+    for ranks that came later; ``other_s``: neither (files, sleep, another process on the core).
+    """
+
+    rank: int
+    step_s: float
+    compute_s: float
+    exposed_s: float
+    hidden_s: float
+    idle_s: float
+    other_s: float
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that a reader would change: what, where, and how many bytes a step it is about."""
+
+    what: str
+    line: str = ""
+    bytes: float = 0.0
+
+
+@dataclass
+class Summary:
+    """A script's median step on all ranks."""
+
+    ranks: int
+    steps: int
+    micro_batches: int
+    ended: str
+    backend: str
+    parallelism: list[Parallelism]
+    model: dict[str, Any]
+    collectives: list[Row]
+    wire_bytes: list[float] | None
+    gloo_bytes: list[float]
+    memory: dict[str, Any]
+    time: list[Times]
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """The contract's names; bytes of a step, seconds of a step."""
+        return {
+            "ranks": self.ranks,
+            "steps": self.steps,
+            "micro_batches": self.micro_batches,
+            "ended": self.ended,
+            "backend": self.backend,
+            "parallelism": [
+                {"kind": p.kind, "ranks": list(p.ranks), "wraps": list(p.wraps), "options": p.options}
+                for p in self.parallelism
+            ],
+            "model": self.model,
+            "collectives": [
+                {
+                    "kind": row.kind, "ranks": list(row.ranks), "calls": row.calls, "bytes": row.bytes,
+                    "line": row.line, "module": row.module, "phase": row.place.phase, "dtype": row.dtype,
+                    "expected_bytes": row.expected_bytes, "why": row.why,
+                }
+                for row in self.collectives
+            ],
+            "wire_bytes": self.wire_bytes,
+            "backend_bytes": self.gloo_bytes,
+            "memory": self.memory,
+            "time": [vars(one) for one in self.time],
+            "findings": [vars(one) for one in self.findings],
+            "notes": self.notes,
+        }  # fmt: skip
+
+
+def of(seen: Sequence[Seen]) -> Summary:
+    """The median step of all ranks.
+
+    Raises:
+        ValueError: no step is left to be measured.
+    """
+    counts = [len(one.cuts) for one in seen]
+    last = min(counts)
+    if last <= WARM:
+        raise ValueError(_too_few(seen, last))
+    steps = range(WARM, last)
+    fullest = max(seen, key=lambda one: one.memory.peak_bytes)
+    return Summary(
+        ranks=len(seen),
+        steps=len(steps),
+        micro_batches=round(statistics.median(seen[0].cuts[step].backwards for step in steps)),
+        ended=seen[0].ended,
+        backend=seen[0].backend,
+        parallelism=_parallelisms(seen),
+        model=seen[0].model,
+        collectives=_rows(seen, steps),
+        wire_bytes=[_sent(one, steps) for one in seen] if all(one.wire for one in seen) else None,
+        gloo_bytes=[_median_sum(one.calls, steps, "gloo_bytes") for one in seen],
+        memory={
+            "rank": fullest.rank, "peak_bytes": fullest.memory.peak_bytes, "kinds": fullest.memory.kinds,
+            "line": fullest.memory.line, "largest": [vars(one) for one in fullest.memory.largest],
+        },
+        time=_times(seen, steps),
+        notes=sorted({note for one in seen for note in one.notes}),
+    )  # fmt: skip
+
+
+def _too_few(seen: Sequence[Seen], cuts: int) -> str:
+    if cuts == 0:
+        return "the script ended without a step of an optimizer after a backward pass: there is no step to measure"
+    return (
+        f"the script ended after {cuts} step{'s' if cuts > 1 else ''}: {WARM} warm it up, and one more has to be there"
+    )
+
+
+def _parallelisms(seen: Sequence[Seen]) -> list[Parallelism]:
+    """Each parallelism of each group once; torch's context parallelism is seen by its calls alone."""
+    found: dict[tuple[str, tuple[int, ...], tuple[str, ...]], Parallelism] = {}
+    for one in seen:
+        for parallelism in one.parallelisms:
+            found.setdefault((parallelism.kind, parallelism.ranks, parallelism.wraps), parallelism)
+    context = {call.ranks for one in seen for call in one.calls if call.place.use == CONTEXT}
+    known = {one.ranks for one in found.values() if one.kind == "CP"}
+    cut = [Parallelism("CP", ranks, ("attention",), {}, {"by": "torch"}) for ranks in sorted(context - known)]
+    return [*found.values(), *cut]
+
+
+def _sent(one: Seen, steps: Iterable[int]) -> float:
+    return statistics.median(one.cuts[step].sent_bytes - one.cuts[step - 1].sent_bytes for step in steps)
+
+
+def _median_sum(calls: Iterable[Call], steps: Iterable[int], what: str) -> float:
+    sums: dict[int, float] = defaultdict(float)
+    for call in calls:
+        sums[call.step] += getattr(call, what)
+    return statistics.median(sums[step] for step in steps)
+
+
+def _rows(seen: Sequence[Seen], steps: range) -> list[Row]:
+    """Of each group its first rank's; of messages the sender's."""
+    kept: dict[tuple, list[Call]] = defaultdict(list)
+    for one in seen:
+        for call in one.calls:
+            if call.step in steps and call.kind != "receive" and call.ranks and call.ranks[0] == one.rank:
+                kept[call.kind, call.ranks, call.place, call.dtype].append(call)
+    rows = []
+    for (kind, ranks, place, dtype), calls in kept.items():
+        number = statistics.median(sum(call.step == step for call in calls) for step in steps)
+        sent = _median_sum(calls, steps, "sent")
+        shapes = tuple(dict.fromkeys(shape for call in calls for shape in call.shapes))
+        rows.append(Row(kind, ranks, number or len(calls) / len(steps), sent, place, dtype, shapes))
+    return sorted(rows, key=lambda row: (-row.bytes, row.kind, row.ranks))
+
+
+def _times(seen: Sequence[Seen], steps: range) -> list[Times]:
+    begun: dict[tuple[tuple[int, ...], int], float] = {}
+    for one in seen:
+        for call in one.calls:
+            if call.kind not in ("send", "receive"):
+                key = call.ranks, call.number
+                begun[key] = max(begun.get(key, 0.0), call.begin_s)
+    return [_times_of(one, steps, begun) for one in seen]
+
+
+def _times_of(one: Seen, steps: range, begun: dict[tuple[tuple[int, ...], int], float]) -> Times:
+    rows = []
+    for step in steps:
+        before, cut = one.cuts[step - 1], one.cuts[step]
+        wall = cut.at_s - before.at_s - cut.aside_s
+        compute = min(max(cut.cpu_s - before.cpu_s - cut.aside_cpu_s, 0.0), wall)
+        calls = [call for call in one.calls if call.step == step and call.place.phase != "evaluation"]
+        flights = [(call.begin_s, call.end_s or call.begin_s) for call in calls]
+        waits = [(call.begin_s, min(begun.get((call.ranks, call.number), 0.0), end)) for call, (_, end) in
+                 zip(calls, flights, strict=True)]  # fmt: skip
+        communication, late = _covered(flights), _covered(waits)
+        blocked = wall - compute
+        idle = min(late, blocked)
+        exposed = min(blocked - idle, max(communication - late, 0.0))
+        rows.append((wall, compute, exposed, max(communication - exposed - idle, 0.0), idle, blocked - idle - exposed))
+    return Times(one.rank, *(statistics.median(column) for column in zip(*rows, strict=True)))
+
+
+def _covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Length of the union."""
+    total, end = 0.0, float("-inf")
+    for begin, stop in sorted(spans):
+        total += max(0.0, stop - max(begin, end))
+        end = max(end, stop)
+    return total

@@ -1,0 +1,136 @@
+"""A summary on one screen."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from pardemo.measure.summary import Row, Summary
+from pardemo.tables import text_table
+from pardemo.world.errors import ranks_text
+
+ROWS = 12
+
+
+def screen(measured: Summary, name: str) -> str:
+    """What is running, bytes, memory, time, findings: in this order, each with its line of the script."""
+    parts = [_head(measured, name), _running(measured), _bytes(measured), _memory(measured), _time(measured)]
+    return "\n\n".join([*parts, _findings(measured)])
+
+
+def megabytes(nbytes: float) -> str:
+    """``12.3 MB``, ``4.1 kB``, ``640 B``."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            return f"{nbytes / size:.{2 if nbytes < 10 * size else 1}f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
+def _head(measured: Summary, name: str) -> str:
+    m = measured.micro_batches
+    of = f"{m} backward passes a step" if m > 1 else "one backward pass a step"
+    ended = "" if measured.ended == "enough" else "; the script ended by itself"
+    ranks = f"{measured.ranks} rank{'s' if measured.ranks > 1 else ''} ({measured.backend or 'no group'})"
+    steps = f"{measured.steps} step{'s' if measured.steps > 1 else ''} after three that warm up"
+    return f"{name} on {ranks}: the median of {steps}, {of}{ended}"
+
+
+def _running(measured: Summary) -> str:
+    model = measured.model
+    dtypes = ", ".join(f"{count:,} {dtype}" for dtype, count in model["dtypes"].items())
+    lines = [f"WHAT IS RUNNING  {', '.join(model['classes']) or 'no model seen'}: {dtypes or 'no'} parameters"]
+    if model["frozen"]:
+        lines.append(f"  frozen: {model['frozen']:,} of {model['parameters']:,}")
+    if model["tied"]:
+        lines.append(f"  tied: {'; '.join(model['tied'][:3])}")
+    if model["recomputed"]:
+        lines.append(f"  recomputed in the backward pass: {_some(model['recomputed'])}")
+    if model["computed_in"]:
+        lines.append(f"  autocast computes in {', '.join(model['computed_in'])}")
+    lines += [
+        f"  {p.kind} over {ranks_text(list(p.ranks))}: {_some(p.wraps)}"
+        + (f"; {megabytes(sum(p.unit_bytes.values()))}" if p.unit_bytes else "")
+        for p in measured.parallelism
+    ]
+    if not measured.parallelism:
+        lines.append("  no parallelism recognised")
+    lines += [f"  note: {note}" for note in measured.notes]
+    return "\n".join(lines)
+
+
+def _some(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _bytes(measured: Summary) -> str:
+    total = sum(row.bytes for row in measured.collectives if 0 in row.ranks)
+    counted = ""
+    if measured.wire_bytes is not None:
+        counted = f"; the kernel counted {megabytes(measured.wire_bytes[0])}, {measured.backend}'s own algorithms make "
+        counted += megabytes(measured.gloo_bytes[0])
+    lines = [f"BYTES A STEP  rank 0 sends {megabytes(total)} by algorithms that send the least{counted}"]
+    table: list[tuple[str, ...]] = [("", "collective", "ranks", "calls", "sent", "formula", "line", "module", "what")]
+    rows = _alike(measured.collectives)
+    table += [_row(row) for row in rows[:ROWS]]
+    lines.append(text_table(table))
+    if len(rows) > ROWS:
+        rest = rows[ROWS:]
+        lines.append(f"  and {len(rest)} more rows, {megabytes(sum(row.bytes for row in rest))} (--json has all)")
+    return "\n".join(lines)
+
+
+def _alike(rows: list[Row]) -> list[Row]:
+    """Rows of modules whose names differ in a number alone, as one: ``layers.*``."""
+    together: dict[tuple, list[Row]] = {}
+    for row in rows:
+        form = re.sub(r"\d+", "*", row.module), re.sub(r"\d+", "*", row.why)
+        together.setdefault((row.kind, row.ranks, row.line, row.place.phase, row.dtype, *form), []).append(row)
+    made = []
+    for (*_, module, why), some in together.items():
+        one = some[0]
+        if len(some) > 1:
+            expected = [row.expected_bytes for row in some if row.expected_bytes is not None]
+            one = replace(
+                one, calls=sum(row.calls for row in some), bytes=sum(row.bytes for row in some),
+                expected_bytes=sum(expected) if expected else None, place=one.place._replace(module=module), why=why,
+            )  # fmt: skip
+        made.append(one)
+    return sorted(made, key=lambda row: -row.bytes)
+
+
+def _row(row: Row) -> tuple[str, ...]:
+    expected = "" if row.expected_bytes is None else megabytes(row.expected_bytes)
+    ranks = ranks_text(list(row.ranks)).partition(" ")[2]
+    return "", row.kind, ranks, f"{row.calls:g}", megabytes(row.bytes), expected, row.line, row.module, row.why
+
+
+def _memory(measured: Summary) -> str:
+    memory = measured.memory
+    kinds = ", ".join(f"{kind} {megabytes(n)}" for kind, n in memory["kinds"].items() if n)
+    peak = f"rank {memory['rank']} holds {megabytes(memory['peak_bytes'])} at the peak, at {memory['line']}"
+    lines = [f"MEMORY  {peak}: {kinds}"]
+    table: list[tuple[str, ...]] = [("", "largest", "kind", "shape", "line", "module")]
+    for one in memory["largest"]:
+        shape = " × ".join(map(str, one["shape"])) + f" {one['dtype']}"
+        table.append(("", megabytes(one["bytes"]), one["kind"], shape, one["line"], one["module"]))
+    return "\n".join([*lines, text_table(table)])
+
+
+def _time(measured: Summary) -> str:
+    table: list[tuple[str, ...]] = [
+        ("", "rank", "step ms", "computes", "waits for bytes", "hides", "waits for ranks", "other")
+    ]
+    for one in measured.time:
+        figures = (one.step_s, one.compute_s, one.exposed_s, one.hidden_s, one.idle_s, one.other_s)
+        table.append(("", str(one.rank), *(f"{1e3 * seconds:.1f}" for seconds in figures)))
+    return "TIME  of this machine's processes\n" + text_table(table)
+
+
+def _findings(measured: Summary) -> str:
+    if not measured.findings:
+        return "FINDINGS  none"
+    lines = ["FINDINGS"]
+    for one in sorted(measured.findings, key=lambda finding: -finding.bytes):
+        about = f" [{megabytes(one.bytes)} a step]" if one.bytes else ""
+        lines.append(f"  {one.line or '–'}: {one.what}{about}")
+    return "\n".join(lines)
