@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib.machinery
 import importlib.util
 import os
 import re
@@ -9,11 +10,12 @@ import site
 import sys
 import sysconfig
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-from pardemo import project
+from pardemo import compat, project
 
 #: Modules whose kernels run on GPUs only, and what a script chooses instead.
 GPU_ONLY = {
@@ -40,8 +42,13 @@ SAID = (
         "this exists on GPUs only",
     ),
 )
+#: Libraries that are told of GPUs as the script is. Without one, Accelerate takes each rank to be alone, in silence.
+FOLLOWING = {"accelerate"}
 #: Functions of libraries that decide whether a script may go its way; what they ask is answered as a GPU's.
-BELIEVED = {"is_torch_bf16_gpu_available"}
+BELIEVED = {
+    "is_torch_bf16_gpu_available",  # Transformers: bf16=True
+    "_check_module_states_for_sync_module_states",  # FSDP1: sync_module_states=True
+}
 
 #: Folders and files of a script that lies among the libraries, as one that runs as ``-m`` may.
 _own: list[str] = []
@@ -70,25 +77,78 @@ def environment() -> dict[str, str]:
 @contextlib.contextmanager
 def told(notes: list[str], own: str = "") -> Iterator[None]:
     """Within the block an import of :data:`GPU_ONLY`, or an error of :data:`SAID`, is told in one line."""
-    finder = _Finder(notes)
-    sys.meta_path.append(finder)
+    changes = contextlib.ExitStack()
+    first, last = _First(changes, notes), _Last(notes)
+    sys.meta_path.insert(0, first)
+    sys.meta_path.append(last)
     if own:
         _own.append(os.path.realpath(own))
     is_script.cache_clear()
-    try:
-        yield
-    except Exception as error:
-        if (said := _advice(error)) is None:
-            raise
-        raise NeedsGpu(said) from error
-    finally:
-        sys.meta_path.remove(finder)
-        if own:
-            _own.remove(os.path.realpath(own))
-        is_script.cache_clear()
+    with changes, warnings.catch_warnings():
+        # torch has new names for two collectives, and says so at each call of a library by the old ones
+        warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated")
+        try:
+            for name in ADJUSTED.keys() & set(sys.modules):
+                ADJUSTED[name](sys.modules[name], changes, notes)
+            yield
+        except Exception as error:
+            if (said := _advice(error)) is None:
+                raise
+            raise NeedsGpu(said) from error
+        finally:
+            sys.meta_path.remove(first)
+            sys.meta_path.remove(last)
+            if own:
+                _own.remove(os.path.realpath(own))
+            is_script.cache_clear()
 
 
-class _Finder:
+def _deepspeed(deepspeed: Any, changes: contextlib.ExitStack, notes: list[str]) -> None:
+    """Its Adam is torch's, where its own would be compiled for a GPU; nor is its operator for inference compiled."""
+    import torch
+
+    _note(notes, "DeepSpeed on GPUs → its own accelerator for CPUs, over gloo")
+
+    def fused_adam(params: Any, *, bias_correction: bool = True, adam_w_mode: bool = True, set_grad_none: bool = True,
+                   **options: Any) -> Any:  # fmt: skip
+        if not bias_correction:
+            raise NeedsGpu("FusedAdam without bias_correction runs on GPUs only")
+        _note(notes, "DeepSpeed's FusedAdam → torch.optim.AdamW, fused: it has no kernel of its own for CPUs")
+        return (torch.optim.AdamW if adam_w_mode else torch.optim.Adam)(params, fused=True, **options)
+
+    changes.enter_context(compat.replaced(deepspeed.ops.adam, "FusedAdam", fused_adam))
+    changes.enter_context(compat.replaced(deepspeed.ops, "__compatible_ops__", {}))
+
+
+def _note(notes: list[str], line: str) -> None:
+    if line not in notes:
+        notes.append(line)
+
+
+#: What is changed in libraries once they are imported.
+ADJUSTED = {"deepspeed": _deepspeed}
+
+
+class _First:
+    """Asked first, for libraries that are changed once they are imported."""
+
+    def __init__(self, changes: contextlib.ExitStack, notes: list[str]):
+        self.changes, self.notes = changes, notes
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
+        spec: Any = importlib.machinery.PathFinder.find_spec(name, path) if name in ADJUSTED else None
+        if spec is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                execute(module)
+                ADJUSTED[name](module, self.changes, self.notes)
+
+            spec.loader.exec_module = exec_module
+        return spec
+
+
+class _Last:
     """Asked last, for a module that nobody has."""
 
     def __init__(self, notes: list[str]):
@@ -104,8 +164,7 @@ class _Finder:
             frame = frame.f_back
         if frame is not None and is_script(frame.f_code.co_filename):
             line = f"{name} runs on GPUs only: choose {GPU_ONLY[name]}"
-            if line not in self.notes:
-                self.notes.append(line)  # the script may have caught the error, and gone another way
+            _note(self.notes, line)  # the script may catch the error, and go another way
             raise ModuleNotFoundError(line, name=name)
 
 

@@ -35,8 +35,11 @@ def is_cuda(device: Any) -> bool:
 
 
 def script_asks(depth: int = 2) -> bool:
-    """Whether the function so many frames up is the script's."""
-    return is_script(sys._getframe(depth).f_code.co_filename)
+    """Whether the function so many frames up is the script's, or a library's that is to go the script's way."""
+    frame = sys._getframe(depth)
+    if is_script(frame.f_code.co_filename) or frame.f_code.co_qualname.partition(".")[0] in libraries.BELIEVED:
+        return True
+    return frame.f_globals.get("__name__", "").partition(".")[0] in libraries.FOLLOWING
 
 
 class Event:
@@ -117,12 +120,11 @@ def _zero(*_: Any, **__: Any) -> int:
 
 
 def asked(real: Callable, answer: Callable) -> Callable:
-    """``real`` to libraries, ``answer`` to the script."""
+    """``real`` to libraries, ``answer`` to the script and to libraries that follow it."""
 
     @functools.wraps(real)
     def ask(*args: Any, **kwargs: Any) -> Any:
-        believed = sys._getframe(1).f_code.co_name in libraries.BELIEVED
-        return answer(*args, **kwargs) if believed or script_asks() else real(*args, **kwargs)
+        return answer(*args, **kwargs) if script_asks() else real(*args, **kwargs)
 
     return ask
 

@@ -224,14 +224,14 @@ def _of_distributed(mode: _CpuForCuda) -> Iterator[tuple[Any, Any]]:
     """What is replaced of torch.distributed."""
 
     def to_gloo(given: dict[str, Any]) -> None:
-        if "nccl" in str(given.get("backend")).lower():
+        if given.get("backend") is None or "nccl" in given["backend"].lower():
             mode.note("nccl")
             given["backend"] = "gloo"
         for name in {"device_id", "pg_options"} & set(given):
             del given[name]
 
     yield dist.init_process_group, changed(dist.init_process_group, to_gloo)
-    yield dist.new_group, changed(dist.new_group, to_gloo)
+    yield dist.new_group, changed(dist.new_group, lambda given: to_gloo(given) if given.get("backend") else None)
     backend = dist.get_default_backend_for_device
     yield backend, asked(backend, lambda device: "nccl" if is_cuda(device) else backend(device))
     yield dist.is_nccl_available, asked(dist.is_nccl_available, lambda: True)
@@ -262,7 +262,9 @@ def _of_classes(mode: _CpuForCuda) -> Iterator[tuple[Any, str, Any]]:
         given["device_id"] = CPU
 
     def mesh(given: dict[str, Any]) -> None:
-        given["device_type"] = "cpu" if given["device_type"] == "cuda" else given["device_type"]
+        if given["device_type"] == "cuda":
+            note("nccl")  # of its groups, unless the script has made one of gloo
+            given["device_type"] = "cpu"
 
     def loader(given: dict[str, Any]) -> None:
         if given.pop("pin_memory", False):
