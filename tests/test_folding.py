@@ -68,3 +68,11 @@ def test_a_page_folds_what_the_notebook_folds(tmp_path):
     assert text.count('<details class="source">') == 2
     assert "<summary>imports</summary>" in text
     assert "<summary>how this was claimed</summary>" in text
+
+
+def test_a_folded_cell_that_shows_something_is_not_called_imports(tmp_path):
+    shows = v4.new_code_cell("from x import draw\ndraw()", outputs=[v4.new_output("stream", text="a drawing")])
+    shows.metadata["jupyter"] = {"source_hidden": True}
+    nbformat.write(v4.new_notebook(cells=[v4.new_markdown_cell("# 01 A"), shows]), tmp_path / "01_a.ipynb")
+    chapter = {"name": "01_a", "number": "01", "title": "A", "page": "01_a.html"}
+    assert "<summary>code</summary>" in pages.write(tmp_path, "01_a", [chapter], tmp_path).read_text()

@@ -126,9 +126,11 @@ def _claim(cases: list[dict[str, Any]], addresses: dict[str, str]) -> dict[str, 
 
 
 def _table_row(row: dict[str, Any], address: str) -> dict[str, Any]:
+    """A case as the report shows it: the unit stands before the tolerance, ``5.64 % ± 10 %``, as in the chapters."""
+    predicted, plus_minus, tolerance = claims.predicted_text(row).partition(" ± ")
     return {
         **row,
-        "predicted": claims.predicted_text(row),
+        "predicted": f"{predicted} {row['unit']}".strip() + plus_minus + tolerance if predicted else "",
         "measured": claims.short(row["measured"]),
         "address": address,
     }
