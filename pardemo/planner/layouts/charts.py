@@ -89,9 +89,7 @@ def stacked(ax: Axes, bars: Mapping[str, Mapping[str, float]], styles: Mapping[s
     for part, (colour, hatch) in styles.items():
         values = np.array([parts.get(part, 0.0) for parts in bars.values()])
         visible = values.max() > 0.004 * most  # less is narrower than its white edge
-        edge: dict[str, Any] = (
-            {"edgecolor": "white", "hatch": hatch, "label": part} if visible else {"edgecolor": colour}
-        )
+        edge: dict[str, Any] = {"edgecolor": "white", "hatch": hatch, "label": part} if visible else {"linewidth": 0}
         ax.barh(places, values, 0.6, left=ends, color=colour, **edge)
         ends += values
     ax.set_yticks(places, list(bars))
@@ -113,7 +111,7 @@ def seconds_of_layouts(
     for place, (case, end) in enumerate(zip(steps, ends, strict=True)):
         diamond = published.get(case, 0.0)
         far = diamond if end < diamond < end + 0.14 * top else end  # beside the bar, and not on the diamond
-        away = 9 if diamond else 5
+        away = 9 if 0 < diamond <= far else 4  # room for the diamond, or none where it lies behind the number
         ax.annotate(f"{end:.3g} s", (far, place), (away, 0), textcoords="offset points", va="center")
     diamonds = [(seconds, list(steps).index(case)) for case, seconds in published.items()]
     if diamonds:

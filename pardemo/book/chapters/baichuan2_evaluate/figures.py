@@ -27,7 +27,7 @@ def scores_of_answers(results: Mapping[str, Mapping[str, Mapping]], measures: Ma
         ax.set(ylim=(0, 115), yticks=range(0, 101, 25), ylabel=f"{title}, %")
         ax.set_xticklabels(tick_labels)
     handles, labels = ax.get_legend_handles_labels()
-    fig.legend(handles, labels, loc="outside upper center", ncols=len(groups), fontsize=9, columnspacing=1)
+    fig.legend(handles, labels, loc="outside upper center", ncols=len(groups), fontsize=10, columnspacing=1)
     rouge = {answer: [f"{of[group]['rouge-l']:.0f}" for group in groups] for answer, of in results.items()}
     values_text = "; ".join(f"{answer}: {', '.join(values)}" for answer, values in rouge.items())
     return save(
@@ -81,7 +81,7 @@ def where_it_stops(shares: Mapping[str, Mapping[str, float]], rows: int) -> Pict
     ax.set_xticks(range(len(group_shares)), list(group_shares))
     ax.set(ylabel="of the rows, %", ylim=(0, 118), yticks=range(0, 101, 25))
     ax.grid(axis="x", visible=False)
-    fig.legend(loc="outside upper center", ncols=len(shares), fontsize=9, columnspacing=1)
+    fig.legend(loc="outside upper center", ncols=len(shares), fontsize=10, columnspacing=1)
     values_text = "; ".join(
         f"{g}: {', '.join(f'{n} {s:.0%}' for n, s in group_shares.items())}" for g, group_shares in shares.items()
     )

@@ -30,7 +30,8 @@ def scores(
         whisker = {"elinewidth": 1, "ecolor": "black"}
         ax.bar(at, heights, width * 0.9, color=shade, yerr=reach, capsize=2.5, error_kw=whisker, label=group, zorder=2)
         for x, height, end in zip(at, heights, ends[:, 1], strict=True):
-            ax.annotate(f"{height:.0f}", (x, max(height, end)), (0, 3), textcoords="offset points", ha="center", size=9)
+            style = {"textcoords": "offset points", "ha": "center", "size": 10}
+            ax.annotate(f"{height:.0f}", (x, max(height, end)), (0, 3), **style)
     ax.set_xticks(places, list(values))
     ax.grid(axis="x", visible=False)
-    ax.legend(loc="upper center", ncols=len(groups), fontsize=9)
+    ax.legend(loc="upper center", ncols=len(groups), fontsize=10)

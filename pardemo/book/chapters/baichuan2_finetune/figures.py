@@ -54,8 +54,12 @@ def losses_on_groups(losses: Mapping[str, Mapping[int, float]]) -> Picture:
     fig, ax = new(size=(5.6, 4.0))
     for (group, by_step), (colour, marker) in zip(losses.items(), _GROUPS, strict=True):
         ax.plot(list(by_step), list(by_step.values()), color=colour, marker=marker, markersize=5, label=group)
-        step, last = list(by_step.items())[-1]
-        ax.annotate(f"{last:.2f}", (step, last), (8, 0), textcoords="offset points", va="center")
+    ends = sorted((list(by_step.items())[-1] for by_step in losses.values()), key=lambda end: end[1])
+    for place, (step, last) in enumerate(ends):
+        below = place > 0 and last < 1.4 * ends[place - 1][1]  # a number is as high as this on the axis
+        above = place + 1 < len(ends) and ends[place + 1][1] < 1.4 * last
+        apart = (8, 4 * (below - above))
+        ax.annotate(f"{last:.2f}", (step, last), apart, textcoords="offset points", va="center")
     ax.set_yscale("log")
     ticks = (0.05, 0.1, 0.2, 0.5, 1, 2, 5)
     ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])

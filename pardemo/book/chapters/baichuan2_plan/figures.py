@@ -104,6 +104,7 @@ def rules_and_truth(errors: Mapping[str, Mapping[str, float]]) -> Picture:
             else:
                 ax.barh(at, value, high, color=COLOURS[colour], hatch=hatch, edgecolor="white", label=label)
             text = f"{value:+.0f}" if abs(value) >= 1 else "0.0" if abs(value) < 0.05 else f"{value:+.1f}"
+            text = text.replace("-", "−")  # as the axis writes it
             side = {"ha": "left" if value >= 0 else "right", "va": "center"}
             away = 4 if abs(value) >= 1 else 9
             ax.annotate(text, (value, at), (away if value >= 0 else -away, 0), textcoords="offset points", **side)

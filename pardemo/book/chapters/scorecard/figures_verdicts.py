@@ -18,7 +18,7 @@ def verdicts(totals: Sequence[Mapping[str, Any]]) -> Picture:
         totals: rows of :func:`pardemo.book.run.scorecard.totals` by evidence, without the one of all.
     """
     rows = sorted(totals, key=lambda row: -row["cases"])
-    fig, ax = new(size=(6.8, 0.4 * len(rows) + 1.2))
+    fig, ax = new(size=(6.2, 0.4 * len(rows) + 1.2))
     places, left = np.arange(len(rows)), np.zeros(len(rows))
     for kind, colour in _KINDS.items():
         counts = np.array([row[kind] for row in rows])
@@ -26,9 +26,9 @@ def verdicts(totals: Sequence[Mapping[str, Any]]) -> Picture:
         left += counts
     for place, row in enumerate(rows):
         label = ", ".join(f"{row[kind]} {kind}" for kind in _KINDS if row[kind])
-        ax.annotate(label, (left[place], place), (6, 0), textcoords="offset points", va="center", fontsize=9)
+        ax.annotate(label, (left[place], place), (6, 0), textcoords="offset points", va="center")
     ax.set_yticks(places, [row["evidence"] for row in rows])
-    ax.set(xlabel="cases", xlim=(0, 1.35 * max(left)), ylim=(len(rows) - 0.45, -0.55))
+    ax.set(xlabel="cases", xlim=(0, 1.6 * max(left)), ylim=(len(rows) - 0.45, -0.55))
     ax.grid(axis="y", visible=False)
     ax.legend(loc="lower right")
     values_text = "; ".join(

@@ -25,9 +25,11 @@ def memory_of_layouts(
     for place, end in enumerate(ends):
         behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}  # the line may run below the number
         style = {"textcoords": "offset points", "va": "center", "bbox": behind}
-        ax.annotate(f"{end:.0f} GB", (end, place), (7, 0), **style)
+        over = end > capacity_bytes / 1e9
+        weight = "bold" if over else "normal"
+        ax.annotate(f"{end:.0f} GB{' ✗' if over else ''}", (end, place), (7, 0), weight=weight, **style)
     ax.axvline(capacity_bytes / 1e9, color=palette.VERDICTS["fails"], linewidth=2, label="the GPU has")
-    ax.set(xlabel="GB of the fullest GPU", xlim=(0, 1.14 * max(*ends, capacity_bytes / 1e9)))
+    ax.set(xlabel="GB of the fullest GPU", xlim=(0, 1.2 * max(*ends, capacity_bytes / 1e9)))
     fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     values_text = "; ".join(f"{case} {end:.0f} GB" for case, end in zip(layouts, ends, strict=True))
     return save(fig, name, f"Of {capacity_bytes / 1e9:.0f} GB: {values_text}.".replace("\n", " "))
@@ -96,7 +98,7 @@ def tokens_by_tp(
     ax.annotate("one node | two", (sizes.index(host) + 0.5, ax.get_ylim()[1]), (0, 2), textcoords="offset points",
                 ha="center")  # fmt: skip
     ax.set_xticks(range(len(sizes)), sizes)
-    ax.set(xlabel="ranks that share a layer (TP)", ylabel="tokens/s of a GPU", ylim=(0, None))
+    ax.set(xlabel="ranks that share a layer (TP); points: published", ylabel="tokens/s of a GPU", ylim=(0, None))
     ax.legend(loc="lower left")
     values_text = "; ".join(
         f"{name}: " + ", ".join(f"{v:,.0f} at {tp}" for tp, v in of.items()) for name, of in lines.items()
@@ -110,7 +112,8 @@ def rates_of_two_ways(
     """TFLOP/s of a GPU against GPUs, the samples of a step fixed: lines predicted, points published."""
     fig, ax = _curves(lines, points)
     gpus = sorted({n for line in lines.values() for n in line})
-    ax.set(xlabel="GPUs, 1,536 samples a step", ylabel="TFLOP/s of a GPU", ylim=(0, None), xscale="log")
+    ax.set(xlabel="GPUs, 1,536 samples a step; points: published", ylabel="TFLOP/s of a GPU")
+    ax.set(ylim=(0, None), xscale="log")
     ax.set_xticks(gpus, [f"{n:,}" for n in gpus])
     ax.minorticks_off()
     values_text = "; ".join(
