@@ -325,3 +325,10 @@ def test_each_section_of_a_page_can_be_reached_from_its_list(run):
     out, _ = run
     text = (out / "01_a.html").read_text()
     assert [anchor for anchor, _ in pages.sections(text)] == re.findall(r'<li><a href="#([^"]+)">', text)
+
+
+def test_the_report_has_a_cases_unit_before_its_tolerance():
+    row = {"relation": "equal", "predicted": 5.5, "rel": 0.1, "measured": 5.263, "unit": "%"}
+    assert report._table_row(row, "")["predicted"] == "5.5 % ± 10 %"
+    assert report._table_row(row | {"relation": "at most", "unit": "s"}, "")["predicted"] == "≤ 5.5 s"
+    assert report._table_row(row | {"predicted": None}, "")["predicted"] == ""
