@@ -309,13 +309,15 @@ def test_a_page_begins_with_the_list_of_its_sections():
 
 
 def test_no_line_ends_inside_of_a_number_or_a_short_name_in_code():
-    told = "<p>1 ± 0.5 % (t = 4), N · S, 1e-05 of a t-th; p > q = 4</p>"
-    kept = told.replace("± 0.5 %", "±_0.5_%").replace("1 ±", "1_±").replace("t = 4", "t_=_4").replace("N · S", "N_·_S")
+    told = "<p>1 S ± 0.5 % (t = 4), N · S, 1e-05 of a t-th; p > q = 4</p>"
+    kept = (
+        told.replace("± 0.5 %", "±_0.5_%").replace("1 S ±", "1_S_±").replace("t = 4", "t_=_4").replace("N · S", "N_·_S")
+    )
     kept = kept.replace("q = 4", "q_=_4").replace("_", "\N{NO-BREAK SPACE}")
     for word in ("1e-05", "t-th"):
         kept = kept.replace(word, f'<span class="unbroken">{word}</span>')
     assert pages._unbroken(told) == kept
-    spaces_of_its_own = '<pre>t = 4</pre><svg><text>1 ± 2 %</text></svg><img alt="1 ± 2 %">'
+    spaces_of_its_own = '<pre>t = 4</pre><td>1 ± 2 %</td><svg><text>1 ± 2 %</text></svg><img alt="1 ± 2 %">'
     assert pages._unbroken(spaces_of_its_own) == spaces_of_its_own
     short = pages._unbroken("<code>--get</code> <code>a b</code>")
     assert short == '<code class="unbroken">--get</code> <code>a b</code>'

@@ -190,10 +190,10 @@ def _legible(body: str) -> str:
     return re.sub(r'(<img\b[^>]*?) src="data:image/png;base64,([\w+/]{32})', sized, body)
 
 
-#: Code and pictures, whose spaces are their own; and tags.
-_NO_WORDS = re.compile(r"(<(pre|script|style|svg)\b.*?</\2>|<[^>]*>)", flags=re.S)
-#: 1 ± 0.5 %; t = 4; N · α · B.
-_ONE_NUMBER = re.compile(r"(?<=±) | (?=±)|(?<=\d) (?=%)|(?<=\b\w) (?== \d)|(?<=\b\w =) (?=\d)|(?<=·) | (?=·)")
+#: Code and pictures, whose spaces are their own; cells of tables, which are narrow on a phone; and tags.
+_NO_WORDS = re.compile(r"(<(pre|script|style|svg|td)\b.*?</\2>|<[^>]*>)", flags=re.S)
+#: 1 S ± 0.5 %; t = 4; N · α · B.
+_ONE_NUMBER = re.compile(r"(?<=±) | (?=±)|(?<=\d) (?=%|\S+ ±)|(?<=\b\w) (?== \d)|(?<=\b\w =) (?=\d)|(?<=·) | (?=·)")
 #: 2.5e-07, t-th, ZeRO-3: a hyphen is a place to break.
 _ONE_WORD = re.compile(r"\b(\d[\d.]*e-\d+|\w-th|ZeRO-\w)\b")
 
