@@ -1,5 +1,6 @@
 """One warm World per size for the whole session; tests that kill ranks make their own."""
 
+import functools
 import gc
 import os
 import shutil
@@ -10,7 +11,9 @@ import hypothesis
 import psutil
 import pytest
 
-from pardemo import World, project
+from pardemo import project
+from pardemo.testing import warm_world
+from pardemo.testing.worlds import PRELOAD
 from pardemo.world import loading, nursery
 
 #: Torch's threads sleep while they wait for one another, here and in all that tests start. They would keep a core busy
@@ -18,7 +21,7 @@ from pardemo.world import loading, nursery
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 #: What these modules import: a rank that runs a function of theirs would load it anew, and there are a thousand ranks.
-nursery.ALWAYS += ("pytest", "hypothesis")
+nursery.ALWAYS += (*PRELOAD, "hypothesis")
 #: No test is timed: an example that takes long beside other work is no fault of what it tries.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
@@ -71,18 +74,9 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope="session")
-def world_of():
-    """``world_of(n)``: a World of n ranks, shared by all tests."""
-    worlds: dict[int, World] = {}
-
-    def get(size: int) -> World:
-        if size not in worlds:
-            worlds[size] = World(size, timeout_s=180)
-        return worlds[size]
-
-    yield get
-    for world in worlds.values():
-        world.close()
+def world_of(pytestconfig):
+    """``world_of(n)``: a World of n ranks, shared by all tests: by those that are marked with ``ranks(n)``, too."""
+    return functools.partial(warm_world, pytestconfig)
 
 
 @pytest.fixture(scope="session")

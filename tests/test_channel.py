@@ -15,60 +15,45 @@ from pardemo.collectives import parameter_server_all_reduce, ring_all_gather, ri
 from pardemo.collectives.channel import Channel
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_two_channels_in_opposite_order_each_get_their_own_sum(world_of, size):
+@pytest.mark.ranks(2, 3)
+def test_two_channels_in_opposite_order_each_get_their_own_sum(rank, world_size):
     """Equal sizes on purpose: on shared links the sums would be mixed without a word."""
-
-    def check():
-        rank = dist.get_rank()
-        channels = [Channel(dist.group.WORLD, "engine") for _ in range(2)]
-        tensors = [torch.full((1000,), float(1 + 10 * number)) for number in range(2)]
-        order = [0, 1] if rank == 0 else [1, 0]
-        sums = [channels[i].submit(channels[i].all_reduce, tensors[i], "bucket 0") for i in order]
-        for each in sums:
-            each.result()
-        return [tensor.unique().item() for tensor in tensors]
-
-    assert world_of(size).run(check) == [[float(size), 11.0 * size]] * size
+    channels = [Channel(dist.group.WORLD, "engine") for _ in range(2)]
+    tensors = [torch.full((1000,), float(1 + 10 * number)) for number in range(2)]
+    order = [0, 1] if rank == 0 else [1, 0]
+    sums = [channels[i].submit(channels[i].all_reduce, tensors[i], "bucket 0") for i in order]
+    for each in sums:
+        each.result()
+    assert [tensor.unique().item() for tensor in tensors] == [world_size, 11.0 * world_size]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_the_exchanges_are_the_rings(world_of, size):
-    def check():
-        rank, channel = dist.get_rank(), Channel(dist.group.WORLD, "engine")
-        tensor = torch.arange(7.0) * (rank + 1)
-        assert torch.equal(channel.reduce_scatter(tensor, "unit 0"), shard := ring_reduce_scatter(tensor))
-        whole = ring_all_reduce(tensor.clone())
-        assert torch.equal(channel.all_gather(shard, torch.empty(7), "unit 0"), whole)
-        assert torch.equal(channel.all_reduce(tensor.clone(), "unit 0"), whole)
-        assert channel.all_reduce(torch.tensor([rank]), "rank", op="max").item() == size - 1
-
-    world_of(size).run(check)
+@pytest.mark.ranks(1, 2, 3)
+def test_the_exchanges_are_the_rings(rank, world_size):
+    channel = Channel(dist.group.WORLD, "engine")
+    tensor = torch.arange(7.0) * (rank + 1)
+    assert torch.equal(channel.reduce_scatter(tensor, "unit 0"), shard := ring_reduce_scatter(tensor))
+    whole = ring_all_reduce(tensor.clone())
+    assert torch.equal(channel.all_gather(shard, torch.empty(7), "unit 0"), whole)
+    assert torch.equal(channel.all_reduce(tensor.clone(), "unit 0"), whole)
+    assert channel.all_reduce(torch.tensor([rank]), "rank", op="max").item() == world_size - 1
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("links", [True, False])
-def test_ranks_at_different_exchanges_are_told_in_one_line(world_of, links):
-    def check():
-        rank, shard = dist.get_rank(), torch.ones(2)
-        channel = Channel(dist.new_group([0, 1]), "engine", links=links)
-        told = r"rank 0: all_gather of unit 3 of engine 0; rank 1: all_gather of unit 4 of engine 0"
-        with pytest.raises(ValueError, match=rf"^the ranks are at different exchanges \({told}\)"):
-            channel.all_gather(shard, torch.empty(4), f"unit {3 + rank}")
-        return channel.all_reduce(torch.ones(1), "bucket 0").item()
-
-    assert world_of(2).run(check, timeout_s=120) == [2.0, 2.0]
+def test_ranks_at_different_exchanges_are_told_in_one_line(rank, links):
+    shard, channel = torch.ones(2), Channel(dist.new_group([0, 1]), "engine", links=links)
+    told = r"rank 0: all_gather of unit 3 of engine 0; rank 1: all_gather of unit 4 of engine 0"
+    with pytest.raises(ValueError, match=rf"^the ranks are at different exchanges \({told}\)"):
+        channel.all_gather(shard, torch.empty(4), f"unit {3 + rank}")
+    assert channel.all_reduce(torch.ones(1), "bucket 0").item() == 2
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("at", [0, 40, 107, 300])
-def test_exchanges_that_differ_in_one_letter_are_told_apart(world_of, at):
+def test_exchanges_that_differ_in_one_letter_are_told_apart(rank, at):
     """A layer deep in a model has a long name, and which pass it is comes behind it."""
-
-    def check():
-        what = "x" * at + str(dist.get_rank()) + "x" * (300 - at)
-        with pytest.raises(ValueError, match="the ranks are at different exchanges"):
-            ring_all_reduce(torch.ones(4), what=what)
-
-    world_of(2).run(check, timeout_s=120)
+    with pytest.raises(ValueError, match="the ranks are at different exchanges"):
+        ring_all_reduce(torch.ones(4), what="x" * at + str(rank) + "x" * (300 - at))
 
 
 OPERATIONS = {
@@ -79,72 +64,61 @@ OPERATIONS = {
 }
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("other", ["all_reduce (max)", "reduce_scatter", "all_gather"])
-def test_ranks_at_different_collectives_of_the_same_tensor(world_of, other):
-    def check():
-        name = other if dist.get_rank() else "all_reduce (sum)"
-        told = rf"rank 0: all_reduce \(sum\); rank 1: {other.replace('(', '.').replace(')', '.')}"
-        with pytest.raises(ValueError, match=told):
-            OPERATIONS[name](torch.ones(4))
-
-    world_of(2).run(check, timeout_s=120)
+def test_ranks_at_different_collectives_of_the_same_tensor(rank, other):
+    told = rf"rank 0: all_reduce \(sum\); rank 1: {other.replace('(', '.').replace(')', '.')}"
+    with pytest.raises(ValueError, match=told):
+        OPERATIONS[other if rank else "all_reduce (sum)"](torch.ones(4))
 
 
-def test_ranks_with_different_parameter_servers(world_of):
-    def check():
-        with pytest.raises(ValueError, match=r"rank 0: all_reduce \(sum\) by rank 0; rank 1: .* by rank 1"):
-            parameter_server_all_reduce(torch.ones(4), server=dist.get_rank())
-
-    world_of(2).run(check, timeout_s=120)
+@pytest.mark.ranks(2)
+def test_ranks_with_different_parameter_servers(rank):
+    with pytest.raises(ValueError, match=r"rank 0: all_reduce \(sum\) by rank 0; rank 1: .* by rank 1"):
+        parameter_server_all_reduce(torch.ones(4), server=rank)
 
 
-def test_collected_channels_do_not_shift_the_numbers(world_of):
+@pytest.mark.ranks(2)
+def test_collected_channels_do_not_shift_the_numbers(rank):
     """Ranks collect at different times; the number says which of the engines a message is about."""
-
-    def check():
-        group = dist.new_group([0, 1])
-        kept = [Channel(group, "engine")]
-        for _ in range(2):
-            dropped = Channel(group, "engine")
-            if dist.get_rank():
-                kept.append(dropped)
-            del dropped
-            gc.collect()
-        return Channel(group, "engine").name
-
-    assert world_of(2).run(check) == ["engine 3"] * 2
-
-
-@pytest.mark.parametrize("end", ["close", "drop"])
-def test_a_channel_leaves_neither_sockets_nor_threads(world_of, end):
-    def check():
-        def held():
-            return len(psutil.Process().net_connections("tcp")), threading.active_count()
-
-        ring_all_reduce(torch.ones(1))
+    group = dist.new_group([0, 1])
+    kept = [Channel(group, "engine")]
+    for _ in range(2):
+        dropped = Channel(group, "engine")
+        if rank:
+            kept.append(dropped)
+        del dropped
         gc.collect()
-        before, channels = held(), [Channel(dist.group.WORLD, "engine") for _ in range(3)]
-        for channel in channels:
-            channel.submit(channel.all_reduce, torch.ones(10), "bucket 0").result()
-        assert held() == (before[0] + 6, before[1] + 6)
-        dist.barrier()
-        dead = [weakref.ref(channel) for channel in channels]
-        if end == "close":
-            for each in channels:
-                each.close()
-            with pytest.raises(ConnectionError, match=r"engine \d+: its links are closed .* make it anew"):
-                channel.all_reduce(torch.ones(1), "bucket 0")
-        del channels[:], channel
-        each = None
-        until = time.monotonic() + 60
-        while held()[1] > before[1] and time.monotonic() < until:  # the threads end in their own time
-            time.sleep(0.01)
-        return held(), before, sum(ref() is not None for ref in dead)
+    assert Channel(group, "engine").name == "engine 3"
 
-    for now, before, alive in world_of(2).run(check):
-        assert alive == 0
-        assert now[1] == before[1]
-        assert now[0] <= before[0]
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("end", ["close", "drop"])
+def test_a_channel_leaves_neither_sockets_nor_threads(end):
+    def held():
+        return len(psutil.Process().net_connections("tcp")), threading.active_count()
+
+    ring_all_reduce(torch.ones(1))
+    gc.collect()
+    before, channels = held(), [Channel(dist.group.WORLD, "engine") for _ in range(3)]
+    for channel in channels:
+        channel.submit(channel.all_reduce, torch.ones(10), "bucket 0").result()
+    assert held() == (before[0] + 6, before[1] + 6)
+    dist.barrier()
+    dead = [weakref.ref(channel) for channel in channels]
+    if end == "close":
+        for each in channels:
+            each.close()
+        with pytest.raises(ConnectionError, match=r"engine \d+: its links are closed .* make it anew"):
+            channel.all_reduce(torch.ones(1), "bucket 0")
+    del channels[:], channel
+    each = None
+    until = time.monotonic() + 60
+    while held()[1] > before[1] and time.monotonic() < until:  # the threads end in their own time
+        time.sleep(0.01)
+    assert not any(ref() is not None for ref in dead)
+    assert held()[1] == before[1]
+    assert held()[0] <= before[0]
 
 
 def test_a_channel_whose_neighbour_has_failed_says_so():

@@ -26,7 +26,7 @@ SEED = 1000  # and the rank: as a World seeds its ranks
 #: Variables by which a rank is the one that it is: the main process's own values are not for it.
 OWN = {
     "RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT",
-    "GLOO_SOCKET_IFNAME", *QUIET,
+    "GLOO_SOCKET_IFNAME", "TOKENIZERS_PARALLELISM", *QUIET,
 }  # fmt: skip
 _own_environment: dict[str, str] = {}
 _left: list[Fixtures] = []  # of a test that failed: were they freed, generators would go on to what stands behind yield

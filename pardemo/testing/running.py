@@ -21,7 +21,7 @@ with needed_by("pardemo.testing"):
 
 #: What pytest's comparison of two values asks of the ini file; another version may ask for less.
 INI = ("assertion_text_diff_style", "truncation_limit_lines", "truncation_limit_chars")
-KEY = pytest.StashKey[verdict.Verdict]()
+KEY = pytest.StashKey[verdict.Verdict | None]()
 
 
 def run(item: pytest.Function, place: Place) -> None:
@@ -36,6 +36,7 @@ def run(item: pytest.Function, place: Place) -> None:
     worlds = worlds_of(item.config)
     stage = _stage(item, worlds.folder())
     line, returned = None, []
+    found = item.stash[KEY] = None  # nothing of an earlier run of the same test
     try:
         world = worlds.get(place.size, place.cluster)
         returned = world.run(execute, stage, task, timeout_s=place.timeout_s)
@@ -44,7 +45,7 @@ def run(item: pytest.Function, place: Place) -> None:
         if records is None:
             line = str(error)
         else:
-            item.stash[KEY] = verdict.judge(records, error, place.size)
+            found = item.stash[KEY] = verdict.judge(records, error, place.size)
     except RankDied as error:
         line = verdict.of_death(error)
     except (RankError, ValueError) as error:  # a hang; ranks or links that cannot be had here
@@ -53,7 +54,7 @@ def run(item: pytest.Function, place: Place) -> None:
         shutil.rmtree(stage.folder, ignore_errors=True)
     if line is not None:
         _fail(line)
-    if (found := item.stash.get(KEY, None)) is not None:
+    if found is not None:
         _raise(found)
     if kinds := sorted({kind for kind in returned if kind is not None}):
         said = f"Test functions should return None, but {item.nodeid} returned {', '.join(kinds)} on its ranks."

@@ -224,7 +224,7 @@ _nurseries_lock = threading.Lock()
 
 def nursery(preload: Sequence[str] = (), main: str = RANK) -> Nursery:
     """The warm process with these modules loaded; started on first use, shared by all Worlds of this process."""
-    key = main, (*ALWAYS, *sorted(set(preload)))
+    key = main, (*ALWAYS, *sorted(set(preload) - set(ALWAYS)))
     with _nurseries_lock:
         living = _nurseries.get(key)
         if living is None or not living.alive:
