@@ -53,7 +53,8 @@ NAMES = {
     "modes": Private("torch.utils._python_dispatch._get_current_dispatch_mode_stack", "a thread takes over its meters"),
     "push_mode": Private("torch.utils._python_dispatch._push_mode", "a thread takes over its caller's meters"),
     "pop_mode": Private("torch.utils._python_dispatch._pop_mode", "and gives them back"),
-    "below_autograd": Private("torch._C._AutoDispatchBelowAutograd", "measure: a collective, below where it was noted"),
+    "DispatchKey": Private("torch._C.DispatchKey", "measure: where a collective is noted"),
+    "dispatch_keys_after": Private("torch._C._dispatch_keyset_full_after", "measure: a collective, below that"),
     "without_functions": Private("torch._C.DisableTorchFunctionSubclass", "gradients in shards, as plain tensors"),
     "without_dispatch": Private("torch._C._DisableTorchDispatch", "dry runs: the tensor below a fake one"),
     "dispatch_keys": Private("torch._C._dispatch_key_set", "dry runs: whether two fake tensors are alike"),
@@ -225,6 +226,16 @@ def fsdp_groups(state: Any) -> list[Any]:
 def fsdp_unit(group: Any) -> str:
     """The name of the module whose parameters FSDP2 gathers together; empty before it knows, and of all else."""
     return getattr(group, "_module_fqn", None) or ""
+
+
+def fsdp1_unit(module: Any) -> tuple[int, int, Any, Any] | None:
+    """What FSDP1 gathers for a module: elements of a rank's shard, of all, their dtype on the way, the gradients'."""
+    handle = module._handle
+    if handle is None:
+        return None
+    whole = handle.flat_param._unpadded_unsharded_size.numel()
+    reduced = handle._reduce_dtype or handle._fwd_bwd_param_dtype
+    return handle.flat_param._local_shard.numel(), whole, handle._fwd_bwd_param_dtype, reduced
 
 
 def end_library(library: Any) -> None:

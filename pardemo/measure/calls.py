@@ -1,10 +1,12 @@
 """Every collective that a script calls: what it moves, when, and from where; nothing but collectives is slowed down.
 
-torch's operators of ``c10d`` are asked at the dispatcher, where those that DDP's reducer and FSDP call from C++ pass as
-well. A ``TorchDispatchMode`` would see them, too, and cost a call of Python for each operator of the step.
+torch's operators of ``c10d`` are asked at the dispatcher, where those that DDP's reducer, FSDP and DTensor call from
+C++ pass as well: at the key BackendSelect, below autograd and above all devices. A ``TorchDispatchMode`` would see
+them, too, and cost a call of Python for each operator of the step.
 """
 
 import contextlib
+import functools
 import json
 import os
 import threading
@@ -96,17 +98,21 @@ class Calls:
         self._file = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._lock = threading.Lock()
         self._library: torch.library.Library | None = None
+        #: when this rank stood still in a Work's ``wait``
+        self.waits: list[tuple[float, float]] = []
 
     def __enter__(self) -> "Calls":
         self._library = torch.library.Library("c10d", "IMPL")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a kernel of c10d is replaced, which is meant
             for name in KINDS:
-                for key in ("AutogradCPU", "AutogradCUDA"):
-                    self._library.impl(name, self._asked(name), key)
+                self._library.impl(name, self._asked(name), "BackendSelect", with_keyset=True)
+        self._wait = dist.Work.wait
+        dist.Work.wait = self._waited  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
+        dist.Work.wait = self._wait  # type: ignore[method-assign]
         if self._library is not None:
             compat.end_library(self._library)
             self._library = None
@@ -115,12 +121,12 @@ class Calls:
 
     def _asked(self, name: str) -> Callable:
         operator = getattr(torch.ops.c10d, name).default
+        below = compat.dispatch_keys_after(compat.DispatchKey.BackendSelect)
         names = [argument.name for argument in compat.op_schema(operator).arguments]
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(keys: Any, *args: Any, **kwargs: Any) -> Any:
             noted = self._note(name, dict(zip(names, args, strict=False)) | kwargs)
-            with compat.below_autograd():
-                result = operator(*args, **kwargs)
+            result = operator.redispatch(keys & below, *args, **kwargs)
             if noted is not None:
                 self._watch(noted, result[-1] if isinstance(result, tuple) else result)
             return result
@@ -158,6 +164,18 @@ class Calls:
             outputs = [t for key, many in tensors.items() if key.startswith("output") for t in many]
             self._on_tensors(kind, inputs or tensors.get("tensors", []), outputs)
         return call
+
+    @property
+    def _waited(self) -> Callable:
+        @functools.wraps(self._wait)
+        def wait(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
+            begin = time.monotonic()
+            try:
+                return self._wait(work, *args, **kwargs)
+            finally:
+                self.waits.append((begin, time.monotonic()))
+
+        return wait
 
     def _watch(self, call: Call, boxed: Any) -> None:
         """Notes when the exchange is over, in the thread of the backend that ends it."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from pardemo.formulas import communication as formulas
+from pardemo.measure.places import ROOT
 from pardemo.measure.running import Parallelism
 from pardemo.measure.summary import Finding, Row, Summary
 
@@ -123,26 +124,28 @@ def _fsdp2(measured: Summary, fsdp: Parallelism) -> list[Finding]:
             f"parameters are gathered as float32 though the forward is computed in {low}: "
             f"MixedPrecisionPolicy(param_dtype=torch.{low}) gathers half", gathers[0].line if gathers else "", sent / 2,
         ))  # fmt: skip
-    replicas = fsdp.options["replicas"]
-    shard = sum(fsdp.options["gradient_bytes"].values()) / n
-    summed = [row for row in rows_of(measured, ["all-reduce"], replicas) if row.place.phase == "backward"]
-    for row in summed:
-        part = row.bytes / sum(one.bytes for one in summed)
-        row.expected_bytes = formulas.ring_all_reduce(shard, len(replicas)).sent * m * part
-        row.why = "shards of gradients, summed over the replicas"
+    for replicas in fsdp.options["replicas"]:
+        for row in rows_of(measured, ["all-reduce"], replicas):
+            if row.place.phase == "backward" and row.module in fsdp.unit_bytes:
+                shard = fsdp.options["gradient_bytes"][row.module] / n
+                row.expected_bytes = formulas.ring_all_reduce(shard, len(replicas)).sent * m
+                row.why = f"shards of gradients of {row.module}, summed over the replicas"
     return found
 
 
 def _fsdp1(measured: Summary, fsdp: Parallelism) -> list[Finding]:
     """3Ψ(N−1)/N for each micro-batch: gathered for the forward and for the backward, reduced once."""
     strategy = fsdp.options["sharding_strategy"]
-    whole, n, m = sum(fsdp.unit_bytes.values()), len(fsdp.ranks), measured.micro_batches
-    half = formulas.ring_half(whole, n).sent * m
+    n, m = len(fsdp.ranks), measured.micro_batches
+    half = formulas.ring_half(sum(fsdp.unit_bytes.values()), n).sent * m
+    reduced = formulas.ring_half(sum(fsdp.options["gradient_bytes"].values()), n).sent * m
+    # the root's parameters stay gathered from the forward to the backward
+    kept = formulas.ring_half(fsdp.unit_bytes.get(ROOT, 0), n).sent * m if strategy == "FULL_SHARD" else 0
     gathers = rows_of(measured, ["all-gather"], fsdp.ranks)
     scatters = rows_of(measured, ["reduce-scatter"], fsdp.ranks)
     return [
-        *_shared(gathers, half * (1 if strategy == "SHARD_GRAD_OP" else 2), "parameters, gathered"),
-        *_shared(scatters, half, "gradients, reduced to their shards"),
+        *_shared(gathers, half * (1 if strategy == "SHARD_GRAD_OP" else 2) - kept, "parameters, gathered"),
+        *_shared(scatters, reduced, "gradients, reduced to their shards"),
     ]
 
 
@@ -153,12 +156,16 @@ def _deepspeed(measured: Summary, zero: Parallelism) -> list[Finding]:
     once = formulas.zero_step(whole, n, stage, m, element_bytes=1)
     kinds = ("all-reduce", "all-gather", "reduce-scatter", "reduce", "broadcast")
     rows = [row for row in rows_of(measured, kinds, zero.ranks) if row.bytes > SMALL and not row.place.objects]
-    reason = {
-        1: "its default sums all gradients whole (use_multi_rank_bucket_allreduce), then gathers parameters",
-        2: "its default sums all gradients whole (use_multi_rank_bucket_allreduce), then gathers parameters",
-        3: "parameters below stage3_param_persistence_threshold, and those that stage3_max_live_parameters allows, "
-        "stay gathered, and what is prefetched may be gathered twice",
-    }.get(stage, "")
+    sent = sum(row.bytes for row in rows)
+    if stage in (1, 2):
+        reason = "its default sums all gradients whole (use_multi_rank_bucket_allreduce), then gathers parameters"
+    elif sent < once:
+        reason = (
+            "parameters below stage3_param_persistence_threshold, and as many as stage3_max_live_parameters allows, "
+        )
+        reason += "stay gathered"
+    else:
+        reason = ""
     return _shared(rows, once, "DeepSpeed's gradients and parameters", f"ZeRO-{stage}", reason)
 
 
@@ -171,7 +178,7 @@ def _shared(rows: list[Row], whole: float, why: str, name: str = "", reason: str
     if not rows or not whole or abs(sent / whole - 1) < 0.05:
         return []
     named = f"{name or why}: its formula says {megabytes(whole)} a step, {megabytes(sent)} were sent"
-    return [Finding(f"{named}: {reason}" if reason else named, rows[0].line, sent - whole)]
+    return [Finding(f"{named}: {reason}" if reason else named, rows[0].line, max(sent - whole, 0.0))]
 
 
 def _told(measured: Summary, parallelism: Parallelism) -> None:

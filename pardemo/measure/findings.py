@@ -1,11 +1,15 @@
 """What a reader would change in a script, from its median step."""
 
 import statistics
+from math import prod
 
 from pardemo.measure import expected
 from pardemo.measure.expected import SMALL
+from pardemo.measure.places import NORM
 from pardemo.measure.summary import Finding, Row, Summary
 
+#: Elements up to which a tensor is a metric, and no loss of each token.
+METRIC = 16
 #: A rank is late where it is the one that the others waited for, by this share of the step.
 LATE = 0.15
 
@@ -17,7 +21,9 @@ def explain(measured: Summary) -> None:
     for row in measured.collectives:
         _other(measured, row)
     _late(measured)
-    if measured.ranks > 1 and not any(row.bytes > SMALL for row in measured.collectives):
+    measured.findings = list(dict.fromkeys(measured.findings))  # what two groups of one parallelism both have
+    silent = measured.wire_bytes is not None and max(measured.wire_bytes) <= SMALL  # the kernel saw nothing, either
+    if measured.ranks > 1 and silent and not any(row.bytes > SMALL for row in measured.collectives):
         alone = f"nothing is summed: each of the {measured.ranks} ranks trains a model of its own"
         measured.findings.insert(0, Finding(alone))
 
@@ -39,8 +45,10 @@ def _other(measured: Summary, row: Row) -> None:
         row.why = "logits, gathered whole"
         what = "logits are gathered whole: a loss on the cut vocabulary sends three numbers a token"
         measured.findings.append(Finding(what, row.line, row.bytes))
-    elif row.kind == "all-reduce" and row.place.phase == "between" and row.bytes <= SMALL:
-        row.why = "small, outside of forward and backward: a metric, or a norm"
+    elif row.place.use == NORM and row.bytes <= SMALL:
+        row.why = "the norm of all gradients, or whether one overflowed"
+    elif row.kind == "all-reduce" and row.place.phase == "between" and all(prod(s) <= METRIC for s in row.shapes):
+        row.why = "a figure or two, outside of forward and backward: a metric"
         what = (
             f"a small all-reduce outside of forward and backward, {times} a step: each waits for the last rank; sum "
             "such figures together, or every so many steps"

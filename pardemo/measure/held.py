@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from pardemo import compat
-from pardemo.measure.places import CONTEXT, Place, Places
+from pardemo.measure.places import Place, Places
 from pardemo.meters.inside import plain_tensors
 from pardemo.meters.memory import MemoryMeter
 
@@ -97,6 +97,8 @@ class Held(MemoryMeter):
         if isinstance(module, torch.nn.Embedding):
             self.vocabularies.add(module.num_embeddings)
         super()._meet(module, inputs)
+        for parameter in module.parameters(recurse=False):
+            self._note(getattr(parameter, "ds_tensor", None), "parameters")  # DeepSpeed's shard
 
     def _note(self, tensor: torch.Tensor | None, kind: str | None = None) -> None:
         self._tensor = tensor
@@ -120,6 +122,8 @@ class Held(MemoryMeter):
         shape = tuple(tensor.shape) if tensor is not None else ()
         dtype = str(tensor.dtype).removeprefix("torch.") if tensor is not None else ""
         place = self._places.here()
-        made = Storage(record.nbytes, place, shape, dtype, self._change, self._phase, place.use.replace(CONTEXT, ""))
+        made = Storage(
+            record.nbytes, place, shape, dtype, self._change, self._phase, place.use if place.use in KINDS else ""
+        )
         self.storages[record] = made
         self._latest = record

@@ -22,8 +22,13 @@ _SHARDING = ("_fsdp_collectives.py", "_fsdp_param.py", "_fsdp_param_group.py", "
              "partition_parameters.py", "stage3.py", "stage_1_and_2.py", "reducer.cpp")  # fmt: skip
 _GATHERS = re.compile("gather|unshard|init_unsharded|alloc_storage")
 
+#: Functions of libraries that make one number of all gradients, to clip them or to look for an overflow.
+_OF_NORMS = re.compile("grad_norm|total_norm|global_norm|overflow|unscale_|found_inf")
+#: Of a place in such a function.
+NORM = "norm"
 #: Of a place in torch's context parallelism.
 CONTEXT = "context parallel"
+_USES = (CONTEXT, NORM, "gathered", "communication buffers")
 #: What the model itself is called, whose name is empty.
 ROOT = "(root)"
 
@@ -38,7 +43,7 @@ class Place(NamedTuple):
         repeated: whether a backward pass runs a forward again (activation checkpointing).
         objects: the function of torch that sends Python objects as bytes, if one does.
         use: what a sharding library makes here: ``gathered`` or ``communication buffers``; :data:`CONTEXT` in torch's
-            context parallelism.
+            context parallelism, :data:`NORM` where gradients become one number.
     """
 
     line: str
@@ -97,7 +102,7 @@ class Places:
                 line = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
                 break
             if role:
-                use = use or (role if role in (CONTEXT, "gathered", "communication buffers") else "")
+                use = use or (role if role in _USES else "")
                 objects = objects or (role if _OF_OBJECTS.match(role) else "")
                 unit = unit or _unit(frame)
             frame = frame.f_back
@@ -126,6 +131,8 @@ class Places:
             return CONTEXT
         if name in _SHARDING:
             return "gathered" if _GATHERS.search(code.co_name) else "communication buffers"
+        if _OF_NORMS.search(code.co_name):
+            return NORM
         return code.co_name if _OF_OBJECTS.match(code.co_name) else ""
 
     def _begins(self, module: torch.nn.Module, _: Any) -> None:

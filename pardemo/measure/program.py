@@ -70,6 +70,7 @@ class Seen:
     ended: str
     cuts: list[Cut]
     calls: list[Call]
+    waits: list[tuple[float, float]]
     parallelisms: list[Parallelism]
     model: dict[str, Any]
     notes: list[str]
@@ -122,8 +123,8 @@ class _Watch:
             if not self._model:  # it ended by itself
                 self._look()
         return Seen(
-            self._rank, ended, self._steps.cuts, self._calls.list, self._parallelisms, self._model, notes,
-            self._memory or _memory(self._held), self._wire, self._backend,
+            self._rank, ended, self._steps.cuts, self._calls.list, self._calls.waits, self._parallelisms, self._model,
+            notes, self._memory or _memory(self._held), self._wire, self._backend,
         )  # fmt: skip
 
     def _on_cut(self, number: int) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pardemo import World
+from pardemo import World, project
 from pardemo.cluster import Cluster
 from pardemo.measure import findings, program, summary
 from pardemo.measure.program import Program, Seen
@@ -162,7 +162,8 @@ def _told(name: str, error: RankError, journals: str) -> ScriptError:
 def _at(traceback: str) -> str:
     """Where in the reader's files an exception came from."""
     frames = re.findall(r'File "([^<>"]+)", line (\d+)', traceback)
-    own = [frame for frame in frames if not re.search(r"/(site|dist)-packages/|/lib(64)?/python3", frame[0])]
+    libraries = rf"/(site|dist)-packages/|/lib(64)?/python3|^{re.escape(str(project.PACKAGE))}/"
+    own = [frame for frame in frames if not re.search(libraries, frame[0])]
     return f", at {_name(own[-1][0])}:{own[-1][1]}" if own else ""
 
 

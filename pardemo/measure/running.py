@@ -53,16 +53,21 @@ def model(places: Places) -> dict[str, Any]:
     kinds: list[str] = []
     for root in _outermost(places.roots):
         names: dict[int, str] = {}
+        flat = [unit for part in root.modules() if _is_fsdp1(part) and (unit := compat.fsdp1_unit(part))]
         for name, parameter in root.named_parameters(remove_duplicate=False):
             name = without_wrappers(name)
             if id(parameter) in names:
                 tied.append(f"{names[id(parameter)]} = {name}")
                 continue
             names[id(parameter)] = name
-            count += parameter.numel()
-            frozen += 0 if parameter.requires_grad else parameter.numel()
+            elements = getattr(parameter, "ds_numel", parameter.numel())  # DeepSpeed's, of which a rank has a shard
+            count += elements
+            frozen += 0 if parameter.requires_grad else elements
             dtype = str(parameter.dtype).removeprefix("torch.")
-            dtypes[dtype] = dtypes.get(dtype, 0) + parameter.numel()
+            dtypes[dtype] = dtypes.get(dtype, 0) + elements
+        if flat:  # what its parameters show is their shards
+            count = sum(elements for _, elements, _, _ in flat)
+            dtypes = {next(iter(dtypes), ""): count}
         if names:
             kinds.append(type(inner(root)).__name__)
     return {
@@ -145,25 +150,32 @@ def _fsdp2(root: torch.nn.Module, places: Places) -> Iterator[Parallelism]:
         options = {
             "gradient_bytes": {name: scattered for name, (_, scattered, _) in of_units.items()},
             "reshard_after_forward": {name: again for name, (_, _, again) in of_units.items()},
-            "replicas": replicas,
+            "replicas": (replicas,) if replicas else (),
             "gathered_in": sorted(dtypes),
         }
         sizes = {name: gathered for name, (gathered, _, _) in of_units.items()}
         yield Parallelism(kind, shard, tuple(of_units), sizes, options)
 
 
-def _fsdp1(root: torch.nn.Module, places: Places) -> Iterator[Parallelism]:
-    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+def _is_fsdp1(module: torch.nn.Module) -> bool:
+    from torch.distributed.fsdp import FullyShardedDataParallel
 
-    units = {without_wrappers(n) or ROOT: part for n, part in root.named_modules() if isinstance(part, FSDP)}
+    return isinstance(module, FullyShardedDataParallel)
+
+
+def _fsdp1(root: torch.nn.Module, places: Places) -> Iterator[Parallelism]:
+    units = {without_wrappers(n) or ROOT: part for n, part in root.named_modules() if _is_fsdp1(part)}
     if units:
         first = next(iter(units.values()))
         ranks = tuple(dist.get_process_group_ranks(first.process_group))
-        sizes = {
-            name: sum(_nbytes(p) * len(ranks) for p in part.parameters(recurse=False)) for name, part in units.items()
-        }
+        sizes, gradients = {}, {}
+        for name, part in units.items():
+            if (unit := compat.fsdp1_unit(part)) is not None:
+                shard, _, gathered, reduced = unit
+                sizes[name], gradients[name] = (shard * len(ranks) * _size(dtype) for dtype in (gathered, reduced))
         strategy = str(first.sharding_strategy).rpartition(".")[2]
-        yield Parallelism("FSDP1", ranks, tuple(units), sizes, {"sharding_strategy": strategy})
+        options = {"sharding_strategy": strategy, "gradient_bytes": gradients}
+        yield Parallelism("FSDP1", ranks, tuple(units), sizes, options)
 
 
 def _deepspeed(root: torch.nn.Module) -> Iterator[Parallelism]:
@@ -180,7 +192,7 @@ def _deepspeed(root: torch.nn.Module) -> Iterator[Parallelism]:
 
 def _dtensors(root: torch.nn.Module, known: list[Parallelism]) -> Iterator[Parallelism]:
     """Parameters that are cut along a mesh that no FSDP has: tensor parallel."""
-    taken = {one.ranks for one in known} | {one.options.get("replicas") for one in known}
+    taken = {one.ranks for one in known} | {ranks for one in known for ranks in one.options.get("replicas", ())}
     cut: dict[tuple[int, ...], dict[str, int]] = {}
     for name, parameter in root.named_parameters():
         if not isinstance(parameter, DTensor):

@@ -3,7 +3,7 @@
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pardemo.measure.calls import Call
@@ -77,6 +77,7 @@ class Summary:
     parallelism: list[Parallelism]
     model: dict[str, Any]
     collectives: list[Row]
+    sent_bytes: list[float]
     wire_bytes: list[float] | None
     gloo_bytes: list[float]
     memory: dict[str, Any]
@@ -105,6 +106,7 @@ class Summary:
                 }
                 for row in self.collectives
             ],
+            "sent_bytes": self.sent_bytes,
             "wire_bytes": self.wire_bytes,
             "backend_bytes": self.gloo_bytes,
             "memory": self.memory,
@@ -135,6 +137,7 @@ def of(seen: Sequence[Seen]) -> Summary:
         parallelism=_parallelisms(seen),
         model=seen[0].model,
         collectives=_rows(seen, steps),
+        sent_bytes=[_median_sum(one.calls, steps, "sent") for one in seen],
         wire_bytes=[_sent(one, steps) for one in seen] if all(one.wire for one in seen) else None,
         gloo_bytes=[_median_sum(one.calls, steps, "gloo_bytes") for one in seen],
         memory={
@@ -159,10 +162,13 @@ def _parallelisms(seen: Sequence[Seen]) -> list[Parallelism]:
     found: dict[tuple[str, tuple[int, ...], tuple[str, ...]], Parallelism] = {}
     for one in seen:
         for parallelism in one.parallelisms:
-            found.setdefault((parallelism.kind, parallelism.ranks, parallelism.wraps), parallelism)
+            key = parallelism.kind, parallelism.ranks, parallelism.wraps
+            if (known := found.setdefault(key, parallelism)) is not parallelism and "replicas" in known.options:
+                both = dict.fromkeys((*known.options["replicas"], *parallelism.options["replicas"]))
+                found[key] = replace(known, options=known.options | {"replicas": tuple(both)})
     context = {call.ranks for one in seen for call in one.calls if call.place.use == CONTEXT}
-    known = {one.ranks for one in found.values() if one.kind == "CP"}
-    cut = [Parallelism("CP", ranks, ("attention",), {}, {"by": "torch"}) for ranks in sorted(context - known)]
+    there = {one.ranks for one in found.values() if one.kind == "CP"}
+    cut = [Parallelism("CP", ranks, ("attention",), {}, {"by": "torch"}) for ranks in sorted(context - there)]
     return [*found.values(), *cut]
 
 
@@ -211,9 +217,10 @@ def _times_of(one: Seen, steps: range, begun: dict[tuple[tuple[int, ...], int], 
         compute = min(max(cut.cpu_s - before.cpu_s - cut.aside_cpu_s, 0.0), wall)
         calls = [call for call in one.calls if call.step == step and call.place.phase != "evaluation"]
         flights = [(call.begin_s, call.end_s or call.begin_s) for call in calls]
+        stood = [wait for wait in one.waits if before.at_s <= wait[0] < cut.at_s]
         waits = [(call.begin_s, min(begun.get((call.ranks, call.number), 0.0), end)) for call, (_, end) in
                  zip(calls, flights, strict=True)]  # fmt: skip
-        communication, late = _covered(flights), _covered(waits)
+        communication, late = _covered([*flights, *stood]), _covered(waits)
         blocked = wall - compute
         idle = min(late, blocked)
         exposed = min(blocked - idle, max(communication - late, 0.0))

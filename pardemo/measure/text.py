@@ -62,20 +62,23 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
+def _groups(groups: list[str]) -> str:
+    return " | ".join(groups[:4]) + (f" and {len(groups) - 4} more" if len(groups) > 4 else "")
+
+
 def _bytes(measured: Summary) -> str:
-    total = sum(row.bytes for row in measured.collectives if 0 in row.ranks)
+    total = measured.sent_bytes[0]
     counted = ""
     if measured.wire_bytes is not None:
         counted = f"; the kernel counted {megabytes(measured.wire_bytes[0])}, {measured.backend}'s own algorithms make "
         counted += megabytes(measured.gloo_bytes[0])
     lines = [f"BYTES A STEP  rank 0 sends {megabytes(total)} by algorithms that send the least{counted}"]
     table: list[tuple[str, ...]] = [("", "collective", "ranks", "calls", "sent", "formula", "line", "module", "what")]
-    rows = _alike(measured.collectives)
-    table += [_row(row) for row in rows[:ROWS]]
+    rows = _rows(_alike(measured.collectives))
+    table += rows[:ROWS]
     lines.append(text_table(table))
     if len(rows) > ROWS:
-        rest = rows[ROWS:]
-        lines.append(f"  and {len(rest)} more rows, {megabytes(sum(row.bytes for row in rest))} (--json has all)")
+        lines.append(f"  and {len(rows) - ROWS} more rows (--json has all)")
     return "\n".join(lines)
 
 
@@ -98,10 +101,15 @@ def _alike(rows: list[Row]) -> list[Row]:
     return sorted(made, key=lambda row: -row.bytes)
 
 
-def _row(row: Row) -> tuple[str, ...]:
-    expected = "" if row.expected_bytes is None else megabytes(row.expected_bytes)
-    ranks = ranks_text(list(row.ranks)).partition(" ")[2]
-    return "", row.kind, ranks, f"{row.calls:g}", megabytes(row.bytes), expected, row.line, row.module, row.why
+def _rows(rows: list[Row]) -> list[tuple[str, ...]]:
+    """The table's rows; groups that do the same share one."""
+    together: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        ranks = " → ".join(map(str, row.ranks)) if row.kind == "send" else ranks_text(list(row.ranks)).partition(" ")[2]
+        expected = "" if row.expected_bytes is None else megabytes(row.expected_bytes)
+        rest = row.kind, f"{row.calls:g}", megabytes(row.bytes), expected, row.line, row.module, row.why
+        together.setdefault(rest, []).append(ranks)
+    return [("", kind, _groups(groups), *rest) for (kind, *rest), groups in together.items()]
 
 
 def _memory(measured: Summary) -> str:

@@ -175,7 +175,7 @@ class MemoryMeter(compat.TorchDispatchMode):
             return
         self._met.add(module)
         own = [tensor for tensor in module.parameters(recurse=False) if isinstance(tensor, torch.nn.Parameter)]
-        for tensor in (*own, *module.buffers(recurse=False)):
+        for tensor in (*own, *torch.nn.Module.buffers(module, recurse=False)):  # Megatron's DDP has a list of that name
             self._note(tensor, "parameters")
             if tensor.is_leaf and tensor.grad is not None:
                 self._note(tensor.grad, "gradients")
@@ -224,7 +224,7 @@ class MemoryMeter(compat.TorchDispatchMode):
 
     def _classify(self) -> None:
         for module in self._modules:
-            for tensor in (*module.parameters(), *module.buffers()):
+            for tensor in (*module.parameters(), *torch.nn.Module.buffers(module)):
                 self._note(tensor, "parameters")
                 if tensor.grad is not None:
                     self._note(tensor.grad, "gradients")
@@ -238,12 +238,18 @@ class MemoryMeter(compat.TorchDispatchMode):
                     self._note(value, "optimizer states")
 
     def _note_updated(self, optimizer: torch.optim.Optimizer) -> None:
-        """What an optimizer of somebody's has: its states, and shards that no module shows while it runs (FSDP2's)."""
+        """An optimizer's states, and what it updates: parameters that no module shows while it runs (shards), too."""
         self._note_states(optimizer)
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-            if hasattr(parameter, "device_mesh"):
+            if isinstance(parameter, torch.nn.Parameter):
                 self._note(parameter, "parameters")
                 self._note(parameter.grad, "gradients")
+            elif not self._is_parameters(parameter):  # a copy in fp32; or a part of the parameters' own buffer
+                self._note(parameter, "optimizer states")
+
+    def _is_parameters(self, tensor: torch.Tensor) -> bool:
+        records = [self._records.get(part.untyped_storage()) for part in plain_tensors(tensor)]
+        return any(record is not None and record.kind == "parameters" for record in records)
 
     def _note_older(self, tensor: torch.Tensor) -> None:
         """An argument whose storage nobody has seen being made was there before: not ours to count."""
