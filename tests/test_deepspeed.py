@@ -167,8 +167,8 @@ def test_without_the_header_the_disk_is_refused_in_one_line(tmp_path, monkeypatc
     monkeypatch.setattr(deepspeed_disk, "_has_header", lambda: False)
     ready, told = deepspeed_disk.readiness()
     assert not ready
-    assert told.startswith("libaio-dev not installed")
-    with pytest.raises(RuntimeError, match="libaio-dev not installed"):
+    assert told.startswith("not installed: libaio-dev")
+    with pytest.raises(RuntimeError, match="not installed: libaio-dev"):
         deepspeed_disk.build()
 
 

@@ -27,7 +27,8 @@ class Canvas:
     ) -> None:  # fmt: skip
         """A rectangle with its text in the middle.
 
-        Its border is dark round a colour, or neighbours would run together in a dark page; the page's own round none.
+        Its border is dark round a colour, or neighbours would run together in a dark page; the page's own round none,
+        and round a colour that is itself as dark as such a page.
         """
         dash = ' stroke-dasharray="6 4"' if dashed else ""
         self.parts.append(
@@ -128,7 +129,8 @@ class Drawing:
 
 
 def _border(fill: str) -> str:
-    return "currentColor" if fill == "none" else palette.INK
+    dark = fill.startswith("#") and palette.contrast(fill, palette.INK) < 2
+    return "currentColor" if fill == "none" or dark else palette.INK
 
 
 def _unless(usual: str, name: str, value: str) -> str:

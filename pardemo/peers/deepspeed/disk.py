@@ -50,7 +50,7 @@ def readiness() -> tuple[bool, str]:
     tools = {"g++": _has("g++"), "ninja": _has("ninja"), "libaio-dev": _has_header()}
     wants = [what for what, there in tools.items() if not there]
     if wants:
-        return False, f"{' and '.join(wants)} not installed: NVMe offload cannot run here"
+        return False, f"not installed: {' and '.join(wants)}; NVMe offload cannot run here"
     return False, "not compiled yet: `pardemo doctor --build` does it (some minutes, once)"
 
 

@@ -50,7 +50,9 @@ class ChangedLines:
 
     def _repr_html_(self) -> str:
         rows = "".join(_row(sign, line) for sign, line in self._lines)
-        return f'<pre style="overflow-x:auto;line-height:1.35">{rows}</pre>'
+        # as wide as the longest line, so that colours reach its end where the page scrolls
+        wide = f'<div style="display:inline-block;min-width:100%">{rows}</div>'
+        return f'<pre style="overflow-x:auto;line-height:1.35">{wide}</pre>'
 
 
 def changed_lines(before: str, after: str) -> ChangedLines:

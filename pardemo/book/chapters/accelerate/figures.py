@@ -135,7 +135,9 @@ def kept_against_sent(ways: Mapping[str, Sequence[tuple[float, float]]], counts:
         ax.plot(sent, kept, color=palette.INK, linewidth=1.2, zorder=2)
         ax.scatter(sent, kept, s=90, marker=marker, color=colour, edgecolor=palette.INK, label=name, zorder=3)
         for at, count in enumerate(counts if sent[0] != sent[-1] else ()):
-            ax.annotate(f"{count}", (sent[at], kept[at]), (0, -9), textcoords="offset points", ha="center", va="top")
+            # below the marker; of the upper line beside it, or it would lie on the lower one's
+            offset, ha, va = ((7, 4), "left", "bottom") if name == "ZeRO-2" else ((0, -9), "center", "top")
+            ax.annotate(f"{count}", (sent[at], kept[at]), offset, textcoords="offset points", ha=ha, va=va)
     most_sent, most_kept = (max(point[of] for points in ways.values() for point in points) for of in (0, 1))
     ax.set(xlabel="sent by a rank in a step, Ψ", ylabel="kept by a rank, bytes per parameter")
     ax.set(xlim=(0, 1.1 * most_sent), ylim=(0, 1.12 * most_kept))

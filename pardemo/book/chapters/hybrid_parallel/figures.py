@@ -211,7 +211,9 @@ def weak_scaling(
                 paper_style = style | {"facecolors": "none", "edgecolors": COLOURS[kind], "linewidths": 1.6}
                 del paper_style["color"]
                 ax.scatter(at, paper_shares, s=150, **paper_style)
-    axes[0].set(ylim=(60, 103), ylabel="per cent of linear", title="the axis begins at 60")
+    lowest = 100 * min(min(of[name].values()) for of in (lines, points) for name in paper)
+    floor = min(60, int(10 * ((lowest - 2) // 10)))
+    axes[0].set(ylim=(floor, 103), ylabel="per cent of linear", title=f"the axis begins at {floor}")
     axes[1].set(
         ylim=(0, 106), xlabel="tensor-parallel ranks t", ylabel="per cent of linear", title="the axis begins at 0"
     )

@@ -84,7 +84,7 @@ def chosen_layouts(chosen: Mapping[str, Candidate]) -> Picture:
         ends += values
     for place, end in zip(places, ends, strict=True):
         left.annotate(f"{end:.0f} %", (end, place), (4, 0), textcoords="offset points", va="center")
-    left.set(xlabel="added, %", xlim=(0, 1.45 * max(ends.max(), 1)))
+    left.set(xlabel="added, %", xlim=(0, 1.6 * max(ends.max(), 1)))
     ends = np.zeros(len(chosen))
     for name, (field, colour) in _DIMENSIONS.items():
         sizes = [getattr(one.layout, field) for one in chosen.values()]
@@ -93,7 +93,7 @@ def chosen_layouts(chosen: Mapping[str, Candidate]) -> Picture:
         for place, (size, begin, length) in enumerate(zip(sizes, ends, wide, strict=True)):
             if size > 1:
                 style = {"ha": "center", "va": "center", "color": palette.ink_on(colour)}
-                text = f"{name[-1]} {size}" if size > 2 else name[-1] + str(size)
+                text = f"{name[-1]} {size}" if size > 2 else "2"  # its box is too narrow for the letter
                 right.text(begin + length / 2, place, text, **style)
         ends += wide
     for place, (end, one) in enumerate(zip(ends, chosen.values(), strict=True)):

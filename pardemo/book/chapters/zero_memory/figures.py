@@ -33,13 +33,14 @@ def kept_by_stage(states: Mapping[str, Mapping[str, float]], expected: Sequence[
         range(len(states)), expected, 0.68, fill=False, edgecolor="black", linewidth=1.3, label="predicted", zorder=3
     )
     for place, (way, total) in enumerate(zip(states, bottom, strict=True)):
-        ax.bar([place], [peaks[way] - total], 0.3, bottom=total, color=palette.OTHER, zorder=2,
+        ax.bar([place], [peaks[way] - total], 0.22, bottom=total, color=palette.OTHER, zorder=2,
                label="in the step, for a moment" if place == 0 else None)  # fmt: skip
-        ax.annotate(f"{total:.3g}", (place - 0.32, total), (0, 3), textcoords="offset points", fontweight="bold")
-        ax.annotate(f"{peaks[way]:.3g}", (place + 0.17, total), (0, 3), textcoords="offset points")
+        above = {"xytext": (0, 3), "textcoords": "offset points"}
+        ax.annotate(f"{total:.3g}", (place - 0.33, total), fontweight="bold", **above)
+        ax.annotate(f"{peaks[way]:.3g}", (place - 0.11, peaks[way]), **above)
     ax.set_xticks(range(len(states)), list(states))
     ax.set_yticks(range(0, int(max(peaks.values())) + 1, 4))
-    ax.set(ylabel=f"bytes for each parameter (N = {ranks})", ylim=(0, 1.05 * max(peaks.values())))
+    ax.set(ylabel=f"bytes for each parameter (N = {ranks})", ylim=(0, 1.12 * max(peaks.values())))
     ax.grid(axis="x", visible=False)
     ax.legend()
     kept_text = ", ".join(

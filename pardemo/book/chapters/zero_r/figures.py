@@ -163,7 +163,7 @@ def segments(rows: Mapping[str, Filled], room: int) -> Picture:
     Args:
         rows: way -> what became of it. room: MiB of the memory.
     """
-    fig, ax = new(size=(5.8, 1.2 + 0.95 * len(rows)))
+    fig, ax = new(size=(5.8, 1.2 + 1.1 * len(rows)))
     for row, (name, outcome) in enumerate(rows.items()):
         begin = 0
         for size, taken in outcome.segments:
@@ -174,7 +174,7 @@ def segments(rows: Mapping[str, Filled], room: int) -> Picture:
             ax.broken_barh(spans, (row - 0.2, 0.5), **style)
             begin += size
         end = "all layers pass" if outcome.failed is None else f"{outcome.wanted} MiB for an {outcome.failed}: no room"
-        ax.text(12, row - 0.3, f"{name}: {end}", va="bottom")
+        ax.text(12, row - 0.25, f"{name}: {end}", va="bottom")
     ax.axvline(room, color="black", linewidth=1.6)
     ax.set(xlabel="MiB asked of CUDA, one segment after the other", xlim=(0, 1.01 * room), yticks=[])
     ax.set_ylim(len(rows) - 0.4, -0.75)
