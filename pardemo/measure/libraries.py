@@ -4,6 +4,7 @@ import contextlib
 import functools
 import importlib.machinery
 import importlib.util
+import logging
 import os
 import re
 import site
@@ -31,11 +32,18 @@ GPU_ONLY = {
 }
 #: What libraries say where they miss a GPU, and what a script chooses instead.
 SAID = (
-    (r"FlashAttention|flash_attention", 'FlashAttention runs on GPUs only: choose attn_implementation="sdpa"'),
+    (
+        r"FlashAttention|flash_attn|flash_attention_[23]",
+        'FlashAttention runs on GPUs only: choose attn_implementation="sdpa"',
+    ),
     (r"No available kernel", "this attention runs on GPUs only: choose SDPBackend.FLASH_ATTENTION or SDPBackend.MATH"),
     (r"PREMUL_SUM", "gloo does not scale in a reduction: call set_force_sum_reduction_for_comms(True)"),
     (r"active drivers", "kernels of triton run on GPUs only: choose operations of torch"),
     (r"fp16.*(requires a GPU|not supported)|FP16 .*CUDA", "this library has fp16 on GPUs only: choose bf16"),
+    (
+        r"sequence parallel not supported by torch",
+        "Megatron-core cuts sequences with Apex's norms, which run on GPUs only: choose sequence_parallel=False",
+    ),
     (
         r"not compiled with CUDA|dummy base class|ATen_cuda|support for cuda|accelerator device|NVIDIA driver"
         r"|type torch\.cuda\.",
@@ -84,6 +92,9 @@ def told(notes: list[str], own: str = "") -> Iterator[None]:
     if own:
         _own.append(os.path.realpath(own))
     is_script.cache_clear()
+    quiet = logging.getLogger("megatron.core.tensor_parallel.random")  # wonders that the CPU's generator is used
+    changes.callback(quiet.setLevel, quiet.level)
+    quiet.setLevel(logging.ERROR)
     with changes, warnings.catch_warnings():
         # torch has new names for two collectives, and says so at each call of a library by the old ones
         warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated")
@@ -120,13 +131,40 @@ def _deepspeed(deepspeed: Any, changes: contextlib.ExitStack, notes: list[str]) 
     changes.enter_context(compat.replaced(deepspeed.ops, "__compatible_ops__", {}))
 
 
+def _context_parallel(attention: Any, changes: contextlib.ExitStack, notes: list[str]) -> None:
+    """torch's ring attention knows kernels of GPUs: here it goes round with the CPU's, and sends the same."""
+    from torch.distributed.tensor import DTensor
+
+    forward, backward = compat.attention_cpu.default, compat.attention_cpu_backward.default
+    ring, back = (getattr(attention, f"_templated_ring_attention{part}") for part in ("", "_backward"))
+
+    def attend(op: Any, args: Any, kwargs: Any) -> Any:
+        mesh, placements = args[0].device_mesh, args[0].placements
+        local = [compat.local_tensor(value) if isinstance(value, DTensor) else value for value in args]
+        names = [argument.name for argument in compat.op_schema(op).arguments]
+        given = {"dropout_p": 0.0, "is_causal": False, **dict(zip(names, local, strict=False)), **kwargs}
+        if given.pop("attn_mask", None) is not None:
+            raise ValueError("context_parallel takes no attention mask")
+        options = {} if op is forward else {"grad_out_name": "grad_out"}
+        _note(notes, "context_parallel's flash attention → the ring of torch with the CPU's flash attention")
+        results = (ring if op is forward else back)(mesh.get_group(), 2, op, **given, **options)
+        return tuple(DTensor.from_local(result, mesh, placements, run_check=False) for result in results)
+
+    for op in (forward, backward):
+        attention.custom_ops[op] = attend
+        changes.callback(attention.custom_ops.pop, op)
+
+
 def _note(notes: list[str], line: str) -> None:
     if line not in notes:
         notes.append(line)
 
 
 #: What is changed in libraries once they are imported.
-ADJUSTED = {"deepspeed": _deepspeed}
+ADJUSTED = {
+    "deepspeed": _deepspeed,
+    "torch.distributed.tensor.experimental._context_parallel._attention": _context_parallel,
+}
 
 
 class _First:

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import types
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -111,6 +111,20 @@ class Generator(_GENERATOR, metaclass=_AnyGenerator):
         return _GENERATOR("cpu" if is_cuda(device) else device)
 
 
+class Engine:
+    """Autograd's, with a mode that was put aside while it was called: for hooks, and for what is computed again."""
+
+    def __init__(self, real: Any, mode: Any):
+        self.real, self.mode = real, mode
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        with self.mode:
+            return self.real.run_backward(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.real, name)
+
+
 def nothing(*_: Any, **__: Any) -> None:
     """For what a CPU has no need of."""
 
@@ -188,7 +202,7 @@ def of_cuda(mode: Place) -> Iterator[tuple[Any, Any]]:
     yield accelerator.device_count, asked(accelerator.device_count, ranks)
     current = lambda check_available=False: CUDA  # noqa: E731
     yield accelerator.current_accelerator, asked(accelerator.current_accelerator, current)
-    yield cuda.is_initialized, lambda: True
+    yield cuda.is_initialized, asked(cuda.is_initialized, lambda: True)
     yield cuda.set_device, set_device
     yield accelerator.set_device_index, set_device
     yield cuda.current_device, lambda: mode.index
@@ -240,8 +254,8 @@ def replaced_everywhere(pairs: list[tuple[Any, Any]]) -> Iterator[None]:
 
     Also in modules that are imported within the block, once it ends.
     """
-    times = Counter(id(ours) for _, ours in pairs)  # each needs one of its own, to be told which it stands for
-    own = [(real, functools.partial(ours) if times[id(ours)] > 1 else ours) for real, ours in pairs]
+    # each needs one of its own, to be told by which it stands for
+    own = [(real, ours if isinstance(ours, type) else functools.partial(ours)) for real, ours in pairs]
     _replace({id(real): ours for real, ours in own})
     try:
         yield

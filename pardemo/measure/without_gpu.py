@@ -137,7 +137,6 @@ class _CpuForCuda(TorchFunctionMode):
                 tensor.to, x, "cuda", **options
             ),
             tensor.pin_memory: lambda func, x, *_: (self.note("pin_memory"), x)[1],
-            tensor.backward: self._backward,
             tensor.device.__get__: self._device_of,  # type: ignore[attr-defined]
             tensor.is_cuda.__get__: lambda func, x: script_asks(3) and x.device.type == "cpu",  # type: ignore[attr-defined]
             tensor.get_device: lambda func, x: self.index if script_asks(3) else func(x),
@@ -180,12 +179,6 @@ class _CpuForCuda(TorchFunctionMode):
         if type(args[0] if args else kwargs.get("tensor")).__name__ == "DTensor":
             self.note("random")
         return func(*args, **kwargs)
-
-    def _backward(self, func: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> None:
-        names = ("grad_tensors", "retain_graph", "create_graph")
-        given = {"grad_tensors" if name == "gradient" else name: value for name, value in kwargs.items()}
-        with self:  # for hooks, and for what is computed again
-            torch.autograd.backward(x, **dict(zip(names, args, strict=False)), **given)
 
     def _type(self, func: Any, x: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
         file = sys._getframe(2).f_code.co_filename
@@ -321,6 +314,8 @@ def _of_classes(mode: _CpuForCuda) -> Iterator[tuple[Any, str, Any]]:
     ):
         yield owner, "__init__", changed(owner.__init__, change)
     yield torch.optim.Optimizer, "add_param_group", add_param_group
+    engine = compat.NAMES["execution_engine"].path.rpartition(".")[2]
+    yield torch.autograd.Variable, engine, stand_ins.Engine(compat.execution_engine, mode)
     yield torch.nn.Module, "to", to
     yield torch.Tensor, "record_stream", stand_ins.nothing
     yield torch.UntypedStorage, "cuda", lambda self, *_, **__: self
