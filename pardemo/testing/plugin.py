@@ -63,7 +63,7 @@ def pytest_pycollect_makemodule(module_path: Any, parent: pytest.Collector) -> N
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A marked function becomes a test per number of ranks; a marker that is wrong is told in one line."""
+    """A marked function becomes a test per number of ranks; a wrong marker is refused in one line."""
     marker = metafunc.definition.get_closest_marker("ranks")
     if marker is None:
         return
@@ -73,11 +73,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         default = seconds(metafunc.config.getini("ranks_timeout"), "ranks_timeout")
         if reason := unfit(metafunc.function):
             raise ValueError(reason)
-        found = places(marker.args, marker.kwargs, default)
+        chosen = places(marker.args, marker.kwargs, default)
     except ValueError as error:
         _refuse(f"{metafunc.definition.nodeid}: @pytest.mark.ranks: {error}")
     metafunc.fixturenames.append(PARAMETER)
-    metafunc.parametrize(PARAMETER, found, indirect=True, ids=[place.id for place in found])
+    metafunc.parametrize(PARAMETER, chosen, indirect=True, ids=[place.id for place in chosen])
 
 
 @pytest.hookimpl(trylast=True)
@@ -111,10 +111,10 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef, request: Any) -> "OnRank
         return None
     from pardemo.testing import fixtures_here
 
-    made = fixtures_here.on_ranks(fixturedef, request, OURS, PYTESTS)
-    if made is not None:
-        fixturedef.cached_result = (made, fixturedef.cache_key(request), None)  # as pytest's own hook leaves it
-    return made
+    holder = fixtures_here.on_ranks(fixturedef, request, OURS, PYTESTS)
+    if holder is not None:
+        fixturedef.cached_result = (holder, fixturedef.cache_key(request), None)  # as pytest's own hook leaves it
+    return holder
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,4 +1,4 @@
-"""A marked test in the main process: sent to its ranks, and what they say made pytest's report."""
+"""A marked test in the main process: it is sent to its ranks, and their answers become pytest's report."""
 
 import contextlib
 import os
@@ -36,7 +36,7 @@ def run(item: pytest.Function, place: Place) -> None:
     worlds = worlds_of(item.config)
     stage = _stage(item, worlds.folder())
     line, returned = None, []
-    found = item.stash[KEY] = None  # nothing of an earlier run of the same test
+    outcome = item.stash[KEY] = None  # nothing of an earlier run of the same test
     try:
         world = worlds.get(place.size, place.cluster)
         returned = world.run(execute, stage, task, timeout_s=place.timeout_s)
@@ -45,7 +45,7 @@ def run(item: pytest.Function, place: Place) -> None:
         if records is None:
             line = str(error)
         else:
-            found = item.stash[KEY] = verdict.judge(records, error, place.size)
+            outcome = item.stash[KEY] = verdict.judge(records, error, place.size)
     except RankDied as error:
         line = verdict.of_death(error)
     except (RankError, ValueError) as error:  # a hang; ranks or links that cannot be had here
@@ -54,18 +54,18 @@ def run(item: pytest.Function, place: Place) -> None:
         shutil.rmtree(stage.folder, ignore_errors=True)
     if line is not None:
         _fail(line)
-    if found is not None:
-        _raise(found)
+    if outcome is not None:
+        _raise(outcome)
     if kinds := sorted({kind for kind in returned if kind is not None}):
-        said = f"Test functions should return None, but {item.nodeid} returned {', '.join(kinds)} on its ranks."
-        item.warn(pytest.PytestReturnNotNoneWarning(said))
+        line = f"Test functions should return None, but {item.nodeid} returned {', '.join(kinds)} on its ranks."
+        item.warn(pytest.PytestReturnNotNoneWarning(line))
 
 
 def complete(item: pytest.Item, report: pytest.TestReport) -> None:
     """Puts the ranks' own frames, or the place where they skipped, into the report."""
-    found = item.stash.get(KEY, None)
-    if found is not None and found.text is not None:
-        report.longrepr = found.text
+    outcome = item.stash.get(KEY, None)
+    if outcome is not None and outcome.text is not None:
+        report.longrepr = outcome.text
 
 
 def _stage(item: pytest.Function, folder: str) -> Stage:
@@ -99,13 +99,13 @@ def _records(error: RankFailed) -> Mapping[int, Record] | None:
     return records
 
 
-def _raise(found: verdict.Verdict) -> NoReturn:
+def _raise(outcome: verdict.Verdict) -> NoReturn:
     """The first rank's exception where it can be had here, so that ``xfail(raises=…)`` and ``-x`` see what it is."""
     __tracebackhide__ = True
-    error: BaseException = found.error
-    if found.exception is not None:
+    error: BaseException = outcome.error
+    if outcome.exception is not None:
         with contextlib.suppress(Exception):  # its class may be of the ranks alone
-            error = pickle.loads(found.exception)
+            error = pickle.loads(outcome.exception)
     raise error
 
 

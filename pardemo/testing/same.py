@@ -39,7 +39,7 @@ def same_on_all_ranks(value: Any, name: str = "value") -> None:
     parts = list(_parts(value, name))
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, [_print_of(place, part) for place, part in parts])
-    # containers say how long they are: what has the same parts up to the end of one rank's has no more on another
+    # a container states its length, so two lists of parts that are the same up to the end of one end together
     number = next((k for k, column in enumerate(zip(*everyone, strict=False)) if len(set(column)) > 1), None)
     if number is None:
         return
@@ -47,10 +47,10 @@ def same_on_all_ranks(value: Any, name: str = "value") -> None:
     for rank, prints in enumerate(everyone):
         groups.setdefault(prints[number], []).append(rank)
     if len({seen.text for seen in groups}) == 1:
-        said = _tensors_apart(_tensor(parts[number][1], name), [*groups.values()])
+        difference = _tensors_apart(_tensor(parts[number][1], name), [*groups.values()])
     else:
-        said = ", ".join(f"{_have(ranks)} {seen.text}" for seen, ranks in groups.items())
-    raise AssertionError(f"{parts[number][0]} is not the same on all ranks: {said}")
+        difference = ", ".join(f"{_have(ranks)} {seen.text}" for seen, ranks in groups.items())
+    raise AssertionError(f"{parts[number][0]} is not the same on all ranks: {difference}")
 
 
 def _parts(value: Any, place: str) -> Iterator[tuple[str, Any]]:
@@ -110,12 +110,12 @@ def _tensors_apart(mine: torch.Tensor, groups: Sequence[list[int]]) -> str:
     dist.broadcast_object_list(sent)
     (first,) = sent
     apart = (_bytes(first) != _bytes(mine)).reshape(mine.numel(), -1).any(1).nonzero().flatten().tolist()
-    said: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(said, _difference(first, mine, apart) if apart else None)
+    differences: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(differences, _difference(first, mine, apart) if apart else None)
     zero, *others = groups
     lines = []
     for ranks in others:
-        at, theirs, own, rest = said[ranks[0]]
+        at, theirs, own, rest = differences[ranks[0]]
         lines.append(f"{at}{_have(zero)} {theirs}, {_have(ranks)} {own} {rest}")
     return "; ".join(lines)
 

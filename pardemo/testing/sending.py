@@ -45,8 +45,8 @@ def travelling(patterns: tuple[str, ...], module: types.ModuleType) -> list[type
     """
     wanted = re.compile("|".join(map(fnmatch.translate, ("conftest.py", *patterns)))).match
     files = [(loaded, getattr(loaded, "__file__", None)) for loaded in [*sys.modules.values()]]
-    found = [loaded for loaded, file in files if file and loaded is not module and wanted(os.path.basename(file))]
-    return [module, *found]
+    others = [loaded for loaded, file in files if file and loaded is not module and wanted(os.path.basename(file))]
+    return [module, *others]
 
 
 class _Pickler(packing.Pickler):

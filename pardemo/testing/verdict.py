@@ -1,4 +1,4 @@
-"""What the ranks say of a test, as one outcome: which failed, how, and the state of the others."""
+"""One outcome of a test from the outcomes on its ranks: which ranks failed, how, and the state of the others."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ def judge(records: Mapping[int, Record], error: RankFailed, size: int) -> Verdic
 
 
 def of_death(error: RankDied) -> str:
-    """Which ranks died, and what the others made of it."""
+    """Which ranks died, and how the others failed after that."""
     lines = ["; ".join(f"rank {rank} died: {exit_text(code)}" for rank, code in sorted(error.deaths.items()))]
     for rank, failure in sorted(error.failures.items()):
         if isinstance(failure.exception, NotPassed):
@@ -59,7 +59,7 @@ def of_death(error: RankDied) -> str:
 
 
 def _failure(failed: Mapping[int, Record], records: Mapping[int, Record], error: RankFailed, size: int) -> Verdict:
-    """The first cause's own frames, then the others that failed otherwise, then the state of all ranks."""
+    """The frames of the rank that failed first, then of those that failed elsewhere, then the state of all ranks."""
     # a rank that has lost its connection lost it to one that failed before
     order = sorted(failed, key=lambda rank: (failed[rank].type in LOST, rank))
     alike: dict[Any, list[int]] = {}
@@ -73,8 +73,8 @@ def _failure(failed: Mapping[int, Record], records: Mapping[int, Record], error:
     if size > 1:
         text.addsection(f"{size} ranks", "\n".join(_states(records, error, size, first[0])))
         if text.reprcrash is not None:
-            said = [rank for rank in first if failed[rank].message == record.message]
-            text.reprcrash.message = f"{ranks_text(said)}: {text.reprcrash.message}"
+            same = [rank for rank in first if failed[rank].message == record.message]
+            text.reprcrash.message = f"{ranks_text(same)}: {text.reprcrash.message}"
     error_of = _PYTESTS.get(record.type) if record.exception is None else None
     raised = error_of(record.message) if error_of else RuntimeError(f"{record.type}: {record.message}")
     return Verdict(raised, record.exception, text)
@@ -85,14 +85,14 @@ def _states(records: Mapping[int, Record], error: RankFailed, size: int, above: 
     lines: dict[str, list[int]] = {}
     for rank in range(size):
         if rank in records:
-            said = _ended(records[rank], None if above is None else records[above])
+            state = _ended(records[rank], None if above is None else records[above])
         elif rank in error.stopped:
             where = error.doing.get(rank, "").removeprefix("is ")
-            said = "did not finish" + (f": {where}" if where else "")
+            state = "did not finish" + (f": {where}" if where else "")
         else:
-            said = "passed"
-        lines.setdefault(said, []).append(rank)
-    return [f"{ranks_text(ranks)} {said}" for said, ranks in lines.items()]
+            state = "passed"
+        lines.setdefault(state, []).append(rank)
+    return [f"{ranks_text(ranks)} {state}" for state, ranks in lines.items()]
 
 
 def _ended(record: Record, above: Record | None) -> str:
