@@ -28,6 +28,7 @@ BENCHES = {
     "loss-head": "loss_head",
     "plan": "plan",
     "pytest": "pytest_plugin",
+    "measure": "measure",
 }
 
 

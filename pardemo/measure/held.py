@@ -45,8 +45,8 @@ class Held(MemoryMeter):
         self.vocabularies: set[int] = set()
         self._change = self._peak_change = self._phase = 0
         self._in_backward = False
-        self._latest: Any = None
-        self._uses: dict[int, str] = {}
+        self._latest: Any = None  # the record of the storage that came last
+        self._tensor: torch.Tensor | None = None  # which is being noted
         self.peak_place: Place | None = None
 
     def begin(self) -> None:
@@ -102,7 +102,10 @@ class Held(MemoryMeter):
 
     def _note(self, tensor: torch.Tensor | None, kind: str | None = None) -> None:
         self._tensor = tensor
-        super()._note(tensor, kind)
+        try:
+            super()._note(tensor, kind)
+        finally:
+            self._tensor = None  # it would live on
 
     def _changed(self, storage: torch.UntypedStorage | None, record: Any, nbytes: int) -> None:
         self._change += 1
@@ -118,7 +121,7 @@ class Held(MemoryMeter):
             known.nbytes = record.nbytes
             self._latest = record
             return
-        tensor = getattr(self, "_tensor", None)
+        tensor = self._tensor
         shape = tuple(tensor.shape) if tensor is not None else ()
         dtype = str(tensor.dtype).removeprefix("torch.") if tensor is not None else ""
         place = self._places.here()

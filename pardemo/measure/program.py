@@ -82,7 +82,7 @@ class Seen:
 def run(program: Program) -> Seen:
     """Runs the script on this rank, whose World's group is given up for the script's own."""
     rank, size, own_process = dist.get_rank(), dist.get_world_size(), os.getpid()
-    port: list[Any] = [_free_port()] if rank == 0 else [None]
+    port: list[Any] = [free_port()] if rank == 0 else [None]
     dist.broadcast_object_list(port, 0)
     dist.destroy_process_group()
     _environment(rank, size, port[0])
@@ -124,7 +124,8 @@ class _Watch:
                 self._look()
         return Seen(
             self._rank, ended, self._steps.cuts, self._calls.list, self._calls.waits, self._parallelisms, self._model,
-            notes, self._memory or _memory(self._held), self._wire, self._backend,
+            notes, self._memory or _memory(self._held), self._wire and "nccl" not in self._backend,
+            self._backend,
         )  # fmt: skip
 
     def _on_cut(self, number: int) -> None:
@@ -202,6 +203,7 @@ def _environment(rank: int, size: int, port: int) -> None:
     )  # fmt: skip
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens at."""
     with socket.create_server(("", 0)) as server:
         return server.getsockname()[1]

@@ -131,7 +131,10 @@ def _time(measured: Summary) -> str:
     for one in measured.time:
         figures = (one.step_s, one.compute_s, one.exposed_s, one.hidden_s, one.idle_s, one.other_s)
         table.append(("", str(one.rank), *(f"{1e3 * seconds:.1f}" for seconds in figures)))
-    return "TIME  of this machine's processes\n" + text_table(table)
+    whose = (
+        "of the threads that give the GPUs their work" if "nccl" in measured.backend else "of this machine's processes"
+    )
+    return f"TIME  {whose}\n{text_table(table)}"
 
 
 def _findings(measured: Summary) -> str:
