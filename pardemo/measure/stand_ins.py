@@ -17,7 +17,7 @@ import torch
 from pardemo.measure import libraries
 from pardemo.measure.libraries import NeedsGpu, is_script
 
-CUDA = torch.device("cuda")
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 class Place(Protocol):
@@ -246,6 +246,31 @@ def of_cuda(mode: Place) -> Iterator[tuple[Any, Any]]:
     for real in (cuda.current_stream, cuda.default_stream, accelerator.current_stream):
         yield real, lambda *_: stream
     yield from ((real, refused) for real in (cuda.graph, cuda.make_graphed_callables, cuda.graph_pool_handle))
+
+
+def of_torch() -> Iterator[tuple[Any, Any]]:
+    """What is replaced of torch itself."""
+
+    def to_cpu(given: dict[str, Any]) -> None:
+        where = given.get("map_location")
+        if isinstance(where, dict) or where is None or is_cuda(where):
+            given["map_location"] = CPU
+
+    def cpus(real: Callable) -> Callable:
+        return lambda device="cuda": real("cpu" if device == "cuda" and on_cpu() else device)
+
+    on_cpu = functools.partial(torch.is_autocast_enabled, "cpu")
+    yield torch.load, changed(torch.load, to_cpu)
+    yield torch.is_autocast_enabled, cpus(torch.is_autocast_enabled)
+    yield torch.get_autocast_dtype, cpus(torch.get_autocast_dtype)
+    yield torch.get_autocast_gpu_dtype, functools.partial(cpus(torch.get_autocast_dtype), "cuda")
+    module_of = torch.get_device_module
+
+    def module(device: Any = "cuda") -> Any:
+        return torch.cuda if is_cuda(device or "cuda") else module_of(device)
+
+    yield module_of, asked(module_of, module)
+    yield torch.Generator, Generator
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ is told of those of its rows that it met.
 """
 
 import contextlib
-import functools
 import os
 import sys
 import threading
@@ -21,9 +20,7 @@ from torch.utils.data import DataLoader
 from pardemo import compat
 from pardemo.measure import libraries, stand_ins
 from pardemo.measure.libraries import NeedsGpu, is_script
-from pardemo.measure.stand_ins import asked, changed, is_cuda, script_asks
-
-CPU = torch.device("cpu")
+from pardemo.measure.stand_ins import CPU, asked, changed, is_cuda, script_asks
 
 
 class Row(NamedTuple):
@@ -101,7 +98,7 @@ def without_gpu(notes: list[str], own: str = "") -> Iterator[None]:
         mode = _CpuForCuda(note)
         for owner, name, value in _of_classes(mode):
             stack.enter_context(compat.replaced(owner, name, value))
-        functions = [*stand_ins.of_cuda(mode), *_of_torch(), *_of_distributed(mode)]
+        functions = [*stand_ins.of_cuda(mode), *stand_ins.of_torch(), *_of_distributed(mode)]
         stack.enter_context(stand_ins.replaced_everywhere(functions))
         stack.callback(_default_device, torch.get_default_device())
         stack.enter_context(mode)
@@ -186,31 +183,6 @@ class _CpuForCuda(TorchFunctionMode):
             name = func(x)  # Megatron-core compares it with the names of tensors on GPUs
             return name.replace("torch.", "torch.cuda.") if is_script(file) or "/megatron/" in file else name
         return func(x, dtype.replace("torch.cuda.", "torch.") if isinstance(dtype, str) else dtype, *args, **kwargs)
-
-
-def _of_torch() -> Iterator[tuple[Any, Any]]:
-    """What is replaced of torch itself."""
-
-    def to_cpu(given: dict[str, Any]) -> None:
-        where = given.get("map_location")
-        if isinstance(where, dict) or where is None or is_cuda(where):
-            given["map_location"] = CPU
-
-    def cpus(real: Callable) -> Callable:
-        return lambda device="cuda": real("cpu" if device == "cuda" and on_cpu() else device)
-
-    on_cpu = functools.partial(torch.is_autocast_enabled, "cpu")
-    yield torch.load, changed(torch.load, to_cpu)
-    yield torch.is_autocast_enabled, cpus(torch.is_autocast_enabled)
-    yield torch.get_autocast_dtype, cpus(torch.get_autocast_dtype)
-    yield torch.get_autocast_gpu_dtype, functools.partial(cpus(torch.get_autocast_dtype), "cuda")
-    module_of = torch.get_device_module
-
-    def module(device: Any = "cuda") -> Any:
-        return torch.cuda if is_cuda(device or "cuda") else module_of(device)
-
-    yield module_of, asked(module_of, module)
-    yield torch.Generator, stand_ins.Generator
 
 
 def _of_distributed(mode: _CpuForCuda) -> Iterator[tuple[Any, Any]]:

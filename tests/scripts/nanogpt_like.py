@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 # settings; --name=value on the command line replaces one
 steps = 6
-batch_size = 4
+batch_size = 2
 block_size = 64
 gradient_accumulation_steps = 4  # over all ranks
 n_layer, n_head, n_embd, vocab_size = 2, 4, 64, 1024
