@@ -3,12 +3,14 @@
 import csv
 import json
 import os
+import pickle
 import textwrap
 from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.cuda import _memory_viz
 
 from pardemo import WireMeter, cli, formulas, measure, project
 from pardemo.formulas import communication
@@ -363,6 +365,14 @@ def test_the_command_line(folder, monkeypatch, capsys, tmp_path):
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1}
     assert sum(event["ph"] == "X" and event["tid"] == 0 for event in events) == 4, "two steps of two ranks"
+    for rank in range(2):
+        held = pickle.loads((tmp_path / f"memory_rank{rank}.pickle").read_bytes())
+        assert _memory_viz.trace(held).count("MEM[") > 20, "torch's own reader takes it"
+        alive = peak = 0
+        for event in held["device_traces"][0]:
+            alive += event["size"] * (1 if event["action"] == "alloc" else -1)
+            peak = max(peak, alive)
+        assert rank != printed["memory"]["rank"] or peak == printed["memory"]["peak_bytes"]
     with (tmp_path / "collectives.csv").open() as stream:
         assert [row["kind"] for row in csv.DictReader(stream)] == [row["kind"] for row in printed["collectives"]]
 

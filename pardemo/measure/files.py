@@ -5,6 +5,7 @@ import csv
 import functools
 import json
 import os
+import pickle
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 
 from pardemo import project
 from pardemo.measure.program import WARM, Seen
+from pardemo.measure.snapshot import snapshot
 from pardemo.measure.summary import Summary
 
 #: Folders that a scratch copy leaves out: environments, histories, caches.
@@ -56,13 +58,17 @@ def scratch(folder: str) -> Iterator[Scratch]:
 
 
 def write(folder: Path, measured: Summary, seen: Sequence[Seen]) -> None:
-    """``summary.json``, ``collectives.csv`` and ``trace.json``, which Perfetto and chrome://tracing open."""
+    """A JSON summary, a CSV of collectives, a trace for Perfetto, memory snapshots for torch's viewer."""
     texts = {
         "summary.json": json.dumps(measured.as_json(), indent=1),
         "trace.json": json.dumps({"traceEvents": events(seen)}),
     }
     for name, text in texts.items():
         project.write_atomically(folder / name, functools.partial(_text, text))
+
+    for one in seen:
+        made = pickle.dumps(snapshot(one.memory.blocks), protocol=4)  # the format that the viewer reads
+        project.write_atomically(folder / f"memory_rank{one.rank}.pickle", functools.partial(_bytes, made))
 
     def table(temporary: Path) -> None:
         with temporary.open("w", newline="", encoding="utf-8") as stream:
@@ -112,6 +118,10 @@ def events(seen: Sequence[Seen]) -> list[dict[str, Any]]:
                 }
                 made += [at | {"ph": "s", "pid": last}, at | {"ph": "f", "bp": "e", "pid": rank}]
     return made
+
+
+def _bytes(content: bytes, temporary: Path) -> None:
+    temporary.write_bytes(content)
 
 
 def _text(text: str, temporary: Path) -> None:

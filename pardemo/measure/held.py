@@ -82,6 +82,12 @@ class Held(MemoryMeter):
                 alive.append((kind, one))
         return kinds, sorted(alive, key=lambda item: -item[1].nbytes)
 
+    def all(self) -> list[tuple[str, Storage]]:
+        """Every storage since :meth:`begin`, with its kind, in the order in which they came."""
+        return sorted(
+            ((self._kind(r.kind, one), one) for r, one in self.storages.items()), key=lambda item: item[1].born
+        )
+
     def _kind(self, kind: str, one: Storage) -> str:
         if kind == "parameters" and one.use == "gathered":
             return "gathered"  # a module that runs has its parameters whole for a moment

@@ -16,6 +16,7 @@ from pardemo.measure.calls import Call, Calls
 from pardemo.measure.held import Held
 from pardemo.measure.places import Places
 from pardemo.measure.running import Parallelism, model, recognised
+from pardemo.measure.snapshot import Block
 from pardemo.measure.steps import Cut, Enough, Steps
 from pardemo.measure.without_gpu import without_gpu
 from pardemo.meters.wire import connections, kernel_counts
@@ -57,6 +58,7 @@ class Memory(NamedTuple):
     kinds: dict[str, int]
     line: str
     largest: list[Tensor]
+    blocks: list[Block]
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,12 @@ def _memory(held: Held) -> Memory:
     largest = [
         Tensor(kind, one.nbytes, one.shape, one.dtype, one.place.line, one.place.module) for kind, one in alive[:5]
     ]
-    return Memory(sum(kinds.values()), kinds, held.peak_place.line if held.peak_place else "", largest)
+    blocks = [
+        Block(one.nbytes, kind, one.place.line, one.place.module, one.born, one.died)
+        for kind, one in held.all()
+        if one.nbytes
+    ]
+    return Memory(sum(kinds.values()), kinds, held.peak_place.line if held.peak_place else "", largest, blocks)
 
 
 def _run(program: Program) -> str:
