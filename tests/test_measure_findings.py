@@ -1,0 +1,139 @@
+"""What ``pardemo measure`` would change, rule by rule; each beside a case that is right as it is."""
+
+import pytest
+
+from pardemo.formulas import communication
+from pardemo.measure import findings
+from pardemo.measure.places import NORM, ROOT, Place
+from pardemo.measure.running import Parallelism
+from pardemo.measure.summary import Row, Summary, Times
+
+WHOLE = 8_000_000
+
+
+def row(kind="all-reduce", nbytes=0.0, ranks=(0, 1), calls=1.0, dtype="float32", shapes=((1000,),), **place):
+    where = Place(**({"line": "train.py:9", "module": "", "phase": "backward"} | place))
+    return Row(kind, ranks, calls, nbytes, where, dtype, shapes)
+
+
+def explained(*rows, parallelism=(), micro_batches=1, computed_in=(), compute=(1.0, 1.0), idle=(0.0, 0.0), wire=None):
+    times = [Times(rank, 2.0, c, 0.1, 0.0, i, 0.0) for rank, (c, i) in enumerate(zip(compute, idle, strict=True))]
+    measured = Summary(
+        2, 3, micro_batches, "enough", "gloo", list(parallelism),
+        {"computed_in": list(computed_in), "vocabularies": [32000]},
+        list(rows), [0.0, 0.0], wire or [1e6, 1e6], [0.0, 0.0], {}, times,
+    )  # fmt: skip
+    findings.explain(measured)
+    return measured, [one.what for one in measured.findings]
+
+
+def ddp(**options):
+    found = {"rows_used": {}, "unused": []} | options
+    return Parallelism("DDP", (0, 1), ("GPT",), {"words.weight": WHOLE // 2, "head.weight": WHOLE // 2}, found)
+
+
+def fsdp(again=True, dtype="bfloat16"):
+    options = {
+        "gradient_bytes": {"layers.0": WHOLE}, "reshard_after_forward": {"layers.0": again}, "replicas": (),
+        "gathered_in": [dtype],
+    }  # fmt: skip
+    return Parallelism("FSDP2", (0, 1), ("layers.0",), {"layers.0": WHOLE}, options)
+
+
+ONCE = communication.ring_all_reduce(WHOLE, 2).sent
+HALF = communication.ring_half(WHOLE, 2).sent
+
+
+def test_a_right_step_has_no_findings():
+    assert explained(row(nbytes=ONCE), parallelism=[ddp()])[1] == []
+    gathers = [row("all-gather", HALF, module="layers.0", phase=phase) for phase in ("forward", "backward")]
+    measured, told = explained(*gathers, row("reduce-scatter", HALF, module="layers.0"), parallelism=[fsdp()])
+    assert told == []
+    assert [one.expected_bytes for one in measured.collectives] == [HALF] * 3
+
+
+def test_sums_after_each_micro_batch():
+    measured, told = explained(row(nbytes=4 * ONCE, calls=4), parallelism=[ddp()], micro_batches=4)
+    assert told == [
+        "gradients are summed after each of 4 micro-batches, 32.00 MB a step where once would be 8.00 MB: run all "
+        "but the last backward in `with model.no_sync():`"
+    ]
+    assert measured.findings[0].bytes == 3 * ONCE
+    assert explained(row(nbytes=ONCE), parallelism=[ddp()], micro_batches=4)[1] == []
+
+
+def test_wide_bytes_for_narrow_computation():
+    _, told = explained(row(nbytes=ONCE), parallelism=[ddp()], computed_in=["bfloat16"])
+    assert "`bf16_compress_hook` would send half" in told[0]
+    assert explained(row(nbytes=ONCE, dtype="bfloat16"), parallelism=[ddp()], computed_in=["bfloat16"])[1] == []
+    gathers = [row("all-gather", HALF, module="layers.0", phase=phase) for phase in ("forward", "backward")]
+    _, told = explained(*gathers, parallelism=[fsdp(dtype="float32")], computed_in=["bfloat16"])
+    assert "MixedPrecisionPolicy(param_dtype=torch.bfloat16)" in told[0]
+
+
+def test_embeddings_and_parameters_that_nobody_trains():
+    _, told = explained(row(nbytes=ONCE), parallelism=[ddp(rows_used={"words.weight": (300, 32000)})])
+    assert told == ["words.weight is summed whole, 50% of all gradients, though a step touches 300 of its 32,000 rows"]
+    assert explained(row(nbytes=ONCE), parallelism=[ddp(rows_used={"words.weight": (30000, 32000)})])[1] == []
+    measured, told = explained(row(nbytes=ONCE), parallelism=[ddp(unused=["head.weight"])])
+    assert told == ["no gradient reaches head.weight: zeros are summed for them; freeze them, or take them out"]
+    assert measured.findings[0].bytes == ONCE / 2
+
+
+def test_a_unit_that_is_gathered_too_often():
+    rows = [row("all-gather", 2 * HALF, calls=2, module="layers.0", phase="forward")]
+    measured, told = explained(*rows, parallelism=[fsdp(again=False)])
+    assert told == ["layers.0 is gathered 2 times for the forward of a micro-batch where 1 would do"]
+    assert measured.findings[0].bytes == HALF
+    _, told = explained(row("all-gather", HALF, module="layers.0", phase="backward"), parallelism=[fsdp(again=False)])
+    assert "where 0 would do" in told[0], "its parameters stay gathered after the forward"
+
+
+def test_what_is_no_parallelisms():
+    _, told = explained(row("all-gather", 1e6, shapes=((4, 128, 32000),), phase="forward"))
+    assert "logits are gathered whole" in told[0]
+    _, told = explained(row("all-gather", 1e6, shapes=((4, 128, 4096),), phase="forward"))
+    assert told == []
+    _, told = explained(row(nbytes=8, shapes=((),), phase="between"), row(nbytes=ONCE))
+    assert "a figure or two" not in told[0]
+    assert "a small all-reduce outside of forward and backward, once a step" in told[0]
+    for fine in (
+        row(nbytes=512, shapes=((128,),), phase="between"),
+        row(nbytes=8, shapes=((),), phase="between", use=NORM),
+    ):
+        assert explained(fine, row(nbytes=ONCE))[1] == [], "a loss of each token; a norm for clipping"
+    _, told = explained(row("broadcast", 100, phase="between", objects="broadcast_object_list"))
+    assert told == ["Python objects travel once a step (broadcast_object_list): send a tensor, or every so many steps"]
+    _, told = explained(row("barrier", 0, calls=2.0, phase="between"))
+    assert told == ["all ranks wait for one another at a barrier, 2 times a step"]
+
+
+def test_a_late_rank():
+    _, told = explained(row(nbytes=ONCE), compute=(1.0, 1.6), idle=(0.5, 0.0))
+    assert told == ["rank 1 computes 1600 ms of a step, the others 1000: they wait 500 ms for it"]
+    assert explained(row(nbytes=ONCE), compute=(1.0, 1.6), idle=(0.0, 0.0))[1] == [], "nobody waits"
+    assert explained(row(nbytes=ONCE), compute=(1.0, 1.1), idle=(0.5, 0.0))[1] == [], "not for it"
+
+
+def test_nothing_is_summed_is_said_only_where_nobody_counted_bytes():
+    assert explained(wire=[100.0, 100.0])[1] == ["nothing is summed: each of the 2 ranks trains a model of its own"]
+    assert explained(wire=[1e6, 1e6])[1] == [], "a library with sockets of its own"
+
+
+@pytest.mark.parametrize(("stage", "rounds"), [(0, 2), (1, 2), (2, 4), (3, 9)])
+def test_deepspeed_by_zeros_formulas(stage, rounds):
+    zero = Parallelism(f"DeepSpeed ZeRO-{stage}", (0, 1), ("GPT",), {"w": WHOLE}, {"stage": stage, "micro_batches": 3})
+    measured, told = explained(row("reduce-scatter", rounds * HALF), parallelism=[zero], micro_batches=3)
+    assert measured.collectives[0].expected_bytes == rounds * HALF
+    assert told == []
+    _, told = explained(row("all-reduce", (rounds - 1) * HALF), parallelism=[zero], micro_batches=3)
+    assert f"{rounds * HALF / 1e6:.2f} MB a step" in told[0]
+
+
+def test_fsdp1_keeps_its_root_gathered():
+    options = {"sharding_strategy": "FULL_SHARD", "gradient_bytes": {ROOT: 1e6, "layers.0": 1e6}}
+    fsdp1 = Parallelism("FSDP1", (0, 1), (ROOT, "layers.0"), {ROOT: 1_000_000, "layers.0": 1_000_000}, options)
+    half = communication.ring_half(1_000_000, 2).sent
+    measured, told = explained(row("all-gather", 3 * half), row("reduce-scatter", 2 * half), parallelism=[fsdp1])
+    assert [one.expected_bytes for one in measured.collectives] == [3 * half, 2 * half]
+    assert told == []
