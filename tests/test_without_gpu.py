@@ -218,6 +218,12 @@ def tf32():
     assert torch.cuda.is_tf32_supported()
 
 
+def compiled():
+    function = torch.compile(lambda x: x + torch.ones(2, device="cuda"))
+    assert function(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert torch.compile(nn.Linear(2, 2).cuda())(torch.ones(1, 2, device="cuda")).shape == (1, 2)
+
+
 def graphs():
     with pytest.raises(NeedsGpu, match="CUDA graphs"):
         torch.cuda.graph(None)
@@ -247,7 +253,7 @@ CASES = {
         device, nccl, wrappers, asked, properties, current, nothing, streams, memory, seeds, random, pin_memory,
         autocast, foreach, fused, capturable, tf32, graphs, kernels, threads,
     )
-} | {"GradScaler": grad_scaler, "DataParallel": data_parallel}  # fmt: skip
+} | {"GradScaler": grad_scaler, "DataParallel": data_parallel, "compile": compiled}  # fmt: skip
 
 
 def test_every_row_of_the_table_has_a_case():

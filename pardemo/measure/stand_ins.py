@@ -21,9 +21,10 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 class Place(Protocol):
-    """What is kept of the rank: the number of its device, and where what differs is noted."""
+    """What is kept of a rank: its device, whether compiling was put aside, and where differences are noted."""
 
     index: int
+    eager: bool
     note: Callable[[str], None]
 
 
@@ -42,6 +43,10 @@ def script_asks(depth: int = 2) -> bool:
     return frame.f_globals.get("__name__", "").partition(".")[0] in libraries.FOLLOWING
 
 
+def nothing(*_: Any, **__: Any) -> None:
+    """For what a CPU has no need of."""
+
+
 class Event:
     """Reads the clock where a GPU would, when all before it is done: here it always is."""
 
@@ -57,11 +62,7 @@ class Event:
     def query(self) -> bool:
         return True
 
-    def wait(self, stream: Any = None) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
+    wait = synchronize = staticmethod(nothing)
 
 
 class Stream:
@@ -86,14 +87,7 @@ class Stream:
     def query(self) -> bool:
         return True
 
-    def wait_event(self, event: Any) -> None:
-        pass
-
-    def wait_stream(self, stream: Any) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
+    wait_event = wait_stream = synchronize = staticmethod(nothing)
 
 
 _GENERATOR = torch.Generator
@@ -123,10 +117,6 @@ class Engine:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
-
-
-def nothing(*_: Any, **__: Any) -> None:
-    """For what a CPU has no need of."""
 
 
 def _zero(*_: Any, **__: Any) -> int:
@@ -248,7 +238,7 @@ def of_cuda(mode: Place) -> Iterator[tuple[Any, Any]]:
     yield from ((real, refused) for real in (cuda.graph, cuda.make_graphed_callables, cuda.graph_pool_handle))
 
 
-def of_torch() -> Iterator[tuple[Any, Any]]:
+def of_torch(mode: Place) -> Iterator[tuple[Any, Any]]:
     """What is replaced of torch itself."""
 
     def to_cpu(given: dict[str, Any]) -> None:
@@ -271,6 +261,16 @@ def of_torch() -> Iterator[tuple[Any, Any]]:
 
     yield module_of, asked(module_of, module)
     yield torch.Generator, Generator
+    compiler = torch.compile
+
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        mode.note("compile")
+        if not mode.eager:  # it would trace the mode too, and cannot
+            mode.eager = True
+            torch.compiler.set_stance("force_eager")
+        return compiler(*args, **kwargs)
+
+    yield compiler, functools.wraps(compiler)(compiled)
 
 
 @contextlib.contextmanager

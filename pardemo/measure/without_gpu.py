@@ -66,6 +66,7 @@ TABLE = {
     "fused": Row("an optimizer with fused=True", "torch's fused implementation for CPUs"),
     "capturable": Row("an optimizer with capturable=True", "capturable=False: there are no CUDA graphs"),
     "tf32": Row("TF32 switched on", "fp32: the CPU's matrix multiplications take no notice"),
+    "compile": Row("torch.compile", "not compiled: operations run one by one, and keep what a compiler would not"),
     "graphs": Row("CUDA graphs", "refused", told=False),
     "kernels": Row(", ".join(libraries.GPU_ONLY), "refused, with what to choose instead", told=False),
     "DataParallel": Row("torch.nn.DataParallel", "refused: a rank is one device", told=False),
@@ -98,8 +99,9 @@ def without_gpu(notes: list[str], own: str = "") -> Iterator[None]:
         mode = _CpuForCuda(note)
         for owner, name, value in _of_classes(mode):
             stack.enter_context(compat.replaced(owner, name, value))
-        functions = [*stand_ins.of_cuda(mode), *stand_ins.of_torch(), *_of_distributed(mode)]
+        functions = [*stand_ins.of_cuda(mode), *stand_ins.of_torch(mode), *_of_distributed(mode)]
         stack.enter_context(stand_ins.replaced_everywhere(functions))
+        stack.callback(lambda: mode.eager and torch.compiler.set_stance("default"))
         stack.callback(_default_device, torch.get_default_device())
         stack.enter_context(mode)
         yield
@@ -123,7 +125,7 @@ class _CpuForCuda(TorchFunctionMode):
 
     def __init__(self, note: Callable[[str], None]):
         super().__init__()
-        self.note, self.index = note, 0
+        self.note, self.index, self.eager = note, 0, False
         tensor, init = torch.Tensor, torch.nn.init
         random = (tensor.normal_, tensor.uniform_, init.normal_, init.uniform_, init.kaiming_uniform_)
         self.own: dict[Any, Callable] = {
