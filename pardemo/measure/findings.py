@@ -33,7 +33,7 @@ def _other(measured: Summary, row: Row) -> None:
     if row.why:
         return
     times = "once" if row.calls == 1 else f"{row.calls:g} times"
-    vocabulary = [size for size in measured.model.get("vocabularies", []) if size >= 256]
+    vocabulary = measured.model.get("vocabularies", [])
     if row.place.objects:
         row.why = f"Python objects, pickled ({row.place.objects})"
         what = f"Python objects travel {times} a step ({row.place.objects}): send a tensor, or every so many steps"

@@ -15,6 +15,8 @@ KINDS = (
     "parameters", "gradients", "optimizer states", "activations", "gathered", "logits", "communication buffers",
     "temporaries", "random states",
 )  # fmt: skip
+#: Rows of an embedding from which on a dimension of that size is taken for the vocabulary; below, it may be any.
+LEAST_VOCABULARY = 256
 
 
 @dataclass(eq=False)
@@ -100,7 +102,7 @@ class Held(MemoryMeter):
         return "temporaries" if one.short else "activations"
 
     def _meet(self, module: torch.nn.Module, inputs: Any) -> None:
-        if isinstance(module, torch.nn.Embedding):
+        if isinstance(module, torch.nn.Embedding) and module.num_embeddings >= LEAST_VOCABULARY:
             self.vocabularies.add(module.num_embeddings)
         super()._meet(module, inputs)
         for parameter in module.parameters(recurse=False):
