@@ -146,6 +146,8 @@ class Calls:
             ranks = (ranks[int(arguments["src"])] if "src" in arguments else -1, ranks[own])
         sent = formulas.BYTES_OF_COLLECTIVE[_rule(name)](nbytes, group.size(), own == root).sent
         of_gloo = formulas.gloo_sent(kind.replace("-", "_"), nbytes, group.size(), (own - root) % group.size())
+        if kind == "all-to-all":  # each rank its own part, which need not be equal parts
+            sent = of_gloo = _to_others(arguments, own)
         some = next((many for many in tensors.values() if many), [])
         with self._lock:
             number = self._numbers.get(ranks, 0)
@@ -189,6 +191,16 @@ class Calls:
         except RuntimeError:  # a message's work has none
             if work.is_completed():
                 call.end_s = time.monotonic()
+
+
+def _to_others(arguments: dict[str, Any], own: int) -> float:
+    """Bytes of an all-to-all that leave the rank: of its input all but its own part."""
+    if "input_tensors" in arguments:
+        return sum(t.nbytes for rank, t in enumerate(arguments["input_tensors"]) if rank != own)
+    whole, splits = arguments["input"].nbytes, list(arguments.get("input_split_sizes") or ())
+    size = dist.ProcessGroup.unbox(arguments["process_group"]).size()
+    kept = splits[own] / max(sum(splits), 1) if splits else 1 / size
+    return whole * (1 - kept)
 
 
 def _rule(name: str) -> str:

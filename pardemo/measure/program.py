@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from pardemo.measure import libraries
 from pardemo.measure.calls import Call, Calls
 from pardemo.measure.held import Held
 from pardemo.measure.places import Places
@@ -91,6 +92,7 @@ def run(program: Program) -> Seen:
     sys.argv = [program.script, *program.arguments]
     sys.path.insert(0, program.folder if program.module else os.path.dirname(program.script))
     os.chdir(program.folder)
+    os.environ.update(libraries.environment())
     own = _own(program)
     notes: list[str] = []
     with without_gpu(notes, own):
