@@ -11,10 +11,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.cuda import _memory_viz
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from pardemo import WireMeter, cli, formulas, measure, project
 from pardemo.formulas import communication
 from pardemo.measure import files, runner, summary, text, without_gpu
+from pardemo.measure.attention import teach_dtensor
 from pardemo.measure.held import Held
 from pardemo.measure.places import Places
 
@@ -287,12 +290,12 @@ def test_torchruns_environment_and_a_module(tmp_path):
     if pid:
         os.waitpid(pid, 0)
         for _ in range(10):
-            model(torch.ones(2, 4)).sum().backward()
+            model(torch.ones(2, 64)).sum().backward()
             optimizer.step()
     """
     (tmp_path / "package").mkdir()
     write(tmp_path / "package", "train.py", source)
-    write(tmp_path / "package", "model.py", "import torch\nmodel = torch.nn.Linear(4, 4)\n")
+    write(tmp_path / "package", "model.py", "import torch\nmodel = torch.nn.Linear(64, 64)\n")
     measured = measure.script("package.train", ["--x", "1"], ranks=2, module=True, folder=tmp_path)
     assert measured.findings[0].what == "nothing is summed: each of the 2 ranks trains a model of its own"
     assert measured.parallelism == []
@@ -440,6 +443,25 @@ def test_where_tensors_of_the_peak_come_from():
     kind, largest = alive[0]
     assert (kind, largest.shape, largest.dtype) == ("logits", (64, 3000), "float32")
     assert largest.place.line.startswith("test_measure.py:")
+
+
+def _attention_by_heads():
+    teach_dtensor()
+    torch.manual_seed(0)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    whole = [torch.randn(2, 4, 8, 16, requires_grad=True) for _ in range(3)]
+    cut = [distribute_tensor(t.detach(), mesh, [Shard(1)]).requires_grad_() for t in whole]
+    outputs = [torch.nn.functional.scaled_dot_product_attention(*some, is_causal=True) for some in (whole, cut)]
+    assert outputs[1].placements == (Shard(1),)
+    for output in outputs:
+        output.square().sum().backward()
+    torch.testing.assert_close(outputs[1].full_tensor(), outputs[0])
+    for plain, part in zip(whole, cut, strict=True):
+        torch.testing.assert_close(part.grad.full_tensor(), plain.grad)
+
+
+def test_attention_of_dtensors_is_the_plain_one(world_of):
+    world_of(2).run(_attention_by_heads)
 
 
 def test_what_stands_for_a_gpu_is_on_the_page():

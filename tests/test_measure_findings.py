@@ -20,7 +20,7 @@ def explained(*rows, parallelism=(), micro_batches=1, computed_in=(), compute=(1
     times = [Times(rank, 2.0, c, 0.1, 0.0, i, 0.0) for rank, (c, i) in enumerate(zip(compute, idle, strict=True))]
     measured = Summary(
         2, 3, micro_batches, "enough", "gloo", list(parallelism),
-        {"computed_in": list(computed_in), "vocabularies": [32000]},
+        {"parameters": 10**6, "computed_in": list(computed_in), "vocabularies": [32000]},
         list(rows), [0.0, 0.0], wire or [1e6, 1e6], [0.0, 0.0], {}, times,
     )  # fmt: skip
     findings.explain(measured)
@@ -116,7 +116,10 @@ def test_a_late_rank():
 
 
 def test_nothing_is_summed_is_said_only_where_nobody_counted_bytes():
-    assert explained(wire=[100.0, 100.0])[1] == ["nothing is summed: each of the 2 ranks trains a model of its own"]
+    silent = [100.0, 100.0]
+    assert explained(wire=silent, parallelism=[ddp()])[1] == [], "DDP of a model of few bytes"
+    assert explained(row(nbytes=100, shapes=((20,),), phase="between"), wire=silent)[1] == [], "sums of its own"
+    assert explained(wire=silent)[1] == ["nothing is summed: each of the 2 ranks trains a model of its own"]
     assert explained(wire=[1e6, 1e6])[1] == [], "a library with sockets of its own"
 
 

@@ -22,10 +22,23 @@ def explain(measured: Summary) -> None:
         _other(measured, row)
     _late(measured)
     measured.findings = list(dict.fromkeys(measured.findings))  # what two groups of one parallelism both have
-    silent = measured.wire_bytes is not None and max(measured.wire_bytes) <= SMALL  # the kernel saw nothing, either
-    if measured.ranks > 1 and silent and not any(row.bytes > SMALL for row in measured.collectives):
+    if measured.ranks > 1 and _alone(measured):
         alone = f"nothing is summed: each of the {measured.ranks} ranks trains a model of its own"
         measured.findings.insert(0, Finding(alone))
+
+
+def _alone(measured: Summary) -> bool:
+    """Whether the ranks certainly have nothing to do with one another: nothing recognised, called, or counted.
+
+    A model of a few numbers is not judged: its gradients look like metrics.
+    """
+    if measured.parallelism or measured.model.get("parameters", 0) < 100 * METRIC:
+        return False
+    if measured.wire_bytes is None or max(measured.wire_bytes) > SMALL:  # a library may have sockets of its own
+        return False
+    return not any(
+        prod(shape) > METRIC for row in measured.collectives if not row.place.objects for shape in row.shapes
+    )
 
 
 def _other(measured: Summary, row: Row) -> None:

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 
 from pardemo.measure import libraries
+from pardemo.measure.attention import teach_dtensor
 from pardemo.measure.calls import Call, Calls
 from pardemo.measure.held import Held
 from pardemo.measure.places import Places
@@ -93,6 +95,8 @@ def run(program: Program) -> Seen:
     sys.path.insert(0, program.folder if program.module else os.path.dirname(program.script))
     os.chdir(program.folder)
     os.environ.update(libraries.environment())
+    if not torch.cuda.is_available():
+        teach_dtensor()
     own = _own(program)
     notes: list[str] = []
     with without_gpu(notes, own):
