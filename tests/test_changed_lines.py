@@ -19,7 +19,7 @@ def test_a_part_is_shown_and_all_is_counted():
     assert repr(part) == shown
     assert part.new == ["with all():", "three()"]
     page = part._repr_html_()
-    assert page.count("<div") == 5
+    assert page.count("<div") == 6, "one for each line, in one that is as wide as the widest"
     assert "&lt;" in changed_lines("", "a < b")._repr_html_()
     with pytest.raises(ValueError, match="no lines from 'def eval'"):
         changed_lines(BEFORE, AFTER).part("def eval", "def parse")

@@ -24,6 +24,9 @@ BAD = [
       for name in ("batch", "sequence", "samples", "per-step", "gpus", "hosts", "tp", "pp")),
     *((f"plan --search --model gpt2 --gpus 8 --{name} 0", f"--{name} must be at least 1, not 0")
       for name in ("hosts", "sequence", "per-step")),
+    ("measure --ranks 0 -- train.py", "--ranks must be at least 1, not 0"),
+    ("measure --steps 0 -- train.py", "--steps must be at least 1, not 0"),
+    ("measure --timeout 0 -- train.py", "--timeout must be above 0, not 0"),
     ("plan --measure profile.json --gpus 0", "--gpus must be at least 1, not 0"),
     ("plan --labels 0", "--labels is a share above 0 and up to 1, not 0.0"),
     ("plan --labels nan", "--labels is a share above 0 and up to 1, not nan"),

@@ -430,10 +430,11 @@ def test_a_module_that_is_asked_for_is_not_there():
     notes = []
     with without_gpu(notes):
         assert importlib.util.find_spec("transformer_engine") is None
-        assert notes == []
+        assert not any("transformer_engine" in note for note in notes)
         with contextlib.suppress(ImportError):
             import transformer_engine  # noqa: F401
-    assert notes == [f"transformer_engine runs on GPUs only: choose {libraries.GPU_ONLY['transformer_engine']}"]
+    told = [note for note in notes if "transformer_engine" in note]
+    assert told == [f"transformer_engine runs on GPUs only: choose {libraries.GPU_ONLY['transformer_engine']}"]
 
 
 def test_deepspeed_gets_torch_s_adam():

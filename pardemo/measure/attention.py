@@ -3,9 +3,10 @@
 import functools
 from typing import Any
 
-import torch
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
+
+from pardemo import compat
 
 #: An axis of queries, keys and values along which attention needs nothing of the other ranks: samples, heads.
 AXES = (0, 1)
@@ -15,8 +16,8 @@ Placements = list[tuple[list, list]]
 @functools.cache
 def teach_dtensor() -> None:
     """Has DTensors take the CPU's flash attention, as they take the GPU's; in this process, from here on."""
-    register_sharding(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default)(_forward)
-    register_sharding(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default)(_backward)
+    register_sharding(compat.attention_cpu.default)(_forward)
+    register_sharding(compat.attention_cpu_backward.default)(_backward)
 
 
 def _forward(query: Any, key: Any, value: Any, *rest: Any, attn_mask: Any = None, **_: Any) -> Placements:

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pardemo import options
+
 
 def add(commands: Any) -> None:
     """Adds the subcommand to the command line's parser."""
@@ -32,6 +34,9 @@ def add(commands: Any) -> None:
 
 def command(arguments: argparse.Namespace) -> int:
     """The exit status: 0 where the script was measured, 2 where it could not be."""
+    options.at_least(arguments, 1, "ranks", "steps")
+    if not arguments.timeout > 0:
+        raise ValueError(f"--timeout must be above 0, not {arguments.timeout:g}")
     from pardemo.measure import files, runner, text
 
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
@@ -41,8 +46,6 @@ def command(arguments: argparse.Namespace) -> int:
         )
     cluster = _cluster(arguments)
     ranks = arguments.ranks if arguments.ranks is not None else cluster.size if cluster else 4
-    if ranks < 1:
-        raise ValueError(f"--ranks must be at least 1, not {ranks}")
     if arguments.out is not None:
         Path(arguments.out).mkdir(parents=True, exist_ok=True)
     script, *own = program
