@@ -21,6 +21,15 @@ def show(rows: Any):
     return styler.hide(axis="index") if isinstance(frame.index, pd.RangeIndex) else styler
 
 
+def amount(nbytes: float, decimals: int | None = None) -> str:
+    """Bytes in words: ``4.12 GB``, ``12.3 MB``, ``640 B``; with as many decimals as are given, or three digits."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= size:
+            digits = (2 if nbytes < 10 * size else 1) if decimals is None else decimals
+            return f"{nbytes / size:.{digits}f} {unit}"
+    return f"{nbytes:.0f} B"
+
+
 def text_table(rows: Sequence[Sequence[str]]) -> str:
     """Rows of cells, the head first, laid out in columns for a terminal."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

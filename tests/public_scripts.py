@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy
 
 from pardemo import measure
-from pardemo.measure.text import megabytes
+from pardemo.tables import amount
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "measure.md"
@@ -81,7 +81,7 @@ def main() -> int:
         kinds = ", ".join(dict.fromkeys(one.kind for one in found.parallelism)) or "nothing recognised"
         told = "; ".join(one.what.partition(":")[0] for one in found.findings) or "none"
         figures = (found.sent_bytes[0], found.wire_bytes[0], found.memory["peak_bytes"])
-        lines.append(f"| {name} | {kinds} | {' | '.join(map(megabytes, figures))} | {told} | {script.set_for_it} |")
+        lines.append(f"| {name} | {kinds} | {' | '.join(map(amount, figures))} | {told} | {script.set_for_it} |")
     table = "\n".join(lines) + "\n"
     print(table)
     if asked.write:

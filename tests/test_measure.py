@@ -16,7 +16,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from pardemo import WireMeter, cli, formulas, measure, project
 from pardemo.formulas import communication
-from pardemo.measure import files, runner, summary, text, without_gpu
+from pardemo.measure import files, runner, text, without_gpu
 from pardemo.measure.attention import teach_dtensor
 from pardemo.measure.held import Held
 from pardemo.measure.places import Places
@@ -469,7 +469,3 @@ def test_what_stands_for_a_gpu_is_on_the_page():
     rows = [f"| {row.written} | {row.here} |" for row in without_gpu.TABLE.values()]
     told = page[page.index("<!-- table:") : page.index("<!-- end of table")]
     assert [line for line in told.splitlines() if line.startswith("| ")][1:] == rows
-
-
-def test_medians_of_steps():
-    assert summary._covered([(0.0, 1.0), (0.5, 2.0), (3.0, 4.0)]) == 3.0

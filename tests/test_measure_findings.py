@@ -1,12 +1,15 @@
 """What ``pardemo measure`` would change, rule by rule; each beside a case that is right as it is."""
 
+import json
+
 import pytest
 
 from pardemo.formulas import communication
-from pardemo.measure import findings
+from pardemo.measure import findings, runner
 from pardemo.measure.places import NORM, ROOT, Place
-from pardemo.measure.running import Parallelism
+from pardemo.measure.running import Parallelism, _models_together
 from pardemo.measure.summary import Row, Summary, Times
+from pardemo.tables import amount
 
 WHOLE = 8_000_000
 
@@ -55,7 +58,7 @@ def test_a_right_step_has_no_findings():
 def test_sums_after_each_micro_batch():
     measured, told = explained(row(nbytes=4 * ONCE, calls=4), parallelism=[ddp()], micro_batches=4)
     assert told == [
-        "gradients are summed after each of 4 micro-batches, 32.00 MB a step where once would be 8.00 MB: run all "
+        "gradients are summed after each of 4 micro-batches, 32.0 MB a step where once would be 8.00 MB: run all "
         "but the last backward in `with model.no_sync():`"
     ]
     assert measured.findings[0].bytes == 3 * ONCE
@@ -76,7 +79,9 @@ def test_embeddings_and_parameters_that_nobody_trains():
     assert told == ["words.weight is summed whole, 50% of all gradients, though a step touches 300 of its 32,000 rows"]
     assert explained(row(nbytes=ONCE), parallelism=[ddp(rows_used={"words.weight": (30000, 32000)})])[1] == []
     measured, told = explained(row(nbytes=ONCE), parallelism=[ddp(unused=["head.weight"])])
-    assert told == ["no gradient reaches head.weight: zeros are summed for them; freeze them, or take them out"]
+    assert told == [
+        "in the last step no gradient reached head.weight, and zeros were summed: if that is always so, freeze them"
+    ]
     assert measured.findings[0].bytes == ONCE / 2
 
 
@@ -87,6 +92,38 @@ def test_a_unit_that_is_gathered_too_often():
     assert measured.findings[0].bytes == HALF
     _, told = explained(row("all-gather", HALF, module="layers.0", phase="backward"), parallelism=[fsdp(again=False)])
     assert "where 0 would do" in told[0], "its parameters stay gathered after the forward"
+
+
+def test_models_of_one_group_are_told_as_one():
+    alone, other = ddp(), Parallelism("DDP", (2, 3), ("Judge",))
+    assert _models_together([alone, other]) == [alone, other]
+    (both,) = _models_together([alone, ddp()])
+    assert (both.wraps, both.options) == (("GPT", "GPT"), {"models": 2})
+
+
+def test_ranks_part_within_a_group_and_not_between_two(tmp_path):
+    def journal(rank, *calls):
+        lines = [
+            json.dumps([[0, 1], number, kind, 8, "float32", "train.py:3", "", group]) for number, kind, group in calls
+        ]
+        (tmp_path / f"rank{rank}").write_text("\n".join([*lines, '[[0, 1], 1, "all-']))
+
+    journal(0, (0, "all-reduce", "a"), (0, "all-gather", "b"))
+    journal(1, (0, "all-gather", "b"), (0, "all-reduce", "a"))
+    assert runner._parted(str(tmp_path)) == "", "each group's calls are in order"
+    journal(1, (0, "all-gather", "a"))
+    assert "rank 0: all-reduce 1 of ranks 0, 1, 8 bytes, at train.py:3; rank 1: all-gather 1" in runner._parted(
+        str(tmp_path)
+    )
+
+
+def test_several_models_and_an_evaluation_are_not_judged():
+    two = Parallelism("DDP", (0, 1), ("Generator", "Judge"), {}, {"models": 2})
+    measured, told = explained(row(nbytes=7 * ONCE), parallelism=[two], micro_batches=2)
+    assert (told, measured.collectives[0].expected_bytes) == ([], None)
+    gather = row("all-gather", 5 * HALF, calls=5, module="layers.0", phase="evaluation")
+    measured, told = explained(gather, parallelism=[fsdp(again=False)])
+    assert (told, measured.collectives[0].why) == ([], "an evaluation's")
 
 
 def test_what_is_no_parallelisms():
@@ -130,7 +167,7 @@ def test_deepspeed_by_zeros_formulas(stage, rounds):
     assert measured.collectives[0].expected_bytes == rounds * HALF
     assert told == []
     _, told = explained(row("all-reduce", (rounds - 1) * HALF), parallelism=[zero], micro_batches=3)
-    assert f"{rounds * HALF / 1e6:.2f} MB a step" in told[0]
+    assert f"{amount(rounds * HALF)} a step" in told[0]
 
 
 def test_fsdp1_keeps_its_root_gathered():

@@ -7,6 +7,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 from pardemo import compat
+from pardemo.measure.libraries import NeedsGpu
 
 #: An axis of queries, keys and values along which attention needs nothing of the other ranks: samples, heads.
 AXES = (0, 1)
@@ -42,7 +43,5 @@ def _backward(
 
 def _alike(outputs: int, inputs: int, rest: tuple, attn_mask: Any) -> Placements:
     if attn_mask is not None:
-        raise NotImplementedError(
-            "attention with a mask on DTensors runs on GPUs only: choose is_causal, or local tensors"
-        )
+        raise NeedsGpu("attention with a mask on DTensors runs on GPUs only: choose is_causal, or local tensors")
     return [([way] * outputs, [way] * inputs + [None] * len(rest)) for way in (Replicate(), *map(Shard, AXES))]

@@ -53,6 +53,7 @@ class Call:
 
     Args:
         kind: as a paper names it. ranks: of its group, in order; of a message, sender and receiver.
+        group: its name, which all its ranks have in common: several may have the same ranks.
         number: of this call in its group, counted from 0.
         nbytes: the whole array's. sent: what this rank sends of it where least is sent, as on nccl's ring.
         gloo_bytes: what it sends by gloo's own, which sums where it has to scatter sums, and sends trees.
@@ -72,6 +73,7 @@ class Call:
     place: Place
     begin_s: float
     step: int
+    group: str
     shapes: tuple[tuple[int, ...], ...] = ()
     end_s: float | None = field(default=None, compare=False)
 
@@ -94,7 +96,7 @@ class Calls:
     ):
         self.list: list[Call] = []
         self._places, self._step, self._on_tensors = places, step, on_tensors
-        self._numbers: dict[tuple[int, ...], int] = {}
+        self._numbers: dict[tuple[str, tuple[int, ...]], int] = {}
         self._file = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._lock = threading.Lock()
         self._library: torch.library.Library | None = None
@@ -127,15 +129,14 @@ class Calls:
         def call(keys: Any, *args: Any, **kwargs: Any) -> Any:
             noted = self._note(name, dict(zip(names, args, strict=False)) | kwargs)
             result = operator.redispatch(keys & below, *args, **kwargs)
-            if noted is not None:
-                self._watch(noted, result[-1] if isinstance(result, tuple) else result)
+            self._watch(noted, result[-1] if isinstance(result, tuple) else result)
             return result
 
         return call
 
-    def _note(self, name: str, arguments: dict[str, Any]) -> Call | None:
+    def _note(self, name: str, arguments: dict[str, Any]) -> Call:
         group = dist.ProcessGroup.unbox(arguments["process_group"])
-        ranks = tuple(dist.get_process_group_ranks(group)) if group.size() else ()
+        ranks = tuple(dist.get_process_group_ranks(group))
         kind, root = KINDS[name], int(arguments.get("root_rank", 0))
         tensors = {key: _tensors(value) for key, value in arguments.items()}
         nbytes = max((sum(t.numel() * t.element_size() for t in some) for some in tensors.values()), default=0)
@@ -150,16 +151,16 @@ class Calls:
             sent = of_gloo = _to_others(arguments, own)
         some = next((many for many in tensors.values() if many), [])
         with self._lock:
-            number = self._numbers.get(ranks, 0)
-            self._numbers[ranks] = number + 1
+            number = self._numbers.get((group.group_name, ranks), 0)
+            self._numbers[group.group_name, ranks] = number + 1
         call = Call(
             kind, ranks, number, nbytes if kind != "barrier" else 0, sent, of_gloo,
             str(some[0].dtype).removeprefix("torch.") if some else "", place, time.monotonic(), self._step(),
-            tuple(tuple(t.shape) for t in some[:8]),
+            group.group_name, tuple(tuple(t.shape) for t in some[:8]),
         )  # fmt: skip
         self.list.append(call)
         with contextlib.suppress(OSError):
-            line = [ranks, number, kind, call.nbytes, call.dtype, place.line, place.module]
+            line = [ranks, number, kind, call.nbytes, call.dtype, place.line, place.module, call.group]
             os.write(self._file, (json.dumps(line) + "\n").encode())
         if self._on_tensors is not None:
             inputs = [t for key in ("input", "input_tensor", "inputs", "input_tensors") for t in tensors.get(key, [])]

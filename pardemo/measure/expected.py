@@ -6,6 +6,7 @@ from pardemo.formulas import communication as formulas
 from pardemo.measure.places import ROOT
 from pardemo.measure.running import Parallelism
 from pardemo.measure.summary import Finding, Row, Summary
+from pardemo.tables import amount
 
 #: Bytes up to which a message's time is its latency's, whatever the link.
 SMALL = 4096
@@ -38,16 +39,14 @@ WHY = {
 
 
 def rows_of(measured: Summary, kinds: Iterable[str], ranks: tuple[int, ...]) -> list[Row]:
-    return [row for row in measured.collectives if row.kind in kinds and row.ranks == ranks]
+    """A group's rows of these kinds, without those of an evaluation: no formula of a step is for them."""
+    of_group = [row for row in measured.collectives if row.kind in kinds and row.ranks == ranks]
+    return [row for row in of_group if row.place.phase != "evaluation"]
 
 
 def low_precision(measured: Summary) -> str:
     """The dtype of 16 bits in which autocast computes, if one does."""
     return next((dtype for dtype in measured.model["computed_in"] if dtype in ("bfloat16", "float16")), "")
-
-
-def megabytes(nbytes: float) -> str:
-    return f"{nbytes / 1e6:,.2f} MB"
 
 
 def _ddp(measured: Summary, ddp: Parallelism) -> list[Finding]:
@@ -59,13 +58,16 @@ def _ddp(measured: Summary, ddp: Parallelism) -> list[Finding]:
     sent = sum(row.bytes for row in rows)
     line = rows[0].line if rows else ""
     for row in rows:
+        row.why = "gradients, summed in buckets" + (f" as {row.dtype}" if row.dtype != "float32" else "")
+    if ddp.options.get("models", 1) > 1:
+        return []
+    for row in rows:
         row.expected_bytes = once * row.bytes / sent if sent else once
-        row.why = "gradients, summed in buckets"
     m = measured.micro_batches
     if m > 1 and sent > 1.5 * once:
         found.append(Finding(
-            f"gradients are summed after each of {m} micro-batches, {megabytes(sent)} a step where once would be "
-            f"{megabytes(once)}: run all but the last backward in `with model.no_sync():`", line, sent - once,
+            f"gradients are summed after each of {m} micro-batches, {amount(sent)} a step where once would be "
+            f"{amount(once)}: run all but the last backward in `with model.no_sync():`", line, sent - once,
         ))  # fmt: skip
     low = low_precision(measured)
     if low and any(row.dtype == "float32" for row in rows):
@@ -85,7 +87,7 @@ def _ddp(measured: Summary, ddp: Parallelism) -> list[Finding]:
         nbytes = sum(ddp.unit_bytes.get(name, 0) for name in unused)
         names = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")
         found.append(Finding(
-            f"no gradient reaches {names}: zeros are summed for them; freeze them, or take them out",
+            f"in the last step no gradient reached {names}, and zeros were summed: if that is always so, freeze them",
             line, formulas.ring_all_reduce(nbytes, n).sent,
         ))  # fmt: skip
     return found
@@ -114,7 +116,7 @@ def _fsdp2(measured: Summary, fsdp: Parallelism) -> list[Finding]:
     sent = sum(row.bytes for row in gathers)
     if m > 1 and gathers:
         found.append(Finding(
-            f"parameters are gathered anew for each of {m} micro-batches, {megabytes(sent)} a step: fewer, larger "
+            f"parameters are gathered anew for each of {m} micro-batches, {amount(sent)} a step: fewer, larger "
             "micro-batches send less; set_reshard_after_backward(False) keeps them gathered until the last",
             gathers[0].line, sent * (m - 1) / m,
         ))  # fmt: skip
@@ -177,7 +179,7 @@ def _shared(rows: list[Row], whole: float, why: str, name: str = "", reason: str
         row.why = why
     if not rows or not whole or abs(sent / whole - 1) < 0.05:
         return []
-    named = f"{name or why}: its formula says {megabytes(whole)} a step, {megabytes(sent)} were sent"
+    named = f"{name or why}: its formula says {amount(whole)} a step, {amount(sent)} were sent"
     return [Finding(f"{named}: {reason}" if reason else named, rows[0].line, max(sent - whole, 0.0))]
 
 

@@ -88,7 +88,7 @@ def events(seen: Sequence[Seen]) -> list[dict[str, Any]]:
     """
     begin = min(one.cuts[WARM - 1].at_s for one in seen)
     made: list[dict[str, Any]] = []
-    together: dict[tuple[tuple[int, ...], int], list[tuple[float, int]]] = {}
+    together: dict[tuple[str, tuple[int, ...], int], list[tuple[float, int]]] = {}
     for one in seen:
         made.append({"ph": "M", "name": "process_name", "pid": one.rank, "args": {"name": f"rank {one.rank}"}})
         for tid, name in ((0, "steps"), (1, "collectives")):
@@ -104,7 +104,7 @@ def events(seen: Sequence[Seen]) -> list[dict[str, Any]]:
                 }  # fmt: skip
                 name = f"{call.kind} {call.place.module or call.place.line}".strip()
                 made.append(_event(name, one.rank, 1, call.begin_s, call.end_s or call.begin_s, begin, told))
-                together.setdefault((call.ranks, call.number), []).append((call.begin_s, one.rank))
+                together.setdefault((call.group, call.ranks, call.number), []).append((call.begin_s, one.rank))
     for flow, calls in enumerate(together.values()):
         last_s, last = max(calls)
         for begin_s, rank in calls:

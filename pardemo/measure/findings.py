@@ -43,9 +43,11 @@ def _alone(measured: Summary) -> bool:
 
 def _other(measured: Summary, row: Row) -> None:
     """What is no parallelism's: objects, barriers, metrics, logits, small messages."""
+    if row.place.phase == "evaluation":
+        row.why = "an evaluation's"
     if row.why:
         return
-    times = "once" if row.calls == 1 else f"{row.calls:g} times"
+    times = "once" if row.calls == 1 else f"{row.calls:.2g} times"
     vocabulary = measured.model.get("vocabularies", [])
     if row.place.objects:
         row.why = f"Python objects, pickled ({row.place.objects})"

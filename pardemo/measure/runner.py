@@ -181,7 +181,7 @@ def _last_calls(journals: str) -> dict[int, str]:
 
 
 def _call(call: list) -> str:
-    ranks, number, kind, nbytes, _, line, module = call
+    ranks, number, kind, nbytes, _, line, module, _ = call
     return f"{kind} {number + 1} of {ranks_text(ranks)}, {nbytes:,} bytes, at {line or 'no line'}" + (
         f" ({module})" if module else ""
     )
@@ -189,11 +189,11 @@ def _call(call: list) -> str:
 
 def _parted(journals: str) -> str:
     """The first call in which the ranks of a group do not do the same; empty where they do."""
-    by_group: dict[tuple[int, ...], dict[int, list[list]]] = {}
+    by_group: dict[tuple, dict[int, list[list]]] = {}
     for rank, calls in _journal(journals).items():
         for call in calls:
             if call[2] not in ("send", "receive"):
-                by_group.setdefault(tuple(call[0]), {}).setdefault(rank, []).append(call)
+                by_group.setdefault((call[7], *call[0]), {}).setdefault(rank, []).append(call)
     for of_ranks in by_group.values():
         for together in zip(*of_ranks.values(), strict=False):
             if len({(call[2], call[3] if call[2] in ("all-reduce", "reduce-scatter") else 0) for call in together}) > 1:

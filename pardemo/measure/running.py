@@ -39,6 +39,7 @@ def recognised(places: Places) -> list[Parallelism]:
     found: list[Parallelism] = []
     for root in roots:
         found += [*_ddp(root, places), *_fsdp2(root, places), *_fsdp1(root, places), *_deepspeed(root)]
+    found = _models_together(found)
     for root in roots:
         found += _dtensors(root, found)
     found += [*_megatron(), *_pipelines()]
@@ -105,6 +106,21 @@ def _ddp(root: torch.nn.Module, places: Places) -> Iterator[Parallelism]:
                 "unused": [without_wrappers(n) for n, p in trained.items() if p.grad is None or not p.grad.any()],
             }
             yield Parallelism("DDP", ranks, (type(part.module).__name__,), sizes, options)
+
+
+def _models_together(found: list[Parallelism]) -> list[Parallelism]:
+    """Several models under DDP over the same ranks as one: a step may train one of them, and whose bytes are whose is
+    not to be seen."""
+    together: dict[tuple[int, ...], list[Parallelism]] = {}
+    for one in found:
+        if one.kind == "DDP":
+            together.setdefault(one.ranks, []).append(one)
+    several = {ranks: some for ranks, some in together.items() if len(some) > 1}
+    kept = [one for one in found if one.kind != "DDP" or one.ranks not in several]
+    return kept + [
+        Parallelism("DDP", ranks, tuple(name for one in some for name in one.wraps), {}, {"models": len(some)})
+        for ranks, some in several.items()
+    ]
 
 
 def _rows_used(module: torch.nn.Module) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pardemo.measure.calls import Call
 from pardemo.measure.places import CONTEXT, Place
 from pardemo.measure.program import WARM, Seen
 from pardemo.measure.running import Parallelism
+from pardemo.meters.timeline import Span, covered_s
 
 
 @dataclass
@@ -200,16 +201,16 @@ def _rows(seen: Sequence[Seen], steps: range) -> list[Row]:
 
 
 def _times(seen: Sequence[Seen], steps: range) -> list[Times]:
-    begun: dict[tuple[tuple[int, ...], int], float] = {}
+    begun: dict[tuple[str, tuple[int, ...], int], float] = {}
     for one in seen:
         for call in one.calls:
             if call.kind not in ("send", "receive"):
-                key = call.ranks, call.number
+                key = call.group, call.ranks, call.number
                 begun[key] = max(begun.get(key, 0.0), call.begin_s)
     return [_times_of(one, steps, begun) for one in seen]
 
 
-def _times_of(one: Seen, steps: range, begun: dict[tuple[tuple[int, ...], int], float]) -> Times:
+def _times_of(one: Seen, steps: range, begun: dict[tuple[str, tuple[int, ...], int], float]) -> Times:
     rows = []
     for step in steps:
         before, cut = one.cuts[step - 1], one.cuts[step]
@@ -218,9 +219,9 @@ def _times_of(one: Seen, steps: range, begun: dict[tuple[tuple[int, ...], int], 
         calls = [call for call in one.calls if call.step == step and call.place.phase != "evaluation"]
         flights = [(call.begin_s, call.end_s or call.begin_s) for call in calls]
         stood = [wait for wait in one.waits if before.at_s <= wait[0] < cut.at_s]
-        waits = [(call.begin_s, min(begun.get((call.ranks, call.number), 0.0), end)) for call, (_, end) in
+        waits = [(call.begin_s, min(begun.get((call.group, call.ranks, call.number), 0.0), end)) for call, (_, end) in
                  zip(calls, flights, strict=True)]  # fmt: skip
-        communication, late = _covered([*flights, *stood]), _covered(waits)
+        communication, late = (covered_s(_spans(one.rank, some)) for some in ([*flights, *stood], waits))
         blocked = wall - compute
         idle = min(late, blocked)
         exposed = min(blocked - idle, max(communication - late, 0.0))
@@ -228,10 +229,5 @@ def _times_of(one: Seen, steps: range, begun: dict[tuple[tuple[int, ...], int], 
     return Times(one.rank, *(statistics.median(column) for column in zip(*rows, strict=True)))
 
 
-def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Length of the union."""
-    total, end = 0.0, float("-inf")
-    for begin, stop in sorted(spans):
-        total += max(0.0, stop - max(begin, end))
-        end = max(end, stop)
-    return total
+def _spans(rank: int, times: Iterable[tuple[float, float]]) -> list[Span]:
+    return [Span(rank, "", "", begin, max(begin, end)) for begin, end in times]

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from pardemo.measure.summary import Row, Summary
-from pardemo.tables import text_table
+from pardemo.tables import amount, text_table
 from pardemo.world.errors import ranks_text
 
 ROWS = 12
@@ -15,14 +15,6 @@ def screen(measured: Summary, name: str) -> str:
     """What is running, bytes, memory, time, findings: in this order, each with its line of the script."""
     parts = [_head(measured, name), _running(measured), _bytes(measured), _memory(measured), _time(measured)]
     return "\n\n".join([*parts, _findings(measured)])
-
-
-def megabytes(nbytes: float) -> str:
-    """``12.3 MB``, ``4.1 kB``, ``640 B``."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= size:
-            return f"{nbytes / size:.{2 if nbytes < 10 * size else 1}f} {unit}"
-    return f"{nbytes:.0f} B"
 
 
 def _head(measured: Summary, name: str) -> str:
@@ -48,7 +40,7 @@ def _running(measured: Summary) -> str:
         lines.append(f"  autocast computes in {', '.join(model['computed_in'])}")
     lines += [
         f"  {p.kind} over {ranks_text(list(p.ranks))}: {_some(p.wraps)}"
-        + (f"; {megabytes(sum(p.unit_bytes.values()))}" if p.unit_bytes else "")
+        + (f"; {amount(sum(p.unit_bytes.values()))}" if p.unit_bytes else "")
         for p in measured.parallelism
     ]
     if not measured.parallelism:
@@ -70,9 +62,9 @@ def _bytes(measured: Summary) -> str:
     total = measured.sent_bytes[0]
     counted = ""
     if measured.wire_bytes is not None:
-        counted = f"; the kernel counted {megabytes(measured.wire_bytes[0])}, {measured.backend}'s own algorithms make "
-        counted += megabytes(measured.gloo_bytes[0])
-    lines = [f"BYTES A STEP  rank 0 sends {megabytes(total)} by algorithms that send the least{counted}"]
+        counted = f"; the kernel counted {amount(measured.wire_bytes[0])}, {measured.backend}'s own algorithms make "
+        counted += amount(measured.gloo_bytes[0])
+    lines = [f"BYTES A STEP  rank 0 sends {amount(total)} by algorithms that send the least{counted}"]
     table: list[tuple[str, ...]] = [("", "collective", "ranks", "calls", "sent", "formula", "line", "module", "what")]
     rows = _rows(_alike(measured.collectives))
     table += rows[:ROWS]
@@ -106,21 +98,21 @@ def _rows(rows: list[Row]) -> list[tuple[str, ...]]:
     together: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
         ranks = " → ".join(map(str, row.ranks)) if row.kind == "send" else ranks_text(list(row.ranks)).partition(" ")[2]
-        expected = "" if row.expected_bytes is None else megabytes(row.expected_bytes)
-        rest = row.kind, f"{row.calls:g}", megabytes(row.bytes), expected, row.line, row.module, row.why
+        expected = "" if row.expected_bytes is None else amount(row.expected_bytes)
+        rest = row.kind, f"{row.calls:g}", amount(row.bytes), expected, row.line, row.module, row.why
         together.setdefault(rest, []).append(ranks)
     return [("", kind, _groups(groups), *rest) for (kind, *rest), groups in together.items()]
 
 
 def _memory(measured: Summary) -> str:
     memory = measured.memory
-    kinds = ", ".join(f"{kind} {megabytes(n)}" for kind, n in memory["kinds"].items() if n)
-    peak = f"rank {memory['rank']} holds {megabytes(memory['peak_bytes'])} at the peak, at {memory['line']}"
+    kinds = ", ".join(f"{kind} {amount(n)}" for kind, n in memory["kinds"].items() if n)
+    peak = f"rank {memory['rank']} holds {amount(memory['peak_bytes'])} at the peak, at {memory['line']}"
     lines = [f"MEMORY  {peak}: {kinds}"]
     table: list[tuple[str, ...]] = [("", "largest", "kind", "shape", "line", "module")]
     for one in memory["largest"]:
         shape = " × ".join(map(str, one["shape"])) + f" {one['dtype']}"
-        table.append(("", megabytes(one["bytes"]), one["kind"], shape, one["line"], one["module"]))
+        table.append(("", amount(one["bytes"]), one["kind"], shape, one["line"], one["module"]))
     return "\n".join([*lines, text_table(table)])
 
 
@@ -142,6 +134,6 @@ def _findings(measured: Summary) -> str:
         return "FINDINGS  none"
     lines = ["FINDINGS"]
     for one in sorted(measured.findings, key=lambda finding: -finding.bytes):
-        about = f" [{megabytes(one.bytes)} a step]" if one.bytes else ""
+        about = f" [{amount(one.bytes)} a step]" if one.bytes else ""
         lines.append(f"  {one.line or '–'}: {one.what}{about}")
     return "\n".join(lines)

@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pardemo.tables import amount
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -44,17 +46,10 @@ def reason(error: Exception, part: Path, nbytes: int) -> str:
     while not os.path.ismount(disk):
         disk = disk.parent
     room = shutil.disk_usage(disk).free + folder_bytes(part)
-    needed = f"it takes about {_text(nbytes)}, and"
+    needed = f"it takes about {amount(nbytes, 1)}, and"
     if room < nbytes:
-        return f"{needed} the disk at {disk} has {_text(room)} left for it"
+        return f"{needed} the disk at {disk} has {amount(room, 1)} left for it"
     longest, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if longest != resource.RLIM_INFINITY:
-        return f"{needed} no file of this process may be larger than {_text(longest)} (ulimit -f)"
-    return f"{needed} the disk at {disk}, with {_text(room)} left, did not take all of it: a quota? ({first})"
-
-
-def _text(nbytes: int) -> str:
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.1f} {name}"
-    return f"{nbytes} bytes"
+        return f"{needed} no file of this process may be larger than {amount(longest, 1)} (ulimit -f)"
+    return f"{needed} the disk at {disk}, with {amount(room, 1)} left, did not take all of it: a quota? ({first})"
