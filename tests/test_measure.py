@@ -445,6 +445,20 @@ def test_where_tensors_of_the_peak_come_from():
     assert largest.place.line.startswith("test_measure.py:")
 
 
+def test_memory_that_was_given_back_and_taken_again_was_there_each_time():
+    """As FSDP's whole parameters: one storage, that shrinks to nothing after a module and grows before the next."""
+    with Places(__file__) as places, Held(places) as held:
+        held.begin()
+        whole, beside = torch.zeros(1000), torch.zeros(500)
+        whole.untyped_storage().resize_(0)
+        del beside
+        whole.untyped_storage().resize_(4000)
+    kinds, alive = held.at_peak()
+    assert sum(kinds.values()) == held.peak_bytes == 6000
+    assert [one.nbytes for _, one in alive] == [4000, 2000]
+    assert [one.nbytes for _, one in held.all()] == [4000, 2000, 4000]
+
+
 def _attention_by_heads():
     teach_dtensor()
     torch.manual_seed(0)

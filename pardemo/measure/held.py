@@ -44,6 +44,7 @@ class Held(MemoryMeter):
         super().__init__(meets=True)
         self._places = places
         self.storages: dict[Any, Storage] = {}
+        self._earlier: list[tuple[Any, Storage]] = []  # lives of storages that gave their memory back, and grew again
         self.vocabularies: set[int] = set()
         self._change = self._peak_change = self._phase = 0
         self._in_backward = False
@@ -54,6 +55,7 @@ class Held(MemoryMeter):
     def begin(self) -> None:
         """The peak begins anew, with what is alive now; what has died before is forgotten."""
         self.storages = {record: one for record, one in self.storages.items() if one.died is None}
+        self._earlier.clear()
         self.reset_peak()
 
     def reset_peak(self) -> None:
@@ -77,7 +79,7 @@ class Held(MemoryMeter):
         """Bytes by kind of :data:`KINDS` at the peak, and its storages with their kinds, the largest first."""
         kinds = dict.fromkeys(KINDS, 0)
         alive = []
-        for record, one in self.storages.items():
+        for record, one in (*self._earlier, *self.storages.items()):
             if one.born <= self._peak_change and (one.died is None or one.died > self._peak_change):
                 kind = self._kind(record.kind, one)
                 kinds[kind] += one.nbytes
@@ -86,9 +88,8 @@ class Held(MemoryMeter):
 
     def all(self) -> list[tuple[str, Storage]]:
         """Every storage since :meth:`begin`, with its kind, in the order in which they came."""
-        return sorted(
-            ((self._kind(r.kind, one), one) for r, one in self.storages.items()), key=lambda item: item[1].born
-        )
+        lives = (*self._earlier, *self.storages.items())
+        return sorted(((self._kind(record.kind, one), one) for record, one in lives), key=lambda item: item[1].born)
 
     def _kind(self, kind: str, one: Storage) -> str:
         if kind == "parameters" and one.use == "gathered":
@@ -129,6 +130,8 @@ class Held(MemoryMeter):
             known.nbytes = record.nbytes
             self._latest = record
             return
+        if known is not None:
+            self._earlier.append((record, known))
         tensor = self._tensor
         shape = tuple(tensor.shape) if tensor is not None else ()
         dtype = str(tensor.dtype).removeprefix("torch.") if tensor is not None else ""

@@ -9,6 +9,7 @@ class Block(NamedTuple):
 
     Args:
         born, died: numbers of changes, in their order; ``died`` None for what outlives the step.
+        phase: what ran when it came: ``forward``, ``backward``, ``step``, ``evaluation`` or ``between``.
     """
 
     bytes: int
@@ -17,6 +18,7 @@ class Block(NamedTuple):
     module: str
     born: int
     died: int | None
+    phase: str = "between"
 
 
 def snapshot(blocks: Sequence[Block]) -> dict[str, Any]:
