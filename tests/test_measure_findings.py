@@ -59,7 +59,7 @@ def test_sums_after_each_micro_batch():
     measured, told = explained(row(nbytes=4 * ONCE, calls=4), parallelism=[ddp()], micro_batches=4)
     assert told == [
         "gradients are summed after each of 4 micro-batches, 32.0 MB a step where once would be 8.00 MB: run all "
-        "but the last backward in `with model.no_sync():`"
+        "but the last forward and backward in `with model.no_sync():`"
     ]
     assert measured.findings[0].bytes == 3 * ONCE
     assert explained(row(nbytes=ONCE), parallelism=[ddp()], micro_batches=4)[1] == []
@@ -127,8 +127,8 @@ def test_several_models_and_an_evaluation_are_not_judged():
 
 
 def test_what_is_no_parallelisms():
-    _, told = explained(row("all-gather", 1e6, shapes=((4, 128, 32000),), phase="forward"))
-    assert "logits are gathered whole" in told[0]
+    _, told = explained(row("all-gather", 1e6, calls=2.0, shapes=((4, 128, 32000),), phase="between"))
+    assert "logits are gathered whole, 2 times a step: a figure of them can be counted on each rank" in told[0]
     _, told = explained(row("all-gather", 1e6, shapes=((4, 128, 4096),), phase="forward"))
     assert told == []
     _, told = explained(row(nbytes=8, shapes=((),), phase="between"), row(nbytes=ONCE))

@@ -67,7 +67,7 @@ def _ddp(measured: Summary, ddp: Parallelism) -> list[Finding]:
     if m > 1 and sent > 1.5 * once:
         found.append(Finding(
             f"gradients are summed after each of {m} micro-batches, {amount(sent)} a step where once would be "
-            f"{amount(once)}: run all but the last backward in `with model.no_sync():`", line, sent - once,
+            f"{amount(once)}: run all but the last forward and backward in `with model.no_sync():`", line, sent - once,
         ))  # fmt: skip
     low = low_precision(measured)
     if low and any(row.dtype == "float32" for row in rows):

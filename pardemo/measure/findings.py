@@ -58,7 +58,10 @@ def _other(measured: Summary, row: Row) -> None:
         measured.findings.append(Finding(f"all ranks wait for one another at a barrier, {times} a step", row.line))
     elif row.kind == "all-gather" and any(len(shape) > 1 and shape[-1] in vocabulary for shape in row.shapes):
         row.why = "logits, gathered whole"
-        what = "logits are gathered whole: a loss on the cut vocabulary sends three numbers a token"
+        what = (
+            f"logits are gathered whole, {times} a step: a figure of them can be counted on each rank, a loss be computed "
+            "where the vocabulary is cut, and a few numbers sent"
+        )
         measured.findings.append(Finding(what, row.line, row.bytes))
     elif row.place.use == NORM and row.bytes <= SMALL:
         row.why = "the norm of all gradients, or whether one overflowed"
