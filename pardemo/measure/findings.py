@@ -59,8 +59,8 @@ def _other(measured: Summary, row: Row) -> None:
     elif row.kind == "all-gather" and any(len(shape) > 1 and shape[-1] in vocabulary for shape in row.shapes):
         row.why = "logits, gathered whole"
         what = (
-            f"logits are gathered whole, {times} a step: a figure of them can be counted on each rank, a loss be computed "
-            "where the vocabulary is cut, and a few numbers sent"
+            f"logits are gathered whole, {times} a step: a figure of them can be counted on each rank, a loss be "
+            "computed where the vocabulary is cut, and a few numbers sent"
         )
         measured.findings.append(Finding(what, row.line, row.bytes))
     elif row.place.use == NORM and row.bytes <= SMALL:
