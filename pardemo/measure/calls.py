@@ -102,6 +102,8 @@ class Calls:
         self._library: torch.library.Library | None = None
         #: when this rank stood still in a Work's ``wait``
         self.waits: list[tuple[float, float]] = []
+        #: called as it begins to
+        self.on_wait: Callable[[], None] = lambda: None
 
     def __enter__(self) -> "Calls":
         self._library = torch.library.Library("c10d", "IMPL")
@@ -173,6 +175,7 @@ class Calls:
         @functools.wraps(self._wait)
         def wait(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
             begin = time.monotonic()
+            self.on_wait()
             try:
                 return self._wait(work, *args, **kwargs)
             finally:

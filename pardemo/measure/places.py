@@ -1,5 +1,6 @@
 """Where a script is: its line, and the module whose forward or backward runs."""
 
+import bisect
 import os
 import re
 import site
@@ -29,6 +30,8 @@ NORM = "norm"
 #: Of a place in torch's context parallelism.
 CONTEXT = "context parallel"
 _USES = (CONTEXT, NORM, "gathered", "communication buffers")
+#: Numbers of autograd's nodes from here on are those of leaves.
+LEAF = 2**63
 #: What the model itself is called, whose name is empty.
 ROOT = "(root)"
 
@@ -69,6 +72,9 @@ class Places:
         self._roles: dict[CodeType, str] = {}
         self._stack: list[torch.nn.Module] = []
         self._hooks: list[Any] = []
+        #: from this number of autograd's nodes on (the graph is built in order), the module that runs
+        self._numbers: list[int] = [0]
+        self._owners: list[torch.nn.Module | None] = [None]
         self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         #: modules that were called from outside of all others: models, and losses
         self.roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -107,10 +113,33 @@ class Places:
                 unit = unit or _unit(frame)
             frame = frame.f_back
         backward = compat.graph_task() != -1
-        module = unit or (self.name(self._stack[-1]) if self._stack else "")
+        module = unit or (self.name(self._stack[-1]) if self._stack else self._of_node() if backward else "")
         phase = "evaluation" if self._aside else "forward" if self._stack else "between"
         phase = "backward" if backward else "step" if self.stepping else phase
         return Place(line, module, phase, backward and bool(self._stack), objects, use)
+
+    def _of_node(self) -> str:
+        """The module whose backward runs; empty where a gradient is complete, which is nobody's part of the graph."""
+        node = compat.autograd_node()
+        number = LEAF if node is None else compat.node_number(node)
+        if number >= LEAF or number < self._numbers[0]:  # a graph that is older than this step
+            return ""
+        owner = self._owners[bisect.bisect_right(self._numbers, number) - 1]
+        return "" if owner is None else self.name(owner)
+
+    def _runs(self) -> None:
+        """From the next node on the graph is that of the module that runs now."""
+        number, owner = compat.sequence_number(), self._stack[-1] if self._stack else None
+        if number == self._numbers[-1]:
+            self._owners[-1] = owner
+        else:
+            self._numbers.append(number)
+            self._owners.append(owner)
+
+    def forget(self) -> None:
+        """A step is over: its graph is gone."""
+        if not self._stack:
+            self._numbers, self._owners = [compat.sequence_number()], [None]
 
     def name(self, module: torch.nn.Module) -> str:
         """A module's name from the root on, without what wrappers put before it; its class where nobody has it."""
@@ -148,10 +177,12 @@ class Places:
             elif torch.is_autocast_enabled("cpu"):
                 self.computed_in.add(str(torch.get_autocast_dtype("cpu")).removeprefix("torch."))
         self._stack.append(module)
+        self._runs()
 
     def _ends(self, module: torch.nn.Module, *_: Any) -> None:
         while self._stack and self._stack.pop() is not module:  # one that raised has not said that it ended
             pass
+        self._runs()
         if not self._stack and self._aside:
             self._aside_s += time.monotonic() - self._aside[0]
             self._aside_cpu_s += time.thread_time() - self._aside[1]

@@ -106,6 +106,7 @@ class Steps:
         self._on_cut(len(self.cuts) + 1)  # what it costs is part of the step that is over
         sent, received = self._counters()
         aside_s, aside_cpu_s = self._places.take_aside()
+        self._places.forget()
         cut = Cut(time.monotonic(), time.thread_time(), self._backwards, aside_s, aside_cpu_s, sent, received)
         self.cuts.append(cut)
         self._backwards = 0

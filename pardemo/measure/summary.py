@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pardemo.measure import groups
 from pardemo.measure.calls import Call
 from pardemo.measure.places import CONTEXT, Place
 from pardemo.measure.program import WARM, Seen
@@ -58,6 +59,31 @@ class Times:
 
 
 @dataclass(frozen=True)
+class Paced:
+    """A step as it would be on other devices. ``on``: which; ``links``: between which ranks, at which rates.
+
+    ``time``: by rank. ``alone_s``: the step of a rank whose collectives took no time. ``told``: what was assumed.
+    """
+
+    on: str
+    links: str
+    time: list[Times]
+    alone_s: float
+    told: list[str]
+
+    @property
+    def step_s(self) -> float:
+        return max(one.step_s for one in self.time)
+
+    def as_json(self) -> dict[str, Any]:
+        rows = [vars(one) for one in self.time]
+        return {
+            "on": self.on, "links": self.links, "reckoned": True, "step_s": self.step_s, "alone_s": self.alone_s,
+            "time": rows, "assumed": self.told,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Finding:
     """Something that a reader would change: what, where, and how many bytes a step it is about."""
 
@@ -85,11 +111,14 @@ class Summary:
     time: list[Times]
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    paced: Paced | None = None
+    hosts: int = 1
 
     def as_json(self) -> dict[str, Any]:
         """The contract's names; bytes of a step, seconds of a step."""
         return {
             "ranks": self.ranks,
+            "hosts": self.hosts,
             "steps": self.steps,
             "micro_batches": self.micro_batches,
             "ended": self.ended,
@@ -97,6 +126,10 @@ class Summary:
             "parallelism": [
                 {"kind": p.kind, "ranks": list(p.ranks), "wraps": list(p.wraps), "options": p.options}
                 for p in self.parallelism
+            ],
+            "groups": [
+                {"kind": kind.name, "groups": [list(ranks) for ranks in kind.groups]}
+                for kind in groups.kinds(self.parallelism)
             ],
             "model": self.model,
             "collectives": [
@@ -112,6 +145,7 @@ class Summary:
             "backend_bytes": self.gloo_bytes,
             "memory": self.memory,
             "time": [vars(one) for one in self.time],
+            "paced": None if self.paced is None else self.paced.as_json(),
             "findings": [vars(one) for one in self.findings],
             "notes": self.notes,
         }  # fmt: skip
@@ -201,13 +235,19 @@ def _rows(seen: Sequence[Seen], steps: range) -> list[Row]:
 
 
 def _times(seen: Sequence[Seen], steps: range) -> list[Times]:
+    begun = last_begun(seen)
+    return [_times_of(one, steps, begun) for one in seen]
+
+
+def last_begun(seen: Sequence[Seen]) -> dict[tuple[str, tuple[int, ...], int], float]:
+    """When the last rank of each collective began it; by its group, the group's ranks and its number in the group."""
     begun: dict[tuple[str, tuple[int, ...], int], float] = {}
     for one in seen:
         for call in one.calls:
             if call.kind not in ("send", "receive"):
                 key = call.group, call.ranks, call.number
                 begun[key] = max(begun.get(key, 0.0), call.begin_s)
-    return [_times_of(one, steps, begun) for one in seen]
+    return begun
 
 
 def _times_of(one: Seen, steps: range, begun: dict[tuple[str, tuple[int, ...], int], float]) -> Times:
@@ -215,7 +255,9 @@ def _times_of(one: Seen, steps: range, begun: dict[tuple[str, tuple[int, ...], i
     for step in steps:
         before, cut = one.cuts[step - 1], one.cuts[step]
         wall = cut.at_s - before.at_s - cut.aside_s
-        compute = min(max(cut.cpu_s - before.cpu_s - cut.aside_cpu_s, 0.0), wall)
+        paced = [wait for wait in one.waited.waits if before.at_s <= wait[0] < cut.at_s] if one.waited else []
+        compute = cut.cpu_s - before.cpu_s - cut.aside_cpu_s + sum(end - begin for begin, end in paced)
+        compute = min(max(compute, 0.0), wall)
         calls = [call for call in one.calls if call.step == step and call.place.phase != "evaluation"]
         flights = [(call.begin_s, call.end_s or call.begin_s) for call in calls]
         stood = [wait for wait in one.waits if before.at_s <= wait[0] < cut.at_s]

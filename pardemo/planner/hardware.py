@@ -115,6 +115,15 @@ _TABLE = (
 )
 GPUS = {gpu.name: gpu for gpu in _TABLE}
 
+#: TFLOP/s of products of fp32 without TF32, which is how torch multiplies unless it is told otherwise: from the same
+#: datasheets and architecture papers. An H20's and an Ascend's were not seen.
+FP32_TFLOPS = {
+    "A800-80GB": 19.5, "A100-80GB": 19.5, "A100-40GB": 19.5, "H100": 67, "H200": 67, "H100-96GB-500W": 67,
+    "H100-PCIe": 51, "H100-NVL": 60, "B200": 75, "GB200": 80, "B300": 75, "MI300X": 163.4, "5090": 104.8,
+    "RTX-PRO-6000": 125, "RTX-6000-Ada": 91.1, "A6000": 38.7, "3090": 35.6, "T4": 8.1, "A10G": 31.2, "L4": 30.3,
+    "L40S": 91.6, "4090": 82.6, "V100": 15.7,
+}  # fmt: skip
+
 #: Between hosts: bytes/s of one direction of each host's adapters together.
 LINKS = {
     "ethernet-10g": 10e9 / 8,

@@ -1,0 +1,181 @@
+"""What the script would take on a named GPU and its links: its operations at the planner's rates, reckoned, not run."""
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from pardemo.cluster import Cluster
+from pardemo.measure.calls import Call
+from pardemo.measure.program import WARM, Seen
+from pardemo.measure.replay import replay
+from pardemo.measure.summary import Paced
+from pardemo.measure.waiting import BACKWARD
+from pardemo.measure.work import Operation
+from pardemo.planner.hardware import FP32_TFLOPS, Gpu, gpu
+from pardemo.planner.layouts.machines import ATTENTION, Machine
+from pardemo.planner.layouts.stacks import Stack
+from pardemo.planner.timing import LAUNCH_S
+
+#: What a product loses of its rows, depth and columns to tiles that are not full: the planner's, of any program.
+SMALL = Stack("any").small
+#: TF32's rate of the datasheets, as a share of that of 16 bits.
+TF32 = 0.5
+ENDLESS = 1e30  # operations or bytes a second: takes no time
+
+
+def devices(name: str, ranks: int, host_ranks: int, between: float | None, inside: float | None) -> Machine:
+    """GPUs of that name, one a rank. between, inside: bytes/s of a host's network card, and of a GPU's own link.
+
+    Raises:
+        ValueError: there is no such GPU.
+    """
+    one = gpu(name)
+    if inside is not None:
+        one = replace(one, link_bytes_per_s=inside)
+    return Machine(one, ranks, host_ranks, **({} if between is None else {"between": between}))
+
+
+def on_gpus(seen: Sequence[Seen], machine: Machine) -> Paced:
+    """The second step of all ranks, on GPUs.
+
+    Raises:
+        ValueError: nothing was recorded; the GPU's rate for the script's products is not known; ranks wait for one
+            another for ever, where messages wait for their receiver, as nccl's do.
+    """
+    if any(one.work is None for one in seen):
+        raise ValueError("the script ended within its second step, which --pace follows")
+    rates, told = _rates(seen, machine)
+
+    def compute_s(_: int, one: Operation) -> float:
+        moving = one.bytes / machine.memory_bytes_per_s
+        if not one.product:
+            return moving
+        lost = math.prod(1 + SMALL / size for size in one.sizes)
+        return max(moving, one.flops * lost / rates[one.product])
+
+    programs = {one.rank: (one.work.list, one.calls) for one in seen if one.work is not None}
+    later = [_later(one) for one in seen]
+
+    def exchange_s(call: Call) -> float | None:
+        return seconds(call, machine) if any(_what(call) in some for some in later) else None
+
+    paced = replay(programs, compute_s, LAUNCH_S, exchange_s)
+    alone = replay(programs, compute_s, LAUNCH_S, lambda call: None)
+    told.append(
+        f"{1e6 * LAUNCH_S:.0f} µs of a processor for each operation, as the planner has it of eager PyTorch; what else "
+        "the script's Python does, data and files take no time"
+    )
+    if any(one.notes for one in seen if any("compile" in note for note in one.notes)):
+        told.append("operations one by one: torch.compile would launch fewer")
+    return Paced(machine.gpu.name, _links(machine), paced, max(one.step_s for one in alone), told)
+
+
+def on_layers(seen: Sequence[Seen], cluster: Cluster) -> Paced:
+    """The second step of all ranks, with layers that take what they were told to, all else no time, and these links.
+
+    It is what the run that waited is held against: the same arithmetic as :func:`on_gpus`, beside a measurement.
+
+    Raises:
+        ValueError: the script has no layers, or ended within its second step.
+    """
+    if any(one.work is None or one.waited is None for one in seen):
+        raise ValueError("the script ended within its second step, which --pace follows")
+    if not all(one.work.layers for one in seen if one.work):
+        raise ValueError("the script's model has no list of equal layers that could take a given time each")
+    between = cluster.between_rate or ENDLESS
+    device = Gpu("layers that wait", 0.0, ENDLESS, ENDLESS, cluster.inside_rate or ENDLESS, "this machine")
+    machine = Machine(device, cluster.size, cluster.ranks_per_host, between, 0.0, 0.0, link_share=1.0)
+    shares = {one.rank: _shares(one) for one in seen}
+    later = set().union(*(_later(one) for one in seen))
+
+    def exchange_s(call: Call) -> float | None:
+        if _what(call) not in later:
+            return None
+        return seconds(call, machine) * (call.gloo_bytes / call.sent if call.sent else 1.0)  # by gloo's algorithm
+
+    programs = {one.rank: (one.work.list, one.calls) for one in seen if one.work is not None}
+    paced = replay(programs, lambda rank, one: shares[rank].get(id(one), 0.0), 0.0, exchange_s)
+    alone = replay(programs, lambda rank, one: shares[rank].get(id(one), 0.0), 0.0, lambda call: None)
+    return Paced("layers that wait", _links(machine), paced, max(one.step_s for one in alone), [])
+
+
+def _shares(one: Seen) -> dict[int, float]:
+    """Seconds of each operation of a layer: of what its pass takes, in proportion to what a GPU would take for it."""
+    assert one.work is not None and one.waited is not None
+    machine = Machine(gpu("A100-80GB"))
+    passes: dict[tuple[str, str], list[tuple[int, float]]] = defaultdict(list)
+    for event in one.work.list:
+        if isinstance(event, Operation):
+            layer = next((name for name in one.work.layers if f"{event.module}.".startswith(f"{name}.")), "")
+            if layer and event.phase in ("forward", "backward", "recomputed"):
+                weight = event.bytes / machine.memory_bytes_per_s + event.flops / machine.matrix_flops
+                passes[layer, event.phase].append((id(event), weight))
+    shares = {}
+    for (_, phase), events in passes.items():
+        whole = sum(weight for _, weight in events) or 1.0
+        seconds = one.waited.forward_s * (BACKWARD if phase == "backward" else 1) * one.cuts[1].backwards
+        shares |= {event: seconds * weight / whole for event, weight in events}
+    return shares
+
+
+def seconds(call: Call, machine: Machine) -> float:
+    """A collective's, by the algorithm that sends least, between ranks that are numbered host by host."""
+    ranks = sorted(call.ranks)
+    n, host = len(ranks), machine.host_gpus
+    if n < 2:
+        return 0.0
+    stride = max(1, min(b - a for a, b in itertools.pairwise(ranks)))
+    within = len({rank // host for rank in ranks}) == 1
+    if call.kind in ("send", "receive"):
+        return machine.send(call.nbytes, ranks[1] - ranks[0], leaves=not within)
+    if within:  # the machine's own question is whether every stride-th of so many fits on a host
+        stride = min(stride, max(1, host // n))
+    times: dict[str, Callable[[float, int, int], float]] = {
+        "all-reduce": machine.all_reduce, "all-gather": machine.gather, "reduce-scatter": machine.gather,
+        "all-to-all": machine.all_to_all,
+    }  # fmt: skip
+    if call.kind in times:
+        return times[call.kind](call.nbytes, n, stride)
+    return machine.latency(n, stride) + call.nbytes / machine.rate(
+        n, stride
+    )  # one to all, or all to one, in a pipeline
+
+
+def _rates(seen: Sequence[Seen], machine: Machine) -> tuple[dict[str, float], list[str]]:
+    """Operations a second by kind of product, and what of it a reader should know."""
+    kinds = {one.product for some in seen if some.work for one in some.work.list if isinstance(one, Operation)}
+    rates = {"16": machine.matrix_flops, "attention16": machine.attention_flops}
+    told = []
+    if kinds & {"32", "attention32"}:
+        tf32 = any(some.work.tf32 for some in seen if some.work)
+        if tf32:
+            rates["32"] = TF32 * machine.matrix_flops
+            told.append("products of fp32 as TF32, which the script allows")
+        elif machine.gpu.name in FP32_TFLOPS:
+            share = machine.matrix_flops / machine.gpu.flops
+            rates["32"] = share * FP32_TFLOPS[machine.gpu.name] * 1e12
+            told.append(
+                f"products of fp32 without TF32, {FP32_TFLOPS[machine.gpu.name]:g} TFLOP/s by the datasheet, as torch "
+                "has it unless it is told otherwise"
+            )
+        else:
+            raise ValueError(f"the script multiplies in fp32, and nobody has published that rate of {machine.gpu.name}")
+        rates["attention32"] = ATTENTION * rates["32"]
+    return rates, told
+
+
+def _later(one: Seen) -> set[tuple]:
+    return {_what(call) for call in one.calls if call.step >= WARM} or {_what(call) for call in one.calls}
+
+
+def _what(call: Call) -> tuple:
+    return call.kind, call.group, call.ranks, call.place.line, call.place.use
+
+
+def _links(machine: Machine) -> str:
+    inside = f"{machine.gpu.link_bytes_per_s / 1e9:,.4g} GB/s a GPU inside a node"
+    if machine.hosts == 1:
+        return inside
+    return f"{machine.hosts} nodes of {machine.host_gpus}: {inside}, {machine.between / 1e9:,.4g} GB/s a node between"

@@ -1,0 +1,79 @@
+"""Layers that take a given time: each waits for what its computation here leaves of it, as for a GPU that computes."""
+
+import time
+import weakref
+from collections import defaultdict
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+from pardemo.measure.places import without_wrappers
+from pardemo.measure.work import layers
+from pardemo.meters.inside import tensors_in
+
+#: A backward pass against its forward: two products for each one.
+BACKWARD = 2
+
+
+class Waited(NamedTuple):
+    """What layers waited on a rank: ``forward_s`` each; when it stood still so; by layer what its forwards computed."""
+
+    forward_s: float
+    waits: list[tuple[float, float]]
+    computed_s: dict[str, list[float]]
+
+
+class Waiting:
+    """While the block runs each layer of the script's model takes ``forward_s``, and its backward pass twice that.
+
+    What it computes here is part of that time. A layer is one of the equal modules that the model consists of
+    (:func:`pardemo.measure.work.layers`); a forward that a backward pass runs again takes its time again.
+    """
+
+    def __init__(self, forward_s: float):
+        self._waits: list[tuple[float, float]] = []
+        self._computed_s: dict[str, list[float]] = defaultdict(list)
+        self._forward_s = forward_s
+        self._known: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._layers: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+        self._since: dict[int, float] = {}
+        self._hooks: list[Any] = []
+
+    @property
+    def seen(self) -> Waited:
+        """So far."""
+        return Waited(self._forward_s, self._waits, dict(self._computed_s))
+
+    def __enter__(self) -> "Waiting":
+        self._hooks = [register_module_forward_pre_hook(self._begins), register_module_forward_hook(self._ends)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _begins(self, module: torch.nn.Module, _: Any) -> None:
+        if module not in self._known:  # called from outside of all that is known: a model, or a loss
+            names = {part: without_wrappers(name) for name, part in module.named_modules()}
+            self._known.update(names)
+            wanted = set(layers([module], lambda part: names[part]))
+            self._layers.update({part: name for part, name in names.items() if name in wanted})
+        if module in self._layers:
+            self._since[id(module)] = time.thread_time()
+
+    def _ends(self, module: torch.nn.Module, _: Any, out: Any) -> None:
+        name = self._layers.get(module)
+        if name is None or not (module.training or torch.is_grad_enabled()):  # an evaluation is no part of a step
+            return
+        own_s = time.thread_time() - self._since.pop(id(module))
+        self._computed_s[name].append(own_s)
+        self._wait(self._forward_s - own_s)
+        for tensor in [tensor for tensor in tensors_in(out) if tensor.requires_grad][:1]:
+            tensor.register_hook(lambda gradient: self._wait(BACKWARD * (self._forward_s - own_s)))
+
+    def _wait(self, seconds: float) -> None:
+        begin = time.monotonic()
+        if seconds > 0:
+            time.sleep(seconds)
+            self._waits.append((begin, time.monotonic()))

@@ -1,0 +1,182 @@
+"""The work of one step, operation by operation: what a GPU would have to do of it, and what waits for what."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from pardemo import compat
+from pardemo.measure.calls import Call
+from pardemo.measure.places import Places
+from pardemo.meters.inside import tensors_in
+from pardemo.planner.work import FLOPS, traffic
+
+#: Elements of 2 bytes: a GPU's matrix units multiply them at the rate of its datasheet.
+LOW = (torch.bfloat16, torch.float16)
+#: Results that the script's Python reads: the processor waits until the GPU is there.
+_READ = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select", "aten::is_nonzero"}
+_ATTENTION = ("attention", "flash")
+
+
+class Operation(NamedTuple):
+    """An operation that a GPU would launch.
+
+    Args:
+        product: ``16`` or ``32`` (bits of its factors), ``attention16``, ``attention32``; empty where it multiplies no
+            matrices. flops: of a product. sizes: of a product of two matrices, rows, depth and columns; of several at
+            once none. bytes: what it reads and writes.
+        after: numbers of the step's collectives whose results it uses.
+        read: whether the script's Python waits for its result. module: whose; in a backward pass, too. phase: of it;
+            ``recomputed`` where a backward pass runs a forward again.
+    """
+
+    product: str
+    flops: float
+    sizes: tuple[int, ...]
+    bytes: float
+    after: tuple[int, ...]
+    read: bool
+    module: str
+    phase: str
+
+
+class Exchange(NamedTuple):
+    """A collective begins.
+
+    Args:
+        number: of this collective in the step. call: its number among all calls of the rank.
+        operations: how many operations were launched when the last of those began whose results it sends.
+        after: earlier collectives whose results it sends. waits: whether what is launched next waits for it.
+    """
+
+    number: int
+    call: int
+    operations: int
+    after: tuple[int, ...]
+    waits: bool
+
+
+class StepWork(NamedTuple):
+    """A rank's second step: its operations and exchanges in order.
+
+    ``tf32``: whether fp32 products may be TF32's. ``layers``: names of the equal layers that the model consists of.
+    """
+
+    list: list[Operation | Exchange]
+    tf32: bool
+    layers: tuple[str, ...]
+
+
+class Work(compat.TorchDispatchMode):
+    """Notes the operations of a step, in the order in which the script launches them.
+
+    Args:
+        places: where the script is. calls: the rank's collectives so far, to which each adds itself.
+    """
+
+    def __init__(self, places: Places, calls: Callable[[], list[Call]]):
+        super().__init__()
+        self.list: list[Operation | Exchange] = []
+        self._places, self._calls = places, calls
+        self._last: dict[int, tuple[int, int]] = {}  # storage -> (collective, operations) that wrote it last
+        self._operations = self._exchanges = 0
+        self.on = False
+
+    def begin(self) -> None:
+        """From here on a step is noted."""
+        self.list.clear()
+        self._last.clear()
+        self._operations = self._exchanges = 0
+        self.on = True
+
+    def waited(self) -> None:
+        """The script waits for a collective; it is the last one's own wait where nothing was launched since."""
+        last = self.list[-1] if self.on and self.list else None
+        if isinstance(last, Exchange) and not self._calls()[last.call].place.use:  # FSDP has streams of its own
+            self.list[-1] = self.list[-1]._replace(waits=True)
+
+    def step(self, roots: Iterable[torch.nn.Module]) -> StepWork:
+        """What was noted, of a script with these models; no more is."""
+        self.on = False
+        return StepWork(self.list, torch.get_float32_matmul_precision() != "highest", layers(roots, self._places.name))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # its own operations, on its part, come by here
+        kwargs = kwargs or {}
+        before = len(self._calls())
+        out = func(*args, **kwargs)
+        if self.on:
+            made = range(before, len(self._calls()))
+            if made:
+                self._exchanged(func, args, kwargs, out, made)
+            else:
+                self._launched(func, args, kwargs, out)
+        return out
+
+    def _launched(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        name = compat.op_schema(func).name
+        read, written = tensors_in((args, kwargs)), tensors_in(out)
+        count = FLOPS.get(compat.op_packet(func))
+        after = {wrote[0] for tensor in read if (wrote := self._last.get(_key(tensor))) is not None and wrote[0] >= 0}
+        if count is not None:
+            flops, moved = float(count(*args, **kwargs, out_val=out)), float(sum(map(_bytes, [*read, *written])))
+            low = any(tensor.dtype in LOW for tensor in read)
+            product = ("attention" if any(word in name for word in _ATTENTION) else "") + ("16" if low else "32")
+        else:
+            flops, moved, product = 0.0, float(sum(traffic(func, args, out))), ""
+        waits = name in _READ
+        if not (moved or flops or waits):  # a view, or memory without content
+            for key in set(map(_key, written)) - set(map(_key, read)):  # an address may have been another storage's
+                self._last[key] = -1, self._operations
+            return
+        place = self._places.here()
+        self._operations += 1
+        phase = "recomputed" if place.repeated else place.phase
+        sizes = _sizes(read) if flops else ()
+        self.list.append(Operation(product, flops, sizes, moved, tuple(sorted(after)), waits, place.module, phase))
+        changed = read if compat.op_schema(func).is_mutable else []
+        for tensor in (*written, *changed):
+            self._last[_key(tensor)] = -1, self._operations
+
+    def _exchanged(self, func: Any, args: Any, kwargs: Any, out: Any, made: range) -> None:
+        read, written = tensors_in((args, kwargs)), tensors_in(out)
+        if "recv" in compat.op_schema(func).name:
+            written = read
+        wrote = [self._last[key] for key in map(_key, read) if key in self._last]
+        after = tuple(sorted({number for number, _ in wrote if number >= 0}))
+        operations = max((count for _, count in wrote), default=0)
+        for call in made:
+            self.list.append(Exchange(self._exchanges, call, operations, after, False))
+            self._exchanges += 1
+        for tensor in written:
+            self._last[_key(tensor)] = self._exchanges - 1, operations
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return compat.storage_address(tensor.untyped_storage())
+
+
+def _sizes(factors: list[torch.Tensor]) -> tuple[int, ...]:
+    """Rows, depth and columns of a product of matrices; its factors come last, behind what is added to it."""
+    matrices = [tensor.shape for tensor in factors if tensor.dim() == 2]
+    if len(matrices) < 2 or any(tensor.dim() > 2 for tensor in factors) or matrices[-2][1] != matrices[-1][0]:
+        return ()
+    return int(matrices[-2][0]), int(matrices[-2][1]), int(matrices[-1][1])
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def layers(roots: Iterable[torch.nn.Module], name: Callable[[torch.nn.Module], str]) -> tuple[str, ...]:
+    """The names of the modules of one class that stand in one list, of the list that holds most parameters."""
+    found: tuple[int, tuple[str, ...]] = (0, ())
+    for holder in (part for root in roots for part in root.modules()):
+        if isinstance(holder, (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential)):
+            parts = list(holder.children())
+            if parts and len({type(part) for part in parts}) == 1:
+                size = sum(parameter.numel() for part in parts for parameter in part.parameters())
+                found = max(found, (size, tuple(name(part) for part in parts)))
+    return found[1]
