@@ -14,7 +14,7 @@ from pardemo.book.run import endings, scorecard
 from pardemo.book.run.endings import NotebookEnding
 from pardemo.book.run.report import pages
 from pardemo.claims import lines
-from pardemo.draw import pictures
+from pardemo.draw import page_style, pictures
 
 TEMPLATES = Path(__file__).resolve().parent
 
@@ -150,9 +150,8 @@ def _json(path: Path) -> Any:
 
 
 def environment(*folders: Path):
-    """Jinja's, for the templates of these folders and of this room."""
+    """Jinja's, for the templates of these folders and of this room, and for the style that all pages have."""
     from jinja2 import Environment, FileSystemLoader
 
-    return Environment(
-        loader=FileSystemLoader([*folders, TEMPLATES]), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
+    loader = FileSystemLoader([*folders, TEMPLATES, page_style.FILE.parent])
+    return Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
