@@ -103,7 +103,8 @@ def on_layers(seen: Sequence[Seen], cluster: Cluster) -> Paced:
 
 def _shares(one: Seen) -> dict[int, float]:
     """Seconds of each operation of a layer: of what its pass takes, in proportion to what a GPU would take for it."""
-    assert one.work is not None and one.waited is not None
+    assert one.work is not None
+    assert one.waited is not None
     machine = Machine(gpu("A100-80GB"))
     passes: dict[tuple[str, str], list[tuple[int, float]]] = defaultdict(list)
     for event in one.work.list:

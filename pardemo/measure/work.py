@@ -123,6 +123,8 @@ class Work(compat.TorchDispatchMode):
         if count is not None:
             flops, moved = float(count(*args, **kwargs, out_val=out)), float(sum(map(_bytes, [*read, *written])))
             low = any(tensor.dtype in LOW for tensor in read)
+            if _causal(func, args, kwargs):
+                flops /= 2  # a kernel of a GPU leaves out the half that the mask takes away
             product = ("attention" if any(word in name for word in _ATTENTION) else "") + ("16" if low else "32")
         else:
             flops, moved, product = 0.0, float(sum(traffic(func, args, out))), ""
@@ -156,6 +158,15 @@ class Work(compat.TorchDispatchMode):
 
 def _key(tensor: torch.Tensor) -> int:
     return compat.storage_address(tensor.untyped_storage())
+
+
+def _causal(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operation is attention with a causal mask of its own."""
+    names = [argument.name for argument in compat.op_schema(func).arguments]
+    if "is_causal" not in names:
+        return False
+    at = names.index("is_causal")
+    return bool(args[at] if at < len(args) else kwargs.get("is_causal", False))
 
 
 def _sizes(factors: list[torch.Tensor]) -> tuple[int, ...]:

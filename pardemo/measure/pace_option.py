@@ -1,0 +1,92 @@
+"""What ``--pace`` was asked for: layers that take a given time on this machine's ranks, or a GPU's reckoned step."""
+
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pardemo.cluster import Cluster
+from pardemo.cluster.bandwidth import bytes_per_second
+from pardemo.cluster.latency import seconds
+from pardemo.measure.program import Seen
+from pardemo.measure.summary import Summary
+from pardemo.planner.hardware import LINKS, gpu, link
+
+
+@dataclass(frozen=True)
+class Pace:
+    """``layer_s``: what a layer's forward takes, or 0 and the name of a ``gpu``.
+
+    ``cluster``: of the run; a GPU's links limit no rank of this machine. ``between``, ``inside``: bytes/s of a GPU's.
+    """
+
+    layer_s: float
+    gpu: str
+    cluster: Cluster | None
+    between: float | None = None
+    inside: float | None = None
+
+
+def read(pace: str, cluster: str | None, between: str | None, inside: str | None) -> Pace:
+    """From the command's options.
+
+    Raises:
+        ValueError: neither a time nor a GPU that the planner knows; a cluster or a rate that is none.
+    """
+    if re.match(r"\s*[0-9.]+\s*(us|µs|ms|s)\s*$", pace):
+        return Pace(seconds(pace, "--pace"), "", None if cluster is None else of(cluster, between, inside))
+    try:
+        name = gpu(pace).name
+    except ValueError as error:
+        raise ValueError(f"--pace is what a layer takes, as 20ms, or a GPU: {error}") from None
+    if cluster is None:
+        if between is not None:
+            raise ValueError("--between is the rate between nodes: say how many, as --cluster 2x8")
+        return Pace(0.0, name, None, None, _rate(inside))
+    return Pace(0.0, name, of(cluster, None, None), _rate(between), _rate(inside))
+
+
+def of(cluster: str, between: str | None, inside: str | None) -> Cluster:
+    """``2x4`` with its rates.
+
+    Raises:
+        ValueError: it is not hosts × ranks, or a rate is none.
+    """
+    hosts, x, beside = cluster.lower().replace("×", "x").partition("x")
+    if not (hosts.isdigit() and x and beside.isdigit()):
+        raise ValueError(f"--cluster is hosts × ranks on each, as 2x2, not {cluster!r}")
+    return Cluster(int(hosts), int(beside), between=between, inside=inside)
+
+
+def _rate(text: str | None) -> float | None:
+    if text is None:
+        return None
+    return link(text) if text in LINKS else bytes_per_second(text)
+
+
+def tell(pace: Pace, measured: Summary, seen: Sequence[Seen]) -> None:
+    """Gives the summary what it asks for.
+
+    Raises:
+        ValueError: layers compute longer here than they are to take; what :func:`pardemo.measure.pace.on_gpus` raises.
+    """
+    from pardemo.measure import pace as paces
+
+    if pace.gpu:
+        host_ranks = pace.cluster.ranks_per_host if pace.cluster else measured.ranks
+        machine = paces.devices(pace.gpu, measured.ranks, host_ranks, pace.between, pace.inside)
+        measured.paced = paces.on_gpus(seen, machine)
+        return
+    own = {
+        name: statistics.median(some[len(some) // 2 :])  # not the first steps, whose operators are followed
+        for one in seen
+        if one.waited
+        for name, some in one.waited.computed_s.items()
+    }
+    if own and max(own.values()) > pace.layer_s:
+        name = max(own, key=own.__getitem__)
+        raise ValueError(
+            f"a layer cannot take {1e3 * pace.layer_s:g} ms here: {name} computes {1e3 * own[name]:.1f} ms by itself; "
+            "give --pace more, or make the layers smaller"
+        )
+    measured.paced = paces.on_layers(seen, pace.cluster or Cluster(1, measured.ranks))
