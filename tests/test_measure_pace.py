@@ -1,15 +1,18 @@
 """``pardemo measure --pace``: a step played again on a GPU's rates, and layers that take a given time."""
 
-import pytest
+import sys
 
-from pardemo import Cluster
+import pytest
+import torch
+
+from pardemo import Cluster, compat
 from pardemo.formulas import communication
 from pardemo.measure import pace, pace_option, runner
 from pardemo.measure.calls import Call
 from pardemo.measure.launch_lines import Launch
-from pardemo.measure.places import Place
+from pardemo.measure.places import Place, Places
 from pardemo.measure.replay import replay
-from pardemo.measure.work import Exchange, Operation
+from pardemo.measure.work import Exchange, Operation, Work
 from pardemo.planner.hardware import FP32_TFLOPS, GPUS
 from pardemo.planner.layouts import work
 from pardemo.planner.layouts.layout import Layout
@@ -175,6 +178,35 @@ def test_products_of_a_script_are_the_planners_of_its_shape(tmp_path, sizes):
     assert attention == layers * 7 * batch * heads * sequence**2 * (hidden // heads)
 
 
+@pytest.mark.parametrize("gpu", ["A100-80GB", "H100"])
+@pytest.mark.parametrize("sizes", [(1, 4096, 32, 32, 11008, 32000, 1, 2048), (1, 4096, 32, 8, 14336, 32000, 1, 8192)])
+def test_a_layer_of_full_size_takes_what_the_planner_says_of_its_shape(gpu, sizes, monkeypatch):
+    """Eager operations one by one, on fake tensors, beside the model that was held against thousands of runs."""
+    monkeypatch.setattr(sys, "argv", ["train.py", *map(str, sizes)])
+    names = {}
+    exec(LLAMA.partition("model = Model()")[0], names)
+    noted = Work(Places("/nowhere"), list)
+    with compat.FakeTensorMode():
+        layer = _in_bf16(names["Layer"])
+        x = torch.empty(sizes[6], sizes[7], sizes[1], dtype=torch.bfloat16, requires_grad=True)
+        with noted:
+            noted.begin()
+            layer(x).backward(torch.empty_like(x))
+    machine = Machine(GPUS[gpu], 1)
+    compute_s = pace.compute(machine, pace.rates({"16", "attention16", ""}, False, machine)[0])
+    own = replay({0: (noted.list, [])}, lambda _, one: compute_s(one), pace.LAUNCH_S, lambda _: None)[0].step_s
+    job = work.Job(Shape(*sizes[:6]), machine, Stack("any"), sizes[7])
+    assert own == pytest.approx(work.layer(job, Layout(micro_batch=sizes[6]), False).total, rel=0.04)
+
+
+def _in_bf16(module):
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        return module()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_a_step_on_a_gpu_and_its_links(tmp_path):
     _, seen = recorded(tmp_path, DDP, 2, ranks=4)
     near = pace.on_gpus(seen, pace.devices("H100", 4, 4, None, None))
@@ -215,7 +247,7 @@ def test_layers_that_compute_longer_than_they_are_to_take_are_refused(tmp_path):
     measured, seen = recorded(tmp_path, LLAMA, 2, 128, 4, 2, 344, 500, 2, 64, layer_s=1e-6)
     asked = pace_option.read("1us", None, None, None)
     with pytest.raises(ValueError, match=r"a layer cannot take 0\.001 ms here: layers"):
-        pace_option.tell(asked, measured, seen)
+        pace.tell(asked, measured, seen)
 
 
 def test_what_pace_can_be():

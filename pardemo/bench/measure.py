@@ -13,7 +13,9 @@ import torch.distributed as dist
 
 from pardemo import World, measure
 from pardemo.bench import BenchRow, compare
-from pardemo.measure import program
+from pardemo.cluster import Cluster, tiers
+from pardemo.measure import pace, program, runner
+from pardemo.measure.launch_lines import Launch
 
 RANKS = 2
 STEPS = 12
@@ -47,9 +49,28 @@ finally:
             print(begun, *times[{warm}:], file=file)
 """
 
+#: Layers that wait, 1 MB each, whose gradients two nodes sum over a slow link while the next layer's backward waits.
+PACED = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+torch.set_num_threads(1)
+model = DDP(torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(6)]), bucket_cap_mb=1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+while True:
+    model(torch.randn(4, 512)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+LAYER_S = 0.04
+BETWEEN = "200 Mbit/s"
+#: A step by arithmetic is at least 0.9 of the one whose layers waited, and whose links were limited, for real.
+PACE_TARGET = 0.9
+
 
 def rows() -> list[BenchRow]:
-    """Steps and starts, measured and plain in turn."""
+    """Steps and starts, measured and plain in turn; a step of layers that wait, beside the arithmetic."""
     steps: tuple[list[float], list[float]] = [], []
     starts: tuple[list[float], list[float]] = [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -72,7 +93,27 @@ def rows() -> list[BenchRow]:
     return [
         compare("measure.step", *steps, "s", STEP_TARGET, note),
         compare("measure.start", *starts, "s", None, start),
+        *_paced(),
     ]
+
+
+def _paced() -> list[BenchRow]:
+    """Nothing where links cannot be limited."""
+    if tiers.found().name == "none":
+        return []
+    cluster = Cluster(2, 1, between=BETWEEN)
+    ran, reckoned = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "train.py").write_text(PACED, encoding="utf-8")
+        for _ in range(ROUNDS):
+            measured, seen = runner.measured(
+                Launch("train.py", (), False), ranks=2, cluster=cluster, steps=3, folder=folder, timeout_s=120,
+                work=True, layer_s=LAYER_S,
+            )  # fmt: skip
+            ran.append(max(one.step_s for one in measured.time))
+            reckoned.append(pace.on_layers(seen, cluster).step_s)
+    note = f"DDP's step of 6 layers of {1e3 * LAYER_S:.0f} ms over {BETWEEN}; the peer is the same by arithmetic"
+    return [compare("measure.pace", ran, reckoned, "s", PACE_TARGET, note)]
 
 
 def _plain(script: str, told: str, port: int) -> None:

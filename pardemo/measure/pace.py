@@ -2,15 +2,17 @@
 
 import itertools
 import math
+import statistics
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from pardemo.cluster import Cluster
 from pardemo.measure.calls import Call
+from pardemo.measure.pace_option import Pace
 from pardemo.measure.program import WARM, Seen
 from pardemo.measure.replay import replay
-from pardemo.measure.summary import Paced
+from pardemo.measure.summary import Paced, Summary
 from pardemo.measure.waiting import BACKWARD
 from pardemo.measure.work import Operation
 from pardemo.planner.hardware import FP32_TFLOPS, Gpu, gpu
@@ -23,6 +25,32 @@ SMALL = Stack("any").small
 #: TF32's rate of the datasheets, as a share of that of 16 bits.
 TF32 = 0.5
 ENDLESS = 1e30  # operations or bytes a second: takes no time
+
+
+def tell(asked: Pace, measured: Summary, seen: Sequence[Seen]) -> None:
+    """Gives the summary what it asks for.
+
+    Raises:
+        ValueError: layers compute longer here than they are to take; what :func:`on_gpus` raises.
+    """
+    if asked.gpu:
+        host_ranks = asked.cluster.ranks_per_host if asked.cluster else measured.ranks
+        machine = devices(asked.gpu, measured.ranks, host_ranks, asked.between, asked.inside)
+        measured.paced = on_gpus(seen, machine)
+        return
+    own = {
+        name: statistics.median(some[len(some) // 2 :])  # not the first steps, whose operators are followed
+        for one in seen
+        if one.waited
+        for name, some in one.waited.computed_s.items()
+    }
+    if own and max(own.values()) > asked.layer_s:
+        name = max(own, key=own.__getitem__)
+        raise ValueError(
+            f"a layer cannot take {1e3 * asked.layer_s:g} ms here: {name} computes {1e3 * own[name]:.1f} ms by itself; "
+            "give --pace more, or make the layers smaller"
+        )
+    measured.paced = on_layers(seen, asked.cluster or Cluster(1, measured.ranks))
 
 
 def devices(name: str, ranks: int, host_ranks: int, between: float | None, inside: float | None) -> Machine:
@@ -46,14 +74,12 @@ def on_gpus(seen: Sequence[Seen], machine: Machine) -> Paced:
     """
     if any(one.work is None for one in seen):
         raise ValueError("the script ended within its second step, which --pace follows")
-    rates, told = _rates(seen, machine)
+    kinds = {one.product for some in seen if some.work for one in some.work.list if isinstance(one, Operation)}
+    of_kind, told = rates(kinds, any(some.work.tf32 for some in seen if some.work), machine)
+    on_gpu = compute(machine, of_kind)
 
     def compute_s(_: int, one: Operation) -> float:
-        moving = one.bytes / machine.memory_bytes_per_s
-        if not one.product:
-            return moving
-        lost = math.prod(1 + SMALL / size for size in one.sizes)
-        return max(moving, one.flops * lost / rates[one.product])
+        return on_gpu(one)
 
     programs = {one.rank: (one.work.list, one.calls) for one in seen if one.work is not None}
     later = [_later(one) for one in seen]
@@ -98,7 +124,8 @@ def on_layers(seen: Sequence[Seen], cluster: Cluster) -> Paced:
     programs = {one.rank: (one.work.list, one.calls) for one in seen if one.work is not None}
     paced = replay(programs, lambda rank, one: shares[rank].get(id(one), 0.0), 0.0, exchange_s)
     alone = replay(programs, lambda rank, one: shares[rank].get(id(one), 0.0), 0.0, lambda call: None)
-    return Paced("layers that wait", _links(machine), paced, max(one.step_s for one in alone), [])
+    layer_s = seen[0].waited.forward_s if seen[0].waited else 0.0
+    return Paced("layers that wait", _links(machine), paced, max(one.step_s for one in alone), [], layer_s)
 
 
 def _shares(one: Seen) -> dict[int, float]:
@@ -144,27 +171,42 @@ def seconds(call: Call, machine: Machine) -> float:
     )  # one to all, or all to one, in a pipeline
 
 
-def _rates(seen: Sequence[Seen], machine: Machine) -> tuple[dict[str, float], list[str]]:
-    """Operations a second by kind of product, and what of it a reader should know."""
-    kinds = {one.product for some in seen if some.work for one in some.work.list if isinstance(one, Operation)}
-    rates = {"16": machine.matrix_flops, "attention16": machine.attention_flops}
+def compute(machine: Machine, of_kind: Mapping[str, float]) -> Callable[[Operation], float]:
+    """Seconds of an operation as the planner reckons them: a product's by its sizes and rate, the rest by its bytes."""
+
+    def seconds(one: Operation) -> float:
+        moving = one.bytes / machine.memory_bytes_per_s
+        if not one.product:
+            return moving
+        lost = math.prod(1 + SMALL / size for size in one.sizes)
+        return max(moving, one.flops * lost / of_kind[one.product])
+
+    return seconds
+
+
+def rates(kinds: Collection[str], tf32: bool, machine: Machine) -> tuple[dict[str, float], list[str]]:
+    """Operations a second by kind of product, and what of it a reader should know.
+
+    Raises:
+        ValueError: products of fp32, whose rate on this GPU nobody has published.
+    """
+    of_kind = {"16": machine.matrix_flops, "attention16": machine.attention_flops}
     told = []
-    if kinds & {"32", "attention32"}:
-        tf32 = any(some.work.tf32 for some in seen if some.work)
+    if {"32", "attention32"} & set(kinds):
         if tf32:
-            rates["32"] = TF32 * machine.matrix_flops
+            of_kind["32"] = TF32 * machine.matrix_flops
             told.append("products of fp32 as TF32, which the script allows")
         elif machine.gpu.name in FP32_TFLOPS:
             share = machine.matrix_flops / machine.gpu.flops
-            rates["32"] = share * FP32_TFLOPS[machine.gpu.name] * 1e12
+            of_kind["32"] = share * FP32_TFLOPS[machine.gpu.name] * 1e12
             told.append(
                 f"products of fp32 without TF32, {FP32_TFLOPS[machine.gpu.name]:g} TFLOP/s by the datasheet, as torch "
                 "has it unless it is told otherwise"
             )
         else:
             raise ValueError(f"the script multiplies in fp32, and nobody has published that rate of {machine.gpu.name}")
-        rates["attention32"] = ATTENTION * rates["32"]
-    return rates, told
+        of_kind["attention32"] = ATTENTION * of_kind["32"]
+    return of_kind, told
 
 
 def _later(one: Seen) -> set[tuple]:

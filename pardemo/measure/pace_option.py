@@ -1,15 +1,11 @@
 """What ``--pace`` was asked for: layers that take a given time on this machine's ranks, or a GPU's reckoned step."""
 
 import re
-import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pardemo.cluster import Cluster
 from pardemo.cluster.bandwidth import bytes_per_second
 from pardemo.cluster.latency import seconds
-from pardemo.measure.program import Seen
-from pardemo.measure.summary import Summary
 from pardemo.planner.hardware import LINKS, gpu, link
 
 
@@ -62,31 +58,3 @@ def _rate(text: str | None) -> float | None:
     if text is None:
         return None
     return link(text) if text in LINKS else bytes_per_second(text)
-
-
-def tell(pace: Pace, measured: Summary, seen: Sequence[Seen]) -> None:
-    """Gives the summary what it asks for.
-
-    Raises:
-        ValueError: layers compute longer here than they are to take; what :func:`pardemo.measure.pace.on_gpus` raises.
-    """
-    from pardemo.measure import pace as paces
-
-    if pace.gpu:
-        host_ranks = pace.cluster.ranks_per_host if pace.cluster else measured.ranks
-        machine = paces.devices(pace.gpu, measured.ranks, host_ranks, pace.between, pace.inside)
-        measured.paced = paces.on_gpus(seen, machine)
-        return
-    own = {
-        name: statistics.median(some[len(some) // 2 :])  # not the first steps, whose operators are followed
-        for one in seen
-        if one.waited
-        for name, some in one.waited.computed_s.items()
-    }
-    if own and max(own.values()) > pace.layer_s:
-        name = max(own, key=own.__getitem__)
-        raise ValueError(
-            f"a layer cannot take {1e3 * pace.layer_s:g} ms here: {name} computes {1e3 * own[name]:.1f} ms by itself; "
-            "give --pace more, or make the layers smaller"
-        )
-    measured.paced = paces.on_layers(seen, pace.cluster or Cluster(1, measured.ranks))
