@@ -5,6 +5,7 @@ Accelerate refuses a key at the top of the file that it does not know. Inside a 
 finds out rank by rank. :func:`check` says both in one line.
 """
 
+import argparse
 import json
 import math
 from collections.abc import Mapping
@@ -104,23 +105,35 @@ def room() -> int:
 def environment(path: Path) -> dict[str, str]:
     """The variables that ``accelerate launch --config_file`` sets for its ranks, by Accelerate's own code."""
     from accelerate.commands import launch
-    from accelerate.utils import launch as prepare
 
     from pardemo.peers.accelerate.training import PREFIXES
 
-    args = launch.launch_command_parser().parse_args(["--config_file", str(path), "script.py"])
-    args, defaults, from_file = compat.validate_launch(args)
-    if args.use_deepspeed:  # as launch_command does before its launcher
-        fields = [*defaults.deepspeed_config, *(["mixed_precision"] if from_file else [])]
-        args.deepspeed_fields_from_accelerate_config = ",".join(fields)
-        variables = prepare.prepare_deepspeed_cmd_env(args)[1]
-    elif args.multi_gpu or args.use_fsdp or args.use_megatron_lm:
-        variables = prepare.prepare_multi_gpu_env(args)
-    else:
-        variables = prepare.prepare_simple_launcher_cmd_env(args)[1]
+    parsed = launch.launch_command_parser().parse_args(["--config_file", str(path), "script.py"])
+    variables = launched(parsed)[1]
     chosen = {name: value for name, value in variables.items() if name.startswith(PREFIXES)}
     file = "ACCELERATE_DEEPSPEED_CONFIG_FILE"
     return chosen | ({file: str(path.parent / chosen[file])} if file in chosen else {})
+
+
+def launched(args: argparse.Namespace) -> tuple[argparse.Namespace, dict[str, str], bool]:
+    """What ``accelerate launch`` makes of its parsed options, by its own code, without starting anything.
+
+    Returns the options together with its configuration file's, all variables that each process would have, and whether
+    it would start a single process that knows of no others.
+
+    Raises:
+        ValueError, OSError: what Accelerate says of options or files that it refuses.
+    """
+    from accelerate.utils import launch as prepare
+
+    args, defaults, from_file = compat.validate_launch(args)
+    if args.use_deepspeed and not args.cpu:  # as launch_command does before its launcher
+        fields = [*(defaults.deepspeed_config if defaults else ()), *(["mixed_precision"] if from_file else [])]
+        args.deepspeed_fields_from_accelerate_config = ",".join(fields)
+        return args, prepare.prepare_deepspeed_cmd_env(args)[1], False
+    if (args.multi_gpu or args.use_fsdp or args.use_megatron_lm) and not args.cpu:
+        return args, prepare.prepare_multi_gpu_env(args), False
+    return args, prepare.prepare_simple_launcher_cmd_env(args)[1], True
 
 
 def _known(section: str) -> set[str]:
