@@ -63,6 +63,7 @@ class Paced:
     """A step as it would be on other devices. ``on``: which; ``links``: between which ranks, at which rates.
 
     ``time``: by rank. ``alone_s``: the step of a rank whose collectives took no time. ``told``: what was assumed.
+    ``layer_s``: what a layer took, in a run whose layers waited.
     """
 
     on: str
@@ -70,6 +71,7 @@ class Paced:
     time: list[Times]
     alone_s: float
     told: list[str]
+    layer_s: float = 0.0
 
     @property
     def step_s(self) -> float:
@@ -79,7 +81,7 @@ class Paced:
         rows = [vars(one) for one in self.time]
         return {
             "on": self.on, "links": self.links, "reckoned": True, "step_s": self.step_s, "alone_s": self.alone_s,
-            "time": rows, "assumed": self.told,
+            "time": rows, "assumed": self.told, "layer_s": self.layer_s or None,
         }  # fmt: skip
 
 
