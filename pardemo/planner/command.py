@@ -61,6 +61,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 
     if arguments.write:
         files.check(request, base)  # before minutes of dry runs
+    snapshot_file = layout_command.snapshot_file(arguments)
     _progress("dry runs, an engine on each core")
     plan = table.plan(request, _progress, cores)
     if plan.best is None:
@@ -72,14 +73,22 @@ def _plan(arguments: argparse.Namespace) -> int:
         )
     answers = _answers(plan) if arguments.backwards else {}
     written = files.write(arguments.write, request, plan.best, base) if arguments.write else []
+    if snapshot_file:
+        from pardemo.meters.snapshot import write
+        from pardemo.planner import snapshot
+
+        _progress("the recommended row's tensors")
+        write(snapshot_file, snapshot.of_row(request, plan.best))
     if arguments.json:
-        print(json.dumps(as_json(plan) | answers | {"written": written}, indent=1))
+        told = {"written": written, "snapshot": arguments.snapshot}
+        print(json.dumps(as_json(plan) | answers | told, indent=1))
     else:
         print(as_text(plan, None if arguments.all else SHOWN))
         for name, value in answers.items():
             print(f"{name.replace('_', ' ')}: {value:,}" if value is not None else f"{name.replace('_', ' ')}: none")
         if written:
             print(f"written to {arguments.write}: {', '.join(written)}")
+        layout_command.print_snapshot(arguments)
     return 0
 
 

@@ -105,10 +105,8 @@ class Curve:
         """
         if offload not in OFFLOADS:
             raise ValueError(f"offload must be one of {', '.join(OFFLOADS)}, not {offload!r}")
-        base, nbytes = self._events(batch, accumulation)
-        who = base.changes[:, 0]
-        nbytes = nbytes * self._parts(base, tp, pp, in_flight, offload)[who]
-        first = base.first_event
+        base, nbytes = self.events(batch, offload, tp, pp, in_flight, accumulation)
+        who, first = base.changes[:, 0], base.first_event
         line = timeline(base.line_of[who], nbytes, first)
         top = int(line.sum(1).argmax())
         lines = dict(zip(LINES, line[top].tolist(), strict=True))
@@ -120,6 +118,19 @@ class Curve:
             lines["NCCL"] = nccl
         building = base.building_bytes / (tp * pp) + CONTEXT_BYTES if self.job.engine in BUILT_SHARDED else None
         return Estimate(lines, _phases(base)[top], building)
+
+    def events(
+        self,
+        batch: int,
+        offload: str = "none",
+        tp: int = 1,
+        pp: int = 1,
+        in_flight: int = 1,
+        accumulation: int | None = None,
+    ) -> tuple[Footprint, np.ndarray]:
+        """A dry run, and the change in a GPU's bytes at each of its events; arguments as of :meth:`estimate`."""
+        base, nbytes = self._events(batch, accumulation)
+        return base, nbytes * self._parts(base, tp, pp, in_flight, offload)[base.changes[:, 0]]
 
     def _events(self, batch: int, accumulation: int | None) -> tuple[Footprint, np.ndarray]:
         """A dry run, and the change in bytes at each of its events with ``batch`` samples."""

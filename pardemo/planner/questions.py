@@ -12,7 +12,7 @@ LEFT_OUT = {
     "recipe": "baichuan2-13b-lora-bf16", "gpu": "A800-80GB", "samples": 80_000, "labels": 1.0, "tp": 1, "pp": 1,
 }  # fmt: skip
 PLAN = "a plan by dry runs"
-_JOB = ("model", "full", "sequence", "per_step", "gpu", "gpus", "hosts", "link", "write")
+_JOB = ("model", "full", "sequence", "per_step", "gpu", "gpus", "hosts", "link", "write", "snapshot")
 #: The options of each question, and of the plan that is made where none of the others is asked.
 TAKES = {
     PLAN: (
@@ -84,6 +84,11 @@ def options(plan: argparse.ArgumentParser) -> None:
         "--write",
         metavar="DIR",
         help="write configurations and launch commands there: of the best row or layout, or the explained one",
+    )
+    plan.add_argument(
+        "--snapshot",
+        metavar="FILE",
+        help="write that row's or layout's planned memory there (x.pickle), for torch's memory viewer",
     )
     plan.add_argument(
         "--validate", action="store_true", help="instead: the planner against runs whose outcome is known"

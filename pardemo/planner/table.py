@@ -233,11 +233,16 @@ def row(request: Request, curve: Curve, engine: str, offload: str, batch: int) -
     """One row of the table."""
     job, cluster = curve.job, request.cluster
     accumulation = request.share // batch
-    in_flight = min(request.pp, accumulation)
-    memory = curve.estimate(batch, offload, request.tp, request.pp, in_flight, accumulation, cluster.room)
+    memory = curve.estimate(batch, *cut(request, batch, offload), cluster.room)
     time = step_time(curve.low, batch, accumulation, request.dp, cluster.rates, request.tp, request.pp, offload)
     hours = request.steps * time.seconds / 3600
     money = None if cluster.price is None else hours * cluster.gpus * cluster.price
     tokens = batch * accumulation * request.dp * job.sequence / time.seconds / cluster.gpus
     fits = memory.peak_bytes <= cluster.room
     return PlanRow(engine, offload, job.checkpointing, batch, accumulation, memory, time, fits, tokens, hours, money)
+
+
+def cut(request: Request, batch: int, offload: str) -> tuple[str, int, int, int, int]:
+    """How a row's dry run is cut over GPUs: ``offload`` to ``accumulation`` of :meth:`Curve.estimate`."""
+    accumulation = request.share // batch
+    return offload, request.tp, request.pp, min(request.pp, accumulation), accumulation

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pardemo.planner.layouts.layout import Layout
+    from pardemo.planner.layouts.memory import Memory
     from pardemo.planner.layouts.work import Job
     from pardemo.planner.profile import GpuProfile
 
@@ -145,28 +146,66 @@ def _search(arguments: argparse.Namespace) -> int:
     changed = sensitivity(answer)
     assumptions = assumed(arguments, job, answer.batch)
     warning = answers.positions(answer, arguments.model)
+    file = snapshot_file(arguments)
     written = _write(arguments, job, answer.best[0].layout) if answer.best else []
+    if file and answer.best:
+        _write_snapshot(file, answer.best[0].memory)
     if arguments.json:
-        print(json.dumps(answers.as_json(answer, changed, assumptions, warning) | {"written": written}, indent=1))
+        told = {"written": written, "snapshot": arguments.snapshot if answer.best else None}
+        print(json.dumps(answers.as_json(answer, changed, assumptions, warning) | told, indent=1))
     else:
         print(answers.as_text(answer, changed, assumptions, warning, whole_front=arguments.all))
         _print_written(arguments, written)
+        if answer.best:
+            print_snapshot(arguments)
     return 0 if answer.best else 1
 
 
 def _explain(arguments: argparse.Namespace) -> int:
     from pardemo.planner.layouts import answers, explain
+    from pardemo.planner.layouts.memory import memory
 
     job = job_of(arguments)
     layout = explain.parse(arguments.explain, job, arguments.per_step)
     assumptions = assumed(arguments, job, layout.batch)
+    file = snapshot_file(arguments)
     written = _write(arguments, job, layout)
+    if file:
+        _write_snapshot(file, memory(job, layout))
     if arguments.json:
-        print(json.dumps(explain.as_json(job, layout) | {"assumed": assumptions, "written": written}, indent=1))
+        told = {"assumed": assumptions, "written": written, "snapshot": arguments.snapshot}
+        print(json.dumps(explain.as_json(job, layout) | told, indent=1))
     else:
         print(answers.planned(job, assumptions), explain.as_text(job, layout), sep="\n")
         _print_written(arguments, written)
+        print_snapshot(arguments)
     return 0
+
+
+def snapshot_file(arguments: argparse.Namespace) -> Path | None:
+    """Where --snapshot writes, if it was asked for.
+
+    Raises:
+        ValueError: it is a folder; said before anything is planned.
+    """
+    if not arguments.snapshot:
+        return None
+    if Path(arguments.snapshot).is_dir():
+        raise ValueError(f"--snapshot is a file, as plan.pickle, and {arguments.snapshot} is a folder")
+    return Path(arguments.snapshot)
+
+
+def print_snapshot(arguments: argparse.Namespace) -> None:
+    """Says where the planned memory is, if it was written."""
+    if arguments.snapshot:
+        print(f"the planned memory is in {arguments.snapshot}, for https://docs.pytorch.org/memory_viz")
+
+
+def _write_snapshot(file: Path, planned: "Memory") -> None:
+    """A layout's memory, of which only the sums by kind are known."""
+    from pardemo.meters import snapshot
+
+    snapshot.write(file, snapshot.of_sums(planned.lines, f"the fullest stage, {planned.stage}"))
 
 
 def _write(arguments: argparse.Namespace, job: "Job", layout: "Layout") -> list[str]:
