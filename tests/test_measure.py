@@ -459,6 +459,29 @@ def test_memory_that_was_given_back_and_taken_again_was_there_each_time():
     assert [one.nbytes for _, one in held.all()] == [4000, 2000, 4000]
 
 
+def test_a_gradient_that_no_hook_saw_is_one_as_soon_as_the_optimizer_takes_it():
+    """FSDP sets it; the step may end the measurement before the meter looks at what was updated."""
+    seen = []
+    with Places(__file__) as places, Held(places) as held:
+        parameter = torch.nn.Parameter(torch.zeros(1000))
+        optimizer = torch.optim.SGD([parameter])
+        optimizer.register_step_post_hook(lambda *_: seen.append(held.at_peak()[0]["gradients"]))
+        parameter.grad = torch.ones(1000)
+        optimizer.step()
+    assert seen == [4000]
+
+
+def test_parameters_that_stay_whole_are_no_gathered_ones():
+    """As a distributed optimizer's, which gathers what it updated into them."""
+    with Places(__file__) as places, Held(places) as held:
+        model = torch.nn.Linear(100, 100, bias=False)
+        model(torch.zeros(1, 100))
+        held.begin()
+        held.used("all-gather", [], [model.weight.detach()])
+        kinds, _ = held.at_peak()
+    assert (kinds["parameters"], kinds["gathered"]) == (40_000, 0)
+
+
 def _attention_by_heads():
     teach_dtensor()
     torch.manual_seed(0)

@@ -83,6 +83,16 @@ class Canvas:
         path, dash = " ".join(f"{_n(x)},{_n(y)}" for x, y in points), ' stroke-dasharray="6 4"' if dashed else ""
         self.parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{_n(thick)}"{dash}/>')
 
+    def steps(self, x: float, wide: float, heights: Sequence[float], bottom: float, fill: str) -> None:
+        """An area from ``bottom`` up to a height for each of many columns, each ``wide``, from ``x`` on."""
+        path, before = f"M{_n(x)} {_n(bottom)}", ""
+        for number, height in enumerate(heights):
+            if (now := _n(height)) != before:
+                path += f"H{_n(x + wide * number)}V{now}"
+                before = now
+        path += f"H{_n(x + wide * len(heights))}V{_n(bottom)}Z"
+        self.parts.append(f'<path d="{path}" fill="{fill}" stroke="{_border(fill)}" stroke-width="0.6"/>')
+
     def arrow(
         self, points: Sequence[Point], colour: str = "currentColor", thick: float = 3, both: bool = False,
         dashed: bool = False,

@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
     measure.add_argument("--steps", type=int, default=3, metavar="K", help="steps to measure, after three (3)")
     measure.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds for the whole run (600)")
     measure.add_argument("--copy", action="store_true", help="run in a scratch copy of this folder, removed at the end")
-    measure.add_argument("--out", metavar="DIR", help="also write a trace, memory snapshots, CSV, JSON")
+    measure.add_argument("--out", metavar="DIR", help="also write a page, a trace, memory snapshots, CSV, JSON")
     measure.add_argument("--json", action="store_true", help="print the summary as JSON")
     measure.add_argument("-m", dest="module", action="store_true", help="the script is a module, as of python -m")
     measure.add_argument("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -63,7 +63,7 @@ def command(arguments: argparse.Namespace) -> int:
         if copy:
             measured.notes.append(copy.told())
     if arguments.out is not None:
-        files.write(Path(arguments.out), measured, seen)
+        files.write(Path(arguments.out), measured, seen, script)
     print(json.dumps(measured.as_json(), indent=1) if arguments.json else text.screen(measured, script))
     return 0
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pardemo import project
+from pardemo.measure import page
 from pardemo.measure.program import WARM, Seen
 from pardemo.measure.snapshot import snapshot
 from pardemo.measure.summary import Summary
@@ -57,9 +58,28 @@ def scratch(folder: str) -> Iterator[Scratch]:
         yield Scratch(copy, _files(copy))
 
 
-def write(folder: Path, measured: Summary, seen: Sequence[Seen]) -> None:
-    """A JSON summary, a CSV of collectives, a trace for Perfetto, memory snapshots for torch's viewer."""
+def folder(path: str) -> Path:
+    """The folder for what a measurement leaves, made where there is none.
+
+    Raises:
+        ValueError: it cannot be one, or nothing can be written there; said before anything runs.
+    """
+    made = Path(path)
+    try:
+        made.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=made):
+            pass
+    except FileExistsError:
+        raise ValueError(f"--out is a folder, and {path} is a file") from None
+    except OSError as error:
+        raise ValueError(f"--out: nothing can be written to {path}: {error.strerror}") from None
+    return made
+
+
+def write(folder: Path, measured: Summary, seen: Sequence[Seen], script: str) -> None:
+    """A page, a JSON summary, a CSV of collectives, a trace for Perfetto, memory snapshots for torch's viewer."""
     texts = {
+        "page.html": page.page(measured, seen, script),
         "summary.json": json.dumps(measured.as_json(), indent=1),
         "trace.json": json.dumps({"traceEvents": events(seen)}),
     }

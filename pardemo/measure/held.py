@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from pardemo import compat
 from pardemo.measure.places import Place, Places
@@ -52,10 +53,18 @@ class Held(MemoryMeter):
         self._tensor: torch.Tensor | None = None  # which is being noted
         self.peak_place: Place | None = None
 
+    def __enter__(self) -> "Held":
+        super().__enter__()
+        self._hooks.append(register_optimizer_step_pre_hook(lambda optimizer, *_: self._note_gradients(optimizer)))
+        return self
+
     def begin(self) -> None:
-        """The peak begins anew, with what is alive now; what has died before is forgotten."""
+        """The peak and the count of changes begin anew, with what is alive now; what has died before is forgotten."""
         self.storages = {record: one for record, one in self.storages.items() if one.died is None}
+        for one in self.storages.values():
+            one.born = 0
         self._earlier.clear()
+        self._change = 0
         self.reset_peak()
 
     def reset_peak(self) -> None:
@@ -92,8 +101,8 @@ class Held(MemoryMeter):
         return sorted(((self._kind(record.kind, one), one) for record, one in lives), key=lambda item: item[1].born)
 
     def _kind(self, kind: str, one: Storage) -> str:
-        if kind == "parameters" and one.use == "gathered":
-            return "gathered"  # a module that runs has its parameters whole for a moment
+        if kind == "parameters" and one.use == "gathered" and one.born:
+            return "gathered"  # a module that runs has its parameters whole for a moment; what stays whole is its own
         if kind != "activations":
             return kind
         if one.use:
@@ -101,6 +110,13 @@ class Held(MemoryMeter):
         if one.shape and one.shape[-1] in self.vocabularies and len(one.shape) > 1 and "float" in one.dtype:
             return "logits"
         return "temporaries" if one.short else "activations"
+
+    def _note_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """What an optimizer is about to use as gradients: FSDP sets them, and no hook of theirs says so."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if isinstance(parameter, torch.nn.Parameter):
+                    self._note(parameter.grad, "gradients")
 
     def _meet(self, module: torch.nn.Module, inputs: Any) -> None:
         if isinstance(module, torch.nn.Embedding) and module.num_embeddings >= LEAST_VOCABULARY:

@@ -172,7 +172,7 @@ def _memory(held: Held) -> Memory:
         Tensor(kind, one.nbytes, one.shape, one.dtype, one.place.line, one.place.module) for kind, one in alive[:5]
     ]
     blocks = [
-        Block(one.nbytes, kind, one.place.line, one.place.module, one.born, one.died)
+        Block(one.nbytes, kind, one.place.line, one.place.module, one.born, one.died, one.place.phase)
         for kind, one in held.all()
         if one.nbytes
     ]

@@ -92,6 +92,7 @@ def measured(
                 f"{_name(path)} ended by {failed[0].replace('exit', 'exit status')}; what it printed says why"
             )
         found = summary.of(seen)
+        found.hosts = cluster.hosts if cluster else 1
     except RankError as error:
         raise _told(_name(path), error, journals) from None
     except ValueError as error:

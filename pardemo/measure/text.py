@@ -1,50 +1,92 @@
 """A summary on one screen."""
 
 import re
+import textwrap
 from collections.abc import Iterable
 from dataclasses import replace
 
-from pardemo.measure.summary import Row, Summary
+from pardemo.measure import groups, pace_text
+from pardemo.measure.running import Parallelism
+from pardemo.measure.summary import Finding, Row, Summary, Times
 from pardemo.tables import amount, text_table
 from pardemo.world.errors import ranks_text
 
 ROWS = 12
+#: Characters of a line, and of a module's name in a table.
+WIDE, NAME = 160, 34
+#: Seconds of a step -> the character that stands for them in a bar of so many.
+MARKS = {"compute_s": "█", "exposed_s": "▓", "idle_s": "░", "other_s": "·"}
+BAR = 40
 
 
 def screen(measured: Summary, name: str) -> str:
     """What is running, bytes, memory, time, findings: in this order, each with its line of the script."""
-    parts = [_head(measured, name), _running(measured), _bytes(measured), _memory(measured), _time(measured)]
-    return "\n\n".join([*parts, _findings(measured)])
+    parts = [head(measured, name), _running(measured), _bytes(measured), _memory(measured), _time(measured)]
+    parts += filter(None, [pace_text.lines(measured)])
+    lines = "\n\n".join([*parts, _findings(measured)]).splitlines()
+    return "\n".join(part for line in lines for part in _folded(line))
 
 
-def _head(measured: Summary, name: str) -> str:
+def _folded(line: str) -> list[str]:
+    """A line as several, where a screen has no room for it; those that follow are indented."""
+    if len(line) <= WIDE:
+        return [line]
+    return textwrap.wrap(line, WIDE, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+
+
+def head(measured: Summary, name: str) -> str:
+    """What ran, on how many ranks, and what was measured of it."""
     m = measured.micro_batches
     of = f"{m} backward passes a step" if m > 1 else "one backward pass a step"
     ended = "" if measured.ended == "enough" else "; the script ended by itself"
-    ranks = f"{measured.ranks} rank{'s' if measured.ranks > 1 else ''} ({measured.backend or 'no group'})"
+    hosts = f" on {measured.hosts} hosts" if measured.hosts > 1 else ""
+    ranks = f"{measured.ranks} rank{'s' if measured.ranks > 1 else ''}{hosts} ({measured.backend or 'no group'})"
     steps = f"{measured.steps} step{'s' if measured.steps > 1 else ''} after three that warm up"
     return f"{name} on {ranks}: the median of {steps}, {of}{ended}"
 
 
+def model(measured: Summary) -> list[str]:
+    """The model in a line, and a line each for what is frozen, tied, recomputed, computed in another dtype."""
+    of = measured.model
+    dtypes = ", ".join(f"{count:,} {dtype}" for dtype, count in of["dtypes"].items())
+    lines = [f"{', '.join(of['classes']) or 'no model seen'}: {dtypes or 'no'} parameters"]
+    if of["frozen"]:
+        lines.append(f"frozen: {of['frozen']:,} of {of['parameters']:,}")
+    if of["tied"]:
+        lines.append(f"tied: {'; '.join(of['tied'][:3])}")
+    if of["recomputed"]:
+        lines.append(f"recomputed in the backward pass: {_some(of['recomputed'])}")
+    if of["computed_in"]:
+        lines.append(f"autocast computes in {', '.join(of['computed_in'])}")
+    return lines
+
+
+def parallelisms(measured: Summary) -> list[str]:
+    """A line for each parallelism: over which ranks, of what, and how large; groups that have the same share one."""
+    of_group: dict[tuple[str, tuple[int, ...]], list[Parallelism]] = {}
+    for one in measured.parallelism:
+        of_group.setdefault((one.kind, one.ranks), []).append(one)
+    alike: dict[tuple[str, tuple[str, ...], int], list[tuple[int, ...]]] = {}
+    for (kind, ranks), some in of_group.items():  # stages of a pipeline: one group has several
+        wraps = tuple(dict.fromkeys(name for one in some for name in one.wraps))
+        size = sum(sum(one.unit_bytes.values()) for one in some)
+        alike.setdefault((kind, wraps, size), []).append(ranks)
+    lines = []
+    for (kind, wraps, size), some_ranks in alike.items():
+        over = ranks_text(list(some_ranks[0]))
+        if len(some_ranks) > 1:
+            sizes = sorted({len(ranks) for ranks in some_ranks})
+            over = f"{len(some_ranks)} groups of {' or '.join(map(str, sizes))} ranks"
+        lines.append(f"{kind} over {over}: {_some(wraps)}" + (f"; {amount(size)}" if size else ""))
+    return lines or ["no parallelism recognised"]
+
+
 def _running(measured: Summary) -> str:
-    model = measured.model
-    dtypes = ", ".join(f"{count:,} {dtype}" for dtype, count in model["dtypes"].items())
-    lines = [f"WHAT IS RUNNING  {', '.join(model['classes']) or 'no model seen'}: {dtypes or 'no'} parameters"]
-    if model["frozen"]:
-        lines.append(f"  frozen: {model['frozen']:,} of {model['parameters']:,}")
-    if model["tied"]:
-        lines.append(f"  tied: {'; '.join(model['tied'][:3])}")
-    if model["recomputed"]:
-        lines.append(f"  recomputed in the backward pass: {_some(model['recomputed'])}")
-    if model["computed_in"]:
-        lines.append(f"  autocast computes in {', '.join(model['computed_in'])}")
-    lines += [
-        f"  {p.kind} over {ranks_text(list(p.ranks))}: {_some(p.wraps)}"
-        + (f"; {amount(sum(p.unit_bytes.values()))}" if p.unit_bytes else "")
-        for p in measured.parallelism
-    ]
-    if not measured.parallelism:
-        lines.append("  no parallelism recognised")
+    first, *rest = [*model(measured), *parallelisms(measured)]
+    lines = [f"WHAT IS RUNNING  {first}", *(f"  {line}" for line in rest)]
+    kinds = groups.kinds(measured.parallelism)
+    if groups.to_be_drawn(kinds):
+        lines.append(groups.as_text(kinds, measured.ranks, measured.hosts))
     lines += [f"  note: {note}" for note in measured.notes]
     return "\n".join(lines)
 
@@ -54,24 +96,42 @@ def _some(names: Iterable[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
+def _short(name: str) -> str:
+    """A module's name with its middle left out, where it is long."""
+    return name if len(name) <= NAME else f"{name[: NAME // 2 - 1]}…{name[-NAME // 2 :]}"
+
+
 def _groups(groups: list[str]) -> str:
     return " | ".join(groups[:4]) + (f" and {len(groups) - 4} more" if len(groups) > 4 else "")
 
 
-def _bytes(measured: Summary) -> str:
-    total = measured.sent_bytes[0]
+def sent(measured: Summary) -> str:
+    """What rank 0 sends by algorithms that send least; beside it the kernel's count, where there is one."""
     counted = ""
     if measured.wire_bytes is not None:
         counted = f"; the kernel counted {amount(measured.wire_bytes[0])}, {measured.backend}'s own algorithms make "
         counted += amount(measured.gloo_bytes[0])
-    lines = [f"BYTES A STEP  rank 0 sends {amount(total)} by algorithms that send the least{counted}"]
-    table: list[tuple[str, ...]] = [("", "collective", "ranks", "calls", "sent", "formula", "line", "module", "what")]
-    rows = _rows(_alike(measured.collectives))
-    table += rows[:ROWS]
-    lines.append(text_table(table))
+    return f"rank 0 sends {amount(measured.sent_bytes[0])} by algorithms that send the least{counted}"
+
+
+def _bytes(measured: Summary) -> str:
+    head = ("", "collective", "ranks", "calls", "sent", "formula", "line", "module", "what")
+    rows = [("", *row[:6], _short(row[6]), row[7]) for row in collectives(measured)]
+    lines = [f"BYTES A STEP  {sent(measured)}", text_table(_beneath([head, *rows[:ROWS]]))]
     if len(rows) > ROWS:
         lines.append(f"  and {len(rows) - ROWS} more rows (--json has all)")
     return "\n".join(lines)
+
+
+def _beneath(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """A table whose last column is folded, where a screen has no room for it."""
+    room = max(WIDE - sum(max(map(len, column)) + 2 for column in list(zip(*rows, strict=True))[:-1]), 20)
+    folded = []
+    for *cells, last in rows:
+        first, *more = textwrap.wrap(last, room) or [""]
+        folded.append((*cells, first))
+        folded += [(*("" for _ in cells), line) for line in more]
+    return folded
 
 
 def _alike(rows: list[Row]) -> list[Row]:
@@ -93,47 +153,77 @@ def _alike(rows: list[Row]) -> list[Row]:
     return sorted(made, key=lambda row: -row.bytes)
 
 
-def _rows(rows: list[Row]) -> list[tuple[str, ...]]:
-    """The table's rows; groups that do the same share one."""
+def collectives(measured: Summary) -> list[tuple[str, ...]]:
+    """Rows: collective, ranks, calls, sent, formula, line, module, what; groups that do the same share one."""
     together: dict[tuple[str, ...], list[str]] = {}
-    for row in rows:
+    for row in _alike(measured.collectives):
         ranks = " → ".join(map(str, row.ranks)) if row.kind == "send" else ranks_text(list(row.ranks)).partition(" ")[2]
         expected = "" if row.expected_bytes is None else amount(row.expected_bytes)
         rest = row.kind, f"{row.calls:g}", amount(row.bytes), expected, row.line, row.module, row.why
         together.setdefault(rest, []).append(ranks)
-    return [("", kind, _groups(groups), *rest) for (kind, *rest), groups in together.items()]
+    return [(kind, _groups(some), *rest) for (kind, *rest), some in together.items()]
+
+
+def peak(measured: Summary) -> str:
+    """Who holds most, and where."""
+    memory = measured.memory
+    return f"rank {memory['rank']} holds {amount(memory['peak_bytes'])} at the peak, at {memory['line']}"
+
+
+def largest(measured: Summary) -> list[tuple[str, ...]]:
+    """Rows of a table: bytes, kind, shape, line, module."""
+    rows: list[tuple[str, ...]] = []
+    for one in measured.memory["largest"]:
+        shape = " × ".join(map(str, one["shape"])) + f" {one['dtype']}"
+        rows.append((amount(one["bytes"]), one["kind"], shape, one["line"], one["module"]))
+    return rows
 
 
 def _memory(measured: Summary) -> str:
-    memory = measured.memory
-    kinds = ", ".join(f"{kind} {amount(n)}" for kind, n in memory["kinds"].items() if n)
-    peak = f"rank {memory['rank']} holds {amount(memory['peak_bytes'])} at the peak, at {memory['line']}"
-    lines = [f"MEMORY  {peak}: {kinds}"]
-    table: list[tuple[str, ...]] = [("", "largest", "kind", "shape", "line", "module")]
-    for one in memory["largest"]:
-        shape = " × ".join(map(str, one["shape"])) + f" {one['dtype']}"
-        table.append(("", amount(one["bytes"]), one["kind"], shape, one["line"], one["module"]))
-    return "\n".join([*lines, text_table(table)])
+    kinds = ", ".join(f"{kind} {amount(n)}" for kind, n in measured.memory["kinds"].items() if n)
+    head = ("", "largest", "kind", "shape", "line", "module")
+    table = text_table([head, *(("", *row[:4], _short(row[4])) for row in largest(measured))])
+    return f"MEMORY  {peak(measured)}: {kinds}\n{table}"
+
+
+def whose_time(measured: Summary) -> str:
+    """What the seconds are seconds of."""
+    if "nccl" in measured.backend:
+        return "of the threads that give the GPUs their work"
+    return "of this machine's processes"
 
 
 def _time(measured: Summary) -> str:
-    table: list[tuple[str, ...]] = [
-        ("", "rank", "step ms", "computes", "waits for bytes", "hides", "waits for ranks", "other")
-    ]
+    names = ("computes", "waits for bytes", "hides", "waits for ranks", "other")
+    marks = (MARKS["compute_s"], MARKS["exposed_s"], "", MARKS["idle_s"], MARKS["other_s"])
+    head = ("", "rank", "step ms", *(f"{name} {mark}".strip() for name, mark in zip(names, marks, strict=True)), "")
+    longest = max(sum(getattr(one, part) for part in MARKS) for one in measured.time)
+    table: list[tuple[str, ...]] = [head]
     for one in measured.time:
         figures = (one.step_s, one.compute_s, one.exposed_s, one.hidden_s, one.idle_s, one.other_s)
-        table.append(("", str(one.rank), *(f"{1e3 * seconds:.1f}" for seconds in figures)))
-    whose = (
-        "of the threads that give the GPUs their work" if "nccl" in measured.backend else "of this machine's processes"
-    )
-    return f"TIME  {whose}\n{text_table(table)}"
+        table.append(("", str(one.rank), *(f"{1e3 * seconds:.1f}" for seconds in figures), _bar(one, longest)))
+    return f"TIME  {whose_time(measured)}\n{text_table(table)}"
+
+
+def _bar(one: Times, longest: float) -> str:
+    """A rank's step as characters, :data:`BAR` for the longest; each part ends where its seconds do."""
+    bar, until = "", 0.0
+    for part, mark in MARKS.items():
+        until += getattr(one, part)
+        bar += mark * (round(BAR * until / longest) - len(bar)) if longest else ""
+    return bar
+
+
+def findings(measured: Summary) -> list[Finding]:
+    """Those about most bytes first."""
+    return sorted(measured.findings, key=lambda finding: -finding.bytes)
 
 
 def _findings(measured: Summary) -> str:
     if not measured.findings:
         return "FINDINGS  none"
     lines = ["FINDINGS"]
-    for one in sorted(measured.findings, key=lambda finding: -finding.bytes):
+    for one in findings(measured):
         about = f" [{amount(one.bytes)} a step]" if one.bytes else ""
         lines.append(f"  {one.line or '–'}: {one.what}{about}")
     return "\n".join(lines)

@@ -13,7 +13,7 @@ class Block(NamedTuple):
 
     Args:
         line: ``train.py:88``, or, where no line is known, what made it.
-        born, died: numbers of changes, in their order; ``died`` None for what outlives the step.
+        born, died: numbers of changes, in their order; 0 for what was there before, None for what outlives the step.
         phase: what ran when it came: ``forward``, ``backward``, ``step``, ``evaluation`` or ``between``.
     """
 

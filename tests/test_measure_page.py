@@ -1,0 +1,280 @@
+"""The page of ``pardemo measure --out``, its drawings, and those of a terminal."""
+
+import json
+import re
+from html.parser import HTMLParser
+from itertools import combinations
+
+import pytest
+import svgs
+
+from pardemo import cli, project
+from pardemo.draw import palette
+from pardemo.measure import drawings, groups, page, summary, text
+from pardemo.measure.calls import Call
+from pardemo.measure.course import course
+from pardemo.measure.places import Place
+from pardemo.measure.program import Memory, Seen, Tensor
+from pardemo.measure.running import Parallelism
+from pardemo.measure.snapshot import Block
+from pardemo.measure.steps import Cut
+
+MB = 1_000_000
+SECTIONS = [
+    "Findings",
+    "What is running",
+    "Bytes a step",
+    "Memory",
+    "Time",
+    "What ran in another way",
+    "Beside this page",
+]
+FORWARD = Place("train.py:12", "<b>layers</b>", "forward")
+BLOCKS = [
+    Block(4 * MB, "parameters", "train.py:5", "", 0, None),
+    Block(3 * MB, "activations", "train.py:12", "<b>layers</b>", 1, 5, "forward"),
+    Block(2 * MB, "gathered", "train.py:12", "<b>layers</b>", 2, 3, "forward"),
+    Block(4 * MB, "gradients", "train.py:14", "", 4, None, "backward"),
+    Block(1 * MB, "temporaries", "train.py:15", "", 6, 7, "step"),
+]
+
+
+def seen_by(rank, parallelisms=(), world=(0, 1), wire=True):
+    """Three steps of a second after three of two; in each one a collective of 0.2 s, for which rank 0 comes last."""
+    cuts = [Cut(2.0 * n if n < 3 else 1.0 + n, 0.5 * n, 1, 0.0, 0.0, 100 * n, 100 * n) for n in range(6)]
+    calls = []
+    for number, step in enumerate(range(3, 6)):
+        begin = cuts[step - 1].at_s + (0.3 if rank == 0 else 0.2)
+        calls.append(
+            Call("all-reduce", world, number, 1000, 50.0, 50.0, "float32", FORWARD, begin, step, "0", ((10, 25),),
+                 end_s=cuts[step - 1].at_s + 0.5)
+        )  # fmt: skip
+    kinds = {"parameters": 4 * MB, "activations": 3 * MB, "gradients": 4 * MB}
+    largest = [Tensor("activations", 3 * MB, (3, 250_000), "float32", "train.py:12", "<b>layers</b>")]
+    memory = Memory(11 * MB, kinds, "train.py:14", largest, BLOCKS)
+    model = {
+        "classes": ["<i>Model</i>"], "parameters": MB, "frozen": 0, "dtypes": {"float32": MB}, "tied": [],
+        "recomputed": [], "computed_in": [], "vocabularies": [],
+    }  # fmt: skip
+    notes = ["<script>alert(1)</script>"]
+    return Seen(rank, "enough", cuts, calls, [], list(parallelisms), model, notes, memory, wire, "gloo")
+
+
+def made(ranks=2, parallelisms=(), hosts=1, wire=True):
+    """A summary, what its ranks saw, and the page."""
+    seen = [seen_by(rank, parallelisms, tuple(range(ranks)), wire) for rank in range(ranks)]
+    measured = summary.of(seen)
+    measured.hosts = hosts
+    measured.findings.append(summary.Finding('gathered twice: <img src="x">', "train.py:12", 3000))
+    return measured, seen, page.page(measured, seen, "train.py")
+
+
+def of(kind, *groups_of, **options):
+    return [Parallelism(kind, ranks, ("model",), {"model": 4 * MB}, options) for ranks in groups_of]
+
+
+def grid(tensor, data):
+    """Ranks under tensor parallelism, which lie beside one another, and FSDP2, of which one is in each."""
+    ranks = range(tensor * data)
+    return [
+        *of("FSDP2", *(tuple(ranks[first::tensor]) for first in range(tensor))),
+        *of("TP", *(tuple(ranks[begin : begin + tensor]) for begin in ranks[::tensor])),
+    ]
+
+
+WORLDS = {
+    "one rank": lambda: made(1, of("DDP", (0,))),
+    "two ranks": lambda: made(2, of("DDP", (0, 1))),
+    "no parallelism": lambda: made(2),
+    "no counts of the kernel": lambda: made(2, of("DDP", (0, 1)), wire=False),
+    "FSDP2 and TP": lambda: made(4, grid(2, 2)),
+    "HSDP on two hosts": lambda: made(
+        8, of("HSDP", (0, 1, 2, 3), (4, 5, 6, 7), replicas=tuple((n, n + 4) for n in range(4))), hosts=2
+    ),
+    "DeepSpeed on three hosts": lambda: made(12, of("DeepSpeed ZeRO-3", tuple(range(12))), hosts=3),
+    "64 ranks": lambda: made(64, grid(8, 8), hosts=8),
+    "64 ranks on a host": lambda: made(64, grid(4, 16)),
+}
+
+
+@pytest.fixture(scope="module", params=WORLDS)
+def world(request):
+    return request.param, *WORLDS[request.param]()
+
+
+class Tags(HTMLParser):
+    """The elements of a page, and its visible headings."""
+
+    def __init__(self, source):
+        super().__init__()
+        self.tags, self.attributes, self.headings, self.open = [], [], [], []
+        self.feed(source)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in ("meta", "rect", "path", "polyline", "polygon"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "h2":
+            self.headings.append(data)
+
+
+def pictures(source):
+    """The page's drawings; areas of many columns are no boxes, and are left out."""
+    source = re.sub(r'<path d="[^"]*[HV][^"]*"[^>]*/>', "", source)
+    return [svgs.Svg(one) for one in re.findall(r"<svg .*?</svg>", source, flags=re.S)]
+
+
+def test_each_section_in_its_order_and_every_element_closed(world):
+    _, measured, _, source = world
+    tags = Tags(source)
+    assert tags.headings == SECTIONS
+    assert tags.open == []
+    assert f"{text.head(measured, 'train.py')}." in source
+
+
+def test_nothing_is_loaded_and_nothing_of_a_script_is_markup(world):
+    _, _, _, source = world
+    tags = Tags(source)
+    assert {"script", "link", "img", "iframe", "b", "i"} & set(tags.tags) <= {"b", "i"}, "of ours"
+    assert not {name for name, _ in tags.attributes} & {"src", "onload", "srcset"}
+    assert not re.search(r"url\(|@import|https?:", source)
+    assert "<b>layers</b>" not in source
+    assert "&lt;b&gt;layers&lt;/b&gt;" in source
+    assert "<i>Model</i>" not in source
+    assert "<script>" not in source
+    assert '<img src="x">' not in source
+
+
+def test_texts_of_drawings_are_large_enough_and_lie_on_nothing(world):
+    name, _, _, source = world
+    there = pictures(source)
+    assert len(there) >= 3
+    for svg in there:
+        whole = svgs.Box(0, 0, svg.width, svg.height, "none")
+        assert svg.width == 640
+        assert svg.alt
+        assert min(one.size for one in svg.texts) >= 18
+        assert [one.text for one in svg.texts if not whole.holds(one, 1)] == [], name
+        assert [(a.text, b.text) for a, b in combinations(svg.texts, 2) if a.meets(b)] == [], name
+
+
+def test_groups_are_drawn_with_each_rank_in_its_own():
+    measured, _, source = made(4, grid(2, 2), hosts=2)
+    kinds = groups.kinds(measured.parallelism)
+    assert [(kind.name, kind.groups, kind.letters) for kind in kinds] == [
+        ("TP", ((0, 1), (2, 3)), ("a", "b")),
+        ("FSDP2", ((0, 2), (1, 3)), ("c", "d")),
+    ]
+    svg = next(svg for svg in pictures(source) if "rank" in svg.words())
+    assert [word for word in svg.words() if word.startswith("host")] == ["host 0", "host 1"]
+    assert [word for word in svg.words() if len(word) == 1] == [*"0123"[:2], "a", *"cd", *"23", "b", *"cd"]
+    for letter, ranks in (("a", "01"), ("c", "0"), ("b", "23")):
+        box = svg.box_of(next(one for one in svg.texts if one.text == letter))
+        places = {one.text: (one.x + one.right) / 2 for one in svg.texts if one.text in "0123"}
+        assert {rank for rank, x in places.items() if box.x < x < box.right} == set(ranks)
+    assert groups.as_text(kinds, 4, 2).splitlines() == [
+        "  rank   0  1  │ 2  3",
+        "  TP     a  a  │ b  b",
+        "  FSDP2  c  d  │ c  d",
+    ]
+
+
+def test_groups_that_share_a_rank_stand_in_rows_of_their_own():
+    """Two models under DDP, the second over some ranks of the first; a rank is in none of its groups."""
+    near, far = groups.kinds(of("DDP", (0, 1, 2), (1, 2)))
+    assert (near.groups, far.groups) == (((1, 2),), ((0, 1, 2),))
+    assert (near.letter_of(0), near.letter_of(1), far.letter_of(0)) == ("", "a", "b")
+    assert groups.as_text([near, far], 3).splitlines()[1].split() == ["DDP", "·", "a", "a"]
+
+
+def test_a_terminal_has_the_groups_only_where_they_say_more_than_a_line():
+    assert "a  a" not in text.screen(made(2, of("DDP", (0, 1)))[0], "train.py")
+    shown = text.screen(made(8, grid(4, 2), hosts=2)[0], "train.py")
+    assert "  TP     a  a  a  a  │ b  b  b  b" in shown
+    assert "TP over 2 groups of 4 ranks: model; 4.00 MB" in shown
+    assert "train.py on 8 ranks on 2 hosts (gloo)" in shown
+    wide = groups.as_text(groups.kinds(grid(8, 8)), 64, 8).splitlines()
+    assert len(wide) == 6
+    assert max(map(len, wide)) <= 160
+
+
+def test_the_screen_is_one_screen(world):
+    name, measured, _, _ = world
+    lines = text.screen(measured, "train.py").splitlines()
+    assert max(map(len, lines)) <= text.WIDE
+    assert len(lines) <= 60 or "64" in name
+
+
+def test_json_has_every_group_with_its_ranks():
+    told = WORLDS["HSDP on two hosts"]()[0].as_json()
+    assert told["hosts"] == 2
+    assert told["groups"] == [
+        {"kind": "HSDP shards", "groups": [[0, 1, 2, 3], [4, 5, 6, 7]]},
+        {"kind": "HSDP replicas", "groups": [[0, 4], [1, 5], [2, 6], [3, 7]]},
+    ]
+
+
+def test_memory_from_change_to_change():
+    of_blocks = course(BLOCKS)
+    assert of_blocks.peak_bytes == 11 * MB
+    assert {k: n for k, n in of_blocks.columns[of_blocks.peak_column].items() if n} == {
+        "parameters": 4 * MB, "activations": 3 * MB, "gradients": 4 * MB,
+    }  # fmt: skip
+    assert [phase for phase, _, _ in of_blocks.phases] == ["forward", "backward", "step"]
+    few = course(BLOCKS, columns=2)
+    assert [sum(column.values()) for column in few.columns] == [9 * MB, 11 * MB], "the fullest moment of each"
+    assert course([]).columns == []
+    picture = drawings.memory(of_blocks, "train.py:14")
+    assert "peak 11.0 MB at train.py:14" in picture
+
+
+def test_time_is_drawn_as_it_was_measured():
+    measured, seen, source = made(2, of("DDP", (0, 1)))
+    first, second = measured.time
+    assert (first.step_s, first.compute_s, first.idle_s) == (1.0, 0.5, 0.0)
+    assert second.idle_s == pytest.approx(0.1), "it came a tenth of a second before rank 0"
+    bars = next(svg for svg in pictures(source) if svg.alt.startswith("Milliseconds"))
+    computed = bars.filled(palette.COMPUTED)
+    waited = bars.filled(palette.DONE["communication"])
+    assert len(computed) == len(waited) == 2
+    for box, bar in zip(computed, waited, strict=True):
+        assert (bar.right - bar.x) / (box.right - box.x) == pytest.approx(first.exposed_s / first.compute_s, rel=0.02)
+    step = next(svg for svg in pictures(source) if svg.alt.startswith("One step"))
+    late = step.filled(palette.DONE["idle"])
+    whole = step.filled(palette.COMPUTED)
+    assert len(late) == 1
+    assert len(whole) == 2
+    assert late[0].y == whole[1].y, "rank 1 waits"
+    assert (late[0].right - late[0].x) / (whole[1].right - whole[1].x) == pytest.approx(0.1, rel=0.02)
+
+
+def test_a_bar_of_characters_ends_where_its_seconds_do():
+    measured, _, _ = made(2, of("DDP", (0, 1)))
+    bars = [line.rsplit(None, 1)[-1] for line in text.screen(measured, "x").splitlines() if "█" in line][1:]
+    for bar, one in zip(bars, measured.time, strict=True):
+        assert len(bar) == text.BAR
+        assert bar.count("█") == round(text.BAR * one.compute_s / one.step_s)
+        assert bar.count("░") == round(text.BAR * one.idle_s / one.step_s)
+
+
+def test_out_writes_the_page_of_a_script_on_two_hosts(tmp_path, capsys):
+    script = str(project.root() / "tests" / "scripts" / "hsdp.py")
+    asked = ["measure", "--cluster", "2x2", "--steps", "1", "--json", "--out", str(tmp_path), "--", script]
+    assert cli.main(asked) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [kind["kind"] for kind in told["groups"]] == ["HSDP shards", "HSDP replicas"]
+    assert sorted(rank for group in told["groups"][0]["groups"] for rank in group) == [0, 1, 2, 3]
+    source = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert Tags(source).headings == SECTIONS
+    assert {"host 0", "host 1"} <= {word for svg in pictures(source) for word in svg.words()}
+    assert f"peak {text.amount(told['memory']['peak_bytes'])} at hsdp.py:" in source, "as the course of its blocks says"
