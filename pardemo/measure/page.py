@@ -5,7 +5,7 @@ from html import escape
 from typing import NamedTuple
 
 from pardemo.draw import page_style
-from pardemo.measure import drawings, groups, text
+from pardemo.measure import drawings, groups, pace_text, text
 from pardemo.measure.course import Course, course
 from pardemo.measure.program import Seen
 from pardemo.measure.summary import Summary, Times
@@ -48,6 +48,7 @@ def page(measured: Summary, seen: Sequence[Seen], name: str) -> str:
         _bytes(measured),
         _memory(measured, seen),
         _time(measured, seen),
+        _paced(measured),
     ]
     sections += [_notes(measured), _files()]
     there = [section for section in sections if section.body]
@@ -138,16 +139,27 @@ def _time(measured: Summary, seen: Sequence[Seen]) -> Section:
     return Section("time", "Time", body)
 
 
-def _times(times: Sequence[Times]) -> str:
-    """Seconds by rank: bars, and their figures."""
-    key = dict(zip(("computes", "waits for bytes", "waits for ranks", "other"), drawings.SPENT.values(), strict=True))
+def _paced(measured: Summary) -> Section:
+    """The step as it would be on other devices, or by arithmetic beside layers that waited."""
+    paced = measured.paced
+    if paced is None:
+        return Section("paced", "", "")
+    other = "nothing" if paced.layer_s else "launching"
+    told = f'<p class="note">Assumed: {_t("; ".join(paced.told))}.</p>' if paced.told else ""
+    body = f"<p>{_t(_sentence(pace_text.sentence(measured, paced)))}</p>{_times(paced.time, other)}{told}"
+    return Section("paced", pace_text.heading(paced), body)
+
+
+def _times(times: Sequence[Times], other: str = "other") -> str:
+    """Seconds by rank: bars, and their figures. ``other``: what the rest of a step is called."""
+    key = dict(zip(("computes", "waits for bytes", "waits for ranks", other), drawings.SPENT.values(), strict=True))
     hidden = {"hidden: bytes that travel while it computes": drawings.HIDDEN} if any(t.hidden_s for t in times) else {}
     rows = [
         (str(one.rank), *(f"{1e3 * s:.1f}" for s in
          (one.step_s, one.compute_s, one.exposed_s, one.hidden_s, one.idle_s, one.other_s)))
         for one in times
     ]  # fmt: skip
-    head = ("rank", "step", "computes", "waits for bytes", "hides", "waits for ranks", "other")
+    head = ("rank", "step", "computes", "waits for bytes", "hides", "waits for ranks", other)
     table = f"<details><summary>Milliseconds</summary>{_table(head, rows)}</details>"
     return drawings.time_by_rank(times) + _key("", key | hidden) + table
 
