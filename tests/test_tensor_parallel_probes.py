@@ -99,16 +99,13 @@ CORES = {
 }
 
 
-def core_refused(case):
-    return complaint(lambda: attention_of(full_attention(), CORES[case][0]())(gpt.numbers(BATCH, SEQUENCE, HIDDEN)))
-
-
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("case", CORES)
-def test_cores_that_need_all_heads_are_refused_on_every_rank(world_of, case):
-    for text in world_of(2).run(core_refused, case):
-        assert text.startswith("ValueError: "), text
-        assert CORES[case][1] in text, text
-        assert "\n" not in text
+def test_cores_that_need_all_heads_are_refused_on_every_rank(case):
+    text = complaint(lambda: attention_of(full_attention(), CORES[case][0]())(gpt.numbers(BATCH, SEQUENCE, HIDDEN)))
+    assert text.startswith("ValueError: "), text
+    assert CORES[case][1] in text, text
+    assert "\n" not in text
 
 
 def alibi_of_own_heads():
@@ -134,8 +131,9 @@ FINE = {
 }
 
 
-def core_beside_one_process(case):
-    n, rank = dist.get_world_size(), dist.get_rank()
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("case", FINE)
+def test_cores_of_a_ranks_own_heads_equal_one_process(rank, world_size, case):
     full, (make, whole) = full_attention(), FINE[case]
     layer = attention_of(full, make())
     x, gradient = gpt.numbers(BATCH, SEQUENCE, HIDDEN, seed=1), gpt.numbers(BATCH, SEQUENCE, HIDDEN, seed=2)
@@ -143,28 +141,19 @@ def core_beside_one_process(case):
     y, expected = layer(mine), plain(full, whole, theirs)
     y.backward(gradient)
     expected.backward(gradient)
-    weight = torch.cat([part.chunk(n)[rank] for part in full.qkv.weight.grad.chunk(3)])
+    weight = torch.cat([part.chunk(world_size)[rank] for part in full.qkv.weight.grad.chunk(3)])
     pairs = [(y, expected), (mine.grad, theirs.grad), (layer.qkv.weight.grad, weight)]
-    return max(gpt.relative_error(a, b) for a, b in pairs)
+    assert max(gpt.relative_error(a, b) for a, b in pairs) < CLOSE
 
 
-@pytest.mark.parametrize("n", [2, 4])
-@pytest.mark.parametrize("case", FINE)
-def test_cores_of_a_ranks_own_heads_equal_one_process(world_of, n, case):
-    assert max(world_of(n).run(core_beside_one_process, case)) < CLOSE
-
-
-def random_cores():
+@pytest.mark.ranks(2)
+def test_dropout_in_a_core_is_taken_and_still_drops():
     full, x = full_attention(), gpt.numbers(BATCH, SEQUENCE, HIDDEN)
     before = torch.get_rng_state()
     dropped = attention_of(full, lambda q, k, v: F.scaled_dot_product_attention(q, k, v, None, 0.5))
     attention_of(full, lambda q, k, v: F.dropout(F.scaled_dot_product_attention(q, k, v), 0.5))
     assert torch.equal(before, torch.get_rng_state()), "the caller's random numbers were used up"
-    return torch.equal(dropped(x), dropped(x))
-
-
-def test_dropout_in_a_core_is_taken_and_still_drops(world_of):
-    assert world_of(2).run(random_cores) == [False] * 2
+    assert not torch.equal(dropped(x), dropped(x))
 
 
 # --- activations -----------------------------------------------------------------------------------------------------
@@ -176,8 +165,10 @@ ACTIVATIONS = {
 }
 
 
-def activation_beside_one_process(case, gated):
-    n, rank = dist.get_world_size(), dist.get_rank()
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("case", ACTIVATIONS)
+def test_activations_in_place_equal_one_process(rank, world_size, case, gated):
     gate, up, down = (gpt.seeded(lambda: nn.Linear(16, 16), seed) for seed in range(3))
     activation = ACTIVATIONS[case]()
     layer = ParallelMLP([gate, up] if gated else gate, down, activation=activation)
@@ -187,26 +178,17 @@ def activation_beside_one_process(case, gated):
     expected, y = down(inner * up(theirs) if gated else inner), layer(mine)
     y.backward(gradient)
     expected.backward(gradient)
-    own = [linear.weight.grad.chunk(n)[rank] for linear in ([gate, up] if gated else [gate])]
+    own = [linear.weight.grad.chunk(world_size)[rank] for linear in ([gate, up] if gated else [gate])]
     pairs = [(y, expected), (mine.grad, theirs.grad), (layer.first.weight.grad, torch.cat(own))]
-    return max(gpt.relative_error(a, b) for a, b in pairs)
+    assert max(gpt.relative_error(a, b) for a, b in pairs) < CLOSE
 
 
-@pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("case", ACTIVATIONS)
-def test_activations_in_place_equal_one_process(world_of, case, gated):
-    assert max(world_of(2).run(activation_beside_one_process, case, gated)) < CLOSE
-
-
-def random_activations():
+@pytest.mark.ranks(2)
+def test_random_activations_of_a_ranks_own_columns_are_taken():
     layers = gpt.seeded(lambda: nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 16)]))
     for activation in (lambda x: F.dropout(F.gelu(x), 0.5), nn.RReLU(), lambda x: F.rrelu(x, training=True)):
         layer, x = ParallelMLP(*layers, activation=activation), gpt.numbers(2, 16)
         assert not torch.equal(layer(x), layer(x))
-
-
-def test_random_activations_of_a_ranks_own_columns_are_taken(world_of):
-    world_of(2).run(random_activations)
 
 
 # --- random numbers and norms over tokens that all ranks hold, or each a part of -------------------------------------
@@ -276,19 +258,17 @@ PARTED = {
 }  # fmt: skip
 
 
-def parted(case):
-    return complaint(PARTED[case][0])
-
-
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("case", PARTED)
-def test_what_would_part_the_ranks_is_refused(world_of, case):
-    for text in world_of(2).run(parted, case):
-        assert text.startswith("ValueError: "), text
-        assert PARTED[case][1] in text, text
-        assert "\n" not in text
+def test_what_would_part_the_ranks_is_refused(case):
+    text = complaint(PARTED[case][0])
+    assert text.startswith("ValueError: "), text
+    assert PARTED[case][1] in text, text
+    assert "\n" not in text
 
 
-def draws_that_are_fine():
+@pytest.mark.ranks(2)
+def test_draws_of_a_ranks_own_elements_are_taken():
     step(block(wrap=lambda mlp: nn.Sequential(mlp, DropPath())).eval())
     step(block(DroppingNorm(8), sequence_parallel=True), in_sequence=True)
     full = gpt.seeded(lambda: gpt.Block(8, 2))
@@ -300,54 +280,41 @@ def draws_that_are_fine():
         step(ParallelBlock(full.norm_1, attention, full.norm_2, mlp))
 
 
-def test_draws_of_a_ranks_own_elements_are_taken(world_of):
-    world_of(2).run(draws_that_are_fine)
-
-
-def batch_norm_beside_one_process():
+@pytest.mark.ranks(2)
+def test_batch_norm_on_whole_sequences_equals_one_process():
     """Without sequence parallelism every rank has all tokens, and the same statistics."""
     full = gpt.seeded(lambda: gpt.Block(8, 2))
     full.norm_1 = gpt.seeded(lambda: OverChannels(8))
     net, x = gpt.parallel_block(full), gpt.numbers(BATCH, SEQUENCE, 8)
     errors = [gpt.relative_error(net(x), full(x)) for _ in range(2)]
-    return max(*errors, gpt.relative_error(net.norm_1.running_var, full.norm_1.running_var))
-
-
-def test_batch_norm_on_whole_sequences_equals_one_process(world_of):
-    assert max(world_of(2).run(batch_norm_beside_one_process)) < CLOSE
+    assert max(*errors, gpt.relative_error(net.norm_1.running_var, full.norm_1.running_var)) < CLOSE
 
 
 # --- frozen on one rank ----------------------------------------------------------------------------------------------
 
 
-def frozen_on_one(case):
-    in_sequence = case == "norm in a sequence"
-    net = block(sequence_parallel=in_sequence)
-    of = {"norm": net.norm_2.bias, "row bias": net.mlp.second.bias, "column": net.attention.qkv.weight}
-    of.get(case, net.norm_2.bias).requires_grad_(dist.get_rank() == 0)
-    return complaint(lambda: step(net, in_sequence))
-
-
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     ("case", "name"),
     [("norm", "norm_2.bias"), ("row bias", "mlp.second.bias"), ("column", "attention.qkv.weight"),
      ("norm in a sequence", "norm_2.bias")],
 )  # fmt: skip
-def test_a_parameter_frozen_on_one_rank_is_refused(world_of, case, name):
-    for text in world_of(2).run(frozen_on_one, case):
-        assert text.startswith("ValueError: the ranks are at different exchanges"), text
-        assert f"in its block frozen: {name}" in text, text
+def test_a_parameter_frozen_on_one_rank_is_refused(rank, case, name):
+    in_sequence = case == "norm in a sequence"
+    net = block(sequence_parallel=in_sequence)
+    of = {"norm": net.norm_2.bias, "row bias": net.mlp.second.bias, "column": net.attention.qkv.weight}
+    of.get(case, net.norm_2.bias).requires_grad_(rank == 0)
+    text = complaint(lambda: step(net, in_sequence))
+    assert text.startswith("ValueError: the ranks are at different exchanges"), text
+    assert f"in its block frozen: {name}" in text, text
 
 
-def single_layers_frozen_on_one(case):
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("case", ["column", "row"])
+def test_a_layers_bias_frozen_on_one_rank_is_refused(rank, case):
     full = gpt.seeded(lambda: nn.Linear(8, 8))
     layer = {"column": ColumnParallelLinear, "row": RowParallelLinear}[case](full)
-    layer.bias.requires_grad_(dist.get_rank() == 0)
+    layer.bias.requires_grad_(rank == 0)
     x = gpt.numbers(2, 8 if case == "column" else 4).requires_grad_()
-    return complaint(lambda: layer(x).sum().backward())
-
-
-@pytest.mark.parametrize("case", ["column", "row"])
-def test_a_layers_bias_frozen_on_one_rank_is_refused(world_of, case):
-    for text in world_of(2).run(single_layers_frozen_on_one, case):
-        assert "weight trained, bias frozen" in text, text
+    text = complaint(lambda: layer(x).sum().backward())
+    assert "weight trained, bias frozen" in text, text

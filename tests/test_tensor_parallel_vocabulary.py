@@ -1,5 +1,7 @@
 """The loss over a divided vocabulary, reduction by reduction: it is computed in fp32 whatever the logits are."""
 
+import re
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -41,90 +43,73 @@ def losses(dtype, reduction, ignored, targets_on):
     return found.detach(), expected.detach(), mine.grad, whole.grad.chunk(n, 1)[rank]
 
 
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("ignored", ["all", "some ignored"])
 @pytest.mark.parametrize("targets_on", ["every rank", "the last rank"])
-def test_every_reduction_is_that_of_fp32(world_of, n, dtype, reduction, ignored, targets_on):
+def test_every_reduction_is_that_of_fp32(dtype, reduction, ignored, targets_on):
     rounding = {torch.float32: CLOSE, torch.bfloat16: 2**-8}[dtype]
-    for found, expected, gradient, whole in world_of(n).run(losses, dtype, reduction, ignored, targets_on):
-        assert gpt.relative_error(found, expected) < CLOSE
-        assert gradient.dtype == dtype
-        assert gpt.relative_error(gradient, whole) < rounding, "rounded once, at the end"
+    found, expected, gradient, whole = losses(dtype, reduction, ignored, targets_on)
+    assert gpt.relative_error(found, expected) < CLOSE
+    assert gradient.dtype == dtype
+    assert gpt.relative_error(gradient, whole) < rounding, "rounded once, at the end"
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("reduction", ["sum", "none"])
-def test_where_every_target_is_ignored_the_loss_and_its_gradient_are_zero(world_of, reduction):
-    for found, expected, gradient, whole in world_of(2).run(losses, torch.bfloat16, reduction, "all ignored", "all"):
-        assert torch.equal(found, expected)
-        assert not gradient.any()
-        assert not whole.any()
+def test_where_every_target_is_ignored_the_loss_and_its_gradient_are_zero(reduction):
+    found, expected, gradient, whole = losses(torch.bfloat16, reduction, "all ignored", "all")
+    assert torch.equal(found, expected)
+    assert not gradient.any()
+    assert not whole.any()
 
 
-def shifted():
+@pytest.mark.ranks(4)
+def test_the_largest_logit_is_taken_off_exactly(rank, world_size):
     """Large logits that are alike but for a little: what counts is what is left when the largest is taken off."""
-    rank, n = dist.get_rank(), dist.get_world_size()
     logits = 1000 + gpt.numbers(TOKENS, VOCABULARY)
     _, targets = logits_and_targets(torch.float32, "every rank")
-    found = vocab_parallel_cross_entropy(logits.chunk(n, 1)[rank], targets)
-    return gpt.relative_error(found, F.cross_entropy(logits.double(), targets))
+    found = vocab_parallel_cross_entropy(logits.chunk(world_size, 1)[rank], targets)
+    assert gpt.relative_error(found, F.cross_entropy(logits.double(), targets)) < CLOSE
 
 
-def test_the_largest_logit_is_taken_off_exactly(world_of):
-    assert max(world_of(4).run(shifted)) < CLOSE
-
-
-def unlike(what):
-    targets = gpt.text(1, TOKENS, VOCABULARY, seed=dist.get_rank() if what == "other" else 0)[0]
-    if what == "exchanged" and dist.get_rank():
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("what", ["other", "exchanged", "ignored"])
+def test_ranks_with_different_targets_are_refused(rank, world_size, what):
+    targets = gpt.text(1, TOKENS, VOCABULARY, seed=rank if what == "other" else 0)[0]
+    if what == "exchanged" and rank:
         targets = targets.flip(0)
     if what == "ignored":
-        targets[dist.get_rank()] = -100
+        targets[rank] = -100
     with pytest.raises(ValueError, match="the ranks have different targets: tensor-parallel ranks compute the loss of"):
-        vocab_parallel_cross_entropy(torch.zeros(TOKENS, VOCABULARY // dist.get_world_size()), targets)
+        vocab_parallel_cross_entropy(torch.zeros(TOKENS, VOCABULARY // world_size), targets)
 
 
-@pytest.mark.parametrize("what", ["other", "exchanged", "ignored"])
-def test_ranks_with_different_targets_are_refused(world_of, what):
-    world_of(2).run(unlike, what)
-
-
-def in_blocks(block, ignored):
-    """``losses`` anew, so many logits at a time."""
-    before, vocabulary.BLOCK_ELEMENTS = vocabulary.BLOCK_ELEMENTS, block
-    try:
-        return losses(torch.bfloat16, "none", ignored, "every rank")
-    finally:
-        vocabulary.BLOCK_ELEMENTS = before
-
-
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("rows", [1, 7, TOKENS - 1])
-def test_logits_taken_in_blocks_are_all_taken(world_of, rows):
+def test_logits_taken_in_blocks_are_all_taken(monkeypatch, rows):
     """One row, some that do not divide the tokens, and a last block of one row."""
-    for found, expected, gradient, whole in world_of(2).run(in_blocks, rows * VOCABULARY // 2, "some ignored"):
-        assert gpt.relative_error(found, expected) < CLOSE
-        assert gpt.relative_error(gradient, whole) < 2**-8
+    monkeypatch.setattr(vocabulary, "BLOCK_ELEMENTS", rows * VOCABULARY // 2)
+    found, expected, gradient, whole = losses(torch.bfloat16, "none", "some ignored", "every rank")
+    assert gpt.relative_error(found, expected) < CLOSE
+    assert gpt.relative_error(gradient, whole) < 2**-8
 
 
-def ignoring(index, reduction):
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("index", [0, VOCABULARY - 1])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_any_number_can_be_the_one_that_is_ignored(rank, world_size, index, reduction):
     """A number of the vocabulary, such as that of a padding token, and targets of -100 nowhere."""
-    rank, n = dist.get_rank(), dist.get_world_size()
     logits, targets = logits_and_targets(torch.float32, "every rank")
     targets[:10] = index
-    whole, mine = logits.clone().requires_grad_(), logits.chunk(n, 1)[rank].clone().requires_grad_()
+    whole, mine = logits.clone().requires_grad_(), logits.chunk(world_size, 1)[rank].clone().requires_grad_()
     expected = F.cross_entropy(whole, targets, ignore_index=index, reduction=reduction)
     found = vocab_parallel_cross_entropy(mine, targets, ignore_index=index, reduction=reduction)
     expected.sum().backward()
     found.sum().backward()
-    return gpt.relative_error(found, expected), gpt.relative_error(mine.grad, whole.grad.chunk(n, 1)[rank])
-
-
-@pytest.mark.parametrize("index", [0, VOCABULARY - 1])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_any_number_can_be_the_one_that_is_ignored(world_of, index, reduction):
-    for errors in world_of(2).run(ignoring, index, reduction):
-        assert max(errors) < CLOSE
+    assert gpt.relative_error(found, expected) < CLOSE
+    assert gpt.relative_error(mine.grad, whole.grad.chunk(world_size, 1)[rank]) < CLOSE
 
 
 # --- label smoothing and weights -------------------------------------------------------------------------------------
@@ -138,55 +123,34 @@ def weights_of_classes(kind):
     return weight
 
 
-def smoothed(reduction, smoothing, kind, ignored):
-    rank, n = dist.get_rank(), dist.get_world_size()
+@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize(("smoothing", "kind"), [(0.1, "none"), (0.0, "some"), (0.3, "some"), (1.0, "none")])
+def test_label_smoothing_and_weights_equal_one_process(rank, world_size, reduction, smoothing, kind):
     logits, targets = logits_and_targets(torch.float32, "every rank")
-    targets[LAYOUTS[ignored]] = -100
+    targets[LAYOUTS["some ignored"]] = -100
     weight = weights_of_classes(kind)
     options = {"reduction": reduction, "label_smoothing": smoothing, "weight": weight}
     of_token = gpt.numbers(TOKENS, seed=5) if reduction == "none" else torch.ones(())
-    whole, mine = logits.clone().requires_grad_(), logits.chunk(n, 1)[rank].clone().requires_grad_()
+    whole, mine = logits.clone().requires_grad_(), logits.chunk(world_size, 1)[rank].clone().requires_grad_()
     expected, found = F.cross_entropy(whole, targets, **options), vocab_parallel_cross_entropy(mine, targets, **options)
     for loss in (expected, found):
         (loss * of_token).sum().backward()
-    return gpt.relative_error(found, expected), gpt.relative_error(mine.grad, whole.grad.chunk(n, 1)[rank])
+    assert gpt.relative_error(found, expected) < 1e-5
+    assert gpt.relative_error(mine.grad, whole.grad.chunk(world_size, 1)[rank]) < 1e-5
 
 
-@pytest.mark.parametrize("n", [1, 2, 4])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize(("smoothing", "kind"), [(0.1, "none"), (0.0, "some"), (0.3, "some"), (1.0, "none")])
-def test_label_smoothing_and_weights_equal_one_process(world_of, n, reduction, smoothing, kind):
-    for errors in world_of(n).run(smoothed, reduction, smoothing, kind, "some ignored"):
-        assert max(errors) < 1e-5
-
-
-def smoothing_traffic():
+@pytest.mark.ranks(2)
+def test_label_smoothing_moves_a_fourth_number_a_token(world_size):
     tokens = 1 << 17
     logits, targets = torch.zeros(tokens, 2), torch.zeros(tokens, dtype=torch.long)
     vocab_parallel_cross_entropy(logits, targets)
     with WireMeter() as wire:
-        vocab_parallel_cross_entropy(logits, targets, label_smoothing=0.1, weight=torch.ones(2 * dist.get_world_size()))
-    return wire.sent_bytes / communication.ring_all_reduce(4 * tokens, dist.get_world_size()).sent
+        vocab_parallel_cross_entropy(logits, targets, label_smoothing=0.1, weight=torch.ones(2 * world_size))
+    assert wire.sent_bytes / communication.ring_all_reduce(4 * tokens, world_size).sent == pytest.approx(4, rel=0.01)
 
 
-def test_label_smoothing_moves_a_fourth_number_a_token(world_of):
-    assert world_of(2).run(smoothing_traffic) == [pytest.approx(4, rel=0.01)] * 2
-
-
-def smoothing_refused(case):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    options = {
-        "a share above 1": {"label_smoothing": 1.5},
-        "a rank's weights": {"weight": torch.ones(VOCABULARY // n)},
-        "trained weights": {"weight": torch.ones(VOCABULARY, requires_grad=True)},
-        "other weights": {"weight": torch.ones(VOCABULARY) + torch.arange(VOCABULARY).eq(3) * 1e-6 * rank},
-        "other smoothing": {"label_smoothing": 0.1 * rank},
-    }[case]
-    with pytest.raises(ValueError) as refusal:  # noqa: PT011 - the message is compared outside
-        vocab_parallel_cross_entropy(torch.zeros(4, VOCABULARY // n), torch.arange(4), **options)
-    return str(refusal.value)
-
-
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     ("case", "message"),
     [
@@ -197,6 +161,13 @@ def smoothing_refused(case):
         ("other smoothing", "the ranks have different label_smoothing: tensor-parallel ranks compute the loss of"),
     ],
 )
-def test_weights_and_smoothing_that_cannot_be_are_refused(world_of, case, message):
-    for text in world_of(2).run(smoothing_refused, case):
-        assert text.startswith(message), text
+def test_weights_and_smoothing_that_cannot_be_are_refused(rank, world_size, case, message):
+    options = {
+        "a share above 1": {"label_smoothing": 1.5},
+        "a rank's weights": {"weight": torch.ones(VOCABULARY // world_size)},
+        "trained weights": {"weight": torch.ones(VOCABULARY, requires_grad=True)},
+        "other weights": {"weight": torch.ones(VOCABULARY) + torch.arange(VOCABULARY).eq(3) * 1e-6 * rank},
+        "other smoothing": {"label_smoothing": 0.1 * rank},
+    }[case]
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        vocab_parallel_cross_entropy(torch.zeros(4, VOCABULARY // world_size), torch.arange(4), **options)
