@@ -469,6 +469,38 @@ def test_with_xdist(run):
     )
 
 
+def test_filters_of_warnings_hold_on_ranks(run, pytester):
+    pytester.makeini("[pytest]\nfilterwarnings =\n    error\n    ignore:known:DeprecationWarning")
+    result = run(
+        """
+        import warnings
+
+        class Careful(UserWarning):
+            pass
+
+        @pytest.mark.ranks(2)
+        def test_error(rank):
+            warnings.warn("rank by rank")
+
+        @pytest.mark.ranks(2)
+        def test_ignored(rank):
+            warnings.warn("known to us", DeprecationWarning)
+
+        @pytest.mark.ranks(2)
+        @pytest.mark.filterwarnings("default:rank by rank")
+        def test_marked():
+            warnings.warn("rank by rank", Careful)
+
+        @pytest.mark.ranks(2)
+        @pytest.mark.xfail(raises=Careful, strict=True)
+        def test_own_kind():
+            warnings.warn("of this file", Careful)
+        """,
+    )
+    result.assert_outcomes(passed=2, failed=1, xfailed=1)
+    result.stdout.fnmatch_lines(["E*UserWarning: rank by rank", "*UserWarning: rank by rank"])
+
+
 # ---------------------------------------------------------------- what is refused
 
 

@@ -58,11 +58,15 @@ class OnRanks:
 
 @dataclass
 class Task:
-    """A test: its function, the arguments of it, and every fixture that the ranks make, in their order."""
+    """A test: its function, the arguments of it, and every fixture that the ranks make, in their order.
+
+    ``filters``: as ``warnings.filters``, what pytest makes of the ini file, the command line and the test's markers.
+    """
 
     function: Callable
     arguments: dict[str, Any]
     fixtures: list[OnRanks]
+    filters: list[Any] = field(default_factory=list)
 
 
 @dataclass

@@ -6,6 +6,7 @@ import pickle
 import random
 import sys
 import types
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,9 +45,10 @@ def run(stage: Stage, packed: bytes) -> str | None:
     fixtures = Fixtures(stage.folder)
     _left[:] = [fixtures]
     record, returned = None, None
-    with _explained(stage.shown):
+    with _explained(stage.shown), warnings.catch_warnings():
         try:
             task = pickle.loads(packed)
+            warnings.filters[:] = task.filters  # type: ignore[index]
             _have_module(stage.module, task.function)
             seed(dist.get_rank())
             for fixture in task.fixtures:

@@ -6,6 +6,7 @@ import pickle
 import re
 import shutil
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import NoReturn
 
@@ -30,7 +31,7 @@ def run(item: pytest.Function, place: Place) -> None:
     arguments = fixtures_here.arguments_of(item)
     made_there = [value for value in item.funcargs.values() if isinstance(value, OnRanks)]
     modules = sending.travelling(tuple(item.config.getini("python_files")), item.module)
-    task = sending.pack(Task(item.obj, arguments, made_there), modules)
+    task = sending.pack(Task(item.obj, arguments, made_there, [*warnings.filters]), modules)
     if isinstance(task, str):
         _fail(task)
     worlds = worlds_of(item.config)
