@@ -2,7 +2,7 @@
 
 import pytest
 
-from pardemo.book.chapters.accelerate.changed_lines import changed_lines
+from pardemo.draw.changed_lines import changed_lines
 
 BEFORE = "a = 1\ndef train():\n    one()\n    two()\n\ndef parse():\n    pass\n"
 AFTER = "a = 1\ndef train():\n    with all():\n        one()\n    three()\n\ndef parse():\n    pass\n"

@@ -96,6 +96,8 @@ DRAWINGS = {
     "gated_layer": drawings.gated_layer,
     "epoch_of_steps": drawings.epoch_of_steps,
     "finetune_flow": drawings.finetune_flow,
+    "where_a_byte_is_counted": drawings.where_a_byte_is_counted,
+    "sums_of_a_step": drawings.sums_of_a_step,
     "four_answers": drawings.four_answers,
     "labelled_tokens": partial(drawings.labelled_tokens, ["<reserved_106>", *"news", "</s>"], [False] * 3 + [True] * 3),
     "cut_tails": partial(drawings.cut_tails, 2002, 501, 1024),

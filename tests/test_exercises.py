@@ -19,6 +19,7 @@ from pardemo.book.chapters.cluster.solutions import my_crossing
 from pardemo.book.chapters.megatron_attention.solutions import my_rows, my_shared_sum
 from pardemo.book.chapters.megatron_mlp.solutions import SumBackward
 from pardemo.book.chapters.scorecard.solutions import my_step_bytes, my_verdict
+from pardemo.book.chapters.script_measured.solutions import my_accuracy, my_sent
 from pardemo.book.chapters.sequence_parallel.solutions import my_kept
 from pardemo.book.chapters.vocabulary.solutions import my_bytes, my_loss
 from pardemo.book.chapters.which_layout.solutions import my_headroom, my_reason
@@ -64,6 +65,21 @@ def everything_to_everyone(tensor):
     parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, tensor)
     return sum(parts)
+
+
+def mean_of_accuracies(logits, targets):
+    dist.all_reduce(own := (logits.argmax(-1) == targets).double().mean())
+    return (own / dist.get_world_size()).item()
+
+
+def accuracy_of_gathered(logits, targets):
+    """All ranks' logits, padded to the most tokens of a rank."""
+    most = torch.tensor(len(logits))
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    room = F.pad(logits, (0, 0, 0, int(most) - len(logits)))
+    parts = [torch.empty_like(room) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, room)
+    return my_accuracy(logits, targets)
 
 
 def by_neighbours(tensor):
@@ -730,6 +746,22 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
             "by the largest factor, from nothing",
         ),
         ("which_layout.reason", lambda quick, slow: my_reason(slow, quick), "tensor-parallel traffic by"),
+        ("script_measured.sent", returns_nothing, "It returned None; it should return a number of bytes"),
+        ("script_measured.sent", lambda calls, n: my_sent(calls, n) * n / (n - 1), "there is a factor (N−1)/N"),
+        (
+            "script_measured.sent",
+            lambda calls, n: sum(nbytes for _, nbytes in calls) * (n - 1) / n,
+            "an all-reduce takes two laps",
+        ),
+        ("script_measured.sent", lambda calls, n: 3 * my_sent(calls, n), "bytes, not"),
+        ("script_measured.accuracy", returns_nothing, "returned None; it should return a number, such as 0.25"),
+        (
+            "script_measured.accuracy",
+            lambda logits, targets: (logits.argmax(-1) == targets).double().mean().item(),
+            "the accuracy of its own tokens",
+        ),
+        ("script_measured.accuracy", mean_of_accuracies, "the mean of the ranks' accuracies. The ranks have different"),
+        ("script_measured.accuracy", accuracy_of_gathered, "Right, but a rank sent"),
         ("scorecard.verdict", returns_nothing, "the verdict is 'holds', not None: it is equal"),
         ("scorecard.verdict", lambda p, m, *rest: "holds" if p == m else "fails", "101 lies within 2 % of 100"),
         ("scorecard.verdict", lambda p, m, *rest: "holds", "without a tolerance 101 is not 100"),

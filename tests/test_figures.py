@@ -307,3 +307,23 @@ def test_pictures_of_eight_bits_and_of_hpz_tell_their_numbers_in_words(out):
         "zero_communication_scales",
         "zero_communication_hpz",
     }
+
+
+def test_a_measured_script_is_told_in_multiples_of_its_formula(out):
+    sums, logits = {"as it came": 12e6, "both mended": 6e6}, {"as it came": 6e6, "both mended": 0.0}
+    told = figures.sent_by_line(sums, logits, 6e6).alt
+    assert told.endswith(
+        "as it came 12.00 + 6.00, 3.00 times the formula; both mended 6.00 + 0.00, 1.00 times the formula."
+    )
+    kinds = {"as it came": {"parameters": 4e6, "gathered": 4e6, "temporaries": 1e6}, "both mended": {"parameters": 4e6}}
+    told = figures.held_at_the_peak(kinds).alt
+    assert "as it came 9.0: parameters 4.0, all ranks' logits 4.0; both mended 4.0" in told
+    parts = {"here": {"waits for bytes": 0.2, "computes": 0.1, "waits for ranks": 0.05}}
+    told = figures.step_by_parts(parts, {"here": 0.25}).alt
+    assert told.endswith("here waits for bytes 200, computes 100, waits for ranks 50.")
+    told = figures.steps_on_gpus({"slow": {"as it came": (0.5, 1.0, 2.0), "both mended": (0.5, 0.25, 0)}}).alt
+    assert told.endswith("slow: as it came 3.50, both mended 0.75.")
+    assert figures.two_losses({"right": [3.0, 2.0], "alone": [3.0, 2.5]}).alt.endswith(
+        "right 3.000, 2.000; alone 3.000, 2.500."
+    )
+    assert len(list((out / "figures").iterdir())) == 5

@@ -10,6 +10,7 @@ import pytest
 from bs4 import BeautifulSoup
 
 from pardemo import claims, project
+from pardemo.book.chapters import notebook_of
 from pardemo.book.run import report, runner, scorecard
 from pardemo.book.run.report import command
 from pardemo.claims import Ledger
@@ -32,7 +33,7 @@ CLAIMS = {
         ("02.count", 3, 3, "count", "", {}),
     ],
     "03_c": [("s08.fails", 5, 6, "numeric", "1909.08053 3", {})],
-    "17_scorecard": [("s09.scorecard", 1, 1, "arithmetic", RING, {}), ("15.fails", 1, 2, "count", ZERO, {})],
+    notebook_of("scorecard"): [("s09.scorecard", 1, 1, "arithmetic", RING, {}), ("15.fails", 1, 2, "count", ZERO, {})],
 }
 VERDICTS = {"holds": 6, "differs": 1, "not measured": 1, "off": 1, "fails": 5}
 

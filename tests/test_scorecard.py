@@ -7,12 +7,14 @@ import pytest
 from book import figures
 
 from pardemo import claims, project
+from pardemo.book.chapters import notebook_of
 from pardemo.book.chapters.scorecard import findings
 from pardemo.book.page import claimed
 from pardemo.book.run import scorecard
 from pardemo.claims import Ledger
 
-NOTEBOOK = project.root() / "notebooks" / "17_scorecard.ipynb"
+OWN = notebook_of("scorecard")
+NOTEBOOK = project.root() / "notebooks" / f"{OWN}.ipynb"
 REFERENCE = project.root() / "outputs" / "reference"
 
 
@@ -20,7 +22,7 @@ REFERENCE = project.root() / "outputs" / "reference"
 def empty(tmp_path, monkeypatch):
     """A project without any run; ``empty(folder)`` books a claim of *Data parallelism* there."""
     (tmp_path / "notebooks").mkdir()
-    for name in ("01_data_parallel", "02_pipeline", "17_scorecard"):
+    for name in ("01_data_parallel", "02_pipeline", OWN):
         nbformat.write(nbformat.v4.new_notebook(), tmp_path / "notebooks" / f"{name}.ipynb")
     monkeypatch.setattr(project, "root", lambda: tmp_path)
     monkeypatch.setenv("PARDEMO_OUT", str(tmp_path / "mine"))
@@ -34,7 +36,7 @@ def empty(tmp_path, monkeypatch):
 def test_it_reads_the_run_that_is_going_on_and_says_what_is_missing(empty):
     for folder in ("mine", "outputs/latest", "outputs/reference"):
         empty(folder)
-    empty("mine", "17_scorecard")
+    empty("mine", OWN)
     run = scorecard.find()
     assert run.folder.name == "mine"
     assert [row["notebook"] for row in run.rows] == ["01_data_parallel"], "without the scorecard's own"
@@ -46,7 +48,7 @@ def test_it_reads_the_run_that_is_going_on_and_says_what_is_missing(empty):
 @pytest.mark.parametrize("folder", ["outputs/latest", "outputs/reference"])
 def test_alone_it_names_the_run_that_it_reads(empty, folder):
     empty(folder)
-    empty("mine", "17_scorecard")  # its own claims make no run
+    empty("mine", OWN)  # its own claims make no run
     read = f"This run has no other chapter, so what is read is {folder}"
     run = scorecard.find()
     assert run.told == f"{read}: 1 of 2 chapters; without 02."

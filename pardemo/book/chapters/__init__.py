@@ -24,6 +24,7 @@ CHAPTERS = {
     "baichuan2_evaluate": "Baichuan2: before and after",
     "cluster": "The cluster",
     "which_layout": "Which layout?",
+    "script_measured": "A script, measured",
     "scorecard": "The scorecard",
 }
 

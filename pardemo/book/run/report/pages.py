@@ -146,7 +146,7 @@ def _exporter():
 
     config = Config()
     config.HighlightMagicsPreprocessor.enabled = True
-    config.HighlightMagicsPreprocessor.languages = {"%%ranks": "python3"}  # what ranks run is Python as well
+    config.HighlightMagicsPreprocessor.languages = dict.fromkeys(("%%ranks", "%%writefile"), "python3")  # as well
     config.CoalesceStreamsPreprocessor.enabled = True  # one print is one block, however the kernel sent it
     escaped = '<div class=" highlight '  # by Pygments; a raw cell is not
     filters = {"clean_html": lambda code: code if code.startswith(escaped) else html.escape(code)}
