@@ -16,8 +16,8 @@ from pardemo.measure.course import course
 from pardemo.measure.places import Place
 from pardemo.measure.program import Memory, Seen, Tensor
 from pardemo.measure.running import Parallelism
-from pardemo.measure.snapshot import Block
 from pardemo.measure.steps import Cut
+from pardemo.meters.snapshot import Block
 
 MB = 1_000_000
 SECTIONS = [
@@ -176,7 +176,7 @@ def test_groups_are_drawn_with_each_rank_in_its_own():
         ("FSDP2", ((0, 2), (1, 3)), ("c", "d")),
     ]
     svg = next(svg for svg in pictures(source) if "rank" in svg.words())
-    assert [word for word in svg.words() if word.startswith("host")] == ["host 0", "host 1"]
+    assert [word for word in svg.words() if word.startswith("node")] == ["node 0", "node 1"]
     assert [word for word in svg.words() if len(word) == 1] == [*"0123"[:2], "a", *"cd", *"23", "b", *"cd"]
     for letter, ranks in (("a", "01"), ("c", "0"), ("b", "23")):
         box = svg.box_of(next(one for one in svg.texts if one.text == letter))
@@ -202,7 +202,7 @@ def test_a_terminal_has_the_groups_only_where_they_say_more_than_a_line():
     shown = text.screen(made(8, grid(4, 2), hosts=2)[0], "train.py")
     assert "  TP     a  a  a  a  │ b  b  b  b" in shown
     assert "TP over 2 groups of 4 ranks: model; 4.00 MB" in shown
-    assert "train.py on 8 ranks on 2 hosts (gloo)" in shown
+    assert "train.py on 8 ranks on 2 nodes (gloo)" in shown
     wide = groups.as_text(groups.kinds(grid(8, 8)), 64, 8).splitlines()
     assert len(wide) == 6
     assert max(map(len, wide)) <= 160
@@ -276,5 +276,5 @@ def test_out_writes_the_page_of_a_script_on_two_hosts(tmp_path, capsys):
     assert sorted(rank for group in told["groups"][0]["groups"] for rank in group) == [0, 1, 2, 3]
     source = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert Tags(source).headings == SECTIONS
-    assert {"host 0", "host 1"} <= {word for svg in pictures(source) for word in svg.words()}
+    assert {"node 0", "node 1"} <= {word for svg in pictures(source) for word in svg.words()}
     assert f"peak {text.amount(told['memory']['peak_bytes'])} at hsdp.py:" in source, "as the course of its blocks says"
