@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pardemo.measure.snapshot import Block
+from pardemo.meters.snapshot import Block
 
 #: A picture has no room for more.
 COLUMNS = 300

@@ -63,7 +63,7 @@ def groups(kinds: Sequence[Kind], ranks: int, hosts: int = 1) -> str:
         for host in line:
             wide = cell * len(host)
             if hosts > 1:
-                canvas.text(x + wide / 2, top - 16, f"host {host[0] // beside}", size=TEXT)
+                canvas.text(x + wide / 2, top - 16, f"node {host[0] // beside}", size=TEXT)
             canvas.box(x - 4, top - 4, wide + 8, row * (len(kinds) + 1) + 4, dashed=True, thick=1)
             for rank in host:
                 canvas.box(x + cell * (rank - host[0]) + 1, top, cell - 2, row - 6, "none", str(rank), size=TEXT)

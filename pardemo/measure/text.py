@@ -39,7 +39,7 @@ def head(measured: Summary, name: str) -> str:
     m = measured.micro_batches
     of = f"{m} backward passes a step" if m > 1 else "one backward pass a step"
     ended = "" if measured.ended == "enough" else "; the script ended by itself"
-    hosts = f" on {measured.hosts} hosts" if measured.hosts > 1 else ""
+    hosts = f" on {measured.hosts} nodes" if measured.hosts > 1 else ""
     ranks = f"{measured.ranks} rank{'s' if measured.ranks > 1 else ''}{hosts} ({measured.backend or 'no group'})"
     steps = f"{measured.steps} step{'s' if measured.steps > 1 else ''} after three that warm up"
     return f"{name} on {ranks}: the median of {steps}, {of}{ended}"
