@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pardemo import MemoryMeter, RankFailed, WireMeter, World, collectives
@@ -53,123 +53,102 @@ def all_collectives_agree(shape, dtype):
     assert torch.equal(ring_all_gather(inputs[rank]), torch.cat([i.flatten() for i in inputs]))
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.ranks(*SIZES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_all_collectives_equal_the_plain_sum(world_of, size, dtype):
-    world_of(size).run(all_collectives_agree, (3, 1001), dtype)
+def test_all_collectives_equal_the_plain_sum(dtype):
+    all_collectives_agree((3, 1001), dtype)
 
 
 @pytest.mark.parametrize("size", SIZES)
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(shape=st.lists(st.integers(0, 9), max_size=5).map(tuple), dtype=st.sampled_from(DTYPES))
-def test_any_shape_down_to_nothing(world_of, size, shape, dtype):
-    world_of(size).run(all_collectives_agree, shape, dtype)
+def test_any_shape_down_to_nothing(size):
+    @settings(max_examples=15)
+    @given(shape=st.lists(st.integers(0, 9), max_size=5).map(tuple), dtype=st.sampled_from(DTYPES))
+    def agree(shape, dtype):
+        world.run(all_collectives_agree, shape, dtype)
+
+    with World(size) as world:
+        agree()
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_many_segments_and_a_rest(world_of, size):
-    numel = size * (3 * ring.SEGMENT_BYTES // 4) + 2  # 3 segments a chunk, and chunks of different length
-    world_of(size).run(all_collectives_agree, (numel,), torch.float32)
+@pytest.mark.ranks(2, 3, 4)
+def test_many_segments_and_a_rest(world_size):
+    numel = world_size * (3 * ring.SEGMENT_BYTES // 4) + 2  # 3 segments a chunk, and chunks of different length
+    all_collectives_agree((numel,), torch.float32)
 
 
-def in_small_blocks(numel):
-    sizes = ring.SEGMENT_BYTES, ring.BLOCK_BYTES
-    ring.SEGMENT_BYTES, ring.BLOCK_BYTES = 16, 64
-    try:
-        all_collectives_agree((numel,), torch.float32)
-    finally:
-        ring.SEGMENT_BYTES, ring.BLOCK_BYTES = sizes
-
-
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("blocks", [1, 2, 5])
-def test_many_blocks_and_a_rest(world_of, size, blocks):
+def test_many_blocks_and_a_rest(monkeypatch, world_size, blocks):
     """As tensors of many MiB: blocks of 16 numbers each, and the last of them on some ranks alone."""
-    for numel in (size * 16 * blocks, size * 16 * blocks + 1, size * (16 * blocks + 7) - 1):
-        world_of(size).run(in_small_blocks, numel)
+    monkeypatch.setattr(ring, "SEGMENT_BYTES", 16)
+    monkeypatch.setattr(ring, "BLOCK_BYTES", 64)
+    for numel in (world_size * 16 * blocks, world_size * 16 * blocks + 1, world_size * (16 * blocks + 7) - 1):
+        all_collectives_agree((numel,), torch.float32)
 
 
-def test_a_slow_successor_gets_what_was_meant_for_it(world_of):
+@pytest.mark.ranks(6)
+def test_a_slow_successor_gets_what_was_meant_for_it(monkeypatch, rank, world_size):
     """A partial sum that still waits to be sent must not be overwritten by the next one in its buffer."""
 
-    def check():
-        rank, size = dist.get_rank(), dist.get_world_size()
+    def begin_late(its_ring, chunk):
+        if rank == 3:
+            time.sleep(0.5)
+        begin(its_ring, chunk)
 
-        def begin_late(its_ring, chunk):
-            if rank == 3:
-                time.sleep(0.5)
-            begin(its_ring, chunk)
-
-        begin, ring.Ring._begin = ring.Ring._begin, begin_late
-        try:
-            shard = ring_reduce_scatter(torch.full((size * ring.BLOCK_BYTES // 4,), float(rank + 1)))
-        finally:
-            ring.Ring._begin = begin
-        return shard.unique().tolist()
-
-    assert world_of(6).run(check) == [[21.0]] * 6
+    begin = ring.Ring._begin
+    monkeypatch.setattr(ring.Ring, "_begin", begin_late)
+    shard = ring_reduce_scatter(torch.full((world_size * ring.BLOCK_BYTES // 4,), float(rank + 1)))
+    assert shard.unique().tolist() == [21.0]
 
 
-def test_sums_of_floats_are_within_rounding_and_the_same_bits_everywhere(world_of):
-    def sums(dtype):
-        torch.manual_seed(dist.get_rank())
+@pytest.mark.ranks(4)
+def test_sums_of_floats_are_within_rounding_and_the_same_bits_everywhere(rank, same_on_all_ranks):
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.manual_seed(rank)
         x = torch.randn(10_000, dtype=dtype)
         gathered = [torch.empty_like(x) for _ in range(4)]
         dist.all_gather(gathered, x)
-        return ring_all_reduce(x), sum(g.double() for g in gathered)
-
-    for dtype in (torch.float32, torch.bfloat16):
-        results = world_of(4).run(sums, dtype)
-        assert all(torch.equal(r[0], results[0][0]) for r in results)
+        same_on_all_ranks(ring_all_reduce(x))
         # Three additions, each rounded: half an ulp of the largest partial sum (below 16) each time.
-        assert (results[0][0].double() - results[0][1]).abs().max() <= 3 * 16 * torch.finfo(dtype).eps / 2
+        assert (x.double() - sum(g.double() for g in gathered)).abs().max() <= 3 * 16 * torch.finfo(dtype).eps / 2
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_tensors_that_do_not_lie_contiguously(world_of, size):
-    def check():
-        rank = dist.get_rank()
-        base = torch.arange(24.0).reshape(4, 6) * (rank + 1)
-        factor = sum(range(1, size + 1))
-        for view in (lambda t: t.T, lambda t: t[:, ::2], lambda t: t[1], lambda t: t.expand(2, 4, 6)[0]):
-            x = view(base.clone())
-            want = view(torch.arange(24.0).reshape(4, 6)) * factor
-            assert torch.equal(ring_all_reduce(x), want)
-        outside = base.clone()
-        ring_all_reduce(outside[:, ::2])
-        assert torch.equal(outside[:, 1::2], base[:, 1::2]), "what lies between is left alone"
-
-    world_of(size).run(check)
+@pytest.mark.ranks(2, 3)
+def test_tensors_that_do_not_lie_contiguously(rank, world_size):
+    base = torch.arange(24.0).reshape(4, 6) * (rank + 1)
+    factor = sum(range(1, world_size + 1))
+    for view in (lambda t: t.T, lambda t: t[:, ::2], lambda t: t[1], lambda t: t.expand(2, 4, 6)[0]):
+        x = view(base.clone())
+        want = view(torch.arange(24.0).reshape(4, 6)) * factor
+        assert torch.equal(ring_all_reduce(x), want)
+    outside = base.clone()
+    ring_all_reduce(outside[:, ::2])
+    assert torch.equal(outside[:, 1::2], base[:, 1::2]), "what lies between is left alone"
 
 
-def test_a_parameter_that_requires_a_gradient(world_of):
-    def check():
-        p = torch.nn.Parameter(torch.ones(5))
-        ring_all_reduce(p)
-        return p.tolist(), p.requires_grad
-
-    assert world_of(2).run(check)[0] == ([2.0] * 5, True)
+@pytest.mark.ranks(2)
+def test_a_parameter_that_requires_a_gradient():
+    p = torch.nn.Parameter(torch.ones(5))
+    ring_all_reduce(p)
+    assert (p.tolist(), p.requires_grad) == ([2.0] * 5, True)
 
 
-def test_sub_groups_have_rings_of_their_own(world_of):
-    def check():
-        rank = dist.get_rank()
-        low, high, odd = dist.new_group([0, 1]), dist.new_group([2, 3]), dist.new_group([3, 1])
-        mine = low if rank < 2 else high
-        results = []
-        for group in (mine, None, odd):
-            x = torch.full((1000,), float(rank))
-            if group is not odd or rank in (1, 3):
-                results.append(ring_all_reduce(x, group)[0].item())
-                shard = ring_reduce_scatter(torch.full((1000,), float(rank)), group)
-                assert shard.unique().item() == results[-1]
-                assert parameter_server_all_reduce(torch.full((9,), float(rank)), group)[0].item() == results[-1]
-        return results
-
-    assert world_of(4).run(check) == [[1, 6], [1, 6, 4], [5, 6], [5, 6, 4]]
+@pytest.mark.ranks(4)
+def test_sub_groups_have_rings_of_their_own(rank):
+    low, high, odd = dist.new_group([0, 1]), dist.new_group([2, 3]), dist.new_group([3, 1])
+    mine = low if rank < 2 else high
+    results = []
+    for group in (mine, None, odd):
+        x = torch.full((1000,), float(rank))
+        if group is not odd or rank in (1, 3):
+            results.append(ring_all_reduce(x, group)[0].item())
+            shard = ring_reduce_scatter(torch.full((1000,), float(rank)), group)
+            assert shard.unique().item() == results[-1]
+            assert parameter_server_all_reduce(torch.full((9,), float(rank)), group)[0].item() == results[-1]
+    assert results == [[1, 6], [1, 6, 4], [5, 6], [5, 6, 4]][rank]
 
 
-def test_a_rank_outside_the_group_is_told(world_of):
+def test_a_rank_outside_the_group_is_told():
     def check():
         group = dist.new_group([0])
         if dist.get_rank() == 1:
@@ -184,6 +163,7 @@ def test_outside_a_process_group():
         ring_all_reduce(torch.ones(1))
 
 
+@pytest.mark.ranks(3, timeout=120)
 @pytest.mark.parametrize(
     "collective",
     [ring_all_reduce, ring_reduce_scatter, ring_all_gather, parameter_server_all_reduce, lambda t: list(ring_steps(t))],
@@ -198,21 +178,16 @@ def test_outside_a_process_group():
     ],
     ids=["size", "dtype", "shape", "strides"],
 )
-def test_different_tensors_are_an_error_that_names_the_ranks_not_a_hang(world_of, collective, odd_one, told):
-    def check():
-        with pytest.raises(ValueError, match=told):
-            collective(odd_one() if dist.get_rank() == 1 else torch.ones(5))
-        assert ring_all_reduce(torch.ones(2)).tolist() == [3, 3], "the ring works on"
-
-    world_of(3).run(check, timeout_s=120)
+def test_different_tensors_are_an_error_that_names_the_ranks_not_a_hang(rank, collective, odd_one, told):
+    with pytest.raises(ValueError, match=told):
+        collective(odd_one() if rank == 1 else torch.ones(5))
+    assert ring_all_reduce(torch.ones(2)).tolist() == [3, 3], "the ring works on"
 
 
-def test_a_shard_that_is_not_this_ranks_chunk(world_of):
-    def check():
-        with pytest.raises(ValueError, match=r"owns \d of out's 5 elements, not 4"):
-            ring_all_gather(torch.ones(4), out=torch.empty(5))
-
-    world_of(2).run(check)
+@pytest.mark.ranks(2)
+def test_a_shard_that_is_not_this_ranks_chunk():
+    with pytest.raises(ValueError, match=r"owns \d of out's 5 elements, not 4"):
+        ring_all_gather(torch.ones(4), out=torch.empty(5))
 
 
 def test_a_neighbour_that_dies_is_an_error_not_a_hang():
@@ -248,192 +223,149 @@ def measure(nbytes):
     return costs
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("nbytes", [1 << 20, 5 << 20])
-def test_bytes_on_the_wire_are_the_formulas(world_of, size, nbytes):
-    half, whole = communication.ring_half(nbytes, size), communication.ring_all_reduce(nbytes, size)
-    for rank, costs in enumerate(world_of(size).run(measure, nbytes)):
-        server = rank == 0
-        expected = {
-            "ring_all_reduce": whole,
-            "ring_reduce_scatter": half,
-            "ring_all_gather": half,
-            "parameter_server_all_reduce": (
-                communication.parameter_server(nbytes, size) if server else communication.parameter_worker(nbytes, size)
-            ),
-        }
-        for name, theory in expected.items():
-            sent, received, peers = costs[name]
-            assert sent == pytest.approx(theory.sent, rel=REL), name
-            assert received == pytest.approx(theory.received, rel=REL), name
-            if name.startswith("ring"):
-                assert peers[(rank + 1) % size][0] == pytest.approx(theory.sent, rel=REL), "all to the successor"
-                assert peers[(rank - 1) % size][1] == pytest.approx(theory.received, rel=REL), "from the predecessor"
+def test_bytes_on_the_wire_are_the_formulas(rank, world_size, nbytes):
+    half, whole = communication.ring_half(nbytes, world_size), communication.ring_all_reduce(nbytes, world_size)
+    star = communication.parameter_worker if rank else communication.parameter_server
+    expected = {
+        "ring_all_reduce": whole,
+        "ring_reduce_scatter": half,
+        "ring_all_gather": half,
+        "parameter_server_all_reduce": star(nbytes, world_size),
+    }
+    costs = measure(nbytes)
+    for name, theory in expected.items():
+        sent, received, peers = costs[name]
+        assert sent == pytest.approx(theory.sent, rel=REL), name
+        assert received == pytest.approx(theory.received, rel=REL), name
+        if name.startswith("ring"):
+            assert peers[(rank + 1) % world_size][0] == pytest.approx(theory.sent, rel=REL), "all to the successor"
+            assert peers[(rank - 1) % world_size][1] == pytest.approx(theory.received, rel=REL), "from the predecessor"
 
 
-def test_a_group_of_one_moves_nothing(world_of):
-    for sent, received, _ in world_of(1).run(measure, 1 << 20)[0].values():
+@pytest.mark.ranks(1)
+def test_a_group_of_one_moves_nothing():
+    for sent, received, _ in measure(1 << 20).values():
         assert (sent, received) == (0, 0)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("nbytes", [64 << 10, 1 << 20, 16 << 20])
-def test_memory_beyond_the_tensor_is_at_most_two_nths(world_of, size, nbytes):
-    def peak(name):
-        collective = getattr(collectives, name)
-        tensor = torch.ones(nbytes // 4)
+@pytest.mark.parametrize(("collective", "nths"), [(ring_all_reduce, 1), (ring_reduce_scatter, 3)])  # a result is 1/N
+def test_memory_beyond_the_tensor_is_at_most_two_nths(world_size, nbytes, collective, nths):
+    tensor = torch.ones(nbytes // 4)
+    collective(tensor)
+    with MemoryMeter() as memory:
         collective(tensor)
-        with MemoryMeter() as memory:
-            collective(tensor)
-        return memory.peak_bytes
-
-    for name, share in (("ring_all_reduce", 1 / size), ("ring_reduce_scatter", 3 / size)):  # its result is 1/N
-        peaks = world_of(size).run(peak, name)
-        assert 0 < max(peaks) <= share * nbytes, name
+    assert 0 < memory.peak_bytes <= nths / world_size * nbytes
 
 
 # ---------------------------------------------------------------- step by step, and without links of its own
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_after_one_lap_one_chunk_is_done_after_two_all(world_of, size):
-    def states():
-        x = torch.ones(size * 5)
-        return [x.tolist(), *(x.tolist() for _ in ring_steps(x))]
-
-    for rank, held in enumerate(world_of(size).run(states)):
-        assert len(held) == 1 + 2 * (size - 1)
-        finished = [sum(v == size for v in state) // 5 for state in held]
-        assert finished == [0] * (size - 1) + list(range(1, size + 1))
-        assert held[size - 1][rank * 5] == size, "a rank finishes the chunk of its own number"
+@pytest.mark.ranks(2, 3, 4)
+def test_after_one_lap_one_chunk_is_done_after_two_all(rank, world_size):
+    x = torch.ones(world_size * 5)
+    held = [x.tolist(), *(x.tolist() for _ in ring_steps(x))]
+    assert len(held) == 1 + 2 * (world_size - 1)
+    finished = [sum(v == world_size for v in state) // 5 for state in held]
+    assert finished == [0] * (world_size - 1) + list(range(1, world_size + 1))
+    assert held[world_size - 1][rank * 5] == world_size, "a rank finishes the chunk of its own number"
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_the_point_to_point_form_that_nccl_uses(world_of, size):
-    def check():
-        def without_links(its_ring):
-            return its_ring
-
-        enter, ring.Ring.__enter__ = ring.Ring.__enter__, without_links
-        try:
-            for numel in (0, 1, size - 1, 10_007):
-                all_collectives_agree((numel,), torch.float32)
-        finally:
-            ring.Ring.__enter__ = enter
-
-    world_of(size).run(check)
+@pytest.mark.ranks(2, 3, 4)
+def test_the_point_to_point_form_that_nccl_uses(monkeypatch, world_size):
+    monkeypatch.setattr(ring.Ring, "__enter__", lambda its_ring: its_ring)  # without links
+    for numel in (0, 1, world_size - 1, 10_007):
+        all_collectives_agree((numel,), torch.float32)
 
 
-def test_scattering_and_gathering_follow_the_tensors_own_order(world_of):
+@pytest.mark.ranks(2)
+def test_scattering_and_gathering_follow_the_tensors_own_order(rank):
     """Also where the memory lies otherwise: the chunks are those of the flattened tensor."""
-
-    def check():
-        rank = dist.get_rank()
-        x = torch.arange(6.0).view(2, 3).T * (rank + 1)
-        assert ring_reduce_scatter(x).tolist() == [[0, 9, 3], [12, 6, 15]][rank]
-        assert ring_all_gather(x)[:6].tolist() == [0, 3, 1, 4, 2, 5]
-
-    world_of(2).run(check)
+    x = torch.arange(6.0).view(2, 3).T * (rank + 1)
+    assert ring_reduce_scatter(x).tolist() == [[0, 9, 3], [12, 6, 15]][rank]
+    assert ring_all_gather(x)[:6].tolist() == [0, 3, 1, 4, 2, 5]
 
 
-def test_lazy_conjugates(world_of):
-    def check():
-        x = torch.tensor([1 + 2j, 3 - 1j]).conj()
-        assert ring_all_reduce(x).tolist() == [2 - 4j, 6 + 2j]
-        assert ring_reduce_scatter(torch.tensor([1 + 2j, 3 - 1j]).conj()).shape == (1,)
-
-    world_of(2).run(check)
+@pytest.mark.ranks(2)
+def test_lazy_conjugates():
+    x = torch.tensor([1 + 2j, 3 - 1j]).conj()
+    assert ring_all_reduce(x).tolist() == [2 - 4j, 6 + 2j]
+    assert ring_reduce_scatter(torch.tensor([1 + 2j, 3 - 1j]).conj()).shape == (1,)
 
 
-def test_an_error_in_mid_ring_does_not_reach_the_next_collective(world_of):
-    def check():
-        with pytest.raises((NotImplementedError, ConnectionError)):
-            ring_all_reduce(torch.ones(5 << 20, dtype=torch.float8_e4m3fn))
-        dist.barrier()
-        return ring_all_reduce(torch.ones(3)).tolist()
-
-    assert world_of(2).run(check) == [[2.0] * 3] * 2
+@pytest.mark.ranks(2)
+def test_an_error_in_mid_ring_does_not_reach_the_next_collective():
+    with pytest.raises((NotImplementedError, ConnectionError)):
+        ring_all_reduce(torch.ones(5 << 20, dtype=torch.float8_e4m3fn))
+    dist.barrier()
+    assert ring_all_reduce(torch.ones(3)).tolist() == [2.0] * 3
 
 
-def test_one_wrong_shard_is_an_error_on_every_rank(world_of):
-    def check():
-        with pytest.raises(ValueError, match=r"rank 1: float32 \(6,\) with a shard of 2 elements, which does not fit"):
-            ring_all_gather(torch.ones(3 - dist.get_rank()), out=torch.empty(6))
-
-    world_of(2).run(check, timeout_s=120)
+@pytest.mark.ranks(2, timeout=120)
+def test_one_wrong_shard_is_an_error_on_every_rank(rank):
+    with pytest.raises(ValueError, match=r"rank 1: float32 \(6,\) with a shard of 2 elements, which does not fit"):
+        ring_all_gather(torch.ones(3 - rank), out=torch.empty(6))
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.ranks(1, 2, 4)
 @pytest.mark.parametrize("numel", [0, 5, 3 * ring.SEGMENT_BYTES // 4 + 1])
-def test_a_broadcast_brings_the_sources_tensor(world_of, size, numel):
-    def check(source):
-        tensor = torch.full((numel, 2), float(dist.get_rank())).t()
+def test_a_broadcast_brings_the_sources_tensor(rank, world_size, numel):
+    for source in range(world_size):
+        tensor = torch.full((numel, 2), float(rank)).t()
         assert ring_broadcast(tensor, source=source) is tensor
-        return bool((tensor == source).all())
-
-    for source in range(size):
-        assert world_of(size).run(check, source) == [True] * size
+        assert (tensor == source).all()
 
 
-def test_a_broadcast_whose_ranks_disagree_on_the_source(world_of):
-    def check():
-        with pytest.raises(ValueError, match="rank 0: broadcast from rank 0; rank 1: broadcast from rank 1"):
-            ring_broadcast(torch.ones(2), source=dist.get_rank())
-        with pytest.raises(ValueError, match="0 to 1, not 2"):
-            ring_broadcast(torch.ones(2), source=2)
-
-    world_of(2).run(check)
+@pytest.mark.ranks(2)
+def test_a_broadcast_whose_ranks_disagree_on_the_source(rank):
+    with pytest.raises(ValueError, match="rank 0: broadcast from rank 0; rank 1: broadcast from rank 1"):
+        ring_broadcast(torch.ones(2), source=rank)
+    with pytest.raises(ValueError, match="0 to 1, not 2"):
+        ring_broadcast(torch.ones(2), source=2)
 
 
-def test_a_server_outside_the_group(world_of):
-    def check():
-        with pytest.raises(ValueError, match="0 to 1, not 5"):
-            parameter_server_all_reduce(torch.ones(1), server=5)
-
-    world_of(2).run(check)
+@pytest.mark.ranks(2)
+def test_a_server_outside_the_group():
+    with pytest.raises(ValueError, match="0 to 1, not 5"):
+        parameter_server_all_reduce(torch.ones(1), server=5)
 
 
-def test_any_rank_can_be_the_server(world_of):
-    assert world_of(3).run(lambda: parameter_server_all_reduce(torch.ones(5), server=2).tolist()) == [[3.0] * 5] * 3
+@pytest.mark.ranks(3)
+def test_any_rank_can_be_the_server():
+    assert parameter_server_all_reduce(torch.ones(5), server=2).tolist() == [3.0] * 5
 
 
-def test_looking_at_the_steps_leaves_autograd_on(world_of):
-    def check():
-        return [torch.is_grad_enabled() for _ in ring_steps(torch.ones(4))]
-
-    assert world_of(2).run(check) == [[True, True]] * 2
+@pytest.mark.ranks(2)
+def test_looking_at_the_steps_leaves_autograd_on():
+    assert [torch.is_grad_enabled() for _ in ring_steps(torch.ones(4))] == [True, True]
 
 
-def largest(dtype):
-    rank = dist.get_rank()
-    tensor = torch.tensor([float(rank), -float(rank), 5.0]).to(dtype)
-    return ring_all_reduce(tensor, op="max").tolist()
-
-
-@pytest.mark.parametrize("n", [1, 2, 4])
+@pytest.mark.ranks(1, 2, 4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
-def test_the_ring_takes_the_largest(world_of, n, dtype):
-    assert world_of(n).run(largest, dtype) == [[n - 1, 0, 5]] * n
+def test_the_ring_takes_the_largest(rank, world_size, dtype):
+    tensor = torch.tensor([float(rank), -float(rank), 5.0]).to(dtype)
+    assert ring_all_reduce(tensor, op="max").tolist() == [world_size - 1, 0, 5]
 
 
-def test_an_unknown_operation_is_refused(world_of):
-    with pytest.raises(RankFailed, match="op must be one of sum, max, not 'min'"):
-        world_of(2).run(lambda: ring_all_reduce(torch.ones(1), op="min"))
+@pytest.mark.ranks(2)
+def test_an_unknown_operation_is_refused():
+    with pytest.raises(ValueError, match="op must be one of sum, max, not 'min'"):
+        ring_all_reduce(torch.ones(1), op="min")
 
 
-def left_after_rings(turns):
+@pytest.mark.ranks(4)
+def test_a_ring_lets_go_of_what_it_sent():
     left = []
-    for _ in range(turns):
+    for _ in range(400):
         with MemoryMeter() as meter:
             tensor = torch.ones(1 << 18)
             ring_all_reduce(tensor, dist.group.WORLD)
             del tensor
             left.append(meter.live_bytes)
-    return max(left)
-
-
-def test_a_ring_lets_go_of_what_it_sent(world_of):
-    assert world_of(4).run(left_after_rings, 400) == [0] * 4
+    assert max(left) == 0
 
 
 def hierarchical(hosts, per_host, shape, dtype, strided=False):
@@ -453,19 +385,19 @@ def hierarchical(hosts, per_host, shape, dtype, strided=False):
 
 @pytest.mark.parametrize(("hosts", "per_host"), [(2, 2), (1, 4), (4, 1), (2, 1), (1, 1)])
 @pytest.mark.parametrize("shape", [(3, 1001), (1, 1), (0, 5), (2, 3)])
-def test_a_hierarchical_all_reduce_equals_the_plain_sum(world_of, hosts, per_host, shape):
-    world = world_of(hosts * per_host)
-    world.run(hierarchical, hosts, per_host, shape, torch.float32)
-    world.run(hierarchical, hosts, per_host, shape, torch.int64, strided=True)
+def test_a_hierarchical_all_reduce_equals_the_plain_sum(hosts, per_host, shape):
+    with World(hosts * per_host) as world:
+        world.run(hierarchical, hosts, per_host, shape, torch.float32)
+        world.run(hierarchical, hosts, per_host, shape, torch.int64, strided=True)
 
 
-def test_between_hosts_a_hierarchical_all_reduce_sends_each_number_once_however_many_ranks_a_host_has(world_of):
+@pytest.mark.ranks(4)
+def test_between_hosts_a_hierarchical_all_reduce_sends_each_number_once_however_many_ranks_a_host_has():
     nbytes = 4 << 20
-    sent = world_of(4).run(hierarchical, 2, 2, (nbytes // 4, 1), torch.float32)
     inside, between = communication.hierarchical_all_reduce(nbytes, hosts=2, per_host=2)
     assert (inside, between) == (nbytes, nbytes / 2), "2(G−1)/G·S inside, 2(H−1)/H·S/G between"
-    for found in sent:
-        assert found == pytest.approx(inside + between, rel=REL)
+    sent = hierarchical(2, 2, (nbytes // 4, 1), torch.float32)
+    assert sent == pytest.approx(inside + between, rel=REL)
 
 
 # ---------------------------------------------------------------- views
@@ -518,53 +450,42 @@ def scattered_and_gathered(views, total, mine):
     same_values(mine, before)
 
 
+@pytest.mark.ranks(1, 2, 3, 4)
 @pytest.mark.parametrize("name", VIEWS)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_all_collectives_of_views_that_lie_apart(world_of, size, name):
+def test_all_collectives_of_views_that_lie_apart(rank, world_size, name):
     """What lies between a view's elements, and behind them, is neither read nor written."""
-
-    def check():
-        view = VIEWS[name]
-        rank = dist.get_rank()
-        scattered_and_gathered(*on_every_rank(view))
-        for all_reduce in (ring_all_reduce, parameter_server_all_reduce):
-            views, total, _ = on_every_rank(view)
-            base = whole_numbers((6, 6), torch.complex64, rank)
-            assert view(base).shape == total.shape
-            expected = base.clone()
-            view(expected).copy_(total)
-            all_reduce(view(base))
-            same_values(base, expected)
-        views, _, mine = on_every_rank(view)
-        ring_broadcast(mine, source=size - 1)
-        same_values(mine, views[-1] if rank == size - 1 else on_every_rank(view)[0][-1])
-
-    world_of(size).run(check)
+    view = VIEWS[name]
+    scattered_and_gathered(*on_every_rank(view))
+    for all_reduce in (ring_all_reduce, parameter_server_all_reduce):
+        views, total, _ = on_every_rank(view)
+        base = whole_numbers((6, 6), torch.complex64, rank)
+        assert view(base).shape == total.shape
+        expected = base.clone()
+        view(expected).copy_(total)
+        all_reduce(view(base))
+        same_values(base, expected)
+    views, _, mine = on_every_rank(view)
+    ring_broadcast(mine, source=world_size - 1)
+    same_values(mine, views[-1] if rank == world_size - 1 else on_every_rank(view)[0][-1])
 
 
+@pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("name", EXPANDED)
-@pytest.mark.parametrize("size", [2, 3])
-def test_elements_that_share_memory_are_sent_and_not_changed(world_of, size, name):
-    def check():
-        views, total, mine = on_every_rank(EXPANDED[name])
-        scattered_and_gathered(views, total, mine)
-        for in_place in (ring_all_reduce, parameter_server_all_reduce, ring_broadcast):
-            with pytest.raises(ValueError, match=r"share memory \(expand, unfold\), so that it cannot be changed"):
-                in_place(mine)
-        return ring_all_reduce(torch.ones(3)).tolist()
-
-    assert world_of(size).run(check) == [[float(size)] * 3] * size
+def test_elements_that_share_memory_are_sent_and_not_changed(world_size, name):
+    views, total, mine = on_every_rank(EXPANDED[name])
+    scattered_and_gathered(views, total, mine)
+    for in_place in (ring_all_reduce, parameter_server_all_reduce, ring_broadcast):
+        with pytest.raises(ValueError, match=r"share memory \(expand, unfold\), so that it cannot be changed"):
+            in_place(mine)
+    assert ring_all_reduce(torch.ones(3)).tolist() == [float(world_size)] * 3
 
 
-def test_a_gradient_of_a_sum(world_of):
+@pytest.mark.ranks(2)
+def test_a_gradient_of_a_sum(rank):
     """Autograd hands out one number, expanded."""
-
-    def check():
-        x = torch.ones(9, requires_grad=True)
-        (gradient,) = torch.autograd.grad(3 * x.sum(), x)
-        return ring_reduce_scatter(gradient).tolist()
-
-    assert world_of(2).run(check) == [[6.0] * 5, [6.0] * 4]
+    x = torch.ones(9, requires_grad=True)
+    (gradient,) = torch.autograd.grad(3 * x.sum(), x)
+    assert ring_reduce_scatter(gradient).tolist() == [6.0] * (5 - rank)
 
 
 @pytest.mark.parametrize("tensor", [torch.ones(8)[::2], torch.ones(3).expand(2, 3), torch.ones(3, 4).T])
@@ -581,16 +502,14 @@ def test_bytes_of_lazy_tensors_are_not_taken():
             links.bytes_of(tensor)
 
 
-def test_a_result_goes_into_no_lazy_tensor_and_steps_are_those_of_a_contiguous_one(world_of):
-    def check():
-        with pytest.raises(ValueError, match="out must be contiguous, no lazy conjugate"):
-            ring_all_gather(torch.ones(2, dtype=torch.complex64), out=torch.empty(4, dtype=torch.complex64).conj())
-        with pytest.raises(ValueError, match="in a contiguous tensor alone"):
-            list(ring_steps(torch.ones(8)[::2]))
-        with pytest.raises(TypeError, match=r"dense tensors, not torch\.sparse_coo"):
-            ring_all_reduce(torch.eye(3).to_sparse())
-
-    world_of(2).run(check)
+@pytest.mark.ranks(2)
+def test_a_result_goes_into_no_lazy_tensor_and_steps_are_those_of_a_contiguous_one():
+    with pytest.raises(ValueError, match="out must be contiguous, no lazy conjugate"):
+        ring_all_gather(torch.ones(2, dtype=torch.complex64), out=torch.empty(4, dtype=torch.complex64).conj())
+    with pytest.raises(ValueError, match="in a contiguous tensor alone"):
+        list(ring_steps(torch.ones(8)[::2]))
+    with pytest.raises(TypeError, match=r"dense tensors, not torch\.sparse_coo"):
+        ring_all_reduce(torch.eye(3).to_sparse())
 
 
 # ---------------------------------------------------------------- what is compared
@@ -598,6 +517,7 @@ def test_a_result_goes_into_no_lazy_tensor_and_steps_are_those_of_a_contiguous_o
 NINE = (2, 1, 1, 1, 3, 1, 1, 1, 1)
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     ("odd_one", "told"),
     [
@@ -608,48 +528,38 @@ NINE = (2, 1, 1, 1, 3, 1, 1, 1, 1)
     ],
     ids=["shape", "ten dimensions", "one dimension", "strides"],
 )
-def test_nine_and_more_dimensions_are_compared(world_of, odd_one, told):
-    def check():
-        with pytest.raises(ValueError, match=rf"rank 0: float32 \(2, 1, 1, 1, 3, 1, 1, 1, 1\); {told}"):
-            ring_all_reduce(odd_one() if dist.get_rank() else torch.ones(NINE))
-
-    world_of(2).run(check)
+def test_nine_and_more_dimensions_are_compared(rank, odd_one, told):
+    with pytest.raises(ValueError, match=rf"rank 0: float32 \(2, 1, 1, 1, 3, 1, 1, 1, 1\); {told}"):
+        ring_all_reduce(odd_one() if rank else torch.ones(NINE))
 
 
-def test_many_dimensions_differ_behind_what_a_message_shows(world_of):
-    def check():
-        shape = [1] * 48 + ([2, 1] if dist.get_rank() else [1, 2])
-        with pytest.raises(ValueError, match="the ranks' tensors differ"):
-            ring_all_reduce(torch.ones(shape))
-
-    world_of(2).run(check)
+@pytest.mark.ranks(2)
+def test_many_dimensions_differ_behind_what_a_message_shows(rank):
+    shape = [1] * 48 + ([2, 1] if rank else [1, 2])
+    with pytest.raises(ValueError, match="the ranks' tensors differ"):
+        ring_all_reduce(torch.ones(shape))
 
 
+@pytest.mark.ranks(2, 3, timeout=20)
 @pytest.mark.parametrize("other", [ring_all_reduce, ring_reduce_scatter, lambda x: list(ring_steps(x))])
-@pytest.mark.parametrize("size", [2, 3])
-def test_a_parameter_server_on_one_rank_and_a_ring_on_the_others_are_told(world_of, size, other):
-    def check():
-        x = torch.ones(6)
-        server = dist.get_rank() == 1
-        with pytest.raises(ValueError, match=r"^the ranks are at different exchanges \(.*rank 1: .* by rank 0"):
-            parameter_server_all_reduce(x) if server else other(x)
-        return parameter_server_all_reduce(x).tolist()
-
-    assert world_of(size).run(check, timeout_s=20) == [[float(size)] * 6] * size
+def test_a_parameter_server_on_one_rank_and_a_ring_on_the_others_are_told(rank, world_size, other):
+    x = torch.ones(6)
+    server = rank == 1
+    with pytest.raises(ValueError, match=r"^the ranks are at different exchanges \(.*rank 1: .* by rank 0"):
+        parameter_server_all_reduce(x) if server else other(x)
+    assert parameter_server_all_reduce(x).tolist() == [float(world_size)] * 6
 
 
-def test_a_hierarchical_all_reduce_of_views(world_of):
-    def check():
-        with Groups(ParallelDims(tp=2, dp=2)) as groups:
-            for view in VIEWS.values():
-                _, total, _ = on_every_rank(view)
-                base = whole_numbers((6, 6), torch.complex64, dist.get_rank())
-                expected = base.clone()
-                view(expected).copy_(total)
-                hierarchical_all_reduce(view(base), groups.tp, groups.dp)
-                same_values(base, expected)
-            for view in EXPANDED.values():
-                with pytest.raises(ValueError, match="share memory"):
-                    hierarchical_all_reduce(on_every_rank(view)[2], groups.tp, groups.dp)
-
-    world_of(4).run(check)
+@pytest.mark.ranks(4)
+def test_a_hierarchical_all_reduce_of_views(rank):
+    with Groups(ParallelDims(tp=2, dp=2)) as groups:
+        for view in VIEWS.values():
+            _, total, _ = on_every_rank(view)
+            base = whole_numbers((6, 6), torch.complex64, rank)
+            expected = base.clone()
+            view(expected).copy_(total)
+            hierarchical_all_reduce(view(base), groups.tp, groups.dp)
+            same_values(base, expected)
+        for view in EXPANDED.values():
+            with pytest.raises(ValueError, match="share memory"):
+                hierarchical_all_reduce(on_every_rank(view)[2], groups.tp, groups.dp)
