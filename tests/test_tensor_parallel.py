@@ -52,9 +52,10 @@ def worst(pairs):
 # --- operators -------------------------------------------------------------------------------------------------------
 
 
-def operators():
+@pytest.mark.ranks(*SIZES)
+def test_operators_do_what_they_say_and_change_nothing(rank, world_size):
     """Forward and backward of each operator against what it should be, computed from all ranks' tensors."""
-    rank, n = dist.get_rank(), size()
+    n = world_size
     inputs = [gpt.numbers(2, 4 * n, 3 * n, seed=r) for r in range(n)]
     parts = [gpt.numbers(2, 4, 3, seed=10 + r) for r in range(n)]
     wholes = [gpt.numbers(2, 4, 3 * n, seed=20 + r) for r in range(n)]
@@ -79,37 +80,23 @@ def operators():
     run(gather_sequence, parts[rank], along[0], torch.cat(parts, 1), along[0].chunk(n, 1)[rank], whole_gradient=True)
     run(reduce_scatter_sequence, along[rank], parts[rank], sum(along).chunk(n, 1)[rank], torch.cat(parts, 1))
     run(scatter_sequence, along[0], parts[rank], along[0].chunk(n, 1)[rank], torch.cat(parts, 1))
-    return found
+    assert [(name, error) for name, error in found if error > ROUNDING] == []
 
 
-@pytest.mark.parametrize("n", SIZES)
-def test_operators_do_what_they_say_and_change_nothing(world_of, n):
-    for found in world_of(n).run(operators):
-        assert [(name, error) for name, error in found if error > ROUNDING] == []
-
-
-def several_parameters_in_one_message():
-    rank = dist.get_rank()
+@pytest.mark.ranks(4)
+def test_copy_to_sums_several_gradients_in_one_message(rank):
     a, b = torch.ones(3, requires_grad=True), torch.ones(2, 2, requires_grad=True)
     x, y = copy_to(a, b)
     with CallMeter() as calls:
         ((rank + 1) * x.sum() + 10 * (rank + 1) * y.sum()).backward()
-    return calls.counts, a.grad[0].item(), b.grad[0, 0].item()
+    assert (calls.counts, a.grad[0].item(), b.grad[0, 0].item()) == ({"all_reduce": 1}, 10, 100)
 
 
-def test_copy_to_sums_several_gradients_in_one_message(world_of):
-    assert world_of(4).run(several_parameters_in_one_message) == [({"all_reduce": 1}, 10, 100)] * 4
-
-
-def second_derivative():
+@pytest.mark.ranks(2)
+def test_a_second_derivative_is_refused():
     x = torch.ones(2, requires_grad=True)
-    (g,) = torch.autograd.grad(copy_to(x).square().sum(), x, create_graph=True)
-    g.sum().backward()
-
-
-def test_a_second_derivative_is_refused(world_of):
-    with pytest.raises(RankFailed, match="create_graph=True: tensor-parallel layers have no second derivative"):
-        world_of(2).run(second_derivative)
+    with pytest.raises(RuntimeError, match="create_graph=True: tensor-parallel layers have no second derivative"):
+        torch.autograd.grad(copy_to(x).square().sum(), x, create_graph=True)
 
 
 # --- linear layers ---------------------------------------------------------------------------------------------------
@@ -148,31 +135,34 @@ def linear(kind, strided, frozen, dtype, input_needs_gradient=True):
         pairs.append((layer.weight.grad, weight))
     if input_needs_gradient:
         pairs.append((mine.grad, x.grad))
-    return worst(pairs), str(y.dtype)
+    return worst(pairs), y.dtype
 
 
-@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.ranks(*SIZES)
 @pytest.mark.parametrize("kind", ["column", "row"])
 @pytest.mark.parametrize(("strided", "frozen"), [(False, False), (True, False), (False, True)])
-def test_linear_layers_equal_the_plain_one(world_of, n, kind, strided, frozen):
-    for error, _ in world_of(n).run(linear, kind, strided, frozen, torch.float32):
-        assert error < ROUNDING
+def test_linear_layers_equal_the_plain_one(kind, strided, frozen):
+    error, _ = linear(kind, strided, frozen, torch.float32)
+    assert error < ROUNDING
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("kind", ["column", "row"])
-def test_an_input_without_gradient_sends_nothing_back(world_of, kind):
-    for error, _ in world_of(2).run(linear, kind, False, False, torch.float32, False):
-        assert error < ROUNDING
+def test_an_input_without_gradient_sends_nothing_back(kind):
+    error, _ = linear(kind, False, False, torch.float32, False)
+    assert error < ROUNDING
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("kind", ["column", "row"])
-def test_bf16_layers_stay_bf16(world_of, kind):
-    for error, dtype in world_of(2).run(linear, kind, True, False, torch.bfloat16):
-        assert error < 2**-7, "bf16 has 8 bits: each of two numbers may be 2^-9 off, and partial sums are rounded too"
-        assert dtype == "torch.bfloat16"
+def test_bf16_layers_stay_bf16(kind):
+    error, dtype = linear(kind, True, False, torch.bfloat16)
+    assert error < 2**-7, "bf16 has 8 bits: each of two numbers may be 2^-9 off, and partial sums are rounded too"
+    assert dtype == torch.bfloat16
 
 
-def under_autocast():
+@pytest.mark.ranks(2)
+def test_autocast_works_as_with_plain_layers():
     mlp = gpt.seeded(lambda: gpt.MLP(HIDDEN))
     x = gpt.numbers(BATCH, SEQUENCE, HIDDEN)
     mine, theirs = (x.clone().requires_grad_() for _ in range(2))
@@ -181,18 +171,13 @@ def under_autocast():
         y, expected = layer(mine), mlp(theirs)
     y.float().sum().backward()
     expected.float().sum().backward()
-    return str(y.dtype), str(layer.first.weight.grad.dtype), worst([(y, expected)])
+    assert (y.dtype, layer.first.weight.grad.dtype) == (torch.bfloat16, torch.float32)
+    assert worst([(y, expected)]) < 2**-7, "the partial sums are rounded to bf16 before they are added"
 
 
-def test_autocast_works_as_with_plain_layers(world_of):
-    for dtype, gradient, error in world_of(2).run(under_autocast):
-        assert (dtype, gradient) == ("torch.bfloat16", "torch.float32")
-        assert error < 2**-7, "the partial sums are rounded to bf16 before they are added"
-
-
-def fused_layers():
+@pytest.mark.ranks(*SIZES)
+def test_gated_mlp_is_one_product_and_one_all_reduce_backward(rank, world_size):
     """Gate and up as one product, an output gathered again, and the full layers untouched."""
-    rank, n = dist.get_rank(), size()
     gate, up, down = gpt.seeded(
         lambda: nn.ModuleList([nn.Linear(16, 32, bias=False), nn.Linear(16, 32, bias=False), nn.Linear(32, 16)])
     )
@@ -207,17 +192,11 @@ def fused_layers():
         y.sum().backward()
     gathered = ColumnParallelLinear(up, gather_output=True)(x)
     same = all(torch.equal(a.weight, b.weight) for a, b in zip(before, (gate, up, down), strict=True))
-    wanted = torch.cat([gate.weight.grad.chunk(n)[rank], up.weight.grad.chunk(n)[rank]])
+    wanted = torch.cat([gate.weight.grad.chunk(world_size)[rank], up.weight.grad.chunk(world_size)[rank]])
     pairs = [(y, expected), (mine.grad, x.grad), (layer.first.weight.grad, wanted), (gathered, up(x))]
-    return worst(pairs), calls.counts, same
-
-
-@pytest.mark.parametrize("n", SIZES)
-def test_gated_mlp_is_one_product_and_one_all_reduce_backward(world_of, n):
-    for error, calls, same in world_of(n).run(fused_layers):
-        assert error < ROUNDING
-        assert calls == ({} if n == 1 else {"all_reduce": 1})
-        assert same
+    assert worst(pairs) < ROUNDING
+    assert calls.counts == ({} if world_size == 1 else {"all_reduce": 1})
+    assert same
 
 
 # --- MLP, attention, block -------------------------------------------------------------------------------------------
@@ -250,19 +229,16 @@ def block(kv_heads, mode, n_dims=3):
     return worst([(y, expected), (mine.grad, x.grad), *((found[name], truth[name]) for name in truth)])
 
 
-@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.ranks(*SIZES)
 @pytest.mark.parametrize("mode", ["plain", "sequence", "kept", "recomputed core", "no overlap"])
 @pytest.mark.parametrize("kv_heads", [None, 4])
-def test_block_equals_the_plain_one(world_of, n, mode, kv_heads):
-    assert max(world_of(n).run(block, kv_heads, mode)) < ROUNDING
+def test_block_equals_the_plain_one(mode, kv_heads):
+    assert block(kv_heads, mode) < ROUNDING
 
 
-def grouped_heads():
-    return block(size(), "plain")
-
-
-def test_one_key_value_head_per_rank(world_of):
-    assert max(world_of(2).run(grouped_heads)) < ROUNDING
+@pytest.mark.ranks(2)
+def test_one_key_value_head_per_rank(world_size):
+    assert block(world_size, "plain") < ROUNDING
 
 
 def llama():
@@ -301,7 +277,8 @@ def test_a_llama_can_be_split_layer_by_layer():
         assert max(world.run(llama)) < ROUNDING
 
 
-def adapted():
+@pytest.mark.ranks(2)
+def test_frozen_weights_accumulation_and_double_use():
     """Frozen weights, gradients accumulated over micro-batches, no_grad, eval, one layer used twice."""
     mlp = gpt.seeded(lambda: gpt.MLP(16))
     mlp.requires_grad_(False)
@@ -314,43 +291,33 @@ def adapted():
     with torch.no_grad():
         quiet = worst([(layer.eval()(x), mlp(x))])
     trained = [name for name, p in layer.named_parameters() if p.grad is not None]
-    return max(quiet, worst([(layer.second.bias.grad, mlp.second.bias.grad)])), trained
+    assert max(quiet, worst([(layer.second.bias.grad, mlp.second.bias.grad)])) < ROUNDING
+    assert trained == ["second.bias"]
 
 
-def test_frozen_weights_accumulation_and_double_use(world_of):
-    for error, trained in world_of(2).run(adapted):
-        assert error < ROUNDING
-        assert trained == ["second.bias"]
-
-
-def frozen_norms_on_shards():
+@pytest.mark.ranks(2)
+def test_norms_without_trained_parameters_on_shards():
     full = gpt.seeded(lambda: gpt.Block(HIDDEN, HEADS))
     full.norm_1.requires_grad_(False)
     full.norm_2 = nn.LayerNorm(HIDDEN, elementwise_affine=False)
     x = gpt.numbers(BATCH, SEQUENCE, HIDDEN)
     layer = gpt.parallel_block(full, sequence_parallel=True)
-    return worst([(gather_sequence(layer(scatter_sequence(x))), full(x))])
+    assert worst([(gather_sequence(layer(scatter_sequence(x))), full(x))]) < ROUNDING
 
 
-def test_norms_without_trained_parameters_on_shards(world_of):
-    assert max(world_of(2).run(frozen_norms_on_shards)) < ROUNDING
-
-
-def the_full_block_is_left_alone():
+@pytest.mark.ranks(2)
+def test_training_the_parts_leaves_the_full_block_alone():
     full = gpt.seeded(lambda: gpt.Block(HIDDEN, HEADS))
     before = {name: p.clone() for name, p in full.named_parameters()}
     layer = gpt.parallel_block(full)
     layer(gpt.numbers(BATCH, SEQUENCE, HIDDEN)).sum().backward()
     torch.optim.SGD(layer.parameters(), lr=1.0).step()
-    return all(torch.equal(p, before[name]) for name, p in full.named_parameters())
+    assert all(torch.equal(p, before[name]) for name, p in full.named_parameters())
 
 
-def test_training_the_parts_leaves_the_full_block_alone(world_of):
-    assert all(world_of(2).run(the_full_block_is_left_alone))
-
-
-def kept_for_backward(frozen):
-    """Bytes that a column layer keeps besides its parameters."""
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_frozen_layer_does_not_keep_its_input(frozen):
     layer = ColumnParallelLinear(_linear(64, 64).requires_grad_(not frozen))
     own, kept = {p.data_ptr() for p in layer.parameters()}, []
     x = torch.randn(128, 64, requires_grad=True)
@@ -362,36 +329,26 @@ def kept_for_backward(frozen):
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
         layer(x)
-    return sum(kept)
+    assert sum(kept) == (0 if frozen else 128 * 64 * 4)
 
 
-def test_a_frozen_layer_does_not_keep_its_input(world_of):
-    assert world_of(2).run(kept_for_backward, False) == [128 * 64 * 4] * 2
-    assert world_of(2).run(kept_for_backward, True) == [0] * 2
-
-
-def copied_and_saved():
+@pytest.mark.ranks(2)
+def test_copies_and_saved_weights():
     full = gpt.seeded(lambda: gpt.GPT(vocabulary=64, hidden=32))
     net = gpt.ParallelGPT(full)
     twin = copy.deepcopy(net)
     tokens = gpt.text(2, 9, 64)
-    same = torch.equal(net.loss(tokens), twin.loss(tokens))
-    apart = twin.head.weight is not net.head.weight and twin.head.weight is twin.embedding.weight
+    assert torch.equal(net.loss(tokens), twin.loss(tokens))
+    assert twin.head.weight is not net.head.weight
+    assert twin.head.weight is twin.embedding.weight
     other = gpt.ParallelGPT(gpt.seeded(lambda: gpt.GPT(vocabulary=64, hidden=32), seed=5), sequence_parallel=True)
     other.load_state_dict(net.state_dict())  # the same names with and without sequence parallelism
-    return same, apart, abs(other.loss(tokens) - net.loss(tokens)).item()
+    assert abs(other.loss(tokens) - net.loss(tokens)).item() < ROUNDING
 
 
-def test_copies_and_saved_weights(world_of):
-    for same, apart, difference in world_of(2).run(copied_and_saved):
-        assert same
-        assert apart
-        assert difference < ROUNDING
-
-
-def vectors():
+@pytest.mark.ranks(2)
+def test_inputs_of_one_two_and_four_dimensions(rank, world_size):
     """Inputs without a batch: [in] alone, [sequence, in], and with a dimension more."""
-    rank, n = dist.get_rank(), size()
     full = gpt.seeded(lambda: nn.Linear(8, 8))
     found = []
     for shape in ((8,), (4, 8), (2, 3, 4, 8)):
@@ -404,54 +361,19 @@ def vectors():
         expected.sum().backward()
         found.append(worst([(y, expected), (mine.grad, theirs.grad)]))
     logits = gpt.numbers(6)
-    loss = vocab_parallel_cross_entropy(logits.chunk(n)[rank], torch.tensor(3))
+    loss = vocab_parallel_cross_entropy(logits.chunk(world_size)[rank], torch.tensor(3))
     found.append(abs(loss - F.cross_entropy(logits, torch.tensor(3))).item())
-    return max(found)
+    assert max(found) < ROUNDING
 
 
-def test_inputs_of_one_two_and_four_dimensions(world_of):
-    assert max(world_of(2).run(vectors)) < ROUNDING
-
-
-def double_precision_under_autocast():
+@pytest.mark.ranks(2)
+def test_autocast_leaves_fp64_alone_as_torch_does():
     layer = ColumnParallelLinear(_linear(4, 4).double())
     with torch.autocast("cpu", torch.bfloat16):
-        return str(layer(torch.ones(2, 4, dtype=torch.float64)).dtype)
-
-
-def test_autocast_leaves_fp64_alone_as_torch_does(world_of):
-    assert world_of(2).run(double_precision_under_autocast) == ["torch.float64"] * 2
+        assert layer(torch.ones(2, 4, dtype=torch.float64)).dtype == torch.float64
 
 
 # --- the exchange is counted -----------------------------------------------------------------------------------------
-
-
-def counted(what, mode):
-    n = size()
-    b, s, h = 1, 1024, 256  # 1 MiB: headers do not matter
-    full = gpt.seeded(lambda: gpt.Block(h, 4))
-    options = {"sequence_parallel": "sequence" in mode, "keep_gathered": "kept" in mode}
-    layer = gpt.parallel_block(full, **options)
-    layer = {"mlp": layer.mlp, "attention": layer.attention, "block": layer}[what]
-    if "tanh" in mode:  # behind the last all-reduce, of whose result it keeps a function
-        layer.mlp = nn.Sequential(layer.mlp, nn.Tanh())
-    x = gpt.numbers(b, s // n if options["sequence_parallel"] else s, h).requires_grad_()
-
-    def forward():
-        if "recomputed" not in mode:
-            return layer(x)
-        return checkpoint(layer, x, use_reentrant="reentrant" in mode)
-
-    with set_checkpoint_early_stop("early" in mode):
-        forward().sum().backward()
-        with WireMeter() as sent_forward, CallMeter() as calls_forward:
-            loss = forward().sum()
-        with WireMeter() as sent_backward, CallMeter() as calls_backward:
-            loss.backward()
-    phi = formulas.phi(b, s, h, n)
-    meters = (sent_forward, sent_backward)
-    calls = [dict(sorted(m.counts.items())) for m in (calls_forward, calls_backward)]
-    return [m.sent_bytes / phi for m in meters], [m.received_bytes / phi for m in meters], calls
 
 
 FORWARD_BACKWARD = [
@@ -470,31 +392,50 @@ FORWARD_BACKWARD = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize(("what", "mode", "forward", "backward", "calls_f", "calls_b"), FORWARD_BACKWARD)
-def test_collectives_and_bytes(world_of, n, what, mode, forward, backward, calls_f, calls_b):
-    for sent, received, calls in world_of(n).run(counted, what, mode):
-        # 0.02: norms' and biases' gradients under sequence parallelism, 6·h numbers of b·s·h
-        assert sent == pytest.approx([forward, backward], rel=0.02 if "sequence" in mode else 0.01)
-        assert received == pytest.approx([forward, backward], rel=0.02 if "sequence" in mode else 0.01)
-        assert calls == [calls_f, calls_b]
+def test_collectives_and_bytes(world_size, what, mode, forward, backward, calls_f, calls_b):
+    b, s, h = 1, 1024, 256  # 1 MiB: headers do not matter
+    full = gpt.seeded(lambda: gpt.Block(h, 4))
+    options = {"sequence_parallel": "sequence" in mode, "keep_gathered": "kept" in mode}
+    layer = gpt.parallel_block(full, **options)
+    layer = {"mlp": layer.mlp, "attention": layer.attention, "block": layer}[what]
+    if "tanh" in mode:  # behind the last all-reduce, of whose result it keeps a function
+        layer.mlp = nn.Sequential(layer.mlp, nn.Tanh())
+    x = gpt.numbers(b, s // world_size if options["sequence_parallel"] else s, h).requires_grad_()
+
+    def run():
+        if "recomputed" not in mode:
+            return layer(x)
+        return checkpoint(layer, x, use_reentrant="reentrant" in mode)
+
+    with set_checkpoint_early_stop("early" in mode):
+        run().sum().backward()
+        with WireMeter() as sent_forward, CallMeter() as calls_forward:
+            loss = run().sum()
+        with WireMeter() as sent_backward, CallMeter() as calls_backward:
+            loss.backward()
+    phi = formulas.phi(b, s, h, world_size)
+    # 0.02: norms' and biases' gradients under sequence parallelism, 6·h numbers of b·s·h
+    expected = pytest.approx([forward, backward], rel=0.02 if "sequence" in mode else 0.01)
+    assert [m.sent_bytes / phi for m in (sent_forward, sent_backward)] == expected
+    assert [m.received_bytes / phi for m in (sent_forward, sent_backward)] == expected
+    assert [calls_forward.counts, calls_backward.counts] == [calls_f, calls_b]
 
 
-def lone():
+@pytest.mark.ranks(1)
+def test_a_group_of_one_moves_nothing(wire):
     full = gpt.seeded(lambda: gpt.GPT(vocabulary=64))
     net = gpt.ParallelGPT(full, sequence_parallel=True)
-    with WireMeter() as wire, CallMeter() as calls:
+    with wire, CallMeter() as calls:
         net.loss(gpt.text(2, 33, 64)).backward()
-    return wire.sent_bytes, calls.counts
+    assert wire.sent_bytes == 0
+    assert set(calls.counts) <= {"all_reduce"}, "the loss alone asks its group of one"
 
 
-def test_a_group_of_one_moves_nothing(world_of):
-    ((sent, calls),) = world_of(1).run(lone)
-    assert sent == 0
-    assert set(calls) <= {"all_reduce"}, "the loss alone asks its group of one"
-
-
-def overlapping(overlap):
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("overlap", [True, False])
+def test_the_input_gradient_travels_while_the_weight_gradient_is_computed(monkeypatch, overlap):
     """An exchange that takes 0.2 s beside a weight gradient that takes about as long."""
     all_reduce = exchange.all_reduce_in_place
     threads = []
@@ -516,24 +457,14 @@ def overlapping(overlap):
             return out
 
     y = layer(x).sum()
-    exchange.all_reduce_in_place = slow
-    try:
-        dist.barrier()
-        with Watch():
-            y.backward()
-    finally:
-        exchange.all_reduce_in_place = all_reduce
+    monkeypatch.setattr(exchange, "all_reduce_in_place", slow)
+    dist.barrier()
+    with Watch():
+        y.backward()
     (_, first_ended), (second_began, _) = seen
-    return threads, second_began - first_ended
-
-
-def test_the_input_gradient_travels_while_the_weight_gradient_is_computed(world_of):
-    for threads, pause_s in world_of(2).run(overlapping, True):
-        assert threads == [False], "in the courier's thread"
-        assert pause_s < 0.2, "the second product began while the exchange was still asleep"
-    for threads, pause_s in world_of(2).run(overlapping, False):
-        assert threads == [True]
-        assert pause_s > 0.2
+    assert threads == [not overlap], "with overlap it is in the courier's thread"
+    # with overlap the second product began while the exchange was still asleep
+    assert (second_began - first_ended < 0.2) == overlap
 
 
 # --- vocabulary ------------------------------------------------------------------------------------------------------
@@ -567,63 +498,51 @@ def vocabulary(dtype, reduction, padding):
     return worst(pairs)
 
 
-@pytest.mark.parametrize("n", SIZES)
+@pytest.mark.ranks(*SIZES)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("padding", [None, 0])
-def test_vocabulary_equals_the_plain_layers(world_of, n, reduction, padding):
-    assert max(world_of(n).run(vocabulary, torch.float32, reduction, padding)) < ROUNDING
+def test_vocabulary_equals_the_plain_layers(reduction, padding):
+    assert vocabulary(torch.float32, reduction, padding) < ROUNDING
 
 
-def test_vocabulary_in_bf16(world_of):
+@pytest.mark.ranks(2)
+def test_vocabulary_in_bf16():
     # the gradients are rounded to bf16 on the way, 2^-9 each; the loss itself has its own test
-    assert max(world_of(2).run(vocabulary, torch.bfloat16, "mean", None)) < 2**-7
+    assert vocabulary(torch.bfloat16, "mean", None) < 2**-7
 
 
-def extreme_logits():
-    rank, n = dist.get_rank(), size()
+@pytest.mark.ranks(2)
+def test_extreme_logits_do_not_overflow_and_no_label_at_all_is_nan_as_in_torch(rank, world_size):
     logits = torch.tensor([[1e4, 0.0, -1e4, 3.0], [-1e4, -1e4, -1e4, -1e4]])
     targets = torch.tensor([3, 0])
-    plain, mine = logits.clone().requires_grad_(), logits.chunk(n, 1)[rank].clone().requires_grad_()
+    plain, mine = logits.clone().requires_grad_(), logits.chunk(world_size, 1)[rank].clone().requires_grad_()
     expected = F.cross_entropy(plain, targets)
     found = vocab_parallel_cross_entropy(mine, targets)
     for loss in (expected, found):
         loss.backward()
     nothing = vocab_parallel_cross_entropy(mine, torch.full((2,), -100))
-    return worst([(found, expected), (mine.grad, plain.grad.chunk(n, 1)[rank])]), bool(nothing.isnan())
+    assert worst([(found, expected), (mine.grad, plain.grad.chunk(world_size, 1)[rank])]) < 1e-6
+    assert nothing.isnan()
 
 
-def test_extreme_logits_do_not_overflow_and_no_label_at_all_is_nan_as_in_torch(world_of):
-    for error, nothing in world_of(2).run(extreme_logits):
-        assert error < 1e-6
-        assert nothing
-
-
-def loss_traffic():
+@pytest.mark.ranks(2, 4)
+def test_the_loss_moves_three_numbers_a_token(world_size):
     tokens = 1 << 17
     logits = torch.zeros(tokens, 2)
     targets = torch.zeros(tokens, dtype=torch.long)
     vocab_parallel_cross_entropy(logits, targets)
     with WireMeter() as wire, CallMeter() as calls:
         vocab_parallel_cross_entropy(logits, targets)
-    return wire.sent_bytes / communication.ring_all_reduce(4 * tokens, size()).sent, calls.counts
+    assert wire.sent_bytes / communication.ring_all_reduce(4 * tokens, world_size).sent == pytest.approx(3, rel=0.01)
+    assert calls.counts == {"all_reduce": 2}
 
 
-@pytest.mark.parametrize("n", [2, 4])
-def test_the_loss_moves_three_numbers_a_token(world_of, n):
-    for numbers, calls in world_of(n).run(loss_traffic):
-        assert numbers == pytest.approx(3, rel=0.01)
-        assert calls == {"all_reduce": 2}
-
-
-def shards_of_tokens():
+@pytest.mark.ranks(4)
+def test_embedding_into_a_sequence_parallel_region(rank, world_size):
     embedding = gpt.seeded(lambda: nn.Embedding(16, 4))
     tokens = gpt.text(2, 8, 16)
     found = VocabParallelEmbedding(embedding, sequence_parallel=True)(tokens)
-    return worst([(found, embedding(tokens).chunk(size(), 1)[dist.get_rank()])])
-
-
-def test_embedding_into_a_sequence_parallel_region(world_of):
-    assert max(world_of(4).run(shards_of_tokens)) == 0
+    assert worst([(found, embedding(tokens).chunk(world_size, 1)[rank])]) == 0
 
 
 # --- whole networks --------------------------------------------------------------------------------------------------
@@ -673,10 +592,11 @@ def _steps(net, loss_of, shard, steps=6, dp=None):
 
 @pytest.mark.parametrize("kind", ["parallel", "sequence"])
 @pytest.mark.parametrize(("tp", "dp"), [(2, 1), (4, 1), (2, 2), (1, 4)])
-def test_training_equals_one_process(world_of, kind, tp, dp):
+def test_training_equals_one_process(kind, tp, dp):
     trained = small_gpt()
     losses = _steps(trained, trained.loss, slice(None))
-    results = world_of(tp * dp).run(train, kind, ParallelDims(tp=tp, dp=dp), trained)
+    with World(tp * dp) as world:
+        results = world.run(train, kind, ParallelDims(tp=tp, dp=dp), trained)
     for found, replicated, error in results:
         assert found == pytest.approx(losses, rel=ROUNDING)
         assert error < 1e-4, "six steps make more of a rounding; less than a thirtieth of what a factor of 1.003 does"
@@ -684,7 +604,9 @@ def test_training_equals_one_process(world_of, kind, tp, dp):
             assert torch.equal(value, results[0][1][name]), f"{name} drifted apart"
 
 
-def recomputed_training(reentrant):
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_changes_nothing(reentrant):
     full = gpt.seeded(lambda: gpt.GPT(vocabulary=64, hidden=32))
     net = gpt.ParallelGPT(full)
     inner = list(net.blocks)
@@ -702,12 +624,7 @@ def recomputed_training(reentrant):
     net.blocks = nn.ModuleList(Again(layer) for layer in inner)
     loss = net.loss(gpt.text(4, 17, 64))
     loss.backward()
-    return worst([(loss, plain), (net.positions.weight.grad, full.positions.weight.grad)])
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_changes_nothing(world_of, reentrant):
-    assert max(world_of(2).run(recomputed_training, reentrant)) < ROUNDING
+    assert worst([(loss, plain), (net.positions.weight.grad, full.positions.weight.grad)]) < ROUNDING
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------
@@ -869,22 +786,13 @@ BAD = {
 }  # fmt: skip
 
 
-def refuse(case):
-    make, kind, _ = BAD[case]
-    try:
-        make()
-    except kind as error:
-        return str(error)
-
-
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_clear_line(world_of, case):
-    import re
-
-    for told in world_of(2).run(refuse, case):
-        assert told is not None, "it was accepted"
-        assert re.search(BAD[case][2], told), told
-        assert "\n" not in told
+def test_bad_input_is_one_clear_line(case):
+    make, kind, message = BAD[case]
+    with pytest.raises(kind, match=message) as refusal:
+        make()
+    assert "\n" not in str(refusal.value)
 
 
 def test_outside_a_process_group():
@@ -907,8 +815,9 @@ def test_a_rank_outside_the_group():
         world.run(outsider)
 
 
-def threads_after(rounds):
-    for _ in range(rounds):
+@pytest.mark.ranks(2)
+def test_the_courier_ends_with_its_group():
+    for _ in range(3):
         with Groups(ParallelDims(tp=2)) as groups:
             layer = ColumnParallelLinear(_linear(512, 1024), groups.tp)
             layer(torch.randn(1024, 512, requires_grad=True)).sum().backward()
@@ -916,41 +825,28 @@ def threads_after(rounds):
     import gc
 
     gc.collect()
-    return [t.name for t in threading.enumerate() if "group-courier" in t.name]
+    names = [t.name for t in threading.enumerate() if "group-courier" in t.name]
+    assert len(names) <= 1, names
 
 
-def test_the_courier_ends_with_its_group(world_of):
-    for names in world_of(2).run(threads_after, 3):
-        assert len(names) <= 1, names
-
-
-def over_the_backend():
+@pytest.mark.ranks(2)
+def test_lazy_negatives_over_the_backend(monkeypatch, rank):
     """The exchanges as of CUDA tensors, which torch's collectives carry, of a negative that nobody has computed yet."""
-    rank = dist.get_rank()
-    whole = torch.view_as_complex(torch.arange(16.0).reshape(2, 4, 2) + rank)
-    lazy = whole.conj().imag  # [2, 4]
+    wholes = [torch.view_as_complex(torch.arange(16.0).reshape(2, 4, 2) + r) for r in range(2)]
+    zero, one = values = [whole.conj().imag.clone().resolve_neg() for whole in wholes]
+    lazy = wholes[rank].conj().imag  # [2, 4]
     assert lazy.is_neg()
-    values = lazy.clone().resolve_neg()
-    own, torch.Tensor.is_cuda = torch.Tensor.is_cuda, True
-    try:
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "is_cuda", True)
         found = [
             exchange.all_reduce(lazy, dist.group.WORLD),
             exchange.all_reduce(lazy, dist.group.WORLD, "max"),
             exchange.all_gather(lazy, dist.group.WORLD, 1),
             exchange.reduce_scatter(lazy, dist.group.WORLD, 1),
-            exchange.all_reduce_in_place(whole.clone().conj().imag, dist.group.WORLD),
+            exchange.all_reduce_in_place(wholes[rank].clone().conj().imag, dist.group.WORLD),
         ]
-    finally:
-        torch.Tensor.is_cuda = own
-    assert torch.equal(lazy.resolve_neg(), values), "what was given is as it was"
-    return values, [one.resolve_neg() for one in found]
-
-
-def test_lazy_negatives_over_the_backend(world_of):
-    (zero, of_zero), (one, of_one) = world_of(2).run(over_the_backend)
-    total, halves = zero + one, (slice(0, 2), slice(2, 4))
-    for found, half in ((of_zero, halves[0]), (of_one, halves[1])):
-        expected = [total, torch.maximum(zero, one), torch.cat([zero, one], 1), total[:, half]]
-        for mine, theirs in zip(found[:4], expected, strict=True):
-            assert torch.equal(mine, theirs)
-    assert all(torch.equal(found[4], total) for found in (of_zero, of_one))
+    assert torch.equal(lazy.resolve_neg(), values[rank]), "what was given is as it was"
+    total = zero + one
+    expected = [total, torch.maximum(zero, one), torch.cat([zero, one], 1), total.chunk(2, 1)[rank], total]
+    for mine, theirs in zip(found, expected, strict=True):
+        assert torch.equal(mine.resolve_neg(), theirs)
