@@ -238,6 +238,19 @@ def fsdp1_unit(module: Any) -> tuple[int, int, Any, Any] | None:
     return handle.flat_param._local_shard.numel(), whole, handle._fwd_bwd_param_dtype, reduced
 
 
+def ddp_logged(module: Any) -> Mapping[str, Any]:
+    """What torch's DDP logs of itself: its buckets' bytes, and the numbers of their parameters."""
+    return module._get_ddp_logging_data()
+
+
+def context_parallel_options() -> tuple[bool, bool]:
+    """Whether torch's context parallelism gathers keys and values, or passes them on; whether it sums in float32."""
+    from torch.distributed.tensor.experimental._context_parallel import _attention
+
+    options = _attention._cp_options
+    return options.rotate_method.name == "ALL_GATHER", options.convert_to_f32
+
+
 def end_library(library: Any) -> None:
     """Takes a ``torch.library.Library`` and its kernels away."""
     library._destroy()

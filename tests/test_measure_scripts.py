@@ -46,7 +46,9 @@ def test_a_script_as_it_is(name, tmp_path):
     for row in measured.collectives:
         assert row.line.startswith(f"{name}.py:"), row
         assert row.why, row
-        if row.expected_bytes is not None and row.bytes > 0 and not name.startswith("deepspeed"):
+        assert "not known" not in row.why, row
+        explained = name.startswith("deepspeed") or "times, since" in row.why
+        if row.expected_bytes is not None and row.bytes > 0 and not explained:
             assert row.bytes == pytest.approx(row.expected_bytes, rel=0.02), row
     told = [one.what for one in measured.findings]
     assert not any("nothing is summed" in what or "too often" in what for what in told), told

@@ -3,8 +3,10 @@
 import statistics
 from math import prod
 
+from pardemo.formulas.communication import ring_all_reduce
 from pardemo.measure import expected
 from pardemo.measure.expected import SMALL
+from pardemo.measure.expected.cut import gathered_logits
 from pardemo.measure.places import NORM
 from pardemo.measure.summary import Finding, Row, Summary
 
@@ -18,6 +20,8 @@ def explain(measured: Summary) -> None:
     """Gives rows what was expected of them, and the summary its findings."""
     for parallelism in measured.parallelism:
         measured.findings += expected.of(measured, parallelism)
+    measured.findings += expected.by_terms(measured)
+    _summed_by_hand(measured)
     for row in measured.collectives:
         _other(measured, row)
     _late(measured)
@@ -41,6 +45,25 @@ def _alone(measured: Summary) -> bool:
     )
 
 
+def _summed_by_hand(measured: Summary) -> None:
+    """All-reduces of a group that have, together, as many bytes as all gradients: a script's own sum of them."""
+    sizes = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+    frozen = measured.model.get("frozen", 0)
+    nbytes = sum(sizes.get(dtype, 0) * count for dtype, count in measured.model.get("dtypes", {}).items())
+    for ranks in {row.ranks for row in measured.collectives} if nbytes and not frozen else ():
+        rows = [row for row in measured.collectives if row.ranks == ranks and row.kind == "all-reduce" and not row.why]
+        rows = [row for row in rows if row.place.phase in ("between", "backward") and not row.place.objects]
+        rows = [row for row in rows if any(prod(shape) > METRIC for shape in row.shapes)]
+        once = ring_all_reduce(nbytes, len(ranks)).sent
+        sent = sum(row.bytes for row in rows)
+        if rows and abs(sent - once) <= 0.01 * once:
+            for row in rows:
+                row.expected_bytes, row.why = (
+                    once * row.bytes / sent,
+                    "as many bytes as all gradients have: summed by the script",
+                )
+
+
 def _other(measured: Summary, row: Row) -> None:
     """What is no parallelism's: objects, barriers, metrics, logits, small messages."""
     if row.place.phase == "evaluation":
@@ -58,11 +81,7 @@ def _other(measured: Summary, row: Row) -> None:
         measured.findings.append(Finding(f"all ranks wait for one another at a barrier, {times} a step", row.line))
     elif row.kind == "all-gather" and any(len(shape) > 1 and shape[-1] in vocabulary for shape in row.shapes):
         row.why = "logits, gathered whole"
-        what = (
-            f"logits are gathered whole, {times} a step: a figure of them can be counted on each rank, a loss be "
-            "computed where the vocabulary is cut, and a few numbers sent"
-        )
-        measured.findings.append(Finding(what, row.line, row.bytes))
+        measured.findings.append(gathered_logits(row, row.bytes))
     elif row.place.use == NORM and row.bytes <= SMALL:
         row.why = "the norm of all gradients, or whether one overflowed"
     elif row.kind == "all-reduce" and row.place.phase == "between" and all(prod(s) <= METRIC for s in row.shapes):

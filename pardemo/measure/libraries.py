@@ -155,6 +155,20 @@ def _context_parallel(attention: Any, changes: contextlib.ExitStack, notes: list
         changes.callback(attention.custom_ops.pop, op)
 
 
+def _experts(dispatcher: Any, changes: contextlib.ExitStack, notes: list[str]) -> None:
+    """Megatron-core's experts: how many tokens go where leaves a GPU as numbers, and on a CPU would stay tensors."""
+    utils = sys.modules["megatron.core.transformer.moe.moe_utils"]
+    move = utils.maybe_move_tensor_to_cpu
+
+    def moved(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        tensor = move(tensor, as_numpy, record_stream)
+        return tensor.numpy() if as_numpy and hasattr(tensor, "numpy") else tensor
+
+    changes.enter_context(compat.replaced(dispatcher, move.__name__, moved))
+    if not hasattr(utils, "te_general_gemm"):  # 0.16 asks whether it is None where Transformer Engine is not there
+        changes.enter_context(compat.replaced(utils, "te_general_gemm", None))
+
+
 def _note(notes: list[str], line: str) -> None:
     if line not in notes:
         notes.append(line)
@@ -163,6 +177,7 @@ def _note(notes: list[str], line: str) -> None:
 #: What is changed in libraries once they are imported.
 ADJUSTED = {
     "deepspeed": _deepspeed,
+    "megatron.core.transformer.moe.token_dispatcher": _experts,
     "torch.distributed.tensor.experimental._context_parallel._attention": _context_parallel,
 }
 

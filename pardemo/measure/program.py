@@ -19,6 +19,8 @@ from pardemo.measure.calls import Call, Calls
 from pardemo.measure.held import Held
 from pardemo.measure.places import Places
 from pardemo.measure.running import Parallelism, model, recognised
+from pardemo.measure.running_cut import with_terms
+from pardemo.measure.shapes import Shapes
 from pardemo.measure.snapshot import Block
 from pardemo.measure.steps import Cut, Enough, Steps
 from pardemo.measure.without_gpu import without_gpu
@@ -113,6 +115,7 @@ class _Watch:
         self._rank, self._port, self._enough = rank, port, WARM + program.steps
         self._wire = kernel_counts()
         self._places = Places(own)
+        self._shapes = Shapes(self._places, lambda: self._steps.number)
         self._held = Held(self._places)
         self._following = contextlib.ExitStack()
         self._steps = Steps(self._places, self._enough, self._counters, self._on_cut, self._on_backward)
@@ -125,13 +128,14 @@ class _Watch:
 
     def follow(self, script: Callable[[], str], notes: list[str]) -> Seen:
         """Runs the script to its end, or to the end of the steps that were asked for."""
-        with self._places, self._steps, self._calls, self._following:
+        with self._places, self._shapes, self._steps, self._calls, self._following:
             self._following.enter_context(self._held)
             ended = script()
             if not self._model:  # it ended by itself
                 self._look()
+        parallelisms = with_terms(self._parallelisms, self._shapes, WARM, self._held.vocabularies)
         return Seen(
-            self._rank, ended, self._steps.cuts, self._calls.list, self._calls.waits, self._parallelisms, self._model,
+            self._rank, ended, self._steps.cuts, self._calls.list, self._calls.waits, parallelisms, self._model,
             notes, self._memory or _memory(self._held), self._wire and "nccl" not in self._backend,
             self._backend,
         )  # fmt: skip
@@ -154,7 +158,7 @@ class _Watch:
 
     def _look(self) -> None:
         """What is running, while the script still has it."""
-        self._parallelisms = recognised(self._places)
+        self._parallelisms = recognised(self._places, self._shapes)
         self._model = model(self._places) | {"vocabularies": sorted(self._held.vocabularies)}
         self._backend = str(dist.get_backend()) if dist.is_initialized() else ""
 

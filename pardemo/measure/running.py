@@ -1,39 +1,20 @@
 """What is running: the parallelisms that a script's objects have, recognised by what they are, never assumed."""
 
-import gc
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from pardemo import compat
+from pardemo.measure import running_cut
+from pardemo.measure.parallelism import Parallelism
 from pardemo.measure.places import ROOT, Places, without_wrappers
+from pardemo.measure.shapes import Shapes, local
 
 
-@dataclass(frozen=True)
-class Parallelism:
-    """One parallelism of a script, over one group of ranks.
-
-    Args:
-        kind: ``DDP``, ``FSDP2``, ``HSDP``, ``FSDP1``, ``DeepSpeed ZeRO-3``, ``TP``, ``PP`` …
-        ranks: of the group that this rank is in.
-        wraps: what it holds: names of modules, or of stages.
-        unit_bytes: of each wrapped unit, bytes as they are gathered or summed on a rank.
-        options: what decides over its traffic.
-    """
-
-    kind: str
-    ranks: tuple[int, ...]
-    wraps: tuple[str, ...]
-    unit_bytes: dict[str, int] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-def recognised(places: Places) -> list[Parallelism]:
+def recognised(places: Places, shapes: Shapes) -> list[Parallelism]:
     """The parallelisms of the models that have run, and of the pipelines and groups that are there."""
     roots = _outermost(places.roots)
     found: list[Parallelism] = []
@@ -41,9 +22,8 @@ def recognised(places: Places) -> list[Parallelism]:
         found += [*_ddp(root, places), *_fsdp2(root, places), *_fsdp1(root, places), *_deepspeed(root)]
     found = _models_together(found)
     for root in roots:
-        found += _dtensors(root, found)
-    found += [*_megatron(), *_pipelines()]
-    return found
+        found += running_cut.dtensors(root, found)
+    return [*found, *running_cut.megatron(roots, shapes), *running_cut.pipelines(shapes)]
 
 
 def model(places: Places) -> dict[str, Any]:
@@ -96,16 +76,27 @@ def _ddp(root: torch.nn.Module, places: Places) -> Iterator[Parallelism]:
         if isinstance(part, torch.nn.parallel.DistributedDataParallel):
             trained = {n: p for n, p in part.module.named_parameters() if p.requires_grad}
             ignored = part.parameters_to_ignore
-            sizes = {without_wrappers(n): _nbytes(p) for n, p in trained.items() if n not in ignored}
+            sizes = {without_wrappers(n): local(p).nbytes for n, p in trained.items() if n not in ignored}
             ranks = tuple(dist.get_process_group_ranks(part.process_group))
             options = {
                 "bucket_cap_mb": part.bucket_bytes_cap / 2**20,
                 "find_unused_parameters": part.find_unused_parameters,
                 "static_graph": part.static_graph,
+                "buckets": _buckets(part, list(sizes)),
                 **_rows_used(part.module),
                 "unused": [without_wrappers(n) for n, p in trained.items() if p.grad is None or not p.grad.any()],
             }
             yield Parallelism("DDP", ranks, (type(part.module).__name__,), sizes, options)
+
+
+def _buckets(ddp: torch.nn.Module, names: list[str]) -> list[list[str]]:
+    """Of each bucket its parameters, in the order in which DDP waits for them; none where it does not log them."""
+    logged = compat.ddp_logged(ddp)
+    numbers = logged.get("rebuilt_per_bucket_param_indices") or logged.get("initial_per_bucket_param_indices") or ""
+    buckets = [[int(number) for number in bucket.split()] for bucket in str(numbers).split(",")]
+    if sorted(number for bucket in buckets for number in bucket) != list(range(len(names))):
+        return []
+    return [[names[number] for number in bucket] for bucket in buckets]
 
 
 def _models_together(found: list[Parallelism]) -> list[Parallelism]:
@@ -160,7 +151,7 @@ def _fsdp2(root: torch.nn.Module, places: Places) -> Iterator[Parallelism]:
                     scattered += elements * _size(policy.reduce_dtype or policy.param_dtype or of)
                 dtypes.add(str(policy.param_dtype or of).removeprefix("torch."))
             again = group.post_forward_mesh_info is not None
-            own = without_wrappers(name) or ROOT
+            own = without_wrappers(compat.fsdp_unit(group) or name) or ROOT  # several modules may be one unit
             units.setdefault(("HSDP" if replicas else "FSDP2", shard, replicas), {})[own] = (gathered, scattered, again)
     for (kind, shard, replicas), of_units in units.items():
         options = {
@@ -204,54 +195,6 @@ def _deepspeed(root: torch.nn.Module) -> Iterator[Parallelism]:
     kind = f"DeepSpeed ZeRO-{stage}" if stage else "DeepSpeed"
     options = {"micro_batches": root.gradient_accumulation_steps(), "stage": stage}
     yield Parallelism(kind, ranks, (type(root.module).__name__,), sizes, options)
-
-
-def _dtensors(root: torch.nn.Module, known: list[Parallelism]) -> Iterator[Parallelism]:
-    """Parameters that are cut along a mesh that no FSDP has: tensor parallel."""
-    taken = {one.ranks for one in known} | {ranks for one in known for ranks in one.options.get("replicas", ())}
-    cut: dict[tuple[int, ...], dict[str, int]] = {}
-    for name, parameter in root.named_parameters():
-        if not isinstance(parameter, DTensor):
-            continue
-        mesh = parameter.device_mesh
-        for axis, placement in enumerate(parameter.placements):
-            ranks = tuple(dist.get_process_group_ranks(mesh.get_group(axis)))
-            if placement.is_shard() and ranks not in taken:
-                module = without_wrappers(name).rpartition(".")[0]
-                cut.setdefault(ranks, {})[module] = cut.get(ranks, {}).get(module, 0) + _nbytes(parameter)
-    for ranks, modules in cut.items():
-        yield Parallelism("TP", ranks, tuple(modules), modules, {"by": "DTensor"})
-
-
-def _megatron() -> Iterator[Parallelism]:
-    state = sys.modules.get("megatron.core.parallel_state")
-    if state is None or not state.is_initialized():
-        return
-    for kind, group in (
-        ("TP", "tensor_model_parallel"), ("PP", "pipeline_model_parallel"), ("CP", "context_parallel"),
-        ("EP", "expert_model_parallel"), ("DP", "data_parallel"),
-    ):  # fmt: skip
-        ranks = tuple(dist.get_process_group_ranks(getattr(state, f"get_{group}_group")()))
-        if len(ranks) > 1:
-            yield Parallelism(kind, ranks, ("Megatron-core",), {}, {"by": "Megatron-core"})
-
-
-def _pipelines() -> Iterator[Parallelism]:
-    pipelining = sys.modules.get("torch.distributed.pipelining.stage")
-    if pipelining is None:
-        return
-    stages = [one for one in gc.get_objects() if type(one) is pipelining.PipelineStage]
-    by_group: dict[tuple[int, ...], list[Any]] = {}
-    for one in stages:
-        ranks = tuple(dist.get_process_group_ranks(one.group or dist.GroupMember.WORLD))
-        by_group.setdefault(ranks, []).append(one)
-    for ranks, some in by_group.items():
-        names = tuple(f"stage {one.stage_index} of {one.num_stages}" for one in some)
-        yield Parallelism("PP", ranks, names, {}, {"by": "torch.distributed.pipelining"})
-
-
-def _nbytes(parameter: torch.Tensor) -> int:
-    return compat.local_tensor(parameter).nbytes if isinstance(parameter, DTensor) else parameter.nbytes
 
 
 def _size(dtype: torch.dtype) -> int:

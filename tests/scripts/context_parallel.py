@@ -12,6 +12,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.experimental._attention import set_rotate_method
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 VOCABULARY = 1100
@@ -56,6 +57,7 @@ def main():
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--rotate", choices=["allgather", "alltoall"], default="allgather")
     args = parser.parse_args()
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -63,6 +65,7 @@ def main():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     mesh = init_device_mesh(device.type, (int(os.environ["WORLD_SIZE"]),), mesh_dim_names=("cp",))
 
+    set_rotate_method(args.rotate)
     torch.manual_seed(0)  # the same parameters and the same samples on all ranks
     model = Model().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

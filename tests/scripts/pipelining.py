@@ -1,4 +1,4 @@
-"""A pipeline of stages with the schedule 1F1B, by torch.distributed.pipelining.
+"""A pipeline of stages with the schedule 1F1B, or GPipe, by torch.distributed.pipelining.
 
 torchrun --nproc-per-node 2 pipelining.py
 """
@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
 VOCABULARY, DIM, LAYERS = 1600, 72, 4
 
@@ -54,6 +54,7 @@ def main():
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--length", type=int, default=16)
+    parser.add_argument("--schedule", choices=["1f1b", "gpipe"], default="1f1b")
     args = parser.parse_args()
 
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -64,7 +65,8 @@ def main():
     each = LAYERS // world_size
     module = Stage(range(rank * each, (rank + 1) * each), rank == 0, rank == world_size - 1).to(device)
     stage = PipelineStage(module, rank, world_size, device)
-    schedule = Schedule1F1B(stage, n_microbatches=args.micro_batches, loss_fn=tokenwise_loss)
+    schedules = {"1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
+    schedule = schedules[args.schedule](stage, n_microbatches=args.micro_batches, loss_fn=tokenwise_loss)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
 
     generator = torch.Generator().manual_seed(5)  # all ranks have the same batches

@@ -1,0 +1,86 @@
+"""Data parallel with shards on each rank: FSDP2, HSDP, FSDP1, DeepSpeed's stages."""
+
+from pardemo.formulas import communication as formulas
+from pardemo.measure.expected.rows import SMALL, low_precision, rows_of, shared
+from pardemo.measure.parallelism import Parallelism
+from pardemo.measure.places import ROOT
+from pardemo.measure.summary import Finding, Summary
+from pardemo.tables import amount
+
+
+def fsdp2(measured: Summary, fsdp: Parallelism) -> list[Finding]:
+    """A unit of P bytes: gathered for the forward, once more for the backward where it was given back; P summed."""
+    found = []
+    n, m = len(fsdp.ranks), measured.micro_batches
+    again = fsdp.options["reshard_after_forward"]
+    gathers = [row for row in rows_of(measured, ["all-gather"], fsdp.ranks) if row.module in fsdp.unit_bytes]
+    for row in gathers:
+        unit, forward = row.module, row.place.phase == "forward"
+        wanted = (1.0 if forward or again[unit] else 0.0) * m
+        row.expected_bytes = formulas.ring_half(fsdp.unit_bytes[unit], n).sent * wanted
+        row.why = f"{unit} gathered for the {row.place.phase}"
+        if row.calls > wanted + 0.5:
+            found.append(Finding(
+                f"{unit} is gathered {row.calls / m:g} times for the {row.place.phase} of a micro-batch where "
+                f"{wanted / m:g} would do", row.line, row.bytes - row.expected_bytes,
+            ))  # fmt: skip
+    for row in rows_of(measured, ["reduce-scatter"], fsdp.ranks):
+        if row.module in fsdp.unit_bytes:
+            row.expected_bytes = formulas.ring_half(fsdp.options["gradient_bytes"][row.module], n).sent * m
+            row.why = f"gradients of {row.module}"
+    sent = sum(row.bytes for row in gathers)
+    if m > 1 and gathers:
+        found.append(Finding(
+            f"parameters are gathered anew for each of {m} micro-batches, {amount(sent)} a step: fewer, larger "
+            "micro-batches send less; set_reshard_after_backward(False) keeps them gathered until the last",
+            gathers[0].line, sent * (m - 1) / m,
+        ))  # fmt: skip
+    low = low_precision(measured)
+    if low and "float32" in fsdp.options["gathered_in"]:
+        found.append(Finding(
+            f"parameters are gathered as float32 though the forward is computed in {low}: "
+            f"MixedPrecisionPolicy(param_dtype=torch.{low}) gathers half", gathers[0].line if gathers else "", sent / 2,
+        ))  # fmt: skip
+    for replicas in fsdp.options["replicas"]:
+        for row in rows_of(measured, ["all-reduce"], replicas):
+            if row.place.phase == "backward" and row.module in fsdp.unit_bytes:
+                shard = fsdp.options["gradient_bytes"][row.module] / n
+                row.expected_bytes = formulas.ring_all_reduce(shard, len(replicas)).sent * m
+                row.why = f"shards of gradients of {row.module}, summed over the replicas"
+    return found
+
+
+def fsdp1(measured: Summary, fsdp: Parallelism) -> list[Finding]:
+    """3Ψ(N−1)/N for each micro-batch: gathered for the forward and for the backward, reduced once."""
+    strategy = fsdp.options["sharding_strategy"]
+    n, m = len(fsdp.ranks), measured.micro_batches
+    half = formulas.ring_half(sum(fsdp.unit_bytes.values()), n).sent * m
+    reduced = formulas.ring_half(sum(fsdp.options["gradient_bytes"].values()), n).sent * m
+    # the root's parameters stay gathered from the forward to the backward
+    kept = formulas.ring_half(fsdp.unit_bytes.get(ROOT, 0), n).sent * m if strategy == "FULL_SHARD" else 0
+    gathers = rows_of(measured, ["all-gather"], fsdp.ranks)
+    scatters = rows_of(measured, ["reduce-scatter"], fsdp.ranks)
+    return [
+        *shared(gathers, half * (1 if strategy == "SHARD_GRAD_OP" else 2) - kept, "parameters, gathered"),
+        *shared(scatters, reduced, "gradients, reduced to their shards"),
+    ]
+
+
+def deepspeed(measured: Summary, zero: Parallelism) -> list[Finding]:
+    """2Ψ, 2Ψ, (m + 1)Ψ, 3mΨ, all times (N−1)/N: ZeRO's own formulas, beside what DeepSpeed does."""
+    stage, n, m = zero.options["stage"], len(zero.ranks), zero.options["micro_batches"]
+    whole = sum(zero.unit_bytes.values())
+    once = formulas.zero_step(whole, n, stage, m, element_bytes=1)
+    kinds = ("all-reduce", "all-gather", "reduce-scatter", "reduce", "broadcast")
+    rows = [row for row in rows_of(measured, kinds, zero.ranks) if row.bytes > SMALL and not row.place.objects]
+    sent = sum(row.bytes for row in rows)
+    if stage in (1, 2):
+        reason = "its default sums all gradients whole (use_multi_rank_bucket_allreduce), then gathers parameters"
+    elif sent < once:
+        reason = (
+            "parameters below stage3_param_persistence_threshold, and as many as stage3_max_live_parameters allows, "
+        )
+        reason += "stay gathered"
+    else:
+        reason = ""
+    return shared(rows, once, "DeepSpeed's gradients and parameters", f"ZeRO-{stage}", reason)
