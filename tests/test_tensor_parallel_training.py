@@ -36,7 +36,8 @@ def worst(pairs):
     return max(gpt.relative_error(a, b) for a, b in pairs)
 
 
-def averaged():
+@pytest.mark.ranks(2)
+def test_a_mean_of_the_weights_equals_one_process():
     """An exponential mean of the weights, as torch keeps it: a deep copy that is updated."""
     full = full_block()
     nets = [full, gpt.parallel_block(full)]
@@ -49,14 +50,11 @@ def averaged():
             optimizer.zero_grad()
             mean.update_parameters(net)
     twin = copy.deepcopy(nets[1])
-    return worst([(means[1](data()), means[0](data())), (twin(data()), full(data()))])
+    assert worst([(means[1](data()), means[0](data())), (twin(data()), full(data()))]) < CLOSE
 
 
-def test_a_mean_of_the_weights_equals_one_process(world_of):
-    assert max(world_of(2).run(averaged)) < CLOSE
-
-
-def gradients_by_name():
+@pytest.mark.ranks(2, 4)
+def test_autograd_grad_equals_one_process():
     """torch.autograd.grad: nothing is left in .grad, and the numbers are those of the full block."""
     full, x, mine = full_block(), data().requires_grad_(), data().requires_grad_()
     net = gpt.parallel_block(full)
@@ -67,12 +65,8 @@ def gradients_by_name():
     results = torch.autograd.grad(net(mine).square().sum(), [mine, *net.parameters()])
     assert all(p.grad is None for p in net.parameters())
     names = [name for name, _ in net.named_parameters()]
-    return worst([(results[0], expected[0]), *((r, truth[n]) for n, r in zip(names, results[1:], strict=True))])
-
-
-@pytest.mark.parametrize("n", [2, 4])
-def test_autograd_grad_equals_one_process(world_of, n):
-    assert max(world_of(n).run(gradients_by_name)) < CLOSE
+    pairs = [(results[0], expected[0]), *((r, truth[name]) for name, r in zip(names, results[1:], strict=True))]
+    assert worst(pairs) < CLOSE
 
 
 def optimizer_in_backward(net, x):
@@ -89,7 +83,9 @@ def optimizer_in_backward(net, x):
         net(x).square().mean().backward()
 
 
-def hooked(in_sequence):
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("in_sequence", [False, True])
+def test_hooks_on_parameters_equal_one_process(in_sequence):
     full = full_block()
     net = gpt.parallel_block(full, sequence_parallel=in_sequence)
 
@@ -100,32 +96,22 @@ def hooked(in_sequence):
     optimizer_in_backward(full, data())
     optimizer_in_backward(whole, data())
     truth = parts_of(full)
-    return worst((p, truth[name]) for name, p in net.named_parameters())
+    assert worst((p, truth[name]) for name, p in net.named_parameters()) < CLOSE
 
 
-@pytest.mark.parametrize("in_sequence", [False, True])
-def test_hooks_on_parameters_equal_one_process(world_of, in_sequence):
-    assert max(world_of(2).run(hooked, in_sequence)) < CLOSE
-
-
-def hooked_before(register):
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_on_the_full_layers_parameters_are_refused(register):
     layer = gpt.seeded(lambda: nn.Linear(8, 8))
     getattr(layer.weight, register)(lambda gradient: None)
-    refusals = []
-    for kind in (ColumnParallelLinear, RowParallelLinear):
-        with pytest.raises(TypeError) as refusal:
-            kind(layer)
-        refusals.append(str(refusal.value))
-    return refusals
-
-
-@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
-def test_hooks_on_the_full_layers_parameters_are_refused(world_of, register):
     message = "torch's Linear's weight has hooks, which its part would not run: register them on the part"
-    assert world_of(2).run(hooked_before, register) == [[message] * 2] * 2
+    for kind in (ColumnParallelLinear, RowParallelLinear):
+        with pytest.raises(TypeError, match=f"^{message}$"):
+            kind(layer)
 
 
-def penalised():
+@pytest.mark.ranks(2)
+def test_a_graph_of_the_gradient_is_refused():
     """A gradient penalty: the second derivative would lack the layers' part, without an error of torch's."""
     x = data().requires_grad_()
     y = gpt.parallel_block(full_block())(x)
@@ -133,18 +119,15 @@ def penalised():
         torch.autograd.grad(y.sum(), x, create_graph=True)
 
 
-def test_a_graph_of_the_gradient_is_refused(world_of):
-    world_of(2).run(penalised)
-
-
-def scaled_in_fp16_style():
+@pytest.mark.ranks(2)
+def test_a_scaler_of_the_whole_group_skips_a_step_on_all_ranks(rank):
     """One element of one rank's part overflows: nobody steps, and all halve their scale."""
     net = gpt.parallel_block(full_block())
     before = [p.detach().clone() for p in net.parameters()]
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     scaler = ShardedGradScaler("cpu", init_scale=8.0, process_group=dist.group.WORLD)
     scaler.scale(net(data()).square().mean()).backward()
-    if dist.get_rank() == 1:
+    if rank == 1:
         net.mlp.second.weight.grad[0, 0] = torch.inf
     scaler.step(optimizer)
     scaler.update()
@@ -158,17 +141,15 @@ def scaled_in_fp16_style():
     for p in full.parameters():
         p.data -= 0.1 * p.grad
     truth = parts_of(full)
-    return stayed, scaler.get_scale(), worst((p, truth[name]) for name, p in net.named_parameters())
+    assert stayed
+    assert scaler.get_scale() == 4
+    assert worst((p, truth[name]) for name, p in net.named_parameters()) < CLOSE
 
 
-def test_a_scaler_of_the_whole_group_skips_a_step_on_all_ranks(world_of):
-    for stayed, scale, error in world_of(2).run(scaled_in_fp16_style):
-        assert stayed
-        assert scale == 4
-        assert error < CLOSE
-
-
-def clipped(way, kv_heads):
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("way", ["torch's", "inf", "a copy", "ours"])
+@pytest.mark.parametrize("kv_heads", [None, 1])
+def test_clipping_equals_torchs_in_one_process(way, kv_heads):
     """The norm and the gradients after clipping, against torch's in one process."""
     full = gpt.seeded(lambda: gpt.Block(HIDDEN, HEADS, kv_heads))
     net = gpt.parallel_block(full)
@@ -184,30 +165,8 @@ def clipped(way, kv_heads):
         foreach = True if way == "foreach" else None
         norm = torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0, norm_type=order, foreach=foreach).item()
     truth = dict(gpt.parallel_block(gpt.gradients_as_weights(full)).named_parameters())
-    return abs(norm / expected - 1), worst((p.grad, truth[name]) for name, p in net.named_parameters())
-
-
-@pytest.mark.parametrize("n", [2, 4])
-@pytest.mark.parametrize("way", ["torch's", "inf", "a copy", "ours"])
-@pytest.mark.parametrize("kv_heads", [None, 1])
-def test_clipping_equals_torchs_in_one_process(world_of, n, way, kv_heads):
-    for errors in world_of(n).run(clipped, way, kv_heads):
-        assert max(errors) < CLOSE
-
-
-def trained_with_clipping(optimizer_of):
-    """Gradients of the class of parts through torch's optimizers, for some steps."""
-    full = full_block()
-    net = gpt.parallel_block(full)
-    for model in (full, net):
-        optimizer = optimizer_of(model.parameters())
-        for step in range(3):
-            (10 * model(data(step))).square().mean().backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=step > 0)
-    truth = parts_of(full)
-    return worst((p, truth[name]) for name, p in net.named_parameters())
+    assert abs(norm / expected - 1) < CLOSE
+    assert worst((p.grad, truth[name]) for name, p in net.named_parameters()) < CLOSE
 
 
 OPTIMIZERS = {
@@ -217,26 +176,36 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_training_with_torchs_clipping_equals_one_process(world_of, name):
-    assert max(world_of(2).run(trained_with_clipping, OPTIMIZERS[name])) < CLOSE
+def test_training_with_torchs_clipping_equals_one_process(name):
+    """Gradients of the class of parts through torch's optimizers, for some steps."""
+    full = full_block()
+    net = gpt.parallel_block(full)
+    for model in (full, net):
+        optimizer = OPTIMIZERS[name](model.parameters())
+        for step in range(3):
+            (10 * model(data(step))).square().mean().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=step > 0)
+    truth = parts_of(full)
+    assert worst((p, truth[name]) for name, p in net.named_parameters()) < CLOSE
 
 
-def scaled_by_torchs_own():
+@pytest.mark.ranks(2)
+def test_torchs_scaler_skips_a_step_on_all_ranks(rank):
     """One rank's part of a gradient overflows: all skip the step, and halve the scale."""
     net = gpt.parallel_block(full_block())
     before = [p.detach().clone() for p in net.parameters()]
     optimizer, scaler = torch.optim.SGD(net.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=8.0)
     scaler.scale(net(data()).square().mean()).backward()
-    if dist.get_rank() == 1:
+    if rank == 1:
         net.mlp.second.weight.grad[0, 0] = torch.inf
     scaler.step(optimizer)
     scaler.update()
-    return all(torch.equal(p, was) for p, was in zip(net.parameters(), before, strict=True)), scaler.get_scale()
-
-
-def test_torchs_scaler_skips_a_step_on_all_ranks(world_of):
-    assert world_of(2).run(scaled_by_torchs_own) == [(True, 4.0)] * 2
+    assert all(torch.equal(p, was) for p, was in zip(net.parameters(), before, strict=True))
+    assert scaler.get_scale() == 4
 
 
 class NormWithBuffer(nn.LayerNorm):
@@ -245,26 +214,20 @@ class NormWithBuffer(nn.LayerNorm):
         self.register_buffer("table", torch.arange(-3, 5).to(dtype))
 
 
-def with_buffer(dtype, differs):
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("dtype", [torch.int16, torch.float8_e4m3fn, torch.float8_e5m2, torch.bool])
+def test_buffers_of_small_types_are_compared_and_kept(rank, dtype):
     full = full_block()
     full.norm_1 = NormWithBuffer(dtype)
-    if differs and dist.get_rank():
-        full.norm_1.table = full.norm_1.table.to(torch.float32).add(1).to(dtype)
-    try:
-        return gpt.relative_error(gpt.parallel_block(full)(data()), full(data()))
-    except ValueError as refusal:
-        return str(refusal)
-
-
-@pytest.mark.parametrize("dtype", [torch.int16, torch.float8_e4m3fn, torch.float8_e5m2, torch.bool])
-def test_buffers_of_small_types_are_compared_and_kept(world_of, dtype):
-    assert max(world_of(2).run(with_buffer, dtype, False)) < CLOSE
+    assert gpt.relative_error(gpt.parallel_block(full)(data()), full(data())) < CLOSE
     if dtype != torch.bool:
-        for text in world_of(2).run(with_buffer, dtype, True):
-            assert "the full layer's norm_1.table" in text, text
+        full.norm_1.table = full.norm_1.table.to(torch.float32).add(rank).to(dtype)
+        with pytest.raises(ValueError, match=r"the full layer's norm_1\.table"):
+            gpt.parallel_block(full)
 
 
-def compiled():
+@pytest.mark.ranks(2)
+def test_a_compiled_block_equals_one_process():
     full = full_block()
     errors = []
     for in_sequence in (False, True):
@@ -275,14 +238,12 @@ def compiled():
         (y * data(1)).sum().backward()
         (expected * data(1)).sum().backward()
         errors.append(worst([(y, expected), (mine.grad, x.grad)]))
-    return max(errors)
+    assert max(errors) < CLOSE
 
 
-def test_a_compiled_block_equals_one_process(world_of):
-    assert max(world_of(2).run(compiled)) < CLOSE
-
-
-def with_data_parallelism(wrap):
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("wrap", ["NaiveDataParallel", "BucketedDataParallel"])
+def test_clipping_the_mean_of_copies_equals_one_process(wrap):
     """Two copies of a block of two parts: after the mean, torch's function clips by the norm of the whole block."""
     from pardemo import data_parallel
     from pardemo.groups import Groups, ParallelDims
@@ -303,23 +264,17 @@ def with_data_parallelism(wrap):
             truth = dict(gpt.parallel_block(gpt.gradients_as_weights(full), groups.tp).named_parameters())
             errors.append(abs(norms[-1] / expected - 1))
             errors.append(worst((p.grad, truth[name.removeprefix("module.")]) for name, p in net.named_parameters()))
-    return max(errors)
+    assert max(errors) < CLOSE
 
 
-@pytest.mark.parametrize("wrap", ["NaiveDataParallel", "BucketedDataParallel"])
-def test_clipping_the_mean_of_copies_equals_one_process(world_of, wrap):
-    assert max(world_of(4).run(with_data_parallelism, wrap)) < CLOSE
-
-
-def gradients_elsewhere():
+@pytest.mark.ranks(2)
+def test_a_gradient_elsewhere_is_a_plain_tensor():
     """Sent to another process, or copied, a part's gradient is a tensor like any other."""
     net = gpt.parallel_block(full_block())
     net(data()).sum().backward()
     gradient = net.mlp.first.weight.grad
     assert type(copy.deepcopy(gradient)) is torch.Tensor
     assert type(gradient + 1) is torch.Tensor
-    return gradient
-
-
-def test_a_gradient_elsewhere_is_a_plain_tensor(world_of):
-    assert {type(gradient) for gradient in world_of(2).run(gradients_elsewhere)} == {torch.Tensor}
+    sent = [None, None]
+    dist.all_gather_object(sent, gradient)
+    assert [type(each) for each in sent] == [torch.Tensor] * 2
