@@ -21,6 +21,36 @@ from pardemo.measure.attention import teach_dtensor
 from pardemo.measure.held import Held
 from pardemo.measure.places import Places
 
+CHUNKED = """
+import torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("nccl")
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(256, 256) for _ in range(2))
+        self.norm, self.head = torch.nn.LayerNorm(256), torch.nn.Linear(256, 2000)
+    def forward(self, x):
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            for layer in self.layers:
+                x = layer(x)
+            return self.norm(x).float()
+model = Model().cuda()
+for unit in (*model.layers, [model.norm, model.head], model):
+    fully_shard(unit)
+for module in model.modules():
+    if hasattr(module, "set_gradient_divide_factor"):
+        module.set_gradient_divide_factor(1.0)
+optimizer = torch.optim.AdamW(model.parameters())
+while True:
+    hidden = model(torch.randn(2, 8, 256, device="cuda"))
+    pieces = [piece.detach().requires_grad_() for piece in hidden.chunk(4, dim=1)]
+    for piece in pieces:
+        model.head(piece).square().mean().backward()
+    hidden.backward(torch.cat([piece.grad for piece in pieces], dim=1))
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 DDP = """
 import argparse, sys, torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -166,6 +196,18 @@ def test_fsdp2_by_its_formula(folder):
     assert kinds["parameters"] == pytest.approx(whole / 3, rel=0.01), "its shard, whatever is gathered"
     for counted, of_gloo in zip(measured.wire_bytes, measured.gloo_bytes, strict=True):
         assert counted == pytest.approx(of_gloo, rel=0.01)
+
+
+def test_a_loss_that_goes_backward_piece_by_piece_is_one_micro_batch(tmp_path):
+    """As torchtitan's: a unit of two modules, a factor of its own for gradients, and autocast that a model begins."""
+    (tmp_path / "train.py").write_text(CHUNKED)
+    measured = measure.script("train.py", ranks=2, folder=tmp_path)
+    assert measured.micro_batches == 1
+    assert measured.model["computed_in"] == ["bfloat16"]
+    assert any("divided after they are summed" in note for note in measured.notes)
+    layers = [row for row in measured.collectives if row.module.startswith("layers.")]
+    assert [row.bytes for row in layers] == [row.expected_bytes for row in layers]
+    assert "norm, head" in {row.module for row in measured.collectives if row.expected_bytes is not None}
 
 
 def _sent(collective):

@@ -459,7 +459,7 @@ def on_two_ranks():
     with without_gpu(notes):
         torch.cuda.set_device(rank)
         group = dist.new_group(backend="nccl")
-        for kind in ("DDP", "FSDP2"):
+        for kind in ("DDP", "FSDP2", "FSDP2 with a factor of its own"):
             torch.manual_seed(0)
             model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).cuda()
             x = torch.arange(16.0, device="cuda").view(4, 4).sin().chunk(2)[rank]
@@ -467,9 +467,12 @@ def on_two_ranks():
                 run = nn.parallel.DistributedDataParallel(model, device_ids=[rank], process_group=group)
             else:
                 run = fully_shard(model, mesh=dist.init_device_mesh("cuda", (2,)))
+                if kind != "FSDP2":  # another than the number of ranks: gloo cannot divide by it within a reduction
+                    run.set_gradient_divide_factor(0.5)
             run(x).square().mean().backward()
-            found = [p.grad.full_tensor() if kind == "FSDP2" else p.grad for p in model.parameters()]
-            gradients.append([gradient.clone() for gradient in found])
+            found = [p.grad if kind == "DDP" else p.grad.full_tensor() for p in model.parameters()]
+            times = 4 if kind.endswith("of its own") else 1
+            gradients.append([gradient / times for gradient in found])
     return gradients, notes
 
 

@@ -131,6 +131,18 @@ def _deepspeed(deepspeed: Any, changes: contextlib.ExitStack, notes: list[str]) 
     changes.enter_context(compat.replaced(deepspeed.ops, "__compatible_ops__", {}))
 
 
+def _fsdp2(fsdp: Any, changes: contextlib.ExitStack, notes: list[str]) -> None:
+    """A factor of the script's own is nccl's to apply within a reduction; gloo's sum is divided after it."""
+    real = fsdp.FSDPModule.set_gradient_divide_factor
+
+    def set_gradient_divide_factor(self: Any, factor: float) -> None:
+        _note(notes, "FSDP2's set_gradient_divide_factor → gradients are divided after they are summed, not within")
+        real(self, factor)
+        self.set_force_sum_reduction_for_comms(True)
+
+    changes.enter_context(compat.replaced(fsdp.FSDPModule, real.__name__, set_gradient_divide_factor))
+
+
 def _context_parallel(attention: Any, changes: contextlib.ExitStack, notes: list[str]) -> None:
     """torch's ring attention knows kernels of GPUs: here it goes round with the CPU's, and sends the same."""
     from torch.distributed.tensor import DTensor
@@ -178,6 +190,7 @@ def _note(notes: list[str], line: str) -> None:
 ADJUSTED = {
     "deepspeed": _deepspeed,
     "megatron.core.transformer.moe.token_dispatcher": _experts,
+    "torch.distributed.fsdp": _fsdp2,
     "torch.distributed.tensor.experimental._context_parallel._attention": _context_parallel,
 }
 

@@ -82,6 +82,7 @@ class Places:
         self.recomputed: set[str] = set()
         self.computed_in: set[str] = set()
         self.stepping = False
+        self._forwards: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._aside: tuple[float, float] | None = None  # since when a model is evaluated
         self._aside_s = self._aside_cpu_s = 0.0
 
@@ -150,6 +151,14 @@ class Places:
         taken, self._aside_s, self._aside_cpu_s = (self._aside_s, self._aside_cpu_s), 0.0, 0.0
         return taken
 
+    def take_forwards(self) -> int:
+        """How often a model has run for training since this was asked; of several models the one that ran most.
+
+        A part of a model that is called by itself is no model: a head may run for a sequence piece by piece.
+        """
+        most, self._forwards = max(self._forwards.values(), default=0), weakref.WeakKeyDictionary()
+        return most
+
     def _role(self, code: CodeType) -> str:
         path, name = code.co_filename, os.path.basename(code.co_filename)
         if not path.startswith("<"):
@@ -174,8 +183,10 @@ class Places:
                 self._aside = time.monotonic(), time.thread_time()
             if compat.graph_task() != -1:
                 self.recomputed.add(self.name(module))
-            elif torch.is_autocast_enabled("cpu"):
-                self.computed_in.add(str(torch.get_autocast_dtype("cpu")).removeprefix("torch."))
+            elif torch.is_grad_enabled() and not self._names[module] and next(module.parameters(), None) is not None:
+                self._forwards[module] = self._forwards.get(module, 0) + 1
+        if torch.is_autocast_enabled("cpu") and compat.graph_task() == -1:  # Accelerate begins it within a model
+            self.computed_in.add(str(torch.get_autocast_dtype("cpu")).removeprefix("torch."))
         self._stack.append(module)
         self._runs()
 

@@ -23,7 +23,8 @@ class Cut:
     """The moment at which a step of the optimizer is over; ``cpu_s``: seconds of a core that this thread had.
 
     ``backwards``: backward passes since the cut before. ``aside_s``: seconds of evaluation since then.
-    ``sent_bytes``, ``received_bytes``: the kernel's counters, of all connections but the store's.
+    ``sent_bytes``, ``received_bytes``: the kernel's counters, of all connections but the store's. ``forwards``: how
+    often a model has run since then, 0 where that was not seen.
     """
 
     at_s: float
@@ -33,6 +34,12 @@ class Cut:
     aside_cpu_s: float
     sent_bytes: int
     received_bytes: int
+    forwards: int = 0
+
+    @property
+    def micro_batches(self) -> int:
+        """Backward passes of a whole model: a loss that goes backward piece by piece belongs to one of them."""
+        return min(self.backwards, self.forwards or self.backwards)
 
 
 class Steps:
@@ -107,7 +114,8 @@ class Steps:
         sent, received = self._counters()
         aside_s, aside_cpu_s = self._places.take_aside()
         self._places.forget()
-        cut = Cut(time.monotonic(), time.thread_time(), self._backwards, aside_s, aside_cpu_s, sent, received)
+        forwards = self._places.take_forwards()
+        cut = Cut(time.monotonic(), time.thread_time(), self._backwards, aside_s, aside_cpu_s, sent, received, forwards)
         self.cuts.append(cut)
         self._backwards = 0
         if len(self.cuts) == self._enough:

@@ -168,7 +168,7 @@ def of(seen: Sequence[Seen]) -> Summary:
     return Summary(
         ranks=len(seen),
         steps=len(steps),
-        micro_batches=round(statistics.median(seen[0].cuts[step].backwards for step in steps)),
+        micro_batches=round(statistics.median(seen[0].cuts[step].micro_batches for step in steps)),
         ended=seen[0].ended,
         backend=seen[0].backend,
         parallelism=_parallelisms(seen),

@@ -37,7 +37,7 @@ def _folded(line: str) -> list[str]:
 def head(measured: Summary, name: str) -> str:
     """What ran, on how many ranks, and what was measured of it."""
     m = measured.micro_batches
-    of = f"{m} backward passes a step" if m > 1 else "one backward pass a step"
+    of = f"{m} micro-batches a step" if m > 1 else "one micro-batch a step"
     ended = "" if measured.ended == "enough" else "; the script ended by itself"
     hosts = f" on {measured.hosts} nodes" if measured.hosts > 1 else ""
     ranks = f"{measured.ranks} rank{'s' if measured.ranks > 1 else ''}{hosts} ({measured.backend or 'no group'})"
