@@ -590,18 +590,26 @@ def _steps(net, loss_of, shard, steps=6, dp=None):
     return losses
 
 
-@pytest.mark.parametrize("kind", ["parallel", "sequence"])
-@pytest.mark.parametrize(("tp", "dp"), [(2, 1), (4, 1), (2, 2), (1, 4)])
-def test_training_equals_one_process(kind, tp, dp):
+def trained_as_one_process(kind, layout, same_on_all_ranks):
     trained = small_gpt()
     losses = _steps(trained, trained.loss, slice(None))
-    with World(tp * dp) as world:
-        results = world.run(train, kind, ParallelDims(tp=tp, dp=dp), trained)
-    for found, replicated, error in results:
-        assert found == pytest.approx(losses, rel=ROUNDING)
-        assert error < 1e-4, "six steps make more of a rounding; less than a thirtieth of what a factor of 1.003 does"
-        for name, value in replicated.items():
-            assert torch.equal(value, results[0][1][name]), f"{name} drifted apart"
+    found, replicated, error = train(kind, layout, trained)
+    assert found == pytest.approx(losses, rel=ROUNDING)
+    assert error < 1e-4, "six steps make more of a rounding; less than a thirtieth of what a factor of 1.003 does"
+    same_on_all_ranks(replicated)
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("kind", ["parallel", "sequence"])
+def test_training_equals_one_process(same_on_all_ranks, world_size, kind):
+    trained_as_one_process(kind, ParallelDims(tp=world_size), same_on_all_ranks)
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("kind", ["parallel", "sequence"])
+@pytest.mark.parametrize(("tp", "dp"), [(2, 2), (1, 4)])
+def test_training_with_data_parallelism_equals_one_process(same_on_all_ranks, kind, tp, dp):
+    trained_as_one_process(kind, ParallelDims(tp=tp, dp=dp), same_on_all_ranks)
 
 
 @pytest.mark.ranks(2)
