@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from pardemo import RankFailed, WireMeter
+from pardemo import WireMeter
 from pardemo.data_parallel import BucketedDataParallel
 from pardemo.small_models import gpt
 from pardemo.zero import Zero1, Zero2, Zero3, save
@@ -137,35 +137,32 @@ def train(stage, way, options):
 WAYS = ["re-entrant", "dataclass", "calls another", "input too", "method"]
 
 
-def all_ways(stage, options):
-    for way in [*WAYS, *(f"{way}, frozen" for way in WAYS)]:
-        found, expected = train(stage, way, options), one_process(way, dist.get_world_size())
-        torch.testing.assert_close(found, expected, atol=1e-6, rtol=0, msg=lambda text, way=way: f"{way}: {text}")
-
-
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     ("stage", "options"),
     [(1, {}), (2, {}), (2, {"bucket_bytes": 1}), (3, {}), (3, {"prefetch": False}), (3, {"layers": []})],
 )
-def test_layers_may_be_used_as_under_fsdp2(world_of, stage, options):
-    world_of(2).run(all_ways, stage, options)
+def test_layers_may_be_used_as_under_fsdp2(world_size, stage, options):
+    for way in [*WAYS, *(f"{way}, frozen" for way in WAYS)]:
+        found, expected = train(stage, way, options), one_process(way, world_size)
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=0, msg=lambda text, way=way: f"{way}: {text}")
 
 
-def reduced_bytes(way):
-    engine = Zero2(net_of(way), SGD)
-    engine(data(0, 0)).backward()
-    with WireMeter() as wire:
-        engine(data(1, 0)).backward()
-    return wire.sent_bytes
-
-
-def test_re_entrant_checkpointing_reduces_once(world_of):
+@pytest.mark.ranks(2)
+def test_re_entrant_checkpointing_reduces_once():
     """Each checkpointed layer's backward is a backward pass of its own: it must not send everybody's gradients."""
-    plain, re_entrant = (max(world_of(2).run(reduced_bytes, way)) for way in ("plain", "re-entrant"))
-    assert re_entrant == plain
+    sent = []
+    for way in ("plain", "re-entrant"):
+        engine = Zero2(net_of(way), SGD)
+        engine(data(0, 0)).backward()
+        with WireMeter() as wire:
+            engine(data(1, 0)).backward()
+        sent.append(wire.sent_bytes)
+    assert sent[0] == sent[1]
 
 
-def refused_uses():
+@pytest.mark.ranks(1)
+def test_what_stage_3_cannot_do_is_said():
     in_shards = r"^layers\.0\.inner\.weight is in shards here: use it in its own layer's forward, in a method named to"
     for way, kind, message in [
         ("weight elsewhere", RuntimeError, in_shards),
@@ -194,46 +191,41 @@ def refused_uses():
         torch.autograd.grad(engine(x := data(0, 0)), x, create_graph=True)
 
 
-def test_what_stage_3_cannot_do_is_said(world_of):
-    world_of(1).run(refused_uses)
-
-
-def other_layers(prefetch):
-    rank = dist.get_rank()
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("prefetch", [True, False])
+def test_ranks_that_use_other_layers_are_told(rank, prefetch):
+    """Layers of one size: each would compute with the other's weights."""
     net = net_of("plain")
     engine = Zero3(net, SGD, prefetch=prefetch)
     engine(data(0, rank)).backward()
     engine.step()
     net.layers = nn.ModuleList([net.layers[i] for i in ((0, 1, 2), (0, 2, 1))[rank]])
-    engine(data(1, rank)).backward()
-
-
-@pytest.mark.parametrize("prefetch", [True, False])
-def test_ranks_that_use_other_layers_are_told(world_of, prefetch):
-    """Layers of one size: each would compute with the other's weights."""
     told = r"the ranks are at different exchanges \(rank 0: all_gather of unit \d \(layers\.\d\), pass \d after step 1"
-    with pytest.raises(RankFailed, match=told):
-        world_of(2).run(other_layers, prefetch)
+    with pytest.raises(ValueError, match=told):
+        engine(data(1, rank)).backward()
 
 
-def missing_backward(stage):
-    rank = dist.get_rank()
-    engine = STAGES[stage](net_of("plain"), SGD)
-    for step in range(2):
-        loss = engine(data(step, rank))
-        if step or not rank:
-            loss.backward()
-        engine.step()
-
-
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("stage", [2, 3])
-def test_a_step_without_a_backward_on_one_rank_is_told(world_of, stage):
+def test_a_step_without_a_backward_on_one_rank_is_told(rank, stage):
     """Its next gradients would be added to the others' last ones."""
-    with pytest.raises(RankFailed, match="the ranks are at different exchanges"):
-        world_of(2).run(missing_backward, stage)
+    engine = STAGES[stage](net_of("plain"), SGD)
+
+    def two_steps():
+        for step in range(2):
+            loss = engine(data(step, rank))
+            if step or not rank:
+                loss.backward()
+            engine.step()
+
+    with pytest.raises(ValueError, match="the ranks are at different exchanges"):
+        two_steps()
 
 
-def loads_a_state_dict(stage, dtype, within):
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(("stage", "within"), [(1, False), (1, True), (2, False), (2, True), (3, True)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_a_state_dict_is_what_the_next_step_starts_from(stage, within, dtype):
     net = gpt.seeded(Net, seed=1).to(dtype)
     given = {name: torch.full_like(p, 0.5) for name, p in net_of("plain").to(dtype).state_dict().items()}
     submodule = {name: torch.full_like(p, 0.25) for name, p in net.layers[1].state_dict().items()}
@@ -258,13 +250,10 @@ def loads_a_state_dict(stage, dtype, within):
             assert (p == (0.25 if name.startswith("layers.1") else 0.5)).all(), name
 
 
-@pytest.mark.parametrize(("stage", "within"), [(1, False), (1, True), (2, False), (2, True), (3, True)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-def test_a_state_dict_is_what_the_next_step_starts_from(world_of, stage, within, dtype):
-    world_of(2).run(loads_a_state_dict, stage, dtype, within)
-
-
-def clamped(stage, folder):
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("saved", [False, True])
+def test_what_is_written_between_two_steps_stays(stage, saved, tmp_path):
     """Weights clipped by hand after a step, as WGANs do."""
     net = gpt.seeded(Net).bfloat16()
     engine = STAGES[stage](net, partial(torch.optim.SGD, lr=1e-3))
@@ -275,11 +264,11 @@ def clamped(stage, folder):
         for p in net.parameters():
             p.clamp_(-0.1, 0.1)
     engine.optimizer.param_groups[0]["lr"] = 0.0
-    if folder is None:
+    if saved:
+        save(engine, tmp_path / "at")
+    else:
         engine(gpt.numbers(2, 8, dtype=torch.bfloat16)).backward()
         engine.step()
-    else:
-        save(engine, folder)
     for unit, was in zip(engine.trained, before, strict=True):
         written = unit.master.bfloat16() != was.bfloat16()
         limit = torch.tensor(0.1).bfloat16().float()
@@ -289,13 +278,9 @@ def clamped(stage, folder):
         assert not torch.equal(was[~written], was[~written].bfloat16().float())
 
 
-@pytest.mark.parametrize("stage", [1, 2])
-@pytest.mark.parametrize("saved", [False, True])
-def test_what_is_written_between_two_steps_stays(world_of, stage, saved, tmp_path):
-    world_of(1).run(clamped, stage, tmp_path / "at" if saved else None)
-
-
-def out_of_charge(stage):
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_passes_the_engine_by_is_refused(stage):
     net = net_of("plain")
     engine = STAGES[stage](net, SGD)
     engine(data(0, 0)).backward()
@@ -331,19 +316,11 @@ def out_of_charge(stage):
             use()
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("stage", STAGES)
-def test_what_passes_the_engine_by_is_refused(world_of, stage):
-    world_of(1).run(out_of_charge, stage)
-
-
-def unlike(stage):
-    STAGES[stage](nn.Linear(4, 4 + dist.get_rank()), SGD)
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_ranks_with_other_models_are_told(world_of, stage):
-    with pytest.raises(RankFailed, match=r"the ranks' models differ: rank 0 has \('weight', \(4, 4\)"):
-        world_of(2).run(unlike, stage)
+def test_ranks_with_other_models_are_told(rank, stage):
+    with pytest.raises(ValueError, match=r"the ranks' models differ: rank 0 has \('weight', \(4, 4\)"):
+        STAGES[stage](nn.Linear(4, 4 + rank), SGD)
 
 
 def unlike_buffers(stage):
@@ -364,6 +341,7 @@ def unlike_engines(stage):
         STAGES[stage](nn.Linear(4, 4), SGD)
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize(
     ("make", "told"),
@@ -373,14 +351,15 @@ def unlike_engines(stage):
         (unlike_engines, r"engines differ: rank 0 has ZeRO-\d, max_norm None, rank 1 has BucketedDataParallel"),
     ],
 )
-def test_ranks_with_other_buffers_clipping_or_engines_are_told(world_of, stage, make, told):
-    with pytest.raises(RankFailed, match=told):
-        world_of(2).run(make, stage)
+def test_ranks_with_other_buffers_clipping_or_engines_are_told(stage, make, told):
+    with pytest.raises(ValueError, match=told):
+        make(stage)
 
 
-def penalty(stage):
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_gradient_penalty_equals_one_process(rank, world_size, stage):
     """A gradient penalty, as in WGAN-GP: a backward pass through a backward pass."""
-    rank, size = dist.get_rank(), dist.get_world_size()
 
     def loss_of(net, x):
         (slope,) = torch.autograd.grad(net(x), x, create_graph=True)
@@ -391,13 +370,8 @@ def penalty(stage):
     loss_of(engine, data(0, rank)).backward()
     engine.step()
     optimizer = SGD(plain.parameters())
-    for r in range(size):
-        (loss_of(plain, data(0, r)) / size).backward()
+    for r in range(world_size):
+        (loss_of(plain, data(0, r)) / world_size).backward()
     optimizer.step()
     for mine, theirs in zip(net.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize("stage", [1, 2])
-def test_a_gradient_penalty_equals_one_process(world_of, stage):
-    world_of(2).run(penalty, stage)
