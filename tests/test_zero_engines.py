@@ -104,17 +104,6 @@ def gan(models, step, ranks):
     critic.zero_grad()
 
 
-def trained(loop, kinds):
-    models = [Wrapped(kind, seed) for seed, kind in enumerate(kinds)]
-    plain = [Wrapped(None, seed) for seed in range(len(kinds))]
-    size = dist.get_world_size()
-    for step in range(STEPS):
-        loop(models, step, [dist.get_rank()])
-        loop(plain, step, range(size))
-    for mine, theirs in zip(models, plain, strict=True):
-        torch.testing.assert_close(mine.weights(), theirs.weights(), atol=1e-6, rtol=0)
-
-
 PAIRS = [
     ("ddp", "zero 2"),
     ("zero 3", "ddp"),
@@ -124,10 +113,17 @@ PAIRS = [
 ]
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("kinds", PAIRS, ids=" and ".join)
 @pytest.mark.parametrize("loop", [one_in_the_other, apart, one_loss, gan])
-def test_two_engines_on_one_group_equal_one_process(world_of, loop, kinds):
-    world_of(2).run(trained, loop, kinds)
+def test_two_engines_on_one_group_equal_one_process(rank, world_size, loop, kinds):
+    models = [Wrapped(kind, seed) for seed, kind in enumerate(kinds)]
+    plain = [Wrapped(None, seed) for seed in range(len(kinds))]
+    for step in range(STEPS):
+        loop(models, step, [rank])
+        loop(plain, step, range(world_size))
+    for mine, theirs in zip(models, plain, strict=True):
+        torch.testing.assert_close(mine.weights(), theirs.weights(), atol=1e-6, rtol=0)
 
 
 def forward(turned):
@@ -144,24 +140,20 @@ def test_two_engines_of_stage_3_used_in_another_order_are_told_apart():
             world.run(forward, [1], timeout_s=4)
 
 
-def pipeline_of_engines(kind):
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pipeline_of_engines_equals_one_process(rank, world_size, kind):
     """Two stages on each rank of a pipeline of one: engines of both exchange while the other computes."""
-    rank, size = dist.get_rank(), dist.get_world_size()
     models, plain = [Wrapped(kind, seed) for seed in (0, 1)], [Wrapped(None, seed) for seed in (0, 1)]
-    alone = [dist.new_group([r]) for r in range(size)][rank]
+    alone = [dist.new_group([r]) for r in range(world_size)][rank]
     schedule = Schedule(interleaved, ranks=1, micro_batches=2, chunks=2)
     pipeline = Pipeline([model.engine for model in models], schedule, nn.functional.mse_loss, alone)
     for step in range(STEPS):
         pipeline.step(data(step, rank), data(step, rank + 5))
-        for r in range(size):
+        for r in range(world_size):
             y = plain[1].net(plain[0].net(data(step, r)))
-            (nn.functional.mse_loss(y, data(step, r + 5)) / size).backward()
+            (nn.functional.mse_loss(y, data(step, r + 5)) / world_size).backward()
         for model in (*models, *plain):
             model.step()
     for mine, theirs in zip(models, plain, strict=True):
         torch.testing.assert_close(mine.weights(), theirs.weights(), atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_pipeline_of_engines_equals_one_process(world_of, kind):
-    world_of(2).run(pipeline_of_engines, kind)
