@@ -8,9 +8,9 @@ import math
 from functools import partial
 
 import pytest
-import test_tensor_parallel_heads as heads
 import torch
 import torch.distributed as dist
+from test_tensor_parallel_heads import HEADS, HIDDEN, Plain, full_and_core
 from torch import nn
 
 from pardemo.data_parallel import BucketedDataParallel
@@ -75,20 +75,22 @@ def check_parts(parts, expected, group):
             assert all(torch.equal(replica, part) for replica in replicas), f"{name}: the replicas differ"
 
 
-def tensor_parallel_training(layout, stage, max_norm):
-    expected, norms = one_process(max_norm)
-    with Groups(layout) as groups:
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_cut_layers_count_once_and_replicas_stay_alike(world_size, stage):
+    expected, norms = one_process(CLIP)
+    with Groups(ParallelDims(tp=2, dp=world_size // 2)) as groups:
         net = gpt.ParallelGPT(model(), groups.tp)
         found = []
         if stage == 0:
             wrapped = BucketedDataParallel(Loss(net), groups.dp)
             optimizer = SGD(net.parameters())
         else:
-            wrapped = STAGES[stage](Loss(net), SGD, groups.dp, max_norm=max_norm)
+            wrapped = STAGES[stage](Loss(net), SGD, groups.dp, max_norm=CLIP)
         for step in range(STEPS):
             wrapped(share(batch(step), groups.dp)).backward()
             if stage == 0:
-                found.append(clip_grad_norm_(wrapped, max_norm))
+                found.append(clip_grad_norm_(wrapped, CLIP))
                 optimizer.step()
                 optimizer.zero_grad()
             else:
@@ -99,19 +101,15 @@ def tensor_parallel_training(layout, stage, max_norm):
         check_parts(net, gpt.ParallelGPT(expected, groups.tp), groups.tp)
 
 
-@pytest.mark.parametrize("layout", [ParallelDims(tp=2, dp=1), ParallelDims(tp=2, dp=2)], ids=["2x1", "2x2"])
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_cut_layers_count_once_and_replicas_stay_alike(world_of, layout, stage):
-    world_of(layout.size).run(tensor_parallel_training, layout, stage, CLIP)
-
-
-def norm_of_the_mean(stage):
-    rank, size = dist.get_rank(), dist.get_world_size()
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("stage", STAGES)
+def test_sgd_and_the_norm_are_of_the_mean_gradient(rank, world_size, stage):
+    """A factor on all gradients (3, or N): Adam does not notice."""
     net, whole = nn.Linear(7, 5), nn.Linear(7, 5)
     engine = STAGES[stage](net, SGD, max_norm=1e9)
     with engine.whole():
         whole.load_state_dict(net.state_dict())
-    x = gpt.numbers(2 * size, 7)
+    x = gpt.numbers(2 * world_size, 7)
     whole(x).square().mean().backward()
     expected = nn.utils.clip_grad_norm_(whole.parameters(), 1e9).item()
     SGD(whole.parameters()).step()
@@ -122,15 +120,11 @@ def norm_of_the_mean(stage):
             torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("stage", STAGES)
-def test_sgd_and_the_norm_are_of_the_mean_gradient(world_of, n, stage):
-    """A factor on all gradients (3, or N): Adam does not notice."""
-    world_of(n).run(norm_of_the_mean, stage)
-
-
-def pipeline_training(layout, with_zero, max_norm):
-    expected, norms = one_process(max_norm)
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("layout", [ParallelDims(tp=2, pp=2), ParallelDims(dp=2, pp=2)], ids=["2x1x2", "1x2x2"])
+@pytest.mark.parametrize("with_zero", [False, True])
+def test_a_pipelines_stages_are_clipped_by_one_norm(layout, with_zero):
+    expected, norms = one_process(CLIP)
     with Groups(layout) as groups:
         net = gpt.ParallelGPT(model(), groups.tp)
         schedule = Schedule(one_f_one_b, ranks=layout.pp, micro_batches=2)
@@ -141,13 +135,13 @@ def pipeline_training(layout, with_zero, max_norm):
             return vocab_parallel_cross_entropy(logits, targets, groups.tp)
 
         if with_zero:
-            engine = Zero1(stage, SGD, groups.dp, max_norm=max_norm, norm_over=groups.pp, tied=tied)
+            engine = Zero1(stage, SGD, groups.dp, max_norm=CLIP, norm_over=groups.pp, tied=tied)
             step = engine.step
         else:
             engine, optimizer = BucketedDataParallel(stage, groups.dp), SGD(stage.parameters())
 
             def step():
-                norm = clip_grad_norm_(stage, max_norm, over=groups.pp, tied=tied)
+                norm = clip_grad_norm_(stage, CLIP, over=groups.pp, tied=tied)
                 optimizer.step()
                 optimizer.zero_grad()
                 return norm
@@ -164,16 +158,13 @@ def pipeline_training(layout, with_zero, max_norm):
             torch.testing.assert_close(mine, theirs, **TOLERANCE)
 
 
-@pytest.mark.parametrize("layout", [ParallelDims(tp=2, pp=2), ParallelDims(dp=2, pp=2)], ids=["2x1x2", "1x2x2"])
-@pytest.mark.parametrize("with_zero", [False, True])
-def test_a_pipelines_stages_are_clipped_by_one_norm(world_of, layout, with_zero):
-    world_of(4).run(pipeline_training, layout, with_zero, CLIP)
-
-
-def inf_and_nan(stage, value):
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_norm_that_is_no_number_spoils_what_torchs_spoils(rank, world_size, stage, value):
     """The loss of the last rank is spoilt; the others' is not."""
     net, plain = nn.Linear(3, 2), nn.Linear(3, 2)
-    last = dist.get_rank() == dist.get_world_size() - 1
+    last = rank == world_size - 1
     x = torch.ones(1, 3) * (value if last else 1.0)
     plain(torch.ones(1, 3) * value).sum().backward()
     norm = nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
@@ -195,13 +186,8 @@ def inf_and_nan(stage, value):
         torch.testing.assert_close(mine, theirs.grad, equal_nan=True)
 
 
-@pytest.mark.parametrize("value", [math.inf, math.nan])
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_a_norm_that_is_no_number_spoils_what_torchs_spoils(world_of, stage, value):
-    world_of(2).run(inf_and_nan, stage, value)
-
-
-def refusals():
+@pytest.mark.ranks(2)
+def test_what_cannot_be_clipped_rightly_is_refused():
     net = ColumnParallelLinear(gpt.seeded(lambda: nn.Linear(4, 4)), dist.group.WORLD)
     with pytest.raises(ValueError, match=r"cut over ranks \[0, 1\], and the engine's group is \[0, 1\]"):
         Zero1(net, SGD)
@@ -213,61 +199,58 @@ def refusals():
             stage(nn.Linear(4, 4), SGD, tied=[(weight, dist.group.WORLD)])
 
 
-def test_what_cannot_be_clipped_rightly_is_refused(world_of):
-    world_of(2).run(refusals)
-
-
-def norm_with_shared_heads(layout, stage):
+def norm_is_that_of_one_process(layout, stage):
     """Key and value of two heads on four tensor-parallel ranks, or of one on two; norms over head_dim in the core."""
     with Groups(layout) as groups:
         kv_heads = layout.tp // 2
-        full, core = heads.full_and_core(kv_heads, normed=True)
-        layer = ParallelAttention(full.qkv, full.out, heads.HEADS, kv_heads, groups.tp, core=core)
-        plain, x = heads.Plain(full, core), gpt.numbers(4, 6, heads.HIDDEN)
+        full, core = full_and_core(kv_heads, normed=True)
+        layer = ParallelAttention(full.qkv, full.out, HEADS, kv_heads, groups.tp, core=core)
+        plain, x = Plain(full, core), gpt.numbers(4, 6, HIDDEN)
         plain(x).square().sum().backward()
         expected = nn.utils.clip_grad_norm_(plain.parameters(), 1e9).item()
         if stage == 0:
             wrapped = BucketedDataParallel(layer, groups.dp)
             wrapped(x).square().sum().backward()
-            return clip_grad_norm_(layer, 1e9), expected
-        engine = STAGES[stage](layer, SGD, groups.dp, max_norm=1e9)
-        engine(x).square().sum().backward()
-        return engine.step(), expected
+            found = clip_grad_norm_(layer, 1e9)
+        else:
+            engine = STAGES[stage](layer, SGD, groups.dp, max_norm=1e9)
+            engine(x).square().sum().backward()
+            found = engine.step()
+    # fp32 sums in another order; with the copies counted as well the norm is a third larger
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    "layout", [ParallelDims(tp=2), ParallelDims(tp=4), ParallelDims(tp=2, dp=2)], ids=["2x1", "4x1", "2x2"]
-)
+@pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("stage", [0, 1, 3])
-def test_a_head_that_several_ranks_hold_counts_once(world_of, layout, stage):
-    for found, expected in world_of(layout.size).run(norm_with_shared_heads, layout, stage):
-        # fp32 sums in another order; with the copies counted as well the norm is a third larger
-        assert found == pytest.approx(expected, rel=1e-5)
+def test_a_head_that_several_ranks_hold_counts_once(world_size, stage):
+    norm_is_that_of_one_process(ParallelDims(tp=world_size), stage)
 
 
-def two_engines_that_clip():
-    schedule = Schedule(interleaved, ranks=dist.get_world_size(), micro_batches=2, chunks=2)
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_it_does_so_beside_data_parallelism(stage):
+    norm_is_that_of_one_process(ParallelDims(tp=2, dp=2), stage)
+
+
+@pytest.mark.ranks(2)
+def test_engines_that_would_each_know_a_part_of_the_norm_are_refused(world_size):
+    schedule = Schedule(interleaved, ranks=world_size, micro_batches=2, chunks=2)
     engines = [Zero1(nn.Linear(2, 2), SGD, max_norm=1.0) for _ in range(2)]
     with pytest.raises(ValueError, match="would clip by the norm of its own stages: max_norm needs a schedule with"):
         Pipeline(engines, schedule, nn.functional.mse_loss)
 
 
-def test_engines_that_would_each_know_a_part_of_the_norm_are_refused(world_of):
-    world_of(2).run(two_engines_that_clip)
-
-
-def norm_in_fp64():
+@pytest.mark.ranks(1)
+def test_gradients_in_fp64_have_a_norm_in_fp64():
     net = nn.Linear(3, 2).double()
     net(torch.ones(1, 3).double()).sum().backward()
     expected = torch.stack([p.grad.norm() for p in net.parameters()]).norm().item()
-    return clip_grad_norm_(net, 1e9) == pytest.approx(expected, rel=1e-14)
+    assert clip_grad_norm_(net, 1e9) == pytest.approx(expected, rel=1e-14)
 
 
-def test_gradients_in_fp64_have_a_norm_in_fp64(world_of):
-    assert all(world_of(1).run(norm_in_fp64))
-
-
-def bf16_by_hand(stage):
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("stage", STAGES)
+def test_gradients_in_bf16_are_clipped_in_fp32_by_a_norm_in_fp32(stage):
     """Both ranks see the same batch, so that the ranks' sum, and the mean, are exact in bf16."""
     net = gpt.seeded(lambda: nn.Linear(33, 20, bias=False)).bfloat16()
     plain = copy.deepcopy(net)
@@ -280,24 +263,14 @@ def bf16_by_hand(stage):
     gradient = plain.weight.grad.float()
     norm = gradient.norm().item()
     own = (gradient * CLIP / norm).flatten()[unit.rank * unit.chunk :][: unit.chunk]
-    return found / norm, gpt.relative_error(before - unit.master.detach(), own)
+    # fp32: sums in another order, weights of 0.2 beside steps of 0.01; in bf16 either would be some 1e-3 off
+    assert found / norm == pytest.approx(1, rel=1e-5)
+    assert gpt.relative_error(before - unit.master.detach(), own) < 1e-5
 
 
-@pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("stage", STAGES)
-def test_gradients_in_bf16_are_clipped_in_fp32_by_a_norm_in_fp32(world_of, n, stage):
-    for norm, error in world_of(n).run(bf16_by_hand, stage):
-        # fp32: sums in another order, weights of 0.2 beside steps of 0.01; in bf16 either would be some 1e-3 off
-        assert norm == pytest.approx(1, rel=1e-5)
-        assert error < 1e-5
-
-
-def norm_of_bf16():
+@pytest.mark.ranks(1)
+def test_gradients_in_bf16_have_a_norm_in_fp32():
     net = gpt.seeded(lambda: nn.Linear(33, 20)).bfloat16()
     net(gpt.numbers(4, 33, dtype=torch.bfloat16)).float().square().mean().backward()
     expected = torch.cat([p.grad.double().flatten() for p in net.parameters()]).norm().item()
-    return clip_grad_norm_(net, 1e9) / expected
-
-
-def test_gradients_in_bf16_have_a_norm_in_fp32(world_of):
-    assert world_of(1).run(norm_of_bf16) == [pytest.approx(1, rel=1e-5)]
+    assert clip_grad_norm_(net, 1e9) == pytest.approx(expected, rel=1e-5)
