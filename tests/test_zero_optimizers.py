@@ -4,7 +4,6 @@ from functools import partial
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from pardemo.small_models import gpt
@@ -146,16 +145,13 @@ NOT_ELEMENTWISE = [
 ]
 
 
-def refused(stage):
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("stage", STAGES)
+def test_optimizers_that_look_at_shapes_or_norms_are_refused(stage):
     for optimizer, message in NOT_ELEMENTWISE:
         with pytest.raises(ValueError, match=message) as raised:
             STAGES[stage](nn.Linear(4, 4), optimizer)
         assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_optimizers_that_look_at_shapes_or_norms_are_refused(world_of, stage):
-    world_of(1).run(refused, stage)
 
 
 ELEMENTWISE = [
@@ -176,8 +172,11 @@ ELEMENTWISE = [
 ]
 
 
-def equal_to_one_process(stage):
-    rank, size, before = dist.get_rank(), dist.get_world_size(), torch.get_rng_state()
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("stage", STAGES)
+def test_element_by_element_optimizers_equal_one_process(rank, world_size, stage):
+    """fp32: sums in another order; a step is 1e-3 and more."""
+    rank, size, before = rank, world_size, torch.get_rng_state()
     x = gpt.numbers(4, 9)
     for make in ELEMENTWISE:
         net, plain = (gpt.seeded(lambda: nn.Sequential(nn.Linear(9, 5), nn.Tanh(), nn.Linear(5, 3))) for _ in range(2))
@@ -196,13 +195,9 @@ def equal_to_one_process(stage):
     assert torch.equal(torch.get_rng_state(), before), "the sample takes no random numbers"
 
 
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("stage", STAGES)
-def test_element_by_element_optimizers_equal_one_process(world_of, stage):
-    """fp32: sums in another order; a step is 1e-3 and more."""
-    world_of(2).run(equal_to_one_process, stage)
-
-
-def by_its_own(stage):
+def test_the_optimizers_own_step_and_zero_grad_do_not_pass_the_engine_by(stage):
     net = nn.Linear(5, 5)
     engine = STAGES[stage](net, partial(torch.optim.SGD, lr=1.0))
     engine(torch.ones(2, 5)).sum().backward()
@@ -215,11 +210,6 @@ def by_its_own(stage):
     engine.step()
     with engine.whole():
         assert torch.equal(net.weight, before), "the gradient of before zero_grad() is gone"
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_the_optimizers_own_step_and_zero_grad_do_not_pass_the_engine_by(world_of, stage):
-    world_of(2).run(by_its_own, stage)
 
 
 class CountsInStates(torch.optim.Optimizer):
@@ -236,7 +226,8 @@ class CountsInStates(torch.optim.Optimizer):
                 p.sub_(p.grad, alpha=group["lr"] / count)
 
 
-def resumed(folder):
+@pytest.mark.ranks(2)
+def test_checkpoints_keep_counts_that_are_no_tensors(tmp_path):
     def steps(engine, count):
         for _ in range(count):
             engine(torch.ones(1, 5)).sum().backward()
@@ -249,11 +240,7 @@ def resumed(folder):
 
     first, again = make(), make()
     steps(first, 3)
-    save(first, folder)
+    save(first, tmp_path / "at")
     expected = steps(first, 2)
-    load(again, folder)
+    load(again, tmp_path / "at")
     torch.testing.assert_close(steps(again, 2), expected, atol=1e-6, rtol=0)
-
-
-def test_checkpoints_keep_counts_that_are_no_tensors(world_of, tmp_path):
-    world_of(2).run(resumed, tmp_path / "at")
