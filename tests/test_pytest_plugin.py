@@ -143,6 +143,29 @@ def test_bodies_run_on_every_rank_with_fixtures_classes_and_parameters(run):
     result.assert_outcomes(passed=6 + 1 + 2 + 2 + 1)
 
 
+def test_a_world_of_the_same_ranks_finds_the_whole_file_after_a_marked_test(run):
+    result = run(
+        """
+        from pardemo.testing import warm_world
+
+        def double(x):
+            return 2 * x
+
+        @pytest.mark.ranks(2)
+        def test_marked(rank):
+            assert rank < 2
+
+        def test_unmarked(request):
+            assert warm_world(request.config, 2).run(double, 3) == [6, 6]
+
+        @pytest.mark.ranks(2)
+        def test_marked_again(rank):
+            assert double(rank) == 2 * rank
+        """
+    )
+    result.assert_outcomes(passed=3)
+
+
 def test_what_pytest_offers_within_a_test_works_on_ranks(run):
     result = run(
         """

@@ -49,12 +49,12 @@ def run(stage: Stage, packed: bytes) -> str | None:
         try:
             task = pickle.loads(packed)
             warnings.filters[:] = task.filters  # type: ignore[index]
-            _have_module(stage.module, task.function)
-            seed(dist.get_rank())
-            for fixture in task.fixtures:
-                fixtures.value(fixture)
-            returned = task.function(**{name: fixtures.value(value) for name, value in task.arguments.items()})
-            fixtures.close()
+            with _module(stage.module, task.function):
+                seed(dist.get_rank())
+                for fixture in task.fixtures:
+                    fixtures.value(fixture)
+                returned = task.function(**{name: fixtures.value(value) for name, value in task.arguments.items()})
+                fixtures.close()
         except BaseException as error:
             record = _record(error, stage.shown)
     if record is not None:
@@ -88,14 +88,26 @@ def _no_breakpoint(*_: Any, **__: Any) -> None:
     raise RuntimeError("breakpoint(): a rank has no terminal. Print, or look at each rank's variables with pytest -l")
 
 
-def _have_module(name: str, function: Any) -> None:
-    """What came by value is found by its module's name too: by pickle, which the group's objects travel by."""
+@contextlib.contextmanager
+def _module(name: str, function: Any) -> Iterator[None]:
+    """What came by value is found by its module's name too: by pickle, which the group's objects travel by.
+
+    For as long as the test runs: of the file it has only what the test uses, and a World may load the file itself.
+    """
     module = types.ModuleType(name)
     module.__dict__.update(getattr(getattr(function, "__func__", function), "__globals__", {}))
     owner = type(getattr(function, "__self__", None))
     if owner.__module__ == name:
         setattr(module, owner.__name__, owner)
+    before = sys.modules.get(name)
     sys.modules[name] = module
+    try:
+        yield
+    finally:
+        if before is None:
+            sys.modules.pop(name, None)
+        else:
+            sys.modules[name] = before
 
 
 @contextlib.contextmanager
