@@ -306,10 +306,10 @@ def test_a_hang_is_told_with_the_last_collectives(tmp_path):
     """
     write(tmp_path, "hangs.py", source)
     with pytest.raises(
-        measure.ScriptError, match=r"hangs.py: not over after 4 s; last collectives: rank 0 barrier 1 "
+        measure.ScriptError, match=r"hangs.py: not over after 4 s: rank 0 is at hangs.py:6, after barrier 1 "
     ) as e:
         measure.script("hangs.py", ranks=2, folder=tmp_path, timeout_s=4)
-    assert "rank 1 barrier 2 of ranks 0, 1, 0 bytes, at hangs.py:7" in str(e.value)
+    assert "rank 1 is in barrier 2 of ranks 0, 1, 0 bytes, at hangs.py:7" in str(e.value)
 
 
 def test_torchruns_environment_and_a_module(tmp_path):

@@ -4,8 +4,10 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import sys
-from pathlib import Path
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 from pardemo import options
@@ -16,12 +18,19 @@ def add(commands: Any) -> None:
     measure = commands.add_parser(
         "measure",
         help="run a training script, unchanged, on real ranks; say what its step sends, holds and waits for",
-        usage="pardemo measure [OPTIONS] -- SCRIPT [ARGS …]\n       pardemo measure [OPTIONS] -m MODULE [ARGS …]",
+        usage="pardemo measure [OPTIONS] -- SCRIPT [ARGS …]\n       pardemo measure [OPTIONS] -m MODULE [ARGS …]\n"
+        "       pardemo measure [OPTIONS] -- torchrun … | accelerate launch … | deepspeed … | python …",
+        description="Behind -- stands a script, or the line that starts your job: torchrun, accelerate launch, "
+        "deepspeed or python, with their options. The number of ranks is that line's unless --ranks or --cluster say "
+        "another.",
     )
-    measure.add_argument("--ranks", type=int, metavar="N", help="number of ranks (4, or as many as the cluster has)")
-    measure.add_argument("--cluster", metavar="HxR", help="hosts × ranks on each, with limited links: 2x2")
-    measure.add_argument("--between", metavar="RATE", help="what a host's network card carries, as 1Gbit/s")
-    measure.add_argument("--inside", metavar="RATE", help="what a rank's link inside its host carries")
+    measure.add_argument("--ranks", type=int, metavar="N", help="number of ranks (the cluster's, the line's, or 4)")
+    measure.add_argument("--cluster", metavar="HxR", help="nodes × ranks on each, with limited links: 2x2")
+    measure.add_argument("--between", metavar="RATE", help="what a node's network card carries, as 1Gbit/s")
+    measure.add_argument("--inside", metavar="RATE", help="what a rank's link inside its node carries")
+    measure.add_argument(
+        "--pace", metavar="TIME|GPU", help="a layer takes a given time, as 20ms; or what the step would take on H100"
+    )
     measure.add_argument("--steps", type=int, default=3, metavar="K", help="steps to measure, after three (3)")
     measure.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds for the whole run (600)")
     measure.add_argument("--copy", action="store_true", help="run in a scratch copy of this folder, removed at the end")
@@ -37,24 +46,43 @@ def command(arguments: argparse.Namespace) -> int:
     options.at_least(arguments, 1, "ranks", "steps")
     if not arguments.timeout > 0:
         raise ValueError(f"--timeout must be above 0, not {arguments.timeout:g}")
-    from pardemo.measure import files, runner, text
+    from pardemo.measure import files, launch_lines, text
+    from pardemo.world import MAX_RANKS
 
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
-    if not program:
-        raise ValueError(
-            "name a script: pardemo measure -- train.py ARGS; or a module: pardemo measure -m package.train"
-        )
-    cluster = _cluster(arguments)
-    ranks = arguments.ranks if arguments.ranks is not None else cluster.size if cluster else 4
-    if arguments.out is not None:
-        Path(arguments.out).mkdir(parents=True, exist_ok=True)
-    script, *own = program
+    pace = _pace(arguments)
+    cluster = pace.cluster if pace else _cluster(arguments)
+    asked = cluster.size if cluster else arguments.ranks
+    with _ends_in_order():
+        out = files.folder(arguments.out) if arguments.out is not None else None
+        launch = launch_lines.read(["python", "-m", *program] if arguments.module and program else program, asked)
+        ranks = asked if asked is not None else launch.ranks if launch.ranks is not None else launch_lines.RANKS
+        if asked is None and not 1 <= ranks <= MAX_RANKS:
+            raise ValueError(f"the line would start {ranks} ranks: say from 1 to {MAX_RANKS} with --ranks")
+        if cluster is None and launch.hosts > 1:
+            cluster = _hosts(launch.hosts, ranks)
+        measured, seen = _measured(arguments, launch, ranks, cluster, pace)
+        if launch.ranks not in (None, ranks):
+            measured.notes.append(f"the line would start {launch.ranks} ranks; it ran on {ranks}, as you said")
+        measured.notes += launch.notes
+        if out is not None:
+            files.write(out, measured, seen, launch.script)
+    print(json.dumps(measured.as_json(), indent=1) if arguments.json else text.screen(measured, launch.script))
+    return 0
+
+
+def _measured(arguments: argparse.Namespace, launch: Any, ranks: int, cluster: Any, pace: Any) -> tuple[Any, Any]:
+    """The run; in a scratch copy, where one was asked for."""
+    from pardemo.measure import files, runner
+    from pardemo.measure import pace as paces
+
     with files.scratch(os.getcwd()) if arguments.copy else contextlib.nullcontext() as copy:
         try:
             with contextlib.redirect_stdout(sys.stderr):  # what the script prints: the summary has stdout for itself
                 measured, seen = runner.measured(
-                    script, own, ranks=ranks, cluster=cluster, steps=arguments.steps, module=arguments.module,
+                    launch, ranks=ranks, cluster=cluster, steps=arguments.steps,
                     folder=copy.folder if copy else None, timeout_s=arguments.timeout,
+                    work=pace is not None, layer_s=pace.layer_s if pace else 0.0,
                 )  # fmt: skip
         except runner.ScriptError as error:
             if error.details:
@@ -62,10 +90,37 @@ def command(arguments: argparse.Namespace) -> int:
             raise
         if copy:
             measured.notes.append(copy.told())
-    if arguments.out is not None:
-        files.write(Path(arguments.out), measured, seen, script)
-    print(json.dumps(measured.as_json(), indent=1) if arguments.json else text.screen(measured, script))
-    return 0
+    if pace is not None:
+        paces.tell(pace, measured, seen)
+    return measured, seen
+
+
+@contextlib.contextmanager
+def _ends_in_order() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the run as an interrupt does: its ranks, and what it has in temporary folders, go."""
+
+    def end(number: int, frame: Any) -> None:
+        print(f"\npardemo measure: ended by {signal.Signals(number).name}", file=sys.stderr)
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _hosts(hosts: int, ranks: int) -> Any:
+    """A line's machines, on this one, with links that nothing limits: a rank knows its node, and who is beside it."""
+    from pardemo.cluster import Cluster
+
+    if ranks % hosts:
+        raise ValueError(f"the line starts ranks on {hosts} machines, among which {ranks} do not divide")
+    return Cluster(hosts, ranks // hosts, tier="none")
 
 
 def _cluster(arguments: argparse.Namespace) -> Any:
@@ -74,12 +129,24 @@ def _cluster(arguments: argparse.Namespace) -> Any:
             if getattr(arguments, name) is not None:
                 raise ValueError(f"--{name} limits the links of a cluster: say which, as --cluster 2x2")
         return None
-    from pardemo.cluster import Cluster
+    from pardemo.measure import pace_option
 
-    hosts, x, beside = arguments.cluster.lower().replace("×", "x").partition("x")
-    if not (hosts.isdigit() and x and beside.isdigit()):
-        raise ValueError(f"--cluster is hosts × ranks on each, as 2x2, not {arguments.cluster!r}")
-    cluster = Cluster(int(hosts), int(beside), between=arguments.between, inside=arguments.inside)
+    return _of_size(pace_option.of(arguments.cluster, arguments.between, arguments.inside), arguments)
+
+
+def _pace(arguments: argparse.Namespace) -> Any:
+    if arguments.pace is None:
+        return None
+    from pardemo.measure import pace_option
+
+    pace = pace_option.read(arguments.pace, arguments.cluster, arguments.between, arguments.inside)
+    if pace.cluster is not None:
+        _of_size(pace.cluster, arguments)
+    return pace
+
+
+def _of_size(cluster: Any, arguments: argparse.Namespace) -> Any:
+    """The cluster, where --ranks says nothing else."""
     if arguments.ranks is not None and arguments.ranks != cluster.size:
         raise ValueError(f"--ranks {arguments.ranks} is not the {cluster.size} of --cluster {arguments.cluster}")
     return cluster

@@ -13,17 +13,20 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from pardemo.measure import libraries
+from pardemo.measure import environment, libraries, processes
 from pardemo.measure.attention import teach_dtensor
 from pardemo.measure.calls import Call, Calls
 from pardemo.measure.held import Held
+from pardemo.measure.launch_lines import Launch
 from pardemo.measure.places import Places
 from pardemo.measure.running import Parallelism, model, recognised
 from pardemo.measure.running_cut import with_terms
 from pardemo.measure.shapes import Shapes
-from pardemo.measure.snapshot import Block
 from pardemo.measure.steps import Cut, Enough, Steps
+from pardemo.measure.waiting import Waited, Waiting
 from pardemo.measure.without_gpu import without_gpu
+from pardemo.measure.work import StepWork, Work
+from pardemo.meters.snapshot import Block
 from pardemo.meters.wire import connections, kernel_counts
 
 #: Steps before those that are measured: in the first an optimizer makes its states, in the second DDP its buckets anew
@@ -34,14 +37,14 @@ WARM = 3
 
 @dataclass(frozen=True)
 class Program:
-    """A script to run: a path or, with ``module``, a module's name; its arguments; how many steps; where it writes."""
+    """A script to run: what a launcher would start, its path made absolute; how many steps; where it writes."""
 
-    script: str
-    arguments: tuple[str, ...]
-    module: bool
+    launch: Launch
     steps: int
     folder: str
     journals: str
+    work: bool = False
+    layer_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -68,9 +71,10 @@ class Memory(NamedTuple):
 
 @dataclass(frozen=True)
 class Seen:
-    """What one rank saw. ``ended``: ``enough`` steps, the script's own ``end``, or ``exit 3``.
+    """What one rank saw. ``ended``: ``enough`` steps, or the script's own ``end``.
 
-    ``notes``: what ran in another way than it was written. ``wire``: whether the kernel counted bytes.
+    ``notes``: what ran in another way than it was written. ``wire``: whether the kernel counted bytes. ``work``: the
+    second step's operations, where they were asked for. ``waited``: of layers that take a given time.
     """
 
     rank: int
@@ -84,6 +88,8 @@ class Seen:
     memory: Memory
     wire: bool
     backend: str
+    work: StepWork | None = None
+    waited: Waited | None = None
 
 
 def run(program: Program) -> Seen:
@@ -92,16 +98,19 @@ def run(program: Program) -> Seen:
     port: list[Any] = [free_port()] if rank == 0 else [None]
     dist.broadcast_object_list(port, 0)
     dist.destroy_process_group()
-    _environment(rank, size, port[0])
-    sys.argv = [program.script, *program.arguments]
-    sys.path.insert(0, program.folder if program.module else os.path.dirname(program.script))
+    launch = program.launch
+    environment.set_for(launch, rank, size, port[0])
+    first = [f"{launch.local_rank}{os.environ['LOCAL_RANK']}"] if launch.local_rank else []
+    sys.argv = [launch.script, *first, *launch.arguments]
+    sys.path.insert(0, program.folder if launch.module else os.path.dirname(launch.script))
     os.chdir(program.folder)
     os.environ.update(libraries.environment())
     if not torch.cuda.is_available():
         teach_dtensor()
     own = _own(program)
     notes: list[str] = []
-    with without_gpu(notes, own):
+    local, beside = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ["LOCAL_WORLD_SIZE"])
+    with processes.spawned_here(local, beside, notes), without_gpu(notes, own):
         seen = _Watch(program, own, rank, port[0]).follow(lambda: _run(program), notes)
     if os.getpid() != own_process:  # a child that the script forked, and that came out of the script as well
         os._exit(0)
@@ -112,7 +121,7 @@ class _Watch:
     """What is followed of a script: its steps and collectives; for its first steps, tensor by tensor, its memory."""
 
     def __init__(self, program: Program, own: str, rank: int, port: int):
-        self._rank, self._port, self._enough = rank, port, WARM + program.steps
+        self._rank, self._ports, self._enough = rank, {port}, WARM + program.steps
         self._wire = kernel_counts()
         self._places = Places(own)
         self._shapes = Shapes(self._places, lambda: self._steps.number)
@@ -121,6 +130,10 @@ class _Watch:
         self._steps = Steps(self._places, self._enough, self._counters, self._on_cut, self._on_backward)
         journal = os.path.join(program.journals, f"rank{rank}")
         self._calls = Calls(self._places, lambda: self._steps.number, journal, self._on_tensors)
+        self._calls.on_wait = self._on_wait
+        self._work = Work(self._places, lambda: self._calls.list) if program.work else None
+        self._step_work: StepWork | None = None
+        self._waiting = Waiting(program.layer_s) if program.layer_s else None
         self._memory: Memory | None = None
         self._parallelisms: list[Parallelism] = []
         self._model: dict[str, Any] = {}
@@ -128,29 +141,39 @@ class _Watch:
 
     def follow(self, script: Callable[[], str], notes: list[str]) -> Seen:
         """Runs the script to its end, or to the end of the steps that were asked for."""
-        with self._places, self._shapes, self._steps, self._calls, self._following:
+        pace = self._waiting or contextlib.nullcontext()
+        stores = processes.ports_of_stores(self._ports)
+        with stores, self._places, self._shapes, self._steps, self._calls, pace, self._following:
+            if self._work is not None:
+                self._following.enter_context(self._work)  # below the meter of memory, which passes operations on
             self._following.enter_context(self._held)
             ended = script()
-            if not self._model:  # it ended by itself
-                self._look()
         parallelisms = with_terms(self._parallelisms, self._shapes, WARM, self._held.vocabularies)
         return Seen(
             self._rank, ended, self._steps.cuts, self._calls.list, self._calls.waits, parallelisms, self._model,
             notes, self._memory or _memory(self._held), self._wire and "nccl" not in self._backend,
-            self._backend,
+            self._backend, self._step_work, self._waiting and self._waiting.seen,
         )  # fmt: skip
 
     def _on_cut(self, number: int) -> None:
         if number == 1:
             self._held.begin()
+            if self._work is not None:
+                self._work.begin()
         elif number == MEMORY_STEP:
             self._memory = _memory(self._held)
-        elif number == self._enough:
+            if self._work is not None:
+                self._step_work = self._work.step(self._places.roots)
+        elif number in (WARM, self._enough):  # a script that ends by itself takes its groups down before
             self._look()
 
     def _on_backward(self) -> None:
         if self._memory is not None:
             self._following.close()  # not at the cut: torch goes through its hooks there, and some are the meter's
+
+    def _on_wait(self) -> None:
+        if self._work is not None and self._memory is None:
+            self._work.waited()
 
     def _on_tensors(self, *tensors: Any) -> None:
         if self._memory is None:
@@ -163,10 +186,10 @@ class _Watch:
         self._backend = str(dist.get_backend()) if dist.is_initialized() else ""
 
     def _counters(self) -> tuple[int, int]:
-        """The kernel's, of this process's connections without those to the store through which ranks meet."""
+        """The kernel's, of this process's connections without those to stores, through which ranks meet."""
         if not self._wire:
             return 0, 0
-        ends = [end for end in connections() if self._port not in (end.local[1], end.peer[1])]
+        ends = [end for end in connections() if not self._ports & {end.local[1], end.peer[1]}]
         return sum(end.sent_bytes for end in ends), sum(end.received_bytes for end in ends)
 
 
@@ -184,40 +207,27 @@ def _memory(held: Held) -> Memory:
 
 
 def _run(program: Program) -> str:
-    """Runs the script and says how it ended."""
+    """Runs the script and says how it ended; Exited: with a status of failure, for which other ranks may wait."""
     try:
-        if program.module:
-            runpy.run_module(program.script, run_name="__main__", alter_sys=True)
+        if program.launch.module:
+            runpy.run_module(program.launch.script, run_name="__main__", alter_sys=True)
         else:
-            runpy.run_path(program.script, run_name="__main__")
+            runpy.run_path(program.launch.script, run_name="__main__")
     except Enough:
         return "enough"
     except SystemExit as exit_:
-        return "end" if exit_.code in (None, 0) else f"exit {exit_.code}"
+        if exit_.code not in (None, 0):
+            raise processes.exited(exit_.code) from None
     return "end"
 
 
 def _own(program: Program) -> str:
     """The folder that is the reader's, also where it lies among the libraries: the script's, or the package's."""
-    if not program.module:
-        return os.path.dirname(program.script)
-    spec = importlib.util.find_spec(program.script.partition(".")[0])
+    if not program.launch.module:
+        return os.path.dirname(program.launch.script)
+    spec = importlib.util.find_spec(program.launch.script.partition(".")[0])
     places = list(spec.submodule_search_locations or []) if spec else []
     return places[0] if places else ""
-
-
-def _environment(rank: int, size: int, port: int) -> None:
-    """What torchrun sets for a worker of a job on one host, or on a cluster's."""
-    local, beside = int(os.environ["LOCAL_RANK"]), int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    os.environ.update(
-        {
-            "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(local), "LOCAL_WORLD_SIZE": str(beside),
-            "GROUP_RANK": str(rank // beside), "GROUP_WORLD_SIZE": str(-(-size // beside)),
-            "ROLE_RANK": str(rank), "ROLE_WORLD_SIZE": str(size), "ROLE_NAME": "default",
-            "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "pardemo-measure", "TORCHELASTIC_RESTART_COUNT": "0",
-            "TORCHELASTIC_MAX_RESTARTS": "0", "TORCHELASTIC_USE_AGENT_STORE": "False",
-        }
-    )  # fmt: skip
 
 
 def free_port() -> int:

@@ -10,11 +10,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+
+import psutil
 
 from pardemo import World, project
 from pardemo.cluster import Cluster
 from pardemo.measure import findings, program, summary
+from pardemo.measure.launch_lines import Launch
 from pardemo.measure.program import Program, Seen
 from pardemo.measure.summary import Summary
 from pardemo.world.errors import RankDied, RankError, RankFailed, RankTimeout, ranks_text
@@ -23,6 +27,10 @@ from pardemo.world.errors import RankDied, RankError, RankFailed, RankTimeout, r
 HEAVY = ("transformers", "accelerate", "deepspeed", "megatron.core", "peft", "datasets", "torchvision")
 #: Seconds without a collective after which ranks that have parted are ended.
 STALLED_S = 10.0
+#: What a rank takes before the script's own memory: 64 of them took 6.2 GB.
+RANK_BYTES = 100e6
+#: Characters of an exception's text that one line has room for.
+LONGEST = 300
 
 
 class ScriptError(ValueError):
@@ -56,41 +64,42 @@ def script(
     Raises:
         ScriptError: there is no such script; it raised, ended too early, hung, or its ranks parted.
     """
-    return measured(
-        path, arguments, ranks=ranks, cluster=cluster, steps=steps, module=module, folder=folder, timeout_s=timeout_s
-    )[0]
+    launch = Launch(path, tuple(arguments), module)
+    return measured(launch, ranks=ranks, cluster=cluster, steps=steps, folder=folder, timeout_s=timeout_s)[0]
 
 
 def measured(
-    path: str,
-    arguments: Sequence[str],
+    launch: Launch,
     *,
     ranks: int,
     cluster: Cluster | None,
     steps: int,
-    module: bool,
     folder: str | os.PathLike[str] | None,
     timeout_s: float,
+    work: bool = False,
+    layer_s: float = 0.0,
 ) -> tuple[Summary, list[Seen]]:
-    """As :func:`script`; also what each rank saw, for files."""
+    """As :func:`script`, of what a launcher would start; also what each rank saw, for files."""
+    path = launch.script
     if steps < 1:
         raise ScriptError(f"steps must be at least 1, not {steps}")
     where = os.path.abspath(folder or os.getcwd())
-    source = None if module else Path(where, path)
+    source = None if launch.module else Path(where, path)
+    if source is not None and source.is_dir():
+        raise ScriptError(f"{path} is a folder: name the script in it")
     if source is not None and not source.is_file():
         raise ScriptError(f"there is no script {path}")
+    if (free := psutil.virtual_memory().available) < ranks * RANK_BYTES:
+        needed = f"{ranks} ranks take {ranks * RANK_BYTES / 1e9:.1f} GB before the script has anything"
+        raise ScriptError(f"{needed}, and {free / 1e9:.1f} GB are free: say fewer with --ranks")
     text = "" if source is None else source.read_text(encoding="utf-8", errors="replace")
     journals = tempfile.mkdtemp(prefix="pardemo-measure-")
-    asked = Program(str(source.resolve()) if source else path, tuple(arguments), module, steps, where, journals)
+    started = replace(launch, script=str(source.resolve())) if source else launch
+    asked = Program(started, steps, where, journals, work, layer_s)
     try:
         world = World(ranks, cluster=cluster, preload=_heavy(text), timeout_s=timeout_s, backend="gloo")
         with world, _watched(world, journals):
             seen = world.run(program.run, asked)
-        failed = sorted({one.ended for one in seen if one.ended.startswith("exit")})
-        if failed:
-            raise ScriptError(
-                f"{_name(path)} ended by {failed[0].replace('exit', 'exit status')}; what it printed says why"
-            )
         found = summary.of(seen)
         found.hosts = cluster.hosts if cluster else 1
     except RankError as error:
@@ -146,26 +155,75 @@ def _told(name: str, error: RankError, journals: str) -> ScriptError:
     """One line for what happened to the ranks."""
     parted = _parted(journals)
     if isinstance(error, RankDied):
-        return ScriptError(f"{name}: {str(error).partition(chr(10))[0]}", str(error))
+        if set(error.deaths.values()) == {0}:
+            return ScriptError(f"{name}: {ranks_text(list(error.deaths))} ended by os._exit(0), which leaves no report")
+        return ScriptError(f"{name}: {_line(str(error).partition(chr(10))[0])}", str(error))
     if parted:
         return ScriptError(f"{name}: {parted}", str(error))
     if isinstance(error, RankFailed):
-        rank, failure = error.first
-        hint = ": ranks have no standard input, so a script cannot ask" if failure.type == "EOFError" else ""
-        return ScriptError(f"{name}: rank {rank} raised {failure.headline}{_at(failure.traceback)}{hint}", str(error))
+        return _raised(name, error)
     if isinstance(error, RankTimeout):
-        waits = "; ".join(f"rank {rank} {text}" for rank, text in sorted(_last_calls(journals).items()))
-        last = f"last collectives: {waits or 'none'}"
-        return ScriptError(f"{name}: not over after {error.timeout_s:g} s; {last}", str(error))
-    return ScriptError(f"{name}: {error}", str(error))
+        return ScriptError(f"{name}: not over after {error.timeout_s:g} s: {_waiting(error, journals)}", str(error))
+    return ScriptError(f"{name}: {_line(str(error))}", str(error))
+
+
+def _raised(name: str, error: RankFailed) -> ScriptError:
+    rank, failure = error.first
+    if failure.type == "Exited":
+        ranks = [one for one, other in error.failures.items() if other.message == failure.message]
+        alone = f" (on {ranks_text(ranks)})" if error.stopped or len(ranks) < len(error.failures) else ""
+        return ScriptError(f"{name} ended by {_line(failure.message)}; what it printed says why{alone}")
+    if failure.type == "OwnProcesses":
+        return ScriptError(f"{name}: {failure.message}")
+    hint = ": ranks have no standard input, so a script cannot ask" if failure.type == "EOFError" else ""
+    where = _at(failure.traceback)
+    return ScriptError(f"{name}: rank {rank} raised {_line(failure.headline)}{where}{hint}", str(error))
+
+
+def _line(text: str) -> str:
+    """A message of any length as a part of a line: its begin and its end."""
+    text = " ".join(text.split())
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
+
+
+def _waiting(error: RankTimeout, journals: str) -> str:
+    """What each rank is in: a collective, or a line after one; ranks that are in the same share a part."""
+    calls = _journal(journals)
+    alike: dict[str, list[int]] = {"finished": error.finished}
+    for rank, stack in sorted(error.stacks.items()):
+        own = calls.get(rank)
+        last = own[-1] if own else None
+        here = _here(stack)
+        if last is None:
+            what = f"at {here or 'a line that is not known'}, before any collective"
+        elif here in ("", last[5]):
+            what = f"in {_call(last)}"
+        else:
+            what = f"at {here}, after {_call(last)}"
+        alike.setdefault(what, []).append(rank)
+    done = alike.pop("finished")
+    parts = [f"{ranks_text(ranks)} {'is' if len(ranks) == 1 else 'are'} {what}" for what, ranks in alike.items()]
+    return "; ".join([*parts, *([f"the script has ended on {ranks_text(done)}"] if done else [])])
+
+
+def _here(stack: str) -> str:
+    """The reader's line in a stack, of its main thread, which stands last."""
+    own = _own_frames(stack.rpartition("most recent call first")[2])
+    return f"{_name(own[0][0])}:{own[0][1]}" if own else ""
 
 
 def _at(traceback: str) -> str:
     """Where in the reader's files an exception came from."""
-    frames = re.findall(r'File "([^<>"]+)", line (\d+)', traceback)
-    libraries = rf"/(site|dist)-packages/|/lib(64)?/python3|^{re.escape(str(project.PACKAGE))}/"
-    own = [frame for frame in frames if not re.search(libraries, frame[0])]
+    own = _own_frames(traceback)
     return f", at {_name(own[-1][0])}:{own[-1][1]}" if own else ""
+
+
+def _own_frames(frames: str) -> list[tuple[str, str]]:
+    """File and line of those frames that are no library's, Python's or pardemo's."""
+    libraries = rf"/(site|dist)-packages/|/lib(64)?/python3|^{re.escape(str(project.PACKAGE))}/"
+    return [
+        frame for frame in re.findall(r'File "([^<>"]+)", line (\d+)', frames) if not re.search(libraries, frame[0])
+    ]
 
 
 def _journal(journals: str) -> dict[int, list[list]]:
@@ -175,10 +233,6 @@ def _journal(journals: str) -> dict[int, list[list]]:
         lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
         calls[int(file.name[4:])] = [json.loads(line) for line in lines if line.endswith("\n")]
     return calls
-
-
-def _last_calls(journals: str) -> dict[int, str]:
-    return {rank: _call(calls[-1]) for rank, calls in _journal(journals).items() if calls}
 
 
 def _call(call: list) -> str:

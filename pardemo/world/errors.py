@@ -79,7 +79,7 @@ class RankTimeout(RankError):
     """The time limit passed; ``stacks`` maps each unfinished rank to where it was.
 
     The first line says who waits for whom, as far as pardemo's own exchanges know it (``waits``); of the others, where
-    they are.
+    they are. ``finished``: ranks that had answered.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class RankTimeout(RankError):
         waits: Mapping[int, list[str]] | None = None,
     ):
         self.timeout_s = timeout_s
-        self.stacks, self.waits = dict(stacks), dict(waits or {})
+        self.stacks, self.waits, self.finished = dict(stacks), dict(waits or {}), list(finished)
         text = f"{ranks_text(sorted(self.stacks))} did not finish within {timeout_s:g} s"
         if finished:
             text += f" ({ranks_text(finished)} did)"
