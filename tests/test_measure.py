@@ -438,7 +438,7 @@ def test_a_scratch_copy(folder, monkeypatch, capsys, tmp_path):
     [
         ([], "name a script: pardemo measure -- train.py ARGS"),
         (["--", "none.py"], "there is no script none.py"),
-        (["--cluster", "2", "--", "ddp.py"], "--cluster is hosts × ranks on each, as 2x2, not '2'"),
+        (["--cluster", "2", "--", "ddp.py"], "--cluster is nodes × ranks on each, as 2x2, not '2'"),
         (["--between", "1Gbit/s", "--", "ddp.py"], "--between limits the links of a cluster"),
         (["--cluster", "2x2", "--ranks", "3", "--", "ddp.py"], "--ranks 3 is not the 4 of --cluster 2x2"),
         (["--ranks", "65", "--", "ddp.py"], "World size must be from 1 to 64, not 65"),

@@ -265,7 +265,7 @@ def test_what_pace_can_be():
         (("H101", None, None, None), "--pace is what a layer takes, as 20ms, or a GPU: no GPU 'H101'; did you mean"),
         (("20", None, None, None), "--pace is what a layer takes, as 20ms, or a GPU"),
         (("-3ms", None, None, None), "--pace is what a layer takes"),
-        (("H100", "2", None, None), "--cluster is hosts × ranks on each"),
+        (("H100", "2", None, None), "--cluster is nodes × ranks on each"),
         (("H100", None, "1Gbit/s", None), "--between is the rate between nodes: say how many"),
         (("H100", "2x2", "fast", None), "fast"),
     ],

@@ -140,7 +140,7 @@ def _shares(one: Seen) -> dict[int, float]:
             if layer and event.phase in ("forward", "backward", "recomputed"):
                 weight = event.bytes / machine.memory_bytes_per_s + event.flops / machine.matrix_flops
                 passes[layer, event.phase].append((id(event), weight))
-    shares = {}
+    shares: dict[int, float] = {}
     for (_, phase), events in passes.items():
         whole = sum(weight for _, weight in events) or 1.0
         seconds = one.waited.forward_s * (BACKWARD if phase == "backward" else 1) * one.cuts[1].backwards

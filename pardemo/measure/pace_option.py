@@ -46,11 +46,11 @@ def of(cluster: str, between: str | None, inside: str | None) -> Cluster:
     """``2x4`` with its rates.
 
     Raises:
-        ValueError: it is not hosts × ranks, or a rate is none.
+        ValueError: it is not nodes × ranks, or a rate is none.
     """
     hosts, x, beside = cluster.lower().replace("×", "x").partition("x")
     if not (hosts.isdigit() and x and beside.isdigit()):
-        raise ValueError(f"--cluster is hosts × ranks on each, as 2x2, not {cluster!r}")
+        raise ValueError(f"--cluster is nodes × ranks on each, as 2x2, not {cluster!r}")
     return Cluster(int(hosts), int(beside), between=between, inside=inside)
 
 

@@ -94,7 +94,7 @@ class Work(compat.TorchDispatchMode):
         """The script waits for a collective; it is the last one's own wait where nothing was launched since."""
         last = self.list[-1] if self.on and self.list else None
         if isinstance(last, Exchange) and not self._calls()[last.call].place.use:  # FSDP has streams of its own
-            self.list[-1] = self.list[-1]._replace(waits=True)
+            self.list[-1] = last._replace(waits=True)
 
     def step(self, roots: Iterable[torch.nn.Module]) -> StepWork:
         """What was noted, of a script with these models; no more is."""
