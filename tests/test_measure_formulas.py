@@ -230,3 +230,49 @@ def test_what_is_not_known_is_said():
     assert rows[0].expected_bytes == 4000.0
     assert rows[0].why.endswith("the formula says 4.00 kB for all 12.0 kB; why it differs is not known")
     assert (rows[1].expected_bytes, rows[1].why) == (None, "activations between the parts of a cut layer")
+
+
+SHARDED = """
+import sys, torch, torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("gloo")
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.other = torch.nn.Linear(64, 64), torch.nn.Linear(64, 96)
+    def forward(self, x):
+        for _ in range(3 if "runs" in sys.argv else 1):
+            x = torch.relu(self.layer(x))
+        x = self.other(x)
+        return x @ self.other.weight.full_tensor() if "direct" in sys.argv else x
+model = Model()
+fully_shard(model.layer)
+fully_shard(model.other, reshard_after_forward=True)
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters())
+while True:
+    if "unshard" in sys.argv:
+        model.layer.unshard()
+        model.layer.reshard()
+    model(torch.randn(4, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    ("argument", "reason"),
+    [
+        ("runs", "layer is gathered 3 times for the forward of a micro-batch where 1 would do: it runs 3 times"),
+        ("unshard", "layer is gathered 2 times for the forward of a micro-batch where 1 would do: unshard() is called"),
+        ("direct", ""),
+    ],
+)
+def test_why_a_unit_is_gathered_again(tmp_path, argument, reason):
+    measured = run(tmp_path, SHARDED, argument)
+    findings = [one.what for one in measured.findings]
+    assert any(what.startswith(reason) for what in findings) if reason else not findings
+    by_itself = [row for row in measured.collectives if "other.weight" in row.why and "gathered by itself" in row.why]
+    assert len(by_itself) == (argument == "direct")
+    if argument == "runs":
+        assert any("3 times for the backward" in what and "each run gives it back" in what for what in findings)

@@ -159,6 +159,7 @@ def _fsdp2(root: torch.nn.Module, places: Places) -> Iterator[Parallelism]:
             "reshard_after_forward": {name: again for name, (_, _, again) in of_units.items()},
             "replicas": (replicas,) if replicas else (),
             "gathered_in": sorted(dtypes),
+            "shapes": {without_wrappers(n): list(p.shape) for n, p in root.named_parameters()},
         }
         sizes = {name: gathered for name, (gathered, _, _) in of_units.items()}
         yield Parallelism(kind, shard, tuple(of_units), sizes, options)

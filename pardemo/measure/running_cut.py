@@ -65,7 +65,7 @@ def megatron(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Paral
 
 def _buckets(roots: list[torch.nn.Module]) -> list[Parallelism]:
     """Megatron-core's DistributedDataParallel: the buckets in which gradients are summed, and parameters gathered."""
-    ddp = sys.modules.get("megatron.core.distributed.distributed_data_parallel")
+    ddp: Any = sys.modules.get("megatron.core.distributed.distributed_data_parallel")
     terms: dict[Ranks, list[dict[str, Any]]] = {}
     for part in (part for root in roots for part in root.modules() if ddp is not None):
         if not isinstance(part, ddp.DistributedDataParallel):
@@ -109,7 +109,8 @@ def _term(kind: str, ranks: Ranks, tensor: torch.Tensor, what: str) -> dict[str,
 
 def _stage(state: Any, ranks: Ranks, roots: list[torch.nn.Module], shapes: Shapes) -> Parallelism:
     """This rank's stage of Megatron-core's pipeline; of interleaved ones only that they are there."""
-    index, options = ranks.index(dist.get_rank()), {"by": MEGATRON}
+    index = ranks.index(dist.get_rank())
+    options: dict[str, Any] = {"by": MEGATRON}
     name = f"stage {index} of {len(ranks)}"
     models = [root for root in roots if any(hasattr(part, "post_process") for part in root.modules())]
     if len(models) != 1:
@@ -118,7 +119,7 @@ def _stage(state: Any, ranks: Ranks, roots: list[torch.nn.Module], shapes: Shape
     if index + 1 < len(ranks):
         outputs = shapes.outputs.setdefault(models[0], {})
         options["stages"] = [(ranks[index], ranks[index + 1], outputs)]
-    inner = next(part for part in models[0].modules() if hasattr(part, "post_process"))
+    inner: Any = next(part for part in models[0].modules() if hasattr(part, "post_process"))
     if getattr(inner, "share_embeddings_and_output_weights", False) and (inner.pre_process or inner.post_process):
         both = ranks_of(state.get_embedding_group())
         weight = inner.shared_embedding_or_output_weight()
@@ -153,6 +154,8 @@ def with_terms(found: list[Parallelism], shapes: Shapes, first: int, vocabularie
     told = []
     for one in found:
         options = dict(one.options)
+        if one.kind in ("FSDP2", "HSDP"):
+            options["runs"] = {unit: shapes.times(unit, first) for unit in one.wraps}
         terms = [*options.pop("terms", []), *of_group.pop((one.kind, one.ranks), [])]
         for sender, receiver, outputs in options.pop("stages", []):
             nbytes, elements = shapes.median(outputs, first)

@@ -90,6 +90,9 @@ class Shapes:
         self._readers: list[Any] = []
         self._graphless: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._hooks: list[Any] = []
+        self._wrapped: dict[type, bool] = {}
+        #: by step, how often modules that FSDP2 wraps run in the forward, by name
+        self.runs: dict[str, dict[int, int]] = {}
         #: bytes, and elements of a call, that modules which are called from outside of all others return, by step
         self.outputs: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, list[int]]] = weakref.WeakKeyDictionary()
 
@@ -196,6 +199,11 @@ class Shapes:
                 some.append(told)
         return of_group
 
+    def times(self, name: str, first: int) -> float:
+        """How often the median step from step ``first`` on runs a module that FSDP2 wraps."""
+        by_step = self.runs.get(name, {})
+        return statistics.median([by_step.get(step, 0) for step in range(first, self._step())] or [0])
+
     def median(self, by_step: dict[int, list[int]], first: int) -> tuple[float, int]:
         """Of :attr:`outputs` the median step's bytes, and elements of a call."""
         seen = [by_step.get(step, [0, 0]) for step in range(first, self._step())] or [[0, 0]]
@@ -210,6 +218,12 @@ class Shapes:
             self._graphless.discard(module)
         passage = Passage(module, counts, backward, grad and (not backward or module in self._graphless))
         self._stack.append(passage)
+        kind = type(module)
+        if kind not in self._wrapped:
+            self._wrapped[kind] = compat.fsdp_state(module) is not None
+        if self._wrapped[kind] and counts and not backward:
+            by_step = self.runs.setdefault(self.name(module), {})
+            by_step[self._step()] = by_step.get(self._step(), 0) + 1
         for reader in self._readers:
             reader.begins(passage, args)
 

@@ -65,7 +65,7 @@ class DTensors:
         again = next((first for ref, first in self._taken if ref() is raw), "")
         if not again and (one.comes == SHARD or one.summed):
             self._taken.append((weakref.ref(raw), name))
-        told = {"passage": passage, "again": again, "module": name}
+        told: dict[str, Any] = {"passage": passage, "again": again, "module": name}
         if one.comes == SHARD:
             self._shapes.add("TP", one.ranks, "all-gather", "forward", elements, one.itemsize, GATHERED, **told)
         if one.summed and raw.requires_grad:
@@ -148,7 +148,8 @@ class DTensors:
             became = _layout(first)
         else:
             became = WHOLE if first.numel() == elements else SHARD if first.numel() * len(ranks) == elements else ""
-        module, told = self._shapes.name(passage.module), {"passage": passage}
+        module = self._shapes.name(passage.module)
+        told: dict[str, Any] = {"passage": passage}
 
         def add(kind: str, phase: str, what: str) -> None:
             self._shapes.add(
@@ -177,7 +178,7 @@ def _column(module: torch.nn.Module) -> bool:
     weight = getattr(module, "weight", None)
     if not isinstance(module, torch.nn.Linear) or not isinstance(weight, DTensor):
         return False
-    return any(p.is_shard() and p.dim == 0 for p in weight.placements)
+    return any(p.is_shard(0) for p in weight.placements)
 
 
 def _layout(tensor: torch.Tensor) -> str:

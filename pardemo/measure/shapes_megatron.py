@@ -57,7 +57,8 @@ class Megatron:
             )  # fmt: skip
 
     def _column(self, passage: Passage, args: tuple[Any, ...], output: Any) -> None:
-        layer, taken, made = passage.module, args[0], output[0]
+        layer: Any = passage.module
+        taken, made = args[0], output[0]
         ranks = ranks_of(layer.tp_group)
         if layer.explicit_expert_comm:
             return
@@ -75,7 +76,8 @@ class Megatron:
             self._tp(passage, ranks, "all-gather", "forward", made.numel(), made, what)
 
     def _row(self, passage: Passage, args: tuple[Any, ...], output: Any) -> None:
-        layer, made = passage.module, output[0]
+        layer: Any = passage.module
+        made = output[0]
         ranks = ranks_of(layer.tp_group)
         if layer.explicit_expert_comm:
             return
@@ -85,7 +87,7 @@ class Megatron:
         self._summed(passage, ranks, made, layer.sequence_parallel)
 
     def _vocabulary(self, passage: Passage, args: tuple[Any, ...], output: torch.Tensor) -> None:
-        layer = passage.module
+        layer: Any = passage.module
         self._summed(passage, ranks_of(layer.tp_group), output, layer.reduce_scatter_embeddings)
 
     def _summed(self, passage: Passage, ranks: Ranks, made: torch.Tensor, scattered: bool) -> None:
@@ -96,7 +98,7 @@ class Megatron:
             self._tp(passage, ranks, "all-reduce", "forward", made.numel(), made, SUMMED)
 
     def _embedding(self, passage: Passage, args: tuple[Any, ...], output: torch.Tensor) -> None:
-        layer = passage.module
+        layer: Any = passage.module
         if (
             layer.config.sequence_parallel
             and not layer.reduce_scatter_embeddings
@@ -107,7 +109,7 @@ class Megatron:
             self._tp(passage, ranks, "all-gather", "backward", output.numel() * len(ranks), output, what)
 
     def _loss(self, passage: Passage, args: tuple[Any, ...], output: Any) -> None:
-        model = passage.module
+        model: Any = passage.module
         ranks = ranks_of(model.pg_collection.tp)
         if isinstance(output, torch.Tensor) and output.dim() == 2 and model.post_process:
             if not model.config.cross_entropy_loss_fusion:  # the fused one sends the same by other calls
@@ -119,7 +121,7 @@ class Megatron:
 
     def _norms(self, model: torch.nn.Module, ranks: Ranks) -> None:
         """Parameters that each rank has, of layers between the cut ones, which see a shard of the sequence."""
-        some = [p for p in model.parameters() if getattr(p, "sequence_parallel", False) and p.requires_grad]
+        some: list[Any] = [p for p in model.parameters() if getattr(p, "sequence_parallel", False) and p.requires_grad]
         elements = sum(p.numel() for p in some)
         size = some[0].main_grad.element_size() if some and hasattr(some[0], "main_grad") else 4
         term = Term("TP", ranks, "all-reduce", "", False, elements, REPLICATED)
@@ -133,7 +135,8 @@ class Megatron:
             break
 
     def _experts(self, passage: Passage, args: tuple[Any, ...], output: Any) -> None:
-        layer, routed = passage.module, passage.ended
+        layer: Any = passage.module
+        routed = passage.ended
         dispatcher, hidden = layer.token_dispatcher, args[0]
         if not isinstance(routed, dict) or "received" not in routed or dispatcher.tp_size > 1:
             return  # with tensor-parallel experts tokens are gathered as well

@@ -4,7 +4,7 @@ from pardemo.formulas import communication as formulas
 from pardemo.measure.expected.rows import SMALL, low_precision, rows_of, shared
 from pardemo.measure.parallelism import Parallelism
 from pardemo.measure.places import ROOT
-from pardemo.measure.summary import Finding, Summary
+from pardemo.measure.summary import Finding, Row, Summary
 from pardemo.tables import amount
 
 
@@ -14,16 +14,23 @@ def fsdp2(measured: Summary, fsdp: Parallelism) -> list[Finding]:
     n, m = len(fsdp.ranks), measured.micro_batches
     again = fsdp.options["reshard_after_forward"]
     gathers = [row for row in rows_of(measured, ["all-gather"], fsdp.ranks) if row.module in fsdp.unit_bytes]
-    for row in gathers:
-        unit, forward = row.module, row.place.phase == "forward"
-        wanted = (1.0 if forward or again[unit] else 0.0) * m
-        row.expected_bytes = formulas.ring_half(fsdp.unit_bytes[unit], n).sent * wanted
-        row.why = f"{unit} gathered for the {row.place.phase}"
-        if row.calls > wanted + 0.5:
+    for unit, backward in dict.fromkeys((row.module, row.place.phase == "backward") for row in gathers):
+        rows = [row for row in gathers if (row.module, row.place.phase == "backward") == (unit, backward)]
+        wanted, calls = (0.0 if backward and not again[unit] else 1.0) * m, sum(row.calls for row in rows)
+        for row in rows:
+            once = formulas.ring_half(fsdp.unit_bytes[unit], n).sent
+            row.expected_bytes = once * wanted * (row.calls / calls if calls else 1)
+            row.why = f"{unit} gathered for the {'backward' if backward else 'forward'}"
+            if row.place.phase == "between":
+                row.why = f"{unit} gathered by unshard(), outside of all modules"
+        if calls > wanted + 0.5:
+            reason = _gathered_again(fsdp, unit, backward, calls / m, m, rows)
             found.append(Finding(
-                f"{unit} is gathered {row.calls / m:g} times for the {row.place.phase} of a micro-batch where "
-                f"{wanted / m:g} would do", row.line, row.bytes - row.expected_bytes,
+                f"{unit} is gathered {calls / m:g} times for the {'backward' if backward else 'forward'} of a "
+                f"micro-batch where {wanted / m:g} would do{reason}", rows[0].line,
+                sum(row.bytes for row in rows) - sum(row.expected_bytes or 0 for row in rows),
             ))  # fmt: skip
+    _by_themselves(measured, fsdp)
     for row in rows_of(measured, ["reduce-scatter"], fsdp.ranks):
         if row.module in fsdp.unit_bytes:
             row.expected_bytes = formulas.ring_half(fsdp.options["gradient_bytes"][row.module], n).sent * m
@@ -48,6 +55,34 @@ def fsdp2(measured: Summary, fsdp: Parallelism) -> list[Finding]:
                 row.expected_bytes = formulas.ring_all_reduce(shard, len(replicas)).sent * m
                 row.why = f"shards of gradients of {row.module}, summed over the replicas"
     return found
+
+
+def _gathered_again(fsdp: Parallelism, unit: str, backward: bool, calls: float, m: int, rows: list[Row]) -> str:
+    """Why a unit is gathered more often than once; empty where that is not known."""
+    runs = fsdp.options.get("runs", {}).get(unit, 0) / m
+    if any(row.place.phase == "between" for row in rows):
+        return ": unshard() is called for it, and it was given back before its forward, or after it"
+    if runs <= 1 or calls not in (runs, runs - 1):
+        return ""
+    if backward:
+        return f": it runs {runs:g} times in its forward, and the backward of each run gives it back"
+    advice = "set_reshard_after_forward(False) keeps it"
+    return f": it runs {runs:g} times, and is given back after each (reshard_after_forward); {advice}"
+
+
+def _by_themselves(measured: Summary, fsdp: Parallelism) -> None:
+    """Gathers of a weight's shape that are no unit's: what is used as it is sharded is gathered by torch."""
+    for row in rows_of(measured, ["all-gather"], fsdp.ranks):
+        alike = [
+            name
+            for name, shape in fsdp.options.get("shapes", {}).items()
+            if len(shape) > 1 and any(list(one) == shape for one in row.shapes)
+        ]
+        if alike and not row.why and row.module not in fsdp.unit_bytes and row.place.phase in ("forward", "backward"):
+            some = " or ".join(alike[:2]) + (f", or {len(alike) - 2} more" if len(alike) > 2 else "")
+            row.why = (
+                f"of the shape of {some}: a sharded weight that is used outside of its module is gathered by itself"
+            )
 
 
 def fsdp1(measured: Summary, fsdp: Parallelism) -> list[Finding]:
