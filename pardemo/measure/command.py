@@ -31,6 +31,12 @@ def add(commands: Any) -> None:
     measure.add_argument(
         "--pace", metavar="TIME|GPU", help="a layer takes a given time, as 20ms; or what the step would take on H100"
     )
+    measure.add_argument(
+        "--full-size", metavar="MODEL", help="also what the planner says of the script's parallelism with llama3-8b, …"
+    )
+    measure.add_argument("--gpus", type=int, metavar="N", help="of --full-size (as many as ranks)")
+    measure.add_argument("--sequence", type=int, metavar="N", help="tokens of a sample of --full-size (the script's)")
+    measure.add_argument("--micro-batch", type=int, metavar="N", help="samples of --full-size (the script's)")
     measure.add_argument("--steps", type=int, default=3, metavar="K", help="steps to measure, after three (3)")
     measure.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds for the whole run (600)")
     measure.add_argument("--copy", action="store_true", help="run in a scratch copy of this folder, removed at the end")
@@ -43,14 +49,15 @@ def add(commands: Any) -> None:
 
 def command(arguments: argparse.Namespace) -> int:
     """The exit status: 0 where the script was measured, 2 where it could not be."""
-    options.at_least(arguments, 1, "ranks", "steps")
+    options.at_least(arguments, 1, "ranks", "steps", "gpus", "sequence", "micro_batch")
     if not arguments.timeout > 0:
         raise ValueError(f"--timeout must be above 0, not {arguments.timeout:g}")
-    from pardemo.measure import files, launch_lines, text
+    from pardemo.measure import files, full_size, launch_lines, text
     from pardemo.world import MAX_RANKS
 
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
     pace = _pace(arguments)
+    full = full_size.question(arguments.full_size, arguments.gpus, arguments.sequence, arguments.micro_batch)
     cluster = pace.cluster if pace else _cluster(arguments)
     asked = cluster.size if cluster else arguments.ranks
     with _ends_in_order():
@@ -65,6 +72,8 @@ def command(arguments: argparse.Namespace) -> int:
         if launch.ranks not in (None, ranks):
             measured.notes.append(f"the line would start {launch.ranks} ranks; it ran on {ranks}, as you said")
         measured.notes += launch.notes
+        if full is not None:
+            measured.memory["full_size"] = full_size.answer(full, measured, seen)
         if out is not None:
             files.write(out, measured, seen, launch.script)
     print(json.dumps(measured.as_json(), indent=1) if arguments.json else text.screen(measured, launch.script))
@@ -74,7 +83,6 @@ def command(arguments: argparse.Namespace) -> int:
 def _measured(arguments: argparse.Namespace, launch: Any, ranks: int, cluster: Any, pace: Any) -> tuple[Any, Any]:
     """The run; in a scratch copy, where one was asked for."""
     from pardemo.measure import files, runner
-    from pardemo.measure import pace as paces
 
     with files.scratch(os.getcwd()) if arguments.copy else contextlib.nullcontext() as copy:
         try:
@@ -91,6 +99,8 @@ def _measured(arguments: argparse.Namespace, launch: Any, ranks: int, cluster: A
         if copy:
             measured.notes.append(copy.told())
     if pace is not None:
+        from pardemo.measure import pace as paces  # the planner's Transformers need not be the script's
+
         paces.tell(pace, measured, seen)
     return measured, seen
 

@@ -5,7 +5,6 @@ import csv
 import functools
 import json
 import os
-import pickle
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -16,8 +15,8 @@ from typing import Any
 from pardemo import project
 from pardemo.measure import page
 from pardemo.measure.program import WARM, Seen
-from pardemo.measure.snapshot import snapshot
 from pardemo.measure.summary import Summary
+from pardemo.meters import snapshot
 
 #: Folders that a scratch copy leaves out: environments, histories, caches.
 LEFT_OUT = (".git", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache", ".ruff_cache")
@@ -87,8 +86,7 @@ def write(folder: Path, measured: Summary, seen: Sequence[Seen], script: str) ->
         project.write_atomically(folder / name, functools.partial(_text, text))
 
     for one in seen:
-        made = pickle.dumps(snapshot(one.memory.blocks), protocol=4)  # the format that the viewer reads
-        project.write_atomically(folder / f"memory_rank{one.rank}.pickle", functools.partial(_bytes, made))
+        snapshot.write(folder / f"memory_rank{one.rank}.pickle", one.memory.blocks)
 
     def table(temporary: Path) -> None:
         with temporary.open("w", newline="", encoding="utf-8") as stream:
@@ -138,10 +136,6 @@ def events(seen: Sequence[Seen]) -> list[dict[str, Any]]:
                 }
                 made += [at | {"ph": "s", "pid": last}, at | {"ph": "f", "bp": "e", "pid": rank}]
     return made
-
-
-def _bytes(content: bytes, temporary: Path) -> None:
-    temporary.write_bytes(content)
 
 
 def _text(text: str, temporary: Path) -> None:

@@ -23,6 +23,7 @@ from pardemo.measure.running import Parallelism, model, recognised
 from pardemo.measure.running_cut import with_terms
 from pardemo.measure.shapes import Shapes
 from pardemo.measure.steps import Cut, Enough, Steps
+from pardemo.measure.trained import Trained
 from pardemo.measure.waiting import Waited, Waiting
 from pardemo.measure.without_gpu import without_gpu
 from pardemo.measure.work import StepWork, Work
@@ -126,6 +127,7 @@ class _Watch:
         self._places = Places(own)
         self._shapes = Shapes(self._places, lambda: self._steps.number)
         self._held = Held(self._places)
+        self._trained = Trained(self._places)
         self._following = contextlib.ExitStack()
         self._steps = Steps(self._places, self._enough, self._counters, self._on_cut, self._on_backward)
         journal = os.path.join(program.journals, f"rank{rank}")
@@ -147,12 +149,13 @@ class _Watch:
             if self._work is not None:
                 self._following.enter_context(self._work)  # below the meter of memory, which passes operations on
             self._following.enter_context(self._held)
+            self._following.enter_context(self._trained)
             ended = script()
         parallelisms = with_terms(self._parallelisms, self._shapes, WARM, self._held.vocabularies)
         return Seen(
             self._rank, ended, self._steps.cuts, self._calls.list, self._calls.waits, parallelisms, self._model,
             notes, self._memory or _memory(self._held), self._wire and "nccl" not in self._backend,
-            self._backend, self._step_work, self._waiting and self._waiting.seen,
+            self._backend, self._step_work, self._waiting.seen if self._waiting else None,
         )  # fmt: skip
 
     def _on_cut(self, number: int) -> None:
@@ -182,7 +185,9 @@ class _Watch:
     def _look(self) -> None:
         """What is running, while the script still has it."""
         self._parallelisms = recognised(self._places, self._shapes)
-        self._model = model(self._places) | {"vocabularies": sorted(self._held.vocabularies)}
+        self._model = model(self._places) | {
+            "vocabularies": sorted(self._held.vocabularies), "trained": self._trained.seen()
+        }  # fmt: skip
         self._backend = str(dist.get_backend()) if dist.is_initialized() else ""
 
     def _counters(self) -> tuple[int, int]:

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import replace
 
-from pardemo.measure import groups, pace_text
+from pardemo.measure import full_size_text, groups, pace_text
 from pardemo.measure.running import Parallelism
 from pardemo.measure.summary import Finding, Row, Summary, Times
 from pardemo.tables import amount, text_table
@@ -183,7 +183,7 @@ def _memory(measured: Summary) -> str:
     kinds = ", ".join(f"{kind} {amount(n)}" for kind, n in measured.memory["kinds"].items() if n)
     head = ("", "largest", "kind", "shape", "line", "module")
     table = text_table([head, *(("", *row[:4], _short(row[4])) for row in largest(measured))])
-    return f"MEMORY  {peak(measured)}: {kinds}\n{table}"
+    return f"MEMORY  {peak(measured)}: {kinds}\n{table}{full_size_text.lines(measured)}"
 
 
 def whose_time(measured: Summary) -> str:

@@ -1,0 +1,254 @@
+"""A recognised parallelism as a layout of the planner's, with the script's own bytes for each parameter."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pardemo.measure.places import ROOT
+
+if TYPE_CHECKING:
+    from pardemo.measure.full_size import Question
+    from pardemo.measure.parallelism import Parallelism
+    from pardemo.measure.program import Seen
+    from pardemo.measure.summary import Summary
+    from pardemo.planner.layouts.layout import Layout
+
+HALF = ("bfloat16", "float16")
+#: Parallelisms that share a batch, and maybe the model's states.
+DATA = ("DDP", "FSDP2", "HSDP", "FSDP1")
+#: Whose activations are taken: torch's own parallelism, in 16 bits.
+PROGRAM = "torchtitan"
+LOGITS = {2: 14, 4: 12}  # bytes of a token and word: in 16 bits, in 32, their log-softmax, its gradient, and both ways
+
+
+class NoCounterpart(Exception):
+    """The planner has nothing like it; the message says what in one line."""
+
+
+def planned(asked: "Question", measured: "Summary", seen: "Sequence[Seen]", fullest: "Seen") -> dict[str, Any]:
+    """Bytes by kind of the fullest GPU, what was taken over, what was assumed, the planner's own command.
+
+    Raises:
+        NoCounterpart: the planner's layouts have nothing like it.
+        ValueError: the layout cannot be run with the model or the GPUs.
+    """
+    from pardemo.planner import profile
+    from pardemo.planner.layouts import Job, layout, stack
+    from pardemo.planner.layouts.machines import machine
+    from pardemo.planner.layouts.memory import memory
+
+    trained = trained_of(fullest, measured)
+    own = [one for one in measured.parallelism if fullest.rank in one.ranks]
+    chosen, data = _degrees(own, measured, asked)
+    samples, sequence = tokens(asked, seen, chosen.cp)
+    chosen = chosen.but(micro_batch=samples, recompute=recomputed(trained))
+    gpus = asked.gpus or measured.ranks
+    layout.check(chosen, asked.shape, gpus, sequence)
+    compute, how = _computed_in(fullest, data)
+    weight, gradient = trained["weight"], trained["gradient"] or trained["weight"]
+    program = stack(PROGRAM).but(weight=weight, gradient=gradient, state=trained["state"], logits=LOGITS[compute])
+    job = Job(asked.shape, machine(profile.find("H100", gpus), gpus, min(gpus, 8)), program, sequence)
+    plan = memory(job, chosen)
+    kinds = dict(plan.lines)
+    kinds["activations"] *= compute / 2  # the planner's are of 16 bits
+    if data is not None and data.kind != "DDP":
+        moved = 2 if set(data.options.get("gathered_in", [f"float{8 * compute}"])) <= set(HALF) else 4
+        root = asked.shape.embedding_params + (0 if asked.shape.tied else asked.shape.head_params)
+        kinds["gathered parameters"] *= moved / 2
+        if chosen.pp == 1 and ROOT in data.wraps:
+            kinds["gathered parameters"] += moved * root / chosen.tp
+            layers = "the layer that runs and the next are gathered, and the root's embedding and head"
+        else:
+            layers = "the layer that runs and the next are gathered" if chosen.pp == 1 else "stages stay gathered"
+    else:
+        layers = ""
+    assumed = [
+        f"activations as {PROGRAM} keeps them, with attention that is fused; gradients are whole at the peak",
+        "the program's own: CUDA, nccl and what the allocator wastes",
+    ]
+    whole = kinds["parameters"] / weight
+    if data is not None and data.kind == "DDP" and not trained["bucket_view"]:
+        kinds["communication buffers"] = gradient * whole
+    if compute == 2 < weight and fullest.model["computed_in"]:
+        cast = 2 * max(
+            0.0, whole - asked.shape.embedding_params / chosen.tp * (chosen.pp == 1 and not asked.shape.tied)
+        )
+        kinds["activations"] += cast
+        assumed.append("autocast's 16-bit copies of the weights stay from forward to backward: among activations")
+    if chosen.tp > 1:
+        assumed.append("tensor parallelism cuts each layer, the embedding and the head")
+    if chosen.pp > 1:
+        assumed.append("a pipeline in 1F1B; where all micro-batches go forward first, each stage holds all of them")
+    taken = [
+        how,
+        *([layers] if layers else []),
+        f"{', '.join(trained['optimizers'])}: {weight:g} bytes of parameters, {gradient:g} of gradients and "
+        f"{trained['state']:g} of states for each",
+        tokens_taken(asked, samples, sequence, measured.micro_batches),
+        {"none": "nothing is recomputed", "full": "each layer is recomputed"}[chosen.recompute],
+    ]
+    return {
+        "kinds": kinds, "taken_over": taken, "assumed": assumed, "layout": str(chosen),
+        "command": _command(asked, chosen, gpus, sequence),
+    }  # fmt: skip
+
+
+def trained_of(fullest: "Seen", measured: "Summary") -> dict[str, Any]:
+    """What the fullest rank's script trains.
+
+    Raises:
+        NoCounterpart: some parameters are frozen, or an optimizer's states are not of its parameters' shapes.
+    """
+    trained = fullest.model["trained"]
+    if measured.model["frozen"]:
+        raise NoCounterpart(
+            f"{measured.model['frozen']:,} of {measured.model['parameters']:,} parameters are frozen, and a layout of "
+            "the planner trains all; pardemo plan without --explain plans LoRA"
+        )
+    if not trained["elements"]:
+        raise NoCounterpart("no optimizer of torch's was seen to step, so its states are not known")
+    if trained["unlike"]:
+        raise NoCounterpart(
+            f"{', '.join(trained['optimizers'])} keeps states of other shapes than its parameters, which do not grow "
+            "as they do"
+        )
+    return trained
+
+
+def tokens(asked: "Question", seen: "Sequence[Seen]", cp: int) -> tuple[int, int]:
+    """Samples of a micro-batch, and tokens of each: as asked, else as in the script.
+
+    Raises:
+        NoCounterpart: neither is known.
+    """
+    known = next((one.model["trained"]["tokens"] for one in seen if one.model["trained"]["tokens"]), None)
+    if known is None and (asked.micro_batch is None or asked.sequence is None):
+        raise NoCounterpart("no embedding was seen to take samples of tokens: say --micro-batch and --sequence")
+    samples, length = known or (0, 0)
+    return asked.micro_batch or samples, asked.sequence or length * cp
+
+
+def tokens_taken(asked: "Question", samples: int, sequence: int, micro_batches: int) -> str:
+    said = [name for name in ("micro_batch", "sequence") if getattr(asked, name) is not None]
+    who = {0: "as in the script", 1: f"{said[0].replace('_', '-')} as you said" if said else "", 2: "as you said"}[
+        len(said)
+    ]
+    return f"{micro_batches} × {samples} sample{'s' * (samples != 1)} of {sequence:,} tokens a step and rank, {who}"
+
+
+def recomputed(trained: dict[str, Any]) -> str:
+    """``none``, or ``full``: each layer.
+
+    Raises:
+        NoCounterpart: some layers alone.
+    """
+    again, layers = trained["layers_recomputed"], trained["layers"]
+    if again and again < layers:
+        raise NoCounterpart(f"{again} of {layers} layers are recomputed; the planner has all of them or none")
+    if trained["recomputed_inside"] and not again:
+        raise NoCounterpart("parts of layers are recomputed; the planner has whole layers or none")
+    return "full" if again else "none"
+
+
+def _degrees(own: "list[Parallelism]", measured: "Summary", asked: "Question") -> "tuple[Layout, Parallelism | None]":
+    """The script's degrees; data-parallel ranks grow to the GPUs that are asked for."""
+    from pardemo.planner.layouts import Layout
+
+    by: dict[str, list[Parallelism]] = {}
+    for one in own:
+        if one.options.get("by") == "Megatron-core":
+            raise NoCounterpart(
+                "Megatron-core's optimizer and buffers are not translated; pardemo plan --explain tp=…,sharding=zero1 "
+                "has its constants"
+            )
+        by.setdefault(one.kind, []).append(one)
+    if twice := [kind for kind, some in by.items() if len(some) > 1]:
+        raise NoCounterpart(f"a rank is in several groups of {twice[0]}, and a layout has one")
+    sizes = {kind: len(some[0].ranks) for kind, some in by.items()}
+    if strange := set(sizes) - {*DATA, "TP", "PP", "CP"}:
+        raise NoCounterpart(f"{', '.join(sorted(strange))} is not translated into a layout of the planner")
+    shared = [kind for kind in DATA if kind in sizes]
+    if len(shared) > 1:
+        raise NoCounterpart(f"{' and '.join(shared)} together have no counterpart in a layout")
+    tp, pp, cp = (sizes.get(kind, 1) for kind in ("TP", "PP", "CP"))
+    data = by[shared[0]][0] if shared else None
+    here, rest = divmod(measured.ranks, tp * pp * cp)
+    if rest or (here > 1 and data is None):
+        raise NoCounterpart(f"what the groups of {measured.ranks} ranks share was not recognised")
+    dp, rest = divmod(asked.gpus or measured.ranks, tp * pp * cp)
+    if rest or not dp:
+        raise NoCounterpart(f"{asked.gpus} GPUs do not divide by TP {tp} × PP {pp} × CP {cp} of the script")
+    if dp > 1 and data is None:
+        raise NoCounterpart(
+            f"the script has no data parallelism, and TP {tp} × PP {pp} × CP {cp} are not {asked.gpus} GPUs"
+        )
+    sharding, group = ("none", 0) if data is None else _sharing(data, here, cp, measured)
+    stages = len(by["PP"][0].wraps) if pp > 1 else 1
+    return Layout(
+        tp=tp, cp=cp, dp=dp, pp=pp, sharding=sharding, shard_group=group, accumulation=measured.micro_batches,
+        chunks=stages, sequence_parallel=tp > 1 and _along_the_sequence(measured, by["TP"][0].ranks),
+    ), data  # fmt: skip
+
+
+def _sharing(data: "Parallelism", here: int, cp: int, measured: "Summary") -> tuple[str, int]:
+    """What data-parallel ranks share of the states, and the ranks of a group that does, where it is not all."""
+    if data.kind == "DDP":
+        if data.options.get("models", 1) > 1 or len(data.ranks) not in (here, here * cp):
+            raise NoCounterpart("several models, or groups, under DDP have no counterpart in a layout")
+        return "none", 0
+    strategy = data.options.get("sharding_strategy", "FULL_SHARD")
+    if strategy not in ("FULL_SHARD", "HYBRID_SHARD"):
+        raise NoCounterpart(f"FSDP1's {strategy} has no counterpart in a layout")
+    again = data.options.get("reshard_after_forward", {})
+    if kept := [name for name, back in again.items() if name != ROOT and not back]:
+        raise NoCounterpart(
+            f"{kept[0]} stays gathered from its forward to its backward pass, and a layout's units do not"
+        )
+    units = [name for name in data.wraps if name != ROOT]
+    if len(units) < measured.model["trained"]["layers"]:
+        raise NoCounterpart(
+            f"{len(units)} units besides the root are not the {measured.model['trained']['layers']} layers; a layout "
+            "gathers layer by layer"
+        )
+    if len(data.ranks) == here * cp:
+        return "zero3", 0
+    return "zero3", len(data.ranks)
+
+
+def _along_the_sequence(measured: "Summary", ranks: tuple[int, ...]) -> bool:
+    """Whether a cut layer's output is left in parts of the sequence: sequence parallel."""
+    return any(
+        row.kind == "reduce-scatter" and row.ranks == ranks and row.place.phase == "forward"
+        for row in measured.collectives
+    )
+
+
+def _computed_in(fullest: "Seen", data: "Parallelism | None") -> tuple[int, str]:
+    """Bytes of what the forward computes in, and how that is known."""
+    model = fullest.model
+    if model["computed_in"]:
+        names, why = model["computed_in"], "by autocast"
+    elif data is not None and data.options.get("gathered_in"):
+        names, why = data.options["gathered_in"], "as parameters are gathered"
+    else:
+        names, why = sorted(model["dtypes"]), "as parameters are"
+    if len(names) != 1 or names[0] not in (*HALF, "float32"):
+        raise NoCounterpart(
+            f"the forward computes in {', '.join(names) or 'an unknown dtype'}, of which no plan is made"
+        )
+    return (2 if names[0] in HALF else 4), f"{names[0]} in the forward, {why}"
+
+
+def _command(asked: "Question", chosen: "Layout", gpus: int, sequence: int) -> str:
+    """The nearest question to the planner itself, which has the program's own bytes for a parameter."""
+    from pardemo.planner.layouts import Layout
+
+    usual = Layout()
+    words = [
+        f"{name}={'yes' if value is True else value}"
+        for name, value in vars(chosen).items()
+        if value != getattr(usual, name)
+    ]
+    return (
+        f"pardemo plan --explain {','.join(words) or 'dp=1'} --program {PROGRAM} --model {asked.model} --gpus {gpus} "
+        f"--sequence {sequence} --gpu H100"
+    )
