@@ -34,7 +34,11 @@ def _text(line: str, name: str, lines: list[str]) -> str:
 def findings_of(measured: "Summary") -> list[dict[str, str]]:
     """What the measurement would change, a row for each, with its line and what is sent there."""
     return [
-        {"line": one.line or "the whole script", "what": one.what, "a rank sends": amount(one.bytes)}
+        {
+            "line": one.line or "the whole script",
+            "what": one.what,
+            "a rank sends": amount(one.bytes) if one.bytes else "",
+        }
         for one in measured.findings
     ]
 
