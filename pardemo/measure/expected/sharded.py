@@ -31,9 +31,12 @@ def fsdp2(measured: Summary, fsdp: Parallelism) -> list[Finding]:
                 sum(row.bytes for row in rows) - sum(row.expected_bytes or 0 for row in rows),
             ))  # fmt: skip
     _by_themselves(measured, fsdp)
-    for row in rows_of(measured, ["reduce-scatter"], fsdp.ranks):
+    scatters = rows_of(measured, ["reduce-scatter"], fsdp.ranks)
+    for row in scatters:
         if row.module in fsdp.unit_bytes:
-            row.expected_bytes = formulas.ring_half(fsdp.options["gradient_bytes"][row.module], n).sent * m
+            once = formulas.ring_half(fsdp.options["gradient_bytes"][row.module], n).sent * m
+            whole = sum(other.bytes for other in scatters if other.module == row.module)
+            row.expected_bytes = once * row.bytes / whole if whole else once  # parts of a unit may go by themselves
             row.why = f"gradients of {row.module}"
     sent = sum(row.bytes for row in gathers)
     if m > 1 and gathers:
