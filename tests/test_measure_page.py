@@ -267,6 +267,30 @@ def test_a_bar_of_characters_ends_where_its_seconds_do():
         assert bar.count("░") == round(text.BAR * one.idle_s / one.step_s)
 
 
+def test_a_reckoned_step_and_a_planned_memory_stand_on_the_page_and_say_what_they_are():
+    measured, seen, plain = made(2, of("DDP", (0, 1)))
+    assert "On H100" not in plain
+    times = [summary.Times(rank, 0.25, 0.125, 0.0625, 0.03, 0.0, 0.0625) for rank in range(2)]
+    measured.paced = summary.Paced("H100", "450 GB/s <a GPU>", times, 0.1875, ["no time for data"])
+    measured.memory["full_size"] = {
+        "model": "llama3-8b", "gpus": 64, "layout": "DP64", "peak_bytes": 20 * 10**9, "why_not": "",
+        "kinds": {"parameters": 16 * 10**9}, "measured": {"parameters": {"peak": 4000, "most": 5000}},
+        "taken_over": ["AdamW"], "assumed": ["fused attention"], "command": "pardemo plan --explain dp=64",
+    }  # fmt: skip
+    source = page.page(measured, seen, "train.py")
+    words = re.sub(r"<[^>]+>|\s+", " ", source).replace("\N{NO-BREAK SPACE}", " ")
+    headings = Tags(source).headings
+    assert headings.index("On H100") == headings.index("Time") + 1
+    assert "Reckoned, not run:" in words
+    assert "250.00 ms, and 187.50 without communication" in words
+    assert "&lt;a GPU&gt;" in source
+    assert "Assumed: no time for data." in words
+    assert "llama3-8b on 64 GPUs, DP64: 20.0 GB a GPU, planned and not measured." in words
+    assert re.search(r"parameters +4.00 kB +5.00 kB +16.0 GB", words)
+    measured.memory["full_size"] |= {"peak_bytes": None, "why_not": "frozen parameters have no counterpart"}
+    assert "no plan, since frozen parameters have no counterpart" in page.page(measured, seen, "train.py")
+
+
 def test_out_writes_the_page_of_a_script_on_two_hosts(tmp_path, capsys):
     script = str(project.root() / "tests" / "scripts" / "hsdp.py")
     asked = ["measure", "--cluster", "2x2", "--steps", "1", "--json", "--out", str(tmp_path), "--", script]

@@ -5,7 +5,7 @@ from html import escape
 from typing import NamedTuple
 
 from pardemo.draw import page_style
-from pardemo.measure import drawings, groups, pace_text, text
+from pardemo.measure import drawings, full_size_text, groups, pace_text, text
 from pardemo.measure.course import Course, course
 from pardemo.measure.program import Seen
 from pardemo.measure.summary import Summary, Times
@@ -112,7 +112,20 @@ def _memory(measured: Summary, seen: Sequence[Seen]) -> Section:
         peaks = "; ".join(f"rank {rank} {amount(drawn[rank].peak_bytes)}" for rank in others)
         pictures = "".join(f"<h3>Rank {rank}</h3>{_course(drawn[rank], lines[rank])}" for rank in others[:OTHERS])
         body += f"<details><summary>The other ranks</summary><p>Their peaks: {_t(peaks)}.</p>{pictures}</details>"
-    return Section("memory", "Memory", body)
+    return Section("memory", "Memory", body + _full_size(measured))
+
+
+def _full_size(measured: Summary) -> str:
+    """What the planner says of the model at full size, beside what was held here."""
+    full = measured.memory.get("full_size")
+    if full is None:
+        return ""
+    body = f"<h3>At full size</h3><p>{_t(full_size_text.head(full))}.</p>"
+    if full["peak_bytes"] is None:
+        return body
+    body += _table(full_size_text.COLUMNS, [tuple(map(_whole, row)) for row in full_size_text.rows(full)])
+    told = _t(f"{'; '.join(full['taken_over'])}. Assumed: {'; '.join(full['assumed'])}.")
+    return f'{body}<p class="note">{told} <code>{_t(full["command"])}</code></p>'
 
 
 def _course(of: Course, line: str) -> str:
