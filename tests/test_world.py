@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from conftest import gone
 
-from pardemo import RankDied, RankError, RankFailed, RankTimeout, World
+from pardemo import RankDied, RankError, RankFailed, RankTimeout, World, project
 from pardemo.collectives import ring_all_reduce
 from pardemo.collectives.links import bytes_of, link_of
 from pardemo.data_parallel import BucketedDataParallel
@@ -751,6 +751,21 @@ def test_the_environment_is_the_one_of_now(monkeypatch):
     monkeypatch.setenv("PARDEMO_LATER", "set after the first World")
     with World(1) as world:
         assert world.run(os.environ.get, "PARDEMO_LATER") == ["set after the first World"]
+
+
+def test_what_a_preloaded_module_prints_goes_to_the_error_stream(tmp_path):
+    """DeepSpeed says which accelerator it has taken: somebody's program may print JSON."""
+    (tmp_path / "loud.py").write_text("print('which accelerator')")
+    program = "from pardemo import World\nwith World(1, preload=['loud']) as world:\n    print(world.run(max, 1, 2)[0])"
+    paths = os.pathsep.join((str(tmp_path), str(project.root())))
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.stdout, "which accelerator" in done.stderr) == ("2\n", True)
 
 
 def test_a_module_that_cannot_be_preloaded_is_told_every_time():

@@ -18,7 +18,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
@@ -27,6 +27,22 @@ from pardemo.world.loading import no_garbage
 
 END_TIMEOUT_S = 5  # a killed process may still have memory of many gigabytes to give back
 PR_SET_CHILD_SUBREAPER = 36
+
+
+@contextlib.contextmanager
+def _no_output() -> Iterator[None]:
+    """What a library says as it is imported goes to the error stream: the output is the program's."""
+    if sys.stdout is None:  # this process was started without one
+        yield
+        return
+    output = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(output, 1)
+        os.close(output)
 
 
 def serve(settings_json: str) -> None:
@@ -42,7 +58,7 @@ def serve(settings_json: str) -> None:
 
     for name in settings["preload"]:
         try:
-            with no_garbage():
+            with no_garbage(), _no_output():
                 import_module(name)
         except Exception as error:  # whatever a module raises at import is the caller's to read
             say(error=f"cannot preload {name!r}: {error}")
