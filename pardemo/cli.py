@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "names", nargs="*", metavar="NAME",
         help="import, launch, ring, cluster, data-parallel, tensor-parallel, pipeline, zero, finetune, predict, "
-        "loss-head, plan (default: all)",
+        "loss-head, plan, pytest, measure (default: all)",
     )  # fmt: skip
     bench.add_argument("--json", action="store_true", help="print rows as JSON")
     bench.set_defaults(action=_bench)

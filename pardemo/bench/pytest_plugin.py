@@ -1,6 +1,8 @@
 """Twenty tests on two ranks: with the plug-in, with ``torch.multiprocessing.spawn``, with torch's own test class.
 
-Each figure is a whole run of pytest in a process of its own, from the start of Python to its end.
+Each figure is a whole run of pytest in a process of its own, from the start of Python to its end: with the plug-in most
+of it is one start, of pytest, of torch in it, and of torch with its compiler in the process that ranks are forked from.
+What a further test takes stands in a row of its own.
 """
 
 import subprocess
@@ -15,6 +17,7 @@ from pardemo.bench import BenchRow, compare
 TESTS = 20
 ROUNDS = 1  # twenty tests are a round of repetitions
 TARGET = 20.0
+MORE = 10  # times as many tests, of which what a further test takes is seen
 
 BODY = """
     total = torch.full((1024,), float(rank + k))
@@ -65,29 +68,35 @@ from unittest import TestCase
 """
 
 
-def _pytest_s(folder: str, name: str, source: str) -> float:
+def _pytest_s(folder: str, name: str, source: str, tests: int = TESTS) -> float:
     path = Path(folder) / f"test_{name}.py"
     path.write_text(source)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", folder]
     begin = time.perf_counter()
     done = subprocess.run([*command, str(path)], capture_output=True, text=True, timeout=900, check=False, cwd=folder)
     seconds = time.perf_counter() - begin
-    if done.returncode or f"{TESTS} passed" not in done.stdout:
+    if done.returncode or f"{tests} passed" not in done.stdout:
         raise RuntimeError(f"the tests with {name} did not pass: {done.stdout[-2000:]}{done.stderr[-2000:]}")
     return seconds
 
 
 def rows() -> list[BenchRow]:
-    ours, spawn, torchs = [], [], []
+    ours, more, spawn, torchs = [], [], [], []
     with tempfile.TemporaryDirectory() as folder:
         if find_spec("expecttest") is None:
             Path(folder, "expecttest.py").write_text(EXPECTTEST)
+        _pytest_s(folder, "plug_in", PLUG_IN)  # what all of them load has been read from the disk then
         for _ in range(ROUNDS):
             ours.append(_pytest_s(folder, "plug_in", PLUG_IN))
+            longer = PLUG_IN.replace(f"range({TESTS})", f"range({MORE * TESTS})")
+            more.append(_pytest_s(folder, "longer", longer, MORE * TESTS))
             spawn.append(_pytest_s(folder, "spawn", SPAWN))
             torchs.append(_pytest_s(folder, "torchs_class", TORCHS_CLASS))
+    each = [(longer - once) / ((MORE - 1) * TESTS) for longer, once in zip(more, ours, strict=True)]
+    further = "a further test on 2 ranks, which are warm by then: torch.multiprocessing.spawn, whose ranks never are"
     what = f"{TESTS} tests on 2 ranks, a whole run of pytest"
     return [
         compare("pytest.spawn", ours, spawn, "s", TARGET, f"{what}: torch.multiprocessing.spawn"),
+        compare("pytest.each", each, [seconds / TESTS for seconds in spawn], "s", TARGET, further),
         compare("pytest.torch_class", ours, torchs, "s", TARGET, f"{what}: torch's MultiProcessTestCase"),
     ]
