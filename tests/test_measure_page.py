@@ -258,6 +258,23 @@ def test_time_is_drawn_as_it_was_measured():
     assert (late[0].right - late[0].x) / (whole[1].right - whole[1].x) == pytest.approx(0.1, rel=0.02)
 
 
+def test_a_receiver_waits_for_its_sender_until_it_sends_and_for_bytes_from_then_on():
+    """Rank 1 stands still from 0.1 s of each step to 0.8 s; the message is sent at 0.5 s."""
+    seen = [seen_by(rank) for rank in range(2)]
+    for one in seen:
+        one.calls.clear()
+        for number, step in enumerate(range(3, 6)):
+            begin = one.cuts[step - 1].at_s + (0.5 if one.rank == 0 else 0.1)
+            kind = "send" if one.rank == 0 else "receive"
+            one.calls.append(Call(kind, (0, 1), number, 9, 9.0, 9.0, "float32", FORWARD, begin, step, "0"))
+            if one.rank == 1:
+                one.waits.append((begin, begin + 0.7))
+    first, second = summary.of(seen).time
+    assert first.idle_s == first.exposed_s == 0.0
+    assert second.idle_s == pytest.approx(0.4)
+    assert second.exposed_s == pytest.approx(0.1)  # half of the step was computed: no more was stood still
+
+
 def test_a_bar_of_characters_ends_where_its_seconds_do():
     measured, _, _ = made(2, of("DDP", (0, 1)))
     bars = [line.rsplit(None, 1)[-1] for line in text.screen(measured, "x").splitlines() if "█" in line][1:]

@@ -9,7 +9,7 @@ from pardemo.draw.parts import width_of
 from pardemo.measure.course import Course
 from pardemo.measure.groups import Kind
 from pardemo.measure.program import WARM, Seen
-from pardemo.measure.summary import Times, last_begun
+from pardemo.measure.summary import Times, awaited, last_begun
 from pardemo.tables import amount
 from pardemo.world.errors import ranks_text
 
@@ -166,11 +166,8 @@ def timeline(seen: Sequence[Seen]) -> str:
         canvas.boxes([(label + scale * (since - begin), y, scale * (until - since), high)], palette.COMPUTED, thick=0.8)
         calls = [call for call in one.calls if call.step == step]
         flights = [(call.begin_s, min(call.end_s or call.begin_s, until)) for call in calls]
-        late = [
-            (call.begin_s, min(last.get((call.group, call.ranks, call.number), 0.0), end))
-            for call, (_, end) in zip(calls, flights, strict=True)
-        ]
         stood = [(a, min(b, until)) for a, b in one.waits if since <= a < until]
+        late = [(a, b) for a, b in awaited(calls, stood, last) if b > a]
         for some, colour in (([*flights, *stood], palette.DONE["communication"]), (late, palette.DONE["idle"])):
             spans = _together(some, 0.5 / scale)
             places = [(label + scale * (a - begin), y, max(scale * (b - a), 0.5), high) for a, b in spans]

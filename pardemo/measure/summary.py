@@ -242,11 +242,14 @@ def _times(seen: Sequence[Seen], steps: range) -> list[Times]:
 
 
 def last_begun(seen: Sequence[Seen]) -> dict[tuple[str, tuple[int, ...], int], float]:
-    """When the last rank of each collective began it; by its group, the group's ranks and its number in the group."""
+    """When the last rank of each collective began it, and the sender each message.
+
+    By the group, the group's ranks (of a message sender and receiver), and its number among theirs.
+    """
     begun: dict[tuple[str, tuple[int, ...], int], float] = {}
     for one in seen:
         for call in one.calls:
-            if call.kind not in ("send", "receive"):
+            if call.kind != "receive":
                 key = call.group, call.ranks, call.number
                 begun[key] = max(begun.get(key, 0.0), call.begin_s)
     return begun
@@ -263,14 +266,34 @@ def _times_of(one: Seen, steps: range, begun: dict[tuple[str, tuple[int, ...], i
         calls = [call for call in one.calls if call.step == step and call.place.phase != "evaluation"]
         flights = [(call.begin_s, call.end_s or call.begin_s) for call in calls]
         stood = [wait for wait in one.waits if before.at_s <= wait[0] < cut.at_s]
-        waits = [(call.begin_s, min(begun.get((call.group, call.ranks, call.number), 0.0), end)) for call, (_, end) in
-                 zip(calls, flights, strict=True)]  # fmt: skip
+        waits = awaited(calls, stood, begun)
         communication, late = (covered_s(_spans(one.rank, some)) for some in ([*flights, *stood], waits))
         blocked = wall - compute
         idle = min(late, blocked)
         exposed = min(blocked - idle, max(communication - late, 0.0))
         rows.append((wall, compute, exposed, max(communication - exposed - idle, 0.0), idle, blocked - idle - exposed))
-    return Times(one.rank, *(statistics.median(column) for column in zip(*rows, strict=True)))
+    return Times(one.rank, *sorted(rows)[(len(rows) - 1) // 2])  # of one step, so that its parts add up to it
+
+
+def awaited(
+    calls: Iterable[Call],
+    stood: Sequence[tuple[float, float]],
+    begun: dict[tuple[str, tuple[int, ...], int], float],
+) -> list[tuple[float, float]]:
+    """When a rank waited for the last rank of its collectives to begin, or for the sender of a message.
+
+    Args:
+        stood: when it stood still in a Work's ``wait``: a message's end is told by no backend. begun: of
+            :func:`last_begun`.
+    """
+    waits = []
+    for call in calls:
+        there = begun.get((call.group, call.ranks, call.number), 0.0)
+        if call.kind == "receive":
+            waits += [(max(begin, call.begin_s), min(end, there)) for begin, end in stood]
+        else:
+            waits.append((call.begin_s, min(there, call.end_s or call.begin_s)))
+    return waits
 
 
 def _spans(rank: int, times: Iterable[tuple[float, float]]) -> list[Span]:
