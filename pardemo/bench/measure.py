@@ -14,8 +14,7 @@ import torch.distributed as dist
 from pardemo import World, measure
 from pardemo.bench import BenchRow, compare
 from pardemo.cluster import Cluster, tiers
-from pardemo.measure import pace, program, runner
-from pardemo.measure.launch_lines import Launch
+from pardemo.measure import program
 
 RANKS = 2
 STEPS = 12
@@ -99,6 +98,9 @@ def rows() -> list[BenchRow]:
 
 def _paced() -> list[BenchRow]:
     """Nothing where links cannot be limited."""
+    from pardemo.measure import pace, runner  # what they load sets up DeepSpeed
+    from pardemo.measure.launch_lines import Launch
+
     if tiers.found().name == "none":
         return []
     cluster = Cluster(2, 1, between=BETWEEN)
