@@ -14,10 +14,11 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from pardemo import project
 from pardemo.world import MAX_RANKS
 
 #: Ranks where neither the options nor the line say how many.
@@ -71,7 +72,7 @@ def read(words: Sequence[str], ranks: int | None = None) -> Launch:
         raise ValueError(
             "name a script: pardemo measure -- train.py ARGS; or a module: pardemo measure -m package.train"
         )
-    with _set(given):
+    with project.environment(given):
         launch = _read(words, ranks)
     environment = {name: value for name, value in {**given, **launch.environment}.items() if name not in PLACE}
     return replace(launch, environment=environment)
@@ -189,7 +190,7 @@ def _accelerate(words: list[str], ranks: int | None) -> Launch:
     level = quiet.level
     quiet.setLevel(logging.ERROR)
     try:
-        with _set({"LOCAL_WORLD_SIZE": str(asked)}), without_gpu([]), warnings.catch_warnings():
+        with project.environment({"LOCAL_WORLD_SIZE": str(asked)}), without_gpu([]), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Port .* is already in use")  # no rank will use it
             args, variables, alone = _said(name, lambda: config_files.launched(args))
     finally:
@@ -216,7 +217,11 @@ def _deepspeed(words: list[str]) -> Launch:
     from pardemo import extras
     from pardemo.measure import libraries
 
-    with extras.needed_by("deepspeed"), _set(libraries.environment()), contextlib.redirect_stdout(sys.stderr):
+    with (
+        extras.needed_by("deepspeed"),
+        project.environment(libraries.environment()),
+        contextlib.redirect_stdout(sys.stderr),
+    ):
         from deepspeed import constants
         from deepspeed.launcher import runner
 
@@ -277,18 +282,3 @@ def _parsed(name: str, parse: Callable[[list[str]], argparse.Namespace], words: 
     except SystemExit:
         last = printed.getvalue().strip().rpartition("error: ")[2].partition("\n")[0]
         raise ValueError(f"{name} would refuse its line: {last}") from None
-
-
-@contextlib.contextmanager
-def _set(variables: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables within the block."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

@@ -23,6 +23,8 @@ from pardemo.book.run.report import command as report_command
 
 #: What other commands write there, which a run does not make anew: pardemo.planner.cuda_truth on a GPU, world_sizes.
 KEPT = ("plan_cuda.json", world_sizes.TABLE.name)
+#: What every run makes itself: adapters for *Baichuan2: before and after*, the scripts whose text is in a notebook.
+NOT_KEPT = ("finetune", "script_measured")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,9 +65,8 @@ def build(target: Path, *documents: Path) -> list[dict[str, Any]]:
     _do(fresh, "report", str(fresh))
     for document in documents:
         report_command.update(document, fresh)
-    shutil.rmtree(
-        fresh / "finetune", ignore_errors=True
-    )  # adapters for *Baichuan2: before and after*, which every run trains itself
+    for made_anew in NOT_KEPT:
+        shutil.rmtree(fresh / made_anew, ignore_errors=True)
     _compact(fresh)
     for name in KEPT:
         if (target / name).exists():
