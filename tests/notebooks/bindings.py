@@ -1,6 +1,7 @@
 """Which top-level names the cells of a notebook bind and read, and which are read elsewhere although bound twice."""
 
 import ast
+import builtins
 import re
 import symtable
 from collections.abc import Iterable, Iterator
@@ -90,9 +91,20 @@ def cells_of(notebook: nbformat.NotebookNode) -> list[Cell]:
             cell._read({*inserted, *options.put, *([options.cluster] if options.cluster else [])})
             meters = [getattr(options, meter) for meter in METERS if getattr(options, meter)]
             cell.binds = dict.fromkeys([*options.get, *meters], "")
-        else:
+        elif not first.startswith("%%"):  # what %%writefile puts into a file binds nothing here
             cell.follow(ast.parse(re.sub(r"(?m)^%.*$", "", source)).body)
     return cells
+
+
+def unbound(cells: list[Cell]) -> dict[str, int]:
+    """Names that a cell reads and that neither it nor a cell above it binds, each with the first such cell's number."""
+    bound = {*dir(builtins), "display", "get_ipython"}
+    missing: dict[str, int] = {}
+    for cell in cells:
+        for name in sorted(cell.reads - bound):
+            missing.setdefault(name, cell.number)
+        bound |= cell.binds.keys()
+    return missing
 
 
 def bound_again(cells: list[Cell]) -> dict[str, list[int]]:

@@ -13,9 +13,32 @@ def test_a_name_that_another_cell_reads_is_bound_once(name):
     assert bindings.bound_again(cells) == {}, "cells by their place: give each of them a name of its own"
 
 
-def again(*sources):
+@pytest.mark.parametrize("name", project.notebooks())
+def test_a_name_that_a_cell_reads_is_bound_by_it_or_above_it(name):
+    cells = bindings.cells_of(nbformat.read(project.notebooks()[name], as_version=4))
+    assert bindings.unbound(cells) == {}, "cells by their place"
+
+
+def read(*sources):
     cells = [nbformat.v4.new_code_cell(source) for source in sources]
-    return bindings.bound_again(bindings.cells_of(nbformat.v4.new_notebook(cells=cells)))
+    return bindings.cells_of(nbformat.v4.new_notebook(cells=cells))
+
+
+def again(*sources):
+    return bindings.bound_again(read(*sources))
+
+
+@pytest.mark.parametrize(
+    "sources",
+    [
+        ("print(a)", "a = 1"),
+        ("%%ranks 2\na = 1", "print(a)"),
+        ("%%writefile train.py\na = 1", "print(a)"),
+        ("%%ranks {a}\n1",),
+    ],
+)
+def test_a_name_that_nothing_binds_is_seen(sources):
+    assert list(bindings.unbound(read(*sources))) == ["a"]
 
 
 @pytest.mark.parametrize(
