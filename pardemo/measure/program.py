@@ -95,24 +95,34 @@ class Seen:
 
 def run(program: Program) -> Seen:
     """Runs the script on this rank, whose World's group is given up for the script's own."""
+
+    def follow(rank: int, port: int, notes: list[str]) -> Seen:
+        return _Watch(program, own_folder(program.launch), rank, port).follow(lambda: as_main(program.launch), notes)
+
+    return in_job(program.launch, program.folder, follow)
+
+
+def in_job(launch: Launch, folder: str, follow: Callable[[int, int, list[str]], Any]) -> Any:
+    """What ``follow`` returns on this rank, as a process of the launcher's job; the World's group is given up for it.
+
+    ``follow`` gets the rank, the port where the ranks meet, and a list for what runs in another way than it was written.
+    """
     rank, size, own_process = dist.get_rank(), dist.get_world_size(), os.getpid()
     port: list[Any] = [free_port()] if rank == 0 else [None]
     dist.broadcast_object_list(port, 0)
     dist.destroy_process_group()
-    launch = program.launch
     environment.set_for(launch, rank, size, port[0])
     first = [f"{launch.local_rank}{os.environ['LOCAL_RANK']}"] if launch.local_rank else []
     sys.argv = [launch.script, *first, *launch.arguments]
-    sys.path.insert(0, program.folder if launch.module else os.path.dirname(launch.script))
-    os.chdir(program.folder)
+    sys.path.insert(0, folder if launch.module else os.path.dirname(launch.script))
+    os.chdir(folder)
     os.environ.update(libraries.environment())
     if not torch.cuda.is_available():
         teach_dtensor()
-    own = _own(program)
     notes: list[str] = []
     local, beside = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ["LOCAL_WORLD_SIZE"])
-    with processes.spawned_here(local, beside, notes), without_gpu(notes, own):
-        seen = _Watch(program, own, rank, port[0]).follow(lambda: _run(program), notes)
+    with processes.spawned_here(local, beside, notes), without_gpu(notes, own_folder(launch)):
+        seen = follow(rank, port[0], notes)
     if os.getpid() != own_process:  # a child that the script forked, and that came out of the script as well
         os._exit(0)
     return seen
@@ -211,13 +221,13 @@ def _memory(held: Held) -> Memory:
     return Memory(sum(kinds.values()), kinds, held.peak_place.line if held.peak_place else "", largest, blocks)
 
 
-def _run(program: Program) -> str:
+def as_main(launch: Launch) -> str:
     """Runs the script and says how it ended; Exited: with a status of failure, for which other ranks may wait."""
     try:
-        if program.launch.module:
-            runpy.run_module(program.launch.script, run_name="__main__", alter_sys=True)
+        if launch.module:
+            runpy.run_module(launch.script, run_name="__main__", alter_sys=True)
         else:
-            runpy.run_path(program.launch.script, run_name="__main__")
+            runpy.run_path(launch.script, run_name="__main__")
     except Enough:
         return "enough"
     except SystemExit as exit_:
@@ -226,11 +236,11 @@ def _run(program: Program) -> str:
     return "end"
 
 
-def _own(program: Program) -> str:
+def own_folder(launch: Launch) -> str:
     """The folder that is the reader's, also where it lies among the libraries: the script's, or the package's."""
-    if not program.launch.module:
-        return os.path.dirname(program.launch.script)
-    spec = importlib.util.find_spec(program.launch.script.partition(".")[0])
+    if not launch.module:
+        return os.path.dirname(launch.script)
+    spec = importlib.util.find_spec(launch.script.partition(".")[0])
     places = list(spec.submodule_search_locations or []) if spec else []
     return places[0] if places else ""
 
