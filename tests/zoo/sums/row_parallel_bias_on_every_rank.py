@@ -1,0 +1,79 @@
+"""The bias of a row-parallel layer is added on each tensor-parallel rank, before the ranks' outputs are summed.
+
+So the sum has the bias once for each rank: the layer's output is wrong in the forward pass already, and the model
+learns around it with a smaller bias. It happened in Slapo (awslabs/slapo 10), in text-generation-inference (1036),
+and in several teaching engines (Wenyueh/MinivLLM 80).
+"""
+
+import common
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+
+WIDTH = 32
+
+
+class RowLinear(nn.Linear):
+    """A linear layer whose weight is cut along its inputs; each rank has its part of the input and the whole output."""
+
+    def __init__(self, inputs, outputs, tensor, mended):
+        super().__init__(inputs, outputs)
+        self.tensor, self.mended = tensor, mended
+        self.weight = common.cut(self.weight, 1, tensor)
+
+    def forward(self, x):
+        if self.mended:
+            return common.sum_of_cut(F.linear(x, self.weight), self.tensor) + self.bias
+        return common.sum_of_cut(F.linear(x, self.weight, self.bias), self.tensor)
+
+
+class Block(nn.Module):
+    def __init__(self, tensor, mended):
+        super().__init__()
+        self.tensor = tensor
+        self.norm = nn.LayerNorm(WIDTH)
+        self.fc1 = nn.Linear(WIDTH, 4 * WIDTH)
+        self.fc1.weight, self.fc1.bias = common.cut(self.fc1.weight, 0, tensor), common.cut(self.fc1.bias, 0, tensor)
+        self.fc2 = RowLinear(4 * WIDTH, WIDTH, tensor, mended)
+
+    def forward(self, x):
+        return x + self.fc2(F.gelu(self.fc1(common.copy_to_cut(self.norm(x), self.tensor))))
+
+
+class Model(nn.Module):
+    def __init__(self, tensor, mended):
+        super().__init__()
+        self.embed = nn.Embedding(common.VOCAB, WIDTH)
+        self.blocks = nn.ModuleList(Block(tensor, mended) for _ in range(2))
+        self.head = nn.Linear(WIDTH, common.VOCAB)
+
+    def forward(self, tokens):
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def main():
+    args = common.arguments(tp=1)
+    dist.init_process_group("gloo")
+    tensor, data = common.neighbours(args.tp)
+    torch.manual_seed(2)
+    model = Model(tensor, args.mended)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for step in range(common.STEPS):
+        optimizer.zero_grad()
+        total = torch.zeros(())
+        for inputs, targets in common.micro_batches(step, args, data):
+            loss = F.cross_entropy(model(inputs).transpose(1, 2), targets) / args.accumulate
+            loss.backward()
+            total += loss.detach()
+        common.sum_gradients(model.parameters(), data, divide_by=dist.get_world_size(data))
+        optimizer.step()
+        common.show(step, total)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
