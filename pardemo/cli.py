@@ -21,6 +21,7 @@ from pardemo.finetune.training import launch
 from pardemo.headlines import command as headlines
 from pardemo.measure import command as measure_command
 from pardemo.planner import command as planner
+from pardemo.prove import command as prove_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     headlines.add(commands)
     planner.add(commands)
     measure_command.add(commands)
+    prove_command.add(commands)
     finetune_commands.add(commands)
     return parser
 

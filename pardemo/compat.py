@@ -88,6 +88,9 @@ NAMES = {
     "foreach_clamp_max_": Private("torch._foreach_clamp_max_", "torch's clip_grad_value_ on gradients in shards"),
     "unscale_": Private("torch._amp_foreach_non_finite_check_and_unscale_", "GradScaler on gradients in shards"),
     # --- torch: processes
+    "local_offset_of": Private(
+        "torch.distributed.tensor._utils.compute_local_shape_and_global_offset", "prove: where a DTensor's part begins"
+    ),
     "resolve_process_group": Private("torch._C._distributed_c10d._resolve_process_group", "a group by its name"),
     "default_store": Private("torch.distributed.distributed_c10d._get_default_store", "a launched World's store"),
     "load_library": Private("torch.utils.cpp_extension._import_module_from_library", "DeepSpeed's, compiled before"),
@@ -238,6 +241,35 @@ def fsdp1_unit(module: Any) -> tuple[int, int, Any, Any] | None:
     return handle.flat_param._local_shard.numel(), whole, handle._fwd_bwd_param_dtype, reduced
 
 
+def fsdp1_ranges(module: Any) -> Iterator[tuple[str, tuple[int, ...], int, Any, Any]]:
+    """Of FSDP1's unit of a module the parameters of which this rank has a part.
+
+    Each with its name within the module, its whole shape, the number of its first element here, this part's values [n]
+    and their gradient, or None.
+    """
+    handle = module._handle
+    if handle is None:
+        return
+    flat = handle.flat_param
+    shard, gradients = flat._local_shard, flat.grad
+    for number, (info, shape, part) in enumerate(
+        zip(flat._param_infos, flat._shapes, flat._shard_param_infos, strict=True)
+    ):
+        if not part.in_shard:
+            continue
+        here = slice(part.offset_in_shard, part.offset_in_shard + part.numel_in_shard)
+        gradient = gradients[here] if gradients is not None and gradients.numel() == shard.numel() else None
+        if handle._use_orig_params and flat._params is not None and flat._params[number].grad is not None:
+            gradient = flat._params[number].grad.reshape(-1)
+        name = f"{info.module_name}.{info.param_name}" if info.module_name else info.param_name
+        yield name, tuple(shape), part.intra_param_start_idx, shard[here].detach(), gradient
+
+
+def local_offset(shape: Any, mesh: Any, placements: Any) -> tuple[int, ...]:
+    """Where a DTensor's local part begins in the whole, an index for each axis."""
+    return tuple(_named("local_offset_of")(shape, mesh, placements)[1])
+
+
 def ddp_logged(module: Any) -> Mapping[str, Any]:
     """What torch's DDP logs of itself: its buckets' bytes, and the numbers of their parameters."""
     return module._get_ddp_logging_data()
@@ -319,6 +351,21 @@ def after_new_group(call: Callable[[], object]) -> None:
         return made
 
     distributed_c10d._new_process_group_helper = make_and_call
+
+
+@contextmanager
+def around_new_group(around: Callable[[Callable[[], Any], list[int] | None, bool], Any]) -> Iterator[None]:
+    """Within the block ``around`` makes torch's groups: it gets what makes one, its ranks, and whether only they call."""
+    from torch.distributed import distributed_c10d
+
+    make = distributed_c10d._new_group_with_tag
+
+    def made(ranks: list[int] | None = None, *args: Any, use_local_synchronization: bool = False, **kwargs: Any) -> Any:
+        kwargs["use_local_synchronization"] = use_local_synchronization
+        return around(lambda: make(ranks, *args, **kwargs), ranks, use_local_synchronization)
+
+    with replaced(distributed_c10d, "_new_group_with_tag", made):
+        yield
 
 
 @contextmanager

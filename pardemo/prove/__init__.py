@@ -1,0 +1,23 @@
+"""Anybody's training script, proven: run in layouts that must train alike, and told where they do not, and why.
+
+On the command line: ``pardemo prove --layout "ranks=1 batch=8" --layout "ranks=4 batch=2" -- train.py --batch
+{batch}``.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pardemo.prove.proof import Proof as Proof
+    from pardemo.prove.proof import scripts as scripts
+    from pardemo.prove.runner import ProveError as ProveError
+
+#: Names of this door, and their homes: torch is loaded by those who ask.
+_HOME = {"Proof": "proof", "scripts": "proof", "ProveError": "runner"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

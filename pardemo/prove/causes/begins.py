@@ -1,0 +1,57 @@
+"""Causes of models that differ before their first step."""
+
+import torch
+
+from pardemo.prove.facts import Finding
+from pardemo.prove.runner import Run
+from pardemo.prove.whole import Atlas, Part
+from pardemo.world.errors import ranks_text
+
+
+def begin(other: Run, maps: Atlas, replicas: dict[str, list[tuple[Part, dict[int, torch.Tensor]]]]) -> list[Finding]:
+    """What is wrong with the parameters with which the layout begins."""
+    layout = other.layout.name
+    own = [other.tensors(0, rank, "before") for rank in range(other.layout.ranks)]
+    suspects = {name for of_rank in maps.unknown.values() for name in of_rank} | maps.different
+    alike = [name for name in sorted(suspects) if _alike(name, own) and name in _unknown(maps)]
+    if alike:
+        return [
+            Finding(
+                layout, 1, "parameters", "same-random-numbers",
+                "their parts on different ranks are the same numbers: ranks that hold different parts of a parameter "
+                "have drawn from one seed", parameters=tuple(alike), module=_module(alike),
+            )
+        ]  # fmt: skip
+    if replicas:
+        names = sorted(replicas)
+        ranks = sorted({rank for apart in replicas.values() for _, versions in apart for rank in versions})
+        return [
+            Finding(
+                layout, 1, "parameters", "initial-parameters",
+                f"{ranks_text(ranks)} begin with different values of the same parameters: nobody broadcasts them, and "
+                "the ranks' seeds differ", parameters=tuple(names), module=_module(names),
+            )
+        ]  # fmt: skip
+    if maps.different:
+        names = sorted(maps.different)
+        return [
+            Finding(
+                layout, 1, "parameters", "initial-parameters",
+                "they begin with other values than the reference's: build the whole model from one seed and cut it, or "
+                "load the same weights", parameters=tuple(names), module=_module(names),
+            )
+        ]  # fmt: skip
+    return []
+
+
+def _unknown(maps: Atlas) -> set[str]:
+    return {name for of_rank in maps.unknown.values() for name in of_rank}
+
+
+def _alike(name: str, own: list[dict[str, torch.Tensor]]) -> bool:
+    some = [tensors[name] for tensors in own if name in tensors]
+    return len(some) > 1 and any(torch.equal(a, b) for n, a in enumerate(some) for b in some[n + 1 :])
+
+
+def _module(names: list[str]) -> str:
+    return names[0].rpartition(".")[0] if names else ""

@@ -1,0 +1,245 @@
+"""Causes of gradients that are not the reference's, each judged by the tensors of some parameters."""
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from pardemo.prove.causes.factors import factor, words
+from pardemo.prove.facts import Facts, Pair
+from pardemo.prove.record.facts import Step
+from pardemo.world.errors import ranks_text
+
+
+class Cause(Protocol):
+    """Looks at parameters that are wrong together; a sentence where it explains them all, else None."""
+
+    name: str
+
+    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None: ...
+
+
+def near(a: torch.Tensor, b: torch.Tensor, tolerance: float, scale: float | None = None) -> bool:
+    """Whether two tensors are the same up to a part of the second's norm."""
+    size = float(b.double().norm()) if scale is None else scale
+    return float((a.double() - b.double()).norm()) <= tolerance * max(size, 1e-300)
+
+
+def close_enough(facts: Facts) -> float:
+    """What a predicate takes for the same: ten times what a comparison does, since it computes with both."""
+    return facts.tolerance * 10
+
+
+class NotSummed:
+    """Ranks that hold the same parameter have different gradients, whose mean or sum is the reference's."""
+
+    name = "not-summed"
+
+    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
+        how = {self._how(pair, facts) for pair in pairs}
+        if None in how or not how:
+            return None
+        ranks = sorted({rank for pair in pairs for _, versions in pair.apart for rank in versions})
+        what = "sum" if how == {"sum"} else "mean"
+        return (
+            f"each of {ranks_text(ranks)} keeps its own part: the {what} of their gradients is the reference's, so "
+            "these parameters are in no all-reduce"
+        )
+
+    def _how(self, pair: Pair, facts: Facts) -> str | None:
+        if not pair.apart:
+            return None
+        size = float(pair.reference.double().norm())
+        answers = {"mean": True, "sum": True}
+        for part, versions in pair.apart:
+            some = torch.stack([tensor.double() for tensor in versions.values()])
+            wanted = part.of(pair.reference, tuple(some.shape[1:])).double()
+            for how, made in (("mean", some.mean(0)), ("sum", some.sum(0))):
+                answers[how] &= near(made, wanted, close_enough(facts), size)
+        return next((how for how, fits in answers.items() if fits), None)
+
+
+class PartOfTied(NotSummed):
+    """A parameter with two uses, as embedding and head, whose gradients from both come together nowhere."""
+
+    name = "part-of-tied"
+
+    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
+        if not all(pair.name in facts.tied for pair in pairs) or {self._how(p, facts) for p in pairs} != {"sum"}:
+            return None
+        other = facts.tied[pairs[0].name][0]
+        return (
+            f"{pairs[0].name} is {other}, too: each of the two has the gradient of its own use only, and their sum is "
+            "the reference's"
+        )
+
+
+class NoGradient:
+    """Nothing arrives at these parameters."""
+
+    name = "no-gradient"
+
+    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
+        if all(not pair.ours[pair.covered].any() and pair.reference.any() for pair in pairs):
+            return "their gradient is zero on every rank"
+        return None
+
+
+class RowsMissing:
+    """Rows of a table have no gradient, and all others the reference's."""
+
+    name = "rows-missing"
+
+    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
+        told = []
+        for pair in pairs:
+            if pair.reference.dim() != 2 or pair.apart:
+                return None
+            has = pair.ours.any(1)
+            should = pair.reference.abs().amax(1) > facts.tolerance * float(pair.reference.abs().max())
+            missing = should & ~has
+            if not missing.any() or not near(pair.ours[has], pair.reference[has], close_enough(facts)):
+                return None
+            places = missing.nonzero().reshape(-1)
+            told.append(f"{int(missing.sum())} rows of {pair.name}, {int(places[0])} to {int(places[-1])}, have none")
+        return "; ".join(told)
+
+
+class Stale:
+    """Gradients of an earlier step: not cleared, or used again."""
+
+    name = "stale"
+
+    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
+        if not facts.earlier:
+            return None
+        before = facts.earlier[-1]
+        if any(pair.name not in before for pair in pairs):
+            return None
+        added = all(near(p.ours, p.reference + before[p.name], close_enough(facts)) for p in pairs)
+        if added:
+            return f"they are those of step {facts.step + 1} and those of step {facts.step}, which nobody cleared"
+        if all(near(p.ours, before[p.name], close_enough(facts)) for p in pairs):
+            return f"they are those of step {facts.step}"
+        summed = {p.name: sum((one[p.name] for one in facts.earlier), p.reference) for p in pairs}
+        if all(near(p.ours, summed[p.name], close_enough(facts)) for p in pairs):
+            return "they are the sum of all steps' until now: nobody clears them"
+        return None
+
+
+class Precision:
+    """Each element is the reference's, rounded to fewer bits."""
+
+    name = "precision"
+
+    #: Bits of the mantissa -> the type.
+    TYPES = (("bf16", 8), ("fp16", 11), ("fp32", 24))
+
+    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
+        worst = 0.0
+        for pair in pairs:
+            if not 0.95 < pair.factor < 1.05:
+                return None
+            scale = float(pair.reference.abs().max())
+            large = pair.covered & (pair.reference.abs() > 0.05 * scale)
+            off = ((pair.ours - pair.reference).abs() / pair.reference.abs().clamp(min=1e-300))[large]
+            worst = max(worst, float(off.max()) if off.numel() else 0.0)
+        for type_, bits in reversed(self.TYPES):
+            if 2.0 ** -(bits + 8) < worst < 2.0 ** -(bits - 4) and worst > facts.tolerance:
+                return f"each element is off by at most {worst:.1e} of itself: rounded to {type_} on the way"
+        return None
+
+
+class OwnNorm:
+    """All gradients have one factor, and a rank's own part has the norm that the whole should have."""
+
+    name = "wrong-norm"
+
+    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
+        if any(len(step.clips) > max(len(truth.clips), 1) for step in ours):
+            times = max(len(step.clips) for step in ours)
+            return f"gradients are clipped {times} times in a step, each time what is there by then"
+        wanted = math.sqrt(sum(float(p.reference.double().square().sum()) for p in facts.gradients.values()))
+        found = math.sqrt(sum(float(p.ours.double().square().sum()) for p in facts.gradients.values()))
+        if len({round(pair.factor, 6) for pair in pairs}) != 1 or math.isclose(wanted, found, rel_tol=1e-6):
+            return None
+        if len(pairs) < len(facts.gradients) or factor(facts.layout, pairs[0].factor, 1e-4):
+            return None
+        return (
+            f"all gradients are {pairs[0].factor:.4g} times the reference's, and their norm is {found:.4g} where the "
+            f"reference's is {wanted:.4g}: clipped by another norm"
+        )
+
+
+class MeanOfMeans:
+    """Parts with different numbers of tokens weigh the same."""
+
+    name = "mean-of-means"
+
+    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
+        counts, values = [], []
+        for step in ours:
+            by_micro: dict[int, int] = {}
+            for call in step.loss_calls:
+                by_micro[call.micro_batch] = by_micro.get(call.micro_batch, 0) + call.targets - call.ignored
+            if len(by_micro) != len(step.losses):
+                return None
+            counts += list(by_micro.values())
+            values += step.losses
+        wanted = sum(truth.losses)
+        if not wanted or len(set(counts)) < 2 or not sum(counts) or not all(map(math.isfinite, values)):
+            return None
+        plain = sum(values) / len(values)
+        weighted = sum(n * v for n, v in zip(counts, values, strict=True)) / sum(counts)
+        for times in (1, len(values) / max(len(ours), 1), len(ours), len(values)):
+            if math.isclose(times * weighted, wanted, rel_tol=max(facts.tolerance * 10, 1e-6)) and not math.isclose(
+                times * plain, wanted, rel_tol=max(facts.tolerance * 10, 1e-6)
+            ):
+                return (
+                    f"parts with {min(counts)} to {max(counts)} targets weigh the same: weighed by their targets, the "
+                    "losses would be the reference's"
+                )
+        return None
+
+
+class Multiple:
+    """All gradients, or those of some parameters, are a number of the layout times the reference's."""
+
+    name = "multiple"
+
+    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
+        found = self.cause(pairs, facts)
+        return None if found is None else found[1]
+
+    def cause(self, pairs: Sequence[Pair], facts: Facts) -> tuple[str, str] | None:
+        """The cause's name and the sentence."""
+        limit = max(facts.tolerance * 100, 1e-6)
+        if any(pair.rest > limit for pair in pairs):
+            return None
+        named = factor(facts.layout, pairs[0].factor, max(facts.tolerance * 100, 1e-5))
+        if named is None:
+            return None
+        every = len(pairs) >= 0.9 * len(facts.gradients)
+        key, told = named.keys[0], named.told()
+        if len(named.keys) > 1 and named.number not in (facts.layout.sizes[key] for key in named.keys):
+            return "sum-for-mean" if named.times else "mean-for-sum", told
+        if facts.layout.sizes.get("pp") and key in ("micro_batches", "accumulate", "pp"):
+            return "stage-scale", f"{told}: the last stage's loss weighs micro-batches wrongly"
+        if key in ("accumulate", "micro_batches") and every:
+            if named.times:
+                return "accumulation-not-divided", f"{told}: a sum over micro-batches where a mean was meant"
+            return "accumulation-divided-twice", f"{told}: the loss is divided by it twice"
+        if every:
+            if named.times:
+                return "sum-for-mean", f"{told}: a sum over ranks where a mean was meant"
+            return "mean-for-sum", f"{told}: a mean over ranks where a sum was meant, or divided by it twice"
+        if named.times:
+            return "counted-per-rank", f"{told}: counted once for each of the ranks that hold it alike"
+        return "mean-for-sum", f"{told}: divided by the {words(key)} once too often"
+
+
+#: In the order in which they are asked, of parameters by themselves.
+BY_PARAMETER: tuple[Cause, ...] = (NoGradient(), PartOfTied(), NotSummed(), RowsMissing(), Stale())
+#: Of all that are left, together.
+TOGETHER: tuple[Cause, ...] = (MeanOfMeans(), OwnNorm(), Precision())

@@ -1,0 +1,194 @@
+"""From facts to findings: parameters that are wrong together, and the cause that explains them."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from pardemo.prove.causes import outputs
+from pardemo.prove.causes.factors import factor
+from pardemo.prove.causes.gradients import BY_PARAMETER, TOGETHER, Cause, Multiple
+from pardemo.prove.facts import Facts, Finding, Pair
+from pardemo.prove.record.facts import Step
+from pardemo.prove.runner import Run
+from pardemo.world.errors import ranks_text
+
+#: Optimizers whose step does not change when all gradients are multiplied by a number.
+SCALE_FREE = ("Adam", "Adagrad", "Adamax", "NAdam", "RAdam", "Lion", "LAMB", "RMSprop", "Muon", "Adafactor")
+
+
+def findings(facts: Facts, reference, other: Run) -> list[Finding]:
+    """Outputs that part, or gradients that are wrong, with their causes."""
+    ours = [record.steps[facts.step] for record in other.records]
+    truth = reference.run.records[0].steps[facts.step]
+    if facts.parted:
+        return [outputs.finding(facts, facts.parted)]
+    wrong = _wrong(facts, reference)
+    made: list[Finding] = []
+    missing = _without(facts, ours)
+    if missing:
+        made.append(_finding(facts, missing, "no-gradient", "no gradient arrives, and they stay as they are"))
+    wrong = [pair for pair in wrong if pair.name not in {one.name for one in missing}]
+    for cause in BY_PARAMETER:
+        some = [pair for pair in wrong if cause.explains([pair], facts, ours, truth)]
+        if some:
+            why = cause.explains(some, facts, ours, truth) or cause.explains(some[:1], facts, ours, truth) or ""
+            made.append(_finding(facts, some, cause.name, why))
+            wrong = [pair for pair in wrong if pair not in some]
+    made += _multiples(facts, wrong, ours, truth)
+    return made
+
+
+def _wrong(facts: Facts, reference) -> list[Pair]:
+    """Parameters whose gradient is not the reference's, unless what the optimizer made of it is."""
+    free = reference.run.records[0].optimizer.startswith(SCALE_FREE) or not reference.run.records[0].optimizer
+    wrong = []
+    for name, pair in facts.gradients.items():
+        update = facts.updates.get(name)
+        right = update is not None and update.equal and not update.apart
+        if pair.apart:
+            if not right:
+                wrong.append(pair)
+        elif not pair.equal and (free or not right):
+            wrong.append(pair)
+    return wrong
+
+
+def _without(facts: Facts, ours: Sequence[Step]) -> list[Pair]:
+    """Parameters that have no gradient on any rank, and do not change as the reference's do."""
+    return [
+        update
+        for name, update in facts.updates.items()
+        if name not in facts.gradients
+        and not update.equal
+        and not update.ours[update.covered].any()
+        and update.reference.any()
+    ]
+
+
+def _multiples(facts: Facts, wrong: list[Pair], ours: Sequence[Step], truth: Step) -> list[Finding]:
+    """What is left, by factor: plain multiples, then what is off in another way."""
+    made = []
+    limit = max(facts.tolerance * 100, 1e-6)
+    groups: dict[float | None, list[Pair]] = {}
+    for pair in wrong:
+        plain = pair.rest <= limit and math.isfinite(pair.factor)
+        key = next((k for k in groups if k is not None and plain and math.isclose(k, pair.factor, rel_tol=1e-3)), None)
+        groups.setdefault(key if key is not None else pair.factor if plain else None, []).append(pair)
+    multiple = Multiple()
+    for key, some in sorted(groups.items(), key=lambda item: item[0] is None):
+        if key is not None and (named := multiple.cause(some, facts)):
+            made.append(_finding(facts, some, *named))
+        else:
+            made.append(_together(facts, some, ours, truth))
+    return made
+
+
+def _together(facts: Facts, some: list[Pair], ours: Sequence[Step], truth: Step) -> Finding:
+    causes: tuple[Cause, ...] = TOGETHER
+    for cause in causes:
+        if why := cause.explains(some, facts, ours, truth):
+            return _finding(facts, some, cause.name, why)
+    every = len(some) >= 0.9 * len(facts.gradients)
+    wanted, found = sum(truth.losses), _loss(ours)
+    if every and found is not None and wanted and not math.isclose(found, wanted, rel_tol=facts.tolerance * 10):
+        named = factor(facts.layout, found / wanted, 1e-4)
+        why = f"the loss that is differentiated is {found:.6g} where the reference's is {wanted:.6g}"
+        return _finding(facts, some, "loss", why + (f", {named.told()}" if named else "") + "; the outputs are right")
+    return _finding(facts, some, "", "nobody here knows why")
+
+
+def _loss(ours: Sequence[Step]) -> float | None:
+    """The mean over ranks of the losses that they differentiate in a step."""
+    sums = [sum(step.losses) for step in ours if step.losses]
+    return sum(sums) / len(sums) if sums else None
+
+
+def _finding(facts: Facts, pairs: Sequence[Pair], cause: str, why: str) -> Finding:
+    factors = [pair.factor for pair in pairs]
+    alike = all(math.isclose(value, factors[0], rel_tol=1e-3) for value in factors)
+    rest = max(pair.rest for pair in pairs)
+    names = tuple(sorted(pair.name for pair in pairs))
+    return Finding(
+        facts.layout.name, facts.step + 1, "gradients", cause, why,
+        factors[0] if alike and math.isfinite(factors[0]) else None, rest, names, facts.first(names),
+    )  # fmt: skip
+
+
+def of_updates(facts: Facts, reference, other: Run) -> list[Finding]:
+    """Parameters after the step, where gradients are right."""
+    wrong = [pair for pair in facts.updates.values() if not pair.equal or pair.apart]
+    if not wrong:
+        return []
+    apart = [pair for pair in wrong if pair.apart]
+    made = []
+    if apart:
+        ranks = sorted({rank for pair in apart for _, versions in pair.apart for rank in versions})
+        why = f"{ranks_text(ranks)} hold different values after the step, of gradients that are the same"
+        made.append(_update(facts, apart, _stale(apart, facts), why))
+    rest = [pair for pair in wrong if not pair.apart]
+    still = [pair for pair in rest if not pair.ours[pair.covered].any()]
+    if still:
+        made.append(_update(facts, still, "no-gradient", "they have the right gradient, and the step leaves them"))
+    rest = [pair for pair in rest if pair not in still]
+    if rest:
+        why = "their gradient is right, and what the optimizer makes of it is not"
+        why += ": moments, weight decay or the master copy" if facts.step else ": weight decay, groups or a copy"
+        made.append(_update(facts, rest, "optimizer-state", why))
+    return made
+
+
+def _stale(apart: list[Pair], facts: Facts) -> str:
+    """Whether on some ranks the parameters are those of before the step."""
+    for pair in apart:
+        for part, versions in pair.apart:
+            before = pair.ours  # what changed; zero where nothing did
+            shape = tuple(next(iter(versions.values())).shape)
+            if not part.of(before, shape).any():
+                return "stale"
+    return "stale" if facts.step else "optimizer-state"
+
+
+def _update(facts: Facts, pairs: Sequence[Pair], cause: str, why: str) -> Finding:
+    made = _finding(facts, pairs, cause, why)
+    return Finding(
+        made.layout, made.step, "parameters after the step", cause, why, made.factor, made.rest, made.parameters,
+        made.module,
+    )  # fmt: skip
+
+
+def printed(facts: Facts, reference, other: Run) -> list[Finding]:
+    """A printed loss that is a number of the layout times what it should be, where what is differentiated is right."""
+    truth = reference.run.records[0].steps[facts.step]
+    wanted = sum(truth.losses)
+    if not truth.printed or not wanted:
+        return []
+    shown = truth.printed[-1] / wanted
+    for rank, record in enumerate(other.records):
+        step = record.steps[facts.step]
+        if not step.printed or not step.losses:
+            continue
+        mean = _loss([one.steps[facts.step] for one in other.records]) or 0.0
+        right = [shown * value for value in (mean, sum(step.losses), *step.losses, wanted) if value]
+        tolerance = max(10 ** -_digits(step.printed[-1]), 1e-3)
+        if any(math.isclose(step.printed[-1], value, rel_tol=tolerance) for value in right):
+            continue
+        for value in (mean, sum(step.losses), wanted):
+            named = factor(facts.layout, step.printed[-1] / (shown * value), tolerance) if value else None
+            if named:
+                why = f"rank {rank} prints a loss of {step.printed[-1]:.6g} where it is {shown * value:.6g}"
+                why += f": {named.told()}"
+                return [
+                    Finding(other.layout.name, facts.step + 1, "printed", "printed-loss", why,
+                            step.printed[-1] / (shown * value))
+                ]  # fmt: skip
+    return []
+
+
+def _digits(value: float) -> int:
+    return min(len(f"{value:.10g}".partition(".")[2]), 3)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal to the last bit."""
+    return torch.equal(a, b)

@@ -1,0 +1,55 @@
+"""Causes of a forward pass that parts: positions, masks, batch statistics, something added on every rank."""
+
+import torch
+
+from pardemo.prove.causes.factors import words
+from pardemo.prove.facts import Facts, Finding, Parted
+from pardemo.world.errors import ranks_text
+
+#: Modules that normalise over the samples that they see.
+_BATCH = ("BatchNorm", "SyncBatchNorm")
+
+
+def finding(facts: Facts, parted: list[Parted]) -> Finding:
+    """What is to be said of outputs that are not the reference's; the first module is where they part."""
+    first = parted[0]
+    ranks = sorted({one.rank for one in parted if one.module == first.module})
+    cause, why = _cause(facts, first, [one for one in parted if one.module == first.module])
+    where = f"the output of {first.module} ({first.kind}) is not the reference's on {ranks_text(ranks)}"
+    size = float(first.reference.norm()) or 1.0
+    return Finding(
+        facts.layout.name, facts.step + 1, "forward", cause, f"{where}{': ' + why if why else ''}",
+        None, float(first.difference.norm()) / size, (), first.module,
+    )  # fmt: skip
+
+
+def _cause(facts: Facts, first: Parted, all_ranks: list[Parted]) -> tuple[str, str]:
+    if first.kind.startswith(_BATCH):
+        return "buffers", "it normalises by the samples of its own rank, which are fewer: choose SyncBatchNorm"
+    if first.whole_inputs is False and "Embedding" in first.kind:
+        return "positions", "what it looks up is not what the reference looks up for the same tokens"
+    constant = _constant(first.difference)
+    if constant and first.difference.abs().max() > 0:
+        key = next((key for key in ("tp", "ep", "ranks") if key in facts.layout.sizes), "ranks")
+        return "counted-per-rank", (
+            f"the same is added everywhere, as a bias that each of the {words(key)} adds before the sum"
+        )
+    if _turned(first):
+        return "positions", "it turns vectors by another angle: their lengths are right, as of rotated positions"
+    if {"cp", "sp"} & facts.layout.sizes.keys():
+        return "mask", "tokens see others than in the reference: the mask or the positions of a cut sequence"
+    return "", ""
+
+
+def _constant(difference: torch.Tensor) -> bool:
+    """Whether both projections are off by one number in every cell."""
+    if len(difference) < 2:
+        return False
+    two = difference[:, :2]
+    return bool((two - two.mean(0)).abs().max() <= 1e-6 * two.abs().max())
+
+
+def _turned(first: Parted) -> bool:
+    """Whether all vectors have the reference's norm, and not its directions."""
+    norms, scale = first.difference[:, 2].abs().max(), first.reference[:, 2].abs().max()
+    return bool(norms <= 1e-6 * scale) and bool(first.difference[:, :2].abs().max() > 1e-3 * scale)

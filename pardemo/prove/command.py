@@ -1,0 +1,59 @@
+"""``pardemo prove``: a training script in several layouts that must train alike, and where they do not, and why."""
+
+import argparse
+import contextlib
+import json
+import sys
+from typing import Any
+
+from pardemo import options
+
+
+def add(commands: Any) -> None:
+    """Adds the subcommand to the command line's parser."""
+    prove = commands.add_parser(
+        "prove",
+        help="run a training script in several layouts; say where they do not train alike, by which factor, and why",
+        usage='pardemo prove [prove.toml] [OPTIONS]\n       pardemo prove --layout "ranks=1 batch=8" '
+        '--layout "ranks=4 batch=2" [OPTIONS] -- SCRIPT --batch {batch}',
+        description="The first layout is the reference. Exit status: 0 all train alike, 1 they do not, 2 one could not "
+        "be run.",
+    )
+    prove.add_argument(
+        "words", nargs="*", metavar="prove.toml", help="the script and its layouts; behind -- the script itself"
+    )
+    prove.add_argument("--layout", action="append", metavar="TEXT", help='a layout, as "ranks=4 batch=8"; repeat it')
+    prove.add_argument("--steps", type=int, metavar="K", help="first steps to compare (3)")
+    prove.add_argument("--double", action="store_true", help="run the script in fp64: a difference is a difference")
+    prove.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds for each layout (600)")
+    prove.add_argument("--json", action="store_true", help="print the verdict as JSON")
+    prove.set_defaults(action=command)
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """The exit status: 0 equal, 1 different, 2 where a layout could not be run."""
+    options.at_least(arguments, 1, "steps")
+    from pardemo.prove import layouts, proof, runner, text
+
+    said: dict[str, Any] = {}
+    if arguments.layout:
+        if not arguments.words:
+            raise ValueError("say the script behind --, as -- train.py --batch {batch}")
+        wanted = layouts.from_texts(arguments.layout, arguments.words)
+    else:
+        if len(arguments.words) > 1:
+            raise ValueError('say the layouts, as --layout "ranks=1 batch=8" --layout "ranks=4 batch=2"')
+        wanted, said = layouts.from_file(arguments.words[0] if arguments.words else "prove.toml")
+    asked = runner.Options(
+        steps=arguments.steps or said.get("steps", 3), double=arguments.double or said.get("double", False),
+        timeout_s=arguments.timeout,
+    )  # fmt: skip
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            made = proof.scripts(wanted, asked)
+        except runner.ProveError as error:
+            if error.details:
+                print(error.details, file=sys.stderr)
+            raise
+    print(json.dumps(made.as_json(), indent=1) if arguments.json else text.screen(made))
+    return 2 if made.failed and not made.findings else 1 if made.findings else 0

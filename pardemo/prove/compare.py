@@ -1,0 +1,264 @@
+"""One layout beside the reference, step by step, until the first step in which they part."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from pardemo.prove import causes, clipping, data, draws, forward
+from pardemo.prove.facts import Facts, Finding, Pair, floors, pair
+from pardemo.prove.record.facts import Tensors
+from pardemo.prove.runner import ProveError, Run
+from pardemo.prove.whole import Atlas, Part, assembled, atlas
+
+#: Relative differences up to which numbers of a type are taken for equal. A sum of thousands of terms in another order
+#: is off by ten or a hundred roundings; a bug is off by a factor.
+TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-3}
+
+
+@dataclass
+class Compared:
+    """A layout's findings, none where it trains as the reference does; ``notes``: what could not be compared."""
+
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    steps: int = 0
+    parameters: int = 0
+    off: float = 0.0
+
+
+@dataclass
+class Whole:
+    """A run's parameters in whole, of one step: before and after it, and gradients. ``tied``: other names of each."""
+
+    before: Tensors
+    after: Tensors
+    gradients: Tensors
+    tied: dict[str, tuple[str, ...]]
+
+
+def tolerance_of(run: Run, double: bool) -> float:
+    """What may differ in this run's types."""
+    types = {name for record in run.records for name in record.dtypes if name in TOLERANCES}
+    return max((TOLERANCES[name] for name in types), default=TOLERANCES["float64" if double else "float32"])
+
+
+class Reference:
+    """The reference's run, put together once for all layouts."""
+
+    def __init__(self, run: Run, tolerance: float):
+        self.run, self.tolerance = run, tolerance
+        self.order = [forward.order_of(run, step) for step in range(run.steps)]
+        self.whole = [self._whole(step) for step in range(run.steps)]
+
+    def _whole(self, step: int) -> Whole:
+        """All pieces where one process has all; else put together as the pieces themselves say."""
+        pieces = [piece for record in self.run.records for piece in record.steps[step].pieces]
+        shapes = {piece.name: piece.whole or piece.shape for piece in pieces}
+        tied = {piece.name: piece.tied for piece in pieces if piece.tied}
+        return Whole(*(self._kind(step, kind, shapes) for kind in ("before", "after", "gradient")), tied)
+
+    def _kind(self, step: int, kind: str, shapes: Mapping[str, tuple[int, ...]]) -> Tensors:
+        holders: dict[str, list] = {}
+        for rank, record in enumerate(self.run.records):
+            tensors = self.run.tensors(step, rank, kind)
+            for piece in record.steps[step].pieces:
+                if piece.name in tensors:
+                    holders.setdefault(piece.name, []).append((rank, _own_part(piece, tensors), tensors[piece.name]))
+        made = {}
+        for name, some in holders.items():
+            shape = tuple(some[0][2].shape) if some[0][1].flat is None and not some[0][1].index else shapes[name]
+            made[name] = assembled(shape, some).value
+        return made
+
+
+def _own_part(piece, tensors) -> Part:
+    if piece.flat is not None:
+        return Part(piece.name, flat=piece.flat)
+    shape = tensors[piece.name].shape
+    if piece.start is None or piece.whole is None:
+        return Part(piece.name, (None,) * len(shape))
+    index = tuple(
+        None if size == of else torch.arange(begin, begin + size)
+        for begin, size, of in zip(piece.start, shape, piece.whole, strict=True)
+    )
+    return Part(piece.name, index)
+
+
+def layout(reference: Reference, other: Run) -> Compared:
+    """Holds a layout's run against the reference's.
+
+    Raises:
+        ProveError: the layouts have other global batches, or models with other parameters.
+    """
+    made = Compared()
+    maps = _maps(reference, other, made)
+    for step in range(min(reference.run.steps, other.steps)):
+        found, errors = data_of(reference.run, other, step)
+        if errors:
+            raise ProveError(errors)
+        findings = [found.finding] if found.finding else []
+        if step == 0 and not findings:
+            findings += _begin(reference, other, maps)
+        findings += draws.findings(other, step, found)
+        if not any(finding.what in ("data", "parameters") for finding in findings):
+            findings += _numbers(reference, other, step, maps, found, made)
+        made.findings += findings
+        made.steps = step + 1
+        if any(finding.what not in ("random numbers", "printed") for finding in findings):
+            break  # what follows in later steps is of this
+    made.findings = list(_once(made.findings))
+    return made
+
+
+def data_of(reference: Run, other: Run, step: int) -> tuple[data.Data, str]:
+    """A step's samples, and what is wrong with the layouts themselves."""
+    found = data.compared(reference, other, step)
+    return found, found.error
+
+
+def _once(findings: list[Finding]) -> Iterator[Finding]:
+    seen = set()
+    for one in findings:
+        key = one.what, one.cause, one.why
+        if key not in seen:
+            seen.add(key)
+            yield one
+
+
+def _maps(reference: Reference, other: Run, made: Compared) -> Atlas:
+    """Which part of the reference each piece is, by the values before the first step."""
+    truth = reference.whole[0]
+    names = {other_name: name for name, others in truth.tied.items() for other_name in others}
+    pieces = {}
+    for rank, record in enumerate(other.records):
+        tensors = other.tensors(0, rank, "before")
+        pieces[rank] = [(piece, tensors[piece.name].double()) for piece in record.steps[0].pieces]
+    found = atlas(truth.before, pieces, names, max(reference.tolerance * 1e-2, 1e-12))
+    if not any(found.parts.values()):
+        some = sorted({piece.name for own in pieces.values() for piece, _ in own})
+        raise ProveError(
+            f"the model of {other.layout.name} has other parameters than the reference's: it has "
+            f"{', '.join(some[:3])} …, the reference {', '.join(sorted(truth.before)[:3])} …"
+        )
+    unknown = {name: why for own in found.unknown.values() for name, why in own.items()}
+    if unknown:
+        first = next(iter(unknown))
+        made.notes.append(
+            f"{other.layout.name}: {len(unknown)} parameter{'s' if len(unknown) > 1 else ''} could not be compared, "
+            f"as {first}: {unknown[first]}"
+        )
+    made.parameters = len({part.name for own in found.parts.values() for part in own.values()})
+    return found
+
+
+def _begin(reference: Reference, other: Run, maps: Atlas) -> list[Finding]:
+    """Parameters before the first step: the reference's, and equal on ranks that hold the same."""
+    replicas = _replicas(reference, other, 0, "before", maps)
+    unknown = {name for own in maps.unknown.values() for name in own}
+    if not maps.different and not replicas and not unknown:
+        return []
+    return causes.begin(other, maps, replicas)
+
+
+def _holders(other: Run, step: int, kind: str, maps: Atlas) -> dict[str, list[tuple[int, Part, torch.Tensor]]]:
+    holders: dict[str, list[tuple[int, Part, torch.Tensor]]] = {}
+    for rank, own in maps.parts.items():
+        tensors = other.tensors(step, rank, kind)
+        for name, part in own.items():
+            if name in tensors:
+                holders.setdefault(part.name, []).append((rank, part, tensors[name]))
+    return holders
+
+
+def _replicas(reference: Reference, other: Run, step: int, kind: str, maps: Atlas) -> dict[str, list]:
+    """Parameters whose ranks hold the same part and other values."""
+    found = {}
+    for name, some in _holders(other, step, kind, maps).items():
+        apart = assembled(tuple(reference.whole[step].before[name].shape), some).apart
+        if apart:
+            found[name] = apart
+    return found
+
+
+def _pairs(
+    reference: Reference, other: Run, step: int, maps: Atlas, kind: str, wanted: Tensors, tolerance: float
+) -> dict[str, Pair]:
+    scale = floors(wanted)
+    pairs = {}
+    for name, some in _holders(other, step, kind, maps).items():
+        if name not in wanted:
+            continue
+        whole = assembled(tuple(wanted[name].shape), some)
+        pairs[name] = pair(
+            name, wanted[name], whole.value, whole.covered, scale[name], tolerance, whole.apart
+        )  # fmt: skip
+    return pairs
+
+
+def _updates(reference: Reference, other: Run, step: int, maps: Atlas, gradients: dict[str, Pair]) -> dict[str, Pair]:
+    """What the step changed of each parameter, where its gradient is more than rounding."""
+    truth = reference.whole[step]
+    wanted = {name: truth.after[name] - truth.before[name] for name in truth.after if name in truth.before}
+    scale, of_gradients = floors(wanted), floors(truth.gradients)
+    pairs = {}
+    for name, some in _holders(other, step, "after", maps).items():
+        if name not in wanted:
+            continue
+        whole = assembled(tuple(wanted[name].shape), some)
+        covered = whole.covered
+        if name in truth.gradients:
+            noise = reference.tolerance * of_gradients[name]
+            covered = covered & (truth.gradients[name].abs() > noise)
+        # what is left of a small change to a large value is rounded by the value
+        rounding = _epsilon(reference.tolerance) * float(truth.before[name].abs().max()) if covered.numel() else 0.0
+        floor = max(scale[name], rounding / reference.tolerance)
+        ours = whole.value - truth.before[name]
+        pairs[name] = pair(name, wanted[name], ours, covered, floor, reference.tolerance * 10, whole.apart)
+    return pairs
+
+
+def _epsilon(tolerance: float) -> float:
+    return 2.3e-16 if tolerance < 1e-6 else 1.2e-7 if tolerance < 1e-3 else 8e-3
+
+
+def _numbers(
+    reference: Reference, other: Run, step: int, maps: Atlas, found: data.Data, made: Compared
+) -> list[Finding]:
+    """Outputs, gradients, clipping, learning rates, parameters after the step."""
+    truth = reference.whole[step]
+    renamed, cut = {}, {}
+    for rank, own in maps.parts.items():
+        renamed[rank] = _modules_renamed(own)
+        cut[rank] = {
+            name.rpartition(".")[0]
+            for name, part in own.items()
+            if part.flat is None and any(places is not None for places in part.index)
+        }
+    facts = Facts(other.layout, step, reference.tolerance, reference.order[step], tied=truth.tied)
+    facts.cut = {maps.parts[rank][n].name for rank, own in maps.parts.items() for n in own
+                 if any(places is not None for places in own[n].index)}  # fmt: skip
+    facts.parted = forward.parted(reference.run, other, step, found, renamed, cut, reference.tolerance)
+    facts.gradients = _pairs(reference, other, step, maps, "gradient", truth.gradients, reference.tolerance)
+    facts.updates = _updates(reference, other, step, maps, facts.gradients)
+    facts.earlier = [reference.whole[before].gradients for before in range(step)]
+    made.off = max([made.off, *(one.off for one in facts.gradients.values())])
+    findings = causes.findings(facts, reference, other)
+    if not findings:
+        findings = clipping.findings(reference, other, step, maps, facts)
+    if not findings:
+        findings = causes.of_updates(facts, reference, other)
+    return findings + causes.printed(facts, reference, other)
+
+
+def _modules_renamed(own: Mapping[str, Part]) -> dict[str, str]:
+    """Modules that have another name in the reference, and those around them, as far as all their parts agree."""
+    renamed: dict[str, set[str]] = {}
+    for name, part in own.items():
+        here, there = name.split(".")[:-1], part.name.split(".")[:-1]
+        while here and there:
+            renamed.setdefault(".".join(here), set()).add(".".join(there))
+            if here[-1] != there[-1] and not (here[-1].isdigit() and there[-1].isdigit()):
+                break
+            here, there = here[:-1], there[:-1]
+    return {name: next(iter(names)) for name, names in renamed.items() if len(names) == 1}

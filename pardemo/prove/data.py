@@ -1,0 +1,223 @@
+"""Samples: over all ranks the reference's, none twice, none missing; and where each of them is."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from pardemo.prove.facts import Finding
+from pardemo.prove.runner import Run
+from pardemo.world.errors import ranks_text
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a row is in the reference: micro-batch and row there, and its tokens' places, None for all of them.
+
+    ``length``: tokens of the whole row, where a part of it is meant.
+    """
+
+    micro_batch: int
+    row: int
+    tokens: torch.Tensor | None = None
+    length: int = 0
+
+
+@dataclass
+class Data:
+    """A step's samples in a layout beside the reference's.
+
+    ``places``: of rank, micro-batch and row. ``unmatched``: ranks none of whose rows the reference has, as a pipeline's
+    later stages, which get activations.
+    """
+
+    places: dict[tuple[int, int, int], Place] = field(default_factory=dict)
+    unmatched: list[int] = field(default_factory=list)
+    finding: Finding | None = None
+    error: str = ""
+
+
+def samples(run: Run, step: int, rank: int) -> list[list[str]]:
+    """Hashes of the samples of each micro-batch."""
+    return [micro.samples for micro in run.records[rank].steps[step].micro_batches]
+
+
+def compared(reference: Run, other: Run, step: int) -> Data:
+    """Matches a layout's samples of a step with the reference's."""
+    at: dict[str, Place] = {}
+    wanted: Counter[str] = Counter()
+    for rank in range(reference.layout.ranks):
+        for number, micro in enumerate(samples(reference, step, rank)):
+            wanted.update(micro)
+            for row, sample in enumerate(micro):
+                at.setdefault(sample, Place(number, row))
+    found: dict[int, Counter[str]] = {}
+    made = Data()
+    for rank in range(other.layout.ranks):
+        own = samples(other, step, rank)
+        found[rank] = Counter(sample for micro in own for sample in micro)
+        for number, micro in enumerate(own):
+            for row, sample in enumerate(micro):
+                if sample in at:
+                    made.places[rank, number, row] = at[sample]
+    if not wanted:
+        return made
+    matched = [rank for rank, own in found.items() if any(sample in wanted for sample in own)]
+    if not matched:
+        return _parts(reference, other, step, made)
+    made.unmatched = [rank for rank in found if rank not in matched]
+    total: Counter[str] = sum((found[rank] for rank in matched), Counter())
+    times = sum(total.values()) / sum(wanted.values())
+    if total == Counter({sample: round(count * times) for sample, count in wanted.items()}):
+        return made  # ranks of one tensor-parallel group have the same samples
+    made.unmatched = []
+    _judge(reference, other, step, wanted, sum(found.values(), Counter()), found, made)
+    return made
+
+
+def _judge(
+    reference: Run,
+    other: Run,
+    step: int,
+    wanted: Counter[str],
+    total: Counter[str],
+    found: dict[int, Counter[str]],
+    made: Data,
+) -> None:
+    layout = other.layout
+    share = sum(wanted.values())
+    model = 1
+    for key in ("tp", "cp"):
+        model *= int(layout.values.get(key, 1))
+    own = sum(total.values()) // model
+    missing = sum(1 for sample in wanted if sample not in total)
+    strange = sum(1 for sample in total if sample not in wanted)
+    if own != share and not missing and step == 0 and strange:
+        made.error = (
+            f"a step of {layout.name} has {own} samples, and one of {reference.layout.name} has {share}: "
+            "choose layouts whose ranks × batch × accumulate are the same"
+        )
+        return
+    if (
+        own != share
+        and step == 0
+        and not strange
+        and missing == share - len(total)
+        and len(total) == sum(total.values())
+    ):
+        made.error = (
+            f"a step of {layout.name} has {own} samples, and one of {reference.layout.name} has {share}: "
+            "choose layouts whose ranks × batch × accumulate are the same"
+        )
+        return
+    least = min((total[sample] for sample in total if sample in wanted), default=1)
+    twice = sum(1 for sample, count in total.items() if count > max(least, model))
+    alike = _alike(found)
+    parts = []
+    if missing:
+        parts.append(f"{missing} of {len(wanted)} samples are missing")
+    if strange:
+        parts.append(f"{strange} are there that the reference has not in this step")
+    if twice:
+        parts.append(f"{twice} come more than once")
+    if alike and model == 1:
+        parts.append(f"{ranks_text(alike)} have the same samples")
+    if model > 1 and strange:
+        parts.append(f"ranks of a group of {model} that share a model have to have the same samples")
+    made.finding = Finding(layout.name, step + 1, "data", "data", "; ".join(parts) or "the samples are others")
+
+
+def _alike(found: dict[int, Counter[str]]) -> list[int]:
+    """The first ranks that have the same samples."""
+    for rank, own in found.items():
+        same = [other for other, its in found.items() if its == own]
+        if len(same) > 1 and own:
+            return [r for r in same if r >= rank]
+    return []
+
+
+def _parts(reference: Run, other: Run, step: int, made: Data) -> Data:
+    """Rows that are a part of the reference's rows, as under context parallelism: found by their tokens."""
+    layout = other.layout.name
+    wholes: list[tuple[Place, torch.Tensor]] = []
+    for rank in range(reference.layout.ranks):
+        for number, tokens in _tokens(reference, step, rank).items():
+            wholes += [(Place(number, row), own) for row, own in enumerate(tokens)]
+    length = len(wholes[0][1]) if wholes else 0
+    if any(len(own) != length for _, own in wholes):
+        return made
+    table = torch.stack([own for _, own in wholes])  # [rows, s]
+    covered = torch.zeros_like(table)
+    complete = True
+    for rank in range(other.layout.ranks):
+        own_tokens = _tokens(other, step, rank)
+        own = [(number, row, one) for number, tokens in own_tokens.items() for row, one in enumerate(tokens)]
+        places = _placed([one for _, _, one in own], table, covered)
+        if places is None:
+            complete = False
+            continue
+        for (number, row, _), (whole, tokens) in zip(own, places, strict=True):
+            at = wholes[whole][0]
+            made.places[rank, number, row] = Place(at.micro_batch, at.row, tokens, length)
+            covered[whole, tokens] += 1
+    if made.places and (not complete or len(covered.unique()) != 1):
+        made.finding = Finding(
+            layout, step + 1, "data", "data",
+            "the ranks' parts of the samples do not make the reference's samples: tokens are missing or come twice",
+        )  # fmt: skip
+    elif not made.places and any(any(samples(other, step, rank)) for rank in range(other.layout.ranks)):
+        made.finding = Finding(layout, step + 1, "data", "data", "no sample is one of the reference's in this step")
+    return made
+
+
+def _placed(
+    own: list[torch.Tensor], table: torch.Tensor, covered: torch.Tensor
+) -> list[tuple[int, torch.Tensor]] | None:
+    """Of each of a rank's rows the whole row and the places in it, the same places for all; None where there are none.
+
+    Where several places would do, those that other ranks have least.
+    """
+    if not own or any(len(one) != len(own[0]) for one in own) or not 0 < len(own[0]) <= table.shape[1]:
+        return None
+    best, least = None, float("inf")
+    for places in _patterns(len(own[0]), table.shape[1]):
+        at: dict[tuple[int, ...], list[int]] = {}
+        for number, row in enumerate(table[:, places].tolist()):
+            at.setdefault(tuple(row), []).append(number)
+        if not all(tuple(one.tolist()) in at for one in own):
+            continue
+        counts = covered[:, places].sum(1).tolist()
+        chosen: list[tuple[int, torch.Tensor]] = []
+        load = 0
+        for one in own:
+            number = min(at[tuple(one.tolist())], key=lambda n: counts[n])
+            load += counts[number]
+            counts[number] += len(places)
+            chosen.append((number, places))
+        if load < least:
+            best, least = chosen, load
+    return best
+
+
+def _patterns(length: int, whole: int) -> Iterator[torch.Tensor]:
+    """Places that a part may have: one block, at a multiple of its length first, or two halves of one, as in zigzag."""
+    begins = [*range(0, whole - length + 1, length), *(b for b in range(whole - length + 1) if b % length)]
+    for begin in begins:
+        yield torch.arange(begin, begin + length)
+    if length % 2 == 0:
+        half = length // 2
+        for first in range(0, whole - half + 1, half):
+            for second in range(0, whole - half + 1, half):
+                if second not in (first, first + half):
+                    yield torch.cat([torch.arange(first, first + half), torch.arange(second, second + half)])
+
+
+def _tokens(run: Run, step: int, rank: int) -> dict[int, torch.Tensor]:
+    """Hashes of tokens of each micro-batch. [b, s]"""
+    tensors = run.tensors(step, rank, "input")
+    found = {}
+    for number, micro in enumerate(run.records[rank].steps[step].micro_batches):
+        if micro.names:
+            found[number] = tensors[f"{number}/{micro.names[0]}"]
+    return found

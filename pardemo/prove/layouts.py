@@ -1,0 +1,128 @@
+"""The layouts of a proof: read from prove.toml or from the command line, and put into the script's arguments."""
+
+import re
+import shlex
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from pardemo.world import MAX_RANKS
+
+#: What a layout may say of how its ranks are used, beside ``ranks``, and what it is in words.
+SIZES = {
+    "tp": "tensor-parallel size", "pp": "pipeline stages", "cp": "context-parallel size", "ep": "expert-parallel size",
+    "dp": "data-parallel size", "sp": "sequence-parallel size", "accumulate": "micro-batches that are accumulated",
+    "micro_batches": "micro-batches",
+}  # fmt: skip
+_FIELD = re.compile(r"\{(\w+)\}")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way to run the script.
+
+    ``ranks``: how many. ``values``: all that it says, for the fields of the script's line. ``line``: that line, filled.
+    """
+
+    ranks: int
+    values: Mapping[str, Any]
+    line: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """``ranks=4 batch=8``, as on the command line."""
+        return " ".join(f"{key}={value}" for key, value in self.values.items())
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Numbers above 1 that a factor may be: ranks, and what :data:`SIZES` names, each with its words."""
+        named = {"ranks": self.ranks} | {k: v for k, v in self.values.items() if k in SIZES and isinstance(v, int)}
+        if "dp" not in named:
+            model = prod(v for k, v in named.items() if k in ("tp", "pp", "cp"))
+            if model > 1 and self.ranks % model == 0:
+                named["dp"] = self.ranks // model
+        return {key: value for key, value in named.items() if value > 1}
+
+
+def from_file(path: str) -> tuple[list[Layout], dict[str, Any]]:
+    """The layouts of a ``prove.toml``, and what else it says: ``steps``, ``double``.
+
+    Raises:
+        ValueError: it cannot be read, has no script, no layouts, or a name that nobody knows; one line.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ValueError(f"there is no {path}: write one, or give --layout and the script behind --") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
+    try:
+        read = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is no TOML: {error}") from None
+    known = {"script", "layout", "steps", "double"}
+    if unknown := sorted(read.keys() - known):
+        raise ValueError(f"{path}: {unknown[0]!r} is not known; it may say {', '.join(sorted(known))}")
+    script, tables = read.get("script"), read.get("layout")
+    if not isinstance(script, str) or not script.strip():
+        raise ValueError(f'{path} needs script = "train.py …"')
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ValueError(f"{path} needs a [[layout]] for the reference and one or more to compare with it")
+    for name, kind in (("steps", int), ("double", bool)):
+        if name in read and type(read[name]) is not kind:
+            raise ValueError(f"{path}: {name} must be {'a whole number' if kind is int else 'true or false'}")
+    return filled([_layout(table, path) for table in tables], shlex.split(script)), {
+        key: value for key, value in read.items() if key in ("steps", "double")
+    }
+
+
+def from_texts(texts: Sequence[str], line: Sequence[str]) -> list[Layout]:
+    """Layouts as ``"ranks=4 batch=8"``, for a script's line with ``{batch}`` in it."""
+    made = []
+    for text in texts:
+        values: dict[str, Any] = {}
+        for word in text.replace(",", " ").replace(";", " ").split():
+            key, equals, value = word.partition("=")
+            if not equals or not key.isidentifier() or not value:
+                raise ValueError(f'--layout takes "ranks=4 batch=8", not {text!r}')
+            values[key] = int(value) if value.isdecimal() else value
+        made.append(_layout(values, f"--layout {text!r}"))
+    return filled(made, line)
+
+
+def _layout(values: Mapping[str, Any], where: str) -> Layout:
+    ranks = values.get("ranks")
+    if type(ranks) is not int or not 1 <= ranks <= MAX_RANKS:
+        raise ValueError(f"{where}: ranks must be a number from 1 to {MAX_RANKS}, not {ranks!r}")
+    for key, value in values.items():
+        if not isinstance(value, (int, float, str)):
+            raise ValueError(f"{where}: {key} must be a number or a text, not {value!r}")
+        if key in SIZES and (type(value) is not int or value < 1):
+            raise ValueError(f"{where}: {key} must be a number from 1 on, not {value!r}")
+    return Layout(ranks, dict(values))
+
+
+def filled(layouts: Sequence[Layout], line: Sequence[str]) -> list[Layout]:
+    """The layouts with the script's line, its ``{fields}`` in their values."""
+    if len(layouts) < 2:
+        raise ValueError(
+            "a proof needs two layouts or more: the first is the reference, the others are held against it"
+        )
+    fields = {name for part in line for name in _FIELD.findall(part)}
+    made = []
+    for layout in layouts:
+        if missing := sorted(fields - layout.values.keys()):
+            raise ValueError(f"the script's line has {{{missing[0]}}}, which the layout {layout.name!r} does not say")
+        if unused := sorted(layout.values.keys() - fields - {"ranks"} - SIZES.keys()):
+            raise ValueError(
+                f"the layout {layout.name!r} says {unused[0]}, which is nowhere in the script's line as {{{unused[0]}}}"
+            )
+        parts = tuple(_FIELD.sub(lambda found, of=layout: str(of.values[found[1]]), part) for part in line)
+        made.append(Layout(layout.ranks, layout.values, parts))
+    different = {(layout.ranks, layout.line) for layout in made}
+    if len(different) < len(made):
+        raise ValueError("two layouts are the same: nothing would be compared")
+    return made

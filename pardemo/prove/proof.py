@@ -1,0 +1,127 @@
+"""A proof: all layouts run, each held against the first; whether they train alike, and where not."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pardemo.prove import compare, runner
+from pardemo.prove.facts import Finding
+from pardemo.prove.layouts import Layout
+from pardemo.prove.runner import Options, ProveError, Run
+
+
+@dataclass
+class Proof:
+    """What came out. ``failed``: layouts that could not be run or compared, with one line each."""
+
+    layouts: list[Layout]
+    findings: list[Finding] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    steps: int = 0
+    parameters: int = 0
+    modules: list[str] = field(default_factory=list)
+    tolerance: float = 0.0
+
+    @property
+    def equal(self) -> bool:
+        """Whether all layouts were run, and train as the reference does."""
+        return not self.findings and not self.failed
+
+    def as_json(self) -> dict[str, Any]:
+        """As ``pardemo prove --json`` prints it."""
+        return {
+            "equal": self.equal,
+            "layouts": [
+                {"layout": one.name, "ranks": one.ranks, "line": " ".join(one.line), "error": self.failed.get(one.name),
+                 "equal": one.name not in self.failed and not any(f.layout == one.name for f in self.findings)}
+                for one in self.layouts
+            ],
+            "findings": [_plain(asdict(finding)) for finding in self.findings],
+            "steps": self.steps, "parameters": self.parameters, "tolerance": self.tolerance, "notes": self.notes,
+        }  # fmt: skip
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    """No infinities and no tuples, which JSON has not."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else list(value) if isinstance(value, tuple)
+        else value for key, value in row.items()
+    }  # fmt: skip
+
+
+def scripts(layouts: Sequence[Layout], options: Options) -> Proof:
+    """Runs a script in each layout, and holds all against the first.
+
+    Raises:
+        ProveError: the reference could not be run, took no step, or is not the same twice.
+    """
+    folder = runner.scratch()
+    try:
+        reference, again, others = runner.all_ran(layouts, options, folder)
+        return _proof(layouts, options, reference, again, others)
+    finally:
+        runner.remove(folder)
+
+
+def _proof(layouts: Sequence[Layout], options: Options, reference: Run, again: Run | None, others: list[Run]) -> Proof:
+    tolerance = compare.tolerance_of(reference, options.double)
+    if again is not None:
+        _deterministic(reference, again, tolerance)
+    truth = compare.Reference(reference, tolerance)
+    made = Proof(list(layouts), steps=reference.steps, parameters=len(truth.whole[0].before), tolerance=tolerance)
+    made.modules = sorted(truth.order[0], key=truth.order[0].__getitem__)
+    made.notes += [note for record in reference.records[:1] for note in record.notes]
+    for other in others:
+        if other.error:
+            made.failed[other.layout.name] = other.error
+            continue
+        if not other.steps:
+            made.failed[other.layout.name] = f"{other.layout.name} took no step of an optimizer after a backward pass"
+            continue
+        try:
+            compared = compare.layout(truth, other)
+        except ProveError as error:
+            made.failed[other.layout.name] = str(error)
+            continue
+        made.findings += compared.findings
+        made.notes += [note for note in compared.notes if note not in made.notes]
+    return made
+
+
+def _deterministic(reference: Run, again: Run, tolerance: float) -> None:
+    """Two runs of the reference have to be the same, or nothing could be held against it."""
+    name = reference.layout.name
+    lines = [line for record in reference.records for line in record.unseeded]
+    said = f": {lines[0]} draws without a seed" if lines else ""
+    for step in range(min(reference.steps, again.steps)):
+        for rank in range(reference.layout.ranks):
+            for kind, what in (
+                ("before", "parameters"), ("input", "samples"), ("output", "outputs"), ("gradient", "gradients"),
+            ):  # fmt: skip
+                first, second = reference.tensors(step, rank, kind), again.tensors(step, rank, kind)
+                if first.keys() != second.keys() or any(not _alike(first[n], second[n], tolerance) for n in first):
+                    raise ProveError(
+                        f"the script is not the same twice: two runs of {name} have different {what} in step "
+                        f"{step + 1}{said}; seed all that it draws from, and compare again"
+                    )
+
+
+def _alike(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
+    if a.shape != b.shape:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    scale = float(b.abs().max()) if b.numel() else 0.0
+    return bool(((a - b).abs() <= tolerance * scale).all()) or bool(
+        torch.equal(a.isnan(), b.isnan()) and a.isnan().any()
+    )
+
+
+def with_folder(options: Options, folder: str | Path) -> Options:
+    """The options, for a script that runs in a folder."""
+    return replace(options, folder=str(folder))

@@ -1,0 +1,54 @@
+"""A script in fp64: what it makes, asks for or converts to in a shorter floating-point type, it gets in this one."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from pardemo import compat
+
+_SHORT = {torch.float32, torch.bfloat16, torch.float16}
+#: Methods that name a type.
+_NAMED = {torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16}
+#: Functions whose result has the type of what they read, and not of what they are asked for.
+_READS = {torch.from_numpy, torch.frombuffer, torch.load, torch.tensor, torch.as_tensor}
+
+
+class _Double(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _NAMED:
+            return torch.Tensor.double(*args)
+        if any(arg in _SHORT for arg in args if isinstance(arg, torch.dtype)):
+            args = tuple(torch.float64 if isinstance(arg, torch.dtype) and arg in _SHORT else arg for arg in args)
+        if kwargs.get("dtype") in _SHORT and isinstance(kwargs["dtype"], torch.dtype):
+            kwargs = {**kwargs, "dtype": torch.float64}
+        made = func(*args, **kwargs)
+        if func in _READS and isinstance(made, torch.Tensor) and made.dtype in _SHORT:
+            return made.double()
+        return made
+
+
+@contextlib.contextmanager
+def double(notes: list[str]) -> Iterator[None]:
+    """Within the block floating point is fp64: torch's default, what a script names, and autocast is off."""
+    before = torch.get_default_dtype()
+    enter, set_default = torch.amp.autocast_mode.autocast.__init__, torch.set_default_dtype
+
+    def autocast(self: Any, *args: Any, **kwargs: Any) -> None:
+        kwargs["enabled"] = False
+        enter(self, *args, **kwargs)
+
+    notes.append("--double: fp32, bf16 and fp16 → fp64, autocast → off")
+    set_default(torch.float64)
+    with (
+        compat.replaced(torch, "set_default_dtype", lambda dtype: set_default(torch.float64)),
+        compat.replaced(torch.amp.autocast_mode.autocast, "__init__", autocast),
+        _Double(),
+    ):
+        try:
+            yield
+        finally:
+            set_default(before)

@@ -1,0 +1,118 @@
+"""On a rank: which part of which parameter it holds, and that part's values and gradients, without a collective."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+
+from pardemo import compat
+from pardemo.measure.places import without_wrappers
+from pardemo.prove.record.facts import Piece
+
+
+class Held(NamedTuple):
+    """A piece, with what it is on this rank: values, and its gradient or None. Both as plain tensors."""
+
+    piece: Piece
+    value: torch.Tensor
+    gradient: torch.Tensor | None
+
+
+def outermost(roots: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Modules with parameters that are part of no other one, in the order in which they were met."""
+    kept = [root for root in roots if next(root.parameters(), None) is not None]
+    within = {id(part) for root in kept for part in root.modules() if part is not root}
+    return [root for root in kept if id(root) not in within]
+
+
+def held(roots: Iterable[torch.nn.Module]) -> list[Held]:
+    """All parameters of this rank's models: DTensor's, FSDP's, DeepSpeed's, Megatron's, or plain ones.
+
+    DeepSpeed's are gathered by its own functions, which all ranks have to come to.
+    """
+    found: dict[str, Held] = {}
+    for number, root in enumerate(roots):
+        prefix = f"{type(root).__name__}." if number else ""
+        for one in _of_root(root):
+            name = one.piece.name if one.piece.name not in found else prefix + one.piece.name
+            found[name] = one._replace(piece=replace(one.piece, name=name))
+    return list(found.values())
+
+
+def _of_root(root: torch.nn.Module) -> Iterator[Held]:
+    tied = _names(root)
+    deepspeed = sys.modules.get("deepspeed")
+    if deepspeed is not None and isinstance(root, deepspeed.DeepSpeedEngine):
+        yield from _deepspeed(root, tied)
+        return
+    if sharded := _fsdp1(root):
+        yield from sharded
+        return
+    for parameter, names in tied.values():
+        yield _plain(parameter, names)
+
+
+def _names(root: torch.nn.Module) -> dict[int, tuple[torch.nn.Parameter, tuple[str, ...]]]:
+    names: dict[int, tuple[torch.nn.Parameter, tuple[str, ...]]] = {}
+    for name, parameter in root.named_parameters(remove_duplicate=False):
+        known = names.get(id(parameter), (parameter, ()))[1]
+        names[id(parameter)] = (parameter, (*known, without_wrappers(name)))
+    return names
+
+
+def _plain(parameter: torch.nn.Parameter, names: tuple[str, ...]) -> Held:
+    gradient: Any = parameter.grad
+    if gradient is None:
+        gradient = getattr(parameter, "main_grad", None)  # Megatron-core's buffers
+    whole = start = None
+    value: Any = parameter.detach()
+    if _is_dtensor(parameter):
+        whole, start = tuple(parameter.shape), _box(parameter)
+        value = compat.local_tensor(parameter).detach()
+        if gradient is not None and _is_dtensor(gradient):
+            if any(placement.is_partial() for placement in gradient.placements):
+                gradient = gradient.redistribute(parameter.device_mesh, parameter.placements)
+            gradient = compat.local_tensor(gradient)
+    if gradient is not None and gradient.is_sparse:
+        gradient = gradient.to_dense()
+    piece = Piece(names[0], tuple(value.shape), whole, start, None, names[1:], parameter.requires_grad)
+    return Held(piece, value, None if gradient is None else gradient.detach())
+
+
+def _is_dtensor(tensor: Any) -> bool:
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def _box(parameter: Any) -> tuple[int, ...]:
+    """Where a DTensor's local part begins in the whole, an index for each axis."""
+    return tuple(compat.local_offset(parameter.shape, parameter.device_mesh, parameter.placements))
+
+
+def _fsdp1(root: torch.nn.Module) -> list[Held]:
+    """The parameters of FSDP1's units as ranges of their elements, as far as this rank has them."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    found: list[Held] = []
+    for name, part in root.named_modules() if fsdp is not None else ():
+        if not isinstance(part, fsdp.FullyShardedDataParallel):
+            continue
+        for own, whole, begin, value, gradient in compat.fsdp1_ranges(part):
+            full = without_wrappers(f"{name}.{own}" if name else own)
+            found.append(Held(Piece(full, tuple(value.shape), tuple(whole), None, begin), value, gradient))
+    return found
+
+
+def _deepspeed(engine: Any, tied: dict[int, tuple[torch.nn.Parameter, tuple[str, ...]]]) -> Iterator[Held]:
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
+
+    zero = engine.zero_optimization_stage() > 0
+    for parameter, names in tied.values():
+        trained = parameter.requires_grad
+        gradient = safe_get_full_grad(parameter) if trained else None
+        value = safe_get_full_fp32_param(parameter) if trained and zero else None
+        if value is None:
+            value = parameter.detach()
+        piece = Piece(names[0], tuple(value.shape), tuple(value.shape), None, None, names[1:], trained)
+        yield Held(piece, value, gradient)

@@ -1,0 +1,344 @@
+"""On a rank: what a script's first steps do, written down at the optimizer's step."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from pardemo import compat
+from pardemo.measure.places import ROOT, Places, without_wrappers
+from pardemo.measure.steps import Enough
+from pardemo.prove.record import pieces, sketch
+from pardemo.prove.record.facts import Clip, LossCall, Mask, MicroBatch, ModuleCall, Record, Step, Tensors
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to record: how many steps, into which folder, and how much.
+
+    ``sketched``: parameters as sketches, but those of ``in_full``. ``forward``: outputs of modules.
+    """
+
+    steps: int
+    folder: str
+    sketched: bool = False
+    in_full: tuple[str, ...] = ()
+    forward: bool = True
+
+
+class Recorder:
+    """Writes down a script's steps. What a step is, the optimizer says: the first one's after a backward pass.
+
+    Its parameters after the step are complete when the optimizer has stepped with all that have gradients, or, where it
+    steps with others (shards of its own), when the model runs the next time.
+    """
+
+    def __init__(self, places: Places, rank: int, wanted: Wanted):
+        self.steps: list[Step] = [Step()]
+        self._places, self._rank, self._wanted = places, rank, wanted
+        self._tensors: Tensors = {}
+        self._hooks: list[Any] = []
+        self._thread = threading.get_ident()
+        self._numbers: dict[tuple[int, str], int] = {}  # of micro-batch and module, how often it ran
+        self._depth = 0
+        self._pending = False  # an optimizer has stepped, and the parameters are still to be written down
+        self._stepped: set[int] = set()
+        self._summed = False  # gradients were written down when they were clipped
+        self._optimizer = ""
+        self._looked: Callable[[], None] = lambda: None
+        self._engines: set[type] = set()
+        self._in_engine = False
+        self._given: dict[str, Any] = {}
+        self._changes = contextlib.ExitStack()
+
+    @property
+    def complete(self) -> bool:
+        """Whether all steps that were wanted are over."""
+        return len(self.steps) > self._wanted.steps
+
+    def on_first_step(self, call: Callable[[], None]) -> None:
+        """``call`` is called once, at the first step: the model is there, and whole."""
+        self._looked = call
+
+    def __enter__(self) -> "Recorder":
+        self._hooks = [
+            register_module_forward_pre_hook(self._begins),
+            register_module_forward_hook(self._ends),
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]  # fmt: skip
+        self._backward = torch.autograd.backward
+        self._inside = False
+
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if compat.graph_task() == -1 and not self._inside:
+                self._note_loss(tensors)
+            inside, self._inside = self._inside, True
+            try:
+                return self._backward(tensors, *args, **kwargs)
+            finally:
+                self._inside = inside
+
+        called = torch.nn.Module.__call__
+
+        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            self._given = kwargs  # of which torch tells no hook that sees all modules
+            self._depth += 1
+            try:
+                return called(module, *args, **kwargs)
+            finally:
+                self._depth -= 1
+
+        torch.autograd.backward = backward
+        self._changes.enter_context(compat.replaced(torch.nn.Module, "__call__", call))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        torch.autograd.backward = self._backward
+        for hook in self._hooks:
+            hook.remove()
+        self._changes.close()
+
+    # --- what others note
+
+    @property
+    def now(self) -> Step:
+        return self.steps[-1]
+
+    def mask(self, mask: Mask) -> None:
+        self.now.masks.append(mask)
+
+    def loss_call(self, function: str, targets: int, ignored: int, reduction: str, value: float | None) -> None:
+        number = max(len(self.now.micro_batches) - 1, 0)
+        line = self._places.here().line
+        self.now.loss_calls.append(LossCall(function, targets, ignored, reduction, value, line, number))
+
+    def printed(self, value: float) -> None:
+        self.steps[-2 if len(self.steps) > 1 and not self.now.micro_batches else -1].printed.append(value)
+
+    def clipped(self, norm: Any, limit: float) -> None:
+        value = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        self.now.clips.append(Clip(float(value), float(limit), self._places.here().line))
+
+    def before_clipping(self) -> None:
+        """Gradients as they are summed, before a function clips them; once a step."""
+        if not self._summed and self.now.backwards:
+            self._note_parameters("before")
+            self._summed = True
+
+    # --- modules
+
+    def _is_root(self, module: torch.nn.Module) -> bool:
+        return module in self._places.roots and next(module.parameters(), None) is not None
+
+    def _begins(self, module: torch.nn.Module, inputs: Any) -> None:
+        if threading.get_ident() != self._thread or not torch.is_grad_enabled() or compat.graph_task() != -1:
+            return
+        if self._depth == 1 and self._is_root(module):
+            self._take_pending()
+            self._meet(module)
+            self._begin_micro_batch(module, inputs)
+
+    def _begin_micro_batch(self, module: torch.nn.Module, inputs: Any) -> None:
+        number = len(self.now.micro_batches)
+        found = _tensors_of(inputs, self._given)
+        if not found:
+            self.now.micro_batches.append(MicroBatch([], "", []))
+            return
+        name, batch = found[0]
+        tokens = sketch.token_hashes(batch)
+        key = f"input/{number}"
+        self._tensors[f"{key}/{name}"] = tokens
+        for other, tensor in found[1:]:
+            self._tensors[f"{key}/{other}"] = sketch.cells(tensor.double() if tensor.dim() else tensor.reshape(1))
+        samples = [sketch.digest(row) for row in tokens]
+        self.now.micro_batches.append(MicroBatch(samples, key, [other for other, _ in found]))
+
+    def _ends(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        if threading.get_ident() != self._thread or not torch.is_grad_enabled() or compat.graph_task() != -1:
+            return
+        if not self._wanted.forward or not self.now.micro_batches:
+            return
+        name = self._places.name(module) if module in self._places.roots or self._known(module) else ""
+        first = next((t for t in _leaves(output) if t.is_floating_point()), None)
+        if first is None or (not name and module not in self._places.roots):
+            return
+        if hasattr(first, "placements"):
+            return  # a DTensor's part: what it is part of, its module's next says
+        number = len(self.now.micro_batches) - 1
+        times = self._numbers.get((number, name), 0)
+        self._numbers[number, name] = times + 1
+        if times > 64:
+            return  # a part that runs for each token says nothing new
+        key = f"output/{number}/{name}/{times}"
+        self._tensors[key] = sketch.cells(first)
+        for tensor in _leaves(inputs):
+            if not tensor.is_floating_point() and not hasattr(tensor, "placements"):
+                self._tensors[key.replace("output/", "whole/", 1)] = tensor.detach().to(torch.int64).clone()
+                break
+        kind = type(module).__name__
+        self.now.calls.append(ModuleCall(name or ROOT, kind, number, times, key, tuple(first.shape)))
+
+    def _known(self, module: torch.nn.Module) -> bool:
+        return self._places.name(module) != type(module).__name__
+
+    def _meet(self, module: torch.nn.Module) -> None:
+        """DeepSpeed's engine sums and steps in methods of its own."""
+        engine = type(module)
+        if engine.__module__.startswith("deepspeed") and engine not in self._engines:
+            self._engines.add(engine)
+            step, recorder = engine.step, self
+
+            def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
+                boundary = self.is_gradient_accumulation_boundary()
+                if boundary:
+                    recorder._note_parameters("before")
+                    recorder._summed = True
+                recorder._in_engine = True
+                try:
+                    made = step(self, *args, **kwargs)
+                finally:
+                    recorder._in_engine = False
+                if boundary:
+                    recorder._engine_stepped(self)
+                return made
+
+            self._changes.enter_context(compat.replaced(engine, "step", recorded))
+
+    def _engine_stepped(self, engine: Any) -> None:
+        norm, limit = engine.get_global_grad_norm(), engine.gradient_clipping()
+        if norm is not None and limit:
+            self.now.clips.append(Clip(float(norm), float(limit), ""))
+        self.now.learning_rates = [float(rate) for rate in engine.get_lr()]
+        self._finish()
+
+    # --- losses
+
+    def _note_loss(self, tensors: Any) -> None:
+        some = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        self.now.backwards += 1
+        if len(some) == 1 and some[0].numel() == 1:
+            value = some[0].full_tensor() if hasattr(some[0], "full_tensor") else some[0]
+            self.now.losses.append(float(value.detach()))
+
+    # --- steps
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if threading.get_ident() != self._thread or self._in_engine:
+            return
+        if self.now.backwards == 0:
+            return
+        self._optimizer = self._optimizer or type(optimizer).__name__
+        if not self._pending:
+            self.now.learning_rates = []
+            if not self._summed:
+                self._note_parameters("before")
+            self._note_buffers()
+            self._looked()
+            self._looked = lambda: None
+        self.now.learning_rates += [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if threading.get_ident() != self._thread or self._in_engine or self.now.backwards == 0:
+            return
+        self._pending = True
+        self._stepped |= {id(p) for group in optimizer.param_groups for p in group["params"]}
+        own = {
+            id(p)
+            for root in pieces.outermost(self._places.roots)
+            for p in root.parameters()
+            if p.requires_grad and p.grad is not None
+        }
+        if own and own <= self._stepped:
+            self._finish()
+
+    def _take_pending(self) -> None:
+        if self._pending:
+            self._finish()
+
+    def _finish(self) -> None:
+        """The step is over: parameters are what the next one begins with."""
+        self._note_parameters("after")
+        self._pending, self._summed = False, False
+        self._stepped.clear()
+        self._numbers.clear()
+        self._write()
+        self.steps.append(Step())
+        if self.complete:
+            raise Enough
+
+    def end(self) -> None:
+        """The script has ended by itself."""
+        with contextlib.suppress(Enough):
+            self._take_pending()
+        if not self.complete and not self.now.file:
+            self._tensors.clear()
+
+    def _note_parameters(self, when: str) -> None:
+        """Values and gradients before the step, values after it."""
+        with torch.no_grad():
+            for one in pieces.held(pieces.outermost(self._places.roots)):
+                name = one.piece.name
+                short = self._wanted.sketched and name not in self._wanted.in_full
+                take = sketch.of_parameter if short else _copied
+                self._tensors[f"{when}/{name}"] = take(one.value)
+                if when == "before":
+                    self.now.pieces.append(one.piece)
+                    if one.gradient is not None:
+                        self._tensors[f"gradient/{name}"] = take(one.gradient)
+                    elif one.piece.trained:
+                        self.now.no_gradient.append(name)
+
+    def _note_buffers(self) -> None:
+        for root in pieces.outermost(self._places.roots):
+            for name, buffer in root.named_buffers():
+                if buffer.numel() <= 65536:
+                    self._tensors[f"buffer/{without_wrappers(name)}"] = _copied(buffer)
+
+    def _write(self) -> None:
+        step = self.now
+        step.file = os.path.join(self._wanted.folder, f"step{len(self.steps)}.rank{self._rank}.safetensors")
+        save_file({name: tensor.contiguous() for name, tensor in self._tensors.items()}, step.file)
+        self._tensors = {}
+
+    def record(self, ended: str, parallelisms: list[Any], notes: list[str], unseeded: list[str]) -> Record:
+        """All that was recorded, but tensors, which are in the steps' files."""
+        roots = pieces.outermost(self._places.roots)
+        dtypes = sorted({str(p.dtype).removeprefix("torch.") for root in roots for p in root.parameters()})
+        norms = [
+            without_wrappers(name)
+            for root in roots
+            for name, part in root.named_modules()
+            if isinstance(part, compat.NormBase)
+        ]
+        steps = self.steps[: self._wanted.steps] if self.complete else self.steps[:-1]
+        return Record(self._rank, ended, steps, parallelisms, notes, unseeded, dtypes, self._optimizer, norms)
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone().contiguous()
+
+
+def _leaves(value: Any) -> Iterator[torch.Tensor]:
+    for leaf in compat.tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+    if hasattr(value, "items") and not isinstance(value, dict):
+        for inner in value.values():
+            yield from _leaves(inner)
+
+
+def _tensors_of(inputs: Any, given: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
+    """A model's inputs with a first axis, the samples' first."""
+    named = [(f"input {number}", value) for number, value in enumerate(inputs)] + list(given.items())
+    found = [(name, value) for name, value in named if isinstance(value, torch.Tensor) and value.dim() >= 1]
+    found = [(name, value.to_local() if hasattr(value, "to_local") else value) for name, value in found]
+    first = ("input_ids", "inputs_embeds", "pixel_values", "tokens")
+    return sorted(found, key=lambda item: first.index(item[0]) if item[0] in first else 0)

@@ -1,0 +1,138 @@
+"""Runs each layout of a proof on warm ranks, and has what they recorded compared."""
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from pardemo import World
+from pardemo.measure import journal
+from pardemo.measure import runner as measure
+from pardemo.measure.launch_lines import read
+from pardemo.measure.watch import Watch
+from pardemo.prove.layouts import Layout
+from pardemo.prove.record.facts import Record, Tensors
+from pardemo.prove.record.on_rank import Program, run
+from pardemo.prove.record.recorder import Wanted
+from pardemo.world.errors import RankError
+
+#: Elements of a model from which on parameters are compared by sketches first.
+SKETCHED = 20_000_000
+
+
+class ProveError(ValueError):
+    """A layout could not be run; one line says what happened, ``details`` where."""
+
+    def __init__(self, message: str, details: str = ""):
+        super().__init__(message)
+        self.details = details
+
+
+@dataclass
+class Run:
+    """A layout that was run: each rank's record, and the folder of its tensors. ``error``: why it could not be run."""
+
+    layout: Layout
+    records: list[Record] = field(default_factory=list)
+    error: str = ""
+    details: str = ""
+
+    @property
+    def steps(self) -> int:
+        """Steps that every rank has recorded."""
+        return min((len(record.steps) for record in self.records), default=0)
+
+    def tensors(self, step: int, rank: int, kind: str) -> Tensors:
+        """A rank's tensors of a step, of a kind: ``before``, ``after``, ``gradient``, ``output``, ``input`` …, by name."""
+        file = self.records[rank].steps[step].file
+        prefix = f"{kind}/"
+        with safe_open(file, framework="pt") as stored:
+            return {key[len(prefix) :]: stored.get_tensor(key) for key in stored.keys() if key.startswith(prefix)}  # noqa: SIM118
+
+
+@dataclass(frozen=True)
+class Options:
+    """How layouts are run: steps that are recorded, in fp64 or the script's own type, where, and for how long."""
+
+    steps: int = 3
+    double: bool = False
+    folder: str = ""
+    timeout_s: float = 600.0
+    sketched: bool = False
+    in_full: tuple[str, ...] = ()
+    function: Callable[[Layout], Callable[[], Any]] | None = None
+
+
+def ran(layout: Layout, options: Options, folder: Path) -> Run:
+    """Runs one layout, its tensors in ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = Wanted(options.steps, str(folder), options.sketched, options.in_full)
+    where = os.path.abspath(options.folder or os.getcwd())
+    launch = read(list(layout.line), layout.ranks)
+    text = ""
+    function = options.function(layout) if options.function is not None else None
+    if function is None and not launch.module:
+        source = Path(where, launch.script)
+        if not source.is_file():
+            raise ProveError(f"there is no script {launch.script}")
+        text = source.read_text(encoding="utf-8", errors="replace")
+        launch = replace(launch, script=str(source.resolve()))
+    asked = Program(launch, where, wanted, options.double, function)
+    watch = None
+    try:
+        world = World(layout.ranks, preload=measure._heavy(text), timeout_s=options.timeout_s, backend="gloo")
+        with world, Watch(world, str(folder)) as watch:
+            records = world.run(run, asked)
+    except RankError as error:
+        at_s = watch.until_s if watch else time.monotonic()
+        said = measure._told(os.path.basename(launch.script), error, journal.read(str(folder)), at_s)
+        return Run(layout, [], str(said), said.details)
+    return Run(layout, records)
+
+
+def scratch() -> str:
+    """A folder for tensors, to be removed."""
+    return tempfile.mkdtemp(prefix="pardemo-prove-")
+
+
+def remove(folder: str) -> None:
+    """Removes it."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def all_ran(layouts: Sequence[Layout], options: Options, folder: str) -> tuple[Run, Run | None, list[Run]]:
+    """The reference, the reference once more, and the others.
+
+    Raises:
+        ProveError: the reference could not be run, or took no step.
+    """
+    reference = ran(layouts[0], options, Path(folder, "0"))
+    _must(reference)
+    again = ran(layouts[0], options, Path(folder, "again"))
+    _must(again)
+    return (
+        reference,
+        again,
+        [ran(layout, options, Path(folder, str(number))) for number, layout in enumerate(layouts[1:], 1)],
+    )
+
+
+def _must(run: Run) -> None:
+    if run.error:
+        raise ProveError(f"the reference, {run.layout.name}: {run.error}", run.details)
+    if not run.steps:
+        raise ProveError(
+            f"the reference, {run.layout.name}, took no step of an optimizer after a backward pass: there is nothing to compare"
+        )
+
+
+def elements(run: Run) -> int:
+    """Elements of the model of a run, of the first rank's pieces."""
+    return sum(torch.Size(piece.whole or piece.shape).numel() for piece in run.records[0].steps[0].pieces)

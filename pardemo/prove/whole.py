@@ -1,0 +1,290 @@
+"""Parameters put together from ranks' pieces, as the reference has them; which piece is which part, values tell."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from pardemo.prove.record.facts import Piece
+
+
+@dataclass(frozen=True)
+class Part:
+    """Where a rank's piece lies in the reference's parameter.
+
+    ``name``: the reference's. ``index``: of each axis the places, or None for all of it; ``flat``: first element of a
+    range instead. ``sure``: whether the values at the begin say so, or the framework.
+    """
+
+    name: str
+    index: tuple[torch.Tensor | None, ...] = ()
+    flat: int | None = None
+    sure: bool = True
+
+    def key(self) -> tuple:
+        """Equal for pieces that hold the same elements."""
+        places = tuple(None if axis is None else tuple(axis.tolist()) for axis in self.index)
+        return self.name, places, self.flat
+
+    def of(self, whole: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+        """The same part of another whole tensor. [shape]"""
+        if self.flat is not None:
+            count = torch.Size(shape).numel()
+            return whole.reshape(-1)[self.flat : self.flat + count].reshape(shape)
+        for axis, places in enumerate(self.index):
+            if places is not None:
+                whole = whole.index_select(axis, places)
+        return whole
+
+
+@dataclass
+class Atlas:
+    """Which part of the reference's parameters each rank's piece is.
+
+    ``parts``: by rank and the piece's own name. ``unknown``: pieces of which nothing says it, with the reason.
+    ``different``: names whose values differ at the begin though shape and name are the same.
+    """
+
+    parts: dict[int, dict[str, Part]] = field(default_factory=dict)
+    unknown: dict[int, dict[str, str]] = field(default_factory=dict)
+    different: set[str] = field(default_factory=set)
+
+
+def atlas(
+    reference: Mapping[str, torch.Tensor],
+    pieces: Mapping[int, list[tuple[Piece, torch.Tensor]]],
+    tied: Mapping[str, str],
+    tolerance: float,
+) -> Atlas:
+    """Finds for every rank's every piece its part of the reference.
+
+    Args:
+        reference: whole parameters before the first step, by name. tied: other names of them.
+        pieces: of each rank what it holds, with its values before the first step.
+        tolerance: relative, up to which values are the same: frameworks may have kept them in another type.
+    """
+    made = Atlas()
+    by_row = _Rows(reference)
+    for rank, of_rank in pieces.items():
+        found = made.parts.setdefault(rank, {})
+        left = []
+        for piece, value in of_rank:
+            part = _said(reference, tied, piece, value, by_row, tolerance, made)
+            if part is None:
+                left.append((piece, value))
+            else:
+                found[piece.name] = part
+        for piece, value in left:
+            part = _by_sibling(reference, found, piece, value)
+            if part is None:
+                where = made.unknown.setdefault(rank, {})
+                where[piece.name] = f"shape {list(piece.shape)}, and no part of the reference has its values"
+            else:
+                found[piece.name] = part
+    return made
+
+
+def _same(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
+    if a.shape != b.shape:
+        return False
+    scale = b.abs().max().item() if b.numel() else 0.0
+    return bool(((a - b).abs() <= tolerance * scale).all())
+
+
+def _said(
+    reference: Mapping[str, torch.Tensor],
+    tied: Mapping[str, str],
+    piece: Piece,
+    value: torch.Tensor,
+    rows: "_Rows",
+    tolerance: float,
+    made: Atlas,
+) -> Part | None:
+    """By the framework's own word, by equal values, or by name and shape, in this order."""
+    names = [tied.get(name, name) for name in (piece.name, *piece.tied)]
+    name = next((one for one in names if one in reference), None)
+    whole = reference.get(name) if name else None
+    if whole is not None and piece.flat is not None and piece.whole == tuple(whole.shape):
+        return _checked(Part(name or "", flat=piece.flat), whole, value, tolerance, made)
+    if whole is not None and piece.start is not None and piece.whole == tuple(whole.shape):
+        index = tuple(
+            None if size == of else torch.arange(begin, begin + size)
+            for begin, size, of in zip(piece.start, value.shape, whole.shape, strict=True)
+        )
+        part = Part(name or "", index)
+        if _same(part.of(whole, tuple(value.shape)), value, tolerance):
+            return part
+    if whole is not None and whole.shape == value.shape and _same(whole, value, tolerance):
+        return Part(name or "", (None,) * whole.dim())
+    constant = value.numel() == 0 or bool((value == value.reshape(-1)[0]).all())
+    if not constant:
+        part = rows.find(value, name, tolerance)
+        if part is not None:
+            return part
+    if whole is not None and whole.shape == value.shape:
+        if not constant or not bool((whole == whole.reshape(-1)[0]).all()):
+            made.different.add(name or "")
+        return Part(name or "", (None,) * whole.dim(), sure=False) if not constant else None
+    return None
+
+
+def _checked(part: Part, whole: torch.Tensor, value: torch.Tensor, tolerance: float, made: Atlas) -> Part:
+    if not _same(part.of(whole, tuple(value.shape)), value, tolerance):
+        made.different.add(part.name)
+    return part
+
+
+class _Rows:
+    """The reference's parameters by their rows and columns: whose part has equal ones?"""
+
+    def __init__(self, reference: Mapping[str, torch.Tensor]):
+        self._reference = reference
+        self._tables: dict[tuple[str, int], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def find(self, value: torch.Tensor, name: str | None, tolerance: float) -> Part | None:
+        """The one parameter that has these values, whole or cut along one axis; the one of this name first."""
+        names = [name] if name else []
+        names += [other for other, whole in self._reference.items() if other != name and whole.dim() == value.dim()]
+        if name and not self._fits(name, value):
+            names.remove(name)
+        candidates = []
+        for other in names:
+            part = self._part(other, value, tolerance)
+            if part is not None:
+                if other == name:
+                    return part
+                candidates.append(part)
+        return candidates[0] if len(candidates) == 1 else None
+
+    def _fits(self, name: str, value: torch.Tensor) -> bool:
+        return name in self._reference and self._reference[name].dim() == value.dim()
+
+    def _part(self, name: str, value: torch.Tensor, tolerance: float) -> Part | None:
+        whole = self._reference[name]
+        unequal = [axis for axis in range(value.dim()) if value.shape[axis] != whole.shape[axis]]
+        if len(unequal) > 1:
+            return None
+        if not unequal and _same(whole, value, tolerance):
+            return Part(name, (None,) * value.dim())
+        for axis in unequal or range(value.dim()):
+            if value.shape[axis] > whole.shape[axis]:
+                return None
+            places = self._places(name, whole, value, axis, tolerance)
+            if places is not None:
+                return Part(name, tuple(places if one == axis else None for one in range(value.dim())))
+        return None
+
+    def _places(
+        self, name: str, whole: torch.Tensor, value: torch.Tensor, axis: int, tolerance: float
+    ) -> torch.Tensor | None:
+        """The places along an axis that have the value's slices, each once; None where one is nowhere."""
+        if (name, axis) not in self._tables:
+            slices = whole.movedim(axis, 0).reshape(whole.shape[axis], -1)
+            self._tables[name, axis] = (slices, slices.sum(1) + slices[:, 0] * 0.5)
+        slices, sums = self._tables[name, axis]
+        own = value.movedim(axis, 0).reshape(value.shape[axis], -1)
+        if own.shape[1] != slices.shape[1]:
+            return None
+        wanted = own.sum(1) + own[:, 0] * 0.5
+        scale = slices.abs().max().item() or 1.0
+        near = torch.cdist(wanted.reshape(-1, 1), sums.reshape(-1, 1), p=1)
+        places = []
+        for number, row in enumerate(near):
+            best = int(row.argmin())
+            if not bool(((own[number] - slices[best]).abs() <= tolerance * scale).all()):
+                return None
+            places.append(best)
+        return torch.tensor(places) if len(set(places)) == len(places) else None
+
+
+def _by_sibling(
+    reference: Mapping[str, torch.Tensor], found: Mapping[str, Part], piece: Piece, value: torch.Tensor
+) -> Part | None:
+    """Of a constant, a bias of zeros or a norm's ones: the part that another parameter of its module is."""
+    module, _, own = piece.name.rpartition(".")
+    beside = [part for name, part in found.items() if name.rpartition(".")[0] == module]
+    for part in beside:
+        name = f"{part.name.rpartition('.')[0]}.{own}" if part.name.rpartition(".")[0] else own
+        whole = reference.get(name)
+        if whole is None:
+            continue
+        if whole.shape == value.shape:
+            return Part(name, (None,) * whole.dim())
+        first = part.index[0] if part.index else None
+        if first is not None and whole.dim() == 1 and len(first) == value.shape[0]:
+            return Part(name, (first,))
+    whole = reference.get(piece.name)
+    if whole is None:
+        return _renamed(reference, found, piece, value)
+    if whole.shape == value.shape:
+        return Part(piece.name, (None,) * whole.dim())
+    return None
+
+
+def _renamed(
+    reference: Mapping[str, torch.Tensor], found: Mapping[str, Part], piece: Piece, value: torch.Tensor
+) -> Part | None:
+    """Of a layer that has another number here, as on a pipeline's later stage: as its neighbours were renamed."""
+    own = piece.name.split(".")
+    for depth in range(len(own) - 1, 0, -1):
+        for name, part in found.items():
+            here, there = name.split("."), part.name.split(".")
+            if (
+                here[:depth] == own[:depth]
+                and len(here) > depth
+                and here[depth:] == there[len(there) - len(here[depth:]) :]
+            ):
+                renamed = ".".join([*there[: len(there) - len(here[depth:])], *own[depth:]])
+                if renamed in reference and reference[renamed].shape == value.shape:
+                    return Part(renamed, (None,) * value.dim())
+    return None
+
+
+@dataclass
+class Assembled:
+    """A parameter's tensor as the layout has it, in the reference's shape.
+
+    ``value``: of each element what a rank has, the first of them; ``covered``: whether any has. ``apart``: the versions
+    of ranks that hold the same part, by part, where they are not equal to the last bit.
+    """
+
+    value: torch.Tensor
+    covered: torch.Tensor
+    apart: list[tuple[Part, dict[int, torch.Tensor]]] = field(default_factory=list)
+
+
+def assembled(
+    shape: tuple[int, ...], holders: list[tuple[int, Part, torch.Tensor]], dtype: torch.dtype = torch.float64
+) -> Assembled:
+    """Puts pieces of all ranks together.
+
+    Args:
+        shape: of the reference's. holders: rank, its part, its values.
+    """
+    value = torch.zeros(shape, dtype=dtype)
+    covered = torch.zeros(shape, dtype=torch.bool)
+    by_part: dict[tuple, list[tuple[int, Part, torch.Tensor]]] = {}
+    for rank, part, tensor in holders:
+        by_part.setdefault(part.key(), []).append((rank, part, tensor))
+    made = Assembled(value, covered)
+    for same in by_part.values():
+        _, part, first = same[0]
+        _put(value, part, first.to(dtype))
+        _put(covered, part, torch.ones(first.shape, dtype=torch.bool))
+        if any(not torch.equal(first, tensor) for _, _, tensor in same[1:]):
+            made.apart.append((part, {rank: tensor for rank, _, tensor in same}))
+    return made
+
+
+def _put(whole: torch.Tensor, part: Part, tensor: torch.Tensor) -> None:
+    if part.flat is not None:
+        whole.reshape(-1)[part.flat : part.flat + tensor.numel()] = tensor.reshape(-1)
+        return
+    index = []
+    for axis, places in enumerate(part.index):
+        every = torch.arange(whole.shape[axis]) if places is None else places
+        index.append(every.reshape([-1 if one == axis else 1 for one in range(whole.dim())]))
+    if index:
+        whole[tuple(index)] = tensor
+    else:
+        whole.copy_(tensor)
