@@ -20,7 +20,7 @@ WIDTH, STEPS = 16, 6
 
 
 class Stream(IterableDataset):
-    """Samples made from their numbers; each rank takes its own, and of `count` workers each takes every count-th batch."""
+    """Samples made from their numbers: a rank takes its own, and of `count` workers each takes every count-th batch."""
 
     def __init__(self, batch: int, rank: int, world: int, mended: bool) -> None:
         self.batch, self.rank, self.world, self.mended = batch, rank, world, mended
