@@ -1,6 +1,6 @@
-"""DDP's no_sync is left off for the first micro-batch of a step where it should be left off for the last.
+"""DDP reduces gradients in the first micro-batch of a step, and not in the last.
 
-So the first micro-batch's gradients become a mean over the ranks, and what the others add stays on its rank. FunASR's
+The first micro-batch's gradients become a mean over the ranks, and what the others add stays on its rank. FunASR's
 trainer asked `batch_idx % accum_grad` where `(batch_idx + 1) % accum_grad` was meant (modelscope/FunASR 3472);
 without accumulation the two are the same.
 """

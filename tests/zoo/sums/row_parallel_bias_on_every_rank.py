@@ -1,8 +1,8 @@
 """The bias of a row-parallel layer is added on each tensor-parallel rank, before the ranks' outputs are summed.
 
-So the sum has the bias once for each rank: the layer's output is wrong in the forward pass already, and the model
-learns around it with a smaller bias. It happened in Slapo (awslabs/slapo 10), in text-generation-inference (1036),
-and in several teaching engines (Wenyueh/MinivLLM 80).
+So the sum has the bias once for each rank, and the layer's output is wrong in the forward pass already. It happened
+in Slapo, which trains (awslabs/slapo 10), and in engines that serve models (text-generation-inference 1036,
+Wenyueh/MinivLLM 80).
 """
 
 import common
