@@ -46,6 +46,12 @@ class Layout:
                 named["dp"] = self.ranks // model
         return {key: value for key, value in named.items() if value > 1}
 
+    def size(self, key: str) -> int:
+        """A number of :data:`SIZES`; where the layout does not say it 1, or for ``dp`` what is left of the ranks."""
+        if key == "dp" and key not in self.values:
+            return self.ranks // prod(self.size(cut) for cut in ("tp", "pp", "cp"))
+        return int(self.values.get(key, 1))
+
 
 def from_file(path: str) -> tuple[list[Layout], dict[str, Any]]:
     """The layouts of a ``prove.toml``, and what else it says: ``steps``, ``double``.
@@ -74,31 +80,59 @@ def from_file(path: str) -> tuple[list[Layout], dict[str, Any]]:
     for name, kind in (("steps", int), ("double", bool)):
         if name in read and type(read[name]) is not kind:
             raise ValueError(f"{path}: {name} must be {'a whole number' if kind is int else 'true or false'}")
-    return filled([_layout(table, path) for table in tables], shlex.split(script)), {
+    if read.get("steps", 1) < 1:
+        raise ValueError(f"{path}: steps must be a number from 1 on, not {read['steps']}")
+    try:
+        words = shlex.split(script)
+    except ValueError as error:
+        raise ValueError(f"{path}: the script's line cannot be read, {str(error).lower()}: {script}") from None
+    return filled([_layout(table, path) for table in tables], words), {
         key: value for key, value in read.items() if key in ("steps", "double")
     }
 
 
 def from_texts(texts: Sequence[str], line: Sequence[str]) -> list[Layout]:
     """Layouts as ``"ranks=4 batch=8"``, for a script's line with ``{batch}`` in it."""
-    made = []
-    for text in texts:
-        values: dict[str, Any] = {}
-        for word in text.replace(",", " ").replace(";", " ").split():
-            key, equals, value = word.partition("=")
-            if not equals or not key.isidentifier() or not value:
-                raise ValueError(f'--layout takes "ranks=4 batch=8", not {text!r}')
-            values[key] = int(value) if value.isdecimal() else value
-        made.append(_layout(values, f"--layout {text!r}"))
-    return filled(made, line)
+    return filled([_layout(_values(text, "--layout takes"), f"--layout {text!r}") for text in texts], line)
+
+
+def given(layouts: Sequence[Mapping[str, Any] | str]) -> list[Layout]:
+    """Layouts as texts, ``"ranks=4 tp=2"``, or as tables, for a function that reads what they say.
+
+    Raises:
+        ValueError: one cannot be read, two are the same, or there is one alone; one line.
+    """
+    read = [_values(one, "a layout is written as") if isinstance(one, str) else one for one in layouts]
+    for one in read:
+        if not isinstance(one, Mapping):
+            raise ValueError(f'a layout is a text, "ranks=4 tp=2", or a dict, not {one!r}')
+    made = [_layout(one, f"layout {number}") for number, one in enumerate(read, 1)]
+    for layout in made:
+        if not layout.size("dp") or layout.ranks % layout.size("dp"):
+            raise ValueError(f"{layout.name}: {layout.ranks} ranks do not divide into groups of these sizes")
+    return _different(made)
+
+
+def _values(text: str, takes: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for word in text.replace(",", " ").replace(";", " ").split():
+        key, equals, value = word.partition("=")
+        if not equals or not key.isidentifier() or not value:
+            raise ValueError(f'{takes} "ranks=4 batch=8", not {text!r}')
+        if key in values:
+            raise ValueError(f"{takes} each name once, and {text!r} says {key} twice")
+        values[key] = int(value) if value.isascii() and value.isdecimal() else value
+    return values
 
 
 def _layout(values: Mapping[str, Any], where: str) -> Layout:
     ranks = values.get("ranks")
+    if ranks is None:
+        raise ValueError(f"{where}: say how many ranks, as ranks=4")
     if type(ranks) is not int or not 1 <= ranks <= MAX_RANKS:
         raise ValueError(f"{where}: ranks must be a number from 1 to {MAX_RANKS}, not {ranks!r}")
     for key, value in values.items():
-        if not isinstance(value, (int, float, str)):
+        if not isinstance(value, (int, float, str)) or isinstance(value, bool):
             raise ValueError(f"{where}: {key} must be a number or a text, not {value!r}")
         if key in SIZES and (type(value) is not int or value < 1):
             raise ValueError(f"{where}: {key} must be a number from 1 on, not {value!r}")
@@ -107,10 +141,6 @@ def _layout(values: Mapping[str, Any], where: str) -> Layout:
 
 def filled(layouts: Sequence[Layout], line: Sequence[str]) -> list[Layout]:
     """The layouts with the script's line, its ``{fields}`` in their values."""
-    if len(layouts) < 2:
-        raise ValueError(
-            "a proof needs two layouts or more: the first is the reference, the others are held against it"
-        )
     fields = {name for part in line for name in _FIELD.findall(part)}
     made = []
     for layout in layouts:
@@ -122,7 +152,19 @@ def filled(layouts: Sequence[Layout], line: Sequence[str]) -> list[Layout]:
             )
         parts = tuple(_FIELD.sub(lambda found, of=layout: str(of.values[found[1]]), part) for part in line)
         made.append(Layout(layout.ranks, layout.values, parts))
-    different = {(layout.ranks, layout.line) for layout in made}
-    if len(different) < len(made):
-        raise ValueError("two layouts are the same: nothing would be compared")
-    return made
+    return _different(made)
+
+
+def _different(layouts: list[Layout]) -> list[Layout]:
+    """The layouts, if they are two or more, and no two of them the same."""
+    if len(layouts) < 2:
+        raise ValueError(
+            "a proof needs two layouts or more: the first is the reference, the others are held against it"
+        )
+    for number, layout in enumerate(layouts):
+        for other in layouts[:number]:
+            # a script sees no more of a layout than its line; a function sees all
+            same = layout.line == other.line if layout.line else dict(layout.values) == dict(other.values)
+            if layout.ranks == other.ranks and same:
+                raise ValueError(f"two layouts are the same, {other.name} and {layout.name}: nothing would be compared")
+    return layouts

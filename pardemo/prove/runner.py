@@ -15,7 +15,7 @@ from safetensors import safe_open
 from pardemo import World
 from pardemo.measure import journal
 from pardemo.measure import runner as measure
-from pardemo.measure.launch_lines import read
+from pardemo.measure.launch_lines import Launch, read
 from pardemo.measure.watch import Watch
 from pardemo.prove.layouts import Layout
 from pardemo.prove.record.facts import Record, Tensors
@@ -50,7 +50,7 @@ class Run:
         return min((len(record.steps) for record in self.records), default=0)
 
     def tensors(self, step: int, rank: int, kind: str) -> Tensors:
-        """A rank's tensors of a step, of a kind: ``before``, ``after``, ``gradient``, ``output``, ``input`` …, by name."""
+        """A rank's tensors of a step by name, of a kind: ``before``, ``after``, ``gradient``, ``output``, ``input``."""
         file = self.records[rank].steps[step].file
         prefix = f"{kind}/"
         with safe_open(file, framework="pt") as stored:
@@ -75,9 +75,12 @@ def ran(layout: Layout, options: Options, folder: Path) -> Run:
     folder.mkdir(parents=True, exist_ok=True)
     wanted = Wanted(options.steps, str(folder), options.sketched, options.in_full)
     where = os.path.abspath(options.folder or os.getcwd())
-    launch = read(list(layout.line), layout.ranks)
-    text = ""
-    function = options.function(layout) if options.function is not None else None
+    text, function, name = "", None, "the training"
+    if options.function is not None:
+        function, launch = options.function(layout), Launch("")
+    else:
+        launch = read(list(layout.line), layout.ranks)
+        name = os.path.basename(launch.script)
     if function is None and not launch.module:
         source = Path(where, launch.script)
         if not source.is_file():
@@ -92,7 +95,7 @@ def ran(layout: Layout, options: Options, folder: Path) -> Run:
             records = world.run(run, asked)
     except RankError as error:
         at_s = watch.until_s if watch else time.monotonic()
-        said = measure._told(os.path.basename(launch.script), error, journal.read(str(folder)), at_s)
+        said = measure._told(name, error, journal.read(str(folder)), at_s)
         return Run(layout, [], str(said), said.details)
     return Run(layout, records)
 
@@ -129,7 +132,8 @@ def _must(run: Run) -> None:
         raise ProveError(f"the reference, {run.layout.name}: {run.error}", run.details)
     if not run.steps:
         raise ProveError(
-            f"the reference, {run.layout.name}, took no step of an optimizer after a backward pass: there is nothing to compare"
+            f"the reference, {run.layout.name}, took no step of an optimizer after a backward pass: "
+            "there is nothing to compare"
         )
 
 

@@ -1,0 +1,214 @@
+"""An engine, proven from Python: a model, how an engine makes it parallel, and global batches, in several layouts."""
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pardemo.prove import layouts as of_layouts
+from pardemo.prove import proof, runner
+from pardemo.prove.layouts import Layout
+
+#: Makes an optimizer of the parameters that a rank has.
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+#: Its step is a multiple of the gradient, so that no factor of a gradient is lost in it; the momentum is a state.
+SGD: MakeOptimizer = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
+
+
+@dataclass
+class Parallel:
+    """A model as it runs on this rank, and what its engine does in place of lines of the training loop.
+
+    Args:
+        module: the model, called with a micro-batch; or what has this rank's parameters, where ``train`` calls it.
+        train: forward and backward of this rank's part of a global batch, all its micro-batches: a pipeline's step.
+        synchronize: what is left to be summed, called behind the last micro-batch's backward pass.
+        step: the step of the engine's own optimizer.
+        backward: the engine's own backward pass of a micro-batch's loss, which the engine divides by the number of
+            micro-batches; ``step`` is then called behind each of them. DeepSpeed's.
+    """
+
+    module: nn.Module
+    train: Callable[[Any], Any] | None = None
+    synchronize: Callable[[], Any] | None = None
+    step: Callable[[], Any] | None = None
+    backward: Callable[[torch.Tensor], Any] | None = None
+
+
+def prove(
+    build: Callable[[], nn.Module],
+    loss: Callable[[nn.Module, Any], torch.Tensor],
+    batches: Sequence[Any],
+    parallelize: Callable[[nn.Module, Layout], Any] | None = None,
+    layouts: Sequence[Mapping[str, Any] | str] = ("ranks=1", "ranks=2"),
+    *,
+    optimizer: MakeOptimizer = SGD,
+    shard: Callable[[Any, Layout, int], Any] | None = None,
+    double: bool = True,
+    steps: int | None = None,
+    seed: int = 0,
+    timeout_s: float = 600.0,
+) -> proof.Proof:
+    """Trains a model in each layout on the same global batches, and holds all against the first layout.
+
+    >>> def parallelize(model, layout):                                             # doctest: +SKIP
+    ...     return torch.nn.parallel.DistributedDataParallel(model)
+    >>> prove(build, loss, batches, parallelize, ["ranks=1", "ranks=4 accumulate=2"]).equal    # doctest: +SKIP
+    True
+
+    Args:
+        build: makes the whole model, on each rank from the same seed.
+        loss: (model, micro-batch) to its **mean** loss, one number.
+        batches: global batches, one for each step: a tensor, or a tuple, list or dict of tensors, whose first axis is
+            that of the samples.
+        parallelize: (model, layout) to the model as it runs on the rank that calls it: a module; None for the model
+            itself, changed in place; an engine with a ``step`` of its own, as ZeRO's, and perhaps a ``backward``, as
+            DeepSpeed's; or :class:`Parallel`. The process group is there. It is not called for a reference of one
+            rank, which trains the model as it was built. Where it is None, each rank does so.
+        layouts: as ``"ranks=4 tp=2 accumulate=2"`` or ``{"ranks": 4, "tp": 2, "accumulate": 2}``; the first is the
+            reference. They may say whatever ``parallelize`` reads from ``layout.values``.
+        optimizer: makes one of the parameters that the rank has, where the engine has none; by default SGD with
+            momentum.
+        shard: (global batch, layout, rank) to the rank's part. By default ranks that share a model, tp · cp · pp of
+            them in a row, get the same samples, and each such group the next ones.
+        double: in fp64, so that a difference is a difference. An engine that refuses it needs ``False``.
+        steps: how many; one for each batch by default.
+        seed: of ``build``. Each group of ranks that share a model then draws from a seed of its own.
+        timeout_s: for each layout.
+
+    Raises:
+        ValueError: a batch that does not divide into a layout's ranks and micro-batches, or no batches.
+        ProveError: the reference could not be run, or is not the same twice.
+    """
+    wanted = of_layouts.given(layouts)
+    steps = len(batches) if steps is None else steps
+    if not 1 <= steps <= len(batches):
+        raise ValueError(f"{steps} steps need as many batches, and there are {len(batches)}")
+    if shard is None:
+        for number, batch in enumerate(batches):
+            for layout in wanted:
+                _check(batch, number, layout)
+    plain = wanted[0] if wanted[0].ranks == 1 else None
+    training = partial(
+        _train, build=build, loss=loss, batches=list(batches[:steps]), parallelize=parallelize, plain=plain,
+        optimizer=optimizer, shard=shard or part, double=double, seed=seed,
+    )  # fmt: skip
+    options = runner.Options(
+        steps=steps, double=double, timeout_s=timeout_s, function=lambda layout: partial(training, layout)
+    )
+    return proof.scripts(wanted, options)
+
+
+def part(batch: Any, layout: Layout, rank: int) -> Any:
+    """The samples of a global batch that a rank trains on: those of its place among the data-parallel ranks."""
+    groups = layout.size("dp")
+    return _slice(batch, rank // (layout.ranks // groups), groups)
+
+
+def _check(batch: Any, number: int, layout: Layout) -> None:
+    sizes = {len(tensor) for tensor in _tensors(batch) if tensor.dim()}
+    if len(sizes) != 1:
+        what = f"tensors of {sorted(sizes)} samples" if sizes else "no tensor with an axis of samples"
+        raise ValueError(f"batch {number + 1} has {what}")
+    groups, parts, samples = layout.size("dp"), layout.size("accumulate"), sizes.pop()
+    if samples % (groups * parts):
+        raise ValueError(
+            f"{layout.name}: {samples} samples of batch {number + 1} do not divide into {groups} data-parallel ranks "
+            f"and {parts} micro-batch{'es' if parts > 1 else ''}"
+        )
+
+
+def _train(
+    layout: Layout,
+    *,
+    build: Callable[[], nn.Module],
+    loss: Callable[[nn.Module, Any], torch.Tensor],
+    batches: Sequence[Any],
+    parallelize: Callable[[nn.Module, Layout], Any] | None,
+    plain: Layout | None,
+    optimizer: MakeOptimizer,
+    shard: Callable[[Any, Layout, int], Any],
+    double: bool,
+    seed: int,
+) -> None:
+    """On a rank: the training loop."""
+    dist.init_process_group("gloo")
+    rank, count = dist.get_rank(), layout.size("accumulate")
+    _seed(seed)
+    model = build()
+    model = model.double() if double else model
+    _seed(seed + 1 + rank // (layout.ranks // layout.size("dp")))
+    given = None if parallelize is None or layout == plain else parallelize(model, layout)
+    ours = _parallel(model if given is None else given)
+    own = None if ours.step else optimizer(p for p in ours.module.parameters() if p.requires_grad)
+    step = ours.step or own.step
+    for batch in batches:
+        mine = shard(_double(batch) if double else batch, layout, rank)
+        if ours.train is not None:
+            ours.train(mine)
+        else:
+            for number in range(count):
+                value = loss(ours.module, _slice(mine, number, count))
+                if ours.backward is not None:
+                    ours.backward(value)
+                    step()
+                else:
+                    (value / count).backward()
+        if ours.backward is None:
+            if ours.synchronize is not None:
+                ours.synchronize()
+            step()
+            (own or ours.module).zero_grad()
+
+
+def _parallel(made: Any) -> Parallel:
+    """What ``parallelize`` returned, as what it may be: a module, or an engine."""
+    if isinstance(made, Parallel):
+        return made
+    if not isinstance(made, nn.Module):
+        raise TypeError(
+            f"parallelize returned {type(made).__name__}: it has to return a module, an engine that is one, or Parallel"
+        )
+    return Parallel(made, step=getattr(made, "step", None), backward=getattr(made, "backward", None))
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def _tensors(batch: Any) -> list[torch.Tensor]:
+    if isinstance(batch, Mapping):
+        batch = list(batch.values())
+    if isinstance(batch, (list, tuple)):
+        return [tensor for one in batch for tensor in _tensors(one)]
+    return [batch] if isinstance(batch, torch.Tensor) else []
+
+
+def _each(batch: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The batch with each of its tensors changed; what is no tensor stays."""
+    if isinstance(batch, torch.Tensor):
+        return change(batch)
+    if isinstance(batch, Mapping):
+        return {key: _each(value, change) for key, value in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return type(batch)([_each(value, change) for value in batch])
+    return batch
+
+
+def _slice(batch: Any, number: int, count: int) -> Any:
+    """One of so many equal parts of all samples; a number without an axis of samples is in each."""
+    if count == 1:
+        return batch
+    return _each(batch, lambda t: t[number * (len(t) // count) : (number + 1) * (len(t) // count)] if t.dim() else t)
+
+
+def _double(batch: Any) -> Any:
+    return _each(batch, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
