@@ -265,6 +265,15 @@ def fsdp1_ranges(module: Any) -> Iterator[tuple[str, tuple[int, ...], int, Any, 
         yield name, tuple(shape), part.intra_param_start_idx, shard[here].detach(), gradient
 
 
+def saved_buffers(module: Any) -> list[tuple[str, Any]]:
+    """A module's own buffers that its state dict has, by name."""
+    return [
+        (name, buffer)
+        for name, buffer in module._buffers.items()
+        if buffer is not None and name not in module._non_persistent_buffers_set
+    ]
+
+
 def local_offset(shape: Any, mesh: Any, placements: Any) -> tuple[int, ...]:
     """Where a DTensor's local part begins in the whole, an index for each axis."""
     return tuple(_named("local_offset_of")(shape, mesh, placements)[1])

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from pardemo.prove import causes, clipping, data, draws, forward
+from pardemo.prove import buffers, causes, clipping, data, draws, forward
 from pardemo.prove.facts import Facts, Finding, Pair, floors, pair
 from pardemo.prove.record.facts import Tensors
 from pardemo.prove.runner import ProveError, Run
@@ -158,7 +158,7 @@ def _begin(reference: Reference, other: Run, maps: Atlas) -> list[Finding]:
     unknown = {name for own in maps.unknown.values() for name in own}
     if not maps.different and not replicas and not unknown:
         return []
-    return causes.begin(other, maps, replicas)
+    return causes.begin(other, maps, replicas, reference.order[0], reference.whole[0].tied)
 
 
 def _holders(other: Run, step: int, kind: str, maps: Atlas) -> dict[str, list[tuple[int, Part, torch.Tensor]]]:
@@ -241,14 +241,34 @@ def _numbers(
     facts.parted = forward.parted(reference.run, other, step, found, renamed, cut, reference.tolerance)
     facts.gradients = _pairs(reference, other, step, maps, "gradient", truth.gradients, reference.tolerance)
     facts.updates = _updates(reference, other, step, maps, facts.gradients)
+    facts.holders = {name: len(some) for name, some in _holders(other, step, "before", maps).items()}
     facts.earlier = [reference.whole[before].gradients for before in range(step)]
     made.off = max([made.off, *(one.off for one in facts.gradients.values())])
-    findings = causes.findings(facts, reference, other)
+    findings = buffers.findings(reference, other, step)
+    if not facts.parted or not findings or not facts.parted[0].module.startswith(findings[0].module):
+        findings = causes.findings(facts, reference, other)
     if not findings:
         findings = clipping.findings(reference, other, step, maps, facts)
     if not findings:
-        findings = causes.of_updates(facts, reference, other)
+        findings = causes.of_updates(facts, lambda pairs: _behind(reference, other, step, maps, pairs))
+    if not findings:
+        findings = buffers.findings(reference, other, step)
     return findings + causes.printed(facts, reference, other)
+
+
+def _behind(reference: Reference, other: Run, step: int, maps: Atlas, pairs: list[Pair]) -> bool:
+    """Whether these parameters are after the next step what they should be after this one."""
+    if step + 1 >= min(other.steps, reference.run.steps):
+        return False
+    holders = _holders(other, step + 1, "after", maps)
+    wanted = reference.whole[step].after
+    return all(
+        bool(
+            (assembled(tuple(wanted[one.name].shape), holders[one.name]).value - wanted[one.name])
+            .abs().max() <= reference.tolerance * 10 * wanted[one.name].abs().max()
+        )
+        for one in pairs
+    )  # fmt: skip
 
 
 def _modules_renamed(own: Mapping[str, Part]) -> dict[str, str]:

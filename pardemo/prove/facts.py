@@ -85,10 +85,11 @@ class Facts:
     parted: list[Parted] = field(default_factory=list)
     tied: dict[str, tuple[str, ...]] = field(default_factory=dict)
     cut: set[str] = field(default_factory=set)
+    holders: dict[str, int] = field(default_factory=dict)
 
     def first(self, names: Iterable[str]) -> str:
         """The module of these parameters that a backward pass comes to first: which ran last."""
-        modules = [name.rpartition(".")[0] for name in names]
+        modules = [one.rpartition(".")[0] for name in names for one in (name, *self.tied.get(name, ()))]
         return max(modules, key=self.place, default="")
 
     def place(self, module: str) -> int:

@@ -176,7 +176,7 @@ def _micro(truth: Outputs, one: _Seen) -> int:
 
 
 def _from_the_first(judged: list[tuple[bool, Parted]]) -> list[Parted]:
-    """What does not come right again later: of modules that are cut a partial sum is none, since a later one is right."""
+    """What does not come right again later: a partial sum of a module that is cut does."""
     if all(equal for equal, _ in judged):
         return []
     strict = [place for place, (equal, one) in enumerate(judged) if not equal and one.strict]

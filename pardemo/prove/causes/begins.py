@@ -1,5 +1,7 @@
 """Causes of models that differ before their first step."""
 
+from collections.abc import Mapping
+
 import torch
 
 from pardemo.prove.facts import Finding
@@ -8,8 +10,23 @@ from pardemo.prove.whole import Atlas, Part
 from pardemo.world.errors import ranks_text
 
 
-def begin(other: Run, maps: Atlas, replicas: dict[str, list[tuple[Part, dict[int, torch.Tensor]]]]) -> list[Finding]:
-    """What is wrong with the parameters with which the layout begins."""
+def begin(
+    other: Run,
+    maps: Atlas,
+    replicas: dict[str, list[tuple[Part, dict[int, torch.Tensor]]]],
+    order: Mapping[str, int],
+    tied: Mapping[str, tuple[str, ...]],
+) -> list[Finding]:
+    """What is wrong with the parameters with which the layout begins.
+
+    Args:
+        order: the reference's modules by when they run. tied: parameters' other names.
+    """
+
+    def first(names: list[str]) -> str:
+        modules = [one.rpartition(".")[0] for name in names for one in (name, *tied.get(name, ()))]
+        return max(modules, key=lambda module: order.get(module, -1), default="")
+
     layout = other.layout.name
     own = [other.tensors(0, rank, "before") for rank in range(other.layout.ranks)]
     suspects = {name for of_rank in maps.unknown.values() for name in of_rank} | maps.different
@@ -19,7 +36,7 @@ def begin(other: Run, maps: Atlas, replicas: dict[str, list[tuple[Part, dict[int
             Finding(
                 layout, 1, "parameters", "same-random-numbers",
                 "their parts on different ranks are the same numbers: ranks that hold different parts of a parameter "
-                "have drawn from one seed", parameters=tuple(alike), module=_module(alike),
+                "have drawn from one seed", parameters=tuple(alike), module=first(alike),
             )
         ]  # fmt: skip
     if replicas:
@@ -29,7 +46,7 @@ def begin(other: Run, maps: Atlas, replicas: dict[str, list[tuple[Part, dict[int
             Finding(
                 layout, 1, "parameters", "initial-parameters",
                 f"{ranks_text(ranks)} begin with different values of the same parameters: nobody broadcasts them, and "
-                "the ranks' seeds differ", parameters=tuple(names), module=_module(names),
+                "the ranks' seeds differ", parameters=tuple(names), module=first(names),
             )
         ]  # fmt: skip
     if maps.different:
@@ -38,7 +55,7 @@ def begin(other: Run, maps: Atlas, replicas: dict[str, list[tuple[Part, dict[int
             Finding(
                 layout, 1, "parameters", "initial-parameters",
                 "they begin with other values than the reference's: build the whole model from one seed and cut it, or "
-                "load the same weights", parameters=tuple(names), module=_module(names),
+                "load the same weights", parameters=tuple(names), module=first(names),
             )
         ]  # fmt: skip
     return []
@@ -51,7 +68,3 @@ def _unknown(maps: Atlas) -> set[str]:
 def _alike(name: str, own: list[dict[str, torch.Tensor]]) -> bool:
     some = [tensors[name] for tensors in own if name in tensors]
     return len(some) > 1 and any(torch.equal(a, b) for n, a in enumerate(some) for b in some[n + 1 :])
-
-
-def _module(names: list[str]) -> str:
-    return names[0].rpartition(".")[0] if names else ""

@@ -41,6 +41,11 @@ class NotSummed:
         if None in how or not how:
             return None
         ranks = sorted({rank for pair in pairs for _, versions in pair.apart for rank in versions})
+        if how == {"sum of groups"}:
+            return (
+                f"groups among {ranks_text(ranks)} keep their own parts: only the sum over all of them is the "
+                "reference's, so these parameters are summed over too few ranks"
+            )
         what = "sum" if how == {"sum"} else "mean"
         return (
             f"each of {ranks_text(ranks)} keeps its own part: the {what} of their gradients is the reference's, so "
@@ -51,13 +56,23 @@ class NotSummed:
         if not pair.apart:
             return None
         size = float(pair.reference.double().norm())
-        answers = {"mean": True, "sum": True}
+        answers = dict.fromkeys(("mean", "sum", "sum of groups"), True)
         for part, versions in pair.apart:
             some = torch.stack([tensor.double() for tensor in versions.values()])
             wanted = part.of(pair.reference, tuple(some.shape[1:])).double()
-            for how, made in (("mean", some.mean(0)), ("sum", some.sum(0))):
-                answers[how] &= near(made, wanted, close_enough(facts), size)
+            made = {"mean": some.mean(0), "sum": some.sum(0), "sum of groups": _different(some).sum(0)}
+            for how in answers:
+                answers[how] &= near(made[how], wanted, close_enough(facts), size)
         return next((how for how, fits in answers.items() if fits), None)
+
+
+def _different(some: torch.Tensor) -> torch.Tensor:
+    """Of ranks' versions [n, …] those that differ: ranks of one group have the same."""
+    kept: list[torch.Tensor] = []
+    for one in some:
+        if not any(near(one, other, 1e-12) for other in kept):
+            kept.append(one)
+    return torch.stack(kept)
 
 
 class PartOfTied(NotSummed):
@@ -117,15 +132,26 @@ class Stale:
         before = facts.earlier[-1]
         if any(pair.name not in before for pair in pairs):
             return None
-        added = all(near(p.ours, p.reference + before[p.name], close_enough(facts)) for p in pairs)
-        if added:
-            return f"they are those of step {facts.step + 1} and those of step {facts.step}, which nobody cleared"
-        if all(near(p.ours, before[p.name], close_enough(facts)) for p in pairs):
+        shares = [_shares(pair.ours, [pair.reference, before[pair.name]], close_enough(facts)) for pair in pairs]
+        if None in shares or not all(abs(share[1]) > 1e-3 for share in shares if share):
+            return None
+        now, then = shares[0] or (0.0, 0.0)
+        if abs(now) < 1e-6:
             return f"they are those of step {facts.step}"
-        summed = {p.name: sum((one[p.name] for one in facts.earlier), p.reference) for p in pairs}
-        if all(near(p.ours, summed[p.name], close_enough(facts)) for p in pairs):
-            return "they are the sum of all steps' until now: nobody clears them"
-        return None
+        return (
+            f"they are {now:.4g} times those of step {facts.step + 1} and {then:.4g} times those of step {facts.step}, "
+            "which nobody cleared"
+        )
+
+
+def _shares(ours: torch.Tensor, parts: Sequence[torch.Tensor], tolerance: float) -> tuple[float, ...] | None:
+    """How much of each part makes ours; None where nothing does."""
+    columns = torch.stack([part.double().reshape(-1) for part in parts], dim=1)
+    wanted = ours.double().reshape(-1, 1)
+    if columns.shape[0] <= columns.shape[1]:
+        return None  # a few numbers can be made of anything
+    found = torch.linalg.lstsq(columns, wanted).solution
+    return tuple(found.reshape(-1).tolist()) if near(columns @ found, wanted, tolerance) else None
 
 
 class Precision:
@@ -230,7 +256,8 @@ class Multiple:
             if named.times:
                 return "accumulation-not-divided", f"{told}: a sum over micro-batches where a mean was meant"
             return "accumulation-divided-twice", f"{told}: the loss is divided by it twice"
-        if every:
+        own = {"dp", "ranks"} & set(named.keys)  # ranks that have whole models
+        if every or own or self._held_by_few(pairs, facts):
             if named.times:
                 return "sum-for-mean", f"{told}: a sum over ranks where a mean was meant"
             return "mean-for-sum", f"{told}: a mean over ranks where a sum was meant, or divided by it twice"
@@ -238,8 +265,54 @@ class Multiple:
             return "counted-per-rank", f"{told}: counted once for each of the ranks that hold it alike"
         return "mean-for-sum", f"{told}: divided by the {words(key)} once too often"
 
+    def _held_by_few(self, pairs: Sequence[Pair], facts: Facts) -> bool:
+        """Whether not all ranks have these parameters, as experts."""
+        return all(facts.holders.get(pair.name, facts.layout.ranks) < facts.layout.ranks for pair in pairs)
+
+
+class LossItself:
+    """Outputs are right, and what is made of them is not: the loss, or its backward pass."""
+
+    name = "loss"
+
+    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
+        said = self._of_one_group(facts, ours) or self._value(facts, ours, truth)
+        if said:
+            return f"{said}; the outputs are right"
+        last = max(facts.gradients, key=lambda name: facts.place(name.rpartition(".")[0]), default="")
+        if last in {pair.name for pair in pairs} and math.isfinite(sum(truth.losses)):
+            return (
+                "the outputs and the loss are right, and gradients are wrong from the last module on: the fault is in "
+                "the loss's backward pass"
+            )
+        return None
+
+    def _of_one_group(self, facts: Facts, ours: Sequence[Step]) -> str | None:
+        for rank, step in enumerate(ours):
+            for other, its in enumerate(ours[:rank]):
+                same = [m.samples for m in step.micro_batches] == [m.samples for m in its.micro_batches]
+                if same and len(step.losses) == len(its.losses) and step.losses:
+                    off = max(abs(a - b) for a, b in zip(step.losses, its.losses, strict=True))
+                    if off > facts.tolerance * 10 * max(map(abs, step.losses)):
+                        return (
+                            f"{ranks_text([other, rank])} have the same samples, and differentiate different losses: "
+                            f"{its.losses[0]:.6g} and {step.losses[0]:.6g}"
+                        )
+        return None
+
+    def _value(self, facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
+        sums = [sum(step.losses) for step in ours if step.losses]
+        wanted = sum(truth.losses)
+        if not sums or not wanted:
+            return None
+        found = sum(sums) / len(sums)
+        named = factor(facts.layout, found / wanted, 1e-4)
+        if math.isclose(found, wanted, rel_tol=facts.tolerance * 10) or named:
+            return None
+        return f"the loss that is differentiated is {found:.6g} where the reference's is {wanted:.6g}"
+
 
 #: In the order in which they are asked, of parameters by themselves.
 BY_PARAMETER: tuple[Cause, ...] = (NoGradient(), PartOfTied(), NotSummed(), RowsMissing(), Stale())
 #: Of all that are left, together.
-TOGETHER: tuple[Cause, ...] = (MeanOfMeans(), OwnNorm(), Precision())
+TOGETHER: tuple[Cause, ...] = (MeanOfMeans(), OwnNorm(), Precision(), LossItself())

@@ -1,7 +1,7 @@
 """From facts to findings: parameters that are wrong together, and the cause that explains them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -89,12 +89,6 @@ def _together(facts: Facts, some: list[Pair], ours: Sequence[Step], truth: Step)
     for cause in causes:
         if why := cause.explains(some, facts, ours, truth):
             return _finding(facts, some, cause.name, why)
-    every = len(some) >= 0.9 * len(facts.gradients)
-    wanted, found = sum(truth.losses), _loss(ours)
-    if every and found is not None and wanted and not math.isclose(found, wanted, rel_tol=facts.tolerance * 10):
-        named = factor(facts.layout, found / wanted, 1e-4)
-        why = f"the loss that is differentiated is {found:.6g} where the reference's is {wanted:.6g}"
-        return _finding(facts, some, "loss", why + (f", {named.told()}" if named else "") + "; the outputs are right")
     return _finding(facts, some, "", "nobody here knows why")
 
 
@@ -115,8 +109,11 @@ def _finding(facts: Facts, pairs: Sequence[Pair], cause: str, why: str) -> Findi
     )  # fmt: skip
 
 
-def of_updates(facts: Facts, reference, other: Run) -> list[Finding]:
-    """Parameters after the step, where gradients are right."""
+def of_updates(facts: Facts, behind: Callable[[list[Pair]], bool]) -> list[Finding]:
+    """Parameters after the step, where gradients are right.
+
+    ``behind``: whether parameters are after the next step what they should be after this one.
+    """
     wrong = [pair for pair in facts.updates.values() if not pair.equal or pair.apart]
     if not wrong:
         return []
@@ -128,7 +125,10 @@ def of_updates(facts: Facts, reference, other: Run) -> list[Finding]:
         made.append(_update(facts, apart, _stale(apart, facts), why))
     rest = [pair for pair in wrong if not pair.apart]
     still = [pair for pair in rest if not pair.ours[pair.covered].any()]
-    if still:
+    if still and behind(still):
+        why = f"after step {facts.step + 2} they are what they should be after step {facts.step + 1}: one step behind"
+        made.append(_update(facts, still, "stale", why))
+    elif still:
         made.append(_update(facts, still, "no-gradient", "they have the right gradient, and the step leaves them"))
     rest = [pair for pair in rest if pair not in still]
     if rest:

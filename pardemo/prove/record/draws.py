@@ -27,14 +27,19 @@ def dropout_noted(places: Places, note: Callable[[Mask], None], notes: list[str]
     So layouts that cannot draw the same masks can be compared all the same, and their masks by themselves.
     """
     functional: Any = torch.nn.functional
+    inside = [False]  # a function mode has torch's own function call itself by its name, which is ours
 
     def noted(function: Callable) -> Callable:
         def dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-            if not training or p <= 0:
+            if not training or p <= 0 or inside[0]:
                 return function(input, p, training, inplace)
+            inside[0] = True
             with torch.no_grad(), _told_once(notes, "dropout → its masks are drawn and compared, and not applied"):
                 plain = compat.local_tensor(input) if hasattr(input, "placements") else input
-                dropped = function(torch.ones_like(plain), p, True) == 0
+                try:
+                    dropped = function(torch.ones_like(plain), p, True) == 0
+                finally:
+                    inside[0] = False
             place = places.here()
             note(
                 Mask(
@@ -77,8 +82,8 @@ def _told_once(notes: list[str], line: str) -> Iterator[None]:
 def unseeded_noted(places: Places, lines: list[str]) -> Iterator[None]:
     """Within the block the script's lines are noted that draw from a generator which nobody has seeded.
 
-    Of Python's ``random`` and NumPy's functions, of ``numpy.random.default_rng()`` without a seed, and ``torch.seed()``.
-    torch's own generators begin from the same seed in every process.
+    Of Python's ``random`` and NumPy's functions, of ``numpy.random.default_rng()`` without a seed, and of
+    ``torch.seed()``. torch's own generators begin from the same seed in every process.
     """
     seeded = {"random": False, "numpy": False}
 

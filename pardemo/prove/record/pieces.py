@@ -9,6 +9,7 @@ import torch
 
 from pardemo import compat
 from pardemo.measure.places import without_wrappers
+from pardemo.prove.record import engines
 from pardemo.prove.record.facts import Piece
 
 
@@ -30,7 +31,7 @@ def outermost(roots: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
 def held(roots: Iterable[torch.nn.Module]) -> list[Held]:
     """All parameters of this rank's models: DTensor's, FSDP's, DeepSpeed's, Megatron's, or plain ones.
 
-    DeepSpeed's are gathered by its own functions, which all ranks have to come to.
+    DeepSpeed's and those of ZeRO of ours are gathered, for which all ranks have to come here.
     """
     found: dict[str, Held] = {}
     for number, root in enumerate(roots):
@@ -49,6 +50,9 @@ def _of_root(root: torch.nn.Module) -> Iterator[Held]:
         return
     if sharded := _fsdp1(root):
         yield from sharded
+        return
+    if engines.is_ours(root):
+        yield from _zero(root, tied)
         return
     for parameter, names in tied.values():
         yield _plain(parameter, names)
@@ -116,3 +120,14 @@ def _deepspeed(engine: Any, tied: dict[int, tuple[torch.nn.Parameter, tuple[str,
             value = parameter.detach()
         piece = Piece(names[0], tuple(value.shape), tuple(value.shape), None, None, names[1:], trained)
         yield Held(piece, value, gradient)
+
+
+def _zero(engine: Any, tied: dict[int, tuple[torch.nn.Parameter, tuple[str, ...]]]) -> Iterator[Held]:
+    kept = {id(parameter): (value, gradient) for parameter, value, gradient in engines.whole(engine)}
+    for parameter, names in tied.values():
+        if id(parameter) not in kept:  # frozen at stages 1 and 2
+            yield _plain(parameter, names)
+            continue
+        value, gradient = kept[id(parameter)]
+        shape = tuple(value.shape)
+        yield Held(Piece(names[0], shape, shape, None, None, names[1:], parameter.requires_grad), value, gradient)

@@ -2,9 +2,11 @@
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -15,8 +17,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from pardemo import compat
 from pardemo.measure.places import ROOT, Places, without_wrappers
 from pardemo.measure.steps import Enough
-from pardemo.prove.record import pieces, sketch
+from pardemo.prove.record import engines, pieces, sketch
 from pardemo.prove.record.facts import Clip, LossCall, Mask, MicroBatch, ModuleCall, Record, Step, Tensors
+
+#: Elements of a buffer up to which it is compared.
+LARGEST_BUFFER = 65536
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ class Recorder:
         self._engines: set[type] = set()
         self._in_engine = False
         self._given: dict[str, Any] = {}
+        self._aside = False  # a model runs for its shapes only
         self._changes = contextlib.ExitStack()
 
     @property
@@ -116,6 +122,8 @@ class Recorder:
         self.now.masks.append(mask)
 
     def loss_call(self, function: str, targets: int, ignored: int, reduction: str, value: float | None) -> None:
+        if for_shapes():
+            return
         number = max(len(self.now.micro_batches) - 1, 0)
         line = self._places.here().line
         self.now.loss_calls.append(LossCall(function, targets, ignored, reduction, value, line, number))
@@ -141,7 +149,9 @@ class Recorder:
     def _begins(self, module: torch.nn.Module, inputs: Any) -> None:
         if threading.get_ident() != self._thread or not torch.is_grad_enabled() or compat.graph_task() != -1:
             return
-        if self._depth == 1 and self._is_root(module):
+        if self._depth == 1:
+            self._aside = for_shapes()
+        if self._depth == 1 and self._is_root(module) and not self._aside:
             self._take_pending()
             self._meet(module)
             self._begin_micro_batch(module, inputs)
@@ -164,7 +174,7 @@ class Recorder:
     def _ends(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
         if threading.get_ident() != self._thread or not torch.is_grad_enabled() or compat.graph_task() != -1:
             return
-        if not self._wanted.forward or not self.now.micro_batches:
+        if not self._wanted.forward or not self.now.micro_batches or self._aside:
             return
         name = self._places.name(module) if module in self._places.roots or self._known(module) else ""
         first = next((t for t in _leaves(output) if t.is_floating_point()), None)
@@ -190,8 +200,11 @@ class Recorder:
         return self._places.name(module) != type(module).__name__
 
     def _meet(self, module: torch.nn.Module) -> None:
-        """DeepSpeed's engine sums and steps in methods of its own."""
+        """DeepSpeed's engine, and ZeRO's of ours, sum and step in methods of their own."""
         engine = type(module)
+        if engines.is_ours(module) and engine not in self._engines:
+            self._engines.add(engine)
+            self._changes.enter_context(engines.stepping(engine, self._before_zero, self._after_zero))
         if engine.__module__.startswith("deepspeed") and engine not in self._engines:
             self._engines.add(engine)
             step, recorder = engine.step, self
@@ -219,12 +232,31 @@ class Recorder:
         self.now.learning_rates = [float(rate) for rate in engine.get_lr()]
         self._finish()
 
+    def _before_zero(self) -> None:
+        if self.now.backwards and not self._pending:
+            self.now.learning_rates = []
+            if not self._summed:
+                self._note_parameters("before")
+                self._summed = True
+            self._note_buffers()
+            self._looked()
+            self._looked = lambda: None
+        self._in_engine = True
+
+    def _after_zero(self, rates: list[float], clips: list[Clip]) -> None:
+        self._in_engine = False
+        if self.now.backwards:
+            self._pending = True  # another engine of this rank may step, too
+            self.now.learning_rates += rates
+            self.now.clips += clips
+
     # --- losses
 
     def _note_loss(self, tensors: Any) -> None:
         some = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         self.now.backwards += 1
-        if len(some) == 1 and some[0].numel() == 1:
+        # a pipeline's backward pass in parts begins at edges of the graph
+        if len(some) == 1 and isinstance(some[0], torch.Tensor) and some[0].numel() == 1:
             value = some[0].full_tensor() if hasattr(some[0], "full_tensor") else some[0]
             self.now.losses.append(float(value.detach()))
 
@@ -298,9 +330,11 @@ class Recorder:
 
     def _note_buffers(self) -> None:
         for root in pieces.outermost(self._places.roots):
-            for name, buffer in root.named_buffers():
-                if buffer.numel() <= 65536:
-                    self._tensors[f"buffer/{without_wrappers(name)}"] = _copied(buffer)
+            for prefix, part in root.named_modules():
+                for name, buffer in compat.saved_buffers(part):
+                    if buffer.numel() <= LARGEST_BUFFER:
+                        full = without_wrappers(f"{prefix}.{name}" if prefix else name)
+                        self._tensors[f"buffer/{full}"] = _copied(buffer)
 
     def _write(self) -> None:
         step = self.now
@@ -320,6 +354,16 @@ class Recorder:
         ]
         steps = self.steps[: self._wanted.steps] if self.complete else self.steps[:-1]
         return Record(self._rank, ended, steps, parallelisms, notes, unseeded, dtypes, self._optimizer, norms)
+
+
+def for_shapes() -> bool:
+    """Whether torch's pipelining runs a model only to learn the shapes that it sends."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name.endswith("metadata_inference") or frame.f_code.co_name == "_shape_inference":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
