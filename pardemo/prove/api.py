@@ -146,8 +146,8 @@ def _train(
     _seed(seed + 1 + rank // (layout.ranks // layout.size("dp")))
     given = None if parallelize is None or layout == plain else parallelize(model, layout)
     ours = _parallel(model if given is None else given)
-    own = None if ours.step else optimizer(p for p in ours.module.parameters() if p.requires_grad)
-    step = ours.step or own.step
+    own = None if ours.step else optimizer([p for p in ours.module.parameters() if p.requires_grad])
+    step = _looked_up(ours.step or own.step)
     for batch in batches:
         mine = shard(_double(batch) if double else batch, layout, rank)
         if ours.train is not None:
@@ -156,7 +156,7 @@ def _train(
             for number in range(count):
                 value = loss(ours.module, _slice(mine, number, count))
                 if ours.backward is not None:
-                    ours.backward(value)
+                    _looked_up(ours.backward)(value)
                     step()
                 else:
                     (value / count).backward()
@@ -176,6 +176,12 @@ def _parallel(made: Any) -> Parallel:
             f"parallelize returned {type(made).__name__}: it has to return a module, an engine that is one, or Parallel"
         )
     return Parallel(made, step=getattr(made, "step", None), backward=getattr(made, "backward", None))
+
+
+def _looked_up(method: Callable) -> Callable:
+    """The method, looked up when it is called: an engine's is followed from the model's first forward pass on."""
+    owner = getattr(method, "__self__", None)
+    return method if owner is None else lambda *args: getattr(owner, method.__name__)(*args)
 
 
 def _seed(seed: int) -> None:

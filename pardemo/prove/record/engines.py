@@ -29,9 +29,8 @@ def whole(engine: Any) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor, torch
 def _gradients(engine: Any) -> dict[int, torch.Tensor]:
     if engine.stage == 1:
         engine.average_gradients()
-        return {
-            id(p): view.clone() for unit in engine.trained for p, view in zip(unit.parameters, unit.views(unit.sum))
-        }
+        units = [(unit, unit.views(unit.sum)) for unit in engine.trained]
+        return {id(p): view.clone() for unit, views in units for p, view in zip(unit.parameters, views, strict=True)}
     found = {}
     for unit in engine.trained:
         if unit.gradient is not None:

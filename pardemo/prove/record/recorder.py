@@ -59,6 +59,7 @@ class Recorder:
         self._optimizer = ""
         self._looked: Callable[[], None] = lambda: None
         self._engines: set[type] = set()
+        self._kept: dict[int, torch.nn.Module] = {}  # whose last step is over when the function that has them is, too
         self._in_engine = False
         self._given: dict[str, Any] = {}
         self._aside = False  # a model runs for its shapes only
@@ -202,6 +203,7 @@ class Recorder:
     def _meet(self, module: torch.nn.Module) -> None:
         """DeepSpeed's engine, and ZeRO's of ours, sum and step in methods of their own."""
         engine = type(module)
+        self._kept[id(module)] = module
         if engines.is_ours(module) and engine not in self._engines:
             self._engines.add(engine)
             self._changes.enter_context(engines.stepping(engine, self._before_zero, self._after_zero))
