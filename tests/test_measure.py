@@ -18,7 +18,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from pardemo import WireMeter, cli, formulas, measure, project
 from pardemo.formulas import communication
-from pardemo.measure import files, runner, text, without_gpu
+from pardemo.measure import files, text, without_gpu
 from pardemo.measure.attention import teach_dtensor
 from pardemo.measure.held import Held
 from pardemo.measure.places import Places
@@ -277,8 +277,7 @@ def test_too_few_steps(folder):
         measure.script("ddp.py", ["--steps", "2"], ranks=1, folder=folder)
 
 
-def test_ranks_that_part_are_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "STALLED_S", 1.0)
+def test_ranks_that_part_are_named(tmp_path):
     source = """
     import torch, torch.distributed as dist
     dist.init_process_group("gloo")

@@ -1,11 +1,10 @@
 """What ``pardemo measure`` would change, rule by rule; each beside a case that is right as it is."""
 
-import json
-
 import pytest
 
 from pardemo.formulas import communication
-from pardemo.measure import findings, runner
+from pardemo.measure import findings, journal, standstill
+from pardemo.measure.journal import Journal
 from pardemo.measure.places import NORM, ROOT, Place
 from pardemo.measure.running import Parallelism, _models_together
 from pardemo.measure.summary import Row, Summary, Times
@@ -102,19 +101,22 @@ def test_models_of_one_group_are_told_as_one():
 
 
 def test_ranks_part_within_a_group_and_not_between_two(tmp_path):
-    def journal(rank, *calls):
-        lines = [
-            json.dumps([[0, 1], number, kind, 8, "float32", "train.py:3", "", group]) for number, kind, group in calls
-        ]
-        (tmp_path / f"rank{rank}").write_text("\n".join([*lines, '[[0, 1], 1, "all-']))
+    def log(rank, *calls):
+        (tmp_path / f"rank{rank}").unlink(missing_ok=True)
+        written = Journal(str(tmp_path / f"rank{rank}"))
+        for own, (number, kind, group) in enumerate(calls):
+            place = "train.py:3", "", "between", 0, float(own)
+            written.begins(own, kind, (0, 1), number, group, 8, (2,), "float32", *place)
+        with (tmp_path / f"rank{rank}").open("a") as file:
+            file.write('["begins", 2, "all-')
 
-    journal(0, (0, "all-reduce", "a"), (0, "all-gather", "b"))
-    journal(1, (0, "all-gather", "b"), (0, "all-reduce", "a"))
-    assert runner._parted(str(tmp_path)) == "", "each group's calls are in order"
-    journal(1, (0, "all-gather", "a"))
-    assert "rank 0: all-reduce 1 of ranks 0, 1, 8 bytes, at train.py:3; rank 1: all-gather 1" in runner._parted(
-        str(tmp_path)
-    )
+    log(0, (0, "all-reduce", "a"), (0, "all-gather", "b"))
+    log(1, (0, "all-gather", "b"), (0, "all-reduce", "a"))
+    assert standstill.told(journal.read(tmp_path), 1.0).first is None, "each group's calls are in order"
+    log(1, (0, "all-gather", "a"))
+    told = standstill.told(journal.read(tmp_path), 1.0)
+    assert told.first.differ
+    assert "rank 0: all-reduce 1 of ranks 0, 1, 8 bytes, at train.py:3; rank 1: all-gather 1 of" in told.line
 
 
 def test_several_models_and_an_evaluation_are_not_judged():

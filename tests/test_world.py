@@ -391,6 +391,26 @@ def test_a_hang_ends_at_the_time_limit_with_stacks():
         assert world.run(rank_sum) == [1.0, 1.0]
 
 
+def test_a_run_that_is_given_up_ends_as_at_its_limit():
+    def sleeps_here():
+        time.sleep(600)
+
+    with World(2) as world:
+        world.give_up()
+        assert world.run(rank_sum) == [1.0, 1.0], "nothing ran that could be given up"
+        seen = []
+        threading.Timer(
+            1.0, lambda: (seen.append(world.stacks()), seen.append(world.stacks()), world.give_up())
+        ).start()
+        with pytest.raises(RankTimeout, match=r"ranks 0, 1 did not finish within [12](\.\d)? s") as caught:
+            world.run(sleeps_here)
+        for stacks in (*seen, caught.value.stacks):
+            assert sorted(stacks) == [0, 1]
+            assert all(stack.count("in sleeps_here") == 1 for stack in stacks.values()), "each time the newest alone"
+        assert world.stacks() == {}
+        assert world.run(rank_sum) == [1.0, 1.0]
+
+
 def test_ranks_that_finished_are_told_apart_from_those_that_hang():
     with World(2) as world, pytest.raises(RankTimeout, match=r"rank 1 did not finish within 1 s \(rank 0 did\)"):
         world.run(lambda: time.sleep(60 * dist.get_rank()), timeout_s=1)

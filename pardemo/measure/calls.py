@@ -7,8 +7,7 @@ them, too, and cost a call of Python for each operator of the step.
 
 import contextlib
 import functools
-import json
-import os
+import itertools
 import threading
 import time
 import warnings
@@ -21,9 +20,11 @@ import torch.distributed as dist
 
 from pardemo import compat
 from pardemo.formulas import communication as formulas
+from pardemo.measure.journal import Journal, headline
 from pardemo.measure.places import Place, Places
 
-#: torch's operators -> the collective that they are. Each returns a Work, alone or as its last result.
+#: torch's operators -> the collective that they are. All but the monitored barrier return a Work, alone or as the last
+#: of their results.
 KINDS = {
     "allreduce_": "all-reduce",
     "allreduce_coalesced_": "all-reduce",
@@ -41,6 +42,7 @@ KINDS = {
     "gather_": "gather",
     "scatter_": "scatter",
     "barrier": "barrier",
+    "monitored_barrier_": "barrier",
     "send": "send",
     "recv_": "receive",
     "recv_any_source_": "receive",
@@ -83,7 +85,7 @@ class Calls:
 
     Args:
         places: where the script is. step: the number of the step that runs. journal: a file that takes a line for each
-            call, as it begins: what a rank did last can be read there where it hangs.
+            call as it begins, and one as it is over: what a rank did last can be read there where it hangs.
         on_tensors: is told the tensors of each collective, and its kind.
     """
 
@@ -97,7 +99,11 @@ class Calls:
         self.list: list[Call] = []
         self._places, self._step, self._on_tensors = places, step, on_tensors
         self._numbers: dict[tuple[str, tuple[int, ...]], int] = {}
-        self._file = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        #: messages that are not over, by the Work's id: no future tells when they are, only a ``wait``
+        self._messages: dict[int, tuple[dist.Work, Call, int]] = {}
+        self._journal = Journal(journal)
+        self._begun = itertools.count()
+        self._following = contextlib.ExitStack()
         self._lock = threading.Lock()
         self._library: torch.library.Library | None = None
         #: when this rank stood still in a Work's ``wait``
@@ -113,15 +119,32 @@ class Calls:
                 self._library.impl(name, self._asked(name), "BackendSelect", with_keyset=True)
         self._wait = dist.Work.wait
         dist.Work.wait = self._waited  # type: ignore[method-assign]
+        self._following.enter_context(compat.around_new_group(self._makes_group))
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._following.close()
         dist.Work.wait = self._wait  # type: ignore[method-assign]
         if self._library is not None:
             compat.end_library(self._library)
             self._library = None
-        os.close(self._file)
-        self._file = -1
+        self._journal.close()
+
+    def to_the_end(self, script: Callable[[], str]) -> str:
+        """Runs a script that says how it ended, and notes that, or what it raised."""
+        try:
+            ended = script()
+        except BaseException as error:
+            self._journal.ends("raised", headline(error), self._places.raised_at(error))
+            raise
+        self._journal.ends(ended)
+        return ended
+
+    def raised(self, error: BaseException) -> None:
+        """Notes an exception that left a forward or a backward pass: a script may go on after it."""
+        if type(error).__module__ == "torch.utils.checkpoint":  # with which it ends what it runs again
+            return
+        self._journal.raised(headline(error), self._places.raised_at(error))
 
     def _asked(self, name: str) -> Callable:
         operator = getattr(torch.ops.c10d, name).default
@@ -129,14 +152,21 @@ class Calls:
         names = [argument.name for argument in compat.op_schema(operator).arguments]
 
         def call(keys: Any, *args: Any, **kwargs: Any) -> Any:
-            noted = self._note(name, dict(zip(names, args, strict=False)) | kwargs)
-            result = operator.redispatch(keys & below, *args, **kwargs)
-            self._watch(noted, result[-1] if isinstance(result, tuple) else result)
+            noted, number = self._note(name, dict(zip(names, args, strict=False)) | kwargs)
+            try:
+                result = operator.redispatch(keys & below, *args, **kwargs)
+            except RuntimeError:
+                self._journal.failed(number, time.monotonic())
+                raise
+            if result is None:
+                self._over(noted, number)
+            else:
+                self._watch(noted, number, result[-1] if isinstance(result, tuple) else result)
             return result
 
         return call
 
-    def _note(self, name: str, arguments: dict[str, Any]) -> Call:
+    def _note(self, name: str, arguments: dict[str, Any]) -> tuple[Call, int]:
         group = dist.ProcessGroup.unbox(arguments["process_group"])
         ranks = tuple(dist.get_process_group_ranks(group))
         kind, root = KINDS[name], int(arguments.get("root_rank", 0))
@@ -152,23 +182,51 @@ class Calls:
         if kind == "all-to-all":  # each rank its own part, which need not be equal parts
             sent = of_gloo = _to_others(arguments, own)
         some = next((many for many in tensors.values() if many), [])
-        with self._lock:
-            number = self._numbers.get((group.group_name, ranks), 0)
-            self._numbers[group.group_name, ranks] = number + 1
         call = Call(
-            kind, ranks, number, nbytes if kind != "barrier" else 0, sent, of_gloo,
+            kind, ranks, self._number(group.group_name, ranks), nbytes if kind != "barrier" else 0, sent, of_gloo,
             str(some[0].dtype).removeprefix("torch.") if some else "", place, time.monotonic(), self._step(),
             group.group_name, tuple(tuple(t.shape) for t in some[:8]),
         )  # fmt: skip
         self.list.append(call)
-        with contextlib.suppress(OSError):
-            line = [ranks, number, kind, call.nbytes, call.dtype, place.line, place.module, call.group]
-            os.write(self._file, (json.dumps(line) + "\n").encode())
+        inputs = [t for key in ("input", "input_tensor", "inputs", "input_tensors") for t in tensors.get(key, [])]
+        given = inputs or some
+        # one tensor's shape, or of several their sizes: what the same call on another rank has to agree with
+        shape = tuple(given[0].shape) if len(given) == 1 else tuple(t.numel() for t in given[:8])
+        number = self._log(call, () if kind == "barrier" else shape)
         if self._on_tensors is not None:
-            inputs = [t for key in ("input", "input_tensor", "inputs", "input_tensors") for t in tensors.get(key, [])]
             outputs = [t for key, many in tensors.items() if key.startswith("output") for t in many]
             self._on_tensors(kind, inputs or tensors.get("tensors", []), outputs)
-        return call
+        return call, number
+
+    def _number(self, group: str, ranks: tuple[int, ...]) -> int:
+        with self._lock:
+            number = self._numbers.get((group, ranks), 0)
+            self._numbers[group, ranks] = number + 1
+        return number
+
+    def _log(self, call: Call, shape: tuple[int, ...]) -> int:
+        """Writes a call down as it begins; its number among all of this rank."""
+        number, place = next(self._begun), call.place
+        self._journal.begins(
+            number, call.kind, call.ranks, call.number, call.group, call.nbytes, shape, call.dtype, place.line,
+            place.module, place.phase, call.step, call.begin_s,
+        )  # fmt: skip
+        return number
+
+    def _makes_group(self, make: Callable[[], Any], ranks: list[int] | None, alone: bool) -> Any:
+        """A new group is made as by a collective of all ranks; ``alone``: of its own ones."""
+        world = tuple(range(dist.get_world_size()))
+        own = world if ranks is None else tuple(ranks)
+        callers = own if alone else world
+        number = self._number("new_group", callers)
+        place = self._places.here()
+        call = Call(
+            "new_group", callers, number, 0, 0.0, 0.0, "", place, time.monotonic(), self._step(), "new_group"
+        )  # fmt: skip
+        logged = self._log(call, own)
+        made = make()
+        self._over(call, logged)
+        return made
 
     @property
     def _waited(self) -> Callable:
@@ -176,25 +234,44 @@ class Calls:
         def wait(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
             begin = time.monotonic()
             self.on_wait()
+            _, call, number = self._messages.pop(id(work), (None, None, -1))
             try:
-                return self._wait(work, *args, **kwargs)
+                result = self._wait(work, *args, **kwargs)
+            except RuntimeError:
+                if call is not None:
+                    self._journal.failed(number, time.monotonic())
+                raise
             finally:
                 self.waits.append((begin, time.monotonic()))
+            if call is not None:
+                self._over(call, number)
+            return result
 
         return wait
 
-    def _watch(self, call: Call, boxed: Any) -> None:
+    def _over(self, call: Call, number: int) -> None:
+        call.end_s = time.monotonic()
+        self._journal.over(number, call.end_s)
+
+    def _watch(self, call: Call, number: int, boxed: Any) -> None:
         """Notes when the exchange is over, in the thread of the backend that ends it."""
 
-        def over(_: Any) -> None:
-            call.end_s = time.monotonic()
+        def over(future: torch.futures.Future) -> None:
+            try:
+                future.value()
+            except RuntimeError:
+                self._journal.failed(number, time.monotonic())
+            else:
+                self._over(call, number)
 
         work = dist.Work.unbox(boxed)
         try:
             work.get_future().add_done_callback(over)
         except RuntimeError:  # a message's work has none
             if work.is_completed():
-                call.end_s = time.monotonic()
+                self._over(call, number)
+            else:
+                self._messages[id(work)] = work, call, number
 
 
 def _to_others(arguments: dict[str, Any], own: int) -> float:
@@ -208,7 +285,7 @@ def _to_others(arguments: dict[str, Any], own: int) -> float:
 
 
 def _rule(name: str) -> str:
-    rules = {"recv_": "recv", "recv_any_source_": "recv", "alltoall_": "alltoall_base"}
+    rules = {"monitored_barrier_": "barrier", "recv_": "recv", "recv_any_source_": "recv", "alltoall_": "alltoall_base"}
     return rules.get(name, name.strip("_").replace("allgather_coalesced", "allgather"))
 
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from pardemo import options
+from pardemo import options, project
 
 
 def add(commands: Any) -> None:
@@ -52,7 +52,7 @@ def command(arguments: argparse.Namespace) -> int:
     options.at_least(arguments, 1, "ranks", "steps", "gpus", "sequence", "micro_batch")
     if not arguments.timeout > 0:
         raise ValueError(f"--timeout must be above 0, not {arguments.timeout:g}")
-    from pardemo.measure import files, full_size, launch_lines, text
+    from pardemo.measure import files, full_size, launch_lines, runner, text
     from pardemo.world import MAX_RANKS
 
     program = arguments.program[1:] if arguments.program[:1] == ["--"] else arguments.program
@@ -68,7 +68,12 @@ def command(arguments: argparse.Namespace) -> int:
             raise ValueError(f"the line would start {ranks} ranks: say from 1 to {MAX_RANKS} with --ranks")
         if cluster is None and launch.hosts > 1:
             cluster = _hosts(launch.hosts, ranks)
-        measured, seen = _measured(arguments, launch, ranks, cluster, pace)
+        try:
+            measured, seen = _measured(arguments, launch, ranks, cluster, pace, out)
+        except runner.ScriptError as error:
+            if error.standstill is None:
+                raise
+            return _failed(arguments, error, out)
         if launch.ranks not in (None, ranks):
             measured.notes.append(f"the line would start {launch.ranks} ranks; it ran on {ranks}, as you said")
         measured.notes += launch.notes
@@ -80,7 +85,22 @@ def command(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _measured(arguments: argparse.Namespace, launch: Any, ranks: int, cluster: Any, pace: Any) -> tuple[Any, Any]:
+def _failed(arguments: argparse.Namespace, error: Any, out: Any) -> int:
+    """Tells of a run that failed: in one line, and below it who waited for whom, where somebody did."""
+    print(f"pardemo measure: {error}", file=sys.stderr)
+    if error.standstill.waits or error.standstill.first:
+        print(error.standstill.details, file=sys.stderr)
+    told = json.dumps({"error": str(error), "standstill": error.standstill.as_json()}, indent=1)
+    if arguments.json:
+        print(told)
+    if out is not None:
+        project.write_atomically(out / "standstill.json", lambda temporary: temporary.write_text(told, "utf-8"))
+    return 2
+
+
+def _measured(
+    arguments: argparse.Namespace, launch: Any, ranks: int, cluster: Any, pace: Any, out: Any
+) -> tuple[Any, Any]:
     """The run; in a scratch copy, where one was asked for."""
     from pardemo.measure import files, runner
 
@@ -91,6 +111,7 @@ def _measured(arguments: argparse.Namespace, launch: Any, ranks: int, cluster: A
                     launch, ranks=ranks, cluster=cluster, steps=arguments.steps,
                     folder=copy.folder if copy else None, timeout_s=arguments.timeout,
                     work=pace is not None, layer_s=pace.layer_s if pace else 0.0,
+                    log=out / "calls.csv" if out is not None else None,
                 )  # fmt: skip
         except runner.ScriptError as error:
             if error.details:

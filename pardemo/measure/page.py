@@ -185,6 +185,7 @@ def _files() -> Section:
     files = {
         "summary.json": "all of this",
         "collectives.csv": "the calls, a row for each kind, group and line",
+        "calls.csv": "each call of each rank, in order, with its shape, its line, and when it began and was over",
         "trace.json": "for Perfetto or chrome://tracing: steps and collectives of all ranks, and who waits for whom",
         "memory_rank0.pickle": "and one for each other rank, for torch's memory viewer",
     }

@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import time
 import weakref
+from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -82,6 +83,9 @@ class Places:
         self.recomputed: set[str] = set()
         self.computed_in: set[str] = set()
         self.stepping = False
+        #: is told an exception that leaves a module's forward
+        self.on_raise: Callable[[BaseException], None] = lambda error: None
+        self._raised = 0  # its address: the module around that one is left by the same one
         self._forwards: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._aside: tuple[float, float] | None = None  # since when a model is evaluated
         self._aside_s = self._aside_cpu_s = 0.0
@@ -142,6 +146,16 @@ class Places:
         if not self._stack:
             self._numbers, self._owners = [compat.sequence_number()], [None]
 
+    def raised_at(self, error: BaseException) -> str:
+        """The innermost line of the reader's own that an exception came through; empty where there is none."""
+        line, trace = "", error.__traceback__
+        while trace is not None:
+            code = trace.tb_frame.f_code
+            if self._role(code) == "own":
+                line = f"{os.path.basename(code.co_filename)}:{trace.tb_lineno}"
+            trace = trace.tb_next
+        return line
+
     def name(self, module: torch.nn.Module) -> str:
         """A module's name from the root on, without what wrappers put before it; its class where nobody has it."""
         return self._names.get(module) or type(module).__name__
@@ -193,6 +207,9 @@ class Places:
     def _ends(self, module: torch.nn.Module, *_: Any) -> None:
         while self._stack and self._stack.pop() is not module:  # one that raised has not said that it ended
             pass
+        if (error := sys.exception()) is not None and id(error) != self._raised:
+            self._raised = id(error)
+            self.on_raise(error)
         self._runs()
         if not self._stack and self._aside:
             self._aside_s += time.monotonic() - self._aside[0]

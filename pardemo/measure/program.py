@@ -105,7 +105,7 @@ def run(program: Program) -> Seen:
 def in_job(launch: Launch, folder: str, follow: Callable[[int, int, list[str]], Any]) -> Any:
     """What ``follow`` returns on this rank, as a process of the launcher's job; the World's group is given up for it.
 
-    ``follow`` gets the rank, the port where the ranks meet, and a list for what runs in another way than it was written.
+    ``follow`` gets the rank, the port where the ranks meet, and a list for what runs in another way than written.
     """
     rank, size, own_process = dist.get_rank(), dist.get_world_size(), os.getpid()
     port: list[Any] = [free_port()] if rank == 0 else [None]
@@ -143,6 +143,7 @@ class _Watch:
         journal = os.path.join(program.journals, f"rank{rank}")
         self._calls = Calls(self._places, lambda: self._steps.number, journal, self._on_tensors)
         self._calls.on_wait = self._on_wait
+        self._places.on_raise = self._steps.on_raise = self._calls.raised
         self._work = Work(self._places, lambda: self._calls.list) if program.work else None
         self._step_work: StepWork | None = None
         self._waiting = Waiting(program.layer_s) if program.layer_s else None
@@ -160,7 +161,7 @@ class _Watch:
                 self._following.enter_context(self._work)  # below the meter of memory, which passes operations on
             self._following.enter_context(self._held)
             self._following.enter_context(self._trained)
-            ended = script()
+            ended = self._calls.to_the_end(script)
         parallelisms = with_terms(self._parallelisms, self._shapes, WARM, self._held.vocabularies)
         return Seen(
             self._rank, ended, self._steps.cuts, self._calls.list, self._calls.waits, parallelisms, self._model,

@@ -1,15 +1,12 @@
 """A script on warm ranks: started, watched, and told about where it fails."""
 
 import ast
-import contextlib
-import json
 import os
 import re
 import shutil
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,16 +14,17 @@ import psutil
 
 from pardemo import World, project
 from pardemo.cluster import Cluster
-from pardemo.measure import findings, program, summary
+from pardemo.measure import findings, journal, program, standstill, summary
+from pardemo.measure.journal import Log
 from pardemo.measure.launch_lines import Launch
 from pardemo.measure.program import Program, Seen
+from pardemo.measure.standstill import Standstill
 from pardemo.measure.summary import Summary
-from pardemo.world.errors import RankDied, RankError, RankFailed, RankTimeout, ranks_text
+from pardemo.measure.watch import Watch
+from pardemo.world.errors import RankDied, RankError, RankFailed, RankTimeout, exit_text, ranks_text
 
 #: Libraries that take seconds to import: the ranks' nursery loads those that a script names, once for all of them.
 HEAVY = ("transformers", "accelerate", "deepspeed", "megatron.core", "peft", "datasets", "torchvision")
-#: Seconds without a collective after which ranks that have parted are ended.
-STALLED_S = 10.0
 #: What a rank takes before the script's own memory: 64 of them took 6.2 GB.
 RANK_BYTES = 100e6
 #: Characters of an exception's text that one line has room for.
@@ -34,11 +32,14 @@ LONGEST = 300
 
 
 class ScriptError(ValueError):
-    """The script could not be measured; the message says in one line what is wrong, ``details`` where."""
+    """The script could not be measured; the message says in one line what is wrong, ``details`` where.
 
-    def __init__(self, message: str, details: str = ""):
+    ``standstill``: of a run that began, which ranks waited for which others, and where they parted.
+    """
+
+    def __init__(self, message: str, details: str = "", still: Standstill | None = None):
         super().__init__(message)
-        self.details = details
+        self.details, self.standstill = details, still
 
 
 def script(
@@ -78,8 +79,12 @@ def measured(
     timeout_s: float,
     work: bool = False,
     layer_s: float = 0.0,
+    log: Path | None = None,
 ) -> tuple[Summary, list[Seen]]:
-    """As :func:`script`, of what a launcher would start; also what each rank saw, for files."""
+    """As :func:`script`, of what a launcher would start; also what each rank saw, for files.
+
+    ``log``: a file for the table of all calls, which is written also of a run that failed, or was interrupted.
+    """
     path = launch.script
     if steps < 1:
         raise ScriptError(f"steps must be at least 1, not {steps}")
@@ -96,44 +101,24 @@ def measured(
     journals = tempfile.mkdtemp(prefix="pardemo-measure-")
     started = replace(launch, script=str(source.resolve())) if source else launch
     asked = Program(started, steps, where, journals, work, layer_s)
+    watch = None
     try:
         world = World(ranks, cluster=cluster, preload=_heavy(text), timeout_s=timeout_s, backend="gloo")
-        with world, _watched(world, journals):
+        with world, Watch(world, journals) as watch:
             seen = world.run(program.run, asked)
         found = summary.of(seen)
         found.hosts = cluster.hosts if cluster else 1
     except RankError as error:
-        raise _told(_name(path), error, journals) from None
+        at_s = watch.until_s if watch else time.monotonic()
+        raise _told(_name(path), error, journal.read(journals), at_s) from None
     except ValueError as error:
         raise error if isinstance(error, ScriptError) else ScriptError(f"{_name(path)}: {error}") from None
     finally:
+        if log is not None:
+            journal.write_csv(journal.read(journals), log)
         shutil.rmtree(journals, ignore_errors=True)
     findings.explain(found)
     return found, seen
-
-
-@contextlib.contextmanager
-def _watched(world: World, journals: str) -> Iterator[None]:
-    """Ends a World whose ranks are in different collectives and do nothing any more: that would wait for its limit."""
-    over = threading.Event()
-
-    def watch() -> None:
-        size, since = -1, time.monotonic()
-        while not over.wait(STALLED_S / 5):
-            now = sum(file.stat().st_size for file in Path(journals).glob("rank*"))
-            if now != size:
-                size, since = now, time.monotonic()
-            elif time.monotonic() - since > STALLED_S and _parted(journals):
-                world.close()
-                return
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 def _name(path: str) -> str:
@@ -151,33 +136,40 @@ def _heavy(text: str) -> list[str]:
     return [heavy for heavy in HEAVY if any(name == heavy or name.startswith(heavy + ".") for name in named)]
 
 
-def _told(name: str, error: RankError, journals: str) -> ScriptError:
-    """One line for what happened to the ranks."""
-    parted = _parted(journals)
-    if isinstance(error, RankDied):
-        if set(error.deaths.values()) == {0}:
-            return ScriptError(f"{name}: {ranks_text(list(error.deaths))} ended by os._exit(0), which leaves no report")
-        return ScriptError(f"{name}: {_line(str(error).partition(chr(10))[0])}", str(error))
-    if parted:
-        return ScriptError(f"{name}: {parted}", str(error))
-    if isinstance(error, RankFailed):
-        return _raised(name, error)
-    if isinstance(error, RankTimeout):
-        return ScriptError(f"{name}: not over after {error.timeout_s:g} s: {_waiting(error, journals)}", str(error))
-    return ScriptError(f"{name}: {_line(str(error))}", str(error))
+def _told(name: str, error: RankError, logs: dict[int, Log], at_s: float) -> ScriptError:
+    """One line for what happened to the ranks, with what is told of those that wait."""
+    deaths = {rank: exit_text(code) for rank, code in error.deaths.items()} if isinstance(error, RankDied) else {}
+    lines = {rank: _here(stack) for rank, stack in getattr(error, "stacks", {}).items()}
+    still = standstill.told(logs, at_s, lines, deaths)
+    parted = still.first is not None and still.first.differ
+    if isinstance(error, RankDied) and set(error.deaths.values()) == {0}:
+        line = f"{ranks_text(list(error.deaths))} ended by os._exit(0), which leaves no report"
+    elif isinstance(error, RankDied):
+        then = still.line if parted else still.waited
+        line = _line(str(error).partition("\n")[0]) + (f"; {then}" if then else "")
+    elif parted or (isinstance(error, RankTimeout) and still.stuck):
+        line = still.line
+    elif isinstance(error, RankFailed):
+        return ScriptError(_raised(name, error, still), str(error), still)
+    elif isinstance(error, RankTimeout):
+        line = f"not over after {error.timeout_s:g} s: {_waiting(error, logs)}"
+    else:
+        line = _line(str(error))
+    return ScriptError(f"{name}: {line}", str(error), still)
 
 
-def _raised(name: str, error: RankFailed) -> ScriptError:
+def _raised(name: str, error: RankFailed, still: Standstill) -> str:
     rank, failure = error.first
     if failure.type == "Exited":
         ranks = [one for one, other in error.failures.items() if other.message == failure.message]
         alone = f" (on {ranks_text(ranks)})" if error.stopped or len(ranks) < len(error.failures) else ""
-        return ScriptError(f"{name} ended by {_line(failure.message)}; what it printed says why{alone}")
+        return f"{name} ended by {_line(failure.message)}; what it printed says why{alone}"
     if failure.type == "OwnProcesses":
-        return ScriptError(f"{name}: {failure.message}")
+        return f"{name}: {failure.message}"
     hint = ": ranks have no standard input, so a script cannot ask" if failure.type == "EOFError" else ""
     where = _at(failure.traceback)
-    return ScriptError(f"{name}: rank {rank} raised {_line(failure.headline)}{where}{hint}", str(error))
+    waited = f"; {still.waited}" if still.waits else ""
+    return f"{name}: rank {rank} raised {_line(failure.headline)}{where}{hint}{waited}"
 
 
 def _line(text: str) -> str:
@@ -186,20 +178,18 @@ def _line(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} … {text[-LONGEST // 2 :]}"
 
 
-def _waiting(error: RankTimeout, journals: str) -> str:
+def _waiting(error: RankTimeout, logs: dict[int, Log]) -> str:
     """What each rank is in: a collective, or a line after one; ranks that are in the same share a part."""
-    calls = _journal(journals)
     alike: dict[str, list[int]] = {"finished": error.finished}
     for rank, stack in sorted(error.stacks.items()):
-        own = calls.get(rank)
-        last = own[-1] if own else None
+        calls = logs[rank].calls if rank in logs else []
         here = _here(stack)
-        if last is None:
+        if not calls:
             what = f"at {here or 'a line that is not known'}, before any collective"
-        elif here in ("", last[5]):
-            what = f"in {_call(last)}"
+        elif here in ("", calls[-1].line):
+            what = f"in {standstill.named(calls[-1])}"
         else:
-            what = f"at {here}, after {_call(last)}"
+            what = f"at {here}, after {standstill.named(calls[-1])}"
         alike.setdefault(what, []).append(rank)
     done = alike.pop("finished")
     parts = [f"{ranks_text(ranks)} {'is' if len(ranks) == 1 else 'are'} {what}" for what, ranks in alike.items()]
@@ -224,34 +214,3 @@ def _own_frames(frames: str) -> list[tuple[str, str]]:
     return [
         frame for frame in re.findall(r'File "([^<>"]+)", line (\d+)', frames) if not re.search(libraries, frame[0])
     ]
-
-
-def _journal(journals: str) -> dict[int, list[list]]:
-    """Each rank's calls; a line that was not written to its end is left out."""
-    calls: dict[int, list[list]] = {}
-    for file in sorted(Path(journals).glob("rank*")):
-        lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-        calls[int(file.name[4:])] = [json.loads(line) for line in lines if line.endswith("\n")]
-    return calls
-
-
-def _call(call: list) -> str:
-    ranks, number, kind, nbytes, _, line, module, _ = call
-    return f"{kind} {number + 1} of {ranks_text(ranks)}, {nbytes:,} bytes, at {line or 'no line'}" + (
-        f" ({module})" if module else ""
-    )
-
-
-def _parted(journals: str) -> str:
-    """The first call in which the ranks of a group do not do the same; empty where they do."""
-    by_group: dict[tuple, dict[int, list[list]]] = {}
-    for rank, calls in _journal(journals).items():
-        for call in calls:
-            if call[2] not in ("send", "receive"):
-                by_group.setdefault((call[7], *call[0]), {}).setdefault(rank, []).append(call)
-    for of_ranks in by_group.values():
-        for together in zip(*of_ranks.values(), strict=False):
-            if len({(call[2], call[3] if call[2] in ("all-reduce", "reduce-scatter") else 0) for call in together}) > 1:
-                told = "; ".join(f"rank {r}: {_call(c)}" for r, c in zip(of_ranks, together, strict=True))
-                return f"the ranks part in call {together[0][1] + 1} of their group: {told}"
-    return ""

@@ -66,6 +66,8 @@ class Steps:
         self.cuts: list[Cut] = []
         self._places, self._enough, self._counters = places, enough, counters
         self._on_cut, self._on_backward = on_cut, on_backward
+        #: is told an exception that leaves a backward pass
+        self.on_raise: Callable[[BaseException], None] = lambda error: None
         self._backwards = 0
         self._inside = False
         self._hooks: list[Any] = []
@@ -92,6 +94,10 @@ class Steps:
             inside, self._inside = self._inside, True
             try:
                 return self._backward(*args, **kwargs)
+            except Exception as error:
+                if outermost:
+                    self.on_raise(error)
+                raise
             finally:
                 self._inside = inside
 

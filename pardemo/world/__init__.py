@@ -144,6 +144,23 @@ class World:
             if self._closed:  # a close() that found the World busy has left the rest to this thread
                 self.close()
 
+    def stacks(self) -> dict[int, str]:
+        """Where each rank is, as a Python stack, also while another thread's :meth:`run` waits for them.
+
+        Empty where no ranks run. A rank that does not answer, or that another thread ends just then, has an empty text.
+        """
+        ranks = self._ranks
+        try:
+            return ranks.read_stacks(list(range(self.size)))[1] if ranks else {}
+        except (OSError, ValueError):  # their files have been closed meanwhile
+            return {}
+
+    def give_up(self) -> None:
+        """Ends a :meth:`run` of another thread as its time limit would: with RankTimeout, and what each rank did."""
+        ranks = self._ranks
+        if ranks is not None:
+            ranks.given_up = True
+
     def limit(self, host: int, between: str | None) -> None:
         """Gives a host's adapter another limit from now on, while its ranks run; None: the cluster's own.
 

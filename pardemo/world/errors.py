@@ -36,7 +36,7 @@ class RankFailed(RankError):
     the failed ones (usually inside a collective) and were ended. The text tells causes first: a
     rank that lost its connection lost it to one that failed before; what several ranks say alike it
     tells once. ``first`` is the rank and the failure that it begins with; ``doing`` says of ranks in ``stopped``
-    what they waited for, or where they were.
+    what they waited for, or where they were, and ``stacks`` have it in full.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class RankFailed(RankError):
     ):
         self.failures = dict(failures)
         self.stopped = list(stopped or [])
+        self.stacks = dict(stacks or {})
         self.doing = {rank: _doing((waits or {}).get(rank), stack) for rank, stack in (stacks or {}).items()}
         told = sorted(self.failures.items(), key=lambda item: (item[1].type in LOST, item[0]))
         self.first = told[0]

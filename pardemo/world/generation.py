@@ -46,7 +46,7 @@ class Ranks:
             for table in self.tables:
                 with open(table, "wb") as file:
                     file.truncate(pacer.TABLE_BYTES)
-        self.started, self.ended = False, False
+        self.started, self.ended, self.given_up = False, False, False
         self.pids: list[int] = []
         self.controls: list[Connection] = []
         self.stacks: list[Any] = []
@@ -147,7 +147,9 @@ class Ranks:
         """Waits for one reply of every rank, printing what they print, and returns the results."""
         replies: dict[int, tuple] = {}
         deaths: dict[int, int | None] = {}
-        deadline = time.monotonic() + timeout_s
+        self.given_up = False
+        began = time.monotonic()
+        deadline = began + timeout_s
         grace_over = None
         with selectors.DefaultSelector() as selector:
             for rank, control in enumerate(self.controls):
@@ -158,7 +160,8 @@ class Ranks:
             while len(replies) + len(deaths) < self.size:
                 now = time.monotonic()
                 end = deadline if grace_over is None else min(deadline, grace_over)
-                if now >= end:
+                if now >= end or self.given_up:
+                    timeout_s = min(timeout_s, round(now - began, 1))
                     break
                 for key, _ in selector.select(min(end - now, POLL_S)):
                     if isinstance(key.data, LinePrinter):
@@ -184,13 +187,13 @@ class Ranks:
         if deaths:
             raise RankDied(deaths, failures)
         if failures:
-            raise RankFailed(failures, missing, *(self._read_stacks(missing) if missing else ()))
+            raise RankFailed(failures, missing, *(self.read_stacks(missing) if missing else ()))
         if missing:
-            waits, stacks = self._read_stacks(missing)
+            waits, stacks = self.read_stacks(missing)
             raise RankTimeout(timeout_s, stacks, sorted(replies), waits)
         return [replies[rank][1] for rank in range(self.size)]
 
-    def _read_stacks(self, ranks: list[int]) -> tuple[dict[int, list[str]], dict[int, str]]:
+    def read_stacks(self, ranks: list[int]) -> tuple[dict[int, list[str]], dict[int, str]]:
         """Asks the ranks for their Python stacks; faulthandler answers even from inside a blocked call. What they wait
         for they have written down before."""
         files = [self.stacks[rank].fileno() for rank in ranks]
@@ -203,8 +206,10 @@ class Ranks:
         while time.monotonic() < until and not (sizes == before and all(map(operator.gt, sizes, noted))):
             time.sleep(0.05)
             before, sizes = sizes, [os.fstat(file).st_size for file in files]
-        texts = [os.pread(file, size, 0).decode("utf-8", "replace") for file, size in zip(files, sizes, strict=True)]
-        waits, stacks = zip(*map(waiting.read, texts), strict=True)
+        texts = [os.pread(file, size, 0) for file, size in zip(files, sizes, strict=True)]
+        waits = [waiting.read(text.decode("utf-8", "replace"))[0] for text in texts]
+        new = [text[begin:] for text, begin in zip(texts, noted, strict=True)]  # they may have been asked before
+        stacks = [waiting.read(text.decode("utf-8", "replace"))[1] for text in new]
         return dict(zip(ranks, waits, strict=True)), dict(zip(ranks, map(_readers_part, stacks), strict=True))
 
     def _drain(self) -> None:
