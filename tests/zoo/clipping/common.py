@@ -101,7 +101,7 @@ def samples(step: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The whole batch of a step, the same on each rank and in each layout: inputs and what the model has to answer."""
     generator = torch.Generator().manual_seed(1000 + step)
     x = torch.randn(count, WIDTH, generator=generator)
-    return x, torch.sin(3 * x.roll(1, dims=1)) * 2
+    return x, 3 * x.roll(1, dims=1)
 
 
 def average_gradients(model: nn.Module, group: dist.ProcessGroup) -> None:
