@@ -3,7 +3,7 @@
 Only the rank whose part of the vocabulary has the label computes something; the others put a zero in and get the
 right value back, but no graph behind it: their logits, which are to become smaller, have no gradient for this label.
 The loss is right on every rank. The policy loss of ms-swift's Megatron trainer had it under tensor parallelism until
-August 2026 (ms-swift 9947).
+August 2026 (ms-swift 9947). PyTorch 2.13 warns of it at the first backward pass, and goes on.
 """
 
 import torch
