@@ -147,7 +147,7 @@ def _train(
     given = None if parallelize is None or layout == plain else parallelize(model, layout)
     ours = _parallel(model if given is None else given)
     own = None if ours.step else optimizer([p for p in ours.module.parameters() if p.requires_grad])
-    step = _looked_up(ours.step or own.step)
+    step = _looked_up(ours.step if own is None else own.step)
     for batch in batches:
         mine = shard(_double(batch) if double else batch, layout, rank)
         if ours.train is not None:
@@ -178,7 +178,7 @@ def _parallel(made: Any) -> Parallel:
     return Parallel(made, step=getattr(made, "step", None), backward=getattr(made, "backward", None))
 
 
-def _looked_up(method: Callable) -> Callable:
+def _looked_up(method: Any) -> Callable:
     """The method, looked up when it is called: an engine's is followed from the model's first forward pass on."""
     owner = getattr(method, "__self__", None)
     return method if owner is None else lambda *args: getattr(owner, method.__name__)(*args)

@@ -55,5 +55,7 @@ def command(arguments: argparse.Namespace) -> int:
             if error.details:
                 print(error.details, file=sys.stderr)
             raise
+        for details in filter(None, made.details.values()):
+            print(details)  # with what the ranks print
     print(json.dumps(made.as_json(), indent=1) if arguments.json else text.screen(made))
     return 2 if made.failed and not made.findings else 1 if made.findings else 0

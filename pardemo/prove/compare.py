@@ -7,6 +7,7 @@ import torch
 
 from pardemo.prove import buffers, causes, clipping, data, draws, forward
 from pardemo.prove.facts import Facts, Finding, Pair, floors, pair
+from pardemo.prove.record import sketch
 from pardemo.prove.record.facts import Tensors
 from pardemo.prove.runner import ProveError, Run
 from pardemo.prove.whole import Atlas, Part, assembled, atlas
@@ -18,10 +19,15 @@ TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-
 
 @dataclass
 class Compared:
-    """A layout's findings, none where it trains as the reference does; ``notes``: what could not be compared."""
+    """A layout's findings, none where it trains as the reference does.
+
+    ``unmatched``: parameters that only one of the two has, in a sentence. ``maps``: which parts its pieces are.
+    """
 
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    unmatched: str = ""
+    maps: Atlas = field(default_factory=Atlas)
     steps: int = 0
     parameters: int = 0
     off: float = 0.0
@@ -54,21 +60,25 @@ class Reference:
     def _whole(self, step: int) -> Whole:
         """All pieces where one process has all; else put together as the pieces themselves say."""
         pieces = [piece for record in self.run.records for piece in record.steps[step].pieces]
-        shapes = {piece.name: piece.whole or piece.shape for piece in pieces}
         tied = {piece.name: piece.tied for piece in pieces if piece.tied}
-        return Whole(*(self._kind(step, kind, shapes) for kind in ("before", "after", "gradient")), tied)
+        before, after, gradients = (self._kind(step, kind) for kind in ("before", "after", "gradient"))
+        return Whole(before, after, gradients, tied)
 
-    def _kind(self, step: int, kind: str, shapes: Mapping[str, tuple[int, ...]]) -> Tensors:
+    def _kind(self, step: int, kind: str) -> Tensors:
         holders: dict[str, list] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         for rank, record in enumerate(self.run.records):
             tensors = self.run.tensors(step, rank, kind)
             for piece in record.steps[step].pieces:
                 if piece.name in tensors:
+                    piece = sketch.scaled(piece, tuple(tensors[piece.name].shape))
+                    shapes[piece.name] = piece.whole or piece.shape
                     holders.setdefault(piece.name, []).append((rank, _own_part(piece, tensors), tensors[piece.name]))
         made = {}
         for name, some in holders.items():
-            shape = tuple(some[0][2].shape) if some[0][1].flat is None and not some[0][1].index else shapes[name]
-            made[name] = assembled(shape, some).value
+            _, part, first = some[0]
+            whole = all(places is None for places in part.index) and part.flat is None
+            made[name] = assembled(tuple(first.shape) if whole else shapes[name], some).value
         return made
 
 
@@ -92,7 +102,8 @@ def layout(reference: Reference, other: Run) -> Compared:
         ProveError: the layouts have other global batches, or models with other parameters.
     """
     made = Compared()
-    maps = _maps(reference, other, made)
+    maps = made.maps = _maps(reference, other, made)
+    made.unmatched = _unmatched(reference, other, maps)
     for step in range(min(reference.run.steps, other.steps)):
         found, errors = data_of(reference.run, other, step)
         if errors:
@@ -133,7 +144,8 @@ def _maps(reference: Reference, other: Run, made: Compared) -> Atlas:
     pieces = {}
     for rank, record in enumerate(other.records):
         tensors = other.tensors(0, rank, "before")
-        pieces[rank] = [(piece, tensors[piece.name].double()) for piece in record.steps[0].pieces]
+        values = [(piece, tensors[piece.name].double()) for piece in record.steps[0].pieces]
+        pieces[rank] = [(sketch.scaled(piece, tuple(value.shape)), value) for piece, value in values]
     found = atlas(truth.before, pieces, names, max(reference.tolerance * 1e-2, 1e-12))
     if not any(found.parts.values()):
         some = sorted({piece.name for own in pieces.values() for piece, _ in own})
@@ -141,15 +153,28 @@ def _maps(reference: Reference, other: Run, made: Compared) -> Atlas:
             f"the model of {other.layout.name} has other parameters than the reference's: it has "
             f"{', '.join(some[:3])} …, the reference {', '.join(sorted(truth.before)[:3])} …"
         )
-    unknown = {name: why for own in found.unknown.values() for name, why in own.items()}
-    if unknown:
-        first = next(iter(unknown))
-        made.notes.append(
-            f"{other.layout.name}: {len(unknown)} parameter{'s' if len(unknown) > 1 else ''} could not be compared, "
-            f"as {first}: {unknown[first]}"
-        )
     made.parameters = len({part.name for own in found.parts.values() for part in own.values()})
     return found
+
+
+def _unmatched(reference: Reference, other: Run, maps: Atlas) -> str:
+    """Parameters that are no part of the reference's, or that no rank has; empty where there are none."""
+    unknown = {name: why for own in maps.unknown.values() for name, why in own.items()}
+    if unknown:
+        first = next(iter(unknown))
+        return f"{_parameters(len(unknown))} could not be compared, as {first}: {unknown[first]}"
+    truth, holders = reference.whole[0].before, _holders(other, 0, "before", maps)
+    missing = [
+        name for name, whole in truth.items()
+        if name not in holders or not bool(assembled(tuple(whole.shape), holders[name]).covered.all())
+    ]  # fmt: skip
+    if missing:
+        return f"{_parameters(len(missing))} of the reference, as {missing[0]}, are on no rank, or only in part"
+    return ""
+
+
+def _parameters(count: int) -> str:
+    return f"{count} parameter{'s' if count > 1 else ''}"
 
 
 def _begin(reference: Reference, other: Run, maps: Atlas) -> list[Finding]:

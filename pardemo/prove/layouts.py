@@ -150,8 +150,7 @@ def filled(layouts: Sequence[Layout], line: Sequence[str]) -> list[Layout]:
             raise ValueError(
                 f"the layout {layout.name!r} says {unused[0]}, which is nowhere in the script's line as {{{unused[0]}}}"
             )
-        parts = tuple(_FIELD.sub(lambda found, of=layout: str(of.values[found[1]]), part) for part in line)
-        made.append(Layout(layout.ranks, layout.values, parts))
+        made.append(Layout(layout.ranks, layout.values, tuple(_filled(part, layout.values) for part in line)))
     return _different(made)
 
 
@@ -168,3 +167,7 @@ def _different(layouts: list[Layout]) -> list[Layout]:
             if layout.ranks == other.ranks and same:
                 raise ValueError(f"two layouts are the same, {other.name} and {layout.name}: nothing would be compared")
     return layouts
+
+
+def _filled(part: str, values: Mapping[str, Any]) -> str:
+    return _FIELD.sub(lambda found: str(values[found[1]]), part)

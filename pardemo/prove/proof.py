@@ -2,25 +2,30 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pardemo.prove import compare, runner
+from pardemo.prove import compare, large, runner
 from pardemo.prove.facts import Finding
 from pardemo.prove.layouts import Layout
+from pardemo.prove.record import sketch
 from pardemo.prove.runner import Options, ProveError, Run
 
 
 @dataclass
 class Proof:
-    """What came out. ``failed``: layouts that could not be run or compared, with one line each."""
+    """What came out.
+
+    ``failed``: layouts that could not be run or compared, with one line each; ``details``: their ranks' tracebacks.
+    """
 
     layouts: list[Layout]
     findings: list[Finding] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    details: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     steps: int = 0
     parameters: int = 0
@@ -31,6 +36,11 @@ class Proof:
     def equal(self) -> bool:
         """Whether all layouts were run, and train as the reference does."""
         return not self.findings and not self.failed
+
+    def __str__(self) -> str:
+        from pardemo.prove.text import screen
+
+        return screen(self)
 
     def as_json(self) -> dict[str, Any]:
         """As ``pardemo prove --json`` prints it."""
@@ -62,39 +72,75 @@ def scripts(layouts: Sequence[Layout], options: Options) -> Proof:
     """
     folder = runner.scratch()
     try:
-        reference, again, others = runner.all_ran(layouts, options, folder)
-        return _proof(layouts, options, reference, again, others)
+        return _proof(layouts, options, folder)
     finally:
         runner.remove(folder)
 
 
-def _proof(layouts: Sequence[Layout], options: Options, reference: Run, again: Run | None, others: list[Run]) -> Proof:
+def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
+    reference, again, options = runner.reference(layouts[0], options, folder)
     tolerance = compare.tolerance_of(reference, options.double)
-    if again is not None:
-        _deterministic(reference, again, tolerance)
+    _hashed(reference)
+    _deterministic(reference, again, tolerance, options.sketched)
     truth = compare.Reference(reference, tolerance)
     made = Proof(list(layouts), steps=reference.steps, parameters=len(truth.whole[0].before), tolerance=tolerance)
     made.modules = sorted(truth.order[0], key=truth.order[0].__getitem__)
-    made.notes += [note for record in reference.records[:1] for note in record.notes]
-    for other in others:
-        if other.error:
-            made.failed[other.layout.name] = other.error
-            continue
-        if not other.steps:
-            made.failed[other.layout.name] = f"{other.layout.name} took no step of an optimizer after a backward pass"
-            continue
+    made.notes += reference.records[0].notes
+    if options.sketched:
+        made.notes.append(f"{runner.elements(reference):,} elements: parameters are compared by sketches")
+    for number, layout in enumerate(layouts[1:], 1):
+        place = Path(folder, str(number))
         try:
-            compared = compare.layout(truth, other)
+            compared = _compared(truth, runner.ran(layout, options, place), options, place)
         except ProveError as error:
-            made.failed[other.layout.name] = str(error)
+            made.failed[layout.name], made.details[layout.name] = str(error), error.details
             continue
+        finally:
+            runner.remove(str(place))
         made.findings += compared.findings
+        if compared.unmatched and not compared.findings:
+            made.failed[layout.name] = compared.unmatched
+        elif compared.unmatched:
+            made.notes.append(f"{layout.name}: {compared.unmatched}")
         made.notes += [note for note in compared.notes if note not in made.notes]
     return made
 
 
-def _deterministic(reference: Run, again: Run, tolerance: float) -> None:
-    """Two runs of the reference have to be the same, or nothing could be held against it."""
+def _compared(truth: compare.Reference, other: Run, options: Options, place: Path) -> compare.Compared:
+    """One layout beside the reference.
+
+    Raises:
+        ProveError: it could not be run, or not be compared.
+    """
+    if other.error:
+        raise ProveError(other.error, other.details)
+    if not other.steps:
+        raise ProveError(f"{other.layout.name} took no step of an optimizer after a backward pass")
+    _hashed(other)
+    compared = compare.layout(truth, other)
+    if options.sketched and (compared.findings or compared.unmatched):
+        compared = large.in_full(
+            truth, other, compared, options, place / "full", lambda run: compare.Reference(run, truth.tolerance)
+        )
+    return compared
+
+
+def _hashed(run: Run) -> None:
+    """What the model is called with has to be seen, or nobody knows which samples a rank had."""
+    kinds = {kind for record in run.records for micro in record.steps[0].micro_batches for kind in micro.unseen}
+    if kinds:
+        raise ProveError(
+            f"the samples of {run.layout.name} cannot be compared: the model is called with "
+            f"{', '.join(sorted(kinds))}, of which nothing can be hashed; call it with tensors, in lists, dicts or "
+            "dataclasses where you like"
+        )
+
+
+def _deterministic(reference: Run, again: Run, tolerance: float, sketched: bool) -> None:
+    """Two runs of the reference have to be the same, or nothing could be held against it.
+
+    ``sketched``: whether the first kept sketches of parameters, as the second did.
+    """
     name = reference.layout.name
     lines = [line for record in reference.records for line in record.unseeded]
     said = f": {lines[0]} draws without a seed" if lines else ""
@@ -104,6 +150,8 @@ def _deterministic(reference: Run, again: Run, tolerance: float) -> None:
                 ("before", "parameters"), ("input", "samples"), ("output", "outputs"), ("gradient", "gradients"),
             ):  # fmt: skip
                 first, second = reference.tensors(step, rank, kind), again.tensors(step, rank, kind)
+                if kind in ("before", "gradient") and not sketched:
+                    first = {name: sketch.of_parameter(tensor) for name, tensor in first.items()}
                 if first.keys() != second.keys() or any(not _alike(first[n], second[n], tolerance) for n in first):
                     raise ProveError(
                         f"the script is not the same twice: two runs of {name} have different {what} in step "
@@ -120,8 +168,3 @@ def _alike(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
     return bool(((a - b).abs() <= tolerance * scale).all()) or bool(
         torch.equal(a.isnan(), b.isnan()) and a.isnan().any()
     )
-
-
-def with_folder(options: Options, folder: str | Path) -> Options:
-    """The options, for a script that runs in a folder."""
-    return replace(options, folder=str(folder))

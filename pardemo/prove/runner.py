@@ -4,7 +4,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from pardemo.prove.record.on_rank import Program, run
 from pardemo.prove.record.recorder import Wanted
 from pardemo.world.errors import RankError
 
-#: Elements of a model from which on parameters are compared by sketches first.
+#: Elements of a model above which parameters are compared by sketches first.
 SKETCHED = 20_000_000
 
 
@@ -37,7 +37,7 @@ class ProveError(ValueError):
 
 @dataclass
 class Run:
-    """A layout that was run: each rank's record, and the folder of its tensors. ``error``: why it could not be run."""
+    """A layout that was run: each rank's record. ``error``: why it could not be run."""
 
     layout: Layout
     records: list[Record] = field(default_factory=list)
@@ -110,21 +110,22 @@ def remove(folder: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def all_ran(layouts: Sequence[Layout], options: Options, folder: str) -> tuple[Run, Run | None, list[Run]]:
-    """The reference, the reference once more, and the others.
+def reference(layout: Layout, options: Options, folder: str) -> tuple[Run, Run, Options]:
+    """The reference, the same once more, and the options for all other runs.
+
+    The first of the two keeps sketches of parameters, which are enough to see whether the second is the same; if the
+    model is a large one, they all do from then on.
 
     Raises:
-        ProveError: the reference could not be run, or took no step.
+        ProveError: it could not be run, or took no step.
     """
-    reference = ran(layouts[0], options, Path(folder, "0"))
-    _must(reference)
-    again = ran(layouts[0], options, Path(folder, "again"))
+    again = ran(layout, replace(options, sketched=True), Path(folder, "again"))
     _must(again)
-    return (
-        reference,
-        again,
-        [ran(layout, options, Path(folder, str(number))) for number, layout in enumerate(layouts[1:], 1)],
-    )
+    if elements(again) > SKETCHED:
+        options = replace(options, sketched=True)
+    first = ran(layout, options, Path(folder, "0"))
+    _must(first)
+    return first, again, options
 
 
 def _must(run: Run) -> None:
@@ -138,5 +139,6 @@ def _must(run: Run) -> None:
 
 
 def elements(run: Run) -> int:
-    """Elements of the model of a run, of the first rank's pieces."""
-    return sum(torch.Size(piece.whole or piece.shape).numel() for piece in run.records[0].steps[0].pieces)
+    """Elements of the model of a run, as far as its ranks' pieces say how large the whole is."""
+    pieces = {piece.name: piece for record in run.records for piece in record.steps[0].pieces}
+    return sum(torch.Size(piece.whole or piece.shape).numel() for piece in pieces.values())

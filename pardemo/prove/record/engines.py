@@ -31,7 +31,7 @@ def _gradients(engine: Any) -> dict[int, torch.Tensor]:
         engine.average_gradients()
         units = [(unit, unit.views(unit.sum)) for unit in engine.trained]
         return {id(p): view.clone() for unit, views in units for p, view in zip(unit.parameters, views, strict=True)}
-    found = {}
+    found: dict[int, torch.Tensor] = {}
     for unit in engine.trained:
         if unit.gradient is not None:
             flat = unit.gradient.new_zeros(unit.chunk * engine.size)

@@ -64,11 +64,15 @@ class LossCall:
 
 @dataclass
 class MicroBatch:
-    """One forward pass of the model for training: hashes of its samples, and of each token of them in ``key``."""
+    """One forward pass of the model for training: hashes of its samples, and of each token of them in ``key``.
+
+    ``unseen``: what the model was called with, where nothing of it could be hashed.
+    """
 
     samples: list[str]
     key: str
     names: list[str]
+    unseen: list[str] = field(default_factory=list)
 
 
 @dataclass

@@ -1,9 +1,12 @@
 """Short numbers for large tensors: hashes of samples, projections of outputs, sketches of parameters."""
 
 import hashlib
+from dataclasses import replace
 from functools import cache
 
 import torch
+
+from pardemo.prove.record.facts import Piece
 
 #: Numbers kept of each cell of a module's output: two random projections, and its norm.
 PER_CELL = 3
@@ -69,4 +72,19 @@ def of_parameter(tensor: torch.Tensor) -> torch.Tensor:
         if size % BLOCK == 0 and size:
             shape = (*plain.shape[:axis], size // BLOCK, BLOCK, *plain.shape[axis + 1 :])
             plain = torch.tensordot(plain.reshape(shape), signs(BLOCK, 7 + axis), dims=([axis + 1], [0]))
-    return plain
+    return plain.clone() if plain.data_ptr() == tensor.data_ptr() else plain
+
+
+def scaled(piece: Piece, shape: tuple[int, ...]) -> Piece:
+    """A parameter's piece as it lies in the whole's sketch, where it begins and ends at blocks.
+
+    ``shape``: of the piece's own sketch.
+    """
+    if shape == piece.shape or piece.whole is None or piece.start is None:
+        return piece
+    steps = [BLOCK if own != size else 1 for own, size in zip(piece.shape, shape, strict=True)]
+    if any(of % step or at % step for of, at, step in zip(piece.whole, piece.start, steps, strict=True)):
+        return piece
+    whole = tuple(of // step for of, step in zip(piece.whole, steps, strict=True))
+    start = tuple(at // step for at, step in zip(piece.start, steps, strict=True))
+    return replace(piece, shape=shape, whole=whole, start=start)
