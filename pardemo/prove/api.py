@@ -17,8 +17,9 @@ from pardemo.prove.layouts import Layout
 
 #: Makes an optimizer of the parameters that a rank has.
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-#: Its step is a multiple of the gradient, so that no factor of a gradient is lost in it; the momentum is a state.
-SGD: MakeOptimizer = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
+#: Its step is a multiple of the gradient, so that no factor of a gradient is lost in it; the momentum is a state. One
+#: tensor at a time, since plain parameters may stand beside DTensors.
+SGD: MakeOptimizer = partial(torch.optim.SGD, lr=0.01, momentum=0.9, foreach=False)
 
 
 @dataclass
@@ -29,7 +30,7 @@ class Parallel:
         module: the model, called with a micro-batch; or what has this rank's parameters, where ``train`` calls it.
         train: forward and backward of this rank's part of a global batch, all its micro-batches: a pipeline's step.
         synchronize: what is left to be summed, called behind the last micro-batch's backward pass.
-        step: the step of the engine's own optimizer.
+        step: the step of the engine's own optimizer, as ``lambda: engine.step()``.
         backward: the engine's own backward pass of a micro-batch's loss, which the engine divides by the number of
             micro-batches; ``step`` is then called behind each of them. DeepSpeed's.
     """
@@ -147,7 +148,7 @@ def _train(
     given = None if parallelize is None or layout == plain else parallelize(model, layout)
     ours = _parallel(model if given is None else given)
     own = None if ours.step else optimizer([p for p in ours.module.parameters() if p.requires_grad])
-    step = _looked_up(ours.step if own is None else own.step)
+    step: Any = ours.step if own is None else own.step
     for batch in batches:
         mine = shard(_double(batch) if double else batch, layout, rank)
         if ours.train is not None:
@@ -156,7 +157,7 @@ def _train(
             for number in range(count):
                 value = loss(ours.module, _slice(mine, number, count))
                 if ours.backward is not None:
-                    _looked_up(ours.backward)(value)
+                    ours.backward(value)
                     step()
                 else:
                     (value / count).backward()
@@ -175,13 +176,12 @@ def _parallel(made: Any) -> Parallel:
         raise TypeError(
             f"parallelize returned {type(made).__name__}: it has to return a module, an engine that is one, or Parallel"
         )
-    return Parallel(made, step=getattr(made, "step", None), backward=getattr(made, "backward", None))
+    return Parallel(made, step=_method(made, "step"), backward=_method(made, "backward"))
 
 
-def _looked_up(method: Any) -> Callable:
-    """The method, looked up when it is called: an engine's is followed from the model's first forward pass on."""
-    owner = getattr(method, "__self__", None)
-    return method if owner is None else lambda *args: getattr(owner, method.__name__)(*args)
+def _method(owner: Any, name: str) -> Callable | None:
+    """A method, looked up when it is called: an engine's is followed from the model's first forward pass on."""
+    return (lambda *args: getattr(owner, name)(*args)) if callable(getattr(owner, name, None)) else None
 
 
 def _seed(seed: int) -> None:

@@ -23,7 +23,8 @@ def in_full(
 ) -> compare.Compared:
     """A layout compared by sketches, compared once more with the parameters that part recorded in full.
 
-    Both are run again for it, up to the step in which they part. Where no parameters part, nothing is run.
+    Both are run again for it, up to the step in which they part. Where no parameters part, nothing is run. What
+    sketches say of a part that does not begin at one of their blocks is not true, and does not come again.
 
     Args:
         plain: makes of the reference's run what layouts are held against.
@@ -35,7 +36,8 @@ def in_full(
     if not chosen:
         return compared
     own = {name for parts in compared.maps.parts.values() for name, part in parts.items() if part.name in chosen}
-    steps = max([finding.step for finding in compared.findings], default=options.steps)
+    # parameters that sketches have nothing of may part in any step
+    steps = options.steps if compared.unmatched else max(finding.step for finding in compared.findings)
     options = replace(options, steps=steps, in_full=tuple(sorted(own | chosen)))
     again = [runner.ran(run.layout, options, folder / name) for run, name in ((truth.run, "first"), (other, "second"))]
     try:
@@ -44,7 +46,7 @@ def in_full(
         made = compare.layout(plain(again[0]), again[1])
     finally:
         runner.remove(str(folder))
-    if not made.findings and compared.findings:  # what parts is past the budget
+    if not made.findings and not chosen.issuperset(parted):  # what parts is past the budget
         return compared
     elements = sum(sizes.get(name, 0) for name in chosen)
     many = f"{len(chosen)} parameter{'s' if len(chosen) > 1 else ''} of {elements:,} elements"

@@ -17,13 +17,13 @@ def is_ours(module: torch.nn.Module) -> bool:
     return zero is not None and isinstance(module, zero.Engine)
 
 
-def whole(engine: Any) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor, torch.Tensor | None]]:
+def whole(engine: Any, gradients: bool) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor, torch.Tensor | None]]:
     """Each parameter that an engine keeps, its values and its gradient, the ranks' mean, in whole. Collective."""
-    gradients = _gradients(engine)
+    of_parameters = _gradients(engine) if gradients else {}
     with engine.whole():
         for unit in engine.units:
             for parameter in unit.parameters:
-                yield parameter, parameter.detach().clone(), gradients.get(id(parameter))
+                yield parameter, parameter.detach().clone(), of_parameters.get(id(parameter))
 
 
 def _gradients(engine: Any) -> dict[int, torch.Tensor]:

@@ -28,31 +28,32 @@ def outermost(roots: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
     return [root for root in kept if id(root) not in within]
 
 
-def held(roots: Iterable[torch.nn.Module]) -> list[Held]:
+def held(roots: Iterable[torch.nn.Module], gradients: bool = True) -> list[Held]:
     """All parameters of this rank's models: DTensor's, FSDP's, DeepSpeed's, Megatron's, or plain ones.
 
-    DeepSpeed's and those of ZeRO of ours are gathered, for which all ranks have to come here.
+    DeepSpeed's and those of ZeRO of ours are gathered, for which all ranks have to come here. ``gradients``: False
+    after a step, when DeepSpeed has none any more.
     """
     found: dict[str, Held] = {}
     for number, root in enumerate(roots):
         prefix = f"{type(root).__name__}." if number else ""
-        for one in _of_root(root):
+        for one in _of_root(root, gradients):
             name = one.piece.name if one.piece.name not in found else prefix + one.piece.name
             found[name] = one._replace(piece=replace(one.piece, name=name))
     return list(found.values())
 
 
-def _of_root(root: torch.nn.Module) -> Iterator[Held]:
+def _of_root(root: torch.nn.Module, gradients: bool) -> Iterator[Held]:
     tied = _names(root)
     deepspeed = sys.modules.get("deepspeed")
     if deepspeed is not None and isinstance(root, deepspeed.DeepSpeedEngine):
-        yield from _deepspeed(root, tied)
+        yield from _deepspeed(root, tied, gradients)
         return
     if sharded := _fsdp1(root):
         yield from sharded
         return
     if engines.is_ours(root):
-        yield from _zero(root, tied)
+        yield from _zero(root, tied, gradients)
         return
     for parameter, names in tied.values():
         yield _plain(parameter, names)
@@ -72,12 +73,13 @@ def _plain(parameter: torch.nn.Parameter, names: tuple[str, ...]) -> Held:
         gradient = getattr(parameter, "main_grad", None)  # Megatron-core's buffers
     whole = start = None
     value: Any = parameter.detach()
-    if _is_dtensor(parameter):
+    own: Any = parameter
+    if _is_dtensor(own):
         whole, start = tuple(parameter.shape), _box(parameter)
         value = compat.local_tensor(parameter).detach()
         if gradient is not None and _is_dtensor(gradient):
-            if any(placement.is_partial() for placement in gradient.placements):
-                gradient = gradient.redistribute(parameter.device_mesh, parameter.placements)
+            if gradient.placements != own.placements:  # a part of a sum, or whole where the parameter is cut
+                gradient = gradient.redistribute(own.device_mesh, own.placements)
             gradient = compat.local_tensor(gradient)
     if gradient is not None and gradient.is_sparse:
         gradient = gradient.to_dense()
@@ -97,7 +99,7 @@ def _box(parameter: Any) -> tuple[int, ...]:
 
 def _fsdp1(root: torch.nn.Module) -> list[Held]:
     """The parameters of FSDP1's units as ranges of their elements, as far as this rank has them."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     found: list[Held] = []
     for name, part in root.named_modules() if fsdp is not None else ():
         if not isinstance(part, fsdp.FullyShardedDataParallel):
@@ -108,13 +110,15 @@ def _fsdp1(root: torch.nn.Module) -> list[Held]:
     return found
 
 
-def _deepspeed(engine: Any, tied: dict[int, tuple[torch.nn.Parameter, tuple[str, ...]]]) -> Iterator[Held]:
+def _deepspeed(
+    engine: Any, tied: dict[int, tuple[torch.nn.Parameter, tuple[str, ...]]], gradients: bool
+) -> Iterator[Held]:
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
 
     zero = engine.zero_optimization_stage() > 0
     for parameter, names in tied.values():
         trained = parameter.requires_grad
-        gradient = safe_get_full_grad(parameter) if trained else None
+        gradient = safe_get_full_grad(parameter) if trained and gradients else None
         value = safe_get_full_fp32_param(parameter) if trained and zero else None
         if value is None:
             value = parameter.detach()
@@ -122,8 +126,8 @@ def _deepspeed(engine: Any, tied: dict[int, tuple[torch.nn.Parameter, tuple[str,
         yield Held(piece, value, gradient)
 
 
-def _zero(engine: Any, tied: dict[int, tuple[torch.nn.Parameter, tuple[str, ...]]]) -> Iterator[Held]:
-    kept = {id(parameter): (value, gradient) for parameter, value, gradient in engines.whole(engine)}
+def _zero(engine: Any, tied: dict[int, tuple[torch.nn.Parameter, tuple[str, ...]]], gradients: bool) -> Iterator[Held]:
+    kept = {id(parameter): (value, gradient) for parameter, value, gradient in engines.whole(engine, gradients)}
     for parameter, names in tied.values():
         if id(parameter) not in kept:  # frozen at stages 1 and 2
             yield _plain(parameter, names)

@@ -18,6 +18,7 @@ from pardemo import compat
 from pardemo.measure.places import ROOT, Places, without_wrappers
 from pardemo.measure.steps import Enough
 from pardemo.prove.record import engines, pieces, sketch
+from pardemo.prove.record import inputs as called
 from pardemo.prove.record.facts import Clip, LossCall, Mask, MicroBatch, ModuleCall, Record, Step, Tensors
 
 #: Elements of a buffer up to which it is compared.
@@ -159,9 +160,9 @@ class Recorder:
 
     def _begin_micro_batch(self, module: torch.nn.Module, inputs: Any) -> None:
         number = len(self.now.micro_batches)
-        found = _tensors_of(inputs, self._given)
+        found = called.tensors(inputs, self._given)
         if not found:
-            self.now.micro_batches.append(MicroBatch([], "", []))
+            self.now.micro_batches.append(MicroBatch([], "", [], called.unseen(inputs, self._given)))
             return
         name, batch = found[0]
         tokens = sketch.token_hashes(batch)
@@ -318,7 +319,7 @@ class Recorder:
     def _note_parameters(self, when: str) -> None:
         """Values and gradients before the step, values after it."""
         with torch.no_grad():
-            for one in pieces.held(pieces.outermost(self._places.roots)):
+            for one in pieces.held(pieces.outermost(self._places.roots), gradients=when == "before"):
                 name = one.piece.name
                 short = self._wanted.sketched and name not in self._wanted.in_full
                 take = sketch.of_parameter if short else _copied
@@ -379,12 +380,3 @@ def _leaves(value: Any) -> Iterator[torch.Tensor]:
     if hasattr(value, "items") and not isinstance(value, dict):
         for inner in value.values():
             yield from _leaves(inner)
-
-
-def _tensors_of(inputs: Any, given: dict[str, Any]) -> list[tuple[str, torch.Tensor]]:
-    """A model's inputs with a first axis, the samples' first."""
-    named = [(f"input {number}", value) for number, value in enumerate(inputs)] + list(given.items())
-    found = [(name, value) for name, value in named if isinstance(value, torch.Tensor) and value.dim() >= 1]
-    found = [(name, value.to_local() if hasattr(value, "to_local") else value) for name, value in found]
-    first = ("input_ids", "inputs_embeds", "pixel_values", "tokens")
-    return sorted(found, key=lambda item: first.index(item[0]) if item[0] in first else 0)
