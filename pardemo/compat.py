@@ -14,7 +14,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module, metadata
-from typing import Any, NamedTuple
+from typing import Any
+
+from pardemo.private_names import NAMES as NAMES
+from pardemo.private_names import Private as Private
 
 #: What all of these names were tried with; requirements.txt pins them.
 TRIED = {
@@ -24,90 +27,6 @@ TRIED = {
     "nbconvert": "7.17.2",
     "transformers": "5.23.0",
     "pytest": "9.2.0",
-}
-
-
-class Private(NamedTuple):
-    """A private name: where it is, and what it is for."""
-
-    path: str
-    why: str
-
-
-#: Names that can be asked of this module, as ``compat.tree_leaves``.
-NAMES = {
-    # --- torch: passes and hooks
-    "graph_task": Private("torch._C._current_graph_task_id", "the backward pass that runs, −1 outside of one"),
-    "execution_engine": Private("torch.autograd.Variable._execution_engine", "a call when the backward pass ends"),
-    "will_run": Private("torch._C._will_engine_execute_node", "whether a backward pass reaches a parameter"),
-    "autograd_node": Private("torch._C._current_autograd_node", "the node that runs: whose layer's backward it is"),
-    "sequence_number": Private("torch._C._autograd._get_sequence_nr", "the number that the next node gets"),
-    "JoinConfig": Private("torch.distributed.algorithms.join._JoinConfig", "uneven inputs: Join leaves its own on"),
-    "DropoutNd": Private("torch.nn.modules.dropout._DropoutNd", "every kind of dropout, to be seeded by rank"),
-    "NormBase": Private("torch.nn.modules.batchnorm._NormBase", "every kind of batch norm"),
-    "assert_async": Private("torch._assert_async", "a check that waits for no GPU"),
-    # --- torch: dispatch, operators, fake tensors
-    "tree_leaves": Private("torch.utils._pytree.tree_leaves", "the tensors in what a module takes and returns"),
-    "TorchDispatchMode": Private("torch.utils._python_dispatch.TorchDispatchMode", "meters that see each operator"),
-    "without_modes": Private("torch.utils._python_dispatch._disable_current_modes", "messages that no meter counts"),
-    "modes": Private("torch.utils._python_dispatch._get_current_dispatch_mode_stack", "a thread takes over its meters"),
-    "push_mode": Private("torch.utils._python_dispatch._push_mode", "a thread takes over its caller's meters"),
-    "pop_mode": Private("torch.utils._python_dispatch._pop_mode", "and gives them back"),
-    "DispatchKey": Private("torch._C.DispatchKey", "measure: where a collective is noted"),
-    "dispatch_keys_after": Private("torch._C._dispatch_keyset_full_after", "measure: a collective, below that"),
-    "without_functions": Private("torch._C.DisableTorchFunctionSubclass", "gradients in shards, as plain tensors"),
-    "without_dispatch": Private("torch._C._DisableTorchDispatch", "dry runs: the tensor below a fake one"),
-    "dispatch_keys": Private("torch._C._dispatch_key_set", "dry runs: whether two fake tensors are alike"),
-    "default_device": Private("torch._C._get_default_device", "dry runs: part of what an operation depends on"),
-    "warns_on_data_ptr": Private(
-        "torch._C._set_warn_deprecated_on_mutable_data_ptr", "dry runs: DeepSpeed asks fake tensors for addresses"
-    ),
-    "FakeTensor": Private("torch._subclasses.fake_tensor.FakeTensor", "dry runs: shapes without memory"),
-    "FakeTensorMode": Private("torch._subclasses.fake_tensor.FakeTensorMode", "dry runs: shapes without memory"),
-    "BypassDispatchCache": Private("torch._subclasses.fake_tensor._BypassDispatchCache", "dry runs: not remembered"),
-    "make_subclass": Private("torch.Tensor._make_subclass", "dry runs: a fake tensor made of a bare one"),
-    "FakeStore": Private("torch.testing._internal.distributed.fake_pg.FakeStore", "dry runs: a group without ranks"),
-    "ShardingPropagator": Private("torch.distributed.tensor._sharding_prop.ShardingPropagator", "dry runs of DTensors"),
-    "unsafe_view": Private("torch.ops.aten._unsafe_view", "a view of what nobody else has: no copy, no graph of views"),
-    "local_scalar": Private("torch.ops.aten._local_scalar_dense", "dry runs: .item()"),
-    "grouped_mm": Private("torch.ops.aten._grouped_mm", "operations of experts"),
-    "attention_cpu": Private("torch.ops.aten._scaled_dot_product_flash_attention_for_cpu", "operations of attention"),
-    "attention_cpu_backward": Private(
-        "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward", "operations of attention"
-    ),
-    "attention_flash": Private("torch.ops.aten._scaled_dot_product_flash_attention", "operations of attention"),
-    "attention_efficient": Private("torch.ops.aten._scaled_dot_product_efficient_attention", "operations of attention"),
-    "attention_cudnn": Private("torch.ops.aten._scaled_dot_product_cudnn_attention", "operations of attention"),
-    "gather_base": Private("torch.ops.c10d._allgather_base_", "dry runs: what gloo copies"),
-    "scatter_base": Private("torch.ops.c10d._reduce_scatter_base_", "dry runs: what gloo copies"),
-    "foreach_norm": Private("torch._foreach_norm", "torch's clip_grad_norm_ on gradients in shards"),
-    "foreach_mul_": Private("torch._foreach_mul_", "torch's clip_grad_norm_ on gradients in shards"),
-    "foreach_div_": Private("torch._foreach_div_", "torch's functions on gradients in shards"),
-    "foreach_zero_": Private("torch._foreach_zero_", "zero_grad(set_to_none=False) of gradients in shards"),
-    "foreach_clamp_min_": Private("torch._foreach_clamp_min_", "torch's clip_grad_value_ on gradients in shards"),
-    "foreach_clamp_max_": Private("torch._foreach_clamp_max_", "torch's clip_grad_value_ on gradients in shards"),
-    "unscale_": Private("torch._amp_foreach_non_finite_check_and_unscale_", "GradScaler on gradients in shards"),
-    # --- torch: processes
-    "local_offset_of": Private(
-        "torch.distributed.tensor._utils.compute_local_shape_and_global_offset", "prove: where a DTensor's part begins"
-    ),
-    "resolve_process_group": Private("torch._C._distributed_c10d._resolve_process_group", "a group by its name"),
-    "default_store": Private("torch.distributed.distributed_c10d._get_default_store", "a launched World's store"),
-    "load_library": Private("torch.utils.cpp_extension._import_module_from_library", "DeepSpeed's, compiled before"),
-    # --- frameworks
-    "AcceleratorState_reset": Private("accelerate.state.AcceleratorState._reset_state", "several runs in a process"),
-    "GradientState_reset": Private("accelerate.state.GradientState._reset_state", "several runs in a process"),
-    "PartialState_shared": Private("accelerate.state.PartialState._shared_state", "CPU ranks are ranks to Accelerate"),
-    "validate_launch": Private("accelerate.commands.launch._validate_launch_command", "what a configuration asks for"),
-    "deepspeed_loaded_ops": Private("deepspeed.ops.op_builder.builder.OpBuilder._loaded_ops", "libraries made before"),
-    # --- pytest
-    "assertion_util": Private("_pytest.assertion.util", "asserts on ranks that say where two values differ"),
-    "assertrepr_compare": Private("_pytest.assertion.pytest_assertrepr_compare", "where two values differ, in lines"),
-    # --- Python
-    "forkserver": Private("multiprocessing.forkserver._forkserver", "the planner's workers end with it"),
-    "finalizers": Private("weakref.finalize._registry", "a forked process does not end its parent's things"),
-    "run_exit_functions": Private("atexit._run_exitfuncs", "a forked process ends by os._exit"),
-    "end_threads": Private("threading._shutdown", "a forked process ends by os._exit"),
 }
 
 
@@ -364,7 +283,7 @@ def after_new_group(call: Callable[[], object]) -> None:
 
 @contextmanager
 def around_new_group(around: Callable[[Callable[[], Any], list[int] | None, bool], Any]) -> Iterator[None]:
-    """Within the block ``around`` makes torch's groups: it gets what makes one, its ranks, and whether only they call."""
+    """Within the block ``around`` makes torch's groups: it gets what makes one, its ranks, and who calls."""
     from torch.distributed import distributed_c10d
 
     make = distributed_c10d._new_group_with_tag

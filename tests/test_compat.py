@@ -129,7 +129,15 @@ def test_no_other_module_names_one():
 
 def test_nothing_of_a_test_library_is_in_the_package():
     """But for the plug-in of pytest, what measures it, by which name, and the list of extras."""
-    known = {"__init__.py", "bench/__init__.py", "bench/pytest_plugin.py", "cli.py", "compat.py", "extras.py"}
+    known = {
+        "__init__.py",
+        "bench/__init__.py",
+        "bench/pytest_plugin.py",
+        "cli.py",
+        "compat.py",
+        "extras.py",
+        "private_names.py",
+    }
     found = {p for p in project.PACKAGE.rglob("*.py") if re.search(r"unittest|import mock|pytest", p.read_text())}
     files = {path.relative_to(project.PACKAGE).as_posix() for path in found}
     assert {file for file in files if not file.startswith("testing/")} <= known

@@ -17,6 +17,7 @@ ROOT = PACKAGE.parent
 #: The rooms from the ground up: each may use those of the floors below its own, and none of its own floor or above.
 #: The core ends with zero; the frameworks, the jobs, the planner and the book stand on it.
 FLOORS = (
+    ("private_names",),
     ("compat", "extras"),
     ("options", "project", "tables", "closed_pipe"),
     ("cluster", "seals"),
@@ -35,6 +36,7 @@ FLOORS = (
     ("finetune",),
     ("planner",),
     ("measure",),
+    ("prove",),
     ("book",),
     ("bench",),
     ("cli",),

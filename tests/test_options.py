@@ -29,6 +29,8 @@ BAD = [
     *((f"measure --full-size gpt2 --{name} 0 -- train.py", f"--{name} must be at least 1, not 0")
       for name in ("gpus", "sequence", "micro-batch")),
     ("measure --timeout 0 -- train.py", "--timeout must be above 0, not 0"),
+    ("prove --steps 0 --layout ranks=1 -- train.py", "--steps must be at least 1, not 0"),
+    ("prove --timeout 0 --layout ranks=1 -- train.py", "--timeout must be above 0, not 0"),
     ("plan --measure profile.json --gpus 0", "--gpus must be at least 1, not 0"),
     ("plan --labels 0", "--labels is a share above 0 and up to 1, not 0.0"),
     ("plan --labels nan", "--labels is a share above 0 and up to 1, not nan"),

@@ -12,7 +12,7 @@ from pardemo.prove.whole import Atlas
 def findings(reference, other, step: int, maps: Atlas, facts: Facts) -> list[Finding]:
     """Norms and learning rates that are not the reference's."""
     truth = reference.run.records[0].steps[step]
-    made = []
+    made: list[Finding] = []
     for rank, record in enumerate(other.records):
         own = record.steps[step]
         if truth.clips and own.clips:

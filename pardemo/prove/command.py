@@ -33,6 +33,8 @@ def add(commands: Any) -> None:
 def command(arguments: argparse.Namespace) -> int:
     """The exit status: 0 equal, 1 different, 2 where a layout could not be run."""
     options.at_least(arguments, 1, "steps")
+    if not arguments.timeout > 0:
+        raise ValueError(f"--timeout must be above 0, not {arguments.timeout:g}")
     from pardemo.prove import layouts, proof, runner, text
 
     said: dict[str, Any] = {}

@@ -183,7 +183,7 @@ def _begin(reference: Reference, other: Run, maps: Atlas) -> list[Finding]:
     unknown = {name for own in maps.unknown.values() for name in own}
     if not maps.different and not replicas and not unknown:
         return []
-    return causes.begin(other, maps, replicas, reference.order[0], reference.whole[0].tied)
+    return causes.begin(other, maps, replicas, reference.order[0], reference.whole[0].before)
 
 
 def _holders(other: Run, step: int, kind: str, maps: Atlas) -> dict[str, list[tuple[int, Part, torch.Tensor]]]:
@@ -267,6 +267,11 @@ def _numbers(
     facts.gradients = _pairs(reference, other, step, maps, "gradient", truth.gradients, reference.tolerance)
     facts.updates = _updates(reference, other, step, maps, facts.gradients)
     facts.holders = {name: len(some) for name, some in _holders(other, step, "before", maps).items()}
+    facts.together = {
+        name
+        for name, some in _holders(other, step, "applied", maps).items()
+        if not assembled(tuple(truth.before[name].shape), some).apart
+    }
     facts.earlier = [reference.whole[before].gradients for before in range(step)]
     made.off = max([made.off, *(one.off for one in facts.gradients.values())])
     findings = buffers.findings(reference, other, step)

@@ -73,7 +73,12 @@ class Finding:
 
 @dataclass
 class Facts:
-    """One layout's step beside the reference's. ``order``: modules as they run in the reference, by their number."""
+    """One layout's step beside the reference's.
+
+    ``order``: modules as they run in the reference, by their number. ``tied``: parameters' other names. ``cut``: those
+    of which some rank has a part. ``holders``: how many ranks hold each. ``together``: those whose gradients are the
+    same on all ranks when the optimizer steps, if they were clipped before.
+    """
 
     layout: Layout
     step: int
@@ -86,6 +91,7 @@ class Facts:
     tied: dict[str, tuple[str, ...]] = field(default_factory=dict)
     cut: set[str] = field(default_factory=set)
     holders: dict[str, int] = field(default_factory=dict)
+    together: set[str] = field(default_factory=set)
 
     def first(self, names: Iterable[str]) -> str:
         """The module of these parameters that a backward pass comes to first: which ran last."""

@@ -118,9 +118,9 @@ def _said(
         return Part(name or "", (None,) * whole.dim())
     constant = value.numel() == 0 or bool((value == value.reshape(-1)[0]).all())
     if not constant:
-        part = rows.find(value, name, tolerance)
-        if part is not None:
-            return part
+        found = rows.find(value, name, tolerance)
+        if found is not None:
+            return found
     if whole is not None and whole.shape == value.shape:
         if not constant or not bool((whole == whole.reshape(-1)[0]).all()):
             made.different.add(name or "")

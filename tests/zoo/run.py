@@ -31,7 +31,7 @@ class Case:
     what: str
     layouts: tuple[str, ...]
     cause: str
-    module: str
+    module: str = ""
     factor: float | None = None
     steps: int = 3
 

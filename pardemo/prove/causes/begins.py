@@ -15,17 +15,25 @@ def begin(
     maps: Atlas,
     replicas: dict[str, list[tuple[Part, dict[int, torch.Tensor]]]],
     order: Mapping[str, int],
-    tied: Mapping[str, tuple[str, ...]],
+    reference: Mapping[str, torch.Tensor],
 ) -> list[Finding]:
     """What is wrong with the parameters with which the layout begins.
 
     Args:
-        order: the reference's modules by when they run. tied: parameters' other names.
+        order: the reference's modules by when they run. reference: its parameters.
     """
 
     def first(names: list[str]) -> str:
-        modules = [one.rpartition(".")[0] for name in names for one in (name, *tied.get(name, ()))]
-        return max(modules, key=lambda module: order.get(module, -1), default="")
+        """The module that runs first of those whose pieces have other values than the reference's."""
+        modules = set()
+        for rank, parts in maps.parts.items():
+            for own_name, part in parts.items():
+                if part.name in names and own_name in own[rank]:
+                    value = own[rank][own_name]
+                    if not torch.equal(part.of(reference[part.name], tuple(value.shape)), value):
+                        modules.add(own_name.rpartition(".")[0])
+        modules = modules or {name.rpartition(".")[0] for name in names}
+        return min(modules, key=lambda module: order.get(module, len(order)), default="")
 
     layout = other.layout.name
     own = [other.tensors(0, rank, "before") for rank in range(other.layout.ranks)]

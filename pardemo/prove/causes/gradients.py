@@ -90,6 +90,21 @@ class PartOfTied(NotSummed):
         )
 
 
+class ClippedApart:
+    """Each rank clips its own gradients, and they are averaged after that."""
+
+    name = "wrong-norm"
+
+    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
+        if all(pair.apart and pair.name in facts.together for pair in pairs) and any(step.clips for step in ours):
+            norms = [step.clips[-1].norm for step in ours if step.clips]
+            return (
+                f"each rank clips its own gradients, by norms from {min(norms):.4g} to {max(norms):.4g}, and they are "
+                "summed after that"
+            )
+        return None
+
+
 class NoGradient:
     """Nothing arrives at these parameters."""
 
@@ -313,6 +328,6 @@ class LossItself:
 
 
 #: In the order in which they are asked, of parameters by themselves.
-BY_PARAMETER: tuple[Cause, ...] = (NoGradient(), PartOfTied(), NotSummed(), RowsMissing(), Stale())
+BY_PARAMETER: tuple[Cause, ...] = (NoGradient(), ClippedApart(), PartOfTied(), NotSummed(), RowsMissing(), Stale())
 #: Of all that are left, together.
 TOGETHER: tuple[Cause, ...] = (MeanOfMeans(), OwnNorm(), Precision(), LossItself())

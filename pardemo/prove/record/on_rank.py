@@ -44,7 +44,8 @@ def run(asked: Program) -> Record:
 
     def follow(rank: int, port: int, notes: list[str]) -> Record:
         places = Places(program.own_folder(asked.launch) if asked.function is None else os.getcwd())
-        recorder, unseeded = Recorder(places, rank, asked.wanted), []
+        recorder = Recorder(places, rank, asked.wanted)
+        unseeded: list[str] = []
         parallelisms: list[Any] = []
         shapes = Shapes(places, lambda: len(recorder.steps) - 1)
         recorder.on_first_step(lambda: parallelisms.extend(_recognised(places, shapes)))

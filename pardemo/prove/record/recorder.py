@@ -2,11 +2,9 @@
 
 import contextlib
 import os
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
@@ -15,11 +13,11 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from pardemo import compat
-from pardemo.measure.places import ROOT, Places, without_wrappers
+from pardemo.measure.places import Places, without_wrappers
 from pardemo.measure.steps import Enough
 from pardemo.prove.record import engines, pieces, sketch
-from pardemo.prove.record import inputs as called
-from pardemo.prove.record.facts import Clip, LossCall, Mask, MicroBatch, ModuleCall, Record, Step, Tensors
+from pardemo.prove.record.facts import Clip, LossCall, Mask, Record, Step
+from pardemo.prove.record.outputs import Outputs, for_shapes
 
 #: Elements of a buffer up to which it is compared.
 LARGEST_BUFFER = 65536
@@ -39,7 +37,7 @@ class Wanted:
     forward: bool = True
 
 
-class Recorder:
+class Recorder(Outputs):
     """Writes down a script's steps. What a step is, the optimizer says: the first one's after a backward pass.
 
     Its parameters after the step are complete when the optimizer has stepped with all that have gradients, or, where it
@@ -47,23 +45,18 @@ class Recorder:
     """
 
     def __init__(self, places: Places, rank: int, wanted: Wanted):
-        self.steps: list[Step] = [Step()]
-        self._places, self._rank, self._wanted = places, rank, wanted
-        self._tensors: Tensors = {}
+        super().__init__(places, wanted.forward)
+        self._rank, self._wanted = rank, wanted
         self._hooks: list[Any] = []
-        self._thread = threading.get_ident()
-        self._numbers: dict[tuple[int, str], int] = {}  # of micro-batch and module, how often it ran
-        self._depth = 0
         self._pending = False  # an optimizer has stepped, and the parameters are still to be written down
         self._stepped: set[int] = set()
-        self._summed = False  # gradients were written down when they were clipped
+        self._summed = False  # gradients were written down when they were clipped,
+        self._clipped_after = 0  # and after how many backward passes
         self._optimizer = ""
         self._looked: Callable[[], None] = lambda: None
         self._engines: set[type] = set()
         self._kept: dict[int, torch.nn.Module] = {}  # whose last step is over when the function that has them is, too
         self._in_engine = False
-        self._given: dict[str, Any] = {}
-        self._aside = False  # a model runs for its shapes only
         self._changes = contextlib.ExitStack()
 
     @property
@@ -94,18 +87,10 @@ class Recorder:
             finally:
                 self._inside = inside
 
-        called = torch.nn.Module.__call__
-
-        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            self._given = kwargs  # of which torch tells no hook that sees all modules
-            self._depth += 1
-            try:
-                return called(module, *args, **kwargs)
-            finally:
-                self._depth -= 1
-
         torch.autograd.backward = backward
-        self._changes.enter_context(compat.replaced(torch.nn.Module, "__call__", call))
+        self._changes.enter_context(
+            compat.replaced(torch.nn.Module, "__call__", self._called(torch.nn.Module.__call__))
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -115,10 +100,6 @@ class Recorder:
         self._changes.close()
 
     # --- what others note
-
-    @property
-    def now(self) -> Step:
-        return self.steps[-1]
 
     def mask(self, mask: Mask) -> None:
         self.now.masks.append(mask)
@@ -138,72 +119,20 @@ class Recorder:
         self.now.clips.append(Clip(float(value), float(limit), self._places.here().line))
 
     def before_clipping(self) -> None:
-        """Gradients as they are summed, before a function clips them; once a step."""
-        if not self._summed and self.now.backwards:
+        """Gradients as they are summed, before a function clips them; the last time in a step counts."""
+        if self.now.backwards > self._clipped_after:
+            self.now.pieces.clear()
+            self.now.no_gradient.clear()
             self._note_parameters("before")
-            self._summed = True
+            self._summed, self._clipped_after = True, self.now.backwards
 
-    # --- modules
-
-    def _is_root(self, module: torch.nn.Module) -> bool:
-        return module in self._places.roots and next(module.parameters(), None) is not None
-
-    def _begins(self, module: torch.nn.Module, inputs: Any) -> None:
-        if threading.get_ident() != self._thread or not torch.is_grad_enabled() or compat.graph_task() != -1:
-            return
-        if self._depth == 1:
-            self._aside = for_shapes()
-        if self._depth == 1 and self._is_root(module) and not self._aside:
-            self._take_pending()
-            self._meet(module)
-            self._begin_micro_batch(module, inputs)
-
-    def _begin_micro_batch(self, module: torch.nn.Module, inputs: Any) -> None:
-        number = len(self.now.micro_batches)
-        found = called.tensors(inputs, self._given)
-        if not found:
-            self.now.micro_batches.append(MicroBatch([], "", [], called.unseen(inputs, self._given)))
-            return
-        name, batch = found[0]
-        tokens = sketch.token_hashes(batch)
-        key = f"input/{number}"
-        self._tensors[f"{key}/{name}"] = tokens
-        for other, tensor in found[1:]:
-            self._tensors[f"{key}/{other}"] = sketch.cells(tensor.double() if tensor.dim() else tensor.reshape(1))
-        samples = [sketch.digest(row) for row in tokens]
-        self.now.micro_batches.append(MicroBatch(samples, key, [other for other, _ in found]))
-
-    def _ends(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        if threading.get_ident() != self._thread or not torch.is_grad_enabled() or compat.graph_task() != -1:
-            return
-        if not self._wanted.forward or not self.now.micro_batches or self._aside:
-            return
-        name = self._places.name(module) if module in self._places.roots or self._known(module) else ""
-        first = next((t for t in _leaves(output) if t.is_floating_point()), None)
-        if first is None or (not name and module not in self._places.roots):
-            return
-        if hasattr(first, "placements"):
-            return  # a DTensor's part: what it is part of, its module's next says
-        number = len(self.now.micro_batches) - 1
-        times = self._numbers.get((number, name), 0)
-        self._numbers[number, name] = times + 1
-        if times > 64:
-            return  # a part that runs for each token says nothing new
-        key = f"output/{number}/{name}/{times}"
-        self._tensors[key] = sketch.cells(first)
-        for tensor in _leaves(inputs):
-            if not tensor.is_floating_point() and not hasattr(tensor, "placements"):
-                self._tensors[key.replace("output/", "whole/", 1)] = tensor.detach().to(torch.int64).clone()
-                break
-        kind = type(module).__name__
-        self.now.calls.append(ModuleCall(name or ROOT, kind, number, times, key, tuple(first.shape)))
-
-    def _known(self, module: torch.nn.Module) -> bool:
-        return self._places.name(module) != type(module).__name__
+    def _on_model(self, module: torch.nn.Module) -> None:
+        self._take_pending()
+        self._meet(module)
 
     def _meet(self, module: torch.nn.Module) -> None:
         """DeepSpeed's engine, and ZeRO's of ours, sum and step in methods of their own."""
-        engine = type(module)
+        engine: Any = type(module)
         self._kept[id(module)] = module
         if engines.is_ours(module) and engine not in self._engines:
             self._engines.add(engine)
@@ -273,7 +202,9 @@ class Recorder:
         self._optimizer = self._optimizer or type(optimizer).__name__
         if not self._pending:
             self.now.learning_rates = []
-            if not self._summed:
+            if self._summed:
+                self._note_applied()
+            else:
                 self._note_parameters("before")
             self._note_buffers()
             self._looked()
@@ -301,7 +232,7 @@ class Recorder:
     def _finish(self) -> None:
         """The step is over: parameters are what the next one begins with."""
         self._note_parameters("after")
-        self._pending, self._summed = False, False
+        self._pending, self._summed, self._clipped_after = False, False, 0
         self._stepped.clear()
         self._numbers.clear()
         self._write()
@@ -331,6 +262,15 @@ class Recorder:
                     elif one.piece.trained:
                         self.now.no_gradient.append(name)
 
+    def _note_applied(self) -> None:
+        """Gradients as the optimizer gets them, after they were clipped."""
+        with torch.no_grad():
+            for one in pieces.held(pieces.outermost(self._places.roots)):
+                if one.gradient is not None:
+                    short = self._wanted.sketched and one.piece.name not in self._wanted.in_full
+                    take = sketch.of_parameter if short else _copied
+                    self._tensors[f"applied/{one.piece.name}"] = take(one.gradient)
+
     def _note_buffers(self) -> None:
         for root in pieces.outermost(self._places.roots):
             for prefix, part in root.named_modules():
@@ -359,24 +299,5 @@ class Recorder:
         return Record(self._rank, ended, steps, parallelisms, notes, unseeded, dtypes, self._optimizer, norms)
 
 
-def for_shapes() -> bool:
-    """Whether torch's pipelining runs a model only to learn the shapes that it sends."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name.endswith("metadata_inference") or frame.f_code.co_name == "_shape_inference":
-            return True
-        frame = frame.f_back
-    return False
-
-
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().contiguous()
-
-
-def _leaves(value: Any) -> Iterator[torch.Tensor]:
-    for leaf in compat.tree_leaves(value):
-        if isinstance(leaf, torch.Tensor):
-            yield leaf
-    if hasattr(value, "items") and not isinstance(value, dict):
-        for inner in value.values():
-            yield from _leaves(inner)

@@ -1,0 +1,130 @@
+"""On a rank: what a model is called with, and what each of its modules returns."""
+
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import torch
+
+from pardemo import compat
+from pardemo.measure.places import ROOT, Places
+from pardemo.prove.record import inputs as called
+from pardemo.prove.record import sketch
+from pardemo.prove.record.facts import MicroBatch, ModuleCall, Step, Tensors
+
+#: Calls of one module in a micro-batch that are written down: a part that runs for each token says nothing new.
+MOST_CALLS = 64
+
+
+class Outputs:
+    """Writes down a step's micro-batches, and the outputs of modules in them.
+
+    Attributes: ``steps`` (the last is the one that runs), ``_tensors`` (of that one, by kind and name).
+    """
+
+    def __init__(self, places: Places, forward: bool):
+        self.steps: list[Step] = [Step()]
+        self._places, self._forward = places, forward
+        self._tensors: Tensors = {}
+        self._thread = threading.get_ident()
+        self._numbers: dict[tuple[int, str], int] = {}  # of micro-batch and module, how often it ran
+        self._depth = 0
+        self._given: dict[str, Any] = {}
+        self._aside = False  # a model runs for its shapes only
+
+    @property
+    def now(self) -> Step:
+        """The step that runs."""
+        return self.steps[-1]
+
+    def _on_model(self, module: torch.nn.Module) -> None:
+        """A model is about to run for training."""
+
+    def _called(self, called: Any) -> Any:
+        """A module's call, noted with its keywords, of which torch tells no hook that sees all modules."""
+
+        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            self._given = kwargs
+            self._depth += 1
+            try:
+                return called(module, *args, **kwargs)
+            finally:
+                self._depth -= 1
+
+        return call
+
+    def _is_root(self, module: torch.nn.Module) -> bool:
+        return module in self._places.roots and next(module.parameters(), None) is not None
+
+    def _begins(self, module: torch.nn.Module, inputs: Any) -> None:
+        if threading.get_ident() != self._thread or not torch.is_grad_enabled() or compat.graph_task() != -1:
+            return
+        if self._depth == 1:
+            self._aside = for_shapes()
+        if self._depth == 1 and self._is_root(module) and not self._aside:
+            self._on_model(module)
+            self._begin_micro_batch(inputs)
+
+    def _begin_micro_batch(self, inputs: Any) -> None:
+        number = len(self.now.micro_batches)
+        found = called.tensors(inputs, self._given)
+        if not found:
+            self.now.micro_batches.append(MicroBatch([], "", [], called.unseen(inputs, self._given)))
+            return
+        name, batch = found[0]
+        tokens = sketch.token_hashes(batch)
+        key = f"input/{number}"
+        self._tensors[f"{key}/{name}"] = tokens
+        for other, tensor in found[1:]:
+            self._tensors[f"{key}/{other}"] = sketch.cells(tensor.double() if tensor.dim() else tensor.reshape(1))
+        samples = [sketch.digest(row) for row in tokens]
+        self.now.micro_batches.append(MicroBatch(samples, key, [other for other, _ in found]))
+
+    def _ends(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        if threading.get_ident() != self._thread or not torch.is_grad_enabled() or compat.graph_task() != -1:
+            return
+        if not self._forward or not self.now.micro_batches or self._aside:
+            return
+        name = self._places.name(module) if module in self._places.roots or self._known(module) else ""
+        first = next((t for t in _leaves(output) if t.is_floating_point()), None)
+        if first is None or (not name and module not in self._places.roots):
+            return
+        if hasattr(first, "placements"):
+            return  # a DTensor's part: what it is part of, its module's next says
+        number = len(self.now.micro_batches) - 1
+        times = self._numbers.get((number, name), 0)
+        self._numbers[number, name] = times + 1
+        if times > MOST_CALLS:
+            return
+        key = f"output/{number}/{name}/{times}"
+        self._tensors[key] = sketch.cells(first)
+        for tensor in _leaves(inputs):
+            if not tensor.is_floating_point() and not hasattr(tensor, "placements"):
+                self._tensors[key.replace("output/", "whole/", 1)] = tensor.detach().to(torch.int64).clone()
+                break
+        kind = type(module).__name__
+        self.now.calls.append(ModuleCall(name or ROOT, kind, number, times, key, tuple(first.shape)))
+
+    def _known(self, module: torch.nn.Module) -> bool:
+        return self._places.name(module) != type(module).__name__
+
+
+def for_shapes() -> bool:
+    """Whether torch's pipelining runs a model only to learn the shapes that it sends."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name.endswith("metadata_inference") or frame.f_code.co_name == "_shape_inference":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _leaves(value: Any) -> Iterator[torch.Tensor]:
+    for leaf in compat.tree_leaves(value):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+    if hasattr(value, "items") and not isinstance(value, dict):
+        for inner in value.values():
+            yield from _leaves(inner)
