@@ -374,6 +374,17 @@ def test_the_command_says_different_by_one(script, capsys):
     assert said["layouts"][1]["line"] == "train.py --batch 4 --times 2"
 
 
+def test_a_script_without_a_seed_begins_with_the_same_parameters_on_all_ranks(script):
+    """torch's own generator has one seed in every process; nothing here sends rank 0's parameters to the others."""
+    text = SCRIPT.replace("torch.manual_seed(0)\n", "").replace("Parallel(model)", "Parallel(model, init_sync=False)")
+    assert text.count("seed") == 0
+    assert "init_sync" in text
+    (script / "train.py").write_text(text)
+    texts, line = ["ranks=1 batch=8", "ranks=2 batch=4"], ["train.py", "--batch", "{batch}"]
+    made = proof.scripts(layouts.from_texts(texts, line), runner.Options(steps=1))
+    assert made.equal, str(made)
+
+
 ACCELERATE = """
 import argparse, torch
 from accelerate import Accelerator

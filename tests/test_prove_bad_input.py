@@ -1,15 +1,20 @@
 """What is wrong with layouts, with a script or with an engine: one clear line each, and exit status 2."""
 
+import dataclasses
 import json
 import re
 import textwrap
+from collections import UserDict
 
 import pytest
+import torch
 from hypothesis import given as drawn
 from hypothesis import strategies as st
+from torch import nn
 
 from pardemo import cli
-from pardemo.prove import layouts
+from pardemo.prove import ProveError, layouts, prove
+from pardemo.prove.record import inputs
 
 #: A script that trains on 2 ranks as on one; what stands for ``MODEL``, ``INPUT`` and ``SETUP`` is bad.
 SCRIPT = """
@@ -77,9 +82,20 @@ def told(capsys, *arguments):
 
 TWO = ("--layout", "ranks=1 batch=8", "--layout", "ranks=2 batch=4", "--steps", "1")
 LINE = ("--", "train.py", "--batch", "{batch}")
-KINDS = ("--layout", "ranks=1 batch=8 kind=a", "--layout", "ranks=2 batch=4 kind=b", "--layout", "ranks=2 batch=4 kind=a",
-         "--steps", "1", "--", "train.py", "--batch", "{batch}", "--kind", "{kind}")  # fmt: skip
 BAD, GOOD = "ranks=2 batch=4 kind=b", "ranks=2 batch=4 kind=a"
+KINDS = (
+    "--layout",
+    "ranks=1 batch=8 kind=a",
+    "--layout",
+    BAD,
+    "--layout",
+    GOOD,
+    "--steps",
+    "1",
+    *LINE,
+    "--kind",
+    "{kind}",
+)
 
 
 # --- layouts and prove.toml
@@ -171,12 +187,13 @@ def test_any_text_is_read_or_refused_in_one_line(tmp_path_factory, text):
 
 @drawn(st.text(alphabet=st.sampled_from("ranks=tp 0123456789,;x")))
 def test_any_layout_is_read_or_refused_in_one_line(text):
+    said = ""
     try:
         made = layouts.given(["ranks=1 name=first", text])
     except ValueError as error:
-        assert "\n" not in str(error)
-    else:
-        assert made[1].ranks >= 1
+        said = str(error)
+    assert "\n" not in said
+    assert said or made[1].ranks >= 1
 
 
 # --- scripts
@@ -225,14 +242,15 @@ def test_a_reference_that_fails(folder, capsys):
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"setup": "if kind == 'b' and rank: raise OSError('no data')"}, "^train.py: rank 1 raised OSError: no data, at"),
+        ({"setup": "if kind == 'b' and rank: raise OSError('no data')"}, "^train.py: rank 1 raised OSError: no data"),
         ({"setup": "if kind == 'b': sys.exit('no data')"}, "^train.py ended by sys.exit: no data"),
         ({"step": "if kind == 'a': optimizer.step()"}, "^ranks=2 batch=4 kind=b took no step of an optimizer after"),
         ({"model": "if kind == 'b': model = torch.nn.Linear(16, 5)"},
          "^the model of ranks=2 batch=4 kind=b has other parameters than the reference's: it has bias, weight …, the "
          "reference 0.bias, 0.weight, 2.bias …$"),
-        ({"model": "if kind == 'b': model.insert(1, torch.nn.Linear(32, 32))"}, "^2 parameters could not be compared, as 1.*: shape"),
-        ({"model": "if kind == 'b': del model[2]"}, "^2 parameters of the reference, as 2.weight, are on no rank"),
+        ({"model": "if kind == 'b': model.insert(1, torch.nn.Linear(32, 32))"},
+         "^2 parameters match nowhere in the reference, as 1.weight: shape"),
+        ({"model": "if kind == 'b': del model[2]"}, "^2 parameters of the reference are on no rank, as 2.weight$"),
     ],
     ids=["raises", "exits", "no step", "other parameters", "one more", "one less"],
 )  # fmt: skip
@@ -242,3 +260,99 @@ def test_the_others_are_reported_where_one_fails(folder, capsys, parts, message)
     assert said[GOOD] is None
     assert re.search(message, said[BAD])
     assert "\n" not in said[BAD]
+
+
+# --- data
+
+
+class Graph:
+    """An object of which nobody knows what is in it."""
+
+    def __init__(self, x):
+        self.x = x
+
+
+@dataclasses.dataclass
+class Batch:
+    x: torch.Tensor
+    name: str = "n"
+
+
+def test_samples_within_other_things_are_seen():
+    x = torch.arange(6.0).reshape(2, 3)
+    for value in (x, [x], (1, [x]), {"k": {"x": x}}, Batch(x), x.numpy(), UserDict(x=x)):
+        ((_, seen),) = inputs.tensors((value,), {})
+        assert torch.equal(seen, x)
+    names = [name for name, _ in inputs.tensors((x, "mode"), {"tokens": x, "other": x})]
+    assert names == ["tokens", "input 0", "other"]
+    ((_, texts),) = inputs.tensors((["a", "b", "a"],), {})
+    assert texts[0] == texts[2] != texts[1]
+    ((_, numbers),) = inputs.tensors(([3, 4],), {"flag": True})
+    assert numbers.tolist() == [3, 4]
+    assert inputs.unseen((Graph(x), None, 3), {"also": [Graph(x)]}) == ["Graph"]
+
+
+class OfGraphs(nn.Linear):
+    def forward(self, graph):
+        return super().forward(graph.x)
+
+
+def test_data_that_cannot_be_hashed():
+    with pytest.raises(ProveError) as caught:
+        prove(lambda: OfGraphs(4, 4), lambda model, batch: model(Graph(batch)).mean(), [torch.ones(2, 4)])
+    assert str(caught.value) == (
+        "the samples of ranks=1 cannot be compared: the model is called with Graph, of which nothing can be hashed; "
+        "call it with tensors, in lists, dicts or dataclasses where you like"
+    )
+
+
+# --- engines
+
+
+def build():
+    return nn.Linear(4, 4)
+
+
+def loss(model, batch):
+    return model(batch).square().mean()
+
+
+@pytest.mark.parametrize(
+    ("batches", "texts", "options", "message"),
+    [
+        ([], ["ranks=1", "ranks=2"], {}, "0 steps need as many batches, and there are 0"),
+        ([torch.ones(4, 4)], ["ranks=1", "ranks=2"], {"steps": 2}, "2 steps need as many batches, and there are 1"),
+        ([torch.ones(6, 4)], ["ranks=1", "ranks=4"], {},
+         "ranks=4: 6 samples of batch 1 do not divide into 4 data-parallel ranks and 1 micro-batch$"),
+        ([torch.ones(6, 4)], ["ranks=1", "ranks=2 accumulate=2"], {},
+         "into 2 data-parallel ranks and 2 micro-batches$"),
+        ([(torch.ones(4, 4), torch.ones(3))], ["ranks=1", "ranks=2"], {}, r"batch 1 has tensors of \[3, 4\] samples"),
+        (["text"], ["ranks=1", "ranks=2"], {}, "batch 1 has no tensor with an axis of samples"),
+        ([torch.ones(4, 4)], ["ranks=1", "ranks=4 tp=3"], {}, "ranks=4 tp=3: 4 ranks do not divide into groups"),
+        ([torch.ones(4, 4)], ["ranks=1", "ranks=2 tp=4"], {}, "ranks=2 tp=4: 2 ranks do not divide into groups"),
+        ([torch.ones(4, 4)], ["ranks=1", 2], {}, "a layout is a text, .*, or a dict, not 2"),
+        ([torch.ones(4, 4)], ["ranks=1", {"ranks": 1}], {}, "two layouts are the same, ranks=1 and ranks=1"),
+        ([torch.ones(4, 4)], ["ranks=1"], {}, "a proof needs two layouts or more"),
+    ],
+)  # fmt: skip
+def test_what_an_engine_is_given(batches, texts, options, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        prove(build, loss, batches, layouts=texts, **options)
+    assert "\n" not in str(caught.value)
+
+
+def neither(model, layout):
+    return {"bad": 3}[layout.values["engine"]]
+
+
+def test_an_engine_that_returns_no_module_or_fails():
+    made = prove(build, loss, [torch.ones(4, 4)], neither, ["ranks=1", "ranks=2 engine=bad", "ranks=2 engine=absent"])
+    assert made.failed["ranks=2 engine=bad"] == (
+        "the training: rank 0 raised TypeError: parallelize returned int: it has to return a module, an engine that is "
+        "one, or Parallel"
+    )
+    assert re.fullmatch(
+        r"the training: rank 0 raised KeyError: 'absent', at test_prove_bad_input.py:\d+",
+        made.failed["ranks=2 engine=absent"],
+    )
+    assert "Traceback" in made.details["ranks=2 engine=absent"]

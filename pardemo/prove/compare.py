@@ -21,12 +21,14 @@ TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-
 class Compared:
     """A layout's findings, none where it trains as the reference does.
 
-    ``unmatched``: parameters that only one of the two has, in a sentence. ``maps``: which parts its pieces are.
+    ``unmatched``: parameters that could not be compared, in a sentence; ``strange``: since one of the models has no
+    parameter of this name. ``maps``: which parts the pieces are.
     """
 
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     unmatched: str = ""
+    strange: bool = False
     maps: Atlas = field(default_factory=Atlas)
     steps: int = 0
     parameters: int = 0
@@ -103,7 +105,7 @@ def layout(reference: Reference, other: Run) -> Compared:
     """
     made = Compared()
     maps = made.maps = _maps(reference, other, made)
-    made.unmatched = _unmatched(reference, other, maps)
+    made.unmatched, made.strange = _unmatched(reference, other, maps)
     for step in range(min(reference.run.steps, other.steps)):
         found, errors = data_of(reference.run, other, step)
         if errors:
@@ -157,20 +159,24 @@ def _maps(reference: Reference, other: Run, made: Compared) -> Atlas:
     return found
 
 
-def _unmatched(reference: Reference, other: Run, maps: Atlas) -> str:
-    """Parameters that are no part of the reference's, or that no rank has; empty where there are none."""
+def _unmatched(reference: Reference, other: Run, maps: Atlas) -> tuple[str, bool]:
+    """Parameters that are no part of the reference's, or that no rank has, and whether nothing has their names."""
+    truth, holders = reference.whole[0], _holders(other, 0, "before", maps)
     unknown = {name: why for own in maps.unknown.values() for name, why in own.items()}
+    names = truth.before.keys() | {name for tied in truth.tied.values() for name in tied}
+    for name, why in unknown.items():
+        if name not in names:
+            return f"{_parameters(len(unknown))} match nowhere in the reference, as {name}: {why}", True
     if unknown:
-        first = next(iter(unknown))
-        return f"{_parameters(len(unknown))} could not be compared, as {first}: {unknown[first]}"
-    truth, holders = reference.whole[0].before, _holders(other, 0, "before", maps)
-    missing = [
-        name for name, whole in truth.items()
-        if name not in holders or not bool(assembled(tuple(whole.shape), holders[name]).covered.all())
-    ]  # fmt: skip
+        name = next(iter(unknown))
+        return f"{_parameters(len(unknown))} could not be compared, as {name}: {unknown[name]}", False
+    missing = [name for name in truth.before if name not in holders]
     if missing:
-        return f"{_parameters(len(missing))} of the reference, as {missing[0]}, are on no rank, or only in part"
-    return ""
+        return f"{_parameters(len(missing))} of the reference are on no rank, as {missing[0]}", True
+    for name, whole in truth.before.items():
+        if not bool(assembled(tuple(whole.shape), holders[name]).covered.all()):
+            return f"{name} is on no rank in whole, and not all of its parts are on one", False
+    return "", False
 
 
 def _parameters(count: int) -> str:

@@ -108,7 +108,7 @@ def given(layouts: Sequence[Mapping[str, Any] | str]) -> list[Layout]:
             raise ValueError(f'a layout is a text, "ranks=4 tp=2", or a dict, not {one!r}')
     made = [_layout(one, f"layout {number}") for number, one in enumerate(read, 1)]
     for layout in made:
-        if not layout.size("dp") or layout.ranks % layout.size("dp"):
+        if layout.ranks % prod(layout.size(cut) for cut in ("tp", "pp", "cp")) or layout.ranks % layout.size("dp"):
             raise ValueError(f"{layout.name}: {layout.ranks} ranks do not divide into groups of these sizes")
     return _different(made)
 

@@ -97,11 +97,12 @@ def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
             continue
         finally:
             runner.remove(str(place))
-        made.findings += compared.findings
-        if compared.unmatched and not compared.findings:
+        if compared.unmatched and (compared.strange or not compared.findings):
             made.failed[layout.name] = compared.unmatched
-        elif compared.unmatched:
+            continue
+        if compared.unmatched:
             made.notes.append(f"{layout.name}: {compared.unmatched}")
+        made.findings += compared.findings
         made.notes += [note for note in compared.notes if note not in made.notes]
     return made
 

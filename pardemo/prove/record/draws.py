@@ -78,6 +78,13 @@ def _told_once(notes: list[str], line: str) -> Iterator[None]:
     yield
 
 
+def as_in_a_new_process() -> None:
+    """Generators as a script finds them: torch's with the seed that it always has, Python's and NumPy's without one."""
+    torch.default_generator.manual_seed(torch.Generator().initial_seed())
+    random.seed()
+    np.random.seed()
+
+
 @contextlib.contextmanager
 def unseeded_noted(places: Places, lines: list[str]) -> Iterator[None]:
     """Within the block the script's lines are noted that draw from a generator which nobody has seeded.

@@ -23,7 +23,7 @@ def tensors(inputs: Any, given: Mapping[str, Any]) -> list[tuple[str, torch.Tens
     leaves = [leaf for name, value in named for leaf in _walked(name, value)]
     found = [(name, tensor) for name, value in leaves if (tensor := _tensor(value)) is not None]
     found = found or [(name, tensor) for name, value in leaves if (tensor := _listed(value)) is not None]
-    return sorted(found, key=lambda item: _FIRST.index(item[0]) if item[0] in _FIRST else 0)
+    return sorted(found, key=lambda item: _FIRST.index(item[0]) if item[0] in _FIRST else len(_FIRST))
 
 
 def unseen(inputs: Any, given: Mapping[str, Any]) -> list[str]:

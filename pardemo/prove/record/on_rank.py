@@ -20,7 +20,7 @@ from pardemo.measure.running import recognised
 from pardemo.measure.shapes import Shapes
 from pardemo.measure.steps import Enough
 from pardemo.prove.record.double import double
-from pardemo.prove.record.draws import dropout_noted, unseeded_noted
+from pardemo.prove.record.draws import as_in_a_new_process, dropout_noted, unseeded_noted
 from pardemo.prove.record.facts import Record
 from pardemo.prove.record.recorder import Recorder, Wanted
 
@@ -43,6 +43,7 @@ def run(asked: Program) -> Record:
     """Runs the script on this rank until its steps are recorded."""
 
     def follow(rank: int, port: int, notes: list[str]) -> Record:
+        as_in_a_new_process()
         places = Places(program.own_folder(asked.launch) if asked.function is None else os.getcwd())
         recorder = Recorder(places, rank, asked.wanted)
         unseeded: list[str] = []
