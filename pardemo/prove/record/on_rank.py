@@ -105,6 +105,8 @@ def _printed(recorder: Recorder) -> Iterator[None]:
 def _clipping(recorder: Recorder) -> Iterator[None]:
     """Calls of torch's functions that clip: gradients before them, the norm that they found."""
     clip: Any = torch.nn.utils.clip_grad_norm_
+    clip_by: Any = torch.nn.utils.clip_grads_with_norm_  # which clip_grad_norm_ calls, too
+    inside = [False]
     from torch.distributed.fsdp import FullyShardedDataParallel as Fsdp
 
     of_fsdp: Any = Fsdp.clip_grad_norm_
@@ -112,9 +114,19 @@ def _clipping(recorder: Recorder) -> Iterator[None]:
     def clip_grad_norm_(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
         kept = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         recorder.before_clipping()
-        norm = clip(kept, max_norm, *args, **kwargs)
+        inside[0] = True
+        try:
+            norm = clip(kept, max_norm, *args, **kwargs)
+        finally:
+            inside[0] = False
         recorder.clipped(norm, max_norm)
         return norm
+
+    def clip_grads_with_norm_(parameters: Any, max_norm: float, total_norm: Any, *args: Any, **kwargs: Any) -> None:
+        if not inside[0]:
+            recorder.before_clipping()
+            recorder.clipped(total_norm, max_norm)
+        clip_by(parameters, max_norm, total_norm, *args, **kwargs)
 
     def clip_of_fsdp(self: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
         recorder.before_clipping()
@@ -123,7 +135,7 @@ def _clipping(recorder: Recorder) -> Iterator[None]:
         return norm
 
     with (
-        stand_ins.replaced_everywhere([(clip, clip_grad_norm_)]),
+        stand_ins.replaced_everywhere([(clip, clip_grad_norm_), (clip_by, clip_grads_with_norm_)]),
         compat.replaced(Fsdp, "clip_grad_norm_", clip_of_fsdp),
     ):
         yield
