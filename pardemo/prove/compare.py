@@ -187,9 +187,14 @@ def _begin(reference: Reference, other: Run, maps: Atlas) -> list[Finding]:
     """Parameters before the first step: the reference's, and equal on ranks that hold the same."""
     replicas = _replicas(reference, other, 0, "before", maps)
     unknown = {name for own in maps.unknown.values() for name in own}
-    if not maps.different and not replicas and not unknown:
+    uncovered = {
+        name
+        for name, some in _holders(other, 0, "before", maps).items()
+        if not assembled(tuple(reference.whole[0].before[name].shape), some).covered.all()
+    }
+    if not maps.different and not replicas and not unknown and not uncovered:
         return []
-    return causes.begin(other, maps, replicas, reference.order[0], reference.whole[0].before)
+    return causes.begin(other, maps, replicas, uncovered, reference.order[0], reference.whole[0].before)
 
 
 def _holders(other: Run, step: int, kind: str, maps: Atlas) -> dict[str, list[tuple[int, Part, torch.Tensor]]]:
@@ -289,7 +294,7 @@ def _numbers(
         findings = causes.of_updates(facts, lambda pairs: _behind(reference, other, step, maps, pairs))
     if not findings:
         findings = buffers.findings(reference, other, step)
-    return findings + causes.printed(facts, reference, other)
+    return findings or causes.printed(facts, reference, other)
 
 
 def _behind(reference: Reference, other: Run, step: int, maps: Atlas, pairs: list[Pair]) -> bool:

@@ -53,10 +53,13 @@ def compared(reference: Run, other: Run, step: int) -> Data:
             for row, sample in enumerate(micro):
                 at.setdefault(sample, Place(number, row))
     found: dict[int, Counter[str]] = {}
+    total: Counter[str] = Counter()
     made = Data()
     for rank in range(other.layout.ranks):
         own = samples(other, step, rank)
         found[rank] = Counter(sample for micro in own for sample in micro)
+        for micro in own:  # others are activations, for a later stage of this rank, or a module's that is run by itself
+            total.update(micro if any(sample in wanted for sample in micro) else ())
         for number, micro in enumerate(own):
             for row, sample in enumerate(micro):
                 if sample in at:
@@ -67,7 +70,6 @@ def compared(reference: Run, other: Run, step: int) -> Data:
     if not matched:
         return _parts(reference, other, step, made)
     made.unmatched = [rank for rank in found if rank not in matched]
-    total: Counter[str] = sum((found[rank] for rank in matched), Counter())
     times = sum(total.values()) / sum(wanted.values())
     if total == Counter({sample: round(count * times) for sample, count in wanted.items()}):
         return made  # ranks of one tensor-parallel group have the same samples

@@ -21,27 +21,28 @@ def findings(other: Run, step: int, data: Data) -> list[Finding]:
             made.append(finding)
             break
     forward = {rank: _numbered(masks) for rank, masks in by_rank.items()}
-    alike, unlike = set(), set()
+    alike: list[set[int]] = []
+    unlike: list[set[int]] = []
     first: dict[str, Mask] = {}
     for rank, own in forward.items():
         for other_rank, its in forward.items():
             if other_rank <= rank:
                 continue
-            for place in own.keys() & its.keys():
-                a, b = own[place], its[place]
+            for place, a in own.items():
+                b = its.get(place, a)
                 if a.elements < LEAST or a.elements != b.elements:
                     continue
                 if a.input != b.input and a.dropped == b.dropped:
-                    alike |= {rank, other_rank}
+                    _join(alike, {rank, other_rank})
                     first.setdefault("alike", a)
                 elif a.input == b.input and a.dropped != b.dropped:
-                    unlike |= {rank, other_rank}
+                    _join(unlike, {rank, other_rank})
                     first.setdefault("unlike", a)
     if alike:
         made.append(
             Finding(
                 other.layout.name, step + 1, "random numbers", "same-random-numbers",
-                f"{ranks_text(sorted(alike))} draw the same dropout mask for different inputs, at "
+                f"{_groups(alike)} draw the same dropout mask for different inputs, at "
                 f"{first['alike'].line}: seed each rank by its own number where its part is its own",
                 module=first["alike"].module,
             )
@@ -50,12 +51,23 @@ def findings(other: Run, step: int, data: Data) -> list[Finding]:
         made.append(
             Finding(
                 other.layout.name, step + 1, "random numbers", "different-random-numbers",
-                f"{ranks_text(sorted(unlike))} draw different dropout masks for the same input, at "
+                f"{_groups(unlike)} draw different dropout masks for the same input, at "
                 f"{first['unlike'].line}: what they hold alike has to be drawn alike",
                 module=first["unlike"].module,
             )
         )  # fmt: skip
     return made
+
+
+def _join(groups: list[set[int]], ranks: set[int]) -> None:
+    """Adds ranks that belong together to the groups that they belong to."""
+    together = ranks.union(*(group for group in groups if group & ranks))
+    groups[:] = [*(group for group in groups if not group & ranks), together]
+
+
+def _groups(groups: list[set[int]]) -> str:
+    """``ranks 0, 1 and ranks 2, 3``: those of a group among themselves."""
+    return " and ".join(ranks_text(sorted(group)) for group in sorted(groups, key=min))
 
 
 def _numbered(masks: list[Mask]) -> dict[tuple[str, int], Mask]:

@@ -14,12 +14,14 @@ def begin(
     other: Run,
     maps: Atlas,
     replicas: dict[str, list[tuple[Part, dict[int, torch.Tensor]]]],
+    uncovered: set[str],
     order: Mapping[str, int],
     reference: Mapping[str, torch.Tensor],
 ) -> list[Finding]:
     """What is wrong with the parameters with which the layout begins.
 
     Args:
+        uncovered: parameters of which no rank has some elements.
         order: the reference's modules by when they run. reference: its parameters.
     """
 
@@ -38,7 +40,8 @@ def begin(
     layout = other.layout.name
     own = [other.tensors(0, rank, "before") for rank in range(other.layout.ranks)]
     suspects = {name for of_rank in maps.unknown.values() for name in of_rank} | maps.different
-    alike = [name for name in sorted(suspects) if _alike(name, own) and name in _unknown(maps)]
+    doubtful = _unknown(maps) | uncovered
+    alike = [name for name in sorted(suspects | uncovered) if _alike(name, own) and name in doubtful]
     if alike:
         return [
             Finding(

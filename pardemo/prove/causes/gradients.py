@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from pardemo.prove.causes.factors import factor, words
+from pardemo.prove.causes.losses import LossItself, MeanOfMeans
 from pardemo.prove.facts import Facts, Pair
 from pardemo.prove.record.facts import Step
 from pardemo.world.errors import ranks_text
@@ -213,37 +214,6 @@ class OwnNorm:
         )
 
 
-class MeanOfMeans:
-    """Parts with different numbers of tokens weigh the same."""
-
-    name = "mean-of-means"
-
-    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
-        counts, values = [], []
-        for step in ours:
-            by_micro: dict[int, int] = {}
-            for call in step.loss_calls:
-                by_micro[call.micro_batch] = by_micro.get(call.micro_batch, 0) + call.targets - call.ignored
-            if len(by_micro) != len(step.losses):
-                return None
-            counts += list(by_micro.values())
-            values += step.losses
-        wanted = sum(truth.losses)
-        if not wanted or len(set(counts)) < 2 or not sum(counts) or not all(map(math.isfinite, values)):
-            return None
-        plain = sum(values) / len(values)
-        weighted = sum(n * v for n, v in zip(counts, values, strict=True)) / sum(counts)
-        for times in (1, len(values) / max(len(ours), 1), len(ours), len(values)):
-            if math.isclose(times * weighted, wanted, rel_tol=max(facts.tolerance * 10, 1e-6)) and not math.isclose(
-                times * plain, wanted, rel_tol=max(facts.tolerance * 10, 1e-6)
-            ):
-                return (
-                    f"parts with {min(counts)} to {max(counts)} targets weigh the same: weighed by their targets, the "
-                    "losses would be the reference's"
-                )
-        return None
-
-
 class Multiple:
     """All gradients, or those of some parameters, are a number of the layout times the reference's."""
 
@@ -271,6 +241,9 @@ class Multiple:
             if named.times:
                 return "accumulation-not-divided", f"{told}: a sum over micro-batches where a mean was meant"
             return "accumulation-divided-twice", f"{told}: the loss is divided by it twice"
+        if key == "ep" and {pair.name for pair in pairs} <= facts.cut:
+            how = "too few ranks: those that have the same experts, and not all" if named.times else "too many ranks"
+            return "sum-for-mean" if named.times else "mean-for-sum", f"{told}: a sum is divided by {how}"
         own = {"dp", "ranks"} & set(named.keys)  # ranks that have whole models
         if every or own or self._held_by_few(pairs, facts):
             if named.times:
@@ -283,48 +256,6 @@ class Multiple:
     def _held_by_few(self, pairs: Sequence[Pair], facts: Facts) -> bool:
         """Whether not all ranks have these parameters, as experts."""
         return all(facts.holders.get(pair.name, facts.layout.ranks) < facts.layout.ranks for pair in pairs)
-
-
-class LossItself:
-    """Outputs are right, and what is made of them is not: the loss, or its backward pass."""
-
-    name = "loss"
-
-    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
-        said = self._of_one_group(facts, ours) or self._value(facts, ours, truth)
-        if said:
-            return f"{said}; the outputs are right"
-        last = max(facts.gradients, key=lambda name: facts.place(name.rpartition(".")[0]), default="")
-        if last in {pair.name for pair in pairs} and math.isfinite(sum(truth.losses)):
-            return (
-                "the outputs and the loss are right, and gradients are wrong from the last module on: the fault is in "
-                "the loss's backward pass"
-            )
-        return None
-
-    def _of_one_group(self, facts: Facts, ours: Sequence[Step]) -> str | None:
-        for rank, step in enumerate(ours):
-            for other, its in enumerate(ours[:rank]):
-                same = [m.samples for m in step.micro_batches] == [m.samples for m in its.micro_batches]
-                if same and len(step.losses) == len(its.losses) and step.losses:
-                    off = max(abs(a - b) for a, b in zip(step.losses, its.losses, strict=True))
-                    if off > facts.tolerance * 10 * max(map(abs, step.losses)):
-                        return (
-                            f"{ranks_text([other, rank])} have the same samples, and differentiate different losses: "
-                            f"{its.losses[0]:.6g} and {step.losses[0]:.6g}"
-                        )
-        return None
-
-    def _value(self, facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
-        sums = [sum(step.losses) for step in ours if step.losses]
-        wanted = sum(truth.losses)
-        if not sums or not wanted:
-            return None
-        found = sum(sums) / len(sums)
-        named = factor(facts.layout, found / wanted, 1e-4)
-        if math.isclose(found, wanted, rel_tol=facts.tolerance * 10) or named:
-            return None
-        return f"the loss that is differentiated is {found:.6g} where the reference's is {wanted:.6g}"
 
 
 #: In the order in which they are asked, of parameters by themselves.

@@ -3,8 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 
-import torch
-
 from pardemo.prove.causes import outputs
 from pardemo.prove.causes.factors import factor
 from pardemo.prove.causes.gradients import BY_PARAMETER, TOGETHER, Cause, Multiple
@@ -124,6 +122,12 @@ def of_updates(facts: Facts, behind: Callable[[list[Pair]], bool]) -> list[Findi
         why = f"{ranks_text(ranks)} hold different values after the step, of gradients that are the same"
         made.append(_update(facts, apart, _stale(apart, facts), why))
     rest = [pair for pair in wrong if not pair.apart]
+    frozen = [pair for pair in rest if pair.name not in facts.gradients and not pair.reference.any()]
+    if frozen:
+        made.append(
+            _update(facts, frozen, "frozen", "the reference leaves them as they are, and here they are trained")
+        )
+    rest = [pair for pair in rest if pair not in frozen]
     still = [pair for pair in rest if not pair.ours[pair.covered].any()]
     if still and behind(still):
         why = f"after step {facts.step + 2} they are what they should be after step {facts.step + 1}: one step behind"
@@ -169,7 +173,8 @@ def printed(facts: Facts, reference, other: Run) -> list[Finding]:
         if not step.printed or not step.losses:
             continue
         mean = _loss([one.steps[facts.step] for one in other.records]) or 0.0
-        right = [shown * value for value in (mean, sum(step.losses), *step.losses, wanted) if value]
+        together = sum(sum(one.steps[facts.step].losses) for one in other.records)
+        right = [shown * value for value in (mean, together, sum(step.losses), *step.losses, wanted) if value]
         tolerance = max(10 ** -_digits(step.printed[-1]), 1e-3)
         if any(math.isclose(step.printed[-1], value, rel_tol=tolerance) for value in right):
             continue
@@ -187,8 +192,3 @@ def printed(facts: Facts, reference, other: Run) -> list[Finding]:
 
 def _digits(value: float) -> int:
     return min(len(f"{value:.10g}".partition(".")[2]), 3)
-
-
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal to the last bit."""
-    return torch.equal(a, b)

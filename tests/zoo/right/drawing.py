@@ -98,5 +98,7 @@ def _fits(model: Values, made: Values, words: set[str]) -> bool:
         stages = pp * (2 if "interleaved" in words else 1)
         if "interleaved" in words and made["accumulate"] % pp:
             return False
+        if "1f1b" in words and made["accumulate"] < pp:
+            return False
         return model["layers"] >= stages and not (model["tied"] and model["frozen"] == "embed")
     return True
