@@ -1,7 +1,7 @@
 """Anybody's training script, proven: run in layouts that must train alike, and told where they do not, and why.
 
 On the command line: ``pardemo prove --layout "ranks=1 batch=8" --layout "ranks=4 batch=2" -- train.py --batch
-{batch}``. In Python, for an engine: :func:`prove`.
+{batch}``. In Python: :func:`script`, and for an engine :func:`prove`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -9,12 +9,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pardemo.prove.api import Parallel as Parallel
     from pardemo.prove.api import prove as prove
+    from pardemo.prove.api import script as script
     from pardemo.prove.proof import Proof as Proof
     from pardemo.prove.proof import scripts as scripts
     from pardemo.prove.runner import ProveError as ProveError
 
 #: Names of this door, and their homes: torch is loaded by those who ask.
-_HOME = {"Parallel": "api", "prove": "api", "Proof": "proof", "scripts": "proof", "ProveError": "runner"}
+_HOME = {
+    "Parallel": "api",
+    "prove": "api",
+    "script": "api",
+    "Proof": "proof",
+    "scripts": "proof",
+    "ProveError": "runner",
+}
 
 
 def __getattr__(name: str) -> Any:

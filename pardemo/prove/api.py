@@ -1,6 +1,7 @@
-"""An engine, proven from Python: a model, how an engine makes it parallel, and global batches, in several layouts."""
+"""Proofs from Python: of a script, or of an engine, given as a model, what makes it parallel, and global batches."""
 
 import random
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -104,6 +105,34 @@ def prove(
         steps=steps, double=double, timeout_s=timeout_s, function=lambda layout: partial(training, layout)
     )
     return proof.scripts(wanted, options)
+
+
+def script(
+    line: str | Sequence[str],
+    layouts: Sequence[str],
+    *,
+    double: bool = False,
+    steps: int = 3,
+    timeout_s: float = 600.0,
+) -> proof.Proof:
+    """Runs a training script in each layout, and holds all against the first: ``pardemo prove`` in Python.
+
+    >>> script("train.py --batch {batch}", ["ranks=1 batch=8", "ranks=4 batch=2"]).equal    # doctest: +SKIP
+    True
+
+    Args:
+        line: the script and its own arguments, with ``{names}`` that the layouts say.
+        layouts: as ``"ranks=4 batch=2"``; the first is the reference.
+        double: turns the script's numbers to fp64, so that a difference is a difference.
+        steps: first steps to compare. timeout_s: for each layout.
+
+    Raises:
+        ValueError: a layout or the line cannot be read; one line.
+        ProveError: the reference could not be run, took no step, or is not the same twice.
+    """
+    words = shlex.split(line) if isinstance(line, str) else list(line)
+    options = runner.Options(steps=steps, double=double, timeout_s=timeout_s)
+    return proof.scripts(of_layouts.from_texts(layouts, words), options)
 
 
 def part(batch: Any, layout: Layout, rank: int) -> Any:
