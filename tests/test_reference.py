@@ -1,10 +1,11 @@
 """``python -m pardemo.book.run.reference`` with answers of the test's own: what is kept."""
 
 import json
+import re
 
 import pytest
 
-from pardemo import Ledger
+from pardemo import Ledger, project
 from pardemo.book.run import reference
 from pardemo.book.run.report import command as report_command
 
@@ -55,11 +56,15 @@ def test_a_missed_target_is_told_at_the_end_and_stops_nothing(build, tmp_path, c
 
 
 def test_a_whole_build_replaces_the_old_one_and_keeps_what_other_commands_wrote(build, tmp_path, capsys):
+    of_prove = {"zoo.json", "releases.json", "right_layouts.json"}
+    for name in of_prove:
+        (tmp_path / "reference" / name).write_text('["of another command"]\n')
     assert build() == 0
     made = tmp_path / "reference"
     written = {"claims", "bench.json", "plan_validate.json"}
-    assert {path.name for path in made.iterdir()} == written | {"plan_cuda.json", "world_sizes.csv"}
+    assert {path.name for path in made.iterdir()} == written | {"plan_cuda.json", "world_sizes.csv"} | of_prove
     assert (made / "plan_cuda.json").read_text() == "of a GPU"
+    assert (made / "zoo.json").read_text() == '["of another command"]\n'
     assert {path.name for path in tmp_path.iterdir()} == {"reference", "README.md"}, "nothing is left beside it"
 
 
@@ -103,3 +108,10 @@ def test_its_commands_are_pardemos(tmp_path):
     assert reference._rows(tmp_path, "claims")[0]["id"] == "01.a"
     with pytest.raises(RuntimeError, match="`pardemo report` ended with status 2; what there is of it is in"):
         reference._do(tmp_path, "report")
+
+
+def test_no_committed_file_of_another_command_would_be_dropped():
+    """Whatever a script of the tests writes into the committed run has to be kept."""
+    scripts = [path.read_text(encoding="utf-8") for path in (project.root() / "tests").rglob("run.py")]
+    written = {name for text in scripts for name in re.findall(r'"outputs" / "reference" / "([\w.]+)"', text)}
+    assert {"zoo.json", "releases.json", "right_layouts.json"} <= written <= set(reference.KEPT)
