@@ -1,12 +1,18 @@
 """What a model keeps beside parameters, as a router's bias: where gradients are right, and this is not."""
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from pardemo.prove.facts import Finding
+from pardemo.prove.runner import Run
 from pardemo.world.errors import ranks_text
 
+if TYPE_CHECKING:  # which imports this
+    from pardemo.prove.compare import Reference
 
-def findings(reference, other, step: int) -> list[Finding]:
+
+def findings(reference: "Reference", other: Run, step: int) -> list[Finding]:
     """Buffers that are saved with the model and are not the reference's on some ranks.
 
     A batch norm's statistics are left out: they are of a rank's own samples, and its output says whether that matters.

@@ -1,15 +1,20 @@
 """The norm by which gradients are clipped, and learning rates: where gradients are right and the step is not."""
 
 import math
+from typing import TYPE_CHECKING
 
 import torch
 
 from pardemo.prove.facts import Facts, Finding
 from pardemo.prove.record.facts import Clip
+from pardemo.prove.runner import Run
 from pardemo.prove.whole import Atlas
 
+if TYPE_CHECKING:  # which imports this
+    from pardemo.prove.compare import Reference
 
-def findings(reference, other, step: int, maps: Atlas, facts: Facts) -> list[Finding]:
+
+def findings(reference: "Reference", other: Run, step: int, maps: Atlas, facts: Facts) -> list[Finding]:
     """Norms and learning rates that are not the reference's."""
     truth = reference.run.records[0].steps[step]
     made: list[Finding] = []
@@ -31,7 +36,7 @@ def findings(reference, other, step: int, maps: Atlas, facts: Facts) -> list[Fin
     return made
 
 
-def _rate(reference, other, step: int, wanted: float, found: float) -> Finding:
+def _rate(reference: "Reference", other: Run, step: int, wanted: float, found: float) -> Finding:
     later = [
         number
         for number, one in enumerate(reference.run.records[0].steps)
@@ -59,7 +64,9 @@ def _words(key: str) -> str:
     return SIZES.get(key, "number of ranks")
 
 
-def _norm(reference, other, step: int, maps: Atlas, rank: int, wanted: Clip, found: Clip) -> tuple[str, str]:
+def _norm(
+    reference: "Reference", other: Run, step: int, maps: Atlas, rank: int, wanted: Clip, found: Clip
+) -> tuple[str, str]:
     said = f"gradients are right, and clipped by a norm of {found.norm:.4g} where it is {wanted.norm:.4g}"
     gradients = other.tensors(step, rank, "gradient")
     local = math.sqrt(sum(float(t.double().square().sum()) for t in gradients.values()))

@@ -22,7 +22,7 @@ class Compared:
     """A layout's findings, none where it trains as the reference does.
 
     ``unmatched``: parameters that could not be compared, in a sentence; ``strange``: since one of the models has no
-    parameter of this name. ``maps``: which parts the pieces are.
+    parameter of this name. ``maps``: which parts the pieces are. ``left_open``: what other layouts may explain.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -33,6 +33,7 @@ class Compared:
     steps: int = 0
     parameters: int = 0
     off: float = 0.0
+    left_open: causes.Open | None = None
 
 
 @dataclass
@@ -58,6 +59,7 @@ class Reference:
         self.run, self.tolerance = run, tolerance
         self.order = [forward.order_of(run, step) for step in range(run.steps)]
         self.whole = [self._whole(step) for step in range(run.steps)]
+        self.norms = [clipping.norm(whole.gradients) for whole in self.whole]
 
     def _whole(self, step: int) -> Whole:
         """All pieces where one process has all; else put together as the pieces themselves say."""
@@ -278,16 +280,24 @@ def _numbers(
     facts.gradients = _pairs(reference, other, step, maps, "gradient", truth.gradients, reference.tolerance)
     facts.updates = _updates(reference, other, step, maps, facts.gradients)
     facts.holders = {name: len(some) for name, some in _holders(other, step, "before", maps).items()}
+    for rank, record in enumerate(other.records):
+        for piece in record.steps[step].pieces:
+            if piece.name in maps.parts[rank]:
+                names = facts.names.setdefault(rank, {}).setdefault(maps.parts[rank][piece.name].name, set())
+                names |= {piece.name, *piece.tied}
     facts.together = {
         name
         for name, some in _holders(other, step, "applied", maps).items()
         if not assembled(tuple(truth.before[name].shape), some).apart
     }
+    facts.norms = reference.norms
     facts.earlier = [reference.whole[before].gradients for before in range(step)]
     made.off = max([made.off, *(one.off for one in facts.gradients.values())])
     findings = buffers.findings(reference, other, step)
     if not facts.parted or not findings or not facts.parted[0].module.startswith(findings[0].module):
         findings = causes.findings(facts, reference, other)
+    steps = [record.steps[step] for record in other.records]
+    made.left_open = causes.left_open(findings, facts, steps, reference.run.records[0].steps[step])
     if not findings:
         findings = clipping.findings(reference, other, step, maps, facts)
     if not findings:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 
@@ -125,6 +126,10 @@ def _judge(
         parts.append(f"{twice} come more than once")
     if alike and model == 1:
         parts.append(f"{ranks_text(alike)} have the same samples")
+    for rank, seen in found.items():
+        again = [one for one in range(step) if Counter(chain.from_iterable(samples(other, one, rank))) == seen]
+        if strange and seen and again:
+            parts.append(f"rank {rank} has its samples of step {again[0] + 1} again: is set_epoch called there?")
     if model > 1 and strange:
         parts.append(f"ranks of a group of {model} that share a model have to have the same samples")
     made.finding = Finding(layout.name, step + 1, "data", "data", "; ".join(parts) or "the samples are others")

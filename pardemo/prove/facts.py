@@ -77,7 +77,9 @@ class Facts:
 
     ``order``: modules as they run in the reference, by their number. ``tied``: parameters' other names. ``cut``: those
     of which some rank has a part. ``holders``: how many ranks hold each. ``together``: those whose gradients are the
-    same on all ranks when the optimizer steps, if they were clipped before.
+    same on all ranks when the optimizer steps, if they were clipped before. ``names``: of each rank and parameter the
+    names under which the rank has it, several where it is tied there. ``norms``: of the reference's whole
+    gradient in each step.
     """
 
     layout: Layout
@@ -92,6 +94,8 @@ class Facts:
     cut: set[str] = field(default_factory=set)
     holders: dict[str, int] = field(default_factory=dict)
     together: set[str] = field(default_factory=set)
+    names: dict[int, dict[str, set[str]]] = field(default_factory=dict)
+    norms: list[float] = field(default_factory=list)
 
     def first(self, names: Iterable[str]) -> str:
         """The module of these parameters that a backward pass comes to first: which ran last."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pardemo.prove import compare, large, runner
+from pardemo.prove import causes, compare, large, runner
 from pardemo.prove.facts import Finding
 from pardemo.prove.layouts import Layout
 from pardemo.prove.record import sketch
@@ -88,6 +88,7 @@ def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
     made.notes += reference.records[0].notes
     if options.sketched:
         made.notes.append(f"{runner.elements(reference):,} elements: parameters are compared by sketches")
+    left_open: dict[str, causes.Open] = {}
     for number, layout in enumerate(layouts[1:], 1):
         place = Path(folder, str(number))
         try:
@@ -103,7 +104,10 @@ def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
         if compared.unmatched:
             made.notes.append(f"{layout.name}: {compared.unmatched}")
         made.findings += compared.findings
+        if compared.left_open:
+            left_open[layout.name] = compared.left_open
         made.notes += [note for note in compared.notes if note not in made.notes]
+    made.findings = causes.across(made.findings, left_open, layouts[1:], tuple(made.failed))
     return made
 
 

@@ -1,6 +1,7 @@
 """Why two layouts part: each cause a small class that looks at what was recorded, and says so or says nothing."""
 
+from pardemo.prove.causes.across import Open, across, left_open
 from pardemo.prove.causes.begins import begin
 from pardemo.prove.causes.judge import findings, of_updates, printed
 
-__all__ = ["begin", "findings", "of_updates", "printed"]
+__all__ = ["Open", "across", "begin", "findings", "left_open", "of_updates", "printed"]

@@ -39,7 +39,7 @@ class NotSummed:
 
     def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
         how = {self._how(pair, facts) for pair in pairs}
-        if None in how or not how:
+        if None in how or len(how) != 1:
             return None
         ranks = sorted({rank for pair in pairs for _, versions in pair.apart for rank in versions})
         if how == {"sum of groups"}:
@@ -76,19 +76,37 @@ def _different(some: torch.Tensor) -> torch.Tensor:
     return torch.stack(kept)
 
 
-class PartOfTied(NotSummed):
+class PartOfTied:
     """A parameter with two uses, as embedding and head, whose gradients from both come together nowhere."""
 
     name = "part-of-tied"
 
     def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
-        if not all(pair.name in facts.tied for pair in pairs) or {self._how(p, facts) for p in pairs} != {"sum"}:
+        if not all(pair.name in facts.tied and self._of_uses(pair, facts) for pair in pairs):
             return None
         other = facts.tied[pairs[0].name][0]
         return (
             f"{pairs[0].name} is {other}, too: each of the two has the gradient of its own use only, and their sum is "
             "the reference's"
         )
+
+    def _of_uses(self, pair: Pair, facts: Facts) -> bool:
+        """Whether ranks have it under one of its names each, alike under one, and all names' sum is the reference's."""
+        size = float(pair.reference.double().norm())
+        for part, versions in pair.apart:
+            by_use: dict[str, list[torch.Tensor]] = {}
+            for rank, tensor in versions.items():
+                names = facts.names.get(rank, {}).get(pair.name, set())
+                if len(names) != 1:
+                    return False
+                by_use.setdefault(next(iter(names)), []).append(tensor.double())
+            uses = list(by_use.values())
+            if len(uses) < 2 or any(not near(one, same[0], close_enough(facts)) for same in uses for one in same):
+                return False
+            total = torch.stack([same[0] for same in uses]).sum(0)
+            if not near(total, part.of(pair.reference, tuple(total.shape)), close_enough(facts), size):
+                return False
+        return bool(pair.apart)
 
 
 class ClippedApart:
@@ -149,9 +167,11 @@ class Stale:
         if any(pair.name not in before for pair in pairs):
             return None
         shares = [_shares(pair.ours, [pair.reference, before[pair.name]], close_enough(facts)) for pair in pairs]
-        if None in shares or not all(abs(share[1]) > 1e-3 for share in shares if share):
-            return None
         now, then = shares[0] or (0.0, 0.0)
+        if abs(then) <= 1e-3 or any(
+            share is None or abs(share[0] - now) + abs(share[1] - then) > 1e-3 * abs(then) for share in shares
+        ):
+            return None
         if abs(now) < 1e-6:
             return f"they are those of step {facts.step}"
         return (
@@ -175,7 +195,7 @@ class Precision:
 
     name = "precision"
 
-    #: Bits of the mantissa -> the type.
+    #: Types and the bits of their mantissas, those with the fewest first.
     TYPES = (("bf16", 8), ("fp16", 11), ("fp32", 24))
 
     def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
@@ -187,14 +207,26 @@ class Precision:
             large = pair.covered & (pair.reference.abs() > 0.05 * scale)
             off = ((pair.ours - pair.reference).abs() / pair.reference.abs().clamp(min=1e-300))[large]
             worst = max(worst, float(off.max()) if off.numel() else 0.0)
-        for type_, bits in reversed(self.TYPES):
-            if 2.0 ** -(bits + 8) < worst < 2.0 ** -(bits - 4) and worst > facts.tolerance:
+        for type_, bits in self.TYPES:
+            # a sum of rounded numbers is off by some roundings, as much as 16
+            if facts.tolerance < worst < 2.0 ** -(bits - 4) and all(self._rounded(pair, bits, facts) for pair in pairs):
                 return f"each element is off by at most {worst:.1e} of itself: rounded to {type_} on the way"
         return None
 
+    def _rounded(self, pair: Pair, bits: int, facts: Facts) -> bool:
+        """Whether each number has no more bits than these, as it is or before it was divided by ranks."""
+        values = pair.ours[pair.covered].double()
+        values = values[values != 0]
+        for times in (1, *facts.layout.sizes.values()):
+            mantissa, _ = torch.frexp(values * times)
+            steps = mantissa * 2.0**bits
+            if bool(((steps - steps.round()).abs() <= 1e-3).all()):
+                return True
+        return False
+
 
 class OwnNorm:
-    """All gradients have one factor, and a rank's own part has the norm that the whole should have."""
+    """Clipped more often than the reference; or all have one factor, where the reference's norm is always the limit."""
 
     name = "wrong-norm"
 
@@ -208,6 +240,8 @@ class OwnNorm:
             return None
         if len(pairs) < len(facts.gradients) or factor(facts.layout, pairs[0].factor, 1e-4):
             return None
+        if len(facts.norms) < 2 or not all(math.isclose(one, wanted, rel_tol=1e-6) for one in facts.norms):
+            return None  # nothing says that the reference is clipped
         return (
             f"all gradients are {pairs[0].factor:.4g} times the reference's, and their norm is {found:.4g} where the "
             f"reference's is {wanted:.4g}: clipped by another norm"

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from pardemo.prove.causes import outputs
 from pardemo.prove.causes.factors import factor
@@ -11,11 +13,14 @@ from pardemo.prove.record.facts import Step
 from pardemo.prove.runner import Run
 from pardemo.world.errors import ranks_text
 
+if TYPE_CHECKING:  # which imports this
+    from pardemo.prove.compare import Reference
+
 #: Optimizers whose step does not change when all gradients are multiplied by a number.
 SCALE_FREE = ("Adam", "Adagrad", "Adamax", "NAdam", "RAdam", "Lion", "LAMB", "RMSprop", "Muon", "Adafactor")
 
 
-def findings(facts: Facts, reference, other: Run) -> list[Finding]:
+def findings(facts: Facts, reference: "Reference", other: Run) -> list[Finding]:
     """Outputs that part, or gradients that are wrong, with their causes."""
     ours = [record.steps[facts.step] for record in other.records]
     truth = reference.run.records[0].steps[facts.step]
@@ -28,16 +33,40 @@ def findings(facts: Facts, reference, other: Run) -> list[Finding]:
         made.append(_finding(facts, missing, "no-gradient", "no gradient arrives, and they stay as they are"))
     wrong = [pair for pair in wrong if pair.name not in {one.name for one in missing}]
     for cause in BY_PARAMETER:
-        some = [pair for pair in wrong if cause.explains([pair], facts, ours, truth)]
-        if some:
-            why = cause.explains(some, facts, ours, truth) or cause.explains(some[:1], facts, ours, truth) or ""
+        alone = {pair.name: cause.explains([pair], facts, ours, truth) for pair in wrong}
+        some = [pair for pair in wrong if alone[pair.name]]
+        if some and (why := cause.explains(some, facts, ours, truth)):
             made.append(_finding(facts, some, cause.name, why))
-            wrong = [pair for pair in wrong if pair not in some]
+        elif some:  # each for itself, and not all alike
+            made += [
+                _finding(facts, [pair for pair in some if alone[pair.name] == why], cause.name, why)
+                for why in dict.fromkeys(alone[pair.name] or "" for pair in some)
+            ]
+        wrong = [pair for pair in wrong if not alone[pair.name]]
     made += _multiples(facts, wrong, ours, truth)
-    return made
+    return [_followed(facts, one, made) for one in made]
 
 
-def _wrong(facts: Facts, reference) -> list[Pair]:
+def _followed(facts: Facts, finding: Finding, others: Sequence[Finding]) -> Finding:
+    """A finding that nobody can explain, as what may follow of one that a backward pass comes to before all of it."""
+    if finding.cause or not finding.parameters:
+        return finding
+    last = facts.place(facts.first(finding.parameters))
+    apart = _apart(facts, finding)
+    for one in others:
+        if one.cause and one.what == "gradients" and last < facts.place(one.module) and _apart(facts, one) == apart:
+            why = f"they lie before {one.module}, where gradients are wrong already: mend that first, this may follow"
+            return replace(finding, cause="follows", why=why)
+    return finding
+
+
+def _apart(facts: Facts, finding: Finding) -> set[int]:
+    """Ranks that have different gradients of these parameters."""
+    pairs = [facts.gradients[name] for name in finding.parameters if name in facts.gradients]
+    return {rank for pair in pairs for _, versions in pair.apart for rank in versions}
+
+
+def _wrong(facts: Facts, reference: "Reference") -> list[Pair]:
     """Parameters whose gradient is not the reference's, unless what the optimizer made of it is."""
     free = reference.run.records[0].optimizer.startswith(SCALE_FREE) or not reference.run.records[0].optimizer
     wrong = []
@@ -161,7 +190,7 @@ def _update(facts: Facts, pairs: Sequence[Pair], cause: str, why: str) -> Findin
     )  # fmt: skip
 
 
-def printed(facts: Facts, reference, other: Run) -> list[Finding]:
+def printed(facts: Facts, reference: "Reference", other: Run) -> list[Finding]:
     """A printed loss that is a number of the layout times what it should be, where what is differentiated is right."""
     truth = reference.run.records[0].steps[facts.step]
     wanted = sum(truth.losses)
