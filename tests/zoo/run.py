@@ -1,8 +1,9 @@
 """Runs the zoo's cases, broken and mended, under ``pardemo prove``: which are found, where, and by which cause.
 
-    python tests/zoo/run.py [FAMILY or NAME …] [--write] [--verbose]
+    python tests/zoo/run.py [FAMILY or NAME …] [--write] [--docs] [--verbose]
 
-``--write`` puts the outcome of all cases into ``outputs/reference/zoo.json``.
+``--write`` puts the outcome of all cases into ``outputs/reference/zoo.json``, and makes docs/silent-bugs.md's tables of
+it; ``--docs`` makes them of what that file has, and runs nothing.
 """
 
 import argparse
@@ -10,15 +11,54 @@ import contextlib
 import io
 import json
 import os
+import re
 import sys
 import time
 import tomllib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-ZOO = Path(__file__).parent
+ZOO = Path(__file__).resolve().parent
+RESULT = ZOO.parent.parent / "outputs" / "reference" / "zoo.json"
+PAGE = ZOO.parent.parent / "docs" / "silent-bugs.md"
+PLACE = re.compile(r"(<!-- (count|families): [^>]*-->\n).*?(<!-- end of \2 -->)", re.DOTALL)
 #: Families whose cases hang: they are told by the log of collectives, and tested in tests/test_hangs.py.
 OTHERS = {"hangs"}
+#: The others, in the order of the page, each with its heading there and what its bugs have in common.
+FAMILIES = {
+    "sums": ("Sums over ranks", "Gradients that no all-reduce adds up, or that one adds up over the wrong ranks."),
+    "normalisation": ("What the loss is divided by", "The loss of a step is divided by a wrong number, or not at all."),
+    "losses": ("Losses computed in parts", "A loss over a cut vocabulary or sequence, or one beside the main one."),
+    "clipping": ("Clipping", "Gradients are right, and they are clipped by a wrong norm or at a wrong time."),
+    "randomness": ("Random numbers", "Ranks draw alike what has to differ, or draw differently what has to be alike."),
+    "data": ("Data", "Ranks train on samples that they should not have. No module is wrong in these."),
+    "positions": ("Positions and masks", "The sequence is cut over ranks, and tokens do not know where they are."),
+    "state": ("What is kept from step to step", "Optimizer states, buffers, gradients of earlier steps, schedules."),
+    "pipelines": ("Pipelines", "The last stage has the loss, and the others have only what comes back of it."),
+    "precision": ("Precision", "Numbers are kept or sent in fewer bits, or in two places that do not agree."),
+    "recomputation": ("Recomputation", "What the backward pass computes again is not what was computed first."),
+}
+#: What threads call a repository by, where they leave its owner out.
+REPOSITORIES = {
+    "Accelerate": "huggingface/accelerate", "accelerate": "huggingface/accelerate", "AReaL": "inclusionAI/AReaL",
+    "ColossalAI": "hpcaitech/ColossalAI",
+    "datasets": "huggingface/datasets", "DeepSpeed": "deepspeedai/DeepSpeed", "deit": "facebookresearch/deit",
+    "detr": "facebookresearch/detr", "diffusers": "huggingface/diffusers", "fairseq": "facebookresearch/fairseq",
+    "Fast-LLM": "ServiceNow/Fast-LLM", "gpt-neox": "EleutherAI/gpt-neox", "guided-diffusion": "openai/guided-diffusion",
+    "InternLM": "InternLM/InternLM", "keras": "keras-team/keras", "Lightning": "Lightning-AI/pytorch-lightning",
+    "lingua": "facebookresearch/lingua", "LlamaFactory": "hiyouga/LlamaFactory", "mbridge": "ISEEKYAN/mbridge",
+    "megablocks": "databricks/megablocks", "Megatron-Bridge": "NVIDIA-NeMo/Megatron-Bridge",
+    "Megatron-LM": "NVIDIA/Megatron-LM", "ms-swift": "modelscope/ms-swift", "NeMo Automodel": "NVIDIA-NeMo/Automodel",
+    "NVIDIA-NeMo RL": "NVIDIA-NeMo/RL", "OLMo-core": "allenai/OLMo-core", "openspeech": "openspeech-team/openspeech",
+    "PaddleNLP": "PaddlePaddle/PaddleNLP", "Pai-Megatron-Patch": "alibaba/Pai-Megatron-Patch",
+    "prime-rl": "PrimeIntellect-ai/prime-rl", "pytorch": "pytorch/pytorch", "rbyte": "yaak-ai/rbyte",
+    "ring-flash-attention": "zhuzilin/ring-flash-attention", "SkyRL": "NovaSky-AI/SkyRL", "slapo": "awslabs/slapo",
+    "starVLA": "starVLA/starVLA", "text-generation-inference": "huggingface/text-generation-inference",
+    "torchforge": "meta-pytorch/torchforge", "torchtitan": "pytorch/torchtitan", "torchtune": "meta-pytorch/torchtune",
+    "TransformerEngine": "NVIDIA/TransformerEngine", "transformers": "huggingface/transformers",
+    "trl": "huggingface/trl", "tt-metal": "tenstorrent/tt-metal", "verl": "verl-project/verl",
+    "verl-SpeCo": "verl-project/verl-SpeCo",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -116,13 +156,99 @@ def outcome(case: Case) -> Outcome:
     )  # fmt: skip
 
 
+def page(kept: list[dict], text: str) -> str:
+    """The page's text with its counts and tables made of what was kept of all cases."""
+    made = {"count": counted(kept), "families": "\n".join(family(name, kept) for name in FAMILIES)}
+    return PLACE.sub(lambda place: place[1] + made[place[2]] + place[3], text)
+
+
+def counted(kept: list[dict]) -> str:
+    """How many were found, in sentences, and those of which something was missed."""
+    of, longest, minutes = len(kept), max(one["seconds"] for one in kept), sum(one["seconds"] for one in kept) / 60
+    found, module, cause, alarm = (
+        sum(one[key] for one in kept) for key in ("found", "module_right", "cause_right", "false_alarm")
+    )
+    lines = [
+        f"**{of} bugs: {found} found, {module} at the right module, {cause} with the right cause.** False alarms on "
+        f"the {of} mended scripts: {alarm}. Broken and mended together, a bug took {longest:.0f} s at most on two "
+        f"cores, and all of them {minutes:.0f} minutes."
+    ]
+    wanted = {(case.family, case.name): case for case in cases()}
+    for one in kept:
+        if not (one["found"] and one["module_right"] and one["cause_right"]):
+            case = wanted[one["family"], one["name"]]
+            lines.append(
+                f"\n- Missed in part: {one['what']} (`{one['name']}`). It should say `{case.cause}`"
+                f"{f' at `{case.module}`' if case.module else ''}, and says {verdict(one)}"
+            )
+    if len(lines) > 1:
+        lines.append(
+            "\nWhere a part of the gradient is wrong, and it is no multiple of what it should be, nothing in one "
+            "layout tells that part from the rest."
+        )
+    return "\n".join(lines) + "\n"
+
+
+def family(name: str, kept: list[dict]) -> str:
+    """A family's heading, and a row for each of its bugs."""
+    heading, common = FAMILIES[name]
+    lines = [f"## {heading}", "", common, "", "| the bug | where it shows | `pardemo prove` says |", "|---|---|---|"]
+    for one in kept:
+        if one["family"] == name:
+            script = f"[script](../tests/zoo/{name}/{one['name']}.py)"
+            first, *words = one["what"].split(" ")
+            what = " ".join([first if "_" in first else first[0].upper() + first[1:], *words])
+            bug = f"{what}: {linked(one['thread'])} ({script})"
+            shows = f"{one['layout']}, step {one['step']}" if one["found"] else "–"
+            cells = [bug, shows, verdict(one)]
+            lines.append(f"| {' | '.join(cell.replace('|', ',') for cell in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def verdict(one: dict) -> str:
+    """What was said of a broken script: cause, factor, first module, and the sentence."""
+    if not one["found"]:
+        return "nothing"
+    head = f"`{one['cause']}`" if one["cause"] else "no cause"
+    factor, rest = one["factor"], one["rest"] or 0.0
+    if factor is not None and rest < 1e-3 and abs(factor - 1) > 1e-6 and one["said"][0] not in "×÷":
+        head += f", × {factor:.4g}"  # else it is no multiple, or the sentence begins with it
+    if one["module"]:
+        head += f", first at `{one['module']}`"
+    return f"{head}: {one['said'].rstrip('.')}."
+
+
+def linked(thread: str) -> str:
+    """A case's threads, those linked that say a repository and a number."""
+    made, last = [], ""
+    for part in re.split(r",\s*|\s+and\s+", thread):
+        found = re.fullmatch(r"(?:(.+?)(?:\s+|#))?(\d+|\d{4}\.\d{5})", part)
+        if not found:
+            made.append(part)
+            continue
+        last = found[1] or last
+        repository = last if "/" in last else REPOSITORIES.get(last, "")
+        address = f"https://github.com/{repository}/issues/{found[2]}" if repository else ""
+        if last == "arXiv":
+            address = f"https://arxiv.org/abs/{found[2]}"
+        said = f"{last} {found[2]}"
+        made.append(f"[{said}]({address})" if address else said)
+    return ", ".join(made)
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument("--docs", action="store_true")
     parser.add_argument("--verbose", action="store_true")
     asked = parser.parse_args()
+    if (asked.write or asked.docs) and asked.names:
+        raise SystemExit("--write and --docs are of all cases")
+    if asked.docs and not asked.write:
+        write_page()
+        return
     chosen = [case for case in cases() if not asked.names or {case.family, case.name} & set(asked.names)]
     outcomes = []
     for case in chosen:
@@ -143,11 +269,14 @@ def main() -> None:
     ]
     print(f"{len(outcomes)} cases: {count[0]} found, {count[1]} at the right module, {count[2]} with the cause, "
           f"{count[3]} false alarms")  # fmt: skip
-    if asked.write and asked.names:
-        raise SystemExit("--write is of all cases")
     if asked.write:
-        target = ZOO.parent.parent / "outputs" / "reference" / "zoo.json"
-        target.write_text(json.dumps([asdict(one) for one in outcomes], indent=1, ensure_ascii=False) + "\n")
+        RESULT.write_text(json.dumps([asdict(one) for one in outcomes], indent=1, ensure_ascii=False) + "\n")
+        write_page()
+
+
+def write_page() -> None:
+    """Makes the page's tables anew of what is kept."""
+    PAGE.write_text(page(json.loads(RESULT.read_text()), PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

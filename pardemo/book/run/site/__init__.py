@@ -20,9 +20,9 @@ MARK = ".pardemo-site"  # a folder that has it was made here and may be replaced
 FIRST = "index.html"
 #: Documents in the order of the list at the side.
 DOCUMENTS = (
-    "light-core", "commands", "measure", "published-scripts", "broken-releases", "found", "testing", "in-your-code",
-    "planner", "fine-tune", "measured", "glossary", "troubleshooting", "cloud", "architecture", "adding-a-chapter",
-    "security",
+    "light-core", "commands", "measure", "published-scripts", "prove", "silent-bugs", "broken-releases", "found",
+    "testing", "in-your-code", "planner", "fine-tune", "measured", "glossary", "troubleshooting", "cloud",
+    "architecture", "adding-a-chapter", "security",
 )  # fmt: skip
 
 

@@ -1,0 +1,130 @@
+"""docs/prove.md says what is so: its examples print what it shows, and each cause has a row there."""
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from pardemo import project
+from pardemo.prove import compare, large, runner
+from pardemo.prove.layouts import SIZES
+from pardemo.prove.record import recorder, sketch
+
+ROOT = project.PACKAGE.parent
+PROVE = project.PACKAGE / "prove"
+PAGE = (ROOT / "docs" / "prove.md").read_text(encoding="utf-8")
+#: Modules that make findings.
+MAKERS = [*(PROVE / "causes").glob("*.py"), *PROVE.glob("*.py")]
+#: What Multiple is called among classes; its findings have the names of what the multiple is.
+NO_CAUSE = {"multiple"}
+
+
+def rows(mark: str) -> list[list[str]]:
+    """The cells of a table's rows, by the comment before it."""
+    table = PAGE[PAGE.index(f"<!-- {mark}:") : PAGE.index(f"<!-- end of {mark} -->")]
+    lines = [line for line in table.splitlines() if line.startswith("|")][2:]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def fenced(mark: str) -> list[str]:
+    """The two fenced blocks behind a comment: what is run, and what it prints."""
+    return re.findall(r"```\w+\n(.*?)```", PAGE[PAGE.index(f"<!-- {mark}:") :], flags=re.S)[:2]
+
+
+def texts(node: ast.expr | None) -> Iterator[str]:
+    """Texts that an expression may be: itself, the arms of a choice, the parts of a tuple."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    for part in [node.body, node.orelse] if isinstance(node, ast.IfExp) else getattr(node, "elts", []):
+        yield from texts(part)
+
+
+def named_by(node: ast.AST) -> Iterator[str]:
+    """Texts that stand where a cause's name does: a class's ``name``, an argument of a finding's, what is returned."""
+    if isinstance(node, ast.ClassDef):
+        for line in node.body:
+            if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == "name":
+                yield from texts(line.value)
+    elif isinstance(node, ast.Call):
+        place = {"Finding": 3, "_finding": 2, "_update": 2}.get(ast.unparse(node.func))
+        yield from texts(node.args[place]) if place is not None and len(node.args) > place else ()
+        for keyword in node.keywords:
+            yield from texts(keyword.value) if keyword.arg == "cause" else ()
+    elif isinstance(node, ast.Return) or (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "cause"):
+        yield from texts(node.value)
+
+
+def causes() -> set[str]:
+    """The names of all causes that the code can tell."""
+    found = {
+        name
+        for path in MAKERS
+        if "causes" in path.parts or "Finding(" in path.read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for name in named_by(node)
+    }
+    return {name for name in found if re.fullmatch(r"[a-z]+(-[a-z]+)*", name)} - NO_CAUSE
+
+
+def test_each_cause_has_a_row_and_each_row_a_cause():
+    listed = [row[0].strip("`") for row in rows("causes")]
+    assert len(listed) == len(set(listed))
+    assert set(listed) == causes()
+    assert all(len(row) == 3 and all(row) for row in rows("causes"))
+
+
+def test_the_example_prints_what_the_page_shows():
+    command, printed = fenced("example")
+    words = shlex.split(command.replace("\\\n", " "))
+    assert words[0] == "pardemo"
+    run = subprocess.run(
+        [sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.returncode == 1, run.stderr[-2000:]
+    assert run.stdout == printed
+    losses = re.findall(r"`(\d\.\d{4})`", PAGE[PAGE.index("<!-- example:") : PAGE.index("## What is compared")])
+    told = [f"step {step} loss {loss}" for step, loss in zip((0, 1, 1, 1), losses, strict=True)]
+    assert [line.partition("] ")[2] for line in run.stderr.splitlines() if "step 0" in line] == [told[0]] * 4
+    assert {line.partition("] ")[2] for line in run.stderr.splitlines() if "step 1" in line} == set(told[1:])
+
+
+def test_the_engine_prints_what_the_page_shows(tmp_path):
+    code, printed = fenced("engine")
+    (tmp_path / "engine.py").write_text(code, encoding="utf-8")
+    run = subprocess.run(
+        [sys.executable, "engine.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    assert run.stdout == printed
+
+
+def test_messages_are_the_commands_own():
+    said = "".join(re.sub(r'"\s*\n\s*f?"', "", path.read_text(encoding="utf-8")) for path in PROVE.rglob("*.py"))
+    said = re.sub(r"\{[^{}]*\}", "…", said)
+    quoted = [text for row in rows("messages") for text in re.findall(r"`([^`]+)`", row[0])]
+    assert len(quoted) > 8
+    for text in quoted:
+        for part in text.split("…"):
+            assert part.strip() in said, text
+
+
+def test_numbers_are_the_codes():
+    table = PAGE[PAGE.index("| type | tolerated |") :].partition("\n\n")[0]
+    listed = dict(re.findall(r"^\| (\w+\d+).*?\| (\S+) \|$", table, flags=re.M))
+    assert {name: float(value) for name, value in listed.items()} == compare.TOLERANCES
+    assert f"Above {runner.SKETCHED // 1_000_000} million parameters" in PAGE
+    assert f"up to {large.IN_FULL // 1_000_000} million numbers" in PAGE
+    assert f"each block of {sketch.BLOCK} × {sketch.BLOCK}" in PAGE
+    assert f"up to {recorder.LARGEST_BUFFER:,} numbers" in PAGE
+    assert f"`--timeout` ({runner.Options().timeout_s:g} s)" in PAGE
+    assert all(f"`{size}`" in PAGE for size in SIZES)
+
+
+def test_options_are_the_commands():
+    run = subprocess.run(
+        [sys.executable, "-m", "pardemo", "prove", "--help"], capture_output=True, text=True, check=True, timeout=60
+    )
+    there = set(re.findall(r"--[a-z]+", run.stdout)) - {"--help", "--batch"}
+    assert all(option in PAGE for option in there)

@@ -1,0 +1,107 @@
+"""The zoo is whole, its page says what was measured, and a few of its bugs are found, broken, and not found, mended."""
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ZOO = Path(__file__).resolve().parent / "zoo"
+SPEC = importlib.util.spec_from_file_location("zoo_run", ZOO / "run.py")
+run = sys.modules["zoo_run"] = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(run)
+CASES = {case.name: case for case in run.cases()}
+KEPT = json.loads(run.RESULT.read_text(encoding="utf-8"))
+#: Scripts that are no case: what cases share, and the runner's own.
+SHARED = {"common", "run"}
+#: Of different families, and quick. The whole zoo takes minutes: tests/zoo/run.py.
+QUICK = (
+    "ddp_bypassed", "mean_of_micro_batch_means", "last_stage_not_divided", "tied_weight_counted_twice",
+    "one_mask_for_all_replicas",
+)  # fmt: skip
+
+
+def test_each_case_is_a_script_and_each_script_a_case():
+    families = {path.parent.name for path in ZOO.glob("*/cases.toml")} - run.OTHERS
+    scripts = {(path.parent.name, path.stem) for path in ZOO.glob("*/*.py")}
+    expected = {(family, name) for family, name in scripts if family in families and name not in SHARED}
+    assert {(case.family, case.name) for case in CASES.values()} == expected
+    assert len(CASES) == len(run.cases()), "a name is that of one case"
+    assert set(run.FAMILIES) == families, "the page has a heading for each"
+    assert len(CASES) >= 40
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_says_what_and_where_it_happened(name):
+    case = CASES[name]
+    text = case.script.read_text(encoding="utf-8")
+    assert case.thread
+    assert case.what
+    for number in re.findall(r"\d{3,}", case.thread):
+        assert number in text, f"the script names its thread, {number}"
+    assert "--mended" in text or "arguments(" in text
+    first, *others = case.layouts
+    assert others, "a proof needs two layouts"
+    fields = {layout: {word.partition("=")[0] for word in layout.split()} for layout in case.layouts}
+    assert all("ranks" in fields[layout] for layout in case.layouts)
+    assert all(fields[layout] == fields[first] for layout in others)
+
+
+def test_what_was_measured_is_of_these_cases():
+    assert [(row["family"], row["name"]) for row in KEPT] == [(case.family, case.name) for case in run.cases()]
+    for row in KEPT:
+        case = CASES[row["name"]]
+        assert (row["thread"], row["what"]) == (case.thread, case.what)
+        assert row["cause_right"] <= (row["cause"] == case.cause)
+        assert row["found"] == bool(row["layout"])
+        assert row["layout"] in ("", *case.layouts[1:])
+
+
+def test_the_page_is_made_of_what_was_measured():
+    text = run.PAGE.read_text(encoding="utf-8")
+    assert text == run.page(KEPT, text), "make it anew: python tests/zoo/run.py --docs"
+    assert [place[2] for place in run.PLACE.finditer(text)] == ["count", "families"]
+    assert text.count("](../tests/zoo/") == len(KEPT), "a row for each case"
+
+
+def test_what_is_missed_is_told():
+    row = dict(KEPT[0], module_right=True, cause_right=False, cause="loss", module="head", factor=None, said="a, b")
+    said = run.counted([row, dict(KEPT[1], false_alarm=True)])
+    assert (
+        "**2 bugs: 2 found, 2 at the right module, 1 with the right cause.** False alarms on the 2 mended scripts: 1."
+        in said
+    )
+    assert (
+        f"(`{row['name']}`). It should say `{CASES[row['name']].cause}`, and says `loss`, first at `head`: a, b."
+        in said
+    )
+    assert "Missed" not in run.counted([dict(row, cause_right=True)])
+    assert run.verdict(dict(row, found=False)) == "nothing"
+    assert run.verdict(dict(row, factor=4.0, rest=1e-9)) == "`loss`, × 4, first at `head`: a, b."
+    assert run.verdict(dict(row, factor=0.4, rest=0.3)) == "`loss`, first at `head`: a, b."
+
+
+@pytest.mark.parametrize(
+    ("thread", "said"),
+    [
+        ("pytorch 1, 22 and 3", [("pytorch 1", "pytorch/pytorch/issues/1"), ("pytorch 22", "pytorch/pytorch/issues/22"),
+                                 ("pytorch 3", "pytorch/pytorch/issues/3")]),
+        ("a/b#12, c/d 3", [("a/b 12", "a/b/issues/12"), ("c/d 3", "c/d/issues/3")]),
+        ("arXiv 1909.08053", [("arXiv 1909.08053", "1909.08053")]),
+        ("a paper of its own, Nobody 3", []),
+    ],
+)  # fmt: skip
+def test_threads_are_linked(thread, said):
+    made = run.linked(thread)
+    assert [
+        (text, where) for text, where in re.findall(r"\[(.*?)\]\(https://(?:github\.com|arxiv\.org/abs)/(.*?)\)", made)
+    ] == said
+    assert said or made == thread
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_broken_it_is_found_and_mended_it_is_not(name):
+    made = run.outcome(CASES[name])
+    assert (made.found, made.module_right, made.cause_right, made.false_alarm) == (True, True, True, False), made
