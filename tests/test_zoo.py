@@ -74,13 +74,13 @@ def test_what_is_missed_is_told():
         in said
     )
     assert (
-        f"(`{row['name']}`). It should say `{CASES[row['name']].cause}`, and says `loss`, first at `head`: a, b."
+        f"(`{row['name']}`). It should say **{CASES[row['name']].cause}**, and says **loss**, first at `head`: a, b."
         in said
     )
     assert "Missed" not in run.counted([dict(row, cause_right=True)])
     assert run.verdict(dict(row, found=False)) == "nothing"
-    assert run.verdict(dict(row, factor=4.0, rest=1e-9)) == "`loss`, × 4, first at `head`: a, b."
-    assert run.verdict(dict(row, factor=0.4, rest=0.3)) == "`loss`, first at `head`: a, b."
+    assert run.verdict(dict(row, factor=4.0, rest=1e-9)) == "**loss**, × 4, first at `head`: a, b."
+    assert run.verdict(dict(row, factor=0.4, rest=0.3)) == "**loss**, first at `head`: a, b."
 
 
 @pytest.mark.parametrize(

@@ -170,15 +170,15 @@ def counted(kept: list[dict]) -> str:
     )
     lines = [
         f"**{of} bugs: {found} found, {module} at the right module, {cause} with the right cause.** False alarms on "
-        f"the {of} mended scripts: {alarm}. Broken and mended together, a bug took {longest:.0f} s at most on two "
-        f"cores, and all of them {minutes:.0f} minutes."
+        f"the {of} mended scripts: {alarm}. Broken and mended together, a bug took at most {longest:.0f} seconds on "
+        f"two cores, and all of them {minutes:.0f} minutes."
     ]
     wanted = {(case.family, case.name): case for case in cases()}
     for one in kept:
         if not (one["found"] and one["module_right"] and one["cause_right"]):
             case = wanted[one["family"], one["name"]]
             lines.append(
-                f"\n- Missed in part: {one['what']} (`{one['name']}`). It should say `{case.cause}`"
+                f"\n- Missed in part: {one['what']} (`{one['name']}`). It should say **{case.cause}**"
                 f"{f' at `{case.module}`' if case.module else ''}, and says {verdict(one)}"
             )
     if len(lines) > 1:
@@ -192,15 +192,15 @@ def counted(kept: list[dict]) -> str:
 def family(name: str, kept: list[dict]) -> str:
     """A family's heading, and a row for each of its bugs."""
     heading, common = FAMILIES[name]
-    lines = [f"## {heading}", "", common, "", "| the bug | where it shows | `pardemo prove` says |", "|---|---|---|"]
+    lines = [f"## {heading}", "", common, "", "| the bug | `pardemo prove` says |", "|---|---|"]
     for one in kept:
         if one["family"] == name:
             script = f"[script](../tests/zoo/{name}/{one['name']}.py)"
             first, *words = one["what"].split(" ")
             what = " ".join([first if "_" in first else first[0].upper() + first[1:], *words])
             bug = f"{what}: {linked(one['thread'])} ({script})"
-            shows = f"{one['layout']}, step {one['step']}" if one["found"] else "–"
-            cells = [bug, shows, verdict(one)]
+            where = f" *{one['layout']}, step {one['step']}*" if one["found"] else ""
+            cells = [bug, verdict(one) + where]
             lines.append(f"| {' | '.join(cell.replace('|', ',') for cell in cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -209,7 +209,7 @@ def verdict(one: dict) -> str:
     """What was said of a broken script: cause, factor, first module, and the sentence."""
     if not one["found"]:
         return "nothing"
-    head = f"`{one['cause']}`" if one["cause"] else "no cause"
+    head = f"**{one['cause']}**" if one["cause"] else "no cause"
     factor, rest = one["factor"], one["rest"] or 0.0
     if factor is not None and rest < 1e-3 and abs(factor - 1) > 1e-6 and one["said"][0] not in "×÷":
         head += f", × {factor:.4g}"  # else it is no multiple, or the sentence begins with it
