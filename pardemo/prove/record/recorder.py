@@ -143,6 +143,7 @@ class Recorder(Outputs):
 
             def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
                 boundary = self.is_gradient_accumulation_boundary()
+                rates = [float(rate) for rate in self.get_lr()]  # its step also steps the scheduler
                 if boundary:
                     recorder._note_parameters("before")
                     recorder._summed = True
@@ -152,16 +153,16 @@ class Recorder(Outputs):
                 finally:
                     recorder._in_engine = False
                 if boundary:
-                    recorder._engine_stepped(self)
+                    recorder._engine_stepped(self, rates)
                 return made
 
             self._changes.enter_context(compat.replaced(engine, "step", recorded))
 
-    def _engine_stepped(self, engine: Any) -> None:
+    def _engine_stepped(self, engine: Any, rates: list[float]) -> None:
         norm, limit = engine.get_global_grad_norm(), engine.gradient_clipping()
         if norm is not None and limit:
             self.now.clips.append(Clip(float(norm), float(limit), ""))
-        self.now.learning_rates = [float(rate) for rate in engine.get_lr()]
+        self.now.learning_rates = rates
         self._finish()
 
     def _before_zero(self) -> None:

@@ -1,0 +1,46 @@
+"""Right layouts, drawn at random over engines and frameworks, are not accused; one that is made wrong is."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+RIGHT = Path(__file__).resolve().parent / "zoo" / "right"
+SPEC = importlib.util.spec_from_file_location("right_run", RIGHT / "run.py")
+run = sys.modules["right_run"] = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(run)
+
+
+@pytest.fixture(autouse=True)
+def scripts_of_the_folder(monkeypatch):
+    monkeypatch.syspath_prepend(str(RIGHT))
+    monkeypatch.chdir(RIGHT.parents[2])
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_random_right_layouts_are_not_accused(number):
+    import drawing
+
+    # not our tensor-parallel layers: they fuse q, k and v, which this reference has apart
+    engines = [name for name in drawing.ENGINES if name != "tensor_parallel"]
+    made = run.proven(*run.drawn(31, number, engines))
+    assert len(made.layouts) == 1 + run.PER_PROOF
+    assert made.equal, str(made)
+    assert not [note for note in made.notes if "could not be compared" in note]
+
+
+#: A model of DeepSpeed's in fp32 with a warm-up, and its layout.
+MODEL = {"seed": 3, "kind": "rows", "schedule": 1, "clip": 0.5}
+LAYOUT = {"ranks": 2, "engine": "deepspeed1", "accumulate": 3}
+
+
+def test_deepspeed_steps_the_scheduler_itself():
+    made = run.proven(MODEL, [LAYOUT], False)
+    assert made.equal, str(made)
+
+
+def test_a_layout_with_another_limit_is_accused():
+    made = run.proven(MODEL, [{**LAYOUT, "clip": 0.25}], False)
+    assert not made.equal
+    assert not made.failed
