@@ -119,11 +119,10 @@ def _told(finding: Finding, keys: Sequence[str], times: bool, some: Sequence[tup
     numbers = " and ".join(str(layout.sizes[keys[0]]) for layout, _ in some)
     loss = all(_right(one) for _, one in some)
     same = "the reference's" if loss else "off in the same way"
-    how = f"is in it {named} times" if times else f"is divided by {named}"
+    how = f"is {'multiplied' if times else 'divided'} by {named}"
     why = (
         f"a part of the gradient, as of an auxiliary loss, {how}: what is wrong in layouts of {numbers} is the same "
-        f"tensor, and changes as that number does; the loss that is differentiated is "
-        f"{same}"
+        f"tensor, and changes as that number does; the loss that is differentiated is {same}"
     )
     cause = ("counted-per-rank" if loss else "sum-for-mean") if times else "mean-for-sum"
     return replace(finding, cause=cause, why=why)

@@ -58,8 +58,8 @@ class LossItself:
         last = max(facts.gradients, key=lambda name: facts.place(name.rpartition(".")[0]), default="")
         if last in {pair.name for pair in pairs} and math.isfinite(sum(truth.losses)):
             return (
-                "the outputs and the loss are right, and gradients are wrong from the last module on: the fault is in "
-                "the loss's backward pass"
+                "the outputs and the loss are right, and gradients are wrong from the last module on: by the loss's "
+                "backward pass, or by what is done to all gradients before the step"
             )
         return None
 

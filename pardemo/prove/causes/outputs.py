@@ -31,14 +31,29 @@ def _cause(facts: Facts, first: Parted, all_ranks: list[Parted]) -> tuple[str, s
     constant = _constant(first.difference)
     if constant and first.difference.abs().max() > 0:
         key = next((key for key in ("tp", "ep", "ranks") if key in facts.layout.sizes), "ranks")
-        return "counted-per-rank", (
-            f"the same is added everywhere, as a bias that each of the {words(key)} adds before the sum"
-        )
+        group = f"{facts.layout.sizes.get(key, facts.layout.ranks)} ranks ({words(key)})"
+        return "counted-per-rank", f"the same is added everywhere, as a bias that each of {group} adds before the sum"
     if _turned(first):
         return "positions", "it turns vectors by another angle: their lengths are right, as of rotated positions"
-    if {"cp", "sp"} & facts.layout.sizes.keys():
-        return "mask", "tokens see others than in the reference: the mask or the positions of a cut sequence"
+    if {"cp", "sp"} & facts.layout.sizes.keys() and _some_right(facts, all_ranks):
+        return "mask", (
+            "some tokens are right and others are not: these see others than in the reference, by the mask or by the "
+            "positions of a cut sequence"
+        )
     return "", ""
+
+
+def _some_right(facts: Facts, wrong: list[Parted]) -> bool:
+    """Whether some tokens' outputs are the reference's: a fault of the layer itself would change all of them.
+
+    They are right on a rank that is not among those where the module is wrong; each stage has it on as many ranks.
+    """
+    if len({one.rank for one in wrong}) < facts.layout.ranks // facts.layout.size("pp"):
+        return True
+    return any(
+        bool((one.difference.abs().amax(1) <= facts.tolerance * (one.reference.abs().max() or 1.0) * 10).any())
+        for one in wrong
+    )
 
 
 def _constant(difference: torch.Tensor) -> bool:

@@ -1,0 +1,318 @@
+"""Each cause by itself, on tensors made here: the wrong gradient that it is for, and near ones that it leaves alone."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pardemo.prove import causes
+from pardemo.prove.causes import gradients, losses, outputs
+from pardemo.prove.causes.across import Open
+from pardemo.prove.facts import Facts, Finding, Parted, pair
+from pardemo.prove.layouts import Layout
+from pardemo.prove.record.facts import Clip, LossCall, Step
+from pardemo.prove.whole import Part
+
+TOLERANCE = 1e-9
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def of(reference, ours, name="layers.0.weight", versions=None):
+    """A parameter's gradient beside the reference's; ``versions``: by rank, of ranks that hold it whole."""
+    apart = [(Part(name, (None,) * reference.dim()), versions)] if versions else []
+    floor = float(reference.norm()) / reference.numel() ** 0.5
+    covered = torch.ones(reference.shape, dtype=torch.bool)
+    return pair(name, reference, ours, covered, floor, TOLERANCE, apart)
+
+
+def facts(*pairs, ranks=4, step=0, **more):
+    values = {"ranks": ranks, **{key: more.pop(key) for key in list(more) if key in ("tp", "pp", "cp", "accumulate")}}
+    made = Facts(Layout(ranks, values), step, TOLERANCE, order={"layers.0": 0, "head": 1}, **more)
+    made.gradients = {one.name: one for one in pairs}
+    return made
+
+
+def says(cause, *pairs, ours=(), truth=None, **more):
+    return cause.explains(pairs, facts(*pairs, **more), list(ours) or [Step(losses=[1.0])], truth or Step(losses=[1.0]))
+
+
+G = drawn(6, 4)
+
+
+def kept_apart(parts):
+    """Each rank keeps its own part."""
+    return dict(enumerate(parts))
+
+
+# --- ranks that hold the same and have different gradients
+
+
+def test_not_summed_by_sum_and_by_mean():
+    parts = [drawn(6, 4, seed=seed) for seed in range(1, 5)]
+    versions = kept_apart(parts)
+    for reference, what in ((sum(parts), "the sum of their"), (sum(parts) / 4, "the mean of their")):
+        assert what in says(gradients.NotSummed(), of(reference, parts[0], versions=versions))
+    assert says(gradients.NotSummed(), of(drawn(6, 4, seed=9), parts[0], versions=versions)) is None
+    assert says(gradients.NotSummed(), of(sum(parts), parts[0])) is None, "all ranks have the same"
+
+
+def test_summed_over_too_few_ranks():
+    first, second = drawn(6, 4, seed=1), drawn(6, 4, seed=2)
+    versions = {0: first, 1: first, 2: second, 3: second}
+    assert "summed over too few ranks" in says(gradients.NotSummed(), of(first + second, first, versions=versions))
+
+
+def test_parameters_that_are_wrong_in_different_ways_are_not_explained_together():
+    parts = [drawn(6, 4, seed=seed) for seed in (1, 2)]
+    summed = of(sum(parts), parts[0], versions=kept_apart(parts))
+    averaged = of(sum(parts) / 2, parts[0], "head.weight", kept_apart(parts))
+    assert says(gradients.NotSummed(), summed, averaged) is None
+
+
+def test_part_of_tied():
+    parts = [drawn(6, 4, seed=seed) for seed in (1, 2)]
+    wrong = of(sum(parts), parts[0], "embed.weight", kept_apart(parts))
+    tied = {"embed.weight": ("head.weight",)}
+    names = {0: {"embed.weight": {"embed.weight"}}, 1: {"embed.weight": {"head.weight"}}}
+    assert "head.weight, too" in says(gradients.PartOfTied(), wrong, tied=tied, names=names)
+    assert says(gradients.PartOfTied(), wrong, names=names) is None, "tied to nothing"
+    alike = {rank: {"embed.weight": {"embed.weight", "head.weight"}} for rank in (0, 1)}
+    assert says(gradients.PartOfTied(), wrong, tied=tied, names=alike) is None, "both ranks have both uses"
+
+
+def test_clipped_apart():
+    parts = [drawn(6, 4, seed=seed) for seed in (1, 2)]
+    wrong = of(drawn(6, 4, seed=3), parts[0], versions=kept_apart(parts))
+    clipped = [Step(clips=[Clip(norm, 1.0, "")]) for norm in (2.0, 5.0)]
+    together = {wrong.name}
+    assert "norms from 2 to 5" in says(gradients.ClippedApart(), wrong, ours=clipped, together=together)
+    assert says(gradients.ClippedApart(), wrong, together=together) is None, "nothing is clipped"
+    assert says(gradients.ClippedApart(), wrong, ours=clipped) is None, "ranks do not come together afterwards"
+
+
+# --- a parameter by itself
+
+
+def test_no_gradient():
+    assert "zero on every rank" in says(gradients.NoGradient(), of(G, torch.zeros_like(G)))
+    assert says(gradients.NoGradient(), of(G, torch.zeros_like(G).index_put_((torch.tensor(0),), G[0]))) is None
+    assert says(gradients.NoGradient(), of(torch.zeros_like(G), torch.zeros_like(G))) is None, (
+        "it has none there either"
+    )
+
+
+def test_rows_missing():
+    ours = G.clone()
+    ours[2:4] = 0
+    assert "2 rows of layers.0.weight, 2 to 3" in says(gradients.RowsMissing(), of(G, ours))
+    ours[0] *= 2
+    assert says(gradients.RowsMissing(), of(G, ours)) is None, "another row is wrong, too"
+    assert says(gradients.RowsMissing(), of(G[0], torch.zeros(4))) is None, "a bias has no rows"
+
+
+def test_stale():
+    before, name = drawn(6, 4, seed=5), "layers.0.weight"
+    earlier = {"step": 1, "earlier": [{name: before}]}
+    assert "those of step 1" in says(gradients.Stale(), of(G, before), **earlier)
+    assert "1 times those of step 2 and 1 times those of step 1" in says(
+        gradients.Stale(), of(G, G + before), **earlier
+    )
+    assert says(gradients.Stale(), of(G, 2 * G), **earlier) is None
+    assert says(gradients.Stale(), of(G, G + drawn(6, 4, seed=6)), **earlier) is None
+    assert says(gradients.Stale(), of(G, before)) is None, "there is no earlier step"
+
+
+@pytest.mark.parametrize(
+    ("type_", "name"), [(torch.bfloat16, "bf16"), (torch.float16, "fp16"), (torch.float32, "fp32")]
+)
+def test_precision(type_, name):
+    assert f"rounded to {name}" in says(gradients.Precision(), of(G, G.to(type_).double()))
+    assert f"rounded to {name}" in says(gradients.Precision(), of(G, (3 * G).to(type_).double() / 3), ranks=3)
+
+
+def test_a_small_term_is_no_rounding():
+    assert says(gradients.Precision(), of(G, G * (1 + 1e-3 * drawn(6, 4, seed=7)))) is None
+    assert says(gradients.Precision(), of(G, (2 * G).bfloat16().double())) is None, "twice the gradient"
+
+
+# --- all gradients together
+
+
+def test_clipped_by_another_norm():
+    clipped = G / G.norm()  # the reference's norm is the limit in each step
+    own_norm = gradients.OwnNorm()
+    assert "by another norm" in says(own_norm, of(clipped, 0.7 * clipped), norms=[1.0, 1.0])
+    assert says(own_norm, of(G, 0.7 * G), norms=[float(G.norm()), 3.0]) is None, "nothing says that it is clipped"
+    assert says(own_norm, of(clipped, 0.25 * clipped), norms=[1.0, 1.0]) is None, "a quarter on four ranks"
+    three = [Step(clips=[Clip(1.0, 1.0, "")] * 3)]
+    assert "3 times in a step" in says(own_norm, of(G, drawn(6, 4, seed=8)), ours=three)
+
+
+#: What is wrong by a factor alone: the layout, the factor, what holds for the parameter, the cause's name.
+MULTIPLES = [
+    ({}, 4.0, {}, "sum-for-mean"),
+    ({}, 0.25, {}, "mean-for-sum"),
+    ({"ranks": 8, "accumulate": 3}, 3.0, {}, "accumulation-not-divided"),
+    ({"ranks": 8, "accumulate": 3}, 1 / 3, {}, "accumulation-divided-twice"),
+    ({"ranks": 2, "pp": 2, "accumulate": 3}, 3.0, {}, "stage-scale"),
+    ({"ranks": 8, "tp": 2}, 2.0, {"others": True}, "counted-per-rank"),
+]
+
+
+@pytest.mark.parametrize(("layout", "factor", "how", "name"), MULTIPLES)
+def test_multiples(layout, factor, how, name):
+    wrong = of(G, factor * G)
+    right = [of(G, G, f"head.{number}") for number in range(9)] if how.get("others") else []
+    cause, why = gradients.Multiple().cause([wrong], facts(wrong, *right, **layout))
+    assert cause == name
+    assert why.startswith("×" if factor > 1 else "÷")
+
+
+@given(factor=st.floats(0.05, 20), noise=st.floats(0.01, 1), ranks=st.integers(2, 8))
+@settings(deadline=None, max_examples=60)
+def test_a_factor_with_a_rest_is_no_multiple(factor, noise, ranks):
+    wrong = of(G, factor * G + noise * drawn(6, 4, seed=11))
+    assert gradients.Multiple().cause([wrong], facts(wrong, ranks=ranks)) is None
+
+
+@given(factor=st.floats(0.05, 20), ranks=st.integers(2, 8))
+@settings(deadline=None, max_examples=100)
+def test_a_factor_that_is_no_number_of_the_layout_has_no_name(factor, ranks):
+    wrong = of(G, factor * G)
+    named = gradients.Multiple().cause([wrong], facts(wrong, ranks=ranks))
+    numbers = (ranks, 1 / ranks, ranks**2, 1 / ranks**2)
+    assert (named is not None) == any(math.isclose(factor, number, rel_tol=1e-5) for number in numbers)
+
+
+@given(ranks=st.integers(2, 8), seed=st.integers(0, 1000), gathered=st.booleans())
+@settings(deadline=None, max_examples=60)
+def test_what_is_made_wrong_is_never_told_as_something_else(ranks, seed, gathered):
+    """Ranks that keep their parts, or the sum where the mean was meant: that cause and no other of a parameter."""
+    parts = [drawn(5, 3, seed=1000 * seed + rank) for rank in range(ranks)]
+    mean = sum(parts) / ranks
+    wrong = of(mean, sum(parts)) if gathered else of(mean, parts[0], versions=kept_apart(parts))
+    told = {one.name for one in gradients.BY_PARAMETER if says(one, wrong, ranks=ranks)}
+    assert told == (set() if gathered else {"not-summed"})
+    named = gradients.Multiple().cause([wrong], facts(wrong, ranks=ranks))
+    assert (named[0] if named else "") == ("sum-for-mean" if gathered else "")
+
+
+# --- losses
+
+
+def counted(targets, loss):
+    call = LossCall("cross_entropy", targets, 0, "mean", loss, "train.py:1", 0)
+    return Step(losses=[loss], loss_calls=[call])
+
+
+def test_mean_of_means():
+    apart = [counted(10, 1.0), counted(30, 2.0)]
+    truth = Step(losses=[(10 * 1.0 + 30 * 2.0) / 40])
+    wrong = of(G, drawn(6, 4, seed=12))
+    assert "10 to 30 targets" in says(losses.MeanOfMeans(), wrong, ours=apart, truth=truth, ranks=2)
+    assert says(losses.MeanOfMeans(), wrong, ours=apart, truth=Step(losses=[1.5]), ranks=2) is None, "their plain mean"
+    even = [counted(20, 1.0), counted(20, 2.0)]
+    assert says(losses.MeanOfMeans(), wrong, ours=even, truth=Step(losses=[1.5]), ranks=2) is None
+
+
+def test_the_loss_itself():
+    last, inner = of(G, drawn(6, 4, seed=13), "head.weight"), of(G, G)
+    wrong = losses.LossItself()
+    off = wrong.explains([last], facts(last, inner), [Step(losses=[1.7])], Step(losses=[1.0]))
+    assert "is 1.7 where the reference's is 1" in off
+    right = wrong.explains([last], facts(last, inner), [Step(losses=[1.0])], Step(losses=[1.0]))
+    assert "the loss's backward pass, or by what is done to all gradients" in right
+    before = of(G, drawn(6, 4, seed=13))
+    after = of(G, G, "head.weight")
+    assert wrong.explains([before], facts(before, after), [Step(losses=[1.0])], Step(losses=[1.0])) is None
+
+
+# --- what two layouts say together
+
+
+def left_open(name, part, share, reference=G, loss=(1.0, 1.0, 2.0)):
+    wrong = of(reference, reference + share * part)
+    found = Finding(name, 1, "gradients", "", "nobody here knows why", parameters=(wrong.name,), module="layers.0")
+    return Open(found, (wrong,), TOLERANCE, loss)
+
+
+TWO = [Layout(2, {"ranks": 2, "tp": 2}), Layout(4, {"ranks": 4, "tp": 4})]
+PART = drawn(6, 4, seed=14)
+
+
+def together(shares, **more):
+    left = {one.name: left_open(one.name, PART, share, **more) for one, share in zip(TWO, shares, strict=True)}
+    return [one.cause for one in causes.across([one.finding for one in left.values()], left, TWO)]
+
+
+def test_a_part_of_the_gradient_counted_for_each_rank():
+    assert together((1, 3)) == ["counted-per-rank"] * 2
+    assert together((-1 / 2, -3 / 4)) == ["mean-for-sum"] * 2, "divided by the ranks"
+    assert together((1, 2)) == ["", ""], "no number of ranks grows so"
+    assert together((1, 3), loss=(1.0, 1.2, 2.4)) == ["", ""], "the losses are off, and not as the gradients are"
+
+
+def test_differences_that_are_not_the_same_tensor_are_not_explained_together():
+    first, second = left_open(TWO[0].name, PART, 1), left_open(TWO[1].name, drawn(6, 4, seed=15), 3)
+    left = {TWO[0].name: first, TWO[1].name: second}
+    assert [one.cause for one in causes.across([first.finding, second.finding], left, TWO)] == ["", ""]
+
+
+def test_a_layout_in_which_that_number_is_1_has_to_be_right():
+    alone = Layout(2, {"ranks": 2, "accumulate": 2})
+    layouts = [Layout(4, {"ranks": 4, "tp": 2, "dp": 2}), Layout(4, {"ranks": 4, "tp": 4, "dp": 1}), alone]
+    left = {one.name: left_open(one.name, PART, share) for one, share in zip(layouts, (1, 3, 1), strict=True)}
+    assert all(one.cause == "" for one in causes.across([one.finding for one in left.values()], left, layouts))
+
+
+# --- outputs
+
+
+def parted(difference, reference, kind="Linear", rank=0, inputs=None):
+    rows = torch.zeros(len(difference), dtype=torch.bool)
+    return Parted(rank, "layers.0", kind, 0, True, difference, reference, inputs, rows)
+
+
+def outputs_of(*wrong, **layout):
+    return outputs.finding(facts(**layout), list(wrong)).cause
+
+
+R = drawn(8, 3, seed=16)
+ELSEWHERE = drawn(8, 3, seed=17)
+
+
+def test_outputs():
+    everywhere = torch.tensor([[0.3, -0.2, 0.1]], dtype=torch.float64).expand(8, 3)
+    assert outputs_of(parted(ELSEWHERE, R, "BatchNorm1d")) == "buffers"
+    assert outputs_of(parted(ELSEWHERE, R, "Embedding", inputs=False)) == "positions"
+    assert outputs_of(parted(ELSEWHERE, R, "Embedding", inputs=True)) == ""
+    assert outputs_of(parted(everywhere, R)) == "counted-per-rank"
+    turned = ELSEWHERE.clone()
+    turned[:, 2] = 0  # the last is of norms
+    assert outputs_of(parted(turned, R)) == "positions"
+    assert outputs_of(parted(ELSEWHERE, R)) == ""
+
+
+def test_a_mask_is_wrong_for_some_tokens_of_a_cut_sequence():
+    some = ELSEWHERE.clone()
+    some[:3] = 0
+    cut = {"ranks": 2, "cp": 2}
+    assert outputs_of(parted(some, R), parted(ELSEWHERE, R, rank=1), **cut) == "mask"
+    assert outputs_of(parted(ELSEWHERE, R), **cut) == "mask", "rank 1 is right"
+    assert outputs_of(parted(ELSEWHERE, R), parted(ELSEWHERE, R, rank=1), **cut) == "", "all tokens are wrong"
+    assert outputs_of(parted(some, R), ranks=2) == "", "no sequence is cut"
+
+
+# --- and all of them
+
+
+def test_each_class_is_tested_here():
+    text = Path(__file__).read_text(encoding="utf-8")
+    for cause in (*gradients.BY_PARAMETER, *gradients.TOGETHER, gradients.Multiple()):
+        assert f".{type(cause).__name__}()" in text
