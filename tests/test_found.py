@@ -46,7 +46,7 @@ def test_frozen_norm_is_trained():
     broken = printed("frozen_norm_is_trained", tp=2)
     assert moved(broken) > 0.001, "mended: take it off docs/found.md"
     assert moved(broken) == pytest.approx(moved(PAGE), rel=1e-3)  # fp32, and other processors add in another order
-    script = (FOUND / "frozen_norm_is_trained.py").relative_to(ROOT).as_posix()
-    proof = prove.script(f"{ROOT / script} --tp {{tp}}", ["ranks=1 tp=1", "ranks=2 tp=2"], double=True)
+    line = [str(FOUND / "frozen_norm_is_trained.py"), "--tp", "{tp}"]
+    proof = prove.script(line, ["ranks=1 tp=1", "ranks=2 tp=2"], double=True)
     assert not proof.equal
     assert [finding.parameters for finding in proof.findings] == [("0.bias", "0.weight")]

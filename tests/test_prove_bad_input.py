@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pardemo import cli
-from pardemo.prove import ProveError, layouts, prove
+from pardemo.prove import ProveError, layouts, prove, script
 from pardemo.prove.record import inputs
 
 #: A script that trains on 2 ranks as on one; what stands for ``MODEL``, ``INPUT`` and ``SETUP`` is bad.
@@ -197,6 +197,22 @@ def test_any_layout_is_read_or_refused_in_one_line(text):
 
 
 # --- scripts
+
+
+@pytest.mark.parametrize(
+    ("line", "texts", "options", "message"),
+    [
+        ('train.py "open', ["ranks=1", "ranks=2"], {}, "the script's line cannot be read, no closing quotation: train"),
+        ("train.py {batch}", ["ranks=1", "ranks=2"], {}, "{batch}, which the layout 'ranks=1' does not say"),
+        ("train.py", ["ranks=1"], {}, "a proof needs two layouts or more"),
+        ("train.py", ["ranks=1", "ranks=2"], {"steps": 0}, "steps must be at least 1, not 0"),
+        ("no_such.py", ["ranks=1", "ranks=2"], {}, "no_such.py"),
+    ],
+)
+def test_a_script_from_python(folder, line, texts, options, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        script(line, texts, **options)
+    assert "\n" not in str(caught.value)
 
 
 def test_layouts_with_other_global_batches(folder, capsys):

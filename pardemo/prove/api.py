@@ -1,7 +1,6 @@
 """Proofs from Python: of a script, or of an engine, given as a model, what makes it parallel, and global batches."""
 
 import random
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -130,7 +129,9 @@ def script(
         ValueError: a layout or the line cannot be read; one line.
         ProveError: the reference could not be run, took no step, or is not the same twice.
     """
-    words = shlex.split(line) if isinstance(line, str) else list(line)
+    words = of_layouts.words_of(line) if isinstance(line, str) else list(line)
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, not {steps}")
     options = runner.Options(steps=steps, double=double, timeout_s=timeout_s)
     return proof.scripts(of_layouts.from_texts(layouts, words), options)
 

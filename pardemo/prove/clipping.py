@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pardemo.prove.causes.factors import words
 from pardemo.prove.facts import Facts, Finding
 from pardemo.prove.record.facts import Clip
 from pardemo.prove.runner import Run
@@ -47,21 +48,15 @@ def _rate(reference: "Reference", other: Run, step: int, wanted: float, found: f
         why += f", which has {found:.6g} in step {later[0] + 1}"
     for key, size in other.layout.sizes.items():
         if wanted and math.isclose(found / wanted, size, rel_tol=1e-6):
-            why += f": × {size}, the {_words(key)}"
+            why += f": × {size}, the {words(key)}"
         elif wanted and math.isclose(found / wanted, 1 / size, rel_tol=1e-6):
-            why += f": ÷ {size}, the {_words(key)}"
+            why += f": ÷ {size}, the {words(key)}"
     steps = other.layout.values.get("accumulate")
     if not later and isinstance(steps, int) and steps > 1:
         why += f"; a scheduler that is stepped for each of {steps} micro-batches is ahead"
     return Finding(
         other.layout.name, step + 1, "learning rate", "learning-rate", why, found / wanted if wanted else None
     )
-
-
-def _words(key: str) -> str:
-    from pardemo.prove.layouts import SIZES
-
-    return SIZES.get(key, "number of ranks")
 
 
 def _norm(

@@ -82,13 +82,21 @@ def from_file(path: str) -> tuple[list[Layout], dict[str, Any]]:
             raise ValueError(f"{path}: {name} must be {'a whole number' if kind is int else 'true or false'}")
     if read.get("steps", 1) < 1:
         raise ValueError(f"{path}: steps must be a number from 1 on, not {read['steps']}")
-    try:
-        words = shlex.split(script)
-    except ValueError as error:
-        raise ValueError(f"{path}: the script's line cannot be read, {str(error).lower()}: {script}") from None
-    return filled([_layout(table, path) for table in tables], words), {
+    return filled([_layout(table, path) for table in tables], words_of(script, f"{path}: ")), {
         key: value for key, value in read.items() if key in ("steps", "double")
     }
+
+
+def words_of(line: str, where: str = "") -> list[str]:
+    """The words of a script's line, as a shell takes them.
+
+    Raises:
+        ValueError: a quotation has no end; ``where`` stands before it.
+    """
+    try:
+        return shlex.split(line)
+    except ValueError as error:
+        raise ValueError(f"{where}the script's line cannot be read, {str(error).lower()}: {line}") from None
 
 
 def from_texts(texts: Sequence[str], line: Sequence[str]) -> list[Layout]:
