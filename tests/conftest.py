@@ -4,6 +4,7 @@ import functools
 import gc
 import os
 import shutil
+import signal
 import time
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from pardemo.world import loading, nursery
 #: Torch's threads sleep while they wait for one another, here and in all that tests start. They would keep a core busy
 #: with waiting, and where another test has that core they take three times the seconds of it, for the same results.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# A shell hides Ctrl-C from what it runs in the background. Tests send it, to themselves and to what they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: What these modules import: a rank that runs a function of theirs would load it anew, and there are a thousand ranks.
 nursery.ALWAYS += (*PRELOAD, "hypothesis")

@@ -181,12 +181,15 @@ def test_a_factor_with_a_rest_is_no_multiple(factor, noise, ranks):
     assert gradients.Multiple().cause([wrong], facts(wrong, ranks=ranks)) is None
 
 
-@given(factor=st.floats(0.05, 20), ranks=st.integers(2, 8))
+_OFTEN = st.sampled_from([number**power for number in range(2, 9) for power in (-2, -1, 1, 2)])
+
+
+@given(factor=st.floats(0.05, 20) | _OFTEN, ranks=st.integers(2, 8))
 @settings(deadline=None, max_examples=100)
 def test_a_factor_that_is_no_number_of_the_layout_has_no_name(factor, ranks):
     wrong = of(G, factor * G)
     named = gradients.Multiple().cause([wrong], facts(wrong, ranks=ranks))
-    numbers = (ranks, 1 / ranks, ranks**2, 1 / ranks**2)
+    numbers = (ranks, 1 / ranks)
     assert (named is not None) == any(math.isclose(factor, number, rel_tol=1e-5) for number in numbers)
 
 

@@ -21,12 +21,14 @@ class Cell:
         number: the cell's position in the notebook.
         binds: the names that it binds, each with the import that binds it, or "".
         reads: the names that it reads before it has bound them itself.
+        changes: the names of what another cell bound and this one changes: ``name[key] = …``, ``name.of = …``.
         on_call: for each function defined here, the global names that its body reads when it is called.
     """
 
     number: int
     binds: dict[str, str] = field(default_factory=dict)
     reads: set[str] = field(default_factory=set)
+    changes: set[str] = field(default_factory=set)
     on_call: dict[str, set[str]] = field(default_factory=dict)
 
     def follow(self, statements: Iterable[ast.stmt]) -> None:
@@ -58,6 +60,13 @@ class Cell:
                 self._read({name.id})
             if isinstance(name.ctx, ast.Store):
                 self.binds[name.id] = ""
+        for target in targets:
+            if isinstance(target, (ast.Subscript, ast.Attribute)):
+                name = target.value
+                while isinstance(name, (ast.Subscript, ast.Attribute)):
+                    name = name.value
+                if isinstance(name, ast.Name) and name.id not in self.binds:
+                    self.changes.add(name.id)
         for block in ("body", "orelse", "finalbody"):
             self.follow(getattr(statement, block, []))
         for handler in getattr(statement, "handlers", []):
@@ -105,6 +114,13 @@ def unbound(cells: list[Cell]) -> dict[str, int]:
             missing.setdefault(name, cell.number)
         bound |= cell.binds.keys()
     return missing
+
+
+def changed_elsewhere(cells: list[Cell]) -> dict[str, list[int]]:
+    """Names that a cell binds and another one changes: the first run again alone loses what the second one did."""
+    binders = {name for cell in cells for name, imported in cell.binds.items() if not imported}
+    changed = sorted({name for cell in cells for name in cell.changes & binders})
+    return {name: [cell.number for cell in cells if name in cell.changes] for name in changed}
 
 
 def bound_again(cells: list[Cell]) -> dict[str, list[int]]:

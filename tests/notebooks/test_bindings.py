@@ -19,6 +19,12 @@ def test_a_name_that_a_cell_reads_is_bound_by_it_or_above_it(name):
     assert bindings.unbound(cells) == {}, "cells by their place"
 
 
+@pytest.mark.parametrize("name", project.notebooks())
+def test_what_one_cell_binds_no_other_cell_changes(name):
+    cells = bindings.cells_of(nbformat.read(project.notebooks()[name], as_version=4))
+    assert bindings.changed_elsewhere(cells) == {}, "cells by their place: make a new one of the old, `old | {…}`"
+
+
 def read(*sources):
     cells = [nbformat.v4.new_code_cell(source) for source in sources]
     return bindings.cells_of(nbformat.v4.new_notebook(cells=cells))
@@ -76,3 +82,18 @@ def test_another_binding_is_seen(sources):
 )
 def test_what_is_bound_anew_in_its_own_cell_is_free(sources):
     assert again(*sources) == {}
+
+
+@pytest.mark.parametrize(
+    ("sources", "seen"),
+    [
+        (("a = {}", "a[1] = 2"), {"a": [1]}),
+        (("a = {}", "b = 1\na[1]['c'].d = 2", "print(a)"), {"a": [1]}),
+        (("a = {}", "a[1] += 2"), {"a": [1]}),
+        (("a = {}", "a = {1: 2}\na[3] = 4"), {}),
+        (("import os", "os.environ['a'] = '1'"), {}),
+        (("a = {}", "b = a | {1: 2}"), {}),
+    ],
+)
+def test_a_change_from_another_cell_is_seen(sources, seen):
+    assert bindings.changed_elsewhere(read(*sources)) == seen
