@@ -264,6 +264,16 @@ def test_places_tell_where_calls_that_fit_part(tmp_path):
     assert [(one.rank, one.waits_for, one.since_s) for one in told.waits] == [(0, (1,), 8.0)]
 
 
+def test_a_root_that_scatters_has_more_than_the_others(tmp_path):
+    """A DTensor is cut, and both ranks raise after it: they do not part there."""
+    for rank, nbytes in ((0, 7200), (1, 3600)):
+        own = Journal(str(tmp_path / f"rank{rank}"))
+        own.begins(0, "scatter", (0, 1), 0, "0", nbytes, (nbytes // 8,), "float64", "a.py:1", "", "", 0, 0.0)
+        own.over(0, 0.5)
+        own.ends("end")
+    assert standstill.told(journal.read(tmp_path), 10.0).first is None
+
+
 def test_branches_that_call_from_lines_of_their_own_do_not_part(tmp_path):
     pair = (0, 1)
     calls = [(0, "broadcast", pair, n, n < 3, "a.py:1") for n in range(4)]

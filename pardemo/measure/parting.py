@@ -7,8 +7,9 @@ from math import prod
 
 from pardemo.measure.journal import Log, Logged
 
-#: Collectives whose tensors have as many elements on all ranks; of the others each rank may have its own.
-EVEN = ("all-reduce", "reduce-scatter", "all-gather", "broadcast", "reduce", "gather", "scatter")
+#: Collectives whose tensors have as many elements on all ranks; of the others each rank may have its own. A root that
+#: scatters or gathers has all parts, and the others have theirs.
+EVEN = ("all-reduce", "reduce-scatter", "all-gather", "broadcast", "reduce")
 
 
 @dataclass(frozen=True)
