@@ -40,6 +40,25 @@ def test_deepspeed_steps_the_scheduler_itself():
     assert made.equal, str(made)
 
 
+#: Layouts that random draws have accused, or that failed, each with what was at fault.
+ONCE = {
+    "clipped by our own function, which nobody saw": (
+        {"seed": 4, "clip": 0.05}, {"ranks": 2, "engine": "pipeline", "pp": 2, "accumulate": 2, "way": "late,1f1b"}),
+    "a pipeline's loss counts the tokens of its own step": (
+        {"seed": 9, "loss": "tokens"}, {"ranks": 2, "engine": "pipelining", "pp": 2, "accumulate": 2, "way": "1f1b"}),
+    "a tied weight has two names while it is cut": (
+        {"seed": 8, "tied": 1, "heads": 2}, {"ranks": 2, "engine": "dtensor", "tp": 2,
+                                                "way": "vocabulary"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ONCE)
+def test_what_was_accused_once_is_not_accused_again(what):
+    model, layout = ONCE[what]
+    made = run.proven(model, [layout], True)
+    assert made.equal, str(made)
+
+
 def test_a_layout_with_another_limit_is_accused():
     made = run.proven(MODEL, [{**LAYOUT, "clip": 0.25}], False)
     assert not made.equal

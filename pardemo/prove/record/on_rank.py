@@ -23,6 +23,7 @@ from pardemo.prove.record.double import double
 from pardemo.prove.record.draws import as_in_a_new_process, dropout_noted, unseeded_noted
 from pardemo.prove.record.facts import Record
 from pardemo.prove.record.recorder import Recorder, Wanted
+from pardemo.zero import gradient_norm
 
 #: A loss in what a script prints: its name, at most a few other characters, a number.
 _LOSS = re.compile(r"\bloss\b[\"']?\s*[:=]?\s*([-+]?\d+\.?\d*(?:[eE][-+]?\d+)?)", re.IGNORECASE)
@@ -103,13 +104,14 @@ def _printed(recorder: Recorder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _clipping(recorder: Recorder) -> Iterator[None]:
-    """Calls of torch's functions that clip: gradients before them, the norm that they found."""
+    """Calls of torch's functions that clip, and of ours: gradients before them, the norm that they found."""
     clip: Any = torch.nn.utils.clip_grad_norm_
     clip_by: Any = torch.nn.utils.clip_grads_with_norm_  # which clip_grad_norm_ calls, too
     inside = [False]
     from torch.distributed.fsdp import FullyShardedDataParallel as Fsdp
 
     of_fsdp: Any = Fsdp.clip_grad_norm_
+    ours: Any = gradient_norm.clip_grad_norm_
 
     def clip_grad_norm_(parameters: Any, max_norm: float, *args: Any, **kwargs: Any) -> Any:
         kept = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
@@ -134,9 +136,18 @@ def _clipping(recorder: Recorder) -> Iterator[None]:
         recorder.clipped(norm, max_norm)
         return norm
 
+    def clip_of_ours(module: torch.nn.Module, max_norm: float, **kwargs: Any) -> float:
+        recorder.before_clipping()
+        norm = ours(module, max_norm, **kwargs)
+        recorder.clipped(norm, max_norm)
+        return norm
+
     with (
-        stand_ins.replaced_everywhere([(clip, clip_grad_norm_), (clip_by, clip_grads_with_norm_)]),
+        stand_ins.replaced_everywhere(
+            [(clip, clip_grad_norm_), (clip_by, clip_grads_with_norm_), (ours, clip_of_ours)]
+        ),
         compat.replaced(Fsdp, "clip_grad_norm_", clip_of_fsdp),
+        compat.replaced(gradient_norm, "clip_grad_norm_", clip_of_ours),  # for those who import it from now on
     ):
         yield
 

@@ -59,14 +59,20 @@ def train(args, groups, ranks, rank, place):
     tied = ties(args, place, chunks, groups)
     torch.manual_seed(100 + dist.get_rank())  # each stage of each replica drops elements of its own
     losses = []
+    # a schedule takes one function for all steps, and each step's loss counts the tokens of its own
+    loss_of = [next(common.micro_batches(args, step, ranks, rank))[2] for step in range(common.STEPS)]
+    step = 0
+
+    def loss_now(logits, targets):
+        return loss_of[step](logits, targets)
+
     if args.engine == "pipelining":
         parts = [
             PipelineStage(chunk, number, stages, torch.device("cpu"), group=groups.pp)
             for number, chunk in zip(numbers, chunks, strict=True)
         ]
         part = parts if kind == "interleaved" else parts[0]
-        schedule = TORCHS[kind](part, args.accumulate, loss_fn=next(common.micro_batches(args, 0, ranks, rank))[2],
-                                scale_grads=False)  # fmt: skip
+        schedule = TORCHS[kind](part, args.accumulate, loss_fn=loss_now, scale_grads=False)
 
         def run(inputs, targets):
             found = []
@@ -76,9 +82,8 @@ def train(args, groups, ranks, rank, place):
     else:
         wrapped = [BucketedDataParallel(chunk, groups.dp) if "late" not in args.way else chunk for chunk in chunks]
         order = Schedule(PARDEMOS[kind], args.pp, args.accumulate, len(chunks))
-        loss_of = next(common.micro_batches(args, 0, ranks, rank))[2]
         pipeline = Pipeline(
-            wrapped, order, lambda y, t: loss_of(y, t) * args.accumulate, groups.pp, tied=tied,
+            wrapped, order, lambda y, t: loss_now(y, t) * args.accumulate, groups.pp, tied=tied,
             checkpointing="checkpoint" in args.way,
         )  # fmt: skip
 

@@ -52,7 +52,8 @@ def cut_by_torch(args, model, mesh):
         plan["layers.0"] = PrepareModuleInput(
             input_layouts=(Replicate(),), desired_input_layouts=(Shard(1),), use_local_output=False
         )
-    trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    # a tied weight has two names, and is two parameters from here on until it is tied again
+    trained = {name: one.requires_grad for name, one in model.named_parameters(remove_duplicate=False)}
     parallelize_module(model, mesh, plan)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trained[name])  # SequenceParallel makes frozen norms anew, and trains them
