@@ -1,39 +1,18 @@
 """A summary as a page: one file, that asks no network for anything, for a desk and a phone, light and dark."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
-from typing import NamedTuple
+from collections.abc import Sequence
 
-from pardemo.draw import page_style
+from pardemo.draw import page_parts
+from pardemo.draw.page_parts import Section
+from pardemo.draw.page_parts import words as _t
 from pardemo.measure import drawings, full_size_text, groups, pace_text, text
 from pardemo.measure.course import Course, course
 from pardemo.measure.program import Seen
 from pardemo.measure.summary import Summary, Times
 from pardemo.tables import amount
 
-STYLE = """
-body { max-width: 60rem; }
-h1, code, td span { overflow-wrap: anywhere; }
-svg { margin: .4rem 0; }
-td small { display: block; }
-li { margin: .3rem 0; }
-details { margin: .8rem 0; } summary { cursor: pointer; }
-.key { list-style: none; display: flex; flex-wrap: wrap; gap: 0 1.1rem; padding: 0; margin: .3rem 0 .8rem;
-  font-size: .95rem; max-width: 640px; }
-.key i { display: inline-block; width: .9em; height: .9em; border: 1px solid #1a1a1a; outline: 1px solid var(--line);
-  border-radius: .15rem; vertical-align: -.1em; margin-right: .35em; }
-@media (max-width: 44rem) { nav { position: static; } }
-"""
 #: Ranks whose memory is drawn beside that of the rank that holds most.
 OTHERS = 7
-
-
-class Section(NamedTuple):
-    """A heading, the address of its place on the page, and what stands there."""
-
-    anchor: str
-    heading: str
-    body: str
 
 
 def page(measured: Summary, seen: Sequence[Seen], name: str) -> str:
@@ -51,16 +30,8 @@ def page(measured: Summary, seen: Sequence[Seen], name: str) -> str:
         _paced(measured),
     ]
     sections += [_notes(measured), _files()]
-    there = [section for section in sections if section.body]
-    links = "".join(f'<a href="#{one.anchor}">{_t(one.heading)}</a>' for one in there)
-    parts = "".join(f'<section id="{one.anchor}"><h2>{_t(one.heading)}</h2>\n{one.body}</section>\n' for one in there)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_t(name)}, measured</title>\n<style>\n{page_style.css()}{STYLE}</style>\n</head>\n<body>\n"
-        f'<nav aria-label="sections">{links}</nav>\n<main>\n<h1>{_t(name)}, measured</h1>\n'
-        f"<p>{_t(text.head(measured, name))}.</p>\n{parts}</main>\n</body>\n</html>\n"
-    )
+    head = f"<p>{_t(text.head(measured, name))}.</p>"
+    return page_parts.document(f"{name}, measured", head, sections)
 
 
 def _findings(measured: Summary) -> Section:
@@ -70,11 +41,11 @@ def _findings(measured: Summary) -> Section:
         + (f" <b>{_t(amount(one.bytes))} a step</b>" if one.bytes else "")
         for one in text.findings(measured)
     ]
-    return Section("findings", "Findings", _list(items) if items else "<p>None.</p>")
+    return Section("findings", "Findings", page_parts.bullets(items) if items else "<p>None.</p>")
 
 
 def _running(measured: Summary) -> Section:
-    body = _list(map(_t, [*text.model(measured), *text.parallelisms(measured)]))
+    body = page_parts.bullets(map(_t, [*text.model(measured), *text.parallelisms(measured)]))
     kinds = groups.kinds(measured.parallelism)
     if kinds and measured.ranks > 1:
         body += drawings.groups(kinds, measured.ranks, measured.hosts)
@@ -92,21 +63,21 @@ def _bytes(measured: Summary) -> Section:
         )
         for kind, ranks, calls, sent, expected, line, module, why in text.collectives(measured)
     ]
-    table = _table(("collectives", "ranks", "a rank sends", "formula"), rows) if rows else ""
-    return Section("bytes", "Bytes a step", f"<p>{_t(_sentence(text.sent(measured)))}</p>{table}")
+    table = page_parts.table(("collectives", "ranks", "a rank sends", "formula"), rows) if rows else ""
+    return Section("bytes", "Bytes a step", f"<p>{_t(page_parts.sentence(text.sent(measured)))}</p>{table}")
 
 
 def _memory(measured: Summary, seen: Sequence[Seen]) -> Section:
     fullest = measured.memory["rank"]
     drawn = {one.rank: course(one.memory.blocks) for one in seen}
     lines = {one.rank: one.memory.line for one in seen}
-    body = f"<p>{_t(_sentence(text.peak(measured)))} The second step, allocation by allocation:</p>"
+    body = f"<p>{_t(page_parts.sentence(text.peak(measured)))} The second step, allocation by allocation:</p>"
     body += _course(drawn[fullest], lines[fullest])
     rows = [
         (_whole(nbytes), f"{_t(kind)}<small>{_t(shape)}</small>", _place(line, module))
         for nbytes, kind, shape, line, module in text.largest(measured)
     ]
-    body += "<h3>The largest at the peak</h3>" + _table(("bytes", "kind and shape", "made at"), rows)
+    body += "<h3>The largest at the peak</h3>" + page_parts.table(("bytes", "kind and shape", "made at"), rows)
     others = [rank for rank in drawn if rank != fullest]
     if others:
         peaks = "; ".join(f"rank {rank} {amount(drawn[rank].peak_bytes)}" for rank in others)
@@ -123,7 +94,7 @@ def _full_size(measured: Summary) -> str:
     body = f"<h3>At full size</h3><p>{_t(full_size_text.head(full))}.</p>"
     if full["peak_bytes"] is None:
         return body
-    body += _table(full_size_text.COLUMNS, [tuple(map(_whole, row)) for row in full_size_text.rows(full)])
+    body += page_parts.table(full_size_text.COLUMNS, [tuple(map(_whole, row)) for row in full_size_text.rows(full)])
     told = _t(f"{'; '.join(full['taken_over'])}. Assumed: {'; '.join(full['assumed'])}.")
     return f'{body}<p class="note">{told} <code>{_t(full["command"])}</code></p>'
 
@@ -137,7 +108,7 @@ def _course(of: Course, line: str) -> str:
     key = {f"{kind} {amount(at_peak.get(kind, 0))}": drawings.HELD[kind] for kind in there}
     phases = {"optimizer" if phase == "step" else phase: colour for phase, colour in drawings.PHASES.items()
               if any(phase == one for one, _, _ in of.phases)}  # fmt: skip
-    return drawings.memory(of, line) + _key("at the peak", key) + _key("below", phases)
+    return drawings.memory(of, line) + page_parts.key("at the peak", key) + page_parts.key("below", phases)
 
 
 def _time(measured: Summary, seen: Sequence[Seen]) -> Section:
@@ -148,7 +119,7 @@ def _time(measured: Summary, seen: Sequence[Seen]) -> Section:
         "a collective under way": drawings.SPENT["exposed_s"],
         "a collective that waits for its last rank": drawings.SPENT["idle_s"],
     }
-    body += f"<h3>One step on each rank</h3>{drawings.timeline(seen)}{_key('', key)}"
+    body += f"<h3>One step on each rank</h3>{drawings.timeline(seen)}{page_parts.key('', key)}"
     return Section("time", "Time", body)
 
 
@@ -159,7 +130,7 @@ def _paced(measured: Summary) -> Section:
         return Section("paced", "", "")
     other = "nothing" if paced.layer_s else "launching"
     told = f'<p class="note">Assumed: {_t("; ".join(paced.told))}.</p>' if paced.told else ""
-    body = f"<p>{_t(_sentence(pace_text.sentence(measured, paced)))}</p>{_times(paced.time, other)}{told}"
+    body = f"<p>{_t(page_parts.sentence(pace_text.sentence(measured, paced)))}</p>{_times(paced.time, other)}{told}"
     return Section("paced", pace_text.heading(paced), body)
 
 
@@ -173,12 +144,14 @@ def _times(times: Sequence[Times], other: str = "other") -> str:
         for one in times
     ]  # fmt: skip
     head = ("rank", "step", "computes", "waits for bytes", "hides", "waits for ranks", other)
-    table = f"<details><summary>Milliseconds</summary>{_table(head, rows)}</details>"
-    return drawings.time_by_rank(times) + _key("", key | hidden) + table
+    table = f"<details><summary>Milliseconds</summary>{page_parts.table(head, rows)}</details>"
+    return drawings.time_by_rank(times) + page_parts.key("", key | hidden) + table
 
 
 def _notes(measured: Summary) -> Section:
-    return Section("notes", "What ran in another way", _list(map(_t, measured.notes)) if measured.notes else "")
+    return Section(
+        "notes", "What ran in another way", page_parts.bullets(map(_t, measured.notes)) if measured.notes else ""
+    )
 
 
 def _files() -> Section:
@@ -189,27 +162,9 @@ def _files() -> Section:
         "trace.json": "for Perfetto or chrome://tracing: steps and collectives of all ranks, and who waits for whom",
         "memory_rank0.pickle": "and one for each other rank, for torch's memory viewer",
     }
-    return Section("files", "Beside this page", _list(f"<code>{_t(one)}</code> {_t(of)}" for one, of in files.items()))
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Of cells that are HTML already."""
-    first = "".join(f'<th scope="col">{_t(name)}</th>' for name in head)
-    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>\n" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{first}</tr></thead><tbody>\n{body}</tbody></table></div>'
-
-
-def _list(items: Iterable[str]) -> str:
-    """Of items that are HTML already."""
-    return "<ul>" + "".join(f"<li>{item}</li>\n" for item in items) + "</ul>"
-
-
-def _key(first: str, colours: Mapping[str, str]) -> str:
-    """What colours mean, beneath a drawing."""
-    if not colours:
-        return ""
-    items = "".join(f'<li><i style="background: {colour}"></i>{_t(name)}</li>' for name, colour in colours.items())
-    return f'<ul class="key">{f"<li>{_t(first)}:</li>" if first else ""}{items}</ul>'
+    return Section(
+        "files", "Beside this page", page_parts.bullets(f"<code>{_t(one)}</code> {_t(of)}" for one, of in files.items())
+    )
 
 
 def _place(line: str, module: str) -> str:
@@ -222,12 +177,3 @@ def _place(line: str, module: str) -> str:
 def _whole(words: str) -> str:
     """A figure with its unit, in one line."""
     return _t(words.replace(" ", "\N{NO-BREAK SPACE}"))
-
-
-def _sentence(words: str) -> str:
-    return words[:1].upper() + words[1:] + "."
-
-
-def _t(words: str) -> str:
-    """Words as HTML: what comes from a script is never markup."""
-    return escape(words)
