@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import os
 import sys
 from typing import Any
 
@@ -26,6 +27,9 @@ def add(commands: Any) -> None:
     prove.add_argument("--steps", type=int, metavar="K", help="first steps to compare (3)")
     prove.add_argument("--double", action="store_true", help="run the script in fp64: a difference is a difference")
     prove.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds for each layout (600)")
+    prove.add_argument(
+        "--out", metavar="DIR", help="also write a page with a map of the model, JSON, tensors of what nobody explains"
+    )
     prove.add_argument("--json", action="store_true", help="print the verdict as JSON")
     prove.set_defaults(action=command)
 
@@ -35,7 +39,8 @@ def command(arguments: argparse.Namespace) -> int:
     options.at_least(arguments, 1, "steps")
     if not arguments.timeout > 0:
         raise ValueError(f"--timeout must be above 0, not {arguments.timeout:g}")
-    from pardemo.prove import layouts, proof, runner, text
+    from pardemo.measure import launch_lines
+    from pardemo.prove import files, layouts, proof, runner, text
 
     said: dict[str, Any] = {}
     if arguments.layout:
@@ -50,6 +55,7 @@ def command(arguments: argparse.Namespace) -> int:
         steps=arguments.steps or said.get("steps", 3), double=arguments.double or said.get("double", False),
         timeout_s=arguments.timeout,
     )  # fmt: skip
+    out = files.folder(arguments.out) if arguments.out is not None else None
     with contextlib.redirect_stdout(sys.stderr):
         try:
             made = proof.scripts(wanted, asked)
@@ -59,5 +65,8 @@ def command(arguments: argparse.Namespace) -> int:
             raise
         for details in filter(None, made.details.values()):
             print(details)  # with what the ranks print
+    if out is not None:
+        script = launch_lines.read(list(wanted[0].line), wanted[0].ranks).script
+        files.write(out, made, os.path.basename(script))
     print(json.dumps(made.as_json(), indent=1) if arguments.json else text.screen(made))
     return 2 if made.failed and not made.findings else 1 if made.findings else 0

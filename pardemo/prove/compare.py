@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 import torch
 
 from pardemo.prove import buffers, causes, clipping, data, draws, forward
+from pardemo.prove.assembled import assembled
 from pardemo.prove.facts import Facts, Finding, Pair, floors, pair
 from pardemo.prove.record import sketch
 from pardemo.prove.record.facts import Tensors
 from pardemo.prove.runner import ProveError, Run
-from pardemo.prove.whole import Atlas, Part, assembled, atlas
+from pardemo.prove.whole import Atlas, Part, atlas
 
 #: Relative differences up to which numbers of a type are taken for equal. A sum of thousands of terms in another order
 #: is off by ten or a hundred roundings; a bug is off by a factor.
@@ -157,6 +158,7 @@ def _maps(reference: Reference, other: Run, made: Compared) -> Atlas:
             f"the model of {other.layout.name} has other parameters than the reference's: it has "
             f"{', '.join(some[:3])} …, the reference {', '.join(sorted(truth.before)[:3])} …"
         )
+    other.cut(found.strips)
     made.parameters = len({part.name for own in found.parts.values() for part in own.values()})
     return found
 

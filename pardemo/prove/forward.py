@@ -72,8 +72,10 @@ def parted(
     renamed: dict[int, dict[str, str]],
     cut: dict[int, set[str]],
     tolerance: float,
-) -> list[Parted]:
-    """Modules whose outputs are not the reference's, by the order in which they ran; empty where all are.
+) -> tuple[list[Parted], set[str]]:
+    """Modules whose outputs are not the reference's, by the order in which they ran, and the names of those whose are.
+
+    What was compared and is in neither is a part of an output, as the sum of one rank's share is.
 
     Args:
         renamed: of each rank, modules whose name in the reference is another.
@@ -81,12 +83,15 @@ def parted(
     """
     truth = Outputs(reference, step, 0)
     found: list[Parted] = []
+    equal: dict[str, bool] = {}
     for rank in range(other.layout.ranks):
         ours = Outputs(other, step, rank)
         seen = [one for one in (_call(ours, truth, call, rank, data, renamed, tolerance) for call in ours.record.calls)
                 if one is not None]  # fmt: skip
+        for one in seen:
+            equal[one.name] = one.equal and equal.get(one.name, True)
         found += _from_the_first(list(_judged(seen, ours, truth, rank, cut)))
-    return sorted(found, key=lambda one: one.order)
+    return sorted(found, key=lambda one: one.order), {name for name, always in equal.items() if always}
 
 
 class _Seen:

@@ -32,13 +32,13 @@ def in_full(
     parted = [name for finding in compared.findings for name in finding.parameters]
     unknown = sorted({name for own in compared.maps.unknown.values() for name in own})
     sizes = _sizes(truth.run) | {name: size for name, size in _sizes(other).items() if name in unknown}
-    chosen = _chosen([*parted, *unknown], sizes)
+    chosen = _chosen([*parted, *compared.maps.sharing(parted), *unknown], sizes)
     if not chosen:
         return compared
     own = {name for parts in compared.maps.parts.values() for name, part in parts.items() if part.name in chosen}
     # parameters that sketches have nothing of may part in any step
     steps = options.steps if compared.unmatched else max(finding.step for finding in compared.findings)
-    options = replace(options, steps=steps, in_full=tuple(sorted(own | chosen)))
+    options = replace(options, steps=steps, in_full=tuple(sorted(compared.maps.whole_names(own) | chosen)))
     again = [runner.ran(run.layout, options, folder / name) for run, name in ((truth.run, "first"), (other, "second"))]
     try:
         if any(run.error or not run.steps for run in again):

@@ -11,8 +11,10 @@ import torch
 from pardemo.prove import causes, compare, large, runner
 from pardemo.prove.facts import Finding
 from pardemo.prove.layouts import Layout
+from pardemo.prove.model_map import Map
 from pardemo.prove.record import sketch
 from pardemo.prove.runner import Options, ProveError, Run
+from pardemo.prove.unexplained import Kept
 
 
 @dataclass
@@ -20,6 +22,8 @@ class Proof:
     """What came out.
 
     ``failed``: layouts that could not be run or compared, with one line each; ``details``: their ranks' tracebacks.
+    ``maps``: of each layout its modules in the last step compared. ``kept``: tensors of findings that nobody explains;
+    ``files``: where they were written, in the folder of ``--out``.
     """
 
     layouts: list[Layout]
@@ -31,6 +35,9 @@ class Proof:
     parameters: int = 0
     modules: list[str] = field(default_factory=list)
     tolerance: float = 0.0
+    maps: dict[str, Map] = field(default_factory=dict)
+    kept: dict[Finding, Kept] = field(default_factory=dict)
+    files: dict[Finding, str] = field(default_factory=dict)
 
     @property
     def equal(self) -> bool:
@@ -51,7 +58,9 @@ class Proof:
                  "equal": one.name not in self.failed and not any(f.layout == one.name for f in self.findings)}
                 for one in self.layouts
             ],
-            "findings": [_plain(asdict(finding)) for finding in self.findings],
+            "findings": [
+                _plain(asdict(finding)) | {"tensors": self.files.get(finding)} for finding in self.findings
+            ],
             "steps": self.steps, "parameters": self.parameters, "tolerance": self.tolerance, "notes": self.notes,
         }  # fmt: skip
 
@@ -104,10 +113,16 @@ def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
         if compared.unmatched:
             made.notes.append(f"{layout.name}: {compared.unmatched}")
         made.findings += compared.findings
+        made.kept |= compared.kept
+        if compared.model is not None:
+            made.maps[layout.name] = compared.model
         if compared.left_open:
             left_open[layout.name] = compared.left_open
         made.notes += [note for note in compared.notes if note not in made.notes]
     made.findings = causes.across(made.findings, left_open, layouts[1:], tuple(made.failed))
+    made.kept = {
+        finding: kept for finding, kept in made.kept.items() if finding in made.findings
+    }  # others have a cause
     return made
 
 

@@ -21,8 +21,11 @@ from pardemo.prove.layouts import Layout
 from pardemo.prove.record.facts import Record, Tensors
 from pardemo.prove.record.on_rank import Program, run
 from pardemo.prove.record.recorder import Wanted
+from pardemo.prove.several import Strip
 from pardemo.world.errors import RankError
 
+#: Kinds of tensors that are a parameter's.
+OF_PARAMETERS = ("before", "after", "gradient", "applied")
 #: Elements of a model above which parameters are compared by sketches first.
 SKETCHED = 20_000_000
 
@@ -37,12 +40,16 @@ class ProveError(ValueError):
 
 @dataclass
 class Run:
-    """A layout that was run: each rank's record. ``error``: why it could not be run."""
+    """A layout that was run: each rank's record. ``error``: why it could not be run.
+
+    ``strips``: of each rank the pieces that are read in strips, since they are several of the reference's parameters.
+    """
 
     layout: Layout
     records: list[Record] = field(default_factory=list)
     error: str = ""
     details: str = ""
+    strips: dict[int, dict[str, list[Strip]]] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -54,7 +61,22 @@ class Run:
         file = self.records[rank].steps[step].file
         prefix = f"{kind}/"
         with safe_open(file, framework="pt") as stored:
-            return {key[len(prefix) :]: stored.get_tensor(key) for key in stored.keys() if key.startswith(prefix)}  # noqa: SIM118
+            found = {key[len(prefix) :]: stored.get_tensor(key) for key in stored.keys() if key.startswith(prefix)}  # noqa: SIM118
+        for name, strips in self.strips.get(rank, {}).items() if kind in OF_PARAMETERS else ():
+            if (tensor := found.pop(name, None)) is not None:
+                found |= {strip.called(name): strip.of(tensor) for strip in strips}
+        return found
+
+    def cut(self, strips: dict[int, dict[str, list[Strip]]]) -> None:
+        """From now on these pieces are read in strips, each a piece of its own."""
+        self.strips = strips
+        for rank, own in strips.items():
+            for step in self.records[rank].steps:
+                step.pieces = [
+                    part
+                    for piece in step.pieces
+                    for part in ([strip.piece(piece) for strip in own[piece.name]] if piece.name in own else [piece])
+                ]
 
 
 @dataclass(frozen=True)

@@ -5,29 +5,35 @@ import textwrap
 from pardemo.prove.facts import Finding
 from pardemo.prove.proof import Proof
 
+EQUAL = "trains as the reference does"
 _WIDTH = 100
 
 
 def screen(proof: Proof) -> str:
     """All layouts, and what is wrong in each."""
     lines = []
-    reference = proof.layouts[0]
-    lines.append(f"reference  {reference.name}: {proof.steps} steps, {proof.parameters} parameters")
+    lines.append(f"reference  {reference(proof)}")
     for layout in proof.layouts[1:]:
         if layout.name in proof.failed:
             lines += [f"?  {layout.name}", *_indented(proof.failed[layout.name])]
             continue
         found = [finding for finding in proof.findings if finding.layout == layout.name]
-        lines.append(f"{'✗' if found else '✓'}  {layout.name}" + ("" if found else ": trains as the reference does"))
+        lines.append(f"{'✗' if found else '✓'}  {layout.name}" + ("" if found else f": {EQUAL}"))
         for finding in found:
             lines += _finding(finding)
     for note in proof.notes:
         lines += textwrap.wrap(f"note: {note}", _WIDTH)
-    lines.append(_verdict(proof))
+    lines.append(verdict(proof))
     return "\n".join(lines)
 
 
-def _verdict(proof: Proof) -> str:
+def reference(proof: Proof) -> str:
+    """What the others are held against."""
+    return f"{proof.layouts[0].name}: {proof.steps} steps, {proof.parameters} parameters"
+
+
+def verdict(proof: Proof) -> str:
+    """Of all layouts."""
     if proof.findings:
         return "different"
     if proof.failed:
@@ -36,24 +42,33 @@ def _verdict(proof: Proof) -> str:
 
 
 def _finding(finding: Finding) -> list[str]:
-    head = f"step {finding.step}, {finding.what}"
+    lines = [*_indented(head(finding)), *_indented(why(finding), 6)]
+    return [*lines, *_indented(parameters(finding), 6)] if finding.parameters else lines
+
+
+def head(finding: Finding) -> str:
+    """In which step, of what, by which factor, and at which module."""
+    said = f"step {finding.step}, {finding.what}"
     numbers = []
     if finding.factor is not None:
         numbers.append(f"× {finding.factor:.4g}")
     if finding.rest is not None and finding.rest > 1e-6:
         numbers.append(f"rest {finding.rest:.2g}")
     if numbers:
-        head += f" ({', '.join(numbers)})"
-    if finding.module:
-        head += f", first at {finding.module}"
-    lines = _indented(head)
-    cause = f"[{finding.cause}] " if finding.cause else ""
-    lines += _indented(cause + finding.why, 6)
-    if finding.parameters:
-        some = finding.parameters
-        more = f" and {len(some) - 4} more" if len(some) > 4 else ""
-        lines += _indented(f"{len(some)} parameter{'s' if len(some) > 1 else ''}: {', '.join(some[:4])}{more}", 6)
-    return lines
+        said += f" ({', '.join(numbers)})"
+    return f"{said}, first at {finding.module}" if finding.module else said
+
+
+def why(finding: Finding) -> str:
+    """The cause, where there is one, and its sentence."""
+    return f"[{finding.cause}] {finding.why}" if finding.cause else finding.why
+
+
+def parameters(finding: Finding) -> str:
+    """How many, and the first of them."""
+    some = finding.parameters
+    more = f" and {len(some) - 4} more" if len(some) > 4 else ""
+    return f"{len(some)} parameter{'s' if len(some) > 1 else ''}: {', '.join(some[:4])}{more}"
 
 
 def _indented(text: str, by: int = 3) -> list[str]:

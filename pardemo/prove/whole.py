@@ -1,10 +1,11 @@
-"""Parameters put together from ranks' pieces, as the reference has them; which piece is which part, values tell."""
+"""Which part of the reference's parameters each rank's piece is: the values before the first step tell it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
+from pardemo.prove import several
 from pardemo.prove.record.facts import Piece
 
 
@@ -42,12 +43,30 @@ class Atlas:
     """Which part of the reference's parameters each rank's piece is.
 
     ``parts``: by rank and the piece's own name. ``unknown``: pieces of which nothing says it, with the reason.
-    ``different``: names whose values differ at the begin though shape and name are the same.
+    ``different``: names whose values differ at the begin though shape and name are the same. ``strips``: by rank and
+    name, pieces that are several parameters' in one; ``parts`` has the strips of these.
     """
 
     parts: dict[int, dict[str, Part]] = field(default_factory=dict)
     unknown: dict[int, dict[str, str]] = field(default_factory=dict)
     different: set[str] = field(default_factory=set)
+    strips: dict[int, dict[str, list[several.Strip]]] = field(default_factory=dict)
+
+    def sharing(self, names: Iterable[str]) -> list[str]:
+        """The reference's parameters that some piece has in one with one of these."""
+        asked, found = set(names), []
+        for own in self.strips.values():
+            for strips in own.values():
+                if asked & {strip.name for strip in strips}:
+                    found += [strip.name for strip in strips]
+        return found
+
+    def whole_names(self, names: Iterable[str]) -> set[str]:
+        """The pieces of these names: for a strip's, the name of what it is a strip of."""
+        by_strip = {
+            strip.called(name): name for own in self.strips.values() for name, strips in own.items() for strip in strips
+        }
+        return {by_strip.get(name, name) for name in names}
 
 
 def atlas(
@@ -64,9 +83,10 @@ def atlas(
         tolerance: relative, up to which values are the same: frameworks may have kept them in another type.
     """
     made = Atlas()
-    by_row = _Rows(reference)
+    by_row, in_strips = _Rows(reference), several.Strips(reference, tolerance)
     for rank, of_rank in pieces.items():
         found = made.parts.setdefault(rank, {})
+        cut = made.strips.setdefault(rank, {})
         left = []
         for piece, value in of_rank:
             part = _said(reference, tied, piece, value, by_row, tolerance, made)
@@ -74,7 +94,12 @@ def atlas(
                 left.append((piece, value))
             else:
                 found[piece.name] = part
-        for piece, value in left:
+        for piece, value in sorted(left, key=lambda one: -one[1].dim()):  # a bias is cut as its weight
+            strips = _strips(in_strips, cut, piece, value)
+            if strips:
+                cut[piece.name] = strips
+                found |= {strip.called(piece.name): _of_strip(strip, value.dim()) for strip in strips}
+                continue
             part = _by_sibling(reference, found, piece, value)
             if part is None:
                 where = made.unknown.setdefault(rank, {})
@@ -82,6 +107,22 @@ def atlas(
             else:
                 found[piece.name] = part
     return made
+
+
+def _strips(
+    found: several.Strips, cut: Mapping[str, list[several.Strip]], piece: Piece, value: torch.Tensor
+) -> list[several.Strip]:
+    """Of a piece that is several parameters' in one what it has of each: a bias as the weight beside it."""
+    if piece.flat is not None:
+        return []
+    module, _, own = piece.name.rpartition(".")
+    beside = [strips for name, strips in cut.items() if name.rpartition(".")[0] == module]
+    by_weight = (found.beside(strips, own, value) for strips in beside) if value.dim() == 1 else ()
+    return next(filter(None, by_weight), None) or found.find(value)
+
+
+def _of_strip(strip: several.Strip, axes: int) -> Part:
+    return Part(strip.name, tuple(strip.places if axis == strip.axis else None for axis in range(axes)))
 
 
 def _same(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
@@ -237,54 +278,24 @@ def _renamed(
                 renamed = ".".join([*there[: len(there) - len(here[depth:])], *own[depth:]])
                 if renamed in reference and reference[renamed].shape == value.shape:
                     return Part(renamed, (None,) * value.dim())
-    return None
+    return _wrapped(reference, found, piece, value)
 
 
-@dataclass
-class Assembled:
-    """A parameter's tensor as the layout has it, in the reference's shape.
-
-    ``value``: of each element what a rank has, the first of them; ``covered``: whether any has. ``apart``: the versions
-    of ranks that hold the same part, by part, where they are not equal to the last bit.
-    """
-
-    value: torch.Tensor
-    covered: torch.Tensor
-    apart: list[tuple[Part, dict[int, torch.Tensor]]] = field(default_factory=list)
-
-
-def assembled(
-    shape: tuple[int, ...], holders: list[tuple[int, Part, torch.Tensor]], dtype: torch.dtype = torch.float64
-) -> Assembled:
-    """Puts pieces of all ranks together.
-
-    Args:
-        shape: of the reference's. holders: rank, its part, its values.
-    """
-    value = torch.zeros(shape, dtype=dtype)
-    covered = torch.zeros(shape, dtype=torch.bool)
-    by_part: dict[tuple, list[tuple[int, Part, torch.Tensor]]] = {}
-    for rank, part, tensor in holders:
-        by_part.setdefault(part.key(), []).append((rank, part, tensor))
-    made = Assembled(value, covered)
-    for same in by_part.values():
-        _, part, first = same[0]
-        _put(value, part, first.to(dtype))
-        _put(covered, part, torch.ones(first.shape, dtype=torch.bool))
-        if any(not torch.equal(first, tensor) for _, _, tensor in same[1:]):
-            made.apart.append((part, {rank: tensor for rank, _, tensor in same}))
-    return made
+def _wrapped(
+    reference: Mapping[str, torch.Tensor], found: Mapping[str, Part], piece: Piece, value: torch.Tensor
+) -> Part | None:
+    """Of a layer within another one here, as norm.inner.weight: the longest name that has all but some of its parts."""
+    if any(_numbers(name) != _numbers(part.name) for name, part in found.items()):
+        return None  # layers have other numbers here
+    fits = []
+    for name, whole in reference.items():
+        own = iter(piece.name.split("."))
+        if all(one in own for one in name.split(".")) and torch.equal(whole, value):
+            fits.append(name)
+    longest = max((name.count(".") for name in fits), default=0)
+    fits = [name for name in fits if name.count(".") == longest]
+    return Part(fits[0], (None,) * value.dim()) if len(fits) == 1 else None
 
 
-def _put(whole: torch.Tensor, part: Part, tensor: torch.Tensor) -> None:
-    if part.flat is not None:
-        whole.reshape(-1)[part.flat : part.flat + tensor.numel()] = tensor.reshape(-1)
-        return
-    index = []
-    for axis, places in enumerate(part.index):
-        every = torch.arange(whole.shape[axis]) if places is None else places
-        index.append(every.reshape([-1 if one == axis else 1 for one in range(whole.dim())]))
-    if index:
-        whole[tuple(index)] = tensor
-    else:
-        whole.copy_(tensor)
+def _numbers(name: str) -> list[str]:
+    return [part for part in name.split(".") if part.isdigit()]

@@ -2,6 +2,6 @@
 
 from pardemo.prove.causes.across import Open, across, left_open
 from pardemo.prove.causes.begins import begin
-from pardemo.prove.causes.judge import findings, of_updates, printed
+from pardemo.prove.causes.judge import findings, of_updates, printed, wrong_gradients
 
-__all__ = ["Open", "across", "begin", "findings", "left_open", "of_updates", "printed"]
+__all__ = ["Open", "across", "begin", "findings", "left_open", "of_updates", "printed", "wrong_gradients"]

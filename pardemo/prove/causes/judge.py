@@ -81,6 +81,12 @@ def _wrong(facts: Facts, reference: "Reference") -> list[Pair]:
     return wrong
 
 
+def wrong_gradients(facts: Facts, reference: "Reference", other: Run) -> set[str]:
+    """Parameters whose gradient is wrong, or missing on all ranks."""
+    ours = [record.steps[facts.step] for record in other.records]
+    return {pair.name for pair in [*_wrong(facts, reference), *_without(facts, ours)]}
+
+
 def _without(facts: Facts, ours: Sequence[Step]) -> list[Pair]:
     """Parameters that have no gradient on any rank, and do not change as the reference's do."""
     return [

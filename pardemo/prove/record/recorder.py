@@ -1,8 +1,10 @@
 """On a rank: what a script's first steps do, written down at the optimizer's step."""
 
 import contextlib
+import gc
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -250,6 +252,8 @@ class Recorder(Outputs):
 
     def _note_parameters(self, when: str) -> None:
         """Values and gradients before the step, values after it."""
+        if len(self.steps) == 1 and not self.now.pieces and len(self._kept) > 1:
+            self._forget_copies()
         with torch.no_grad():
             for one in pieces.held(pieces.outermost(self._places.roots), gradients=when == "before"):
                 name = one.piece.name
@@ -262,6 +266,13 @@ class Recorder(Outputs):
                         self._tensors[f"gradient/{name}"] = take(one.gradient)
                     elif one.piece.trained:
                         self.now.no_gradient.append(name)
+
+    def _forget_copies(self) -> None:
+        """Modules that ran once, and that nobody holds any more: copies that our layers ask whether they mix tokens."""
+        left = [weakref.ref(module) for module in self._kept.values()]
+        self._kept.clear()
+        gc.collect()
+        self._kept |= {id(module): module for one in left if (module := one()) is not None}
 
     def _note_applied(self) -> None:
         """Gradients as the optimizer gets them, after they were clipped."""

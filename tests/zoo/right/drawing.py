@@ -94,7 +94,9 @@ def _fits(model: Values, made: Values, words: set[str]) -> bool:
     if engine == "tensor_parallel":
         if model["dropout"] or model["inner"] % tp or (model["sequence"] % tp and "sequence" in words):
             return False
-        return model["kind"] == "tokens" and ("vocabulary" in words or not model["tied"])
+        if "vocabulary" in words:
+            return model["kind"] == "tokens" and model["outputs"] % tp == 0
+        return model["kind"] == "tokens" and not model["tied"]
     if pp > 1:
         stages = pp * (2 if "interleaved" in words else 1)
         if "interleaved" in words and made["accumulate"] % pp:

@@ -1,0 +1,346 @@
+"""What ``pardemo prove --out`` leaves: the page and its map, the verdict for programs, tensors that nobody explains."""
+
+import json
+import re
+import textwrap
+from dataclasses import replace
+from html.parser import HTMLParser
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_prove_causes import drawn, facts, of
+
+from pardemo import cli
+from pardemo.prove import files, map_drawing, model_map, page, unexplained
+from pardemo.prove.facts import Finding, Parted
+from pardemo.prove.layouts import Layout
+from pardemo.prove.model_map import DIFFERENT, EQUAL, NOT_COMPARED, NOTHING, Cell, Map, Row
+from pardemo.prove.proof import Proof
+from pardemo.prove.record.facts import ModuleCall, Piece, Record, Step
+
+G = drawn(6, 4)
+EVIL = "<img src=x onerror=alert(1)>\"'&"
+
+
+class Page(HTMLParser):
+    """The text of a page, and its tags with what stands in them."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.text, self.tags = "", []
+        self.feed(html)
+
+    def handle_data(self, data):
+        self.text += data
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+
+
+def layout(name, *line):
+    ranks, _, rest = name.partition(" ")
+    values = {"ranks": int(ranks.removeprefix("ranks="))} | dict(one.split("=") for one in rest.split())
+    return Layout(values["ranks"], values, line)
+
+
+def proof(*findings, rows=(), kept=None, failed=None, notes=(), name="ranks=4 batch=2"):
+    layouts = [layout("ranks=1 batch=8", "train.py"), layout(name, "train.py", "--batch", "2")]
+    of_map = Map(1, tuple(rows), {"forward": (3, 4), "gradient": (2, 2), "update": (2, 2)})
+    return Proof(
+        layouts, list(findings), failed or {}, {}, list(notes), 3, 5, [], 1e-9, {name: of_map}, kept or {}
+    )  # fmt: skip
+
+
+def finding(cause="", parameters=("head.weight",), module="head", why="nobody here knows why", **more):
+    return Finding("ranks=4 batch=2", 1, "gradients", cause, why, 2.0, 0.0, parameters, module, **more)
+
+
+# --- the map
+
+
+def reference_of(parameters, modules, kinds=None):
+    """As much of a reference as a map is made of: parameters with gradients, modules in the order in which they end."""
+    calls = [ModuleCall(name, (kinds or {}).get(name, "Linear"), 0, 0, "", ()) for name in modules]
+    pieces = [Piece(name, (6, 4)) for name in parameters]
+    record = Record(0, "", [Step(calls=calls, pieces=pieces)], [], [], [], [], optimizer="SGD")
+    whole = SimpleNamespace(before=dict.fromkeys(parameters, G), gradients=dict.fromkeys(parameters, G))
+    return SimpleNamespace(
+        run=SimpleNamespace(records=[record]), order=[{name: at for at, name in enumerate(modules)}], whole=[whole]
+    )
+
+
+def map_of(gradients, updates, parted=(), alike=(), parameters=("embed.weight", "head.weight", "head.bias"), more=()):
+    modules = ["embed", "loss", *more, "head", "Model"]
+    truth = reference_of(parameters, modules, {"Model": "Model"})
+    made = facts(*(of(G, ours, name) for name, ours in gradients.items()))
+    made.order = truth.order[0]
+    made.updates = {name: of(G, ours, name) for name, ours in updates.items()}
+    made.parted = [Parted(0, name, "Linear", 0, True, G[:, :3], G[:, :3], None, torch.ones(6)) for name in parted]
+    other = SimpleNamespace(records=[SimpleNamespace(steps=[Step()])])
+    drawn_map = model_map.of(made, truth, other, set(alike))
+    return {row.module: row.cells for row in drawn_map.rows}, drawn_map
+
+
+def states(cells):
+    return [cell.state for cell in cells]
+
+
+def test_each_cell_says_what_was_compared_of_the_module_itself():
+    same = {"embed.weight": G, "head.weight": G, "head.bias": G}
+    rows, of_map = map_of(same | {"head.bias": 2 * G}, same | {"head.bias": 2 * G}, alike=["embed", "head", "Model"])
+    assert list(rows) == ["Model", "embed", "loss", "head"], "the whole first, then what is in it as it runs"
+    assert states(rows["embed"]) == [EQUAL, EQUAL, EQUAL]
+    assert states(rows["head"]) == [EQUAL, DIFFERENT, DIFFERENT], "one of its two parameters is wrong"
+    assert rows["head"][1].factor == pytest.approx(2)
+    assert states(rows["loss"]) == [NOT_COMPARED, NOTHING, NOTHING]
+    assert states(rows["Model"]) == [EQUAL, NOTHING, NOTHING], "parameters of others do not count"
+    assert dict(of_map.counts) == {"forward": (3, 4), "gradient": (3, 3), "update": (3, 3)}
+
+
+def test_a_gradient_that_nobody_has_is_not_grey():
+    zero = torch.zeros_like(G)
+    rows, _ = map_of({"head.weight": G, "head.bias": G}, {"embed.weight": zero, "head.weight": G, "head.bias": G})
+    assert states(rows["embed"])[1:] == [DIFFERENT, DIFFERENT], "it has none, and is not trained"
+    rows, of_map = map_of({"head.weight": G}, {"head.weight": G})
+    assert states(rows["embed"])[1:] == states(rows["head"])[1:] == [NOT_COMPARED, NOT_COMPARED]
+    assert of_map.counts["gradient"] == (1, 3)
+
+
+def test_behind_a_wrong_output_nothing_is_looked_at():
+    both = {"embed.weight": G, "head.weight": 2 * G}
+    rows, of_map = map_of(both, both, parted=["head"], alike=["embed"])
+    assert states(rows["embed"]) == [EQUAL, NOT_COMPARED, NOT_COMPARED]
+    assert states(rows["head"]) == [DIFFERENT, NOT_COMPARED, NOT_COMPARED]
+    assert of_map.counts["gradient"] == (0, 3)
+
+
+def test_of_a_step_with_other_samples_nothing_is_compared():
+    rows = model_map.of_none(reference_of(["head.weight"], ["head"]), 0).rows
+    assert [states(row.cells) for row in rows] == [[NOT_COMPARED] * 3]
+
+
+def grid(names, wrong=()):
+    def cell(bad):
+        return Cell(DIFFERENT, 2.0) if bad else Cell(EQUAL)
+
+    rows = [Row("blocks", "", (Cell(), Cell(), Cell()))]
+    for name in names:
+        rows.append(Row(f"blocks.{name}", "Block", (Cell(EQUAL), Cell(), Cell())))
+        rows.append(Row(f"blocks.{name}.up", "Linear", (Cell(EQUAL), cell(name in wrong), Cell(EQUAL))))
+    return Map(1, tuple(rows), {})
+
+
+@pytest.mark.parametrize(
+    ("numbers", "wrong", "labels"),
+    [
+        (12, (), ["blocks.0 … blocks.11", "up"]),
+        (12, (5,), ["blocks.0 … blocks.4", "up", "blocks.5", "up", "blocks.6 … blocks.11", "up"]),
+        (2, (), ["blocks.0", "up", "blocks.1", "up"]),
+        (3, (2,), ["blocks.0", "up", "blocks.1", "up", "blocks.2", "up"]),
+    ],
+)
+def test_numbered_siblings_that_are_alike_are_one_row(numbers, wrong, labels):
+    assert [line.label for line in map_drawing.lines(grid(range(numbers), wrong))] == labels
+
+
+def test_the_first_module_is_marked_and_not_folded():
+    lines = map_drawing.lines(grid(range(6)), ["blocks.5.up"])
+    assert [line.label for line in lines] == ["blocks.0 … blocks.4", "up", "blocks.5", "up"]
+    assert [line.first for line in lines] == [False, False, False, True]
+
+
+def test_a_state_is_a_sign_too():
+    drawn_map = map_drawing.drawing(grid([0], wrong=[0]), ["blocks.0.up"])
+    body = drawn_map[: drawn_map.index("</div>\n<ul")]
+    assert re.findall(r'class="cell (\w+)"[^>]*>([^<]+)<', body) == [
+        ("equal", "="), ("equal", "="), ("different", "×\N{NO-BREAK SPACE}2"), ("equal", "="),
+    ]  # fmt: skip
+    assert "◀ first" in body
+    assert "<table" not in drawn_map
+
+
+# --- the page
+
+
+def test_what_comes_from_a_script_is_never_markup():
+    bad = replace(finding("sum-for-mean", (EVIL,), EVIL, EVIL), layout=f"ranks=4 batch={EVIL}".replace(" src=x ", ""))
+    made = proof(rows=[Row(EVIL, EVIL, (Cell(EQUAL), Cell(DIFFERENT), Cell(NOT_COMPARED)))], notes=[EVIL])
+    made.findings.append(replace(bad, layout=made.layouts[1].name))
+    made.layouts[1] = replace(made.layouts[1], line=(EVIL,))
+    made.failed["ranks=2 batch=4"] = EVIL
+    made.layouts.append(layout("ranks=2 batch=4"))
+    html = page.page(made, EVIL)
+    read = Page(html)
+    assert not {tag for tag, _ in read.tags} & {"img", "script"}
+    assert not [name for _, attributes in read.tags for name in attributes if name.startswith("on")]
+    assert read.text.count(EVIL) >= 7, "title and heading, line, module and class, sentence, parameter, note, error"
+
+
+def test_the_page_asks_nothing_of_a_network_and_its_links_lead_somewhere():
+    html = page.page(proof(finding("sum-for-mean")), "train.py")
+    read = Page(html)
+    ids = {attributes["id"] for _, attributes in read.tags if "id" in attributes}
+    links = [attributes["href"] for tag, attributes in read.tags if tag == "a"]
+    assert links
+    assert {link.removeprefix("#") for link in links} <= ids
+    assert "http" not in html
+    assert not [tag for tag, _ in read.tags if tag in ("link", "img", "script")]
+
+
+def test_what_was_not_looked_at_is_said():
+    wrong = replace(finding(), what="data")
+    assert "Where samples or first parameters are wrong" in page.page(proof(wrong), "a.py")
+    assert "Where outputs are wrong, gradients are not" in page.page(proof(replace(wrong, what="forward")), "a.py")
+    text = Page(page.page(proof(), "train.py")).text
+    assert "outputs of modules: 3 of 4; gradients: 2 of 2" in text
+    assert "Trains as the reference does." in text
+    assert "wrong" not in text
+    html = page.page(proof(failed={"ranks=4 batch=2": "rank 1 raised"}), "train.py")
+    assert "Rank 1 raised." in html
+    assert "trains as" not in html
+
+
+# --- tensors
+
+
+def test_tensors_of_what_nobody_explains_are_kept(monkeypatch):
+    versions = {0: drawn(6, 4, seed=1), 1: drawn(6, 4, seed=2)}
+    made = facts(of(G, versions[0], "head.weight", versions), of(G, 2 * G, "head.bias"))
+    run = SimpleNamespace(records=[SimpleNamespace(steps=[Step(pieces=[Piece("head.weight", (6, 4))])])])
+    known, unknown = finding("sum-for-mean", ("head.bias",)), finding("", ("head.weight", "head.bias"))
+    kept = unexplained.kept([known, unknown], made, run)
+    assert list(kept) == [unknown]
+    assert set(kept[unknown].tensors) == {
+        *(f"gradient/head.weight/{one}" for one in ("reference", "layout", "rank 0", "rank 1")),
+        *(f"gradient/head.bias/{one}" for one in ("reference", "layout")),
+    }
+    assert kept[unknown].sketches == ("head.bias",), "the whole has another shape"
+    monkeypatch.setattr(unexplained, "MOST_BYTES", 2 * G.nbytes)
+    kept = unexplained.kept([unknown], made, run)
+    assert kept[unknown].left_out == ("head.weight",)
+    assert len(kept[unknown].tensors) == 2
+
+
+def test_outputs_of_what_nobody_explains_are_kept():
+    made = facts()
+    made.parted = [
+        Parted(rank, name, "Linear", 0, True, G[:, :3], 2 * G[:, :3], None, torch.ones(6))
+        for rank, name in ((0, "up"), (0, "up"), (1, "up"), (0, "down"))
+    ]
+    unknown = replace(finding("", (), "up"), what="forward")
+    run = SimpleNamespace(records=[SimpleNamespace(steps=[Step()])])
+    tensors = unexplained.kept([unknown], made, run)[unknown].tensors
+    assert {key.rpartition("/")[0] for key in tensors} == {
+        "output/up/rank 0/0", "output/up/rank 0/1", "output/up/rank 1/0",
+    }  # fmt: skip
+    assert torch.equal(tensors["output/up/rank 1/0/layout"], 3 * G[:, :3])
+
+
+def written(tmp_path, **more):
+    unknown = finding()
+    tensors = {"gradient/head.weight/reference": G, "gradient/head.weight/layout": G.t()}
+    made = proof(finding("sum-for-mean"), unknown, kept={unknown: unexplained.Kept(tensors, **more)})
+    files.write(tmp_path, made, "train.py")
+    return made, tensors
+
+
+def test_files_are_named_and_read_back_equal(tmp_path):
+    _, tensors = written(tmp_path, left_out=("embed.weight",))
+    verdict = json.loads((tmp_path / "prove.json").read_text())
+    assert [one["tensors"] for one in verdict["findings"]] == [None, "tensors/finding2.safetensors"]
+    read = load_file(tmp_path / "tensors" / "finding2.safetensors")
+    assert read.keys() == tensors.keys()
+    assert all(torch.equal(read[name], tensor) for name, tensor in tensors.items())
+    html = (tmp_path / "prove.html").read_text()
+    assert 'href="tensors/finding2.safetensors"' in html
+    assert "without embed.weight" in html
+    assert "finding1" not in html
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["prove.html", "prove.json", "tensors"]
+
+
+def test_an_earlier_proof_makes_room(tmp_path):
+    written(tmp_path)
+    assert files.folder(str(tmp_path)) == tmp_path
+    files.write(tmp_path, proof(), "other.py")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["prove.html", "prove.json"], "no tensors of before"
+    assert "other.py" in (tmp_path / "prove.html").read_text()
+
+
+def test_a_page_is_whole_or_not_there(tmp_path, monkeypatch):
+    written(tmp_path)
+    before = (tmp_path / "prove.html").read_text(), (tmp_path / "prove.json").read_text()
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(page, "page", full)
+    with pytest.raises(OSError, match="No space"):
+        files.write(tmp_path, proof(), "other.py")
+    assert ((tmp_path / "prove.html").read_text(), (tmp_path / "prove.json").read_text()) == before
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["prove.html", "prove.json", "tensors"]
+
+
+def test_a_folder_with_other_things_is_refused_before_anything_runs(tmp_path, capsys):
+    line = ["prove", "--layout", "ranks=1", "--layout", "ranks=2", "--out"]
+    (tmp_path / "notes.txt").write_text("mine")
+    assert cli.main([*line, str(tmp_path), "--", "nothing.py"]) == 2
+    assert f"--out: {tmp_path} has other things in it, as notes.txt" in capsys.readouterr().err
+    assert cli.main([*line, str(tmp_path / "notes.txt"), "--", "nothing.py"]) == 2
+    assert "is a file" in capsys.readouterr().err
+    own = tmp_path / "own"
+    (own / "tensors").mkdir(parents=True)
+    (own / "tensors" / "weights.safetensors").write_text("mine")
+    assert cli.main([*line, str(own), "--", "nothing.py"]) == 2
+    assert "has other things in it, as tensors" in capsys.readouterr().err
+
+
+# --- the whole way
+
+SCRIPT = """
+import sys, torch, torch.distributed as dist
+from torch import nn
+batch, times = int(sys.argv[1]), float(sys.argv[2])
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.randn(2, 8, 8, generator=torch.Generator().manual_seed(1))
+for step in data:
+    model(step[dist.get_rank() * batch :][:batch]).square().mean().backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+    if dist.get_world_size() > 1:
+        model[0].weight.grad *= times
+        if times == 3:
+            model[0].weight.grad += torch.linspace(0, 1, 64).view(8, 8)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_bug_a_right_layout_and_one_that_nobody_explains(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
+    texts = ["ranks=1 batch=8 times=1", "ranks=2 batch=4 times=1", "ranks=2 batch=4 times=2", "ranks=2 batch=4 times=3"]
+    words = [word for text in texts for word in ("--layout", text)]
+    line = ["prove", *words, "--double", "--json", "--out", "out", "--", "train.py", "{batch}", "{times}"]
+    assert cli.main(line) == 1
+    out = tmp_path / "out"
+    verdict = json.loads((out / "prove.json").read_text())
+    assert verdict == json.loads(capsys.readouterr().out)
+    assert [one["equal"] for one in verdict["layouts"]] == [True, True, False, False]
+    text = re.sub(r"\s+", " ", Page((out / "prove.html").read_text()).text)
+    right, wrong, unknown = (text.split(mark)[-1] for mark in ("✓ ranks=2", "✗ ranks=2 batch=4 times=2", "times=3"))
+    assert "Trains as the reference does." in right
+    assert "step 1, gradients (× 2), first at 0" in wrong
+    assert "[sum-for-mean] × 2 = the number of ranks" in wrong
+    assert "nobody here knows why" in unknown
+    named = [one["tensors"] for one in verdict["findings"]]
+    assert named == [None, "tensors/finding2.safetensors"]
+    kept = load_file(out / named[1])
+    off = kept["gradient/0.weight/layout"] - 3 * kept["gradient/0.weight/reference"]
+    torch.testing.assert_close(off, torch.linspace(0, 1, 64, dtype=torch.float64).view(8, 8), rtol=1e-6, atol=1e-6)
+    assert [one.name for one in (out / "tensors").iterdir()] == ["finding2.safetensors"]
