@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from pardemo.prove import buffers, causes, clipping, data, draws, forward
+from pardemo.prove import buffers, causes, clipping, data, draws, forward, model_map, unexplained
 from pardemo.prove.assembled import assembled
 from pardemo.prove.facts import Facts, Finding, Pair, floors, pair
 from pardemo.prove.record import sketch
@@ -24,6 +24,7 @@ class Compared:
 
     ``unmatched``: parameters that could not be compared, in a sentence; ``strange``: since one of the models has no
     parameter of this name. ``maps``: which parts the pieces are. ``left_open``: what other layouts may explain.
+    ``model``: its modules in the last step that was compared. ``kept``: tensors of findings that nobody explains.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -35,6 +36,8 @@ class Compared:
     parameters: int = 0
     off: float = 0.0
     left_open: causes.Open | None = None
+    model: model_map.Map | None = None
+    kept: dict[Finding, unexplained.Kept] = field(default_factory=dict)
 
 
 @dataclass
@@ -119,6 +122,8 @@ def layout(reference: Reference, other: Run) -> Compared:
         findings += draws.findings(other, step, found)
         if not any(finding.what in ("data", "parameters") for finding in findings):
             findings += _numbers(reference, other, step, maps, found, made)
+        else:
+            made.model = model_map.of_none(reference, step)
         made.findings += findings
         made.steps = step + 1
         if any(finding.what not in ("random numbers", "printed") for finding in findings):
@@ -278,7 +283,7 @@ def _numbers(
     facts = Facts(other.layout, step, reference.tolerance, reference.order[step], tied=truth.tied)
     facts.cut = {maps.parts[rank][n].name for rank, own in maps.parts.items() for n in own
                  if any(places is not None for places in own[n].index)}  # fmt: skip
-    facts.parted = forward.parted(reference.run, other, step, found, renamed, cut, reference.tolerance)
+    facts.parted, alike = forward.parted(reference.run, other, step, found, renamed, cut, reference.tolerance)
     facts.gradients = _pairs(reference, other, step, maps, "gradient", truth.gradients, reference.tolerance)
     facts.updates = _updates(reference, other, step, maps, facts.gradients)
     facts.holders = {name: len(some) for name, some in _holders(other, step, "before", maps).items()}
@@ -294,6 +299,7 @@ def _numbers(
     }
     facts.norms = reference.norms
     facts.earlier = [reference.whole[before].gradients for before in range(step)]
+    made.model = model_map.of(facts, reference, other, alike)
     made.off = max([made.off, *(one.off for one in facts.gradients.values())])
     findings = buffers.findings(reference, other, step)
     if not facts.parted or not findings or not facts.parted[0].module.startswith(findings[0].module):
@@ -306,6 +312,7 @@ def _numbers(
         findings = causes.of_updates(facts, lambda pairs: _behind(reference, other, step, maps, pairs))
     if not findings:
         findings = buffers.findings(reference, other, step)
+    made.kept |= unexplained.kept(findings, facts, reference.run)
     return findings or causes.printed(facts, reference, other)
 
 
