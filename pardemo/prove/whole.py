@@ -180,7 +180,7 @@ class _Rows:
 
     def __init__(self, reference: Mapping[str, torch.Tensor]):
         self._reference = reference
-        self._tables: dict[tuple[str, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._tables: dict[tuple[str, int], tuple[torch.Tensor, torch.Tensor, float]] = {}
 
     def find(self, value: torch.Tensor, name: str | None, tolerance: float) -> Part | None:
         """The one parameter that has these values, whole or cut along one axis; the one of this name first."""
@@ -221,18 +221,17 @@ class _Rows:
         """The places along an axis that have the value's slices, each once; None where one is nowhere."""
         if (name, axis) not in self._tables:
             slices = whole.movedim(axis, 0).reshape(whole.shape[axis], -1)
-            self._tables[name, axis] = (slices, slices.sum(1) + slices[:, 0] * 0.5)
-        slices, sums = self._tables[name, axis]
+            largest = slices.abs().max().item() or 1.0
+            self._tables[name, axis] = (slices, slices.sum(1) + slices[:, 0] * 0.5, largest)
+        slices, sums, scale = self._tables[name, axis]
         own = value.movedim(axis, 0).reshape(value.shape[axis], -1)
         if own.shape[1] != slices.shape[1]:
             return None
-        wanted = own.sum(1) + own[:, 0] * 0.5
-        scale = slices.abs().max().item() or 1.0
-        near = torch.cdist(wanted.reshape(-1, 1), sums.reshape(-1, 1), p=1)
         places = []
-        for number, row in enumerate(near):
-            best = int(row.argmin())
-            if not bool(((own[number] - slices[best]).abs() <= tolerance * scale).all()):
+        for number in range(len(own)):  # most pieces are no part of most parameters, and the first row says so
+            row = own[number]
+            best = int((sums - (row.sum() + row[0] * 0.5)).abs().argmin())
+            if not bool(((row - slices[best]).abs() <= tolerance * scale).all()):
                 return None
             places.append(best)
         return torch.tensor(places) if len(set(places)) == len(places) else None
