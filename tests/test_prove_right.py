@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from pardemo.prove.layouts import Layout
+from pardemo.prove.proof import Proof
+from pardemo.prove.runner import ProveError
+
 RIGHT = Path(__file__).resolve().parent / "zoo" / "right"
 SPEC = importlib.util.spec_from_file_location("right_run", RIGHT / "run.py")
 run = sys.modules["right_run"] = importlib.util.module_from_spec(SPEC)
@@ -20,11 +24,7 @@ def scripts_of_the_folder(monkeypatch):
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_random_right_layouts_are_not_accused(number):
-    import drawing
-
-    # not our tensor-parallel layers: they fuse q, k and v, which this reference has apart
-    engines = [name for name in drawing.ENGINES if name != "tensor_parallel"]
-    made = run.proven(*run.drawn(31, number, engines))
+    made = run.proven(*run.drawn(31, number))
     assert len(made.layouts) == 1 + run.PER_PROOF
     assert made.equal, str(made)
     assert not [note for note in made.notes if "could not be compared" in note]
@@ -63,3 +63,21 @@ def test_a_layout_with_another_limit_is_accused():
     made = run.proven(MODEL, [{**LAYOUT, "clip": 0.25}], False)
     assert not made.equal
     assert not made.failed
+
+
+def test_a_layout_that_brings_prove_down_is_counted_and_the_others_of_its_proof_are(monkeypatch, capsys):
+    _, layouts, _ = run.drawn(31, 0)
+
+    def proven(model, chosen, double):
+        if layouts[2] in chosen:
+            raise ProveError("no")
+        return Proof([Layout(1, {}, ()), *(Layout(one["ranks"], one, ()) for one in chosen)])
+
+    monkeypatch.setattr(run, "proven", proven)
+    counts = run.Counts(31)
+    run.run(31, 0, counts)
+    assert counts.layouts == len(layouts) == run.PER_PROOF
+    assert counts.proofs == 1
+    assert counts.failed == ["python tests/zoo/right/run.py --seed 31 --only 0 --layout 2: no"]
+    assert counts.engines[layouts[2]["engine"]]["failed"] == 1
+    assert not counts.alarms

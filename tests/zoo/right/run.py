@@ -78,22 +78,28 @@ def proven(model: dict[str, Any], layouts: Sequence[dict[str, Any]], double: boo
 
 
 def run(seed: int, number: int, counts: Counts, few: Sequence[str] = (), only: int | None = None) -> None:
-    """Runs one proof, and prints what was said of its layouts."""
+    """Runs one proof, and prints what was said of its layouts; where that fails, a proof of each of them."""
     model, layouts, double = drawn(seed, number, few)
     begin = time.monotonic()
     chosen = layouts if only is None else [layouts[only]]
     again = f"python tests/zoo/right/run.py --seed {seed} --only {number}" + "".join(f" --engine {one}" for one in few)
     try:
         made = proven(model, chosen, double)
-    except Exception as error:  # a fault of prove's own: the other proofs go on
+    except Exception as error:  # a fault of prove's own: the other layouts go on, and the other proofs
         if not isinstance(error, ValueError):
             traceback.print_exc()
-        counts.failed.append(f"{again}: {error}")
         print(f"FAILED proof {number}: {error}\n    {again}\n    {model} double={double}", flush=True)
+        if only is None:
+            for place in range(len(layouts)):
+                run(seed, number, counts, few, place)
+        else:
+            counts.add(layouts[only]["engine"], "failed")
+            counts.failed.append(f"{again} --layout {only}: {error}")
         return
     finally:
-        counts.seconds = round(counts.seconds + time.monotonic() - begin, 1)
-        counts.proofs += 1
+        if only is None:
+            counts.seconds = round(counts.seconds + time.monotonic() - begin, 1)
+            counts.proofs += 1
     for place, (values, one) in enumerate(zip(chosen, made.layouts[1:], strict=True)):
         said = [f for f in made.findings if f.layout == one.name]
         failed, notes = made.failed.get(one.name), [n for n in made.notes if n.startswith(f"{one.name}:")]
@@ -106,7 +112,7 @@ def run(seed: int, number: int, counts: Counts, few: Sequence[str] = (), only: i
                          f" {f.parameters[:4]}" for f in said] + ([failed] if failed else []) + notes:  # fmt: skip
                 print(f"        {line}", flush=True)
         if outcome in ("alarms", "failed"):
-            getattr(counts, outcome).append(repeat)
+            getattr(counts, outcome).append(f"{repeat}: {failed or said[0].why}")
 
 
 def main() -> None:
