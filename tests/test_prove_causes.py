@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pardemo.prove import causes
 from pardemo.prove.causes import gradients, losses, outputs
 from pardemo.prove.causes.across import Open
+from pardemo.prove.causes.clipped import clipped
 from pardemo.prove.facts import Facts, Finding, Parted, pair
 from pardemo.prove.layouts import Layout
 from pardemo.prove.record.facts import Clip, LossCall, Step
@@ -204,6 +205,37 @@ def test_what_is_made_wrong_is_never_told_as_something_else(ranks, seed, gathere
     assert told == (set() if gathered else {"not-summed"})
     named = gradients.Multiple().cause([wrong], facts(wrong, ranks=ranks))
     assert (named[0] if named else "") == ("sum-for-mean" if gathered else "")
+
+
+# --- a clip that only one way has
+
+
+def stepped(factor, rest=0.0, norm=7.8, step=0):
+    """All updates are the reference's times a factor."""
+    pairs = [of(one, factor * one + rest * drawn(6, 4, seed=9), name) for name, one in (("a.b", G), ("c.d", 2 * G))]
+    made = facts(*pairs, step=step, norms=[norm] * (step + 1))
+    made.updates = {one.name: one for one in pairs}
+    return made, pairs
+
+
+@given(limit=st.sampled_from([0.1, 0.5, 1.0, 1.5, 5.0, 10.0]), over=st.floats(1.01, 1000), here=st.booleans())
+@settings(deadline=None, max_examples=60)
+def test_a_clip_that_one_way_alone_has(limit, over, here):
+    factor = 1 / over if here else over
+    why = clipped(*stepped(factor, norm=limit * over))
+    assert f"to {limit:g}," in why
+    assert ("as if" in why) == here
+
+
+def test_what_is_no_clip():
+    assert clipped(*stepped(1 / 7.8))
+    assert not clipped(*stepped(0.1234567))  # to no number that anybody writes
+    assert not clipped(*stepped(1 / 7.8, rest=0.01))
+    assert not clipped(*stepped(-1 / 7.8))
+    made, pairs = stepped(1 / 7.8)
+    assert not clipped(made, pairs[:1])  # some parameters only: their learning rate, or a group
+    made, pairs = stepped(1 / 7.8)
+    assert not clipped(made, [of(G, G / 7.8, "a.b"), of(G, G / 3.9, "c.d")])
 
 
 # --- losses

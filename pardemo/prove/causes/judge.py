@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pardemo.prove.causes import outputs
+from pardemo.prove.causes.clipped import clipped
 from pardemo.prove.causes.factors import factor
 from pardemo.prove.causes.gradients import BY_PARAMETER, TOGETHER, Cause, Multiple
 from pardemo.prove.facts import Facts, Finding, Pair
@@ -170,7 +171,9 @@ def of_updates(facts: Facts, behind: Callable[[list[Pair]], bool]) -> list[Findi
     elif still:
         made.append(_update(facts, still, "no-gradient", "they have the right gradient, and the step leaves them"))
     rest = [pair for pair in rest if pair not in still]
-    if rest:
+    if why := clipped(facts, rest):
+        made.append(_update(facts, rest, "clipped", why))
+    elif rest:
         why = "their gradient is right, and what the optimizer makes of it is not"
         why += ": moments, weight decay or the master copy" if facts.step else ": weight decay, groups or a copy"
         made.append(_update(facts, rest, "optimizer-state", why))
