@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from test_prove_causes import drawn, facts, of
 
 from pardemo import cli
-from pardemo.prove import files, map_drawing, model_map, page, unexplained
+from pardemo.prove import files, map_drawing, model_map, page, runner, unexplained
 from pardemo.prove.facts import Finding, Parted
 from pardemo.prove.layouts import Layout
 from pardemo.prove.model_map import DIFFERENT, EQUAL, NOT_COMPARED, NOTHING, Cell, Map, Row
@@ -304,9 +304,9 @@ from torch import nn
 batch, times = int(sys.argv[1]), float(sys.argv[2])
 dist.init_process_group("gloo")
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+model = nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-data = torch.randn(2, 8, 8, generator=torch.Generator().manual_seed(1))
+data = torch.randn(2, 8, 32, generator=torch.Generator().manual_seed(1))
 for step in data:
     model(step[dist.get_rank() * batch :][:batch]).square().mean().backward()
     for parameter in model.parameters():
@@ -315,13 +315,15 @@ for step in data:
     if dist.get_world_size() > 1:
         model[0].weight.grad *= times
         if times == 3:
-            model[0].weight.grad += torch.linspace(0, 1, 64).view(8, 8)
+            model[0].weight.grad += torch.linspace(0, 1, 1024).view(32, 32)
     optimizer.step()
     optimizer.zero_grad()
 """
 
 
-def test_a_bug_a_right_layout_and_one_that_nobody_explains(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("elements", [runner.SKETCHED, 100], ids=["small", "compared by sketches first"])
+def test_a_bug_a_right_layout_and_one_that_nobody_explains(elements, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runner, "SKETCHED", elements)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(textwrap.dedent(SCRIPT))
     texts = ["ranks=1 batch=8 times=1", "ranks=2 batch=4 times=1", "ranks=2 batch=4 times=2", "ranks=2 batch=4 times=3"]
@@ -333,7 +335,9 @@ def test_a_bug_a_right_layout_and_one_that_nobody_explains(tmp_path, monkeypatch
     assert verdict == json.loads(capsys.readouterr().out)
     assert [one["equal"] for one in verdict["layouts"]] == [True, True, False, False]
     text = re.sub(r"\s+", " ", Page((out / "prove.html").read_text()).text)
-    right, wrong, unknown = (text.split(mark)[-1] for mark in ("✓ ranks=2", "✗ ranks=2 batch=4 times=2", "times=3"))
+    right, wrong, unknown = (
+        text.split(mark)[-1] for mark in ("✓ ranks=2", "✗ ranks=2 batch=4 times=2", "✗ ranks=2 batch=4 times=3")
+    )
     assert "Trains as the reference does." in right
     assert "step 1, gradients (× 2), first at 0" in wrong
     assert "[sum-for-mean] × 2 = the number of ranks" in wrong
@@ -342,5 +346,5 @@ def test_a_bug_a_right_layout_and_one_that_nobody_explains(tmp_path, monkeypatch
     assert named == [None, "tensors/finding2.safetensors"]
     kept = load_file(out / named[1])
     off = kept["gradient/0.weight/layout"] - 3 * kept["gradient/0.weight/reference"]
-    torch.testing.assert_close(off, torch.linspace(0, 1, 64, dtype=torch.float64).view(8, 8), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(off, torch.linspace(0, 1, 1024, dtype=torch.float64).view(32, 32), rtol=1e-6, atol=1e-6)
     assert [one.name for one in (out / "tensors").iterdir()] == ["finding2.safetensors"]

@@ -19,11 +19,13 @@ STYLE = """
 .equal { background: var(--soft); color: var(--off); }
 .different { background: var(--fails); color: var(--paper); font-weight: 600; }
 .uncompared { color: var(--off); background: repeating-linear-gradient(45deg, transparent 0 4px, var(--line) 4px 5px);
-  border: 1px solid var(--line); }
+  box-shadow: inset 0 0 0 1px var(--line); }
 .means { list-style: none; display: flex; flex-wrap: wrap; gap: .3rem 1.1rem; padding: 0; font-size: .9rem; }
 .means .cell { display: inline-block; min-width: 3rem; margin-right: .4em; }
 @media (max-width: 44rem) { .map { font-size: .8rem; grid-template-columns: minmax(0, 1fr) repeat(3, 3.9rem); }
-  .map .module { padding-left: calc(var(--depth) * .55rem); } .map .head, .cell { padding: .15rem .1rem; } }
+  .map small { display: none; }
+  .map .module { padding: .15rem .3rem .15rem calc(var(--depth) * .55rem); }
+  .map .head, .cell { padding: .15rem .1rem; } }
 """
 #: Numbered modules in a row that are alike, from which on one row stands for all of them.
 FOLDED = 3
@@ -79,7 +81,7 @@ def drawing(of: Map, first: Iterable[str]) -> str:
 
 
 def _line(line: Line) -> str:
-    kind = f" <small>{words(line.row.kind)}</small>" if line.row.kind else ""
+    kind = f" <small>{words(line.row.kind)}</small>" if line.row.kind not in ("", line.label) else ""
     here = " <b>◀ first</b>" if line.first else ""
     module = (
         f'<div class="module{" first" if line.first else ""}" role="rowheader" style="--depth: {line.depth}" '
