@@ -105,6 +105,12 @@ def test_a_piece_with_a_row_that_is_nowhere_or_twice_there_is_not_placed(seed, r
     assert several.Strips(reference, TOLERANCE).find(value) == []
 
 
+def test_a_rank_that_has_nothing_of_a_parameter_has_no_strips_of_it():
+    reference = parameters(3, {"q.weight": (4, 6)})
+    for shape in ((0,), (0, 6), (4, 0)):
+        assert several.Strips(reference, TOLERANCE).find(torch.zeros(shape)) == []
+
+
 def test_columns_as_in_gpt_2():
     reference = parameters(3, {"q.weight": (4, 6), "k.weight": (4, 6), "v.weight": (4, 6), "out.weight": (6, 6)})
     value = torch.cat([reference[f"{kind}.weight"][:, 2:4] for kind in "qkv"], dim=1)

@@ -53,7 +53,7 @@ class Strips:
 
     def find(self, value: torch.Tensor) -> list[Strip]:
         """The strips that a piece of these values is; empty where it is not known of each row which one it is."""
-        for axis in range(value.dim()):
+        for axis in range(value.dim()) if value.numel() else ():
             others = (*value.shape[:axis], *value.shape[axis + 1 :])
             if (axis, others) not in self._tables:
                 self._tables[axis, others] = _Table(self._reference, axis, others, self._tolerance)
