@@ -113,6 +113,7 @@ def _fsdp1(root: torch.nn.Module) -> list[Held]:
 def _deepspeed(
     engine: Any, tied: dict[int, tuple[torch.nn.Parameter, tuple[str, ...]]], gradients: bool
 ) -> Iterator[Held]:
+    from deepspeed.runtime.zero import GatheredParameters
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
 
     zero = engine.zero_optimization_stage() > 0
@@ -121,7 +122,8 @@ def _deepspeed(
         gradient = safe_get_full_grad(parameter) if trained and gradients else None
         value = safe_get_full_fp32_param(parameter) if trained and zero else None
         if value is None:
-            value = parameter.detach()
+            with GatheredParameters([parameter], enabled=hasattr(parameter, "ds_id")):  # frozen, and cut at stage 3
+                value = parameter.detach().clone()
         piece = Piece(names[0], tuple(value.shape), tuple(value.shape), None, None, names[1:], trained)
         yield Held(piece, value, gradient)
 
