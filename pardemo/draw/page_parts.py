@@ -5,6 +5,7 @@ from html import escape
 from typing import NamedTuple
 
 from pardemo.draw import page_style
+from pardemo.draw.palette import INK
 
 STYLE = """
 body { max-width: 60rem; }
@@ -15,7 +16,7 @@ li { margin: .3rem 0; }
 details { margin: .8rem 0; } summary { cursor: pointer; }
 .key { list-style: none; display: flex; flex-wrap: wrap; gap: 0 1.1rem; padding: 0; margin: .3rem 0 .8rem;
   font-size: .95rem; max-width: 640px; }
-.key i { display: inline-block; width: .9em; height: .9em; border: 1px solid #1a1a1a; outline: 1px solid var(--line);
+.key i { display: inline-block; width: .9em; height: .9em; outline: 1px solid var(--line);
   border-radius: .15rem; vertical-align: -.1em; margin-right: .35em; }
 @media (max-width: 44rem) { nav { position: static; } }
 """
@@ -65,7 +66,10 @@ def key(first: str, colours: Mapping[str, str]) -> str:
     """What colours mean, beneath a drawing."""
     if not colours:
         return ""
-    items = "".join(f'<li><i style="background: {colour}"></i>{words(name)}</li>' for name, colour in colours.items())
+    items = "".join(
+        f'<li><i style="background: {colour}; border: 1px solid {INK}"></i>{words(name)}</li>'
+        for name, colour in colours.items()
+    )
     return f'<ul class="key">{f"<li>{words(first)}:</li>" if first else ""}{items}</ul>'
 
 
