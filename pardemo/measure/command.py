@@ -129,9 +129,10 @@ def _measured(
 @contextlib.contextmanager
 def _ends_in_order() -> Iterator[None]:
     """SIGTERM and SIGHUP end the run as an interrupt does: its ranks, and what it has in temporary folders, go."""
+    ended: list[int] = []
 
     def end(number: int, frame: Any) -> None:
-        print(f"\npardemo measure: ended by {signal.Signals(number).name}", file=sys.stderr)
+        ended.append(number)  # says nothing here: what it interrupts may be writing to the same stream
         raise SystemExit(128 + number)
 
     if threading.current_thread() is not threading.main_thread():
@@ -140,6 +141,12 @@ def _ends_in_order() -> Iterator[None]:
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
+    except BaseException:
+        if not ended:
+            raise
+        # whatever came of it: the same signal may have killed ranks, in whose place something else was raised
+        print(f"\npardemo measure: ended by {signal.Signals(ended[0]).name}", file=sys.stderr)
+        raise SystemExit(128 + ended[0]) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
