@@ -14,12 +14,10 @@ FOUND = ROOT / "tests" / "found"
 PAGE = (ROOT / "docs" / "found.md").read_text(encoding="utf-8")
 
 
-def printed(name: str, tp: int) -> str:
-    """What the reproduction prints under torchrun on ``tp`` ranks."""
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={tp}"]
-    run = subprocess.run(
-        [*words, str(FOUND / f"{name}.py"), "--tp", str(tp)], capture_output=True, text=True, timeout=120
-    )
+def printed(name: str, ranks: int, *options: str) -> str:
+    """What the reproduction prints under torchrun."""
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    run = subprocess.run([*words, str(FOUND / f"{name}.py"), *options], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr[-2000:]
     return run.stdout
 
@@ -42,11 +40,40 @@ def test_the_page_names_the_pinned_release():
 
 
 def test_frozen_norm_is_trained():
-    assert moved(printed("frozen_norm_is_trained", tp=1)) == 0
-    broken = printed("frozen_norm_is_trained", tp=2)
+    assert moved(printed("frozen_norm_is_trained", 1, "--tp", "1")) == 0
+    broken = printed("frozen_norm_is_trained", 2)
     assert moved(broken) > 0.001, "mended: take it off docs/found.md"
     assert moved(broken) == pytest.approx(moved(PAGE), rel=1e-3)  # fp32, and other processors add in another order
     line = [str(FOUND / "frozen_norm_is_trained.py"), "--tp", "{tp}"]
     proof = prove.script(line, ["ranks=1 tp=1", "ranks=2 tp=2"], double=True)
     assert not proof.equal
     assert [finding.parameters for finding in proof.findings] == [("0.bias", "0.weight")]
+
+
+def test_divided_twice():
+    norms = [
+        float(text.split()[-1])
+        for text in (printed("divided_twice", 4, "--shards", shards).splitlines()[0] for shards in ("1", "2"))
+    ]
+    assert norms[1] / norms[0] == pytest.approx(4, rel=1e-3), "mended: take it off docs/found.md"
+    proof = prove.script(
+        [str(FOUND / "divided_twice.py"), "--shards", "{shards}"],
+        ["ranks=1 shards=1", "ranks=4 shards=2", "ranks=4 shards=1"],
+        double=True,
+    )
+    assert [(finding.layout, finding.cause) for finding in proof.findings] == [("ranks=4 shards=1", "mean-for-sum")]
+    assert proof.findings[0].factor == pytest.approx(1 / 4)
+
+
+def test_gradient_of_another_head():
+    assert "first.weight no gradient" in printed("gradient_of_another_head", 4), "mended: take it off docs/found.md"
+    proof = prove.script(
+        [str(FOUND / "gradient_of_another_head.py"), "--late", "{late}"],
+        ["ranks=1 late=all_reduce", "ranks=4 late=gradient_sync", "ranks=4 late=all_reduce"],
+        double=True,
+    )
+    assert {finding.layout for finding in proof.findings} == {"ranks=4 late=all_reduce"}
+    assert [finding.parameters for finding in proof.findings] == [
+        ("first.bias", "first.weight"),
+        ("second.bias", "second.weight"),
+    ]
