@@ -77,3 +77,12 @@ def test_gradient_of_another_head():
         ("first.bias", "first.weight"),
         ("second.bias", "second.weight"),
     ]
+
+
+def test_loss_of_a_sharded_tensor():
+    line = [str(FOUND / "loss_of_a_sharded_tensor.py"), "--loss", "{loss}"]
+    assert prove.script(line, ["ranks=1 loss=l1_loss", "ranks=2 loss=l1_loss"], double=True).equal
+    for loss in ("mse_loss", "huber_loss", "smooth_l1_loss", "soft_margin_loss"):
+        proof = prove.script(line, [f"ranks=1 loss={loss}", f"ranks=2 loss={loss}"], double=True)
+        assert [finding.cause for finding in proof.findings] == ["sum-for-mean"], f"{loss} is mended: docs/found.md"
+        assert proof.findings[0].factor == pytest.approx(2)
