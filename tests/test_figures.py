@@ -327,3 +327,22 @@ def test_a_measured_script_is_told_in_multiples_of_its_formula(out):
         "right 3.000, 2.000; alone 3.000, 2.500."
     )
     assert len(list((out / "figures").iterdir())) == 5
+
+
+def test_versions_of_a_script_are_told_by_what_is_wrong(out):
+    losses = {"monday": [2.0, 1.0] * 20, "wednesday": [2.0, 1.0] * 20}
+    assert figures.four_curves(losses).alt == "Losses of the last 20 steps, on average: monday 1.500, wednesday 1.500."
+    told = figures.gaps_beside_noise({"monday": 1e-7, "tuesday": 0.02, "thursday": 0.001}, 0.25).alt
+    assert told.endswith("monday 1e-07, tuesday 0.02, thursday 0.001; from one step to the next 0.25.")
+    right, half, other = (1.0, 0.0), (0.5, 0.0), (0.9, 0.3)
+    versions = {
+        "monday": {"a.weight": half, "a.bias": half, "b.weight": half},
+        "faulty\nnorm": {"a.weight": right, "a.bias": other, "b.weight": right},
+    }
+    told = figures.map_of_modules(versions).alt
+    assert told == "Modules with wrong gradients, of 2: monday: 2; faulty norm: 1."
+    drawn = (out / "figures" / "is_it_right_map.svg").read_text()
+    assert drawn.count("× 0.5") == 2
+    told = figures.bug_beside_rounding({"fp32": 1e-7, "fp64": 1e-16}, {"fp32": 2e-5, "fp64": 2e-5}).alt
+    assert told.endswith("fp32 1e-07 and 2e-05; fp64 1e-16 and 2e-05.")
+    assert len(list((out / "figures").iterdir())) == 4

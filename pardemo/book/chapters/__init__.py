@@ -25,6 +25,7 @@ CHAPTERS = {
     "cluster": "The cluster",
     "which_layout": "Which layout?",
     "script_measured": "A script, measured",
+    "is_it_right": "Is it right?",
     "scorecard": "The scorecard",
 }
 

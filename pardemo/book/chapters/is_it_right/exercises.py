@@ -1,0 +1,103 @@
+"""The exercises of this chapter, and what checks an answer to each: scripts with one bug, mended and proven."""
+
+import io
+import tempfile
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from pathlib import Path
+
+from pardemo import prove
+from pardemo.book.chapters.is_it_right.measured import suspect
+from pardemo.book.page.exercises import Exercise, Mistake, call
+from pardemo.prove.text import why
+
+EXERCISES = {
+    "first": Exercise(
+        "my_first",
+        "Which of the two micro-batches makes DDP sum the gradients, and what is in them then? In one process there is "
+        "nothing to sum.",
+    ),
+    "second": Exercise(
+        "my_second",
+        "Compare two ranks' gradients of norm 3 and norm 0.1, clipped and then averaged, with what one process clips.",
+    ),
+    "third": Exercise(
+        "my_third",
+        "The first two steps are right. DDP registers what it has to sum once. When, and of which parameters?",
+    ),
+    "fourth": Exercise(
+        "my_fourth",
+        "The two ranks' outputs are added up. What do both of them hold in whole, and how often is it in the sum?",
+    ),
+    "fifth": Exercise(
+        "my_fifth",
+        "The first epoch is right. Every rank shuffles all samples for itself, and takes every other one. Do two ranks "
+        "shuffle alike?",
+    ),
+}
+STEPS = 6
+TIMEOUT_S = 120
+#: Global batches that are the same: one process has the whole one.
+_REPLICAS = ("ranks=1 batch=16", "ranks=2 batch=8")
+_SHARED = ("ranks=1 batch=16", "ranks=2 tp=2 batch=16")
+
+
+def check_first(function: Callable[[str], str]) -> str:
+    """``function(script)`` is the script with the sum in the right micro-batch."""
+    _prove("first", function, _REPLICAS)
+    return "Right. no_sync, or its flag, has to end before the last micro-batch's forward pass, and not later."
+
+
+def check_second(function: Callable[[str], str]) -> str:
+    """``function(script)`` is the script that clips what has been averaged."""
+    _prove("second", function, _REPLICAS)
+    return "Right. Clipping is not linear, so that its place matters: after everything has been summed."
+
+
+def check_third(function: Callable[[str], str]) -> str:
+    """``function(script)`` is the script whose unfrozen layers are summed, too."""
+    _prove("third", function, _REPLICAS)
+    return "Right. A wrapper knows the model as it was when it was made."
+
+
+def check_fourth(function: Callable[[str], str]) -> str:
+    """``function(script)`` is the script that adds the bias once."""
+    _prove("fourth", function, _SHARED)
+    return "Right. What ranks have in whole must not go into a sum over them: add it behind the sum."
+
+
+def check_fifth(function: Callable[[str], str]) -> str:
+    """``function(script)`` is the script in which all ranks know the epoch."""
+    _prove("fifth", function, _REPLICAS)
+    return "Right. Ranks that each shuffle for themselves must do it from the same seed, in each epoch."
+
+
+def _prove(name: str, function: Callable[[str], str], layouts: tuple[str, str]) -> None:
+    """Proves the mended script on ranks against the script as it was in one process.
+
+    Raises:
+        Mistake: it is no script, the same one, one that cannot be run, or one that trains otherwise.
+    """
+    script = suspect(name)
+    mended = call(function, script)
+    if not isinstance(mended, str):
+        raise Mistake(f"It returned {type(mended).__name__}; it should return the text of the mended script.")
+    if mended == script:
+        raise Mistake("It returned the script as it was: is the text that you replace in it, letter by letter?")
+    try:
+        compile(mended, f"{name}.py", "exec")
+    except SyntaxError as error:
+        raise Mistake(f"What it returned is no Python: {error.msg}, in line {error.lineno}.") from None
+    with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):  # what the scripts print
+        as_it_was, on_ranks = Path(folder, f"{name}.py"), Path(folder, "mended.py")
+        as_it_was.write_text(script, encoding="utf-8")
+        on_ranks.write_text(mended, encoding="utf-8")
+        line = ["{file}", "--batch", "{batch}"]
+        chosen = [f"{text} file={file}" for text, file in zip(layouts, (as_it_was, on_ranks), strict=True)]
+        made = prove.script(line, chosen, double=True, steps=STEPS, timeout_s=TIMEOUT_S)
+    if made.failed:
+        raise Mistake(f"Your script on 2 ranks: {next(iter(made.failed.values()))}")
+    if made.findings:
+        first = made.findings[0]
+        what = {"forward": "outputs", "data": "samples"}.get(first.what, first.what)
+        raise Mistake(f"It does not train as one process does. In step {first.step} the {what} differ: {why(first)}.")
