@@ -36,7 +36,7 @@ def cells(output: torch.Tensor) -> torch.Tensor:
     """
     plain = output.detach().to(torch.float64)
     if plain.dim() < 2:
-        return plain.reshape(-1, 1)
+        return plain.reshape(-1, 1).clone()  # a wrapper gives what it wraps gives: files keep no memory twice
     width = plain.shape[-1]
     basis = torch.stack([signs(width, 0), signs(width, 1)], dim=1)  # [h, 2]
     return torch.cat([plain @ basis, plain.norm(dim=-1, keepdim=True)], dim=-1)
