@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pardemo.prove import large, proof, runner, several, whole
 from pardemo.prove.assembled import assembled
 from pardemo.prove.layouts import Layout
+from pardemo.prove.record import sketch
 from pardemo.prove.record.facts import Piece
 
 TOLERANCE = 1e-6
@@ -261,3 +262,8 @@ def test_a_third_of_a_large_model_s_is_found_by_sketches_and_compared_in_full(ri
     whole_again = {f"layers.1.attention.{name}.weight" for name in ("q", "k", "v", "qkv")}
     assert set(names[-1]) == whole_again
     assert any("compared in full" in note for note in made.notes)
+
+
+def test_a_number_that_a_wrapper_hands_on_is_kept_once_for_each():
+    loss = torch.ones((), dtype=torch.float64)  # as of PEFT's model, and of the one in it
+    assert sketch.cells(loss).data_ptr() != sketch.cells(loss).data_ptr()
