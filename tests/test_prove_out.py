@@ -268,6 +268,14 @@ def test_an_earlier_proof_makes_room(tmp_path):
     assert "other.py" in (tmp_path / "prove.html").read_text()
 
 
+def test_what_a_killed_proof_has_left_goes(tmp_path):
+    (left := tmp_path / ".prove-half").mkdir()
+    (left / files.PAGE).write_text("half of a page")
+    files.write(files.folder(str(tmp_path)), proof(), "train.py")
+    assert not left.exists()
+    assert (tmp_path / files.PAGE).exists()
+
+
 def test_a_page_is_whole_or_not_there(tmp_path, monkeypatch):
     written(tmp_path)
     before = (tmp_path / "prove.html").read_text(), (tmp_path / "prove.json").read_text()

@@ -92,3 +92,5 @@ def test_the_count_that_is_kept_has_no_false_alarm():
         assert sum(engine[what] for engine in kept.engines.values()) == of
     assert kept.layouts
     assert not kept.alarms
+    told = run.TOLD.findall(run.PAGE.read_text(encoding="utf-8"))
+    assert told == [f"{kept.layouts:,}"], "tests/zoo/right/run.py --write says so"

@@ -47,6 +47,8 @@ def write(folder: Path, made: Proof, script: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     numbers = {finding: number for number, finding in enumerate(made.findings, 1)}
     made.files = {finding: f"{TENSORS}/finding{numbers[finding]}.safetensors" for finding in made.kept}
+    for left in folder.glob(f"{_WRITTEN}*"):  # by a proof that was killed while it wrote
+        shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder, prefix=_WRITTEN) as temporary:
         whole = Path(temporary)
         for finding, kept in made.kept.items():

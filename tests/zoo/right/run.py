@@ -6,7 +6,7 @@
 
 A proof has one model and several layouts of it, all held against one process. ``--write`` goes on where
 ``outputs/reference/right_layouts.json`` ends, if that is of the same seed, until there are ``--count`` layouts or the
-seconds are over.
+seconds are over; ``docs/prove.md`` then says how many there are.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import io
 import json
 import os
 import random
+import re
 import sys
 import time
 import traceback
@@ -26,6 +27,8 @@ from typing import Any
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 WRITTEN = ROOT / "outputs" / "reference" / "right_layouts.json"
+#: Where a document says how many there are.
+PAGE, TOLD = ROOT / "docs" / "prove.md", re.compile(r"(?<=drawn from seed 1, )[\d,]+(?= were run)")
 PER_PROOF = 6
 
 
@@ -138,6 +141,8 @@ def main() -> None:
         run(asked.seed, counts.proofs, counts, asked.engine)
         if asked.write:
             WRITTEN.write_text(json.dumps(asdict(counts), indent=1) + "\n", encoding="utf-8")
+    if asked.write:
+        PAGE.write_text(TOLD.sub(f"{counts.layouts:,}", PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     print(f"{counts.layouts} layouts, {len(counts.alarms)} false alarms, {len(counts.failed)} failed, "
           f"{counts.seconds} s: {json.dumps(counts.engines)}")  # fmt: skip
 
