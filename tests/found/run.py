@@ -1,0 +1,174 @@
+"""Runs right layouts of the pinned libraries' own engines under ``pardemo prove``: a silent bug would part them.
+
+    python tests/found/run.py [--only NAME …] [--write] [--docs] [--verbose]
+
+``--write`` puts what came out into ``outputs/reference/searched.json`` (with ``--only``, of those alone: the others
+stay), and makes docs/found.md's table of it; ``--docs`` makes the table of what that file has, and runs nothing.
+"""
+
+import argparse
+import contextlib
+import importlib.metadata
+import io
+import json
+import os
+import re
+import sys
+import time
+import tomllib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+SEARCHED = Path(__file__).resolve().parent / "searched"
+ROOT = SEARCHED.parent.parent.parent
+RESULT = ROOT / "outputs" / "reference" / "searched.json"
+PAGE = ROOT / "docs" / "found.md"
+PLACE = re.compile(r"(<!-- searched: [^>]*-->\n).*?(<!-- end of searched -->)", re.DOTALL)
+#: Folders whose library has another name among packages.
+PACKAGES = {"megatron": "megatron-core"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A script, and the lists of layouts that have to train alike: each list is a proof."""
+
+    library: str
+    name: str
+    what: str
+    layouts: tuple[str, ...]
+    double: bool = True
+    also: tuple[str, ...] = ()
+    script_name: str = ""
+
+    @property
+    def script(self) -> Path:
+        """The script of all its layouts: of the case's name, unless it says another."""
+        return SEARCHED / self.library / f"{self.script_name or self.name}.py"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a case's proofs said: ``said`` is empty where all layouts train alike."""
+
+    library: str
+    version: str
+    name: str
+    script: str
+    what: str
+    layouts: list[str]
+    double: bool
+    right: int
+    said: list[str]
+    seconds: float
+
+
+def cases() -> list[Case]:
+    """All cases of all libraries, in their order."""
+    made = []
+    for file in sorted(SEARCHED.glob("*/cases.toml")):
+        for name, of in tomllib.loads(file.read_text(encoding="utf-8")).items():
+            lists = {key: tuple(of.pop(key)) for key in ("layouts", "also") if key in of}
+            made.append(Case(file.parent.name, name, **of, **lists))
+    return made
+
+
+def proven(case: Case, texts: tuple[str, ...]):
+    """The proof of a list of layouts; a name that a layout leaves out has the first layout's value, or the script's."""
+    from pardemo.prove import layouts, proof, runner
+
+    keys = sorted({word.partition("=")[0] for text in texts for word in text.split()} - {"ranks"})
+    defaults = {key: default(case.script, key) for key in keys}
+    full = []
+    for text in texts:
+        own = dict(word.split("=", 1) for word in text.split())
+        full.append(" ".join(f"{key}={value}" for key, value in {"ranks": 1, **defaults, **own}.items()))
+    line = [os.path.relpath(case.script), *(f"--{key}={{{key}}}" for key in keys)]
+    options = runner.Options(double=case.double, timeout_s=120)
+    with contextlib.redirect_stdout(io.StringIO()):
+        return proof.scripts(layouts.from_texts(full, line), options)
+
+
+def default(script: Path, key: str) -> str:
+    """The default of a script's option, or ``none``."""
+    found = re.search(rf'"--{key}",[^)\n]*?default=("?)([^",)]*)\1', script.read_text(encoding="utf-8"))
+    return (found[2] if found else "") or "none"
+
+
+def outcome(case: Case) -> Outcome:
+    """Runs a case's proofs."""
+    begin, right, said = time.monotonic(), 0, []
+    for texts in filter(None, (case.layouts, case.also)):
+        try:
+            made = proven(case, texts)
+        except ValueError as error:
+            said.append(str(error))
+            continue
+        said += [f"{name}: {error}" for name, error in made.failed.items()]
+        said += [f"{f.layout}: step {f.step}, {f.what}, {f.cause} at {f.module}: {f.why}" for f in made.findings]
+        right += len(texts) - 1 - len({*made.failed, *(finding.layout for finding in made.findings)})
+    version = importlib.metadata.version(PACKAGES.get(case.library, case.library)).partition("+")[0]
+    took = round(time.monotonic() - begin, 1)
+    layouts = [*case.layouts, *case.also]
+    return Outcome(
+        case.library, version, case.name, case.script.name, case.what, layouts, case.double, right, said, took
+    )
+
+
+def table(kept: list[dict]) -> str:
+    """A row for each case in which all layouts train alike, and a sentence before them."""
+    rows = [one for one in kept if not one["said"]]
+    count = sum(one["right"] for one in rows)
+    lines = [
+        f"{count} layouts of {len(rows)} scripts, each held against one process (`python tests/found/run.py`); in fp64 "
+        "but where it says fp32.",
+        "", "| library | script | what was compared, and in how many layouts |", "|---|---|---|",
+    ]  # fmt: skip
+    for one in rows:
+        script = f"[{one['name']}](../tests/found/searched/{one['library']}/{one['script']})"
+        what = f"{one['what']}: {one['right']}{'' if one['double'] else ', fp32'}"
+        lines.append(f"| {PACKAGES.get(one['library'], one['library'])} {one['version']} | {script} | {what} |")
+    return "\n".join(lines) + "\n"
+
+
+def write_page() -> None:
+    """Makes the page's table anew of what is kept."""
+    made = table(json.loads(RESULT.read_text(encoding="utf-8")))
+    text = PLACE.sub(lambda place: place[1] + made + place[2], PAGE.read_text(encoding="utf-8"))
+    PAGE.write_text(text, encoding="utf-8")
+
+
+def write(outcomes: list[Outcome]) -> None:
+    """Keeps these outcomes beside those of the other cases, in the order of all."""
+    kept = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else []
+    all_of = {(one["library"], one["name"]): one for one in [*kept, *map(asdict, outcomes)]}
+    order = [all_of[key] for key in ((case.library, case.name) for case in cases()) if key in all_of]
+    RESULT.write_text(json.dumps(order, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="names of scripts or libraries")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--docs", action="store_true")
+    parser.add_argument("--verbose", action="store_true", help="show what the scripts print, too")
+    asked = parser.parse_args()
+    outcomes = []
+    for case in [] if asked.docs else cases():
+        if asked.only and not {case.library, case.name} & set(asked.only):
+            continue
+        quiet = contextlib.nullcontext() if asked.verbose else contextlib.redirect_stderr(io.StringIO())
+        with quiet:
+            one = outcome(case)
+        outcomes.append(one)
+        print(f"{'right' if not one.said else 'PARTED'} {one.right} layouts {one.seconds:5.1f} s  "
+              f"{one.library}/{one.name}", *one.said, sep="\n    ", flush=True)  # fmt: skip
+    if asked.write:
+        write(outcomes)
+    if asked.write or asked.docs:
+        write_page()
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()
