@@ -105,3 +105,39 @@ def test_classifier_times_micro_batches():
         ("accumulation-not-divided", 4),
         ("sum-for-mean", 2),
     ], "mended: take it off docs/found.md"
+
+
+def norms(text: str) -> list[float]:
+    """The norm of the gradient in each line."""
+    return [float(line.split()[-1]) for line in text.splitlines() if line.startswith("step")]
+
+
+def test_accumulated_norm():
+    assert norms(printed("accumulated_norm", 1, "--tp", "1")) == pytest.approx([0.003764, 0.004365, 0.004415], rel=2e-3)
+    broken = norms(printed("accumulated_norm", 2))
+    assert broken == pytest.approx([0.006623, 0.005326, 0.006582], rel=2e-3), "mended: take it off docs/found.md"
+
+
+def test_not_in_the_plan():
+    line = [str(FOUND / "not_in_the_plan.py"), "--tp", "{tp}", "--model", "{model}"]
+    for model, names in (("Glm4Moe", ("k_norm", "q_norm")), ("Apertus", ("alpha_n", "alpha_p"))):
+        proof = prove.script(line, [f"ranks=1 tp=1 model={model}", f"ranks=2 tp=2 model={model}"], double=True)
+        assert [finding.cause for finding in proof.findings] == ["not-summed"], "mended: take it off docs/found.md"
+        assert len(proof.findings[0].parameters) == len(names)
+        assert all(any(name in of for of in proof.findings[0].parameters) for name in names)
+
+
+def test_rows_of_another_weight():
+    assert "are others" not in printed("rows_of_another_weight", 1, "--tp", "1")
+    broken = printed("rows_of_another_weight", 2)
+    assert "q_proj.weight: 32 of 32 rows are others" in broken, "mended: take it off docs/found.md"
+
+
+def test_saved_module_is_not_trained():
+    assert printed("saved_module_is_not_trained", 1, "--tp", "1").count("True") == 3
+    assert printed("saved_module_is_not_trained", 2).count("False") == 6, "mended: take it off docs/found.md"
+
+
+def test_predivided():
+    right, broken = (norms(printed("predivided", 2, "--stage", stage)) for stage in ("2", "3"))
+    assert right[0] / broken[0] == pytest.approx(2, rel=1e-3), "mended: take it off docs/found.md"
