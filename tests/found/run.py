@@ -25,7 +25,7 @@ RESULT = ROOT / "outputs" / "reference" / "searched.json"
 PAGE = ROOT / "docs" / "found.md"
 PLACE = re.compile(r"(<!-- searched: [^>]*-->\n).*?(<!-- end of searched -->)", re.DOTALL)
 #: Folders whose library has another name among packages.
-PACKAGES = {"megatron": "megatron-core"}
+PACKAGES = {"megatron": "megatron-core", "trainer": "transformers"}
 
 
 @dataclass(frozen=True)
