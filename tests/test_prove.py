@@ -183,6 +183,22 @@ def test_engines_train_as_one_process(others):
     assert (made.steps, made.parameters, made.tolerance) == (2, 15, 1e-9)
 
 
+def test_a_module_that_gets_nothing_is_not_compared():
+    class Unused(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.of = nn.Linear(16, 16)
+
+        def forward(self, x):
+            return x + self.of(x[:, :0]).sum()  # as an expert without tokens
+
+    def with_unused():
+        return nn.Sequential(nn.Embedding(32, 16), Unused(), nn.Linear(16, 32))
+
+    made = prove(with_unused, loss, batches(), by_name, ["ranks=1", "ranks=2 engine=ddp"])
+    assert made.equal, str(made)
+
+
 @pytest.mark.parametrize("engine", ["Zero", "deepspeed"])
 def test_zero_trains_as_one_process_in_fp32(engine):
     accumulate = 2 if engine == "deepspeed" else 1
