@@ -56,7 +56,7 @@ def test_a_missed_target_is_told_at_the_end_and_stops_nothing(build, tmp_path, c
 
 
 def test_a_whole_build_replaces_the_old_one_and_keeps_what_other_commands_wrote(build, tmp_path, capsys):
-    of_prove = {"zoo.json", "releases.json", "right_layouts.json"}
+    of_prove = {"zoo.json", "releases.json", "right_layouts.json", "searched.json"}
     for name in of_prove:
         (tmp_path / "reference" / name).write_text('["of another command"]\n')
     assert build() == 0
@@ -114,4 +114,4 @@ def test_no_committed_file_of_another_command_would_be_dropped():
     """Whatever a script of the tests writes into the committed run has to be kept."""
     scripts = [path.read_text(encoding="utf-8") for path in (project.root() / "tests").rglob("run.py")]
     written = {name for text in scripts for name in re.findall(r'"outputs" / "reference" / "([\w.]+)"', text)}
-    assert {"zoo.json", "releases.json", "right_layouts.json"} <= written <= set(reference.KEPT)
+    assert {"zoo.json", "releases.json", "right_layouts.json", "searched.json"} <= written <= set(reference.KEPT)
