@@ -3,6 +3,7 @@
 import json
 import textwrap
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 from pardemo import cli
 from pardemo.prove import Parallel, large, layouts, proof, prove, runner
+from pardemo.prove import script as prove_script
 
 SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
 
@@ -428,4 +430,11 @@ def test_accelerate_trains_as_one_process(script):
     texts = ["ranks=1 batch=8 accumulate=1", "ranks=2 batch=2 accumulate=2"]
     line = ["train.py", "--batch", "{batch}", "--accumulate", "{accumulate}"]
     made = proof.scripts(layouts.from_texts(texts, line), runner.Options(steps=2, double=True))
+    assert made.equal, str(made)
+
+
+def test_a_zero_bubble_pipeline_takes_gradients_without_backward():
+    file = Path(__file__).parent / "found" / "searched" / "torch" / "pipeline.py"
+    chosen = ["ranks=1 pp=1 schedule=none", "ranks=2 pp=2 schedule=InterleavedZeroBubble"]
+    made = prove_script([str(file), "--pp", "{pp}", "--schedule", "{schedule}"], chosen, double=True)
     assert made.equal, str(made)

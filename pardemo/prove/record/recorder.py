@@ -89,6 +89,12 @@ class Recorder(Outputs):
             finally:
                 self._inside = inside
 
+        def grad(*args: Any, **kwargs: Any) -> Any:  # zero-bubble pipelines take gradients of weights so
+            self.now.backwards += compat.graph_task() == -1 and not self._inside
+            return asked(*args, **kwargs)
+
+        asked = torch.autograd.grad
+        self._changes.enter_context(compat.replaced(torch.autograd, "grad", grad))
         torch.autograd.backward = backward
         self._changes.enter_context(
             compat.replaced(torch.nn.Module, "__call__", self._called(torch.nn.Module.__call__))
