@@ -34,7 +34,10 @@ PER_PROOF = 6
 
 @dataclass
 class Counts:
-    """Of all layouts that were run: how many, by engine; which were accused, which failed, what was not compared."""
+    """Of all layouts that were run: how many, by engine; which were accused, which failed, what was not compared.
+
+    ``mended``: those that were accused, by a fault of ``prove`` that has been mended since, each with its test.
+    """
 
     seed: int
     proofs: int = 0
@@ -43,6 +46,7 @@ class Counts:
     engines: dict[str, dict[str, int]] = field(default_factory=dict)
     alarms: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
+    mended: list[str] = field(default_factory=list)
 
     def add(self, engine: str, outcome: str) -> None:
         """Counts a layout."""
