@@ -21,7 +21,7 @@ with tempfile.TemporaryDirectory() as folder:
     cut = {"distributed_config": DistributedConfig(tp_size=tp)} if tp > 1 else {}
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", **cut)
 for parameter in model.parameters():
-    parameter.data = parameter.data.clone()  # as on a GPU: on a CPU it is the file's memory, which nobody can copy
+    parameter.data = parameter.data.clone()  # on a CPU it is the memory of the file, which rank 1 cannot copy
 model = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["lm_head"]))
 model.get_submodule("base_model.model.model.layers.0.self_attn.q_proj.lora_A.default").weight.data.fill_(0.01)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
