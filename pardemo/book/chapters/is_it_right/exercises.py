@@ -1,5 +1,6 @@
 """The exercises of this chapter, and what checks an answer to each: scripts with one bug, mended and proven."""
 
+import ast
 import io
 import tempfile
 from collections.abc import Callable
@@ -85,7 +86,7 @@ def _prove(name: str, function: Callable[[str], str], layouts: tuple[str, str]) 
     if mended == script:
         raise Mistake("It returned the script as it was: is the text that you replace in it, letter by letter?")
     try:
-        compile(mended, f"{name}.py", "exec")
+        ast.parse(mended)
     except SyntaxError as error:
         raise Mistake(f"What it returned is no Python: {error.msg}, in line {error.lineno}.") from None
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(io.StringIO()):  # what the scripts print
