@@ -64,7 +64,7 @@ def test_each_exercise_is_asked_in_the_notebook_of_its_chapter():
 @pytest.mark.parametrize("notebook", project.notebooks())
 def test_every_notebook_asks_two_or_three_with_a_stub_that_may_stay_open(notebook):
     found = asked(notebook)
-    assert 2 <= len(found) <= 3
+    assert 2 <= len(found) <= (5 if notebook.endswith("is_it_right") else 3), "scripts with bugs are shorter to answer"
     for name, function in found.items():
         assert judge(name, function).told == QUIET.replace("my_order", EXERCISES[name].stub)
         module = sys.modules[f"pardemo.book.chapters.{name.partition('.')[0]}.solutions"]

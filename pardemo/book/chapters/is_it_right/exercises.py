@@ -24,7 +24,7 @@ EXERCISES = {
     ),
     "third": Exercise(
         "my_third",
-        "The first two steps are right. DDP registers what it has to sum once. When, and of which parameters?",
+        "The first two steps are right. DDP registers once what it has to sum: when, and of which parameters?",
     ),
     "fourth": Exercise(
         "my_fourth",
@@ -32,7 +32,7 @@ EXERCISES = {
     ),
     "fifth": Exercise(
         "my_fifth",
-        "The first epoch is right. Every rank shuffles all samples for itself, and takes every other one. Do two ranks "
+        "The first epoch is right. Each rank shuffles all samples for itself and takes every other one: do two ranks "
         "shuffle alike?",
     ),
 }
