@@ -131,6 +131,9 @@ def test_rows_of_another_weight():
     assert "are others" not in printed("rows_of_another_weight", 1, "--tp", "1")
     broken = printed("rows_of_another_weight", 2)
     assert "q_proj.weight: 32 of 32 rows are others" in broken, "mended: take it off docs/found.md"
+    line = [str(FOUND / "rows_of_another_weight.py"), "--tp", "{tp}"]
+    proof = prove.script(line, ["ranks=1 tp=1", "ranks=2 tp=2"], double=True)
+    assert [(finding.cause, len(finding.parameters)) for finding in proof.findings] == [("initial-parameters", 24)]
 
 
 def test_saved_module_is_not_trained():

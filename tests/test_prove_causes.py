@@ -14,8 +14,8 @@ from pardemo.prove.causes.across import Open
 from pardemo.prove.causes.clipped import clipped
 from pardemo.prove.facts import Facts, Finding, Parted, pair
 from pardemo.prove.layouts import Layout
-from pardemo.prove.record.facts import Clip, LossCall, Step
-from pardemo.prove.whole import Part
+from pardemo.prove.record.facts import Clip, LossCall, Piece, Step
+from pardemo.prove.whole import Part, atlas
 
 TOLERANCE = 1e-9
 
@@ -331,7 +331,33 @@ def test_outputs():
     turned = ELSEWHERE.clone()
     turned[:, 2] = 0  # the last is of norms
     assert outputs_of(parted(turned, R)) == "positions"
+    normalised = R.clone()
+    normalised[:, 2] = 1  # all its vectors have one length, and what goes in may be wrong in any way
+    assert outputs_of(parted(turned, normalised)) == ""
     assert outputs_of(parted(ELSEWHERE, R)) == ""
+
+
+def test_weights_that_are_another_parameters():
+    moved = {"head.q.weight": "head.k.weight", "layers.0.q.weight": "layers.0.k.weight"}
+    found = outputs.finding(facts(moved=moved), [parted(ELSEWHERE, R)])
+    assert (found.cause, found.module) == ("initial-parameters", "layers.0.q")
+    assert found.parameters == ("layers.0.q.weight", "head.q.weight"), "by the order in which their modules run"
+
+
+def piece_of(name, rows, value):
+    return Piece(name, tuple(value.shape), start=(rows, 0), whole=(8, 4))
+
+
+def test_a_cut_piece_with_the_values_of_another_parameter_is_noted():
+    q, k, later = drawn(8, 4, seed=20), drawn(8, 4, seed=21), drawn(8, 4, seed=22)
+    reference = {"layers.0.q.weight": q, "layers.0.k.weight": k, "layers.1.q.weight": later}
+    one, two = piece_of("layers.0.q.weight", 0, q[:4]), piece_of("layers.0.q.weight", 4, q[4:])
+    right = atlas(reference, {0: [(one, q[:4])], 1: [(two, q[4:])]}, {}, TOLERANCE)
+    assert right.moved == {}
+    wrong = atlas(reference, {0: [(one, q[:4])], 1: [(two, k[:4])]}, {}, TOLERANCE)
+    assert wrong.moved == {"layers.0.q.weight": "layers.0.k.weight"}
+    second_stage = atlas(reference, {0: [(one, later[:4])], 1: [(two, later[4:])]}, {}, TOLERANCE)
+    assert second_stage.moved == {}, "a later stage's first layer is another one of the reference's"
 
 
 def test_a_mask_is_wrong_for_some_tokens_of_a_cut_sequence():

@@ -280,7 +280,7 @@ def _numbers(
             for name, part in own.items()
             if part.flat is None and any(places is not None for places in part.index)
         }
-    facts = Facts(other.layout, step, reference.tolerance, reference.order[step], tied=truth.tied)
+    facts = Facts(other.layout, step, reference.tolerance, reference.order[step], tied=truth.tied, moved=maps.moved)
     facts.cut = {maps.parts[rank][n].name for rank, own in maps.parts.items() for n in own
                  if any(places is not None for places in own[n].index)}  # fmt: skip
     facts.parted, alike = forward.parted(reference.run, other, step, found, renamed, cut, reference.tolerance)

@@ -79,7 +79,7 @@ class Facts:
     of which some rank has a part. ``holders``: how many ranks hold each. ``together``: those whose gradients are the
     same on all ranks when the optimizer steps, if they were clipped before. ``names``: of each rank and parameter the
     names under which the rank has it, several where it is tied there. ``norms``: of the reference's whole
-    gradient in each step.
+    gradient in each step. ``moved``: of parameters whose pieces have the values of another one, that one.
     """
 
     layout: Layout
@@ -96,6 +96,7 @@ class Facts:
     together: set[str] = field(default_factory=set)
     names: dict[int, dict[str, set[str]]] = field(default_factory=dict)
     norms: list[float] = field(default_factory=list)
+    moved: dict[str, str] = field(default_factory=dict)
 
     def first(self, names: Iterable[str]) -> str:
         """The module of these parameters that a backward pass comes to first: which ran last."""

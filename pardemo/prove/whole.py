@@ -44,12 +44,14 @@ class Atlas:
 
     ``parts``: by rank and the piece's own name. ``unknown``: pieces of which nothing says it, with the reason.
     ``different``: names whose values differ at the begin though shape and name are the same. ``strips``: by rank and
-    name, pieces that are several parameters' in one; ``parts`` has the strips of these.
+    name, pieces that are several parameters' in one; ``parts`` has the strips of these. ``moved``: of a name that the
+    framework says a piece is cut from, the other parameter of the reference that has the piece's values.
     """
 
     parts: dict[int, dict[str, Part]] = field(default_factory=dict)
     unknown: dict[int, dict[str, str]] = field(default_factory=dict)
     different: set[str] = field(default_factory=set)
+    moved: dict[str, str] = field(default_factory=dict)
     strips: dict[int, dict[str, list[several.Strip]]] = field(default_factory=dict)
 
     def sharing(self, names: Iterable[str]) -> list[str]:
@@ -161,12 +163,21 @@ def _said(
     if not constant:
         found = rows.find(value, name, tolerance)
         if found is not None:
+            said = whole is not None and piece.start is not None and piece.whole == tuple(whole.shape)
+            # a stage's layer 0 may well be the reference's layer 2
+            if said and _own(found.name) not in [_own(one) for one in names]:
+                made.moved.setdefault(name or "", found.name)
             return found
     if whole is not None and whole.shape == value.shape:
         if not constant or not bool((whole == whole.reshape(-1)[0]).all()):
             made.different.add(name or "")
         return Part(name or "", (None,) * whole.dim(), sure=False) if not constant else None
     return None
+
+
+def _own(name: str) -> list[str]:
+    """A parameter's name and its module's, without where that stands."""
+    return name.split(".")[-2:]
 
 
 def _checked(part: Part, whole: torch.Tensor, value: torch.Tensor, tolerance: float, made: Atlas) -> Part:

@@ -13,6 +13,8 @@ _BATCH = ("BatchNorm", "SyncBatchNorm")
 def finding(facts: Facts, parted: list[Parted]) -> Finding:
     """What is to be said of outputs that are not the reference's; the first module is where they part."""
     first = parted[0]
+    if facts.moved:
+        return _moved(facts, first)
     ranks = sorted({one.rank for one in parted if one.module == first.module})
     cause, why = _cause(facts, first, [one for one in parted if one.module == first.module])
     where = f"the output of {first.module} ({first.kind}) is not the reference's on {ranks_text(ranks)}"
@@ -20,6 +22,17 @@ def finding(facts: Facts, parted: list[Parted]) -> Finding:
     return Finding(
         facts.layout.name, facts.step + 1, "forward", cause, f"{where}{': ' + why if why else ''}",
         None, float(first.difference.norm()) / size, (), first.module,
+    )  # fmt: skip
+
+
+def _moved(facts: Facts, first: Parted) -> Finding:
+    """Weights that were loaded into others: the first of their modules is where the layout parts."""
+    names = sorted(facts.moved, key=lambda name: (facts.place(name.rpartition(".")[0]), name))
+    return Finding(
+        facts.layout.name, facts.step + 1, "forward", "initial-parameters",
+        f"what some ranks have as {names[0]} are values of the reference's {facts.moved[names[0]]}: the weights were "
+        "loaded or cut in other places", None, float(first.difference.norm()) / (float(first.reference.norm()) or 1.0),
+        tuple(names), names[0].rpartition(".")[0],
     )  # fmt: skip
 
 
@@ -67,4 +80,7 @@ def _constant(difference: torch.Tensor) -> bool:
 def _turned(first: Parted) -> bool:
     """Whether all vectors have the reference's norm, and not its directions."""
     norms, scale = first.difference[:, 2].abs().max(), first.reference[:, 2].abs().max()
+    own = first.reference[:, 2]
+    if bool(own.max() - own.min() <= 1e-3 * scale):
+        return False  # what normalises gives vectors of one length, whatever goes in
     return bool(norms <= 1e-6 * scale) and bool(first.difference[:, :2].abs().max() > 1e-3 * scale)
