@@ -116,6 +116,9 @@ def test_accumulated_norm():
     assert norms(printed("accumulated_norm", 1, "--tp", "1")) == pytest.approx([0.003764, 0.004365, 0.004415], rel=2e-3)
     broken = norms(printed("accumulated_norm", 2))
     assert broken == pytest.approx([0.006623, 0.005326, 0.006582], rel=2e-3), "mended: take it off docs/found.md"
+    line = [str(FOUND / "accumulated_norm.py"), "--tp", "{tp}"]
+    proof = prove.script(line, ["ranks=1 tp=1", "ranks=2 tp=2"], double=True)
+    assert [(finding.cause, len(finding.parameters)) for finding in proof.findings] == [("summed-again", 2)]
 
 
 def test_not_in_the_plan():

@@ -137,6 +137,41 @@ def test_precision(type_, name):
     assert f"rounded to {name}" in says(gradients.Precision(), of(G, (3 * G).to(type_).double() / 3), ranks=3)
 
 
+def summed_over(parts, again):
+    """Gradients of micro-batches accumulated as ``again`` says, and the sum of what was there before the last."""
+    after = [parts[0]]
+    for part in parts[1:]:
+        after.append(again(after[-1], part))
+    return after[-1], sum(after[:-1])
+
+
+@pytest.mark.parametrize(
+    ("layout", "again", "told"),
+    [
+        (
+            {"ranks": 3},
+            lambda before, part: 3 * before + part,
+            "over ranks once more: × 3 = the number of ranks",
+        ),
+        ({"ranks": 4, "tp": 2}, lambda before, part: 2 * before + part, "× 2 = the tensor-parallel size"),
+        ({"ranks": 1, "accumulate": 4}, lambda before, part: (before + 4 * part) / 4, "is divided once more: ÷ 4"),
+    ],
+)
+def test_what_was_accumulated_is_summed_or_divided_again(layout, again, told):
+    wrong, names = [], ("layers.0.weight", "head.weight")
+    accumulated = {}
+    for number, name in enumerate(names):
+        parts = [drawn(6, 4, seed=30 + 10 * number + one) for one in range(4)]
+        ours, accumulated[name] = summed_over(parts, again)
+        wrong.append(of(sum(parts), ours, name))
+    cause = gradients.SummedAgain()
+    assert told in says(cause, *wrong, accumulated=accumulated, **layout)
+    assert says(cause, *wrong, **layout) is None, "nothing was accumulated"
+    assert says(cause, *wrong, accumulated=accumulated, ranks=7) is None, "no number of the layout"
+    other = [one if one.name == names[0] else of(one.reference, one.reference + G, one.name) for one in wrong]
+    assert says(cause, *other, accumulated=accumulated, **layout) is None, "not all of them"
+
+
 def test_a_small_term_is_no_rounding():
     assert says(gradients.Precision(), of(G, G * (1 + 1e-3 * drawn(6, 4, seed=7)))) is None
     assert says(gradients.Precision(), of(G, (2 * G).bfloat16().double())) is None, "twice the gradient"

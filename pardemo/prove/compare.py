@@ -297,6 +297,10 @@ def _numbers(
         for name, some in _holders(other, step, "applied", maps).items()
         if not assembled(tuple(truth.before[name].shape), some).apart
     }
+    for name, some in _holders(other, step, "accumulated", maps).items():
+        whole = assembled(tuple(truth.before[name].shape), some)
+        if whole.covered.all() and not whole.apart:
+            facts.accumulated[name] = whole.value
     facts.norms = reference.norms
     facts.earlier = [reference.whole[before].gradients for before in range(step)]
     made.model = model_map.of(facts, reference, other, alike)

@@ -80,6 +80,7 @@ class Facts:
     same on all ranks when the optimizer steps, if they were clipped before. ``names``: of each rank and parameter the
     names under which the rank has it, several where it is tied there. ``norms``: of the reference's whole
     gradient in each step. ``moved``: of parameters whose pieces have the values of another one, that one.
+    ``accumulated``: of each parameter the gradients that it had after each micro-batch but the last, added up.
     """
 
     layout: Layout
@@ -97,6 +98,7 @@ class Facts:
     names: dict[int, dict[str, set[str]]] = field(default_factory=dict)
     norms: list[float] = field(default_factory=list)
     moved: dict[str, str] = field(default_factory=dict)
+    accumulated: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def first(self, names: Iterable[str]) -> str:
         """The module of these parameters that a backward pass comes to first: which ran last."""

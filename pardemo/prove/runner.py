@@ -25,7 +25,7 @@ from pardemo.prove.several import Strip
 from pardemo.world.errors import RankError
 
 #: Kinds of tensors that are a parameter's.
-OF_PARAMETERS = ("before", "after", "gradient", "applied")
+OF_PARAMETERS = ("before", "after", "gradient", "applied", "accumulated")
 #: Elements of a model above which parameters are compared by sketches first.
 SKETCHED = 20_000_000
 

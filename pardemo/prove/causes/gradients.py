@@ -190,6 +190,33 @@ def _shares(ours: torch.Tensor, parts: Sequence[torch.Tensor], tolerance: float)
     return tuple(found.reshape(-1).tolist()) if near(columns @ found, wanted, tolerance) else None
 
 
+class SummedAgain:
+    """What earlier micro-batches have accumulated is summed, or divided, once more with each later one."""
+
+    name = "summed-again"
+
+    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
+        if any(pair.apart or pair.name not in facts.accumulated for pair in pairs):
+            return None
+        found = [
+            _shares(pair.ours, [pair.reference, facts.accumulated[pair.name]], close_enough(facts)) for pair in pairs
+        ]
+        times = found[0][1] if found[0] else 0.0
+        if any(one is None or abs(one[0] - 1) > 1e-4 or abs(one[1] - times) > 1e-4 for one in found):
+            return None
+        # s(m) the sum of micro-batch m and a(m) what is there after it: a(m) = n · a(m − 1) + s(m), or the whole of it
+        # is divided by n; then Σ s(m), which is right, is the last a less (n − 1), or plus (1 − 1/n), times the others
+        ratio = times + 1 if times > 0 else 1 / (1 + times) if -1 < times < 0 else 0.0
+        keys = [key for key, size in facts.layout.sizes.items() if abs(size - ratio) < 1e-3]
+        if not keys:
+            return None
+        done = "summed over ranks" if times > 0 else "divided"
+        return (
+            f"with each micro-batch, what earlier ones of the step have accumulated is {done} once more: "
+            f"{'×' if times > 0 else '÷'} {round(ratio)} = {' or '.join(f'the {words(key)}' for key in keys)}"
+        )
+
+
 class Precision:
     """Each element is the reference's, rounded to fewer bits."""
 
@@ -295,4 +322,4 @@ class Multiple:
 #: In the order in which they are asked, of parameters by themselves.
 BY_PARAMETER: tuple[Cause, ...] = (NoGradient(), ClippedApart(), PartOfTied(), NotSummed(), RowsMissing(), Stale())
 #: Of all that are left, together.
-TOGETHER: tuple[Cause, ...] = (MeanOfMeans(), OwnNorm(), Precision(), LossItself())
+TOGETHER: tuple[Cause, ...] = (SummedAgain(), MeanOfMeans(), OwnNorm(), Precision(), LossItself())

@@ -43,6 +43,23 @@ def held(roots: Iterable[torch.nn.Module], gradients: bool = True) -> list[Held]
     return list(found.values())
 
 
+def accumulated(roots: Iterable[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
+    """By the parameter's name, gradients that are there in the middle of a step, as far as they need no collective."""
+    deepspeed, fsdp = sys.modules.get("deepspeed"), sys.modules.get("torch.distributed.fsdp")
+    for root in roots:
+        if engines.is_ours(root) or (deepspeed is not None and isinstance(root, deepspeed.DeepSpeedEngine)):
+            continue
+        if fsdp is not None and any(isinstance(part, fsdp.FullyShardedDataParallel) for part in root.modules()):
+            continue  # whole, or none, until the last micro-batch
+        for parameter, names in _names(root).values():
+            gradient: Any = parameter.grad if parameter.grad is not None else getattr(parameter, "main_grad", None)
+            if _is_dtensor(gradient):
+                same = _is_dtensor(parameter) and gradient.placements == parameter.placements  # type: ignore[attr-defined]
+                gradient = compat.local_tensor(gradient) if same else None
+            if gradient is not None and not gradient.is_sparse:
+                yield names[0], gradient.detach()
+
+
 def _of_root(root: torch.nn.Module, gradients: bool) -> Iterator[Held]:
     tied = _names(root)
     deepspeed = sys.modules.get("deepspeed")

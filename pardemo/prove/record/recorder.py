@@ -54,6 +54,7 @@ class Recorder(Outputs):
         self._stepped: set[int] = set()
         self._summed = False  # gradients were written down when they were clipped,
         self._clipped_after = 0  # and after how many backward passes
+        self._accumulated_after = 0  # the backward passes after which gradients were last looked at within a step
         self._optimizer = ""
         self._looked: Callable[[], None] = lambda: None
         self._engines: set[type] = set()
@@ -137,6 +138,18 @@ class Recorder(Outputs):
     def _on_model(self, module: torch.nn.Module) -> None:
         self._take_pending()
         self._meet(module)
+        if self.now.micro_batches and self.now.backwards and not self._wanted.sketched:
+            self._note_accumulated()
+
+    def _note_accumulated(self) -> None:
+        """The sum, over micro-batches but the last, of the gradients that were there after each."""
+        if self.now.backwards == self._accumulated_after:
+            return
+        self._accumulated_after = self.now.backwards
+        for name, gradient in pieces.accumulated(pieces.outermost(self._places.roots)):
+            key = f"accumulated/{name}"
+            before = self._tensors.get(key)
+            self._tensors[key] = _copied(gradient) if before is None else before + gradient
 
     def _meet(self, module: torch.nn.Module) -> None:
         """DeepSpeed's engine, and ZeRO's of ours, sum and step in methods of their own."""
@@ -241,7 +254,7 @@ class Recorder(Outputs):
     def _finish(self) -> None:
         """The step is over: parameters are what the next one begins with."""
         self._note_parameters("after")
-        self._pending, self._summed, self._clipped_after = False, False, 0
+        self._pending, self._summed, self._clipped_after, self._accumulated_after = False, False, 0, 0
         self._stepped.clear()
         self._numbers.clear()
         self._write()
