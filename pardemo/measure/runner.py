@@ -103,14 +103,14 @@ def measured(
     asked = Program(started, steps, where, journals, work, layer_s)
     watch = None
     try:
-        world = World(ranks, cluster=cluster, preload=_heavy(text), timeout_s=timeout_s, backend="gloo")
+        world = World(ranks, cluster=cluster, preload=heavy_imports(text), timeout_s=timeout_s, backend="gloo")
         with world, Watch(world, journals) as watch:
             seen = world.run(program.run, asked)
         found = summary.of(seen)
         found.hosts = cluster.hosts if cluster else 1
     except RankError as error:
         at_s = watch.until_s if watch else time.monotonic()
-        raise _told(_name(path), error, journal.read(journals), at_s) from None
+        raise script_error(_name(path), error, journal.read(journals), at_s) from None
     except ValueError as error:
         raise error if isinstance(error, ScriptError) else ScriptError(f"{_name(path)}: {error}") from None
     finally:
@@ -125,7 +125,7 @@ def _name(path: str) -> str:
     return os.path.basename(path)
 
 
-def _heavy(text: str) -> list[str]:
+def heavy_imports(text: str) -> list[str]:
     """Libraries of :data:`HEAVY` that the script imports; none where it cannot be read, which running it will say."""
     try:
         tree = ast.parse(text)
@@ -136,7 +136,7 @@ def _heavy(text: str) -> list[str]:
     return [heavy for heavy in HEAVY if any(name == heavy or name.startswith(heavy + ".") for name in named)]
 
 
-def _told(name: str, error: RankError, logs: dict[int, Log], at_s: float) -> ScriptError:
+def script_error(name: str, error: RankError, logs: dict[int, Log], at_s: float) -> ScriptError:
     """One line for what happened to the ranks, with what is told of those that wait."""
     deaths = {rank: exit_text(code) for rank, code in error.deaths.items()} if isinstance(error, RankDied) else {}
     lines = {rank: _here(stack) for rank, stack in getattr(error, "stacks", {}).items()}

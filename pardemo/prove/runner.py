@@ -112,12 +112,12 @@ def ran(layout: Layout, options: Options, folder: Path) -> Run:
     asked = Program(launch, where, wanted, options.double, function)
     watch = None
     try:
-        world = World(layout.ranks, preload=measure._heavy(text), timeout_s=options.timeout_s, backend="gloo")
+        world = World(layout.ranks, preload=measure.heavy_imports(text), timeout_s=options.timeout_s, backend="gloo")
         with world, Watch(world, str(folder)) as watch:
             records = world.run(run, asked)
     except RankError as error:
         at_s = watch.until_s if watch else time.monotonic()
-        said = measure._told(name, error, journal.read(str(folder)), at_s)
+        said = measure.script_error(name, error, journal.read(str(folder)), at_s)
         return Run(layout, [], str(said), said.details)
     return Run(layout, records)
 
