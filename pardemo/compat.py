@@ -12,7 +12,7 @@ asks for all of them.
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module, metadata
 from typing import Any
 
@@ -309,6 +309,26 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             setattr(owner, name, before)
         else:
             delattr(owner, name)
+
+
+def backward_passes(around: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Within the block each backward pass is run by ``around(run, tensors, …)``, however it was begun.
+
+    ``run`` is autograd's own, to be called with all that follows; ``accumulate_grad`` says whether it is to fill
+    ``grad``. ``torch.autograd.backward`` and ``grad`` come here, and what calls the engine, as Megatron-core does.
+    """
+    from torch.autograd import Variable
+
+    real = Variable._execution_engine
+
+    class Engine:
+        def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+            return around(real.run_backward, *args, **kwargs)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+    return replaced(Variable, "_execution_engine", Engine())
 
 
 def forkserver_pid() -> int:

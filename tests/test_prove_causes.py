@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pardemo.prove import causes
-from pardemo.prove.causes import gradients, losses, outputs
+from pardemo.prove.causes import gradients, losses, outputs, scales
 from pardemo.prove.causes.across import Open
 from pardemo.prove.causes.clipped import clipped
+from pardemo.prove.causes.factors import apart
 from pardemo.prove.facts import Facts, Finding, Parted, pair
 from pardemo.prove.layouts import Layout
 from pardemo.prove.record.facts import Clip, LossCall, Piece, Step
@@ -133,8 +134,8 @@ def test_stale():
     ("type_", "name"), [(torch.bfloat16, "bf16"), (torch.float16, "fp16"), (torch.float32, "fp32")]
 )
 def test_precision(type_, name):
-    assert f"rounded to {name}" in says(gradients.Precision(), of(G, G.to(type_).double()))
-    assert f"rounded to {name}" in says(gradients.Precision(), of(G, (3 * G).to(type_).double() / 3), ranks=3)
+    assert f"rounded to {name}" in says(scales.Precision(), of(G, G.to(type_).double()))
+    assert f"rounded to {name}" in says(scales.Precision(), of(G, (3 * G).to(type_).double() / 3), ranks=3)
 
 
 def summed_over(parts, again):
@@ -173,8 +174,8 @@ def test_what_was_accumulated_is_summed_or_divided_again(layout, again, told):
 
 
 def test_a_small_term_is_no_rounding():
-    assert says(gradients.Precision(), of(G, G * (1 + 1e-3 * drawn(6, 4, seed=7)))) is None
-    assert says(gradients.Precision(), of(G, (2 * G).bfloat16().double())) is None, "twice the gradient"
+    assert says(scales.Precision(), of(G, G * (1 + 1e-3 * drawn(6, 4, seed=7)))) is None
+    assert says(scales.Precision(), of(G, (2 * G).bfloat16().double())) is None, "twice the gradient"
 
 
 # --- all gradients together
@@ -182,12 +183,43 @@ def test_a_small_term_is_no_rounding():
 
 def test_clipped_by_another_norm():
     clipped = G / G.norm()  # the reference's norm is the limit in each step
-    own_norm = gradients.OwnNorm()
+    own_norm = scales.OwnNorm()
     assert "by another norm" in says(own_norm, of(clipped, 0.7 * clipped), norms=[1.0, 1.0])
     assert says(own_norm, of(G, 0.7 * G), norms=[float(G.norm()), 3.0]) is None, "nothing says that it is clipped"
     assert says(own_norm, of(clipped, 0.25 * clipped), norms=[1.0, 1.0]) is None, "a quarter on four ranks"
-    three = [Step(clips=[Clip(1.0, 1.0, "")] * 3)]
+    three = [Step(clips=[Clip(norm, 1.0, "") for norm in (3.0, 2.0, 1.5)])]
     assert "3 times in a step" in says(own_norm, of(G, drawn(6, 4, seed=8)), ours=three)
+    parts = [Step(clips=[Clip(3.0, 1.0, "")] * 3)]
+    assert says(own_norm, of(G, drawn(6, 4, seed=8)), ours=parts) is None, "each part once, by the norm of all"
+
+
+def test_clipped_to_a_limit_that_people_write():
+    """One step is enough, where the reference's norm is a limit: nobody's gradient has it by chance."""
+    limited, own_norm = 0.5 * G / G.norm(), scales.OwnNorm()
+    assert "norm is 0.35 where the reference's is 0.5:" in says(own_norm, of(limited, 0.7 * limited), norms=[0.5])
+    close = says(own_norm, of(limited, 1.0000123 * limited), norms=[0.5])
+    assert "1.00001 times" in close
+    assert "0.50001 where the reference's is 0.5:" in close
+    assert says(own_norm, of(G, 0.7 * G), norms=[float(G.norm())]) is None
+
+
+def test_parts_that_are_reduced_as_copies():
+    halves = G.chunk(2)
+    mixed = torch.cat([sum(halves) / 2] * 2)
+    told = says(gradients.PartsMixed(), of(G, mixed), cut={"layers.0.weight"}, ranks=2)
+    assert "in 2 parts on different ranks" in told
+    assert says(gradients.PartsMixed(), of(G, 2 * mixed), cut={"layers.0.weight"}, ranks=4)
+    columns = torch.cat([sum(G.chunk(2, 1))] * 2, 1)
+    assert says(gradients.PartsMixed(), of(G, columns), cut={"layers.0.weight"}, ranks=2)
+    assert says(gradients.PartsMixed(), of(G, mixed), ranks=2) is None, "nobody has cut it"
+    assert says(gradients.PartsMixed(), of(G, 3 * mixed), cut={"layers.0.weight"}, ranks=2) is None
+    assert says(gradients.PartsMixed(), of(G, G.roll(3, 0)), cut={"layers.0.weight"}, ranks=2) is None
+
+
+def test_numbers_that_differ_look_different():
+    assert apart(0.5, 0.500012) == ["0.5", "0.50001"]
+    assert apart(2.0, 1.0) == ["2", "1"]
+    assert apart(0.1, 0.1) == ["0.1", "0.1"]
 
 
 #: What is wrong by a factor alone: the layout, the factor, what holds for the parameter, the cause's name.
@@ -196,6 +228,7 @@ MULTIPLES = [
     ({}, 0.25, {}, "mean-for-sum"),
     ({"ranks": 8, "accumulate": 3}, 3.0, {}, "accumulation-not-divided"),
     ({"ranks": 8, "accumulate": 3}, 1 / 3, {}, "accumulation-divided-twice"),
+    ({"ranks": 1, "accumulate": 3}, 3.0, {"others": True}, "accumulation-not-divided"),
     ({"ranks": 2, "pp": 2, "accumulate": 3}, 3.0, {}, "stage-scale"),
     ({"ranks": 8, "tp": 2}, 2.0, {"others": True}, "counted-per-rank"),
 ]
@@ -205,7 +238,7 @@ MULTIPLES = [
 def test_multiples(layout, factor, how, name):
     wrong = of(G, factor * G)
     right = [of(G, G, f"head.{number}") for number in range(9)] if how.get("others") else []
-    cause, why = gradients.Multiple().cause([wrong], facts(wrong, *right, **layout))
+    cause, why = scales.Multiple().cause([wrong], facts(wrong, *right, **layout))
     assert cause == name
     assert why.startswith("×" if factor > 1 else "÷")
 
@@ -214,7 +247,7 @@ def test_multiples(layout, factor, how, name):
 @settings(deadline=None, max_examples=60)
 def test_a_factor_with_a_rest_is_no_multiple(factor, noise, ranks):
     wrong = of(G, factor * G + noise * drawn(6, 4, seed=11))
-    assert gradients.Multiple().cause([wrong], facts(wrong, ranks=ranks)) is None
+    assert scales.Multiple().cause([wrong], facts(wrong, ranks=ranks)) is None
 
 
 _OFTEN = st.sampled_from([number**power for number in range(2, 9) for power in (-2, -1, 1, 2)])
@@ -224,7 +257,7 @@ _OFTEN = st.sampled_from([number**power for number in range(2, 9) for power in (
 @settings(deadline=None, max_examples=100)
 def test_a_factor_that_is_no_number_of_the_layout_has_no_name(factor, ranks):
     wrong = of(G, factor * G)
-    named = gradients.Multiple().cause([wrong], facts(wrong, ranks=ranks))
+    named = scales.Multiple().cause([wrong], facts(wrong, ranks=ranks))
     numbers = (ranks, 1 / ranks)
     assert (named is not None) == any(math.isclose(factor, number, rel_tol=1e-5) for number in numbers)
 
@@ -238,7 +271,7 @@ def test_what_is_made_wrong_is_never_told_as_something_else(ranks, seed, gathere
     wrong = of(mean, sum(parts)) if gathered else of(mean, parts[0], versions=kept_apart(parts))
     told = {one.name for one in gradients.BY_PARAMETER if says(one, wrong, ranks=ranks)}
     assert told == (set() if gathered else {"not-summed"})
-    named = gradients.Multiple().cause([wrong], facts(wrong, ranks=ranks))
+    named = scales.Multiple().cause([wrong], facts(wrong, ranks=ranks))
     assert (named[0] if named else "") == ("sum-for-mean" if gathered else "")
 
 
@@ -289,6 +322,8 @@ def test_mean_of_means():
     assert says(losses.MeanOfMeans(), wrong, ours=apart, truth=Step(losses=[1.5]), ranks=2) is None, "their plain mean"
     even = [counted(20, 1.0), counted(20, 2.0)]
     assert says(losses.MeanOfMeans(), wrong, ours=even, truth=Step(losses=[1.5]), ranks=2) is None
+    stages = [Step(), counted(128, 1.5)]
+    assert says(losses.MeanOfMeans(), wrong, ours=stages, truth=Step(losses=[1.5]), ranks=2) is None, "one has no loss"
 
 
 def test_the_loss_itself():
@@ -410,5 +445,5 @@ def test_a_mask_is_wrong_for_some_tokens_of_a_cut_sequence():
 
 def test_each_class_is_tested_here():
     text = Path(__file__).read_text(encoding="utf-8")
-    for cause in (*gradients.BY_PARAMETER, *gradients.TOGETHER, gradients.Multiple()):
+    for cause in (*gradients.BY_PARAMETER, *gradients.TOGETHER, scales.Multiple()):
         assert f".{type(cause).__name__}()" in text

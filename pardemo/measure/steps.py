@@ -1,13 +1,11 @@
 """The steps of a script: found by its optimizer, whatever the script looks like."""
 
-import functools
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from pardemo import compat
@@ -69,7 +67,6 @@ class Steps:
         #: is told an exception that leaves a backward pass
         self.on_raise: Callable[[BaseException], None] = lambda error: None
         self._backwards = 0
-        self._inside = False
         self._hooks: list[Any] = []
         self._thread = threading.get_ident()
 
@@ -79,35 +76,32 @@ class Steps:
         return len(self.cuts)
 
     def __enter__(self) -> "Steps":
-        self._backward = torch.autograd.backward
         self._hooks = [
             register_optimizer_step_pre_hook(self._begins),
             register_optimizer_step_post_hook(self._ends),
         ]
 
-        @functools.wraps(self._backward)
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            outermost = compat.graph_task() == -1 and not self._inside  # a checkpoint's is within another, and a
-            if outermost:  # function mode has it called once more
-                self._backwards += 1
-                self._on_backward()
-            inside, self._inside = self._inside, True
-            try:
-                return self._backward(*args, **kwargs)
-            except Exception as error:
-                if outermost:
-                    self.on_raise(error)
-                raise
-            finally:
-                self._inside = inside
-
-        torch.autograd.backward = backward
+        self._passes = compat.backward_passes(self._on_pass)
+        self._passes.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        torch.autograd.backward = self._backward
+        self._passes.__exit__(None, None, None)
         for hook in self._hooks:
             hook.remove()
+
+    def _on_pass(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        # a checkpoint's is within another, and autograd.grad's is no step's
+        outermost = compat.graph_task() == -1 and bool(kwargs.get("accumulate_grad"))
+        if outermost:
+            self._backwards += 1
+            self._on_backward()
+        try:
+            return run(*args, **kwargs)
+        except Exception as error:
+            if outermost:
+                self.on_raise(error)
+            raise
 
     def _begins(self, *_: Any) -> None:
         self._places.stepping = True

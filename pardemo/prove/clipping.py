@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from pardemo.prove.causes.factors import words
+from pardemo.prove.causes.factors import apart, words
 from pardemo.prove.facts import Facts, Finding
 from pardemo.prove.record.facts import Clip
 from pardemo.prove.runner import Run
@@ -62,7 +62,8 @@ def _rate(reference: "Reference", other: Run, step: int, wanted: float, found: f
 def _norm(
     reference: "Reference", other: Run, step: int, maps: Atlas, rank: int, wanted: Clip, found: Clip
 ) -> tuple[str, str]:
-    said = f"gradients are right, and clipped by a norm of {found.norm:.4g} where it is {wanted.norm:.4g}"
+    told = apart(found.norm, wanted.norm)
+    said = f"gradients are right, and clipped by a norm of {told[0]} where it is {told[1]}"
     gradients = other.tensors(step, rank, "gradient")
     local = math.sqrt(sum(float(t.double().square().sum()) for t in gradients.values()))
     if math.isclose(local, found.norm, rel_tol=reference.tolerance * 10):

@@ -86,7 +86,13 @@ class Reference:
         for name, some in holders.items():
             _, part, first = some[0]
             whole = all(places is None for places in part.index) and part.flat is None
-            made[name] = assembled(tuple(first.shape) if whole else shapes[name], some).value
+            one = assembled(tuple(first.shape) if whole else shapes[name], some)
+            if one.apart and kind == "before":
+                raise ProveError(
+                    f"the ranks of the reference, {self.run.layout.name}, hold different values of {name} in step "
+                    f"{step + 1}: nobody can say which are right; choose one process for the reference"
+                )
+            made[name] = one.value
         return made
 
 
@@ -283,10 +289,14 @@ def _numbers(
     facts = Facts(other.layout, step, reference.tolerance, reference.order[step], tied=truth.tied, moved=maps.moved)
     facts.cut = {maps.parts[rank][n].name for rank, own in maps.parts.items() for n in own
                  if any(places is not None for places in own[n].index)}  # fmt: skip
-    facts.parted, alike = forward.parted(reference.run, other, step, found, renamed, cut, reference.tolerance)
+    inside = {rank: {part.name for part in own.values()} for rank, own in maps.parts.items()}
+    missing = {rank: truth.before.keys() - names for rank, names in inside.items()}
+    facts.parted, alike = forward.parted(reference.run, other, step, found, renamed, cut, missing, reference.tolerance)
     facts.gradients = _pairs(reference, other, step, maps, "gradient", truth.gradients, reference.tolerance)
     facts.updates = _updates(reference, other, step, maps, facts.gradients)
-    facts.holders = {name: len(some) for name, some in _holders(other, step, "before", maps).items()}
+    held = _holders(other, step, "before", maps)
+    facts.holders = {name: len(some) for name, some in held.items()}
+    before = {name: {rank: tensor.shape for rank, _, tensor in some} for name, some in held.items()}
     for rank, record in enumerate(other.records):
         for piece in record.steps[step].pieces:
             if piece.name in maps.parts[rank]:
@@ -298,9 +308,13 @@ def _numbers(
         if not assembled(tuple(truth.before[name].shape), some).apart
     }
     for name, some in _holders(other, step, "accumulated", maps).items():
+        if {rank: tensor.shape for rank, _, tensor in some} != before[name]:
+            continue  # FSDP2's are whole until they are reduced
         whole = assembled(tuple(truth.before[name].shape), some)
         if whole.covered.all() and not whole.apart:
             facts.accumulated[name] = whole.value
+    if _all_right(facts, truth):
+        facts.parted = []  # whether it trains alike gradients say: an output may be a part, or be called otherwise
     facts.norms = reference.norms
     facts.earlier = [reference.whole[before].gradients for before in range(step)]
     made.model = model_map.of(facts, reference, other, alike)
@@ -318,6 +332,14 @@ def _numbers(
         findings = buffers.findings(reference, other, step)
     made.kept |= unexplained.kept(findings, facts, reference.run)
     return findings or causes.printed(facts, reference, other)
+
+
+def _all_right(facts: Facts, truth: Whole) -> bool:
+    """Whether all gradients of the reference are there in whole, and equal: outputs were right then, however seen."""
+    found = [facts.gradients.get(name) for name in truth.gradients]
+    return bool(found) and all(
+        pair is not None and pair.equal and not pair.apart and bool(pair.covered.all()) for pair in found
+    )
 
 
 def _behind(reference: Reference, other: Run, step: int, maps: Atlas, pairs: list[Pair]) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
+from pardemo.measure.places import ROOT
 from pardemo.prove.data import Data, Place
 from pardemo.prove.facts import Parted
 from pardemo.prove.record.facts import ModuleCall
@@ -83,6 +84,7 @@ def parted(
     data: Data,
     renamed: dict[int, dict[str, str]],
     cut: dict[int, set[str]],
+    missing: dict[int, set[str]],
     tolerance: float,
 ) -> tuple[list[Parted], set[str]]:
     """Modules whose outputs are not the reference's, by the order in which they ran, and the names of those whose are.
@@ -92,18 +94,38 @@ def parted(
     Args:
         renamed: of each rank, modules whose name in the reference is another.
         cut: of each rank, modules with a parameter of which it has a part: their output may be a part, too.
+        missing: of each rank the reference's parameters of which it has nothing: what they are in is no whole module.
     """
     truth = Outputs(reference, step, 0)
     found: list[Parted] = []
     equal: dict[str, bool] = {}
     for rank in range(other.layout.ranks):
         ours = Outputs(other, step, rank)
-        seen = [one for one in (_call(ours, truth, call, rank, data, renamed, tolerance) for call in ours.record.calls)
-                if one is not None]  # fmt: skip
+        own, absent = renamed.get(rank, {}), missing.get(rank, set())
+        names = {call.key: _name(call.module, own) for call in ours.record.calls}
+        seen = [one for call in ours.record.calls if _is_whole(names[call.key], call.kind, absent)
+                if (one := _call(ours, truth, call, rank, data, names[call.key], tolerance)) is not None]  # fmt: skip
         for one in seen:
             equal[one.name] = one.equal and equal.get(one.name, True)
         found += _from_the_first(list(_judged(seen, ours, truth, rank, cut)))
     return sorted(found, key=lambda one: one.order), {name for name, always in equal.items() if always}
+
+
+def _name(module: str, renamed: dict[str, str]) -> str:
+    """A module's name in the reference: its own, or as a module around it is called there."""
+    around, inside = module, ""
+    while around:
+        if around in renamed:
+            return renamed[around] + inside
+        around, _, last = around.rpartition(".")
+        inside = f".{last}{inside}"
+    return module
+
+
+def _is_whole(name: str, kind: str, missing: set[str]) -> bool:
+    """Whether a module has all of its parameters here: a container that is cut over stages gives something else."""
+    model = name in (ROOT, kind)  # which may be called by its class
+    return not any(model or one.startswith(f"{name}.") for one in missing)
 
 
 class _Seen:
@@ -121,11 +143,10 @@ def _call(
     call: ModuleCall,
     rank: int,
     data: Data,
-    renamed: dict[int, dict[str, str]],
+    name: str,
     tolerance: float,
 ) -> _Seen | None:
-    """A call beside the reference's; None where they cannot be compared: no such module there, or a part of it."""
-    name = renamed.get(rank, {}).get(call.module, call.module)
+    """A call beside those of the reference's module ``name``; None where they cannot be compared: it has none such."""
     micro = ours.record.micro_batches[call.micro_batch]
     places = [data.places.get((rank, call.micro_batch, row)) for row in range(len(micro.samples))]
     if not places or any(place is None for place in places):

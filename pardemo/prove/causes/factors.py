@@ -28,6 +28,19 @@ def words(key: str) -> str:
     return "number of ranks" if key == "ranks" else SIZES.get(key, key)
 
 
+def apart(*values: float) -> list[str]:
+    """Numbers with so many digits that those that differ look different, four at least.
+
+    >>> apart(0.5, 0.500012)
+    ['0.5', '0.50001']
+    """
+    for digits in range(4, 17):
+        told = [f"{value:.{digits}g}" for value in values]
+        if len(set(told)) == len(set(values)):
+            break
+    return told
+
+
 def factor(layout: Layout, value: float, tolerance: float) -> Factor | None:
     """The layout's number, or the product of two of them, that a factor or its inverse is."""
     if not math.isfinite(value) or value <= 0:

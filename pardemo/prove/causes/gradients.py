@@ -1,35 +1,16 @@
 """Causes of gradients that are not the reference's, each judged by the tensors of some parameters."""
 
-import math
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
-from pardemo.prove.causes.factors import factor, words
+from pardemo.prove.causes.cause import Cause, close_enough, near
+from pardemo.prove.causes.factors import words
 from pardemo.prove.causes.losses import LossItself, MeanOfMeans
+from pardemo.prove.causes.scales import OwnNorm, Precision
 from pardemo.prove.facts import Facts, Pair
 from pardemo.prove.record.facts import Step
 from pardemo.world.errors import ranks_text
-
-
-class Cause(Protocol):
-    """Looks at parameters that are wrong together; a sentence where it explains them all, else None."""
-
-    name: str
-
-    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None: ...
-
-
-def near(a: torch.Tensor, b: torch.Tensor, tolerance: float, scale: float | None = None) -> bool:
-    """Whether two tensors are the same up to a part of the second's norm."""
-    size = float(b.double().norm()) if scale is None else scale
-    return float((a.double() - b.double()).norm()) <= tolerance * max(size, 1e-300)
-
-
-def close_enough(facts: Facts) -> float:
-    """What a predicate takes for the same: ten times what a comparison does, since it computes with both."""
-    return facts.tolerance * 10
 
 
 class NotSummed:
@@ -135,6 +116,36 @@ class NoGradient:
         return None
 
 
+class PartsMixed:
+    """Ranks that hold different parts of a parameter have one gradient, the mean or the sum of all parts' ones."""
+
+    name = "parts-mixed"
+
+    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
+        counts = {self._parts(pair, facts) for pair in pairs}
+        count = counts.pop()
+        if count is None or counts:
+            return None
+        return (
+            f"they lie in {count} parts on different ranks, and all have one gradient, made of those of all parts: "
+            "they are reduced as if they were copies"
+        )
+
+    def _parts(self, pair: Pair, facts: Facts) -> int | None:
+        """In how many parts of one gradient it is cut."""
+        if pair.apart or pair.name not in facts.cut or not pair.covered.all():
+            return None
+        size = float(pair.reference.double().norm())
+        for count in (n for n in range(2, facts.layout.ranks + 1) if facts.layout.ranks % n == 0):
+            for axis in (one for one in range(pair.ours.dim()) if pair.ours.shape[one] % count == 0):
+                ours = torch.stack(pair.ours.double().chunk(count, axis))
+                total = torch.stack(pair.reference.double().chunk(count, axis)).sum(0)
+                alike = near(ours, ours[:1].expand_as(ours), close_enough(facts), size)
+                if alike and any(near(ours[0], total / by, close_enough(facts), size) for by in (1, count)):
+                    return count
+        return None
+
+
 class RowsMissing:
     """Rows of a table have no gradient, and all others the reference's."""
 
@@ -217,109 +228,9 @@ class SummedAgain:
         )
 
 
-class Precision:
-    """Each element is the reference's, rounded to fewer bits."""
-
-    name = "precision"
-
-    #: Types and the bits of their mantissas, those with the fewest first.
-    TYPES = (("bf16", 8), ("fp16", 11), ("fp32", 24))
-
-    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
-        worst = 0.0
-        for pair in pairs:
-            if not 0.95 < pair.factor < 1.05:
-                return None
-            scale = float(pair.reference.abs().max())
-            large = pair.covered & (pair.reference.abs() > 0.05 * scale)
-            off = ((pair.ours - pair.reference).abs() / pair.reference.abs().clamp(min=1e-300))[large]
-            worst = max(worst, float(off.max()) if off.numel() else 0.0)
-        for type_, bits in self.TYPES:
-            # a sum of rounded numbers is off by some roundings, as much as 16
-            if facts.tolerance < worst < 2.0 ** -(bits - 4) and all(self._rounded(pair, bits, facts) for pair in pairs):
-                return f"each element is off by at most {worst:.1e} of itself: rounded to {type_} on the way"
-        return None
-
-    def _rounded(self, pair: Pair, bits: int, facts: Facts) -> bool:
-        """Whether each number has no more bits than these, as it is or before it was divided by ranks."""
-        values = pair.ours[pair.covered].double()
-        values = values[values != 0]
-        for times in (1, *facts.layout.sizes.values()):
-            mantissa, _ = torch.frexp(values * times)
-            steps = mantissa * 2.0**bits
-            if bool(((steps - steps.round()).abs() <= 1e-3).all()):
-                return True
-        return False
-
-
-class OwnNorm:
-    """Clipped more often than the reference; or all have one factor, where the reference's norm is always the limit."""
-
-    name = "wrong-norm"
-
-    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
-        if any(len(step.clips) > max(len(truth.clips), 1) for step in ours):
-            times = max(len(step.clips) for step in ours)
-            return f"gradients are clipped {times} times in a step, each time what is there by then"
-        wanted = math.sqrt(sum(float(p.reference.double().square().sum()) for p in facts.gradients.values()))
-        found = math.sqrt(sum(float(p.ours.double().square().sum()) for p in facts.gradients.values()))
-        if len({round(pair.factor, 6) for pair in pairs}) != 1 or math.isclose(wanted, found, rel_tol=1e-6):
-            return None
-        if len(pairs) < len(facts.gradients) or factor(facts.layout, pairs[0].factor, 1e-4):
-            return None
-        if len(facts.norms) < 2 or not all(math.isclose(one, wanted, rel_tol=1e-6) for one in facts.norms):
-            return None  # nothing says that the reference is clipped
-        return (
-            f"all gradients are {pairs[0].factor:.4g} times the reference's, and their norm is {found:.4g} where the "
-            f"reference's is {wanted:.4g}: clipped by another norm"
-        )
-
-
-class Multiple:
-    """All gradients, or those of some parameters, are a number of the layout times the reference's."""
-
-    name = "multiple"
-
-    def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
-        found = self.cause(pairs, facts)
-        return None if found is None else found[1]
-
-    def cause(self, pairs: Sequence[Pair], facts: Facts) -> tuple[str, str] | None:
-        """The cause's name and the sentence."""
-        limit = max(facts.tolerance * 100, 1e-6)
-        if any(pair.rest > limit for pair in pairs):
-            return None
-        named = factor(facts.layout, pairs[0].factor, max(facts.tolerance * 100, 1e-5))
-        if named is None:
-            return None
-        every = len(pairs) >= 0.9 * len(facts.gradients)
-        key, told = named.keys[0], named.told()
-        if len(named.keys) > 1 and named.number not in (facts.layout.sizes[key] for key in named.keys):
-            return "sum-for-mean" if named.times else "mean-for-sum", told
-        if facts.layout.sizes.get("pp") and key in ("micro_batches", "accumulate", "pp"):
-            return "stage-scale", f"{told}: the last stage's loss weighs micro-batches wrongly"
-        if key in ("accumulate", "micro_batches") and every:
-            if named.times:
-                return "accumulation-not-divided", f"{told}: a sum over micro-batches where a mean was meant"
-            return "accumulation-divided-twice", f"{told}: the loss is divided by it twice"
-        if key == "ep" and {pair.name for pair in pairs} <= facts.cut:
-            how = "too few ranks: those that have the same experts, and not all" if named.times else "too many ranks"
-            return "sum-for-mean" if named.times else "mean-for-sum", f"{told}: a sum is divided by {how}"
-        own = {"dp", "ranks"} & set(named.keys)  # ranks that have whole models
-        if every or own or self._held_by_few(pairs, facts):
-            if named.times:
-                return "sum-for-mean", f"{told}: a sum over ranks where a mean was meant"
-            return "mean-for-sum", f"{told}: a mean over ranks where a sum was meant, or divided by it twice"
-        if named.times:
-            return "counted-per-rank", f"{told}: counted once for each of the ranks that hold it alike"
-        return "mean-for-sum", f"{told}: divided by the {words(key)} once too often"
-
-    def _held_by_few(self, pairs: Sequence[Pair], facts: Facts) -> bool:
-        """Whether not all ranks have these parameters, as experts."""
-        return all(facts.holders.get(pair.name, facts.layout.ranks) < facts.layout.ranks for pair in pairs)
-
-
 #: In the order in which they are asked, of parameters by themselves.
-BY_PARAMETER: tuple[Cause, ...] = (NoGradient(), ClippedApart(), PartOfTied(), NotSummed(), RowsMissing(), Stale())
+BY_PARAMETER: tuple[Cause, ...] = (
+    NoGradient(), ClippedApart(), PartOfTied(), NotSummed(), PartsMixed(), RowsMissing(), Stale(),
+)  # fmt: skip
 #: Of all that are left, together.
 TOGETHER: tuple[Cause, ...] = (SummedAgain(), MeanOfMeans(), OwnNorm(), Precision(), LossItself())

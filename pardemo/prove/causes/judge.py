@@ -6,9 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pardemo.prove.causes import outputs
+from pardemo.prove.causes.cause import Cause
 from pardemo.prove.causes.clipped import clipped
 from pardemo.prove.causes.factors import factor
-from pardemo.prove.causes.gradients import BY_PARAMETER, TOGETHER, Cause, Multiple
+from pardemo.prove.causes.gradients import BY_PARAMETER, TOGETHER
+from pardemo.prove.causes.scales import Multiple
 from pardemo.prove.facts import Facts, Finding, Pair
 from pardemo.prove.record.facts import Step
 from pardemo.prove.runner import Run
@@ -27,7 +29,7 @@ def findings(facts: Facts, reference: "Reference", other: Run) -> list[Finding]:
     truth = reference.run.records[0].steps[facts.step]
     if facts.parted:
         return [outputs.finding(facts, facts.parted)]
-    wrong = _wrong(facts, reference)
+    wrong = _wrong(facts, reference, other)
     made: list[Finding] = []
     missing = _without(facts, ours)
     if missing:
@@ -67,9 +69,11 @@ def _apart(facts: Facts, finding: Finding) -> set[int]:
     return {rank for pair in pairs for _, versions in pair.apart for rank in versions}
 
 
-def _wrong(facts: Facts, reference: "Reference") -> list[Pair]:
+def _wrong(facts: Facts, reference: "Reference", other: Run) -> list[Pair]:
     """Parameters whose gradient is not the reference's, unless what the optimizer made of it is."""
     free = reference.run.records[0].optimizer.startswith(SCALE_FREE) or not reference.run.records[0].optimizer
+    # a step of clipped gradients does not change with their size; gradients were noted before they were clipped
+    free |= all(run.records[0].steps[facts.step].clips for run in (reference.run, other))
     wrong = []
     for name, pair in facts.gradients.items():
         update = facts.updates.get(name)
@@ -85,7 +89,7 @@ def _wrong(facts: Facts, reference: "Reference") -> list[Pair]:
 def wrong_gradients(facts: Facts, reference: "Reference", other: Run) -> set[str]:
     """Parameters whose gradient is wrong, or missing on all ranks."""
     ours = [record.steps[facts.step] for record in other.records]
-    return {pair.name for pair in [*_wrong(facts, reference), *_without(facts, ours)]}
+    return {pair.name for pair in [*_wrong(facts, reference, other), *_without(facts, ours)]}
 
 
 def _without(facts: Facts, ours: Sequence[Step]) -> list[Pair]:

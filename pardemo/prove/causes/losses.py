@@ -17,7 +17,8 @@ class MeanOfMeans:
     def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
         by_rank: list[tuple[int, float]] = []
         by_micro_batch: list[tuple[int, float]] = []
-        for step in ours:
+        with_loss = [step for step in ours if step.losses]  # a pipeline's other stages have none
+        for step in with_loss:
             counts: dict[int, int] = {}
             for call in step.loss_calls:
                 counts[call.micro_batch] = counts.get(call.micro_batch, 0) + call.targets - call.ignored
@@ -25,7 +26,9 @@ class MeanOfMeans:
                 return None
             by_micro_batch += zip(counts.values(), step.losses, strict=True)
             by_rank.append((sum(counts.values()), sum(step.losses)))
-        return self._weighed(by_micro_batch, facts, len(ours), truth) or self._weighed(by_rank, facts, 1, truth)
+        return self._weighed(by_micro_batch, facts, max(len(with_loss), 1), truth) or self._weighed(
+            by_rank, facts, 1, truth
+        )
 
     def _weighed(self, parts: Sequence[tuple[int, float]], facts: Facts, ranks: int, truth: Step) -> str | None:
         """Whether parts' losses, each with its number of targets, make the reference's when they are weighed by it."""

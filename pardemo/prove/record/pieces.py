@@ -45,9 +45,9 @@ def held(roots: Iterable[torch.nn.Module], gradients: bool = True) -> list[Held]
 
 def accumulated(roots: Iterable[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
     """By the parameter's name, gradients that are there in the middle of a step, as far as they need no collective."""
-    deepspeed, fsdp = sys.modules.get("deepspeed"), sys.modules.get("torch.distributed.fsdp")
+    fsdp = sys.modules.get("torch.distributed.fsdp")
     for root in roots:
-        if engines.is_ours(root) or (deepspeed is not None and isinstance(root, deepspeed.DeepSpeedEngine)):
+        if engines.is_ours(root) or is_deepspeed(root):
             continue
         if fsdp is not None and any(isinstance(part, fsdp.FullyShardedDataParallel) for part in root.modules()):
             continue  # whole, or none, until the last micro-batch
@@ -60,10 +60,15 @@ def accumulated(roots: Iterable[torch.nn.Module]) -> Iterator[tuple[str, torch.T
                 yield names[0], gradient.detach()
 
 
+def is_deepspeed(module: torch.nn.Module) -> bool:
+    """Whether a module is an engine of DeepSpeed's, and not one of its layers."""
+    deepspeed = sys.modules.get("deepspeed")
+    return deepspeed is not None and isinstance(module, deepspeed.DeepSpeedEngine)
+
+
 def _of_root(root: torch.nn.Module, gradients: bool) -> Iterator[Held]:
     tied = _names(root)
-    deepspeed = sys.modules.get("deepspeed")
-    if deepspeed is not None and isinstance(root, deepspeed.DeepSpeedEngine):
+    if is_deepspeed(root):
         yield from _deepspeed(root, tied, gradients)
         return
     if sharded := _fsdp1(root):

@@ -78,32 +78,13 @@ class Recorder(Outputs):
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ]  # fmt: skip
-        self._backward = torch.autograd.backward
-        self._inside = False
-
-        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            if compat.graph_task() == -1 and not self._inside:
-                self._note_loss(tensors)
-            inside, self._inside = self._inside, True
-            try:
-                return self._backward(tensors, *args, **kwargs)
-            finally:
-                self._inside = inside
-
-        def grad(*args: Any, **kwargs: Any) -> Any:  # zero-bubble pipelines take gradients of weights so
-            self.now.backwards += compat.graph_task() == -1 and not self._inside
-            return asked(*args, **kwargs)
-
-        asked = torch.autograd.grad
-        self._changes.enter_context(compat.replaced(torch.autograd, "grad", grad))
-        torch.autograd.backward = backward
+        self._changes.enter_context(compat.backward_passes(self._on_backward))
         self._changes.enter_context(
             compat.replaced(torch.nn.Module, "__call__", self._called(torch.nn.Module.__call__))
         )
         return self
 
     def __exit__(self, *_: object) -> None:
-        torch.autograd.backward = self._backward
         for hook in self._hooks:
             hook.remove()
         self._changes.close()
@@ -158,7 +139,7 @@ class Recorder(Outputs):
         if engines.is_ours(module) and engine not in self._engines:
             self._engines.add(engine)
             self._changes.enter_context(engines.stepping(engine, self._before_zero, self._after_zero))
-        if engine.__module__.startswith("deepspeed") and engine not in self._engines:
+        if pieces.is_deepspeed(module) and engine not in self._engines:
             self._engines.add(engine)
             step, recorder = engine.step, self
 
@@ -206,9 +187,15 @@ class Recorder(Outputs):
 
     # --- losses
 
+    def _on_backward(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if compat.graph_task() == -1:  # what is computed again has one within another
+            self.now.backwards += 1
+            if kwargs.get("accumulate_grad"):  # zero-bubble pipelines ask for gradients of weights by autograd.grad
+                self._note_loss(args[0] if args else kwargs["tensors"])
+        return run(*args, **kwargs)
+
     def _note_loss(self, tensors: Any) -> None:
         some = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        self.now.backwards += 1
         # a pipeline's backward pass in parts begins at edges of the graph
         if len(some) == 1 and isinstance(some[0], torch.Tensor) and some[0].numel() == 1:
             value = some[0].full_tensor() if hasattr(some[0], "full_tensor") else some[0]
@@ -273,6 +260,8 @@ class Recorder(Outputs):
         """Values and gradients before the step, values after it."""
         if len(self.steps) == 1 and not self.now.pieces and len(self._kept) > 1:
             self._forget_copies()
+        if when == "after":
+            engines.gather(self._places.roots)
         with torch.no_grad():
             for one in pieces.held(pieces.outermost(self._places.roots), gradients=when == "before"):
                 name = one.piece.name

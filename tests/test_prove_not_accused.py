@@ -1,0 +1,51 @@
+"""Ways to train that are right, and that ``prove`` accused once, or could not follow; and what it says beside them."""
+
+from pathlib import Path
+
+import pytest
+
+from pardemo import prove
+from pardemo.prove.runner import ProveError
+
+SCRIPTS = Path(__file__).resolve().parent / "not_accused"
+#: Of each script, the layouts that train alike.
+RIGHT = {
+    "partial_sum_is_last": ["ranks=1 tp=1", "ranks=2 tp=2"],
+    "renumbered_stage": ["ranks=1 pp=1", "ranks=2 pp=2"],
+    "pipeline_module": ["ranks=1 pp=1", "ranks=2 pp=2"],
+    "backward_by_the_engine": ["ranks=1 engine=0", "ranks=1 engine=1"],
+    "tiles": ["ranks=1 tiles=1", "ranks=1 tiles=3"],
+    "called_more_often": ["ranks=1 pp=1", "ranks=2 pp=2"],
+    "clipped": [
+        "ranks=1 accumulate=1 groups=1 divide=1",
+        "ranks=1 accumulate=1 groups=2 divide=1",
+        "ranks=1 accumulate=2 groups=2 divide=1",
+    ],
+}
+
+
+def proof(name, layouts):
+    keys = [word.partition("=")[0] for word in layouts[0].split()[1:]]
+    line = [str(SCRIPTS / f"{name}.py"), *(word for key in keys for word in (f"--{key}", f"{{{key}}}"))]
+    return prove.script(line, layouts, double=name not in ("pipeline_module", "clipped"))
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_trains_alike_is_not_accused(name):
+    made = proof(name, RIGHT[name])
+    assert made.equal, str(made)
+
+
+def test_each_script_is_proven():
+    assert {path.stem for path in SCRIPTS.glob("*.py")} == {*RIGHT, "experts"}
+
+
+def test_a_reference_whose_ranks_hold_other_experts_is_refused():
+    with pytest.raises(ProveError, match=r"hold different values of expert\.\w+ in step 1.*choose one process"):
+        proof("experts", ["ranks=2 way=one", "ranks=2 way=other"])
+
+
+def test_gradients_that_only_clipping_makes_right_are_not_called_right():
+    made = proof("clipped", ["ranks=1 accumulate=1 groups=1 divide=1", "ranks=1 accumulate=2 groups=2 divide=0"])
+    assert [(one.what, one.cause) for one in made.findings] == [("gradients", "accumulation-not-divided")], str(made)
+    assert made.findings[0].factor == pytest.approx(2)
