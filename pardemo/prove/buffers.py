@@ -9,7 +9,7 @@ from pardemo.prove.runner import Run
 from pardemo.world.errors import ranks_text
 
 if TYPE_CHECKING:  # which imports this
-    from pardemo.prove.compare import Reference
+    from pardemo.prove.reference import Reference
 
 
 def findings(reference: "Reference", other: Run, step: int) -> list[Finding]:

@@ -12,7 +12,7 @@ from pardemo.prove.runner import Run
 from pardemo.prove.whole import Atlas
 
 if TYPE_CHECKING:  # which imports this
-    from pardemo.prove.compare import Reference
+    from pardemo.prove.reference import Reference
 
 
 def findings(reference: "Reference", other: Run, step: int, maps: Atlas, facts: Facts) -> list[Finding]:

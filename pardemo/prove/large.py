@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from pardemo.prove import compare, runner
+from pardemo.prove.reference import Reference
 from pardemo.prove.runner import Options, Run
 
 #: Elements of the parameters that are recorded in full where a layout parts.
@@ -14,12 +15,12 @@ IN_FULL = 50_000_000
 
 
 def in_full(
-    truth: compare.Reference,
+    truth: Reference,
     other: Run,
     compared: compare.Compared,
     options: Options,
     folder: Path,
-    plain: Callable[[Run], compare.Reference],
+    plain: Callable[[Run], Reference],
 ) -> compare.Compared:
     """A layout compared by sketches, compared once more with the parameters that part recorded in full.
 

@@ -9,7 +9,7 @@ from pardemo.prove.facts import Facts, Pair
 from pardemo.prove.runner import Run
 
 if TYPE_CHECKING:  # which imports this
-    from pardemo.prove.compare import Reference
+    from pardemo.prove.reference import Reference
 
 #: What a cell says. One that is empty has nothing to compare: a module without parameters has no gradient.
 EQUAL, DIFFERENT, NOT_COMPARED, NOTHING = "equal", "different", "not compared", ""

@@ -13,6 +13,7 @@ from pardemo.prove.facts import Finding
 from pardemo.prove.layouts import Layout
 from pardemo.prove.model_map import Map
 from pardemo.prove.record import sketch
+from pardemo.prove.reference import Reference
 from pardemo.prove.runner import Options, ProveError, Run
 from pardemo.prove.unexplained import Kept
 
@@ -91,7 +92,7 @@ def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
     tolerance = compare.tolerance_of(reference, options.double)
     _hashed(reference)
     _deterministic(reference, again, tolerance, options.sketched)
-    truth = compare.Reference(reference, tolerance)
+    truth = Reference(reference, tolerance)
     made = Proof(list(layouts), steps=reference.steps, parameters=len(truth.whole[0].before), tolerance=tolerance)
     made.modules = sorted(truth.order[0], key=truth.order[0].__getitem__)
     made.notes += reference.records[0].notes
@@ -126,7 +127,7 @@ def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
     return made
 
 
-def _compared(truth: compare.Reference, other: Run, options: Options, place: Path) -> compare.Compared:
+def _compared(truth: Reference, other: Run, options: Options, place: Path) -> compare.Compared:
     """One layout beside the reference.
 
     Raises:
@@ -140,7 +141,7 @@ def _compared(truth: compare.Reference, other: Run, options: Options, place: Pat
     compared = compare.layout(truth, other)
     if options.sketched and (compared.findings or compared.unmatched):
         compared = large.in_full(
-            truth, other, compared, options, place / "full", lambda run: compare.Reference(run, truth.tolerance)
+            truth, other, compared, options, place / "full", lambda run: Reference(run, truth.tolerance)
         )
     return compared
 

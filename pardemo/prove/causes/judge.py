@@ -17,7 +17,7 @@ from pardemo.prove.runner import Run
 from pardemo.world.errors import ranks_text
 
 if TYPE_CHECKING:  # which imports this
-    from pardemo.prove.compare import Reference
+    from pardemo.prove.reference import Reference
 
 #: Optimizers whose step does not change when all gradients are multiplied by a number.
 SCALE_FREE = ("Adam", "Adagrad", "Adamax", "NAdam", "RAdam", "Lion", "LAMB", "RMSprop", "Muon", "Adafactor")

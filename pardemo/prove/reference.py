@@ -1,0 +1,75 @@
+"""The run that all others are held against, put together once."""
+
+from dataclasses import dataclass
+
+import torch
+
+from pardemo.prove import clipping, forward
+from pardemo.prove.assembled import assembled
+from pardemo.prove.record import sketch
+from pardemo.prove.record.facts import Piece, Tensors
+from pardemo.prove.runner import ProveError, Run
+from pardemo.prove.whole import Part
+
+
+@dataclass
+class Whole:
+    """A run's parameters in whole, of one step: before and after it, and gradients. ``tied``: other names of each."""
+
+    before: Tensors
+    after: Tensors
+    gradients: Tensors
+    tied: dict[str, tuple[str, ...]]
+
+
+class Reference:
+    """The reference's run, put together once for all layouts."""
+
+    def __init__(self, run: Run, tolerance: float):
+        self.run, self.tolerance = run, tolerance
+        self.order = [forward.order_of(run, step) for step in range(run.steps)]
+        self.whole = [self._whole(step) for step in range(run.steps)]
+        self.norms = [clipping.norm(whole.gradients) for whole in self.whole]
+
+    def _whole(self, step: int) -> Whole:
+        """All pieces where one process has all; else put together as the pieces themselves say."""
+        pieces = [piece for record in self.run.records for piece in record.steps[step].pieces]
+        tied = {piece.name: piece.tied for piece in pieces if piece.tied}
+        before, after, gradients = (self._kind(step, kind) for kind in ("before", "after", "gradient"))
+        return Whole(before, after, gradients, tied)
+
+    def _kind(self, step: int, kind: str) -> Tensors:
+        holders: dict[str, list] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
+        for rank, record in enumerate(self.run.records):
+            tensors = self.run.tensors(step, rank, kind)
+            for piece in record.steps[step].pieces:
+                if piece.name in tensors:
+                    piece = sketch.scaled(piece, tuple(tensors[piece.name].shape))
+                    shapes[piece.name] = piece.whole or piece.shape
+                    holders.setdefault(piece.name, []).append((rank, _own_part(piece, tensors), tensors[piece.name]))
+        made = {}
+        for name, some in holders.items():
+            _, part, first = some[0]
+            whole = all(places is None for places in part.index) and part.flat is None
+            one = assembled(tuple(first.shape) if whole else shapes[name], some)
+            if one.apart and kind == "before":
+                raise ProveError(
+                    f"the ranks of the reference, {self.run.layout.name}, hold different values of {name} in step "
+                    f"{step + 1}: nobody can say which are right; choose one process for the reference"
+                )
+            made[name] = one.value
+        return made
+
+
+def _own_part(piece: Piece, tensors: Tensors) -> Part:
+    if piece.flat is not None:
+        return Part(piece.name, flat=piece.flat)
+    shape = tensors[piece.name].shape
+    if piece.start is None or piece.whole is None:
+        return Part(piece.name, (None,) * len(shape))
+    index = tuple(
+        None if size == of else torch.arange(begin, begin + size)
+        for begin, size, of in zip(piece.start, shape, piece.whole, strict=True)
+    )
+    return Part(piece.name, index)
