@@ -19,7 +19,7 @@ _IDLE = 0.02
 #: Where the innermost frame of a rank's main thread is while it waits in a collective: torch's, or what notes its end.
 _WAITS = re.compile(r"/torch/(distributed|autograd)/|/torch/_ops\.py|/torch/_classes\.py|/pardemo/measure/calls\.py")
 #: What stands around calls of torch here, and waits for nothing itself.
-_AROUND = re.compile(r"/pardemo/measure/(stand_ins|without_gpu)\.py")
+_AROUND = re.compile(r"/pardemo/(measure/(stand_ins|without_gpu|steps)|prove/record/recorder|compat)\.py")
 
 
 class Watch:
