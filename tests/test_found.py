@@ -147,3 +147,112 @@ def test_saved_module_is_not_trained():
 def test_predivided():
     right, broken = (norms(printed("predivided", 2, "--stage", stage)) for stage in ("2", "3"))
     assert right[0] / broken[0] == pytest.approx(2, rel=1e-3), "mended: take it off docs/found.md"
+
+
+def test_labels_are_not_shifted():
+    for model, same in (("llama", True), ("llava", False)):
+        line = [str(FOUND / "labels_are_not_shifted.py"), "--model", model, "--smoothing", "{smoothing}"]
+        proof = prove.script(line, ["ranks=1 smoothing=0", "ranks=1 smoothing=1e-12"], double=True)
+        assert proof.equal == same, "mended: take it off docs/found.md"
+
+
+def test_labels_under_fsdp2():
+    line = [str(FOUND / "labels_under_fsdp2.py"), "--fsdp", "{fsdp}", "--batch", "{batch}"]
+    layouts = ["ranks=1 fsdp=1 batch=8", "ranks=2 fsdp=1 batch=4", "ranks=2 fsdp=2 batch=4"]
+    proof = prove.script(line, layouts, double=True)
+    assert [(f.layout, f.cause) for f in proof.findings] == [(layouts[-1], "loss")], "mended: take it off docs/found.md"
+
+
+def test_tokens_of_one_rank():
+    line = [str(FOUND / "tokens_of_one_rank.py"), "--tp", "{tp}", "--average", "{average}"]
+    layouts = ["ranks=1 tp=1 average=0", "ranks=2 tp=2 average=1", "ranks=2 tp=2 average=0"]
+    proof = prove.script(line, layouts, double=True)
+    assert [(f.layout, f.cause) for f in proof.findings] == [(layouts[-1], "sum-for-mean")], "mended: docs/found.md"
+    assert proof.findings[0].factor == pytest.approx(2)
+
+
+def test_untied_by_moving():
+    assert float(printed("untied_by_moving", 1).split()[-1]) > 0.01, "mended: take it off docs/found.md"
+    line = [str(FOUND / "untied_by_moving.py"), "--base", "float32", "--move", "{move}"]
+    proof = prove.script(line, ["ranks=1 move=0", "ranks=1 move=1"])
+    assert {finding.what for finding in proof.findings} == {"parameters after the step"}
+
+
+def test_clipped_by_the_first_stage():
+    assert norms(printed("clipped_by_the_first_stage", 2, "--zero", "1")) == pytest.approx([0.1] * 3, rel=1e-3)
+    broken = norms(printed("clipped_by_the_first_stage", 2))
+    assert broken == pytest.approx([0.204514, 0.248609, 0.247491], rel=2e-3), "mended: take it off docs/found.md"
+
+
+def test_column_of_a_transposed_input():
+    line = [str(FOUND / "column_of_a_transposed_input.py"), "--tp", "{tp}", "--copy", "{copy}"]
+    layouts = ["ranks=1 tp=1 copy=0", "ranks=2 tp=2 copy=1", "ranks=2 tp=2 copy=0"]
+    proof = prove.script(line, layouts)
+    found = [(one.layout, one.cause, one.parameters) for one in proof.findings]
+    assert found == [(layouts[-1], "not-summed", ("0.bias", "0.weight"))], "mended: take it off docs/found.md"
+
+
+def test_times_the_sequence_ranks():
+    line = [str(FOUND / "times_the_sequence_ranks.py"), "--sp", "{sp}", "--stage", "{stage}"]
+    layouts = ["ranks=1 sp=1 stage=2", "ranks=2 sp=2 stage=3", "ranks=2 sp=2 stage=2"]
+    proof = prove.script(line, layouts)
+    found = [(one.layout, one.cause) for one in proof.findings]
+    assert found == [(layouts[-1], "sum-for-mean")], "mended: take it off docs/found.md"
+    assert proof.findings[0].factor == pytest.approx(2, rel=1e-3)
+
+
+def test_tiled_loss_is_not_scaled():
+    line = [str(FOUND / "tiled_loss_is_not_scaled.py"), "--accumulate", "{accumulate}", "--tiles", "{tiles}"]
+    layouts = ["ranks=1 accumulate=2 tiles=0", "ranks=1 accumulate=1 tiles=4", "ranks=1 accumulate=2 tiles=4"]
+    proof = prove.script(line, layouts)
+    found = [(one.layout, one.parameters) for one in proof.findings]
+    assert found == [(layouts[-1], ("1.weight",))], "mended: take it off docs/found.md"
+    assert proof.findings[0].factor == pytest.approx(2, rel=1e-3)
+    assert proof.findings[0].cause == "accumulation-not-divided"
+
+
+def test_tiled_loss_and_another():
+    line = [str(FOUND / "tiled_loss_and_another.py"), "--tiles", "{tiles}", "--reduction", "{reduction}"]
+    layouts = [f"ranks=1 tiles={tiles} reduction={how}" for tiles, how in ((1, "mean"), (4, "sum"), (4, "mean"))]
+    proof = prove.script(line, layouts)
+    found = [(one.layout, one.what) for one in proof.findings]
+    assert found == [(layouts[-1], "gradients")], "mended: take it off docs/found.md"
+
+
+def test_fewer_tiles():
+    line = [str(FOUND / "fewer_tiles.py"), "--tiles", "{tiles}", "--stage", "{stage}"]
+    layouts = [
+        "ranks=1 tiles=0 stage=0",
+        "ranks=2 tiles=3 stage=2",
+        "ranks=2 tiles=4 stage=0",
+        "ranks=2 tiles=4 stage=2",
+    ]
+    proof = prove.script(line, layouts)
+    found = [(one.layout, one.parameters) for one in proof.findings]
+    assert found == [(layouts[-1], ("1.weight", "2.weight"))], "mended: take it off docs/found.md"
+
+
+def test_norm_of_compressed_queries():
+    line = [str(FOUND / "norm_of_compressed_queries.py")]
+    proof = prove.script(line, ["ranks=1 tp=1", "ranks=2 tp=2"], double=True)
+    assert [finding.cause for finding in proof.findings] == ["sum-for-mean"], "mended: take it off docs/found.md"
+    assert proof.findings[0].parameters == ("decoder.layers.0.self_attention.q_layernorm.weight",)
+    assert proof.findings[0].factor == pytest.approx(2)
+
+
+def test_z_loss_of_one_rank():
+    line = [str(FOUND / "z_loss_of_one_rank.py"), "--tp", "{tp}", "--padded"]
+    assert prove.script([*line, "0"], ["ranks=1 tp=1", "ranks=2 tp=2"], double=True).equal
+    proof = prove.script([*line, "3"], ["ranks=1 tp=1", "ranks=2 tp=2"], double=True)
+    found = [finding.parameters for finding in proof.findings]
+    assert found == [("moe.router.weight",)], "mended: take it off docs/found.md"
+
+
+def test_experts_of_one_rank():
+    line = [str(FOUND / "experts_of_one_rank.py"), "--tp", "{tp}", "--etp", "{etp}"]
+    layouts = ["ranks=1 tp=1 etp=1", "ranks=2 tp=2 etp=2", "ranks=2 tp=2 etp=1", "ranks=2 tp=1 etp=2"]
+    proof = prove.script(line, layouts, double=True)
+    assert [finding.layout for finding in proof.findings] == layouts[2:], "mended: take it off docs/found.md"
+    assert [finding.cause for finding in proof.findings] == ["not-summed", "parts-mixed"]
+    assert all(len(finding.parameters) == 4 for finding in proof.findings)
+    assert all(".experts." in name for finding in proof.findings for name in finding.parameters)

@@ -1,0 +1,288 @@
+"""Megatron-core's experts and sequence parallelism in a GPTModel, under its schedules, DDP and optimizers, on CPUs."""
+
+import argparse
+import contextlib
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
+from megatron.core.tensor_parallel.random import initialize_rng_tracker
+from megatron.core.transformer import MLATransformerConfig, TransformerConfig, multi_latent_attention
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--tp", type=int, default=1)
+parser.add_argument("--pp", type=int, default=1)
+parser.add_argument("--ep", type=int, default=1)
+parser.add_argument("--etp", type=int, default=1)
+parser.add_argument("--accumulate", type=int, default=1, help="micro-batches")
+parser.add_argument("--balance", default="none", help="aux_loss, seq_aux_loss, global_aux_loss, sinkhorn; two with +")
+parser.add_argument("--optimizer", default="plain", help="sgd or adam: the library's; plain: torch's")
+parser.add_argument("--clip", type=float, default=0.0)
+parser.add_argument("--way", default="", help="words with +: dense, alltoall, shared, gate, zloss, sigmoid, bias, …")
+parser.add_argument("--ddp", default="", help="words with +: distributed, overlap, average, buckets")
+args = parser.parse_args()
+way, ddp = set(args.way.split("+")), set(args.ddp.split("+"))
+dist.init_process_group("gloo")
+
+
+class Nothing:
+    """A stream and its events, of which a CPU has none."""
+
+    def __getattr__(self, name):
+        return lambda *_, **__: self
+
+
+moe_utils.te_general_gemm = None  # it asks whether it is None, and without Transformer Engine there is no such name
+# What only names or waits for a device: GPUs are not there, and nothing else is computed.
+torch.cuda.current_device = lambda: torch.device("cpu")
+torch.cuda.synchronize = lambda *_: None
+torch.cuda.Stream = torch.cuda.current_stream = lambda *_, **__: Nothing()
+torch.cuda.stream = lambda *_: contextlib.nullcontext()
+torch.Tensor.cuda = lambda self, *_, **__: self
+plain_type = torch.Tensor.type
+torch.Tensor.type = lambda self, *to, **how: plain_type(self, *to, **how) if to else "torch.cuda.FloatTensor"
+for name in ("zeros", "ones", "empty", "tensor"):  # device="cuda" is the CPU
+    made = getattr(torch, name)
+    setattr(torch, name, lambda *a, _made=made, **k: _made(*a, **{**k, "device": "cpu"} if "device" in k else k))
+plain_gather, plain_scatter = dist.all_gather, dist.reduce_scatter
+
+
+def gather(parts, own, group=None, **how):
+    """All-gather of parts that need not have one length, which gloo refuses."""
+    if len({part.shape for part in parts}) == 1:
+        plain_gather(parts, own, group=group, **how)
+        return
+    for place, part in enumerate(parts):
+        if place == group.rank():
+            part.copy_(own)
+        dist.broadcast(part, group=group, group_src=place)
+
+
+def scatter(own, parts, group=None, **how):
+    """Reduce-scatter of such parts."""
+    if len({part.shape for part in parts}) == 1:
+        plain_scatter(own, parts, group=group, **how)
+        return
+    for place, part in enumerate(parts):
+        total = part.contiguous().clone()
+        dist.all_reduce(total, group=group)
+        if place == group.rank():
+            own.copy_(total)
+
+
+dist.all_gather, dist.reduce_scatter = gather, scatter
+ranks, rank = dist.get_world_size(), dist.get_rank()
+parallel_state.initialize_model_parallel(
+    args.tp, args.pp, expert_model_parallel_size=args.ep, expert_tensor_parallel_size=args.etp,
+    create_gloo_process_groups=False, num_distributed_optimizer_instances=2 if "instances" in ddp and ranks > 1 else 1,
+)  # fmt: skip
+initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
+balance = args.balance.split("+")
+experts = None if "dense" in way else 4
+moe = {
+    "num_moe_experts": experts, "moe_router_topk": 1 if "one" in way else 2, "moe_ffn_hidden_size": 24,
+    "moe_token_dispatcher_type": "alltoall" if "alltoall" in way else "allgather",
+    "moe_router_load_balancing_type": balance if len(balance) > 1 else balance[0],
+    "moe_aux_loss_coeff": [0.1] * len(balance) if len(balance) > 1 else 0.1 if "aux" in args.balance else 0.0,
+    "moe_z_loss_coeff": 0.1 if "zloss" in way else None, "moe_router_pre_softmax": bool(way & {"pre", "one"}),
+    "moe_shared_expert_intermediate_size": 16 if "shared" in way else None, "moe_shared_expert_gate": "gate" in way,
+    "moe_shared_expert_overlap": "overlap" in way, "moe_apply_probs_on_input": "input" in way,
+    "moe_router_score_function": "sigmoid" if way & {"sigmoid", "bias"} else "softmax",
+    "moe_router_enable_expert_bias": "bias" in way, "moe_router_bias_update_rate": 0.02,
+    **({"moe_router_num_groups": 2, "moe_router_group_topk": 1} if "groups" in way else {}),
+    "moe_router_topk_scaling_factor": 2.5 if "scaled" in way else None,
+    **({"moe_router_dtype": "fp64"} if "exact" in way else {}),
+    **({"moe_expert_capacity_factor": 1.0} if "capacity" in way else {}),
+    **({"moe_expert_capacity_factor": 2.0, "moe_pad_expert_input_to_capacity": True} if "padded" in way else {}),
+    **({"recompute_granularity": "selective", "recompute_modules": ["moe"]} if "recompute" in way else {}),
+    **({"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+       if "full" in way else {}),
+}  # fmt: skip
+latent = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_head_dim": 8, "qk_pos_emb_head_dim": 4, "v_head_dim": 4,
+          "rope_type": "rope"}  # fmt: skip
+config = (MLATransformerConfig if "latent" in way else TransformerConfig)(
+    num_layers=2, hidden_size=16, num_attention_heads=4, ffn_hidden_size=32, hidden_dropout=0.0,
+    num_query_groups=4 if "latent" in way else 1 if "group" in way else 2, attention_dropout=0.0,
+    use_cpu_initialization=True, bias_dropout_fusion=False, masked_softmax_fusion=False,
+    gradient_accumulation_fusion=False, tensor_model_parallel_size=args.tp,
+    sequence_parallel=args.tp > 1 and "whole" not in way,
+    expert_model_parallel_size=args.ep, expert_tensor_parallel_size=args.etp, qk_layernorm="qknorm" in way,
+    add_bias_linear=bool(way & {"dense", "biases"}), calculate_per_token_loss="tokens" in way,
+    moe_layer_freq=[0, 1] if "first" in way else 1, apply_rope_fusion=False, pipeline_model_parallel_size=args.pp,
+    pipeline_dtype=torch.float32, mtp_num_layers=2 if "mtp" in way else None, **(latent if "latent" in way else {}),
+    softmax_type="learnable" if "sink" in way else "vanilla", attention_output_gate="outgate" in way,
+    **({"gated_linear_unit": True, "activation_func": torch.nn.functional.silu} if "gated" in way else {}),
+    **({} if "dense" in way else moe),
+)  # fmt: skip
+
+
+class Norm(torch.nn.LayerNorm):
+    """As the norms of Apex and Transformer Engine its parameters say what they see; torch's wrapped one refuses."""
+
+    def __init__(self, config, hidden_size, eps=1e-5, **_):
+        super().__init__(hidden_size, eps)
+        for parameter in self.parameters():
+            parameter.sequence_parallel = config.sequence_parallel
+
+
+class Core(DotProductAttention):
+    """Attention with keys and values of two widths: the library's for latent attention needs Transformer Engine."""
+
+    def __init__(self, *given, k_channels=None, v_channels=None, **named):
+        super().__init__(*given, **named)
+
+    def forward(self, query, key, value, *_, **__):
+        """Of [places, samples, heads, width] each, under a causal mask."""
+        scores = torch.einsum("ibhk,jbhk->bhij", query, key) * self.softmax_scale
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
+        return torch.einsum("bhij,jbhv->ibhv", scores.softmax(-1), value).flatten(2)
+
+
+def layer(many: int | None):
+    """The local specification's layer, with these norms."""
+    spec = get_gpt_layer_local_spec(many, False, "qknorm" in way, "latent" in way)
+    spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = Norm
+    attention = spec.submodules.self_attention.submodules
+    if "qknorm" in way:
+        for name in ("q_layernorm", "k_layernorm", "kv_layernorm"):
+            if hasattr(attention, name):
+                setattr(attention, name, Norm)
+    if "latent" in way:
+        multi_latent_attention.HAVE_TE = False  # it says True without Transformer Engine, and then raises
+        attention.core_attention = Core
+    return spec
+
+
+def further(spec):
+    """The layers that predict further tokens, with these norms."""
+    block = get_gpt_mtp_block_spec(config, spec, False)
+    for one in block.layer_specs if block else ():
+        one.submodules.enorm = one.submodules.hnorm = one.submodules.layer_norm = Norm
+    return block
+
+
+stage, stages = parallel_state.get_pipeline_model_parallel_rank(), args.pp
+layers = [layer(None if "first" in way else experts), layer(experts)]
+gpt = GPTModel(
+    config, TransformerBlockSubmodules(layer_specs=layers[stage * 2 // stages :][: 2 // stages], layer_norm=Norm),
+    vocab_size=32, max_sequence_length=8, share_embeddings_and_output_weights="tied" in way,
+    pre_process=stage == 0, post_process=stage == stages - 1,
+    mtp_block_spec=further(layers[-1]) if "mtp" in way else None,
+    position_embedding_type="rope" if way & {"rope", "mtp", "latent"} else "learned_absolute",
+)  # fmt: skip
+if args.pp > 1:  # layers are named by their numbers in the whole model, and the decoder's output is not compared
+    held = list(gpt.decoder.layers)
+    gpt.decoder.layers._modules = {str(one.layer_number - 1): one for one in held}
+    gpt.decoder._get_layer = held.__getitem__
+called_again = [module for module in gpt.modules() if "mtp" in way and "Embedding" in type(module).__name__]
+for module in [gpt.decoder] * (args.pp > 1) + called_again:
+    kind = type(module)
+    module.__class__ = type(kind.__name__, (kind,), {"__call__": kind.forward})
+
+
+@torch.no_grad()
+def fill() -> None:
+    """Gives each parameter its part of values that depend on its name and on the whole shape alone."""
+    for name, parameter in gpt.named_parameters():
+        if name == "output_layer.weight" and "tied" in way:
+            name = "embedding.word_embeddings.weight"
+        size, own = args.tp, parallel_state.get_tensor_model_parallel_rank()
+        if "local_experts." in name:  # numbered on each rank from 0 on
+            size, own = args.etp, parallel_state.get_expert_tensor_parallel_rank()
+            first = parallel_state.get_expert_model_parallel_rank() * (experts // args.ep)
+            head, _, rest = name.partition("local_experts.")
+            number, _, tail = rest.partition(".")
+            name = f"{head}local_experts.{first + int(number)}.{tail}"
+        cut = getattr(parameter, "partition_dim", -1) if getattr(parameter, "tensor_model_parallel", False) else -1
+        cut = 0 if "softmax_offset" in name else cut  # one for each of the rank's heads, and nothing says so
+        shape = list(parameter.shape)
+        if cut >= 0:
+            shape[cut] *= size
+        generator = torch.Generator().manual_seed(sum(i * ord(c) for i, c in enumerate(name, 1)))
+        around, wide = 1.0 if "norm" in name and "weight" in name else 0.0, 0.5 if "router" in name else 0.1
+        full = torch.randn(shape, generator=generator) * wide + around
+        if "gated" in way and "linear_fc1" in name:  # each rank has its part of the gates, then of the others
+            pairs = zip(*(half.chunk(size) for half in full.chunk(2)), strict=True)
+            full = torch.cat([torch.cat(pair) for pair in pairs])
+        parameter.copy_(full.chunk(size, cut)[own] if cut >= 0 else full)
+
+
+fill()
+for name, parameter in gpt.named_parameters():
+    held = "frozen" in way and ("embedding" in name or "linear_fc1" in name or "layers.0.self_attention" in name)
+    parameter.requires_grad_(not held)
+settings = DistributedDataParallelConfig(
+    use_distributed_optimizer="distributed" in ddp, overlap_grad_reduce="overlap" in ddp,
+    average_in_collective="average" in ddp,
+    num_distributed_optimizer_instances=2 if "instances" in ddp and ranks > 1 else 1,
+    bucket_size=300 if "buckets" in ddp else None,
+)  # fmt: skip
+model = DistributedDataParallel(config, settings, gpt)
+config.finalize_model_grads_func = finalize_model_grads
+if "overlap" in ddp:
+    config.no_sync_func = model.no_sync
+if args.optimizer == "plain":
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+else:
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(optimizer=args.optimizer, lr=0.1 if args.optimizer == "sgd" else 0.01, weight_decay=0.1,
+                        clip_grad=args.clip, use_distributed_optimizer="distributed" in ddp, sgd_momentum=0.9,
+                        log_num_zeros_in_grad=True),
+        [model], use_gloo_process_groups=False,
+    )  # fmt: skip
+replicas, of = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
+triangle = torch.ones(1, 1, 8, 8, dtype=torch.bool).triu(1)
+
+
+def loss_of(mask, losses):
+    """The loss of a micro-batch: a sum and its tokens, or a mean over all places."""
+    total = (losses * mask).sum()
+    if "tokens" in way:
+        return total, mask.sum().to(torch.int), total.detach()
+    value = total / mask.numel()
+    return value, value.detach().clone()
+
+
+def forward(batches, chunk):
+    """One micro-batch."""
+    tokens, mask = next(batches)
+    positions = torch.arange(8).expand(len(tokens), 8).contiguous()
+    losses = chunk(tokens[:, :-1].contiguous(), positions, triangle, labels=tokens[:, 1:].contiguous(),
+                   **({"loss_mask": mask.clone()} if "mtp" in way else {}),
+                   **({"padding_mask": mask < 1} if "padding" in way else {}))  # fmt: skip
+    return losses, partial(loss_of, mask)
+
+
+for step in range(3):
+    generator = torch.Generator().manual_seed(step)
+    tokens = torch.randint(32, (8, 9), generator=generator)
+    mask = (torch.rand(8, 8, generator=generator) < 0.7).float() if way & {"masked", "padding"} else torch.ones(8, 8)
+    own = [whole.chunk(replicas)[of].chunk(args.accumulate) for whole in (tokens, mask)]
+    model.zero_grad_buffer()
+    optimizer.zero_grad()
+    said = get_forward_backward_func()(
+        forward_step_func=forward, data_iterator=iter(list(zip(*own, strict=True))), model=model,
+        num_microbatches=args.accumulate, seq_length=8, micro_batch_size=8 // replicas // args.accumulate,
+    )  # fmt: skip
+    if args.optimizer == "plain":
+        for parameter in model.parameters():
+            parameter.grad = getattr(parameter, "main_grad", None)
+        optimizer.step()
+    else:
+        _, norm, zeros = optimizer.step()
+        if "norm" in way and rank == 0:
+            print(f"step {step} norm of the gradients {norm:.6f} zeros {zeros:.0f}", flush=True)
+    total = torch.stack(list(said)).sum() if said else torch.zeros(())
+    total /= mask.sum() if "tokens" in way else args.accumulate * replicas
+    dist.all_reduce(total)
+    if rank == 0:
+        print(f"step {step} loss {total.item() / args.tp:.6f}", flush=True)
