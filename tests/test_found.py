@@ -256,3 +256,11 @@ def test_experts_of_one_rank():
     assert [finding.cause for finding in proof.findings] == ["not-summed", "parts-mixed"]
     assert all(len(finding.parameters) == 4 for finding in proof.findings)
     assert all(".experts." in name for finding in proof.findings for name in finding.parameters)
+
+
+def test_the_page_and_the_readme_count_its_entries():
+    entries = re.findall(r"^## .* \d+\.\d+\.\d+: ", PAGE, re.MULTILINE)
+    known = len(re.findall(r"\*\*Reported\?\*\* Yes", PAGE))
+    assert f"There are {len(entries)} entries." in PAGE
+    assert f"of the other {len(entries) - known} no report was found" in PAGE
+    assert f"[found](docs/found.md) {len(entries) - known} unknown" in (ROOT / "README.md").read_text(encoding="utf-8")
