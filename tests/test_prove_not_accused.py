@@ -1,10 +1,14 @@
 """Ways to train that are right, and that ``prove`` accused once, or could not follow; and what it says beside them."""
 
+import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pardemo import prove
+from pardemo.prove import scaling
+from pardemo.prove.record.facts import Step
 from pardemo.prove.runner import ProveError
 
 SCRIPTS = Path(__file__).resolve().parent / "not_accused"
@@ -16,6 +20,7 @@ RIGHT = {
     "backward_by_the_engine": ["ranks=1 engine=0", "ranks=1 engine=1"],
     "tiles": ["ranks=1 tiles=1", "ranks=1 tiles=3"],
     "called_more_often": ["ranks=1 pp=1", "ranks=2 pp=2"],
+    "scaled": ["ranks=1 scale=3e38 apart=no", "ranks=2 scale=3e38 apart=no"],
     "clipped": [
         "ranks=1 accumulate=1 groups=1 divide=1",
         "ranks=1 accumulate=1 groups=2 divide=1",
@@ -27,7 +32,7 @@ RIGHT = {
 def proof(name, layouts):
     keys = [word.partition("=")[0] for word in layouts[0].split()[1:]]
     line = [str(SCRIPTS / f"{name}.py"), *(word for key in keys for word in (f"--{key}", f"{{{key}}}"))]
-    return prove.script(line, layouts, double=name not in ("pipeline_module", "clipped"))
+    return prove.script(line, layouts, double=name not in ("pipeline_module", "clipped", "scaled"))
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -49,3 +54,32 @@ def test_gradients_that_only_clipping_makes_right_are_not_called_right():
     made = proof("clipped", ["ranks=1 accumulate=1 groups=1 divide=1", "ranks=1 accumulate=2 groups=2 divide=0"])
     assert [(one.what, one.cause) for one in made.findings] == [("gradients", "accumulation-not-divided")], str(made)
     assert made.findings[0].factor == pytest.approx(2)
+
+
+@pytest.mark.parametrize(
+    ("layout", "step", "says"),
+    [
+        ("ranks=2 scale=3e38 apart=no", 1, r"before it \d steps are skipped, and 0 in the reference: .* scale of \d"),
+        ("ranks=2 scale=65536 apart=scale", 1, "ranks scale their losses by 32768 to 65536"),
+    ],
+)
+def test_losses_that_are_scaled_otherwise(layout, step, says):
+    made = proof("scaled", ["ranks=1 scale=65536 apart=no", layout])
+    assert [(one.what, one.cause, one.step) for one in made.findings] == [("loss scale", "loss-scale", step)], str(made)
+    assert re.search(says, made.findings[0].why), made.findings[0].why
+
+
+def test_steps_that_some_ranks_skip():
+    def run(*skipped):
+        records = [SimpleNamespace(steps=[Step(scales=[8.0], skipped=one)]) for one in skipped]
+        return SimpleNamespace(records=records, layout=SimpleNamespace(name="ranks=2"))
+
+    assert "some ranks skip 1 steps and others 0" in scaling.findings(run(0), run(0, 1), 0)[0].why
+    assert scaling.findings(run(1), run(1, 1), 0) == []
+
+
+def test_steps_that_are_skipped_are_skipped_in_the_example():
+    """3e38 is above what fp32 holds, once it is multiplied by a gradient: the proof above has something to skip."""
+    line = [str(SCRIPTS / "scaled.py"), "--scale", "{scale}"]
+    kept = prove.script(line, ["ranks=1 scale=65536", "ranks=1 scale=3e38"])
+    assert "0 in the reference" in kept.findings[0].why

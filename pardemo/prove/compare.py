@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from pardemo.prove import buffers, causes, clipping, data, draws, forward, model_map, unexplained
+from pardemo.prove import buffers, causes, clipping, data, draws, forward, model_map, scaling, unexplained
 from pardemo.prove.assembled import assembled
 from pardemo.prove.facts import Facts, Finding, Pair, floors, pair
 from pardemo.prove.record import sketch
@@ -57,6 +57,10 @@ def layout(reference: Reference, other: Run) -> Compared:
     maps = made.maps = _maps(reference, other, made)
     made.unmatched, made.strange = _unmatched(reference, other, maps)
     for step in range(min(reference.run.steps, other.steps)):
+        if scaled := scaling.findings(reference.run, other, step):
+            made.findings += scaled
+            made.model, made.steps = model_map.of_none(reference, step), step + 1
+            break  # its samples are of another step
         found, errors = data_of(reference.run, other, step)
         if errors:
             raise ProveError(errors)

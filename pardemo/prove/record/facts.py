@@ -86,7 +86,11 @@ class Clip:
 
 @dataclass
 class Step:
-    """What one rank recorded between two steps of the optimizer. Tensors are in ``file``, by kind and name."""
+    """What one rank recorded between two steps of the optimizer. Tensors are in ``file``, by kind and name.
+
+    ``scales``: by which a GradScaler has multiplied losses, of each step that it took or skipped. ``skipped``: how many
+    it skipped just before; what was recorded of these is not kept.
+    """
 
     micro_batches: list[MicroBatch] = field(default_factory=list)
     calls: list[ModuleCall] = field(default_factory=list)
@@ -100,6 +104,8 @@ class Step:
     no_gradient: list[str] = field(default_factory=list)
     backwards: int = 0
     file: str = ""
+    scales: list[float] = field(default_factory=list)
+    skipped: int = 0
 
 
 @dataclass

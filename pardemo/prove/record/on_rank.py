@@ -58,6 +58,7 @@ def run(asked: Program) -> Record:
             stack.enter_context(dropout_noted(places, recorder.mask, notes))
             stack.enter_context(_clipping(recorder))
             stack.enter_context(_losses(recorder))
+            stack.enter_context(_scaling(recorder))
             if asked.double:
                 stack.enter_context(double(notes))
             ended = _run(asked, recorder)
@@ -150,6 +151,19 @@ def _clipping(recorder: Recorder) -> Iterator[None]:
         compat.replaced(gradient_norm, "clip_grad_norm_", clip_of_ours),  # for those who import it from now on
     ):
         yield
+
+
+def _scaling(recorder: Recorder) -> contextlib.AbstractContextManager[None]:
+    """Steps of torch's GradScaler, and of those that are made of it: the scale, and which steps it skips."""
+    scaler = torch.amp.grad_scaler.GradScaler
+    real = scaler.step
+
+    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.is_enabled():
+            return real(self, optimizer, *args, **kwargs)
+        return recorder.scaled(float(self.get_scale()), lambda: real(self, optimizer, *args, **kwargs))
+
+    return compat.replaced(scaler, "step", step)
 
 
 @contextlib.contextmanager

@@ -108,6 +108,18 @@ class Recorder(Outputs):
         value = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         self.now.clips.append(Clip(float(value), float(limit), self._places.here().line))
 
+    def scaled(self, scale: float, step: Callable[[], Any]) -> Any:
+        """Has a GradScaler step. If it skips the step, as gradients are not finite, what was recorded begins anew."""
+        self.now.scales.append(scale)
+        before = len(self.steps), self._pending
+        made = step()
+        if before == (len(self.steps), False) and not self._pending and not self._in_engine:
+            self._tensors.clear()
+            self._numbers.clear()
+            self._summed, self._clipped_after, self._accumulated_after = False, 0, 0
+            self.steps[-1] = Step(scales=self.now.scales, skipped=self.now.skipped + 1)
+        return made
+
     def before_clipping(self) -> None:
         """Gradients as they are summed, before a function clips them; the last time in a step counts."""
         if self.now.backwards > self._clipped_after:
