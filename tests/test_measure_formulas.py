@@ -115,7 +115,7 @@ def test_tensor_parallel_by_megatrons_formula(tmp_path):
     assert met(told(measured, "all-reduce", "backward")) == 2 * 3 * ACTIVATION, "two layers and the head"
     logits = communication.ring_half(4 * B * S * V, 2).sent
     assert met(told(measured, "all-gather", "forward")) == 2 * logits
-    (found,) = measured.findings
+    (found,) = [one for one in measured.findings if one.bytes]  # on a busy machine ranks may wait, which is one, too
     assert "logits are gathered whole" in found.what
     assert found.bytes == 2 * logits
 
