@@ -12,7 +12,7 @@ asks for all of them.
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from importlib import import_module, metadata
 from typing import Any
 
@@ -82,7 +82,7 @@ def in_backward() -> bool:
 
 def after_backward(call: Callable[[], object]) -> None:
     """Has ``call`` called when the backward pass that runs has ended, as torch's DDP and FSDP2 do."""
-    _named("execution_engine").queue_callback(call)
+    resolve(NAMES["execution_engine"]).queue_callback(call)  # not remembered: others replace it for a while
 
 
 def accumulate_hooks(parameter: Any) -> Mapping[int, Callable]:
@@ -311,24 +311,28 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
             delattr(owner, name)
 
 
-def backward_passes(around: Callable[..., Any]) -> AbstractContextManager[None]:
-    """Within the block each backward pass is run by ``around(run, tensors, …)``, however it was begun.
+class Engine:
+    """Autograd's, each of whose backward passes is run by ``around(run, tensors, …)``, however it was begun.
 
     ``run`` is autograd's own, to be called with all that follows; ``accumulate_grad`` says whether it is to fill
     ``grad``. ``torch.autograd.backward`` and ``grad`` come here, and what calls the engine, as Megatron-core does.
     """
-    from torch.autograd import Variable
 
-    real = Variable._execution_engine
+    def __init__(self, real: Any, around: Callable[..., Any]):
+        self._real, self._around = real, around
 
-    class Engine:
-        def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-            return around(real.run_backward, *args, **kwargs)
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._around(self._real.run_backward, *args, **kwargs)
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(real, name)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
 
-    return replaced(Variable, "_execution_engine", Engine())
+
+def engine_replaced(around: Callable[..., Any]) -> tuple[Any, str, Engine]:
+    """What :func:`replaced` takes, so that backward passes are run by ``around``: see :class:`Engine`."""
+    engine = NAMES["execution_engine"]
+    owner, _, name = engine.path.rpartition(".")
+    return resolve(Private(owner, engine.why)), name, Engine(resolve(engine), around)  # which may be another's already
 
 
 def forkserver_pid() -> int:

@@ -447,3 +447,18 @@ def test_each_class_is_tested_here():
     text = Path(__file__).read_text(encoding="utf-8")
     for cause in (*gradients.BY_PARAMETER, *gradients.TOGETHER, scales.Multiple()):
         assert f".{type(cause).__name__}()" in text
+
+
+def test_a_copy_that_nothing_uses_is_left_out():
+    """A last stage has the head's weight beside the table that is tied to it, and uses the table only."""
+    table = drawn(6, 4)
+    one, two = Piece("embed.weight", (6, 4)), Piece("head.weight", (6, 4))
+    for kept, left in (
+        ({"embed.weight": table, "head.weight": torch.zeros(6, 4)}, {"embed.weight"}),
+        ({"embed.weight": table}, {"embed.weight"}),
+        ({"embed.weight": table, "head.weight": table}, {"embed.weight", "head.weight"}),
+        ({}, {"embed.weight", "head.weight"}),
+    ):
+        found = atlas({"embed.weight": table}, {0: [(one, table), (two, table)]}, {}, TOLERANCE)
+        found.leave_out_unused(0, kept)
+        assert set(found.parts[0]) == left

@@ -1,6 +1,7 @@
-"""Ways to train that are right, and that ``prove`` accused once, or could not follow; and what it says beside them."""
+"""Ways to train that are right, and that ``prove`` accused once, could not follow, or might take for wrong ones."""
 
 import re
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ RIGHT = {
     "renumbered_stage": ["ranks=1 pp=1", "ranks=2 pp=2"],
     "pipeline_module": ["ranks=1 pp=1", "ranks=2 pp=2"],
     "backward_by_the_engine": ["ranks=1 engine=0", "ranks=1 engine=1"],
+    "gradients_in_shards": ["ranks=1", "ranks=2"],
     "tiles": ["ranks=1 tiles=1", "ranks=1 tiles=3"],
     "called_more_often": ["ranks=1 pp=1", "ranks=2 pp=2"],
     "scaled": ["ranks=1 scale=3e38 apart=no", "ranks=2 scale=3e38 apart=no"],
@@ -39,6 +41,10 @@ def proof(name, layouts):
 def test_what_trains_alike_is_not_accused(name):
     made = proof(name, RIGHT[name])
     assert made.equal, str(made)
+
+
+def test_one_step_is_enough_where_ranks_gather_late():
+    assert prove.script([str(SCRIPTS / "gradients_in_shards.py")], ["ranks=1", "ranks=2"], double=True, steps=1).equal
 
 
 def test_each_script_is_proven():
@@ -67,6 +73,16 @@ def test_losses_that_are_scaled_otherwise(layout, step, says):
     made = proof("scaled", ["ranks=1 scale=65536 apart=no", layout])
     assert [(one.what, one.cause, one.step) for one in made.findings] == [("loss scale", "loss-scale", step)], str(made)
     assert re.search(says, made.findings[0].why), made.findings[0].why
+
+
+def test_a_rank_that_skips_a_step_is_told_within_seconds():
+    """It waits in the step that others have left behind: the line says so, long before the limit of ten minutes."""
+    began = time.monotonic()
+    made = proof("scaled", ["ranks=1 scale=65536 apart=no", "ranks=2 scale=65536 apart=inf"])
+    assert time.monotonic() - began < 60
+    (said,) = made.failed.values()
+    assert "in step 3; rank 1:" in said
+    assert "rank 1 has waited for rank 0" in said
 
 
 def test_steps_that_some_ranks_skip():

@@ -105,20 +105,6 @@ class Generator(_GENERATOR, metaclass=_AnyGenerator):
         return _GENERATOR("cpu" if is_cuda(device) else device)
 
 
-class Engine:
-    """Autograd's, with a mode that was put aside while it was called: for hooks, and for what is computed again."""
-
-    def __init__(self, real: Any, mode: Any):
-        self.real, self.mode = real, mode
-
-    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        with self.mode:
-            return self.real.run_backward(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.real, name)
-
-
 def _zero(*_: Any, **__: Any) -> int:
     return 0
 

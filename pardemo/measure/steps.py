@@ -81,7 +81,7 @@ class Steps:
             register_optimizer_step_post_hook(self._ends),
         ]
 
-        self._passes = compat.backward_passes(self._on_pass)
+        self._passes = compat.replaced(*compat.engine_replaced(self._on_pass))
         self._passes.__enter__()
         return self
 

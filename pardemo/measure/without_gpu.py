@@ -265,6 +265,10 @@ def _of_classes(mode: _CpuForCuda) -> Iterator[tuple[Any, str, Any]]:
             kwargs["device"] = CPU
         return module_to(self, *args, **kwargs)
 
+    def backward(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with mode:  # put aside while it was called: for hooks, and for what is computed again
+            return run(*args, **kwargs)
+
     module_to, start = torch.nn.Module.to, threading.Thread.start
 
     def start_on_cpu(self: Any) -> None:
@@ -288,8 +292,7 @@ def _of_classes(mode: _CpuForCuda) -> Iterator[tuple[Any, str, Any]]:
     ):
         yield owner, "__init__", changed(owner.__init__, change)
     yield torch.optim.Optimizer, "add_param_group", add_param_group
-    engine = compat.NAMES["execution_engine"].path.rpartition(".")[2]
-    yield torch.autograd.Variable, engine, stand_ins.Engine(compat.execution_engine, mode)
+    yield compat.engine_replaced(backward)
     yield torch.nn.Module, "to", to
     yield torch.Tensor, "record_stream", stand_ins.nothing
     yield torch.UntypedStorage, "cuda", lambda self, *_, **__: self

@@ -10,7 +10,7 @@ from pardemo.prove.assembled import assembled
 from pardemo.prove.facts import Facts, Finding, Pair, floors, pair
 from pardemo.prove.record import sketch
 from pardemo.prove.record.facts import Tensors
-from pardemo.prove.reference import Reference, Whole
+from pardemo.prove.reference import Reference
 from pardemo.prove.runner import ProveError, Run
 from pardemo.prove.whole import Atlas, Part, atlas
 
@@ -112,6 +112,8 @@ def _maps(reference: Reference, other: Run, made: Compared) -> Atlas:
             f"{', '.join(some[:3])} …, the reference {', '.join(sorted(truth.before)[:3])} …"
         )
     other.cut(found.strips)
+    for rank in found.parts:
+        found.leave_out_unused(rank, other.tensors(0, rank, "gradient"))
     made.parameters = len({part.name for own in found.parts.values() for part in own.values()})
     return found
 
@@ -255,7 +257,7 @@ def _numbers(
         whole = assembled(tuple(truth.before[name].shape), some)
         if whole.covered.all() and not whole.apart:
             facts.accumulated[name] = whole.value
-    if _all_right(facts, truth):
+    if _all_right(facts, reference, other):
         facts.parted = []  # whether it trains alike gradients say: an output may be a part, or be called otherwise
     facts.norms = reference.norms
     facts.earlier = [reference.whole[before].gradients for before in range(step)]
@@ -276,12 +278,11 @@ def _numbers(
     return findings or causes.printed(facts, reference, other)
 
 
-def _all_right(facts: Facts, truth: Whole) -> bool:
-    """Whether all gradients of the reference are there in whole, and equal: outputs were right then, however seen."""
-    found = [facts.gradients.get(name) for name in truth.gradients]
-    return bool(found) and all(
-        pair is not None and pair.equal and not pair.apart and bool(pair.covered.all()) for pair in found
-    )
+def _all_right(facts: Facts, reference: Reference, other: Run) -> bool:
+    """Whether all of the reference's gradients are there in whole, and none is wrong: outputs were right, then."""
+    found = [facts.gradients.get(name) for name in reference.whole[facts.step].gradients]
+    whole = bool(found) and all(pair is not None and bool(pair.covered.all()) for pair in found)
+    return whole and not causes.wrong_gradients(facts, reference, other)
 
 
 def _behind(reference: Reference, other: Run, step: int, maps: Atlas, pairs: list[Pair]) -> bool:

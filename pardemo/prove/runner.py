@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -43,6 +44,7 @@ class Run:
     """A layout that was run: each rank's record. ``error``: why it could not be run.
 
     ``strips``: of each rank the pieces that are read in strips, since they are several of the reference's parameters.
+    ``wanted``: how many steps are to be compared; one more may have been recorded.
     """
 
     layout: Layout
@@ -50,14 +52,24 @@ class Run:
     error: str = ""
     details: str = ""
     strips: dict[int, dict[str, list[Strip]]] = field(default_factory=dict)
+    wanted: int = sys.maxsize
 
     @property
     def steps(self) -> int:
-        """Steps that every rank has recorded."""
-        return min((len(record.steps) for record in self.records), default=0)
+        """Steps that every rank has recorded, as far as they are to be compared."""
+        return min((min(len(record.steps), self.wanted) for record in self.records), default=0)
 
     def tensors(self, step: int, rank: int, kind: str) -> Tensors:
-        """A rank's tensors of a step by name, of a kind: ``before``, ``after``, ``gradient``, ``output``, ``input``."""
+        """A rank's tensors of a step by name, of a kind: ``before``, ``after``, ``gradient``, ``output``, ``input``.
+
+        What parameters are after a step the next one begins with, if there is one: ranks that step shards of their own
+        gather them behind the optimizer's step, or as late as in the next forward pass.
+        """
+        if kind == "after" and step + 1 < len(self.records[rank].steps):
+            return self.tensors(step + 1, rank, "before")
+        return self._stored(step, rank, kind)
+
+    def _stored(self, step: int, rank: int, kind: str) -> Tensors:
         file = self.records[rank].steps[step].file
         prefix = f"{kind}/"
         with safe_open(file, framework="pt") as stored:
@@ -66,6 +78,15 @@ class Run:
             if (tensor := found.pop(name, None)) is not None:
                 found |= {strip.called(name): strip.of(tensor) for strip in strips}
         return found
+
+    def gathers_late(self) -> bool:
+        """Whether parameters are others as a step begins than they were behind the optimizer's step before."""
+        for rank, record in enumerate(self.records):
+            for step in range(len(record.steps) - 1):
+                stepped, begun = self._stored(step, rank, "after"), self._stored(step + 1, rank, "before")
+                if any(not torch.equal(tensor, begun[name]) for name, tensor in stepped.items() if name in begun):
+                    return True
+        return False
 
     def cut(self, strips: dict[int, dict[str, list[Strip]]]) -> None:
         """From now on these pieces are read in strips, each a piece of its own."""
@@ -95,7 +116,8 @@ class Options:
 def ran(layout: Layout, options: Options, folder: Path) -> Run:
     """Runs one layout, its tensors in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = Wanted(options.steps, str(folder), options.sketched, options.in_full)
+    recorded = max(options.steps, 2)  # the second says what parameters are after the first
+    wanted = Wanted(recorded, str(folder), options.sketched, options.in_full)
     where = os.path.abspath(options.folder or os.getcwd())
     text, function, name = "", None, "the training"
     if options.function is not None:
@@ -119,7 +141,10 @@ def ran(layout: Layout, options: Options, folder: Path) -> Run:
         at_s = watch.until_s if watch else time.monotonic()
         said = measure.script_error(name, error, journal.read(str(folder)), at_s)
         return Run(layout, [], str(said), said.details)
-    return Run(layout, records)
+    made = Run(layout, records, wanted=options.steps)
+    if 1 < len(records[0].steps) <= options.steps and made.gathers_late():
+        made.wanted = len(records[0].steps) - 1  # of the last step nobody has seen what parameters are after it
+    return made
 
 
 def scratch() -> str:

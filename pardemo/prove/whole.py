@@ -63,6 +63,20 @@ class Atlas:
                     found += [strip.name for strip in strips]
         return found
 
+    def leave_out_unused(self, rank: int, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Of pieces of one rank that are the same part: those without a gradient, where another of them has one.
+
+        A stage of Megatron-core's with a head and a table that are tied has a head's weight beside, which nothing uses.
+        """
+        by_part: dict[tuple, list[str]] = {}
+        for name, part in self.parts[rank].items():
+            by_part.setdefault(part.key(), []).append(name)
+        for names in by_part.values():
+            used = [name for name in names if name in gradients and bool(gradients[name].any())]
+            for name in names if len(names) > len(used) > 0 else ():
+                if name not in used:
+                    del self.parts[rank][name]
+
     def whole_names(self, names: Iterable[str]) -> set[str]:
         """The pieces of these names: for a strip's, the name of what it is a strip of."""
         by_strip = {

@@ -1,7 +1,7 @@
-"""On a rank: engines that keep gradients or parameters in shards, as ZeRO's of ours and Megatron-core's."""
+"""On a rank: ZeRO's engines of ours, which sum and step in a method of their own, and keep gradients in shards."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,14 +15,6 @@ def is_ours(module: torch.nn.Module) -> bool:
     """Whether a module is one of :mod:`pardemo.zero`'s engines."""
     zero = sys.modules.get("pardemo.zero.engine")
     return zero is not None and isinstance(module, zero.Engine)
-
-
-def gather(roots: Iterable[torch.nn.Module]) -> None:
-    """Has Megatron-core gather parameters now which it would gather in the next forward pass, layer by layer."""
-    megatron: Any = sys.modules.get("megatron.core.distributed")
-    for root in roots if megatron is not None else ():
-        if isinstance(root, megatron.DistributedDataParallel) and root.ddp_config.overlap_param_gather:
-            root.start_param_sync(force_sync=True)
 
 
 def whole(engine: Any, gradients: bool) -> Iterator[tuple[torch.nn.Parameter, torch.Tensor, torch.Tensor | None]]:

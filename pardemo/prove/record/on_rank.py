@@ -61,8 +61,7 @@ def run(asked: Program) -> Record:
             stack.enter_context(_scaling(recorder))
             if asked.double:
                 stack.enter_context(double(notes))
-            ended = _run(asked, recorder)
-            recorder.end()
+            ended = calls.to_the_end(lambda: _run(asked, recorder))
         made = recorder.record(ended, parallelisms, notes, unseeded)
         if dist.is_initialized():
             dist.destroy_process_group()  # a rank that waits for this one hears that it has gone
@@ -76,6 +75,13 @@ def _recognised(places: Places, shapes: Shapes) -> list[tuple[str, tuple[int, ..
 
 
 def _run(asked: Program, recorder: Recorder) -> str:
+    """The script to its end, or to the end of the steps that are recorded: how it ended."""
+    ended = _ran(asked, recorder)
+    recorder.end()
+    return ended
+
+
+def _ran(asked: Program, recorder: Recorder) -> str:
     try:
         if asked.function is None:
             return program.as_main(asked.launch)

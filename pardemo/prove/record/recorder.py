@@ -78,7 +78,7 @@ class Recorder(Outputs):
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ]  # fmt: skip
-        self._changes.enter_context(compat.backward_passes(self._on_backward))
+        self._changes.enter_context(compat.replaced(*compat.engine_replaced(self._on_backward)))
         self._changes.enter_context(
             compat.replaced(torch.nn.Module, "__call__", self._called(torch.nn.Module.__call__))
         )
@@ -272,8 +272,6 @@ class Recorder(Outputs):
         """Values and gradients before the step, values after it."""
         if len(self.steps) == 1 and not self.now.pieces and len(self._kept) > 1:
             self._forget_copies()
-        if when == "after":
-            engines.gather(self._places.roots)
         with torch.no_grad():
             for one in pieces.held(pieces.outermost(self._places.roots), gradients=when == "before"):
                 name = one.piece.name

@@ -56,10 +56,6 @@ def micro_batches(step):
     return zip(*own, strict=True)
 
 
-class Pipeline(PipelineModule):
-    """The library's own, unchanged."""
-
-
 class Whole(nn.Sequential):
     def forward(self, tokens):
         x = super().forward(tokens)
@@ -76,8 +72,8 @@ if args.stage < 0:
 else:
     layers = [tied[0], *layers, tied[1]] if "tied" in way else [Embed(), *layers]
     interval = 1 if "recompute" in way else 0
-    model = Pipeline(layers, num_stages=args.pp, loss_fn=loss_of, partition_method="uniform",
-                     activation_checkpoint_interval=interval)  # fmt: skip
+    model = PipelineModule(layers, num_stages=args.pp, loss_fn=loss_of, partition_method="uniform",
+                           activation_checkpoint_interval=interval)  # fmt: skip
 parameters = [p for p in model.parameters() if p.requires_grad]
 kind = torch.optim.AdamW if "adam" in way else torch.optim.SGD
 optimizer = kind(parameters, lr=0.01 if "adam" in way else 0.3)

@@ -2,8 +2,8 @@
 
 import argparse
 import contextlib
-from functools import partial
 
+import shared
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
@@ -11,10 +11,8 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig, multi_latent_attention
-from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
@@ -42,17 +40,9 @@ class Nothing:
 
 
 moe_utils.te_general_gemm = None  # it asks whether it is None, and without Transformer Engine there is no such name
-# What only names or waits for a device: GPUs are not there, and nothing else is computed.
-torch.cuda.current_device = lambda: torch.device("cpu")
-torch.cuda.synchronize = lambda *_: None
+shared.on_cpu()
 torch.cuda.Stream = torch.cuda.current_stream = lambda *_, **__: Nothing()
 torch.cuda.stream = lambda *_: contextlib.nullcontext()
-torch.Tensor.cuda = lambda self, *_, **__: self
-plain_type = torch.Tensor.type
-torch.Tensor.type = lambda self, *to, **how: plain_type(self, *to, **how) if to else "torch.cuda.FloatTensor"
-for name in ("zeros", "ones", "empty", "tensor"):  # device="cuda" is the CPU
-    made = getattr(torch, name)
-    setattr(torch, name, lambda *a, _made=made, **k: _made(*a, **{**k, "device": "cpu"} if "device" in k else k))
 plain_gather, plain_scatter = dist.all_gather, dist.reduce_scatter
 
 
@@ -80,7 +70,7 @@ def scatter(own, parts, group=None, **how):
 
 
 dist.all_gather, dist.reduce_scatter = gather, scatter
-ranks, rank = dist.get_world_size(), dist.get_rank()
+ranks = dist.get_world_size()
 parallel_state.initialize_model_parallel(
     args.tp, args.pp, expert_model_parallel_size=args.ep, expert_tensor_parallel_size=args.etp,
     create_gloo_process_groups=False, num_distributed_optimizer_instances=2 if "instances" in ddp and ranks > 1 else 1,
@@ -134,19 +124,6 @@ class Norm(torch.nn.LayerNorm):
             parameter.sequence_parallel = config.sequence_parallel
 
 
-class Core(DotProductAttention):
-    """Attention with keys and values of two widths: the library's for latent attention needs Transformer Engine."""
-
-    def __init__(self, *given, k_channels=None, v_channels=None, **named):
-        super().__init__(*given, **named)
-
-    def forward(self, query, key, value, *_, **__):
-        """Of [places, samples, heads, width] each, under a causal mask."""
-        scores = torch.einsum("ibhk,jbhk->bhij", query, key) * self.softmax_scale
-        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
-        return torch.einsum("bhij,jbhv->ibhv", scores.softmax(-1), value).flatten(2)
-
-
 def layer(many: int | None):
     """The local specification's layer, with these norms."""
     spec = get_gpt_layer_local_spec(many, False, "qknorm" in way, "latent" in way)
@@ -158,7 +135,7 @@ def layer(many: int | None):
                 setattr(attention, name, Norm)
     if "latent" in way:
         multi_latent_attention.HAVE_TE = False  # it says True without Transformer Engine, and then raises
-        attention.core_attention = Core
+        attention.core_attention = shared.Core
     return spec
 
 
@@ -179,45 +156,19 @@ gpt = GPTModel(
     mtp_block_spec=further(layers[-1]) if "mtp" in way else None,
     position_embedding_type="rope" if way & {"rope", "mtp", "latent"} else "learned_absolute",
 )  # fmt: skip
-if args.pp > 1:  # layers are named by their numbers in the whole model, and the decoder's output is not compared
-    held = list(gpt.decoder.layers)
-    gpt.decoder.layers._modules = {str(one.layer_number - 1): one for one in held}
-    gpt.decoder._get_layer = held.__getitem__
-called_again = [module for module in gpt.modules() if "mtp" in way and "Embedding" in type(module).__name__]
-for module in [gpt.decoder] * (args.pp > 1) + called_again:
-    kind = type(module)
-    module.__class__ = type(kind.__name__, (kind,), {"__call__": kind.forward})
-
-
-@torch.no_grad()
-def fill() -> None:
-    """Gives each parameter its part of values that depend on its name and on the whole shape alone."""
-    for name, parameter in gpt.named_parameters():
-        if name == "output_layer.weight" and "tied" in way:
-            name = "embedding.word_embeddings.weight"
-        size, own = args.tp, parallel_state.get_tensor_model_parallel_rank()
-        if "local_experts." in name:  # numbered on each rank from 0 on
-            size, own = args.etp, parallel_state.get_expert_tensor_parallel_rank()
-            first = parallel_state.get_expert_model_parallel_rank() * (experts // args.ep)
-            head, _, rest = name.partition("local_experts.")
-            number, _, tail = rest.partition(".")
-            name = f"{head}local_experts.{first + int(number)}.{tail}"
-        cut = getattr(parameter, "partition_dim", -1) if getattr(parameter, "tensor_model_parallel", False) else -1
-        cut = 0 if "softmax_offset" in name else cut  # one for each of the rank's heads, and nothing says so
-        shape = list(parameter.shape)
-        if cut >= 0:
-            shape[cut] *= size
-        generator = torch.Generator().manual_seed(sum(i * ord(c) for i, c in enumerate(name, 1)))
-        around, wide = 1.0 if "norm" in name and "weight" in name else 0.0, 0.5 if "router" in name else 0.1
-        full = torch.randn(shape, generator=generator) * wide + around
-        if "gated" in way and "linear_fc1" in name:  # each rank has its part of the gates, then of the others
-            pairs = zip(*(half.chunk(size) for half in full.chunk(2)), strict=True)
-            full = torch.cat([torch.cat(pair) for pair in pairs])
-        parameter.copy_(full.chunk(size, cut)[own] if cut >= 0 else full)
-
-
-fill()
 for name, parameter in gpt.named_parameters():
+    size, own, cut = args.tp, parallel_state.get_tensor_model_parallel_rank(), shared.cut_of(parameter)
+    name = shared.whole_name(gpt, name, "tied" in way)
+    if "local_experts." in name:  # numbered on each rank from 0 on
+        size, own = args.etp, parallel_state.get_expert_tensor_parallel_rank()
+        first = parallel_state.get_expert_model_parallel_rank() * (experts // args.ep)
+        head, _, rest = name.partition("local_experts.")
+        number, _, tail = rest.partition(".")
+        name = f"{head}local_experts.{first + int(number)}.{tail}"
+    cut = 0 if "softmax_offset" in name else cut  # one for each of the rank's heads, and nothing says so
+    shared.fill(name, parameter, cut, size, own, "gated" in way)
+for name, parameter in gpt.named_parameters():
+    name = shared.whole_name(gpt, name, "tied" in way)
     held = "frozen" in way and ("embedding" in name or "linear_fc1" in name or "layers.0.self_attention" in name)
     parameter.requires_grad_(not held)
 settings = DistributedDataParallelConfig(
@@ -239,50 +190,4 @@ else:
                         log_num_zeros_in_grad=True),
         [model], use_gloo_process_groups=False,
     )  # fmt: skip
-replicas, of = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
-triangle = torch.ones(1, 1, 8, 8, dtype=torch.bool).triu(1)
-
-
-def loss_of(mask, losses):
-    """The loss of a micro-batch: a sum and its tokens, or a mean over all places."""
-    total = (losses * mask).sum()
-    if "tokens" in way:
-        return total, mask.sum().to(torch.int), total.detach()
-    value = total / mask.numel()
-    return value, value.detach().clone()
-
-
-def forward(batches, chunk):
-    """One micro-batch."""
-    tokens, mask = next(batches)
-    positions = torch.arange(8).expand(len(tokens), 8).contiguous()
-    losses = chunk(tokens[:, :-1].contiguous(), positions, triangle, labels=tokens[:, 1:].contiguous(),
-                   **({"loss_mask": mask.clone()} if "mtp" in way else {}),
-                   **({"padding_mask": mask < 1} if "padding" in way else {}))  # fmt: skip
-    return losses, partial(loss_of, mask)
-
-
-for step in range(3):
-    generator = torch.Generator().manual_seed(step)
-    tokens = torch.randint(32, (8, 9), generator=generator)
-    mask = (torch.rand(8, 8, generator=generator) < 0.7).float() if way & {"masked", "padding"} else torch.ones(8, 8)
-    own = [whole.chunk(replicas)[of].chunk(args.accumulate) for whole in (tokens, mask)]
-    model.zero_grad_buffer()
-    optimizer.zero_grad()
-    said = get_forward_backward_func()(
-        forward_step_func=forward, data_iterator=iter(list(zip(*own, strict=True))), model=model,
-        num_microbatches=args.accumulate, seq_length=8, micro_batch_size=8 // replicas // args.accumulate,
-    )  # fmt: skip
-    if args.optimizer == "plain":
-        for parameter in model.parameters():
-            parameter.grad = getattr(parameter, "main_grad", None)
-        optimizer.step()
-    else:
-        _, norm, zeros = optimizer.step()
-        if "norm" in way and rank == 0:
-            print(f"step {step} norm of the gradients {norm:.6f} zeros {zeros:.0f}", flush=True)
-    total = torch.stack(list(said)).sum() if said else torch.zeros(())
-    total /= mask.sum() if "tokens" in way else args.accumulate * replicas
-    dist.all_reduce(total)
-    if rank == 0:
-        print(f"step {step} loss {total.item() / args.tp:.6f}", flush=True)
+shared.train(args, way, [model], optimizer, 8, bool(way & {"masked", "padding"}), lambda: None)

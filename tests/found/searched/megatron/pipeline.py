@@ -1,8 +1,8 @@
 """Megatron-core's GPTModel under its own schedules, DistributedDataParallel, finalize_model_grads and optimizers."""
 
 import argparse
-from functools import partial
 
+import shared
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
@@ -11,10 +11,8 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec, get_gpt_mtp_block_spec
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
-from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
 from megatron.core.tensor_parallel.random import initialize_rng_tracker
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig, multi_latent_attention
-from megatron.core.transformer.dot_product_attention import DotProductAttention
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--tp", type=int, default=1)
@@ -30,16 +28,7 @@ parser.add_argument("--ddp", default="", help="words with +: distributed, overla
 args = parser.parse_args()
 way, ddp = set(args.way.split("+")), set(args.ddp.split("+"))
 dist.init_process_group("gloo")
-# What only names or waits for a device: GPUs are not there, and nothing else is computed.
-torch.cuda.current_device = lambda: torch.device("cpu")
-torch.cuda.synchronize = lambda *_: None
-torch.Tensor.cuda = lambda self, *_, **__: self
-plain_type = torch.Tensor.type
-torch.Tensor.type = lambda self, *to, **how: plain_type(self, *to, **how) if to else "torch.cuda.FloatTensor"
-for name in ("zeros", "ones", "empty", "tensor"):  # device="cuda" is the CPU
-    made = getattr(torch, name)
-    setattr(torch, name, lambda *a, _made=made, **k: _made(*a, **{**k, "device": "cpu"} if "device" in k else k))
-ranks, rank = dist.get_world_size(), dist.get_rank()
+shared.on_cpu()
 virtual = args.vpp if args.vpp > 1 else None
 
 
@@ -78,22 +67,9 @@ spec = get_gpt_layer_local_spec(None, False, "qknorm" in way, "latent" in way,
                                 normalization="RMSNorm" if "latent" in way else None)  # fmt: skip
 
 
-class Core(DotProductAttention):
-    """Attention with keys and values of two widths: the library's for latent attention needs Transformer Engine."""
-
-    def __init__(self, *given, k_channels=None, v_channels=None, **named):
-        super().__init__(*given, **named)
-
-    def forward(self, query, key, value, *_, **__):
-        """Of [places, samples, heads, width] each, under a causal mask."""
-        scores = torch.einsum("ibhk,jbhk->bhij", query, key) * self.softmax_scale
-        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
-        return torch.einsum("bhij,jbhv->ibhv", scores.softmax(-1), value).flatten(2)
-
-
 if "latent" in way:
     multi_latent_attention.HAVE_TE = False  # it says True without Transformer Engine, and then raises
-    spec.submodules.self_attention.submodules.core_attention = Core
+    spec.submodules.self_attention.submodules.core_attention = shared.Core
 
 
 def part(stage: int | None) -> GPTModel:
@@ -108,48 +84,14 @@ def part(stage: int | None) -> GPTModel:
     )  # fmt: skip
 
 
-def unseen(module) -> None:
-    """Its outputs are not compared: under a pipeline it ends earlier, or is called by other stages too."""
-    kind = type(module)
-    module.__class__ = type(kind.__name__, (kind,), {"__call__": kind.forward})
-
-
 chunks = [part(stage if virtual else None) for stage in range(args.vpp)]
-for chunk in chunks:  # named by their numbers in the whole model, as they are in one process
-    layers = list(chunk.decoder.layers)
-    chunk.decoder.layers._modules = {str(layer.layer_number - 1): layer for layer in layers}
-    chunk.decoder._get_layer = layers.__getitem__
-    unseen(chunk.decoder)
-    if way >= {"mtp", "tied"} and chunk.post_process and chunk.mtp_process and not chunk.pre_process:
-        chunk.output_layer.weight = None  # it has one beside the embedding's, and uses the embedding's
-    for module in chunk.embedding.modules() if "mtp" in way and hasattr(chunk, "embedding") else ():
-        unseen(module)
-
-
-@torch.no_grad()
-def fill() -> None:
-    """Gives each parameter its part of values that depend on its name and on the whole shape alone."""
-    size, own = args.tp, parallel_state.get_tensor_model_parallel_rank()
-    for chunk in chunks:
-        for name, parameter in chunk.named_parameters():
-            if name == "output_layer.weight" and "tied" in way:
-                name = "embedding.word_embeddings.weight"
-            cut = getattr(parameter, "partition_dim", -1) if getattr(parameter, "tensor_model_parallel", False) else -1
-            shape = list(parameter.shape)
-            if cut >= 0:
-                shape[cut] *= size
-            generator = torch.Generator().manual_seed(sum(i * ord(c) for i, c in enumerate(name, 1)))
-            around = 1.0 if "norm" in name and "weight" in name else 0.0
-            full = torch.randn(shape, generator=generator) * 0.1 + around
-            if "gated" in way and "linear_fc1" in name:  # each rank has its part of the gates, then of the others
-                gates, others = (half.chunk(size) for half in full.chunk(2))
-                full = torch.cat([part for pair in zip(gates, others, strict=True) for part in pair])
-            parameter.copy_(full.chunk(size, cut)[own] if cut >= 0 else full)
-
-
-fill()
+for chunk in chunks:
+    for name, parameter in chunk.named_parameters():
+        name, own = shared.whole_name(chunk, name, "tied" in way), parallel_state.get_tensor_model_parallel_rank()
+        shared.fill(name, parameter, shared.cut_of(parameter), args.tp, own, "gated" in way)
 for chunk in chunks if "frozen" in way else ():
     for name, parameter in chunk.named_parameters():
+        name = shared.whole_name(chunk, name, "tied" in way)
         parameter.requires_grad_(not any(word in name for word in ("embedding", "linear_fc2", "0.self_attention")))
 settings = DistributedDataParallelConfig(
     use_distributed_optimizer="distributed" in ddp, overlap_grad_reduce="overlap" in ddp,
@@ -176,56 +118,4 @@ else:
     )  # fmt: skip
     rate = optimizer.config.lr
     scheduler = OptimizerParamScheduler(optimizer, rate, rate, 0.0, 0, 100, "constant", 0.1, 0.1, 100, "constant")
-replicas, of = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
-triangle = torch.ones(1, 1, 6, 6, dtype=torch.bool).triu(1)
-
-
-def loss_of(mask, losses):
-    """The loss of a micro-batch: a sum and its tokens, or a mean over all places."""
-    total = (losses * mask).sum()
-    if "tokens" in way:
-        return total, mask.sum().to(torch.int), total.detach()
-    value = total / mask.numel()
-    return value, value.detach().clone()
-
-
-def forward(batches, chunk):
-    """One micro-batch through one part of the model."""
-    tokens, mask = next(batches)
-    positions = torch.arange(6).expand(len(tokens), 6).contiguous()
-    losses = chunk(tokens[:, :-1].contiguous(), positions, triangle, labels=tokens[:, 1:].contiguous(),
-                   **({"loss_mask": mask.clone()} if "mtp" in way else {}))  # fmt: skip
-    return losses, partial(loss_of, mask)
-
-
-for step in range(3):
-    generator = torch.Generator().manual_seed(step)
-    tokens = torch.randint(32, (8, 7), generator=generator)
-    mask = (torch.rand(8, 6, generator=generator) < 0.7).float() if way & {"tokens", "masked"} else torch.ones(8, 6)
-    own = [whole.chunk(replicas)[of].chunk(args.accumulate) for whole in (tokens, mask)]
-    for chunk in model:
-        chunk.zero_grad_buffer()
-    optimizer.zero_grad()
-    batches = [iter(list(zip(*own, strict=True))) for _ in model]
-    said = get_forward_backward_func()(
-        forward_step_func=forward,
-        data_iterator=batches if virtual else batches[0],
-        model=model if virtual else model[0],
-        num_microbatches=args.accumulate, seq_length=6, micro_batch_size=8 // replicas // args.accumulate,
-    )  # fmt: skip
-    if args.optimizer == "plain":
-        for chunk in model:
-            for parameter in chunk.parameters():
-                parameter.grad = parameter.main_grad
-        optimizer.step()
-    else:
-        success, norm, zeros = optimizer.step()
-        scheduler.step(1)
-    if "norm" in way and args.optimizer != "plain" and rank == 0:
-        print(f"step {step} norm of the gradients {norm:.6f} zeros {zeros:.0f}", flush=True)
-    total = torch.stack(list(said)).sum() if said else torch.zeros(())
-    if said:
-        total /= mask.sum() if "tokens" in way else args.accumulate * replicas
-    dist.all_reduce(total)
-    if rank == 0:
-        print(f"step {step} loss {total.item() / args.tp:.6f}", flush=True)
+shared.train(args, way, model, optimizer, 6, bool(way & {"tokens", "masked"}), lambda: scheduler.step(1))

@@ -1,0 +1,132 @@
+"""What scripts of Megatron-core have in common here: CPUs in place of GPUs, a latent attention, values, and steps."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel.schedules import get_forward_backward_func
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+
+
+def on_cpu() -> None:
+    """Replaces what only names or waits for a device: GPUs are not there, and nothing else is computed."""
+    torch.cuda.current_device = lambda: torch.device("cpu")
+    torch.cuda.synchronize = lambda *_: None
+    torch.Tensor.cuda = lambda self, *_, **__: self
+    plain_type = torch.Tensor.type
+    torch.Tensor.type = lambda self, *to, **how: plain_type(self, *to, **how) if to else "torch.cuda.FloatTensor"
+    for name in ("zeros", "ones", "empty", "tensor"):  # device="cuda" is the CPU
+        made = getattr(torch, name)
+        setattr(torch, name, lambda *a, _made=made, **k: _made(*a, **{**k, "device": "cpu"} if "device" in k else k))
+
+
+class Core(DotProductAttention):
+    """Attention with keys and values of two widths: the library's for latent attention needs Transformer Engine."""
+
+    def __init__(self, *given, k_channels=None, v_channels=None, **named):
+        super().__init__(*given, **named)
+
+    def forward(self, query, key, value, *_, **__):
+        """Of [places, samples, heads, width] each, under a causal mask."""
+        scores = torch.einsum("ibhk,jbhk->bhij", query, key) * self.softmax_scale
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1), float("-inf"))
+        return torch.einsum("bhij,jbhv->ibhv", scores.softmax(-1), value).flatten(2)
+
+
+def whole_name(part: torch.nn.Module, name: str, tied: bool) -> str:
+    """What a parameter of this part is called in the whole model: each stage numbers its layers from 0 on."""
+    if tied and name == "output_layer.weight":
+        return "embedding.word_embeddings.weight"
+    if name.startswith("decoder.layers."):
+        _, _, own, rest = name.split(".", 3)
+        return f"decoder.layers.{part.decoder.layers[int(own)].layer_number - 1}.{rest}"
+    return name
+
+
+@torch.no_grad()
+def fill(name: str, parameter: torch.nn.Parameter, cut: int, size: int, own: int, gated: bool) -> None:
+    """Gives a parameter its part of values that depend on the name and on the whole shape alone.
+
+    Args:
+        cut: the axis along which it is one of ``size`` parts, the ``own``-th; below 0 where it is whole.
+    """
+    shape = list(parameter.shape)
+    if cut >= 0:
+        shape[cut] *= size
+    generator = torch.Generator().manual_seed(sum(i * ord(c) for i, c in enumerate(name, 1)))
+    around, wide = 1.0 if "norm" in name and "weight" in name else 0.0, 0.5 if "router" in name else 0.1
+    full = torch.randn(shape, generator=generator) * wide + around
+    if gated and "linear_fc1" in name:  # each rank has its part of the gates, then of the others
+        gates, others = (half.chunk(size) for half in full.chunk(2))
+        full = torch.cat([part for pair in zip(gates, others, strict=True) for part in pair])
+    parameter.copy_(full.chunk(size, cut)[own] if cut >= 0 else full)
+
+
+def cut_of(parameter: torch.nn.Parameter) -> int:
+    """The axis along which a parameter is cut over tensor-parallel ranks, −1 where it is whole."""
+    return getattr(parameter, "partition_dim", -1) if getattr(parameter, "tensor_model_parallel", False) else -1
+
+
+def loss_of(way: set[str], mask, losses):
+    """The loss of a micro-batch: a sum and its tokens, or a mean over all places."""
+    total = (losses * mask).sum()
+    if "tokens" in way:
+        return total, mask.sum().to(torch.int), total.detach()
+    value = total / mask.numel()
+    return value, value.detach().clone()
+
+
+def forward(way: set[str], batches, chunk):
+    """One micro-batch through one part of the model."""
+    tokens, mask = next(batches)
+    length = tokens.shape[1] - 1
+    positions = torch.arange(length).expand(len(tokens), length).contiguous()
+    triangle = torch.ones(1, 1, length, length, dtype=torch.bool).triu(1)
+    losses = chunk(tokens[:, :-1].contiguous(), positions, triangle, labels=tokens[:, 1:].contiguous(),
+                   **({"loss_mask": mask.clone()} if "mtp" in way else {}),
+                   **({"padding_mask": mask < 1} if "padding" in way else {}))  # fmt: skip
+    return losses, partial(loss_of, way, mask)
+
+
+def train(
+    args, way: set[str], model: list, optimizer, length: int, masked: bool, stepped: Callable[[], object]
+) -> None:
+    """Three steps under the library's schedules, of one batch each that is cut over replicas and micro-batches.
+
+    Args:
+        model: this rank's parts of it. masked: whether some tokens do not count. stepped: called after each step.
+    """
+    replicas, of = parallel_state.get_data_parallel_world_size(), parallel_state.get_data_parallel_rank()
+    rank, several = dist.get_rank(), len(model) > 1
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        tokens = torch.randint(32, (8, length + 1), generator=generator)
+        mask = (torch.rand(8, length, generator=generator) < 0.7).float() if masked else torch.ones(8, length)
+        own = [whole.chunk(replicas)[of].chunk(args.accumulate) for whole in (tokens, mask)]
+        for chunk in model:
+            chunk.zero_grad_buffer()
+        optimizer.zero_grad()
+        batches = [iter(list(zip(*own, strict=True))) for _ in model]
+        said = get_forward_backward_func()(
+            forward_step_func=partial(forward, way),
+            data_iterator=batches if several else batches[0],
+            model=model if several else model[0],
+            num_microbatches=args.accumulate, seq_length=length, micro_batch_size=8 // replicas // args.accumulate,
+        )  # fmt: skip
+        if args.optimizer == "plain":
+            for parameter in (parameter for chunk in model for parameter in chunk.parameters()):
+                parameter.grad = getattr(parameter, "main_grad", None)
+            optimizer.step()
+        else:
+            _, norm, zeros = optimizer.step()
+            stepped()
+            if "norm" in way and rank == 0:
+                print(f"step {step} norm of the gradients {norm:.6f} zeros {zeros:.0f}", flush=True)
+        total = torch.stack(list(said)).sum() if said else torch.zeros(())
+        if said:
+            total /= mask.sum() if "tokens" in way else args.accumulate * replicas
+        dist.all_reduce(total)
+        if rank == 0:
+            print(f"step {step} loss {total.item() / args.tp:.6f}", flush=True)
