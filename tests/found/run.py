@@ -119,7 +119,7 @@ def table(kept: list[dict]) -> str:
     rows = [one for one in kept if not one["said"]]
     count = sum(one["right"] for one in rows)
     lines = [
-        f"{count} layouts of {len(rows)} scripts, each held against one process (`python tests/found/run.py`); in fp64 "
+        f"{count} layouts in {len(rows)} cases, each held against one process (`python tests/found/run.py`); in fp64 "
         "but where it says fp32.",
         "", "| library | script | what was compared, and in how many layouts |", "|---|---|---|",
     ]  # fmt: skip
