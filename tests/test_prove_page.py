@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pardemo import project
 from pardemo.prove import compare, large, runner
 from pardemo.prove.layouts import SIZES
-from pardemo.prove.record import recorder, sketch
+from pardemo.prove.record import parameters, sketch
 
 ROOT = project.PACKAGE.parent
 PROVE = project.PACKAGE / "prove"
@@ -117,7 +117,7 @@ def test_numbers_are_the_codes():
     assert f"Above {runner.SKETCHED // 1_000_000} million parameters" in PAGE
     assert f"up to {large.IN_FULL // 1_000_000} million numbers" in PAGE
     assert f"each block of {sketch.BLOCK} × {sketch.BLOCK}" in PAGE
-    assert f"up to {recorder.LARGEST_BUFFER:,} numbers" in PAGE
+    assert f"up to {parameters.LARGEST_BUFFER:,} numbers" in PAGE
     assert f"`--timeout` ({runner.Options().timeout_s:g} s)" in PAGE
     assert all(f"`{size}`" in PAGE for size in SIZES)
 

@@ -21,12 +21,12 @@ from pardemo.measure.watch import Watch
 from pardemo.prove.layouts import Layout
 from pardemo.prove.record.facts import Record, Tensors
 from pardemo.prove.record.on_rank import Program, run
-from pardemo.prove.record.recorder import Wanted
+from pardemo.prove.record.parameters import Wanted
 from pardemo.prove.several import Strip
 from pardemo.world.errors import RankError
 
 #: Kinds of tensors that are a parameter's.
-OF_PARAMETERS = ("before", "after", "gradient", "applied", "accumulated")
+OF_PARAMETERS = ("before", "after", "used", "gradient", "applied", "accumulated")
 #: Elements of a model above which parameters are compared by sketches first.
 SKETCHED = 20_000_000
 
@@ -62,12 +62,13 @@ class Run:
     def tensors(self, step: int, rank: int, kind: str) -> Tensors:
         """A rank's tensors of a step by name, of a kind: ``before``, ``after``, ``gradient``, ``output``, ``input``.
 
-        What parameters are after a step the next one begins with, if there is one: ranks that step shards of their own
-        gather them behind the optimizer's step, or as late as in the next forward pass.
+        Of a parameter that ranks gather behind the optimizer's step, or in the next forward pass, what it is after a
+        step is what the next forward pass has used.
         """
+        found = self._stored(step, rank, kind)
         if kind == "after" and step + 1 < len(self.records[rank].steps):
-            return self.tensors(step + 1, rank, "before")
-        return self._stored(step, rank, kind)
+            found |= self._stored(step + 1, rank, "used")
+        return found
 
     def _stored(self, step: int, rank: int, kind: str) -> Tensors:
         file = self.records[rank].steps[step].file
@@ -80,13 +81,9 @@ class Run:
         return found
 
     def gathers_late(self) -> bool:
-        """Whether parameters are others as a step begins than they were behind the optimizer's step before."""
-        for rank, record in enumerate(self.records):
-            for step in range(len(record.steps) - 1):
-                stepped, begun = self._stored(step, rank, "after"), self._stored(step + 1, rank, "before")
-                if any(not torch.equal(tensor, begun[name]) for name, tensor in stepped.items() if name in begun):
-                    return True
-        return False
+        """Whether a forward pass has used other parameters than were there behind the optimizer's step."""
+        steps = [(step, rank) for rank, record in enumerate(self.records) for step in range(len(record.steps))]
+        return any(self._stored(step, rank, "used") for step, rank in steps)
 
     def cut(self, strips: dict[int, dict[str, list[Strip]]]) -> None:
         """From now on these pieces are read in strips, each a piece of its own."""

@@ -22,7 +22,8 @@ from pardemo.measure.steps import Enough
 from pardemo.prove.record.double import double
 from pardemo.prove.record.draws import as_in_a_new_process, dropout_noted, unseeded_noted
 from pardemo.prove.record.facts import Record
-from pardemo.prove.record.recorder import Recorder, Wanted
+from pardemo.prove.record.parameters import Wanted
+from pardemo.prove.record.recorder import Recorder
 from pardemo.zero import gradient_norm
 
 #: A loss in what a script prints: its name, at most a few other characters, a number.

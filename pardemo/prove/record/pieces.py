@@ -1,7 +1,7 @@
 """On a rank: which part of which parameter it holds, and that part's values and gradients, without a collective."""
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -34,30 +34,41 @@ def held(roots: Iterable[torch.nn.Module], gradients: bool = True) -> list[Held]
     DeepSpeed's and those of ZeRO of ours are gathered, for which all ranks have to come here. ``gradients``: False
     after a step, when DeepSpeed has none any more.
     """
+    return _named(roots, lambda root: _of_root(root, gradients))
+
+
+def at_hand(roots: Iterable[torch.nn.Module]) -> list[Held]:
+    """What is there in the middle of a step, as far as it needs no collective: nothing of engines that keep shards."""
+    return _named(roots, _at_hand)
+
+
+def _named(roots: Iterable[torch.nn.Module], of_root: Callable[[torch.nn.Module], Iterable[Held]]) -> list[Held]:
+    """The parameters of several models, each with a name of its own."""
     found: dict[str, Held] = {}
     for number, root in enumerate(roots):
         prefix = f"{type(root).__name__}." if number else ""
-        for one in _of_root(root, gradients):
+        for one in of_root(root):
             name = one.piece.name if one.piece.name not in found else prefix + one.piece.name
             found[name] = one._replace(piece=replace(one.piece, name=name))
     return list(found.values())
 
 
-def accumulated(roots: Iterable[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
-    """By the parameter's name, gradients that are there in the middle of a step, as far as they need no collective."""
+def _at_hand(root: torch.nn.Module) -> Iterator[Held]:
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    for root in roots:
-        if engines.is_ours(root) or is_deepspeed(root):
-            continue
-        if fsdp is not None and any(isinstance(part, fsdp.FullyShardedDataParallel) for part in root.modules()):
-            continue  # whole, or none, until the last micro-batch
-        for parameter, names in _names(root).values():
-            gradient: Any = parameter.grad if parameter.grad is not None else getattr(parameter, "main_grad", None)
-            if _is_dtensor(gradient):
-                same = _is_dtensor(parameter) and gradient.placements == parameter.placements  # type: ignore[attr-defined]
-                gradient = compat.local_tensor(gradient) if same else None
-            if gradient is not None and not gradient.is_sparse:
-                yield names[0], gradient.detach()
+    if engines.is_ours(root) or is_deepspeed(root):
+        return
+    if fsdp is not None and any(isinstance(part, fsdp.FullyShardedDataParallel) for part in root.modules()):
+        return  # gradients are whole, or none, until the last micro-batch
+    for parameter, names in _names(root).values():
+        gradient: Any = parameter.grad if parameter.grad is not None else getattr(parameter, "main_grad", None)
+        if _is_dtensor(gradient):
+            same = _is_dtensor(parameter) and gradient.placements == parameter.placements  # type: ignore[attr-defined]
+            gradient = compat.local_tensor(gradient) if same else None
+        if gradient is not None and gradient.is_sparse:
+            gradient = None
+        value = (compat.local_tensor(parameter) if _is_dtensor(parameter) else parameter).detach()
+        piece = Piece(names[0], tuple(value.shape), tied=names[1:], trained=parameter.requires_grad)
+        yield Held(piece, value, None if gradient is None else gradient.detach())
 
 
 def is_deepspeed(module: torch.nn.Module) -> bool:

@@ -1,12 +1,9 @@
 """On a rank: what a script's first steps do, written down at the optimizer's step."""
 
 import contextlib
-import gc
 import os
 import threading
-import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,29 +14,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from pardemo import compat
 from pardemo.measure.places import Places, without_wrappers
 from pardemo.measure.steps import Enough
-from pardemo.prove.record import engines, pieces, sketch
+from pardemo.prove.record import engines, pieces
 from pardemo.prove.record.facts import Clip, LossCall, Mask, Record, Step
-from pardemo.prove.record.outputs import Outputs, for_shapes
-
-#: Elements of a buffer up to which it is compared.
-LARGEST_BUFFER = 65536
+from pardemo.prove.record.outputs import for_shapes
+from pardemo.prove.record.parameters import Parameters, Wanted
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What to record: how many steps, into which folder, and how much.
-
-    ``sketched``: parameters as sketches, but those of ``in_full``. ``forward``: outputs of modules.
-    """
-
-    steps: int
-    folder: str
-    sketched: bool = False
-    in_full: tuple[str, ...] = ()
-    forward: bool = True
-
-
-class Recorder(Outputs):
+class Recorder(Parameters):
     """Writes down a script's steps. What a step is, the optimizer says: the first one's after a backward pass.
 
     Its parameters after the step are complete when the optimizer has stepped with all that have gradients, or, where it
@@ -47,18 +28,16 @@ class Recorder(Outputs):
     """
 
     def __init__(self, places: Places, rank: int, wanted: Wanted):
-        super().__init__(places, wanted.forward)
-        self._rank, self._wanted = rank, wanted
+        super().__init__(places, wanted)
+        self._rank = rank
         self._hooks: list[Any] = []
         self._pending = False  # an optimizer has stepped, and the parameters are still to be written down
         self._stepped: set[int] = set()
         self._summed = False  # gradients were written down when they were clipped,
         self._clipped_after = 0  # and after how many backward passes
-        self._accumulated_after = 0  # the backward passes after which gradients were last looked at within a step
         self._optimizer = ""
         self._looked: Callable[[], None] = lambda: None
         self._engines: set[type] = set()
-        self._kept: dict[int, torch.nn.Module] = {}  # whose last step is over when the function that has them is, too
         self._in_engine = False
         self._changes = contextlib.ExitStack()
 
@@ -133,16 +112,6 @@ class Recorder(Outputs):
         self._meet(module)
         if self.now.micro_batches and self.now.backwards and not self._wanted.sketched:
             self._note_accumulated()
-
-    def _note_accumulated(self) -> None:
-        """The sum, over micro-batches but the last, of the gradients that were there after each."""
-        if self.now.backwards == self._accumulated_after:
-            return
-        self._accumulated_after = self.now.backwards
-        for name, gradient in pieces.accumulated(pieces.outermost(self._places.roots)):
-            key = f"accumulated/{name}"
-            before = self._tensors.get(key)
-            self._tensors[key] = _copied(gradient) if before is None else before + gradient
 
     def _meet(self, module: torch.nn.Module) -> None:
         """DeepSpeed's engine, and ZeRO's of ours, sum and step in methods of their own."""
@@ -253,6 +222,7 @@ class Recorder(Outputs):
     def _finish(self) -> None:
         """The step is over: parameters are what the next one begins with."""
         self._note_parameters("after")
+        self._remember_after()
         self._pending, self._summed, self._clipped_after, self._accumulated_after = False, False, 0, 0
         self._stepped.clear()
         self._numbers.clear()
@@ -267,47 +237,6 @@ class Recorder(Outputs):
             self._take_pending()
         if not self.complete and not self.now.file:
             self._tensors.clear()
-
-    def _note_parameters(self, when: str) -> None:
-        """Values and gradients before the step, values after it."""
-        if len(self.steps) == 1 and not self.now.pieces and len(self._kept) > 1:
-            self._forget_copies()
-        with torch.no_grad():
-            for one in pieces.held(pieces.outermost(self._places.roots), gradients=when == "before"):
-                name = one.piece.name
-                short = self._wanted.sketched and name not in self._wanted.in_full
-                take = sketch.of_parameter if short else _copied
-                self._tensors[f"{when}/{name}"] = take(one.value)
-                if when == "before":
-                    self.now.pieces.append(one.piece)
-                    if one.gradient is not None:
-                        self._tensors[f"gradient/{name}"] = take(one.gradient)
-                    elif one.piece.trained:
-                        self.now.no_gradient.append(name)
-
-    def _forget_copies(self) -> None:
-        """Modules that ran once, and that nobody holds any more: copies that our layers ask whether they mix tokens."""
-        left = [weakref.ref(module) for module in self._kept.values()]
-        self._kept.clear()
-        gc.collect()
-        self._kept |= {id(module): module for one in left if (module := one()) is not None}
-
-    def _note_applied(self) -> None:
-        """Gradients as the optimizer gets them, after they were clipped."""
-        with torch.no_grad():
-            for one in pieces.held(pieces.outermost(self._places.roots)):
-                if one.gradient is not None:
-                    short = self._wanted.sketched and one.piece.name not in self._wanted.in_full
-                    take = sketch.of_parameter if short else _copied
-                    self._tensors[f"applied/{one.piece.name}"] = take(one.gradient)
-
-    def _note_buffers(self) -> None:
-        for root in pieces.outermost(self._places.roots):
-            for prefix, part in root.named_modules():
-                for name, buffer in compat.saved_buffers(part):
-                    if buffer.numel() <= LARGEST_BUFFER:
-                        full = without_wrappers(f"{prefix}.{name}" if prefix else name)
-                        self._tensors[f"buffer/{full}"] = _copied(buffer)
 
     def _write(self) -> None:
         step = self.now
@@ -327,7 +256,3 @@ class Recorder(Outputs):
         ]
         steps = self.steps[: self._wanted.steps] if self.complete else self.steps[:-1]
         return Record(self._rank, ended, steps, parallelisms, notes, unseeded, dtypes, self._optimizer, norms)
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone().contiguous()
