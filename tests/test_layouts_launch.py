@@ -20,10 +20,10 @@ from pardemo.peers.accelerate import config_files as accelerate_configs
 from pardemo.peers.deepspeed import settings as deepspeed_settings
 from pardemo.planner import hardware, models
 from pardemo.planner.layouts import launch, search
+from pardemo.planner.layouts.configurations import of
 from pardemo.planner.layouts.launch import cluster, facts, megatron, torchtitan
 from pardemo.planner.layouts.layout import SHARDING, Layout
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.shape import of
 from pardemo.planner.layouts.stacks import stack
 from pardemo.planner.layouts.step import stages
 from pardemo.planner.layouts.work import Job
@@ -243,7 +243,9 @@ def test_experts(tmp_path, mixtral):
     config, *_ = megatron_configs(arguments)
     assert same(config, EXPERTS)
     assert (config.num_moe_experts, config.moe_router_topk, config.moe_ffn_hidden_size) == (8, 2, 14336)
-    assert config.expert_tensor_parallel_size == EXPERTS.tp  # as the planner counts experts
+    assert config.expert_tensor_parallel_size == EXPERTS.etp == 1  # as the planner counts experts
+    assert config.moe_token_dispatcher_type == "flex"
+    assert config.tp_comm_overlap == (EXPERTS.tp > 1)
     assert arguments["--rotary-base"] == ["1000000"]
 
 
@@ -256,6 +258,9 @@ def test_latent_attention_and_layers_without_experts(tmp_path):
     assert (config.kv_lora_rank, config.q_lora_rank, config.qk_pos_emb_head_dim) == (512, 1536, 64)
     assert config.moe_layer_freq == [0] * 3 + [1] * 58
     assert config.moe_shared_expert_intermediate_size == 2048
+    assert (config.moe_router_score_function, config.moe_router_enable_expert_bias) == ("sigmoid", True)
+    assert (config.moe_router_num_groups, config.moe_router_group_topk) == (8, 4)
+    assert config.moe_router_topk_scaling_factor == 2.5
 
 
 @pytest.mark.parametrize("layout", [SHARDED, GROUPS])
@@ -471,3 +476,23 @@ def test_labels_and_resources():
     assert [cluster.resource(name) for name in ("H100", "MI300X", "Ascend-910B")] == [
         "nvidia.com/gpu", "amd.com/gpu", "huawei.com/Ascend910",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", ["fp8", "mxfp8", "nvfp4"])
+def test_products_in_few_bits(tmp_path, precision):
+    wanted = job("llama3-70b", DENSE)
+    wanted = dataclasses.replace(
+        wanted, machine=dataclasses.replace(wanted.machine, gpu=hardware.gpu("B200")), precision=precision
+    )
+    launch.write(tmp_path / "out", wanted, DENSE, "llama3-70b")
+    config, *_ = megatron_configs(megatron_arguments(tmp_path, "--nnodes", "128"))
+    told = {"fp8": ("hybrid", "tensorwise", None), "mxfp8": ("e4m3", "mxfp8", None), "nvfp4": (None, None, "e2m1")}
+    fp8, recipe, fp4 = told[precision]
+    assert (config.fp8, config.fp4) == (fp8, fp4)
+    assert recipe is None or config.fp8_recipe == recipe
+    assert files_of_nothing_else(tmp_path / "out")
+
+
+def files_of_nothing_else(folder: Path) -> bool:
+    """Whether Megatron-LM's are the only files: no other program was planned with these products."""
+    return {path.name for path in folder.iterdir()} == {"megatron.sh", "slurm.sbatch", "kubernetes.yaml"}

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pardemo.planner import hardware, models
-from pardemo.planner.layouts import against, shape, stacks
+from pardemo.planner.layouts import against, configurations, stacks
 from pardemo.planner.layouts.layout import CONTEXTS, Layout, check
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import memory
@@ -13,7 +13,7 @@ from pardemo.planner.layouts.search import layouts, search, sensitivity
 from pardemo.planner.layouts.step import step
 from pardemo.planner.layouts.work import Job
 
-LLAMA = shape.of(models.find("llama3-70b"))
+LLAMA = configurations.of(models.find("llama3-70b"))
 
 
 def job(what, gpus, gpu="H100", between=400e9, program="megatron-core", sequence=8192):
@@ -72,7 +72,7 @@ def test_a_search_tries_stage_two_and_both_ways_to_share_a_sequence():
 @pytest.mark.parametrize(("gpus", "tp", "cp", "quicker"), [(8, 1, 8, "ring"), (32, 2, 16, "all-to-all")])
 def test_the_quicker_way_to_share_a_sequence_is_chosen(gpus, tp, cp, quicker):
     """Attention hides a ring of 8 within a host; over hosts 15 messages one after the other are not hidden."""
-    given = job(shape.of(models.find("llama2-7b")), gpus, sequence=32768)
+    given = job(configurations.of(models.find("llama2-7b")), gpus, sequence=32768)
     ways = {way: step(given, Layout(tp=tp, cp=cp, sharding="zero1", context=way)).seconds for way in CONTEXTS}
     assert min(ways, key=ways.get) == quicker
     assert max(ways.values()) > 1.01 * ways[quicker]

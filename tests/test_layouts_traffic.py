@@ -5,16 +5,16 @@ from dataclasses import replace
 import pytest
 
 from pardemo.planner import hardware, models
-from pardemo.planner.layouts import shape, stacks
+from pardemo.planner.layouts import configurations, stacks
 from pardemo.planner.layouts.layout import Layout, check
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.rank_parameters import owned_params
-from pardemo.planner.layouts.shape import Experts, Shape
+from pardemo.planner.layouts.shape import Experts, Layer, Shape
 from pardemo.planner.layouts.step import stages, step
 from pardemo.planner.layouts.work import Job, layer
 
-LLAMA = shape.of(models.find("llama3-70b"))
+LLAMA = configurations.of(models.find("llama3-70b"))
 SMALL = Shape(8, 1024, 16, 4, 2816, 32000)
 
 
@@ -26,7 +26,7 @@ def job(what=SMALL, gpus=8, gpu="H100", host_gpus=8, between=400e9, program="meg
 def test_gradients_wait_in_a_queue_until_it_is_full():
     """Megatron-FSDP's, of 10⁹: stages 2 and 3 hold as many beside their shards, stage 3 gathers half as many ahead."""
     given, bare = job(LLAMA, 64), replace(job(LLAMA, 64), stack=stacks.MEGATRON.but(queued=0))
-    each = 2 * 4 * LLAMA.dense_params  # of stage 3 at least two layers', which are 1.7·10⁹ here
+    each = 2 * 4 * LLAMA.layer_params(Layer())  # of stage 3 at least two layers', which are 1.7·10⁹ here
     for sharding, more in (("zero1", {}), ("zero2", {"gradients": 4e9}), ("zero3", {"gradients": each})):
         one = Layout(dp=64, sharding=sharding)
         now, before = memory(given, one).lines, memory(bare, one).lines
@@ -79,7 +79,7 @@ def test_a_backward_pass_hides_gradients_of_stage_two():
     of, ranks = "data-parallel traffic", 64
     given = replace(job(LLAMA, ranks, between=25e9), stack=stacks.MEGATRON.but(reduce_share=1.0, reduce_most=1e15))
     layouts = {m: Layout(dp=ranks, sharding="zero2", accumulation=m) for m in (1, 4)}
-    hidden = 0.8 * 2 / 3 * LLAMA.layers * layer(given, layouts[1], experts=False).total
+    hidden = given.stack.hidden * 2 / 3 * LLAMA.layers * layer(given, layouts[1]).total
     gradients, parameters = (given.machine.gather(n * LLAMA.params, ranks) for n in (4, 2))
     assert 0.5 * gradients < gradients - hidden < 0.95 * gradients
     found = {m: step(given, one).parts[of] for m, one in layouts.items()}
@@ -98,7 +98,7 @@ def test_stage_three_sends_gradients_as_they_are_kept(nbytes, stack):
     given = replace(job(LLAMA, 64), stack=stack.but(reduce_share=1.0, reduce_most=1e15, hidden=0.0))
     machine = replace(given.machine, latency_within=0.0, latency_between=0.0)
     found = step(replace(given, machine=machine), Layout(dp=64, sharding="zero3")).parts["data-parallel traffic"]
-    sent = LLAMA.layers * LLAMA.dense_params + LLAMA.embedding_params
+    sent = LLAMA.layers * LLAMA.layer_params(Layer()) + LLAMA.embedding_params
     assert found == pytest.approx(machine.gather((4 + nbytes) * sent, 64), rel=1e-6)
 
 

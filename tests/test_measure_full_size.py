@@ -12,7 +12,8 @@ from pardemo import cli, project
 from pardemo.measure import full_size, launch_lines, runner
 from pardemo.measure.parallelism import Parallelism
 from pardemo.meters.snapshot import Block
-from pardemo.planner.layouts import shape, sizes
+from pardemo.planner.layouts import configurations, sizes
+from pardemo.planner.layouts.shape import Layer
 
 #: A llama whose sizes are its arguments; how it is parallel is one of them. No biases, and all in one dtype.
 LLAMA = """
@@ -137,7 +138,7 @@ def test_at_the_scripts_own_size_the_plan_is_what_was_measured(script, sizes, ho
 
 def test_the_scripts_own_states_and_groups_grow_with_it(script):
     """HSDP keeps its group of shards, SGD its one state; recomputed layers keep their inputs alone."""
-    llama3 = shape.of(sizes.find("llama3-8b"))
+    llama3 = configurations.of(sizes.find("llama3-8b"))
     asked = {"gpus": 64, "sequence": 4096, "micro_batch": 1}
     plain = script.answer("llama3-8b", "--as", "fsdp2", **asked)
     hsdp = script.answer("llama3-8b", "--as", "hsdp", "--sgd", "--recompute", "3", "--micro", "2", ranks=4, **asked)
@@ -149,7 +150,7 @@ def test_the_scripts_own_states_and_groups_grow_with_it(script):
             assert full["kinds"][kind] == pytest.approx(nbytes * (llama3.params - norm) / shards, abs=1)
         assert full["kinds"]["logits"] == 14 * 4096 * llama3.vocabulary
         root = 2 * llama3.embedding_params + 2 * llama3.head_params
-        layers = 2 * 2 * llama3.dense_params * (1 - 1 / shards)
+        layers = 2 * 2 * llama3.layer_params(Layer()) * (1 - 1 / shards)
         assert full["kinds"]["gathered parameters"] == pytest.approx(root + layers)
         assert full["peak_bytes"] == sum(full["kinds"].values())
         assert full["gpus"] == 64

@@ -83,7 +83,7 @@ FOREIGN = [
     (["--search", *JOB, "--checkpointing", "on"], "--explain recompute=full"),
     (
         ["--search", *JOB, "--price", "2", "--backwards"],
-        "--search has no use for --price, --backwards: --price goes with",
+        "--search has no use for --backwards: --backwards goes with",
     ),
     (["--search", *JOB, "--target", "q_proj"], "--search has no use for --target"),
     (["--search", *JOB, "--validate"], "--search and --validate are two questions; ask one of them"),
@@ -128,7 +128,7 @@ def test_what_a_search_plans_and_assumes_is_said_at_the_top(capsys):
     assert first.startswith("full training of llama3-8b, 8.0B parameters, as megatron-core runs it")
     assert second == (
         "16 × H100 on 2 hosts of 8, 100 Gbit/s between hosts (ethernet-100g, the default of --link); 16 samples of "
-        "4,096 tokens a step (defaults: --hosts, --per-step, --sequence)"
+        "4,096 tokens a step, bf16 (defaults: --hosts, --per-step, --sequence)"
     )
     said = ["--hosts", "4", "--link", "400", "--per-step", "32", "--sequence", "2048"]
     assert main(["plan", "--search", *job, *said]) == 0

@@ -7,7 +7,6 @@ from pardemo import project
 from pardemo.planner import hardware
 from pardemo.planner.layouts import Job, Layout, Machine, against, explorer, papers, published
 from pardemo.planner.layouts.layout import check
-from pardemo.planner.layouts.search import search
 from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.stacks import stack
 from pardemo.planner.layouts.step import step
@@ -27,17 +26,6 @@ def test_the_papers_rows_can_be_run_and_say_what_they_print():
     assert [one.layout.batch * one.job.sequence for one in papers.llama_3()] == [2**24] * 3
     mfu = [one.tflops * 1e12 / one.job.machine.gpu.flops for one in papers.llama_3()]
     assert mfu == pytest.approx([0.43, 0.41, 0.38], abs=0.006), "Table 4's last column"
-
-
-def test_the_runs_with_experts_have_nvidias_rates_and_the_search_takes_nvidias_cut():
-    rows = papers.with_experts()
-    for one in rows:
-        check(one.layout, one.job.shape, one.job.machine.gpus, one.job.sequence)
-    tokens_per_s = [one.layout.batch * one.job.sequence / one.seconds / one.layout.gpus for one in rows]
-    assert tokens_per_s == pytest.approx([10494, 18066, 1204, 4104])
-    assert [one.job.shape.params / 1e9 for one in rows] == pytest.approx([30.5, 30.5, 235.1, 235.1], abs=0.05)
-    best = search(rows[0].job, rows[0].layout.batch, 1).best[0].layout
-    assert best == rows[0].layout.but(chunks=1)
 
 
 def test_pipelines_of_another_paper_are_predicted_with_megatrons_constants():
@@ -124,7 +112,7 @@ def test_a_layer_without_small_matrices_and_launches_is_the_four_lines_of_the_ch
     layout = Layout(tp=4, pp=4, dp=2, micro_batch=4, accumulation=32, sharding="zero1", sequence_parallel=True)
     t, h, tokens = 4, 4096, 4 * 4096
     a_sum = 2 * (t - 1) / t * 2 * tokens * h / machine.rate(t) + 2 * machine.latency_within
-    assert layer(job, layout, experts=False).seconds == pytest.approx(
+    assert layer(job, layout).seconds == pytest.approx(
         {
             "matrix multiplications": (
                 6 * tokens * (4 * h * h + 3 * h * 14336) / t / (machine.matrix_flops * bare.products)

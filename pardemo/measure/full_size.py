@@ -52,9 +52,9 @@ def question(
             if value is not None:
                 raise ValueError(f"{option} is of the model at full size: say which, as --full-size llama3-8b")
         return None
-    from pardemo.planner.layouts import shape, sizes
+    from pardemo.planner.layouts import configurations, sizes
 
-    return Question(model, shape.of(sizes.find(model)), gpus, sequence, micro_batch)
+    return Question(model, configurations.of(sizes.find(model)), gpus, sequence, micro_batch)
 
 
 def answer(asked: Question, measured: "Summary", seen: "Sequence[Seen]") -> dict[str, Any]:

@@ -33,6 +33,7 @@ class Gpu:
             object.__setattr__(self, "reachable", USUAL * self.flops)
 
 
+BLACKWELL = 0.71  # fitted to NVIDIA's runs of Megatron-core, beside Hopper's
 HOPPER = 0.8  # fitted to MosaicML's runs, whose A100s reach all of it
 USUAL = 0.8  # of the peak, where nobody has published what large products reach
 
@@ -77,10 +78,33 @@ _TABLE = (
     # ali-vilab/VACE#56
     _gpu("H100-NVL", 93.00, 835, 3900, 128, "NVIDIA H100 datasheet, NVL, without sparsity; a bridge would join two"),
     # pytorch/ao#4002: what a B200 says of itself, its bandwidth too
-    _gpu("B200", 178.35, 2250, 7672, 1800, "NVIDIA HGX B200 datasheet, without sparsity", reached=1745),
+    _gpu(
+        "B200",
+        178.35,
+        2250,
+        7672,
+        1800,
+        "NVIDIA HGX B200 datasheet, without sparsity",
+        reached=1745,
+        sustained=BLACKWELL,
+    ),
     # of the next three no message was seen: the datasheet's GB less what a B200 lacks of its own
-    _gpu("GB200", 184, 2500, 8000, 1800, "NVIDIA GB200 NVL72 datasheet, one GPU, without sparsity", reached=1822),
-    _gpu("B300", 267, 2250, 8000, 1800, "NVIDIA HGX B300 datasheet, without sparsity", reached=1769),
+    _gpu(
+        "GB200",
+        184,
+        2500,
+        8000,
+        1800,
+        "NVIDIA GB200 NVL72 datasheet, one GPU, without sparsity",
+        reached=1822,
+        sustained=BLACKWELL,
+    ),
+    _gpu(
+        "GB300", 267, 2500, 8000, 1800, "NVIDIA GB300 NVL72 datasheet, one GPU, without sparsity", sustained=BLACKWELL
+    ),
+    _gpu(
+        "B300", 267, 2250, 8000, 1800, "NVIDIA HGX B300 datasheet, without sparsity", reached=1769, sustained=BLACKWELL
+    ),
     _gpu("MI300X", 191, 1307, 5300, 896, "AMD Instinct MI300X datasheet; 7 links of 128 GB/s", reached=668.4),
     # TrajectoryCrafter/TrajectoryCrafter#20
     _gpu("5090", 31.36, 209.5, 1792, 128, "NVIDIA RTX Blackwell architecture paper, fp32 accumulation; PCIe 5.0 x16"),
@@ -123,6 +147,76 @@ FP32_TFLOPS = {
     "RTX-PRO-6000": 125, "RTX-6000-Ada": 91.1, "A6000": 38.7, "3090": 35.6, "T4": 8.1, "A10G": 31.2, "L4": 30.3,
     "L40S": 91.6, "4090": 82.6, "V100": 15.7,
 }  # fmt: skip
+
+#: TFLOP/s of products in 8 and in 4 bits, dense, from the same datasheets and architecture papers (fp32 accumulation).
+#: What is not here has none. In 8 bits Ada and Hopper have one scale for a tensor (Hopper also one for a block); on
+#: Blackwell 32 numbers of MXFP8 share one, and 16 of NVFP4.
+FP8_TFLOPS = {
+    "H100": 1979, "H200": 1979, "H20": 296, "H100-96GB-500W": 1979, "H100-PCIe": 1513, "H100-NVL": 1671, "B200": 4500,
+    "GB200": 5000, "B300": 4500, "GB300": 5000, "MI300X": 2614, "5090": 419, "RTX-PRO-6000": 1007,
+    "RTX-6000-Ada": 728.5, "L4": 242, "L40S": 733, "4090": 330,
+}  # fmt: skip
+FP4_TFLOPS = {
+    "B200": 9000, "GB200": 10_000, "B300": 13_500, "GB300": 15_000, "5090": 1676, "RTX-PRO-6000": 2015,
+}  # fmt: skip
+PRECISIONS = ("bf16", "fp8", "mxfp8", "nvfp4")
+#: GPUs that one NVLink joins, where it is more than a board of eight.
+HOST_GPUS = {"GB200": 72, "GB300": 72}
+#: Bytes/s of one direction between a GPU and its host's memory: NVLink-C2C of Grace; else PCIe of the fourth or fifth
+#: generation with 16 lanes, 0.8 of it.
+C2C_BYTES_PER_S, PCIE_5_BYTES_PER_S, PCIE_4_BYTES_PER_S = 450e9, 51e9, 25.6e9
+_PCIE_4 = {"A800-80GB", "A100-80GB", "A100-40GB", "A6000", "3090", "4090", "A10G", "L4", "L40S", "RTX-6000-Ada", "V100"}
+
+
+def host_bytes_per_s(gpu: Gpu) -> float:
+    """Bytes/s of one direction to the host's memory."""
+    if gpu.name in HOST_GPUS:
+        return C2C_BYTES_PER_S
+    return PCIE_4_BYTES_PER_S if gpu.name in _PCIE_4 else PCIE_5_BYTES_PER_S
+
+
+def host_gpus(gpu: Gpu) -> int:
+    """GPUs that one NVLink joins: of a board, or of a rack."""
+    return HOST_GPUS.get(gpu.name, 8)
+
+
+#: What recipes call a precision, and which of ours it is.
+_RECIPES = {
+    "bfloat16": "bf16", "fp8-cs": "fp8", "fp8-ds": "fp8", "fp8-sc": "fp8", "float8": "fp8", "fp8-mx": "mxfp8",
+    "fp8_cs": "fp8", "fp8_ds": "fp8", "fp8_sc": "fp8", "fp8_mx": "mxfp8", "fp4": "nvfp4",
+}  # fmt: skip
+
+
+def precision(name: str) -> str:
+    """One of :data:`PRECISIONS` by any of its names: FP8-CS, NVFP4, bfloat16.
+
+    Raises:
+        ValueError: there is none.
+    """
+    plain = _RECIPES.get(name.lower(), name.lower())
+    if plain not in PRECISIONS:
+        near = difflib.get_close_matches(plain, PRECISIONS, 1, 0.4)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(PRECISIONS)}"
+        raise ValueError(f"no precision {name!r}; {hint}")
+    return plain
+
+
+def peak(gpu: Gpu, precision: str) -> float:
+    """Operations/s of dense products in that precision.
+
+    Raises:
+        ValueError: the GPU has none in that precision, or there is no such precision.
+    """
+    if precision == "bf16":
+        return gpu.flops
+    table = FP4_TFLOPS if precision == "nvfp4" else FP8_TFLOPS
+    blackwell = gpu.name in FP4_TFLOPS
+    if gpu.name not in table or (precision == "mxfp8" and not blackwell):
+        has = [name for name in PRECISIONS if name == "bf16" or (name == "fp8" and gpu.name in FP8_TFLOPS)
+               or (name != "fp8" and blackwell)]  # fmt: skip
+        raise ValueError(f"{gpu.name} has no products in {precision}; it has {', '.join(has)}")
+    return table[gpu.name] * 1e12
+
 
 #: Between hosts: bytes/s of one direction of each host's adapters together.
 LINKS = {

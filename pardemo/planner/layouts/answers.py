@@ -4,6 +4,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from pardemo.planner.layouts.explain import three
+from pardemo.planner.layouts.intervals import of_bytes
 from pardemo.planner.layouts.search import PlannedLayout, SearchResult, search
 from pardemo.planner.layouts.work import Job
 
@@ -12,11 +13,15 @@ FRONT = 5  # layouts shown of the front of time and memory
 Changed = dict[str, tuple[PlannedLayout, PlannedLayout]]
 
 
-def layout_json(candidate: PlannedLayout) -> dict[str, Any]:
-    """A layout of a search with its time and memory, for JSON."""
+def layout_json(job: Job, candidate: PlannedLayout) -> dict[str, Any]:
+    """A layout of a search with its time and memory, and between what they lie in four of five cases, for JSON."""
+    seconds = candidate.interval(job)
+    held = of_bytes(job, candidate.layout, candidate.memory.peak_bytes)
     return {
-        "layout": asdict(candidate.layout), "seconds": candidate.seconds, "mfu": candidate.step.mfu,
+        "layout": asdict(candidate.layout), "seconds": candidate.seconds, "seconds_low": seconds.low,
+        "seconds_high": seconds.high, "interval": seconds.why, "mfu": candidate.step.mfu,
         "tokens_per_s": candidate.step.tokens_per_s, "peak_bytes": candidate.memory.peak_bytes,
+        "peak_bytes_low": held.low, "peak_bytes_high": held.high, "fits": candidate.fits,
         "headroom": candidate.headroom, "parts": candidate.step.parts, "lines": candidate.memory.lines,
     }  # fmt: skip
 
@@ -25,15 +30,18 @@ def as_json(answer: SearchResult, changed: Changed, assumed: dict[str, Any], war
     """All of an answer; ``assumed`` as the command says it, ``warning`` as :func:`positions` does."""
     return {
         "assumed": assumed, "warning": warning, "tried": answer.tried, "fitting": answer.fitting,
-        "best": [layout_json(candidate) for candidate in answer.best],
-        "front": [layout_json(candidate) for candidate in answer.front],
-        "least": layout_json(answer.least),
-        "if": {name: {"best": layout_json(best), "same": layout_json(same)} for name, (best, same) in changed.items()},
+        "best": [layout_json(answer.job, candidate) for candidate in answer.best],
+        "front": [layout_json(answer.job, candidate) for candidate in answer.front],
+        "least": layout_json(answer.job, answer.least),
+        "if": {
+            name: {"best": layout_json(answer.job, best), "same": layout_json(answer.job, same)}
+            for name, (best, same) in changed.items()
+        },
     }  # fmt: skip
 
 
 def planned(job: Job, assumed: dict[str, Any]) -> str:
-    """Two lines: the job and its machine; options that were left out are listed as defaults."""
+    """Two lines: the job and its machine, with the options that are defaults; then what is not planned."""
     between = three(assumed["link_bytes_per_s"] * 8 / 1e9)
     hosts, each, defaults = assumed["hosts"], assumed["host_gpus"], assumed["defaults"]
     samples = assumed["samples_per_step"]
@@ -42,12 +50,13 @@ def planned(job: Job, assumed: dict[str, Any]) -> str:
     usual = [
         option for option in defaults if option in ("--per-step", "--sequence") or (option == "--hosts" and hosts > 1)
     ]
+    left_out = "".join(f"\nnot planned: {told}" for told in assumed["not_planned"])
     return (
         f"full training of {job.shape.name or 'model'}, {job.shape.params / 1e9:.1f}B parameters, as {job.stack.name} "
         f"runs it ({job.stack.about})\n"
         f"{assumed['gpus']} × {assumed['gpu']} on {place}{link}; {samples:,} sample{'s' * (samples != 1)} of "
-        f"{job.sequence:,} tokens a step" + (f" (defaults: {', '.join(usual)})" if usual else "")
-    )
+        f"{job.sequence:,} tokens a step, {job.precision}" + (f" (defaults: {', '.join(usual)})" if usual else "")
+    ) + left_out
 
 
 def positions(answer: SearchResult, model_name: str) -> str | None:
@@ -89,20 +98,41 @@ def as_text(
             f"{least.room / GB:.0f}: take more GPUs, a shorter sequence or fewer samples a step"
         )
         return "\n".join(lines)
-    rows = [("", "layout", "s a step", "tokens/s/GPU", "MFU", "GB", "free", "most of the rest goes to")]
+    rows = [("", "layout", "s a step", "in 4 of 5 cases", "tokens/s/GPU", "MFU", "GB", "free",
+             "most of the rest goes to")]  # fmt: skip
     for place, candidate in enumerate(answer.best):
+        interval = candidate.interval(answer.job)
         rows.append((
             "→" if place == 0 else "", str(candidate.layout), f"{candidate.seconds:.2f}",
+            f"{interval.low:.2f} to {interval.high:.2f}",
             f"{candidate.step.tokens_per_s:,.0f}", f"{candidate.step.mfu:.1%}",
             f"{candidate.memory.peak_bytes / GB:.0f}", f"{candidate.headroom:.0%}", _cost(candidate),
         ))  # fmt: skip
-    lines += ["", text_table(rows), ""]
+    lines += ["", text_table(rows), *trust(answer), ""]
     for name, (best, same) in changed.items():
         verdict = f"{same.seconds:.2f} s" if same.fits else "no longer fits"
         other = "still the best" if best.layout == same.layout else f"then {best.layout}, {best.seconds:.2f} s"
         lines.append(f"if {name}: {verdict}; {other}")
     lines += ["", *_front(answer, whole_front)]
     return "\n".join(lines + ([warning] if warning else []))
+
+
+def trust(answer: SearchResult) -> list[str]:
+    """How far to trust the order: where intervals are from, which layouts are equal, why the arrow stands there."""
+    first, others = answer.best[0], answer.best[1:]
+    interval = first.interval(answer.job)
+    lines = [f"how far times may be off: {interval.why}"]
+    near = [candidate for candidate in others if candidate.seconds <= interval.high]
+    if near:
+        equal = "the first two are" if len(near) == 1 else f"the first {len(near) + 1} are"
+        lines.append(f"{equal} equal within that: try them on 20 steps before you commit")
+    quicker = min(answer.best, key=lambda candidate: candidate.seconds)
+    if quicker is not first:
+        lines.append(
+            f"{quicker.layout} is predicted quicker, but layouts of its kind (tensor parallel or pipelines over hosts) "
+            "have taken longer than predicted"
+        )
+    return lines
 
 
 def _front(answer: SearchResult, whole: bool) -> list[str]:

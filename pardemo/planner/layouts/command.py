@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pardemo.planner.layouts.layout import Layout
     from pardemo.planner.layouts.memory import Memory
+    from pardemo.planner.layouts.step import PredictedStep
     from pardemo.planner.layouts.work import Job
     from pardemo.planner.profile import GpuProfile
 
@@ -26,12 +27,21 @@ def add(plan: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     layouts.add_argument(
         "--explain", metavar="LAYOUT",
-        help="one layout's time and memory, part by part: tp=8,pp=4,…, for training all parameters (no LoRA)",
+        help="one layout's time and memory, by parts: tp=8,pp=4,… or as a search prints it, TP8 PP4 DP2 zero1 1×32; "
+        "for training all parameters (no LoRA)",
     )  # fmt: skip
     layouts.add_argument(
         "--against", nargs="+", metavar="RUNS.csv", help="instead: predictions beside runs that are known"
     )
     layouts.add_argument("--program", metavar="NAME", help=f"whose constants: nanotron, torchtitan, … ({PROGRAM})")
+    layouts.add_argument(
+        "--precision", metavar="NAME", help="with --search, --explain: of the products, fp8, mxfp8 or nvfp4 (bf16)"
+    )
+    layouts.add_argument(
+        "--measured",
+        metavar="RUNS.csv",
+        help="with --search, --explain: runs on your machine, by which times are corrected",
+    )
     layouts.add_argument("--picture", metavar="FILE", help="with --against: predicted against known, as PNG or SVG")
 
 
@@ -51,7 +61,8 @@ def _against(arguments: argparse.Namespace) -> int:
                 f"--against takes --gpu as a profile.json only, not {arguments.gpu!r}: its files say the GPU"
             )
         own = profile.load(Path(arguments.gpu).expanduser())
-    published_runs = [run for name in arguments.against for run in _runs(Path(name), own)]
+    left_out: list[str] = []
+    published_runs = [run for name in arguments.against for run in _runs(Path(name), own, left_out)]
     if own and not any(run.job.machine.gpu is own.gpu for run in published_runs):
         names = sorted({run.job.machine.gpu.name for run in published_runs})
         raise ValueError(f"no run is on {own.gpu.name!r}, the name in {arguments.gpu}; they are on {', '.join(names)}")
@@ -66,21 +77,24 @@ def _against(arguments: argparse.Namespace) -> int:
                 {
                     "runs": [against_report.row(outcome) for outcome in outcomes],
                     "summary": against_report.summary(outcomes),
+                    "cannot be read": left_out,
                 },
                 indent=1,
             )
         )
     else:
         print(against_report.as_text(outcomes))
+        for line in left_out:
+            print(f"left out: {line}")
     return 0
 
 
-def _runs(path: Path, own: "GpuProfile | None") -> list:
+def _runs(path: Path, own: "GpuProfile | None", left_out: list[str]) -> list:
     from pardemo.planner.layouts import published
 
     if not path.is_file():
         raise ValueError(f"no file {path}; a CSV with a run in each row (docs/planner.md lists its columns)")
-    return published.load(path, own)
+    return published.load(path, own, left_out)
 
 
 def job_of(arguments: argparse.Namespace) -> "Job":
@@ -91,8 +105,8 @@ def job_of(arguments: argparse.Namespace) -> "Job":
     """
     from pardemo.planner import hardware, profile
     from pardemo.planner.layouts import sizes
+    from pardemo.planner.layouts.configurations import of
     from pardemo.planner.layouts.machines import machine
-    from pardemo.planner.layouts.shape import of
     from pardemo.planner.layouts.stacks import stack
     from pardemo.planner.layouts.work import Job
 
@@ -102,7 +116,8 @@ def job_of(arguments: argparse.Namespace) -> "Job":
         raise ValueError("--search and --explain need --gpus: how many in all")
     shape = replace(of(sizes.find(arguments.model)), name=Path(arguments.model).name)
     gpu_profile = profile.find(arguments.gpu, arguments.gpus)
-    each = arguments.gpus // arguments.hosts if arguments.hosts else min(arguments.gpus, gpu_profile.host_gpus or 8)
+    board = gpu_profile.host_gpus or hardware.host_gpus(gpu_profile.gpu)
+    each = arguments.gpus // arguments.hosts if arguments.hosts else min(arguments.gpus, board)
     if arguments.hosts and arguments.gpus % arguments.hosts:
         raise ValueError(f"{arguments.gpus} GPUs do not divide over {arguments.hosts} hosts")
     between = (
@@ -112,12 +127,16 @@ def job_of(arguments: argparse.Namespace) -> "Job":
     most = shape.positions or arguments.sequence or SEQUENCE
     if arguments.sequence and arguments.sequence > most:
         raise ValueError(f"--sequence must be at most {most:,}: {shape.name} has learned no further positions")
-    return Job(shape, cluster, stack(arguments.program or PROGRAM), arguments.sequence or min(SEQUENCE, most))
+    return Job(
+        shape, cluster, stack(arguments.program or PROGRAM), arguments.sequence or min(SEQUENCE, most),
+        precision=hardware.precision(arguments.precision or "bf16"),
+    )  # fmt: skip
 
 
 def assumed(arguments: argparse.Namespace, job: "Job", batch: int) -> dict[str, Any]:
     """The machine and the batch that are planned with, and which of the options were left out (``defaults``)."""
     from pardemo.planner import hardware, profile
+    from pardemo.planner.layouts import sizes
     from pardemo.planner.layouts.machines import LINK_SHARE
 
     machine = job.machine
@@ -129,7 +148,8 @@ def assumed(arguments: argparse.Namespace, job: "Job", batch: int) -> dict[str, 
         rate = reached = machine.between
         link = f"measured, {Path(arguments.gpu).name}"
     return {
-        "training": "full", "hosts": machine.hosts, "host_gpus": min(machine.gpus, machine.host_gpus),
+        "training": "full", "precision": job.precision, "not_planned": sizes.not_planned(arguments.model),
+        "hosts": machine.hosts, "host_gpus": min(machine.gpus, machine.host_gpus),
         "gpu": machine.gpu.name, "gpus": machine.gpus, "link": link, "link_bytes_per_s": rate,
         "link_reached_bytes_per_s": reached, "samples_per_step": batch, "sequence": job.sequence,
         "defaults": [f"--{name.replace('_', '-')}" for name in ("hosts", "link", "per_step", "sequence")
@@ -141,7 +161,7 @@ def _search(arguments: argparse.Namespace) -> int:
     from pardemo.planner.layouts import answers
     from pardemo.planner.layouts.search import search, sensitivity
 
-    job = job_of(arguments)
+    job, told = _corrected(arguments, job_of(arguments))
     answer = search(job, arguments.per_step or arguments.gpus)
     changed = sensitivity(answer)
     assumptions = assumed(arguments, job, answer.batch)
@@ -151,10 +171,12 @@ def _search(arguments: argparse.Namespace) -> int:
     if file and answer.best:
         _write_snapshot(file, answer.best[0].memory)
     if arguments.json:
-        told = {"written": written, "snapshot": arguments.snapshot if answer.best else None}
-        print(json.dumps(answers.as_json(answer, changed, assumptions, warning) | told, indent=1))
+        more = {"written": written, "snapshot": arguments.snapshot if answer.best else None, "measured": told or None}
+        money = {"money_per_billion_tokens": _money(arguments, answer.best[0].step) if answer.best else None}
+        print(json.dumps(answers.as_json(answer, changed, assumptions, warning) | more | money, indent=1))
     else:
         print(answers.as_text(answer, changed, assumptions, warning, whole_front=arguments.all))
+        _print_more(arguments, told, answer.best[0].step if answer.best else None)
         _print_written(arguments, written)
         if answer.best:
             print_snapshot(arguments)
@@ -164,8 +186,9 @@ def _search(arguments: argparse.Namespace) -> int:
 def _explain(arguments: argparse.Namespace) -> int:
     from pardemo.planner.layouts import answers, explain
     from pardemo.planner.layouts.memory import memory
+    from pardemo.planner.layouts.step import step
 
-    job = job_of(arguments)
+    job, told = _corrected(arguments, job_of(arguments))
     layout = explain.parse(arguments.explain, job, arguments.per_step)
     assumptions = assumed(arguments, job, layout.batch)
     file = snapshot_file(arguments)
@@ -173,13 +196,37 @@ def _explain(arguments: argparse.Namespace) -> int:
     if file:
         _write_snapshot(file, memory(job, layout))
     if arguments.json:
-        told = {"assumed": assumptions, "written": written, "snapshot": arguments.snapshot}
-        print(json.dumps(explain.as_json(job, layout) | told, indent=1))
+        more = {"assumed": assumptions, "written": written, "snapshot": arguments.snapshot, "measured": told or None}
+        money = {"money_per_billion_tokens": _money(arguments, step(job, layout))}
+        print(json.dumps(explain.as_json(job, layout) | more | money, indent=1))
     else:
         print(answers.planned(job, assumptions), explain.as_text(job, layout), sep="\n")
+        _print_more(arguments, told, step(job, layout))
         _print_written(arguments, written)
         print_snapshot(arguments)
     return 0
+
+
+def _corrected(arguments: argparse.Namespace, job: "Job") -> tuple["Job", str]:
+    """The job at the pace of the runs that --measured names, and a line that says so; as it is without them."""
+    if not arguments.measured:
+        return job, ""
+    from pardemo.planner.layouts import pace
+
+    left_out: list[str] = []
+    return pace.correct(job, _runs(Path(arguments.measured), None, left_out))
+
+
+def _money(arguments: argparse.Namespace, predicted: "PredictedStep") -> float | None:
+    """What a billion tokens cost at --price, in its currency."""
+    return None if arguments.price is None else arguments.price * 1e9 / predicted.tokens_per_s / 3600
+
+
+def _print_more(arguments: argparse.Namespace, told: str, predicted: "PredictedStep | None") -> None:
+    if told:
+        print(told)
+    if predicted is not None and (money := _money(arguments, predicted)) is not None:
+        print(f"at {arguments.price:g} a GPU and hour: {money:,.0f} for a billion tokens")
 
 
 def snapshot_file(arguments: argparse.Namespace) -> Path | None:

@@ -15,6 +15,7 @@ ROWS = (
     ("nanotron_h100.csv", "nanotron, H100, 8 to 256 GPUs, MFU of 5 % and more", 0.05, 15),
     ("megatron_deepspeed_a100_1_host.csv", "Megatron-DeepSpeed, A100, 2 to 8 GPUs", 0.0, 12),
     ("llm_foundry_fsdp.csv", "LLM-Foundry, FSDP, A100 and H100, 8 to 512 GPUs", 0.0, 10),
+    ("megatron_bridge.csv", "Megatron-core, H100 to GB300, bf16 to NVFP4, 8 to 1,024 GPUs", 0.0, 12),
     ("tables.csv", "torchtitan's and Megatron's tables, up to 1T on 512 GPUs", 0.0, 10),
 )
 

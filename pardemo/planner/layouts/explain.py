@@ -1,11 +1,13 @@
 """Where a step's time and a GPU's memory go, part by part, and which constant says so."""
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import Any
 
 from pardemo.planner.layouts.against import ACROSS, RESERVE, room
+from pardemo.planner.layouts.intervals import of_bytes, of_seconds
 from pardemo.planner.layouts.layout import Layout, check
 from pardemo.planner.layouts.machines import ATTENTION, MEMORY_SHARE
 from pardemo.planner.layouts.memory import Memory, memory
@@ -16,12 +18,16 @@ from pardemo.planner.layouts.work import PARTS, Job
 def parse(text: str, job: Job, batch: int | None = None) -> Layout:
     """``tp=8,pp=4,micro_batch=2,…``: the fields of :class:`Layout`; what is left out follows from GPUs and batch.
 
+    Or the layout as a search prints it.
+
     Raises:
         ValueError: a word that is no field of a layout, or a layout that cannot be run.
     """
     kinds = {field.name: str(getattr(field.type, "__name__", field.type)) for field in fields(Layout)}
     read: dict[str, Callable[[str], Any]] = {"bool": _truth, "int": int}
     values: dict[str, Any] = {}
+    if "=" not in text:
+        text = _fields_of(text)
     for word in filter(None, (part.strip() for part in text.split(","))):
         name, _, value = word.partition("=")
         if name in values:
@@ -42,7 +48,9 @@ def parse(text: str, job: Job, batch: int | None = None) -> Layout:
     divides = batch is None or batch % each == 0
     if batch and "accumulation" not in values:  # one that every schedule takes, where the batch is told of below
         layout = layout.but(accumulation=batch // each if divides else layout.pp)
-    check(layout, job.shape, job.machine.gpus, job.sequence)  # first: it may be a wrong degree that does not divide
+    check(
+        layout, job.shape, job.machine.gpus, job.sequence, job.stack.ends_as_layers
+    )  # first: it may be a wrong degree that does not divide
     if not divides:
         raise ValueError(f"{batch} samples a step do not divide by DP {layout.dp} × {layout.micro_batch} samples")
     if batch and layout.batch != batch:
@@ -56,6 +64,28 @@ def parse(text: str, job: Job, batch: int | None = None) -> Layout:
     if idle := idle_stages(job, layout):
         raise ValueError(f"{job.stack.name} leaves {idle} of PP {layout.pp} stages without anything; take fewer")
     return layout
+
+
+def _fields_of(printed: str) -> str:
+    """``TP8 PP4 DP2 zero1/8 1×32 v5 recompute full`` -> ``tp=8,pp=4,…``; words that are none stay as they are."""
+    words, fields = printed.split(), []
+    while words:
+        word = words.pop(0)
+        if degree := re.fullmatch(r"(TP|CP|PP|DP|EP|ETP)(\d+)", word):
+            fields.append(f"{degree[1].lower()}={degree[2]}")
+            if degree[1] == "TP" and int(degree[2]) > 1:
+                fields.append("sequence_parallel=yes")
+        elif shared := re.fullmatch(r"(zero[123])(?:/(\d+))?", word):
+            fields.append(f"sharding={shared[1]}" + (f",shard_group={shared[2]}" if shared[2] else ""))
+        elif batch := re.fullmatch(r"(\d+)[×x](\d+)", word):
+            fields.append(f"micro_batch={batch[1]},accumulation={batch[2]}")
+        elif chunks := re.fullmatch(r"v(\d+)", word):
+            fields.append(f"chunks={chunks[1]}")
+        elif word in ("recompute", "context", "schedule", "offload") and words:
+            fields.append(f"{word}={words.pop(0)}")
+        else:
+            fields.append(word)
+    return ",".join(fields)
 
 
 def _truth(value: str) -> bool:
@@ -110,12 +140,16 @@ def three(value: float) -> str:
 def as_json(job: Job, layout: Layout) -> dict[str, Any]:
     """Seconds and bytes part by part."""
     predicted, footprint = step(job, layout), memory(job, layout)
+    seconds = of_seconds(job, layout, predicted.seconds)
+    held = of_bytes(job, layout, footprint.peak_bytes)
     return {
-        "layout": asdict(layout), "seconds": predicted.seconds, "mfu": predicted.mfu,
+        "layout": asdict(layout), "seconds": predicted.seconds, "seconds_low": seconds.low,
+        "seconds_high": seconds.high, "interval": seconds.why, "mfu": predicted.mfu,
         "tokens_per_s": predicted.tokens_per_s,
         "parts": {name: predicted.parts[name] for name in PARTS if name in predicted.parts},
         "stages": list(predicted.stages), "lines": footprint.lines,
-        "peak_bytes": footprint.peak_bytes, "room_bytes": room(job), "fits": footprint.peak_bytes <= room(job),
+        "peak_bytes": footprint.peak_bytes, "peak_bytes_low": held.low, "peak_bytes_high": held.high,
+        "room_bytes": room(job), "fits": footprint.peak_bytes <= room(job),
         "fullest_stage": footprint.stage, "reasons": reasons(job),
     }  # fmt: skip
 
@@ -138,6 +172,8 @@ def as_text(job: Job, layout: Layout) -> str:
             f"{predicted.tokens_per_s:,.0f} tokens/s a GPU, MFU {predicted.mfu:.1%}",
         )
     )
+    seconds = of_seconds(job, layout, predicted.seconds)
+    rows.append(("in 4 of 5 cases", f"{seconds.low:.3f}", "", f"to {seconds.high:.3f}; {seconds.why}"))
     lines = [("", "GB")] + [(name, f"{value / 1e9:.2f}") for name, value in footprint.lines.items()]
     lines.append((f"stage {footprint.stage}, the fullest", f"{footprint.peak_bytes / 1e9:.2f}"))
     stages = sorted(set(predicted.stages))

@@ -13,10 +13,10 @@ from pardemo.planner import hardware, models
 from pardemo.planner.layouts import positions
 from pardemo.planner.layouts.against import room
 from pardemo.planner.layouts.charts import LINES, PARTS, stacked
+from pardemo.planner.layouts.configurations import of
 from pardemo.planner.layouts.layout import Layout, check
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import memory
-from pardemo.planner.layouts.shape import of
 from pardemo.planner.layouts.stacks import MEGATRON
 from pardemo.planner.layouts.step import step
 from pardemo.planner.layouts.work import Job

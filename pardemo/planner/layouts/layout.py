@@ -17,13 +17,16 @@ class Layout:
 
     Args:
         tp: ranks that share each product (tensor parallel). cp: that share a sequence. dp: that have other samples.
-        pp: stages of the pipeline. ep: ranks, of those with other samples, that share a layer's experts.
+        pp: stages of the pipeline. ep: ranks that share a layer's experts, each some of them; etp: ranks that share
+            each expert's products. Their groups are formed anew over all ranks of a stage (TP × CP × DP), as
+            Megatron-core's ``parallel_state`` does.
         sharding: what the data- and context-parallel ranks share of the states: nothing, the optimizer's (zero1),
             gradients as well (zero2), parameters as well (zero3, FSDP).
         shard_group: ranks over which states are shared, where these are fewer than all (HSDP); 0 means all.
         sequence_parallel: whether what is not cut by tensor parallelism is cut along the sequence.
         micro_batch: samples of a micro-batch. accumulation: micro-batches of a step, on each rank of ``dp``.
         chunks: pieces of the model on each stage (interleaved schedule). recompute: none, selective, full.
+        offload: layers of a rank whose activations wait in the host's memory for the backward pass.
         context: how ranks of ``cp`` meet: keys and values go round a ring, or all-to-alls give each rank some heads of
             the whole sequence (Ulysses).
         schedule: 1f1b, interleaved where there are chunks, or zb-h1 (zero bubble).
@@ -34,6 +37,7 @@ class Layout:
     dp: int = 1
     pp: int = 1
     ep: int = 1
+    etp: int = 1
     sharding: str = "none"
     shard_group: int = 0
     sequence_parallel: bool = False
@@ -43,12 +47,15 @@ class Layout:
     recompute: str = "none"
     schedule: str = "1f1b"
     context: str = "ring"
+    offload: int = 0
 
     def __post_init__(self):
-        for name in ("tp", "cp", "dp", "pp", "ep", "micro_batch", "accumulation", "chunks"):
+        for name in ("tp", "cp", "dp", "pp", "ep", "etp", "micro_batch", "accumulation", "chunks"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+        if not isinstance(self.offload, int) or isinstance(self.offload, bool) or self.offload < 0:
+            raise ValueError(f"offload is a whole number of layers, not {self.offload!r}")
         for name, allowed in (
             ("sharding", SHARDING),
             ("recompute", RECOMPUTE),
@@ -73,6 +80,16 @@ class Layout:
         return self.dp * self.cp
 
     @property
+    def expert_ranks(self) -> int:
+        """Ranks among which the experts of a layer lie once."""
+        return self.ep * self.etp
+
+    def expert_copies(self, ranks: int | None = None) -> int:
+        """Of ``ranks`` with the same dense parameters (default: all) and their tensor-parallel ones, those that have
+        the same experts."""
+        return max(1, (self.replicas if ranks is None else ranks) * self.tp // self.expert_ranks)
+
+    @property
     def shards(self) -> int:
         """Ranks over which the states that are shared are shared."""
         return 1 if self.sharding == "none" else self.shard_group or self.replicas
@@ -81,7 +98,7 @@ class Layout:
         return replace(self, **changes)
 
     def __str__(self) -> str:
-        degrees = ((n, getattr(self, n)) for n in ("tp", "cp", "pp", "dp", "ep"))
+        degrees = ((n, getattr(self, n)) for n in ("tp", "cp", "pp", "dp", "ep", "etp"))
         text = " ".join(f"{name.upper()}{value}" for name, value in degrees if value > 1 or name == "dp")
         if self.sharding != "none":
             text += f" {self.sharding}" + (f"/{self.shard_group}" if self.shard_group else "")
@@ -90,6 +107,7 @@ class Layout:
             text
             + (f" v{self.chunks}" if self.chunks > 1 else "")
             + (f" recompute {self.recompute}" if self.recompute != "none" else "")
+            + (f" offload {self.offload}" if self.offload else "")
             + (f" context {self.context}" if self.context != "ring" and self.cp > 1 else "")
             + (f" schedule {self.schedule}" if self.schedule != "1f1b" and self.pp > 1 else "")
         )
@@ -104,8 +122,11 @@ def exchanges_heads(layout: Layout, shape: Shape) -> bool:
     return shape.heads % ranks == 0 and shape.groups % ranks == 0 and shape.head == shape.value
 
 
-def check(layout: Layout, shape: Shape, gpus: int, sequence: int) -> None:
-    """Raises ValueError, one line, where the layout cannot be run: what is wrong, and what would be right."""
+def check(layout: Layout, shape: Shape, gpus: int, sequence: int, ends_as_layers: bool = False) -> None:
+    """Raises ValueError, one line, where the layout cannot be run: what is wrong, and what would be right.
+
+    ``ends_as_layers``: whether the program may give the embedding and the loss a piece of the model each.
+    """
     if shape.heads % layout.tp:
         fits = ", ".join(str(n) for n in range(1, min(shape.heads, gpus) + 1) if shape.heads % n == 0)
         raise ValueError(f"{shape.heads} attention heads do not divide by TP {layout.tp}; {fits} would do")
@@ -119,10 +140,10 @@ def check(layout: Layout, shape: Shape, gpus: int, sequence: int) -> None:
         raise ValueError(
             f"{heads} heads do not divide by TP {layout.tp} × CP {layout.cp}, as all-to-alls need; a ring does not"
         )
-    if layout.pp * layout.chunks > shape.layers:
-        raise ValueError(
-            f"{shape.layers} layers cannot be cut into PP {layout.pp} × {layout.chunks} chunks; at most {shape.layers}"
-        )
+    most = shape.layers + (2 if layout.chunks > 1 and ends_as_layers else 0)
+    if layout.pp * layout.chunks > most:
+        pieces = f"PP {layout.pp} × {layout.chunks} chunks"
+        raise ValueError(f"{shape.layers} layers cannot be cut into {pieces}; at most {most}")
     if layout.ep > 1 and shape.experts is None:
         raise ValueError(f"EP {layout.ep} needs a model with experts; {shape.name or 'this one'} has none")
     if layout.gpus != gpus:
@@ -141,8 +162,13 @@ def check(layout: Layout, shape: Shape, gpus: int, sequence: int) -> None:
     if layout.ep > 1 and experts is not None and experts.count % layout.ep:
         fits = ", ".join(str(n) for n in range(1, experts.count + 1) if experts.count % n == 0)
         raise ValueError(f"{experts.count} experts do not divide by EP {layout.ep}; {fits} would do")
-    if layout.replicas % layout.ep:
-        raise ValueError(f"EP {layout.ep} does not divide the {layout.replicas} ranks of DP × CP")
+    if experts is not None and layout.etp > 1 and experts.middle % layout.etp:
+        raise ValueError(f"experts of width {experts.middle} do not divide by ETP {layout.etp}")
+    if layout.etp > 1 and experts is None:
+        raise ValueError(f"ETP {layout.etp} needs a model with experts; {shape.name or 'this one'} has none")
+    if (ranks := layout.tp * layout.replicas) % layout.expert_ranks:
+        degrees = f"EP {layout.ep}" + (f" × ETP {layout.etp}" if layout.etp > 1 else "")
+        raise ValueError(f"{degrees} does not divide the {ranks} ranks of TP × CP × DP")
     if layout.shard_group and (layout.sharding == "none" or layout.replicas % layout.shard_group):
         raise ValueError(f"groups of {layout.shard_group} that share states do not divide {layout.replicas} ranks")
     if sequence % (2 * layout.cp if layout.cp > 1 else 1):

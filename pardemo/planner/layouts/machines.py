@@ -114,6 +114,23 @@ class Machine:
         slow = nbytes * (ranks - on_host) / ranks * self.host_gpus / self.between / self.link_share
         return self.latency(ranks, stride) + slow
 
+    def dispatch(self, nbytes: float, ranks: int, stride: int, chosen: int) -> float:
+        """Seconds in which a fused kernel sends tokens to ``chosen`` experts of ``ranks`` ranks: ``nbytes`` of a rank,
+        a token once for each of its experts.
+
+        To each other host a token goes once, whatever it has there, and on from there to each rank that has one of its
+        experts, beside what is still on its way (DeepEP's kernels, deepseek-ai/DeepEP).
+        """
+        if ranks == 1:
+            return 0.0
+        hosts = max(1, ranks * stride // self.host_gpus)
+        once = nbytes * distinct(chosen, ranks) / chosen * (ranks - 1) / ranks
+        seconds = once / self.rate(min(ranks, max(2, self.host_gpus // stride)), stride if hosts == 1 else 1)
+        if hosts > 1:
+            across = nbytes * distinct(chosen, hosts) / chosen * (hosts - 1) / hosts
+            seconds = max(seconds, across * self.host_gpus / self.between / self.link_share)
+        return self._start(ranks, stride) + seconds
+
     def crossings(self, ranks: int, stride: int) -> int:
         """Steps of a row of so many ranks, every ``stride``-th, that go to another host."""
         return min(ranks, math.ceil(ranks * stride / self.host_gpus)) - 1
@@ -130,6 +147,11 @@ class Machine:
             return self.latency_within + nbytes / self.gpu.link_bytes_per_s / self.link_share
         rate = min(self.gpu.link_bytes_per_s, self.between / min(stride, self.host_gpus))
         return self.latency_between + nbytes / rate / self.link_share
+
+
+def distinct(chosen: int, places: int) -> float:
+    """How many of ``places`` equal places ``chosen`` random ones are."""
+    return places * (1 - (1 - 1 / places) ** chosen)
 
 
 def machine(profile: GpuProfile, gpus: int, host_gpus: int, between: float | None = None) -> Machine:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from pardemo.planner.layouts.kept import kept_bytes
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.rank_parameters import owned_layer, owned_params
 from pardemo.planner.layouts.step import stages
@@ -43,7 +44,7 @@ def _stage(job: Job, layout: Layout, split: list[int], place: int) -> dict[str, 
         "parameters": stack.weight * (shard if stage == 3 else owned.whole),
         "gradients": (stack.gradient + stack.gradient_copy) * (shard if stage >= 2 else owned.whole),
         "optimizer states": stack.state * (shard if stage >= 1 else owned.whole),
-        "activations": micro_batches * split[place] * tokens * kept_bytes(job, layout),
+        "activations": micro_batches * max(0, split[place] - layout.offload) * tokens * kept_bytes(job, layout),
         "program": stack.program,
     }
     if stage >= 2 and stack.queued:  # beside those that are kept
@@ -79,27 +80,3 @@ def in_flight(layout: Layout, place: int) -> float:
     if layout.chunks > 1:
         return min(m, p * (1 + (p - 1) / (p * layout.chunks)) - place / layout.chunks)
     return min(m, p if layout.schedule == "zb-h1" else p - place)
-
-
-def kept_bytes(job: Job, layout: Layout) -> float:
-    """Bytes that a layer keeps of each token for its backward pass, on one rank.
-
-    Korthikanti et al. 2022 (arXiv 2205.05198), 4: of a block with GeLU 10 h that tensor parallelism alone does not
-    cut, 24 h that it cuts, 5 a·s for scores where attention is not fused. A gate adds a third to the MLP's part.
-    """
-    shape, stack = job.shape, job.stack
-    along = layout.tp if layout.sequence_parallel else 1
-    if layout.recompute == "full":
-        return 2 * shape.hidden / along
-    dense = shape.dense_layers / shape.layers
-    middle = dense * shape.middle
-    if shape.experts is not None:
-        middle += (1 - dense) * (shape.experts.chosen * shape.experts.middle + shape.experts.shared)
-    inner = shape.heads * shape.head + shape.groups * (shape.head + shape.value)
-    nbytes = stack.keeps_whole * shape.hidden + stack.keeps_split * shape.hidden / along
-    gate = 1.5 if shape.gated else 1.0
-    nbytes += (stack.keeps_heads * inner + stack.keeps_middle * gate * middle) / layout.tp
-    selective = layout.recompute == "selective"
-    if not job.fused and not (selective and stack.selective_attention):
-        nbytes += 5 * shape.heads * job.sequence / layout.cp / layout.tp
-    return nbytes * (stack.selective_keeps if selective else 1.0)

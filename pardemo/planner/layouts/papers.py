@@ -8,18 +8,17 @@ Meta 2024, The Llama 3 Herd of Models (arXiv 2407.21783, version 3), Table 4: Ll
 400 Gbit/s a host. How many chunks a stage has is not said; here it is as many as 126 layers on 16 stages allow. Its own
 program gathers keys and values (3.3.2) and has no queue of Megatron-FSDP's.
 
-NVIDIA 2025, Megatron-Bridge, ``docs/performance-summary.md``, release 25.09 (Apache-2.0): Qwen3 30B-A3B and 235B-A22B,
-which have experts, in bf16 on H100 and B200. What a row leaves open, as which layers are recomputed, is not known here.
 """
 
 from dataclasses import dataclass
 
 from pardemo.planner import hardware
 from pardemo.planner.layouts import sizes
+from pardemo.planner.layouts.configurations import of
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.shape import Experts, Shape, of
-from pardemo.planner.layouts.stacks import MEGATRON, MEGATRON_2022
+from pardemo.planner.layouts.shape import Shape
+from pardemo.planner.layouts.stacks import MEGATRON, MEGATRON_2022, Stack
 from pardemo.planner.layouts.step import step
 from pardemo.planner.layouts.work import Job
 
@@ -61,17 +60,10 @@ _TABLE_4 = (
     (8192, 1, 64, 8192, 32, 430), (16384, 1, 128, 8192, 16, 400), (16384, 16, 8, 131072, 16, 380),
 )  # fmt: skip
 
-_QWEN3 = {
-    "30B-A3B": Shape(48, 2048, 32, 4, 6144, 151936, head=128, experts=Experts(128, 8, 768), name="Qwen3 30B-A3B"),
-    "235B-A22B": Shape(94, 4096, 64, 4, 12288, 151936, head=128, experts=Experts(128, 8, 1536), name="Qwen3 235B-A22B"),
-}
-#: Release 25.09, bf16, 4,096 tokens a sample: model, GPU, GPUs, samples of a step and of a micro-batch, TP, PP, chunks,
-#: EP, tokens/s and TFLOP/s of a GPU. The third row's experts are on 32 ranks, tensor-parallel ones among them; the
-#: planner shares experts over data-parallel ranks alone, and takes 16.
-_BRIDGE = (
-    ("30B-A3B", "H100", 16, 512, 2, 1, 2, 24, 8, 10494, 241), ("30B-A3B", "B200", 8, 512, 1, 1, 1, 1, 8, 18066, 416),
-    ("235B-A22B", "H100", 256, 2048, 1, 2, 8, 4, 16, 1204, 178),
-    ("235B-A22B", "B200", 64, 1024, 1, 1, 8, 2, 8, 4104, 607),
+#: Meta's program: no constant of it is known, so these are kindred programs' of its time.
+META = Stack(
+    "meta-2024", small=200, gradient=4, hidden=0.8, hides_shards=True, reduce_share=0.6, gathers_context=True,
+    ends_as_layers=False, about="assumed, from kindred programs", can=MEGATRON.can,
 )  # fmt: skip
 
 
@@ -102,7 +94,7 @@ def _as_counted(shape: Shape, s: int) -> float:
 
 def llama_3() -> list[PublishedTraining]:
     """Llama 3 405B in its three stages of training; operations counted as in PaLM, attention's all."""
-    shape, stack = of(sizes.find("llama3.1-405b")), MEGATRON.but(gathers_context=True, queued=0.0)
+    shape, stack = of(sizes.find("llama3.1-405b")), META
     trainings = []
     for gpus, cp, dp, sequence, samples, tflops in _TABLE_4:
         layout = Layout(
@@ -113,19 +105,4 @@ def llama_3() -> list[PublishedTraining]:
         trainings.append(
             PublishedTraining(job, layout, tflops, layout.batch * sequence * shape.flops(sequence, causal=False))
         )
-    return trainings
-
-
-def with_experts() -> list[PublishedTraining]:
-    """Qwen3's models with experts, as NVIDIA ran them with Megatron-core; operations as NVIDIA counts them."""
-    trainings = []
-    for name, gpu, gpus, batch, micro, tp, pp, chunks, ep, tokens_per_s, tflops in _BRIDGE:
-        dp = gpus // tp // pp
-        layout = Layout(
-            tp=tp, pp=pp, dp=dp, ep=ep, sharding="zero1", sequence_parallel=tp > 1, micro_batch=micro,
-            accumulation=batch // dp // micro, chunks=chunks,
-        )  # fmt: skip
-        job = Job(_QWEN3[name], Machine(hardware.gpu(gpu), gpus, 8, 8 * 400e9 / 8), MEGATRON, 4096)
-        flops = batch * 4096 * tflops * 1e12 / tokens_per_s
-        trainings.append(PublishedTraining(job, layout, tflops, flops))
     return trainings

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pardemo.planner import hardware
+from pardemo.planner.layouts.configurations import of
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.procedure import Candidate, choose
 from pardemo.planner.layouts.search import PlannedLayout, search
-from pardemo.planner.layouts.shape import of
 from pardemo.planner.layouts.sizes import find
 from pardemo.planner.layouts.stacks import stack
 from pardemo.planner.layouts.step import step

@@ -1,6 +1,6 @@
 """Published tables as :class:`PublishedRun` rows: what each column means, and which rows contradict themselves."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from pardemo.planner.layouts import runs
 from pardemo.planner.layouts.cells import TRUTH, Cells, rows
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine, machine
+from pardemo.planner.layouts.published_megatron import COLUMNS_READ, megatron_bridge
 from pardemo.planner.layouts.runs import PublishedRun
 from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.stacks import FOUNDRY, MEGATRON_DEEPSPEED, NANOTRON
@@ -31,7 +32,7 @@ EFA_BYTES_PER_S = 3200e9 / 8  # AWS p5: a host's 32 adapters
 ROCE_BYTES_PER_S = 1600e9 / 8  # LLM-Foundry's A100 hosts, in its table's heading
 
 
-def nanotron(row: Cells) -> PublishedRun:
+def nanotron(row: Cells) -> Iterator[PublishedRun]:
     """The Ultra-Scale Playbook's benchmarks: fp32 gradients, no recomputation, sequence parallel."""
     layout = Layout(
         tp=row.whole("tp"), pp=row.whole("pp"), dp=row.whole("dp"),
@@ -47,10 +48,10 @@ def nanotron(row: Cells) -> PublishedRun:
     memory = row.number("memory_gb") * 2**30 if row.has("memory_gb") and ok else None
     stated_batch = row.whole("gbs")
     wrong = "" if layout.batch == stated_batch else f"says {stated_batch} samples a step, but has {layout.batch}"
-    return PublishedRun(job, layout, seconds, memory, "ok" if ok else "failed", "nanotron", wrong)
+    yield PublishedRun(job, layout, seconds, memory, "ok" if ok else "failed", "nanotron", wrong)
 
 
-def megatron_deepspeed(row: Cells) -> PublishedRun:
+def megatron_deepspeed(row: Cells) -> Iterator[PublishedRun]:
     """vTrain's measurements: GPT, everything recomputed, attention unfused."""
     layers, hidden, heads = (row.whole(name) for name in ("# layers", "hidden size", "attention heads"))
     sequence, micro, dp = (row.whole(name) for name in ("sequence length", "micro batch", "data parallelism"))
@@ -64,10 +65,10 @@ def megatron_deepspeed(row: Cells) -> PublishedRun:
     )  # fmt: skip
     cluster = Machine(hardware.gpu("A100-80GB"), row.whole("# GPUs"), 8, 4 * 200e9 / 8)
     job = Job(shape, cluster, MEGATRON_DEEPSPEED, sequence, fused=False)
-    return PublishedRun(job, layout, row.number("iteration time (ms)") / 1e3, None, "ok", "Megatron-DeepSpeed")
+    yield PublishedRun(job, layout, row.number("iteration time (ms)") / 1e3, None, "ok", "Megatron-DeepSpeed")
 
 
-def llm_foundry(row: Cells) -> PublishedRun:
+def llm_foundry(row: Cells) -> Iterator[PublishedRun]:
     """MosaicML's tables: MPT with FSDP."""
     layers, hidden, heads = row.one_of("Model", _MPT)
     sequence, gpus = row.whole("SeqLen (T)"), row.whole("# GPUs")
@@ -81,18 +82,18 @@ def llm_foundry(row: Cells) -> PublishedRun:
     links = {"h100_80gb": ("H100", EFA_BYTES_PER_S), "a100_80gb": ("A100-80GB", ROCE_BYTES_PER_S)}
     gpu, between = row.one_of("GPU", links)
     cluster = Machine(hardware.gpu(gpu), gpus, 8, between)
-    job = Job(shape, cluster, FOUNDRY, sequence, fp8="FP8" in row.text("section"))
+    job = Job(shape, cluster, FOUNDRY, sequence, precision="fp8" if "FP8" in row.text("section") else "bf16")
     tokens = layout.batch * sequence
-    return PublishedRun(job, layout, tokens / row.number("Throughput (T/s/GPU)") / gpus, None, "ok", "LLM-Foundry")
+    yield PublishedRun(job, layout, tokens / row.number("Throughput (T/s/GPU)") / gpus, None, "ok", "LLM-Foundry")
 
 
 @dataclass(frozen=True)
 class _Table:
-    """A published table: the columns that a run is made of, and how. Others may stand beside them."""
+    """A published table: the columns that a row's runs are made of, and how. Others may stand beside them."""
 
     name: str
     columns: tuple[str, ...]
-    run: Callable[[Cells], PublishedRun]
+    runs: Callable[[Cells], Iterator[PublishedRun]]
 
     def share(self, header: list[str]) -> float:
         """The share of this table's own columns (those that no other file has) that the header has."""
@@ -119,6 +120,7 @@ _TABLES = (
          "Sharding Strategy", "Activation Checkpointing"),
         llm_foundry,
     ),
+    _Table("Megatron-Bridge's", ("headings", *COLUMNS_READ), megatron_bridge),
 )  # fmt: skip
 
 
@@ -137,8 +139,8 @@ def knows(path: Path) -> bool:
     return _table(rows(path)[0]) is not None
 
 
-def read(path: Path) -> list[PublishedRun]:
-    """The runs of one of the published files, by its header.
+def read(path: Path, left_out: list[str] | None = None) -> list[PublishedRun]:
+    """The runs of one of the published files, by its header; ``left_out`` as in :func:`.runs.read`.
 
     Raises:
         ValueError: its columns are those of none; one is missing; a cell is wrong, whose line and column are named.
@@ -149,28 +151,21 @@ def read(path: Path) -> list[PublishedRun]:
         raise ValueError(f"{path.name}: its columns are those of none of the published tables")
     if missing := [name for name in table.columns if name not in header]:
         raise ValueError(f"{path.name} is {table.name} table but has no column {', '.join(missing)}")
-    published_runs = []
-    for number, row in lines:
-        try:
-            published_runs.append(table.run(Cells(row)))
-        except ValueError as error:
-            raise ValueError(f"{path.name}, line {number}: {error}") from None
-    if not published_runs:
-        raise ValueError(f"{path.name} has no rows")
-    return published_runs
+    return runs.each(path, lines, lambda row: table.runs(Cells(row)), left_out)
 
 
-def load(path: Path, own: GpuProfile | None = None) -> list[PublishedRun]:
+def load(path: Path, own: GpuProfile | None = None, left_out: list[str] | None = None) -> list[PublishedRun]:
     """The runs of a file: a published table's, or anybody's in the columns of :mod:`.runs`.
 
-    ``own`` takes the place of the GPU that has its name.
+    ``own`` takes the place of the GPU that has its name; ``left_out`` as in :func:`.runs.read`.
 
     Raises:
         ValueError: it is neither; what is missing is named.
     """
     if not knows(path):
-        return runs.read(path, own)
-    return [_on(run, own) if own and run.job.machine.gpu.name == own.gpu.name else run for run in read(path)]
+        return runs.read(path, own, left_out)
+    found = read(path, left_out)
+    return [_on(run, own) if own and run.job.machine.gpu.name == own.gpu.name else run for run in found]
 
 
 def _on(run: PublishedRun, own: GpuProfile) -> PublishedRun:

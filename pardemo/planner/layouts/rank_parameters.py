@@ -14,17 +14,16 @@ def layer_params(shape: Shape, layout: Layout) -> float:
 
 def _of_a_layer(shape: Shape, layout: Layout) -> tuple[float, float]:
     """Parameters of a rank's share of an average layer: outside of experts, and in experts."""
-    routed = shape.layers - shape.dense_layers
-    dense = shape.dense_layers * shape.dense_params + routed * shape.moe_params
-    ranks = shape.layers * layout.tp
-    return dense / ranks, routed * shape.expert_params / layout.ep / ranks
+    dense = sum(count * shape.layer_params(kind) for kind, count in shape.kinds)
+    routed = sum(count for kind, count in shape.kinds if kind.mlp == "experts")
+    return dense / shape.layers / layout.tp, routed * shape.expert_params / shape.layers / layout.expert_ranks
 
 
 @dataclass(frozen=True)
 class Owned:
     """Parameters of a rank: those that all data- and context-parallel ranks have, and those of its experts.
 
-    Experts that are divided over ``ep`` of these ranks are on each of the others, an ``ep``-th of them.
+    Experts that are divided over ``ep`` of a stage's ranks are on each of the others, an ``ep``-th of them.
     """
 
     dense: float
@@ -37,7 +36,7 @@ class Owned:
     def sharded(self, layout: Layout, ranks: int | None = None) -> float:
         """Parameters that a rank keeps when states are sharded over ``ranks`` (by default the layout's ``shards``)."""
         ranks = layout.shards if ranks is None else ranks
-        return self.dense / ranks + self.experts / max(1, ranks // layout.ep)
+        return self.dense / ranks + self.experts / (layout.expert_copies(ranks) if ranks > 1 else 1)
 
 
 def owned_params(job: Job, layout: Layout, split: list[int], place: int) -> Owned:
@@ -48,6 +47,10 @@ def owned_params(job: Job, layout: Layout, split: list[int], place: int) -> Owne
         dense += shape.embedding_params / layout.tp
     if place == layout.pp - 1 and not (place == 0 and shape.tied):
         dense += shape.head_params / layout.tp
+    if place == layout.pp - 1 and shape.mtp:
+        inside = shape.expert_params if shape.mtp_layer.mlp == "experts" else 0
+        dense += shape.mtp * (shape.mtp_params - inside) / layout.tp
+        experts += shape.mtp * inside / layout.expert_ranks
     return Owned(dense, experts)
 
 

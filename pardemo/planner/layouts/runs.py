@@ -1,13 +1,12 @@
 """Runs whose outcome is known, one in each row of a CSV file: a published table's, or your own."""
 
 import csv
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pardemo.planner import profile
-from pardemo.planner.layouts import machines
-from pardemo.planner.layouts import shape as shapes
+from pardemo.planner import hardware, profile
+from pardemo.planner.layouts import configurations, machines
 from pardemo.planner.layouts.cells import TRUTH, Cells, rows
 from pardemo.planner.layouts.layout import Layout, check
 from pardemo.planner.layouts.shape import Shape
@@ -26,6 +25,7 @@ NEEDED = {
 OPTIONAL = {
     "model": "", "layers": "", "hidden": "", "heads": "", "groups": "", "middle": "", "vocabulary": "", "gated": "1",
     "tied": "0", "host_gpus": "8", "between": "400", "tp": "1", "cp": "1", "dp": "", "pp": "1", "ep": "1",
+    "etp": "1", "offload": "0", "graphs": "", "dispatch": "", "dropless": "1", "imbalance": "1", "mtp": "0",
     "sharding": "none", "shard_group": "0", "sequence_parallel": "0", "chunks": "1", "recompute": "none",
     "fused": "1", "precision": "bf16", "program": "megatron-core", "seconds": "", "tokens_per_s": "", "peak_gb": "",
     "outcome": "ok", "source": "",
@@ -52,11 +52,16 @@ class PublishedRun:
     wrong: str = ""
 
 
-def read(path: Path, own: GpuProfile | None = None) -> list[PublishedRun]:
-    """The rows of a file of the columns above. ``own`` takes the place of the GPU that has its name.
+def read(path: Path, own: GpuProfile | None = None, left_out: list[str] | None = None) -> list[PublishedRun]:
+    """The rows of a file of the columns above.
+
+    Args:
+        own: takes the place of the GPU that has its name.
+        left_out: gets a line for each row that is impossible, whose other rows are then read all the same.
 
     Raises:
-        ValueError: a column is missing, or a row is impossible; its line is named.
+        ValueError: a column is missing; or a row is impossible, whose line is named, and there is no ``left_out``, or
+            every row is.
     """
     header, lines = rows(path)
     if missing := [name for name in NEEDED if name not in header]:
@@ -68,15 +73,28 @@ def read(path: Path, own: GpuProfile | None = None) -> list[PublishedRun]:
         raise ValueError(f"{path.name} says no speed: a column seconds (of a step) or tokens_per_s (of one GPU)")
     if unknown := [name for name in header if name and name not in NEEDED and name not in OPTIONAL]:
         raise ValueError(f"{path.name}: no such column: {', '.join(unknown)}; docs/planner.md lists all")
-    published_runs = []
+    return each(path, lines, lambda row: [run(row, own, path.parent)], left_out)
+
+
+def each(
+    path: Path,
+    lines: Iterable[tuple[int, dict[str, str]]],
+    runs_of: Callable[[dict[str, str]], Iterable[PublishedRun]],
+    left_out: list[str] | None,
+) -> list[PublishedRun]:
+    """The runs of all rows; what ``left_out`` is, and what is raised: :func:`read`."""
+    found: list[PublishedRun] = []
+    told = [] if left_out is None else left_out
     for number, row in lines:
         try:
-            published_runs.append(run(row, own, path.parent))
+            found += runs_of(row)
         except ValueError as error:
-            raise ValueError(f"{path.name}, line {number}: {error}") from None
-    if not published_runs:
-        raise ValueError(f"{path.name} has no rows")
-    return published_runs
+            told.append(f"{path.name}, line {number}: {error}")
+            if left_out is None:
+                raise ValueError(told[-1]) from None
+    if not found:
+        raise ValueError(told[-1] if told else f"{path.name} has no rows")
+    return found
 
 
 def run(row: Mapping[str, str], own: GpuProfile | None = None, folder: Path = Path()) -> PublishedRun:
@@ -88,21 +106,28 @@ def run(row: Mapping[str, str], own: GpuProfile | None = None, folder: Path = Pa
     value = Cells(row, OPTIONAL)
     gpus = value.whole("gpus")
     gpu = _gpu(value.text("gpu"), gpus, own, folder)
-    each = value.whole("host_gpus") if value.has("host_gpus") or not gpu.host_gpus else gpu.host_gpus
+    of_a_host = value.whole("host_gpus") if value.has("host_gpus") else gpu.host_gpus or hardware.host_gpus(gpu.gpu)
     between = None if gpu.between and not value.has("between") else value.number("between") * 1e9 / 8
-    machine = machines.machine(gpu, gpus, min(gpus, each), between)
+    machine = machines.machine(gpu, gpus, min(gpus, of_a_host), between)
     tp, cp, pp = value.whole("tp"), value.whole("cp"), value.whole("pp")
     layout = Layout(
         tp=tp, cp=cp, pp=pp, ep=value.whole("ep"),
         dp=value.whole("dp") if value.has("dp") else max(1, gpus // (tp * cp * pp)), sharding=value.text("sharding"),
         shard_group=value.whole("shard_group", 0), sequence_parallel=value.one_of("sequence_parallel", TRUTH),
         micro_batch=value.whole("micro_batch"), accumulation=value.whole("accumulation"), chunks=value.whole("chunks"),
-        recompute=value.text("recompute"),
+        recompute=value.text("recompute"), etp=value.whole("etp"), offload=value.whole("offload", 0),
     )  # fmt: skip
     shape, sequence = _shape(value), value.whole("sequence")
-    check(layout, shape, gpus, sequence)
-    fp8 = value.one_of("precision", {"bf16": False, "fp8": True})
-    job = Job(shape, machine, stack(value.text("program")), sequence, value.one_of("fused", TRUTH), fp8)
+    if mtp := value.whole("mtp", 0):
+        shape = replace(shape, mtp=mtp)
+    program = stack(value.text("program"))
+    check(layout, shape, gpus, sequence, program.ends_as_layers)
+    job = Job(
+        shape, machine, program, sequence, value.one_of("fused", TRUTH),
+        hardware.precision(value.text("precision")),
+        graphs=value.one_of("graphs", TRUTH) if value.has("graphs") else None, dispatch=value.text("dispatch"),
+        dropless=value.one_of("dropless", TRUTH), imbalance=value.number("imbalance"),
+    )  # fmt: skip
     outcome = value.one_of("outcome", OUTCOMES)
     peak = value.number("peak_gb") * 1e9 if value.has("peak_gb") else None
     return PublishedRun(job, layout, _seconds(value, layout, sequence, outcome), peak, outcome, value.text("source"))
@@ -130,7 +155,7 @@ def _shape(value: Cells) -> Shape:
     if value.has("model") and not value.has("layers"):
         from pardemo.planner.layouts import sizes
 
-        return shapes.of(sizes.find(value.text("model")))
+        return configurations.of(sizes.find(value.text("model")))
     for name in ("layers", "hidden", "heads", "vocabulary"):
         if not value.has(name):
             raise ValueError(f"neither a model nor its {name}")

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from pardemo.planner.layouts.against import NEAR, expected, room
+from pardemo.planner.layouts.intervals import Interval, of_seconds
 from pardemo.planner.layouts.layout import CONTEXTS, Layout, exchanges_heads
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import Memory, memory
@@ -19,16 +20,24 @@ MOST_CHUNKS = 8
 
 @dataclass(frozen=True)
 class PlannedLayout:
-    """A layout with its predicted time and memory; ``room`` is the bytes of a GPU that a plan may fill."""
+    """A layout with its predicted time and memory.
+
+    ``room`` is the bytes of a GPU that a plan may fill, ``capacity`` all that it has.
+    """
 
     layout: Layout
     step: PredictedStep
     memory: Memory
     room: float
+    capacity: float
 
     @property
     def seconds(self) -> float:
         return self.step.seconds
+
+    def interval(self, job: Job) -> Interval:
+        """Between which seconds a step lies in four of five cases."""
+        return of_seconds(job, self.layout, self.seconds)
 
     @property
     def fits(self) -> bool:
@@ -36,8 +45,8 @@ class PlannedLayout:
 
     @property
     def headroom(self) -> float:
-        """Share of the room that stays free."""
-        return 1 - self.memory.peak_bytes / self.room
+        """Share of the GPU's memory that stays free."""
+        return 1 - self.memory.peak_bytes / self.capacity
 
 
 @dataclass(frozen=True)
@@ -137,7 +146,7 @@ def worth_selecting(job: Job) -> bool:
 
 
 def _timed(job: Job, layout: Layout, footprint: Memory) -> PlannedLayout:
-    return PlannedLayout(layout, step(job, layout), footprint, room(job))
+    return PlannedLayout(layout, step(job, layout), footprint, room(job), job.machine.gpu.memory_bytes)
 
 
 def _best(job: Job, timed: list[PlannedLayout], most: int) -> tuple[PlannedLayout, ...]:

@@ -1,10 +1,8 @@
 """A model as its matrix multiplications: what each layer multiplies, keeps and owns, whatever it is written in."""
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+from functools import cached_property
 
 COLUMNS, ROWS, WHOLE = "columns", "rows", "whole"
 
@@ -33,7 +31,8 @@ class Product:
 class Experts:
     """Of a layer with experts: ``count`` of width ``middle``, ``chosen`` for each token, ``shared`` width for all.
 
-    The first ``dense_layers`` layers have none.
+    The first ``dense_layers`` layers have none; of the others one in ``every`` has (Llama 4 Maverick: 2). ``biased``:
+    whether their products have biases (GPT-OSS).
     """
 
     count: int
@@ -41,6 +40,57 @@ class Experts:
     middle: int
     shared: int = 0
     dense_layers: int = 0
+    every: int = 1
+    biased: bool = False
+
+
+@dataclass(frozen=True)
+class Mamba:
+    """A Mamba-2 mixer (Dao and Gu 2024, arXiv 2405.21060): ``heads`` of width ``head``, each with ``state`` numbers for
+    each of these; ``groups`` that share what is written and read; ``kernel`` of its convolution."""
+
+    heads: int
+    head: int
+    state: int
+    groups: int
+    kernel: int = 4
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.head
+
+    def products(self, hidden: int) -> tuple[Product, Product]:
+        """What it multiplies: the way in (gate, values, what is written and read, time steps) and the way out."""
+        into = 2 * self.inner + 2 * self.groups * self.state + self.heads
+        return Product(hidden, into, COLUMNS), Product(self.inner, hidden, ROWS)
+
+    @property
+    def params(self) -> int:
+        """Parameters beside those of its products: the convolution, time steps, decay, skip and norm."""
+        return (self.kernel + 1) * (self.inner + 2 * self.groups * self.state) + 3 * self.heads + self.inner
+
+    @property
+    def scan_flops(self) -> int:
+        """Operations of a token's scan, forward, as Megatron-LM counts them (``mamba_layer_flops``)."""
+        return 7 * self.inner * self.state
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a layer is made of.
+
+    Args:
+        mixer: ``attention``, ``mamba``, or "" for none. mlp: ``dense``, ``experts``, or "" for none.
+        window: tokens that its attention sees (sliding window, chunked attention), 0 for all.
+    """
+
+    mixer: str = "attention"
+    mlp: str = "dense"
+    window: int = 0
+
+
+#: Letters of a hybrid model's layers, as Megatron-LM's ``--hybrid-override-pattern`` has them; E is one of experts.
+_LETTERS = {"M": Layer("mamba", ""), "*": Layer("attention", ""), "-": Layer("", "dense"), "E": Layer("", "experts")}
 
 
 @dataclass(frozen=True)
@@ -53,6 +103,9 @@ class Shape:
         gated: whether the MLP has a gate (SwiGLU), three products instead of two.
         tied: whether the head's weights are the embedding's. positions: learned position embeddings.
         attention: products of the projections; filled from the sizes where left out.
+        window: tokens that the attention of ``windowed`` layers sees; these are spread evenly.
+        pattern: of a hybrid model, a letter for each layer: M Mamba, * attention, - MLP, E experts. mamba: its mixer.
+        mtp: further layers that each predict one more token (DeepSeek-V3's multi-token prediction) by the head.
     """
 
     layers: int
@@ -69,6 +122,11 @@ class Shape:
     experts: Experts | None = None
     attention: tuple[Product, ...] = ()
     name: str = ""
+    window: int = 0
+    windowed: int = 0
+    pattern: str = ""
+    mamba: Mamba | None = None
+    mtp: int = 0
 
     def __post_init__(self):
         for field in ("layers", "hidden", "heads", "groups", "middle", "vocabulary"):
@@ -87,10 +145,34 @@ class Shape:
         up = middle * (2 if self.gated else 1)
         return Product(self.hidden, up, COLUMNS), Product(middle, self.hidden, ROWS)
 
+    @cached_property
+    def kinds(self) -> tuple[tuple[Layer, float], ...]:
+        """Each kind of layer with how many there are."""
+        if self.pattern:
+            letters = dict.fromkeys(self.pattern)
+            return tuple((_LETTERS[letter], float(self.pattern.count(letter))) for letter in letters)
+        routed = self.layers - self.dense_layers
+        seen = [(0, self.layers - self.windowed), (self.window, self.windowed)] if self.windowed else [(0, self.layers)]
+        counts = [("dense", self.dense_layers), ("experts", routed)]
+        return tuple(
+            (Layer("attention", mlp, window), count * of / self.layers)
+            for mlp, count in counts for window, of in seen if count and of
+        )  # fmt: skip
+
+    @property
+    def mtp_layer(self) -> Layer:
+        """The kind of the layers of multi-token prediction: the last one's."""
+        return self.kinds[-1][0]
+
     @property
     def dense_layers(self) -> int:
         """Layers with an ordinary MLP."""
-        return self.layers if self.experts is None else self.experts.dense_layers
+        if self.pattern:
+            return self.pattern.count("-")
+        if self.experts is None:
+            return self.layers
+        others = self.layers - self.experts.dense_layers
+        return self.layers - math.floor(others / self.experts.every)
 
     @property
     def attention_params(self) -> int:
@@ -98,22 +180,29 @@ class Shape:
         return sum(product.params for product in self.attention)
 
     @property
-    def dense_params(self) -> int:
-        """Parameters of a layer with an ordinary MLP, its two norms included."""
-        return self.attention_params + sum(product.params for product in self.mlp(self.middle)) + 2 * self.hidden
-
-    @property
     def expert_params(self) -> int:
         """Parameters of all experts of one layer; 0 where there are none."""
         return 0 if self.experts is None else self.experts.count * sum(p.params for p in self.mlp(self.experts.middle))
 
-    @property
-    def moe_params(self) -> int:
-        """Parameters of a layer with experts outside its experts: attention, norms, router, shared expert."""
-        if self.experts is None:
-            return 0
-        shared = sum(p.params for p in self.mlp(self.experts.shared)) if self.experts.shared else 0
-        return self.attention_params + shared + self.hidden * self.experts.count + 2 * self.hidden
+    def layer_params(self, layer: Layer) -> int:
+        """Parameters of a layer of that kind outside its experts, the norms before its parts included."""
+        params = self.hidden * (bool(layer.mixer) + bool(layer.mlp))
+        params += sum(product.params for product in self.products(layer))
+        return params + (self.mamba.params if layer.mixer == "mamba" and self.mamba else 0)
+
+    def products(self, layer: Layer) -> tuple[Product, ...]:
+        """What a layer of that kind multiplies each token with, the experts left out."""
+        found: tuple[Product, ...] = ()
+        if layer.mixer == "attention":
+            found += self.attention
+        elif layer.mixer == "mamba" and self.mamba is not None:
+            found += self.mamba.products(self.hidden)
+        if layer.mlp == "dense":
+            found += self.mlp(self.middle)
+        elif layer.mlp == "experts" and self.experts is not None:
+            found += (Product(self.hidden, self.experts.count),)
+            found += self.mlp(self.experts.shared) if self.experts.shared else ()
+        return found
 
     @property
     def embedding_params(self) -> int:
@@ -125,105 +214,44 @@ class Shape:
         return self.vocabulary * self.hidden
 
     @property
+    def mtp_params(self) -> int:
+        """Parameters of one layer of multi-token prediction: two norms, a product of twice the width, a layer."""
+        layer = self.mtp_layer
+        return 2 * self.hidden**2 + 3 * self.hidden + self.layer_params(layer) + (
+            self.expert_params if layer.mlp == "experts" else 0)  # fmt: skip
+
+    @property
     def params(self) -> int:
         """Parameters of the whole model."""
-        layers = self.dense_layers * self.dense_params
-        layers += (self.layers - self.dense_layers) * (self.moe_params + self.expert_params)
-        return layers + self.embedding_params + (0 if self.tied else self.head_params) + self.hidden
+        layers = sum(
+            count * (self.layer_params(kind) + (self.expert_params if kind.mlp == "experts" else 0))
+            for kind, count in self.kinds
+        )
+        ends = self.embedding_params + (0 if self.tied else self.head_params) + self.hidden
+        return round(layers) + self.mtp * self.mtp_params + ends
+
+    def seen(self, layer: Layer, sequence: int, causal: bool = True) -> float:
+        """Tokens that a token's attention sees, on average, in a layer of that kind."""
+        if not layer.window or layer.window >= sequence:
+            return sequence / 2 if causal else sequence
+        return layer.window - layer.window**2 / (2 * sequence) if causal else layer.window
 
     def flops(self, sequence: int, causal: bool = True) -> float:
         """Operations of a token's forward and backward pass, without recomputation: those of matrix multiplications.
 
         Six for each parameter that multiplies it, and the attention's two products over the sequence. ``causal``
-        counts half of these. Source: Chowdhery et al. 2022 (PaLM), appendix B, which counts them whole.
+        counts half of these. Source: Chowdhery et al. 2022 (PaLM), appendix B, which counts them whole. A Mamba layer's
+        scan is counted as Megatron-LM does.
         """
-        each = sum(product.params for product in self.attention)
-        dense = each + sum(product.params for product in self.mlp(self.middle))
-        total = self.dense_layers * dense
-        if self.experts is not None:
-            chosen = self.experts.chosen * sum(product.params for product in self.mlp(self.experts.middle))
-            shared = sum(product.params for product in self.mlp(self.experts.shared)) if self.experts.shared else 0
-            total += (self.layers - self.dense_layers) * (each + chosen + shared + self.hidden * self.experts.count)
-        scores = self.layers * self.heads * (self.head + self.value) * sequence / (2 if causal else 1)
-        return 6 * (total + self.head_params + scores)
+        each = sum(count * self._layer_flops(kind, sequence, causal) for kind, count in self.kinds)
+        further = self._layer_flops(self.mtp_layer, sequence, causal) + 6 * (2 * self.hidden**2 + self.head_params)
+        return each + 6 * self.head_params + (self.mtp * further if self.mtp else 0.0)
 
-
-def of(config: "PreTrainedConfig") -> Shape:
-    """The shape of a Hugging Face configuration, dense or with experts.
-
-    Raises:
-        ValueError: the sizes are not those of a transformer that is known; what is missing is named.
-    """
-    get = lambda *names: next((v for n in names if (v := getattr(config, n, None)) is not None), None)  # noqa: E731
-    kind = config.model_type
-    sizes = {
-        "layers": get("num_hidden_layers"), "hidden": get("hidden_size"), "heads": get("num_attention_heads"),
-        "vocabulary": get("vocab_size"),
-    }  # fmt: skip
-    if missing := [name for name, value in sizes.items() if value is None]:
-        raise ValueError(f"{kind}: no {' and no '.join(missing)} in its config; what is planned are transformers")
-    if getattr(config, "is_encoder_decoder", False):
-        raise ValueError(f"{kind} has an encoder and a decoder; what is planned are decoders alone, as llama or gpt2")
-    hidden, heads = sizes["hidden"], sizes["heads"]
-    if kind in _OTHER_MIXERS:
-        raise ValueError(f"{kind} has layers that are not attention ({_OTHER_MIXERS[kind]}); these are not planned")
-    middle = get("ffn_hidden_size", "intermediate_size", "ffn_dim", "n_inner", "inner_dim") or 4 * hidden
-    head = get("head_dim") or hidden // heads
-    more = {"head": head, "value": head}
-    if (rank := get("kv_lora_rank")) is not None:
-        more = _latent(config, hidden, heads, rank)
-    return Shape(
-        **sizes, groups=_groups(config, heads),
-        middle=middle, gated=kind not in _TWO_PRODUCTS, tied=bool(get("tie_word_embeddings")),
-        positions=(get("max_position_embeddings") or 0) if kind in _LEARNED_POSITIONS else 0,
-        experts=_experts(config, get), name=kind, **more,
-    )  # fmt: skip
-
-
-def _groups(config: "PreTrainedConfig", heads: int) -> int:
-    """Key-value heads; one where the configuration says so without a number (Falcon's first, StarCoder's)."""
-    if getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False):
-        return 1
-    return getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None) or heads
-
-
-#: MLPs without a gate, by Transformers' model_type; everything else of today has one.
-_TWO_PRODUCTS = {
-    "gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon", "mpt", "phi", "gpt_bigcode", "starcoder2",
-    "codegen", "xglm", "nemotron", "stablelm_alpha",
-}  # fmt: skip
-_LEARNED_POSITIONS = {"gpt2", "gpt_neo", "opt", "gpt_bigcode"}
-_OTHER_MIXERS = {
-    "mamba": "state spaces", "mamba2": "state spaces", "jamba": "state spaces", "bamba": "state spaces",
-    "falcon_h1": "state spaces", "zamba": "state spaces", "zamba2": "state spaces", "nemotron_h": "state spaces",
-    "granitemoehybrid": "state spaces", "rwkv": "recurrence", "recurrent_gemma": "recurrence",
-    "qwen3_next": "linear attention", "minimax": "linear attention", "lfm2": "convolutions",
-}  # fmt: skip
-
-
-def _latent(config: "PreTrainedConfig", hidden: int, heads: int, rank: int) -> dict:
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434 2.1): low-rank products before those by heads."""
-    rope, plain, value = config.qk_rope_head_dim, config.qk_nope_head_dim, config.v_head_dim
-    low = getattr(config, "q_lora_rank", None)
-    queries = heads * (plain + rope)
-    first = (Product(hidden, low), Product(low, queries, COLUMNS)) if low else (Product(hidden, queries, COLUMNS),)
-    rest = (
-        Product(hidden, rank + rope), Product(rank, heads * (plain + value), COLUMNS),
-        Product(heads * value, hidden, ROWS),
-    )  # fmt: skip
-    return {"head": plain + rope, "value": value, "attention": (*first, *rest)}
-
-
-def _experts(config: "PreTrainedConfig", get) -> Experts | None:
-    count = get("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-    if not count or count < 2:
-        return None
-    middle = get("moe_intermediate_size", "expert_intermediate_size") or get("intermediate_size", "ffn_hidden_size")
-    shared = get("shared_expert_intermediate_size")
-    if shared is None:
-        shared = (get("n_shared_experts", "num_shared_experts", "moe_num_shared_experts") or 0) * middle
-    chosen = get("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "top_k_experts") or 2
-    dense = get("first_k_dense_replace") or 0
-    if (step := get("decoder_sparse_step", "interleave_moe_layer_step") or 1) > 1:
-        raise ValueError(f"{config.model_type}: experts in one layer of {step} only; that is not planned")
-    return Experts(count, chosen, middle, shared, dense)
+    def _layer_flops(self, layer: Layer, sequence: int, causal: bool) -> float:
+        total = float(sum(product.params for product in self.products(layer)))
+        if layer.mlp == "experts" and self.experts is not None:
+            total += self.experts.chosen * sum(product.params for product in self.mlp(self.experts.middle))
+        if layer.mixer == "attention":
+            total += self.heads * (self.head + self.value) * self.seen(layer, sequence, causal)
+        scan = 3 * self.mamba.scan_flops if layer.mixer == "mamba" and self.mamba else 0
+        return 6 * total + scan

@@ -1,5 +1,6 @@
 """Sizes of models that need no file: layouts are planned from them without Transformers."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -8,6 +9,27 @@ from pardemo.planner.layouts.built_in_sizes import OTHERS, SIZES, USUAL, key_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+
+#: What a configuration may say that is not planned, and how it is told.
+_NOT_PLANNED = {
+    "vision_config": "what sees (vision_config)",
+    "audio_config": "what hears (audio_config)",
+    "quantization_config": "weights in few bits (quantization_config): they are reckoned as bf16",
+}
+
+
+def not_planned(name: str) -> list[str]:
+    """What the configuration of a folder or file says that a plan leaves out, one clause each."""
+    path = Path(name).expanduser()
+    path = path / "config.json" if path.is_dir() else path
+    if not path.is_file():
+        return []
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return [told for key, told in _NOT_PLANNED.items() if isinstance(values, dict) and values.get(key)]
 
 
 def find(name: str) -> "SimpleNamespace | PreTrainedConfig":

@@ -19,7 +19,9 @@ class Stack:
     Of time:
         products: of the rate of large matrix multiplications, what its products reach in a step.
         small: rows, columns or depth that a product loses to tiles that are not full and to its start.
-        fp8: of bf16's rate, what products in fp8 reach with their conversions.
+        fp8, fp4: of what the data sheet says products in 8 and in 4 bits are quicker than bf16's, what they reach.
+        casts: bytes through memory of each number that is converted to them.
+        graphs: whether CUDA graphs start kernels of models with experts.
         attention: of FlashAttention-2's rate. scores: times that scores go through memory where it is not fused.
         whole, cut: times that an activation of the hidden width goes through memory in a layer's forward pass, by
             operations that tensor parallelism does not cut, and that it cuts.
@@ -30,6 +32,14 @@ class Stack:
             tensor-parallel rank; crossing_rank_s: the same for each rank where a pipeline spans hosts.
         start: of the machine's latency, what a tensor-parallel exchange waits; crossing_s: more of it where its ranks
             are on several hosts.
+        grouped: of its products' rate, what those of experts reach, many at once.
+        routed, routed_fused: times that a token on its way to an expert and back goes through memory, in a pass, sorted
+            for NCCL or by a fused kernel. dispatch: which of the two is usual.
+        expert_launch_s: host time for a layer's experts, both passes, unless a fused kernel sends tokens and graphs
+            start the rest. hides_experts: of an overlapped exchange of tokens, what is hidden.
+        biased: times that outputs of experts with biases go through memory once more. filtered: times that a Mamba
+            mixer's inner width does, with its scan.
+        ends_as_layers: whether embedding and loss may take a layer's place in a pipeline.
         send_s: host time of a message between stages.
         hides_tensor: of tensor-parallel traffic, what is hidden (asynchronous tensor parallelism).
         hidden: of the computation beside which data-parallel traffic runs, what hides it; hides_shards: whether that
@@ -50,7 +60,9 @@ class Stack:
         gathered: of each token and hidden width, what buffers take that all layers gather their inputs into.
         keeps_whole, keeps_split, keeps_heads, keeps_middle: kept of each token and layer, for each of the hidden width
             (on every tensor-parallel rank; cut along the sequence), of all heads' queries, keys and values, and of an
-            MLP's width without a gate. selective_keeps: the share of it that is left with selective recomputation.
+            MLP's width without a gate. keeps_low: whether inputs of products in 8 or 4 bits are kept in these
+            (TransformerEngine), and not in bf16 (torchao). selective_keeps: the share of it that is left with selective
+            recomputation.
         logits: of a token and word. program: of the program itself. queued: gradients, by number, that wait in buckets
             until more come, under stages 2 and 3; under stage 3 they are at least those of two layers, and half as many
             parameters are gathered ahead.
@@ -62,7 +74,19 @@ class Stack:
     name: str
     products: float = 1.0
     small: float = 200.0
-    fp8: float = 1.73
+    fp8: float = 0.865
+    fp4: float = 0.6
+    casts: float = 0.0
+    graphs: bool = False
+    grouped: float = 1.0
+    routed: float = 4.0
+    routed_fused: float = 4.0
+    dispatch: str = "alltoall"
+    expert_launch_s: float = 0.0
+    hides_experts: float = 0.0
+    biased: float = 0.0
+    filtered: float = 12.0
+    ends_as_layers: bool = False
     attention: float = 1.0
     scores: float = 7.0
     whole: float = 10.0
@@ -96,6 +120,7 @@ class Stack:
     keeps_heads: float = 8 / 3
     keeps_middle: float = 4.0
     selective_keeps: float = 1.0
+    keeps_low: bool = False
     logits: float = 10.0
     program: float = 1e9
     queued: float = 0.0
@@ -123,7 +148,6 @@ class Stack:
         return replace(self, **changes)
 
 
-ASSUMED = "its constants are assumed, from kindred programs: it has no published runs of its own"
 _MEGATRON = frozenset({"tp", "cp", "pp", "ep", "zero1", "chunks"})
 NANOTRON = Stack(
     "nanotron", products=0.82, small=300, attention=1.5, launch_s=3.7e-3, launch_rank_s=1e-4, crossing_rank_s=2.2e-3,
@@ -142,8 +166,12 @@ MEGATRON_2022 = Stack(
     "megatron-2022", small=330, scores=4.1, gradient=4, about="8 rows of 2205.05198, A100", can=_MEGATRON,
 )  # fmt: skip
 MEGATRON = Stack(
-    "megatron-core", small=200, gradient=4, hidden=0.8, hides_shards=True, reduce_share=0.6, about=ASSUMED,
+    "megatron-core", products=1.25, small=250, attention=1.3, whole=14, cut=14, start=0.2, hides_tensor=0.85, fp8=0.93,
+    fp4=0.6, casts=4, launch_s=3e-3, graphs=True, dispatch="fused", grouped=0.9, routed=13, routed_fused=6,
+    expert_launch_s=9.5e-3, hides_experts=0.7, biased=16, filtered=70, gradient=4, hidden=0.95, hides_shards=True,
+    reduce_share=0.5, ends_as_layers=True, keeps_low=True,
     queued=1e9,  # of its FSDP at least: suggested_communication_unit_size (megatron_fsdp.py in megatron-core 0.16.1)
+    about="126 runs of NVIDIA's on H100, B200, B300, GB200 and GB300",
     can=_MEGATRON | {"zero2", "zero3", "hsdp", "all-to-all"},
 )  # fmt: skip
 FOUNDRY = Stack(
@@ -152,8 +180,8 @@ FOUNDRY = Stack(
     about="138 runs of MosaicML's on A100 and H100", can=frozenset({"zero2", "zero3", "hsdp"}),
 )  # fmt: skip
 TORCHTITAN = Stack(
-    "torchtitan", attention=0.84, whole=62, cut=62, hidden=0.8, reduce_share=0.6, weight=4, gradient=4, state=8,
-    selective_products=0.5, selective_attention=False, even_context=False, selective_keeps=0.5, logits=14,
+    "torchtitan", fp8=0.9, attention=0.84, whole=62, cut=62, hidden=0.8, reduce_share=0.6, weight=4, gradient=4,
+    state=8, selective_products=0.5, selective_attention=False, even_context=False, selective_keeps=0.5, logits=14,
     gathers_context=True,  # the default of its context_parallel_rotate_method
     about="17 rows of its benchmarks on H100 at 500 W, 2024-12",
     can=frozenset({"tp", "cp", "pp", "ep", "zero3", "zero3 in a pipeline", "hsdp", "chunks"}),

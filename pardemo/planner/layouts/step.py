@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from pardemo.planner import hardware
+from pardemo.planner.layouts.kept import kept_bytes
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.rank_parameters import Owned, owned_layer, owned_params
@@ -49,12 +51,34 @@ def stages(job: Job, layout: Layout) -> list[int]:
     """
     shape, pp = job.shape, layout.pp
     if not job.stack.balanced:
+        if job.stack.ends_as_layers and shape.layers % (pp * layout.chunks) and pp > 1:
+            split = pieces(shape, pp * layout.chunks)
+            return [sum(split[stage::pp]) for stage in range(pp)]
         whole, rest = divmod(shape.layers, pp)
         return [whole + (stage < rest) for stage in range(pp)]
     layers = [0] * pp
     for stage in _balanced(shape, pp)[: shape.layers]:
         layers[stage] += 1
     return layers
+
+
+def pieces(shape: Shape, count: int) -> list[int]:
+    """Layers of each piece of the model where they do not divide, as Megatron-core's recipes cut it.
+
+    The embedding, the loss and each layer of multi-token prediction take a layer's place where the pieces come out even
+    so: 126 layers are cut into 128 pieces. Else the loss does, and the first pieces have a layer more.
+    """
+    last = 1 + shape.mtp
+    each, rest = divmod(shape.layers + 1 + last, count)
+    if rest == 0 and each >= last:
+        return [each - 1, *[each] * (count - 2), each - last]
+    each, rest = divmod(shape.layers + last, count)
+    split = [each + (place < rest) for place in range(count)]
+    short = max(0, last - split[-1])
+    split[-1] = max(0, split[-1] - last)
+    for place in range(count - 2, count - 2 - short, -1):
+        split[place] -= 1
+    return split
 
 
 def idle_stages(job: Job, layout: Layout) -> int:
@@ -86,11 +110,9 @@ def step(job: Job, layout: Layout) -> PredictedStep:
     weights, a third of a micro-batch, fill it (Qi et al. 2023, arXiv 2401.10241, 2.1).
     """
     shape, machine, stack = job.shape, job.machine, job.stack
-    dense = layer(job, layout, experts=False)
-    routed = dense if shape.experts is None else layer(job, layout, experts=True)
     mean = Parts()
-    mean.more(dense, shape.dense_layers / shape.layers)
-    mean.more(routed, 1 - shape.dense_layers / shape.layers)
+    for kind, count in shape.kinds:
+        mean.more(layer(job, layout, kind), count / shape.layers)
     last = head(job, layout)
     split = stages(job, layout)
     busy = [count * mean.total for count in split]
@@ -100,6 +122,8 @@ def step(job: Job, layout: Layout) -> PredictedStep:
     parts.more(mean, m * split[slowest])
     if slowest == layout.pp - 1:
         parts.more(last, m)
+    if layout.offload:
+        parts.add("offload", m * _offloaded(job, layout, mean, split[slowest]))
     if layout.pp > 1:
         tokens = layout.micro_batch * job.sequence / layout.cp
         nbytes = 2 * tokens * shape.hidden / layout.tp  # each tensor-parallel rank sends its part
@@ -110,10 +134,18 @@ def step(job: Job, layout: Layout) -> PredictedStep:
         parts.add("pipeline bubble", others / layout.chunks)
     data_parallel(job, layout, split, mean, parts)
     tokens = layout.batch * job.sequence
+    seconds = {name: job.pace * value for name, value in parts.seconds.items()}
     return PredictedStep(
-        dict(parts.seconds), tokens * shape.flops(job.sequence), machine.gpu.flops * job.rate, tokens, layout.gpus,
+        seconds, tokens * shape.flops(job.sequence), job.peak_flops, tokens, layout.gpus,
         tuple(split),
     )  # fmt: skip
+
+
+def _offloaded(job: Job, layout: Layout, mean: Parts, layers: int) -> float:
+    """Seconds of a micro-batch in which activations go to the host and come back, beside the layers' computation."""
+    tokens = layout.micro_batch * job.sequence / layout.cp
+    nbytes = 2 * min(layout.offload, layers) * tokens * kept_bytes(job, layout)
+    return max(0.0, nbytes / hardware.host_bytes_per_s(job.machine.gpu) - layers * mean.total)
 
 
 def waited_messages(layout: Layout) -> int:
@@ -200,7 +232,7 @@ def _over_groups(job: Job, layout: Layout, owned: Owned) -> float:
 def _groups(owned: Owned, n: int, layout: Layout) -> list[tuple[float, int, int]]:
     """Groups of ``n`` ranks with the same parameters: (parameters, ranks, stride). Experts are on every ``ep``-th."""
     dense = (owned.dense, n, layout.tp)
-    return [dense] if not owned.experts else [dense, (owned.experts, max(1, n // layout.ep), layout.tp * layout.ep)]
+    return [dense] if not owned.experts else [dense, (owned.experts, layout.expert_copies(n), layout.expert_ranks)]
 
 
 def _share(job: Job, n: int, stride: int) -> float:

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass, field
 
+from pardemo.planner import hardware
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.shape import COLUMNS, Product, Shape
+from pardemo.planner.layouts.shape import COLUMNS, Layer, Product, Shape
 from pardemo.planner.layouts.stacks import Stack
 
 #: Where a step's time goes.
@@ -20,10 +21,11 @@ PARTS = (
     "pipeline messages",
     "pipeline bubble",
     "data-parallel traffic",
+    "offload",
     "optimizer",
 )
+MOST_OF_ALONE = 1.05  # of what products reach alone, which was measured with one release of their library
 BACKWARD_ATTENTION = 2.5  # of its forward: five products for two (arXiv 2307.08691, 3.1)
-ROUTED_PASSES = 4  # that a routed token is read or written: out and back, on both sides
 LOSS_BYTES = 16  # read and written for each logit in both passes: bf16 once, fp32 three times
 HIDDEN_RING = 0.8  # of attention, beside which keys and values go round
 
@@ -34,7 +36,17 @@ class Job:
 
     Args:
         sequence: tokens of a sample. fused: FlashAttention; else attention's scores go through memory.
-        fp8: whether its products are made in fp8, the rest in bf16; else all is bf16.
+        precision: of its products: bf16, fp8 (a scale for each tensor or block), mxfp8, nvfp4; the head's, the router's
+            and attention are bf16's.
+        graphs: whether CUDA graphs start its kernels, but those of experts; None: where there are experts, as the
+            program usually does.
+        dispatch: how tokens get to their experts: ``alltoall`` (sorted, then NCCL's) or ``fused`` (a kernel that sorts
+            and sends, as DeepEP's); "": as the program usually does.
+        dropless: whether each token gets to all the experts that it chose, so that the host waits until it knows how
+            many go where; else experts have room for the average, and what is above it is dropped.
+        overlap: whether another micro-batch's computation runs beside the exchange of tokens.
+        pace: what every part of a step is multiplied by, as runs on the very machine have shown (``measured``).
+        imbalance: tokens of the rank whose experts are chosen most, over the average.
     """
 
     shape: Shape
@@ -42,11 +54,23 @@ class Job:
     stack: Stack
     sequence: int = 4096
     fused: bool = True
-    fp8: bool = False
+    precision: str = "bf16"
+    graphs: bool | None = None
+    dispatch: str = ""
+    imbalance: float = 1.0
+    dropless: bool = True
+    overlap: bool = False
+    pace: float = 1.0
+    measured: bool = False
 
     def __post_init__(self):
         if self.sequence < 1:
             raise ValueError(f"a sequence must have at least 1 token, not {self.sequence!r}")
+        if self.dispatch not in ("", *DISPATCHERS):
+            raise ValueError(f"dispatch must be one of {', '.join(DISPATCHERS)}, not {self.dispatch!r}")
+        if not self.imbalance >= 1:
+            raise ValueError(f"imbalance is the fullest over the average, at least 1, not {self.imbalance!r}")
+        hardware.peak(self.machine.gpu, self.precision)
 
     @property
     def small(self) -> float:
@@ -54,9 +78,34 @@ class Job:
         return self.stack.small if self.machine.gpu.small is None else self.machine.gpu.small
 
     @property
+    def peak_flops(self) -> float:
+        """Operations/s of the data sheet, in the products' precision."""
+        return hardware.peak(self.machine.gpu, self.precision)
+
+    @property
     def rate(self) -> float:
-        """How many times as quick as bf16's its products are."""
-        return self.stack.fp8 if self.fp8 else 1.0
+        """How many times as quick as bf16's its products are: the data sheet's ratio, by what the program reaches."""
+        if self.precision == "bf16":
+            return 1.0
+        kept = self.stack.fp4 if self.precision == "nvfp4" else self.stack.fp8
+        return kept * self.peak_flops / self.machine.gpu.flops
+
+    @property
+    def casts(self) -> float:
+        """Bytes of memory traffic that a number takes on its way into 8 or 4 bits, as rows and as columns."""
+        return 0.0 if self.precision == "bf16" else self.stack.casts
+
+    @property
+    def started_by_graphs(self) -> bool:
+        usual = self.stack.graphs and self.shape.experts is not None
+        return usual if self.graphs is None else self.graphs
+
+    @property
+    def dispatcher(self) -> str:
+        return self.dispatch or self.stack.dispatch
+
+
+DISPATCHERS = ("alltoall", "fused")
 
 
 @dataclass
@@ -80,43 +129,52 @@ class Parts:
         return sum(self.seconds.values())
 
 
-def product(job: Job, weights: Product, tp: int, tokens: float) -> float:
-    """Seconds of ``tokens`` rows times one rank's share of the weights.
+def product(job: Job, weights: Product, tp: int, tokens: float, whole: bool = False) -> float:
+    """Seconds of ``tokens`` rows times one rank's share of the weights; ``whole``: in bf16, whatever the job's is.
 
     Operations over the rate of large products, which each of the three sizes loses something of when it is small.
     """
     inputs, outputs = weights.on(tp)
-    small = job.small
-    full = 2 * tokens * inputs * outputs / (job.machine.matrix_flops * job.stack.products * job.rate)
+    small, rate = job.small, 1.0 if whole else job.rate
+    gpu = job.machine.gpu
+    most = gpu.reachable * (1.0 if gpu.measured else MOST_OF_ALONE)
+    reached = min(job.machine.matrix_flops * job.stack.products, most)
+    full = 2 * tokens * inputs * outputs / (reached * rate)
     return full * (1 + small / tokens) * (1 + small / inputs) * (1 + small / outputs)
 
 
-def layer(job: Job, layout: Layout, experts: bool) -> Parts:
+def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
     """Seconds of both passes of a micro-batch through one layer on one rank, with what is recomputed.
 
-    ``experts`` says whether it is a layer with experts.
+    ``kind``: by default the model's first.
     """
     shape, machine, stack, parts = job.shape, job.machine, job.stack, Parts()
+    kind = kind or shape.kinds[0][0]
     tokens = layout.micro_batch * job.sequence / layout.cp
     full = layout.recompute == "full"
     passes = 4 if full else 3  # of a product: the backward pass makes two
-    exchanges = 6 if full else 4  # two in each pass, and in the recomputed one
-    width = shape.experts.shared if experts else shape.middle
-    products = sum(product(job, weights, layout.tp, tokens) for weights in shape.attention)
-    if width:
-        products += sum(product(job, weights, layout.tp, tokens) for weights in shape.mlp(width))
-    whole = stack.whole / (layout.tp if layout.sequence_parallel else 1)
-    moved = 2 * tokens * shape.hidden * (whole + stack.cut / layout.tp)
-    if experts:
-        routed = tokens * shape.experts.chosen
-        each = routed * layout.ep / shape.experts.count  # of one expert here, if all are chosen alike
-        local_experts = shape.experts.count / layout.ep
-        products += local_experts * sum(product(job, p, layout.tp, each) for p in shape.mlp(shape.experts.middle))
-        moved += 2 * routed * shape.hidden * ROUTED_PASSES / layout.tp
-        out = machine.all_to_all(2 * routed * shape.hidden / layout.tp, layout.ep, layout.tp)
-        parts.add("expert-parallel traffic", exchanges * out)
+    blocks = bool(kind.mixer) + bool(kind.mlp)
+    exchanges = (3 if full else 2) * blocks  # one of each in each pass, and in the recomputed one
     again = stack.selective_products if layout.recompute == "selective" else 0.0
-    attention = _attention(job, layout)
+    weights = shape.products(kind)
+    products = sum(product(job, each, layout.tp, tokens) for each in weights)
+    whole = stack.whole / (layout.tp if layout.sequence_parallel else 1)
+    moved = tokens * shape.hidden * (whole + stack.cut / layout.tp) * blocks  # two blocks, of 2 bytes
+    moved += tokens * job.casts * sum(sum(each.on(layout.tp)) for each in weights)
+    attention = 0.0
+    if kind.mixer == "attention":
+        attention = _attention(job, layout, kind)
+    elif kind.mixer == "mamba" and shape.mamba:
+        moved += 2 * tokens * shape.mamba.inner / layout.tp * stack.filtered
+        scan = tokens * shape.mamba.scan_flops / layout.tp
+        attention = (1 + BACKWARD_ATTENTION + full) * scan / (machine.attention_flops * stack.attention)
+    launches = _launching(job, layout) * blocks / 2
+    if kind.mlp == "experts":
+        routed = experts(job, layout)
+        products += routed.products / stack.grouped
+        moved += routed.moved
+        launches += routed.launches
+        parts.add("expert-parallel traffic", (6 if full else 4) * routed.exchange)  # there and back, in each pass
     if stack.layer_s is None:
         parts.add("matrix multiplications", (passes + again) * products)
         parts.add("attention", attention)
@@ -128,14 +186,63 @@ def layer(job: Job, layout: Layout, experts: bool) -> Parts:
         once += (stack.start - 1) * machine.latency(layout.tp)
         once += 0.0 if machine.inside(layout.tp) else stack.crossing_s
         parts.add("tensor-parallel traffic", exchanges * once * (1 - stack.hides_tensor))
-    if layout.cp > 1:
+    if layout.cp > 1 and kind.mixer == "attention":
         parts.add("context-parallel traffic", _context(job, layout, attention))
     if stack.layer_s is None:
-        parts.add("launching kernels", max(0.0, _launching(job, layout) * passes / 3 - parts.total))
+        parts.add("launching kernels", max(0.0, launches * passes / 3 - parts.total))
     return parts
 
 
-def _attention(job: Job, layout: Layout) -> float:
+@dataclass(frozen=True)
+class Routed:
+    """A rank's experts of one layer, of one pass.
+
+    Args:
+        products: seconds of their products. moved: bytes through memory of what is sorted, activated and joined.
+        exchange: seconds of one all-to-all. launches: host time for both passes.
+    """
+
+    products: float
+    moved: float
+    exchange: float
+    launches: float
+
+
+def experts(job: Job, layout: Layout) -> Routed:
+    """What a rank does with the tokens that are sent to its experts, and the exchange that brings them.
+
+    The tokens are those of ``ep`` × ``etp`` ranks, each of which has a tensor-parallel share of its own (sequence
+    parallel), and each goes to ``chosen`` experts.
+    """
+    shape, machine, stack, of = job.shape, job.machine, job.stack, job.shape.experts
+    if of is None:
+        raise ValueError(f"{shape.name or 'this model'} has no experts")
+    tokens = layout.micro_batch * job.sequence / layout.cp / layout.tp
+    sent = tokens * of.chosen  # rows that a rank sends, and as many that it gets, if all are chosen alike
+    rows = sent * layout.etp * job.imbalance
+    here = of.count / layout.ep
+    weights = shape.mlp(of.middle)
+    products = here * sum(product(job, each, layout.etp, rows / here) for each in weights)
+    fused = job.dispatcher == "fused"
+    moved = 2 * shape.hidden * rows * (stack.routed_fused if fused else stack.routed)
+    moved += 2 * rows * of.middle / layout.etp * (3 if shape.gated else 2)  # the activation: read and written
+    moved += rows * job.casts * sum(sum(each.on(layout.etp)) for each in weights)
+    nbytes = 2 * sent * shape.hidden
+    if fused:
+        exchange = job.imbalance * machine.dispatch(nbytes, layout.ep, layout.etp, of.chosen)
+    else:
+        exchange = job.imbalance * machine.all_to_all(nbytes, layout.ep, layout.etp)
+    exchange *= 1 - job.overlap * stack.hides_experts
+    if layout.etp > 1:
+        exchange += machine.gather(2 * rows * shape.hidden, layout.etp)
+    if of.biased:
+        moved += 2 * rows * sum(each.on(layout.etp)[1] for each in weights) * stack.biased
+    host = job.dropless and not (fused and job.started_by_graphs)
+    launches = stack.expert_launch_s if host else 0.0
+    return Routed(products, moved, exchange, launches)
+
+
+def _attention(job: Job, layout: Layout, kind: Layer) -> float:
     """Seconds of attention in both passes. Where it is not fused, the scores go through memory.
 
     Of a causal sequence cut over ``cp`` ranks, the last one has the most to do, unless the program gives each rank one
@@ -146,9 +253,10 @@ def _attention(job: Job, layout: Layout) -> float:
     flops = 2 * layout.micro_batch * length / layout.cp * length * heads * (shape.head + shape.value)
     again = layout.recompute == "full" or (layout.recompute == "selective" and job.stack.selective_attention)
     if job.fused:
+        flops *= shape.seen(kind, length) / length
         even = job.stack.even_context or layout.context == "all-to-all"  # then each rank has the whole sequence
         uneven = 1.0 if even else 2 - 1 / layout.cp
-        return (1 + BACKWARD_ATTENTION + again) * uneven * flops / 2 / (machine.attention_flops * job.stack.attention)
+        return (1 + BACKWARD_ATTENTION + again) * uneven * flops / (machine.attention_flops * job.stack.attention)
     scores = layout.micro_batch * length / layout.cp * length * heads * 2 * job.stack.scores
     return (3 + again) * (flops / machine.matrix_flops + scores / machine.memory_bytes_per_s)
 
@@ -180,6 +288,8 @@ def _context(job: Job, layout: Layout, attention: float) -> float:
 def _launching(job: Job, layout: Layout) -> float:
     """Host time to start a layer's kernels, nothing recomputed: a GPU that is quicker waits for it."""
     stack = job.stack
+    if job.started_by_graphs:
+        return 0.0
     each = stack.launch_s + stack.launch_rank_s * (layout.tp - 1)
     if layout.tp > 1 and layout.pp > 1 and layout.gpus > job.machine.host_gpus:
         each += stack.crossing_rank_s * layout.tp
@@ -187,10 +297,16 @@ def _launching(job: Job, layout: Layout) -> float:
 
 
 def head(job: Job, layout: Layout) -> Parts:
-    """Seconds of the logits and their loss, both passes."""
+    """Seconds of the logits and their loss, both passes; and of the layers that predict further tokens."""
     shape, parts = job.shape, Parts()
     tokens = layout.micro_batch * job.sequence / layout.cp
     head = Product(shape.hidden, shape.vocabulary, COLUMNS)
-    parts.add("matrix multiplications", 3 * product(job, head, layout.tp, tokens))
-    parts.add("memory bandwidth", tokens * shape.vocabulary / layout.tp * LOSS_BYTES / job.machine.memory_bytes_per_s)
+    times = 1 + shape.mtp
+    logits = tokens * shape.vocabulary / layout.tp
+    parts.add("matrix multiplications", times * 3 * product(job, head, layout.tp, tokens, whole=True))
+    parts.add("memory bandwidth", times * logits * LOSS_BYTES / job.machine.memory_bytes_per_s)
+    if shape.mtp:
+        parts.more(layer(job, layout, shape.mtp_layer), shape.mtp)
+        joined = product(job, Product(2 * shape.hidden, shape.hidden, COLUMNS), layout.tp, tokens)
+        parts.add("matrix multiplications", shape.mtp * 3 * joined)
     return parts

@@ -9,12 +9,12 @@ from pardemo.book.chapters import CHAPTERS, notebook_of
 from pardemo.formulas import memory, pipeline
 from pardemo.planner import hardware
 from pardemo.planner.hardware import Gpu
+from pardemo.planner.layouts.configurations import of
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.procedure import adds
 from pardemo.planner.layouts.procedure import link as rate_of_ring
 from pardemo.planner.layouts.procedure import rate as rate_of_gpu
-from pardemo.planner.layouts.shape import of
 from pardemo.planner.layouts.sizes import find
 from pardemo.planner.layouts.stacks import stack
 from pardemo.planner.layouts.work import Job

@@ -57,7 +57,7 @@ def texts(job: Job, layout: Layout, model_name: str) -> dict[str, str]:
     from pardemo.planner.layouts import sizes
 
     machine = job.machine
-    check(layout, job.shape, machine.gpus, job.sequence)
+    check(layout, job.shape, machine.gpus, job.sequence, job.stack.ends_as_layers)
     if machine.gpus > machine.host_gpus and machine.gpus % machine.host_gpus:
         raise ValueError(
             f"{machine.gpus} GPUs do not fill hosts of {machine.host_gpus}; launchers start as many on each"

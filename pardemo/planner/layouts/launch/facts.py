@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 _QUERY_BIAS = {"qwen2", "qwen2_moe"}  # always, without a key in their configs that says so
 _QUERY_NORM = {"qwen3", "qwen3_moe"}
+_SIGMOID_ROUTERS = {"deepseek_v3", "glm4_moe"}  # DeepSeek-V3's, whose bias evens out the load (arXiv 2412.19437, 2.1.2)
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class Model:
         theta: of the rotary embedding; factor: by which Llama 3.1 stretches it; rotary: share of a head that turns.
         query_bias, linear_bias: of queries, keys and values; of all products. query_norm: of queries and keys.
         activation: of the MLP.
+        router: of experts that are chosen by a sigmoid: its groups, how many of them are chosen, the scale of what
+            experts give; empty where it is a softmax.
         latent: widths of multi-head latent attention by Hugging Face's names; empty where there is none.
         left_out: what programs have no setting for, one line each.
     """
@@ -43,6 +46,7 @@ class Model:
     query_norm: bool = False
     activation: str = "silu"
     latent: dict[str, int | None] = field(default_factory=dict)
+    router: dict[str, float] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
 
     @property
@@ -81,6 +85,12 @@ def of(config: "PreTrainedConfig", shape: Shape, name: str) -> Model:
     if get("kv_lora_rank") is not None:
         names = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
         latent = {key: getattr(config, key, None) for key in names}
+    router: dict[str, float] = {}
+    if kind in _SIGMOID_ROUTERS:
+        router = {
+            "groups": get("n_group") or 1, "chosen_groups": get("topk_group") or 1,
+            "scale": get("routed_scaling_factor") or 1.0,
+        }  # fmt: skip
     rms = get("rms_norm_eps") is not None
     return Model(
         shape, kind, name, rms=rms,
@@ -91,7 +101,7 @@ def of(config: "PreTrainedConfig", shape: Shape, name: str) -> Model:
         rotary=rope.get("partial_rotary_factor") or get("partial_rotary_factor", "rotary_pct") or 1.0,
         query_bias=bool(kind in _QUERY_BIAS or get("attention_bias", "qkv_bias")),
         linear_bias=not rms and not shape.gated and get("bias", "use_bias") is not False,
-        query_norm=kind in _QUERY_NORM, activation=activation, latent=latent, left_out=tuple(left_out),
+        query_norm=kind in _QUERY_NORM, activation=activation, latent=latent, router=router, left_out=tuple(left_out),
     )  # fmt: skip
 
 

@@ -8,12 +8,11 @@ are fields of ``TransformerConfig`` (``argument_utils.py`` beside it at 00357955
 """
 
 import shlex
-from dataclasses import replace
 from itertools import groupby
 
 from pardemo.planner.layouts.launch.facts import Model
 from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.step import stages
+from pardemo.planner.layouts.step import pieces
 from pardemo.planner.layouts.work import Job
 
 FILE = "megatron.sh"
@@ -25,6 +24,10 @@ OWN: Flags = {
     "train-iters": 100, "lr": 1.5e-4, "min-lr": 1.5e-5, "lr-decay-style": "cosine", "lr-warmup-iters": 10,
     "weight-decay": 0.1, "adam-beta1": 0.9, "adam-beta2": 0.95, "clip-grad": 1.0, "log-interval": 1,
     "log-throughput": True, "eval-iters": 0, "distributed-timeout-minutes": 60,
+}  # fmt: skip
+_PRECISIONS: dict[str, Flags] = {
+    "bf16": {}, "fp8": {"fp8-format": "hybrid", "fp8-recipe": "tensorwise"},
+    "mxfp8": {"fp8-format": "e4m3", "fp8-recipe": "mxfp8"}, "nvfp4": {"fp4-format": "e2m1", "fp4-recipe": "nvfp4"},
 }  # fmt: skip
 _GELU = {"gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"}
 
@@ -55,7 +58,7 @@ def flags(job: Job, layout: Layout, model: Model) -> dict[str, Flags]:
         "the batch": {
             "micro-batch-size": layout.micro_batch, "global-batch-size": layout.batch, "seq-length": job.sequence,
         },
-        "the model": _model(job, model),
+        "the model": _model(job, model, layout.expert_ranks > 1),
         "the vocabulary": vocabulary(job.shape.vocabulary, layout.tp),
         "what the plan does not decide": OWN,
     }  # fmt: skip
@@ -68,9 +71,11 @@ def _parallel(job: Job, layout: Layout) -> Flags:
         "context-parallel-size": layout.cp,
     }
     if job.shape.experts:
-        arguments["expert-model-parallel-size"] = layout.ep
+        arguments |= {"expert-model-parallel-size": layout.ep, "expert-tensor-parallel-size": layout.etp}
     if layout.sequence_parallel:
         arguments["sequence-parallel"] = True
+        if job.stack.hides_tensor:
+            arguments["tp-comm-overlap"] = True
     if layout.cp > 1:
         arguments["cp-comm-type"] = "a2a" if layout.context == "all-to-all" else "p2p"
     return arguments | _pipeline(job, layout) | _sharding(layout)
@@ -85,17 +90,21 @@ def _pipeline(job: Job, layout: Layout) -> Flags:
 
 
 def uneven(job: Job, layout: Layout) -> str:
-    """Pieces in the order of the layers: E embedding, t a layer, L the loss.
+    """Pieces in the order of the layers: E embedding, t a layer, m one that predicts further tokens, L the loss.
 
-    The first ones have a layer more, so that each stage has as many as :func:`~pardemo.planner.layouts.step.stages`
-    counts. Form: ``PipelineParallelLayerLayout`` of megatron-core.
+    As many in each as :func:`~pardemo.planner.layouts.step.pieces` counts. Form: ``PipelineParallelLayerLayout`` of
+    megatron-core.
     """
-    job = replace(job, stack=job.stack.but(balanced=False))
-    pieces = stages(job, layout.but(pp=layout.pp * layout.chunks, chunks=1, dp=1))
-    *first, last = [(count, len([*alike])) for count, alike in groupby(pieces)]
-    text = "".join(f"(t*{count}|)*{times}" for count, times in first)
-    text += f"(t*{last[0]}|)*{last[1] - 1}" if last[1] > 1 else ""
-    return f"E{text}t*{last[0]}L"
+    shape = job.shape
+    first, *middle, last = (_letters(count) for count in pieces(shape, layout.pp * layout.chunks))
+    text = "".join(
+        f"({piece}|)*{len(alike)}" if len(alike := [*equal]) > 1 else f"{piece}|" for piece, equal in groupby(middle)
+    )
+    return f"E{first}|{text}{last}{'m' * shape.mtp}L"
+
+
+def _letters(layers: int) -> str:
+    return "" if layers == 0 else "t" if layers == 1 else f"t*{layers}"
 
 
 def _sharding(layout: Layout) -> Flags:
@@ -122,8 +131,7 @@ def _memory(job: Job, layout: Layout) -> Flags:
     arguments: Flags = {"bf16": True}
     if job.stack.gradient == 2:
         arguments["grad-reduce-in-bf16"] = True
-    if job.rate > 1:
-        arguments["fp8-format"] = "hybrid"
+    arguments |= _PRECISIONS[job.precision]
     if not job.fused:
         arguments["attention-backend"] = "unfused"
     if layout.recompute == "full":
@@ -133,7 +141,7 @@ def _memory(job: Job, layout: Layout) -> Flags:
     return arguments
 
 
-def _model(job: Job, model: Model) -> Flags:
+def _model(job: Job, model: Model, spread: bool) -> Flags:
     shape = job.shape
     arguments: Flags = {
         "num-layers": shape.layers, "hidden-size": shape.hidden, "ffn-hidden-size": shape.middle,
@@ -160,7 +168,23 @@ def _model(job: Job, model: Model) -> Flags:
             arguments["add-qkv-bias"] = True
     if model.query_norm or model.latent:
         arguments["qk-layernorm"] = True
-    return arguments | _experts(job)
+    return arguments | _experts(job, spread) | _routing(job, model)
+
+
+def _routing(job: Job, model: Model) -> Flags:
+    """How experts are chosen: by a softmax unless the model says otherwise (DeepSeek-V3's sigmoid, groups and bias)."""
+    if job.shape.experts is None or not model.router:
+        return {}
+    router = model.router
+    arguments: Flags = {
+        "moe-router-score-function": "sigmoid", "moe-router-enable-expert-bias": True,
+        "moe-router-topk-scaling-factor": router["scale"], "moe-router-dtype": "fp32",
+    }  # fmt: skip
+    if router["groups"] > 1:
+        arguments |= {
+            "moe-router-num-groups": int(router["groups"]), "moe-router-group-topk": int(router["chosen_groups"]),
+        }  # fmt: skip
+    return arguments
 
 
 def _positions(model: Model) -> Flags:
@@ -185,7 +209,8 @@ def _latent(model: Model) -> Flags:
     return arguments | ({"q-lora-rank": latent["q_lora_rank"]} if latent["q_lora_rank"] else {})
 
 
-def _experts(job: Job) -> Flags:
+def _experts(job: Job, spread: bool) -> Flags:
+    """``spread``: whether a layer's experts are on several ranks."""
     experts = job.shape.experts
     if experts is None:
         return {}
@@ -194,6 +219,8 @@ def _experts(job: Job) -> Flags:
         "moe-grouped-gemm": True, "moe-token-dispatcher-type": "alltoall",
         "moe-router-load-balancing-type": "aux_loss", "moe-aux-loss-coeff": 0.01,
     }  # fmt: skip
+    if job.dispatcher == "fused" and spread:
+        arguments |= {"moe-token-dispatcher-type": "flex", "moe-flex-dispatcher-backend": "deepep"}
     if experts.shared:
         arguments["moe-shared-expert-intermediate-size"] = experts.shared
     if experts.dense_layers:

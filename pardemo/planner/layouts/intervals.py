@@ -1,0 +1,151 @@
+"""How far a prediction may be off: intervals from the errors on published runs of its kind.
+
+Split-conformal (Vovk et al.; Lei et al. 2018, arXiv 1604.04173): of n runs that no constant was fitted to, take known
+over predicted, and of these ratios the ⌊(n+1)·10 %⌋-th and the ⌈(n+1)·90 %⌉-th. The next run of that kind lies between
+them with a probability of at least 80 %, as long as it is drawn like the others. That is the assumption.
+
+``python -m pardemo.planner.layouts.intervals`` writes the ratios of each kind, ``known_ratios.json``, anew.
+"""
+
+import functools
+import json
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.work import Job
+
+if TYPE_CHECKING:
+    from pardemo.planner.layouts.against import ComparedRun
+
+RATIOS = Path(__file__).with_name("known_ratios.json")
+COVERAGE = 0.8
+LEAST_MFU = 0.05  # runs below hardly computed, and what they waited for is in no model
+FEWEST = 9  # runs of a kind: with fewer, the largest and the smallest of them promise less than 80 %
+MANY_HOSTS = 32
+WIDER = 1.5  # of the logarithm, where no run of the program is known, or none so far over the network
+#: Levels of network, from the nearest on.
+LEVELS = ("one host", "hosts", "many hosts", "TP over hosts")
+FAR = LEVELS[2:]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Between which two an outcome lies in four of five cases.
+
+    Args:
+        low, high: in the prediction's unit. kind: of runs that say so; runs: how many. like: whether they are runs of
+            the prediction's own program, on its level of the network; else they only stand in.
+    """
+
+    low: float
+    high: float
+    kind: str
+    runs: int
+    like: bool
+
+    @property
+    def why(self) -> str:
+        """Where it comes from, in one clause."""
+        if self.like:
+            return f"from {self.runs} runs: {self.kind}"
+        return f"nothing like it is known; wider than that of {self.runs} runs: {self.kind}"
+
+
+def level(job: Job, layout: Layout) -> str:
+    """Which of :data:`LEVELS` a layout's traffic reaches."""
+    if not job.machine.inside(layout.tp):
+        return "TP over hosts"
+    if layout.gpus <= job.machine.host_gpus:
+        return "one host"
+    return "many hosts" if job.machine.hosts > MANY_HOSTS else "hosts"
+
+
+def kinds(job: Job, layout: Layout) -> list[str]:
+    """The kinds that a layout is of, from the narrowest on."""
+    experts = "experts" if job.shape.experts else "dense"
+    program = job.stack.name.removesuffix("-compiled")
+    return [f"{program}, {experts}, {level(job, layout)}", f"{program}, {experts}", program]
+
+
+def of_seconds(job: Job, layout: Layout, seconds: float) -> Interval:
+    """The interval of a step's predicted seconds."""
+    return _of(_ratios()["seconds"], kinds(job, layout), seconds, job.measured)
+
+
+def of_bytes(job: Job, layout: Layout, nbytes: float) -> Interval:
+    """The interval of a GPU's predicted bytes."""
+    return _of(_ratios()["bytes"], kinds(job, layout), nbytes, False)
+
+
+def _of(known: Mapping[str, list[float]], names: Sequence[str], predicted: float, centred: bool) -> Interval:
+    name = next((name for name in names if len(known.get(name, [])) >= FEWEST), None)
+    if name is None:
+        name, found = "all programs", [ratio for kind, of in known.items() if "," not in kind for ratio in of]
+    else:
+        found = known[name]
+    like = name == names[0] or (name != "all programs" and not names[0].endswith(FAR))
+    low, high = (bound if like else bound**WIDER for bound in between(found, centred))
+    return Interval(predicted * low, predicted * high, name, len(found), like)
+
+
+def between(ratios: Sequence[float], centred: bool = False) -> tuple[float, float]:
+    """The two ratios between which the next one lies with a probability of at least 80 %.
+
+    ``centred``: around their median, where a prediction's bias has been measured away.
+    """
+    sorted_ratios = sorted(ratios)
+    n, tail = len(sorted_ratios), (1 - COVERAGE) / 2
+    low = sorted_ratios[max(0, math.floor((n + 1) * tail) - 1)]
+    high = sorted_ratios[min(n - 1, math.ceil((n + 1) * (1 - tail)) - 1)]
+    middle = sorted_ratios[n // 2] if centred else 1.0
+    return low / middle, high / middle
+
+
+@functools.cache
+def _ratios() -> dict[str, dict[str, list[float]]]:
+    return json.loads(RATIOS.read_text(encoding="utf-8"))
+
+
+def ratios(outcomes: Iterable["ComparedRun"]) -> dict[str, dict[str, list[float]]]:
+    """Known over predicted by kind, of seconds and of bytes: of runs that can be true and that computed."""
+    found: dict[str, dict[str, list[float]]] = {"seconds": defaultdict(list), "bytes": defaultdict(list)}
+    for outcome in outcomes:
+        run = outcome.run
+        if run.wrong:
+            continue
+        for name in kinds(run.job, run.layout):
+            if run.seconds and outcome.known_mfu is not None and outcome.known_mfu >= LEAST_MFU:
+                found["seconds"][name].append(round(run.seconds / outcome.step.seconds, 3))
+            if run.peak_bytes:
+                found["bytes"][name].append(round(run.peak_bytes / outcome.memory.peak_bytes, 3))
+    return {what: {name: sorted(values) for name, values in sorted(of.items())} for what, of in found.items()}
+
+
+def kept_back(folder: Path) -> list["ComparedRun"]:
+    """Every second run of each published table, those that :mod:`.fit` does not fit to; all of a table of few."""
+    from pardemo.planner.layouts import against, fit, published
+
+    found: list[ComparedRun] = []
+    for path in sorted(folder.glob("*.csv")):
+        outcomes = [x for x in against.compare(published.load(path)) if not x.run.wrong]
+        found += outcomes if len(outcomes) < fit.FEW else outcomes[1::2]
+    return found
+
+
+def write() -> None:
+    """Writes :data:`RATIOS` from the published runs."""
+    from pardemo import project
+
+    text = json.dumps(ratios(kept_back(project.root() / "data" / "published_runs")), indent=0) + "\n"
+    project.write_atomically(RATIOS, lambda target: target.write_text(text, encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    write()
+    sys.exit(0)

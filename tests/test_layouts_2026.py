@@ -1,0 +1,294 @@
+"""Layouts of what is trained in 2026: experts, few bits, uneven pipelines, racks; intervals, and one's own runs."""
+
+import json
+import math
+from collections import defaultdict
+from dataclasses import replace
+
+import pytest
+from transformers import CONFIG_MAPPING
+
+from pardemo import project
+from pardemo.cli import main
+from pardemo.planner import hardware
+from pardemo.planner.layouts import against, configurations, explain, intervals, pace, published, sizes, stacks
+from pardemo.planner.layouts.layout import Layout, check
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.memory import memory
+from pardemo.planner.layouts.runs import read
+from pardemo.planner.layouts.shape import Experts, Layer, Mamba, Shape
+from pardemo.planner.layouts.step import pieces, stages, step
+from pardemo.planner.layouts.work import Job, experts
+
+FOLDER = project.root() / "data" / "published_runs"
+SMALL = Shape(8, 1024, 16, 4, 2816, 32000)
+ROUTED = replace(SMALL, experts=Experts(64, 4, 512))
+
+
+@pytest.fixture(scope="module")
+def bridge():
+    return against.compare(published.load(FOLDER / "megatron_bridge.csv"))
+
+
+def job(what=ROUTED, gpus=64, gpu="B200", each=8, **more):
+    return Job(what, Machine(hardware.gpu(gpu), gpus, each, 4e11), stacks.MEGATRON, **more)
+
+
+def errors(outcomes, experts, half):
+    """Errors of time of one half of the rows that do not contradict themselves; half 0 was fitted."""
+    good = [x for x in outcomes if not x.run.wrong]
+    return against.errors([x.error for x in good[half::2] if bool(x.run.job.shape.experts) == experts])
+
+
+def test_nvidias_rows_are_predicted_those_that_were_not_fitted_too(bridge):
+    assert (len(bridge), sum(bool(x.run.wrong) for x in bridge)) == (128, 1)
+    for half in (0, 1):
+        dense, routed = errors(bridge, False, half), errors(bridge, True, half)
+        assert (dense["mean"], routed["mean"]) < (0.08, 0.12)
+        assert dense["within 15 %"] >= 0.88
+        assert routed["within 15 %"] >= 0.75
+        assert routed["mean"] < 0.12
+
+
+def test_most_of_what_nvidia_ran_is_said_to_run(bridge):
+    good = [x for x in bridge if not x.run.wrong]
+    assert sum(x.fits for x in good) / len(good) > 0.9
+
+
+def test_the_models_operations_are_nvidias(bridge):
+    """Model TFLOP/s over tokens/s; NVIDIA counts all of attention's scores, or the causal half, by the release."""
+    with (FOLDER / "megatron_bridge.csv").open(encoding="utf-8") as file:
+        text = file.read()
+    for model, flops in (
+        ("LLAMA3_70B", 2353e12 / 5243),
+        ("Qwen3_30B_a3B", 700e12 / 30411),
+        ("DeepSeekV3", 1219e12 / 4691),
+    ):
+        assert model in text
+        what = next(x.run.job for x in bridge if x.run.source.endswith("26.02.01") and _named(x, model))
+        counted = [what.shape.flops(what.sequence, causal) for causal in (True, False)]
+        assert min(counted) * 0.97 <= flops <= max(counted) * 1.03, model
+
+
+def _named(outcome, model):
+    from pardemo.planner.layouts.published_megatron import MODELS
+
+    return outcome.run.job.shape.name == MODELS[model].name
+
+
+def test_experts_are_spread_over_all_ranks_of_a_stage():
+    """TP 2 and EP 64 on 64 GPUs: the experts' ranks are tensor-parallel ones too."""
+    layout = Layout(tp=2, dp=32, ep=64, sharding="zero1", sequence_parallel=True)
+    check(layout, ROUTED, 64, 4096)
+    assert (layout.expert_ranks, layout.expert_copies()) == (64, 1)
+    with pytest.raises(ValueError, match="EP 64 × ETP 2 does not divide the 64 ranks of TP × CP × DP"):
+        check(layout.but(etp=2), ROUTED, 64, 4096)
+    with pytest.raises(ValueError, match="ETP 2 needs a model with experts"):
+        check(Layout(dp=64, etp=2), SMALL, 64, 4096)
+    one, two = (memory(job(), layout.but(ep=32, etp=etp)).lines["parameters"] for etp in (1, 2))
+    assert two < one
+
+
+def test_a_fused_dispatch_sends_a_token_to_a_host_once():
+    machine = replace(job().machine, latency_within=0.0, latency_between=0.0)
+    plain, fused = machine.all_to_all(1e9, 32, 1), machine.dispatch(1e9, 32, 1, 8)
+    assert plain == pytest.approx(1e9 * 24 / 32 * 8 / 4e11 / 0.8, rel=0.01)
+    hosts = 4 * (1 - 0.75**8)  # of four, which eight random experts are on
+    assert fused == pytest.approx(1e9 * hosts / 8 * 3 / 4 * 8 / 4e11 / 0.8, rel=0.01)
+    assert machine.dispatch(1e9, 1, 1, 8) == 0
+
+
+def test_what_slows_experts_down():
+    layout = Layout(dp=64, ep=8, sharding="zero1", micro_batch=2)
+    even = experts(job(), layout)
+    assert experts(job(imbalance=1.5), layout).products > 1.4 * even.products
+    assert experts(job(dispatch="alltoall"), layout).moved > even.moved
+    assert even.launches == 0 < experts(job(graphs=False), layout).launches
+    assert experts(job(dropless=False, graphs=False), layout).launches == 0, "nobody waits for counts"
+    assert experts(job(overlap=True), layout).exchange < even.exchange
+    biased = replace(ROUTED, experts=replace(ROUTED.experts, biased=True))
+    assert experts(job(biased), layout).moved > even.moved
+
+
+def test_a_precision_that_a_gpu_has_not_is_one_line():
+    for gpu, precision, told in (
+        ("A100-80GB", "fp8", "A100-80GB has no products in fp8; it has bf16"),
+        ("H100", "mxfp8", "H100 has no products in mxfp8; it has bf16, fp8"),
+        ("H100", "nvfp4", "H100 has no products in nvfp4; it has bf16, fp8"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            job(gpu=gpu, precision=precision)
+    with pytest.raises(ValueError, match="no precision 'fp7'; did you mean fp8"):
+        hardware.precision("fp7")
+    assert [hardware.precision(name) for name in ("FP8-CS", "BF16", "NVFP4", "FP8-MX")] == [
+        "fp8",
+        "bf16",
+        "nvfp4",
+        "mxfp8",
+    ]
+
+
+def test_fewer_bits_are_quicker_and_keep_less():
+    big = replace(SMALL, hidden=8192, heads=64, groups=8, middle=28672, layers=16, head=128, value=128, attention=())
+    layout = Layout(tp=2, dp=32, sharding="zero1", sequence_parallel=True, accumulation=4)
+    given = {name: job(big, precision=name, sequence=8192) for name in hardware.PRECISIONS}
+    seconds = {name: step(of, layout).seconds for name, of in given.items()}
+    assert seconds["nvfp4"] < seconds["fp8"] == seconds["mxfp8"] < seconds["bf16"]
+    kept = {name: memory(of, layout).lines["activations"] for name, of in given.items()}
+    assert kept["nvfp4"] < kept["fp8"] < kept["mxfp8"] < kept["bf16"]
+    assert step(given["fp8"], layout).peak_flops == 4500e12
+
+
+def test_the_embedding_and_the_loss_take_a_layers_place():
+    llama = configurations.of(sizes.find("llama3.1-405b"))
+    cut = pieces(llama, 128)
+    assert (sum(cut), cut[0], cut[-1], set(cut[1:-1])) == (126, 0, 0, {1})
+    layout = Layout(tp=4, pp=16, dp=4, chunks=8, accumulation=16, sharding="zero1", sequence_parallel=True)
+    assert stages(job(llama, 256), layout) == [7, *[8] * 14, 7]
+    check(layout, llama, 256, 8192, ends_as_layers=True)
+    with pytest.raises(ValueError, match="126 layers cannot be cut into PP 16 × 8 chunks; at most 126"):
+        check(layout, llama, 256, 8192)
+    for layers, mtp, count in ((61, 1, 16), (61, 0, 16), (82, 0, 16), (7, 1, 8), (94, 0, 32), (3, 0, 3)):
+        cut = pieces(replace(SMALL, layers=layers, mtp=mtp), count)
+        assert (sum(cut), len(cut), min(cut) >= 0) == (layers, count, True)
+
+
+def test_layers_of_each_kind_are_counted():
+    gpt_oss = configurations.of(sizes.find("gpt-oss-20b"))
+    assert dict(gpt_oss.kinds) == {Layer("attention", "experts", 0): 12, Layer("attention", "experts", 128): 12}
+    assert gpt_oss.seen(Layer(window=128), 4096) == pytest.approx(128 - 128**2 / 8192)
+    assert gpt_oss.seen(Layer(window=128), 64) == 32, "a window that is wider than the sample"
+    windowed = replace(SMALL, window=1024, windowed=8)
+    assert (
+        step(job(windowed, sequence=32768), Layout(dp=64)).parts["attention"]
+        < 0.1 * step(job(SMALL, sequence=32768), Layout(dp=64)).parts["attention"]
+    )
+    maverick = configurations.of(sizes.find("llama4-maverick"))
+    assert sum(count for kind, count in maverick.kinds if kind.mlp == "experts") == 24
+    hybrid = Shape(4, 1024, 8, 2, 2048, 32000, gated=False, pattern="M*-E", experts=Experts(8, 2, 256),
+                   mamba=Mamba(16, 64, 128, 8))  # fmt: skip
+    assert sum(count for _, count in hybrid.kinds) == 4
+    assert set(step(job(hybrid), Layout(dp=64, ep=8)).parts) >= {"matrix multiplications", "expert-parallel traffic"}
+    further = replace(SMALL, mtp=1)
+    assert further.params > SMALL.params
+    assert step(job(further), Layout(dp=64)).seconds > step(job(SMALL), Layout(dp=64)).seconds
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma2", "qwen2"])
+def test_a_window_is_planned_where_a_configuration_has_one(kind):
+    config = CONFIG_MAPPING[kind](num_hidden_layers=8)
+    if kind == "qwen2":
+        assert configurations.of(config).windowed == 0, "use_sliding_window is false"
+        config = CONFIG_MAPPING[kind](
+            num_hidden_layers=8, use_sliding_window=True, max_window_layers=6, sliding_window=512
+        )
+        assert (configurations.of(config).window, configurations.of(config).windowed) == (512, 2)
+    else:
+        assert configurations.of(config).windowed == {"mistral": 8, "gemma2": 4}[kind]
+
+
+def test_a_rack_is_one_host():
+    assert [hardware.host_gpus(hardware.gpu(name)) for name in ("H100", "GB200", "GB300")] == [8, 72, 72]
+
+
+def test_activations_on_the_host_take_no_memory_and_some_time():
+    layout = Layout(dp=64, sharding="zero3", micro_batch=4)
+    given = job(SMALL)
+    less, same = (memory(given, layout.but(offload=n)).lines["activations"] for n in (4, 0))
+    assert less < 0.6 * same
+    assert "offload" in step(job(SMALL, gpu="A100-80GB"), layout.but(offload=8)).parts
+    with pytest.raises(ValueError, match="offload is a whole number of layers, not -1"):
+        Layout(offload=-1)
+
+
+def test_four_of_five_kept_back_runs_lie_in_their_interval():
+    """Of the runs that nothing was fitted to, half tell the intervals of the other half."""
+    kept = [x for x in intervals.kept_back(FOLDER) if x.run.seconds and x.known_mfu >= intervals.LEAST_MFU]
+    told, judged = kept[::2], kept[1::2]
+    known = intervals.ratios(told)["seconds"]
+    inside = defaultdict(list)
+    for one in judged:
+        names = intervals.kinds(one.run.job, one.run.layout)
+        found = intervals._of(known, names, one.step.seconds, False)
+        inside[names[-1]].append(found.low <= one.run.seconds <= found.high)
+    shares = {name: sum(of) / len(of) for name, of in inside.items() if len(of) >= 30}
+    assert len(shares) >= 3
+    assert all(0.7 < share < 0.95 for share in shares.values()), shares
+    every = [one for of in inside.values() for one in of]
+    assert 0.78 < sum(every) / len(every) < 0.9
+
+
+def test_the_table_of_ratios_is_what_the_runs_say():
+    found = intervals.ratios(intervals.kept_back(FOLDER))
+    stored = json.loads(intervals.RATIOS.read_text(encoding="utf-8"))
+    assert stored == found, "python -m pardemo.planner.layouts.intervals"
+
+
+def test_where_nothing_is_known_an_interval_is_wider_and_says_so():
+    near = intervals.of_seconds(job(SMALL, 8), Layout(dp=8), 1.0)
+    assert near.like
+    assert near.why.startswith("from ")
+    far = intervals.of_seconds(job(SMALL, 1024), Layout(dp=1024), 1.0)
+    strange = replace(job(SMALL, 8), stack=stacks.MEGATRON.but(name="own"))
+    unknown = intervals.of_seconds(strange, Layout(dp=8), 1.0)
+    for wide in (far, unknown):
+        assert not wide.like
+        assert wide.why.startswith("nothing like it is known")
+        assert math.log(wide.high / wide.low) > math.log(near.high / near.low)
+
+
+def test_one_measured_run_corrects_a_machine(tmp_path):
+    given = job(SMALL, 8)
+    layout = Layout(dp=8, accumulation=2, sharding="zero1")
+    slow = 1.4 * step(given, layout).seconds
+    path = tmp_path / "mine.csv"
+    path.write_text(
+        "gpu,gpus,sequence,micro_batch,accumulation,seconds,layers,hidden,heads,groups,middle,vocabulary,sharding,between\n"
+        f"B200,8,4096,1,2,{slow},8,1024,16,4,2816,32000,zero1,3200\n"
+    )
+    corrected, told = pace.correct(given, read(path))
+    assert step(corrected, layout).seconds == pytest.approx(slow)
+    assert "1 measured run took 1.40 times as long as predicted" in told
+    other = layout.but(micro_batch=2)
+    assert step(corrected, other).seconds == pytest.approx(1.4 * step(given, other).seconds)
+    with pytest.raises(ValueError, match="--measured has no run with a time on H100; its runs are on B200"):
+        pace.correct(job(SMALL, 8, "H100"), read(path))
+
+
+def test_an_impossible_row_is_left_out_and_told(tmp_path, capsys):
+    path = tmp_path / "runs.csv"
+    path.write_text(
+        "gpu,gpus,sequence,micro_batch,accumulation,seconds,model,precision\n"
+        "H100,8,4096,1,2,1.0,llama3-8b,FP8-CS\nH100,8,4096,1,2,1.0,llama3-8b,nvfp4\nH100,8,4096,0,2,1.0,llama3-8b,bf16\n"
+    )
+    told = []
+    assert len(read(path, left_out=told)) == 1
+    assert [line.split(": ")[0] for line in told] == ["runs.csv, line 3", "runs.csv, line 4"]
+    assert main(["plan", "--against", str(path)]) == 0
+    assert "left out: runs.csv, line 3: H100 has no products in nvfp4; it has bf16, fp8" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="line 3"):
+        read(path)
+
+
+def test_a_layout_is_asked_as_it_is_printed():
+    given = job(SMALL, 64, "H100")
+    for layout in (
+        Layout(tp=4, pp=2, dp=8, sharding="zero1", micro_batch=2, accumulation=16, chunks=4, sequence_parallel=True),
+        Layout(dp=64, sharding="zero3", shard_group=8, accumulation=4, recompute="full"),
+    ):
+        assert explain.parse(str(layout), given) == layout
+    routed = Layout(dp=64, ep=8, etp=2, sharding="zero1")
+    assert explain.parse(str(routed), job()) == routed
+
+
+def test_what_a_configuration_says_beside_is_named(tmp_path, capsys):
+    config = {
+        "model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 16,
+        "vocab_size": 32000, "intermediate_size": 2816, "quantization_config": {"load_in_4bit": True},
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert main(["plan", "--search", "--model", str(tmp_path), "--gpus", "8", "--gpu", "H100", "--price", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "not planned: weights in few bits (quantization_config)" in out
+    assert "for a billion tokens" in out
+    assert "how far times may be off: from" in out
