@@ -189,6 +189,10 @@ def test_a_window_is_planned_where_a_configuration_has_one(kind):
 
 def test_a_rack_is_one_host():
     assert [hardware.host_gpus(hardware.gpu(name)) for name in ("H100", "GB200", "GB300")] == [8, 72, 72]
+    assert hardware.host_gpus(hardware.gpu("GB200"), 256) == 64, "of four racks"
+    assert hardware.host_gpus(hardware.gpu("H100"), 12) == 8
+    assert hardware.usual_link(hardware.gpu("GB300"), 64) == ("64 adapters of 800 Gbit/s", 64 * 1e11)
+    assert hardware.usual_link(hardware.gpu("H100"), 8)[0] == "ethernet-100g"
 
 
 def test_activations_on_the_host_take_no_memory_and_some_time():
@@ -292,3 +296,25 @@ def test_what_a_configuration_says_beside_is_named(tmp_path, capsys):
     assert "not planned: weights in few bits (quantization_config)" in out
     assert "for a billion tokens" in out
     assert "how far times may be off: from" in out
+
+
+def test_where_nothing_fits_the_answer_says_what_would(capsys):
+    asked = ["--search", "--model", "llama3.1-405b", "--gpus", "8", "--gpu", "H100", "--sequence", "8192"]
+    assert main(["plan", *asked]) == 1
+    out = capsys.readouterr().out
+    assert "nothing fits; the least is" in out
+    assert "GB of it are optimizer states; take more GPUs, which share them" in out
+
+
+def test_the_planner_of_layouts_loads_no_library():
+    """Neither torch nor transformers nor numpy, so that it starts at once, and in a browser."""
+    import subprocess
+    import sys
+
+    code = (
+        "import sys\n"
+        "from pardemo.planner.layouts import answers, against, explain, published, search, sizes\n"
+        "from pardemo.planner.layouts.launch import facts\n"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'numpy', 'scipy')))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

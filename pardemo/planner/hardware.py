@@ -160,6 +160,7 @@ FP4_TFLOPS = {
     "B200": 9000, "GB200": 10_000, "B300": 13_500, "GB300": 15_000, "5090": 1676, "RTX-PRO-6000": 2015,
 }  # fmt: skip
 PRECISIONS = ("bf16", "fp8", "mxfp8", "nvfp4")
+USUAL_LINK = "ethernet-100g"
 #: GPUs that one NVLink joins, where it is more than a board of eight.
 HOST_GPUS = {"GB200": 72, "GB300": 72}
 #: Bytes/s of one direction between a GPU and its host's memory: NVLink-C2C of Grace; else PCIe of the fourth or fifth
@@ -175,9 +176,23 @@ def host_bytes_per_s(gpu: Gpu) -> float:
     return PCIE_4_BYTES_PER_S if gpu.name in _PCIE_4 else PCIE_5_BYTES_PER_S
 
 
-def host_gpus(gpu: Gpu) -> int:
-    """GPUs that one NVLink joins: of a board, or of a rack."""
-    return HOST_GPUS.get(gpu.name, 8)
+def host_gpus(gpu: Gpu, gpus: int | None = None) -> int:
+    """GPUs that one NVLink joins: of a board, or of a rack; of several racks the most that each of them then has."""
+    most = HOST_GPUS.get(gpu.name, 8)
+    if gpus is None or gpus <= most or gpu.name not in HOST_GPUS:
+        return most
+    return next((each for each in range(most, most // 2, -1) if gpus % each == 0), most)
+
+
+def usual_link(gpu: Gpu, each: int) -> tuple[str, float]:
+    """What links hosts of ``each`` GPUs where nothing is said: a name, and bytes/s of a host's adapters together.
+
+    A rack has an adapter for each GPU, ConnectX-7 (GB200) or 8 (GB300); of other hosts the least is taken.
+    """
+    if gpu.name in HOST_GPUS:
+        gigabits = {"GB200": 400, "GB300": 800}[gpu.name]
+        return f"{each} adapters of {gigabits} Gbit/s", each * gigabits * 1e9 / 8
+    return USUAL_LINK, LINKS[USUAL_LINK]
 
 
 #: What recipes call a precision, and which of ours it is.

@@ -29,7 +29,6 @@ LINK_NUMBERS = {
     "gb_per_s": ("GB/s", 1e-6, 1e5),
     "latency_us": ("µs of a collective for each doubling of ranks", 0, 1e7),
 }
-USUAL_LINK = "ethernet-100g"
 NEEDED = ("name", "memory_gib", "peak_tflops", "reachable_tflops", "memory_gb_per_s")
 KNOWN = (*NEEDED, "sustained", "inside", "between", "host_gpus", "bf16", "source")
 
@@ -46,9 +45,9 @@ class GpuProfile:
     host_gpus: int | None = None
 
     def link(self, name: str | None) -> float:
-        """Bytes/s of a host's adapters: of the link that is named, else as measured, else :data:`USUAL_LINK`'s."""
+        """Bytes/s of a host's adapters: of the link that is named, else as measured, else the usual one's."""
         if name is not None or self.between is None:
-            return hardware.link(name or USUAL_LINK)
+            return hardware.link(name or hardware.USUAL_LINK)
         return self.between
 
 

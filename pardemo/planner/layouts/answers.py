@@ -95,7 +95,7 @@ def as_text(
         least = answer.least
         lines.append(
             f"nothing fits; the least is {least.layout}, {least.memory.peak_bytes / GB:.0f} GB of "
-            f"{least.room / GB:.0f}: take more GPUs, a shorter sequence or fewer samples a step"
+            f"{least.room / GB:.0f}: {would_fit(least)}"
         )
         return "\n".join(lines)
     rows = [("", "layout", "s a step", "in 4 of 5 cases", "tokens/s/GPU", "MFU", "GB", "free",
@@ -115,6 +115,21 @@ def as_text(
         lines.append(f"if {name}: {verdict}; {other}")
     lines += ["", *_front(answer, whole_front)]
     return "\n".join(lines + ([warning] if warning else []))
+
+
+#: What takes less of each line of a GPU's memory.
+_LESS = {
+    "logits": "a loss that is fused or made in chunks never has them whole; so does context parallelism (CP)",
+    "activations": "take a shorter sequence, or more GPUs for context parallelism (CP), which cuts each sample",
+    "gathered parameters": "take more GPUs, or a program that gathers less ahead",
+}
+
+
+def would_fit(least: PlannedLayout) -> str:
+    """What most of the least memory is, and what would take less of it."""
+    line = max(least.memory.lines, key=least.memory.lines.__getitem__)
+    less = _LESS.get(line, "take more GPUs, which share them, or a GPU with more memory")
+    return f"{least.memory.lines[line] / GB:.0f} GB of it are {line}; {less}"
 
 
 def trust(answer: SearchResult) -> list[str]:

@@ -116,13 +116,13 @@ def job_of(arguments: argparse.Namespace) -> "Job":
         raise ValueError("--search and --explain need --gpus: how many in all")
     shape = replace(of(sizes.find(arguments.model)), name=Path(arguments.model).name)
     gpu_profile = profile.find(arguments.gpu, arguments.gpus)
-    board = gpu_profile.host_gpus or hardware.host_gpus(gpu_profile.gpu)
+    board = gpu_profile.host_gpus or hardware.host_gpus(gpu_profile.gpu, arguments.gpus)
     each = arguments.gpus // arguments.hosts if arguments.hosts else min(arguments.gpus, board)
     if arguments.hosts and arguments.gpus % arguments.hosts:
         raise ValueError(f"{arguments.gpus} GPUs do not divide over {arguments.hosts} hosts")
-    between = (
-        None if gpu_profile.between and not arguments.link else hardware.link(arguments.link or profile.USUAL_LINK)
-    )
+    between = None
+    if arguments.link or not gpu_profile.between:
+        between = hardware.link(arguments.link) if arguments.link else hardware.usual_link(gpu_profile.gpu, each)[1]
     cluster = machine(gpu_profile, arguments.gpus, each, between)
     most = shape.positions or arguments.sequence or SEQUENCE
     if arguments.sequence and arguments.sequence > most:
@@ -141,8 +141,9 @@ def assumed(arguments: argparse.Namespace, job: "Job", batch: int) -> dict[str, 
 
     machine = job.machine
     if arguments.link or profile.find(arguments.gpu, arguments.gpus).between is None:
-        rate = hardware.link(arguments.link or profile.USUAL_LINK)
-        link = f"--link {arguments.link}" if arguments.link else f"{profile.USUAL_LINK}, the default of --link"
+        usual, usual_rate = hardware.usual_link(machine.gpu, min(machine.gpus, machine.host_gpus))
+        rate = hardware.link(arguments.link) if arguments.link else usual_rate
+        link = f"--link {arguments.link}" if arguments.link else f"{usual}, the default of --link"
         reached = rate * LINK_SHARE
     else:
         rate = reached = machine.between

@@ -47,6 +47,14 @@ FITTED: dict[str, tuple[str, dict[str, tuple[float, float]]]] = {
         "llm_foundry_fsdp.csv",
         {"small": (5, 500), "attention": (0.2, 1.5), "hidden": (0.2, 1), "reduce_share": (0.1, 1)},
     ),
+    "megatron-core": (
+        "megatron_bridge.csv",
+        {
+            "attention": (0.4, 2.5), "fp8": (0.6, 1), "fp4": (0.3, 1), "casts": (0.1, 12), "grouped": (0.3, 1),
+            "routed": (1, 40), "routed_fused": (1, 40), "expert_launch_s": (1e-4, 2e-2), "biased": (0.1, 40),
+            "filtered": (1, 100), "reduce_share": (0.1, 1),
+        },
+    ),
     "torchtitan-compiled": (
         "tables.csv",
         {"attention": (0.3, 1.5), "whole": (4, 100), "cut": (4, 100), "fp8": (0.6, 0.95)},
