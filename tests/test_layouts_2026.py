@@ -195,6 +195,15 @@ def test_a_rack_is_one_host():
     assert hardware.usual_link(hardware.gpu("H100"), 8)[0] == "ethernet-100g"
 
 
+@pytest.mark.parametrize(
+    ("said", "name"),
+    [("DGX-GB200", "GB200"), ("NVIDIA GB300 NVL72", "GB300"), ("HGX B200 180GB", "B200"), ("H100-SXM5-80GB", "H100"),
+     ("NVIDIA H200 141GB", "H200"), ("h100 nvl", "H100-NVL")],
+)  # fmt: skip
+def test_a_gpu_is_known_by_its_usual_names(said, name):
+    assert hardware.gpu(said).name == name
+
+
 def test_activations_on_the_host_take_no_memory_and_some_time():
     layout = Layout(dp=64, sharding="zero3", micro_batch=4)
     given = job(SMALL)
@@ -269,7 +278,9 @@ def test_an_impossible_row_is_left_out_and_told(tmp_path, capsys):
     assert len(read(path, left_out=told)) == 1
     assert [line.split(": ")[0] for line in told] == ["runs.csv, line 3", "runs.csv, line 4"]
     assert main(["plan", "--against", str(path)]) == 0
-    assert "left out: runs.csv, line 3: H100 has no products in nvfp4; it has bf16, fp8" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "left out: runs.csv, line 3: H100 has no products in nvfp4; it has bf16, fp8" in out
+    assert "llama, 8 × H100, fp8  DP8 1×2" in out, "few runs are shown one by one"
     with pytest.raises(ValueError, match="line 3"):
         read(path)
 

@@ -185,7 +185,13 @@ def as_json(plan: "Plan") -> dict[str, Any]:
 
 
 def row_json(row: "PlanRow") -> dict[str, Any]:
+    """A row for JSON, with between what its time and memory lie in four of five cases."""
+    from pardemo.planner.layouts.intervals import of_other
+
+    seconds, held = of_other("seconds", row.time.seconds), of_other("bytes", row.peak_bytes)
     return {
+        "seconds": row.time.seconds, "seconds_low": seconds.low, "seconds_high": seconds.high,
+        "peak_bytes_low": held.low, "peak_bytes_high": held.high, "interval": seconds.why,
         "engine": row.engine, "zero": row.stage, "offload": row.offload, "checkpointing": row.checkpointing,
         "micro_batch": row.batch,
         "accumulation": row.accumulation, "peak_bytes": round(row.peak_bytes), "fits": row.fits,
@@ -199,6 +205,7 @@ def row_json(row: "PlanRow") -> dict[str, Any]:
 def as_text(plan: "Plan", most: int | None = None) -> str:
     """The table for the terminal, ``most`` rows of it, the recommended one marked, and its memory line by line."""
     from pardemo.planner import reasons
+    from pardemo.planner.layouts.intervals import of_other
     from pardemo.planner.table import title
     from pardemo.tables import text_table
 
@@ -211,6 +218,10 @@ def as_text(plan: "Plan", most: int | None = None) -> str:
     output.append(f"{cluster.gpus} × {cluster.gpu.name} ({cluster.gpu.source}), {request.steps:,} steps of "
                 f"{request.samples_per_step} samples, {request.job.precision}")  # fmt: skip
     output.append(f"→ {title(best.engine)}, offload {best.offload}, micro-batch {best.batch}: {reasons.why(plan)}")
+    seconds = of_other("seconds", best.time.seconds)
+    output.append(
+        f"  {best.time.seconds:.2f} s a step, in 4 of 5 cases {seconds.low:.2f} to {seconds.high:.2f} ({seconds.why})"
+    )
     lines = {name: value for name, value in best.memory.lines.items() if value >= 5e6}
     output.append("  GB at its peak: " + ", ".join(f"{name} {value / 1e9:.2f}" for name, value in lines.items()))
     output += [f"  {line}" for line in _building(plan)]

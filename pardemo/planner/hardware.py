@@ -246,7 +246,7 @@ LINKS = {
 
 #: Words of a GPU's name that nvidia-smi or people say, and that tell it from no other.
 _COMMON = {"nvidia", "geforce", "rtx", "tesla", "amd", "instinct", "huawei", "gpu", "generation", "edition"}
-_COMMON |= {"sxm", "sxm2", "sxm4", "sxm5"}
+_COMMON |= {"sxm", "sxm2", "sxm4", "sxm5", "sxm6", "dgx", "hgx", "nvl72"}
 #: What is left of other names, and the table's: memory and board say which one it is.
 _ALSO = {
     "h100-80gb": "H100",
@@ -255,6 +255,9 @@ _ALSO = {
     "h100-pcie-80gb": "H100-PCIe",
     "h100-94gb-nvl": "H100-NVL",
     "h200-141gb": "H200",
+    "b200-180gb": "B200",
+    "b200-192gb": "B200",
+    "b300-288gb": "B300",
     "v100-32gb": "V100",
     "pro-6000-blackwell": "RTX-PRO-6000",
     "pro-6000-blackwell-workstation": "RTX-PRO-6000",

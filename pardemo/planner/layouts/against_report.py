@@ -6,6 +6,7 @@ from typing import Any
 from pardemo.planner.layouts import against
 from pardemo.planner.layouts.against import Choice, ComparedRun
 
+MOST_LINES = 40  # runs that are shown one by one
 LEAST_MFU = 0.05  # below it a run hardly computed: what it waited for is not in the model
 BELOW = f"below {LEAST_MFU:.0%} MFU"
 
@@ -103,7 +104,26 @@ def as_text(outcomes: list[ComparedRun]) -> str:
         f"{count} of those that ended {outcome} cannot be cut so: more stages than layers, or stages left with nothing"
         for outcome, count in report["cannot be cut so"].items()
     ]
-    return "\n".join(lines)
+    return "\n".join([*_lines(outcomes), *lines])
+
+
+def _lines(outcomes: list[ComparedRun]) -> list[str]:
+    """A line for each run, where these are few enough to be read."""
+    from pardemo.tables import text_table
+
+    if len(outcomes) > MOST_LINES:
+        return []
+    rows = [("run", "layout", "s a step", "predicted", "error", "GB", "predicted", "")]
+    for outcome in outcomes:
+        run, job = outcome.run, outcome.run.job
+        name = f"{job.shape.name or 'model'}, {run.layout.gpus} × {job.machine.gpu.name}, {job.precision}"
+        seconds = ("", f"{outcome.step.seconds:.3g}", "")
+        if run.seconds is not None and outcome.error is not None:
+            seconds = f"{run.seconds:.3g}", f"{outcome.step.seconds:.3g}", f"{outcome.error:+.0%}"
+        held = f"{run.peak_bytes / 1e9:.0f}" if run.peak_bytes else ""
+        told = outcome.refused or run.wrong or ("" if outcome.fits else "does not fit")
+        rows.append((name, str(run.layout), *seconds, held, f"{outcome.memory.peak_bytes / 1e9:.0f}", told))
+    return [text_table(rows), ""]
 
 
 def _errors(values: dict[str, Any]) -> tuple[str, ...]:

@@ -83,6 +83,11 @@ def of_bytes(job: Job, layout: Layout, nbytes: float) -> Interval:
     return _of(_ratios()["bytes"], kinds(job, layout), nbytes, False)
 
 
+def of_other(what: str, predicted: float) -> Interval:
+    """The interval of a prediction that no table of runs is known for: of ``seconds`` or of ``bytes``."""
+    return _of(_ratios()[what], ["no program"], predicted, False)
+
+
 def _of(known: Mapping[str, list[float]], names: Sequence[str], predicted: float, centred: bool) -> Interval:
     name = next((name for name in names if len(known.get(name, [])) >= FEWEST), None)
     if name is None:
