@@ -133,7 +133,7 @@ def test_what_a_search_plans_and_assumes_is_said_at_the_top(capsys):
     said = ["--hosts", "4", "--link", "400", "--per-step", "32", "--sequence", "2048"]
     assert main(["plan", "--search", *job, *said]) == 0
     assert capsys.readouterr().out.splitlines()[1] == (
-        "16 × H100 on 4 hosts of 4, 400 Gbit/s between hosts (--link 400); 32 samples of 2,048 tokens a step"
+        "16 × H100 on 4 hosts of 4, 400 Gbit/s between hosts (--link 400); 32 samples of 2,048 tokens a step, bf16"
     )
     assert main(["plan", "--search", *job, *said, "--json"]) == 0
     assumed = json.loads(capsys.readouterr().out)["assumed"]
