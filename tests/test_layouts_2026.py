@@ -11,11 +11,12 @@ from transformers import CONFIG_MAPPING
 from pardemo import project
 from pardemo.cli import main
 from pardemo.planner import hardware
-from pardemo.planner.layouts import against, configurations, explain, intervals, pace, published, sizes, stacks
+from pardemo.planner.layouts import against, configurations, explain, intervals, launch, pace, published, sizes, stacks
 from pardemo.planner.layouts.layout import Layout, check
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.memory import memory
 from pardemo.planner.layouts.runs import read
+from pardemo.planner.layouts.search import search, sensitivity
 from pardemo.planner.layouts.shape import Experts, Layer, Mamba, Shape
 from pardemo.planner.layouts.step import pieces, stages, step
 from pardemo.planner.layouts.work import Job, experts
@@ -307,6 +308,32 @@ def test_what_a_configuration_says_beside_is_named(tmp_path, capsys):
     assert "not planned: weights in few bits (quantization_config)" in out
     assert "for a billion tokens" in out
     assert "how far times may be off: from" in out
+
+
+@pytest.mark.parametrize(
+    ("program", "model"),
+    [("megatron-core", "qwen3-30b-a3b"), ("megatron-core", "llama3-8b"), ("torchtitan", "llama3-8b"),
+     ("torchtitan", "qwen3-8b"), ("nanotron", "llama3-8b"), ("llm-foundry", "llama3-8b")],
+)  # fmt: skip
+def test_what_is_chosen_is_what_its_program_can_run(program, model):
+    what = configurations.of(sizes.find(model))
+    given = Job(what, Machine(hardware.gpu("H100"), 16, 8, 4e11), stacks.stack(program), 4096)
+    able = launch.able(given, model)
+    answer = search(given, 64, able=able)
+    wanted = {"torchtitan": "torchtitan.toml", "nanotron": "nanotron.yaml", "llm-foundry": "accelerate.yaml"}
+    for chosen in answer.best:
+        assert next(iter(launch.texts(given, chosen.layout, model))) == wanted.get(program, "megatron.sh")
+    assert all(best.layout for best, _ in sensitivity(answer, able).values())
+
+
+def test_nothing_is_written_for_what_does_not_fit(tmp_path, capsys):
+    asked = ["plan", "--explain", "dp=8", "--model", "llama3-70b", "--gpus", "8", "--gpu", "H100"]
+    assert main([*asked, "--write", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert "--write: DP8 1×1: " in error
+    assert "does not fit" in error
+    assert not (tmp_path / "out").exists()
+    assert main(asked) == 0, "but it is explained"
 
 
 def test_where_nothing_fits_the_answer_says_what_would(capsys):

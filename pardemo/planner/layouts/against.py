@@ -109,7 +109,7 @@ def errors(values: Sequence[float]) -> dict[str, Any]:
 
 #: What errors are grouped by: a name, and a run's value of it.
 BY: dict[str, Callable[[PublishedRun], Hashable]] = {
-    "source": lambda run: run.source,
+    "source": lambda run: run.publisher,
     "TP": lambda run: run.layout.tp,
     "PP": lambda run: run.layout.pp,
     "hosts": lambda run: run.job.machine.hosts,

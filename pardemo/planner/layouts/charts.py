@@ -30,7 +30,7 @@ def predicted_and_known(outcomes: Sequence[Any]) -> Figure:
     groups = defaultdict(list)
     for outcome in outcomes:
         if outcome.error is not None and not outcome.run.wrong:
-            groups[outcome.run.source].append(outcome)
+            groups[outcome.run.publisher].append(outcome)
     fig, ax = new(size=(6.2, 5.0))
     shown = [outcome for group in groups.values() for outcome in group]
     low = 0.7 * min(min(outcome.run.seconds, outcome.step.seconds) for outcome in shown)
@@ -45,7 +45,7 @@ def predicted_and_known(outcomes: Sequence[Any]) -> Figure:
         few = len(group) < FEW
         ax.scatter(
             published, predicted, s=40 if few else 12, marker=marker, color=colour, alpha=0.95 if few else 0.6,
-            edgecolors="white" if few else "none", linewidths=0.6 if few else 0, label=_short(source), zorder=2 + few,
+            edgecolors="white" if few else "none", linewidths=0.6 if few else 0, label=source, zorder=2 + few,
         )  # fmt: skip
     ax.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
     ax.set(xlabel="known seconds a step", ylabel="predicted seconds a step")
@@ -53,10 +53,6 @@ def predicted_and_known(outcomes: Sequence[Any]) -> Figure:
     for handle in legend.legend_handles:
         handle.set_sizes([40])
     return fig
-
-
-def _short(source: str) -> str:
-    return source.split(",")[0]
 
 
 _COMPUTE, _SENT, _WAIT = COLOURS["compute"], COLOURS["communication"], COLOURS["wait"]

@@ -159,12 +159,13 @@ def assumed(arguments: argparse.Namespace, job: "Job", batch: int) -> dict[str, 
 
 
 def _search(arguments: argparse.Namespace) -> int:
-    from pardemo.planner.layouts import answers
+    from pardemo.planner.layouts import answers, launch
     from pardemo.planner.layouts.search import search, sensitivity
 
     job, told = _corrected(arguments, job_of(arguments))
-    answer = search(job, arguments.per_step or arguments.gpus)
-    changed = sensitivity(answer)
+    able = launch.able(job, arguments.model)
+    answer = search(job, arguments.per_step or arguments.gpus, able=able)
+    changed = sensitivity(answer, able)
     assumptions = assumed(arguments, job, answer.batch)
     warning = answers.positions(answer, arguments.model)
     file = snapshot_file(arguments)
@@ -260,8 +261,11 @@ def _write(arguments: argparse.Namespace, job: "Job", layout: "Layout") -> list[
     """With --write, writes the files that run the layout; returns their names, first the one that the jobs start."""
     if not arguments.write:
         return []
-    from pardemo.planner.layouts import launch
+    from pardemo.planner.layouts import explain, launch
+    from pardemo.planner.layouts.memory import memory
 
+    if "does not fit" in (told := explain.fitting(job, memory(job, layout))):
+        raise ValueError(f"--write: {layout}: {told}")
     return launch.write(Path(arguments.write), job, layout, arguments.model)
 
 

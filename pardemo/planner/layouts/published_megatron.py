@@ -113,7 +113,7 @@ def _run(row: Cells, place: int) -> PublishedRun:
     if layout.ep > layout.tp * layout.replicas:
         wrong = f"says EP {layout.ep} among {layout.tp * layout.replicas} ranks"
     seconds = layout.batch * sequence / tokens / gpus
-    return PublishedRun(job, layout, seconds, None, "ok", f"Megatron-Bridge {release}", wrong)
+    return PublishedRun(job, layout, seconds, None, "ok", f"Megatron-Bridge, {release}", wrong)
 
 
 COLUMNS_READ = (

@@ -51,6 +51,11 @@ class PublishedRun:
     source: str = ""
     wrong: str = ""
 
+    @property
+    def publisher(self) -> str:
+        """Who published it: what stands before the comma in ``source``."""
+        return self.source.split(",")[0]
+
 
 def read(path: Path, own: GpuProfile | None = None, left_out: list[str] | None = None) -> list[PublishedRun]:
     """The rows of a file of the columns above.

@@ -1,7 +1,7 @@
 """All layouts that divide, the quickest that fit, and how much the choice depends on what was assumed."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from pardemo.planner.layouts.against import NEAR, expected, room
@@ -109,10 +109,11 @@ def _filled(base: Layout, shape: Shape, share: int, machine: Machine) -> Iterato
                         yield layout.but(chunks=chunks)
 
 
-def search(job: Job, batch: int, most: int = 5) -> SearchResult:
+def search(job: Job, batch: int, most: int = 5, able: Callable[[Layout], bool] | None = None) -> SearchResult:
     """The best layouts of a job on its machine.
 
-    Memory comes first, since it is quick to compute; then the time of the layouts that fit.
+    Memory comes first, since it is quick to compute; then the time of the layouts that fit. ``able`` says what the
+    program can run of those that its constants allow (:func:`pardemo.planner.layouts.launch.able`).
 
     Raises:
         ValueError: no layout divides the job.
@@ -121,7 +122,7 @@ def search(job: Job, batch: int, most: int = 5) -> SearchResult:
         raise ValueError(f"a step must have at least 1 sample, not {batch!r}")
     tried, fitting, least = 0, [], None
     for layout in layouts(job.shape, job.machine, batch, job.sequence):
-        if not job.stack.runs(layout) or idle_stages(job, layout):
+        if not job.stack.runs(layout) or idle_stages(job, layout) or (able is not None and not able(layout)):
             continue
         if layout.recompute == "selective" and not worth_selecting(job):
             continue
@@ -188,14 +189,16 @@ def _changes(job: Job) -> dict[str, Job]:
     }
 
 
-def sensitivity(answer: SearchResult) -> dict[str, tuple[PlannedLayout, PlannedLayout]]:
+def sensitivity(
+    answer: SearchResult, able: Callable[[Layout], bool] | None = None
+) -> dict[str, tuple[PlannedLayout, PlannedLayout]]:
     """For each changed assumption: the layout that is then the best, and the present best one as it then is."""
     changed: dict[str, tuple[PlannedLayout, PlannedLayout]] = {}
     if not answer.best:
         return changed
     now = answer.best[0].layout
     for name, job in _changes(answer.job).items():
-        result = search(job, answer.batch, 1)
+        result = search(job, answer.batch, 1, able)
         if result.best:
             changed[name] = result.best[0], _timed(job, now, memory(job, now))
     return changed

@@ -5,6 +5,7 @@
 """
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 
 from pardemo import project
@@ -41,6 +42,14 @@ def write(folder: Path, job: Job, layout: Layout, model_name: str) -> list[str]:
 def _differs(path: Path, text: str) -> bool:
     """Whether there is a file of that name with another content."""
     return path.exists() and not (path.is_file() and path.read_bytes() == text.encode("utf-8"))
+
+
+def able(job: Job, model_name: str) -> Callable[[Layout], bool]:
+    """Whether the program that the job is planned for can run a layout, by the rules of its own files."""
+    from pardemo.planner.layouts import sizes
+
+    program, model = _RUNS.get(job.stack.name, megatron), facts.of(sizes.find(model_name), job.shape, model_name)
+    return lambda layout: program.why_not(job, layout, model) is None
 
 
 def reasons(job: Job, layout: Layout, model: facts.Model) -> dict[str, str | None]:

@@ -266,6 +266,7 @@ def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
         alone = f'[ $# -gt 0 ] || {{ echo "{wanted}" >&2; exit 2; }}'
     return {FILE: f"""#!/bin/bash
 # {model.name}: {layout}, {layout.gpus} GPUs on {hosts} hosts, {layout.batch} samples of {job.sequence} tokens a step
+# for megatron-core 0.16 (Megatron-LM at 0035795)
 # $MEGATRON is where Megatron-LM is; $DATA takes the place of the invented data and its tokenizer
 {"".join(line + newline for line in comments)}set -euo pipefail
 {alone}

@@ -29,7 +29,7 @@ def why_not(job: Job, layout: Layout, model: Model) -> str | None:
     """
     if not model.like_llama or model.factor:
         return f"nanotron's Llama is not {model.name} ({model.kind})"
-    for name in ("cp", "ep", "chunks"):
+    for name in ("cp", "ep", "etp", "chunks"):
         if (value := getattr(layout, name)) > 1:
             return f"nanotron.yaml has no {name} {value}"
     if layout.sharding not in ("none", "zero1"):
@@ -101,6 +101,7 @@ def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
     """``nanotron.yaml``; without a data set nanotron invents tokens."""
     return {FILE: (
         f"# {model.name}: {layout}, {layout.gpus} GPUs, {layout.batch} samples of {job.sequence} tokens a step\n"
+        "# for nanotron's main branch of 2025 (its config.py at 00708b8)\n"
         "# learning rate, steps, data set and tokenizer are not the plan's: put in your own\n"
         + yaml.safe_dump(config(job, layout, model), sort_keys=False)
     )}  # fmt: skip

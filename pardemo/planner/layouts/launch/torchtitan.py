@@ -58,8 +58,12 @@ def why_not(job: Job, layout: Layout, model: Model) -> str | None:
         return f"groups of {layout.shards} that share states are not whole groups of CP {layout.cp}"
     if layout.ep > 1 and (layout.ep % layout.cp or layout.shards % layout.ep):
         return f"torchtitan's EP {layout.ep} must be a multiple of CP {layout.cp} and divide {layout.shards} shards"
+    if layout.etp not in (1, layout.tp):
+        return f"torchtitan cuts experts by TP {layout.tp} or not at all, not by ETP {layout.etp}"
     if job.rate > 1 and job.shape.experts:
         return "torchtitan's fp8 of experts is set elsewhere"
+    if job.precision not in ("bf16", "fp8"):
+        return f"torchtitan.toml has no {job.precision}, which torchtitan sets elsewhere"
     return None
 
 
@@ -126,13 +130,14 @@ def _parallelism(job: Job, layout: Layout) -> Section:
     if layout.chunks > 1:
         settings["pipeline_parallel_layers_per_stage"] = per_piece(job, layout)
     if job.shape.experts:
-        settings |= {"expert_parallel_degree": layout.ep, "expert_tensor_parallel_degree": layout.tp}
+        settings |= {"expert_parallel_degree": layout.ep, "expert_tensor_parallel_degree": layout.etp}
     return settings
 
 
 def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
     """``torchtitan.toml``; hf_assets_path and dataset are those of its tests."""
     lines = [f"# {model.name}: {layout}, {layout.gpus} GPUs, {layout.batch} samples of {job.sequence} tokens a step",
+            "# for torchtitan 0.2; its main branch of 2026 is configured in Python",
             "# lr, steps, dataset and the tokenizer in hf_assets_path are not the plan's: put in your own"]  # fmt: skip
     if flavor(model) is None:
         shape = model.shape

@@ -62,6 +62,7 @@ def accelerate(job: Job, layout: Layout) -> dict[str, Any]:
 def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
     """Both files; recomputation and the length of samples are the script's to set."""
     comments = [f"# {model.name}: {layout}, {layout.gpus} GPUs, {layout.batch} samples a step",
+            "# for Accelerate 1 and DeepSpeed 0.1x",
             f"# the script's: samples of {job.sequence} tokens"]  # fmt: skip
     if layout.recompute == "full":
         comments.append("# the script's: model.gradient_checkpointing_enable()")
