@@ -177,11 +177,12 @@ def test_slow_adapters_are_told_with_three_digits(capsys):
 
 
 def test_an_explained_layout_is_written_and_the_jobs_say_what_they_start(tmp_path, capsys):
-    assert main(["plan", "--explain", "accumulation=2", *JOB, "--write", str(tmp_path / "run")]) == 0
+    layout = "accumulation=2,sharding=zero3,recompute=full"
+    assert main(["plan", "--explain", layout, *JOB, "--write", str(tmp_path / "run")]) == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith("slurm.sbatch and kubernetes.yaml start megatron.sh")
     job = (tmp_path / "run" / "slurm.sbatch").read_text()
-    assert "# llama3-8b: DP8 1×2; starts megatron.sh\n" in job
-    assert "which this job does not start: torchtitan.toml, nanotron.yaml, accelerate.yaml\n" in job
+    assert "# llama3-8b: DP8 zero3 1×2 recompute full; starts megatron.sh\n" in job
+    assert "which this job does not start: torchtitan.toml, accelerate.yaml\n" in job
 
 
 def test_positions_that_megatron_has_no_argument_for_are_warned_of(capsys):
