@@ -171,7 +171,7 @@ MEGATRON = Stack(
     expert_launch_s=9.5e-3, hides_experts=0.7, biased=16, filtered=70, gradient=4, hidden=0.95, hides_shards=True,
     reduce_share=0.5, ends_as_layers=True, keeps_low=True,
     queued=1e9,  # of its FSDP at least: suggested_communication_unit_size (megatron_fsdp.py in megatron-core 0.16.1)
-    about="126 runs of NVIDIA's on H100, B200, B300, GB200 and GB300",
+    about="127 runs of NVIDIA's on H100, B200, B300, GB200 and GB300",
     can=_MEGATRON | {"zero2", "zero3", "hsdp", "all-to-all"},
 )  # fmt: skip
 FOUNDRY = Stack(
