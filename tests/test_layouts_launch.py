@@ -145,7 +145,7 @@ def megatron_configs(arguments: dict[str, list[str]]):
         default = field.default
         if not words:
             values[field.name] = not default
-        elif flag == "--recompute-modules":
+        elif flag in ("--recompute-modules", "--cuda-graph-scope"):
             values[field.name] = words
         elif flag == "--moe-layer-freq":
             values[field.name] = eval(words[0])  # as moe_freq_type does
@@ -246,6 +246,7 @@ def test_experts(tmp_path, mixtral):
     assert config.expert_tensor_parallel_size == EXPERTS.etp == 1  # as the planner counts experts
     assert config.moe_token_dispatcher_type == "flex"
     assert config.tp_comm_overlap == (EXPERTS.tp > 1)
+    assert config.cuda_graph_impl == "transformer_engine", "as it is planned"
     assert arguments["--rotary-base"] == ["1000000"]
 
 
@@ -476,6 +477,17 @@ def test_labels_and_resources():
     assert [cluster.resource(name) for name in ("H100", "MI300X", "Ascend-910B")] == [
         "nvidia.com/gpu", "amd.com/gpu", "huawei.com/Ascend910",
     ]  # fmt: skip
+
+
+def test_activations_that_wait_on_the_host(tmp_path):
+    layout = Layout(dp=64, sharding="zero3", micro_batch=2, offload=20)
+    files = written(tmp_path, "llama3-70b", layout)
+    assert list(files) == ["megatron.sh", "slurm.sbatch", "kubernetes.yaml"], "no other program offloads layer by layer"
+    config, *_ = megatron_configs(megatron_arguments(tmp_path, "--nnodes", "8"))
+    assert (config.cpu_offloading, config.cpu_offloading_num_layers) == (True, 20)
+    pipeline = Layout(tp=8, pp=2, dp=4, sequence_parallel=True, accumulation=4, offload=4)
+    with pytest.raises(ValueError, match="Megatron-core offloads no activations in a pipeline"):
+        launch.texts(job("llama3-70b", pipeline), pipeline, "llama3-70b")
 
 
 @pytest.mark.parametrize("precision", ["fp8", "mxfp8", "nvfp4"])

@@ -31,7 +31,7 @@ def test_the_rule_takes_little_longer_than_the_search(thirty):
     assert len(thirty) == 30
     assert len(ratios) == 29
     assert statistics.median(ratios) < 1.03
-    assert sum(ratio <= 1.15 for ratio in ratios) >= 24
+    assert sum(ratio <= 1.15 for ratio in ratios) >= 25, "the others: which_layout.rule_near says why"
     assert max(ratios) < 1.5
     assert min(ratios) >= 0.99, "the search tries all that the rule does"
 

@@ -163,17 +163,19 @@ PRECISIONS = ("bf16", "fp8", "mxfp8", "nvfp4")
 USUAL_LINK = "ethernet-100g"
 #: GPUs that one NVLink joins, where it is more than a board of eight.
 HOST_GPUS = {"GB200": 72, "GB300": 72}
-#: Bytes/s of one direction between a GPU and its host's memory: NVLink-C2C of Grace; else PCIe of the fourth or fifth
-#: generation with 16 lanes, 0.8 of it.
-C2C_BYTES_PER_S, PCIE_5_BYTES_PER_S, PCIE_4_BYTES_PER_S = 450e9, 51e9, 25.6e9
-_PCIE_4 = {"A800-80GB", "A100-80GB", "A100-40GB", "A6000", "3090", "4090", "A10G", "L4", "L40S", "RTX-6000-Ada", "V100"}
+#: Bytes/s of one direction between a GPU and its host's memory: NVLink-C2C of Grace; else 16 lanes of PCIe by
+#: generation (16, 32, 64 GB/s), 0.8 of it.
+C2C_BYTES_PER_S = 450e9
+PCIE_BYTES_PER_S = {3: 12.8e9, 4: 25.6e9, 5: 51.2e9}
+_PCIE_3 = {"T4", "V100"}
+_PCIE_4 = {"A800-80GB", "A100-80GB", "A100-40GB", "A6000", "3090", "4090", "A10G", "L4", "L40S", "RTX-6000-Ada"}
 
 
 def host_bytes_per_s(gpu: Gpu) -> float:
     """Bytes/s of one direction to the host's memory."""
     if gpu.name in HOST_GPUS:
         return C2C_BYTES_PER_S
-    return PCIE_4_BYTES_PER_S if gpu.name in _PCIE_4 else PCIE_5_BYTES_PER_S
+    return PCIE_BYTES_PER_S[3 if gpu.name in _PCIE_3 else 4 if gpu.name in _PCIE_4 else 5]
 
 
 def host_gpus(gpu: Gpu, gpus: int | None = None) -> int:

@@ -22,6 +22,7 @@ ACROSS = 1.25
 RECORDS = {"nanotron": {"TP": 1.35, "PP without ZeRO": 2.4, "PP": 1.1, "without ZeRO": 1.05}}
 #: The fullest of nanotron's runs that ended well had reserved 97.8 % of an H100's memory: what is above does not run.
 FULL = 0.98
+LEAST_MFU = 0.05  # below it a run hardly computed: what it waited for is not in the model
 RESERVE = 0.08  # of a GPU's memory, for fragments and what libraries take; nearer to its end allocators begin to thrash
 
 

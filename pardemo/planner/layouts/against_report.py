@@ -4,10 +4,9 @@ import statistics
 from typing import Any
 
 from pardemo.planner.layouts import against
-from pardemo.planner.layouts.against import Choice, ComparedRun
+from pardemo.planner.layouts.against import LEAST_MFU, Choice, ComparedRun
 
 MOST_LINES = 40  # runs that are shown one by one
-LEAST_MFU = 0.05  # below it a run hardly computed: what it waited for is not in the model
 BELOW = f"below {LEAST_MFU:.0%} MFU"
 
 

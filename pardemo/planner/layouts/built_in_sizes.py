@@ -4,6 +4,12 @@ import re
 from collections.abc import Collection
 from typing import Any
 
+
+def _types(layers: int, every: int, others: str = "sliding_attention") -> list[str]:
+    """``layer_types``: one in ``every`` layers sees all of the sequence."""
+    return [others if place % every else "full_attention" for place in range(1, layers + 1)]
+
+
 _LLAMA_2 = {"vocab_size": 32000, "rms_norm_eps": 1e-5, "max_position_embeddings": 4096}
 _LLAMA_3 = {"vocab_size": 128256, "rms_norm_eps": 1e-5, "rope_theta": 5e5, "max_position_embeddings": 8192}
 _LLAMA_31 = _LLAMA_3 | {"max_position_embeddings": 131072}
@@ -15,10 +21,20 @@ _QWEN_3_MOE = _QWEN_3 | {
 }  # fmt: skip
 _MIXTRAL = {
     "rope_theta": 1e6, "rms_norm_eps": 1e-5, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None,
+    "max_position_embeddings": 32768,
 }  # fmt: skip
+_MIXTRAL_22 = {"vocab_size": 32768, "max_position_embeddings": 65536}
 _DEEPSEEK_3 = {
     "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
     "num_experts_per_tok": 8, "moe_intermediate_size": 2048, "n_shared_experts": 1, "norm_topk_prob": True,
+}  # fmt: skip
+_DEEPSEEK_3_ALONE = {
+    "vocab_size": 129280, "n_routed_experts": 256, "first_k_dense_replace": 3, "n_group": 8, "topk_group": 4,
+    "max_position_embeddings": 163840, "routed_scaling_factor": 2.5,
+}  # fmt: skip
+_KIMI_2 = {
+    "vocab_size": 163840, "n_routed_experts": 384, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+    "max_position_embeddings": 131072, "rope_theta": 50000.0, "routed_scaling_factor": 2.827,
 }  # fmt: skip
 _GPT_OSS = {
     "vocab_size": 201088, "head_dim": 64, "num_experts_per_tok": 4, "sliding_window": 128, "attention_bias": True,
@@ -34,15 +50,19 @@ _GLM_45 = {
 }  # fmt: skip
 _LLAMA_4 = {
     "vocab_size": 202048, "head_dim": 128, "num_experts_per_tok": 1, "attention_chunk_size": 8192, "rope_theta": 5e5,
-    "intermediate_size_mlp": 16384, "rms_norm_eps": 1e-5,
+    "intermediate_size_mlp": 16384, "rms_norm_eps": 1e-5, "layer_types": _types(48, 4, "chunked_attention"),
 }  # fmt: skip
 _GEMMA_3 = {
-    "vocab_size": 262208, "max_position_embeddings": 131072, "rope_theta": 1e6, "tie_word_embeddings": True,
+    "head_dim": 256, "sliding_window": 1024, "vocab_size": 262208, "max_position_embeddings": 131072,
+    "rope_theta": 1e6, "tie_word_embeddings": True,
     "hidden_activation": "gelu_pytorch_tanh",
     "hidden_act": "gelu_pytorch_tanh",
 }  # fmt: skip
 _PHI_4 = {"vocab_size": 100352, "max_position_embeddings": 16384, "rope_theta": 250000, "rms_norm_eps": 1e-5}
 _TIED = {"tie_word_embeddings": True}  # the head is the embedding
+_PHI_4_MINI = _TIED | {
+    "vocab_size": 200064, "max_position_embeddings": 131072, "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
+}  # fmt: skip
 _SMALL_QWEN = {"vocab_size": 151936} | _TIED
 
 #: Architecture, hidden size, layers, heads, key-value heads, width of the MLP, and the rest
@@ -73,212 +93,32 @@ SIZES: dict[str, tuple[str, int, int, int, int, int, dict[str, Any]]] = {
     "qwen3-32b": ("qwen3", 5120, 64, 64, 8, 25600, _QWEN_3),
     "qwen3-30b-a3b": ("qwen3_moe", 2048, 48, 32, 4, 6144, _QWEN_3_MOE | {"moe_intermediate_size": 768}),
     "qwen3-235b-a22b": ("qwen3_moe", 4096, 94, 64, 4, 12288, _QWEN_3_MOE | {"moe_intermediate_size": 1536}),
-    "mixtral-8x7b": (
-        "mixtral",
-        4096,
-        32,
-        32,
-        8,
-        14336,
-        _MIXTRAL | {"vocab_size": 32000, "max_position_embeddings": 32768},
-    ),
-    "mixtral-8x22b": (
-        "mixtral",
-        6144,
-        56,
-        48,
-        8,
-        16384,
-        _MIXTRAL | {"vocab_size": 32768, "max_position_embeddings": 65536},
-    ),
-    "deepseek-v3": (
-        "deepseek_v3",
-        7168,
-        61,
-        128,
-        128,
-        18432,
-        _DEEPSEEK_3
-        | {
-            "vocab_size": 129280,
-            "n_routed_experts": 256,
-            "first_k_dense_replace": 3,
-            "n_group": 8,
-            "topk_group": 4,
-            "max_position_embeddings": 163840,
-            "routed_scaling_factor": 2.5,
-        },
-    ),
-    "kimi-k2": (
-        "deepseek_v3",
-        7168,
-        61,
-        64,
-        64,
-        18432,
-        _DEEPSEEK_3
-        | {
-            "vocab_size": 163840,
-            "n_routed_experts": 384,
-            "first_k_dense_replace": 1,
-            "n_group": 1,
-            "topk_group": 1,
-            "max_position_embeddings": 131072,
-            "rope_theta": 50000.0,
-            "routed_scaling_factor": 2.827,
-        },
-    ),
-    "gpt-oss-20b": (
-        "gpt_oss",
-        2880,
-        24,
-        64,
-        8,
-        2880,
-        _GPT_OSS | {"num_local_experts": 32, "layer_types": ["sliding_attention", "full_attention"] * 12},
-    ),
-    "gpt-oss-120b": (
-        "gpt_oss",
-        2880,
-        36,
-        64,
-        8,
-        2880,
-        _GPT_OSS | {"num_local_experts": 128, "layer_types": ["sliding_attention", "full_attention"] * 18},
-    ),
-    "glm-4.5": (
-        "glm4_moe",
-        5120,
-        92,
-        96,
-        8,
-        12288,
-        _GLM_45 | {"n_routed_experts": 160, "moe_intermediate_size": 1536, "first_k_dense_replace": 3},
-    ),
-    "glm-4.5-air": (
-        "glm4_moe",
-        4096,
-        46,
-        96,
-        8,
-        10944,
-        _GLM_45 | {"n_routed_experts": 128, "moe_intermediate_size": 1408, "first_k_dense_replace": 1},
-    ),
-    "llama4-scout": (
-        "llama4_text",
-        5120,
-        48,
-        40,
-        8,
-        8192,
-        _LLAMA_4
-        | {
-            "num_local_experts": 16,
-            "interleave_moe_layer_step": 1,
-            "max_position_embeddings": 10485760,
-            "layer_types": ["chunked_attention"] * 3 * 12 + ["full_attention"] * 12,
-        },
-    ),
-    "llama4-maverick": (
-        "llama4_text",
-        5120,
-        48,
-        40,
-        8,
-        8192,
-        _LLAMA_4
-        | {
-            "num_local_experts": 128,
-            "interleave_moe_layer_step": 2,
-            "max_position_embeddings": 1048576,
-            "layer_types": ["chunked_attention"] * 3 * 12 + ["full_attention"] * 12,
-        },
-    ),
-    "gemma3-1b": (
-        "gemma3_text",
-        1152,
-        26,
-        4,
-        1,
-        6912,
-        _GEMMA_3
-        | {
-            "vocab_size": 262144,
-            "head_dim": 256,
-            "sliding_window": 512,
-            "max_position_embeddings": 32768,
-            "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 4 + ["sliding_attention"] * 2,
-        },
-    ),
-    "gemma3-4b": (
-        "gemma3_text",
-        2560,
-        34,
-        8,
-        4,
-        10240,
-        _GEMMA_3
-        | {
-            "head_dim": 256,
-            "sliding_window": 1024,
-            "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5 + ["sliding_attention"] * 4,
-        },
-    ),
-    "gemma3-12b": (
-        "gemma3_text",
-        3840,
-        48,
-        16,
-        8,
-        15360,
-        _GEMMA_3
-        | {
-            "head_dim": 256,
-            "sliding_window": 1024,
-            "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 8,
-        },
-    ),
-    "gemma3-27b": (
-        "gemma3_text",
-        5376,
-        62,
-        32,
-        16,
-        21504,
-        _GEMMA_3
-        | {
-            "head_dim": 128,
-            "sliding_window": 1024,
-            "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10 + ["sliding_attention"] * 2,
-        },
-    ),
+    "mixtral-8x7b": ("mixtral", 4096, 32, 32, 8, 14336, _MIXTRAL | {"vocab_size": 32000}),
+    "mixtral-8x22b": ("mixtral", 6144, 56, 48, 8, 16384, _MIXTRAL | _MIXTRAL_22),
+    "deepseek-v3": ("deepseek_v3", 7168, 61, 128, 128, 18432, _DEEPSEEK_3 | _DEEPSEEK_3_ALONE),
+    "kimi-k2": ("deepseek_v3", 7168, 61, 64, 64, 18432, _DEEPSEEK_3 | _KIMI_2),
+    "gpt-oss-20b": ("gpt_oss", 2880, 24, 64, 8, 2880, _GPT_OSS | {
+        "num_local_experts": 32, "layer_types": _types(24, 2)}),
+    "gpt-oss-120b": ("gpt_oss", 2880, 36, 64, 8, 2880, _GPT_OSS | {
+        "num_local_experts": 128, "layer_types": _types(36, 2)}),
+    "glm-4.5": ("glm4_moe", 5120, 92, 96, 8, 12288, _GLM_45 | {
+        "n_routed_experts": 160, "moe_intermediate_size": 1536, "first_k_dense_replace": 3}),
+    "glm-4.5-air": ("glm4_moe", 4096, 46, 96, 8, 10944, _GLM_45 | {
+        "n_routed_experts": 128, "moe_intermediate_size": 1408, "first_k_dense_replace": 1}),
+    "llama4-scout": ("llama4_text", 5120, 48, 40, 8, 8192, _LLAMA_4 | {
+        "num_local_experts": 16, "interleave_moe_layer_step": 1, "max_position_embeddings": 10485760}),
+    "llama4-maverick": ("llama4_text", 5120, 48, 40, 8, 8192, _LLAMA_4 | {
+        "num_local_experts": 128, "interleave_moe_layer_step": 2, "max_position_embeddings": 1048576}),
+    "gemma3-1b": ("gemma3_text", 1152, 26, 4, 1, 6912, _GEMMA_3 | {
+        "vocab_size": 262144, "sliding_window": 512, "max_position_embeddings": 32768, "layer_types": _types(26, 6)}),
+    "gemma3-4b": ("gemma3_text", 2560, 34, 8, 4, 10240, _GEMMA_3 | {"layer_types": _types(34, 6)}),
+    "gemma3-12b": ("gemma3_text", 3840, 48, 16, 8, 15360, _GEMMA_3 | {"layer_types": _types(48, 6)}),
+    "gemma3-27b": ("gemma3_text", 5376, 62, 32, 16, 21504, _GEMMA_3 | {"head_dim": 128, "layer_types": _types(62, 6)}),
     "phi-4": ("phi3", 5120, 40, 40, 10, 17920, _PHI_4),
-    "phi-4-mini": (
-        "phi3",
-        3072,
-        32,
-        24,
-        8,
-        8192,
-        _PHI_4
-        | _TIED
-        | {
-            "vocab_size": 200064,
-            "max_position_embeddings": 131072,
-            "rope_theta": 10000.0,
-            "partial_rotary_factor": 0.75,
-        },
-    ),
-    "mistral-small-24b": (
-        "mistral",
-        5120,
-        40,
-        32,
-        8,
-        32768,
-        _MISTRAL | {"vocab_size": 131072, "head_dim": 128, "rope_theta": 1e8},
-    ),
-}
+    "phi-4-mini": ("phi3", 3072, 32, 24, 8, 8192, _PHI_4 | _PHI_4_MINI),
+    "mistral-small-24b": ("mistral", 5120, 40, 32, 8, 32768, _MISTRAL | {
+        "vocab_size": 131072, "head_dim": 128, "rope_theta": 1e8}),
+}  # fmt: skip
 #: What their configurations have in common, as Transformers fills it in.
 USUAL = {"hidden_act": "silu", "initializer_range": 0.02, "rms_norm_eps": 1e-6}
 _BAICHUAN = {

@@ -216,7 +216,8 @@ def _corrected(arguments: argparse.Namespace, job: "Job") -> tuple["Job", str]:
     from pardemo.planner.layouts import pace
 
     left_out: list[str] = []
-    return pace.correct(job, _runs(Path(arguments.measured), None, left_out))
+    corrected, told = pace.correct(job, _runs(Path(arguments.measured), None, left_out))
+    return corrected, "\n".join([told, *(f"left out: {line}" for line in left_out)])
 
 
 def _money(arguments: argparse.Namespace, predicted: "PredictedStep") -> float | None:
@@ -262,10 +263,11 @@ def _write(arguments: argparse.Namespace, job: "Job", layout: "Layout") -> list[
     if not arguments.write:
         return []
     from pardemo.planner.layouts import explain, launch
+    from pardemo.planner.layouts.against import room
     from pardemo.planner.layouts.memory import memory
 
-    if "does not fit" in (told := explain.fitting(job, memory(job, layout))):
-        raise ValueError(f"--write: {layout}: {told}")
+    if (footprint := memory(job, layout)).peak_bytes > room(job):
+        raise ValueError(f"--write: {layout}: {explain.fitting(job, footprint)}")
     return launch.write(Path(arguments.write), job, layout, arguments.model)
 
 

@@ -80,13 +80,14 @@ def _latent(config: "PreTrainedConfig", hidden: int, heads: int, rank: int) -> d
     return {"head": plain + rope, "value": value, "attention": (*first, *rest)}
 
 
-def _windows(config: "PreTrainedConfig", layers: int) -> dict[str, int]:
+def _windows(config: "PreTrainedConfig", layers: int) -> dict[str, Any]:
     """How many layers see a part of the sequence alone, and how many tokens that is.
 
     ``layer_types`` says it layer by layer, where Transformers fills it in; Mistral's window is every layer's; Qwen's
     is of the layers from ``max_window_layers`` on, and of none unless ``use_sliding_window`` says so.
     """
-    window = getattr(config, "sliding_window", None) or getattr(config, "attention_chunk_size", None)
+    sliding, chunk = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
+    window = sliding or chunk
     if not window or getattr(config, "use_sliding_window", None) is False:
         return {}
     if types := getattr(config, "layer_types", None):
@@ -95,7 +96,7 @@ def _windows(config: "PreTrainedConfig", layers: int) -> dict[str, int]:
         seen = layers - layers // pattern
     else:
         seen = layers - (getattr(config, "max_window_layers", None) or 0)
-    return {"window": window, "windowed": max(0, min(seen, layers))}
+    return {"window": window, "windowed": max(0, min(seen, layers)), "chunked": not sliding}
 
 
 def _hybrid(config: "PreTrainedConfig", sizes: dict) -> Shape:

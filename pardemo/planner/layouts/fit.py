@@ -14,18 +14,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from pardemo import project
-from pardemo.planner.layouts.against import ComparedRun, compare, errors, usable
+from pardemo.planner.layouts import halves
+from pardemo.planner.layouts.against import ComparedRun, compare, errors
+from pardemo.planner.layouts.halves import Halves
 from pardemo.planner.layouts.memory import memory
-from pardemo.planner.layouts.published import load
 from pardemo.planner.layouts.runs import PublishedRun
 from pardemo.planner.layouts.stacks import STACKS
 from pardemo.planner.layouts.step import step
 from pardemo.tables import text_table
 
 SOFT = 0.1
-FEW = 50  # runs of which none can be kept back
-FOLDER = project.root() / "data" / "published_runs"
 #: Of each program with enough runs: their file, and the constants that are fitted with the bounds that they may have.
 FITTED: dict[str, tuple[str, dict[str, tuple[float, float]]]] = {
     "nanotron": (
@@ -50,9 +48,9 @@ FITTED: dict[str, tuple[str, dict[str, tuple[float, float]]]] = {
     "megatron-core": (
         "megatron_bridge.csv",
         {
-            "attention": (0.4, 2.5), "fp8": (0.6, 1), "fp4": (0.3, 1), "casts": (0.1, 12), "grouped": (0.3, 1),
+            "attention": (0.4, 2.5), "fp8": (0.6, 1), "fp4": (0.3, 1), "casts": (0.1, 12),
             "routed": (1, 40), "routed_fused": (1, 40), "expert_launch_s": (1e-4, 2e-2), "biased": (0.1, 40),
-            "filtered": (1, 100), "reduce_share": (0.1, 1),
+            "filtered": (1, 300), "reduce_share": (0.1, 1),
         },
     ),
     "torchtitan-compiled": (
@@ -81,15 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     for name in [arguments.program] if arguments.program else FITTED:
         file, bounds = FITTED[name]
-        runs = [outcome.run for outcome in usable(compare(load(FOLDER / file)), 0.05)]
-        _print_fit(name, "step time", file, runs, bounds, _miss, lambda outcome: outcome.error)
+        _print_fit(name, "step time", file, halves.of_time(file), bounds, _miss, lambda outcome: outcome.error)
         if name in FITTED_MEMORY:
             file, bounds = FITTED_MEMORY[name]
-            outcomes = compare(load(FOLDER / file))
-            memory_runs = [
-                outcome.run for outcome in outcomes if outcome.memory_error is not None and not outcome.run.wrong
-            ]
-            _print_fit(name, "memory", file, memory_runs, bounds, _miss_memory, lambda outcome: outcome.memory_error)
+            by_memory = halves.of_memory(file)
+            _print_fit(name, "memory", file, by_memory, bounds, _miss_memory, lambda outcome: outcome.memory_error)
     return 0
 
 
@@ -97,19 +91,19 @@ def _print_fit(
     name: str,
     quantity: str,
     file: str,
-    all_runs: Sequence[PublishedRun],
+    split: Halves,
     bounds: Mapping[str, tuple[float, float]],
     miss: Callable[[PublishedRun], float],
     error: Callable[[ComparedRun], float | None],
 ) -> None:
     """Fits, and prints the program's constants, the fitted ones, and the errors of both on the other runs."""
-    runs = [run for run in all_runs if run.job.stack.name == name]
-    few = len(runs) < FEW
-    fitted, other = (runs, runs) if few else (runs[::2], runs[1::2])
+    fitted, other = ([one.run for one in half if one.run.job.stack.name == name] for half in split)
+    few, count = not other, len(fitted) + len(other)
+    other = other or fitted
     present = {constant: getattr(STACKS[name], constant) for constant in bounds}
     results = fit(fitted, with_constants, present, bounds, miss=miss)
     rows = [("constant", "has", "fitted")] + [(n, f"{present[n]:.3g}", f"{results[n]:.3g}") for n in bounds]
-    print(f"{name}, {quantity}: {len(runs)} runs of {file}, {'all of them' if few else 'every second one'} fitted")
+    print(f"{name}, {quantity}: {count} runs of {file}, {'all of them' if few else 'every second one'} fitted")
     print(text_table(rows))
     for title, constants in (("has", present), ("fitted", results)):
         summary = errors([error(outcome) for outcome in compare(with_constants(run, constants) for run in other)])

@@ -2,7 +2,8 @@
 
 Split-conformal (Vovk et al.; Lei et al. 2018, arXiv 1604.04173): of n runs that no constant was fitted to, take known
 over predicted, and of these ratios the ⌊(n+1)·10 %⌋-th and the ⌈(n+1)·90 %⌉-th. The next run of that kind lies between
-them with a probability of at least 80 %, as long as it is drawn like the others. That is the assumption.
+them with a probability of at least 80 %, as long as it is drawn like the others. That is the assumption. (Which terms
+the model has was decided with all rows in view: no constant has seen these runs, their author has.)
 
 ``python -m pardemo.planner.layouts.intervals`` writes the ratios of each kind, ``known_ratios.json``, anew.
 """
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 RATIOS = Path(__file__).with_name("known_ratios.json")
 COVERAGE = 0.8
-LEAST_MFU = 0.05  # runs below hardly computed, and what they waited for is in no model
 FEWEST = 9  # runs of a kind: with fewer, the largest and the smallest of them promise less than 80 %
 MANY_HOSTS = 32
 WIDER = 1.5  # of the logarithm, where no run of the program is known, or none so far over the network
@@ -89,14 +89,17 @@ def of_other(what: str, predicted: float) -> Interval:
 
 
 def _of(known: Mapping[str, list[float]], names: Sequence[str], predicted: float, centred: bool) -> Interval:
-    name = next((name for name in names if len(known.get(name, [])) >= FEWEST), None)
-    if name is None:
-        name, found = "all programs", [ratio for kind, of in known.items() if "," not in kind for ratio in of]
-    else:
-        found = known[name]
+    pooled = {name: [ratio for kind, of in known.items() if _is(kind, name) for ratio in of] for name in names}
+    name = next((name for name in names if len(pooled[name]) >= FEWEST), "all programs")
+    found = pooled.get(name) or [ratio for of in known.values() for ratio in of]
     like = name == names[0] or (name != "all programs" and not names[0].endswith(FAR))
     low, high = (bound if like else bound**WIDER for bound in between(found, centred))
     return Interval(predicted * low, predicted * high, name, len(found), like)
+
+
+def _is(kind: str, name: str) -> bool:
+    """Whether runs of a kind are of a wider one, too: ``nanotron, dense, hosts`` are nanotron's."""
+    return kind == name or kind.startswith(f"{name},")
 
 
 def between(ratios: Sequence[float], centred: bool = False) -> tuple[float, float]:
@@ -117,37 +120,31 @@ def _ratios() -> dict[str, dict[str, list[float]]]:
     return json.loads(RATIOS.read_text(encoding="utf-8"))
 
 
-def ratios(outcomes: Iterable["ComparedRun"]) -> dict[str, dict[str, list[float]]]:
-    """Known over predicted by kind, of seconds and of bytes: of runs that can be true and that computed."""
+def ratios(timed: Iterable["ComparedRun"], held: Iterable["ComparedRun"] = ()) -> dict[str, dict[str, list[float]]]:
+    """Known over predicted by the narrowest kind: seconds of the runs ``timed``, bytes of those that ``held`` them."""
     found: dict[str, dict[str, list[float]]] = {"seconds": defaultdict(list), "bytes": defaultdict(list)}
-    for outcome in outcomes:
-        run = outcome.run
-        if run.wrong:
-            continue
-        for name in kinds(run.job, run.layout):
-            if run.seconds and outcome.known_mfu is not None and outcome.known_mfu >= LEAST_MFU:
-                found["seconds"][name].append(round(run.seconds / outcome.step.seconds, 3))
-            if run.peak_bytes:
-                found["bytes"][name].append(round(run.peak_bytes / outcome.memory.peak_bytes, 3))
+    for what, outcomes in (("seconds", timed), ("bytes", held)):
+        for outcome in outcomes:
+            error = outcome.error if what == "seconds" else outcome.memory_error
+            if error is not None:
+                found[what][kinds(outcome.run.job, outcome.run.layout)[0]].append(round(1 / (1 + error), 3))
     return {what: {name: sorted(values) for name, values in sorted(of.items())} for what, of in found.items()}
 
 
-def kept_back(folder: Path) -> list["ComparedRun"]:
-    """Every second run of each published table, those that :mod:`.fit` does not fit to; all of a table of few."""
-    from pardemo.planner.layouts import against, fit, published
+def kept_back() -> tuple[list["ComparedRun"], list["ComparedRun"]]:
+    """The runs of the published tables that no constant was fitted to: those with a time, those with their memory."""
+    from pardemo.planner.layouts import halves
 
-    found: list[ComparedRun] = []
-    for path in sorted(folder.glob("*.csv")):
-        outcomes = [x for x in against.compare(published.load(path)) if not x.run.wrong]
-        found += outcomes if len(outcomes) < fit.FEW else outcomes[1::2]
-    return found
+    files = sorted(path.name for path in halves.FOLDER.glob("*.csv"))
+    timed, held = ([one for file in files for one in half(file)[1]] for half in (halves.of_time, halves.of_memory))
+    return timed, held
 
 
 def write() -> None:
     """Writes :data:`RATIOS` from the published runs."""
     from pardemo import project
 
-    text = json.dumps(ratios(kept_back(project.root() / "data" / "published_runs")), indent=0) + "\n"
+    text = json.dumps(ratios(*kept_back()), indent=0) + "\n"
     project.write_atomically(RATIOS, lambda target: target.write_text(text, encoding="utf-8"))
 
 

@@ -13,13 +13,14 @@ def correct(job: Job, runs: Sequence[PublishedRun]) -> tuple[Job, str]:
     """The job at the pace of ``runs``: the median of what they took over what is predicted of them; and a line on it.
 
     Raises:
-        ValueError: none of them has a time on the job's GPU.
+        ValueError: none of them has a time on the job's GPU and with its program.
     """
-    gpu = job.machine.gpu.name
-    timed = [run for run in runs if run.seconds and not run.wrong and run.job.machine.gpu.name == gpu]
+    wanted = _where(job)
+    timed = [run for run in runs if run.seconds and not run.wrong and _where(run.job) == wanted]
     if not timed:
-        others = sorted({run.job.machine.gpu.name for run in runs})
-        raise ValueError(f"--measured has no run with a time on {gpu}; its runs are on {', '.join(others) or 'none'}")
+        others = sorted({_where(run.job) for run in runs if run.seconds})
+        told = ", ".join(others) or "none that has a time"
+        raise ValueError(f"--measured has no run with a time on {wanted}; it has {told}")
     ratios = sorted(run.seconds / step(run.job, run.layout).seconds for run in timed if run.seconds)
     pace = statistics.median(ratios)
     line = f"{len(ratios)} measured run{'s' * (len(ratios) > 1)} took {pace:.2f} times as long as predicted"
@@ -30,3 +31,7 @@ def correct(job: Job, runs: Sequence[PublishedRun]) -> tuple[Job, str]:
     else:
         line += ", so all times are multiplied by it; one run does not tell how far the rest is off"
     return replace(job, pace=pace, measured=True), line
+
+
+def _where(job: Job) -> str:
+    return f"{job.machine.gpu.name} with {job.stack.name}"

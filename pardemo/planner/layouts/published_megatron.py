@@ -3,8 +3,9 @@
 What the table leaves open stands in the repository's ``scripts/performance/configs`` at the tag of the release (v0.2.0
 for 25.11, v0.3.0 and v0.3.1 for 26.02 and 26.02.01). ``megatron_bridge_recipes.csv`` has of it how tokens are sent to
 experts, whether CUDA graphs start kernels, whether another micro-batch runs beside the exchange, and how many layers'
-activations are offloaded under FSDP. What a recipe recomputes is not in it. The models' sizes are those of their
-configurations on Hugging Face.
+activations are offloaded under FSDP. What a recipe recomputes is not in it. From release 26.02 on DeepSeek-V3's recipe
+has a layer of multi-token prediction (``mtp_num_layers`` is 1); before, the table says whether a row has. The sizes of
+Nemotron 3 Nano are those of its configuration on Hugging Face.
 """
 
 import csv
@@ -15,11 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pardemo.planner import hardware
+from pardemo.planner.layouts import configurations, sizes
 from pardemo.planner.layouts.cells import Cells
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.runs import PublishedRun
-from pardemo.planner.layouts.shape import COLUMNS, ROWS, Experts, Mamba, Product, Shape
+from pardemo.planner.layouts.shape import Experts, Mamba, Shape
 from pardemo.planner.layouts.stacks import MEGATRON
 from pardemo.planner.layouts.work import Job
 
@@ -34,44 +36,19 @@ PRECISIONS = {
 }  # fmt: skip
 
 
-def _latent(hidden: int, heads: int) -> tuple[Product, ...]:
-    """DeepSeek-V3's attention, which is Kimi K2's too."""
-    return (
-        Product(hidden, 1536), Product(1536, heads * 192, COLUMNS), Product(hidden, 576),
-        Product(512, heads * 256, COLUMNS), Product(heads * 128, hidden, ROWS),
-    )  # fmt: skip
-
-
-_DEEPSEEK = Shape(
-    61, 7168, 128, 128, 18432, 129280, head=192, value=128, experts=Experts(256, 8, 2048, 2048, 3),
-    attention=_latent(7168, 128), name="DeepSeek-V3",
-)  # fmt: skip
-_KIMI = Shape(
-    61, 7168, 64, 64, 18432, 163840, head=192, value=128, experts=Experts(384, 8, 2048, 2048, 1),
-    attention=_latent(7168, 64), name="Kimi K2",
-)  # fmt: skip
-_NANO = Shape(
-    52, 2688, 32, 2, 1856, 131072, gated=False, head=128, experts=Experts(128, 6, 1856, 3712),
-    pattern="MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", mamba=Mamba(64, 64, 128, 8),
-    name="Nemotron 3 Nano 30B-A3B",
-)  # fmt: skip
+#: The table's names, and ours: built-in models, and one whose sizes stand here.
+_BUILT_IN = {
+    "LLAMA3_8B": "llama3-8b", "LLAMA3_70B": "llama3-70b", "LLAMA3.1_405B": "llama3.1-405b", "DeepSeekV3": "deepseek-v3",
+    "Kimi_K2": "kimi-k2", "GPT OSS 120B": "gpt-oss-120b", "Qwen3_30B_a3B": "qwen3-30b-a3b",
+    "Qwen3_235B_a22B": "qwen3-235b-a22b",
+}  # fmt: skip
 MODELS = {
-    "LLAMA3_8B": Shape(32, 4096, 32, 8, 14336, 128256, name="Llama 3 8B"),
-    "LLAMA3_70B": Shape(80, 8192, 64, 8, 28672, 128256, name="Llama 3 70B"),
-    "LLAMA3.1_405B": Shape(126, 16384, 128, 8, 53248, 128256, name="Llama 3.1 405B"),
-    "DeepSeekV3": _DEEPSEEK,
-    "Kimi_K2": _KIMI,
-    "GPT OSS 120B": Shape(
-        36, 2880, 64, 8, 2880, 201088, head=64, experts=Experts(128, 4, 2880, biased=True), window=128, windowed=18,
-        name="GPT-OSS 120B",
+    **{theirs: replace(configurations.of(sizes.find(ours)), name=ours) for theirs, ours in _BUILT_IN.items()},
+    "Nemotron_3_Nano": Shape(
+        52, 2688, 32, 2, 1856, 131072, gated=False, head=128, experts=Experts(128, 6, 1856, 3712),
+        pattern="MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", mamba=Mamba(64, 64, 128, 8),
+        name="nemotron-3-nano-30b-a3b",
     ),
-    "Qwen3_30B_a3B": Shape(
-        48, 2048, 32, 4, 6144, 151936, head=128, experts=Experts(128, 8, 768), name="Qwen3 30B-A3B",
-    ),
-    "Qwen3_235B_a22B": Shape(
-        94, 4096, 64, 4, 12288, 151936, head=128, experts=Experts(128, 8, 1536), name="Qwen3 235B-A22B",
-    ),
-    "Nemotron_3_Nano": _NANO,
 }  # fmt: skip
 
 
@@ -87,7 +64,7 @@ def _run(row: Cells, place: int) -> PublishedRun:
     release, named = _heading(row.text("headings"))
     words = (values.text("Model") or named[0]).split(" (")[0]
     model = Cells({"Model": words}).one_of("Model", MODELS)
-    if "w/ MTP" in row.text("Model") or (model is _DEEPSEEK and release.startswith("26.")):
+    if "w/ MTP" in row.text("Model") or (words == "DeepSeekV3" and release.startswith("26.")):
         model = replace(model, mtp=1)
     gpu = (values.text("System") or named[1]).removeprefix("DGX-")
     gpus, each = values.whole("#-GPUs"), RACK if gpu.startswith("G") else 8

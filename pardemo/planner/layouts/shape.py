@@ -103,7 +103,8 @@ class Shape:
         gated: whether the MLP has a gate (SwiGLU), three products instead of two.
         tied: whether the head's weights are the embedding's. positions: learned position embeddings.
         attention: products of the projections; filled from the sizes where left out.
-        window: tokens that the attention of ``windowed`` layers sees; these are spread evenly.
+        window: tokens that the attention of ``windowed`` layers sees; these are spread evenly. chunked: whether that is
+            the part of the sequence that a token lies in (Llama 4), and not the last ones before it.
         pattern: of a hybrid model, a letter for each layer: M Mamba, * attention, - MLP, E experts. mamba: its mixer.
         mtp: further layers that each predict one more token (DeepSeek-V3's multi-token prediction) by the head.
     """
@@ -124,6 +125,7 @@ class Shape:
     name: str = ""
     window: int = 0
     windowed: int = 0
+    chunked: bool = False
     pattern: str = ""
     mamba: Mamba | None = None
     mtp: int = 0
@@ -234,6 +236,8 @@ class Shape:
         """Tokens that a token's attention sees, on average, in a layer of that kind."""
         if not layer.window or layer.window >= sequence:
             return sequence / 2 if causal else sequence
+        if self.chunked:
+            return layer.window / 2 if causal else layer.window
         return layer.window - layer.window**2 / (2 * sequence) if causal else layer.window
 
     def flops(self, sequence: int, causal: bool = True) -> float:

@@ -171,7 +171,7 @@ def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
     launches = _launching(job, layout) * blocks / 2
     if kind.mlp == "experts":
         routed = experts(job, layout)
-        products += routed.products / stack.grouped
+        products += routed.products
         moved += routed.moved
         launches += routed.launches
         parts.add("expert-parallel traffic", (6 if full else 4) * routed.exchange)  # there and back, in each pass

@@ -17,7 +17,7 @@ from pardemo.planner.layouts.work import Job
 
 FILE = "megatron.sh"
 ENVIRONMENT = {"MEGATRON": "Megatron-LM"}
-Flags = dict[str, int | float | str | bool]
+Flags = dict[str, int | float | str | bool | tuple[str, ...]]
 
 #: What a plan does not decide; a script that runs needs some value.
 OWN: Flags = {
@@ -39,6 +39,8 @@ def why_not(job: Job, layout: Layout, model: Model) -> str | None:
         return f"Megatron-LM has no {layout.schedule} schedule"
     if layout.sharding in ("zero2", "zero3") and layout.pp > 1:
         return "Megatron-FSDP takes the place of a pipeline"
+    if layout.offload and layout.pp > 1:
+        return "Megatron-core offloads no activations in a pipeline"
     if layout.sequence_parallel and layout.tp == 1:
         return "sequence parallelism goes with tensor parallelism; TP is 1"
     if shape.experts and layout.tp > 1 and not layout.sequence_parallel:
@@ -134,6 +136,13 @@ def _memory(job: Job, layout: Layout) -> Flags:
     arguments |= _PRECISIONS[job.precision]
     if not job.fused:
         arguments["attention-backend"] = "unfused"
+    if job.started_by_graphs:
+        arguments |= {
+            "cuda-graph-impl": "transformer_engine",
+            "cuda-graph-scope": ("attn", "moe_router", "moe_preprocess"),
+        }
+    if layout.offload:
+        arguments |= {"cpu-offloading": True, "cpu-offloading-num-layers": layout.offload}
     if layout.recompute == "full":
         arguments |= {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
     elif layout.recompute == "selective":
@@ -286,9 +295,11 @@ _CONNECTIONS = {
 }
 
 
-def argument(name: str, value: int | float | str | bool) -> str:
-    """One argument as a shell reads it."""
-    return f"--{name}" if value is True else f"--{name} {shlex.quote(str(value))}"
+def argument(name: str, value: int | float | str | bool | tuple[str, ...]) -> str:
+    """One argument as a shell reads it; several words of a tuple."""
+    if value is True:
+        return f"--{name}"
+    return f"--{name} {shlex.join(value if isinstance(value, tuple) else [str(value)])}"
 
 
 def command(job: Job, torchrun: str) -> str:

@@ -32,6 +32,8 @@ def why_not(job: Job, layout: Layout, model: Model) -> str | None:
     for name in ("cp", "ep", "etp", "chunks"):
         if (value := getattr(layout, name)) > 1:
             return f"nanotron.yaml has no {name} {value}"
+    if layout.offload:
+        return "nanotron.yaml has no offload of activations, layer by layer"
     if layout.sharding not in ("none", "zero1"):
         return f"nanotron has no {layout.sharding}"
     if layout.shard_group and layout.shard_group < layout.replicas:

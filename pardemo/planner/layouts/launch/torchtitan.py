@@ -40,6 +40,8 @@ def why_not(job: Job, layout: Layout, model: Model) -> str | None:
         return f"torchtitan has no model like {model.name} ({model.kind})"
     if layout.sharding in ("zero1", "zero2"):
         return f"torchtitan has no {layout.sharding}"
+    if layout.offload:
+        return "torchtitan.toml has no offload of activations, layer by layer"
     if layout.context != "ring":
         return f"torchtitan has no {layout.context} among context-parallel ranks"
     if layout.sharding == "none" and layout.replicas > 1 and layout.tp * layout.cp * layout.pp > 1:

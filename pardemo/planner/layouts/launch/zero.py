@@ -19,9 +19,11 @@ ENVIRONMENT = {"SCRIPT": "train.py"}
 
 def why_not(job: Job, layout: Layout, model: Model) -> str | None:
     """Why DeepSpeed's ZeRO alone cannot run the layout; None where it can."""
-    for name in ("tp", "pp", "cp", "ep"):
+    for name in ("tp", "pp", "cp", "ep", "etp"):
         if (value := getattr(layout, name)) > 1:
             return f"ZeRO alone has no {name.upper()} {value}"
+    if layout.offload:
+        return "DeepSpeed has no offload of activations, layer by layer"
     if layout.shard_group and layout.shard_group < layout.replicas:
         return f"groups of {layout.shard_group} that share states are FSDP's, not DeepSpeed's"
     return "DeepSpeed's products are bf16's" if job.rate > 1 else None
