@@ -4,13 +4,16 @@ Programs that are installed read it with their own code; of Megatron-LM that is 
 parses its arguments comes with the repository only.
 """
 
+import ast
 import dataclasses
 import itertools
 import json
 import os
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import yaml
@@ -79,12 +82,12 @@ def written(tmp_path, model, layout, program="megatron-core", **changes) -> dict
 
 
 def started(tmp_path: Path, script: str, *arguments: str, **environment: str) -> list[list[str]]:
-    """The words of each torchrun, accelerate or srun that a script starts, read by the shell itself."""
+    """The words of each launcher or srun that a script starts, read by the shell itself."""
     there = tmp_path / "bin"
     there.mkdir(exist_ok=True)
     log = tmp_path / "log"
     log.unlink(missing_ok=True)
-    for name in ("torchrun", "accelerate", "scontrol"):
+    for name in ("torchrun", "accelerate", "deepspeed", "scontrol"):
         noted = f'printf "%s\\0" {name} "$@" >> {log}; echo >> {log}'
         (there / name).write_text(f"#!/bin/bash\n{noted}\necho host0\n")
     (there / "srun").write_text('#!/bin/bash\nshift\nexec "$@"\n')
@@ -269,7 +272,8 @@ def test_states_that_are_shared_whole(tmp_path, layout):
     files = written(tmp_path, "llama3-8b", layout, "torchtitan")
     first, *rest = files
     assert first == "torchtitan.toml"
-    assert set(rest) - {"accelerate.yaml", "deepspeed.json"} == {"megatron.sh", "slurm.sbatch", "kubernetes.yaml"}
+    others = {"torchtitan_config.py", "megatron.sh", "slurm.sbatch", "kubernetes.yaml"}
+    assert set(rest) - {"accelerate.yaml", "deepspeed.json"} == others
     assert ("deepspeed.json" in rest) == (layout.shard_group == 0)
     config, _, parallel = megatron_configs(megatron_arguments(tmp_path, "--nnodes", "8"))
     assert same(config, layout)
@@ -298,6 +302,70 @@ def test_torchtitans_pipeline_is_cut_as_planned(tmp_path):
     assert training["local_batch_size"] // degrees["pipeline_parallel_microbatch_size"] == ONE_STAGE.accumulation
     assert training["global_batch_size"] == training["local_batch_size"] * ONE_STAGE.dp == ONE_STAGE.batch
     assert found["compile"]["enable"]
+
+
+def read_python(text: str, monkeypatch) -> dict[str, dict]:
+    """What ``torchtitan_config.py`` calls with which keywords, with stand-ins for torchtitan's modules."""
+    tree, modules = ast.parse(text), {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            modules[node.module] = mock.MagicMock()
+            monkeypatch.setitem(sys.modules, node.module, modules[node.module])
+    names: dict = {}
+    exec(compile(tree, "torchtitan_config.py", "exec"), names)
+    names["planned"]()
+    called = {"registry": next(value for name, value in modules.items() if ".models." in name and "common" not in name)}
+    found = {"flavor": called["registry"].model_registry.call_args.args[0]}
+    for name in ("TrainingConfig", "ParallelismConfig", "CompileConfig"):
+        found[name] = getattr(modules["torchtitan.config"], name).call_args.kwargs
+    whole = modules["torchtitan.trainer"].Trainer.Config.call_args.kwargs
+    return found | {"recompute": whole["activation_checkpoint"], "registry": called["registry"].model_registry}
+
+
+@pytest.mark.parametrize(
+    ("layout", "program"),
+    [(SHARDED, "torchtitan"), (GROUPS, "torchtitan"), (ONE_STAGE, "torchtitan-compiled"),
+     (Layout(dp=16, cp=4, sharding="zero3", accumulation=2), "torchtitan")],
+)  # fmt: skip
+def test_torchtitans_python_says_what_its_toml_says(tmp_path, monkeypatch, layout, program):
+    """The field's names were tried by hand with the classes of that commit."""
+    files = written(tmp_path, "llama3-8b", layout, program)
+    toml, found = tomllib.loads(files["torchtitan.toml"]), read_python(files["torchtitan_config.py"], monkeypatch)
+    training, degrees = found["TrainingConfig"], dict(found["ParallelismConfig"])
+    assert training["max_context_length"] == toml["training"]["seq_len"] == 8192
+    assert training["num_tokens_per_microbatch_per_dp_rank"] == layout.micro_batch * 8192
+    assert training["num_tokens_per_train_step"] == toml["training"]["global_batch_size"] * 8192
+    assert training["disable_cuda_graphs"]
+    assert degrees.pop("num_pp_microbatches", 1) == (layout.accumulation if layout.pp > 1 else 1)
+    assert degrees.pop("context_parallel_load_balancer", None) == ("ptrr" if layout.cp > 1 else None)
+    assert degrees == {key: value for key, value in toml["parallelism"].items() if "microbatch" not in key}
+    assert found["flavor"] == toml["model"]["flavor"] == "8B"
+    assert found["CompileConfig"]["enable"] == toml["compile"]["enable"]
+    assert (found["recompute"] is None) == (layout.recompute == "none")
+    assert "# for torchtitan's main branch at b5bcd76c6 (2026-08-21)" in files["torchtitan_config.py"]
+    assert "up to 0.2.2" in files["torchtitan.toml"]
+
+
+def test_a_job_takes_the_configuration_that_its_torchtitan_reads(tmp_path):
+    layout = Layout(dp=16, sharding="zero3")
+    written(tmp_path, "llama3-8b", layout, "torchtitan")
+    there = tmp_path / "out" / "torchtitan"
+    for file, told in (
+        ("job_config.py", ["--job.config_file", str(tmp_path / "out" / "torchtitan.toml")]),
+        ("configs.py", ["--module", "torchtitan_config", "--config", "planned"]),
+    ):
+        (there / "torchtitan" / "config").mkdir(parents=True, exist_ok=True)
+        (there / "torchtitan" / "config" / file).touch()
+        [words] = started(tmp_path, "slurm.sbatch", SLURM_SUBMIT_DIR=str(tmp_path / "out"), SLURM_CPUS_PER_TASK="32",
+                          SLURM_JOB_NODELIST="host[0-1]", SLURM_NODEID="1")  # fmt: skip
+        assert words[words.index("torchtitan.train") + 1 :] == told
+
+
+def test_experts_that_torchtitans_main_branch_cannot_cut_have_the_toml_alone(tmp_path):
+    layout = Layout(tp=2, dp=8, sharding="zero3", sequence_parallel=True)
+    files = written(tmp_path, "qwen3-30b-a3b", layout, "torchtitan")
+    assert "torchtitan_config.py" not in files
+    assert "is not there: torchtitan's main branch cuts no experts by ETP 1" in files["torchtitan.toml"]
 
 
 def test_a_flavor_that_torchtitan_lacks_is_said(tmp_path):

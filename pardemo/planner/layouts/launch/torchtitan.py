@@ -1,13 +1,14 @@
-"""torchtitan's job config for a layout: ``torchtitan.toml``.
+"""torchtitan's job config for a layout: ``torchtitan.toml``, and the same in Python, ``torchtitan_config.py``.
 
 Names are those of ``torchtitan/config/job_config.py`` in pytorch/torchtitan at commit 6404b932421f5ce382e7dac5ad381b2c1
 7b1373c, and of ``models/deepseek_v3/train_configs/deepseek_v3_671b.toml`` at 0a8d2b0a6b4ebadee4f99e7cbc924714adf4a0d1
-(``hf_assets_path``, ``[compile]``, ``expert_tensor_parallel_degree``). Its releases until 0.2 read such a file; its
-main branch of 2026 has the same fields in Python (``config_registry.py``).
+(``hf_assets_path``, ``[compile]``, ``expert_tensor_parallel_degree``). Its releases until 0.2.2 read such a file; its
+main branch since February 2026 (pull request 2386) is configured in Python: :mod:`.torchtitan_python`.
 """
 
 import json
 
+from pardemo.planner.layouts.launch import torchtitan_python
 from pardemo.planner.layouts.launch.facts import Model
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.work import Job
@@ -137,10 +138,14 @@ def _parallelism(job: Job, layout: Layout) -> Section:
 
 
 def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
-    """``torchtitan.toml``; hf_assets_path and dataset are those of its tests."""
-    lines = [f"# {model.name}: {layout}, {layout.gpus} GPUs, {layout.batch} samples of {job.sequence} tokens a step",
-            "# for torchtitan 0.2; its main branch of 2026 is configured in Python",
-            "# lr, steps, dataset and the tokenizer in hf_assets_path are not the plan's: put in your own"]  # fmt: skip
+    """Both files, of which a job takes the one that the torchtitan it finds can read.
+
+    ``hf_assets_path`` and dataset are those of torchtitan's tests.
+    """
+    lines = [
+        f"# {model.name}: {layout}, {layout.gpus} GPUs, {layout.batch} samples of {job.sequence} tokens a step",
+        "# lr, steps, dataset and the tokenizer in hf_assets_path are not the plan's: put in your own",
+    ]
     if flavor(model) is None:
         shape = model.shape
         lines.append(
@@ -148,17 +153,38 @@ def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
             f"({shape.layers} layers, {shape.hidden} wide, {shape.heads} heads, {shape.groups} key-value heads, "
             f"MLP {shape.middle}, {shape.vocabulary} words)"
         )
-    for section, values in config(job, layout, model).items():
-        lines += [
+    later, sections = torchtitan_python, config(job, layout, model)
+    why = later.why_not(job, layout)
+    after = f"{later.FILE} is for its main branch" if why is None else f"{later.FILE} is not there: {why}"
+    toml = [lines[0], f"# for torchtitan 0.2, up to 0.2.2; {after}", *lines[1:]]
+    for section, values in sections.items():
+        toml += [
             "",
             f"[{section}]",
             *(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()),
         ]
-    return {FILE: "\n".join(lines) + "\n"}
+    files = {FILE: "\n".join(toml) + "\n"}
+    if why is None:
+        version = (
+            f"# for torchtitan's main branch at {later.COMMIT} ({later.DATE}); its releases up to 0.2.2 read {FILE}"
+        )
+        named = flavor(model) or model.name
+        files[later.FILE] = later.text(
+            job, layout, name_of(model), named, sections["parallelism"], [lines[0], version, *lines[1:]]
+        )
+    return files
 
 
 def command(job: Job, torchrun: str) -> str:
-    """Started in torchtitan's folder, where the tokenizer and the samples of its tests are."""
+    """Started in torchtitan's folder, where the tokenizer and the samples of its tests are.
+
+    Which of the two configurations is read is said by a file that this folder has since February 2026.
+    """
     each = min(job.machine.host_gpus, job.machine.gpus)
     start = f"torchrun --nproc_per_node {each} {torchrun} -m torchtitan.train"
-    return f'file="$PWD/{FILE}"; cd "${{TORCHTITAN:-.}}" && {start} --job.config_file "$file"'
+    module = torchtitan_python.FILE.removesuffix(".py")
+    toml = f'set -- --job.config_file "$here/{FILE}"'
+    python = f"set -- --module {module} --config {torchtitan_python.FUNCTION}; " \
+             'export PYTHONPATH="$here${PYTHONPATH:+:$PYTHONPATH}"'  # fmt: skip
+    choice = f"if [ -e torchtitan/config/configs.py ]; then {python}; else {toml}; fi"
+    return f'here="$PWD"; cd "${{TORCHTITAN:-.}}" && {choice} && {start} "$@"'
