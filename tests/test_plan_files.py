@@ -87,30 +87,33 @@ def test_a_gpu_without_bf16_gets_fp16_with_loss_scaling(gpu, precision):
     deepspeed_settings.check(alone, 4, on_cpu=False)
 
 
-REFUSED = [
-    ({"tp": 2, "gpus": 8}, BASE, "runs ZeRO alone; Megatron-LM would run --tp 2 --pp 1"),
-    ({"pp": 2, "gpus": 8}, BASE, "runs ZeRO alone; Megatron-LM would run --tp 1 --pp 2"),
-    ({"job": {"adapter": None}}, BASE, r"trains LoRA adapters, not all parameters \(--full\); transformers' Trainer"),
-    ({"engines": ("fsdp2",)}, BASE, "--write needs a ZeRO stage: pardemo finetune runs DeepSpeed, not FSDP2"),
-]
-
-
-@pytest.mark.parametrize(("changes", "base", "told"), REFUSED)
-def test_what_finetune_cannot_run_is_not_written(changes, base, told, tmp_path):
-    with pytest.raises(ValueError, match=told) as refused:
-        files.write(tmp_path / "out", request(**changes), row(), base)
+@pytest.mark.parametrize("changes", [{"tp": 2}, {"pp": 2}])
+def test_what_nobody_runs_is_not_written(changes, tmp_path):
+    with pytest.raises(ValueError, match=r"run ZeRO and FSDP2 alone; Megatron-LM would run --tp \d --pp \d") as refused:
+        files.write(tmp_path / "out", request(gpus=8, **changes), row(), BASE)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("changes", "engine", "written"),
     [
-        (["--model", "llama2-7b"], "trains Baichuan2, not llama; transformers' Trainer would run it"),
-        (["--full"], "not all parameters (--full)"),
-        (["--tp", "2"], "Megatron-LM would run --tp 2"),
-        (["--model", "FILE"], "needs the model's folder, not a file"),
+        ({}, "zero-2", "recipe.yaml"),
+        ({"job": {"adapter": None}}, "zero-2", "train.py"),
+        ({"engines": ("fsdp2",)}, "fsdp2", "train.py"),
+        ({}, "fsdp2", "train.py"),  # where nothing else fits
     ],
+)
+def test_what_finetune_does_not_run_is_for_the_trainer(changes, engine, written, tmp_path):
+    names = files.write(tmp_path / "out", request(**changes), row(engine), BASE)
+    assert written in names
+    assert ("recipe.yaml" in names) != ("train.py" in names)
+    assert ("ds_config.json" in names) == (engine != "fsdp2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [(["--tp", "2"], "Megatron-LM would run --tp 2"), (["--model", "FILE"], "needs the model's folder, not a file")],
 )
 def test_the_command_refuses_before_any_dry_run(arguments, told, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(table, "jobs", lambda request: pytest.fail("a dry run"))
@@ -121,6 +124,20 @@ def test_the_command_refuses_before_any_dry_run(arguments, told, tmp_path, monke
     assert told in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("asked", [["--zero", "3", "--full"], ["--zero", "fsdp2"]])
+def test_the_command_writes_for_other_models(asked, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(project, "available_cores", lambda: 1)
+    examples.config("llama").save_pretrained(tmp_path / "llama")
+    arguments = ["--model", str(tmp_path / "llama"), "--gpus", "4", "--sequence", "64", "--per-step", "128"]
+    rest = ["--checkpointing", "on", "--batch", "8", "--json", "--write", str(tmp_path / "out")]
+    assert main(["plan", *arguments, *asked, *rest]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert sorted(found["written"]) == sorted(path.name for path in (tmp_path / "out").iterdir())
+    script = (tmp_path / "out" / "train.py").read_text()
+    assert f'ENGINE, RANKS = "{found["rows"][found["recommended"]]["engine"]}", 4\n' in script
+    assert ("LORA: dict[str, Any] | None = None\n" in script) == ("--full" in asked)
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,16 @@ from torch import nn
 
 
 class Lora(Protocol):
-    """A recipe's ``lora`` section, or a planned job's adapter."""
+    """A recipe's ``lora`` section, or a planned job's adapter; neither can be changed."""
 
-    target: Sequence[str]
-    rank: int
-    alpha: float
-    dropout: float
+    @property
+    def target(self) -> Sequence[str]: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def alpha(self) -> float: ...
+    @property
+    def dropout(self) -> float: ...
 
 
 def settings(lora: Lora, model: nn.Module) -> Any:

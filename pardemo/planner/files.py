@@ -1,12 +1,18 @@
 """Writing a plan down: DeepSpeed's and Accelerate's configuration, the recipe, and ways to launch it."""
 
+import json
 from pathlib import Path
 from typing import Any
 
-from pardemo import project
+from pardemo import extras, project
+
+with extras.needed_by(__name__):
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
 from pardemo.baichuan2 import Baichuan2Config
 from pardemo.finetune.recipes import recipe, strict_yaml
 from pardemo.finetune.recipes.recipe_schema import Recipe
+from pardemo.planner import trainer_files
 from pardemo.planner.table import PlanRow, Request
 from pardemo.planner.timing import overlaps
 
@@ -17,50 +23,50 @@ FP16 = {"loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000, "
 
 
 def check(request: Request, base: Recipe) -> None:
-    """Raises ValueError, in one line that says what would run it, for a job that ``pardemo finetune`` cannot run."""
+    """Raises ValueError, in one line, for a job of which no files are written.
+
+    Baichuan2 with LoRA under DeepSpeed is ``pardemo finetune``'s; any other is for Transformers' Trainer.
+    """
     job = request.job
     if request.tp * request.pp > 1:
-        raise ValueError(f"--write: pardemo finetune runs ZeRO alone; Megatron-LM would run --tp {request.tp} --pp "
-                         f"{request.pp}")  # fmt: skip
-    other = "transformers' Trainer would run it, with DeepSpeed set as the row says"
-    if not isinstance(job.config, Baichuan2Config):
-        raise ValueError(f"--write: pardemo finetune trains Baichuan2, not {job.config.model_type}; {other}")
-    if job.adapter is None:
-        raise ValueError(f"--write: pardemo finetune trains LoRA adapters, not all parameters (--full); {other}")
-    if not any(engine.startswith("zero") for engine in request.engines):
-        raise ValueError("--write needs a ZeRO stage: pardemo finetune runs DeepSpeed, not FSDP2; accelerate would")
+        raise ValueError(f"--write: pardemo finetune and Transformers' Trainer run ZeRO and FSDP2 alone; Megatron-LM "
+                         f"would run --tp {request.tp} --pp {request.pp}")  # fmt: skip
     if recipe.locate(base.model.path).is_file():
-        raise ValueError(f"--write: pardemo finetune needs the model's folder, not a file: {base.model.path}")
+        raise ValueError(f"--write: what trains needs the model's folder, not a file: {base.model.path}")
+    if type(job.config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(f"--write: Transformers has no causal language model {job.config.model_type}")
 
 
 def write(folder: str | Path, request: Request, row: PlanRow, base: Recipe) -> list[str]:
     """Writes the files of ``row`` into ``folder`` and returns their names.
 
-    Each is written whole or not at all. ``ds_config.json`` and ``accelerate.yaml`` stand alone; the recipe has the same
-    settings for ``pardemo finetune``.
+    Each is written whole or not at all. Of Baichuan2 with LoRA under DeepSpeed they are a recipe with the same settings
+    beside ``ds_config.json`` and ``accelerate.yaml``, which stand alone; else those of
+    :mod:`pardemo.planner.trainer_files`.
 
     Args:
         base: what the plan does not decide, and the model's folder.
 
     Raises:
         OSError: the folder cannot be written.
-        ValueError: ``pardemo finetune`` does not run such a job; see :func:`check`.
+        ValueError: see :func:`check`.
     """
     check(request, base)
-    if row.stage is None:
-        raise ValueError("--write needs a ZeRO stage: pardemo finetune runs DeepSpeed, not FSDP2; accelerate would")
     out = Path(folder)
-    texts = {
-        "accelerate.yaml": strict_yaml.dump(accelerate(request)),
-        "hostfile": hostfile(request),
-        "launch.sh": launch(request),
-        "job.slurm": slurm(request),
-    }
-    project.write_json(out / "ds_config.json", deepspeed(request, row, base))
-    recipe.save(as_recipe(request, row, base), out / "recipe.yaml")
+    if not (isinstance(request.job.config, Baichuan2Config) and request.job.adapter and row.stage is not None):
+        texts = trainer_files.texts(request, row, base, {} if row.stage is None else deepspeed(request, row, base))
+    else:
+        texts = {
+            "ds_config.json": json.dumps(deepspeed(request, row, base), indent=1) + "\n",
+            "recipe.yaml": strict_yaml.dump(recipe.to_dict(as_recipe(request, row, base))),
+            "accelerate.yaml": strict_yaml.dump(accelerate(request)),
+            "hostfile": hostfile(request),
+            "launch.sh": launch(request),
+            "job.slurm": slurm(request),
+        }
     for name, text in texts.items():
         project.write_atomically(out / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))
-    return ["ds_config.json", "recipe.yaml", *texts]
+    return list(texts)
 
 
 def deepspeed(request: Request, row: PlanRow, base: Recipe) -> dict[str, Any]:
@@ -128,7 +134,11 @@ def accelerate(request: Request) -> dict[str, Any]:
     return {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "DEEPSPEED",
-        "deepspeed_config": {"deepspeed_config_file": "ds_config.json", "zero3_init_flag": False},
+        "deepspeed_config": {
+            "deepspeed_config_file": "ds_config.json", "zero3_init_flag": False,
+            # else it would start pdsh, on each host, which starts all of them
+            **({"deepspeed_multinode_launcher": "standard"} if cluster.hosts > 1 else {}),
+        },
         "machine_rank": 0,
         "main_training_function": "main",
         "num_machines": cluster.hosts,

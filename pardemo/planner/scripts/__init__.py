@@ -1,0 +1,1 @@
+"""Scripts that a plan writes beside its configuration."""
