@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING, LlamaConfig
 from pardemo import World
 from pardemo.cli import main
 from pardemo.finetune.recipes import recipe
-from pardemo.planner import backwards, engines, examples, files, hardware, models, reasons, table
+from pardemo.planner import analytic, engines, examples, files, hardware, models, reasons, table
 from pardemo.planner.job import Adapter, RankJob
 from pardemo.planner.layouts import configurations
 
@@ -84,24 +84,24 @@ def test_fsdp2_is_compared_but_not_recommended_beside_zero(found, tmp_path):
 
 
 def test_nothing_fits_names_the_smallest_cluster(monkeypatch):
-    monkeypatch.setattr(backwards, "MOST_EXPONENT", 2)
-    monkeypatch.setattr(backwards, "least_bytes", lambda request, gpus, *_: 1e9 / gpus)
+    monkeypatch.setattr(analytic, "MOST_EXPONENT", 2)
+    monkeypatch.setattr(analytic, "least_bytes", lambda request, gpus, *_: 1e9 / gpus)
     tight = request(gpus=1, room=0.3e9 / (1 - table.RESERVE), engines=("zero-0",), checkpointing=(True,), batches=(8,))
     plan = table.plan(tight)
     assert plan.best is None
     assert reasons.why(plan) == "nothing fits"
-    assert "the smallest cluster that works is 4 × toy" in backwards.smallest_cluster(tight)
-    monkeypatch.setattr(backwards, "MOST_EXPONENT", 1)
-    assert "not even 2 × toy hold it" in backwards.smallest_cluster(tight)
+    assert "the smallest cluster that works is 4 × toy" in analytic.smallest_cluster(tight)
+    monkeypatch.setattr(analytic, "MOST_EXPONENT", 1)
+    assert "not even 2 × toy hold it" in analytic.smallest_cluster(tight)
 
 
 def test_gpus_that_are_enough_are_not_told_as_too_few(monkeypatch):
     """8 samples at once do not fit one GPU, and two would: what was asked for is in the way, not the cluster."""
-    monkeypatch.setattr(backwards, "least_bytes", lambda request, gpus, *_: 0.2e9)
+    monkeypatch.setattr(analytic, "least_bytes", lambda request, gpus, *_: 0.2e9)
     tight = request(gpus=1, room=0.3e9 / (1 - table.RESERVE), engines=("zero-0",), checkpointing=(True,), batches=(8,))
     assert table.plan(tight).best is None
-    told = backwards.smallest_cluster(tight)
-    assert told.startswith("these GPUs hold it with checkpointing and micro-batches of 1 or 2: leave out --batch")
+    told = analytic.smallest_cluster(tight)
+    assert told.startswith("these GPUs hold it with checkpointing and micro-batches of 1: leave out --batch")
     assert "smallest cluster" not in told
 
 

@@ -8,7 +8,7 @@ from test_plan_reasons import plan, row
 
 from pardemo.cli import main
 from pardemo.finetune.recipes import recipe
-from pardemo.planner import backwards, command, questions, table
+from pardemo.planner import analytic, command, questions
 from pardemo.planner.job import Adapter
 from pardemo.planner.layouts import explain
 
@@ -17,7 +17,7 @@ from pardemo.planner.layouts import explain
 def asked(monkeypatch):
     """The requests that come out of the command line."""
     found = []
-    monkeypatch.setattr(table, "plan", lambda request, *how: found.append(request) or plan(row()))
+    monkeypatch.setattr(analytic, "plan", lambda request: found.append(request) or plan(row()))
     return found
 
 
@@ -60,8 +60,10 @@ def test_the_command_line_is_what_is_planned(asked, written):
 
 
 def test_where_nothing_fits_the_least_is_told_and_the_exit_is_2(asked, monkeypatch, capsys):
-    monkeypatch.setattr(table, "plan", lambda *how: plan(row(gigabytes=95), row(gigabytes=91.5), row(gigabytes=120)))
-    monkeypatch.setattr(backwards, "smallest_cluster", lambda request: "ask for more")
+    monkeypatch.setattr(
+        analytic, "plan", lambda request: plan(row(gigabytes=95), row(gigabytes=91.5), row(gigabytes=120))
+    )
+    monkeypatch.setattr(analytic, "smallest_cluster", lambda request: "ask for more")
     assert main(["plan"]) == 2
     told = capsys.readouterr().err.splitlines()[-1]
     room = 79.33 * 1.073741824 * 0.98  # GiB of an A800 in GB, less what stays free
@@ -73,10 +75,10 @@ def test_where_nothing_fits_the_least_is_told_and_the_exit_is_2(asked, monkeypat
 JOB = ["--model", "llama3-8b", "--gpus", "8", "--gpu", "H100"]
 #: Options that a question would ignore, and what is told.
 FOREIGN = [
-    (["--search", *JOB, "--tp", "2"], "--search has no use for --tp: --tp goes with a plan by dry runs; one layout is"),
+    (["--search", *JOB, "--tp", "2"], "--search has no use for --tp: --tp goes with a fine-tune's plan; one layout is"),
     (
         ["--search", *JOB, "--pp", "1"],
-        "--pp: --pp goes with a plan by dry runs; one layout is asked for as --explain pp=",
+        "--pp: --pp goes with a fine-tune's plan; one layout is asked for as --explain pp=",
     ),
     (["--search", *JOB, "--zero", "2"], "--explain sharding=zero1"),
     (["--search", *JOB, "--batch", "2"], "--explain micro_batch=2"),
@@ -91,7 +93,7 @@ FOREIGN = [
     (["--explain", "tp=2", *JOB, "--tp", "2"], "--explain has no use for --tp"),
     (
         ["--explain", "tp=2", *JOB, "--all"],
-        "--explain has no use for --all: --all goes with a plan by dry runs or --sea",
+        "--explain has no use for --all: --all goes with a fine-tune's plan or --sea",
     ),
     (["--against", "x.csv", "--model", "gpt2"], "--against has no use for --model"),
     (["--against", "x.csv", "--gpu", "H100"], "--against takes --gpu as a profile.json only, not 'H100'"),

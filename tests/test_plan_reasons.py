@@ -6,7 +6,7 @@ import random
 import pytest
 
 from pardemo.cli import main
-from pardemo.planner import command, hardware, reasons, table
+from pardemo.planner import analytic, command, hardware, reasons, table
 from pardemo.planner.examples import config
 from pardemo.planner.job import RankJob
 from pardemo.planner.memory import BUILT_SHARDED, Estimate
@@ -110,7 +110,7 @@ def test_building_a_model_whole_is_told_beside_the_step_and_how_to_go_without():
 )
 def test_steps_are_counted_with_the_samples_of_a_step_that_are_asked_for(per_step, steps, monkeypatch):
     asked = []
-    monkeypatch.setattr(table, "plan", lambda request, *how: asked.append(request) or plan(row()))
+    monkeypatch.setattr(analytic, "plan", lambda request: asked.append(request) or plan(row()))
     arguments = ["plan", "--json"] + ([] if per_step is None else ["--per-step", str(per_step)])
     assert main(arguments) == 0
     request = asked[0]

@@ -110,16 +110,14 @@ def test_a_plan_writes_the_recommended_row(tmp_path, capsys, monkeypatch):
         RankJob(config("llama"), sequence=64), table.Hardware(gpu("A800-80GB"), 2), 8, 10, engines=("zero-1",),
         checkpointing=(True, False), offloads=("none",),
     )  # fmt: skip
-    monkeypatch.setattr(command, "_request", lambda arguments: (request, None))
-    monkeypatch.setattr(command.worker, "server", lambda: None)
-    monkeypatch.setattr(command.project, "available_cores", lambda: 1)
+    monkeypatch.setattr(command, "_request", lambda arguments, light: (request, None))
     file = tmp_path / "there" / "plan.pickle"
     assert main(["plan", "--json", "--snapshot", str(file)]) == 0
     said = json.loads(capsys.readouterr().out)
-    row = said["rows"][said["recommended"]]
+    row = said["dry_run"]
     most, kinds = replayed(pickle.loads(file.read_bytes()))
     assert most == row["peak_bytes"]
-    assert {name: kinds.get(name, 0) for name in LINES} == {name: row["lines"][name] for name in LINES}
+    assert {name: kinds.get(name, 0) for name in LINES} == {name: row["lines"].get(name, 0) for name in LINES}
 
 
 def test_a_folder_is_refused_before_anything_is_planned(tmp_path, capsys):

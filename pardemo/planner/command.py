@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pardemo import project
-from pardemo.planner import questions, worker
+from pardemo.planner import questions
 from pardemo.planner.layouts import command as layout_command
 
 if TYPE_CHECKING:
@@ -54,47 +53,56 @@ def _plan(arguments: argparse.Namespace) -> int:
 
         return measured.command(arguments.measure, arguments.gpus, arguments.json)
 
-    if (cores := project.available_cores()) > 1:
-        worker.server()  # it imports what this process does, beside it
-    request, base = _request(arguments)
-    from pardemo.planner import backwards, files, table
+    light = not (arguments.write or arguments.snapshot or arguments.dry_run)
+    request, base = _request(arguments, light)
+    from pardemo.planner import analytic
 
     if arguments.write:
-        files.check(request, base)  # before minutes of dry runs
+        from pardemo.planner import files
+
+        files.check(request, base)
     snapshot_file = layout_command.snapshot_file(arguments)
-    _progress("dry runs, an engine on each core")
-    plan = table.plan(request, _progress, cores)
+    plan = analytic.plan(request)
     if plan.best is None:
         least = min(plan.rows, key=lambda row: row.peak_bytes)
         raise ValueError(
             f"{request.cluster.gpus} × {request.cluster.gpu.name} hold it under no choice; the least is "
             f"{least.peak_bytes / 1e9:.1f} GB of {request.cluster.room / 1e9:.1f}; "
-            + backwards.smallest_cluster(request)
+            + analytic.smallest_cluster(request)
         )
     answers = _answers(plan) if arguments.backwards else {}
     written = files.write(arguments.write, request, plan.best, base) if arguments.write else []
-    if snapshot_file:
+    dry = None
+    if arguments.dry_run or snapshot_file:  # a snapshot has the tensors that an engine really makes
+        from pardemo.planner import checked
+
+        _progress(f"the dry run of {plan.best.engine}, which takes seconds to a minute")
+        dry = checked.beside(request, plan.best)
+    if snapshot_file and dry is not None:
         from pardemo.meters.snapshot import write
         from pardemo.planner import snapshot
 
-        _progress("the recommended row's tensors")
-        write(snapshot_file, snapshot.of_row(request, plan.best))
+        write(snapshot_file, snapshot.of_row(request, replace(plan.best, memory=dry.run)))
     if arguments.json:
         told = {"written": written, "snapshot": arguments.snapshot}
-        print(json.dumps(as_json(plan) | answers | told, indent=1))
+        beside = {} if dry is None else {"dry_run": dry.as_json()}
+        print(json.dumps(as_json(plan) | answers | beside | told, indent=1))
     else:
         print(as_text(plan, None if arguments.all else SHOWN))
         for name, value in answers.items():
             print(f"{name.replace('_', ' ')}: {value:,}" if value is not None else f"{name.replace('_', ' ')}: none")
+        if dry is not None:
+            print(dry.as_text())
         if written:
             print(f"written to {arguments.write}: {', '.join(written)}")
         layout_command.print_snapshot(arguments)
     return 0
 
 
-def _request(arguments: argparse.Namespace) -> tuple["Request", Any]:
+def _request(arguments: argparse.Namespace, light: bool = False) -> tuple["Request", Any]:
+    """The request that the options describe, and its recipe; ``light``: without Transformers where that will do."""
     from pardemo.finetune.recipes import recipe
-    from pardemo.planner import models, profile
+    from pardemo.planner import profile
     from pardemo.planner.job import Adapter, RankJob
     from pardemo.planner.table import ENGINES, Hardware, Request
 
@@ -110,12 +118,12 @@ def _request(arguments: argparse.Namespace) -> tuple["Request", Any]:
         arguments.price,
     )
     base = _on_model(base, arguments.model)
-    config = models.find(arguments.model or _model_of(base.model.path))
+    config = _config(arguments.model or _model_of(base.model.path), light)
     if config.model_type == "baichuan":
         config.loss_head = train.loss_head
     target = tuple(arguments.target.split(",")) if arguments.target else base.lora.target
     if not arguments.full and arguments.target is None and config.model_type != "baichuan":  # the recipe's: Baichuan2's
-        target = models.lora_target(config)
+        target = _target(config)
     adapter = None if arguments.full else Adapter(base.lora.rank, target, base.lora.alpha, base.lora.dropout)
     zero = (base.deepspeed or {}).get("zero_optimization", {})
     job = RankJob(
@@ -123,6 +131,7 @@ def _request(arguments: argparse.Namespace) -> tuple["Request", Any]:
         checkpointing=train.gradient_checkpointing, labels=arguments.labels, clipping=train.max_grad_norm,
         zero={key: value for key, value in zero.items() if key not in _OF_A_ROW},
         precision="fp16" if train.precision == "fp16" or not cluster.gpu.bf16 else "bf16",
+        base=arguments.base or "bf16", optimizer=arguments.optimizer or "adamw", fused_loss=arguments.fused_loss,
     )  # fmt: skip
     per_step = arguments.per_step or train.per_device_batch * train.accumulation * base.world.ranks
     # rounded up over ranks, micro-batches and accumulation in turn, which is the same as at once
@@ -134,6 +143,28 @@ def _request(arguments: argparse.Namespace) -> tuple["Request", Any]:
         checkpointing=(True, False) if arguments.checkpointing is None else (arguments.checkpointing == "on",),
         batches=() if arguments.batch is None else (arguments.batch,),
     ), base  # fmt: skip
+
+
+def _config(name: str, light: bool) -> Any:
+    """The model's configuration: its sizes alone where ``light`` is enough, else Transformers' own."""
+    if light:
+        from pardemo.planner.layouts import sizes
+
+        return sizes.find(name)
+    from pardemo.planner import models
+
+    return models.find(name)
+
+
+def _target(config: Any) -> tuple[str, ...]:
+    """LoRA's modules where none are said."""
+    from pardemo.planner.layouts.tuning import usual_target
+
+    if (known := usual_target(config.model_type)) is not None:
+        return known
+    from pardemo.planner import models
+
+    return models.lora_target(config)
 
 
 def _on_model(base: "Recipe", model: str | None) -> "Recipe":
@@ -149,25 +180,21 @@ def _on_model(base: "Recipe", model: str | None) -> "Recipe":
 def _model_of(path: str) -> str:
     """The recipe's folder, or the built-in model of its name where the folder is not there yet."""
     from pardemo.finetune.recipes.recipe import locate
-    from pardemo.planner.models import BUILT_IN
+    from pardemo.planner.layouts.built_in_sizes import OTHERS, SIZES
 
     folder = locate(path)
     name = folder.name.lower()
-    built_in_name = next((built_in for built_in in BUILT_IN if name.startswith(built_in)), None)
+    built_in_name = next((built_in for built_in in (*OTHERS, *SIZES) if name.startswith(built_in)), None)
     return built_in_name if built_in_name is not None and not folder.is_dir() else str(folder)
 
 
 def _answers(plan: "Plan") -> dict[str, int | None]:
-    from pardemo.planner import backwards
+    from pardemo.planner import analytic
 
-    best, request = plan.best, plan.request
-    _progress("backwards: the longest sequence, the largest batch, the fewest GPUs")
     return {
-        "longest_sequence": backwards.longest_sequence(
-            request, best.engine, best.checkpointing, best.batch, best.offload
-        ),
-        "largest_micro_batch": backwards.largest_batch(request, best.engine, best.checkpointing, best.offload),
-        "fewest_gpus": backwards.fewest_gpus(request),
+        "longest_sequence": analytic.longest_sequence(plan.request, plan.best),
+        "largest_micro_batch": analytic.largest_batch(plan.request, plan.best),
+        "fewest_gpus": analytic.fewest_gpus(plan.request),
     }
 
 
@@ -186,9 +213,9 @@ def as_json(plan: "Plan") -> dict[str, Any]:
 
 def row_json(row: "PlanRow") -> dict[str, Any]:
     """A row for JSON, with between what its time and memory lie in four of five cases."""
-    from pardemo.planner.layouts.intervals import of_other
+    from pardemo.planner.layouts.intervals import of_fine_tune
 
-    seconds, held = of_other("seconds", row.time.seconds), of_other("bytes", row.peak_bytes)
+    seconds, held = of_fine_tune("seconds", row.time.seconds), of_fine_tune("bytes", row.peak_bytes)
     return {
         "seconds": row.time.seconds, "seconds_low": seconds.low, "seconds_high": seconds.high,
         "peak_bytes_low": held.low, "peak_bytes_high": held.high, "interval": seconds.why,
@@ -205,7 +232,8 @@ def row_json(row: "PlanRow") -> dict[str, Any]:
 def as_text(plan: "Plan", most: int | None = None) -> str:
     """The table for the terminal, ``most`` rows of it, the recommended one marked, and its memory line by line."""
     from pardemo.planner import reasons
-    from pardemo.planner.layouts.intervals import of_other
+    from pardemo.planner.analytic import TIGHT
+    from pardemo.planner.layouts.intervals import of_fine_tune
     from pardemo.planner.table import title
     from pardemo.tables import text_table
 
@@ -216,21 +244,32 @@ def as_text(plan: "Plan", most: int | None = None) -> str:
         output.append(f"… {len(plan.rows) - len(shown)} rows more, slower or too large: --all")
     output.append("")
     output.append(f"{cluster.gpus} × {cluster.gpu.name} ({cluster.gpu.source}), {request.steps:,} steps of "
-                f"{request.samples_per_step} samples, {request.job.precision}")  # fmt: skip
+                f"{request.samples_per_step} samples, {request.job.precision}{_packed(plan)}")  # fmt: skip
     output.append(f"→ {title(best.engine)}, offload {best.offload}, micro-batch {best.batch}: {reasons.why(plan)}")
-    seconds = of_other("seconds", best.time.seconds)
+    seconds = of_fine_tune("seconds", best.time.seconds)
     output.append(
         f"  {best.time.seconds:.2f} s a step, in 4 of 5 cases {seconds.low:.2f} to {seconds.high:.2f} ({seconds.why})"
     )
+    if best.peak_bytes > TIGHT * cluster.room:
+        output.append(
+            f"  tight: {best.peak_bytes / 1e9:.1f} of {cluster.room / 1e9:.1f} GB; of reported runs as full as that, "
+            "more ended out of memory than ran"
+        )
     lines = {name: value for name, value in best.memory.lines.items() if value >= 5e6}
     output.append("  GB at its peak: " + ", ".join(f"{name} {value / 1e9:.2f}" for name, value in lines.items()))
     output += [f"  {line}" for line in _building(plan)]
     return "\n".join(output)
 
 
+def _packed(plan: "Plan") -> str:
+    """What frozen weights are kept in, where that is not 16 bits."""
+    base = plan.request.job.base
+    return "" if base == "bf16" else f", frozen weights in {base}"
+
+
 def _building(plan: "Plan") -> list[str]:
     """What each engine that cuts parameters takes while the model is still whole, and how to go without."""
-    from pardemo.planner.memory import BUILT_SHARDED
+    from pardemo.planner.estimate import BUILT_SHARDED
     from pardemo.planner.table import title
 
     room, lines = plan.request.cluster.room, []

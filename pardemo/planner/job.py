@@ -37,6 +37,8 @@ class RankJob:
         clipping: largest norm of the gradients, 0 for none.
         zero: further keys of DeepSpeed's ``zero_optimization``.
         precision: of the parameters; ``fp32`` for ``plain`` alone, ``fp16`` takes the bytes of bf16.
+        base: what frozen weights are kept in, optimizer: whose states, fused_loss: logits piece by piece, as in
+            :class:`pardemo.planner.layouts.tuning.Tuning`; a dry run knows bf16, AdamW and whole logits.
         on_gpu: attention without a mask and a fused optimizer, as on a GPU; else as on this machine's CPU.
 
     Raises:
@@ -56,6 +58,9 @@ class RankJob:
     zero: Mapping[str, Any] = field(default_factory=dict)
     on_gpu: bool = True
     precision: str = "bf16"
+    base: str = "bf16"
+    optimizer: str = "adamw"
+    fused_loss: bool = False
 
     def __post_init__(self):
         for name in ("batch", "sequence", "ranks", "accumulation"):
@@ -91,3 +96,13 @@ class RankJob:
     def but(self, **changes: Any) -> "RankJob":
         """This job with some things changed."""
         return replace(self, **changes)
+
+
+def check_tensor_parallel(config: "PreTrainedConfig", tp: int) -> None:
+    """Raises ValueError where the heads do not divide by ``tp``."""
+    heads = config.num_attention_heads
+    groups = getattr(config, "num_key_value_heads", None) or heads
+    for name, count in (("attention heads", heads), ("key-value heads", groups)):
+        if count % tp:
+            fits = [n for n in range(1, heads + 1) if heads % n == 0 and groups % n == 0]
+            raise ValueError(f"{count} {name} do not divide by --tp {tp}; {', '.join(map(str, fits))} would do")

@@ -9,49 +9,17 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 
 from pardemo.planner import layers, worker
 from pardemo.planner.allocator import reserved_bytes
 from pardemo.planner.dryrun import dry_run
+from pardemo.planner.estimate import BUILT_SHARDED, CONTEXT_BYTES, NCCL_BYTES, OFFLOADS, Estimate
 from pardemo.planner.footprint import LINES, Footprint, timeline
 from pardemo.planner.job import RankJob
 from pardemo.planner.samples import AnyBatch
 from pardemo.planner.shares import DATA_PARALLEL_MOST, shares
-
-OFFLOADS = ("none", "optimizer", "optimizer+parameters")
-#: Taken from the GPU before the first tensor: CUDA's context and libraries. What torch's message "out of memory" names
-#: as in use less what it has reserved: 0.51 GiB of an A800 (hahnyuan/PB-LLM#3), 0.49 of an L40 (QwenLM/Qwen3-VL#2097).
-CONTEXT_BYTES = 0.55e9
-#: NCCL's buffers for each group that a rank talks in: 688 MB among four A100 (NVIDIA/nccl#964; 544 MB between two).
-NCCL_BYTES = 0.69e9
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """One GPU's peak, line by line, in bytes: the footprint's lines, then the allocator's, CUDA's and NCCL's own.
-
-    ``building_bytes`` is the most while the model is built whole on the GPU before the engine cuts it (and CUDA's
-    context), None for an engine that leaves parameters whole: :data:`BUILT_SHARDED` says how to go without.
-    """
-
-    lines: dict[str, float]
-    phase: str
-    building_bytes: float | None = None
-
-    @property
-    def peak_bytes(self) -> float:
-        return sum(self.lines.values())
-
-
-#: How to build a model that does not fit a GPU whole, by engine.
-BUILT_SHARDED = {
-    "zero-3": "build it within deepspeed.zero.Init, which cuts each parameter as it is made (Transformers does where "
-    "TrainingArguments with stage 3 stand before from_pretrained)",
-    "fsdp2": "build it on the meta device, then fully_shard, to_empty, and load by rank",
-}
 
 LOW, HIGH = 2, 4  # a single sample is stored like several turned round, and saves copies
 NEGLIGIBLE = 0.01  # of a peak

@@ -103,13 +103,3 @@ def lora_target(config: PreTrainedConfig) -> tuple[str, ...]:
         if linear.issuperset(names):
             return names
     raise ValueError(f"{config.model_type}: name LoRA's modules (--target) among {', '.join(sorted(linear))}")
-
-
-def check_tensor_parallel(config: PreTrainedConfig, tp: int) -> None:
-    """Raises ValueError where the heads do not divide by ``tp``."""
-    heads = config.num_attention_heads
-    groups = getattr(config, "num_key_value_heads", None) or heads
-    for name, count in (("attention heads", heads), ("key-value heads", groups)):
-        if count % tp:
-            fits = [n for n in range(1, heads + 1) if heads % n == 0 and groups % n == 0]
-            raise ValueError(f"{count} {name} do not divide by --tp {tp}; {', '.join(map(str, fits))} would do")

@@ -5,19 +5,20 @@ import argparse
 from pardemo import options as numbers
 from pardemo.planner import hardware
 from pardemo.planner.layouts.command import SEQUENCE
+from pardemo.planner.layouts.tuning import BASES, STATES
 
 #: What is taken where an option is left out. The parser fills none of them in, so that set options can be told from
 #: others.
 LEFT_OUT = {
     "recipe": "baichuan2-13b-lora-bf16", "gpu": "A800-80GB", "samples": 80_000, "labels": 1.0, "tp": 1, "pp": 1,
 }  # fmt: skip
-PLAN = "a plan by dry runs"
+PLAN = "a fine-tune's plan"
 _JOB = ("model", "full", "sequence", "per_step", "gpu", "gpus", "hosts", "link", "write", "snapshot")
 #: The options of each question, and of the plan that is made where none of the others is asked.
 TAKES = {
     PLAN: (
         *_JOB, "recipe", "target", "batch", "samples", "labels", "price", "tp", "pp", "zero", "checkpointing",
-        "backwards", "all", "json",
+        "base", "optimizer", "fused_loss", "dry_run", "backwards", "all", "json",
     ),
     "--search": (*_JOB, "program", "precision", "price", "measured", "all", "json"),
     "--explain": (*_JOB, "program", "precision", "price", "measured", "json"),
@@ -25,7 +26,7 @@ TAKES = {
     "--validate": ("json",),
     "--measure": ("gpus", "json"),
 }  # fmt: skip
-#: Options of a plan by dry runs that a layout says in words of its own.
+#: Options of a fine-tune's plan that a layout says in words of its own.
 _IN_A_LAYOUT = {
     "tp": "tp=8", "pp": "pp=4", "zero": "sharding=zero1", "batch": "micro_batch=2", "checkpointing": "recompute=full",
 }  # fmt: skip
@@ -41,6 +42,14 @@ def options(plan: argparse.ArgumentParser) -> None:
         help="train all parameters instead of the recipe's LoRA (as --search and --explain do anyway)",
     )
     plan.add_argument("--target", metavar="NAMES", help="LoRA's modules, as q_proj,v_proj")
+    plan.add_argument(
+        "--base", choices=tuple(BASES), metavar="KIND", help="of LoRA's frozen weights: nf4 (QLoRA), int8, … (bf16)"
+    )
+    plan.add_argument("--optimizer", choices=tuple(STATES), metavar="NAME", help="adamw-8bit, paged-adamw, … (adamw)")
+    plan.add_argument("--fused-loss", action="store_true", help="logits made piece by piece in the loss (Liger's)")
+    plan.add_argument(
+        "--dry-run", action="store_true", help="also run the recommended row's engine on fake tensors, and compare"
+    )
     plan.add_argument("--batch", type=int, metavar="N", help="only this micro-batch (default: those that divide)")
     plan.add_argument(
         "--sequence",

@@ -4,13 +4,16 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from pardemo.planner.dryrun import collector
+from pardemo.planner.estimate import Estimate
 from pardemo.planner.hardware import Gpu
-from pardemo.planner.job import RankJob
-from pardemo.planner.memory import Curve, Estimate, side_by_side
-from pardemo.planner.models import check_tensor_parallel
+from pardemo.planner.job import RankJob, check_tensor_parallel
+from pardemo.planner.layouts.tuned_step import TunedStep
 from pardemo.planner.timing import SHARES, Rates, StepTime, step_time
+
+if TYPE_CHECKING:
+    from pardemo.planner.memory import Curve
 
 ENGINES = ("zero-0", "zero-1", "zero-2", "zero-3", "fsdp2")
 #: Of a GPU's memory that stays free, for fragments that the replay does not see and libraries' workspaces. The fullest
@@ -113,7 +116,7 @@ class PlanRow:
     batch: int
     accumulation: int
     memory: Estimate
-    time: StepTime
+    time: StepTime | TunedStep
     fits: bool
     tokens_per_s: float  # of each GPU
     hours: float
@@ -171,6 +174,8 @@ def plan(request: Request, progress: Callable[[str], None] = lambda text: None, 
     Raises:
         ValueError: the request contradicts itself.
     """
+    from pardemo.planner.memory import side_by_side
+
     asked = jobs(request)
     engines = sorted(dict.fromkeys(engine for engine, _ in asked), reverse=True)  # stage 3 takes longest
     apart = cores > len(engines)  # else both ways together, of which an engine's own work is the same
@@ -186,9 +191,12 @@ def plan(request: Request, progress: Callable[[str], None] = lambda text: None, 
 
 def _rows(request: Request, task: tuple[str, Sequence[bool]]) -> dict[tuple[str, bool], list[PlanRow]]:
     """The rows of one engine."""
+    from pardemo.planner.dryrun import collector
+    from pardemo.planner.memory import Curve
+
     engine, ways = task
     rows_of = {}
-    offloads = [offload for offload in request.offloads if offload in _OFFLOADS[engine]]
+    offloads = [offload for offload in request.offloads if offload in OFFLOADED[engine]]
     with collector(on=False):
         for way in ways:
             curve = Curve(jobs(request)[engine, way])
@@ -199,7 +207,7 @@ def _rows(request: Request, task: tuple[str, Sequence[bool]]) -> dict[tuple[str,
 
 
 #: What an engine may leave to the host; FSDP2's own offload is not planned.
-_OFFLOADS = {
+OFFLOADED = {
     "zero-0": ("none",),
     "zero-1": ("none", "optimizer"),
     "zero-2": ("none", "optimizer"),
@@ -229,7 +237,7 @@ def jobs(request: Request) -> dict[tuple[str, bool], RankJob]:
     }
 
 
-def row(request: Request, curve: Curve, engine: str, offload: str, batch: int) -> PlanRow:
+def row(request: Request, curve: "Curve", engine: str, offload: str, batch: int) -> PlanRow:
     """One row of the table."""
     job, cluster = curve.job, request.cluster
     accumulation = request.share // batch

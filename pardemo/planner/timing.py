@@ -5,10 +5,13 @@ constants come from, and what it leaves out: docs/planner.md.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pardemo.formulas.tensor_parallel import block, phi
-from pardemo.planner.footprint import Footprint, is_cut
 from pardemo.planner.job import RankJob
+
+if TYPE_CHECKING:
+    from pardemo.planner.footprint import Footprint
 
 #: Shares of the datasheet's matrix rate that large products reach, by phase.
 SHARES = {"forward": 0.65, "recomputation": 0.65, "backward": 0.6}
@@ -96,7 +99,7 @@ class StepTime:
 
 
 def step_time(
-    footprint: Footprint,
+    footprint: "Footprint",
     batch: int,
     accumulation: int,
     dp: int,
@@ -113,6 +116,8 @@ def step_time(
     Raises:
         ValueError: the dry run was of one rank, so that nothing is known of what several send.
     """
+    from pardemo.planner.footprint import is_cut  # which loads torch
+
     job, cut = footprint.job, tp * pp
     if job.ranks == 1 < dp:
         raise ValueError(f"a dry run of one rank does not tell what {dp} send")
@@ -146,7 +151,7 @@ def step_time(
     )
 
 
-def data_parallel_bytes(footprint: Footprint, dp: int, model_parallel: int = 1) -> tuple[float, float]:
+def data_parallel_bytes(footprint: "Footprint", dp: int, model_parallel: int = 1) -> tuple[float, float]:
     """Bytes that a rank sends each time gradients are reduced, and once a step: counted in the engine's dry run.
 
     DeepSpeed's default stages 1 and 2 all-reduce the gradients and gather the parameters, 3Ψ instead of the paper's
@@ -183,7 +188,7 @@ def exposed(job: RankJob, exchange: float, busy: float) -> float:
 
 
 def offload_seconds(
-    footprint: Footprint, offload: str, accumulation: int, dp: int, model_parallel: int, rates: Rates
+    footprint: "Footprint", offload: str, accumulation: int, dp: int, model_parallel: int, rates: Rates
 ) -> float:
     """What DeepSpeed's offload adds to a step; its hosts' GPUs share memory, links and cores, and nothing overlaps.
 

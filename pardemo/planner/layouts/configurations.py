@@ -41,7 +41,9 @@ def of(config: "PreTrainedConfig") -> Shape:
         sizes["layers"], hidden, heads, _groups(config, heads), vocabulary=sizes["vocabulary"],
         middle=middle, gated=kind not in _TWO_PRODUCTS, tied=bool(get("tie_word_embeddings")),
         positions=(get("max_position_embeddings") or 0) if kind in _LEARNED_POSITIONS else 0,
-        experts=_experts(config, get), name=kind, **more,
+        experts=_experts(config, get), name=kind, norms=4 if kind in _FOUR_NORMS else 2,
+        head_norms=kind.startswith(_HEAD_NORMS),
+        by_hand=get("activation_function", "hidden_act") in ("gelu_new", "gelu_fast"), **more,
     )  # fmt: skip
 
 
@@ -58,6 +60,9 @@ _TWO_PRODUCTS = {
     "codegen", "xglm", "nemotron", "nemotron_h", "stablelm_alpha", "bert", "roberta", "xlm-roberta", "electra",
     "albert", "distilbert", "deberta", "deberta-v2", "esm", "biogpt", "ctrl",
 }  # fmt: skip
+#: Models with a norm behind attention and MLP, too; and with norms of queries and keys.
+_FOUR_NORMS = {"gemma2", "gemma3", "gemma3_text", "glm4"}
+_HEAD_NORMS = ("qwen3", "gemma3", "olmo2")
 _LEARNED_POSITIONS = {"gpt2", "gpt_neo", "opt", "gpt_bigcode", "bert", "roberta", "xlm-roberta", "electra"}
 _OTHER_MIXERS = {
     "mamba": "state spaces", "mamba2": "state spaces", "jamba": "state spaces", "bamba": "state spaces",

@@ -83,15 +83,18 @@ def of_bytes(job: Job, layout: Layout, nbytes: float) -> Interval:
     return _of(_ratios()["bytes"], kinds(job, layout), nbytes, False)
 
 
-def of_other(what: str, predicted: float) -> Interval:
-    """The interval of a prediction that no table of runs is known for: of ``seconds`` or of ``bytes``."""
-    return _of(_ratios()[what], ["no program"], predicted, False)
+FINE_TUNES = "transformers, fine-tunes"
+
+
+def of_fine_tune(what: str, predicted: float) -> Interval:
+    """The interval of a fine-tune's ``seconds`` or ``bytes``."""
+    return _of(_ratios()[what], [FINE_TUNES], predicted, False)
 
 
 def _of(known: Mapping[str, list[float]], names: Sequence[str], predicted: float, centred: bool) -> Interval:
     pooled = {name: [ratio for kind, of in known.items() if _is(kind, name) for ratio in of] for name in names}
     name = next((name for name in names if len(pooled[name]) >= FEWEST), "all programs")
-    found = pooled.get(name) or [ratio for of in known.values() for ratio in of]
+    found = pooled.get(name) or [ratio for kind, of in known.items() if kind != FINE_TUNES for ratio in of]
     like = name == names[0] or (name != "all programs" and not names[0].endswith(FAR))
     low, high = (bound if like else bound**WIDER for bound in between(found, centred))
     return Interval(predicted * low, predicted * high, name, len(found), like)
@@ -143,8 +146,13 @@ def kept_back() -> tuple[list["ComparedRun"], list["ComparedRun"]]:
 def write() -> None:
     """Writes :data:`RATIOS` from the published runs."""
     from pardemo import project
+    from pardemo.planner.layouts import finetune_runs
 
-    text = json.dumps(ratios(*kept_back()), indent=0) + "\n"
+    found = ratios(*kept_back())
+    judged = finetune_runs.halves(list(finetune_runs.read(finetune_runs.folder() / "finetunes.csv")))[1]
+    for what, errors in (("seconds", [one.time_error for one in judged]), ("bytes", [one.error for one in judged])):
+        found[what][FINE_TUNES] = sorted(round(1 / (1 + error), 3) for error in errors if error is not None)
+    text = json.dumps(found, indent=0) + "\n"
     project.write_atomically(RATIOS, lambda target: target.write_text(text, encoding="utf-8"))
 
 

@@ -106,6 +106,8 @@ class Shape:
         window: tokens that the attention of ``windowed`` layers sees; these are spread evenly. chunked: whether that is
             the part of the sequence that a token lies in (Llama 4), and not the last ones before it.
         pattern: of a hybrid model, a letter for each layer: M Mamba, * attention, - MLP, E experts. mamba: its mixer.
+        norms: of a layer. head_norms: whether queries and keys have norms of their own. by_hand: whether the MLP's
+            activation is written out (``gelu_new``), so that each of its steps keeps something.
         mtp: further layers that each predict one more token (DeepSeek-V3's multi-token prediction) by the head.
     """
 
@@ -129,6 +131,9 @@ class Shape:
     pattern: str = ""
     mamba: Mamba | None = None
     mtp: int = 0
+    norms: int = 2
+    head_norms: bool = False
+    by_hand: bool = False
 
     def __post_init__(self):
         for field in ("layers", "hidden", "heads", "groups", "middle", "vocabulary"):
@@ -214,6 +219,11 @@ class Shape:
     @property
     def head_params(self) -> int:
         return self.vocabulary * self.hidden
+
+    @property
+    def ends_params(self) -> int:
+        """Parameters of embeddings and head, which may be the same."""
+        return self.embedding_params + (0 if self.tied else self.head_params)
 
     @property
     def mtp_params(self) -> int:

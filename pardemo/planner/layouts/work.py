@@ -47,6 +47,7 @@ class Job:
         overlap: whether another micro-batch's computation runs beside the exchange of tokens.
         pace: what every part of a step is multiplied by, as runs on the very machine have shown (``measured``).
         imbalance: tokens of the rank whose experts are chosen most, over the average.
+        frozen: whether the model's own weights are not trained (LoRA): a backward pass makes one product for each.
     """
 
     shape: Shape
@@ -62,6 +63,7 @@ class Job:
     overlap: bool = False
     pace: float = 1.0
     measured: bool = False
+    frozen: bool = False
 
     def __post_init__(self):
         if self.sequence < 1:
@@ -152,7 +154,7 @@ def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
     kind = kind or shape.kinds[0][0]
     tokens = layout.micro_batch * job.sequence / layout.cp
     full = layout.recompute == "full"
-    passes = 4 if full else 3  # of a product: the backward pass makes two
+    passes = 4 if full else 3  # of a product: the backward pass makes two, or one for inputs alone
     blocks = bool(kind.mixer) + bool(kind.mlp)
     exchanges = (3 if full else 2) * blocks  # one of each in each pass, and in the recomputed one
     again = stack.selective_products if layout.recompute == "selective" else 0.0
@@ -176,7 +178,7 @@ def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
         launches += routed.launches
         parts.add("expert-parallel traffic", (6 if full else 4) * routed.exchange)  # there and back, in each pass
     if stack.layer_s is None:
-        parts.add("matrix multiplications", (passes + again) * products)
+        parts.add("matrix multiplications", (passes + again - job.frozen) * products)
         parts.add("attention", attention)
         parts.add("memory bandwidth", (passes + again) * moved / machine.memory_bytes_per_s)
     else:
@@ -303,7 +305,7 @@ def head(job: Job, layout: Layout) -> Parts:
     head = Product(shape.hidden, shape.vocabulary, COLUMNS)
     times = 1 + shape.mtp
     logits = tokens * shape.vocabulary / layout.tp
-    parts.add("matrix multiplications", times * 3 * product(job, head, layout.tp, tokens, whole=True))
+    parts.add("matrix multiplications", times * (3 - job.frozen) * product(job, head, layout.tp, tokens, whole=True))
     parts.add("memory bandwidth", times * logits * LOSS_BYTES / job.machine.memory_bytes_per_s)
     if shape.mtp:
         parts.more(layer(job, layout, shape.mtp_layer), shape.mtp)

@@ -1,0 +1,157 @@
+"""The table of ways to run a fine-tune, from the model of :mod:`pardemo.planner.layouts`: in a second, without torch.
+
+``pardemo plan`` asks it; ``pardemo plan --dry-run`` runs the engine of the row that it recommends beside it
+(:mod:`pardemo.planner.table` is the same table by dry runs).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from pardemo.planner.estimate import BUILT_SHARDED, CONTEXT_BYTES, Estimate
+from pardemo.planner.job import RankJob
+from pardemo.planner.layouts import configurations
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.shape import Shape
+from pardemo.planner.layouts.tuned_memory import BUCKET, FineTune, peak
+from pardemo.planner.layouts.tuned_step import tuned_step
+from pardemo.planner.layouts.tuning import Tuning
+from pardemo.planner.table import OFFLOADED, Plan, PlanRow, Request
+
+MOST_EXPONENT = 9  # 512 times the GPUs that hold one copy of the model
+#: Of the room, what a plan may take and not be called tight: of reported fine-tunes that it puts between this and the
+#: whole room, more ended out of memory than ran (``python -m pardemo.planner.layouts.finetune_runs``).
+TIGHT = 0.85
+TOKENS = 64  # sequences are rounded to multiples of
+
+
+def plan(request: Request) -> Plan:
+    """All rows that :func:`pardemo.planner.table.plan` has.
+
+    Raises:
+        ValueError: the model is none that is known, or its LoRA goes to modules that are not.
+    """
+    shape, machine = configurations.of(request.job.config), machine_of(request)
+    rows = [
+        row(request, shape, machine, engine, again, offload, batch)
+        for engine in request.engines
+        if engine == "zero-0" or request.dp > 1
+        for again in request.checkpointing
+        for offload in request.offloads
+        if offload in OFFLOADED[engine]
+        for batch in request.micro_batches
+    ]
+    return Plan(request, rows)
+
+
+def machine_of(request: Request) -> Machine:
+    """The request's GPUs as the step model sees them."""
+    cluster = request.cluster
+    share = 1.0 if cluster.gpu.measured else Machine.link_share
+    return Machine(cluster.gpu, cluster.gpus, cluster.gpus // cluster.hosts, cluster.between, link_share=share)
+
+
+def tuning_of(job: RankJob) -> Tuning:
+    """What the job trains. Logits are made for all tokens, but where the model makes them at labels alone."""
+    labels = job.labels if getattr(job.config, "loss_head", "full") == "labels" else 1.0
+    more: dict[str, Any] = {
+        "base": job.base,
+        "optimizer": job.optimizer,
+        "labels": labels,
+        "fused_loss": job.fused_loss,
+    }
+    if job.adapter is None:
+        return Tuning(**more)
+    return Tuning(job.adapter.rank, tuple(job.adapter.target), job.adapter.dropout, **more)
+
+
+def fine_tune(request: Request, shape: Shape, engine: str, again: bool, offload: str, batch: int) -> FineTune:
+    """One row's job."""
+    job, accumulation = request.job, max(1, request.share // batch)
+    return FineTune(
+        shape, tuning_of(job), engine, request.dp, batch, job.sequence, True, again, accumulation, offload,
+        job.zero.get("reduce_bucket_size", BUCKET), request.tp, request.pp,
+    )  # fmt: skip
+
+
+def row(
+    request: Request, shape: Shape, machine: Machine, engine: str, again: bool, offload: str, batch: int
+) -> PlanRow:
+    """One row of the table."""
+    job = fine_tune(request, shape, engine, again, offload, batch)
+    found, overlap = peak(job), request.job.zero.get("overlap_comm")
+    time = tuned_step(job, machine, overlap)
+    building = None
+    if engine in BUILT_SHARDED:
+        building = 2.0 * shape.params / (request.tp * request.pp) + CONTEXT_BYTES
+    cluster, hours = request.cluster, request.steps * time.seconds / 3600
+    money = None if cluster.price is None else hours * cluster.gpus * cluster.price
+    tokens = batch * job.accumulation * request.dp * job.sequence / time.seconds / cluster.gpus
+    memory = Estimate(dict(found.lines), found.moment, building)
+    return PlanRow(
+        engine, offload, again, batch, job.accumulation, memory, time, memory.peak_bytes <= cluster.room, tokens, hours,
+        money,
+    )  # fmt: skip
+
+
+def longest_sequence(request: Request, best: PlanRow) -> int:
+    """Tokens of the longest sample that fits as the row is run, in steps of 64; at most the model's context."""
+    shape = configurations.of(request.job.config)
+    job = fine_tune(request, shape, best.engine, best.checkpointing, best.offload, best.batch)
+    context = getattr(request.job.config, "max_position_embeddings", None) or 1 << 20
+    fits = _fits(request, lambda steps: job.but(sequence=TOKENS * steps))
+    if context < 2 * TOKENS:
+        return context if peak(job.but(sequence=context)).peak_bytes <= request.cluster.room else 0
+    return TOKENS * largest(fits, context // TOKENS)
+
+
+def largest_batch(request: Request, best: PlanRow) -> int:
+    """Samples of the largest micro-batch that fits as the row is run."""
+    shape = configurations.of(request.job.config)
+    job = fine_tune(request, shape, best.engine, best.checkpointing, best.offload, best.batch)
+    return largest(_fits(request, lambda batch: job.but(batch=batch)), 4096)
+
+
+def fewest_gpus(request: Request) -> int | None:
+    """The smallest power of two of such GPUs on which the job fits, sample by sample; None if there is none.
+
+    Stage 3 with checkpointing takes the least without offload.
+    """
+    unit = request.tp * request.pp
+    for exponent in range(MOST_EXPONENT + 1):
+        if least_bytes(request, unit << exponent) <= request.cluster.room:
+            return unit << exponent
+    return None
+
+
+def least_bytes(request: Request, gpus: int) -> float:
+    """Peak of micro-batches of one sample on so many GPUs, under stage 3 with checkpointing."""
+    dp = max(1, gpus // (request.tp * request.pp))
+    job = fine_tune(request, configurations.of(request.job.config), "zero-3" if dp > 1 else "zero-0", True, "none", 1)
+    return peak(job.but(ranks=dp, accumulation=max(1, request.samples_per_step // dp))).peak_bytes
+
+
+def smallest_cluster(request: Request) -> str:
+    """What to say where nothing fits: the smallest cluster that works, or what was asked for that keeps it from it."""
+    count, name = fewest_gpus(request), request.cluster.gpu.name
+    if count is None:
+        most = request.tp * request.pp << MOST_EXPONENT
+        return f"not even {most} × {name} hold it: use tensor parallelism (--tp), or a GPU with more memory"
+    if count <= request.cluster.gpus:
+        return (
+            "these GPUs hold it with checkpointing and micro-batches of 1" + (", ZeRO 3" if request.dp > 1 else "")
+            + ": leave out --batch, --checkpointing and --zero"
+        )  # fmt: skip
+    return f"the smallest cluster that works is {count} × {name} with ZeRO 3, checkpointing and micro-batches of 1"
+
+
+def _fits(request: Request, job_of: Callable[[int], FineTune]) -> Callable[[int], bool]:
+    return lambda size: peak(job_of(size)).peak_bytes <= request.cluster.room
+
+
+def largest(fits: Callable[[int], bool], most: int) -> int:
+    """The largest of 1 to ``most`` that fits, 0 where 1 does not; what fits, fits smaller, too."""
+    low, high = 0, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

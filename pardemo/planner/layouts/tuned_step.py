@@ -1,0 +1,128 @@
+"""A fine-tune's step in seconds: layers as of any program, and what DeepSpeed and FSDP2 really send.
+
+DeepSpeed's stages 1 and 2 send more than the paper's 2Ψ, and stage 3 less than 3Ψ where it keeps what it needs again:
+the bytes here are those of its source, and the tests hold them against dry runs of the engines.
+"""
+
+from dataclasses import dataclass
+
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.stacks import Stack
+from pardemo.planner.layouts.tuned_memory import LIVE, FineTune
+from pardemo.planner.layouts.tuning import BASES, trained_params
+from pardemo.planner.layouts.work import Job, head, layer
+
+#: Transformers' models under the Trainer: fitted to every second of Qwen's LoRA runs on one A100. Norms, rotations and
+#: activations are operations of their own, through memory one by one.
+TRANSFORMERS = Stack(
+    "transformers", products=0.8, small=300, whole=60, cut=60, launch_s=4e-3,
+    about="Qwen's table of fine-tunes on A100",
+)  # fmt: skip
+#: Bytes through memory of a frozen weight in few bits each time that it is unpacked to be multiplied with: by what
+#: Qwen's Q-LoRA runs take longer than its LoRA runs.
+UNPACKED = 18.0
+HIDDEN = 0.8  # of the computation beside which something is sent, where an engine does so at all
+#: A host's, of all its GPUs together, as DeepSpeed offloads: parameter by parameter, one thing after the other. From
+#: LLaMA-7B on 8 A800s (2.3 and 2.2 times the step without offload) and Falcon-7B on 8 A100s (DeepSpeed issue 3901).
+HOST_COPY_BYTES_PER_S = 16e9
+HOST_ADAM_PARAMS_PER_S = 1.3e9
+
+
+@dataclass(frozen=True)
+class TunedStep:
+    """Seconds of an optimizer step by part; communication is what is not hidden. ``sent_bytes``: of a rank."""
+
+    parts: dict[str, float]
+    sent_bytes: float
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.parts.values())
+
+    @property
+    def limit(self) -> str:
+        """The largest part."""
+        return max(self.parts, key=self.parts.__getitem__)
+
+
+def tuned_step(job: FineTune, machine: Machine, overlap: bool | None = None, precision: str = "bf16") -> TunedStep:
+    """A step of ``job.accumulation`` micro-batches on each of ``job.ranks`` GPUs.
+
+    ``overlap``: whether DeepSpeed sends beside the backward pass (``overlap_comm``); None: its default, stage 3 alone.
+    """
+    work = Job(job.shape, machine, TRANSFORMERS, job.sequence, job.fused, precision, frozen=job.tuning.lora)
+    layout = Layout(
+        job.tp, dp=job.ranks, pp=job.pp, micro_batch=job.batch, recompute="full" if job.checkpointing else "none"
+    )
+    parts: dict[str, float] = {}
+    for of, count in ((_mean(work, layout), job.shape.layers / job.pp), (head(work, layout).seconds, 1)):
+        for name, seconds in of.items():
+            parts[name] = parts.get(name, 0.0) + count * seconds
+    if BASES[job.tuning.base] < 2:
+        passes = 3 if job.checkpointing else 2
+        packed = (job.shape.params - job.shape.ends_params) / (job.tp * job.pp)
+        unpacked = passes * packed * UNPACKED / machine.memory_bytes_per_s
+        parts["memory bandwidth"] = parts.get("memory bandwidth", 0.0) + unpacked
+    busy, m = sum(parts.values()), job.accumulation
+    parts = {name: m * seconds for name, seconds in parts.items()}
+    if job.pp > 1:
+        parts["pipeline bubble"] = (job.pp - 1) * busy
+    each, once = sent_bytes(job)
+    rounds = 1 if job.stage in (0, 1) or job.engine == "plain" else m
+    if job.ranks > 1:
+        rate = machine.rate(job.ranks, job.tp)
+        beside = busy * (1 if job.engine in ("zero-3", "fsdp2") else 2 / 3)
+        shown = each / rate
+        if job.engine in ("plain", "fsdp2") or (overlap if overlap is not None else job.stage == 3):
+            shown = max(shown - HIDDEN * beside, (1 - HIDDEN) * shown)
+        parts["data-parallel traffic"] = rounds * shown + once / rate + 2 * machine.latency(job.ranks, job.tp)
+    trained = trained_params(job.tuning, job.shape) / (job.tp * job.pp)
+    if job.offload == "none":
+        owned = trained / (job.ranks if job.stage or job.engine == "fsdp2" else 1)
+        parts["optimizer"] = 26 * owned / machine.memory_bytes_per_s  # gradients, copy, moments; read and written
+    else:
+        parts["offload"] = _offload(job, machine, trained, rounds)
+    return TunedStep({name: seconds for name, seconds in parts.items() if seconds}, rounds * each + once)
+
+
+def _mean(work: Job, layout: Layout) -> dict[str, float]:
+    """Seconds of an average layer, by part."""
+    found: dict[str, float] = {}
+    for kind, count in work.shape.kinds:
+        for name, seconds in layer(work, layout, kind).seconds.items():
+            found[name] = found.get(name, 0.0) + seconds * count / work.shape.layers
+    return found
+
+
+def sent_bytes(job: FineTune) -> tuple[float, float]:
+    """Bytes that a rank sends each time gradients are reduced, and once a step.
+
+    DeepSpeed's default stages 0 to 2 all-reduce gradients (2Ψ), and 1 and 2 gather the parameters after the update.
+    Stage 3 gathers what it has not kept (:data:`LIVE`) a second time for the backward pass, FSDP2 all but the root's.
+    """
+    shape, share = job.shape, 1 - 1 / job.ranks
+    cut = job.tp * job.pp
+    trained, whole = trained_params(job.tuning, shape) / cut, shape.params / cut
+    if job.engine in ("plain", "zero-0"):
+        return 4 * trained * share, 0.0
+    if job.engine in ("zero-1", "zero-2"):
+        return 4 * trained * share, 2 * trained * share
+    kept = shape.ends_params / cut if job.engine == "fsdp2" else min(whole, LIVE)
+    return 2 * share * (2 * whole - kept + trained), 0.0
+
+
+def _offload(job: FineTune, machine: Machine, trained: float, rounds: int) -> float:
+    """What DeepSpeed's offload adds to a step; its hosts' GPUs share memory, links and cores, and nothing overlaps.
+
+    Of each updated parameter: with every micro-batch the gradients so far to the GPU and back, 2 bytes each way (stages
+    2 and 3), at the end the sum in fp32, 4 bytes, and the new parameter back, 2. Adam's update once. Offloaded
+    parameters come with each pass of a micro-batch: forward, recomputation where there is one, backward. Source:
+    ``async_accumulate_grad_in_cpu_via_gpu`` and ``partition_grads`` of DeepSpeed 0.19.8.
+    """
+    on_host = min(machine.host_gpus, job.ranks) / job.ranks
+    updated = trained * on_host
+    copied = updated * (4 * (rounds - 1) + 4 + 2)
+    if job.offload == "optimizer+parameters":
+        copied += (2 + job.checkpointing) * job.accumulation * 2 * job.shape.params * on_host
+    return copied / HOST_COPY_BYTES_PER_S + updated / HOST_ADAM_PARAMS_PER_S
