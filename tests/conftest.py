@@ -32,8 +32,9 @@ hypothesis.settings.load_profile("untimed")
 
 #: The longest files begin, so that no worker is left with one of them while the other has nothing to do any more.
 LONGEST = (
-    "notebooks/test_collection.py", "test_plan_layers.py", "test_finetune.py", "notebooks/test_lab.py",
+    "notebooks/test_collection.py", "test_finetune.py", "notebooks/test_lab.py",
     "test_cluster.py", "test_plan_memory.py", "test_world.py", "test_drawings.py", "test_runner.py",
+    "test_site.py", "test_accelerate.py", "test_drawings_content.py", "test_launched.py",
     "test_zero.py", "test_plan_truth.py", "test_plan.py", "test_plan_profile.py", "test_exercises.py",
     "test_plan_arithmetic.py", "test_plan_peaks.py",
 )  # fmt: skip

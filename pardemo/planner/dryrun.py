@@ -8,11 +8,11 @@
 import contextlib
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 
-from pardemo.planner import engine_without_model, engines, fake
+from pardemo.planner import engines, fake
 from pardemo.planner.footprint import Footprint, classify
 from pardemo.planner.job import RankJob
 from pardemo.planner.records import Recorder
@@ -20,12 +20,8 @@ from pardemo.planner.records import Recorder
 STEPS = 2  # the first makes optimizer states, and DeepSpeed's stage 3 learns the order of the layers
 
 
-def dry_run(job: RankJob, order: Sequence[str] | None = None) -> Footprint:
+def dry_run(job: RankJob) -> Footprint:
     """Bytes and floating-point operations of the job's second step on rank 0. One torch thread is enough.
-
-    Args:
-        order: of the parameters as their gradients come: then the model computes nothing, and the result is what
-            DeepSpeed's engine does (:mod:`pardemo.planner.engine_without_model`).
 
     Raises:
         ValueError: the model or LoRA's target is not what it should be.
@@ -33,7 +29,7 @@ def dry_run(job: RankJob, order: Sequence[str] | None = None) -> Footprint:
     """
     begin = time.perf_counter()
     with _only_new_garbage():
-        footprint = _footprint(job, order)
+        footprint = _footprint(job)
         gc.collect()  # an engine is a circle of references
     footprint.seconds = time.perf_counter() - begin
     return footprint
@@ -68,20 +64,14 @@ def collector(on: bool) -> Iterator[None]:
         (gc.enable if before else gc.disable)()
 
 
-def _footprint(job: RankJob, order: Sequence[str] | None) -> Footprint:
+def _footprint(job: RankJob) -> Footprint:
     module = engines.outline(job)
     sizes = {name: (p.numel(), p.requires_grad) for name, p in module.named_parameters()}
-    with (
-        fake.world(job) as mode,
-        Recorder(mode, fake.Answers(job), job.batch) as recorder,
-        engine_without_model.cuts(job, module, recorder) as hooks,
-    ):
+    with fake.world(job) as mode, Recorder(mode, fake.Answers(job)) as recorder:
         recorder.watch(module)
         engines.materialize(module, "cpu")
         with fake.no_moves():
             running = engines.start(job, module)
-        if order is not None:
-            engine_without_model.empty(module, order, hooks, recorder)
         recorder.end_of_building()
         ids = torch.zeros(job.batch, job.sequence, dtype=torch.int64)
         labels = torch.zeros_like(ids)

@@ -26,7 +26,7 @@ LINES = (
 
 
 #: What a recorder counts beside storages.
-COUNTS = ("flops", "traffic", "traffic_of_samples", "step_traffic", "kernels", "sent")
+COUNTS = ("flops", "traffic", "step_traffic", "kernels", "sent")
 
 #: Linear layers whose output is whole on every tensor-parallel rank, by the last part of their name.
 _ROWS = ("o_proj", "down_proj", "out_proj", "dense_4h_to_h", "c_proj", "w2")
@@ -49,7 +49,7 @@ class Footprint:
         timeline: [events, lines], bytes after each event of the step. phases: (name, first event) within it.
         flops: of one micro-batch, by phase; ``recomputation`` is the forward of checkpointed layers again.
         traffic: of one micro-batch, bytes that operations element by element read and write, by module; their time is
-            memory's. traffic_of_samples: what of it grows with the samples.
+            memory's.
         step_traffic: those of the update. kernels: operations that are launched, by phase.
         sent: bytes that this rank sends on a ring, by phase, of the last micro-batch and the update.
         resident_bytes: of what is alive when the step begins.
@@ -58,7 +58,6 @@ class Footprint:
         lives: every storage; line_of: its place in :data:`LINES`. changes: [all events, 2], the number of the storage
             and the change in bytes; the step's begin with ``first_event``.
         built: events while model and engine were built. seconds: what the dry run took.
-        ticks, cuts, aside: as a recorder's; the life of a cut by its number.
     """
 
     job: RankJob
@@ -72,7 +71,6 @@ class Footprint:
     modules: list[str]
     flops: dict[str, int]
     traffic: dict[str, int]
-    traffic_of_samples: dict[str, int]
     step_traffic: int
     kernels: dict[str, int]
     sent: dict[str, float]
@@ -84,9 +82,6 @@ class Footprint:
     changes: np.ndarray = field(repr=False)
     first_event: int
     built: int = 0
-    ticks: list[int] = field(default_factory=list, repr=False)
-    cuts: list[tuple[str, int, int, int | None]] = field(default_factory=list, repr=False)
-    aside: dict[str, dict[str, float]] = field(default_factory=dict, repr=False)
     seconds: float = 0.0
 
     @property
@@ -100,16 +95,11 @@ class Footprint:
         number = {id(life): place for place, life in enumerate(recorder.lives)}
         who = [number[id(life)] for life, _ in recorder.events]
         counts = {name: getattr(recorder, name) for name in COUNTS}
-        footprint = cls.from_events(
+        return cls.from_events(
             job, sizes, counts, recorder.marks, recorder.lives, [places[_line(life, job)] for life in recorder.lives],
             np.array([who, [change for _, change in recorder.events]], np.int64).T, recorder.built,
             recorder.first_event,
         )  # fmt: skip
-        footprint.ticks, footprint.aside = recorder.ticks, recorder.aside
-        footprint.cuts = [
-            (cut.name, cut.begin, cut.end, None if cut.life is None else number[id(cut.life)]) for cut in recorder.cuts
-        ]
-        return footprint
 
     @classmethod
     def from_events(
@@ -142,7 +132,6 @@ class Footprint:
             modules=[lives[w].module for w in who[first:]],
             flops={name: int(v) for name, v in counts["flops"].items() if v},
             traffic=dict(counts["traffic"]),
-            traffic_of_samples=dict(counts["traffic_of_samples"]),
             resident_bytes=int(nbytes[:first].sum()),
             building_bytes=int(nbytes[:built].cumsum().max()),
             built=built,

@@ -1,8 +1,7 @@
 """From dry runs to GPUs: any micro-batch from one run, offload, tensor and pipeline parallelism, the allocator.
 
-Every tensor of a step has a size that is affine in the micro-batch, and the same operations run whatever it is. So one
-dry run that tells which sizes are of samples, or two where it does not, give the events of any other batch: its peak,
-and what the allocator reserves.
+Every tensor of a step has a size that is affine in the micro-batch, and the same operations run whatever it is. So two
+dry runs give the events of any other batch: its peak, and what the allocator reserves.
 """
 
 import contextlib
@@ -12,13 +11,12 @@ from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 
 import numpy as np
 
-from pardemo.planner import layers, worker
+from pardemo.planner import worker
 from pardemo.planner.allocator import reserved_bytes
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.estimate import BUILT_SHARDED, CONTEXT_BYTES, NCCL_BYTES, OFFLOADS, Estimate
 from pardemo.planner.footprint import LINES, Footprint, timeline
 from pardemo.planner.job import RankJob
-from pardemo.planner.samples import AnyBatch
 from pardemo.planner.shares import DATA_PARALLEL_MOST, shares
 
 LOW, HIGH = 2, 4  # a single sample is stored like several turned round, and saves copies
@@ -26,19 +24,16 @@ NEGLIGIBLE = 0.01  # of a peak
 
 
 class Curve:
-    """The footprint of a job at any micro-batch, from one dry run or two; others are run where two do not match."""
+    """The footprint of a job at any micro-batch, from two dry runs; others are run where these do not match."""
 
     def __init__(self, job: RankJob):
         self.job = job
         self.low = run(job.but(batch=LOW))
         self._slope: np.ndarray | None = None
         self._shares: dict[tuple, np.ndarray] = {}
-        if (any_batch := _any_batch(_bounded(job))) is not None:
-            self._slope = any_batch.of_each
-        else:
-            high = run(job.but(batch=HIGH))
-            if np.array_equal(self.low.changes[:, 0], high.changes[:, 0]):
-                self._slope = (high.changes[:, 1] - self.low.changes[:, 1]) / (HIGH - LOW)
+        high = run(job.but(batch=HIGH))
+        if np.array_equal(self.low.changes[:, 0], high.changes[:, 0]):
+            self._slope = (high.changes[:, 1] - self.low.changes[:, 1]) / (HIGH - LOW)
 
     @property
     def affine(self) -> bool:
@@ -143,21 +138,16 @@ def _reserved(who: np.ndarray, nbytes: np.ndarray, first: int, room: float = mat
 
 _DONE: dict[str, Footprint] = {}
 _AHEAD: dict[str, Future[Footprint]] = {}
-_ANY: dict[str, AnyBatch | None] = {}
 
 
 def run(job: RankJob) -> Footprint:
-    """A dry run, or the same one made before in this process; of no more ranks than :data:`DATA_PARALLEL_MOST`.
-
-    A run with one number of samples serves for others too, where :func:`layers.any_batch` has a result.
-    """
+    """A dry run, or the same one made before in this process; of no more ranks than :data:`DATA_PARALLEL_MOST`."""
     job = _bounded(job)
     key = job.described
     if key in _AHEAD:
         _DONE[key] = _AHEAD.pop(key).result()
     if key not in _DONE:
-        any_batch = _any_batch(job) if job.batch > 1 else None
-        _DONE[key] = dry_run(job) if any_batch is None else any_batch.footprint(job.batch)
+        _DONE[key] = dry_run(job)
     return _DONE[key]
 
 
@@ -174,13 +164,6 @@ _WAITING = ThreadPoolExecutor(1)  # a process takes seconds to start
 def _run_apart(job: RankJob) -> Footprint:
     with side_by_side(2) as spread:  # the second process does not start
         return next(iter(spread(run, [job])))
-
-
-def _any_batch(job: RankJob) -> AnyBatch | None:
-    key = job.but(batch=1).described
-    if key not in _ANY:
-        _ANY[key] = layers.any_batch(job)
-    return _ANY[key]
 
 
 @contextlib.contextmanager

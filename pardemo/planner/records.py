@@ -51,19 +51,6 @@ class Life:
         return copy
 
 
-@dataclass
-class Cut:
-    """What an engine does by itself: at the gradient of the parameter ``name``, or where that is "", after all of them.
-
-    ``begin`` and ``end`` are numbers of events, ``life`` is the gradient's.
-    """
-
-    name: str
-    begin: int
-    end: int
-    life: Life | None
-
-
 @dataclass(eq=False)
 class Recorder(MemoryMeter):
     """Records ``lives``; phases are entered with :meth:`phase`, modules as the forward pass calls them.
@@ -71,16 +58,12 @@ class Recorder(MemoryMeter):
     A backward operation belongs to the module whose forward made its node of the graph: nodes are numbered in the
     order of the forward pass.
 
-    ``samples`` of a micro-batch: ``traffic_of_samples`` is that of tensors whose size is a multiple of it.
-
     Attributes: ``lives`` in order of birth; ``events`` (the life, the change in bytes) in order of time; ``marks``
-    (name, number of the first event) of each phase; ``ticks``, kernels of the micro-batch until each event; ``cuts``
-    of DeepSpeed's stages 1 to 3, and ``aside``, the counts made within cuts.
+    (name, number of the first event) of each phase.
     """
 
     mode: compat.FakeTensorMode | None = None
     answers: Callable = lambda *operation: NONE
-    samples: int = 1
     lives: list[Life] = field(default_factory=list)
     events: list[tuple[Life, int]] = field(default_factory=list)
     marks: list[tuple[str, int]] = field(default_factory=list)
@@ -99,15 +82,10 @@ class Recorder(MemoryMeter):
         self._hooked: set[int] = set()
         self.flops: dict[str, int] = {}
         self.traffic: Counter[str] = Counter()
-        self.traffic_of_samples: Counter[str] = Counter()
         self.step_traffic = 0
         self.kernels: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()
         self.first_event = self.built = 0
-        self.ticks: list[int] = []
-        self.cuts: list[Cut] = []
-        self.aside: dict[str, Counter[str]] = {}
-        self._within = False
 
     def end_of_building(self) -> None:
         """Model and engine stand: what is recorded from here on is training."""
@@ -170,9 +148,7 @@ class Recorder(MemoryMeter):
         """What an operation costs in time: operations, bytes through memory, bytes on the wire, a kernel's launch."""
         phase = "recomputation" if self._phase == "backward" and len(self._calls) > 1 else self._phase
         if func.namespace in ("c10d", "_c10d_functional"):
-            sent = bytes_of_call(func, args, kwargs).sent
-            self.sent[phase] += sent
-            self._set_aside("sent", phase, sent)
+            self.sent[phase] += bytes_of_call(func, args, kwargs).sent
             return
         count = FLOPS.get(compat.op_packet(func))
         if count is not None:
@@ -188,30 +164,12 @@ class Recorder(MemoryMeter):
             if phase == "step":
                 self.step_traffic += sum(moved)
             else:
-                module = self._module()
-                self.traffic[module] += sum(moved)
-                self._set_aside("traffic", module, sum(moved))
-                self.traffic_of_samples[module] += sum(nbytes for nbytes in moved if not nbytes % self.samples)
+                self.traffic[self._module()] += sum(moved)
         self.kernels[phase] += 1
-        self._set_aside("kernels", phase, 1)
-
-    def _set_aside(self, kind: str, name: str, count: float) -> None:
-        if self._within:
-            self.aside[kind][name] += count
 
     def watch(self, module: nn.Module) -> None:
         """Calls the modules by their names in ``module``."""
         self._names = {part: name for name, part in module.named_modules()}
-
-    @contextlib.contextmanager
-    def cut(self, name: str, grad: torch.Tensor | None) -> Iterator[None]:
-        """Within the block the engine is at work, on the gradient of the parameter ``name`` or on all of them ("")."""
-        cut = Cut(name, len(self.events), 0, None if grad is None else self.life_of(grad))
-        self._within = True
-        yield
-        self._within = False
-        cut.end = len(self.events)
-        self.cuts.append(cut)
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -219,8 +177,6 @@ class Recorder(MemoryMeter):
         if name == "forward":  # operations are counted of one micro-batch, the last, and of the update
             self.flops, self.traffic = dict.fromkeys(FLOP_PHASES, 0), Counter()
             self.step_traffic, self.kernels, self.sent = 0, Counter(), Counter()
-            self.traffic_of_samples = Counter()
-            self.aside = {kind: Counter() for kind in ("kernels", "traffic", "sent")}
         self.marks.append((name, len(self.events)))
         yield
         self._phase = before
@@ -284,7 +240,6 @@ class Recorder(MemoryMeter):
             self.lives.append(life)
         life.kind = record.kind
         self.events.append((life, nbytes))
-        self.ticks.append(self.kernels.total())
         if nbytes > 0:
             life.nbytes += nbytes
         if storage is None or storage.nbytes() == 0:

@@ -10,7 +10,7 @@ from multiprocessing.context import BaseContext
 
 from pardemo import compat, project
 
-IMPORTED = ["pardemo.planner.layers", "pardemo.peers.deepspeed.engine"]  # of it all: torch, Transformers, DeepSpeed
+IMPORTED = ["pardemo.planner.memory", "pardemo.peers.deepspeed.engine"]  # of it all: torch, Transformers, DeepSpeed
 
 SOCKET_NAME_BYTES = len("pymp-12345678/listener-12345678")  # of the server's socket, below the temporary folder
 
