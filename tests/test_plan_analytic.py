@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from statistics import fmean
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,7 @@ from pardemo.cli import main
 from pardemo.planner import analytic, hardware, models, table
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.job import Adapter, RankJob
-from pardemo.planner.layouts import configurations, finetune_runs
+from pardemo.planner.layouts import configurations, finetune_runs, sizes
 from pardemo.planner.layouts.tuned_memory import FineTune, kept_of_a_token, peak
 from pardemo.planner.layouts.tuned_step import sent_bytes
 from pardemo.planner.layouts.tuning import Tuning, adapter_params, usual_target, weight_bytes
@@ -22,10 +23,10 @@ RUNS = list(finetune_runs.read(finetune_runs.folder() / "finetunes.csv"))
 SMALL = {"llama3.1-8b": 3, "qwen3-4b": 4, "mistral-7b": 3, "gpt2": 6}
 
 
-def both(name, engine, ranks, lora, again, batch=2, sequence=1024):
+def both(name, engine, ranks, lora, again, batch=2, sequence=1024, layers=None):
     """Bytes of tensors at the peak, planned and of a dry run; then the bytes that are sent in a step of one."""
     config = models.find(name)
-    config.num_hidden_layers = SMALL[name]
+    config.num_hidden_layers = layers or SMALL[name]
     target = usual_target(config.model_type)
     job = RankJob(config, batch, sequence, Adapter(8, target) if lora else None, again, engine, ranks, accumulation=2,
                   clipping=1.0)  # fmt: skip
@@ -64,6 +65,11 @@ def test_stage_3_keeps_what_it_needs_again():
     """Of 1e9 elements; more of a model than that is gathered twice."""
     planned, run, (ours, _), (theirs, _) = both("llama3.1-8b", "zero-3", 8, False, False)
     assert planned == pytest.approx(run, rel=0.05)
+    assert ours == pytest.approx(theirs, rel=0.05)
+
+
+def test_stage_3_gathers_frozen_layers_that_are_recomputed_once_more():
+    _, _, (ours, _), (theirs, _) = both("mistral-7b", "zero-3", 8, True, True, layers=12)
     assert ours == pytest.approx(theirs, rel=0.05)
 
 
@@ -173,3 +179,22 @@ def test_more_that_is_kept_takes_more_and_less_takes_less():
     assert peak(full.but(offload="optimizer")).peak_bytes < peak(full).peak_bytes
     assert peak(full.but(tp=2)).peak_bytes < peak(full).peak_bytes
     assert peak(full.but(tuning=Tuning(optimizer="adamw-8bit"))).peak_bytes < peak(full).peak_bytes
+
+
+PLAIN = ["llama3.1-8b", "llama3.2-1b", "mistral-7b", "qwen2.5-7b", "qwen3-8b", "mixtral-8x7b", "qwen3-30b-a3b", "phi-4"]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_configuration_on_disk_is_read_without_transformers(name, tmp_path):
+    config = models.find(name)
+    config.save_pretrained(tmp_path)
+    read = sizes.find(str(tmp_path))
+    assert isinstance(read, SimpleNamespace)
+    assert configurations.of(read) == configurations.of(config)
+
+
+def test_what_a_configuration_does_not_say_itself_is_transformers_to_read(tmp_path):
+    models.find("gemma3-1b").save_pretrained(tmp_path)
+    assert not isinstance(sizes.find(str(tmp_path)), SimpleNamespace)
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 64}')
+    assert not isinstance(sizes.find(str(tmp_path)), SimpleNamespace), "Transformers has the rest"

@@ -143,16 +143,22 @@ def kept_back() -> tuple[list["ComparedRun"], list["ComparedRun"]]:
     return timed, held
 
 
-def write() -> None:
-    """Writes :data:`RATIOS` from the published runs."""
-    from pardemo import project
+def of_all() -> dict[str, dict[str, list[float]]]:
+    """The ratios of all kinds of runs that no constant was fitted to, layouts' and fine-tunes'."""
     from pardemo.planner.layouts import finetune_runs
 
     found = ratios(*kept_back())
     judged = finetune_runs.halves(list(finetune_runs.read(finetune_runs.folder() / "finetunes.csv")))[1]
     for what, errors in (("seconds", [one.time_error for one in judged]), ("bytes", [one.error for one in judged])):
         found[what][FINE_TUNES] = sorted(round(1 / (1 + error), 3) for error in errors if error is not None)
-    text = json.dumps(found, indent=0) + "\n"
+    return found
+
+
+def write() -> None:
+    """Writes :data:`RATIOS` from the published runs."""
+    from pardemo import project
+
+    text = json.dumps(of_all(), indent=0) + "\n"
     project.write_atomically(RATIOS, lambda target: target.write_text(text, encoding="utf-8"))
 
 

@@ -41,6 +41,8 @@ def find(name: str) -> "SimpleNamespace | PreTrainedConfig":
     """
     key = key_of(name, (*SIZES, *OTHERS))
     if key is None or ("/" in name and Path(name).expanduser().exists()):
+        if (plain := _plain(name)) is not None:
+            return plain
         from pardemo.planner import models
 
         return models.find(name)
@@ -51,3 +53,33 @@ def find(name: str) -> "SimpleNamespace | PreTrainedConfig":
         "model_type": kind, "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
         "num_key_value_heads": groups, "intermediate_size": middle, "tie_word_embeddings": False, "rope_theta": 1e4,
     } | more)  # fmt: skip
+
+
+#: Kinds of models whose ``config.json`` says by itself what Transformers would fill in, which takes seconds to load;
+#: tests hold the two together.
+_SAYS_ALL = {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "phi3"}
+_ASKED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+_OPTIONAL = (
+    "num_key_value_heads", "head_dim", "max_position_embeddings", "num_local_experts", "num_experts",
+    "num_experts_per_tok", "moe_intermediate_size", "decoder_sparse_step",
+)  # fmt: skip
+
+
+def _plain(name: str) -> SimpleNamespace | None:
+    """What a folder or file says itself, where that is all there is to know; None where Transformers has to read it."""
+    path = Path(name).expanduser()
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(values, dict) or values.get("model_type") not in _SAYS_ALL:
+        return None
+    whole = all(isinstance(values.get(key), int) and values[key] > 0 for key in _ASKED)
+    whole &= all(isinstance(values.get(key, 1), int | None) for key in _OPTIONAL)
+    windows = (
+        values.get("sliding_window") and values["model_type"] != "mistral"
+    )  # some of the layers, which one derives
+    if not whole or windows:
+        return None
+    return SimpleNamespace(**USUAL | {"tie_word_embeddings": False} | values)
