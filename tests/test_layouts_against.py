@@ -104,9 +104,9 @@ def test_what_the_docs_say_of_the_misses(known):
     small = against.errors([one.memory_error for one in rows if one.run.layout.tp <= 4])
     assert small["mean"] == pytest.approx(0.068, abs=0.0006)
     waited = [one for one in against.usable(known["nanotron_h100"]) if waits(one)]
-    assert (len(waited), sum(one.known_mfu < 0.05 for one in waited)) == (220, 187)
+    assert (len(waited), sum(one.known_mfu < 0.05 for one in waited)) == (219, 187)
     others = [one.error for one in against.usable(known["nanotron_h100"], 0.05) if not waits(one)]
-    assert against.errors(others)["mean"] == pytest.approx(0.0835, abs=0.0006)
+    assert against.errors(others)["mean"] == pytest.approx(0.081, abs=0.0006)
     full = [one for one in against.usable(known["nanotron_h100"]) if one.run.peak_bytes > 74 * 2**30]
     assert (len(full), max(one.error for one in full) < -0.5) == (12, True)
     by_tp = {tp: [] for tp in (4, 8)}
@@ -123,9 +123,9 @@ def test_what_no_planner_could_know(known):
     assert (every.rows, every.constants) == (865, 90)
     assert (every.error, many.error) == pytest.approx((0.064, 0.102), abs=0.0006)
     twins = bounds.twins(known["nanotron_h100"])
-    assert (twins.pairs, twins.apart, twins.error) == (150, 49, pytest.approx(0.157, abs=0.0006))
+    assert (twins.pairs, twins.apart, twins.error) == (150, 49, pytest.approx(0.156, abs=0.0006))
     computed = bounds.twins(known["nanotron_h100"], least_mfu=0.05)
-    assert (computed.pairs, computed.error) == (88, pytest.approx(0.048, abs=0.0006))
+    assert (computed.pairs, computed.error) == (88, pytest.approx(0.046, abs=0.0006))
     sizes = bounds.sizes(known["megatron_deepspeed_a100_1_host"])
     assert sizes.errors == pytest.approx((0.072, 0.030), abs=0.0006)
     assert sizes.worst_regrets == pytest.approx((0.259, 0.088), abs=0.0006)

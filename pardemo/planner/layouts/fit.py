@@ -32,6 +32,7 @@ FITTED: dict[str, tuple[str, dict[str, tuple[float, float]]]] = {
             "products": (0.5, 1.1), "small": (5, 500), "attention": (0.4, 1.5), "launch_s": (1e-4, 1e-2),
             "launch_rank_s": (1e-6, 1e-3), "crossing_rank_s": (1e-4, 1e-2), "crossing_s": (1e-5, 5e-3),
             "hidden": (0.05, 1), "reduce_s": (1e-4, 1e-1), "reduce_share": (0.05, 1), "reduce_most": (2e10, 3e11),
+            "bucket_host_s": (1e-6, 1e-3),
         },
     ),
     "megatron-deepspeed": (

@@ -7,6 +7,7 @@ that, and which terms the model has was decided with all rows in view.
 """
 
 import difflib
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,9 @@ class Stack:
         hidden: of the computation beside which data-parallel traffic runs, what hides it; hides_shards: whether that
             holds for sharded states too.
         reduce_s: of an exchange of gradients, for each doubling of ranks; reduce_share: of the links' rate that it
-            reaches; reduce_most: bytes/s of one ring between hosts.
+            reaches; reduce_most: bytes/s of one ring between hosts. bucket: gradients, by number, that go in one
+            exchange; bucket_host_s: of each of these, for each host that its ring goes on to: it grows with the hosts,
+            and not with their logarithm.
         regathers: whether stage 2 gathers parameters for each micro-batch, as PyTorch's FSDP does (SHARD_GRAD_OP); else
             they stay whole and are gathered once a step.
         selective_products: of a layer's products, those that selective recomputation makes again;
@@ -104,6 +107,8 @@ class Stack:
     reduce_s: float = 0.0
     reduce_share: float = 1.0
     reduce_most: float = 300e9
+    bucket: float = math.inf
+    bucket_host_s: float = 0.0
     regathers: bool = False
     selective_products: float = 0.0
     selective_attention: bool = True
@@ -151,8 +156,9 @@ class Stack:
 
 _MEGATRON = frozenset({"tp", "cp", "pp", "ep", "zero1", "chunks"})
 NANOTRON = Stack(
-    "nanotron", products=0.82, small=300, attention=1.5, launch_s=3.7e-3, launch_rank_s=1e-4, crossing_rank_s=2.2e-3,
-    crossing_s=0.7e-3, hidden=1.0, reduce_s=12e-3, reduce_share=0.6, reduce_most=64e9, gradient=4, balanced=True,
+    "nanotron", products=0.84, small=360, attention=1.5, launch_s=3.7e-3, launch_rank_s=1.1e-4, crossing_rank_s=2.2e-3,
+    crossing_s=0.7e-3, hidden=1.0, reduce_s=12.6e-3, reduce_share=0.98, reduce_most=124e9, gradient=4, balanced=True,
+    bucket=13.1e6, bucket_host_s=32e-6,  # its ddp_bucket_cap_mb of 25 (config.py), of 2 bytes each
     gradient_copy=2,  # the Ultra-Scale Playbook's 20 bytes a parameter
     gathered=4.0,  # its buffers "allgather" and "allgather2", 2 bytes each (parallel/tensor_parallel/functional.py)
     keeps_split=7.0, keeps_heads=9.1, keeps_middle=3.5, logits=10.2, program=0.3e9,

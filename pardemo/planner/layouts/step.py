@@ -1,5 +1,6 @@
 """A step's seconds: layers on stages, the slowest of which all wait for, and what ranks with equal parameters send."""
 
+import math
 from dataclasses import dataclass
 
 from pardemo.planner import hardware
@@ -205,6 +206,7 @@ def _exchange(job: Job, layout: Layout, owned: Owned) -> tuple[float, float]:
     out, back = stack.reduce_s * (n - 1).bit_length(), 0.0
     for params, ranks, stride in _groups(owned, group, layout):
         share = _share(job, ranks, stride)
+        out += math.ceil(params / stack.bucket) * stack.bucket_host_s * machine.crossings(ranks, stride)
         if layout.sharding == "none":
             out += machine.all_reduce(stack.gradient * params, ranks, stride) / share
         else:
