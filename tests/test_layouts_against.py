@@ -355,8 +355,11 @@ def test_search_and_explain_agree(capsys):
            "--sequence", "8192", "--per-step", "64"]  # fmt: skip
     assert cli.main(["plan", "--search", *job, "--json"]) == 0
     best = json.loads(capsys.readouterr().out)["best"][0]
-    asked = ",".join(f"{name}={'yes' if value is True else 'no' if value is False else value}"
-                     for name, value in best["layout"].items())  # fmt: skip
+    said = {True: "yes", False: "no"}
+    asked = ",".join(
+        f"{name}={'+'.join(value) if isinstance(value, list) else said[value] if isinstance(value, bool) else value}"
+        for name, value in best["layout"].items()
+    )
     assert cli.main(["plan", "--explain", asked, *job, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["seconds"] == pytest.approx(best["seconds"])

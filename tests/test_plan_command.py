@@ -160,7 +160,7 @@ def test_explain_says_whether_it_fits(capsys):
     job = ["--model", "llama3-70b", "--gpus", "64", "--gpu", "H100"]
     assert main(["plan", "--explain", "tp=2", *job]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == (
-        "698 GB of 84.9: does not fit (8 % stay free, so there is room for 78.1)"
+        "694 GB of 84.9: does not fit (8 % stay free, so there is room for 78.1)"
     )
     for layout, fits in (("tp=2", False), ("tp=8,pp=8", True)):
         assert main(["plan", "--explain", layout, *job, "--json"]) == 0

@@ -8,7 +8,7 @@ from typing import Any
 
 from pardemo.planner.layouts.against import ACROSS, RESERVE, room
 from pardemo.planner.layouts.intervals import of_bytes, of_seconds
-from pardemo.planner.layouts.layout import Layout, check
+from pardemo.planner.layouts.layout import Layout, check, recomputation
 from pardemo.planner.layouts.machines import ATTENTION, MEMORY_SHARE
 from pardemo.planner.layouts.memory import Memory, memory
 from pardemo.planner.layouts.step import idle_stages, step
@@ -24,7 +24,7 @@ def parse(text: str, job: Job, batch: int | None = None) -> Layout:
         ValueError: a word that is no field of a layout, or a layout that cannot be run.
     """
     kinds = {field.name: str(getattr(field.type, "__name__", field.type)) for field in fields(Layout)}
-    read: dict[str, Callable[[str], Any]] = {"bool": _truth, "int": int}
+    read: dict[str, Callable[[str], Any]] = {"bool": _truth, "int": int, "tuple": _words}
     values: dict[str, Any] = {}
     if "=" not in text:
         text = _fields_of(text)
@@ -32,6 +32,9 @@ def parse(text: str, job: Job, batch: int | None = None) -> Layout:
         name, _, value = word.partition("=")
         if name in values:
             raise ValueError(f"{name} is said twice in {text!r}")
+        if name == "recompute" and "modules" not in values:
+            values |= recomputation(value)
+            continue
         if name not in kinds:
             raise ValueError(f"no {name!r} in a layout; there are {', '.join(kinds)}, as tp=8,pp=4")
         try:
@@ -86,6 +89,10 @@ def _fields_of(printed: str) -> str:
         else:
             fields.append(word)
     return ",".join(fields)
+
+
+def _words(value: str) -> tuple[str, ...]:
+    return tuple(filter(None, value.split("+")))
 
 
 def _truth(value: str) -> bool:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pardemo.planner.layouts.recomputed import MODULES, missing
 from pardemo.planner.layouts.shape import Shape
 
 SHARDING = ("none", "zero1", "zero2", "zero3")
@@ -25,7 +26,9 @@ class Layout:
         shard_group: ranks over which states are shared, where these are fewer than all (HSDP); 0 means all.
         sequence_parallel: whether what is not cut by tensor parallelism is cut along the sequence.
         micro_batch: samples of a micro-batch. accumulation: micro-batches of a step, on each rank of ``dp``.
-        chunks: pieces of the model on each stage (interleaved schedule). recompute: none, selective, full.
+        chunks: pieces of the model on each stage (interleaved schedule). recompute: none, selective, full. modules: of
+            a layer, those that selective recomputation makes again, by Megatron-core's names; (): what the program does
+            by itself.
         offload: layers of a rank whose activations wait in the host's memory for the backward pass.
         context: how ranks of ``cp`` meet: keys and values go round a ring, or all-to-alls give each rank some heads of
             the whole sequence (Ulysses).
@@ -48,6 +51,7 @@ class Layout:
     schedule: str = "1f1b"
     context: str = "ring"
     offload: int = 0
+    modules: tuple[str, ...] = ()
 
     def __post_init__(self):
         for name in ("tp", "cp", "dp", "pp", "ep", "etp", "micro_batch", "accumulation", "chunks"):
@@ -64,6 +68,11 @@ class Layout:
         ):
             if (value := getattr(self, name)) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+        if unknown := [name for name in self.modules if name not in MODULES]:
+            raise ValueError(f"no module {unknown[0]!r} is recomputed; there are {', '.join(MODULES)}")
+        if self.modules and self.recompute != "selective":
+            raise ValueError(f"modules are recomputed by selective recomputation, not by {self.recompute}")
+        object.__setattr__(self, "modules", tuple(name for name in MODULES if name in self.modules))
 
     @property
     def gpus(self) -> int:
@@ -106,11 +115,23 @@ class Layout:
         return (
             text
             + (f" v{self.chunks}" if self.chunks > 1 else "")
-            + (f" recompute {self.recompute}" if self.recompute != "none" else "")
+            + (f" recompute {'+'.join(self.modules) or self.recompute}" if self.recompute != "none" else "")
             + (f" offload {self.offload}" if self.offload else "")
             + (f" context {self.context}" if self.context != "ring" and self.cp > 1 else "")
             + (f" schedule {self.schedule}" if self.schedule != "1f1b" and self.pp > 1 else "")
         )
+
+
+def recomputation(word: str) -> dict[str, Any]:
+    """``none``, ``selective``, ``full``, or modules as ``moe_act+layernorm``: the fields of a :class:`Layout`."""
+    if word in RECOMPUTE:
+        return {"recompute": word}
+    names = tuple(word.split("+"))
+    if not set(names) & set(MODULES):
+        raise ValueError(
+            f"recompute must be one of {', '.join(RECOMPUTE)}, or modules as moe_act+layernorm, not {word!r}"
+        )
+    return {"recompute": "selective", "modules": names}
 
 
 def exchanges_heads(layout: Layout, shape: Shape) -> bool:
@@ -146,6 +167,9 @@ def check(layout: Layout, shape: Shape, gpus: int, sequence: int, ends_as_layers
         raise ValueError(f"{shape.layers} layers cannot be cut into {pieces}; at most {most}")
     if layout.ep > 1 and shape.experts is None:
         raise ValueError(f"EP {layout.ep} needs a model with experts; {shape.name or 'this one'} has none")
+    for module in layout.modules:
+        if what := missing(module, shape):
+            raise ValueError(f"to recompute {module} a model needs {what}; {shape.name or 'this one'} has none")
     if layout.gpus != gpus:
         raise ValueError(
             f"TP {layout.tp} × CP {layout.cp} × PP {layout.pp} × DP {layout.dp} are {layout.gpus} GPUs, not {gpus}"

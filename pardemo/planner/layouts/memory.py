@@ -61,6 +61,9 @@ def _stage(job: Job, layout: Layout, split: list[int], place: int) -> dict[str, 
         lines["activations"] += tokens * stack.gathered * shape.hidden
     if layout.recompute == "full":  # the layer that is recomputed
         lines["activations"] += tokens * kept_bytes(job, layout.but(recompute="none"))
+    elif layout.modules:  # of the layer whose backward pass runs
+        every = kept_bytes(job, layout.but(recompute="none", modules=()))
+        lines["activations"] += tokens * (every - kept_bytes(job, layout))
     if place == 0:
         lines["activations"] += (
             micro_batches * tokens * 2 * shape.hidden / (layout.tp if layout.sequence_parallel else 1)

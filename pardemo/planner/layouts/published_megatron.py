@@ -2,10 +2,11 @@
 
 What the table leaves open stands in the repository's ``scripts/performance/configs`` at the tag of the release (v0.2.0
 for 25.11, v0.3.0 and v0.3.1 for 26.02 and 26.02.01). ``megatron_bridge_recipes.csv`` has of it how tokens are sent to
-experts, whether CUDA graphs start kernels, whether another micro-batch runs beside the exchange, and how many layers'
-activations are offloaded under FSDP. What a recipe recomputes is not in it. From release 26.02 on DeepSeek-V3's recipe
-has a layer of multi-token prediction (``mtp_num_layers`` is 1); before, the table says whether a row has. The sizes of
-Nemotron 3 Nano are those of its configuration on Hugging Face.
+experts, whether CUDA graphs start kernels, whether another micro-batch runs beside the exchange, how many layers'
+activations are offloaded under FSDP, and which modules are recomputed. (Those of 25.09 stand in ``run_script.py`` at
+v0.1.0rc4. 25.11's GPT-OSS names modules, but nothing at v0.2.0 turns their recomputation on.) From release 26.02 on
+DeepSeek-V3's recipe has a layer of multi-token prediction (``mtp_num_layers`` is 1); before, the table says whether a
+row has. The sizes of Nemotron 3 Nano are those of its configuration on Hugging Face.
 """
 
 import csv
@@ -18,7 +19,7 @@ from pathlib import Path
 from pardemo.planner import hardware
 from pardemo.planner.layouts import configurations, sizes
 from pardemo.planner.layouts.cells import Cells
-from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.layout import Layout, recomputation
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.runs import PublishedRun
 from pardemo.planner.layouts.shape import Experts, Mamba, Shape
@@ -26,7 +27,9 @@ from pardemo.planner.layouts.stacks import MEGATRON
 from pardemo.planner.layouts.work import Job
 
 RECIPES = Path(__file__).with_name("megatron_bridge_recipes.csv")
-PROGRAM = MEGATRON.but(gradient=2)  # the recipes' grad_reduce_in_fp32 is false
+#: The recipes' grad_reduce_in_fp32 is false. Their cross_entropy_fusion_impl is TransformerEngine's, which writes the
+#: gradient where the logits are (transformer_engine/pytorch/triton/cross_entropy.py at v2.9).
+PROGRAM = MEGATRON.but(gradient=2, logits=2.0)
 RACK = 64  # GPUs of an NVL72 that a training uses; the rest stand in for those that fail
 #: Gbit/s of network for each GPU: ConnectX-7 of DGX H100 and B200 and of GB200, ConnectX-8 of B300 and GB300.
 ADAPTER = {"H100": 400, "B200": 400, "GB200": 400, "B300": 800, "GB300": 800}
@@ -79,7 +82,7 @@ def _run(row: Cells, place: int) -> PublishedRun:
     layout = Layout(
         tp=degrees["tp"], pp=degrees["pp"], cp=degrees["cp"], ep=degrees["ep"], dp=dp, micro_batch=micro,
         accumulation=max(1, batch // dp // micro), chunks=_degree(values, "VP"), sharding=shared,
-        sequence_parallel=degrees["tp"] > 1, offload=recipe.offload if fsdp else 0,
+        sequence_parallel=degrees["tp"] > 1, offload=recipe.offload if fsdp else 0, **recomputation(recipe.recompute),
     )  # fmt: skip
     sequence, tokens = values.whole("Sequence Length"), values.number("Tokens / sec / GPU")
     job = Job(
@@ -129,6 +132,7 @@ class Recipe:
     graphs: bool | None = None
     overlap: bool = False
     offload: int = 0
+    recompute: str = "none"
 
 
 LATEST = Recipe()  # what is not said is as the program usually does it
@@ -140,7 +144,11 @@ def recipes() -> dict[tuple[str, str, str], Recipe]:
     with RECIPES.open(encoding="utf-8", newline="") as file:
         return {
             (row["release"], row["model"], row["gpu"]): Recipe(
-                row["dispatch"], row["graphs"] == "1", row["overlap"] == "1", int(row["offload"])
+                row["dispatch"],
+                row["graphs"] == "1",
+                row["overlap"] == "1",
+                int(row["offload"]),
+                row["recompute"],
             )
             for row in csv.DictReader(file)
         }

@@ -8,7 +8,7 @@ from pathlib import Path
 from pardemo.planner import hardware, profile
 from pardemo.planner.layouts import configurations, machines
 from pardemo.planner.layouts.cells import TRUTH, Cells, rows
-from pardemo.planner.layouts.layout import Layout, check
+from pardemo.planner.layouts.layout import Layout, check, recomputation
 from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.stacks import stack
 from pardemo.planner.layouts.work import Job
@@ -120,7 +120,7 @@ def run(row: Mapping[str, str], own: GpuProfile | None = None, folder: Path = Pa
         dp=value.whole("dp") if value.has("dp") else max(1, gpus // (tp * cp * pp)), sharding=value.text("sharding"),
         shard_group=value.whole("shard_group", 0), sequence_parallel=value.one_of("sequence_parallel", TRUTH),
         micro_batch=value.whole("micro_batch"), accumulation=value.whole("accumulation"), chunks=value.whole("chunks"),
-        recompute=value.text("recompute"), etp=value.whole("etp"), offload=value.whole("offload", 0),
+        **recomputation(value.text("recompute")), etp=value.whole("etp"), offload=value.whole("offload", 0),
     )  # fmt: skip
     shape, sequence = _shape(value), value.whole("sequence")
     if mtp := value.whole("mtp", 0):

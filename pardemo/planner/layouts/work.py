@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pardemo.planner import hardware
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.recomputed import again as recomputed
 from pardemo.planner.layouts.shape import COLUMNS, Layer, Product, Shape
 from pardemo.planner.layouts.stacks import Stack
 
@@ -157,12 +158,18 @@ def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
     passes = 4 if full else 3  # of a product: the backward pass makes two, or one for inputs alone
     blocks = bool(kind.mixer) + bool(kind.mlp)
     exchanges = (3 if full else 2) * blocks  # one of each in each pass, and in the recomputed one
-    again = stack.selective_products if layout.recompute == "selective" else 0.0
+    again = stack.selective_products if layout.recompute == "selective" and not layout.modules else 0.0
+    modules = recomputed(shape, layout.modules, kind)
+    exchanges += modules.blocks
     weights = shape.products(kind)
     products = sum(product(job, each, layout.tp, tokens) for each in weights)
     whole = stack.whole / (layout.tp if layout.sequence_parallel else 1)
     moved = tokens * shape.hidden * (whole + stack.cut / layout.tp) * blocks  # two blocks, of 2 bytes
     moved += tokens * job.casts * sum(sum(each.on(layout.tp)) for each in weights)
+    more = sum(product(job, each, layout.tp, tokens) for each in modules.weights)
+    more_moved = tokens * (
+        modules.blocks * shape.hidden * (whole + stack.cut / layout.tp) + 2 * modules.numbers / layout.tp
+    )
     attention = 0.0
     if kind.mixer == "attention":
         attention = _attention(job, layout, kind)
@@ -175,12 +182,16 @@ def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
         routed = experts(job, layout)
         products += routed.products
         moved += routed.moved
-        launches += routed.launches
-        parts.add("expert-parallel traffic", (6 if full else 4) * routed.exchange)  # there and back, in each pass
+        whole_again = "moe" in layout.modules
+        more += whole_again * routed.products
+        more_moved += whole_again * routed.moved
+        launches += routed.launches * (4 / 3 if whole_again else 1)
+        times = 6 if full or whole_again else 4  # there and back, in each pass
+        parts.add("expert-parallel traffic", times * routed.exchange)
     if stack.layer_s is None:
-        parts.add("matrix multiplications", (passes + again - job.frozen) * products)
+        parts.add("matrix multiplications", (passes + again - job.frozen) * products + more)
         parts.add("attention", attention)
-        parts.add("memory bandwidth", (passes + again) * moved / machine.memory_bytes_per_s)
+        parts.add("memory bandwidth", ((passes + again) * moved + more_moved) / machine.memory_bytes_per_s)
     else:
         parts.add("layers as measured", passes / 3 * stack.layer_s)
     if layout.tp > 1:
@@ -253,7 +264,8 @@ def _attention(job: Job, layout: Layout, kind: Layer) -> float:
     shape, machine, length = job.shape, job.machine, job.sequence
     heads = shape.heads / layout.tp
     flops = 2 * layout.micro_batch * length / layout.cp * length * heads * (shape.head + shape.value)
-    again = layout.recompute == "full" or (layout.recompute == "selective" and job.stack.selective_attention)
+    chosen = "core_attn" in layout.modules if layout.modules else job.stack.selective_attention
+    again = layout.recompute == "full" or (layout.recompute == "selective" and chosen)
     if job.fused:
         flops *= shape.seen(kind, length) / length
         even = job.stack.even_context or layout.context == "all-to-all"  # then each rank has the whole sequence

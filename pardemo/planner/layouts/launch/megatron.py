@@ -41,6 +41,10 @@ def why_not(job: Job, layout: Layout, model: Model) -> str | None:
         return "Megatron-FSDP takes the place of a pipeline"
     if layout.offload and layout.pp > 1:
         return "Megatron-core offloads no activations in a pipeline"
+    if layout.offload and layout.recompute != "none":
+        return "Megatron-core recomputes nothing where it offloads activations"
+    if "moe" in layout.modules and job.started_by_graphs:
+        return "the module moe is not recomputed where CUDA graphs start its router"
     if layout.sequence_parallel and layout.tp == 1:
         return "sequence parallelism goes with tensor parallelism; TP is 1"
     if shape.experts and layout.tp > 1 and not layout.sequence_parallel:
@@ -146,7 +150,7 @@ def _memory(job: Job, layout: Layout) -> Flags:
     if layout.recompute == "full":
         arguments |= {"recompute-granularity": "full", "recompute-method": "uniform", "recompute-num-layers": 1}
     elif layout.recompute == "selective":
-        arguments |= {"recompute-granularity": "selective", "recompute-modules": "core_attn"}
+        arguments |= {"recompute-granularity": "selective", "recompute-modules": layout.modules or "core_attn"}
     return arguments
 
 
