@@ -13,9 +13,9 @@ from pardemo.cli import main
 from pardemo.planner import analytic, hardware, models, table
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.job import Adapter, RankJob
-from pardemo.planner.layouts import configurations, finetune_runs, sizes
-from pardemo.planner.layouts.tuned_memory import FineTune, kept_of_a_token, peak
-from pardemo.planner.layouts.tuned_step import sent_bytes
+from pardemo.planner.layouts import configurations, finetune_fit, finetune_runs, sizes
+from pardemo.planner.layouts.tuned_memory import OVERHEADS, FineTune, kept_of_a_token, peak
+from pardemo.planner.layouts.tuned_step import TRANSFORMERS, sent_bytes
 from pardemo.planner.layouts.tuning import Tuning, adapter_params, usual_target, weight_bytes
 
 RUNS = list(finetune_runs.read(finetune_runs.folder() / "finetunes.csv"))
@@ -91,6 +91,12 @@ def test_published_peaks():
         errors = [abs(run.error) for run in half]
         assert fmean(errors) < 0.05
         assert max(errors) < 0.15
+
+
+def test_constants_are_the_fits_to_every_second_run():
+    fitted, _ = finetune_runs.halves(RUNS)
+    assert finetune_fit.of_memory(fitted) == OVERHEADS
+    assert finetune_fit.of_time(fitted) == TRANSFORMERS
 
 
 def test_reports_of_memory():

@@ -54,7 +54,8 @@ class Beside:
             if abs(ours - theirs) > NEAR * run:
                 told.append(f"  {name}: {theirs / 1e9:.2f} GB, planned {ours / 1e9:.2f}")
         held = self.run.lines.get("allocator", 0.0)
-        told.append(f"  torch's allocator would hold {held / 1e9:.2f} GB more; the plan adds 1")
+        added = self.planned.lines.get("allocator", 0.0)
+        told.append(f"  torch's allocator would hold {held / 1e9:.2f} GB more, the plan adds {added / 1e9:.0f}")
         return "\n".join(told)
 
 

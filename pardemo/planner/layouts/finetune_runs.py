@@ -18,8 +18,9 @@ from pardemo.planner.layouts import sizes
 from pardemo.planner.layouts.configurations import of
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.tuned_memory import FineTune, peak
-from pardemo.planner.layouts.tuned_step import tuned_step
+from pardemo.planner.layouts.stacks import Stack
+from pardemo.planner.layouts.tuned_memory import OVERHEADS, FineTune, Overheads, peak
+from pardemo.planner.layouts.tuned_step import TRANSFORMERS, tuned_step
 from pardemo.planner.layouts.tuning import Tuning
 
 QWEN = "github.com/QwenLM/Qwen/blob/03cd81f/README.md"
@@ -58,14 +59,22 @@ class ReportedRun:
     @property
     def error(self) -> float | None:
         """Predicted over known peak, less 1."""
-        return None if self.peak_gb is None else peak(self.job).peak_bytes / 1e9 / self.peak_gb - 1
+        return self.error_with(OVERHEADS)
+
+    def error_with(self, overheads: Overheads) -> float | None:
+        """The same with other constants."""
+        return None if self.peak_gb is None else peak(self.job, overheads).peak_bytes / 1e9 / self.peak_gb - 1
 
     @property
     def time_error(self) -> float | None:
         """Predicted over known seconds of a step on one A100, less 1."""
+        return self.time_error_with(TRANSFORMERS)
+
+    def time_error_with(self, program: Stack) -> float | None:
+        """The same with other constants."""
         if self.seconds is None:
             return None
-        return tuned_step(self.job, Machine(hardware.gpu("A100-80GB"), 1)).seconds / self.seconds - 1
+        return tuned_step(self.job, Machine(hardware.gpu("A100-80GB"), 1), program=program).seconds / self.seconds - 1
 
 
 def folder() -> Path:

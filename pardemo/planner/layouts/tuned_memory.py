@@ -14,16 +14,27 @@ from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.tuning import STATES, Tuning, adapter_params, linears, parts, trained_params, weight_bytes
 
 LOGITS = 12.0  # of each: in fp32, its softmax and its gradient (``ForCausalLMLoss`` of Transformers)
-LOGITS_OF_INT4 = 8.0  # what Qwen's Q-LoRA runs on GPTQ's weights grow by; they compute in fp16
 FUSED = 1024  # tokens of a piece of a fused loss
 BUCKET = 500_000_000  # DeepSpeed's ``reduce_bucket_size`` and ``allgather_bucket_size``, elements
 LIVE = 1_000_000_000  # its ``stage3_max_reuse_distance``: what is needed again sooner stays gathered
-#: What torch's allocator keeps beside tensors, and libraries' workspaces: by how much every second of Qwen's 57 runs
-#: takes more than its tensors. GPTQ's kernels keep as much again.
-ALLOCATOR = 1.0e9
-GPTQ = 1.1e9
 SUB_GROUP = 1_000_000_000  # elements that stage 3 updates at once (``sub_group_size``)
 ENGINES = ("plain", "zero-0", "zero-1", "zero-2", "zero-3", "fsdp2")
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """What no source says, in bytes: fitted to every second one of Qwen's 57 runs (``finetune_fit``).
+
+    Args:
+        allocator: what torch's allocator keeps beside tensors, and libraries' workspaces.
+        logits_of_int4: of each logit beside GPTQ's weights, whose model computes in fp16.
+    """
+
+    allocator: float = 2.0e9
+    logits_of_int4: float = 8.0
+
+
+OVERHEADS = Overheads()
 
 
 @dataclass(frozen=True)
@@ -150,7 +161,7 @@ def _states(job: FineTune) -> float:
     return STATES[job.tuning.optimizer] + (4 if job.stage is not None else 0)
 
 
-def moments(job: FineTune) -> dict[str, dict[str, float]]:
+def moments(job: FineTune, overheads: Overheads = OVERHEADS) -> dict[str, dict[str, float]]:
     """Bytes by line at the loss, in the backward pass of a layer, and in the update."""
     shape, tuning, h = job.shape, job.tuning, job.shape.hidden
     always = states(job)
@@ -160,7 +171,8 @@ def moments(job: FineTune) -> dict[str, dict[str, float]]:
     in_flight = min(job.pp, job.accumulation)
     activations = job.tokens * (in_flight * shape.layers / job.pp * stored + ends)
     made = min(job.tokens * tuning.labels, FUSED if tuning.fused_loss else math.inf)
-    logits = (LOGITS_OF_INT4 if tuning.base == "int4" else LOGITS) * shape.vocabulary * made / job.tp
+    each = overheads.logits_of_int4 if tuning.base == "int4" else LOGITS
+    logits = each * shape.vocabulary * made / job.tp
     passing = {"gathered parameters": _gathered(job), "buckets": _buckets(job)}
     before = dict(always)
     if job.accumulation == 1 and job.stage not in (2, 3):  # they are made on the way
@@ -240,12 +252,12 @@ class Peak:
         return sum(self.lines.values())
 
 
-def peak(job: FineTune) -> Peak:
+def peak(job: FineTune, overheads: Overheads = OVERHEADS) -> Peak:
     """The fullest moment of a step, with what the allocator and CUDA take."""
-    found = moments(job)
+    found = moments(job, overheads)
     name = max(found, key=lambda moment: sum(found[moment].values()))
     lines = {line: nbytes for line, nbytes in found[name].items() if nbytes}
-    lines["allocator"] = ALLOCATOR + (GPTQ if job.tuning.base == "int4" else 0.0)
+    lines["allocator"] = overheads.allocator
     lines["CUDA context"] = CONTEXT_BYTES
     if groups := sum(size > 1 for size in (job.ranks, job.tp, job.pp)):
         lines["NCCL"] = groups * NCCL_BYTES

@@ -13,10 +13,10 @@ from pardemo.planner.layouts.tuned_memory import LIVE, FineTune
 from pardemo.planner.layouts.tuning import BASES, trained_params
 from pardemo.planner.layouts.work import Job, head, layer
 
-#: Transformers' models under the Trainer: fitted to every second of Qwen's LoRA runs on one A100. Norms, rotations and
-#: activations are operations of their own, through memory one by one.
+#: Transformers' models under the Trainer: fitted to every second of Qwen's LoRA runs on one A100 (``finetune_fit``).
+#: Norms, rotations and activations are operations of their own, through memory one by one.
 TRANSFORMERS = Stack(
-    "transformers", products=0.8, small=300, whole=60, cut=60, launch_s=4e-3,
+    "transformers", products=0.85, small=200, whole=90, cut=90, launch_s=4e-3,
     about="Qwen's table of fine-tunes on A100",
 )  # fmt: skip
 #: Bytes through memory of a frozen weight in few bits each time that it is unpacked to be multiplied with: by what
@@ -49,12 +49,15 @@ class TunedStep:
         return max(self.parts, key=self.parts.__getitem__)
 
 
-def tuned_step(job: FineTune, machine: Machine, overlap: bool | None = None, precision: str = "bf16") -> TunedStep:
+def tuned_step(
+    job: FineTune, machine: Machine, overlap: bool | None = None, program: Stack = TRANSFORMERS
+) -> TunedStep:
     """A step of ``job.accumulation`` micro-batches on each of ``job.ranks`` GPUs.
 
     ``overlap``: whether DeepSpeed sends beside the backward pass (``overlap_comm``); None: its default, stage 3 alone.
+    ``program``: its constants.
     """
-    work = Job(job.shape, machine, TRANSFORMERS, job.sequence, job.fused, precision, frozen=job.tuning.lora)
+    work = Job(job.shape, machine, program, job.sequence, job.fused, frozen=job.tuning.lora)
     layout = Layout(
         job.tp, dp=job.ranks, pp=job.pp, micro_batch=job.batch, recompute="full" if job.checkpointing else "none"
     )
