@@ -126,6 +126,8 @@ def test_weights_in_few_bits():
         (["--base", "nf4", "--full"], "weights in nf4 cannot be trained themselves"),
         (["--target", "nowhere"], "LoRA's target 'nowhere' is no module of a layer that is known"),
         (["--base", "nf4", "--dry-run"], "--dry-run runs bf16 alone; there is no dry run of --base nf4"),
+        (["--base", "nf4", "--write", "there"], "write it without --base, and start its train.py with --four-bit"),
+        (["--optimizer", "sgd", "--write", "there"], "the files are for AdamW and whole logits; leave out --optimizer"),
         (["--search", "--model", "gpt2", "--gpus", "1", "--base", "nf4"], "--search has no use for --base"),
     ],
 )
@@ -204,3 +206,14 @@ def test_what_a_configuration_does_not_say_itself_is_transformers_to_read(tmp_pa
     assert not isinstance(sizes.find(str(tmp_path)), SimpleNamespace)
     (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 64}')
     assert not isinstance(sizes.find(str(tmp_path)), SimpleNamespace), "Transformers has the rest"
+
+
+def test_weights_in_few_bits_that_a_configuration_names_are_told(tmp_path, capsys):
+    models.find("llama3.2-1b").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": {"load_in_4bit": True}}))
+    assert main(["plan", "--model", str(tmp_path), "--gpus", "1"]) == 0
+    told = "not planned: weights in few bits (quantization_config): they are reckoned as bf16; --base nf4 plans them so"
+    assert told in capsys.readouterr().out.splitlines()
+    assert main(["plan", "--model", str(tmp_path), "--gpus", "1", "--base", "nf4", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["not_planned"] == []

@@ -84,11 +84,13 @@ def _plan(arguments: argparse.Namespace) -> int:
 
         write(snapshot_file, snapshot.of_row(request, replace(plan.best, memory=dry.run)))
     if arguments.json:
-        told = {"written": written, "snapshot": arguments.snapshot}
+        told = {"written": written, "snapshot": arguments.snapshot, "not_planned": _not_planned(arguments)}
         beside = {} if dry is None else {"dry_run": dry.as_json()}
         print(json.dumps(as_json(plan) | answers | beside | told, indent=1))
     else:
         print(as_text(plan, None if arguments.all else SHOWN))
+        for left_out in _not_planned(arguments):
+            print(f"not planned: {left_out}")
         for name, value in answers.items():
             print(f"{name.replace('_', ' ')}: {value:,}" if value is not None else f"{name.replace('_', ' ')}: none")
         if dry is not None:
@@ -97,6 +99,16 @@ def _plan(arguments: argparse.Namespace) -> int:
             print(f"written to {arguments.write}: {', '.join(written)}")
         layout_command.print_snapshot(arguments)
     return 0
+
+
+def _not_planned(arguments: argparse.Namespace) -> list[str]:
+    """What the model's configuration says and the plan leaves out; weights in few bits it has by ``--base``."""
+    from pardemo.planner.layouts import sizes
+
+    found = sizes.not_planned(arguments.model) if arguments.model else []
+    if arguments.base:
+        return [told for told in found if "quantization_config" not in told]
+    return [f"{told}; --base nf4 plans them so" if "quantization_config" in told else told for told in found]
 
 
 def _request(arguments: argparse.Namespace, light: bool = False) -> tuple["Request", Any]:

@@ -31,6 +31,12 @@ def check(request: Request, base: Recipe) -> None:
     if request.tp * request.pp > 1:
         raise ValueError(f"--write: pardemo finetune and Transformers' Trainer run ZeRO and FSDP2 alone; Megatron-LM "
                          f"would run --tp {request.tp} --pp {request.pp}")  # fmt: skip
+    if job.base != "bf16":
+        four = "; write it without --base, and start its train.py with --four-bit" if job.base.startswith("nf4") else ""
+        raise ValueError(f"--write: the files are for weights in bf16, not in {job.base}{four}")
+    if job.optimizer != "adamw" or job.fused_loss:
+        other = "--fused-loss" if job.fused_loss else f"--optimizer {job.optimizer}"
+        raise ValueError(f"--write: the files are for AdamW and whole logits; leave out {other}")
     if recipe.locate(base.model.path).is_file():
         raise ValueError(f"--write: what trains needs the model's folder, not a file: {base.model.path}")
     if type(job.config) not in MODEL_FOR_CAUSAL_LM_MAPPING:

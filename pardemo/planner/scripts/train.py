@@ -155,7 +155,7 @@ def main(words: Sequence[str] | None = None) -> Trainer:
     )
     parser.add_argument("--output", default="output", help="a folder (output)")
     parser.add_argument("--offline", action="store_true", help="read the model from this machine alone")
-    parser.add_argument("--four-bit", action="store_true", help="QLoRA, which needs bitsandbytes; it was not planned")
+    parser.add_argument("--four-bit", action="store_true", help="QLoRA, which needs bitsandbytes")
     parser.add_argument(
         "--resume", action="store_true", help="go on from your own last checkpoint in the output folder"
     )
