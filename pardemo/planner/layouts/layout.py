@@ -1,6 +1,6 @@
 """How a job is laid out over GPUs: who shares a layer, a model, a batch, a sequence, the experts, the states."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from pardemo.planner.layouts.recomputed import MODULES, missing
@@ -104,7 +104,7 @@ class Layout:
         return 1 if self.sharding == "none" else self.shard_group or self.replicas
 
     def but(self, **changes: Any) -> "Layout":
-        return replace(self, **changes)
+        return Layout(**{**self.__dict__, **changes})  # a quarter of a search's time was dataclasses.replace
 
     def __str__(self) -> str:
         degrees = ((n, getattr(self, n)) for n in ("tp", "cp", "pp", "dp", "ep", "etp"))

@@ -14,9 +14,8 @@ def layer_params(shape: Shape, layout: Layout) -> float:
 
 def _of_a_layer(shape: Shape, layout: Layout) -> tuple[float, float]:
     """Parameters of a rank's share of an average layer: outside of experts, and in experts."""
-    dense = sum(count * shape.layer_params(kind) for kind, count in shape.kinds)
-    routed = sum(count for kind, count in shape.kinds if kind.mlp == "experts")
-    return dense / shape.layers / layout.tp, routed * shape.expert_params / shape.layers / layout.expert_ranks
+    dense, experts = shape.mean_layer
+    return dense / layout.tp, experts / layout.expert_ranks
 
 
 @dataclass(frozen=True)

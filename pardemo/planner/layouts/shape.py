@@ -181,12 +181,12 @@ class Shape:
         others = self.layers - self.experts.dense_layers
         return self.layers - math.floor(others / self.experts.every)
 
-    @property
+    @cached_property
     def attention_params(self) -> int:
         """Parameters of a layer's attention."""
         return sum(product.params for product in self.attention)
 
-    @property
+    @cached_property
     def expert_params(self) -> int:
         """Parameters of all experts of one layer; 0 where there are none."""
         return 0 if self.experts is None else self.experts.count * sum(p.params for p in self.mlp(self.experts.middle))
@@ -196,6 +196,13 @@ class Shape:
         params = self.hidden * (bool(layer.mixer) + bool(layer.mlp))
         params += sum(product.params for product in self.products(layer))
         return params + (self.mamba.params if layer.mixer == "mamba" and self.mamba else 0)
+
+    @cached_property
+    def mean_layer(self) -> tuple[float, float]:
+        """Parameters of a layer, on average: outside of experts, and in experts."""
+        dense = sum(count * self.layer_params(kind) for kind, count in self.kinds)
+        routed = sum(count for kind, count in self.kinds if kind.mlp == "experts")
+        return dense / self.layers, routed * self.expert_params / self.layers
 
     def products(self, layer: Layer) -> tuple[Product, ...]:
         """What a layer of that kind multiplies each token with, the experts left out."""
