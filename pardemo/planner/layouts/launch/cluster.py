@@ -5,8 +5,7 @@ whose pods the operator sets ``MASTER_ADDR``, ``MASTER_PORT`` and ``RANK``, the 
 """
 
 import re
-
-import yaml
+from typing import Any
 
 from pardemo.planner.layouts.work import Job
 
@@ -78,14 +77,18 @@ def kubernetes(job: Job, name: str, command: str, environment: dict[str, str], n
     return f"""{comments}\
 # the cluster's: IMAGE, its adapters (rdma/... in limits), a claim "workspace" that has these files
 # in a queue of Kueue: metadata.labels, kueue.x-k8s.io/queue-name: QUEUE
-{yaml.dump(manifest, Dumper=_Plain, sort_keys=False, width=200)}"""
+{_yaml(manifest)}"""
 
 
-class _Plain(yaml.SafeDumper):
+def _yaml(manifest: dict[str, Any]) -> str:
     """Without anchors for what stands in two places: people edit these files."""
+    import yaml  # of what writes alone: a browser plans without it
 
-    def ignore_aliases(self, data: object) -> bool:
-        return True
+    class Plain(yaml.SafeDumper):
+        def ignore_aliases(self, data: object) -> bool:
+            return True
+
+    return yaml.dump(manifest, Dumper=Plain, sort_keys=False, width=200)
 
 
 def resource(gpu: str) -> str:

@@ -9,8 +9,6 @@ refuses a key that it does not know.
 from dataclasses import replace
 from typing import Any
 
-import yaml
-
 from pardemo.planner.layouts.launch.facts import Model
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.stacks import NANOTRON
@@ -101,6 +99,8 @@ def config(job: Job, layout: Layout, model: Model) -> dict[str, Any]:
 
 def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
     """``nanotron.yaml``; without a data set nanotron invents tokens."""
+    import yaml
+
     return {FILE: (
         f"# {model.name}: {layout}, {layout.gpus} GPUs, {layout.batch} samples of {job.sequence} tokens a step\n"
         "# for nanotron's main branch of 2025 (its config.py at 00708b8)\n"

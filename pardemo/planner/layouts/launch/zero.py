@@ -7,8 +7,6 @@ Keys are asked of the installed packages by :mod:`pardemo.peers.deepspeed.settin
 import json
 from typing import Any
 
-import yaml
-
 from pardemo.planner.layouts.launch.facts import Model
 from pardemo.planner.layouts.layout import SHARDING, Layout
 from pardemo.planner.layouts.work import Job
@@ -63,6 +61,8 @@ def accelerate(job: Job, layout: Layout) -> dict[str, Any]:
 
 def texts(job: Job, layout: Layout, model: Model) -> dict[str, str]:
     """Both files; recomputation and the length of samples are the script's to set."""
+    import yaml
+
     comments = [f"# {model.name}: {layout}, {layout.gpus} GPUs, {layout.batch} samples a step",
             "# for Accelerate 1 and DeepSpeed 0.1x",
             f"# the script's: samples of {job.sequence} tokens"]  # fmt: skip
