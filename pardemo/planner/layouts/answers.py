@@ -110,11 +110,16 @@ def as_text(
         ))  # fmt: skip
     lines += ["", text_table(rows), *trust(answer), ""]
     for name, (best, same) in changed.items():
-        verdict = f"{same.seconds:.2f} s" if same.fits else "no longer fits"
-        other = "still the best" if best.layout == same.layout else f"then {best.layout}, {best.seconds:.2f} s"
-        lines.append(f"if {name}: {verdict}; {other}")
+        lines.append(changed_line(name, best, same))
     lines += ["", *_front(answer, whole_front)]
     return "\n".join(lines + ([warning] if warning else []))
+
+
+def changed_line(name: str, best: PlannedLayout, same: PlannedLayout) -> str:
+    """What a changed assumption does to the best layout, and which one is the best then."""
+    verdict = f"{same.seconds:.2f} s" if same.fits else "no longer fits"
+    other = "still the best" if best.layout == same.layout else f"then {best.layout}, {best.seconds:.2f} s"
+    return f"if {name}: {verdict}; {other}"
 
 
 #: What takes less of each line of a GPU's memory.

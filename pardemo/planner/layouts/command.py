@@ -174,7 +174,7 @@ def _search(arguments: argparse.Namespace) -> int:
         _write_snapshot(file, answer.best[0].memory)
     if arguments.json:
         more = {"written": written, "snapshot": arguments.snapshot if answer.best else None, "measured": told or None}
-        money = {"money_per_billion_tokens": _money(arguments, answer.best[0].step) if answer.best else None}
+        money = {"money_per_billion_tokens": money_per_billion(arguments, answer.best[0].step) if answer.best else None}
         print(json.dumps(answers.as_json(answer, changed, assumptions, warning) | more | money, indent=1))
     else:
         print(answers.as_text(answer, changed, assumptions, warning, whole_front=arguments.all))
@@ -199,7 +199,7 @@ def _explain(arguments: argparse.Namespace) -> int:
         _write_snapshot(file, memory(job, layout))
     if arguments.json:
         more = {"assumed": assumptions, "written": written, "snapshot": arguments.snapshot, "measured": told or None}
-        money = {"money_per_billion_tokens": _money(arguments, step(job, layout))}
+        money = {"money_per_billion_tokens": money_per_billion(arguments, step(job, layout))}
         print(json.dumps(explain.as_json(job, layout) | more | money, indent=1))
     else:
         print(answers.planned(job, assumptions), explain.as_text(job, layout), sep="\n")
@@ -220,7 +220,7 @@ def _corrected(arguments: argparse.Namespace, job: "Job") -> tuple["Job", str]:
     return corrected, "\n".join([told, *(f"left out: {line}" for line in left_out)])
 
 
-def _money(arguments: argparse.Namespace, predicted: "PredictedStep") -> float | None:
+def money_per_billion(arguments: argparse.Namespace, predicted: "PredictedStep") -> float | None:
     """What a billion tokens cost at --price, in its currency."""
     return None if arguments.price is None else arguments.price * 1e9 / predicted.tokens_per_s / 3600
 
@@ -228,7 +228,7 @@ def _money(arguments: argparse.Namespace, predicted: "PredictedStep") -> float |
 def _print_more(arguments: argparse.Namespace, told: str, predicted: "PredictedStep | None") -> None:
     if told:
         print(told)
-    if predicted is not None and (money := _money(arguments, predicted)) is not None:
+    if predicted is not None and (money := money_per_billion(arguments, predicted)) is not None:
         print(f"at {arguments.price:g} a GPU and hour: {money:,.0f} for a billion tokens")
 
 

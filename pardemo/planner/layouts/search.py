@@ -121,10 +121,11 @@ def search(job: Job, batch: int, most: int = 5, able: Callable[[Layout], bool] |
     if batch < 1:
         raise ValueError(f"a step must have at least 1 sample, not {batch!r}")
     tried, fitting, least = 0, [], None
+    selects = worth_selecting(job)
     for layout in layouts(job.shape, job.machine, batch, job.sequence):
-        if not job.stack.runs(layout) or idle_stages(job, layout) or (able is not None and not able(layout)):
+        if layout.recompute == "selective" and not selects:
             continue
-        if layout.recompute == "selective" and not worth_selecting(job):
+        if not job.stack.runs(layout) or idle_stages(job, layout) or (able is not None and not able(layout)):
             continue
         tried += 1
         footprint = memory(job, layout)
@@ -178,8 +179,8 @@ def _front(timed: list[PlannedLayout]) -> tuple[PlannedLayout, ...]:
     return tuple(front)
 
 
-#: What a choice may depend on: a name, and the job with this changed.
-def _changes(job: Job) -> dict[str, Job]:
+def changes(job: Job) -> dict[str, Job]:
+    """What a choice may depend on: a name, and the job with this changed."""
     machine, gpu = job.machine, job.machine.gpu
     slow = replace(gpu, link_bytes_per_s=gpu.link_bytes_per_s / 2)
     return {
@@ -193,15 +194,17 @@ def sensitivity(
     answer: SearchResult, able: Callable[[Layout], bool] | None = None
 ) -> dict[str, tuple[PlannedLayout, PlannedLayout]]:
     """For each changed assumption: the layout that is then the best, and the present best one as it then is."""
-    changed: dict[str, tuple[PlannedLayout, PlannedLayout]] = {}
-    if not answer.best:
-        return changed
+    changed = {name: if_changed(answer, job, able) for name, job in changes(answer.job).items()} if answer.best else {}
+    return {name: pair for name, pair in changed.items() if pair is not None}
+
+
+def if_changed(
+    answer: SearchResult, job: Job, able: Callable[[Layout], bool] | None = None
+) -> tuple[PlannedLayout, PlannedLayout] | None:
+    """Of a changed job: the layout that is then the best, and the present best one; None where nothing fits."""
+    result = search(job, answer.batch, 1, able)
     now = answer.best[0].layout
-    for name, job in _changes(answer.job).items():
-        result = search(job, answer.batch, 1, able)
-        if result.best:
-            changed[name] = result.best[0], _timed(job, now, memory(job, now))
-    return changed
+    return (result.best[0], _timed(job, now, memory(job, now))) if result.best else None
 
 
 def _divisors(number: int, most: int) -> list[int]:

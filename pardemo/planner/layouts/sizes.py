@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pardemo.planner.layouts.built_in_sizes import OTHERS, SIZES, USUAL, key_of
 
@@ -57,7 +57,7 @@ def find(name: str) -> "SimpleNamespace | PreTrainedConfig":
 
 #: Kinds of models whose ``config.json`` says by itself what Transformers would fill in, which takes seconds to load;
 #: tests hold the two together.
-_SAYS_ALL = {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "phi3"}
+SAYS_ALL = {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "phi3"}
 _ASKED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 _OPTIONAL = (
     "num_key_value_heads", "head_dim", "max_position_embeddings", "num_local_experts", "num_experts",
@@ -73,13 +73,18 @@ def _plain(name: str) -> SimpleNamespace | None:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if not isinstance(values, dict) or values.get("model_type") not in _SAYS_ALL:
+    return plain(values)
+
+
+def plain(values: Any) -> SimpleNamespace | None:
+    """The configuration that a ``config.json`` of such values is; None where Transformers has to read it."""
+    if not isinstance(values, dict) or values.get("model_type") not in SAYS_ALL:
         return None
     whole = all(isinstance(values.get(key), int) and values[key] > 0 for key in _ASKED)
     whole &= all(isinstance(values.get(key, 1), int | None) for key in _OPTIONAL)
-    windows = (
-        values.get("sliding_window") and values["model_type"] != "mistral"
-    )  # some of the layers, which one derives
+    # of some of the layers, which one derives; Qwen names a window that it does not use
+    windows = values.get("sliding_window") and values["model_type"] != "mistral"
+    windows = windows and values.get("use_sliding_window") is not False
     if not whole or windows:
         return None
     return SimpleNamespace(**USUAL | {"tie_word_embeddings": False} | values)

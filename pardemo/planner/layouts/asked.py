@@ -1,0 +1,251 @@
+"""A search's question in the words of a link, and its answer as the site's page shows it in a browser.
+
+The page runs this module by Pyodide, so nothing here needs more than Python's own library. The arithmetic and the
+defaults are those of ``pardemo plan --search --json``.
+"""
+
+import contextlib
+import difflib
+import json
+import math
+import shlex
+import tempfile
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pardemo.planner import hardware
+from pardemo.planner.layouts import answers, command, configurations, launch, sizes
+from pardemo.planner.layouts.against import room
+from pardemo.planner.layouts.built_in_sizes import OTHERS, SIZES, key_of
+from pardemo.planner.layouts.layout import Layout
+from pardemo.planner.layouts.memory import LINES
+from pardemo.planner.layouts.search import SearchResult, changes, if_changed, search
+from pardemo.planner.layouts.stacks import stack
+from pardemo.planner.layouts.work import PARTS
+
+#: What a question may say: ``host`` is GPUs of a host, ``samples`` those of a step, ``config`` the text of a
+#: configuration in place of a model's name, ``price`` what a GPU costs an hour.
+FIELDS = ("model", "config", "gpu", "gpus", "host", "link", "sequence", "samples", "program", "precision", "price")
+MOST_GPUS = 16_384
+EVERY = 250  # layouts between two words of how far a search is
+_SHARDING = {"zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3 (FSDP)"}
+
+
+class RefusedField(ValueError):
+    """A question that has no answer, with the field that it is about ("" where it is about all of them)."""
+
+    def __init__(self, field: str, message: str):
+        super().__init__(message)
+        self.field = field
+
+
+class Asked:
+    """A question's search, and what else can be asked about it.
+
+    Args:
+        question: texts by :data:`FIELDS`; but for the first four, the command's default stands for what is left out.
+        looked: is called now and then with how many layouts were looked at.
+
+    Raises:
+        RefusedField: a field is wrong, or the job has no layout.
+    """
+
+    def __init__(self, question: Mapping[str, str], looked: Callable[[int], object] | None = None):
+        self._folder = tempfile.TemporaryDirectory()  # for a configuration's file
+        self.arguments = arguments(question, Path(self._folder.name))
+        model = self.arguments.model
+        with _about("sequence"):  # the rest was looked at before
+            self.job = command.job_of(self.arguments)
+        self.able = _counted(launch.able(self.job, model), looked)
+        with _about("samples"):
+            self.result: SearchResult = search(self.job, self.arguments.per_step or self.arguments.gpus, able=self.able)
+        self.assumed = command.assumed(self.arguments, self.job, self.result.batch)
+
+    def answer(self) -> dict[str, Any]:
+        """The command's JSON under ``json``, without what changes with an assumption; the rest is for readers."""
+        found, job = self.result, self.job
+        warning = answers.positions(found, self.arguments.model)
+        shown = found.best or (found.least,)
+        return {
+            "json": answers.as_json(found, {}, self.assumed, warning),
+            "planned": answers.planned(job, self.assumed).splitlines(),
+            "notes": answers.trust(found) if found.best else [answers.would_fit(found.least)],
+            "shown": [answers.layout_json(job, each) for each in shown],
+            "names": [str(each.layout) for each in shown],
+            "words": [in_words(each.layout) for each in shown],
+            "money_per_billion_tokens": [command.money_per_billion(self.arguments, each.step) for each in shown],
+            "room_bytes": room(job), "capacity_bytes": job.machine.gpu.memory_bytes,
+            "parts": PARTS, "lines": LINES, "assumptions": list(changes(job)), "command": command_line(self.arguments),
+        }  # fmt: skip
+
+    def if_changed(self, name: str) -> dict[str, Any]:
+        """What :func:`pardemo.planner.layouts.search.sensitivity` says of one assumption, and a line for readers."""
+        pair = if_changed(self.result, changes(self.job)[name], self.able)
+        if pair is None:
+            return {"json": None, "line": f"if {name}: nothing fits"}
+        best, same = pair
+        told = {"best": answers.layout_json(self.job, best), "same": answers.layout_json(self.job, same)}
+        return {"json": told, "line": answers.changed_line(name, best, same)}
+
+
+def arguments(question: Mapping[str, str], folder: Path) -> Namespace:
+    """The options of ``pardemo plan --search`` that a question means; its configuration goes into ``folder``.
+
+    Raises:
+        RefusedField: a field is wrong.
+    """
+    asked = {name: str(question.get(name) or "").strip() for name in FIELDS}
+    model = _model(asked, folder)
+    with _about("gpu"):
+        if not asked["gpu"]:
+            raise ValueError("which GPU?")
+        gpu = hardware.gpu(asked["gpu"])
+    gpus = _whole(asked, "gpus")
+    if gpus is None or gpus > MOST_GPUS:
+        raise RefusedField("gpus", f"how many GPUs? 1 to {MOST_GPUS:,}")
+    each, hosts = _whole(asked, "host"), None
+    if each is not None:
+        if gpus > each and gpus % each:
+            raise RefusedField("host", f"{gpus:,} GPUs do not fill hosts of {each:,}")
+        hosts = max(1, gpus // each)
+    with _about("link"):
+        if asked["link"]:
+            hardware.link(asked["link"])
+    with _about("program"):
+        stack(asked["program"] or command.PROGRAM)
+    with _about("precision"):
+        hardware.peak(gpu, hardware.precision(asked["precision"] or "bf16"))
+    return Namespace(
+        model=model, gpu=gpu.name, gpus=gpus, hosts=hosts, link=asked["link"] or None, explain=None, measured=None,
+        sequence=_whole(asked, "sequence"), per_step=_whole(asked, "samples"), program=asked["program"] or None,
+        precision=asked["precision"] or None, price=_price(asked["price"]),
+    )  # fmt: skip
+
+
+def command_line(arguments: Namespace) -> str:
+    """The command that asks the same in a shell."""
+    told: list[str] = ["pardemo", "plan", "--search"]
+    for name in ("model", "gpu", "gpus", "hosts", "link", "sequence", "per_step", "program", "precision", "price"):
+        if (value := getattr(arguments, name)) is not None:
+            value = Path(value).name if name == "model" and Path(value).is_absolute() else value
+            told += [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
+    return shlex.join(told)
+
+
+def in_words(layout: Layout) -> str:
+    """A layout for somebody who does not know its abbreviations."""
+    degrees = {
+        "tensor parallel": layout.tp, "context parallel": layout.cp, "pipeline stages": layout.pp,
+        "expert parallel": layout.ep, "replicas": layout.dp,
+    }  # fmt: skip
+    told = [f"{count} {name}" for name, count in degrees.items() if count > 1] or ["1 GPU"]
+    if layout.sharding != "none":
+        told.append(_SHARDING[layout.sharding] + (f" over {layout.shard_group}" if layout.shard_group else ""))
+    samples = f"{layout.micro_batch} sample{'s' * (layout.micro_batch > 1)}"
+    told.append(f"{layout.accumulation} micro-batch{'es' * (layout.accumulation > 1)} of {samples}")
+    if layout.chunks > 1:
+        told.append(f"{layout.chunks} chunks a stage")
+    if layout.recompute != "none":
+        told.append(f"{layout.recompute} recomputation")
+    if layout.cp > 1 and layout.context != "ring":
+        told.append(f"context by {layout.context}")
+    return ", ".join(told)
+
+
+def for_a_page() -> Callable[[str, Callable[[int], object] | None], str]:
+    """A function that takes messages of a page as JSON and answers in JSON; it remembers the last question.
+
+    ``{"question": {…}}`` is a question; ``{"if": name}`` asks about an assumption of the last one.
+    """
+    last: list[Asked] = []
+
+    def reply(message: str, looked: Callable[[int], object] | None = None) -> str:
+        asked = json.loads(message)
+        try:
+            if "if" in asked:
+                return json.dumps(last[-1].if_changed(asked["if"]))
+            last[:] = [Asked(asked["question"], looked)]
+            return json.dumps(last[-1].answer())
+        except RefusedField as error:
+            return json.dumps({"field": error.field, "error": str(error)})
+
+    return reply
+
+
+@contextlib.contextmanager
+def _about(field: str) -> Iterator[None]:
+    """What is refused inside is about that field."""
+    try:
+        yield
+    except RefusedField:
+        raise
+    except ValueError as error:
+        raise RefusedField(field, str(error).removeprefix("--")) from None
+
+
+def _model(asked: Mapping[str, str], folder: Path) -> str:
+    """A built-in model's name, or the file into which the configuration was written."""
+    if not asked["config"]:
+        name = asked["model"]
+        if not name:
+            raise RefusedField("model", "which model?")
+        if key_of(name, (*SIZES, *OTHERS)) is None:
+            near = difflib.get_close_matches(name.lower().rpartition("/")[2], (*SIZES, *OTHERS), 1)
+            hint = f"did you mean {near[0]}?" if near else "paste its config.json"
+            raise RefusedField("model", f"no model {name!r} is built in; {hint}")
+        return name
+    with _about("config"):
+        try:
+            values = json.loads(asked["config"])
+        except ValueError as error:
+            raise RefusedField("config", f"not JSON: {error}") from None
+        if (plain := sizes.plain(values)) is None:
+            kind = values.get("model_type") if isinstance(values, dict) else None
+            raise RefusedField(
+                "config",
+                f"here a config.json is read that says all its sizes itself, of {', '.join(sorted(sizes.SAYS_ALL))}, "
+                f"not of {kind or 'no model_type'}; pardemo plan --search --model config.json asks Transformers",
+            )
+        configurations.of(plain)
+    path = folder / "config.json"
+    path.write_text(asked["config"], encoding="utf-8")
+    return str(path)
+
+
+def _whole(asked: Mapping[str, str], name: str) -> int | None:
+    text = asked[name].replace(",", "")
+    if not text:
+        return None
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise RefusedField(name, f"a whole number of at least 1, not {asked[name]}")
+    return int(text)
+
+
+def _price(text: str) -> float | None:
+    if not text:
+        return None
+    try:
+        price = float(text)
+    except ValueError:
+        price = math.nan
+    if not 0 <= price < math.inf:
+        raise RefusedField("price", f"a number of at least 0, not {text}")
+    return price
+
+
+def _counted(able: Callable[[Layout], bool], looked: Callable[[int], object] | None) -> Callable[[Layout], bool]:
+    """The same, telling ``looked`` at each :data:`EVERY` layouts how many there were."""
+    if looked is None:
+        return able
+    count = 0
+
+    def counted(layout: Layout) -> bool:
+        nonlocal count
+        count += 1
+        if count % EVERY == 0:
+            looked(count)
+        return able(layout)
+
+    return counted
