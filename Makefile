@@ -4,7 +4,7 @@
 # make lab    JupyterLab on the notebooks
 # make bench  the speed table
 # make pages  the committed run's pages and report, in five seconds: outputs/reference/report.html
-# make site   the book as a site, from the committed run: outputs/site
+# make site   the book as a site, with a page that plans, from the committed run: outputs/site
 
 PYTHON ?= python3
 VENV ?= .venv

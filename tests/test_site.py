@@ -34,7 +34,7 @@ def test_every_chapter_and_document_is_a_page(built):
     pages = {path.name for path in built.glob("*.html")}
     chapters = {f"{path.stem}.html" for path in REFERENCE.glob("*.ipynb")}
     documents = {f"{path.stem}.html" for path in (project.root() / "docs").glob("*.md")}
-    assert pages == {"index.html", "report.html"} | chapters | documents
+    assert pages == {"index.html", "report.html", "plan.html"} | chapters | documents
 
 
 def test_documents_lead_to_a_chapters_page_and_that_to_its_notebook(built):
@@ -64,7 +64,7 @@ def test_the_search_finds_a_word_and_its_page(chromium, served, asked, page):
     tab.close()
 
 
-@pytest.mark.parametrize("name", ["index.html", "01_data_parallel.html", "planner.html", "glossary.html"])
+@pytest.mark.parametrize("name", ["index.html", "01_data_parallel.html", "planner.html", "plan.html", "glossary.html"])
 def test_a_page_fits_a_phone(chromium, served, name):
     context = chromium.new_context(viewport={"width": 360, "height": 740})
     tab = context.new_page()

@@ -1,20 +1,22 @@
 """The book as a site: the README as its first page, chapters, report and documents in one frame, with a search.
 
 The bodies are those of a run's own pages, built anew (:mod:`pardemo.book.run.report`); the search is Pagefind's, which
-indexes what was built and answers in the browser. Any static host can serve the folder.
+indexes what was built and answers in the browser, as does :mod:`pardemo.book.run.site.plan_page`.
+Any static host can serve the folder.
 """
 
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pardemo import project
 from pardemo.book.run import endings, report
 from pardemo.book.run.report import pages
+from pardemo.book.run.site import plan_page
 
 MARK = ".pardemo-site"  # a folder that has it was made here and may be replaced
 FIRST = "index.html"
@@ -40,8 +42,10 @@ class Entry(NamedTuple):
         return pages.sections(self.body)
 
 
-def build(run: Path, out: Path) -> Path:
+def build(run: Path, out: Path, find_pyodide: Callable[[], Path | None] = lambda: None) -> Path:
     """Builds the site of a finished run in ``out``, anew, and returns its first page.
+
+    ``find_pyodide`` is asked for the folder of Pyodide; where there is none, the page that plans says so.
 
     Raises:
         FileNotFoundError: ``run`` holds no run.
@@ -52,13 +56,15 @@ def build(run: Path, out: Path) -> Path:
         raise ValueError(f"{out} is not empty and holds no site of pardemo's: name a new folder, or empty that one")
     if not endings.finished(run):
         raise FileNotFoundError(f"no run in {run}: `pardemo run` makes one, or name a run's folder")
+    runtime = find_pyodide()
     new, old = (out.with_name(f"{out.name}.{which}") for which in ("new", "old"))
     for left in (new, old):  # by a build that was interrupted
         shutil.rmtree(left, ignore_errors=True)
     new.mkdir(parents=True)
     (new / MARK).touch()
     report.rebuild(run, into=new)
-    entries = _entries(run, new)
+    plan_page.write(new, runtime)
+    entries = [*_entries(run, new), Entry(plan_page.FILE, plan_page.TITLE, "", plan_page.body(runtime is not None))]
     for place, entry in enumerate(entries):
         (new / entry.file).write_text(_framed(entries, place), encoding="utf-8")
     whole = (new / "report.html").read_text(encoding="utf-8")

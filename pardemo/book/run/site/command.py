@@ -12,6 +12,9 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser = commands.add_parser("site", help="build the book as a site with a search, from a finished run's pages")
     parser.add_argument("folder", nargs="?", metavar="DIR", help="a run's folder (default outputs/reference)")
     parser.add_argument("--out", metavar="DIR", help="where to (default outputs/site); replaced as a whole")
+    parser.add_argument(
+        "--pyodide", metavar="DIR", help="a folder of Pyodide, for the page that plans (default: npm brings it, once)"
+    )
     parser.set_defaults(action=_command)
 
 
@@ -19,11 +22,24 @@ def add(commands: argparse._SubParsersAction) -> None:
 def _command(arguments: argparse.Namespace) -> int:
     from pardemo import project
     from pardemo.book.run import site
+    from pardemo.book.run.site import pyodide
 
     outputs = project.root() / "outputs"
     folder = Path(arguments.folder) if arguments.folder else outputs / "reference"
     out = Path(arguments.out) if arguments.out else outputs / "site"
-    first = site.build(folder, out)
+    given = Path(arguments.pyodide) if arguments.pyodide else None
+    why: list[str] = []
+
+    def find_pyodide() -> Path | None:
+        try:
+            return pyodide.folder(given)
+        except pyodide.NoPyodideError as error:
+            why.append(str(error))
+            return None
+
+    first = site.build(folder, out, find_pyodide)
     print(f"site: {os.path.relpath(first)}")
+    for line in why:
+        print(f"its page that plans is without Python: {line}; --pyodide DIR names a folder that has it")
     print(f"with its search: python3 -m http.server -d {os.path.relpath(out)}, then http://localhost:8000")
     return 0
