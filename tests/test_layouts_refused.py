@@ -44,15 +44,22 @@ SEARCHED = [
 ]
 
 
+MORE_HEADS_THAN_WIDTH = """{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 100, "vocab_size": 100,
+    "num_hidden_layers": 2, "intermediate_size": 128}"""
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         ('{"hidden_size": 4}', "is not a model's config.json: it has no model_type"),
         ("no json", "is not a model's config.json"),
+        ("[" * 100_000, "is not a model's config.json"),
+        ('{"model_type": ["llama"]}', "model_type ['llama'] is unknown"),
         ('{"model_type": "lama"}', "model_type 'lama' is unknown; the nearest known is"),
         ('{"model_type": "t5"}', "t5 has an encoder and a decoder"),
         ('{"model_type": "llama", "hidden_size": "big"}', "expected int, got str"),
         ('{"model_type": "mamba"}', "mamba has no attention heads"),
+        (MORE_HEADS_THAN_WIDTH, "a head's width must be at least 1, not 0"),
     ],
 )
 def test_a_config_that_cannot_be_read_is_one_line(tmp_path, text, told, capsys):

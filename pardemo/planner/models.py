@@ -68,9 +68,9 @@ def _read(path: Path) -> PreTrainedConfig:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         kind = values["model_type"]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"{path} is not a model's config.json: it has no model_type") from None
-    if kind not in CONFIG_MAPPING:
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         why = "needs code that comes with the model, which pardemo never runs" if "auto_map" in values else "is unknown"
         near = difflib.get_close_matches(str(kind), list(CONFIG_MAPPING), 1)
         raise ValueError(f"{path}: model_type {kind!r} {why}" + (f"; the nearest known is {near[0]}" if near else ""))

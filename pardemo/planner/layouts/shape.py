@@ -140,6 +140,8 @@ class Shape:
             if (value := getattr(self, field)) < 1:
                 raise ValueError(f"{field} must be at least 1, not {value!r}")
         head = self.head or self.hidden // self.heads
+        if head < 1:
+            raise ValueError(f"a head's width must be at least 1, not {head!r}")
         object.__setattr__(self, "head", head)
         object.__setattr__(self, "value", self.value or head)
         if not self.attention:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
+from types import NoneType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from pardemo.planner.layouts.built_in_sizes import OTHERS, SIZES, USUAL, key_of
@@ -27,7 +27,7 @@ def not_planned(name: str) -> list[str]:
         return []
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return []
     return [told for key, told in _NOT_PLANNED.items() if isinstance(values, dict) and values.get(key)]
 
@@ -71,20 +71,31 @@ def _plain(name: str) -> SimpleNamespace | None:
     path = path / "config.json" if path.is_dir() else path
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return plain(values)
 
 
 def plain(values: Any) -> SimpleNamespace | None:
     """The configuration that a ``config.json`` of such values is; None where Transformers has to read it."""
-    if not isinstance(values, dict) or values.get("model_type") not in SAYS_ALL:
-        return None
-    whole = all(isinstance(values.get(key), int) and values[key] > 0 for key in _ASKED)
-    whole &= all(isinstance(values.get(key, 1), int | None) for key in _OPTIONAL)
-    # of some of the layers, which one derives; Qwen names a window that it does not use
-    windows = values.get("sliding_window") and values["model_type"] != "mistral"
-    windows = windows and values.get("use_sliding_window") is not False
-    if not whole or windows:
+    if unsaid(values):
         return None
     return SimpleNamespace(**USUAL | {"tie_word_embeddings": False} | values)
+
+
+def unsaid(values: Any) -> str:
+    """Why the values of a ``config.json`` do not say all sizes themselves; "" where they do."""
+    kind = values.get("model_type") if isinstance(values, dict) else None
+    if not isinstance(kind, str) or kind not in SAYS_ALL:
+        has = "it has no model_type" if kind is None else f"its model_type is {kind!r:.40}"
+        return f"{has}, and configurations of {', '.join(sorted(SAYS_ALL))} alone say all their sizes"
+    for key in _ASKED:
+        if type(values.get(key)) is not int or values[key] < 1:  # True is no size
+            return f"{key} must be a whole number of at least 1, not {values.get(key)!r:.40}"
+    for key in _OPTIONAL:
+        if type(values.get(key, 1)) not in (int, NoneType):
+            return f"{key} must be a whole number, not {values[key]!r:.40}"
+    # of some of the layers, which one derives; Qwen names a window that it does not use
+    if values.get("sliding_window") and kind != "mistral" and values.get("use_sliding_window") is not False:
+        return "which of its layers have the sliding window is not said"
+    return ""
