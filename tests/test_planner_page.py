@@ -3,6 +3,7 @@
 import functools
 import http.server
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -48,6 +49,11 @@ ASK_ANEW = """address => {
     else location.href = address;
 }"""
 OPTIONS = {"host": "hosts", "samples": "per-step"}
+
+
+def without(key, **changed):
+    """The configuration's text without a key."""
+    return json.dumps({name: value for name, value in (CONFIG | changed).items() if name != key})
 
 
 def by_command(question, capsys):
@@ -200,9 +206,22 @@ def test_a_pasted_configuration_is_the_built_in_model(shown, capsys):
         ({"gpu": "A100-80GB", "precision": "fp8"}, "precision", "A100-80GB has no products in fp8"),
         ({"link": "ethernet-100"}, "link", "did you mean ethernet-100g?"),
         ({"model": "llama3-9b"}, "model", "did you mean llama3-8b?"),
-        ({"model": "", "config": "{}"}, "config", "not of no model_type"),
+        ({"model": "", "config": "{}"}, "config", "it has no model_type, and"),
+        ({"model": "", "config": '{"model_type": []}'}, "config", "its model_type is [], and"),
+        ({"model": "", "config": "[" * 100_000}, "config", "more than 500 brackets"),
+        (
+            {"model": "", "config": without("vocab_size")},
+            "config",
+            "vocab_size must be a whole number of at least 1, not None",
+        ),
+        (
+            {"model": "", "config": without("head_dim", num_attention_heads=10_000)},
+            "config",
+            "a head's width must be at least 1",
+        ),
         ({"price": "cheap"}, "price", "a number of at least 0, not cheap"),
         ({"gpus": "a lot"}, "gpus", "a whole number of at least 1, not a lot"),
+        ({"sequence": "9" * 5000}, "sequence", "a number of at most 12 digits"),
     ],
 )
 def test_what_is_refused_stands_at_its_field(shown, changed, field, message):
@@ -212,9 +231,21 @@ def test_what_is_refused_stands_at_its_field(shown, changed, field, message):
     assert tab.locator(f"#{field}").get_attribute("aria-invalid") == "true"
     assert message in tab.locator("#status").inner_text(), "and is read out"
     assert tab.locator(".layouts").count() == 0
-    with pytest.raises(RefusedField, match=message.replace("?", r"\?")) as refused:
+    with pytest.raises(RefusedField, match=re.escape(message)) as refused:
         Asked(question)
     assert refused.value.field == field
+
+
+def test_python_that_ended_is_started_again_by_the_next_question(chromium, served):
+    tab = chromium.new_page()
+    tab.route("**/pardemo.zip", lambda route: route.abort())
+    tab.goto(f"{served}#{urlencode(QUESTION)}")
+    tab.wait_for_selector("#status.refused", timeout=PATIENCE)
+    assert "the command above answers the same question" in tab.locator("#status").inner_text()
+    tab.unroute("**/pardemo.zip")
+    tab.locator("#gpus").fill("8")
+    tab.wait_for_selector("#answer[aria-busy=false] .layouts", timeout=PATIENCE)
+    tab.close()
 
 
 def test_where_nothing_fits_the_least_is_shown(shown):

@@ -29,6 +29,8 @@ from pardemo.planner.layouts.work import PARTS
 #: configuration in place of a model's name, ``price`` what a GPU costs an hour.
 FIELDS = ("model", "config", "gpu", "gpus", "host", "link", "sequence", "samples", "program", "precision", "price")
 MOST_GPUS = 16_384
+MOST_DIGITS = 12
+MOST_BRACKETS = 500  # of a configuration, which may nest: a browser's stack ends, with Python, at some thousand
 EVERY = 250  # layouts between two words of how far a search is
 _SHARDING = {"zero1": "ZeRO-1", "zero2": "ZeRO-2", "zero3": "ZeRO-3 (FSDP)"}
 
@@ -197,17 +199,15 @@ def _model(asked: Mapping[str, str], folder: Path) -> str:
             raise RefusedField("model", f"no model {name!r} is built in; {hint}")
         return name
     with _about("config"):
+        if sum(map(asked["config"].count, "[{")) > MOST_BRACKETS:
+            raise RefusedField("config", f"not a configuration: it has more than {MOST_BRACKETS:,} brackets")
         try:
             values = json.loads(asked["config"])
         except ValueError as error:
             raise RefusedField("config", f"not JSON: {error}") from None
         if (plain := sizes.plain(values)) is None:
-            kind = values.get("model_type") if isinstance(values, dict) else None
-            raise RefusedField(
-                "config",
-                f"here a config.json is read that says all its sizes itself, of {', '.join(sorted(sizes.SAYS_ALL))}, "
-                f"not of {kind or 'no model_type'}; pardemo plan --search --model config.json asks Transformers",
-            )
+            more = "pardemo plan --search --model config.json asks Transformers"
+            raise RefusedField("config", f"{sizes.unsaid(values)}; {more}")
         configurations.of(plain)
     path = folder / "config.json"
     path.write_text(asked["config"], encoding="utf-8")
@@ -218,8 +218,10 @@ def _whole(asked: Mapping[str, str], name: str) -> int | None:
     text = asked[name].replace(",", "")
     if not text:
         return None
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise RefusedField(name, f"a whole number of at least 1, not {asked[name]}")
+    if not text.isascii() or not text.isdigit() or not text.strip("0"):
+        raise RefusedField(name, f"a whole number of at least 1, not {asked[name]:.40}")
+    if len(text) > MOST_DIGITS:
+        raise RefusedField(name, f"a number of at most {MOST_DIGITS} digits")
     return int(text)
 
 
@@ -231,7 +233,7 @@ def _price(text: str) -> float | None:
     except ValueError:
         price = math.nan
     if not 0 <= price < math.inf:
-        raise RefusedField("price", f"a number of at least 0, not {text}")
+        raise RefusedField("price", f"a number of at least 0, not {text:.40}")
     return price
 
 

@@ -65,10 +65,10 @@
   function start() {
     ready = false;
     worker = new Worker(`${plan.dataset.folder}/worker.mjs`, { type: "module" });
-    worker.onerror = () => broken("Python did not start; the command above answers the same question");
+    worker.onerror = () => broken("Python did not start");
     worker.onmessage = ({ data }) => {
       if (data.ready) { ready = true; hand(); return; }
-      if (data.broken) return broken(data.broken);
+      if (data.broken) return broken(`Python ended: ${data.broken}`);
       if (!asking || data.id !== asking.id) return;
       if (data.looked) { if (asking.message.question && !next) say(`searching … ${data.looked.toLocaleString("en")} layouts so far`); return; }
       const { done } = asking;
@@ -87,7 +87,13 @@
     if (asking.message.question) say("searching …");
     worker.postMessage({ id: asking.id, message: asking.message });
   }
-  function broken(why) { asking = next = null; answer.setAttribute("aria-busy", "false"); say(why, true); }
+  function broken(why) { // Python may be gone: the next question starts it anew
+    worker.terminate();
+    worker = asking = next = null;
+    ready = false;
+    answered({});
+    say(`${why}; the command above answers the same question`, true);
+  }
   function say(text, refused = false) { status.textContent = text; status.classList.toggle("refused", refused); }
 
   let waiting = 0;
@@ -102,17 +108,21 @@
     say(ready ? "searching …" : "starting Python …");
     answer.setAttribute("aria-busy", "true");
     send({ question: question() }, (reply) => {
-      answer.setAttribute("aria-busy", "false");
-      for (const name of FIELDS) {
-        const wrong = reply.error && reply.field === name;
-        field(`${name}-wrong`).textContent = wrong ? reply.error : "";
-        wrong ? field(name).setAttribute("aria-invalid", "true") : field(name).removeAttribute("aria-invalid");
-      }
-      answer.replaceChildren();
+      answered(reply);
       if (reply.error) { say(reply.error, true); return; }
       document.getElementById("command").textContent = reply.command;
       show(reply, (performance.now() - busySince) / 1000);
     });
+  }
+
+  function answered(reply) { // takes away what was answered before; what is refused stands at its field
+    answer.setAttribute("aria-busy", "false");
+    for (const name of FIELDS) {
+      const wrong = reply.error && reply.field === name;
+      field(`${name}-wrong`).textContent = wrong ? reply.error : "";
+      wrong ? field(name).setAttribute("aria-invalid", "true") : field(name).removeAttribute("aria-invalid");
+    }
+    answer.replaceChildren();
   }
 
   // ---- the answer ----
