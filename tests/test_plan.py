@@ -51,7 +51,7 @@ def trainable(**changes):
 
 @pytest.fixture(scope="module")
 def found():
-    return table.plan(request(engines=("zero-0", "zero-2", "zero-3", "fsdp2"), checkpointing=(True,)))
+    return analytic.plan(request(engines=("zero-0", "zero-2", "zero-3", "fsdp2"), checkpointing=(True,)))
 
 
 def test_the_table_has_every_way(found):
@@ -87,7 +87,7 @@ def test_nothing_fits_names_the_smallest_cluster(monkeypatch):
     monkeypatch.setattr(analytic, "MOST_EXPONENT", 2)
     monkeypatch.setattr(analytic, "least_bytes", lambda request, gpus, *_: 1e9 / gpus)
     tight = request(gpus=1, room=0.3e9 / (1 - table.RESERVE), engines=("zero-0",), checkpointing=(True,), batches=(8,))
-    plan = table.plan(tight)
+    plan = analytic.plan(tight)
     assert plan.best is None
     assert reasons.why(plan) == "nothing fits"
     assert "the smallest cluster that works is 4 × toy" in analytic.smallest_cluster(tight)
@@ -99,7 +99,7 @@ def test_gpus_that_are_enough_are_not_told_as_too_few(monkeypatch):
     """8 samples at once do not fit one GPU, and two would: what was asked for is in the way, not the cluster."""
     monkeypatch.setattr(analytic, "least_bytes", lambda request, gpus, *_: 0.2e9)
     tight = request(gpus=1, room=0.3e9 / (1 - table.RESERVE), engines=("zero-0",), checkpointing=(True,), batches=(8,))
-    assert table.plan(tight).best is None
+    assert analytic.plan(tight).best is None
     told = analytic.smallest_cluster(tight)
     assert told.startswith("these GPUs hold it with checkpointing and micro-batches of 1: leave out --batch")
     assert "smallest cluster" not in told
@@ -256,7 +256,7 @@ def test_of_a_model_that_sees_the_language_model_is_planned(tmp_path):
     config = models.find(small_config(tmp_path, "gemma3", text_config=TEXT))
     assert (config.model_type, config.num_attention_heads) == ("gemma3_text", 4)
     asked = request(config=config, tp=2, engines=("zero-0",), checkpointing=(True,), batches=(1,))
-    assert table.plan(asked).best.batch == 1
+    assert analytic.plan(asked).best.batch == 1
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The plan in a second: held against dry runs of the engines, published fine-tunes, and its own promises."""
 
-import itertools
 import json
 import subprocess
 import sys
@@ -8,46 +7,33 @@ from statistics import fmean
 from types import SimpleNamespace
 
 import pytest
+from transformers import CONFIG_MAPPING
 
 from pardemo.cli import main
-from pardemo.planner import analytic, hardware, models, table
-from pardemo.planner.dryrun import dry_run
+from pardemo.finetune import lora
+from pardemo.planner import analytic, checked, engines, hardware, models, table
 from pardemo.planner.job import Adapter, RankJob
 from pardemo.planner.layouts import configurations, finetune_fit, finetune_runs, sizes
+from pardemo.planner.layouts.shape import Mamba, Shape
 from pardemo.planner.layouts.tuned_memory import OVERHEADS, FineTune, kept_of_a_token, peak
 from pardemo.planner.layouts.tuned_step import TRANSFORMERS, sent_bytes
-from pardemo.planner.layouts.tuning import Tuning, adapter_params, usual_target, weight_bytes
+from pardemo.planner.layouts.tuning import Tuning, adapter_params, weight_bytes
 
 RUNS = list(finetune_runs.read(finetune_runs.folder() / "finetunes.csv"))
-#: Layers are alike, so that a few of them say what many do.
-SMALL = {"llama3.1-8b": 3, "qwen3-4b": 4, "mistral-7b": 3, "gpt2": 6}
 
 
-def both(name, engine, ranks, lora, again, batch=2, sequence=1024, layers=None):
+def both(*case, layers=None):
     """Bytes of tensors at the peak, planned and of a dry run; then the bytes that are sent in a step of one."""
-    config = models.find(name)
-    config.num_hidden_layers = layers or SMALL[name]
-    target = usual_target(config.model_type)
-    job = RankJob(config, batch, sequence, Adapter(8, target) if lora else None, again, engine, ranks, accumulation=2,
-                  clipping=1.0)  # fmt: skip
-    run = dry_run(job)
-    tuning = Tuning(8, target) if lora else Tuning()
-    shape = configurations.of(config)
-    planned = FineTune(shape, tuning, engine, ranks, batch, sequence, True, again, 2)
-    assert adapter_params(tuning, shape) == (run.trained_params if lora else 0)
+    planned, run = checked.compared(*case, layers=layers)
+    shape, lora = planned.shape, planned.tuning.lora
+    assert adapter_params(planned.tuning, shape) == (run.trained_params if lora else 0)
     assert shape.params == pytest.approx(run.params - run.trained_params * lora, rel=0.001)
     sent = sum(nbytes for phase, nbytes in run.sent.items() if phase != "step"), run.sent.get("step", 0.0)
     return peak(planned).tensors, run.peak_bytes, sent_bytes(planned), sent
 
 
-CASES = [
-    (name, engine, ranks, lora, again)
-    for (name, lora, again), (engine, ranks) in zip(
-        itertools.product(SMALL, (True, False), (True, False)),
-        itertools.cycle((("zero-2", 4), ("fsdp2", 4), ("zero-1", 8), ("plain", 1), ("zero-0", 2))),
-        strict=False,
-    )
-]  # fmt: skip
+#: Every second one; ``pardemo bench plan`` has all sixty.
+CASES = checked.cases()[::2]
 
 
 def test_tensors_are_those_of_a_dry_run():
@@ -107,7 +93,7 @@ def test_reports_of_memory():
     assert len(oom) >= 60
     assert sum(run.fits for run in ran) >= 0.95 * len(ran), "a run that ran fits"
     assert sum(not run.fits for run in oom) >= 0.45 * len(oom)
-    near = [run for run in reports if analytic.TIGHT * run.room < peak(run.job).peak_bytes <= run.room]
+    near = [run for run in reports if finetune_runs.TIGHT * run.room < peak(run.job).peak_bytes <= run.room]
     assert sum(run.outcome == "oom" for run in near) > len(near) / 2, "what fits barely often does not"
 
 
@@ -199,6 +185,55 @@ def test_a_configuration_on_disk_is_read_without_transformers(name, tmp_path):
     read = sizes.find(str(tmp_path))
     assert isinstance(read, SimpleNamespace)
     assert configurations.of(read) == configurations.of(config)
+
+
+SIZES = {
+    "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512,
+    "intermediate_size": 128, "head_dim": 16,
+}  # fmt: skip
+LATENT = {
+    "n_routed_experts": 4, "moe_intermediate_size": 32, "first_k_dense_replace": 1, "q_lora_rank": 24,
+    "kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "n_group": 1, "topk_group": 1,
+    "num_experts_per_tok": 2, "num_key_value_heads": 4, "n_shared_experts": 2,
+}  # fmt: skip
+KINDS = [
+    ("llama", {}, ("q_proj", "v_proj")), ("llama", {}, ("all-linear",)), ("phi3", {}, ("qkv_proj", "gate_up_proj")),
+    ("mixtral", {"num_local_experts": 4}, ("q_proj", "o_proj")), ("gemma3_text", {}, ("all-linear",)),
+    ("mixtral", {"num_local_experts": 4}, ("all-linear",)), ("qwen3_moe", {"num_experts": 4}, ("k_proj", "v_proj")),
+    ("deepseek_v3", LATENT, ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "more", "target"), KINDS)
+def test_lora_has_as_many_parameters_as_pefts(kind, more, target):
+    config = CONFIG_MAPPING[kind](**SIZES | {"pad_token_id": 0} | more)
+    linear = lora.linear_names(engines.outline(RankJob(config, sequence=64))) - {"lm_head"}
+    there = Adapter(4, tuple(sorted(linear)) if target == ("all-linear",) else target)
+    module = engines.outline(RankJob(config, sequence=64, adapter=there))
+    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    assert adapter_params(Tuning(4, target), configurations.of(config)) == trained
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "target", "told"),
+    [
+        ("mixtral", {"num_local_experts": 4}, "w1", "no module 'w1' for LoRA; it is a model with experts: LoRA is"),
+        ("deepseek_v3", LATENT, "up_proj", "no module 'up_proj' for LoRA; it is a model with experts: LoRA is planned"),
+        ("deepseek_v3", LATENT, "all-linear", "LoRA is planned on its attention alone, and all-linear are more"),
+        ("deepseek_v3", LATENT, "q_proj", "no module 'q_proj' for LoRA$"),
+        ("gpt2", {}, "gate_proj", "no module 'gate_proj' for LoRA$"),
+    ],
+)  # fmt: skip
+def test_what_lora_cannot_go_to_is_one_line(kind, more, target, told):
+    shape = configurations.of(CONFIG_MAPPING[kind](**SIZES | more))
+    with pytest.raises(ValueError, match=told):
+        adapter_params(Tuning(4, (target,)), shape)
+
+
+def test_a_model_with_state_spaces_is_refused():
+    hybrid = Shape(4, 64, 4, 2, 128, 512, pattern="M-*-", mamba=Mamba(4, 16, 16, 2), name="nemotron_h")
+    with pytest.raises(ValueError, match="nemotron_h: fine-tunes of models with state spaces are not planned"):
+        FineTune(hybrid, Tuning())
 
 
 def test_what_a_configuration_does_not_say_itself_is_transformers_to_read(tmp_path):

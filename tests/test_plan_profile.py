@@ -139,7 +139,7 @@ def test_search_and_explain_with_a_profile(tmp_path, capsys):
 
 def test_plan_with_a_profile(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(project, "available_cores", lambda: 1)  # a small run: no processes for it
-    small = saved(tmp_path, memory_gib=4, name="ours")
+    small = saved(tmp_path, memory_gib=8, name="ours")
     job = ["--model", "gpt2", "--full", "--gpus", "2", "--zero", "1", "--batch", "2", "--sequence", "256"]
     assert cli.main(["plan", *job, "--per-step", "4", "--checkpointing", "off", "--gpu", str(small), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["gpu"] == "ours"

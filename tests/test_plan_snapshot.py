@@ -6,6 +6,7 @@ import pickle
 import pickletools
 
 import pytest
+from dry_rows import dry_rows
 from torch.cuda import _memory_viz
 
 from pardemo.cli import main
@@ -50,7 +51,7 @@ def test_a_rows_blocks_are_its_peak_to_the_byte(engine, tp, offload, samples, tm
         RankJob(config("llama"), sequence=64), table.Hardware(gpu("A800-80GB"), 2 * tp), samples, 10, tp=tp,
         engines=(engine,), checkpointing=(True,), offloads=(offload,), batches=(2,),
     )  # fmt: skip
-    (row,) = table.plan(request).rows
+    (row,) = dry_rows(request)
     blocks = snapshot.of_row(request, row)
     files.write(tmp_path / "plan.pickle", blocks)
     written = (tmp_path / "plan.pickle").read_bytes()

@@ -10,6 +10,7 @@ from transformers import MixtralConfig
 from pardemo.planner import examples, hardware, models, timing, validate
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.job import Adapter, RankJob
+from pardemo.planner.layouts import engine_rules
 from pardemo.planner.records import Recorder
 from pardemo.planner.timing import Rates
 
@@ -191,8 +192,8 @@ def test_offload_by_hand(small):
     found = dataclasses.replace(small, params=int(7.2e9), trained_params=int(7.2e9))
     found = sharded(found, "zero-2", 8)
     seconds = timing.offload_seconds(found, "optimizer", 1, 8, 1, RATES_A800)
-    copied = 7.2e9 * (4 + 2) / timing.HOST_COPY_BYTES_PER_S
-    assert seconds == pytest.approx(copied + 7.2e9 / timing.HOST_ADAM_PARAMS_PER_S)
+    copied = 7.2e9 * (4 + 2) / engine_rules.HOST_COPY_BYTES_PER_S
+    assert seconds == pytest.approx(copied + 7.2e9 / engine_rules.HOST_ADAM_PARAMS_PER_S)
     assert seconds == pytest.approx(9.60 - 2.9, rel=0.3)
     # two hosts update half each; under stage 1 gradients wait on the GPU for the last micro-batch
     assert timing.offload_seconds(sharded(found, "zero-2", 16), "optimizer", 1, 16, 1, RATES_A800) == seconds / 2
@@ -209,7 +210,7 @@ def test_offloaded_parameters_come_for_every_pass(small):
         some, all_of_it = (
             timing.offload_seconds(found, how, 4, 8, 1, RATES_A800) for how in ("optimizer", "optimizer+parameters")
         )
-        assert all_of_it - some == pytest.approx(4 * passes * 2 * 13.9e9 / timing.HOST_COPY_BYTES_PER_S)
+        assert all_of_it - some == pytest.approx(4 * passes * 2 * 13.9e9 / engine_rules.HOST_COPY_BYTES_PER_S)
 
 
 def test_offloaded_parameters_cost_what_a_published_run_paid(small):

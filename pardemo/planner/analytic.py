@@ -1,13 +1,11 @@
 """The table of ways to run a fine-tune, from the model of :mod:`pardemo.planner.layouts`: in a second, without torch.
 
-``pardemo plan`` asks it; ``pardemo plan --dry-run`` runs the engine of the row that it recommends beside it
-(:mod:`pardemo.planner.table` is the same table by dry runs).
+``pardemo plan`` asks it; ``pardemo plan --dry-run`` runs the engine of the row that it recommends beside it.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-from pardemo.planner.estimate import BUILT_SHARDED, CONTEXT_BYTES, Estimate
 from pardemo.planner.job import RankJob
 from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.machines import Machine
@@ -18,14 +16,11 @@ from pardemo.planner.layouts.tuning import Tuning
 from pardemo.planner.table import OFFLOADED, Plan, PlanRow, Request
 
 MOST_EXPONENT = 9  # 512 times the GPUs that hold one copy of the model
-#: Of the room, what a plan may take and not be called tight: of reported fine-tunes that it puts between this and the
-#: whole room, more ended out of memory than ran (``python -m pardemo.planner.layouts.finetune_runs``).
-TIGHT = 0.85
 TOKENS = 64  # sequences are rounded to multiples of
 
 
 def plan(request: Request) -> Plan:
-    """All rows that :func:`pardemo.planner.table.plan` has.
+    """All rows.
 
     Raises:
         ValueError: the model is none that is known, or its LoRA goes to modules that are not.
@@ -78,15 +73,10 @@ def row(
 ) -> PlanRow:
     """One row of the table."""
     job = fine_tune(request, shape, engine, again, offload, batch)
-    found, overlap = peak(job), request.job.zero.get("overlap_comm")
-    time = tuned_step(job, machine, overlap)
-    building = None
-    if engine in BUILT_SHARDED:
-        building = 2.0 * shape.params / (request.tp * request.pp) + CONTEXT_BYTES
+    memory, time = peak(job), tuned_step(job, machine, request.job.zero.get("overlap_comm"))
     cluster, hours = request.cluster, request.steps * time.seconds / 3600
     money = None if cluster.price is None else hours * cluster.gpus * cluster.price
     tokens = batch * job.accumulation * request.dp * job.sequence / time.seconds / cluster.gpus
-    memory = Estimate(dict(found.lines), found.moment, building)
     return PlanRow(
         engine, offload, again, batch, job.accumulation, memory, time, memory.peak_bytes <= cluster.room, tokens, hours,
         money,

@@ -1,15 +1,21 @@
-"""A row of the plan beside a dry run of its engine: ``pardemo plan --dry-run``."""
+"""A row of the plan beside a dry run of its engine: ``pardemo plan --dry-run``; and sixty small jobs beside theirs."""
 
 from dataclasses import dataclass
 from typing import Any
 
+from pardemo.planner import models
+from pardemo.planner.dryrun import dry_run
 from pardemo.planner.estimate import Estimate
-from pardemo.planner.footprint import LINES
+from pardemo.planner.footprint import LINES, Footprint
+from pardemo.planner.job import Adapter, RankJob
+from pardemo.planner.layouts import configurations
+from pardemo.planner.layouts.tuned_memory import FineTune
+from pardemo.planner.layouts.tuning import Tuning, usual_target
 from pardemo.planner.memory import Curve
-from pardemo.planner.table import PlanRow, Request, cut, jobs
+from pardemo.planner.table import PlanRow, Request, jobs
+from pardemo.planner.table import row as dry_row
 
-#: What both say, in the order in which it is shown; the rest of a GPU's memory is the allocator's and CUDA's.
-NEAR = 0.02
+NEAR = 0.02  # of the tensors: lines that differ by less are not shown
 
 
 @dataclass(frozen=True)
@@ -23,8 +29,7 @@ class Beside:
     @property
     def tensors(self) -> tuple[float, float]:
         """Bytes of tensors at the peak, planned and run."""
-        planned, run = (sum(memory.lines.get(name, 0.0) for name in LINES) for memory in (self.planned, self.run))
-        return planned, run
+        return self.planned.tensors, self.run.tensors
 
     @property
     def difference(self) -> float:
@@ -71,11 +76,33 @@ def beside(request: Request, row: PlanRow) -> Beside:
             raise ValueError(f"--dry-run runs {plain} alone; there is no dry run of {told} {value}")
     if job.fused_loss:
         raise ValueError("--dry-run makes whole logits; there is no dry run of --fused-loss")
-    from pardemo.planner.timing import step_time
-
     curve = Curve(jobs(request)[row.engine, row.checkpointing])
-    run = curve.estimate(row.batch, *cut(request, row.batch, row.offload), request.cluster.room)
-    time = step_time(
-        curve.low, row.batch, row.accumulation, request.dp, request.cluster.rates, request.tp, request.pp, row.offload
-    )
-    return Beside(row.memory, run, (row.time.sent_bytes, time.sent_bytes))
+    run = dry_row(request, curve, row.engine, row.offload, row.batch)
+    return Beside(row.memory, run.memory, (row.time.sent_bytes, run.time.sent_bytes))
+
+
+#: Models of few layers, which say what many do; with their layers.
+MODELS = {"llama3.1-8b": 3, "qwen3-4b": 4, "mistral-7b": 3, "gpt2": 6}
+ENGINES = (("plain", 1), ("zero-0", 2), ("zero-1", 8), ("zero-2", 4), ("fsdp2", 4))
+
+
+def cases() -> list[tuple[str, str, int, bool, bool]]:
+    """Sixty: models × engines × (LoRA recomputed, LoRA, full recomputed): name, engine, ranks, LoRA, recomputed."""
+    ways = ((True, True), (True, False), (False, True))
+    return [(name, *engine, *way) for way in ways for name in MODELS for engine in ENGINES]
+
+
+def compared(
+    name: str, engine: str, ranks: int, lora: bool, again: bool, layers: int | None = None
+) -> tuple[FineTune, Footprint]:
+    """A model of ``layers``, two samples of 1,024 tokens, twice a step: the job as it is planned, and its dry run."""
+    config = models.find(name)
+    config.num_hidden_layers = layers or MODELS[name]
+    target = usual_target(config.model_type) or ()
+    adapter = Adapter(8, target) if lora else None
+    job = RankJob(config, 2, 1024, adapter, again, engine, ranks, accumulation=2, clipping=1.0)
+    planned = FineTune(
+        configurations.of(config), Tuning(8, target) if lora else Tuning(), engine, ranks, 2, 1024,
+        checkpointing=again, accumulation=2,
+    )  # fmt: skip
+    return planned, dry_run(job)

@@ -244,7 +244,7 @@ def row_json(row: "PlanRow") -> dict[str, Any]:
 def as_text(plan: "Plan", most: int | None = None) -> str:
     """The table for the terminal, ``most`` rows of it, the recommended one marked, and its memory line by line."""
     from pardemo.planner import reasons
-    from pardemo.planner.analytic import TIGHT
+    from pardemo.planner.layouts.finetune_runs import TIGHT
     from pardemo.planner.layouts.intervals import of_fine_tune
     from pardemo.planner.table import title
     from pardemo.tables import text_table

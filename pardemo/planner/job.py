@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from pardemo.planner.layouts.engine_rules import stage_of
+
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
@@ -80,7 +82,7 @@ class RankJob:
     @property
     def stage(self) -> int | None:
         """DeepSpeed's ZeRO stage."""
-        return int(self.engine[-1]) if self.engine.startswith("zero-") else None
+        return stage_of(self.engine)
 
     @property
     def labelled(self) -> int:

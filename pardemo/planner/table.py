@@ -1,12 +1,14 @@
-"""The plan: engine × offload × checkpointing × micro-batch, what fits, how long it takes, which to choose."""
+"""What a plan is: engine × offload × checkpointing × micro-batch, what fits, how long it takes, which to choose.
 
-import functools
-from collections.abc import Callable, Sequence
+:mod:`pardemo.planner.analytic` fills it; :func:`row` is one of its rows by a dry run.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pardemo.planner.estimate import Estimate
+from pardemo.planner.estimate import RESERVE, Estimate
 from pardemo.planner.hardware import Gpu
 from pardemo.planner.job import RankJob, check_tensor_parallel
 from pardemo.planner.layouts.tuned_step import TunedStep
@@ -16,9 +18,6 @@ if TYPE_CHECKING:
     from pardemo.planner.memory import Curve
 
 ENGINES = ("zero-0", "zero-1", "zero-2", "zero-3", "fsdp2")
-#: Of a GPU's memory that stays free, for fragments that the replay does not see and libraries' workspaces. The fullest
-#: of nanotron's 906 runs on H100 that ended well had reserved 77.4 of 79.1 GiB, with CUDA's and NCCL's 1.2 beside it.
-RESERVE = 0.02
 MOST_RANKS = 16_384  # data-parallel: no published run has had more GPUs
 NEAR = 1.01  # rows that take no longer than this many times the fastest are as fast: the model is not that exact
 
@@ -165,47 +164,6 @@ def _modesty(row: PlanRow) -> tuple:
     return row.offload != "none", row.engine, row.peak_bytes
 
 
-def plan(request: Request, progress: Callable[[str], None] = lambda text: None, cores: int = 1) -> Plan:
-    """All rows. Dry runs for each engine and way of checkpointing, a few seconds each for 13B.
-
-    Args:
-        cores: more than one, and engines are planned side by side, by processes of :func:`memory.side_by_side`.
-
-    Raises:
-        ValueError: the request contradicts itself.
-    """
-    from pardemo.planner.memory import side_by_side
-
-    asked = jobs(request)
-    engines = sorted(dict.fromkeys(engine for engine, _ in asked), reverse=True)  # stage 3 takes longest
-    apart = cores > len(engines)  # else both ways together, of which an engine's own work is the same
-    ways = [(way,) for way in request.checkpointing] if apart else [tuple(request.checkpointing)]
-    tasks = [(engine, group) for engine in engines for group in ways]
-    rows_of: dict[tuple[str, bool], list[PlanRow]] = {}
-    with side_by_side(min(cores, len(tasks))) as spread:
-        for done, rows in enumerate(spread(functools.partial(_rows, request), tasks), start=1):
-            rows_of |= rows
-            progress(f"{done} of {len(tasks)} engines" if not apart else f"{done} of {len(tasks)} ways")
-    return Plan(request, [row for way in asked for row in rows_of[way]])
-
-
-def _rows(request: Request, task: tuple[str, Sequence[bool]]) -> dict[tuple[str, bool], list[PlanRow]]:
-    """The rows of one engine."""
-    from pardemo.planner.dryrun import collector
-    from pardemo.planner.memory import Curve
-
-    engine, ways = task
-    rows_of = {}
-    offloads = [offload for offload in request.offloads if offload in OFFLOADED[engine]]
-    with collector(on=False):
-        for way in ways:
-            curve = Curve(jobs(request)[engine, way])
-            rows_of[engine, way] = [
-                row(request, curve, engine, offload, batch) for offload in offloads for batch in request.micro_batches
-            ]
-    return rows_of
-
-
 #: What an engine may leave to the host; FSDP2's own offload is not planned.
 OFFLOADED = {
     "zero-0": ("none",),
@@ -238,7 +196,7 @@ def jobs(request: Request) -> dict[tuple[str, bool], RankJob]:
 
 
 def row(request: Request, curve: "Curve", engine: str, offload: str, batch: int) -> PlanRow:
-    """One row of the table."""
+    """One row of the table, by the dry run of its engine."""
     job, cluster = curve.job, request.cluster
     accumulation = request.share // batch
     memory = curve.estimate(batch, *cut(request, batch, offload), cluster.room)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from pardemo.formulas.tensor_parallel import block, phi
 from pardemo.planner.job import RankJob
+from pardemo.planner.layouts import engine_rules
+from pardemo.planner.layouts.engine_rules import TimedStep
 
 if TYPE_CHECKING:
     from pardemo.planner.footprint import Footprint
@@ -24,13 +26,6 @@ SMALL_TOKENS = 400
 #: micro-batch has one sample or nearly two (vTrain's measurements).
 LAUNCH_S = 24e-6
 LINK_SHARE = 0.8  # of a link's rate, for large messages
-HIDDEN = 0.8  # of the computation beside which something is sent, where an engine does so at all
-BACKWARD = 2 / 3  # of a micro-batch's time
-#: A host's, of all its GPUs together, as DeepSpeed offloads: parameter by parameter, one thing after the other. PCIe
-#: and memory could do several times as much. From LLaMA-7B on 8 A800s (2.3 and 2.2 times the step without offload) and
-#: Falcon-7B on 8 A100s (DeepSpeed issue 3901).
-HOST_COPY_BYTES_PER_S = 16e9
-HOST_ADAM_PARAMS_PER_S = 1.3e9
 
 
 @dataclass(frozen=True)
@@ -64,7 +59,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class StepTime:
+class StepTime(TimedStep):
     """Seconds of one optimizer step, part by part; communication is what is not hidden."""
 
     products: float
@@ -77,7 +72,7 @@ class StepTime:
     sent_bytes: float
 
     @property
-    def parts(self) -> dict[str, float]:
+    def parts(self) -> dict[str, float]:  # type: ignore[override]
         return {
             "matrix multiplications": self.products,
             "memory bandwidth": self.memory,
@@ -87,15 +82,6 @@ class StepTime:
             "the pipeline's bubble": self.bubble,
             "offload": self.offload,
         }
-
-    @property
-    def seconds(self) -> float:
-        return sum(self.parts.values())
-
-    @property
-    def limit(self) -> str:
-        """The largest part."""
-        return max(self.parts, key=self.parts.__getitem__)
 
 
 def step_time(
@@ -136,8 +122,8 @@ def step_time(
     tensor_parallel = tensor_bytes / rates.ring(tp)
     busy = products + memory + launching
     each, once = data_parallel_bytes(footprint, dp, cut)
-    rounds = reductions(job, accumulation)
-    shown = exposed(job, each / rates.ring(dp, tp), busy)
+    rounds = engine_rules.reductions(job.engine, accumulation)
+    shown = engine_rules.exposed(job.engine, each / rates.ring(dp, tp), busy, job.zero.get("overlap_comm"))
     update = 0.0 if offload != "none" else footprint.step_traffic / cut / bytes_per_s
     return StepTime(
         products=accumulation * products,
@@ -163,48 +149,18 @@ def data_parallel_bytes(footprint: "Footprint", dp: int, model_parallel: int = 1
     return more * each / model_parallel, more * footprint.sent.get("step", 0.0) / model_parallel
 
 
-def reductions(job: RankJob, accumulation: int) -> int:
-    """How often a step of so many micro-batches reduces gradients: stages 0 and 1 wait for the last one."""
-    return 1 if job.stage in (0, 1) else accumulation
-
-
 def overlaps(job: RankJob) -> bool:
-    """Whether the engine sends while it computes: FSDP2 does, DeepSpeed where ``overlap_comm`` says so.
-
-    Left out it is DeepSpeed's default: stage 3 alone. Stage 0 reduces after the backward pass whatever it says.
-    """
-    if job.stage is None:
-        return job.engine == "fsdp2"
-    setting = job.zero.get("overlap_comm")
-    return job.stage > 0 and (job.stage == 3 if setting is None else bool(setting))
-
-
-def exposed(job: RankJob, exchange: float, busy: float) -> float:
-    """Of the seconds that a micro-batch's exchange takes, those that its computation does not cover."""
-    if not overlaps(job):
-        return exchange
-    beside = busy * (1 if job.stage in (3, None) else BACKWARD)  # stages 1 and 2 send gradients alone
-    return max(exchange - HIDDEN * beside, (1 - HIDDEN) * exchange)
+    """Whether the job's engine sends while it computes, with the job's own ``overlap_comm``."""
+    return engine_rules.overlaps(job.engine, job.zero.get("overlap_comm"))
 
 
 def offload_seconds(
     footprint: "Footprint", offload: str, accumulation: int, dp: int, model_parallel: int, rates: Rates
 ) -> float:
-    """What DeepSpeed's offload adds to a step; its hosts' GPUs share memory, links and cores, and nothing overlaps.
-
-    Of each updated parameter: with every micro-batch the gradients so far to the GPU and back, 2 bytes each way (stages
-    2 and 3), at the end the sum in fp32, 4 bytes, and the new parameter back, 2. Adam's update once. Offloaded
-    parameters come with each pass of a micro-batch: forward, recomputation where there is one, backward.
-
-    Source: ``async_accumulate_grad_in_cpu_via_gpu`` and ``partition_grads`` of DeepSpeed 0.19.8.
-    """
-    if offload == "none":
-        return 0.0
-    on_host = min(rates.host_gpus, dp * model_parallel) / (dp * model_parallel)  # of the job's ranks
-    updated = footprint.trained_params * on_host
-    earlier = reductions(footprint.job, accumulation) - 1
-    copied = updated * (4 * earlier + 4 + 2)
-    if offload == "optimizer+parameters":
-        passes = 2 + footprint.job.checkpointing
-        copied += passes * accumulation * 2 * footprint.params * on_host
-    return copied / HOST_COPY_BYTES_PER_S + updated / HOST_ADAM_PARAMS_PER_S
+    """What DeepSpeed's offload adds to a step of ``dp`` × ``model_parallel`` GPUs: :mod:`engine_rules`'s, of a host."""
+    job, gpus = footprint.job, dp * model_parallel
+    on_host = min(rates.host_gpus, gpus) / gpus  # of the job's ranks
+    return engine_rules.offload_seconds(
+        offload, footprint.trained_params * on_host, footprint.params * on_host,
+        engine_rules.reductions(job.engine, accumulation), accumulation, job.checkpointing,
+    )  # fmt: skip

@@ -16,6 +16,11 @@ from pardemo.formulas import scaling
 from pardemo.planner import hardware, models
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.job import Adapter, RankJob
+from pardemo.planner.layouts import configurations, finetune_runs
+from pardemo.planner.layouts.machines import Machine
+from pardemo.planner.layouts.tuned_memory import FineTune, peak
+from pardemo.planner.layouts.tuned_step import tuned_step
+from pardemo.planner.layouts.tuning import Tuning
 from pardemo.planner.timing import Rates, step_time
 
 #: ms-swift's table for baichuan2-13b-chat on one A100-80GB: samples/s and GiB by the longest length.
@@ -92,6 +97,27 @@ def a800() -> list[Check]:
             seconds = step_time(footprint, batch, 64 // 8 // batch, 8, rates, offload=offload).seconds
             label = f"LLaMA-7B, ZeRO {stage}, offload {offload}, micro-batch {batch}"
             rows.append(_check(label, 64 / seconds, samples_per_s, "samples/s", "a gist's table, 8 × A800-80GB", 0.25))
+    return rows
+
+
+def reckoned() -> list[Check]:
+    """What ``pardemo plan`` says without a dry run: the same steps on A800s, and Qwen's peaks that were not fitted."""
+    rows, shape = [], configurations.of(models.find("llama2-7b"))
+    machine = Machine(hardware.gpu("A800-80GB"))
+    for (stage, checkpointing), runs in A800.items():
+        for offload, batch, samples_per_s in runs:
+            job = FineTune(
+                shape, Tuning(), f"zero-{stage}", 8, batch, 4096, checkpointing=checkpointing,
+                accumulation=64 // 8 // batch, offload=offload,
+            )  # fmt: skip
+            seconds = tuned_step(job, machine, overlap=False if stage == 2 else None).seconds
+            label = f"LLaMA-7B, ZeRO {stage}, offload {offload}, micro-batch {batch}, without a dry run"
+            rows.append(_check(label, 64 / seconds, samples_per_s, "samples/s", "a gist's table, 8 × A800-80GB", 0.25))
+    for run in finetune_runs.halves(list(finetune_runs.read(finetune_runs.folder() / "finetunes.csv")))[1]:
+        job, planned = run.job, peak(run.job).peak_bytes / 1e9
+        how = f"{'LoRA' if job.tuning.lora else 'full'} on {job.tuning.base}, {job.ranks} × {job.sequence:,} tokens"
+        label = f"{job.shape.name}, {how}, {job.engine}{', embeddings' * job.tuning.embeddings}"
+        rows.append(_check(label, planned, run.peak_gb or 0.0, "GB", "Qwen's table of fine-tunes, A100-80GB", 0.15))
     return rows
 
 
@@ -224,6 +250,7 @@ PARTS: dict[str, Callable[[], list[Check]]] = {
     "time on emulated clusters": emulated,
     "Megatron": megatron,
     "LLaMA-7B on A800s": a800,
+    "fine-tunes without a dry run": reckoned,
     "nanotron": nanotron,
     "ms-swift": published,
 }

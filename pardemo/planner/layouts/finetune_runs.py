@@ -14,6 +14,7 @@ from statistics import fmean, median
 
 from pardemo import project
 from pardemo.planner import hardware
+from pardemo.planner.estimate import RESERVE
 from pardemo.planner.layouts import sizes
 from pardemo.planner.layouts.configurations import of
 from pardemo.planner.layouts.machines import Machine
@@ -26,7 +27,11 @@ from pardemo.planner.layouts.tuning import Tuning
 QWEN = "github.com/QwenLM/Qwen/blob/03cd81f/README.md"
 #: GiB that torch reports of a GPU that is sold as so many GB.
 REPORTED = {80: 79.25, 48: 47.5, 40: 39.5, 32: 31.7, 24: 23.6, 16: 15.8}
-RESERVE = 0.02
+
+
+#: Of the room, what a plan may take and not be called tight: of reported fine-tunes that it puts between this and the
+#: whole room, more ended out of memory than ran.
+TIGHT = 0.85
 
 
 @dataclass(frozen=True)
@@ -156,6 +161,9 @@ def as_text(runs: Sequence[ReportedRun]) -> str:
             f"{len(ran)}, of which it fits {sum(run.fits for run in ran)}; {len(errors)} peaks, median error "
             f"{100 * median(errors):.0f} %"
         )
+    near = [run for run in reports if TIGHT * run.room < peak(run.job).peak_bytes <= run.room]
+    died = sum(run.outcome == "oom" for run in near)
+    told.append(f"of {len(near)} reports that it puts between {TIGHT:.0%} and all of the room {died} ran out of memory")
     return "\n".join(told)
 
 

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from pardemo.planner import hardware
+from pardemo.planner.layouts.engine_rules import TimedStep
 from pardemo.planner.layouts.kept import kept_bytes
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
@@ -13,7 +14,7 @@ from pardemo.planner.layouts.work import Job, Parts, head, layer
 
 
 @dataclass(frozen=True)
-class PredictedStep:
+class PredictedStep(TimedStep):
     """A step of the rank that the others wait for.
 
     Args:
@@ -28,10 +29,6 @@ class PredictedStep:
     tokens: int
     gpus: int
     stages: tuple[int, ...]
-
-    @property
-    def seconds(self) -> float:
-        return sum(self.parts.values())
 
     @property
     def tokens_per_s(self) -> float:

@@ -5,13 +5,13 @@ holds is read from the sources of Transformers' models, PEFT and DeepSpeed 0.19,
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pardemo.planner.estimate import CONTEXT_BYTES, NCCL_BYTES
+from pardemo.planner.estimate import BUILT_SHARDED, CONTEXT_BYTES, NCCL_BYTES, Estimate
+from pardemo.planner.layouts.engine_rules import stage_of
 from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.tuning import STATES, Tuning, adapter_params, linears, parts, trained_params, weight_bytes
+from pardemo.planner.layouts.tuning import STATES, Tuning, adapted, adapter_params, trained_params, weight_bytes
 
 LOGITS = 12.0  # of each: in fp32, its softmax and its gradient (``ForCausalLMLoss`` of Transformers)
 FUSED = 1024  # tokens of a piece of a fused loss
@@ -71,6 +71,11 @@ class FineTune:
         for name in ("ranks", "batch", "sequence", "accumulation"):
             if (value := getattr(self, name)) < 1:
                 raise ValueError(f"{name} must be at least 1, not {value!r}")
+        if self.shape.pattern:
+            raise ValueError(
+                f"{self.shape.name}: fine-tunes of models with state spaces are not planned; --search and --explain "
+                "plan their training"
+            )
 
     @property
     def tokens(self) -> int:
@@ -82,7 +87,8 @@ class FineTune:
 
     @property
     def stage(self) -> int | None:
-        return int(self.engine[-1]) if self.engine.startswith("zero-") else None
+        """DeepSpeed's ZeRO stage."""
+        return stage_of(self.engine)
 
 
 def kept_of_a_token(shape: Shape, tuning: Tuning, scores: int = 0, inputs: bool = False, tp: int = 1) -> float:
@@ -110,11 +116,9 @@ def kept_of_a_token(shape: Shape, tuning: Tuning, scores: int = 0, inputs: bool 
     if tuning.lora and inputs:
         kept += 4 * h + 2 * m
     if tuning.lora:
-        sizes = linears(shape)
-        widths = [sizes[part][0] for part in parts(tuning, shape)]
-        kept += sum((3 if tuning.dropout else 2) * width for width in widths) + 2 * tuning.rank * len(widths)
-        if tuning.adapters_fp32:
-            kept += 4 * sum(widths)
+        each = (3 if tuning.dropout else 2) + 4 * tuning.adapters_fp32
+        modules = adapted(tuning, shape)
+        kept += sum(each * width + 2 * tuning.rank for width, _ in modules)
     return whole + kept / tp
 
 
@@ -181,17 +185,21 @@ def moments(job: FineTune, overheads: Overheads = OVERHEADS) -> dict[str, dict[s
     if job.stage == 2 and job.ranks > 1:  # made when the first gradient is there
         passing["buckets"] = 2 * job.bucket
     one = job.tokens * ((kept if job.checkpointing else 0.0) + 4 * _middle(shape) / job.tp + 4 * h)
-    backward = always | passing | {"activations": activations - 2 * job.tokens * h, "temporaries": one}
-    if job.engine == "fsdp2" and job.ranks > 1:  # a layer that is whole, and one on either side on its way
+    below = activations - job.tokens * (stored + ends)  # without the last layer's, nor what follows it
+    late = tuning.lora and job.stage == 2  # a bucket comes with the first gradient, LoRA's when the layer is done
+    backward = always | passing | {"activations": below if late else activations - 2 * job.tokens * h}
+    backward["temporaries"] = one
+    if job.engine == "fsdp2" and job.ranks > 1:  # a layer that is whole; its gradients on their way, if it has any
         layer = _layer_bytes(job)
-        backward |= {"gathered parameters": passing["gathered parameters"] + layer, "buckets": 2 * layer}
+        whole = passing["gathered parameters"] + layer
+        backward |= {"gathered parameters": whole, "buckets": (1 if tuning.lora else 2) * layer}
     update = always | {"temporaries": _update(job)}
     if job.stage == 1:  # the others' parts are given back first
         update["gradients"] = always["gradients"] / job.ranks
     found = {"loss": loss, "backward": backward, "update": update}
     if job.engine == "fsdp2" and job.ranks > 1:  # the root's and the first layer's, and what they are copied from
-        first = passing["gathered parameters"] + _layer_bytes(job)
-        found["forward"] = always | {"gathered parameters": first, "buckets": first}
+        found["first layer"] = always | {"gathered parameters": whole, "buckets": whole}
+        found["last layers"] = always | {"gathered parameters": whole, "buckets": 2 * layer, "activations": below}
     return found
 
 
@@ -235,25 +243,8 @@ def _update(job: FineTune) -> float:
     return 2 * trained if job.engine == "plain" and job.tuning.optimizer == "adamw-foreach" else 0.0
 
 
-@dataclass(frozen=True)
-class Peak:
-    """Bytes of the fullest moment by line, and which it is."""
-
-    lines: Mapping[str, float]
-    moment: str
-
-    @property
-    def tensors(self) -> float:
-        """Of tensors alone: without what the allocator, CUDA and NCCL add."""
-        return sum(nbytes for name, nbytes in self.lines.items() if name not in ("allocator", "CUDA context", "NCCL"))
-
-    @property
-    def peak_bytes(self) -> float:
-        return sum(self.lines.values())
-
-
-def peak(job: FineTune, overheads: Overheads = OVERHEADS) -> Peak:
-    """The fullest moment of a step, with what the allocator and CUDA take."""
+def peak(job: FineTune, overheads: Overheads = OVERHEADS) -> Estimate:
+    """The fullest moment of a step, with what the allocator and CUDA take; its ``phase`` is a moment's name."""
     found = moments(job, overheads)
     name = max(found, key=lambda moment: sum(found[moment].values()))
     lines = {line: nbytes for line, nbytes in found[name].items() if nbytes}
@@ -261,4 +252,7 @@ def peak(job: FineTune, overheads: Overheads = OVERHEADS) -> Peak:
     lines["CUDA context"] = CONTEXT_BYTES
     if groups := sum(size > 1 for size in (job.ranks, job.tp, job.pp)):
         lines["NCCL"] = groups * NCCL_BYTES
-    return Peak(lines, name)
+    building = None
+    if job.engine in BUILT_SHARDED:
+        building = 2.0 * job.shape.params / (job.tp * job.pp) + CONTEXT_BYTES
+    return Estimate(lines, name, building)

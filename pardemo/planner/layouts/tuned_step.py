@@ -6,6 +6,9 @@ the bytes here are those of its source, and the tests hold them against dry runs
 
 from dataclasses import dataclass
 
+from pardemo.formulas.tensor_parallel import block, phi
+from pardemo.planner.layouts import engine_rules
+from pardemo.planner.layouts.engine_rules import TimedStep
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.stacks import Stack
@@ -25,28 +28,14 @@ UNPACKED = 18.0
 #: What LoRA's backward pass with recomputation gathers under stage 3: so many times the parameters, less 0.8 of what is
 #: kept; between dry runs of 3.8B, 7.2B and 13.9B, which it meets within 1 %.
 FROZEN_AGAIN = 1.65
-HIDDEN = 0.8  # of the computation beside which something is sent, where an engine does so at all
-#: A host's, of all its GPUs together, as DeepSpeed offloads: parameter by parameter, one thing after the other. From
-#: LLaMA-7B on 8 A800s (2.3 and 2.2 times the step without offload) and Falcon-7B on 8 A100s (DeepSpeed issue 3901).
-HOST_COPY_BYTES_PER_S = 16e9
-HOST_ADAM_PARAMS_PER_S = 1.3e9
 
 
 @dataclass(frozen=True)
-class TunedStep:
+class TunedStep(TimedStep):
     """Seconds of an optimizer step by part; communication is what is not hidden. ``sent_bytes``: of a rank."""
 
     parts: dict[str, float]
     sent_bytes: float
-
-    @property
-    def seconds(self) -> float:
-        return sum(self.parts.values())
-
-    @property
-    def limit(self) -> str:
-        """The largest part."""
-        return max(self.parts, key=self.parts.__getitem__)
 
 
 def tuned_step(
@@ -75,21 +64,30 @@ def tuned_step(
     if job.pp > 1:
         parts["pipeline bubble"] = (job.pp - 1) * busy
     each, once = sent_bytes(job)
-    rounds = 1 if job.stage in (0, 1) or job.engine == "plain" else m
+    rounds = engine_rules.reductions(job.engine, m)
     if job.ranks > 1:
         rate = machine.rate(job.ranks, job.tp)
-        beside = busy * (1 if job.engine in ("zero-3", "fsdp2") else 2 / 3)
-        shown = each / rate
-        if job.engine in ("plain", "fsdp2") or (overlap if overlap is not None else job.stage == 3):
-            shown = max(shown - HIDDEN * beside, (1 - HIDDEN) * shown)
+        shown = engine_rules.exposed(job.engine, each / rate, busy, overlap)
         parts["data-parallel traffic"] = rounds * shown + once / rate + 2 * machine.latency(job.ranks, job.tp)
-    trained = trained_params(job.tuning, job.shape) / (job.tp * job.pp)
+    trained, gpus = trained_params(job.tuning, job.shape), job.ranks * job.tp * job.pp
     if job.offload == "none":
-        owned = trained / (job.ranks if job.stage or job.engine == "fsdp2" else 1)
+        owned = trained / (gpus if job.stage or job.engine == "fsdp2" else job.tp * job.pp)
         parts["optimizer"] = 26 * owned / machine.memory_bytes_per_s  # gradients, copy, moments; read and written
     else:
-        parts["offload"] = _offload(job, machine, trained, rounds)
-    return TunedStep({name: seconds for name, seconds in parts.items() if seconds}, rounds * each + once)
+        on_host = min(machine.host_gpus, gpus) / gpus
+        parts["offload"] = engine_rules.offload_seconds(
+            job.offload, trained * on_host, job.shape.params * on_host, rounds, m, job.checkpointing
+        )
+    sent = rounds * each + once + m * _tensor_bytes(job)
+    return TunedStep({name: seconds for name, seconds in parts.items() if seconds}, sent)
+
+
+def _tensor_bytes(job: FineTune) -> float:
+    """Bytes that a tensor-parallel rank sends in a micro-batch (Korthikanti et al. 2022, 4.2.1)."""
+    if job.tp == 1:
+        return 0.0
+    exchanged = phi(job.batch, job.sequence, job.shape.hidden, job.tp, 2)
+    return block("all" if job.checkpointing else "none") * exchanged * job.shape.layers / job.pp
 
 
 def _mean(work: Job, layout: Layout) -> dict[str, float]:
@@ -120,19 +118,3 @@ def sent_bytes(job: FineTune) -> tuple[float, float]:
     if job.stage == 3 and job.tuning.lora and job.checkpointing:
         again = max(0.0, FROZEN_AGAIN * whole - 0.8 * kept)
     return 2 * share * (whole + again + trained), 0.0
-
-
-def _offload(job: FineTune, machine: Machine, trained: float, rounds: int) -> float:
-    """What DeepSpeed's offload adds to a step; its hosts' GPUs share memory, links and cores, and nothing overlaps.
-
-    Of each updated parameter: with every micro-batch the gradients so far to the GPU and back, 2 bytes each way (stages
-    2 and 3), at the end the sum in fp32, 4 bytes, and the new parameter back, 2. Adam's update once. Offloaded
-    parameters come with each pass of a micro-batch: forward, recomputation where there is one, backward. Source:
-    ``async_accumulate_grad_in_cpu_via_gpu`` and ``partition_grads`` of DeepSpeed 0.19.8.
-    """
-    on_host = min(machine.host_gpus, job.ranks) / job.ranks
-    updated = trained * on_host
-    copied = updated * (4 * (rounds - 1) + 4 + 2)
-    if job.offload == "optimizer+parameters":
-        copied += (2 + job.checkpointing) * job.accumulation * 2 * job.shape.params * on_host
-    return copied / HOST_COPY_BYTES_PER_S + updated / HOST_ADAM_PARAMS_PER_S

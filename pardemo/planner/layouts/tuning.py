@@ -21,7 +21,8 @@ STATES = {
 }  # fmt: skip
 #: The parts of a layer that a module's name stands for, by the last part of the name.
 PARTS = {
-    "q": ("q_proj", "q_b_proj", "query", "wq"), "k": ("k_proj", "key", "wk"), "v": ("v_proj", "value", "wv"),
+    "q": ("q_proj", "query", "wq"), "q_a": ("q_a_proj",), "q_b": ("q_b_proj",), "kv_a": ("kv_a_proj_with_mqa",),
+    "kv_b": ("kv_b_proj",), "k": ("k_proj", "key", "wk"), "v": ("v_proj", "value", "wv"),
     "qkv": ("W_pack", "query_key_value", "c_attn", "qkv_proj", "Wqkv", "qkv", "attn_qkv", "wqkv"),
     "o": ("o_proj", "out_proj", "dense", "wo"), "gate": ("gate_proj", "w1"), "up": ("up_proj", "fc1", "c_fc", "w3"),
     "gate+up": ("gate_up_proj", "dense_h_to_4h"), "down": ("down_proj", "fc2", "dense_4h_to_h"), "o+down": ("c_proj",),
@@ -75,32 +76,48 @@ class Tuning:
 
 
 def linears(shape: Shape) -> dict[str, tuple[int, int]]:
-    """(inputs, outputs) of each linear module of a layer, by its part; of experts, of one."""
+    """(inputs, outputs) of each linear module of a layer that LoRA can go to, by its part.
+
+    Latent attention has two products after one another for queries (where they are low-rank), and for keys and values.
+    In a model with experts these are attention's alone: PEFT takes an MLP's name there for the experts too, which are
+    one parameter in Transformers, and goes to them otherwise.
+    """
     h, m = shape.hidden, shape.middle
-    if shape.experts is not None and shape.experts.dense_layers < shape.layers:
-        m = shape.experts.middle
-    queries, keys, values = shape.heads * shape.head, shape.groups * shape.head, shape.groups * shape.value
-    found = {
-        "q": (h, queries), "k": (h, keys), "v": (h, values), "qkv": (h, queries + keys + values),
-        "o": (shape.heads * shape.value, h), "up": (h, m), "down": (m, h),
-    }  # fmt: skip
-    return found | ({"gate": (h, m), "gate+up": (h, 2 * m)} if shape.gated else {"gate+up": (h, m)})
+    if len(shape.attention) > 2:
+        names = ("q_a", "q_b", "kv_a", "kv_b", "o") if len(shape.attention) == 5 else ("q", "kv_a", "kv_b", "o")
+        found = {name: (one.inputs, one.outputs) for name, one in zip(names, shape.attention, strict=True)}
+    else:
+        queries, keys, values = shape.heads * shape.head, shape.groups * shape.head, shape.groups * shape.value
+        found = {"q": (h, queries), "k": (h, keys), "v": (h, values), "qkv": (h, queries + keys + values)}
+        found["o"] = (shape.heads * shape.value, h)
+    if shape.experts is None:
+        found |= {"up": (h, m), "down": (m, h), "gate+up": (h, 2 * m if shape.gated else m)}
+        found |= {"gate": (h, m)} if shape.gated else {}
+    return found
 
 
-def parts(tuning: Tuning, shape: Shape) -> list[str]:
-    """The parts of a layer that LoRA goes to, each once.
+def adapted(tuning: Tuning, shape: Shape) -> list[tuple[int, int]]:
+    """(inputs, outputs) of a layer's modules that LoRA goes to, each once.
 
     Raises:
-        ValueError: a target is no module that is known; what is known is named.
+        ValueError: a target is no module that is known, or the model has none of its name.
     """
+    there = linears(shape)
+    return [there[part] for part in _parts(tuning, shape)]
+
+
+def _parts(tuning: Tuning, shape: Shape) -> list[str]:
+    there, of = linears(shape), shape.experts
+    beside = of is not None and (of.shared or of.dense_layers or of.every > 1)
+    inside = "a model with experts: LoRA is planned on its attention alone"
     if tuning.target == (EVERYTHING,):
-        return [name for name in ("q", "k", "v", "o", "gate", "up", "down") if name in linears(shape)]
+        if beside:
+            raise ValueError(f"{shape.name or 'this'} is {inside}, and {EVERYTHING} are more; name them")
+        return [name for name in there if name not in ("qkv", "gate+up")]
     found: list[str] = []
     for target in tuning.target:
         last = target.rpartition(".")[2]
-        if last == "w2":  # Mixtral's goes down; Qwen's first models have two ways up, of which it is one
-            name = "down" if shape.name.startswith("mixtral") or shape.experts else "up"
-        elif last == "w1" and not shape.gated:
+        if last == "w2" or (last == "w1" and not shape.gated):  # one of two ways up, in Qwen's first models
             name = "up"
         else:
             name = next((part for part, names in PARTS.items() if last in names), "")
@@ -108,9 +125,10 @@ def parts(tuning: Tuning, shape: Shape) -> list[str]:
             known = ", ".join(sorted({name for names in PARTS.values() for name in names}))
             raise ValueError(f"LoRA's target {target!r} is no module of a layer that is known: {known}")
         split = name.split("+") if name == "o+down" else [name]
+        if missing := [part for part in split if part not in there]:
+            why = f"; it is {inside}" if of and missing[0] in ("gate", "up", "down", "gate+up") else ""
+            raise ValueError(f"{shape.name or 'the model'} has no module {target!r} for LoRA{why}")
         found += [part for part in split if part not in found]
-    if missing := [part for part in found if part not in linears(shape)]:
-        raise ValueError(f"{shape.name or 'the model'} has no {missing[0]} for LoRA")
     return found
 
 
@@ -118,12 +136,7 @@ def adapter_params(tuning: Tuning, shape: Shape) -> int:
     """Parameters of LoRA's matrices in all layers: rank × (inputs + outputs) of each module (arXiv 2106.09685, 4.1)."""
     if not tuning.lora:
         return 0
-    sizes, total = linears(shape), 0
-    inside = shape.experts.count if shape.experts else 1
-    for part in parts(tuning, shape):
-        times = inside if part in ("gate", "up", "down", "gate+up") else 1
-        total += times * tuning.rank * sum(sizes[part])
-    return total * shape.layers
+    return shape.layers * tuning.rank * sum(inputs + outputs for inputs, outputs in adapted(tuning, shape))
 
 
 def trained_params(tuning: Tuning, shape: Shape) -> int:
