@@ -101,3 +101,15 @@ def test_a_folder_without_a_run_is_named(tmp_path, capsys):
     assert cli.main(["site", str(tmp_path / "nothing"), "--out", str(tmp_path / "site")]) == 2
     assert "no run in" in capsys.readouterr().err
     assert not (tmp_path / "site").exists()
+
+
+def test_a_chapter_leads_to_the_documents_and_the_page_that_it_names(tmp_path):
+    page = tmp_path / "16_which_layout.html"
+    page.write_text(
+        "<main><p><code>docs/planner.md</code>, <code>plan.html</code>, <code>docs/none.md</code></p></main>"
+    )
+    body = site._chapter(page)
+    for file, text in (("planner.html", "docs/planner.md"), ("plan.html", "plan.html")):
+        assert f'<a href="{file}"><code>{text}</code></a>' in body
+    assert "<p><code>docs/none.md</code>" not in body
+    assert ", <code>docs/none.md</code></p>" in body

@@ -130,8 +130,14 @@ def _document(path: Path, root: Path, run: Path, names: Sequence[str]) -> str:
 
 
 def _chapter(page: Path) -> str:
-    """What stands between the frame of a run's own page, and its notebook."""
+    """What stands between the frame of a run's own page, and its notebook.
+
+    A chapter names documents and the page that plans as code, since a notebook lies elsewhere; here they are links.
+    """
     body = page.read_text(encoding="utf-8").partition("<main>")[2].rpartition("</main>")[0]
+    named = {f"docs/{name}.md": f"{name}.html" for name in DOCUMENTS} | {plan_page.FILE: plan_page.FILE}
+    for text, file in named.items():
+        body = body.replace(f"<code>{text}</code>", f'<a href="{file}"><code>{text}</code></a>')
     return f'{body}<p><a href="{page.stem}.ipynb">This chapter as a notebook</a></p>'
 
 
