@@ -18,8 +18,10 @@ def row(kind="all-reduce", nbytes=0.0, ranks=(0, 1), calls=1.0, dtype="float32",
     return Row(kind, ranks, calls, nbytes, where, dtype, shapes)
 
 
-def explained(*rows, parallelism=(), micro_batches=1, computed_in=(), compute=(1.0, 1.0), idle=(0.0, 0.0), wire=None):
-    times = [Times(rank, 2.0, c, 0.1, 0.0, i, 0.0) for rank, (c, i) in enumerate(zip(compute, idle, strict=True))]
+def explained(
+    *rows, parallelism=(), micro_batches=1, computed_in=(), compute=(1.0, 1.0), idle=(0.0, 0.0), wire=None, step=2.0
+):
+    times = [Times(rank, step, c, 0.1, 0.0, i, 0.0) for rank, (c, i) in enumerate(zip(compute, idle, strict=True))]
     measured = Summary(
         2, 3, micro_batches, "enough", "gloo", list(parallelism),
         {"parameters": 10**6, "computed_in": list(computed_in), "vocabularies": [32000]},
@@ -152,6 +154,8 @@ def test_a_late_rank():
     assert told == ["rank 1 computes 1600 ms of a step, the others 1000: they wait 500 ms for it"]
     assert explained(row(nbytes=ONCE), compute=(1.0, 1.6), idle=(0.0, 0.0))[1] == [], "nobody waits"
     assert explained(row(nbytes=ONCE), compute=(1.0, 1.1), idle=(0.5, 0.0))[1] == [], "not for it"
+    short = {"compute": (0.003, 0.006), "idle": (0.003, 0.0), "step": 0.008}
+    assert explained(row(nbytes=ONCE), **short)[1] == [], "equal ranks on a busy core"
 
 
 def test_nothing_is_summed_is_said_only_where_nobody_counted_bytes():

@@ -14,6 +14,7 @@ from pardemo.measure.summary import Finding, Row, Summary
 METRIC = 16
 #: A rank is late where it is the one that the others waited for, by this share of the step.
 LATE = 0.15
+LATE_S = 0.005  # ... and by this: a core that is shared, or a cold cache, makes one rank of equal ones this much slower
 
 
 def explain(measured: Summary) -> None:
@@ -103,7 +104,8 @@ def _late(measured: Summary) -> None:
     others = statistics.median(one.compute_s for one in measured.time if one is not longest)
     waited = statistics.median(one.idle_s for one in measured.time if one is not longest)
     step = longest.step_s
-    if longest.compute_s - others > LATE * step and waited > LATE * step:
+    late = max(LATE * step, LATE_S)
+    if longest.compute_s - others > late and waited > late:
         measured.findings.append(Finding(
             f"rank {longest.rank} computes {1e3 * longest.compute_s:.0f} ms of a step, the others {1e3 * others:.0f}: "
             f"they wait {1e3 * waited:.0f} ms for it",
