@@ -87,7 +87,7 @@ FOREIGN = [
         ["--search", *JOB, "--price", "2", "--backwards"],
         "--search has no use for --backwards: --backwards goes with",
     ),
-    (["--search", *JOB, "--target", "q_proj"], "--search has no use for --target"),
+    (["--search", *JOB, "--base", "nf4"], "--search has no use for --base"),
     (["--search", *JOB, "--validate"], "--search and --validate are two questions; ask one of them"),
     (["--explain", "tp=2", "--measure", "x.json"], "--explain and --measure are two questions"),
     (["--explain", "tp=2", *JOB, "--tp", "2"], "--explain has no use for --tp"),

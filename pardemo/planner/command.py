@@ -136,7 +136,8 @@ def _request(arguments: argparse.Namespace, light: bool = False) -> tuple["Reque
     target = tuple(arguments.target.split(",")) if arguments.target else base.lora.target
     if not arguments.full and arguments.target is None and config.model_type != "baichuan":  # the recipe's: Baichuan2's
         target = _target(config)
-    adapter = None if arguments.full else Adapter(base.lora.rank, target, base.lora.alpha, base.lora.dropout)
+    rank = arguments.rank or base.lora.rank
+    adapter = None if arguments.full else Adapter(rank, target, base.lora.alpha, base.lora.dropout)
     zero = (base.deepspeed or {}).get("zero_optimization", {})
     job = RankJob(
         config, batch=train.per_device_batch, sequence=arguments.sequence or base.data.cutoff_len, adapter=adapter,

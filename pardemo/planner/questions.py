@@ -4,7 +4,7 @@ import argparse
 
 from pardemo import options as numbers
 from pardemo.planner import hardware
-from pardemo.planner.layouts.command import SEQUENCE
+from pardemo.planner.layouts.command import RANK, SEQUENCE
 from pardemo.planner.layouts.tuning import BASES, STATES
 
 #: What is taken where an option is left out. The parser fills none of them in, so that set options can be told from
@@ -13,11 +13,11 @@ LEFT_OUT = {
     "recipe": "baichuan2-13b-lora-bf16", "gpu": "A800-80GB", "samples": 80_000, "labels": 1.0, "tp": 1, "pp": 1,
 }  # fmt: skip
 PLAN = "a fine-tune's plan"
-_JOB = ("model", "full", "sequence", "per_step", "gpu", "gpus", "hosts", "link", "write", "snapshot")
+_JOB = ("model", "full", "target", "rank", "sequence", "per_step", "gpu", "gpus", "hosts", "link", "write", "snapshot")
 #: The options of each question, and of the plan that is made where none of the others is asked.
 TAKES = {
     PLAN: (
-        *_JOB, "recipe", "target", "batch", "samples", "labels", "price", "tp", "pp", "zero", "checkpointing",
+        *_JOB, "recipe", "batch", "samples", "labels", "price", "tp", "pp", "zero", "checkpointing",
         "base", "optimizer", "fused_loss", "dry_run", "backwards", "all", "json",
     ),
     "--search": (*_JOB, "program", "precision", "price", "measured", "all", "json"),
@@ -39,9 +39,15 @@ def options(plan: argparse.ArgumentParser) -> None:
     plan.add_argument(
         "--full",
         action="store_true",
-        help="train all parameters instead of the recipe's LoRA (as --search and --explain do anyway)",
+        help="train all parameters instead of the recipe's LoRA (as --search and --explain do unless told --target "
+        "or --rank)",
     )
-    plan.add_argument("--target", metavar="NAMES", help="LoRA's modules, as q_proj,v_proj")
+    plan.add_argument(
+        "--target", metavar="NAMES", help="LoRA's modules, as q_proj,v_proj; with --search and --explain: train LoRA"
+    )
+    plan.add_argument(
+        "--rank", type=int, metavar="N", help=f"of LoRA's matrices (the recipe's; of --search and --explain {RANK})"
+    )
     plan.add_argument(
         "--base", choices=tuple(BASES), metavar="KIND", help="of LoRA's frozen weights: nf4 (QLoRA), int8, … (bf16)"
     )
@@ -128,8 +134,10 @@ def asked(arguments: argparse.Namespace) -> str:
 
 def _check_numbers(arguments: argparse.Namespace) -> None:
     """Refuses what is impossible before torch is loaded, which takes seconds."""
-    numbers.at_least(arguments, 1, "gpus", "hosts", "sequence", "per_step", "batch", "samples", "tp", "pp")
+    numbers.at_least(arguments, 1, "gpus", "hosts", "sequence", "per_step", "batch", "samples", "tp", "pp", "rank")
     numbers.at_least(arguments, 0, "price")
+    if arguments.full and (said := [name for name in ("target", "rank") if getattr(arguments, name) is not None]):
+        raise ValueError(f"--full trains all parameters, and {option(said[0])} is LoRA's; leave out one of them")
     if arguments.labels is not None and not 0 < arguments.labels <= 1:
         raise ValueError(f"--labels is a share above 0 and up to 1, not {arguments.labels}")
     if arguments.price == float("inf"):

@@ -51,8 +51,14 @@ def planned(job: Job, assumed: dict[str, Any]) -> str:
         option for option in defaults if option in ("--per-step", "--sequence") or (option == "--hosts" and hosts > 1)
     ]
     left_out = "".join(f"\nnot planned: {told}" for told in assumed["not_planned"])
+    name = job.shape.name or "model"
+    trained = f"full training of {name}"
+    if job.frozen:
+        lora = assumed["lora"]
+        trained = f"LoRA of rank {lora['rank']} on {', '.join(lora['target'])} ({lora['parameters'] / 1e6:.1f}M "
+        trained += f"parameters) beside the frozen {name}"
     return (
-        f"full training of {job.shape.name or 'model'}, {job.shape.params / 1e9:.1f}B parameters, as {job.stack.name} "
+        f"{trained}, {job.shape.params / 1e9:.1f}B parameters, as {job.stack.name} "
         f"runs it ({job.stack.about})\n"
         f"{assumed['gpus']} × {assumed['gpu']} on {place}{link}; {samples:,} sample{'s' * (samples != 1)} of "
         f"{job.sequence:,} tokens a step, {job.precision}" + (f" (defaults: {', '.join(usual)})" if usual else "")

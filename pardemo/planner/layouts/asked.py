@@ -26,8 +26,9 @@ from pardemo.planner.layouts.stacks import stack
 from pardemo.planner.layouts.work import PARTS
 
 #: What a question may say: ``host`` is GPUs of a host, ``samples`` those of a step, ``config`` the text of a
-#: configuration in place of a model's name, ``price`` what a GPU costs an hour.
-FIELDS = ("model", "config", "gpu", "gpus", "host", "link", "sequence", "samples", "program", "precision", "price")
+#: configuration in place of a model's name, ``rank`` and ``target`` LoRA's, ``price`` what a GPU costs an hour.
+FIELDS = ("model", "config", "gpu", "gpus", "host", "link", "sequence", "samples", "program", "precision", "rank",
+          "target", "price")  # fmt: skip
 MOST_GPUS = 16_384
 MOST_DIGITS = 12
 MOST_BRACKETS = 500  # of a configuration, which may nest: a browser's stack ends, with Python, at some thousand
@@ -115,12 +116,19 @@ def arguments(question: Mapping[str, str], folder: Path) -> Namespace:
     with _about("link"):
         if asked["link"]:
             hardware.link(asked["link"])
+    rank = _whole(asked, "rank")
     with _about("program"):
-        stack(asked["program"] or command.PROGRAM)
+        program = stack(asked["program"] or command.PROGRAM)
+        if asked["target"] or rank:
+            program.check_lora()
     with _about("precision"):
         hardware.peak(gpu, hardware.precision(asked["precision"] or "bf16"))
+    with _about("target"):
+        if asked["target"] or rank:
+            command.tuning(asked["target"], rank, sizes.find(model), configurations.of(sizes.find(model)))
     return Namespace(
         model=model, gpu=gpu.name, gpus=gpus, hosts=hosts, link=asked["link"] or None, explain=None, measured=None,
+        target=asked["target"] or None, rank=rank,
         sequence=_whole(asked, "sequence"), per_step=_whole(asked, "samples"), program=asked["program"] or None,
         precision=asked["precision"] or None, price=_price(asked["price"]),
     )  # fmt: skip
@@ -129,7 +137,8 @@ def arguments(question: Mapping[str, str], folder: Path) -> Namespace:
 def command_line(arguments: Namespace) -> str:
     """The command that asks the same in a shell."""
     told: list[str] = ["pardemo", "plan", "--search"]
-    for name in ("model", "gpu", "gpus", "hosts", "link", "sequence", "per_step", "program", "precision", "price"):
+    for name in ("model", "gpu", "gpus", "hosts", "link", "sequence", "per_step", "program", "precision", "rank",
+                 "target", "price"):  # fmt: skip
         if (value := getattr(arguments, name)) is not None:
             value = Path(value).name if name == "model" and Path(value).is_absolute() else value
             told += [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]

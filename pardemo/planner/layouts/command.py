@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pardemo.planner.layouts.layout import Layout
     from pardemo.planner.layouts.memory import Memory
+    from pardemo.planner.layouts.shape import Shape
     from pardemo.planner.layouts.step import PredictedStep
+    from pardemo.planner.layouts.tuning import Tuning
     from pardemo.planner.layouts.work import Job
     from pardemo.planner.profile import GpuProfile
 
 PROGRAM = "megatron-core"
 SEQUENCE = 4096
+RANK = 8  # of LoRA, where its modules alone are said
 
 
 def add(plan: argparse.ArgumentParser) -> None:
@@ -23,12 +26,11 @@ def add(plan: argparse.ArgumentParser) -> None:
     layouts = plan.add_argument_group("layouts", "tensor, context, pipeline, data and expert parallel together")
     layouts.add_argument(
         "--search", action="store_true",
-        help="the best layouts of --model on --gpus, of all that divide, for training all parameters (no LoRA)",
+        help="the best layouts of --model on --gpus, of all that divide",
     )  # fmt: skip
     layouts.add_argument(
         "--explain", metavar="LAYOUT",
-        help="one layout's time and memory, by parts: tp=8,pp=4,… or as a search prints it, TP8 PP4 DP2 zero1 1×32; "
-        "for training all parameters (no LoRA)",
+        help="one layout's time and memory, by parts: tp=8,pp=4,… or as a search prints it, TP8 PP4 DP2 zero1 1×32",
     )  # fmt: skip
     layouts.add_argument(
         "--against", nargs="+", metavar="RUNS.csv", help="instead: predictions beside runs that are known"
@@ -114,7 +116,8 @@ def job_of(arguments: argparse.Namespace) -> "Job":
         raise ValueError("--search and --explain need --model: a name, a folder or a config.json")
     if arguments.gpus is None:
         raise ValueError("--search and --explain need --gpus: how many in all")
-    shape = replace(of(sizes.find(arguments.model)), name=Path(arguments.model).name)
+    config = sizes.find(arguments.model)
+    shape = replace(of(config), name=Path(arguments.model).name)
     gpu_profile = profile.find(arguments.gpu, arguments.gpus)
     board = gpu_profile.host_gpus or hardware.host_gpus(gpu_profile.gpu, arguments.gpus)
     each = arguments.gpus // arguments.hosts if arguments.hosts else min(arguments.gpus, board)
@@ -130,7 +133,26 @@ def job_of(arguments: argparse.Namespace) -> "Job":
     return Job(
         shape, cluster, stack(arguments.program or PROGRAM), arguments.sequence or min(SEQUENCE, most),
         precision=hardware.precision(arguments.precision or "bf16"),
+        tuning=tuning(arguments.target, arguments.rank, config, shape),
     )  # fmt: skip
+
+
+def tuning(target: str | None, rank: int | None, config: Any, shape: "Shape") -> "Tuning":
+    """What --target and --rank mean: all parameters where neither is said, else LoRA, without dropout.
+
+    Raises:
+        ValueError: the model has no such modules, or none are usual for its kind.
+    """
+    from pardemo.planner.layouts.tuning import Tuning, adapted, usual_target
+
+    if not target and rank is None:
+        return Tuning()
+    modules = tuple(target.split(",")) if target else usual_target(config.model_type)
+    if not modules:
+        raise ValueError(f"{shape.name or 'the model'}: name LoRA's modules (--target q_proj,v_proj or all-linear)")
+    chosen = Tuning(rank or RANK, modules, dropout=0.0)
+    adapted(chosen, shape)  # refuses modules that the model does not have
+    return chosen
 
 
 def assumed(arguments: argparse.Namespace, job: "Job", batch: int) -> dict[str, Any]:
@@ -149,7 +171,8 @@ def assumed(arguments: argparse.Namespace, job: "Job", batch: int) -> dict[str, 
         rate = reached = machine.between
         link = f"measured, {Path(arguments.gpu).name}"
     return {
-        "training": "full", "precision": job.precision, "not_planned": sizes.not_planned(arguments.model),
+        "training": "lora" if job.frozen else "full", "lora": _lora(job), "precision": job.precision,
+        "not_planned": sizes.not_planned(arguments.model),
         "hosts": machine.hosts, "host_gpus": min(machine.gpus, machine.host_gpus),
         "gpu": machine.gpu.name, "gpus": machine.gpus, "link": link, "link_bytes_per_s": rate,
         "link_reached_bytes_per_s": reached, "samples_per_step": batch, "sequence": job.sequence,
@@ -158,11 +181,21 @@ def assumed(arguments: argparse.Namespace, job: "Job", batch: int) -> dict[str, 
     }  # fmt: skip
 
 
+def _lora(job: "Job") -> dict[str, Any] | None:
+    """LoRA's rank, modules and parameters, for JSON."""
+    from pardemo.planner.layouts.tuning import adapter_params
+
+    tuning = job.tuning
+    if not tuning.lora:
+        return None
+    return {"rank": tuning.rank, "target": list(tuning.target), "parameters": adapter_params(tuning, job.shape)}
+
+
 def _search(arguments: argparse.Namespace) -> int:
     from pardemo.planner.layouts import answers, launch
     from pardemo.planner.layouts.search import search, sensitivity
 
-    job, told = _corrected(arguments, job_of(arguments))
+    job, told = _corrected(arguments, _writable(arguments, job_of(arguments)))
     able = launch.able(job, arguments.model)
     answer = search(job, arguments.per_step or arguments.gpus, able=able)
     changed = sensitivity(answer, able)
@@ -190,7 +223,7 @@ def _explain(arguments: argparse.Namespace) -> int:
     from pardemo.planner.layouts.memory import memory
     from pardemo.planner.layouts.step import step
 
-    job, told = _corrected(arguments, job_of(arguments))
+    job, told = _corrected(arguments, _writable(arguments, job_of(arguments)))
     layout = explain.parse(arguments.explain, job, arguments.per_step)
     assumptions = assumed(arguments, job, layout.batch)
     file = snapshot_file(arguments)
@@ -207,6 +240,16 @@ def _explain(arguments: argparse.Namespace) -> int:
         _print_written(arguments, written)
         print_snapshot(arguments)
     return 0
+
+
+def _writable(arguments: argparse.Namespace, job: "Job") -> "Job":
+    """The job, unless --write is asked for and there are no files for it; said before anything is searched."""
+    if arguments.write and job.frozen:
+        raise ValueError(
+            "--write: layouts with LoRA are planned, not written; pardemo plan --write without --search writes files "
+            "for Transformers' Trainer"
+        )
+    return job
 
 
 def _corrected(arguments: argparse.Namespace, job: "Job") -> tuple["Job", str]:

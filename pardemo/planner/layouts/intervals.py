@@ -34,6 +34,7 @@ WIDER = 1.5  # of the logarithm, where no run of the program is known, or none s
 #: Levels of network, from the nearest on.
 LEVELS = ("one host", "hosts", "tens of hosts", "many hosts", "TP over hosts", "TP over many hosts")
 FAR = LEVELS[3:]
+LORA = " with LoRA"  # of which too few runs are published: those of full training stand in
 #: The level that stands in, widened, for one where too few runs are known.
 NEARER = {"many hosts": "tens of hosts", "TP over many hosts": "TP over hosts"}
 
@@ -73,10 +74,10 @@ def level(job: Job, layout: Layout) -> str:
 
 def kinds(job: Job, layout: Layout) -> list[str]:
     """The kinds that a layout is of, from the narrowest on; the second may be the one that is nearest to it."""
-    experts = "experts" if job.shape.experts else "dense"
+    experts = ("experts" if job.shape.experts else "dense") + (LORA if job.frozen else "")
     program, reached = job.stack.name.removesuffix("-compiled"), level(job, layout)
     levels = [reached, *([NEARER[reached]] if reached in NEARER else [])]
-    return [*(f"{program}, {experts}, {each}" for each in levels), f"{program}, {experts}", program]
+    return [*(f"{program}, {experts}, {each}" for each in levels), f"{program}, {experts.removesuffix(LORA)}", program]
 
 
 def of_seconds(job: Job, layout: Layout, seconds: float) -> Interval:
@@ -101,7 +102,7 @@ def _of(known: Mapping[str, list[float]], names: Sequence[str], predicted: float
     pooled = {name: [ratio for kind, of in known.items() if _is(kind, name) for ratio in of] for name in names}
     name = next((name for name in names if len(pooled[name]) >= FEWEST), "all programs")
     found = pooled.get(name) or [ratio for kind, of in known.items() if kind != FINE_TUNES for ratio in of]
-    like = name == names[0] or (name != "all programs" and not names[0].endswith(FAR))
+    like = name == names[0] or (name != "all programs" and not names[0].endswith(FAR) and LORA not in names[0])
     low, high = (bound if like else bound**WIDER for bound in between(found, centred))
     return Interval(predicted * low, predicted * high, name, len(found), like)
 

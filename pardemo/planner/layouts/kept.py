@@ -1,5 +1,7 @@
 """The bytes of each token that a layer keeps for its backward pass."""
 
+from pardemo.planner.layouts import adapters
+from pardemo.planner.layouts.adapters import DOWN, MIXER, UP, keeps_input
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.recomputed import up_projections
 from pardemo.planner.layouts.shape import Layer
@@ -15,6 +17,7 @@ def kept_bytes(job: Job, layout: Layout) -> float:
         return 2 * job.shape.hidden / (layout.tp if layout.sequence_parallel else 1)
     kinds = job.shape.kinds
     nbytes = sum(count / job.shape.layers * sum(kept(job, layout, kind).values()) for kind, count in kinds)
+    nbytes += adapters.kept_bytes(job.tuning, job.shape) / (layout.tp if layout.sequence_parallel else 1)
     own = layout.recompute == "selective" and not layout.modules
     return nbytes * (job.stack.selective_keeps if own else 1.0)
 
@@ -26,8 +29,10 @@ def kept(job: Job, layout: Layout, kind: Layer) -> dict[str, float]:
     cut, 24 h that it cuts, 5 a·s for scores where attention is not fused. A gate adds a third to the MLP's part. Of
     grouped heads the output is as wide as the queries, and experts keep each token as often as it chose one. Products
     in 8 or 4 bits keep their inputs in these, but for attention's output and a router's input, which stay in bf16.
+    A frozen weight keeps its input only for an adapter beside it.
     """
     shape, stack, modules = job.shape, job.stack, layout.modules
+    for_mixer, for_mlp = (keeps_input(job.tuning, shape, shared) for shared in (MIXER, UP))
     along = layout.tp if layout.sequence_parallel else 1
     low = LOW.get(job.precision, 2.0) if stack.keeps_low else 2.0
     blocks = bool(kind.mixer) + bool(kind.mlp)
@@ -36,7 +41,7 @@ def kept(job: Job, layout: Layout, kind: Layer) -> dict[str, float]:
     found["residuals"] -= normed * blocks
     if kind.mixer:
         own_norm = kind.mixer == "attention" and bool(up_projections(shape))
-        found["mixer's input"] = 0.0 if own_norm and "layernorm" in modules else normed * low / 2
+        found["mixer's input"] = 0.0 if own_norm and "layernorm" in modules else for_mixer * normed * low / 2
     if kind.mixer == "attention":
         out = shape.heads * shape.value
         inner = shape.heads * shape.head + shape.groups * (shape.head + shape.value)
@@ -54,7 +59,7 @@ def kept(job: Job, layout: Layout, kind: Layer) -> dict[str, float]:
         found["mixer"] = stack.keeps_heads * inner / layout.tp
     if kind.mlp == "dense":
         if "mlp" not in modules:  # else it starts from the residual, its norm being one with its first product
-            found["MLP's input"] = normed * low / 2
+            found["MLP's input"] = for_mlp * normed * low / 2
             found["MLP"] = sum(_mlp(job, shape.middle, low)) / layout.tp
     elif kind.mlp == "experts" and shape.experts:
         found |= _experts(job, layout, low)
@@ -66,10 +71,10 @@ def _experts(job: Job, layout: Layout, low: float) -> dict[str, float]:
     shape, modules, of = job.shape, layout.modules, job.shape.experts
     assert of is not None
     along = layout.tp if layout.sequence_parallel else 1
-    found = {"router's input": 0.0 if "layernorm" in modules else 2 * shape.hidden / along}
+    found = {"router's input": 0.0 if "layernorm" in modules or job.frozen else 2 * shape.hidden / along}
     if "moe" in modules:
         return found
-    found["tokens of experts"] = of.chosen * low * shape.hidden / along
+    found["tokens of experts"] = 0.0 if job.frozen else of.chosen * low * shape.hidden / along
     first, acted = _mlp(job, of.chosen * of.middle, low)
     found["experts"] = (first + (0.0 if "moe_act" in modules else acted)) / layout.tp
     if of.shared and "shared_experts" not in modules:
@@ -80,4 +85,5 @@ def _experts(job: Job, layout: Layout, low: float) -> dict[str, float]:
 def _mlp(job: Job, middle: int, low: float) -> tuple[float, float]:
     """What an MLP of that width keeps: its first product's outputs, and its second one's inputs."""
     every = job.stack.keeps_middle * (1.5 if job.shape.gated else 1.0) * middle
-    return every - 2 * middle, low * middle
+    acted = job.shape.experts is None and keeps_input(job.tuning, job.shape, DOWN)
+    return every - 2 * middle, (acted or not job.frozen) * low * middle

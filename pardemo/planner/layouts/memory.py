@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+from pardemo.planner.layouts.adapters import trained_params
 from pardemo.planner.layouts.kept import kept_bytes
 from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.rank_parameters import owned_layer, owned_params
+from pardemo.planner.layouts.rank_parameters import Owned, owned_layer, owned_params
 from pardemo.planner.layouts.step import stages
 from pardemo.planner.layouts.work import Job
 
@@ -37,26 +38,30 @@ def _stage(job: Job, layout: Layout, split: list[int], place: int) -> dict[str, 
     shape, stack = job.shape, job.stack
     owned = owned_params(job, layout, split, place)
     shard = owned.sharded(layout)
+    trained = trained_params(job, layout, split, place)
+    whole, part = trained.whole, trained.sharded(layout)
+    if job.frozen:  # adapters come to the model's own weights
+        owned, shard = Owned(owned.dense + trained.dense, owned.experts), shard + part
     stage = ("none", "zero1", "zero2", "zero3").index(layout.sharding)
     tokens = layout.micro_batch * job.sequence / layout.cp
     micro_batches = in_flight(layout, place)
     lines = {
         "parameters": stack.weight * (shard if stage == 3 else owned.whole),
-        "gradients": (stack.gradient + stack.gradient_copy) * (shard if stage >= 2 else owned.whole),
-        "optimizer states": stack.state * (shard if stage >= 1 else owned.whole),
+        "gradients": (stack.gradient + stack.gradient_copy) * (part if stage >= 2 else whole),
+        "optimizer states": stack.state * (part if stage >= 1 else whole),
         "activations": micro_batches * max(0, split[place] - layout.offload) * tokens * kept_bytes(job, layout),
         "program": stack.program,
     }
     if stage >= 2 and stack.queued:  # beside those that are kept
         least = 2 * owned_layer(shape, layout).whole if stage == 3 else 0.0
-        lines["gradients"] += stack.gradient * min(max(stack.queued, least), owned.whole)
+        lines["gradients"] += stack.gradient * min(max(stack.queued, least), whole)
     if stage == 3 and layout.pp == 1:  # the layer that computes and the next, or what else is gathered ahead
         each = owned_layer(shape, layout)
         ahead = min(owned.whole, each.whole + max(each.whole, stack.queued / 2))
         lines["gathered parameters"] = 2 * ahead * (1 - each.sharded(layout) / each.whole)
     elif stage == 3:  # a pipeline's stage stays whole over a step, and so do its gradients
         lines["gathered parameters"] = 2 * (owned.whole - shard)
-        lines["gradients"] = stack.gradient * owned.whole
+        lines["gradients"] = stack.gradient * whole
     if layout.tp > 1:
         lines["activations"] += tokens * stack.gathered * shape.hidden
     if layout.recompute == "full":  # the layer that is recomputed

@@ -259,22 +259,24 @@ class Shape:
             return layer.window / 2 if causal else layer.window
         return layer.window - layer.window**2 / (2 * sequence) if causal else layer.window
 
-    def flops(self, sequence: int, causal: bool = True) -> float:
+    def flops(self, sequence: int, causal: bool = True, frozen: bool = False) -> float:
         """Operations of a token's forward and backward pass, without recomputation: those of matrix multiplications.
 
         Six for each parameter that multiplies it, and the attention's two products over the sequence. ``causal``
         counts half of these. Source: Chowdhery et al. 2022 (PaLM), appendix B, which counts them whole. A Mamba layer's
-        scan is counted as Megatron-LM does.
+        scan is counted as Megatron-LM does. ``frozen`` weights need no gradients: four for each.
         """
-        each = sum(count * self._layer_flops(kind, sequence, causal) for kind, count in self.kinds)
-        further = self._layer_flops(self.mtp_layer, sequence, causal) + 6 * (2 * self.hidden**2 + self.head_params)
-        return each + 6 * self.head_params + (self.mtp * further if self.mtp else 0.0)
+        for_each = 4 if frozen else 6
+        each = sum(count * self._layer_flops(kind, sequence, causal, for_each) for kind, count in self.kinds)
+        further = self._layer_flops(self.mtp_layer, sequence, causal, for_each)
+        further += for_each * (2 * self.hidden**2 + self.head_params)
+        return each + for_each * self.head_params + (self.mtp * further if self.mtp else 0.0)
 
-    def _layer_flops(self, layer: Layer, sequence: int, causal: bool) -> float:
+    def _layer_flops(self, layer: Layer, sequence: int, causal: bool, for_each: int) -> float:
         total = float(sum(product.params for product in self.products(layer)))
         if layer.mlp == "experts" and self.experts is not None:
             total += self.experts.chosen * sum(product.params for product in self.mlp(self.experts.middle))
+        other = 3.0 * self.mamba.scan_flops if layer.mixer == "mamba" and self.mamba else 0.0
         if layer.mixer == "attention":
-            total += self.heads * (self.head + self.value) * self.seen(layer, sequence, causal)
-        scan = 3 * self.mamba.scan_flops if layer.mixer == "mamba" and self.mamba else 0
-        return 6 * total + scan
+            other += 6 * self.heads * (self.head + self.value) * self.seen(layer, sequence, causal)
+        return for_each * total + other

@@ -40,7 +40,8 @@ class Stack:
         expert_launch_s: host time for a layer's experts, both passes, unless a fused kernel sends tokens and graphs
             start the rest. hides_experts: of an overlapped exchange of tokens, what is hidden.
         biased: times that outputs of experts with biases go through memory once more. filtered: times that a Mamba
-            mixer's inner width does, with its scan.
+            mixer's inner width does, with its scan. adapters: 1 where LoRA's adapters are operations of their own
+            beside those of ``whole`` and ``cut``, 0 where these were fitted to runs with LoRA.
         ends_as_layers: whether embedding and loss may take a layer's place in a pipeline.
         send_s: host time of a message between stages.
         hides_tensor: of tensor-parallel traffic, what is hidden (asynchronous tensor parallelism).
@@ -72,7 +73,8 @@ class Stack:
             parameters are gathered ahead.
 
     ``can``: what it runs: tp, cp, pp, ep, etp, zero1, zero2, zero3, zero2 or zero3 in a pipeline, hsdp, chunks,
-    offload, all-to-all (context parallelism by heads), recomputed modules (by name).
+    offload, all-to-all (context parallelism by heads), recomputed modules (by name), lora (Megatron-core through
+    Megatron-Bridge, torchtitan since its PR 3264, LLM-Foundry by PEFT).
     ``about``: what the constants were fitted to.
     """
 
@@ -90,6 +92,7 @@ class Stack:
     hides_experts: float = 0.0
     biased: float = 0.0
     filtered: float = 12.0
+    adapters: float = 1.0
     ends_as_layers: bool = False
     attention: float = 1.0
     scores: float = 7.0
@@ -137,6 +140,16 @@ class Stack:
         """Whether the program has what a layout needs."""
         return not self.lacks(layout)
 
+    def check_lora(self) -> None:
+        """Refuses LoRA where the program has none.
+
+        Raises:
+            ValueError: it has none; those that have it are named.
+        """
+        if "lora" not in self.can:
+            others = ", ".join(name for name, one in STACKS.items() if "lora" in one.can)
+            raise ValueError(f"{self.name} has no LoRA; these have: {others}")
+
     def lacks(self, layout: "Layout") -> list[str]:
         """What a layout needs and the program does not have."""
         needed = {name for name in ("tp", "cp", "pp", "ep", "etp") if getattr(layout, name) > 1}
@@ -182,19 +195,19 @@ MEGATRON = Stack(
     keeps_split=8,  # without dropout, as megatron.sh and NVIDIA's recipes have it, no masks
     queued=1e9,  # of its FSDP at least: suggested_communication_unit_size (megatron_fsdp.py in megatron-core 0.16.1)
     about="127 runs of NVIDIA's on H100, B200, B300, GB200 and GB300",
-    can=_MEGATRON | {"etp", "offload", "zero2", "zero3", "hsdp", "all-to-all", "recomputed modules"},
+    can=_MEGATRON | {"etp", "offload", "zero2", "zero3", "hsdp", "all-to-all", "recomputed modules", "lora"},
 )  # fmt: skip
 FOUNDRY = Stack(
     "llm-foundry", small=360, attention=0.535, hidden=0.27, reduce_share=0.94, weight=4, gradient=4, state=8,
     keeps_split=8, logits=6, regathers=True,  # 136 runs have Composer's DEFAULT: in its later versions sums are in fp32
-    about="138 runs of MosaicML's on A100 and H100", can=frozenset({"zero2", "zero3", "hsdp"}),
+    about="138 runs of MosaicML's on A100 and H100", can=frozenset({"zero2", "zero3", "hsdp", "lora"}),
 )  # fmt: skip
 TORCHTITAN = Stack(
     "torchtitan", fp8=0.9, attention=0.84, whole=62, cut=62, hidden=0.8, reduce_share=0.6, weight=4, gradient=4,
     state=8, selective_products=0.5, selective_attention=False, even_context=False, selective_keeps=0.5, logits=14,
     gathers_context=True,  # the default of its context_parallel_rotate_method
     about="17 rows of its benchmarks on H100 at 500 W, 2024-12",
-    can=frozenset({"tp", "cp", "pp", "ep", "etp", "zero3", "zero3 in a pipeline", "hsdp", "chunks"}),
+    can=frozenset({"tp", "cp", "pp", "ep", "etp", "zero3", "zero3 in a pipeline", "hsdp", "chunks", "lora"}),
 )  # fmt: skip
 COMPILED = TORCHTITAN.but(name="torchtitan-compiled", whole=45, cut=45)
 STACKS = {

@@ -4,11 +4,12 @@ import math
 from dataclasses import dataclass
 
 from pardemo.planner import hardware
+from pardemo.planner.layouts.adapters import trained_layer, trained_params
 from pardemo.planner.layouts.engine_rules import TimedStep
 from pardemo.planner.layouts.kept import kept_bytes
 from pardemo.planner.layouts.layout import Layout
 from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.rank_parameters import Owned, owned_layer, owned_params
+from pardemo.planner.layouts.rank_parameters import Owned, owned_layer
 from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.work import Job, Parts, head, layer
 
@@ -127,14 +128,14 @@ def step(job: Job, layout: Layout) -> PredictedStep:
         nbytes = 2 * tokens * shape.hidden / layout.tp  # each tensor-parallel rank sends its part
         parts.add("pipeline messages", stack.send_s * waited_messages(layout) + _messages(machine, layout, nbytes))
         others = sum(busy) - busy[slowest]
-        if layout.schedule == "zb-h1" and m >= layout.pp:
+        if layout.schedule == "zb-h1" and m >= layout.pp and not job.frozen:
             others *= 1 / 3  # (p − 1)(F + B − W) where the three are alike
         parts.add("pipeline bubble", others / layout.chunks)
     data_parallel(job, layout, split, mean, parts)
     tokens = layout.batch * job.sequence
     seconds = {name: job.pace * value for name, value in parts.seconds.items()}
     return PredictedStep(
-        seconds, tokens * shape.flops(job.sequence), job.peak_flops, tokens, layout.gpus,
+        seconds, tokens * shape.flops(job.sequence, frozen=job.frozen), job.peak_flops, tokens, layout.gpus,
         tuple(split),
     )  # fmt: skip
 
@@ -176,7 +177,7 @@ def data_parallel(job: Job, layout: Layout, split: list[int], mean: Parts, parts
     """Adds to ``parts`` the traffic of ranks with the same parameters, and the update of what each rank owns."""
     machine, stack = job.machine, job.stack
     owned = max(
-        (owned_params(job, layout, split, place) for place in range(layout.pp)),
+        (trained_params(job, layout, split, place) for place in range(layout.pp)),
         key=lambda rank_params: rank_params.whole,
     )
     n = layout.replicas
@@ -245,20 +246,25 @@ def _share(job: Job, n: int, stride: int) -> float:
 def _fully_sharded(job: Job, layout: Layout, split: list[int], mean: Parts, parts: Parts) -> None:
     """Each micro-batch gathers a layer's parameters twice and scatters its gradients, beside the layers' computation.
 
-    Nothing hides the first layer's gathers, before either pass begins, nor its scatter, when both are over.
+    With LoRA the gradients are the adapters' alone. Nothing hides the first layer's gathers, before either pass begins,
+    nor its scatter, when both are over.
     """
     shape, machine, stack = job.shape, job.machine, job.stack
     group, stride = layout.shard_group or layout.replicas, layout.tp
     per_layer = owned_layer(shape, layout)
-    each = sum(
-        (2 * machine.gather(2 * params, ranks, apart) + machine.gather(stack.gradient * params, ranks, apart))
-        / _share(job, ranks, apart)
-        for params, ranks, apart in _groups(per_layer, group, layout)
-    )
+    trained = trained_layer(job, layout) if job.frozen else per_layer
+
+    def seconds(times: float, layer: Owned) -> float:
+        groups = _groups(layer, group, layout)
+        return sum(machine.gather(times * params, ranks, apart) / _share(job, ranks, apart)
+                   for params, ranks, apart in groups)  # fmt: skip
+
+    each = 2 * seconds(2, per_layer) + seconds(stack.gradient, trained)
     exposed = max(each, max(split) * (each - stack.hidden * mean.total))
     ends = shape.embedding_params / layout.tp
-    once = 2 * machine.gather(2 * ends, group, stride) + machine.gather(stack.gradient * ends, group, stride)
+    once = 2 * machine.gather(2 * ends, group, stride)
+    once += 0.0 if job.frozen else machine.gather(stack.gradient * ends, group, stride)
     once /= _share(job, group, stride)
     parts.add("data-parallel traffic", layout.accumulation * (exposed + once))
-    whole = Owned(max(split) * per_layer.dense, max(split) * per_layer.experts)
+    whole = Owned(max(split) * trained.dense, max(split) * trained.experts)
     parts.add("data-parallel traffic", _over_groups(job, layout, whole))

@@ -20,7 +20,7 @@ from pardemo.planner.layouts.work import Job, head, layer
 #: Norms, rotations and activations are operations of their own, through memory one by one.
 TRANSFORMERS = Stack(
     "transformers", products=0.85, small=200, whole=90, cut=90, launch_s=4e-3,
-    about="Qwen's table of fine-tunes on A100",
+    adapters=0, about="Qwen's table of fine-tunes on A100", can=frozenset({"lora"}),
 )  # fmt: skip
 #: Bytes through memory of a frozen weight in few bits each time that it is unpacked to be multiplied with: by what
 #: Qwen's Q-LoRA runs take longer than its LoRA runs.
@@ -46,7 +46,7 @@ def tuned_step(
     ``overlap``: whether DeepSpeed sends beside the backward pass (``overlap_comm``); None: its default, stage 3 alone.
     ``program``: its constants.
     """
-    work = Job(job.shape, machine, program, job.sequence, job.fused, frozen=job.tuning.lora)
+    work = Job(job.shape, machine, program, job.sequence, job.fused, tuning=job.tuning)
     layout = Layout(
         job.tp, dp=job.ranks, pp=job.pp, micro_batch=job.batch, recompute="full" if job.checkpointing else "none"
     )

@@ -75,6 +75,9 @@ class Tuning:
         return self.rank > 0
 
 
+FULL = Tuning()  # all parameters
+
+
 def linears(shape: Shape) -> dict[str, tuple[int, int]]:
     """(inputs, outputs) of each linear module of a layer that LoRA can go to, by its part.
 
@@ -103,10 +106,11 @@ def adapted(tuning: Tuning, shape: Shape) -> list[tuple[int, int]]:
         ValueError: a target is no module that is known, or the model has none of its name.
     """
     there = linears(shape)
-    return [there[part] for part in _parts(tuning, shape)]
+    return [there[part] for part in adapted_parts(tuning, shape)]
 
 
-def _parts(tuning: Tuning, shape: Shape) -> list[str]:
+def adapted_parts(tuning: Tuning, shape: Shape) -> list[str]:
+    """Those modules' parts, of :data:`PARTS`."""
     there, of = linears(shape), shape.experts
     beside = of is not None and (of.shared or of.dense_layers or of.every > 1)
     inside = "a model with experts: LoRA is planned on its attention alone"

@@ -8,6 +8,7 @@ from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.recomputed import again as recomputed
 from pardemo.planner.layouts.shape import COLUMNS, Layer, Product, Shape
 from pardemo.planner.layouts.stacks import Stack
+from pardemo.planner.layouts.tuning import FULL, Tuning, adapted
 
 #: Where a step's time goes.
 PARTS = (
@@ -48,7 +49,8 @@ class Job:
         overlap: whether another micro-batch's computation runs beside the exchange of tokens.
         pace: what every part of a step is multiplied by, as runs on the very machine have shown (``measured``).
         imbalance: tokens of the rank whose experts are chosen most, over the average.
-        frozen: whether the model's own weights are not trained (LoRA): a backward pass makes one product for each.
+        tuning: what is trained: with LoRA the model's own weights are frozen, so that a backward pass makes one product
+            for each of them, and not two.
     """
 
     shape: Shape
@@ -64,7 +66,7 @@ class Job:
     overlap: bool = False
     pace: float = 1.0
     measured: bool = False
-    frozen: bool = False
+    tuning: Tuning = FULL
 
     def __post_init__(self):
         if self.sequence < 1:
@@ -74,6 +76,15 @@ class Job:
         if not self.imbalance >= 1:
             raise ValueError(f"imbalance is the fullest over the average, at least 1, not {self.imbalance!r}")
         hardware.peak(self.machine.gpu, self.precision)
+        if self.frozen:
+            self.stack.check_lora()
+        if self.frozen and self.shape.pattern:
+            raise ValueError(f"{self.shape.name}: LoRA is not planned for models with state spaces")
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the model's own weights are not trained."""
+        return self.tuning.lora
 
     @property
     def small(self) -> float:
@@ -170,6 +181,9 @@ def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
     more_moved = tokens * (
         modules.blocks * shape.hidden * (whole + stack.cut / layout.tp) + 2 * modules.numbers / layout.tp
     )
+    if job.frozen and stack.adapters:  # read for the low rank; written, read and added to what the weight makes
+        sizes = [(inputs, outputs / layout.tp) for inputs, outputs in adapted(job.tuning, shape)]
+        moved += stack.adapters * tokens * sum(2 * inputs + 6 * outputs for inputs, outputs in sizes)
     attention = 0.0
     if kind.mixer == "attention":
         attention = _attention(job, layout, kind)
@@ -322,5 +336,5 @@ def head(job: Job, layout: Layout) -> Parts:
     if shape.mtp:
         parts.more(layer(job, layout, shape.mtp_layer), shape.mtp)
         joined = product(job, Product(2 * shape.hidden, shape.hidden, COLUMNS), layout.tp, tokens)
-        parts.add("matrix multiplications", shape.mtp * 3 * joined)
+        parts.add("matrix multiplications", shape.mtp * (3 - job.frozen) * joined)
     return parts

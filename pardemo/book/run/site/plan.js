@@ -3,7 +3,7 @@
 (() => {
   const plan = document.getElementById("plan"), form = document.getElementById("question");
   const status = document.getElementById("status"), answer = document.getElementById("answer");
-  const FIELDS = ["model", "config", "gpu", "gpus", "host", "link", "sequence", "samples", "program", "precision", "price"];
+  const FIELDS = ["model", "config", "gpu", "gpus", "host", "link", "sequence", "samples", "program", "precision", "rank", "target", "price"];
   const RESTART_MS = 2500; // a search that has run this long is given up for a new question: Python starts as fast
   const field = (name) => document.getElementById(name);
   const served = location.protocol !== "file:", able = "python" in plan.dataset && served;
@@ -47,7 +47,8 @@
     const each = Number(asked.host), gpus = Number(asked.gpus);
     const hosts = each > 0 ? String(Math.max(1, Math.floor(gpus / each))) : "";
     const options = [["model", asked.model || "config.json"], ["gpu", asked.gpu], ["gpus", asked.gpus], ["hosts", hosts], ["link", asked.link],
-      ["sequence", asked.sequence], ["per-step", asked.samples], ["program", asked.program], ["precision", asked.precision], ["price", asked.price]];
+      ["sequence", asked.sequence], ["per-step", asked.samples], ["program", asked.program], ["precision", asked.precision],
+      ["rank", asked.rank], ["target", asked.target], ["price", asked.price]];
     return ["pardemo plan --search", ...options.filter(([, value]) => value).map(([name, value]) => `--${name} ${quoted(value)}`)].join(" ");
   }
   const carried = () => new URLSearchParams(location.hash.slice(1));
