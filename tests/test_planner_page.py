@@ -32,6 +32,7 @@ TORCHTITAN = {
     "program": "torchtitan",
     "precision": "fp8",
 }
+LORA = {"model": "llama3-70b", "gpu": "H100", "gpus": "8", "samples": "32", "rank": "16", "target": "q_proj,v_proj"}
 #: As Qwen's makers publish it: a window that is not used.
 CONFIG = {
     "architectures": ["Qwen2ForCausalLM"], "hidden_act": "silu", "hidden_size": 3584, "initializer_range": 0.02,
@@ -145,7 +146,9 @@ def shown(chromium, served):
         tab.close()
 
 
-@pytest.mark.parametrize("question", [QUESTION, EXPERTS, TORCHTITAN], ids=["dense", "experts", "torchtitan"])
+@pytest.mark.parametrize(
+    "question", [QUESTION, EXPERTS, TORCHTITAN, LORA], ids=["dense", "experts", "torchtitan", "LoRA"]
+)
 def test_the_page_says_what_the_command_says(shown, question, capsys):
     tab = shown(question)
     reply = tab.evaluate(REPLY)
@@ -219,6 +222,9 @@ def test_a_pasted_configuration_is_the_built_in_model(shown, capsys):
             "config",
             "a head's width must be at least 1",
         ),
+        ({"rank": "4", "program": "nanotron"}, "program", "nanotron has no LoRA; these have: megatron-core"),
+        ({"target": "q_projection"}, "target", "is no module of a layer that is known"),
+        ({"rank": "0"}, "rank", "a whole number of at least 1, not 0"),
         ({"price": "cheap"}, "price", "a number of at least 0, not cheap"),
         ({"gpus": "a lot"}, "gpus", "a whole number of at least 1, not a lot"),
         ({"sequence": "9" * 5000}, "sequence", "a number of at most 12 digits"),
