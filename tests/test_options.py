@@ -34,6 +34,7 @@ BAD = [
     ("plan --measure profile.json --gpus 0", "--gpus must be at least 1, not 0"),
     ("plan --labels 0", "--labels is a share above 0 and up to 1, not 0.0"),
     ("plan --labels nan", "--labels is a share above 0 and up to 1, not nan"),
+    ("plan --rank 0", "--rank must be at least 1, not 0"),
     ("plan --price -1", "--price must be 0 or more, not -1.0"),
     ("plan --price nan", "--price must be 0 or more, not nan"),
     ("plan --price inf", "--price must be a number, not inf"),

@@ -106,6 +106,33 @@ def test_weights_in_few_bits():
         Tuning(base="nf4")
 
 
+def test_rank_and_embeddings_are_planned(capsys):
+    asked = [
+        "plan",
+        "--model",
+        "qwen2.5-7b",
+        "--gpu",
+        "H100",
+        "--gpus",
+        "1",
+        "--per-step",
+        "8",
+        "--zero",
+        "0",
+        "--json",
+    ]
+    rows = {}
+    for more in ([], ["--rank", "64"], ["--embeddings"]):
+        assert main([*asked, *more]) == 0
+        rows[" ".join(more)] = json.loads(capsys.readouterr().out)["rows"][0]["lines"]
+    ends = 2 * 152_064 * 3_584
+    assert rows["--rank 64"]["parameters"] == pytest.approx(8 * rows[""]["parameters"], rel=0.01), (
+        "the recipe's are of 8"
+    )
+    assert rows["--embeddings"]["parameters"] - rows[""]["parameters"] == pytest.approx(2 * ends, rel=0.01)
+    assert rows["--embeddings"]["optimizer states"] - rows[""]["optimizer states"] == pytest.approx(12 * ends, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -113,7 +140,14 @@ def test_weights_in_few_bits():
         (["--target", "nowhere"], "LoRA's target 'nowhere' is no module of a layer that is known"),
         (["--base", "nf4", "--dry-run"], "--dry-run runs bf16 alone; there is no dry run of --base nf4"),
         (["--base", "nf4", "--write", "there"], "write it without --base, and start its train.py with --four-bit"),
-        (["--optimizer", "sgd", "--write", "there"], "the files are for AdamW and whole logits; leave out --optimizer"),
+        (
+            ["--optimizer", "sgd", "--write", "there"],
+            "are for AdamW, whole logits and adapters alone; leave out",
+        ),
+        (["--embeddings", "--write", "there"], "adapters alone; leave out --embeddings"),
+        (["--embeddings", "--dry-run"], "there is no dry run of --embeddings"),
+        (["--embeddings", "--full"], "--full trains embedding and head with all the rest; leave out --embeddings"),
+        (["--rank", "8", "--full"], "--full trains all parameters, and --rank is LoRA's"),
         (["--search", "--model", "gpt2", "--gpus", "1", "--base", "nf4"], "--search has no use for --base"),
     ],
 )

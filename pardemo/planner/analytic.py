@@ -56,7 +56,8 @@ def tuning_of(job: RankJob) -> Tuning:
     }
     if job.adapter is None:
         return Tuning(**more)
-    return Tuning(job.adapter.rank, tuple(job.adapter.target), job.adapter.dropout, **more)
+    adapter = job.adapter
+    return Tuning(adapter.rank, tuple(adapter.target), adapter.dropout, embeddings=job.embeddings, **more)
 
 
 def fine_tune(request: Request, shape: Shape, engine: str, again: bool, offload: str, batch: int) -> FineTune:

@@ -74,6 +74,8 @@ def beside(request: Request, row: PlanRow) -> Beside:
     for name, plain, told in (("base", "bf16", "--base"), ("optimizer", "adamw", "--optimizer")):
         if (value := getattr(job, name)) != plain:
             raise ValueError(f"--dry-run runs {plain} alone; there is no dry run of {told} {value}")
+    if job.embeddings:
+        raise ValueError("--dry-run trains adapters alone; there is no dry run of --embeddings")
     if job.fused_loss:
         raise ValueError("--dry-run makes whole logits; there is no dry run of --fused-loss")
     curve = Curve(jobs(request)[row.engine, row.checkpointing])

@@ -145,6 +145,7 @@ def _request(arguments: argparse.Namespace, light: bool = False) -> tuple["Reque
         zero={key: value for key, value in zero.items() if key not in _OF_A_ROW},
         precision="fp16" if train.precision == "fp16" or not cluster.gpu.bf16 else "bf16",
         base=arguments.base or "bf16", optimizer=arguments.optimizer or "adamw", fused_loss=arguments.fused_loss,
+        embeddings=arguments.embeddings,
     )  # fmt: skip
     per_step = arguments.per_step or train.per_device_batch * train.accumulation * base.world.ranks
     # rounded up over ranks, micro-batches and accumulation in turn, which is the same as at once
@@ -257,7 +258,7 @@ def as_text(plan: "Plan", most: int | None = None) -> str:
         output.append(f"… {len(plan.rows) - len(shown)} rows more, slower or too large: --all")
     output.append("")
     output.append(f"{cluster.gpus} × {cluster.gpu.name} ({cluster.gpu.source}), {request.steps:,} steps of "
-                f"{request.samples_per_step} samples, {request.job.precision}{_packed(plan)}")  # fmt: skip
+                f"{request.samples_per_step} samples, {request.job.precision}{_beside(plan)}")  # fmt: skip
     output.append(f"→ {title(best.engine)}, offload {best.offload}, micro-batch {best.batch}: {reasons.why(plan)}")
     seconds = of_fine_tune("seconds", best.time.seconds)
     output.append(
@@ -274,10 +275,11 @@ def as_text(plan: "Plan", most: int | None = None) -> str:
     return "\n".join(output)
 
 
-def _packed(plan: "Plan") -> str:
-    """What frozen weights are kept in, where that is not 16 bits."""
-    base = plan.request.job.base
-    return "" if base == "bf16" else f", frozen weights in {base}"
+def _beside(plan: "Plan") -> str:
+    """What is not usual of LoRA: frozen weights that are not in 16 bits, embedding and head that are trained."""
+    job = plan.request.job
+    kept = "" if job.base == "bf16" else f", frozen weights in {job.base}"
+    return kept + (", embedding and head trained" if job.embeddings else "")
 
 
 def _building(plan: "Plan") -> list[str]:

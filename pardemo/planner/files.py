@@ -34,9 +34,10 @@ def check(request: Request, base: Recipe) -> None:
     if job.base != "bf16":
         four = "; write it without --base, and start its train.py with --four-bit" if job.base.startswith("nf4") else ""
         raise ValueError(f"--write: the files are for weights in bf16, not in {job.base}{four}")
-    if job.optimizer != "adamw" or job.fused_loss:
+    if job.optimizer != "adamw" or job.fused_loss or job.embeddings:
         other = "--fused-loss" if job.fused_loss else f"--optimizer {job.optimizer}"
-        raise ValueError(f"--write: the files are for AdamW and whole logits; leave out {other}")
+        other = "--embeddings" if job.embeddings else other
+        raise ValueError(f"--write: the files are for AdamW, whole logits and adapters alone; leave out {other}")
     if recipe.locate(base.model.path).is_file():
         raise ValueError(f"--write: what trains needs the model's folder, not a file: {base.model.path}")
     if type(job.config) not in MODEL_FOR_CAUSAL_LM_MAPPING:

@@ -39,8 +39,9 @@ class RankJob:
         clipping: largest norm of the gradients, 0 for none.
         zero: further keys of DeepSpeed's ``zero_optimization``.
         precision: of the parameters; ``fp32`` for ``plain`` alone, ``fp16`` takes the bytes of bf16.
-        base: what frozen weights are kept in, optimizer: whose states, fused_loss: logits piece by piece, as in
-            :class:`pardemo.planner.layouts.tuning.Tuning`; a dry run knows bf16, AdamW and whole logits.
+        base: what frozen weights are kept in, optimizer: whose states, fused_loss: logits piece by piece, embeddings:
+            whether LoRA trains embedding and head as well, as in :class:`pardemo.planner.layouts.tuning.Tuning`; a dry
+            run knows bf16, AdamW, whole logits and adapters alone.
         on_gpu: attention without a mask and a fused optimizer, as on a GPU; else as on this machine's CPU.
 
     Raises:
@@ -63,6 +64,7 @@ class RankJob:
     base: str = "bf16"
     optimizer: str = "adamw"
     fused_loss: bool = False
+    embeddings: bool = False
 
     def __post_init__(self):
         for name in ("batch", "sequence", "ranks", "accumulation"):

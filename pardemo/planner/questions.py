@@ -18,7 +18,7 @@ _JOB = ("model", "full", "target", "rank", "sequence", "per_step", "gpu", "gpus"
 TAKES = {
     PLAN: (
         *_JOB, "recipe", "batch", "samples", "labels", "price", "tp", "pp", "zero", "checkpointing",
-        "base", "optimizer", "fused_loss", "dry_run", "backwards", "all", "json",
+        "base", "optimizer", "fused_loss", "embeddings", "dry_run", "backwards", "all", "json",
     ),
     "--search": (*_JOB, "program", "precision", "price", "measured", "all", "json"),
     "--explain": (*_JOB, "program", "precision", "price", "measured", "json"),
@@ -53,6 +53,9 @@ def options(plan: argparse.ArgumentParser) -> None:
     )
     plan.add_argument("--optimizer", choices=tuple(STATES), metavar="NAME", help="adamw-8bit, paged-adamw, … (adamw)")
     plan.add_argument("--fused-loss", action="store_true", help="logits made piece by piece in the loss (Liger's)")
+    plan.add_argument(
+        "--embeddings", action="store_true", help="LoRA, and embedding and head whole (PEFT's modules_to_save)"
+    )
     plan.add_argument(
         "--dry-run", action="store_true", help="also run the recommended row's engine on fake tensors, and compare"
     )
@@ -136,6 +139,8 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
     """Refuses what is impossible before torch is loaded, which takes seconds."""
     numbers.at_least(arguments, 1, "gpus", "hosts", "sequence", "per_step", "batch", "samples", "tp", "pp", "rank")
     numbers.at_least(arguments, 0, "price")
+    if arguments.full and arguments.embeddings:
+        raise ValueError("--full trains embedding and head with all the rest; leave out --embeddings")
     if arguments.full and (said := [name for name in ("target", "rank") if getattr(arguments, name) is not None]):
         raise ValueError(f"--full trains all parameters, and {option(said[0])} is LoRA's; leave out one of them")
     if arguments.labels is not None and not 0 < arguments.labels <= 1:

@@ -331,7 +331,8 @@ def head(job: Job, layout: Layout) -> Parts:
     head = Product(shape.hidden, shape.vocabulary, COLUMNS)
     times = 1 + shape.mtp
     logits = tokens * shape.vocabulary / layout.tp
-    parts.add("matrix multiplications", times * (3 - job.frozen) * product(job, head, layout.tp, tokens, whole=True))
+    passes = 3 if not job.frozen or job.tuning.embeddings else 2
+    parts.add("matrix multiplications", times * passes * product(job, head, layout.tp, tokens, whole=True))
     parts.add("memory bandwidth", times * logits * LOSS_BYTES / job.machine.memory_bytes_per_s)
     if shape.mtp:
         parts.more(layer(job, layout, shape.mtp_layer), shape.mtp)
