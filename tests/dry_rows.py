@@ -1,15 +1,14 @@
-"""Rows of a plan by dry runs of their engines, which the plan itself reckons."""
+"""A plan's rows with the memory that dry runs of their engines take."""
 
-from pardemo.planner import table
-from pardemo.planner.memory import Curve
+from dataclasses import replace
+
+from pardemo.planner import analytic, checked
 
 
 def dry_rows(request):
     """A row of each engine, way of checkpointing, offload and micro-batch that is asked for."""
-    return [
-        table.row(request, curve, engine, offload, batch)
-        for (engine, _), curve in ((way, Curve(job)) for way, job in table.jobs(request).items())
-        for offload in request.offloads
-        if offload in table.OFFLOADED[engine]
-        for batch in request.micro_batches
-    ]
+    rows = []
+    for row in analytic.plan(request).rows:
+        run = checked.beside(request, row).run
+        rows.append(replace(row, memory=run, fits=run.peak_bytes <= request.cluster.room))
+    return rows

@@ -12,7 +12,7 @@ _HOME = {
     "Footprint": "footprint",
     "Hardware": "table",
     "Request": "table",
-    "plan": "table",
+    "plan": "analytic",
 }
 __all__ = [*_HOME]
 

@@ -11,9 +11,9 @@ from pardemo.planner.layouts import configurations
 from pardemo.planner.layouts.machines import Machine
 from pardemo.planner.layouts.shape import Shape
 from pardemo.planner.layouts.tuned_memory import BUCKET, FineTune, peak
-from pardemo.planner.layouts.tuned_step import tuned_step
+from pardemo.planner.layouts.tuned_step import TunedStep, tuned_step
 from pardemo.planner.layouts.tuning import Tuning
-from pardemo.planner.table import OFFLOADED, Plan, PlanRow, Request
+from pardemo.planner.table import OFFLOADED, Hardware, Plan, PlanRow, Request
 
 MOST_EXPONENT = 9  # 512 times the GPUs that hold one copy of the model
 TOKENS = 64  # sequences are rounded to multiples of
@@ -25,7 +25,7 @@ def plan(request: Request) -> Plan:
     Raises:
         ValueError: the model is none that is known, or its LoRA goes to modules that are not.
     """
-    shape, machine = configurations.of(request.job.config), machine_of(request)
+    shape, machine = configurations.of(request.job.config), machine_of(request.cluster)
     rows = [
         row(request, shape, machine, engine, again, offload, batch)
         for engine in request.engines
@@ -38,9 +38,8 @@ def plan(request: Request) -> Plan:
     return Plan(request, rows)
 
 
-def machine_of(request: Request) -> Machine:
-    """The request's GPUs as the step model sees them."""
-    cluster = request.cluster
+def machine_of(cluster: Hardware) -> Machine:
+    """GPUs as the step model sees them."""
     share = 1.0 if cluster.gpu.measured else Machine.link_share
     return Machine(cluster.gpu, cluster.gpus, cluster.gpus // cluster.hosts, cluster.between, link_share=share)
 
@@ -62,11 +61,36 @@ def tuning_of(job: RankJob) -> Tuning:
 
 def fine_tune(request: Request, shape: Shape, engine: str, again: bool, offload: str, batch: int) -> FineTune:
     """One row's job."""
-    job, accumulation = request.job, max(1, request.share // batch)
+    job = request.job.but(engine=engine, ranks=request.dp, batch=batch, checkpointing=again)
+    return tuned(job, max(1, request.share // batch), offload, request.tp, request.pp, shape)
+
+
+def tuned(
+    job: RankJob, accumulation: int, offload: str = "none", tp: int = 1, pp: int = 1, shape: Shape | None = None
+) -> FineTune:
+    """A rank's job in steps of ``accumulation`` micro-batches, as memory and time are reckoned.
+
+    Args:
+        offload: as DeepSpeed's: ``none``, ``optimizer`` or ``optimizer+parameters``.
+        tp, pp: tensor-parallel ranks and pipeline stages of each of the job's ranks. shape: of its model, if known.
+
+    Raises:
+        ValueError: the model is none that is known.
+    """
     return FineTune(
-        shape, tuning_of(job), engine, request.dp, batch, job.sequence, True, again, accumulation, offload,
-        job.zero.get("reduce_bucket_size", BUCKET), request.tp, request.pp,
+        shape or configurations.of(job.config), tuning_of(job), job.engine, job.ranks, job.batch, job.sequence,
+        checkpointing=job.checkpointing, accumulation=accumulation, offload=offload,
+        bucket=job.zero.get("reduce_bucket_size", BUCKET), tp=tp, pp=pp,
     )  # fmt: skip
+
+
+def step_of(job: RankJob, cluster: Hardware, accumulation: int, offload: str = "none") -> TunedStep:
+    """Seconds and sent bytes of a rank's step of ``accumulation`` micro-batches, on ``job.ranks`` GPUs of the cluster.
+
+    Raises:
+        ValueError: the model is none that is known, or its LoRA goes to modules that are not.
+    """
+    return tuned_step(tuned(job, accumulation, offload), machine_of(cluster), job.zero.get("overlap_comm"))
 
 
 def row(

@@ -3,17 +3,17 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pardemo.planner import models
+from pardemo.planner import analytic, models
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.estimate import Estimate
 from pardemo.planner.footprint import LINES, Footprint
 from pardemo.planner.job import Adapter, RankJob
-from pardemo.planner.layouts import configurations
+from pardemo.planner.layouts import configurations, engine_rules
 from pardemo.planner.layouts.tuned_memory import FineTune
+from pardemo.planner.layouts.tuned_step import tensor_bytes
 from pardemo.planner.layouts.tuning import Tuning, usual_target
 from pardemo.planner.memory import Curve
-from pardemo.planner.table import PlanRow, Request, jobs
-from pardemo.planner.table import row as dry_row
+from pardemo.planner.table import PlanRow, Request, cut, jobs
 
 NEAR = 0.02  # of the tensors: lines that differ by less are not shown
 
@@ -79,8 +79,17 @@ def beside(request: Request, row: PlanRow) -> Beside:
     if job.fused_loss:
         raise ValueError("--dry-run makes whole logits; there is no dry run of --fused-loss")
     curve = Curve(jobs(request)[row.engine, row.checkpointing])
-    run = dry_row(request, curve, row.engine, row.offload, row.batch)
-    return Beside(row.memory, run.memory, (row.time.sent_bytes, run.time.sent_bytes))
+    run = curve.estimate(row.batch, *cut(request, row.batch, row.offload), request.cluster.room)
+    return Beside(row.memory, run, (row.time.sent_bytes, _sent(request, row, curve.low)))
+
+
+def _sent(request: Request, row: PlanRow, run: Footprint) -> float:
+    """Bytes that a rank sends in the row's step: the engine's own calls, and tensor parallelism's by its formula."""
+    each, once = run.data_parallel_bytes(request.dp, request.tp * request.pp)
+    job = analytic.fine_tune(
+        request, configurations.of(request.job.config), row.engine, row.checkpointing, row.offload, row.batch
+    )
+    return engine_rules.reductions(row.engine, row.accumulation) * each + once + row.accumulation * tensor_bytes(job)
 
 
 #: Models of few layers, which say what many do; with their layers.

@@ -13,8 +13,8 @@ from pardemo.baichuan2 import Baichuan2Config
 from pardemo.finetune.recipes import recipe, strict_yaml
 from pardemo.finetune.recipes.recipe_schema import Recipe
 from pardemo.planner import trainer_files
+from pardemo.planner.layouts import engine_rules
 from pardemo.planner.table import PlanRow, Request
-from pardemo.planner.timing import overlaps
 
 #: As Transformers' Trainer resolves DeepSpeed's "auto": its AdamW.
 ADAMW = {"lr": "auto", "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
@@ -85,7 +85,7 @@ def deepspeed(request: Request, row: PlanRow, base: Recipe) -> dict[str, Any]:
         "use_multi_rank_bucket_allreduce": True,
         **dict(job.zero),
         "stage": row.stage,
-        "overlap_comm": overlaps(job),
+        "overlap_comm": engine_rules.overlaps(job.engine, job.zero.get("overlap_comm")),
     }
     if row.offload != "none":
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}

@@ -26,7 +26,7 @@ LINES = (
 
 
 #: What a recorder counts beside storages.
-COUNTS = ("flops", "traffic", "step_traffic", "kernels", "sent")
+COUNTS = ("flops", "traffic", "step_traffic", "sent")
 
 #: Linear layers whose output is whole on every tensor-parallel rank, by the last part of their name.
 _ROWS = ("o_proj", "down_proj", "out_proj", "dense_4h_to_h", "c_proj", "w2")
@@ -48,9 +48,8 @@ class Footprint:
         peak_phase, peak_module: what ran when the peak was reached: ``backward``, ``model.layers.3.mlp``.
         timeline: [events, lines], bytes after each event of the step. phases: (name, first event) within it.
         flops: of one micro-batch, by phase; ``recomputation`` is the forward of checkpointed layers again.
-        traffic: of one micro-batch, bytes that operations element by element read and write, by module; their time is
-            memory's.
-        step_traffic: those of the update. kernels: operations that are launched, by phase.
+        traffic: of one micro-batch, bytes that operations element by element read and write; their time is memory's.
+        step_traffic: those of the update.
         sent: bytes that this rank sends on a ring, by phase, of the last micro-batch and the update.
         resident_bytes: of what is alive when the step begins.
         building_bytes: the most while model and engine were built: whole parameters, before an engine cuts them.
@@ -70,9 +69,8 @@ class Footprint:
     phases: list[tuple[str, int]]
     modules: list[str]
     flops: dict[str, int]
-    traffic: dict[str, int]
+    traffic: int
     step_traffic: int
-    kernels: dict[str, int]
     sent: dict[str, float]
     resident_bytes: int
     building_bytes: int
@@ -88,6 +86,26 @@ class Footprint:
     def peak_bytes(self) -> int:
         """The largest sum, of whole tensors."""
         return sum(self.lines.values())
+
+    def data_parallel_bytes(self, dp: int, model_parallel: int = 1) -> tuple[float, float]:
+        """Bytes that a rank sends each time gradients are reduced, and once a step: as the engine's own calls say.
+
+        DeepSpeed's default stages 1 and 2 all-reduce the gradients and gather the parameters, 3Ψ instead of the paper's
+        2Ψ; its stage 3 gathers a layer as often as it has let go of it; FSDP2 gathers the head and the embedding once.
+
+        Args:
+            dp: data-parallel ranks; where the dry run had fewer, what they sent on their ring is scaled.
+            model_parallel: tensor-parallel ranks × pipeline stages, each of which has its part.
+
+        Raises:
+            ValueError: the dry run was of one rank, so that nothing is known of what several send.
+        """
+        ranks = self.job.ranks
+        if ranks == 1 < dp:
+            raise ValueError(f"a dry run of one rank does not tell what {dp} send")
+        more = 1.0 if ranks == dp else (dp - 1) / dp * ranks / (ranks - 1)  # of a ring's (N − 1)/N
+        each = sum(nbytes for phase, nbytes in self.sent.items() if phase != "step")
+        return more * each / model_parallel, more * self.sent.get("step", 0.0) / model_parallel
 
     @classmethod
     def of(cls, job: RankJob, recorder: Recorder, sizes: Mapping[str, tuple[int, bool]]) -> "Footprint":
@@ -131,12 +149,11 @@ class Footprint:
             phases=[(name, place - first) for name, place in marks if place >= first],
             modules=[lives[w].module for w in who[first:]],
             flops={name: int(v) for name, v in counts["flops"].items() if v},
-            traffic=dict(counts["traffic"]),
+            traffic=counts["traffic"],
             resident_bytes=int(nbytes[:first].sum()),
             building_bytes=int(nbytes[:built].cumsum().max()),
             built=built,
             step_traffic=counts["step_traffic"],
-            kernels=dict(counts["kernels"]),
             sent=dict(counts["sent"]),
             sizes=dict(sizes),
             lives=lives,

@@ -81,9 +81,7 @@ class Recorder(MemoryMeter):
         self._width = 0
         self._hooked: set[int] = set()
         self.flops: dict[str, int] = {}
-        self.traffic: Counter[str] = Counter()
-        self.step_traffic = 0
-        self.kernels: Counter[str] = Counter()
+        self.traffic = self.step_traffic = 0
         self.sent: Counter[str] = Counter()
         self.first_event = self.built = 0
 
@@ -145,7 +143,7 @@ class Recorder(MemoryMeter):
         return out
 
     def _count_work(self, func, args, kwargs, out) -> None:
-        """What an operation costs in time: operations, bytes through memory, bytes on the wire, a kernel's launch."""
+        """What an operation costs in time: operations, bytes through memory, bytes on the wire."""
         phase = "recomputation" if self._phase == "backward" and len(self._calls) > 1 else self._phase
         if func.namespace in ("c10d", "_c10d_functional"):
             self.sent[phase] += bytes_of_call(func, args, kwargs).sent
@@ -158,14 +156,11 @@ class Recorder(MemoryMeter):
                 f"cannot plan a model that uses {compat.op_schema(func).name}: nobody counts its operations"
             )
         else:
-            moved = traffic(func, args, out)
-            if not any(moved):
-                return
+            moved = sum(traffic(func, args, out))
             if phase == "step":
-                self.step_traffic += sum(moved)
+                self.step_traffic += moved
             else:
-                self.traffic[self._module()] += sum(moved)
-        self.kernels[phase] += 1
+                self.traffic += moved
 
     def watch(self, module: nn.Module) -> None:
         """Calls the modules by their names in ``module``."""
@@ -175,8 +170,8 @@ class Recorder(MemoryMeter):
     def phase(self, name: str) -> Iterator[None]:
         before, self._phase = self._phase, name
         if name == "forward":  # operations are counted of one micro-batch, the last, and of the update
-            self.flops, self.traffic = dict.fromkeys(FLOP_PHASES, 0), Counter()
-            self.step_traffic, self.kernels, self.sent = 0, Counter(), Counter()
+            self.flops, self.sent = dict.fromkeys(FLOP_PHASES, 0), Counter()
+            self.traffic = self.step_traffic = 0
         self.marks.append((name, len(self.events)))
         yield
         self._phase = before

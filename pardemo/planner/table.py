@@ -1,21 +1,16 @@
 """What a plan is: engine × offload × checkpointing × micro-batch, what fits, how long it takes, which to choose.
 
-:mod:`pardemo.planner.analytic` fills it; :func:`row` is one of its rows by a dry run.
+:mod:`pardemo.planner.analytic` fills it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from pardemo.planner.estimate import RESERVE, Estimate
 from pardemo.planner.hardware import Gpu
 from pardemo.planner.job import RankJob, check_tensor_parallel
 from pardemo.planner.layouts.tuned_step import TunedStep
-from pardemo.planner.timing import SHARES, Rates, StepTime, step_time
-
-if TYPE_CHECKING:
-    from pardemo.planner.memory import Curve
 
 ENGINES = ("zero-0", "zero-1", "zero-2", "zero-3", "fsdp2")
 MOST_RANKS = 16_384  # data-parallel: no published run has had more GPUs
@@ -43,17 +38,6 @@ class Hardware:
     @property
     def room(self) -> float:
         return self.gpu.memory_bytes * (1 - RESERVE)
-
-    @property
-    def rates(self) -> Rates:
-        gpu, each = self.gpu, self.gpus // self.hosts
-        rates = Rates(gpu.flops, gpu.memory_bytes_per_s, gpu.link_bytes_per_s, self.between, each)
-        if not gpu.measured:
-            return rates
-        # what was reached in place of the datasheet's shares; the backward pass keeps its distance
-        reached = gpu.reachable * gpu.sustained / gpu.flops / SHARES["forward"]
-        shares = tuple((phase, share * reached) for phase, share in SHARES.items())
-        return replace(rates, shares=shares, memory_share=1.0, link_share=1.0)
 
 
 @dataclass(frozen=True)
@@ -115,7 +99,7 @@ class PlanRow:
     batch: int
     accumulation: int
     memory: Estimate
-    time: StepTime | TunedStep
+    time: TunedStep
     fits: bool
     tokens_per_s: float  # of each GPU
     hours: float
@@ -193,19 +177,6 @@ def jobs(request: Request) -> dict[tuple[str, bool], RankJob]:
         if engine == "zero-0" or request.dp > 1
         for again in request.checkpointing
     }
-
-
-def row(request: Request, curve: "Curve", engine: str, offload: str, batch: int) -> PlanRow:
-    """One row of the table, by the dry run of its engine."""
-    job, cluster = curve.job, request.cluster
-    accumulation = request.share // batch
-    memory = curve.estimate(batch, *cut(request, batch, offload), cluster.room)
-    time = step_time(curve.low, batch, accumulation, request.dp, cluster.rates, request.tp, request.pp, offload)
-    hours = request.steps * time.seconds / 3600
-    money = None if cluster.price is None else hours * cluster.gpus * cluster.price
-    tokens = batch * accumulation * request.dp * job.sequence / time.seconds / cluster.gpus
-    fits = memory.peak_bytes <= cluster.room
-    return PlanRow(engine, offload, job.checkpointing, batch, accumulation, memory, time, fits, tokens, hours, money)
 
 
 def cut(request: Request, batch: int, offload: str) -> tuple[str, int, int, int, int]:

@@ -51,7 +51,8 @@ def tuned_step(
         job.tp, dp=job.ranks, pp=job.pp, micro_batch=job.batch, recompute="full" if job.checkpointing else "none"
     )
     parts: dict[str, float] = {}
-    for of, count in ((_mean(work, layout), job.shape.layers / job.pp), (head(work, layout).seconds, 1)):
+    ends = head(work, layout).seconds  # of all tokens, and made of those that have a label
+    for of, count in ((_mean(work, layout), job.shape.layers / job.pp), (ends, job.tuning.labels)):
         for name, seconds in of.items():
             parts[name] = parts.get(name, 0.0) + count * seconds
     if BASES[job.tuning.base] < 2:
@@ -78,11 +79,11 @@ def tuned_step(
         parts["offload"] = engine_rules.offload_seconds(
             job.offload, trained * on_host, job.shape.params * on_host, rounds, m, job.checkpointing
         )
-    sent = rounds * each + once + m * _tensor_bytes(job)
+    sent = rounds * each + once + m * tensor_bytes(job)
     return TunedStep({name: seconds for name, seconds in parts.items() if seconds}, sent)
 
 
-def _tensor_bytes(job: FineTune) -> float:
+def tensor_bytes(job: FineTune) -> float:
     """Bytes that a tensor-parallel rank sends in a micro-batch (Korthikanti et al. 2022, 4.2.1)."""
     if job.tp == 1:
         return 0.0
