@@ -8,7 +8,7 @@ import pytest
 
 from pardemo import Cluster, cli, project
 from pardemo.cluster import tiers
-from pardemo.planner import hardware, measured, profile
+from pardemo.planner import analytic, hardware, measured, profile
 from pardemo.planner.layouts import machines, published, runs
 from pardemo.planner.layouts.shape import COLUMNS, Product, Shape
 from pardemo.planner.layouts.stacks import MEGATRON
@@ -62,13 +62,12 @@ def test_rates_by_size_say_what_small_products_lose(tmp_path):
     assert 2 * 2048**3 / seconds == pytest.approx(rates["2048"] * 1e12), "and no longer what its program's runs say"
 
 
-def test_the_dry_runs_planner_takes_it_too(tmp_path):
+def test_a_fine_tunes_plan_takes_it_too(tmp_path):
     gpu = profile.load(saved(tmp_path)).gpu
-    rates, usual = Planned(gpu, 8).rates, Planned(hardware.gpu("H100"), 8).rates
-    assert rates.flops * dict(rates.shares)["forward"] == pytest.approx(700e12 * 0.9)
-    assert dict(rates.shares)["backward"] / dict(rates.shares)["forward"] == pytest.approx(0.6 / 0.65)
-    assert rates.ring(8) == pytest.approx(360e9)
-    assert (usual.ring(8), usual.memory_share) == pytest.approx((0.8 * 450e9, 0.8))
+    own, usual = (analytic.machine_of(Planned(one, 8)) for one in (gpu, hardware.gpu("H100")))
+    assert (own.matrix_flops, own.memory_bytes_per_s) == pytest.approx((700e12 * 0.9, 2850e9))
+    assert own.rate(8) == pytest.approx(360e9)
+    assert (usual.rate(8), usual.memory_bytes_per_s) == pytest.approx((0.8 * 450e9, 0.85 * 3350e9))
 
 
 @pytest.mark.parametrize(

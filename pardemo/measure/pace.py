@@ -92,8 +92,8 @@ def on_gpus(seen: Sequence[Seen], machine: Machine) -> Paced:
     paced = replay(programs, compute_s, LAUNCH_S, exchange_s)
     alone = replay(programs, compute_s, LAUNCH_S, lambda call: None)
     told.append(
-        f"{1e6 * LAUNCH_S:.0f} µs of a processor for each operation, as eager PyTorch takes on published runs; what else "
-        "the script's Python does, data and files take no time"
+        f"{1e6 * LAUNCH_S:.0f} µs of a processor for each operation, as eager PyTorch takes on published runs; what "
+        "else the script's Python does, data and files take no time"
     )
     if any(one.notes for one in seen if any("compile" in note for note in one.notes)):
         told.append("operations one by one: torch.compile would launch fewer")
