@@ -18,7 +18,7 @@ from pardemo.planner.records import Recorder
 LAYERS, H, MIDDLE, V, BATCH, S = 4, 256, 704, 4096, 4, 128
 WEIGHTS = LAYERS * (4 * H**2 + 3 * H * MIDDLE) + H * V  # that tokens are multiplied with
 #: A program that loses nothing, and launches kernels in no time.
-PLAIN = Stack("plain", small=0, whole=0, cut=0, launch_s=0)
+PLAIN = Stack("plain", small=0, whole=0, cut=0, launch_s=0, can=frozenset({"lora"}))
 
 
 def job(**changes):
