@@ -14,8 +14,8 @@ from pardemo import project
 from pardemo.draw import pictures, style
 from pardemo.draw.style import COLOURS, HATCHES, SETTINGS
 from pardemo.meters import Span
-from pardemo.planner.layouts.procedure import candidates, choose
-from pardemo.planner.layouts.procedure_check import job_of
+from pardemo.planner.layouts.choice.procedure import candidates, choose
+from pardemo.planner.layouts.choice.procedure_check import job_of
 
 
 def test_saved_with_alternative_text(out):

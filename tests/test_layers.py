@@ -43,6 +43,10 @@ FLOORS = (
 )
 
 
+#: The folders of the planner of layouts: a question goes through them once, from left to right.
+PLANNER = ("model", "job", "share", "price", "published", "choice")
+
+
 def modules():
     return sorted(PACKAGE.rglob("*.py"))
 
@@ -218,3 +222,20 @@ def test_chapters_are_rooms_that_nothing_else_names_by_number():
         wrong += [f"{path.relative_to(PACKAGE)}: {name}" for name in named if name in text]
         wrong += [f"{path.relative_to(PACKAGE)}: {name}" for name in re.findall(r'f?"(?:0\d|1[0-5])_[a-z{]\w*', text)]
     assert wrong == []
+
+
+def test_a_question_goes_through_the_planner_once():
+    """Model, job, a rank's share, its price, what is known of such runs, the choice: nothing goes back."""
+    place = {name: number for number, name in enumerate(PLANNER)}
+    folder = PACKAGE / "planner" / "layouts"
+    assert {each.name for each in folder.iterdir() if (each / "__init__.py").is_file()} == {*PLANNER, "launch"}
+    for path in sorted(folder.rglob("*.py")):
+        here = path.relative_to(folder).parts[0]
+        if here not in place:
+            continue
+        for name in imports_of(path):
+            parts = name.split(".")
+            if parts[:3] == ["pardemo", "planner", "layouts"] and len(parts) > 3:
+                there = parts[3]
+                assert there in place, f"{here}/{path.name} uses {name}, which stands above it"
+                assert place[there] <= place[here], f"{here}/{path.name} goes back to {name}"

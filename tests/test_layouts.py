@@ -13,15 +13,17 @@ from pardemo.pipeline_parallel.timetable import chart
 from pardemo.planner import hardware, models
 from pardemo.planner.engines import outline
 from pardemo.planner.job import RankJob as DryJob
-from pardemo.planner.layouts import configurations, explain, sizes, stacks
+from pardemo.planner.layouts import explain
+from pardemo.planner.layouts.choice.search import layouts, search
+from pardemo.planner.layouts.job import stacks
+from pardemo.planner.layouts.job.job import Job
+from pardemo.planner.layouts.job.layout import Layout, check
+from pardemo.planner.layouts.job.machines import Machine
 from pardemo.planner.layouts.launch import facts
-from pardemo.planner.layouts.layout import Layout, check
-from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.memory import in_flight, memory
-from pardemo.planner.layouts.search import layouts, search
-from pardemo.planner.layouts.shape import Experts, Shape
-from pardemo.planner.layouts.step import stages, step
-from pardemo.planner.layouts.work import Job
+from pardemo.planner.layouts.model import configurations, sizes
+from pardemo.planner.layouts.model.shape import Experts, Shape
+from pardemo.planner.layouts.price.memory import in_flight, memory
+from pardemo.planner.layouts.price.step import stages, step
 
 LLAMA = configurations.of(models.find("llama3-70b"))
 SMALL = Shape(8, 1024, 16, 4, 2816, 32000)

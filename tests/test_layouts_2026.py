@@ -11,26 +11,20 @@ from transformers import CONFIG_MAPPING
 from pardemo import project
 from pardemo.cli import main
 from pardemo.planner import hardware
-from pardemo.planner.layouts import (
-    against,
-    configurations,
-    explain,
-    halves,
-    intervals,
-    launch,
-    pace,
-    published,
-    sizes,
-    stacks,
-)
-from pardemo.planner.layouts.layout import Layout, check
-from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.memory import memory
-from pardemo.planner.layouts.runs import read
-from pardemo.planner.layouts.search import search, sensitivity
-from pardemo.planner.layouts.shape import Experts, Layer, Mamba, Shape
-from pardemo.planner.layouts.step import pieces, stages, step
-from pardemo.planner.layouts.work import Job, experts
+from pardemo.planner.layouts import explain, launch
+from pardemo.planner.layouts.choice import intervals, pace
+from pardemo.planner.layouts.choice.search import search, sensitivity
+from pardemo.planner.layouts.job import stacks
+from pardemo.planner.layouts.job.job import Job
+from pardemo.planner.layouts.job.layout import Layout, check
+from pardemo.planner.layouts.job.machines import Machine
+from pardemo.planner.layouts.model import configurations, sizes
+from pardemo.planner.layouts.model.shape import Experts, Layer, Mamba, Shape
+from pardemo.planner.layouts.price.memory import memory
+from pardemo.planner.layouts.price.step import pieces, stages, step
+from pardemo.planner.layouts.price.work import experts
+from pardemo.planner.layouts.published import against, halves, published
+from pardemo.planner.layouts.published.runs import read
 
 FOLDER = project.root() / "data" / "published_runs"
 SMALL = Shape(8, 1024, 16, 4, 2816, 32000)
@@ -81,7 +75,7 @@ def test_the_models_operations_are_nvidias(bridge):
 
 
 def _named(outcome, model):
-    from pardemo.planner.layouts.published_megatron import MODELS
+    from pardemo.planner.layouts.published.published_megatron import MODELS
 
     return outcome.run.job.shape.name == MODELS[model].name
 
@@ -252,7 +246,7 @@ def test_four_of_five_kept_back_runs_lie_in_their_interval():
 def test_the_table_of_ratios_is_what_the_runs_say():
     found = intervals.of_all()
     stored = json.loads(intervals.RATIOS.read_text(encoding="utf-8"))
-    assert stored == found, "python -m pardemo.planner.layouts.intervals"
+    assert stored == found, "python -m pardemo.planner.layouts.choice.intervals"
 
 
 def test_where_nothing_is_known_an_interval_is_wider_and_says_so():
@@ -370,7 +364,10 @@ def test_the_planner_of_layouts_loads_no_library():
 
     code = (
         "import sys\n"
-        "from pardemo.planner.layouts import answers, against, explain, published, search, sizes\n"
+        "from pardemo.planner.layouts import answers, explain\n"
+        "from pardemo.planner.layouts.published import against, published\n"
+        "from pardemo.planner.layouts.choice import search\n"
+        "from pardemo.planner.layouts.model import sizes\n"
         "from pardemo.planner.layouts.launch import facts\n"
         "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'numpy', 'scipy')))\n"
     )

@@ -11,15 +11,15 @@ import pytest
 
 from pardemo import cli, project
 from pardemo.planner import hardware
-from pardemo.planner.layouts import against, bounds, error_tables, fit, published, runs
-from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.memory import memory
-from pardemo.planner.layouts.runs import PublishedRun
-from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.stacks import MEGATRON, NANOTRON, STACKS
-from pardemo.planner.layouts.step import step
-from pardemo.planner.layouts.work import Job
+from pardemo.planner.layouts.job.job import Job
+from pardemo.planner.layouts.job.layout import Layout
+from pardemo.planner.layouts.job.machines import Machine
+from pardemo.planner.layouts.job.stacks import MEGATRON, NANOTRON, STACKS
+from pardemo.planner.layouts.model.shape import Shape
+from pardemo.planner.layouts.price.memory import memory
+from pardemo.planner.layouts.price.step import step
+from pardemo.planner.layouts.published import against, bounds, error_tables, fit, published, runs
+from pardemo.planner.layouts.published.runs import PublishedRun
 
 FOLDER = project.root() / "data" / "published_runs"
 
@@ -92,7 +92,7 @@ def test_the_table_that_is_told_is_the_one_that_is_computed(page, tmp_path):
     copy = tmp_path / "page.md"
     copy.write_text(text, encoding="utf-8")
     error_tables.update(copy)
-    assert copy.read_text(encoding="utf-8") == text, "python -m pardemo.planner.layouts.error_tables"
+    assert copy.read_text(encoding="utf-8") == text, "python -m pardemo.planner.layouts.published.error_tables"
     copy.write_text("no place")
     with pytest.raises(ValueError, match=r"page.md has no place for the table"):
         error_tables.update(copy)

@@ -22,14 +22,15 @@ from accelerate.commands.config.config_args import load_config_from_file
 from pardemo.peers.accelerate import config_files as accelerate_configs
 from pardemo.peers.deepspeed import settings as deepspeed_settings
 from pardemo.planner import hardware, models
-from pardemo.planner.layouts import launch, search
-from pardemo.planner.layouts.configurations import of
+from pardemo.planner.layouts import launch
+from pardemo.planner.layouts.choice import search
+from pardemo.planner.layouts.job.job import Job
+from pardemo.planner.layouts.job.layout import SHARDING, Layout
+from pardemo.planner.layouts.job.machines import Machine
+from pardemo.planner.layouts.job.stacks import stack
 from pardemo.planner.layouts.launch import cluster, facts, megatron, torchtitan
-from pardemo.planner.layouts.layout import SHARDING, Layout
-from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.stacks import stack
-from pardemo.planner.layouts.step import stages
-from pardemo.planner.layouts.work import Job
+from pardemo.planner.layouts.model.configurations import of
+from pardemo.planner.layouts.price.step import stages
 
 MIXTRAL = {
     "model_type": "mixtral", "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,

@@ -7,18 +7,19 @@ import pytest
 
 from pardemo.cli import main
 from pardemo.planner import hardware
-from pardemo.planner.layouts import adapters, intervals
-from pardemo.planner.layouts.configurations import of
-from pardemo.planner.layouts.kept import kept_bytes
-from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.memory import memory
-from pardemo.planner.layouts.shape import Mamba
-from pardemo.planner.layouts.sizes import find
-from pardemo.planner.layouts.stacks import stack
-from pardemo.planner.layouts.step import stages, step
-from pardemo.planner.layouts.tuning import Tuning, adapter_params
-from pardemo.planner.layouts.work import Job
+from pardemo.planner.layouts.choice import intervals
+from pardemo.planner.layouts.job.job import Job
+from pardemo.planner.layouts.job.layout import Layout
+from pardemo.planner.layouts.job.machines import Machine
+from pardemo.planner.layouts.job.stacks import stack
+from pardemo.planner.layouts.model.configurations import of
+from pardemo.planner.layouts.model.shape import Mamba
+from pardemo.planner.layouts.model.sizes import find
+from pardemo.planner.layouts.model.tuning import Tuning, adapter_params
+from pardemo.planner.layouts.price.memory import memory
+from pardemo.planner.layouts.price.step import stages, step
+from pardemo.planner.layouts.share import adapters
+from pardemo.planner.layouts.share.kept import kept_bytes
 
 LLAMA = of(find("llama3-70b"))
 QKV = Tuning(16, ("qkv_proj",), dropout=0.0)

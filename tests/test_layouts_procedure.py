@@ -15,10 +15,10 @@ from pardemo import project
 from pardemo.book.chapters import CHAPTERS, notebook_of
 from pardemo.draw.rule import rule
 from pardemo.planner.layouts import Layout
-from pardemo.planner.layouts.against import room
-from pardemo.planner.layouts.memory import memory
-from pardemo.planner.layouts.procedure import adds, candidates, choose
-from pardemo.planner.layouts.procedure_check import compare, job_of, jobs
+from pardemo.planner.layouts.choice.procedure import adds, candidates, choose
+from pardemo.planner.layouts.choice.procedure_check import compare, job_of, jobs
+from pardemo.planner.layouts.price.memory import memory
+from pardemo.planner.layouts.published.against import room
 
 
 @pytest.fixture(scope="module")

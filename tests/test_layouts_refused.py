@@ -7,11 +7,11 @@ import pytest
 from pardemo import cli
 from pardemo.planner import hardware
 from pardemo.planner.layouts import explain
-from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.search import search
-from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.stacks import NANOTRON, STACKS
-from pardemo.planner.layouts.work import Job
+from pardemo.planner.layouts.choice.search import search
+from pardemo.planner.layouts.job.job import Job
+from pardemo.planner.layouts.job.machines import Machine
+from pardemo.planner.layouts.job.stacks import NANOTRON, STACKS
+from pardemo.planner.layouts.model.shape import Shape
 
 #: Impossible layouts of llama3-8b on 64 GPUs, with what else is said and what is told.
 EXPLAINED = [

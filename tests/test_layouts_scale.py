@@ -11,27 +11,21 @@ from dataclasses import replace
 import pytest
 
 from pardemo.planner import hardware, models
-from pardemo.planner.layouts import (
-    against,
-    configurations,
-    explain,
-    fit,
-    halves,
-    intervals,
-    published,
-    recomputed,
-    runs,
-)
-from pardemo.planner.layouts.kept import kept, kept_bytes
+from pardemo.planner.layouts import explain
+from pardemo.planner.layouts.choice import intervals
+from pardemo.planner.layouts.job.job import Job
+from pardemo.planner.layouts.job.layout import Layout, check
+from pardemo.planner.layouts.job.machines import Machine
+from pardemo.planner.layouts.job.stacks import MEGATRON, NANOTRON
 from pardemo.planner.layouts.launch import facts, megatron
-from pardemo.planner.layouts.layout import Layout, check
-from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.memory import memory
-from pardemo.planner.layouts.rank_parameters import owned_params
-from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.stacks import MEGATRON, NANOTRON
-from pardemo.planner.layouts.step import stages, step
-from pardemo.planner.layouts.work import Job, layer
+from pardemo.planner.layouts.model import configurations, recomputed
+from pardemo.planner.layouts.model.shape import Shape
+from pardemo.planner.layouts.price.memory import memory
+from pardemo.planner.layouts.price.step import stages, step
+from pardemo.planner.layouts.price.work import layer
+from pardemo.planner.layouts.published import against, fit, halves, published, runs
+from pardemo.planner.layouts.share.kept import kept, kept_bytes
+from pardemo.planner.layouts.share.rank_parameters import owned_params
 
 SMALL = Shape(16, 4096, 32, 32, 11008, 32000)
 EXCHANGE = "data-parallel traffic"

@@ -12,8 +12,8 @@ from pardemo import cli, project
 from pardemo.measure import full_size, launch_lines, runner
 from pardemo.measure.parallelism import Parallelism
 from pardemo.meters.snapshot import Block
-from pardemo.planner.layouts import configurations, sizes
-from pardemo.planner.layouts.shape import Layer
+from pardemo.planner.layouts.model import configurations, sizes
+from pardemo.planner.layouts.model.shape import Layer
 
 #: A llama whose sizes are its arguments; how it is parallel is one of them. No biases, and all in one dtype.
 LLAMA = """

@@ -14,11 +14,12 @@ from pardemo.measure.places import Place, Places
 from pardemo.measure.replay import replay
 from pardemo.measure.work import Exchange, Operation, Work
 from pardemo.planner.hardware import FP32_TFLOPS, GPUS
-from pardemo.planner.layouts import work
-from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.stacks import Stack
+from pardemo.planner.layouts.job.job import Job
+from pardemo.planner.layouts.job.layout import Layout
+from pardemo.planner.layouts.job.machines import Machine
+from pardemo.planner.layouts.job.stacks import Stack
+from pardemo.planner.layouts.model.shape import Shape
+from pardemo.planner.layouts.price import work
 
 #: A model whose products are those of a Llama: four projections and a gated MLP, in bf16; batch, sequence as given.
 LLAMA = """
@@ -162,7 +163,7 @@ def test_products_of_a_script_are_the_planners_of_its_shape(tmp_path, sizes):
     _, seen = recorded(tmp_path, LLAMA, *sizes)
     machine = Machine(GPUS["A100-80GB"], 1)
     shape = Shape(layers, hidden, heads, groups, middle, words)
-    job, layout = work.Job(shape, machine, Stack("any"), sequence), Layout(micro_batch=batch)
+    job, layout = Job(shape, machine, Stack("any"), sequence), Layout(micro_batch=batch)
     part = "matrix multiplications"
     planned = layers * work.layer(job, layout, False).seconds[part] + work.head(job, layout).seconds[part]
     own = 0.0
@@ -195,7 +196,7 @@ def test_a_layer_of_full_size_takes_what_the_planner_says_of_its_shape(gpu, size
     machine = Machine(GPUS[gpu], 1)
     compute_s = pace.compute(machine, pace.rates({"16", "attention16", ""}, False, machine)[0])
     own = replay({0: (noted.list, [])}, lambda _, one: compute_s(one), pace.LAUNCH_S, lambda _: None)[0].step_s
-    job = work.Job(Shape(*sizes[:6]), machine, Stack("any"), sizes[7])
+    job = Job(Shape(*sizes[:6]), machine, Stack("any"), sizes[7])
     assert own == pytest.approx(work.layer(job, Layout(micro_batch=sizes[6]), False).total, rel=0.04)
 
 

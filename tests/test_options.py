@@ -93,7 +93,7 @@ DOORS = [
     ("pardemo.finetune.tiny", "--out x --steps 0", "--steps must be at least 1, not 0"),
     ("pardemo.finetune.tiny", "--steps 1", "the following arguments are required: --out"),
     ("pardemo.planner.cuda_truth", "--outt x", "unrecognized arguments: --outt x"),
-    ("pardemo.planner.layouts.fit", "--program x", "argument --program: invalid choice: 'x'"),
+    ("pardemo.planner.layouts.published.fit", "--program x", "argument --program: invalid choice: 'x'"),
     ("pardemo.book.run.reference", "--outt x", "unrecognized arguments: --outt x"),
     ("pardemo.book.run.world_sizes", "--sizes 2 0", "--sizes must be at least 1, not 0"),
     ("pardemo.world", "a:b", "RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT not set"),

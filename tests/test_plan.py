@@ -15,7 +15,7 @@ from pardemo.cli import main
 from pardemo.finetune.recipes import recipe
 from pardemo.planner import analytic, engines, examples, files, hardware, models, reasons, table
 from pardemo.planner.job import Adapter, RankJob
-from pardemo.planner.layouts import configurations
+from pardemo.planner.layouts.model import configurations
 
 
 def two_layers():

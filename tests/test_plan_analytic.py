@@ -13,11 +13,12 @@ from pardemo.cli import main
 from pardemo.finetune import lora
 from pardemo.planner import analytic, checked, engines, hardware, models, table
 from pardemo.planner.job import Adapter, RankJob
-from pardemo.planner.layouts import configurations, finetune_fit, finetune_runs, sizes
-from pardemo.planner.layouts.shape import Mamba, Shape
-from pardemo.planner.layouts.tuned_memory import OVERHEADS, FineTune, kept_of_a_token, peak
-from pardemo.planner.layouts.tuned_step import TRANSFORMERS, sent_bytes
-from pardemo.planner.layouts.tuning import Tuning, adapter_params, weight_bytes
+from pardemo.planner.layouts.model import configurations, sizes
+from pardemo.planner.layouts.model.shape import Mamba, Shape
+from pardemo.planner.layouts.model.tuning import Tuning, adapter_params, weight_bytes
+from pardemo.planner.layouts.price.tuned_memory import OVERHEADS, FineTune, kept_of_a_token, peak
+from pardemo.planner.layouts.price.tuned_step import TRANSFORMERS, sent_bytes
+from pardemo.planner.layouts.published import finetune_fit, finetune_runs
 
 RUNS = list(finetune_runs.read(finetune_runs.folder() / "finetunes.csv"))
 

@@ -9,10 +9,12 @@ import pytest
 from pardemo import Cluster, cli, project
 from pardemo.cluster import tiers
 from pardemo.planner import analytic, hardware, measured, profile
-from pardemo.planner.layouts import machines, published, runs
-from pardemo.planner.layouts.shape import COLUMNS, Product, Shape
-from pardemo.planner.layouts.stacks import MEGATRON
-from pardemo.planner.layouts.work import Job, product
+from pardemo.planner.layouts.job import machines
+from pardemo.planner.layouts.job.job import Job
+from pardemo.planner.layouts.job.stacks import MEGATRON
+from pardemo.planner.layouts.model.shape import COLUMNS, Product, Shape
+from pardemo.planner.layouts.price.work import product
+from pardemo.planner.layouts.published import published, runs
 from pardemo.planner.table import Hardware as Planned
 
 OWN = {

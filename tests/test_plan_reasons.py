@@ -9,7 +9,7 @@ from pardemo.cli import main
 from pardemo.planner import analytic, command, hardware, reasons, table
 from pardemo.planner.examples import config
 from pardemo.planner.job import RankJob
-from pardemo.planner.layouts.tuned_step import TunedStep
+from pardemo.planner.layouts.price.tuned_step import TunedStep
 from pardemo.planner.memory import BUILT_SHARDED, Estimate
 
 

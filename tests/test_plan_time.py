@@ -9,10 +9,12 @@ from pardemo.baichuan2 import Baichuan2Config
 from pardemo.planner import analytic, checked, examples, hardware, models, table, validate
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.job import Adapter, RankJob
-from pardemo.planner.layouts import Machine, Shape, Stack, configurations, engine_rules
-from pardemo.planner.layouts.tuned_memory import FineTune
-from pardemo.planner.layouts.tuned_step import tuned_step
-from pardemo.planner.layouts.tuning import Tuning
+from pardemo.planner.layouts import Machine, Shape, Stack
+from pardemo.planner.layouts.model import configurations
+from pardemo.planner.layouts.model.tuning import Tuning
+from pardemo.planner.layouts.price import engine_rules
+from pardemo.planner.layouts.price.tuned_memory import FineTune
+from pardemo.planner.layouts.price.tuned_step import tuned_step
 from pardemo.planner.records import Recorder
 
 LAYERS, H, MIDDLE, V, BATCH, S = 4, 256, 704, 4096, 4, 128

@@ -5,12 +5,13 @@ from book import figures
 
 from pardemo import project
 from pardemo.planner import hardware
-from pardemo.planner.layouts import Job, Layout, Machine, against, explorer, papers, published
-from pardemo.planner.layouts.layout import check
-from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.stacks import stack
-from pardemo.planner.layouts.step import step
-from pardemo.planner.layouts.work import layer
+from pardemo.planner.layouts import Job, Layout, Machine, explorer
+from pardemo.planner.layouts.job.layout import check
+from pardemo.planner.layouts.job.stacks import stack
+from pardemo.planner.layouts.model.shape import Shape
+from pardemo.planner.layouts.price.step import step
+from pardemo.planner.layouts.price.work import layer
+from pardemo.planner.layouts.published import against, papers, published
 
 START = {"model": "llama3-8b", "gpus": 64, "link": 400, "sequence": 8192, "tp": 4, "pp": 2}
 

@@ -31,7 +31,7 @@ from statistics import fmean
 import torch
 torch.set_num_threads(1)
 from pardemo.planner import checked
-from pardemo.planner.layouts.tuned_memory import peak
+from pardemo.planner.layouts.price.tuned_memory import peak
 errors = []
 for planned, run in (checked.compared(*case) for case in checked.cases()):
     errors.append(100 * abs(peak(planned).tensors / run.peak_bytes - 1))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pardemo.measure.program import Seen
     from pardemo.measure.summary import Summary
     from pardemo.meters.snapshot import Block
-    from pardemo.planner.layouts.shape import Shape
+    from pardemo.planner.layouts.model.shape import Shape
 
 #: Each line of a plan, and the kind of a measurement that it is beside. What has none is no tensor of the script.
 BESIDE = {
@@ -52,7 +52,7 @@ def question(
             if value is not None:
                 raise ValueError(f"{option} is of the model at full size: say which, as --full-size llama3-8b")
         return None
-    from pardemo.planner.layouts import configurations, sizes
+    from pardemo.planner.layouts.model import configurations, sizes
 
     return Question(model, configurations.of(sizes.find(model)), gpus, sequence, micro_batch)
 

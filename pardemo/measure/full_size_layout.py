@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pardemo.measure.parallelism import Parallelism
     from pardemo.measure.program import Seen
     from pardemo.measure.summary import Summary
-    from pardemo.planner.layouts.layout import Layout
+    from pardemo.planner.layouts.job.layout import Layout
 
 HALF = ("bfloat16", "float16")
 #: Parallelisms that share a batch, and maybe the model's states.
@@ -32,9 +32,10 @@ def planned(asked: "Question", measured: "Summary", seen: "Sequence[Seen]", full
         ValueError: the layout cannot be run with the model or the GPUs.
     """
     from pardemo.planner import profile
-    from pardemo.planner.layouts import Job, layout, stack
-    from pardemo.planner.layouts.machines import machine
-    from pardemo.planner.layouts.memory import memory
+    from pardemo.planner.layouts import Job, stack
+    from pardemo.planner.layouts.job import layout
+    from pardemo.planner.layouts.job.machines import machine
+    from pardemo.planner.layouts.price.memory import memory
 
     trained = trained_of(fullest, measured)
     own = [one for one in measured.parallelism if fullest.rank in one.ranks]

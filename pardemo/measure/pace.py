@@ -16,8 +16,8 @@ from pardemo.measure.summary import Paced, Summary
 from pardemo.measure.waiting import BACKWARD
 from pardemo.measure.work import Operation
 from pardemo.planner.hardware import FP32_TFLOPS, Gpu, gpu
-from pardemo.planner.layouts.machines import ATTENTION, Machine
-from pardemo.planner.layouts.stacks import Stack
+from pardemo.planner.layouts.job.machines import ATTENTION, Machine
+from pardemo.planner.layouts.job.stacks import Stack
 
 #: Of a processor, for one operation from Python: 24 layers of width 1,024, some 3,200 operations, take 79 ms on an A100
 #: whether a micro-batch has one sample or nearly two (vTrain's measurements).

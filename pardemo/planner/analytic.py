@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from pardemo.planner.job import RankJob
-from pardemo.planner.layouts import configurations
-from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.tuned_memory import BUCKET, FineTune, peak
-from pardemo.planner.layouts.tuned_step import TunedStep, tuned_step
-from pardemo.planner.layouts.tuning import Tuning
+from pardemo.planner.layouts.job.machines import Machine
+from pardemo.planner.layouts.model import configurations
+from pardemo.planner.layouts.model.shape import Shape
+from pardemo.planner.layouts.model.tuning import Tuning
+from pardemo.planner.layouts.price.tuned_memory import BUCKET, FineTune, peak
+from pardemo.planner.layouts.price.tuned_step import TunedStep, tuned_step
 from pardemo.planner.table import OFFLOADED, Hardware, Plan, PlanRow, Request
 
 MOST_EXPONENT = 9  # 512 times the GPUs that hold one copy of the model

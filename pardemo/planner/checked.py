@@ -8,10 +8,11 @@ from pardemo.planner.dryrun import dry_run
 from pardemo.planner.estimate import Estimate
 from pardemo.planner.footprint import LINES, Footprint
 from pardemo.planner.job import Adapter, RankJob
-from pardemo.planner.layouts import configurations, engine_rules
-from pardemo.planner.layouts.tuned_memory import FineTune
-from pardemo.planner.layouts.tuned_step import tensor_bytes
-from pardemo.planner.layouts.tuning import Tuning, usual_target
+from pardemo.planner.layouts.model import configurations
+from pardemo.planner.layouts.model.tuning import Tuning, usual_target
+from pardemo.planner.layouts.price import engine_rules
+from pardemo.planner.layouts.price.tuned_memory import FineTune
+from pardemo.planner.layouts.price.tuned_step import tensor_bytes
 from pardemo.planner.memory import Curve
 from pardemo.planner.table import PlanRow, Request, cut, jobs
 

@@ -103,7 +103,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 def _not_planned(arguments: argparse.Namespace) -> list[str]:
     """What the model's configuration says and the plan leaves out; weights in few bits it has by ``--base``."""
-    from pardemo.planner.layouts import sizes
+    from pardemo.planner.layouts.model import sizes
 
     found = sizes.not_planned(arguments.model) if arguments.model else []
     if arguments.base:
@@ -162,7 +162,7 @@ def _request(arguments: argparse.Namespace, light: bool = False) -> tuple["Reque
 def _config(name: str, light: bool) -> Any:
     """The model's configuration: its sizes alone where ``light`` is enough, else Transformers' own."""
     if light:
-        from pardemo.planner.layouts import sizes
+        from pardemo.planner.layouts.model import sizes
 
         return sizes.find(name)
     from pardemo.planner import models
@@ -172,7 +172,7 @@ def _config(name: str, light: bool) -> Any:
 
 def _target(config: Any) -> tuple[str, ...]:
     """LoRA's modules where none are said."""
-    from pardemo.planner.layouts.tuning import usual_target
+    from pardemo.planner.layouts.model.tuning import usual_target
 
     if (known := usual_target(config.model_type)) is not None:
         return known
@@ -194,7 +194,7 @@ def _on_model(base: "Recipe", model: str | None) -> "Recipe":
 def _model_of(path: str) -> str:
     """The recipe's folder, or the built-in model of its name where the folder is not there yet."""
     from pardemo.finetune.recipes.recipe import locate
-    from pardemo.planner.layouts.built_in_sizes import OTHERS, SIZES
+    from pardemo.planner.layouts.model.built_in_sizes import OTHERS, SIZES
 
     folder = locate(path)
     name = folder.name.lower()
@@ -227,7 +227,7 @@ def as_json(plan: "Plan") -> dict[str, Any]:
 
 def row_json(row: "PlanRow") -> dict[str, Any]:
     """A row for JSON, with between what its time and memory lie in four of five cases."""
-    from pardemo.planner.layouts.intervals import of_fine_tune
+    from pardemo.planner.layouts.choice.intervals import of_fine_tune
 
     seconds, held = of_fine_tune("seconds", row.time.seconds), of_fine_tune("bytes", row.peak_bytes)
     return {
@@ -246,8 +246,8 @@ def row_json(row: "PlanRow") -> dict[str, Any]:
 def as_text(plan: "Plan", most: int | None = None) -> str:
     """The table for the terminal, ``most`` rows of it, the recommended one marked, and its memory line by line."""
     from pardemo.planner import reasons
-    from pardemo.planner.layouts.finetune_runs import TIGHT
-    from pardemo.planner.layouts.intervals import of_fine_tune
+    from pardemo.planner.layouts.choice.intervals import of_fine_tune
+    from pardemo.planner.layouts.published.finetune_runs import TIGHT
     from pardemo.planner.table import title
     from pardemo.tables import text_table
 

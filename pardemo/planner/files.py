@@ -13,7 +13,7 @@ from pardemo.baichuan2 import Baichuan2Config
 from pardemo.finetune.recipes import recipe, strict_yaml
 from pardemo.finetune.recipes.recipe_schema import Recipe
 from pardemo.planner import trainer_files
-from pardemo.planner.layouts import engine_rules
+from pardemo.planner.layouts.price import engine_rules
 from pardemo.planner.table import PlanRow, Request
 
 #: As Transformers' Trainer resolves DeepSpeed's "auto": its AdamW.

@@ -16,7 +16,7 @@ from pardemo.baichuan2 import Baichuan2Config
 from pardemo.finetune import lora
 from pardemo.planner.engines import outline
 from pardemo.planner.job import RankJob
-from pardemo.planner.layouts.built_in_sizes import SIZES, key_of
+from pardemo.planner.layouts.model.built_in_sizes import SIZES, key_of
 
 
 def _sized(

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from pardemo.cluster import Cluster, tiers
 from pardemo.planner.hardware import Gpu
-from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.shape import Shape
-from pardemo.planner.layouts.stacks import Stack
-from pardemo.planner.layouts.step import step
-from pardemo.planner.layouts.work import Job
+from pardemo.planner.layouts.job.job import Job
+from pardemo.planner.layouts.job.layout import Layout
+from pardemo.planner.layouts.job.machines import Machine
+from pardemo.planner.layouts.job.stacks import Stack
+from pardemo.planner.layouts.model.shape import Shape
+from pardemo.planner.layouts.price.step import step
 
 #: 4 layers of 1.3 MB each in bf16; activations of 512 KiB. At 100 Mbit/s that is 105 and 42 ms: long beside the tenths
 #: of a millisecond in which one process wakes another, and beside what it takes to add such tensors.

@@ -18,9 +18,9 @@ from pardemo.collectives import ring_all_reduce
 from pardemo.data_parallel import BucketedDataParallel
 from pardemo.meters.pace import Paced
 from pardemo.pipeline_parallel import Pipeline, Schedule, cut_by_layers, one_f_one_b
-from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.rank_parameters import layer_params
-from pardemo.planner.layouts.shape import Shape
+from pardemo.planner.layouts.job.layout import Layout
+from pardemo.planner.layouts.model.shape import Shape
+from pardemo.planner.layouts.share.rank_parameters import layer_params
 from pardemo.tensor_parallel import copy_to, reduce_from
 from pardemo.zero import Zero1, Zero3
 

@@ -5,7 +5,7 @@ import argparse
 from pardemo import options as numbers
 from pardemo.planner import hardware
 from pardemo.planner.layouts.command import RANK, SEQUENCE
-from pardemo.planner.layouts.tuning import BASES, STATES
+from pardemo.planner.layouts.model.tuning import BASES, STATES
 
 #: What is taken where an option is left out. The parser fills none of them in, so that set options can be told from
 #: others.

@@ -10,7 +10,7 @@ from functools import cached_property
 from pardemo.planner.estimate import RESERVE, Estimate
 from pardemo.planner.hardware import Gpu
 from pardemo.planner.job import RankJob, check_tensor_parallel
-from pardemo.planner.layouts.tuned_step import TunedStep
+from pardemo.planner.layouts.price.tuned_step import TunedStep
 
 ENGINES = ("zero-0", "zero-1", "zero-2", "zero-3", "fsdp2")
 MOST_RANKS = 16_384  # data-parallel: no published run has had more GPUs

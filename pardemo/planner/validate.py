@@ -16,9 +16,10 @@ from pardemo.formulas import scaling
 from pardemo.planner import analytic, hardware, models
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.job import Adapter, RankJob
-from pardemo.planner.layouts import Job, Layout, Machine, Shape, finetune_runs, stack
-from pardemo.planner.layouts.step import step
-from pardemo.planner.layouts.tuned_memory import peak
+from pardemo.planner.layouts import Job, Layout, Machine, Shape, stack
+from pardemo.planner.layouts.price.step import step
+from pardemo.planner.layouts.price.tuned_memory import peak
+from pardemo.planner.layouts.published import finetune_runs
 from pardemo.planner.table import Hardware
 
 #: ms-swift's table for baichuan2-13b-chat on one A100-80GB: samples/s and GiB by the longest length.

@@ -3,10 +3,10 @@
 from dataclasses import asdict, replace
 from typing import Any
 
+from pardemo.planner.layouts.choice.intervals import of_bytes
+from pardemo.planner.layouts.choice.search import PlannedLayout, SearchResult, search
 from pardemo.planner.layouts.explain import three
-from pardemo.planner.layouts.intervals import of_bytes
-from pardemo.planner.layouts.search import PlannedLayout, SearchResult, search
-from pardemo.planner.layouts.work import Job
+from pardemo.planner.layouts.job.job import Job
 
 GB = 1e9
 FRONT = 5  # layouts shown of the front of time and memory
@@ -67,8 +67,8 @@ def planned(job: Job, assumed: dict[str, Any]) -> str:
 
 def positions(answer: SearchResult, model_name: str) -> str | None:
     """A warning where Megatron-LM has no argument for the model's positions; None where it has."""
-    from pardemo.planner.layouts import sizes
     from pardemo.planner.layouts.launch import facts
+    from pardemo.planner.layouts.model import sizes
 
     model = facts.of(sizes.find(model_name), answer.job.shape, model_name)
     if model.positions != "other":

@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from pardemo.planner import hardware
-from pardemo.planner.layouts import answers, command, configurations, launch, sizes
-from pardemo.planner.layouts.against import room
-from pardemo.planner.layouts.built_in_sizes import OTHERS, SIZES, key_of
-from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.memory import LINES
-from pardemo.planner.layouts.search import SearchResult, changes, if_changed, search
-from pardemo.planner.layouts.stacks import stack
-from pardemo.planner.layouts.work import PARTS
+from pardemo.planner.layouts import answers, command, launch
+from pardemo.planner.layouts.choice.search import SearchResult, changes, if_changed, search
+from pardemo.planner.layouts.job.layout import Layout
+from pardemo.planner.layouts.job.stacks import stack
+from pardemo.planner.layouts.model import configurations, sizes
+from pardemo.planner.layouts.model.built_in_sizes import OTHERS, SIZES, key_of
+from pardemo.planner.layouts.price.memory import LINES
+from pardemo.planner.layouts.price.work import PARTS
+from pardemo.planner.layouts.published.against import room
 
 #: What a question may say: ``host`` is GPUs of a host, ``samples`` those of a step, ``config`` the text of a
 #: configuration in place of a model's name, ``rank`` and ``target`` LoRA's, ``price`` what a GPU costs an hour.
@@ -84,7 +85,7 @@ class Asked:
         }  # fmt: skip
 
     def if_changed(self, name: str) -> dict[str, Any]:
-        """What :func:`pardemo.planner.layouts.search.sensitivity` says of one assumption, and a line for readers."""
+        """What :func:`~pardemo.planner.layouts.choice.search.sensitivity` says of one, and a line for readers."""
         pair = if_changed(self.result, changes(self.job)[name], self.able)
         if pair is None:
             return {"json": None, "line": f"if {name}: nothing fits"}

@@ -24,8 +24,8 @@ POINTS = (*palette.WAYS.values(), palette.COMPUTED, palette.DONE["communication"
 def predicted_and_known(outcomes: Sequence[Any]) -> Figure:
     """Seconds of a step, predicted over known, one point for each run; the band is ± 15 %.
 
-    ``outcomes``: of ``pardemo.planner.layouts.against.compare``; those without a time, and those that contradict
-    themselves, are left out.
+    ``outcomes``: of :func:`pardemo.planner.layouts.published.against.compare`; those without a time, and those that
+    contradict themselves, are left out.
     """
     groups = defaultdict(list)
     for outcome in outcomes:

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pardemo.planner.layouts.layout import Layout
-    from pardemo.planner.layouts.memory import Memory
-    from pardemo.planner.layouts.shape import Shape
-    from pardemo.planner.layouts.step import PredictedStep
-    from pardemo.planner.layouts.tuning import Tuning
-    from pardemo.planner.layouts.work import Job
+    from pardemo.planner.layouts.job.job import Job
+    from pardemo.planner.layouts.job.layout import Layout
+    from pardemo.planner.layouts.model.shape import Shape
+    from pardemo.planner.layouts.model.tuning import Tuning
+    from pardemo.planner.layouts.price.memory import Memory
+    from pardemo.planner.layouts.price.step import PredictedStep
     from pardemo.planner.profile import GpuProfile
 
 PROGRAM = "megatron-core"
@@ -54,7 +54,7 @@ def action(question: str) -> Callable[[argparse.Namespace], int] | None:
 
 def _against(arguments: argparse.Namespace) -> int:
     from pardemo.planner import profile
-    from pardemo.planner.layouts import against, against_report
+    from pardemo.planner.layouts.published import against, against_report
 
     own = None
     if arguments.gpu:
@@ -92,7 +92,7 @@ def _against(arguments: argparse.Namespace) -> int:
 
 
 def _runs(path: Path, own: "GpuProfile | None", left_out: list[str]) -> list:
-    from pardemo.planner.layouts import published
+    from pardemo.planner.layouts.published import published
 
     if not path.is_file():
         raise ValueError(f"no file {path}; a CSV with a run in each row (docs/planner.md lists its columns)")
@@ -106,11 +106,11 @@ def job_of(arguments: argparse.Namespace) -> "Job":
         ValueError: an option is missing or impossible.
     """
     from pardemo.planner import hardware, profile
-    from pardemo.planner.layouts import sizes
-    from pardemo.planner.layouts.configurations import of
-    from pardemo.planner.layouts.machines import machine
-    from pardemo.planner.layouts.stacks import stack
-    from pardemo.planner.layouts.work import Job
+    from pardemo.planner.layouts.job.job import Job
+    from pardemo.planner.layouts.job.machines import machine
+    from pardemo.planner.layouts.job.stacks import stack
+    from pardemo.planner.layouts.model import sizes
+    from pardemo.planner.layouts.model.configurations import of
 
     if not arguments.model:
         raise ValueError("--search and --explain need --model: a name, a folder or a config.json")
@@ -143,7 +143,7 @@ def tuning(target: str | None, rank: int | None, config: Any, shape: "Shape") ->
     Raises:
         ValueError: the model has no such modules, or none are usual for its kind.
     """
-    from pardemo.planner.layouts.tuning import Tuning, adapted, usual_target
+    from pardemo.planner.layouts.model.tuning import Tuning, adapted, usual_target
 
     if not target and rank is None:
         return Tuning()
@@ -158,8 +158,8 @@ def tuning(target: str | None, rank: int | None, config: Any, shape: "Shape") ->
 def assumed(arguments: argparse.Namespace, job: "Job", batch: int) -> dict[str, Any]:
     """The machine and the batch that are planned with, and which of the options were left out (``defaults``)."""
     from pardemo.planner import hardware, profile
-    from pardemo.planner.layouts import sizes
-    from pardemo.planner.layouts.machines import LINK_SHARE
+    from pardemo.planner.layouts.job.machines import LINK_SHARE
+    from pardemo.planner.layouts.model import sizes
 
     machine = job.machine
     if arguments.link or profile.find(arguments.gpu, arguments.gpus).between is None:
@@ -183,7 +183,7 @@ def assumed(arguments: argparse.Namespace, job: "Job", batch: int) -> dict[str, 
 
 def _lora(job: "Job") -> dict[str, Any] | None:
     """LoRA's rank, modules and parameters, for JSON."""
-    from pardemo.planner.layouts.tuning import adapter_params
+    from pardemo.planner.layouts.model.tuning import adapter_params
 
     tuning = job.tuning
     if not tuning.lora:
@@ -193,7 +193,7 @@ def _lora(job: "Job") -> dict[str, Any] | None:
 
 def _search(arguments: argparse.Namespace) -> int:
     from pardemo.planner.layouts import answers, launch
-    from pardemo.planner.layouts.search import search, sensitivity
+    from pardemo.planner.layouts.choice.search import search, sensitivity
 
     job, told = _corrected(arguments, _writable(arguments, job_of(arguments)))
     able = launch.able(job, arguments.model)
@@ -220,8 +220,8 @@ def _search(arguments: argparse.Namespace) -> int:
 
 def _explain(arguments: argparse.Namespace) -> int:
     from pardemo.planner.layouts import answers, explain
-    from pardemo.planner.layouts.memory import memory
-    from pardemo.planner.layouts.step import step
+    from pardemo.planner.layouts.price.memory import memory
+    from pardemo.planner.layouts.price.step import step
 
     job, told = _corrected(arguments, _writable(arguments, job_of(arguments)))
     layout = explain.parse(arguments.explain, job, arguments.per_step)
@@ -256,7 +256,7 @@ def _corrected(arguments: argparse.Namespace, job: "Job") -> tuple["Job", str]:
     """The job at the pace of the runs that --measured names, and a line that says so; as it is without them."""
     if not arguments.measured:
         return job, ""
-    from pardemo.planner.layouts import pace
+    from pardemo.planner.layouts.choice import pace
 
     left_out: list[str] = []
     corrected, told = pace.correct(job, _runs(Path(arguments.measured), None, left_out))
@@ -306,8 +306,8 @@ def _write(arguments: argparse.Namespace, job: "Job", layout: "Layout") -> list[
     if not arguments.write:
         return []
     from pardemo.planner.layouts import explain, launch
-    from pardemo.planner.layouts.against import room
-    from pardemo.planner.layouts.memory import memory
+    from pardemo.planner.layouts.price.memory import memory
+    from pardemo.planner.layouts.published.against import room
 
     if (footprint := memory(job, layout)).peak_bytes > room(job):
         raise ValueError(f"--write: {layout}: {explain.fitting(job, footprint)}")

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import Any
 
-from pardemo.planner.layouts.against import ACROSS, RESERVE, room
-from pardemo.planner.layouts.intervals import of_bytes, of_seconds
-from pardemo.planner.layouts.layout import Layout, check, recomputation
-from pardemo.planner.layouts.machines import ATTENTION, MEMORY_SHARE
-from pardemo.planner.layouts.memory import Memory, memory
-from pardemo.planner.layouts.step import idle_stages, step
-from pardemo.planner.layouts.work import PARTS, Job
+from pardemo.planner.layouts.choice.intervals import of_bytes, of_seconds
+from pardemo.planner.layouts.job.job import Job
+from pardemo.planner.layouts.job.layout import Layout, check, recomputation
+from pardemo.planner.layouts.job.machines import ATTENTION, MEMORY_SHARE
+from pardemo.planner.layouts.price.memory import Memory, memory
+from pardemo.planner.layouts.price.step import idle_stages, step
+from pardemo.planner.layouts.price.work import PARTS
+from pardemo.planner.layouts.published.against import ACROSS, RESERVE, room
 
 
 def parse(text: str, job: Job, batch: int | None = None) -> Layout:

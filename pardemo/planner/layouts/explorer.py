@@ -11,15 +11,15 @@ from pardemo.draw import palette
 from pardemo.draw.style import Picture, draw, new
 from pardemo.planner import hardware, models
 from pardemo.planner.layouts import positions
-from pardemo.planner.layouts.against import room
 from pardemo.planner.layouts.charts import LINES, PARTS, stacked
-from pardemo.planner.layouts.configurations import of
-from pardemo.planner.layouts.layout import Layout, check
-from pardemo.planner.layouts.machines import Machine
-from pardemo.planner.layouts.memory import memory
-from pardemo.planner.layouts.stacks import MEGATRON
-from pardemo.planner.layouts.step import step
-from pardemo.planner.layouts.work import Job
+from pardemo.planner.layouts.job.job import Job
+from pardemo.planner.layouts.job.layout import Layout, check
+from pardemo.planner.layouts.job.machines import Machine
+from pardemo.planner.layouts.job.stacks import MEGATRON
+from pardemo.planner.layouts.model.configurations import of
+from pardemo.planner.layouts.price.memory import memory
+from pardemo.planner.layouts.price.step import step
+from pardemo.planner.layouts.published.against import room
 from pardemo.project import is_headless
 
 TOKENS = 2**22  # of a step: 4M, whatever is moved

@@ -7,10 +7,10 @@ from pardemo.draw import palette
 from pardemo.draw.canvas import Canvas
 from pardemo.draw.parts import legend
 from pardemo.draw.player import Player
-from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.memory import memory
-from pardemo.planner.layouts.step import step
-from pardemo.planner.layouts.work import Job
+from pardemo.planner.layouts.job.job import Job
+from pardemo.planner.layouts.job.layout import Layout
+from pardemo.planner.layouts.price.memory import memory
+from pardemo.planner.layouts.price.step import step
 
 #: What a rank does in a step, and the planner's parts that are it.
 DOES = {

@@ -7,7 +7,7 @@ import numpy as np
 from pardemo.draw import palette
 from pardemo.draw.rule import PARTS, what_each_adds
 from pardemo.draw.style import COLOURS, Picture, new, save
-from pardemo.planner.layouts.procedure import Candidate, taken_of
+from pardemo.planner.layouts.choice.procedure import Candidate, taken_of
 
 #: Dimension -> the field of a layout, and its colour in the drawing of the cube; there the pipeline has the page's own.
 _DIMENSIONS = {

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pardemo.draw.style import COLOURS, Picture, new, save
-from pardemo.planner.layouts.procedure_check import Compared
+from pardemo.planner.layouts.choice.procedure_check import Compared
 
 
 def rule_and_search(rows: Sequence[Compared]) -> Picture:

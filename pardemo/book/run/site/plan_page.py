@@ -14,10 +14,11 @@ from pardemo.book.run import report
 from pardemo.book.run.site import pyodide
 from pardemo.draw import palette
 from pardemo.planner import hardware
-from pardemo.planner.layouts import command, configurations, sizes
-from pardemo.planner.layouts.built_in_sizes import OTHERS, SIZES
-from pardemo.planner.layouts.stacks import STACKS
-from pardemo.planner.layouts.work import PARTS
+from pardemo.planner.layouts import command
+from pardemo.planner.layouts.job.stacks import STACKS
+from pardemo.planner.layouts.model import configurations, sizes
+from pardemo.planner.layouts.model.built_in_sizes import OTHERS, SIZES
+from pardemo.planner.layouts.price.work import PARTS
 
 FILE, FOLDER = "plan.html", "plan"
 TITLE = "Plan a training job"
@@ -25,7 +26,7 @@ TEMPLATES = Path(__file__).resolve().parent
 #: Of the package, what the planner of layouts imports; all of it loads without a library.
 MODULES = (
     "__init__.py", "project.py", "extras.py", "tables.py", "planner/__init__.py", "planner/hardware.py",
-    "planner/profile.py", "planner/layouts/*.py", "planner/layouts/*.json", "planner/layouts/launch/*.py",
+    "planner/profile.py", "planner/layouts/**/*.py", "planner/layouts/**/*.json",
 )  # fmt: skip
 #: What the page asks when it is opened without a question: it answers in a second.
 FIRST_QUESTION = {"model": "llama3-8b", "gpu": "H100", "gpus": "8", "sequence": "8192", "samples": "64"}

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pardemo import project
+from pardemo.planner.layouts.job.job import Job
+from pardemo.planner.layouts.job.layout import Layout, check
 from pardemo.planner.layouts.launch import cluster, facts, megatron, nanotron, torchtitan, zero
-from pardemo.planner.layouts.layout import Layout, check
-from pardemo.planner.layouts.work import Job
 
 PROGRAMS = (megatron, torchtitan, nanotron, zero)
 #: Which of them runs what was planned with a stack's constants; Megatron-LM where it is none of these.
@@ -46,7 +46,7 @@ def _differs(path: Path, text: str) -> bool:
 
 def able(job: Job, model_name: str) -> Callable[[Layout], bool]:
     """Whether the program that the job is planned for can run a layout, by the rules of its own files."""
-    from pardemo.planner.layouts import sizes
+    from pardemo.planner.layouts.model import sizes
 
     program, model = _RUNS.get(job.stack.name, megatron), facts.of(sizes.find(model_name), job.shape, model_name)
     return lambda layout: program.why_not(job, layout, model) is None
@@ -63,7 +63,7 @@ def texts(job: Job, layout: Layout, model_name: str) -> dict[str, str]:
     Raises:
         ValueError: the layout is not the job's, or no program runs it; the message says why, program by program.
     """
-    from pardemo.planner.layouts import sizes
+    from pardemo.planner.layouts.model import sizes
 
     machine = job.machine
     check(layout, job.shape, machine.gpus, job.sequence, job.stack.ends_as_layers)

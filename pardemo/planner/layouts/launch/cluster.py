@@ -7,7 +7,7 @@ whose pods the operator sets ``MASTER_ADDR``, ``MASTER_PORT`` and ``RANK``, the 
 import re
 from typing import Any
 
-from pardemo.planner.layouts.work import Job
+from pardemo.planner.layouts.job.job import Job
 
 SLURM, KUBERNETES = "slurm.sbatch", "kubernetes.yaml"
 PORT = 29500

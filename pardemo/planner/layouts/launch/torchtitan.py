@@ -8,10 +8,10 @@ main branch since February 2026 (pull request 2386) is configured in Python: :mo
 
 import json
 
+from pardemo.planner.layouts.job.job import Job
+from pardemo.planner.layouts.job.layout import Layout
 from pardemo.planner.layouts.launch import torchtitan_python
 from pardemo.planner.layouts.launch.facts import Model
-from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.work import Job
 
 FILE = "torchtitan.toml"
 ENVIRONMENT = {"TORCHTITAN": "torchtitan"}

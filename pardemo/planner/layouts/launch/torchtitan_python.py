@@ -4,8 +4,8 @@ Releases until 0.2.2 read ``torchtitan.toml``. Names are those of pytorch/torcht
 ``config/configs.py``, ``models/llama3/config_registry.py``, ``distributed/parallel_dims.py``. No release has them yet.
 """
 
-from pardemo.planner.layouts.layout import Layout
-from pardemo.planner.layouts.work import Job
+from pardemo.planner.layouts.job.job import Job
+from pardemo.planner.layouts.job.layout import Layout
 
 FILE, FUNCTION = "torchtitan_config.py", "planned"
 COMMIT, DATE = "b5bcd76c6", "2026-08-21"

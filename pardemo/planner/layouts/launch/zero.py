@@ -7,9 +7,9 @@ Keys are asked of the installed packages by :mod:`pardemo.peers.deepspeed.settin
 import json
 from typing import Any
 
+from pardemo.planner.layouts.job.job import Job
+from pardemo.planner.layouts.job.layout import SHARDING, Layout
 from pardemo.planner.layouts.launch.facts import Model
-from pardemo.planner.layouts.layout import SHARDING, Layout
-from pardemo.planner.layouts.work import Job
 
 FILE, SETTINGS = "accelerate.yaml", "deepspeed.json"
 ENVIRONMENT = {"SCRIPT": "train.py"}

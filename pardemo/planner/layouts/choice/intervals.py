@@ -1,0 +1,174 @@
+"""How far a prediction may be off: intervals from the errors on published runs of its kind.
+
+Split-conformal (Vovk et al.; Lei et al. 2018, arXiv 1604.04173): of n runs that no constant was fitted to, take known
+over predicted, and of these ratios the ⌊(n+1)·10 %⌋-th and the ⌈(n+1)·90 %⌉-th. The next run of that kind lies between
+them with a probability of at least 80 %, as long as it is drawn like the others. That is the assumption. (Which terms
+the model has was decided with all rows in view: no constant has seen these runs, their author has.)
+
+``python -m pardemo.planner.layouts.choice.intervals`` writes the ratios of each kind, ``known_ratios.json``, anew.
+"""
+
+import functools
+import json
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pardemo.planner.layouts.job.job import Job
+from pardemo.planner.layouts.job.layout import Layout
+
+if TYPE_CHECKING:
+    from pardemo.planner.layouts.published.against import ComparedRun
+
+RATIOS = Path(__file__).with_name("known_ratios.json")
+COVERAGE = 0.8
+FEWEST = 9  # runs of a kind: with fewer, the largest and the smallest of them promise less than 80 %
+#: Hosts up to which a kind of runs goes: on more of them runs scatter more. Of nanotron's on 32 hosts, an interval of
+#: those on 4 and 8 holds two of three.
+FEW_HOSTS, MANY_HOSTS = 8, 32
+WIDER = 1.5  # of the logarithm, where no run of the program is known, or none so far over the network
+#: Levels of network, from the nearest on.
+LEVELS = ("one host", "hosts", "tens of hosts", "many hosts", "TP over hosts", "TP over many hosts")
+FAR = LEVELS[3:]
+LORA = " with LoRA"  # of which too few runs are published: those of full training stand in
+#: The level that stands in, widened, for one where too few runs are known.
+NEARER = {"many hosts": "tens of hosts", "TP over many hosts": "TP over hosts"}
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Between which two an outcome lies in four of five cases.
+
+    Args:
+        low, high: in the prediction's unit. kind: of runs that say so; runs: how many. like: whether they are runs of
+            the prediction's own program, on its level of the network; else they only stand in.
+    """
+
+    low: float
+    high: float
+    kind: str
+    runs: int
+    like: bool
+
+    @property
+    def why(self) -> str:
+        """Where it comes from, in one clause."""
+        if self.like:
+            return f"from {self.runs} runs: {self.kind}"
+        return f"nothing like it is known; wider than that of {self.runs} runs: {self.kind}"
+
+
+def level(job: Job, layout: Layout) -> str:
+    """Which of :data:`LEVELS` a layout's traffic reaches."""
+    many = job.machine.hosts > MANY_HOSTS
+    if not job.machine.inside(layout.tp):
+        return "TP over many hosts" if many else "TP over hosts"
+    if layout.gpus <= job.machine.host_gpus:
+        return "one host"
+    return "many hosts" if many else "tens of hosts" if job.machine.hosts > FEW_HOSTS else "hosts"
+
+
+def kinds(job: Job, layout: Layout) -> list[str]:
+    """The kinds that a layout is of, from the narrowest on; the second may be the one that is nearest to it."""
+    experts = ("experts" if job.shape.experts else "dense") + (LORA if job.frozen else "")
+    program, reached = job.stack.name.removesuffix("-compiled"), level(job, layout)
+    levels = [reached, *([NEARER[reached]] if reached in NEARER else [])]
+    return [*(f"{program}, {experts}, {each}" for each in levels), f"{program}, {experts.removesuffix(LORA)}", program]
+
+
+def of_seconds(job: Job, layout: Layout, seconds: float) -> Interval:
+    """The interval of a step's predicted seconds."""
+    return _of(_ratios()["seconds"], kinds(job, layout), seconds, job.measured)
+
+
+def of_bytes(job: Job, layout: Layout, nbytes: float) -> Interval:
+    """The interval of a GPU's predicted bytes."""
+    return _of(_ratios()["bytes"], kinds(job, layout), nbytes, False)
+
+
+FINE_TUNES = "transformers, fine-tunes"
+
+
+def of_fine_tune(what: str, predicted: float) -> Interval:
+    """The interval of a fine-tune's ``seconds`` or ``bytes``."""
+    return _of(_ratios()[what], [FINE_TUNES], predicted, False)
+
+
+def _of(known: Mapping[str, list[float]], names: Sequence[str], predicted: float, centred: bool) -> Interval:
+    pooled = {name: [ratio for kind, of in known.items() if _is(kind, name) for ratio in of] for name in names}
+    name = next((name for name in names if len(pooled[name]) >= FEWEST), "all programs")
+    found = pooled.get(name) or [ratio for kind, of in known.items() if kind != FINE_TUNES for ratio in of]
+    like = name == names[0] or (name != "all programs" and not names[0].endswith(FAR) and LORA not in names[0])
+    low, high = (bound if like else bound**WIDER for bound in between(found, centred))
+    return Interval(predicted * low, predicted * high, name, len(found), like)
+
+
+def _is(kind: str, name: str) -> bool:
+    """Whether runs of a kind are of a wider one, too: ``nanotron, dense, hosts`` are nanotron's."""
+    return kind == name or kind.startswith(f"{name},")
+
+
+def between(ratios: Sequence[float], centred: bool = False) -> tuple[float, float]:
+    """The two ratios between which the next one lies with a probability of at least 80 %.
+
+    ``centred``: around their median, where a prediction's bias has been measured away.
+    """
+    sorted_ratios = sorted(ratios)
+    n, tail = len(sorted_ratios), (1 - COVERAGE) / 2
+    low = sorted_ratios[max(0, math.floor((n + 1) * tail) - 1)]
+    high = sorted_ratios[min(n - 1, math.ceil((n + 1) * (1 - tail)) - 1)]
+    middle = sorted_ratios[n // 2] if centred else 1.0
+    return low / middle, high / middle
+
+
+@functools.cache
+def _ratios() -> dict[str, dict[str, list[float]]]:
+    return json.loads(RATIOS.read_text(encoding="utf-8"))
+
+
+def ratios(timed: Iterable["ComparedRun"], held: Iterable["ComparedRun"] = ()) -> dict[str, dict[str, list[float]]]:
+    """Known over predicted by the narrowest kind: seconds of the runs ``timed``, bytes of those that ``held`` them."""
+    found: dict[str, dict[str, list[float]]] = {"seconds": defaultdict(list), "bytes": defaultdict(list)}
+    for what, outcomes in (("seconds", timed), ("bytes", held)):
+        for outcome in outcomes:
+            error = outcome.error if what == "seconds" else outcome.memory_error
+            if error is not None:
+                found[what][kinds(outcome.run.job, outcome.run.layout)[0]].append(round(1 / (1 + error), 3))
+    return {what: {name: sorted(values) for name, values in sorted(of.items())} for what, of in found.items()}
+
+
+def kept_back() -> tuple[list["ComparedRun"], list["ComparedRun"]]:
+    """The runs of the published tables that no constant was fitted to: those with a time, those with their memory."""
+    from pardemo.planner.layouts.published import halves
+
+    files = sorted(path.name for path in halves.FOLDER.glob("*.csv"))
+    timed, held = ([one for file in files for one in half(file)[1]] for half in (halves.of_time, halves.of_memory))
+    return timed, held
+
+
+def of_all() -> dict[str, dict[str, list[float]]]:
+    """The ratios of all kinds of runs that no constant was fitted to, layouts' and fine-tunes'."""
+    from pardemo.planner.layouts.published import finetune_runs
+
+    found = ratios(*kept_back())
+    judged = finetune_runs.halves(list(finetune_runs.read(finetune_runs.folder() / "finetunes.csv")))[1]
+    for what, errors in (("seconds", [one.time_error for one in judged]), ("bytes", [one.error for one in judged])):
+        found[what][FINE_TUNES] = sorted(round(1 / (1 + error), 3) for error in errors if error is not None)
+    return found
+
+
+def write() -> None:
+    """Writes :data:`RATIOS` from the published runs."""
+    from pardemo import project
+
+    text = json.dumps(of_all(), indent=0) + "\n"
+    project.write_atomically(RATIOS, lambda target: target.write_text(text, encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    write()
+    sys.exit(0)

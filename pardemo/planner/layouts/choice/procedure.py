@@ -1,0 +1,220 @@
+"""The book's one answer to "which layout first?": of the layouts that fit, the one that adds least to the time of its
+matrix multiplications.
+
+A layout fits if the planner's memory leaves 8 % of a GPU free. What it adds is a sum of these terms, each the formula
+of a chapter:
+
+=============================  ==============================  =================================================
+recomputed layers              1/3                             a second forward pass (*Sequence parallelism*)
+tensor parallel                (t − 1) · F / (4.5 · h · B)     all-reduces in a node, none hidden (*Megatron's
+                                                               attention*)
+pipeline                       (p − 1) / (m · v)               the bubble, and messages (*Pipeline parallelism*)
+ZeRO-3; HSDP inside its nodes  x = F / (B · T) − 1             gathers of each micro-batch (*ZeRO's traffic*)
+ZeRO-2                         (1 + 1/m)/3 · (x + 1) − ⅔       gradients, beside backward passes (*ZeRO's traffic*)
+replicas, ZeRO-1; HSDP across  ⅔ · x / m                       once a step, beside the last backward pass
+=============================  ==============================  =================================================
+
+Where x or a whole line is below 0, the traffic hides and adds nothing.
+
+F: operations/s of the matrix multiplications, half of the data sheet's. B: bytes/s of the slowest link that a ring over
+the ranks passes, which between nodes is half of what a node's network cards carry together. T: tokens of a micro-batch,
+divided by t. m: micro-batches. v: chunks. h: hidden size.
+
+The rule is right about the kind of layout. It leaves single per cents to :mod:`pardemo.planner.layouts.choice.search`,
+which times every layout and has constants for launches, latencies and memory.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from pardemo.planner.layouts.job.job import Job
+from pardemo.planner.layouts.job.layout import Layout
+from pardemo.planner.layouts.price.memory import memory
+from pardemo.planner.layouts.price.step import idle_stages
+from pardemo.planner.layouts.published.against import room
+
+RATE = 0.5  # of the data sheet's operations: the best whole trainings reach 0.43, with all their waiting
+ACROSS = 0.5  # of the data sheet's rate between nodes: what gathers over many nodes reach (*Which layout?*)
+RECOMPUTED = 1 / 3  # of the multiplications' time: forward is one of three passes
+NEAR = 0.03  # of the multiplications' time: of layouts that are so close the simplest is taken
+MOST_SAMPLES, MOST_CHUNKS = 16, 4
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layout with the memory that it takes and the time that it adds.
+
+    Args:
+        adds: part (recomputation, tensor parallel, pipeline, data parallel) -> share of the multiplications' time.
+        nbytes: memory of the fullest GPU.
+    """
+
+    layout: Layout
+    adds: dict[str, float]
+    nbytes: float
+
+    @property
+    def added(self) -> float:
+        """Share of the multiplications' time that all parts add."""
+        return sum(self.adds.values())
+
+    @property
+    def kind(self) -> str:
+        """The layout in the field's words: replicas, ZeRO-1, ZeRO-2, ZeRO-3 or HSDP, after TP and PP if there are."""
+        layout = self.layout
+        names = {
+            "none": "replicas",
+            "zero1": "ZeRO-1",
+            "zero2": "ZeRO-2",
+            "zero3": "HSDP" if layout.shard_group else "ZeRO-3",
+        }
+        cuts = [f"{name} {n}" for name, n in (("TP", layout.tp), ("PP", layout.pp)) if n > 1]
+        return ", ".join([*cuts, names[layout.sharding]] if layout.dp > 1 or not cuts else cuts)
+
+
+def choose(job: Job, batch: int) -> Candidate | None:
+    """The layout to try first for a dense model, ``batch`` samples a step; None where nothing fits.
+
+    Of the layouts that add at most :data:`NEAR` more than the least, the rule takes the one with the fewest cuts, then
+    the one with the least traffic, since a network may not hide what the formulas hide.
+
+    Raises:
+        ValueError: the model has experts (the rule is for dense models), ``batch`` is below 1, or nothing divides it.
+    """
+    fitting = candidates(job, batch)
+    return taken_of(fitting) if fitting else None
+
+
+def taken_of(fitting: Sequence[Candidate]) -> Candidate:
+    """The layout that the rule takes, of those that fit."""
+    least = min(candidate.added for candidate in fitting)
+    return min((candidate for candidate in fitting if candidate.added <= least + NEAR), key=_settings)
+
+
+def candidates(job: Job, batch: int) -> list[Candidate]:
+    """Every layout of powers of two that fits, with what it adds; the one that adds least comes first.
+
+    Raises:
+        ValueError: as :func:`choose`.
+    """
+    if job.shape.experts is not None:
+        raise ValueError(f"this rule is for dense models, and {job.shape.name or 'this one'} has experts: use search")
+    if batch < 1:
+        raise ValueError(f"a step must have at least 1 sample, not {batch!r}")
+    most_bytes, fitting, tried = room(job), [], 0
+    for ways in _ways(job, batch):
+        for layout in ways:  # ZeRO-3 gathers for each micro-batch, so it takes the largest one that fits
+            if not job.stack.runs(layout) or idle_stages(job, layout):
+                continue
+            tried += 1
+            nbytes = memory(job, layout).peak_bytes
+            if nbytes <= most_bytes:
+                fitting.append(Candidate(layout, adds(job, layout), nbytes))
+                break
+    if not tried:
+        raise ValueError(f"no cut by powers of two divides {batch} samples over {job.machine.gpus} GPUs")
+    return sorted(fitting, key=lambda candidate: candidate.added)
+
+
+def adds(job: Job, layout: Layout) -> dict[str, float]:
+    """What a layout adds to the time of the matrix multiplications, as shares of that time."""
+    machine, t, m = job.machine, layout.tp, layout.accumulation
+    tokens = layout.micro_batch * job.sequence / t
+    shares = {
+        "recomputation": RECOMPUTED if layout.recompute == "full" else 0.0,
+        "tensor parallel": (t - 1) * rate(job) / (4.5 * job.shape.hidden * machine.gpu.link_bytes_per_s),
+        "pipeline": (layout.pp - 1) / (m * layout.chunks) + _messages(job, layout),
+        "data parallel": 0.0,
+    }
+    if layout.dp == 1:
+        return shares
+    per_token = rate(job) / link(job, layout.dp * t) / tokens  # F / (B · T)
+    once = 2 / 3 * max(0.0, per_token - 1) / m
+    if layout.sharding == "zero2":
+        shares["data parallel"] = max(0.0, (1 + 1 / m) / 3 * per_token - 2 / 3)
+    elif layout.sharding != "zero3":
+        shares["data parallel"] = once
+    elif layout.shard_group:
+        inside = rate(job) / link(job, layout.shard_group * t) / tokens
+        shares["data parallel"] = once + max(0.0, inside - 1)
+    else:
+        shares["data parallel"] = max(0.0, per_token - 1)
+    return shares
+
+
+def rate(job: Job) -> float:
+    """Operations/s that matrix multiplications are taken to reach."""
+    return RATE * job.machine.gpu.flops
+
+
+def link(job: Job, ranks: int) -> float:
+    """Bytes/s of a ring over ``ranks`` neighbours, which leaves each node once, over all of its network cards."""
+    machine = job.machine
+    inside = machine.gpu.link_bytes_per_s
+    return inside if machine.inside(ranks) else min(inside, ACROSS * machine.between)
+
+
+def _messages(job: Job, layout: Layout) -> float:
+    """What a stage's messages add, none hidden: v activations and v gradients for each micro-batch."""
+    if layout.pp == 1:
+        return 0.0
+    machine, shape = job.machine, job.shape
+    senders = 1  # ranks of a node that share its network cards
+    if not machine.inside(layout.gpus):
+        senders = max(1, machine.host_gpus // layout.tp)
+    of_a_token = layout.chunks * 4 * shape.hidden * senders / link(job, layout.gpus)
+    return of_a_token / (6 * shape.params / (rate(job) * layout.tp * layout.pp))
+
+
+def _ways(job: Job, batch: int) -> Iterator[list[Layout]]:
+    """Layouts of powers of two; those of one list differ in their micro-batch alone, the largest first."""
+    machine, shape = job.machine, job.shape
+    for tp, pp in itertools.product(_powers(machine.host_gpus), _powers(shape.layers)):
+        if machine.gpus % (tp * pp) or shape.heads % tp:
+            continue
+        dp = machine.gpus // (tp * pp)
+        if batch % dp:
+            continue
+        for sharding, group in _shardings(job, tp, pp, dp):
+            share = batch // dp
+            micros = (
+                [n for n in range(min(share, MOST_SAMPLES), 0, -1) if share % n == 0] if sharding == "zero3" else [1]
+            )
+            for recompute in ("none", "full"):
+                base = Layout(
+                    tp=tp, pp=pp, dp=dp, sequence_parallel=tp > 1, sharding=sharding, shard_group=group,
+                    recompute=recompute,
+                )  # fmt: skip
+                for chunks in _chunks(shape.layers, pp, share):
+                    yield [base.but(micro_batch=n, accumulation=share // n, chunks=chunks) for n in micros]
+
+
+def _shardings(job: Job, tp: int, pp: int, dp: int) -> list[tuple[str, int]]:
+    if dp == 1:
+        return [("none", 0)]
+    ways = [("none", 0), ("zero1", 0)]
+    if pp == 1:
+        ways += [("zero2", 0), ("zero3", 0)]
+        inside = job.machine.host_gpus // tp
+        if 1 < inside < dp and dp % inside == 0:
+            ways.append(("zero3", inside))
+    return ways
+
+
+def _chunks(layers: int, pp: int, micro_batches: int) -> list[int]:
+    """Numbers of chunks that a stage can have: one, or those of an interleaved schedule, which divide its layers."""
+    if pp == 1 or micro_batches % pp:
+        return [1]
+    return [v for v in range(1, MOST_CHUNKS + 1) if -(-layers // pp) % v == 0]
+
+
+def _powers(most: int) -> list[int]:
+    return [2**k for k in range(most.bit_length()) if 2**k <= most]
+
+
+def _settings(candidate: Candidate) -> tuple[int, int, int, float]:
+    """How much there is to set: cuts of the model, chunks, traffic between nodes; then what the layout adds."""
+    layout = candidate.layout
+    traffic = ("none", "zero1", "zero2", "hsdp", "zero3").index("hsdp" if layout.shard_group else layout.sharding)
+    return (layout.tp > 1) + (layout.pp > 1), layout.chunks, traffic, candidate.added

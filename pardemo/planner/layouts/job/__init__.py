@@ -1,0 +1,1 @@
+"""What is asked: a layout, on a machine, by a training program."""

@@ -1,0 +1,201 @@
+"""How a job is laid out over GPUs: who shares a layer, a model, a batch, a sequence, the experts, the states."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pardemo.planner.layouts.model.recomputed import MODULES, missing
+from pardemo.planner.layouts.model.shape import Shape
+
+SHARDING = ("none", "zero1", "zero2", "zero3")
+RECOMPUTE = ("none", "selective", "full")
+SCHEDULES = ("1f1b", "zb-h1")
+CONTEXTS = ("ring", "all-to-all")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Degrees of parallelism, in the order in which ranks follow one another: tensor, context, data, pipeline.
+
+    Args:
+        tp: ranks that share each product (tensor parallel). cp: that share a sequence. dp: that have other samples.
+        pp: stages of the pipeline. ep: ranks that share a layer's experts, each some of them; etp: ranks that share
+            each expert's products. Their groups are formed anew over all ranks of a stage (TP × CP × DP), as
+            Megatron-core's ``parallel_state`` does.
+        sharding: what the data- and context-parallel ranks share of the states: nothing, the optimizer's (zero1),
+            gradients as well (zero2), parameters as well (zero3, FSDP).
+        shard_group: ranks over which states are shared, where these are fewer than all (HSDP); 0 means all.
+        sequence_parallel: whether what is not cut by tensor parallelism is cut along the sequence.
+        micro_batch: samples of a micro-batch. accumulation: micro-batches of a step, on each rank of ``dp``.
+        chunks: pieces of the model on each stage (interleaved schedule). recompute: none, selective, full. modules: of
+            a layer, those that selective recomputation makes again, by Megatron-core's names; (): what the program does
+            by itself.
+        offload: layers of a rank whose activations wait in the host's memory for the backward pass.
+        context: how ranks of ``cp`` meet: keys and values go round a ring, or all-to-alls give each rank some heads of
+            the whole sequence (Ulysses).
+        schedule: 1f1b, interleaved where there are chunks, or zb-h1 (zero bubble).
+    """
+
+    tp: int = 1
+    cp: int = 1
+    dp: int = 1
+    pp: int = 1
+    ep: int = 1
+    etp: int = 1
+    sharding: str = "none"
+    shard_group: int = 0
+    sequence_parallel: bool = False
+    micro_batch: int = 1
+    accumulation: int = 1
+    chunks: int = 1
+    recompute: str = "none"
+    schedule: str = "1f1b"
+    context: str = "ring"
+    offload: int = 0
+    modules: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        for name in ("tp", "cp", "dp", "pp", "ep", "etp", "micro_batch", "accumulation", "chunks"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+        if not isinstance(self.offload, int) or isinstance(self.offload, bool) or self.offload < 0:
+            raise ValueError(f"offload is a whole number of layers, not {self.offload!r}")
+        for name, allowed in (
+            ("sharding", SHARDING),
+            ("recompute", RECOMPUTE),
+            ("schedule", SCHEDULES),
+            ("context", CONTEXTS),
+        ):
+            if (value := getattr(self, name)) not in allowed:
+                raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+        if unknown := [name for name in self.modules if name not in MODULES]:
+            raise ValueError(f"no module {unknown[0]!r} is recomputed; there are {', '.join(MODULES)}")
+        if self.modules and self.recompute != "selective":
+            raise ValueError(f"modules are recomputed by selective recomputation, not by {self.recompute}")
+        object.__setattr__(self, "modules", tuple(name for name in MODULES if name in self.modules))
+
+    @property
+    def gpus(self) -> int:
+        return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def batch(self) -> int:
+        """Samples of a step."""
+        return self.dp * self.micro_batch * self.accumulation
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that have the same parameters: other samples or other parts of a sequence."""
+        return self.dp * self.cp
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks among which the experts of a layer lie once."""
+        return self.ep * self.etp
+
+    def expert_copies(self, ranks: int | None = None) -> int:
+        """Of ``ranks`` with the same dense parameters (default: all) and their tensor-parallel ones, those that have
+        the same experts."""
+        return max(1, (self.replicas if ranks is None else ranks) * self.tp // self.expert_ranks)
+
+    @property
+    def shards(self) -> int:
+        """Ranks over which the states that are shared are shared."""
+        return 1 if self.sharding == "none" else self.shard_group or self.replicas
+
+    def but(self, **changes: Any) -> "Layout":
+        return Layout(**{**self.__dict__, **changes})  # a quarter of a search's time was dataclasses.replace
+
+    def __str__(self) -> str:
+        degrees = ((n, getattr(self, n)) for n in ("tp", "cp", "pp", "dp", "ep", "etp"))
+        text = " ".join(f"{name.upper()}{value}" for name, value in degrees if value > 1 or name == "dp")
+        if self.sharding != "none":
+            text += f" {self.sharding}" + (f"/{self.shard_group}" if self.shard_group else "")
+        text += f" {self.micro_batch}×{self.accumulation}"
+        return (
+            text
+            + (f" v{self.chunks}" if self.chunks > 1 else "")
+            + (f" recompute {'+'.join(self.modules) or self.recompute}" if self.recompute != "none" else "")
+            + (f" offload {self.offload}" if self.offload else "")
+            + (f" context {self.context}" if self.context != "ring" and self.cp > 1 else "")
+            + (f" schedule {self.schedule}" if self.schedule != "1f1b" and self.pp > 1 else "")
+        )
+
+
+def recomputation(word: str) -> dict[str, Any]:
+    """``none``, ``selective``, ``full``, or modules as ``moe_act+layernorm``: the fields of a :class:`Layout`."""
+    if word in RECOMPUTE:
+        return {"recompute": word}
+    names = tuple(word.split("+"))
+    if not set(names) & set(MODULES):
+        raise ValueError(
+            f"recompute must be one of {', '.join(RECOMPUTE)}, or modules as moe_act+layernorm, not {word!r}"
+        )
+    return {"recompute": "selective", "modules": names}
+
+
+def exchanges_heads(layout: Layout, shape: Shape) -> bool:
+    """Whether all-to-alls can give each context-parallel rank whole heads, of the queries and of keys and values.
+
+    TransformerEngine asks for both (``AttnFuncWithCPAndQKVOA2A``), and for keys that are as wide as values.
+    """
+    ranks = layout.tp * layout.cp
+    return shape.heads % ranks == 0 and shape.groups % ranks == 0 and shape.head == shape.value
+
+
+def check(layout: Layout, shape: Shape, gpus: int, sequence: int, ends_as_layers: bool = False) -> None:
+    """Raises ValueError, one line, where the layout cannot be run: what is wrong, and what would be right.
+
+    ``ends_as_layers``: whether the program may give the embedding and the loss a piece of the model each.
+    """
+    if shape.heads % layout.tp:
+        fits = ", ".join(str(n) for n in range(1, min(shape.heads, gpus) + 1) if shape.heads % n == 0)
+        raise ValueError(f"{shape.heads} attention heads do not divide by TP {layout.tp}; {fits} would do")
+    if layout.cp > 1 and layout.context == "all-to-all" and not exchanges_heads(layout, shape):
+        if shape.head != shape.value:
+            raise ValueError(
+                f"keys of {shape.head} and values of {shape.value} do not go through all-to-alls; they go round a ring"
+            )
+        whole = shape.heads % (layout.tp * layout.cp) == 0
+        heads = f"{shape.groups} key-value" if whole else f"{shape.heads} attention"
+        raise ValueError(
+            f"{heads} heads do not divide by TP {layout.tp} × CP {layout.cp}, as all-to-alls need; a ring does not"
+        )
+    most = shape.layers + (2 if layout.chunks > 1 and ends_as_layers else 0)
+    if layout.pp * layout.chunks > most:
+        pieces = f"PP {layout.pp} × {layout.chunks} chunks"
+        raise ValueError(f"{shape.layers} layers cannot be cut into {pieces}; at most {most}")
+    if layout.ep > 1 and shape.experts is None:
+        raise ValueError(f"EP {layout.ep} needs a model with experts; {shape.name or 'this one'} has none")
+    for module in layout.modules:
+        if what := missing(module, shape):
+            raise ValueError(f"to recompute {module} a model needs {what}; {shape.name or 'this one'} has none")
+    if layout.gpus != gpus:
+        raise ValueError(
+            f"TP {layout.tp} × CP {layout.cp} × PP {layout.pp} × DP {layout.dp} are {layout.gpus} GPUs, not {gpus}"
+        )
+    if layout.chunks > 1 and layout.schedule != "1f1b":
+        raise ValueError(f"{layout.chunks} chunks are 1F1B's, interleaved; {layout.schedule} has one on each stage")
+    if layout.chunks > 1 and layout.pp == 1:
+        raise ValueError(f"{layout.chunks} chunks need a pipeline; PP is 1")
+    if layout.chunks > 1 and layout.accumulation % layout.pp:
+        raise ValueError(
+            f"an interleaved pipeline takes micro-batches in multiples of PP {layout.pp}, not {layout.accumulation}"
+        )
+    experts = shape.experts
+    if layout.ep > 1 and experts is not None and experts.count % layout.ep:
+        fits = ", ".join(str(n) for n in range(1, experts.count + 1) if experts.count % n == 0)
+        raise ValueError(f"{experts.count} experts do not divide by EP {layout.ep}; {fits} would do")
+    if experts is not None and layout.etp > 1 and experts.middle % layout.etp:
+        raise ValueError(f"experts of width {experts.middle} do not divide by ETP {layout.etp}")
+    if layout.etp > 1 and experts is None:
+        raise ValueError(f"ETP {layout.etp} needs a model with experts; {shape.name or 'this one'} has none")
+    if (ranks := layout.tp * layout.replicas) % layout.expert_ranks:
+        degrees = f"EP {layout.ep}" + (f" × ETP {layout.etp}" if layout.etp > 1 else "")
+        raise ValueError(f"{degrees} does not divide the {ranks} ranks of TP × CP × DP")
+    if layout.shard_group and (layout.sharding == "none" or layout.replicas % layout.shard_group):
+        raise ValueError(f"groups of {layout.shard_group} that share states do not divide {layout.replicas} ranks")
+    if sequence % (2 * layout.cp if layout.cp > 1 else 1):
+        raise ValueError(f"a sequence of {sequence} does not divide into 2 × CP {layout.cp} pieces")
+    if layout.sequence_parallel and sequence % layout.tp:
+        raise ValueError(f"a sequence of {sequence} does not divide by TP {layout.tp} (sequence parallel)")

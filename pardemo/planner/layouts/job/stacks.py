@@ -1,0 +1,230 @@
+"""What a training program adds to the arithmetic: constants with a physical meaning, fitted to its published runs.
+
+``python -m pardemo.planner.layouts.published.fit`` fits those of each program to ``data/published_runs`` again and
+prints them beside these, which are its results rounded. Of Megatron-core it fits eleven; its products, small, whole,
+cut, start, hides_tensor, hides_experts, hidden and launch_s, and how much of its rate a Blackwell sustains, were set by
+hand before that, and which terms the model has was decided with all rows in view.
+"""
+
+import difflib
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pardemo.planner.layouts.job.layout import Layout
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A training program.
+
+    Of time:
+        products: of the rate of large matrix multiplications, what its products reach in a step.
+        small: rows, columns or depth that a product loses to tiles that are not full and to its start.
+        fp8, fp4: of what the data sheet says products in 8 and in 4 bits are quicker than bf16's, what they reach.
+        casts: bytes through memory of each number that is converted to them.
+        graphs: whether CUDA graphs start kernels of models with experts.
+        attention: of FlashAttention-2's rate. scores: times that scores go through memory where it is not fused.
+        whole, cut: times that an activation of the hidden width goes through memory in a layer's forward pass, by
+            operations that tensor parallelism does not cut, and that it cuts.
+        layer_s: seconds of both passes of a micro-batch through a layer on one rank, its traffic left out, where they
+            have been measured: in place of products, attention, memory and launches. It holds for the micro-batch, the
+            sequence and the tensor parallelism that it was measured with; full recomputation adds a third.
+        launch_s: host time for a layer's kernels, forward and backward; launch_rank_s: more of it for each further
+            tensor-parallel rank; crossing_rank_s: the same for each rank where a pipeline spans hosts.
+        start: of the machine's latency, what a tensor-parallel exchange waits; crossing_s: more of it where its ranks
+            are on several hosts.
+        routed, routed_fused: times that a token on its way to an expert and back goes through memory, in a pass, sorted
+            for NCCL or by a fused kernel. dispatch: which of the two is usual.
+        expert_launch_s: host time for a layer's experts, both passes, unless a fused kernel sends tokens and graphs
+            start the rest. hides_experts: of an overlapped exchange of tokens, what is hidden.
+        biased: times that outputs of experts with biases go through memory once more. filtered: times that a Mamba
+            mixer's inner width does, with its scan. adapters: 1 where LoRA's adapters are operations of their own
+            beside those of ``whole`` and ``cut``, 0 where these were fitted to runs with LoRA.
+        ends_as_layers: whether embedding and loss may take a layer's place in a pipeline.
+        send_s: host time of a message between stages.
+        hides_tensor: of tensor-parallel traffic, what is hidden (asynchronous tensor parallelism).
+        hidden: of the computation beside which data-parallel traffic runs, what hides it; hides_shards: whether that
+            holds for sharded states too.
+        reduce_s: of an exchange of gradients, for each doubling of ranks; reduce_share: of the links' rate that it
+            reaches; reduce_most: bytes/s of one ring between hosts. bucket: gradients, by number, that go in one
+            exchange; bucket_host_s: of each of these, for each host that its ring goes on to: it grows with the hosts,
+            and not with their logarithm.
+        regathers: whether stage 2 gathers parameters for each micro-batch, as PyTorch's FSDP does (SHARD_GRAD_OP); else
+            they stay whole and are gathered once a step.
+        selective_products: of a layer's products, those that selective recomputation makes again;
+            selective_attention: whether it makes attention again.
+        even_context: whether the ranks that share a causal sequence have the same to do; gathers_context: whether they
+            gather keys and values and do not pass them on, message by message.
+
+    Of memory, in bytes:
+        weight, gradient, state: of a parameter, of its gradient (where it is kept and where it is sent), of its
+            optimizer's states with their master copy.
+        gradient_copy: of a gradient in the products' precision, where it stays beside its sum in fp32.
+        gathered: of each token and hidden width, what buffers take that all layers gather their inputs into.
+        keeps_whole, keeps_split, keeps_heads, keeps_middle: kept of each token and layer, for each of the hidden width
+            (on every tensor-parallel rank; cut along the sequence), of all heads' queries, keys and values, and of an
+            MLP's width without a gate. keeps_low: whether inputs of products in 8 or 4 bits are kept in these
+            (TransformerEngine), and not in bf16 (torchao). selective_keeps: the share of it that is left with selective
+            recomputation.
+        logits: of a token and word. program: of the program itself. queued: gradients, by number, that wait in buckets
+            until more come, under stages 2 and 3; under stage 3 they are at least those of two layers, and half as many
+            parameters are gathered ahead.
+
+    ``can``: what it runs: tp, cp, pp, ep, etp, zero1, zero2, zero3, zero2 or zero3 in a pipeline, hsdp, chunks,
+    offload, all-to-all (context parallelism by heads), recomputed modules (by name), lora (Megatron-core through
+    Megatron-Bridge, torchtitan since its PR 3264, LLM-Foundry by PEFT).
+    ``about``: what the constants were fitted to.
+    """
+
+    name: str
+    products: float = 1.0
+    small: float = 200.0
+    fp8: float = 0.865
+    fp4: float = 0.6
+    casts: float = 0.0
+    graphs: bool = False
+    routed: float = 4.0
+    routed_fused: float = 4.0
+    dispatch: str = "alltoall"
+    expert_launch_s: float = 0.0
+    hides_experts: float = 0.0
+    biased: float = 0.0
+    filtered: float = 12.0
+    adapters: float = 1.0
+    ends_as_layers: bool = False
+    attention: float = 1.0
+    scores: float = 7.0
+    whole: float = 10.0
+    cut: float = 12.0
+    layer_s: float | None = None
+    launch_s: float = 3e-3
+    launch_rank_s: float = 0.0
+    crossing_rank_s: float = 0.0
+    start: float = 1.0
+    crossing_s: float = 0.0
+    send_s: float = 1e-4
+    hides_tensor: float = 0.0
+    hidden: float = 0.0
+    hides_shards: bool = False
+    reduce_s: float = 0.0
+    reduce_share: float = 1.0
+    reduce_most: float = 300e9
+    bucket: float = math.inf
+    bucket_host_s: float = 0.0
+    regathers: bool = False
+    selective_products: float = 0.0
+    selective_attention: bool = True
+    even_context: bool = True
+    gathers_context: bool = False
+    balanced: bool = False
+    weight: int = 2
+    gradient: int = 2
+    state: int = 12
+    gradient_copy: int = 0
+    gathered: float = 0.0
+    keeps_whole: float = 0.0
+    keeps_split: float = 10.0
+    keeps_heads: float = 8 / 3
+    keeps_middle: float = 4.0
+    selective_keeps: float = 1.0
+    keeps_low: bool = False
+    logits: float = 10.0
+    program: float = 1e9
+    queued: float = 0.0
+    about: str = ""
+    can: frozenset[str] = frozenset()
+
+    def runs(self, layout: "Layout") -> bool:
+        """Whether the program has what a layout needs."""
+        return not self.lacks(layout)
+
+    def check_lora(self) -> None:
+        """Refuses LoRA where the program has none.
+
+        Raises:
+            ValueError: it has none; those that have it are named.
+        """
+        if "lora" not in self.can:
+            others = ", ".join(name for name, one in STACKS.items() if "lora" in one.can)
+            raise ValueError(f"{self.name} has no LoRA; these have: {others}")
+
+    def lacks(self, layout: "Layout") -> list[str]:
+        """What a layout needs and the program does not have."""
+        needed = {name for name in ("tp", "cp", "pp", "ep", "etp") if getattr(layout, name) > 1}
+        needed |= {"offload"} if layout.offload else set()
+        needed |= {layout.sharding} - {"none"}
+        needed |= {"hsdp"} if layout.shard_group else set()
+        needed |= {"chunks"} if layout.chunks > 1 else set()
+        needed |= (
+            {f"{layout.sharding} in a pipeline"} if layout.pp > 1 and layout.sharding in ("zero2", "zero3") else set()
+        )
+        needed |= {"recomputed modules"} if layout.modules else set()
+        needed |= {"all-to-all"} if layout.cp > 1 and layout.context == "all-to-all" else set()
+        return sorted(needed - self.can)
+
+    def but(self, **changes: Any) -> "Stack":
+        """This one with some constants changed."""
+        return replace(self, **changes)
+
+
+_MEGATRON = frozenset({"tp", "cp", "pp", "ep", "zero1", "chunks"})
+NANOTRON = Stack(
+    "nanotron", products=0.84, small=360, attention=1.5, launch_s=3.7e-3, launch_rank_s=1.1e-4, crossing_rank_s=2.2e-3,
+    crossing_s=0.7e-3, hidden=1.0, reduce_s=12.6e-3, reduce_share=0.98, reduce_most=124e9, gradient=4, balanced=True,
+    bucket=13.1e6, bucket_host_s=32e-6,  # its ddp_bucket_cap_mb of 25 (config.py), of 2 bytes each
+    gradient_copy=2,  # the Ultra-Scale Playbook's 20 bytes a parameter
+    gathered=4.0,  # its buffers "allgather" and "allgather2", 2 bytes each (parallel/tensor_parallel/functional.py)
+    keeps_split=7.0, keeps_heads=9.1, keeps_middle=3.5, logits=10.2, program=0.3e9,
+    about="549 runs of the Ultra-Scale Playbook on H100", can=frozenset({"tp", "pp", "zero1"}),
+)  # fmt: skip
+MEGATRON_DEEPSPEED = Stack(
+    "megatron-deepspeed", products=1.05, small=330, scores=6.6, whole=6, cut=6, launch_s=2.5e-3,
+    launch_rank_s=5e-5, start=2.2, send_s=1.8e-3, reduce_share=0.5,
+    about="705 runs of vTrain's on A100, one host", can=frozenset({"tp", "pp", "zero1"}),
+)  # fmt: skip
+MEGATRON_2022 = Stack(
+    "megatron-2022", small=330, scores=4.1, gradient=4, about="8 rows of 2205.05198, A100", can=_MEGATRON,
+)  # fmt: skip
+MEGATRON = Stack(
+    "megatron-core", products=1.25, small=250, attention=1.21, whole=14, cut=14, start=0.2, hides_tensor=0.85, fp8=0.95,
+    fp4=0.74, casts=3.7, launch_s=3e-3, graphs=True, dispatch="fused", routed=17.5, routed_fused=7.5,
+    expert_launch_s=9.5e-3, hides_experts=0.7, biased=13.5, filtered=75, gradient=4, hidden=0.95, hides_shards=True,
+    reduce_share=0.64, ends_as_layers=True, keeps_low=True,
+    keeps_split=8,  # without dropout, as megatron.sh and NVIDIA's recipes have it, no masks
+    queued=1e9,  # of its FSDP at least: suggested_communication_unit_size (megatron_fsdp.py in megatron-core 0.16.1)
+    about="127 runs of NVIDIA's on H100, B200, B300, GB200 and GB300",
+    can=_MEGATRON | {"etp", "offload", "zero2", "zero3", "hsdp", "all-to-all", "recomputed modules", "lora"},
+)  # fmt: skip
+FOUNDRY = Stack(
+    "llm-foundry", small=360, attention=0.535, hidden=0.27, reduce_share=0.94, weight=4, gradient=4, state=8,
+    keeps_split=8, logits=6, regathers=True,  # 136 runs have Composer's DEFAULT: in its later versions sums are in fp32
+    about="138 runs of MosaicML's on A100 and H100", can=frozenset({"zero2", "zero3", "hsdp", "lora"}),
+)  # fmt: skip
+TORCHTITAN = Stack(
+    "torchtitan", fp8=0.9, attention=0.84, whole=62, cut=62, hidden=0.8, reduce_share=0.6, weight=4, gradient=4,
+    state=8, selective_products=0.5, selective_attention=False, even_context=False, selective_keeps=0.5, logits=14,
+    gathers_context=True,  # the default of its context_parallel_rotate_method
+    about="17 rows of its benchmarks on H100 at 500 W, 2024-12",
+    can=frozenset({"tp", "cp", "pp", "ep", "etp", "zero3", "zero3 in a pipeline", "hsdp", "chunks", "lora"}),
+)  # fmt: skip
+COMPILED = TORCHTITAN.but(name="torchtitan-compiled", whole=45, cut=45)
+STACKS = {
+    program.name: program
+    for program in (NANOTRON, MEGATRON_DEEPSPEED, MEGATRON_2022, MEGATRON, FOUNDRY, TORCHTITAN, COMPILED)
+}  # fmt: skip
+
+
+def stack(name: str) -> Stack:
+    """The training program of that name.
+
+    Raises:
+        ValueError: there is none; the nearest are offered.
+    """
+    if name in STACKS:
+        return STACKS[name]
+    near = difflib.get_close_matches(name, STACKS, 1)
+    raise ValueError(
+        f"no training program {name!r}; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(STACKS)}")
+    )

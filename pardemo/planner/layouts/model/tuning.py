@@ -1,0 +1,171 @@
+"""What of a model is trained, and what its weights are kept in: all of it, or LoRA beside frozen weights."""
+
+from dataclasses import dataclass
+
+from pardemo.planner.layouts.model.shape import Shape
+
+#: Bytes of a frozen weight. ``nf4``: 4 bits and an fp32 scale for each 64 (QLoRA, arXiv 2305.14314, 3);
+#: ``nf4-double``: scales in 8 bits, which have a scale for each 256 of their own; ``int8``: a row's scale is left out;
+#: ``int4``: GPTQ's, with an fp16 scale and a 4-bit zero for each 128.
+BASES = {
+    "bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "int8": 1.0, "nf4": 0.5 + 4 / 64, "nf4-double": 0.5 + 1 / 64 + 4 / 64 / 256,
+    "int4": 0.5 + 2.5 / 128,
+}  # fmt: skip
+#: Bytes of the optimizer's states of a trained weight that lie on the GPU, beside an fp32 master copy where there is
+#: one. 8 bits: a scale for each 256 is left out; paged ones are on the host when memory is short. Adafactor keeps sums
+#: of rows and columns alone. ``adamw`` is torch's fused one; ``adamw-foreach`` makes a list of square roots, too (the
+#: Trainer's until 2025).
+STATES = {
+    "adamw": 8.0, "adamw-foreach": 8.0, "adamw-bf16": 4.0, "adamw-8bit": 2.0, "paged-adamw": 0.0,
+    "paged-adamw-8bit": 0.0, "adafactor": 0.0, "sgd": 0.0,
+}  # fmt: skip
+#: The parts of a layer that a module's name stands for, by the last part of the name.
+PARTS = {
+    "q": ("q_proj", "query", "wq"), "q_a": ("q_a_proj",), "q_b": ("q_b_proj",), "kv_a": ("kv_a_proj_with_mqa",),
+    "kv_b": ("kv_b_proj",), "k": ("k_proj", "key", "wk"), "v": ("v_proj", "value", "wv"),
+    "qkv": ("W_pack", "query_key_value", "c_attn", "qkv_proj", "Wqkv", "qkv", "attn_qkv", "wqkv"),
+    "o": ("o_proj", "out_proj", "dense", "wo"), "gate": ("gate_proj", "w1"), "up": ("up_proj", "fc1", "c_fc", "w3"),
+    "gate+up": ("gate_up_proj", "dense_h_to_4h"), "down": ("down_proj", "fc2", "dense_4h_to_h"), "o+down": ("c_proj",),
+}  # fmt: skip
+EVERYTHING = "all-linear"
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How a model is fine-tuned.
+
+    Args:
+        rank: of LoRA's matrices; 0 trains all parameters. target: names of the modules that have them, or
+            ``all-linear``. dropout: before them; without it nothing is copied for them.
+        base: what frozen weights are kept in, of :data:`BASES`; embeddings, head and norms stay in 16 bits.
+        embeddings: whether embedding and head are trained as well, whole (PEFT's ``modules_to_save``).
+        optimizer: of :data:`STATES`.
+        adapters_fp32: whether adapters are trained in fp32 beside a 16-bit model (PEFT's ``autocast_adapter_dtype``);
+            DeepSpeed's engine casts them.
+        fused_loss: whether logits are made piece by piece inside the loss (Liger's, cut cross entropy).
+        labels: share of the tokens that logits are made for.
+    """
+
+    rank: int = 0
+    target: tuple[str, ...] = ()
+    dropout: float = 0.1
+    base: str = "bf16"
+    embeddings: bool = False
+    optimizer: str = "adamw"
+    adapters_fp32: bool = False
+    fused_loss: bool = False
+    labels: float = 1.0
+
+    def __post_init__(self):
+        if self.base not in BASES:
+            raise ValueError(f"base must be one of {', '.join(BASES)}, not {self.base!r}")
+        if self.optimizer not in STATES:
+            raise ValueError(f"optimizer must be one of {', '.join(STATES)}, not {self.optimizer!r}")
+        if self.rank < 0:
+            raise ValueError(f"a rank is at least 1 (0 trains all parameters), not {self.rank!r}")
+        if not self.rank and self.base not in ("bf16", "fp16", "fp32"):
+            raise ValueError(f"weights in {self.base} cannot be trained themselves; LoRA beside them can (rank 8, say)")
+        if self.rank and not self.target:
+            raise ValueError("LoRA needs the modules it goes to, as q_proj,v_proj or all-linear")
+        if not 0 < self.labels <= 1:
+            raise ValueError(f"labels is a share above 0 and up to 1, not {self.labels!r}")
+
+    @property
+    def lora(self) -> bool:
+        return self.rank > 0
+
+
+FULL = Tuning()  # all parameters
+
+
+def linears(shape: Shape) -> dict[str, tuple[int, int]]:
+    """(inputs, outputs) of each linear module of a layer that LoRA can go to, by its part.
+
+    Latent attention has two products after one another for queries (where they are low-rank), and for keys and values.
+    In a model with experts these are attention's alone: PEFT takes an MLP's name there for the experts too, which are
+    one parameter in Transformers, and goes to them otherwise.
+    """
+    h, m = shape.hidden, shape.middle
+    if len(shape.attention) > 2:
+        names = ("q_a", "q_b", "kv_a", "kv_b", "o") if len(shape.attention) == 5 else ("q", "kv_a", "kv_b", "o")
+        found = {name: (one.inputs, one.outputs) for name, one in zip(names, shape.attention, strict=True)}
+    else:
+        queries, keys, values = shape.heads * shape.head, shape.groups * shape.head, shape.groups * shape.value
+        found = {"q": (h, queries), "k": (h, keys), "v": (h, values), "qkv": (h, queries + keys + values)}
+        found["o"] = (shape.heads * shape.value, h)
+    if shape.experts is None:
+        found |= {"up": (h, m), "down": (m, h), "gate+up": (h, 2 * m if shape.gated else m)}
+        found |= {"gate": (h, m)} if shape.gated else {}
+    return found
+
+
+def adapted(tuning: Tuning, shape: Shape) -> list[tuple[int, int]]:
+    """(inputs, outputs) of a layer's modules that LoRA goes to, each once.
+
+    Raises:
+        ValueError: a target is no module that is known, or the model has none of its name.
+    """
+    there = linears(shape)
+    return [there[part] for part in adapted_parts(tuning, shape)]
+
+
+def adapted_parts(tuning: Tuning, shape: Shape) -> list[str]:
+    """Those modules' parts, of :data:`PARTS`."""
+    there, of = linears(shape), shape.experts
+    beside = of is not None and (of.shared or of.dense_layers or of.every > 1)
+    inside = "a model with experts: LoRA is planned on its attention alone"
+    if tuning.target == (EVERYTHING,):
+        if beside:
+            raise ValueError(f"{shape.name or 'this'} is {inside}, and {EVERYTHING} are more; name them")
+        return [name for name in there if name not in ("qkv", "gate+up")]
+    found: list[str] = []
+    for target in tuning.target:
+        last = target.rpartition(".")[2]
+        if last == "w2" or (last == "w1" and not shape.gated):  # one of two ways up, in Qwen's first models
+            name = "up"
+        else:
+            name = next((part for part, names in PARTS.items() if last in names), "")
+        if not name:
+            known = ", ".join(sorted({name for names in PARTS.values() for name in names}))
+            raise ValueError(f"LoRA's target {target!r} is no module of a layer that is known: {known}")
+        split = name.split("+") if name == "o+down" else [name]
+        if missing := [part for part in split if part not in there]:
+            why = f"; it is {inside}" if of and missing[0] in ("gate", "up", "down", "gate+up") else ""
+            raise ValueError(f"{shape.name or 'the model'} has no module {target!r} for LoRA{why}")
+        found += [part for part in split if part not in found]
+    return found
+
+
+def adapter_params(tuning: Tuning, shape: Shape) -> int:
+    """Parameters of LoRA's matrices in all layers: rank × (inputs + outputs) of each module (arXiv 2106.09685, 4.1)."""
+    if not tuning.lora:
+        return 0
+    return shape.layers * tuning.rank * sum(inputs + outputs for inputs, outputs in adapted(tuning, shape))
+
+
+def trained_params(tuning: Tuning, shape: Shape) -> int:
+    """Parameters that are updated."""
+    if not tuning.lora:
+        return shape.params
+    return adapter_params(tuning, shape) + (shape.ends_params if tuning.embeddings else 0)
+
+
+def weight_bytes(tuning: Tuning, shape: Shape) -> float:
+    """Bytes of the model's own weights: what is in few bits, and embeddings, head and norms in 16."""
+    each = BASES[tuning.base]
+    if each >= 2:
+        return each * shape.params
+    ends = shape.ends_params + 2 * shape.hidden * shape.layers
+    return each * (shape.params - ends) + 2 * ends
+
+
+#: LoRA's modules where none are said: PEFT's for the kind of model, else what makes queries and values.
+_USUAL = {"gpt2": ("c_attn",), "phi3": ("qkv_proj",), "baichuan": ("W_pack",)}
+_QUERIES_AND_VALUES = {
+    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma3_text", "gpt_oss", "glm4_moe", "llama4_text",
+}  # fmt: skip
+
+
+def usual_target(kind: str) -> tuple[str, ...] | None:
+    """Where LoRA goes unless told otherwise in a model of that ``model_type``; None where that is not known here."""
+    return _USUAL.get(kind) or (("q_proj", "v_proj") if kind in _QUERIES_AND_VALUES else None)

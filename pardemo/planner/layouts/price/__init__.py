@@ -1,0 +1,1 @@
+"""What a rank's share costs: seconds on its machine, bytes of its memory."""

@@ -1,0 +1,90 @@
+"""The bytes of a GPU: states, activations of the micro-batches in flight, logits. Of all stages, the fullest."""
+
+from dataclasses import dataclass
+
+from pardemo.planner.layouts.job.job import Job
+from pardemo.planner.layouts.job.layout import Layout
+from pardemo.planner.layouts.price.step import stages
+from pardemo.planner.layouts.share.adapters import trained_params
+from pardemo.planner.layouts.share.kept import kept_bytes
+from pardemo.planner.layouts.share.rank_parameters import Owned, owned_layer, owned_params
+
+LINES = ("parameters", "gradients", "optimizer states", "gathered parameters", "activations", "logits", "program")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the fullest rank by :data:`LINES`, and the stage that it is in."""
+
+    lines: dict[str, float]
+    stage: int
+
+    @property
+    def peak_bytes(self) -> float:
+        return sum(self.lines.values())
+
+
+def memory(job: Job, layout: Layout) -> Memory:
+    """Bytes of a rank of the fullest stage."""
+    split = stages(job, layout)
+    alike = len(set(split)) == 1  # then it is the first or the last one
+    places = {0, layout.pp - 1} if alike else range(layout.pp)
+    return max(
+        (Memory(_stage(job, layout, split, place), place) for place in places), key=lambda stage: stage.peak_bytes
+    )
+
+
+def _stage(job: Job, layout: Layout, split: list[int], place: int) -> dict[str, float]:
+    shape, stack = job.shape, job.stack
+    owned = owned_params(job, layout, split, place)
+    shard = owned.sharded(layout)
+    trained = trained_params(job, layout, split, place)
+    whole, part = trained.whole, trained.sharded(layout)
+    if job.frozen:  # adapters come to the model's own weights
+        owned, shard = Owned(owned.dense + trained.dense, owned.experts), shard + part
+    stage = ("none", "zero1", "zero2", "zero3").index(layout.sharding)
+    tokens = layout.micro_batch * job.sequence / layout.cp
+    micro_batches = in_flight(layout, place)
+    lines = {
+        "parameters": stack.weight * (shard if stage == 3 else owned.whole),
+        "gradients": (stack.gradient + stack.gradient_copy) * (part if stage >= 2 else whole),
+        "optimizer states": stack.state * (part if stage >= 1 else whole),
+        "activations": micro_batches * max(0, split[place] - layout.offload) * tokens * kept_bytes(job, layout),
+        "program": stack.program,
+    }
+    if stage >= 2 and stack.queued:  # beside those that are kept
+        least = 2 * owned_layer(shape, layout).whole if stage == 3 else 0.0
+        lines["gradients"] += stack.gradient * min(max(stack.queued, least), whole)
+    if stage == 3 and layout.pp == 1:  # the layer that computes and the next, or what else is gathered ahead
+        each = owned_layer(shape, layout)
+        ahead = min(owned.whole, each.whole + max(each.whole, stack.queued / 2))
+        lines["gathered parameters"] = 2 * ahead * (1 - each.sharded(layout) / each.whole)
+    elif stage == 3:  # a pipeline's stage stays whole over a step, and so do its gradients
+        lines["gathered parameters"] = 2 * (owned.whole - shard)
+        lines["gradients"] = stack.gradient * whole
+    if layout.tp > 1:
+        lines["activations"] += tokens * stack.gathered * shape.hidden
+    if layout.recompute == "full":  # the layer that is recomputed
+        lines["activations"] += tokens * kept_bytes(job, layout.but(recompute="none"))
+    elif layout.modules:  # of the layer whose backward pass runs
+        every = kept_bytes(job, layout.but(recompute="none", modules=()))
+        lines["activations"] += tokens * (every - kept_bytes(job, layout))
+    if place == 0:
+        lines["activations"] += (
+            micro_batches * tokens * 2 * shape.hidden / (layout.tp if layout.sequence_parallel else 1)
+        )
+    if place == layout.pp - 1:
+        lines["logits"] = tokens * shape.vocabulary / layout.tp * stack.logits
+    return lines
+
+
+def in_flight(layout: Layout, place: int) -> float:
+    """Micro-batches whose activations a stage holds at most.
+
+    1F1B: as many as there are stages from it on; interleaved (p − 1)/(p·v) more (Korthikanti et al. 2022, 4.2.3);
+    ZB-H1: on every stage as many as on the first.
+    """
+    p, m = layout.pp, layout.accumulation
+    if layout.chunks > 1:
+        return min(m, p * (1 + (p - 1) / (p * layout.chunks)) - place / layout.chunks)
+    return min(m, p if layout.schedule == "zb-h1" else p - place)

@@ -1,0 +1,271 @@
+"""A step's seconds: layers on stages, the slowest of which all wait for, and what ranks with equal parameters send."""
+
+import math
+from dataclasses import dataclass
+
+from pardemo.planner import hardware
+from pardemo.planner.layouts.job.job import Job
+from pardemo.planner.layouts.job.layout import Layout
+from pardemo.planner.layouts.job.machines import Machine
+from pardemo.planner.layouts.model.shape import Shape
+from pardemo.planner.layouts.price.engine_rules import TimedStep
+from pardemo.planner.layouts.price.work import Parts, head, layer
+from pardemo.planner.layouts.share.adapters import trained_layer, trained_params
+from pardemo.planner.layouts.share.kept import kept_bytes
+from pardemo.planner.layouts.share.rank_parameters import Owned, owned_layer
+
+
+@dataclass(frozen=True)
+class PredictedStep(TimedStep):
+    """A step of the rank that the others wait for.
+
+    Args:
+        parts: seconds by :data:`pardemo.planner.layouts.price.work.PARTS`.
+        model_flops: operations of all ranks that the model needs, nothing recomputed. peak_flops: of a GPU.
+        tokens: of a step. stages: layers of each.
+    """
+
+    parts: dict[str, float]
+    model_flops: float
+    peak_flops: float
+    tokens: int
+    gpus: int
+    stages: tuple[int, ...]
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of one GPU."""
+        return self.tokens / self.seconds / self.gpus
+
+    @property
+    def mfu(self) -> float:
+        """The model's operations over what the GPUs could have done (Chowdhery et al. 2022, appendix B)."""
+        return self.model_flops / self.seconds / self.gpus / self.peak_flops
+
+
+def stages(job: Job, layout: Layout) -> list[int]:
+    """Layers of each stage.
+
+    A program that balances stages counts the head as the layers that have as many weights, and goes to the next stage
+    when the last one has its share: nanotron's ``build_model`` (huggingface/nanotron, ``models/base.py``).
+    """
+    shape, pp = job.shape, layout.pp
+    if not job.stack.balanced:
+        if job.stack.ends_as_layers and shape.layers % (pp * layout.chunks) and pp > 1:
+            split = pieces(shape, pp * layout.chunks)
+            return [sum(split[stage::pp]) for stage in range(pp)]
+        whole, rest = divmod(shape.layers, pp)
+        return [whole + (stage < rest) for stage in range(pp)]
+    layers = [0] * pp
+    for stage in _balanced(shape, pp)[: shape.layers]:
+        layers[stage] += 1
+    return layers
+
+
+def pieces(shape: Shape, count: int) -> list[int]:
+    """Layers of each piece of the model where they do not divide, as Megatron-core's recipes cut it.
+
+    The embedding, the loss and each layer of multi-token prediction take a layer's place where the pieces come out even
+    so: 126 layers are cut into 128 pieces. Else the loss does, and the first pieces have a layer more.
+    """
+    last = 1 + shape.mtp
+    each, rest = divmod(shape.layers + 1 + last, count)
+    if rest == 0 and each >= last:
+        return [each - 1, *[each] * (count - 2), each - last]
+    each, rest = divmod(shape.layers + last, count)
+    split = [each + (place < rest) for place in range(count)]
+    short = max(0, last - split[-1])
+    split[-1] = max(0, split[-1] - last)
+    for place in range(count - 2, count - 2 - short, -1):
+        split[place] -= 1
+    return split
+
+
+def idle_stages(job: Job, layout: Layout) -> int:
+    """Stages that a program that balances them leaves without anything: it cannot run such a pipeline.
+
+    nanotron's ``check_model_has_grad`` asks for more layers or fewer stages then.
+    """
+    return layout.pp - 1 - _balanced(job.shape, layout.pp)[-1] if job.stack.balanced else 0
+
+
+def _balanced(shape: Shape, pp: int) -> list[int]:
+    """Stage of each layer, and of what follows them: norm, head, conversion to fp32, loss."""
+    each = shape.attention_params + sum(product.params for product in shape.mlp(shape.middle))
+    share = (shape.layers * each + shape.head_params) / pp
+    placement, done, stage = [], 0.0, 0
+    for cost in (*[each] * shape.layers, 0, shape.head_params, 0, 0):
+        placement.append(stage)
+        done += cost
+        if done > share * (stage + 1) and stage < pp - 1:
+            stage += 1
+    return placement
+
+
+def step(job: Job, layout: Layout) -> PredictedStep:
+    """A step's time, part by part.
+
+    From its first micro-batch on the slowest stage has no pause; before and after it the others work, which is the
+    bubble. Interleaved, that is a ``chunks``-th (Narayanan et al. 2021, arXiv 2104.04473, 2.2). In ZB-H1 gradients of
+    weights, a third of a micro-batch, fill it (Qi et al. 2023, arXiv 2401.10241, 2.1).
+    """
+    shape, machine, stack = job.shape, job.machine, job.stack
+    mean = Parts()
+    for kind, count in shape.kinds:
+        mean.more(layer(job, layout, kind), count / shape.layers)
+    last = head(job, layout)
+    split = stages(job, layout)
+    busy = [count * mean.total for count in split]
+    busy[-1] += last.total
+    slowest = max(range(layout.pp), key=busy.__getitem__)
+    parts, m = Parts(), layout.accumulation
+    parts.more(mean, m * split[slowest])
+    if slowest == layout.pp - 1:
+        parts.more(last, m)
+    if layout.offload:
+        parts.add("offload", m * _offloaded(job, layout, mean, split[slowest]))
+    if layout.pp > 1:
+        tokens = layout.micro_batch * job.sequence / layout.cp
+        nbytes = 2 * tokens * shape.hidden / layout.tp  # each tensor-parallel rank sends its part
+        parts.add("pipeline messages", stack.send_s * waited_messages(layout) + _messages(machine, layout, nbytes))
+        others = sum(busy) - busy[slowest]
+        if layout.schedule == "zb-h1" and m >= layout.pp and not job.frozen:
+            others *= 1 / 3  # (p − 1)(F + B − W) where the three are alike
+        parts.add("pipeline bubble", others / layout.chunks)
+    data_parallel(job, layout, split, mean, parts)
+    tokens = layout.batch * job.sequence
+    seconds = {name: job.pace * value for name, value in parts.seconds.items()}
+    return PredictedStep(
+        seconds, tokens * shape.flops(job.sequence, frozen=job.frozen), job.peak_flops, tokens, layout.gpus,
+        tuple(split),
+    )  # fmt: skip
+
+
+def _offloaded(job: Job, layout: Layout, mean: Parts, layers: int) -> float:
+    """Seconds of a micro-batch in which activations go to the host and come back, beside the layers' computation."""
+    tokens = layout.micro_batch * job.sequence / layout.cp
+    nbytes = 2 * min(layout.offload, layers) * tokens * kept_bytes(job, layout)
+    return max(0.0, nbytes / hardware.host_bytes_per_s(job.machine.gpu) - layers * mean.total)
+
+
+def waited_messages(layout: Layout) -> int:
+    """Messages between stages on the longest path of a step; each is received when it is needed, and not before.
+
+    Two for each micro-batch, an activation and a gradient, and as many to fill and to drain. With two stages both
+    go at once, one to each side, and an 1F1B pipeline of more saves three where the middle meets its ends.
+    """
+    m, pp = layout.accumulation, layout.pp
+    if layout.chunks > 1:
+        return 2 * (m * layout.chunks + pp - 1)
+    return m + 1 if pp == 2 else 2 * (m + pp - 1) - min(m + 1, 3)
+
+
+def _messages(machine: Machine, layout: Layout, nbytes: float) -> float:
+    """Seconds on the way of the messages between stages that are waited for.
+
+    Stages of one host may be neighbours, and the next ones are on another. To fill and to drain, each step of the way
+    is taken once in each direction; between, all wait for the slowest step.
+    """
+    stride = layout.tp * layout.cp * layout.dp
+    leaving, steps = machine.crossings(layout.pp, stride), layout.pp - 1
+    within, across = machine.send(nbytes, stride, False), machine.send(nbytes, stride, True)
+    ends = 0 if layout.pp == 2 else 2 * steps
+    both = leaving * across + (steps - leaving) * within
+    return (waited_messages(layout) - ends) * (across if leaving else within) + ends * both / steps
+
+
+def data_parallel(job: Job, layout: Layout, split: list[int], mean: Parts, parts: Parts) -> None:
+    """Adds to ``parts`` the traffic of ranks with the same parameters, and the update of what each rank owns."""
+    machine, stack = job.machine, job.stack
+    owned = max(
+        (trained_params(job, layout, split, place) for place in range(layout.pp)),
+        key=lambda rank_params: rank_params.whole,
+    )
+    n = layout.replicas
+    if n > 1 and layout.sharding == "zero3":
+        _fully_sharded(job, layout, split, mean, parts)
+    elif n > 1:
+        covered = 0.0
+        if layout.sharding == "none" or stack.hides_shards:  # behind the last micro-batch's backward pass
+            covered = stack.hidden * 2 / 3 * mean.total * split[0]
+        out, back = _exchange(job, layout, owned)
+        once = _over_groups(job, layout, owned)
+        again = layout.accumulation - 1 if layout.sharding == "zero2" else 0  # gradients go with each micro-batch
+        each = out + back if stack.regathers else out
+        exposed = max(0.0, out + once + back - covered) + again * max(0.0, each - covered)
+        parts.add("data-parallel traffic", exposed)
+    moved = owned.sharded(layout) * (2 * stack.state + stack.gradient)
+    parts.add("optimizer", moved / machine.memory_bytes_per_s)
+
+
+def _exchange(job: Job, layout: Layout, owned: Owned) -> tuple[float, float]:
+    """Seconds until gradients are where they are used, and until parameters that were updated there are everywhere."""
+    machine, stack, n = job.machine, job.stack, layout.replicas
+    group = layout.shard_group or n
+    out, back = stack.reduce_s * (n - 1).bit_length(), 0.0
+    for params, ranks, stride in _groups(owned, group, layout):
+        share = _share(job, ranks, stride)
+        out += math.ceil(params / stack.bucket) * stack.bucket_host_s * machine.crossings(ranks, stride)
+        if layout.sharding == "none":
+            out += machine.all_reduce(stack.gradient * params, ranks, stride) / share
+        else:
+            out += machine.gather(stack.gradient * params, ranks, stride) / share
+            back += machine.gather(2 * params, ranks, stride) / share
+    return out, back
+
+
+def _over_groups(job: Job, layout: Layout, owned: Owned) -> float:
+    """Seconds in which gradients are summed over groups that share states, once a step, where these are several (HSDP).
+
+    Zhao et al. 2023 (arXiv 2304.11277), 3.2.2.
+    """
+    if not 0 < layout.shard_group < layout.replicas:
+        return 0.0
+    seconds = 0.0
+    in_groups, in_all = (_groups(owned, ranks, layout) for ranks in (layout.shard_group, layout.replicas))
+    for (params, within, stride), (_, everywhere, _) in zip(in_groups, in_all, strict=True):
+        groups, apart = everywhere // within, stride * within
+        sent = job.machine.all_reduce(job.stack.gradient * params / within, groups, apart)
+        seconds += sent / _share(job, groups, apart)
+    return seconds
+
+
+def _groups(owned: Owned, n: int, layout: Layout) -> list[tuple[float, int, int]]:
+    """Groups of ``n`` ranks with the same parameters: (parameters, ranks, stride). Experts are on every ``ep``-th."""
+    dense = (owned.dense, n, layout.tp)
+    return [dense] if not owned.experts else [dense, (owned.experts, layout.expert_copies(n), layout.expert_ranks)]
+
+
+def _share(job: Job, n: int, stride: int) -> float:
+    """The share of the links' rate that an exchange of gradients reaches; between hosts at most ``reduce_most``."""
+    stack = job.stack
+    if job.machine.inside(n, stride):
+        return stack.reduce_share
+    return min(stack.reduce_share, stack.reduce_most / job.machine.rate(n, stride))
+
+
+def _fully_sharded(job: Job, layout: Layout, split: list[int], mean: Parts, parts: Parts) -> None:
+    """Each micro-batch gathers a layer's parameters twice and scatters its gradients, beside the layers' computation.
+
+    With LoRA the gradients are the adapters' alone. Nothing hides the first layer's gathers, before either pass begins,
+    nor its scatter, when both are over.
+    """
+    shape, machine, stack = job.shape, job.machine, job.stack
+    group, stride = layout.shard_group or layout.replicas, layout.tp
+    per_layer = owned_layer(shape, layout)
+    trained = trained_layer(job, layout) if job.frozen else per_layer
+
+    def seconds(times: float, layer: Owned) -> float:
+        groups = _groups(layer, group, layout)
+        return sum(machine.gather(times * params, ranks, apart) / _share(job, ranks, apart)
+                   for params, ranks, apart in groups)  # fmt: skip
+
+    each = 2 * seconds(2, per_layer) + seconds(stack.gradient, trained)
+    exposed = max(each, max(split) * (each - stack.hidden * mean.total))
+    ends = shape.embedding_params / layout.tp
+    once = 2 * machine.gather(2 * ends, group, stride)
+    once += 0.0 if job.frozen else machine.gather(stack.gradient * ends, group, stride)
+    once /= _share(job, group, stride)
+    parts.add("data-parallel traffic", layout.accumulation * (exposed + once))
+    whole = Owned(max(split) * trained.dense, max(split) * trained.experts)
+    parts.add("data-parallel traffic", _over_groups(job, layout, whole))

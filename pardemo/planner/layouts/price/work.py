@@ -1,0 +1,249 @@
+"""Seconds of a micro-batch on one rank: a layer's products, attention, memory, launches and traffic, and the head's."""
+
+from dataclasses import dataclass, field
+
+from pardemo.planner.layouts.job.job import Job
+from pardemo.planner.layouts.job.layout import Layout
+from pardemo.planner.layouts.model.recomputed import again as recomputed
+from pardemo.planner.layouts.model.shape import COLUMNS, Layer, Product
+from pardemo.planner.layouts.model.tuning import adapted
+
+#: Where a step's time goes.
+PARTS = (
+    "layers as measured",
+    "matrix multiplications",
+    "attention",
+    "memory bandwidth",
+    "launching kernels",
+    "tensor-parallel traffic",
+    "context-parallel traffic",
+    "expert-parallel traffic",
+    "pipeline messages",
+    "pipeline bubble",
+    "data-parallel traffic",
+    "offload",
+    "optimizer",
+)
+MOST_OF_ALONE = 1.05  # of what products reach alone, which was measured with one release of their library
+BACKWARD_ATTENTION = 2.5  # of its forward: five products for two (arXiv 2307.08691, 3.1)
+LOSS_BYTES = 16  # read and written for each logit in both passes: bf16 once, fp32 three times
+HIDDEN_RING = 0.8  # of attention, beside which keys and values go round
+
+
+@dataclass
+class Parts:
+    """Seconds by what takes them."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Adds ``seconds`` to one part."""
+        if seconds:
+            self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+
+    def more(self, other: "Parts", times: float = 1.0) -> None:
+        """Adds all parts of ``other``, ``times`` times."""
+        for name, seconds in other.seconds.items():
+            self.add(name, seconds * times)
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values())
+
+
+def product(job: Job, weights: Product, tp: int, tokens: float, whole: bool = False) -> float:
+    """Seconds of ``tokens`` rows times one rank's share of the weights; ``whole``: in bf16, whatever the job's is.
+
+    Operations over the rate of large products, which each of the three sizes loses something of when it is small.
+    """
+    inputs, outputs = weights.on(tp)
+    small, rate = job.small, 1.0 if whole else job.rate
+    gpu = job.machine.gpu
+    most = gpu.reachable * (1.0 if gpu.measured else MOST_OF_ALONE)
+    reached = min(job.machine.matrix_flops * job.stack.products, most)
+    full = 2 * tokens * inputs * outputs / (reached * rate)
+    return full * (1 + small / tokens) * (1 + small / inputs) * (1 + small / outputs)
+
+
+def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
+    """Seconds of both passes of a micro-batch through one layer on one rank, with what is recomputed.
+
+    ``kind``: by default the model's first.
+    """
+    shape, machine, stack, parts = job.shape, job.machine, job.stack, Parts()
+    kind = kind or shape.kinds[0][0]
+    tokens = layout.micro_batch * job.sequence / layout.cp
+    full = layout.recompute == "full"
+    passes = 4 if full else 3  # of a product: the backward pass makes two, or one for inputs alone
+    blocks = bool(kind.mixer) + bool(kind.mlp)
+    exchanges = (3 if full else 2) * blocks  # one of each in each pass, and in the recomputed one
+    again = stack.selective_products if layout.recompute == "selective" and not layout.modules else 0.0
+    modules = recomputed(shape, layout.modules, kind)
+    exchanges += modules.blocks
+    weights = shape.products(kind)
+    products = sum(product(job, each, layout.tp, tokens) for each in weights)
+    whole = stack.whole / (layout.tp if layout.sequence_parallel else 1)
+    moved = tokens * shape.hidden * (whole + stack.cut / layout.tp) * blocks  # two blocks, of 2 bytes
+    moved += tokens * job.casts * sum(sum(each.on(layout.tp)) for each in weights)
+    more = sum(product(job, each, layout.tp, tokens) for each in modules.weights)
+    more_moved = tokens * (
+        modules.blocks * shape.hidden * (whole + stack.cut / layout.tp) + 2 * modules.numbers / layout.tp
+    )
+    if job.frozen and stack.adapters:  # read for the low rank; written, read and added to what the weight makes
+        sizes = [(inputs, outputs / layout.tp) for inputs, outputs in adapted(job.tuning, shape)]
+        moved += stack.adapters * tokens * sum(2 * inputs + 6 * outputs for inputs, outputs in sizes)
+    attention = 0.0
+    if kind.mixer == "attention":
+        attention = _attention(job, layout, kind)
+    elif kind.mixer == "mamba" and shape.mamba:
+        moved += 2 * tokens * shape.mamba.inner / layout.tp * stack.filtered
+        scan = tokens * shape.mamba.scan_flops / layout.tp
+        attention = (1 + BACKWARD_ATTENTION + full) * scan / (machine.attention_flops * stack.attention)
+    launches = _launching(job, layout) * blocks / 2
+    if kind.mlp == "experts":
+        routed = experts(job, layout)
+        products += routed.products
+        moved += routed.moved
+        whole_again = "moe" in layout.modules
+        more += whole_again * routed.products
+        more_moved += whole_again * routed.moved
+        launches += routed.launches * (4 / 3 if whole_again else 1)
+        times = 6 if full or whole_again else 4  # there and back, in each pass
+        parts.add("expert-parallel traffic", times * routed.exchange)
+    if stack.layer_s is None:
+        parts.add("matrix multiplications", (passes + again - job.frozen) * products + more)
+        parts.add("attention", attention)
+        parts.add("memory bandwidth", ((passes + again) * moved + more_moved) / machine.memory_bytes_per_s)
+    else:
+        parts.add("layers as measured", passes / 3 * stack.layer_s)
+    if layout.tp > 1:
+        once = machine.all_reduce(2 * tokens * shape.hidden, layout.tp)
+        once += (stack.start - 1) * machine.latency(layout.tp)
+        once += 0.0 if machine.inside(layout.tp) else stack.crossing_s
+        parts.add("tensor-parallel traffic", exchanges * once * (1 - stack.hides_tensor))
+    if layout.cp > 1 and kind.mixer == "attention":
+        parts.add("context-parallel traffic", _context(job, layout, attention))
+    if stack.layer_s is None:
+        parts.add("launching kernels", max(0.0, launches * passes / 3 - parts.total))
+    return parts
+
+
+@dataclass(frozen=True)
+class Routed:
+    """A rank's experts of one layer, of one pass.
+
+    Args:
+        products: seconds of their products. moved: bytes through memory of what is sorted, activated and joined.
+        exchange: seconds of one all-to-all. launches: host time for both passes.
+    """
+
+    products: float
+    moved: float
+    exchange: float
+    launches: float
+
+
+def experts(job: Job, layout: Layout) -> Routed:
+    """What a rank does with the tokens that are sent to its experts, and the exchange that brings them.
+
+    The tokens are those of ``ep`` × ``etp`` ranks, each of which has a tensor-parallel share of its own (sequence
+    parallel), and each goes to ``chosen`` experts.
+    """
+    shape, machine, stack, of = job.shape, job.machine, job.stack, job.shape.experts
+    if of is None:
+        raise ValueError(f"{shape.name or 'this model'} has no experts")
+    tokens = layout.micro_batch * job.sequence / layout.cp / layout.tp
+    sent = tokens * of.chosen  # rows that a rank sends, and as many that it gets, if all are chosen alike
+    rows = sent * layout.etp * job.imbalance
+    here = of.count / layout.ep
+    weights = shape.mlp(of.middle)
+    products = here * sum(product(job, each, layout.etp, rows / here) for each in weights)
+    fused = job.dispatcher == "fused"
+    moved = 2 * shape.hidden * rows * (stack.routed_fused if fused else stack.routed)
+    moved += 2 * rows * of.middle / layout.etp * (3 if shape.gated else 2)  # the activation: read and written
+    moved += rows * job.casts * sum(sum(each.on(layout.etp)) for each in weights)
+    nbytes = 2 * sent * shape.hidden
+    if fused:
+        exchange = job.imbalance * machine.dispatch(nbytes, layout.ep, layout.etp, of.chosen)
+    else:
+        exchange = job.imbalance * machine.all_to_all(nbytes, layout.ep, layout.etp)
+    exchange *= 1 - job.overlap * stack.hides_experts
+    if layout.etp > 1:
+        exchange += machine.gather(2 * rows * shape.hidden, layout.etp)
+    if of.biased:
+        moved += 2 * rows * sum(each.on(layout.etp)[1] for each in weights) * stack.biased
+    host = job.dropless and not (fused and job.started_by_graphs)
+    launches = stack.expert_launch_s if host else 0.0
+    return Routed(products, moved, exchange, launches)
+
+
+def _attention(job: Job, layout: Layout, kind: Layer) -> float:
+    """Seconds of attention in both passes. Where it is not fused, the scores go through memory.
+
+    Of a causal sequence cut over ``cp`` ranks, the last one has the most to do, unless the program gives each rank one
+    piece from the front and one from the back.
+    """
+    shape, machine, length = job.shape, job.machine, job.sequence
+    heads = shape.heads / layout.tp
+    flops = 2 * layout.micro_batch * length / layout.cp * length * heads * (shape.head + shape.value)
+    chosen = "core_attn" in layout.modules if layout.modules else job.stack.selective_attention
+    again = layout.recompute == "full" or (layout.recompute == "selective" and chosen)
+    if job.fused:
+        flops *= shape.seen(kind, length) / length
+        even = job.stack.even_context or layout.context == "all-to-all"  # then each rank has the whole sequence
+        uneven = 1.0 if even else 2 - 1 / layout.cp
+        return (1 + BACKWARD_ATTENTION + again) * uneven * flops / (machine.attention_flops * job.stack.attention)
+    scores = layout.micro_batch * length / layout.cp * length * heads * 2 * job.stack.scores
+    return (3 + again) * (flops / machine.matrix_flops + scores / machine.memory_bytes_per_s)
+
+
+def _context(job: Job, layout: Layout, attention: float) -> float:
+    """Seconds of context-parallel traffic that attention does not hide.
+
+    Keys and values go round the ring beside attention; in the backward pass their gradients go with them. A program
+    that gathers them begins with the part that is there, too. With all-to-alls, queries, keys, values and attention's
+    outputs go to all ranks in each pass, which nothing hides (Jacobs et al. 2023, arXiv 2309.14509, 3.2).
+    """
+    shape = job.shape
+    if layout.context == "all-to-all":
+        tokens = layout.micro_batch * job.sequence / layout.cp
+        width = shape.heads * (shape.head + shape.value) + shape.groups * (shape.head + shape.value)
+        passes = 3 if layout.recompute == "full" else 2
+        sent = job.machine.all_to_all(2 * tokens * width / layout.tp, layout.cp, layout.tp)
+        return passes * (sent + 3 * job.machine.latency(layout.cp, layout.tp))  # four of them
+    nbytes = 2 * layout.micro_batch * job.sequence * shape.groups * (shape.head + shape.value) / layout.tp
+    machine, ranks = job.machine, (layout.cp, layout.tp)
+    if job.stack.gathers_context:
+        forward, backward = machine.gather(nbytes, *ranks), 2 * machine.gather(nbytes, *ranks)
+    else:
+        forward, backward = machine.ring(nbytes, *ranks), machine.ring(2 * nbytes, *ranks)
+    ring = backward + (2 if layout.recompute == "full" else 1) * forward
+    return max((1 - HIDDEN_RING) * ring, ring - HIDDEN_RING * attention)
+
+
+def _launching(job: Job, layout: Layout) -> float:
+    """Host time to start a layer's kernels, nothing recomputed: a GPU that is quicker waits for it."""
+    stack = job.stack
+    if job.started_by_graphs:
+        return 0.0
+    each = stack.launch_s + stack.launch_rank_s * (layout.tp - 1)
+    if layout.tp > 1 and layout.pp > 1 and layout.gpus > job.machine.host_gpus:
+        each += stack.crossing_rank_s * layout.tp
+    return each
+
+
+def head(job: Job, layout: Layout) -> Parts:
+    """Seconds of the logits and their loss, both passes; and of the layers that predict further tokens."""
+    shape, parts = job.shape, Parts()
+    tokens = layout.micro_batch * job.sequence / layout.cp
+    head = Product(shape.hidden, shape.vocabulary, COLUMNS)
+    times = 1 + shape.mtp
+    logits = tokens * shape.vocabulary / layout.tp
+    passes = 3 if not job.frozen or job.tuning.embeddings else 2
+    parts.add("matrix multiplications", times * passes * product(job, head, layout.tp, tokens, whole=True))
+    parts.add("memory bandwidth", times * logits * LOSS_BYTES / job.machine.memory_bytes_per_s)
+    if shape.mtp:
+        parts.more(layer(job, layout, shape.mtp_layer), shape.mtp)
+        joined = product(job, Product(2 * shape.hidden, shape.hidden, COLUMNS), layout.tp, tokens)
+        parts.add("matrix multiplications", shape.mtp * (3 - job.frozen) * joined)
+    return parts

@@ -1,0 +1,183 @@
+"""Runs whose outcome is known, one in each row of a CSV file: a published table's, or your own."""
+
+import csv
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pardemo.planner import hardware, profile
+from pardemo.planner.layouts.job import machines
+from pardemo.planner.layouts.job.job import Job
+from pardemo.planner.layouts.job.layout import Layout, check, recomputation
+from pardemo.planner.layouts.job.stacks import stack
+from pardemo.planner.layouts.model import configurations
+from pardemo.planner.layouts.model.shape import Shape
+from pardemo.planner.layouts.published.cells import TRUTH, Cells, rows
+from pardemo.planner.profile import GpuProfile
+
+#: Columns that every row needs, with what they say.
+NEEDED = {
+    "gpu": "A100-80GB, H100, … or a profile.json", "gpus": "in all", "sequence": "tokens of a sample",
+    "micro_batch": "samples of one", "accumulation": "micro-batches of a step",
+}  # fmt: skip
+#: Columns with what is taken where they are left out or empty. A model is ``model``, a name, folder or config.json, or
+#: its sizes. ``between`` is Gbit/s of a host's adapters together. Of ``seconds`` and ``tokens_per_s`` (of one GPU) one
+#: is needed where the outcome is ok.
+OPTIONAL = {
+    "model": "", "layers": "", "hidden": "", "heads": "", "groups": "", "middle": "", "vocabulary": "", "gated": "1",
+    "tied": "0", "host_gpus": "8", "between": "400", "tp": "1", "cp": "1", "dp": "", "pp": "1", "ep": "1",
+    "etp": "1", "offload": "0", "graphs": "", "dispatch": "", "dropless": "1", "imbalance": "1", "mtp": "0",
+    "sharding": "none", "shard_group": "0", "sequence_parallel": "0", "chunks": "1", "recompute": "none",
+    "fused": "1", "precision": "bf16", "program": "megatron-core", "seconds": "", "tokens_per_s": "", "peak_gb": "",
+    "outcome": "ok", "source": "",
+}  # fmt: skip
+OUTCOMES = {"ok": "ok", "oom": "oom", "failed": "failed"}
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """A run and what came of it.
+
+    Args:
+        seconds: of a step; peak_bytes: of a GPU; None where not known.
+        outcome: ok, oom, or failed, which may have any reason.
+        wrong: why the row cannot be true as it stands, "" where it can.
+    """
+
+    job: Job
+    layout: Layout
+    seconds: float | None
+    peak_bytes: float | None
+    outcome: str = "ok"
+    source: str = ""
+    wrong: str = ""
+
+    @property
+    def publisher(self) -> str:
+        """Who published it: what stands before the comma in ``source``."""
+        return self.source.split(",")[0]
+
+
+def read(path: Path, own: GpuProfile | None = None, left_out: list[str] | None = None) -> list[PublishedRun]:
+    """The rows of a file of the columns above.
+
+    Args:
+        own: takes the place of the GPU that has its name.
+        left_out: gets a line for each row that is impossible, whose other rows are then read all the same.
+
+    Raises:
+        ValueError: a column is missing; or a row is impossible, whose line is named, and there is no ``left_out``, or
+            every row is.
+    """
+    header, lines = rows(path)
+    if missing := [name for name in NEEDED if name not in header]:
+        columns = ", ".join(f"{name} ({NEEDED[name]})" for name in missing)
+        raise ValueError(f"{path.name} has no column {columns}; docs/planner.md lists all")
+    if "model" not in header and not {"layers", "hidden", "heads", "vocabulary"} <= set(header):
+        raise ValueError(f"{path.name} says no model: a column model, or layers, hidden, heads, middle and vocabulary")
+    if not {"seconds", "tokens_per_s"} & set(header):
+        raise ValueError(f"{path.name} says no speed: a column seconds (of a step) or tokens_per_s (of one GPU)")
+    if unknown := [name for name in header if name and name not in NEEDED and name not in OPTIONAL]:
+        raise ValueError(f"{path.name}: no such column: {', '.join(unknown)}; docs/planner.md lists all")
+    return each(path, lines, lambda row: [run(row, own, path.parent)], left_out)
+
+
+def each(
+    path: Path,
+    lines: Iterable[tuple[int, dict[str, str]]],
+    runs_of: Callable[[dict[str, str]], Iterable[PublishedRun]],
+    left_out: list[str] | None,
+) -> list[PublishedRun]:
+    """The runs of all rows; what ``left_out`` is, and what is raised: :func:`read`."""
+    found: list[PublishedRun] = []
+    told = [] if left_out is None else left_out
+    for number, row in lines:
+        try:
+            found += runs_of(row)
+        except ValueError as error:
+            told.append(f"{path.name}, line {number}: {error}")
+            if left_out is None:
+                raise ValueError(told[-1]) from None
+    if not found:
+        raise ValueError(told[-1] if told else f"{path.name} has no rows")
+    return found
+
+
+def run(row: Mapping[str, str], own: GpuProfile | None = None, folder: Path = Path()) -> PublishedRun:
+    """The run of one row; paths in it start from ``folder``.
+
+    Raises:
+        ValueError: a value is wrong, or the layout cannot be run.
+    """
+    value = Cells(row, OPTIONAL)
+    gpus = value.whole("gpus")
+    gpu = _gpu(value.text("gpu"), gpus, own, folder)
+    of_a_host = value.whole("host_gpus") if value.has("host_gpus") else gpu.host_gpus or hardware.host_gpus(gpu.gpu)
+    between = None if gpu.between and not value.has("between") else value.number("between") * 1e9 / 8
+    machine = machines.machine(gpu, gpus, min(gpus, of_a_host), between)
+    tp, cp, pp = value.whole("tp"), value.whole("cp"), value.whole("pp")
+    layout = Layout(
+        tp=tp, cp=cp, pp=pp, ep=value.whole("ep"),
+        dp=value.whole("dp") if value.has("dp") else max(1, gpus // (tp * cp * pp)), sharding=value.text("sharding"),
+        shard_group=value.whole("shard_group", 0), sequence_parallel=value.one_of("sequence_parallel", TRUTH),
+        micro_batch=value.whole("micro_batch"), accumulation=value.whole("accumulation"), chunks=value.whole("chunks"),
+        **recomputation(value.text("recompute")), etp=value.whole("etp"), offload=value.whole("offload", 0),
+    )  # fmt: skip
+    shape, sequence = _shape(value), value.whole("sequence")
+    if mtp := value.whole("mtp", 0):
+        shape = replace(shape, mtp=mtp)
+    program = stack(value.text("program"))
+    check(layout, shape, gpus, sequence, program.ends_as_layers)
+    job = Job(
+        shape, machine, program, sequence, value.one_of("fused", TRUTH),
+        hardware.precision(value.text("precision")),
+        graphs=value.one_of("graphs", TRUTH) if value.has("graphs") else None, dispatch=value.text("dispatch"),
+        dropless=value.one_of("dropless", TRUTH), imbalance=value.number("imbalance"),
+    )  # fmt: skip
+    outcome = value.one_of("outcome", OUTCOMES)
+    peak = value.number("peak_gb") * 1e9 if value.has("peak_gb") else None
+    return PublishedRun(job, layout, _seconds(value, layout, sequence, outcome), peak, outcome, value.text("source"))
+
+
+def _seconds(value: Cells, layout: Layout, sequence: int, outcome: str) -> float | None:
+    """Seconds of a step; a run that was not ok may have none, or 0."""
+    seconds = value.number("seconds", 0) if value.has("seconds") else None
+    if seconds is None and value.has("tokens_per_s"):
+        tokens = value.number("tokens_per_s", 0)
+        seconds = tokens and layout.batch * sequence / tokens / layout.gpus
+    if outcome == "ok" and not seconds:
+        raise ValueError("outcome ok without seconds or tokens_per_s above 0")
+    return seconds or None
+
+
+def _gpu(name: str, gpus: int, own: GpuProfile | None, folder: Path) -> GpuProfile:
+    """A GPU's name, the own profile's, or a profile's file, seen from the folder of the runs."""
+    if own is not None and name == own.gpu.name:
+        return own
+    return profile.find(str(folder / name) if profile.is_file(str(folder / name)) else name, gpus)
+
+
+def _shape(value: Cells) -> Shape:
+    if value.has("model") and not value.has("layers"):
+        from pardemo.planner.layouts.model import sizes
+
+        return configurations.of(sizes.find(value.text("model")))
+    for name in ("layers", "hidden", "heads", "vocabulary"):
+        if not value.has(name):
+            raise ValueError(f"neither a model nor its {name}")
+    hidden, heads = value.whole("hidden"), value.whole("heads")
+    return Shape(
+        value.whole("layers"), hidden, heads, value.whole("groups") if value.has("groups") else heads,
+        value.whole("middle") if value.has("middle") else 4 * hidden, value.whole("vocabulary"),
+        value.one_of("gated", TRUTH), value.one_of("tied", TRUTH), name=value.text("model"),
+    )  # fmt: skip
+
+
+def write(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    """Rows by column name into a file that :func:`read` takes; columns that no row has are left out."""
+    rows = list(rows)
+    names = [name for name in (*NEEDED, *OPTIONAL) if any(name in row for row in rows)]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
