@@ -133,7 +133,7 @@ def python_of(chapter):
 
 @pytest.mark.parametrize("chapter", CHOOSING)
 def test_each_chapter_that_chooses_asks_the_rule(chapter):
-    asks = re.compile(r"from pardemo\.(planner\.layouts\.procedure(_check)?|draw\.rule) import")
+    asks = re.compile(r"from pardemo\.(planner\.layouts\.choice\.procedure(_check)?|draw\.rule) import")
     assert any(asks.search(source) for source in python_of(chapter))
 
 
