@@ -77,6 +77,17 @@ def test_inputs_are_kept_for_adapters_alone():
     assert dropped - some == 3 * LLAMA.hidden
 
 
+def test_adapters_move_what_tensor_parallelism_leaves_on_a_rank():
+    width, queries, middle = LLAMA.hidden, LLAMA.heads * LLAMA.head, LLAMA.middle
+    whole, cut = (adapters.moved_bytes(job(EVERY), Layout(tp=tp)) for tp in (1, 8))
+    by_columns = 2 * 2 * width * (1 - 1 / 8)  # the input of qkv, of gate and up: each rank reads it whole
+    assert cut - by_columns == pytest.approx(whole / 8)
+    alone = adapters.moved_bytes(job(Tuning(16, ("o_proj",), dropout=0.0)), Layout())
+    assert alone == 2 * queries + 8 * width, "read; written, read, added to what is read, and written"
+    down = adapters.moved_bytes(job(Tuning(16, ("down_proj",), dropout=0.0)), Layout(tp=8))
+    assert down == (2 * middle + 8 * width) / 8
+
+
 def test_fully_sharded_weights_are_gathered_and_no_gradient_of_theirs_is_sent():
     layout = Layout(dp=64, sharding="zero3")
     asked = [job(tuning, gpus=64) for tuning in (Tuning(), QKV)]
@@ -132,6 +143,7 @@ def test_the_command(capsys):
     assert "LoRA of rank 4 on q_proj, v_proj (8.2M parameters) beside the frozen llama3-70b" in capsys.readouterr().out
     for more, message in (
         (["--rank", "4", "--write", "x"], "layouts with LoRA are planned, not written"),
+        (["--target", ""], "--target is empty; it names LoRA's modules"),
         (["--rank", "4", "--full"], "--full trains all parameters, and --rank is LoRA's"),
         (["--rank", "0"], "--rank must be at least 1"),
         (["--target", "nothing"], "no module of a layer that is known"),

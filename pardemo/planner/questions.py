@@ -139,6 +139,8 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
     """Refuses what is impossible before torch is loaded, which takes seconds."""
     numbers.at_least(arguments, 1, "gpus", "hosts", "sequence", "per_step", "batch", "samples", "tp", "pp", "rank")
     numbers.at_least(arguments, 0, "price")
+    if arguments.target is not None and not arguments.target.strip():
+        raise ValueError("--target is empty; it names LoRA's modules, as q_proj,v_proj or all-linear")
     if arguments.full and arguments.embeddings:
         raise ValueError("--full trains embedding and head with all the rest; leave out --embeddings")
     if arguments.full and (said := [name for name in ("target", "rank") if getattr(arguments, name) is not None]):

@@ -126,7 +126,8 @@ def arguments(question: Mapping[str, str], folder: Path) -> Namespace:
         hardware.peak(gpu, hardware.precision(asked["precision"] or "bf16"))
     with _about("target"):
         if asked["target"] or rank:
-            command.tuning(asked["target"], rank, sizes.find(model), configurations.of(sizes.find(model)))
+            config = sizes.find(model)
+            command.tuning(asked["target"], rank, config, configurations.of(config))
     return Namespace(
         model=model, gpu=gpu.name, gpus=gpus, hosts=hosts, link=asked["link"] or None, explain=None, measured=None,
         target=asked["target"] or None, rank=rank,

@@ -6,7 +6,7 @@ from pardemo.planner.layouts.job.job import Job
 from pardemo.planner.layouts.job.layout import Layout
 from pardemo.planner.layouts.model.recomputed import again as recomputed
 from pardemo.planner.layouts.model.shape import COLUMNS, Layer, Product
-from pardemo.planner.layouts.model.tuning import adapted
+from pardemo.planner.layouts.share import adapters
 
 #: Where a step's time goes.
 PARTS = (
@@ -89,9 +89,8 @@ def layer(job: Job, layout: Layout, kind: Layer | None = None) -> Parts:
     more_moved = tokens * (
         modules.blocks * shape.hidden * (whole + stack.cut / layout.tp) + 2 * modules.numbers / layout.tp
     )
-    if job.frozen and stack.adapters:  # read for the low rank; written, read and added to what the weight makes
-        sizes = [(inputs, outputs / layout.tp) for inputs, outputs in adapted(job.tuning, shape)]
-        moved += stack.adapters * tokens * sum(2 * inputs + 6 * outputs for inputs, outputs in sizes)
+    if job.frozen and stack.adapters:
+        moved += stack.adapters * tokens * adapters.moved_bytes(job, layout)
     attention = 0.0
     if kind.mixer == "attention":
         attention = _attention(job, layout, kind)

@@ -14,6 +14,8 @@ from pardemo.planner.layouts.share.rank_parameters import Owned, owned_params
 MIXER = {"q", "k", "v", "qkv", "q_a", "kv_a"}
 UP = {"up", "gate", "gate+up"}
 DOWN = {"down"}
+#: Those that tensor parallelism cuts by rows: their input is cut, and of their output's sum each rank has its part.
+ROWS = {"o", "down"}
 
 
 def trained_params(job: Job, layout: Layout, split: list[int], place: int) -> Owned:
@@ -27,6 +29,19 @@ def trained_layer(job: Job, layout: Layout) -> Owned:
     """The same of a layer, where adapters are trained."""
     each = job.tuning.rank * sum(inputs + outputs for inputs, outputs in adapted(job.tuning, job.shape))
     return Owned(each / layout.tp, 0.0)
+
+
+def moved_bytes(job: Job, layout: Layout) -> float:
+    """Bytes of a token that a layer's adapters read and write on a rank in one pass, as operations of their own.
+
+    Each reads its module's input and writes an output; the sum of it and the module's output reads both and is written.
+    """
+    tuning, shape = job.tuning, job.shape
+    total = 0.0
+    for part, (inputs, outputs) in zip(adapted_parts(tuning, shape), adapted(tuning, shape), strict=True):
+        read = inputs / layout.tp if part in ROWS else inputs
+        total += 2 * read + 8 * outputs / layout.tp
+    return total
 
 
 def keeps_input(tuning: Tuning, shape: Shape, modules: set[str]) -> bool:
