@@ -17,7 +17,7 @@ from pardemo.planner.layouts.model import configurations, sizes
 from pardemo.planner.layouts.model.shape import Mamba, Shape
 from pardemo.planner.layouts.model.tuning import Tuning, adapter_params, weight_bytes
 from pardemo.planner.layouts.price.tuned_memory import OVERHEADS, FineTune, kept_of_a_token, peak
-from pardemo.planner.layouts.price.tuned_step import TRANSFORMERS, sent_bytes
+from pardemo.planner.layouts.price.tuned_step import FUSED_NORMS, TRANSFORMERS, sent_bytes
 from pardemo.planner.layouts.published import finetune_fit, finetune_runs
 
 RUNS = list(finetune_runs.read(finetune_runs.folder() / "finetunes.csv"))
@@ -83,7 +83,17 @@ def test_published_peaks():
 def test_constants_are_the_fits_to_every_second_run():
     fitted, _ = finetune_runs.halves(RUNS)
     assert finetune_fit.of_memory(fitted) == OVERHEADS
-    assert finetune_fit.of_time(fitted) == TRANSFORMERS
+    assert finetune_fit.of_time(fitted) == FUSED_NORMS
+    assert finetune_fit.of_plain(FUSED_NORMS).but(name=TRANSFORMERS.name) == TRANSFORMERS
+
+
+def test_times_of_the_other_half():
+    _, judged = finetune_runs.halves(RUNS)
+    for adapters in (True, False):
+        errors = [abs(run.time_error) for run in judged if run.seconds and run.job.tuning.lora == adapters]
+        assert errors
+        assert fmean(errors) < 0.09
+        assert max(errors) < 0.15
 
 
 def test_reports_of_memory():

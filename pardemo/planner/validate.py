@@ -24,12 +24,6 @@ from pardemo.planner.table import Hardware
 
 #: ms-swift's table for baichuan2-13b-chat on one A100-80GB: samples/s and GiB by the longest length.
 SWIFT = {512: (5.32, 31.0), 1024: (3.91, 31.6), 2048: (1.77, 32.4), 4096: (0.65, 49.6)}
-#: LLaMA-7B in full on 8 A800s of one host, 4,096 tokens, 64 samples a step, DeepSpeed 0.14.2 (gist chenyaofo/d4cd6a2):
-#: (stage, checkpointing) -> (offload, micro-batch, samples/s).
-A800 = {
-    (2, True): (("none", 1, 4.19), ("optimizer", 1, 1.81), ("none", 4, 4.69)),
-    (3, True): (("none", 2, 4.45), ("optimizer", 2, 2.05), ("optimizer+parameters", 4, 2.06), ("none", 8, 4.73)),
-}
 #: nanotron on 8 H100s of one host, 256 samples of 4,096 tokens a step, nothing recomputed: tokens/s and GPU by
 #: micro-batch (vinjn/nanotron-ultrascale-playbook at 924e4d0, Apache-2.0). The smaller one was not sharded.
 NANOTRON = {
@@ -93,7 +87,7 @@ def megatron() -> list[Check]:
 def a800() -> list[Check]:
     """LLaMA-7B on the article's GPUs, with and without offload, by micro-batch."""
     rows, cluster = [], Hardware(hardware.gpu("A800-80GB"), 8)
-    for (stage, checkpointing), runs in A800.items():
+    for (stage, checkpointing), runs in finetune_runs.A800.items():
         for offload, batch, samples_per_s in runs:
             job = RankJob(models.find("llama2-7b"), batch, 4096, checkpointing=checkpointing, engine=f"zero-{stage}",
                           ranks=8)  # fmt: skip

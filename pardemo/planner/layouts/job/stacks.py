@@ -32,7 +32,8 @@ class Stack:
             have been measured: in place of products, attention, memory and launches. It holds for the micro-batch, the
             sequence and the tensor parallelism that it was measured with; full recomputation adds a third.
         launch_s: host time for a layer's kernels, forward and backward; launch_rank_s: more of it for each further
-            tensor-parallel rank; crossing_rank_s: the same for each rank where a pipeline spans hosts.
+            tensor-parallel rank; crossing_rank_s: the same for each rank where a pipeline spans hosts. gradient_s: of
+            a trained tensor's gradient, where DeepSpeed's stages handle it.
         start: of the machine's latency, what a tensor-parallel exchange waits; crossing_s: more of it where its ranks
             are on several hosts.
         routed, routed_fused: times that a token on its way to an expert and back goes through memory, in a pass, sorted
@@ -40,8 +41,8 @@ class Stack:
         expert_launch_s: host time for a layer's experts, both passes, unless a fused kernel sends tokens and graphs
             start the rest. hides_experts: of an overlapped exchange of tokens, what is hidden.
         biased: times that outputs of experts with biases go through memory once more. filtered: times that a Mamba
-            mixer's inner width does, with its scan. adapters: 1 where LoRA's adapters are operations of their own
-            beside those of ``whole`` and ``cut``, 0 where these were fitted to runs with LoRA.
+            mixer's inner width does, with its scan. adapters: times that LoRA's adapters go through memory, of what
+            they move where they are operations of their own of 16 bits.
         ends_as_layers: whether embedding and loss may take a layer's place in a pipeline.
         send_s: host time of a message between stages.
         hides_tensor: of tensor-parallel traffic, what is hidden (asynchronous tensor parallelism).
@@ -102,6 +103,7 @@ class Stack:
     launch_s: float = 3e-3
     launch_rank_s: float = 0.0
     crossing_rank_s: float = 0.0
+    gradient_s: float = 0.0
     start: float = 1.0
     crossing_s: float = 0.0
     send_s: float = 1e-4
