@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from statistics import fmean
 from types import SimpleNamespace
 
@@ -13,24 +14,29 @@ from pardemo.cli import main
 from pardemo.finetune import lora
 from pardemo.planner import analytic, checked, engines, hardware, models, table
 from pardemo.planner.job import Adapter, RankJob
+from pardemo.planner.layouts import Machine
+from pardemo.planner.layouts.job.engines import ENGINES, FUSED_NORMS, TRANSFORMERS, engine_of, fine_tune
 from pardemo.planner.layouts.model import configurations, sizes
 from pardemo.planner.layouts.model.shape import Mamba, Shape
 from pardemo.planner.layouts.model.tuning import Tuning, adapter_params, weight_bytes
-from pardemo.planner.layouts.price.tuned_memory import OVERHEADS, FineTune, kept_of_a_token, peak
-from pardemo.planner.layouts.price.tuned_step import FUSED_NORMS, TRANSFORMERS, sent_bytes
+from pardemo.planner.layouts.price.memory import memory
+from pardemo.planner.layouts.price.step import step
+from pardemo.planner.layouts.price.tuned_memory import OVERHEADS, kept_of_a_token
+from pardemo.planner.layouts.price.tuned_step import sent_bytes
 from pardemo.planner.layouts.published import finetune_fit, finetune_runs
 
+A100S = Machine(hardware.gpu("A100-80GB"), 8)
 RUNS = list(finetune_runs.read(finetune_runs.folder() / "finetunes.csv"))
 
 
 def both(*case, layers=None):
     """Bytes of tensors at the peak, planned and of a dry run; then the bytes that are sent in a step of one."""
-    planned, run = checked.compared(*case, layers=layers)
+    planned, layout, run = checked.compared(*case, layers=layers)
     shape, lora = planned.shape, planned.tuning.lora
     assert adapter_params(planned.tuning, shape) == (run.trained_params if lora else 0)
     assert shape.params == pytest.approx(run.params - run.trained_params * lora, rel=0.001)
     sent = sum(nbytes for phase, nbytes in run.sent.items() if phase != "step"), run.sent.get("step", 0.0)
-    return peak(planned).tensors, run.peak_bytes, sent_bytes(planned), sent
+    return memory(planned, layout).tensors, run.peak_bytes, sent_bytes(planned, layout), sent
 
 
 #: Every second one; ``pardemo bench plan`` has all sixty.
@@ -104,7 +110,9 @@ def test_reports_of_memory():
     assert len(oom) >= 60
     assert sum(run.fits for run in ran) >= 0.95 * len(ran), "a run that ran fits"
     assert sum(not run.fits for run in oom) >= 0.45 * len(oom)
-    near = [run for run in reports if finetune_runs.TIGHT * run.room < peak(run.job).peak_bytes <= run.room]
+    near = [
+        run for run in reports if finetune_runs.TIGHT * run.room < memory(run.job, run.layout).peak_bytes <= run.room
+    ]
     assert sum(run.outcome == "oom" for run in near) > len(near) / 2, "what fits barely often does not"
 
 
@@ -195,11 +203,15 @@ def test_the_plan_backwards_ends_where_the_room_does():
     request = asked()
     best = analytic.plan(request).best
     shape, room = configurations.of(request.job.config), request.cluster.room
-    job = analytic.fine_tune(request, shape, best.engine, best.checkpointing, best.offload, best.batch)
+    job, layout = analytic.fine_tune(request, shape, best.engine, best.checkpointing, best.offload, best.batch)
+
+    def held(tokens=job.sequence, batch=layout.micro_batch):
+        return memory(replace(job, sequence=tokens), layout.but(micro_batch=batch)).peak_bytes
+
     longest = analytic.longest_sequence(request, best)
-    assert peak(job.but(sequence=longest)).peak_bytes <= room < peak(job.but(sequence=longest + 64)).peak_bytes
+    assert held(longest) <= room < held(longest + 64)
     most = analytic.largest_batch(request, best)
-    assert peak(job.but(batch=most)).peak_bytes <= room < peak(job.but(batch=most + 1)).peak_bytes
+    assert held(batch=most) <= room < held(batch=most + 1)
     fewest = analytic.fewest_gpus(asked(job={"adapter": None}))
     assert fewest > 1
     assert analytic.least_bytes(asked(job={"adapter": None}), fewest) <= room
@@ -208,16 +220,32 @@ def test_the_plan_backwards_ends_where_the_room_does():
 
 def test_more_that_is_kept_takes_more_and_less_takes_less():
     shape = configurations.of(models.find("llama3.1-8b"))
-    job = FineTune(shape, Tuning(8, ("q_proj", "v_proj")), "zero-2", 8, 2, 2048)
-    held = peak(job).peak_bytes
-    assert peak(job.but(checkpointing=False)).peak_bytes > held
-    assert peak(job.but(batch=4)).peak_bytes > held
-    assert peak(job.but(tuning=Tuning(8, ("q_proj", "v_proj"), fused_loss=True))).peak_bytes < held
-    assert peak(job.but(engine="zero-3")).peak_bytes < held
-    full = job.but(tuning=Tuning(), engine="zero-1")
-    assert peak(full.but(offload="optimizer")).peak_bytes < peak(full).peak_bytes
-    assert peak(full.but(tp=2)).peak_bytes < peak(full).peak_bytes
-    assert peak(full.but(tuning=Tuning(optimizer="adamw-8bit"))).peak_bytes < peak(full).peak_bytes
+    lora = Tuning(8, ("q_proj", "v_proj"))
+
+    def held(tuning=lora, engine="zero-2", batch=2, **changes):
+        return memory(*fine_tune(shape, A100S, tuning, engine, 8, batch, 2048, **changes)).peak_bytes
+
+    assert held(checkpointing=False) > held()
+    assert held(batch=4) > held()
+    assert held(replace(lora, fused_loss=True)) < held()
+    assert held(engine="zero-3") < held()
+    full = held(Tuning(), "zero-1")
+    assert held(Tuning(), "zero-1", offload="optimizer") < full
+    assert held(Tuning(), "zero-1", tp=2) < full
+    assert held(Tuning(optimizer="adamw-8bit"), "zero-1") < full
+
+
+def test_an_engines_name_is_a_program_and_what_its_ranks_share():
+    shape = configurations.of(models.find("llama3.1-8b"))
+    for name in ENGINES:
+        job, layout = fine_tune(shape, A100S, engine=name, ranks=8)
+        assert engine_of(job, layout) == name
+        assert step(job, layout).tokens_per_s == 8 * 1024 / step(job, layout).seconds / 8
+    with pytest.raises(ValueError, match=r"engine must be one of plain, zero-0, .*, not 'zero-4'"):
+        fine_tune(shape, A100S, engine="zero-4")
+    with pytest.raises(ValueError, match=r"on_host must be one of none, optimizer, optimizer.parameters, not 'disk'"):
+        fine_tune(shape, A100S, engine="zero-2", offload="disk")
+    assert "optimizer on the host" in str(fine_tune(shape, A100S, engine="zero-2", offload="optimizer")[1])
 
 
 PLAIN = ["llama3.1-8b", "llama3.2-1b", "mistral-7b", "qwen2.5-7b", "qwen3-8b", "mixtral-8x7b", "qwen3-30b-a3b", "phi-4"]
@@ -278,7 +306,7 @@ def test_what_lora_cannot_go_to_is_one_line(kind, more, target, told):
 def test_a_model_with_state_spaces_is_refused():
     hybrid = Shape(4, 64, 4, 2, 128, 512, pattern="M-*-", mamba=Mamba(4, 16, 16, 2), name="nemotron_h")
     with pytest.raises(ValueError, match="nemotron_h: fine-tunes of models with state spaces are not planned"):
-        FineTune(hybrid, Tuning())
+        fine_tune(hybrid, A100S)
 
 
 def test_what_a_configuration_does_not_say_itself_is_transformers_to_read(tmp_path):

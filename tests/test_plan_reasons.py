@@ -9,12 +9,12 @@ from pardemo.cli import main
 from pardemo.planner import analytic, command, hardware, reasons, table
 from pardemo.planner.examples import config
 from pardemo.planner.job import RankJob
-from pardemo.planner.layouts.price.tuned_step import TunedStep
+from pardemo.planner.layouts.price.predicted import PredictedStep
 from pardemo.planner.memory import BUILT_SHARDED, Estimate
 
 
 def row(engine="zero-2", offload="none", batch=4, hours=1.0, gigabytes=50.0, sent=1e9, checkpointing=True, built=30.0):
-    time = TunedStep({"matrix multiplications": hours}, sent)
+    time = PredictedStep({"matrix multiplications": hours}, 0.0, 1.0, 1, 1, (1,), sent)
     building = built * 1e9 if engine in BUILT_SHARDED else None
     memory = Estimate({"parameters": gigabytes * 1e9}, "backward", building)
     return table.PlanRow(

@@ -10,11 +10,11 @@ from pardemo.planner import analytic, checked, examples, hardware, models, table
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.job import Adapter, RankJob
 from pardemo.planner.layouts import Machine, Shape, Stack
+from pardemo.planner.layouts.job.engines import fine_tune
 from pardemo.planner.layouts.model import configurations
 from pardemo.planner.layouts.model.tuning import Tuning
 from pardemo.planner.layouts.price import engine_rules
-from pardemo.planner.layouts.price.tuned_memory import FineTune
-from pardemo.planner.layouts.price.tuned_step import tuned_step
+from pardemo.planner.layouts.price.step import step
 from pardemo.planner.records import Recorder
 
 LAYERS, H, MIDDLE, V, BATCH, S = 4, 256, 704, 4096, 4, 128
@@ -23,20 +23,26 @@ WEIGHTS = LAYERS * (4 * H**2 + 3 * H * MIDDLE) + H * V  # that tokens are multip
 PLAIN = Stack("plain", small=0, whole=0, cut=0, launch_s=0, can=frozenset({"lora"}))
 
 
-def job(**changes):
-    """A rank's step of 4 × 128 tokens, full fine-tuning, nothing recomputed."""
-    usual = {"tuning": Tuning(), "batch": BATCH, "sequence": S, "checkpointing": False}
-    return FineTune(Shape(LAYERS, H, 8, 8, MIDDLE, V), **usual | changes)
-
-
 def machine(flops=1e30, memory=1e30, link=1e30, gpus=8):
     """GPUs of one host that reach what is said of them, and wait for nothing."""
     gpu = hardware.Gpu("toy", 80e9, flops, memory, link, "made up", reachable=flops, measured=True)
     return Machine(gpu, gpus, latency_within=0, latency_between=0, link_share=1)
 
 
+SHAPE = Shape(LAYERS, H, 8, 8, MIDDLE, V)
+
+
+def job(**changes):
+    """What differs from a rank's step of 4 × 128 tokens, full fine-tuning, nothing recomputed."""
+    return {"batch": BATCH, "sequence": S, "checkpointing": False} | changes
+
+
+def steps(job, program=PLAIN, overlap=None, **of_machine):
+    return step(*fine_tune(SHAPE, machine(**of_machine), **job, program=program, overlaps=overlap))
+
+
 def parts(job, program=PLAIN, overlap=None, **of_machine):
-    return tuned_step(job, machine(**of_machine), overlap, program).parts
+    return steps(job, program, overlap, **of_machine).parts
 
 
 def test_time_is_work_over_rates():
@@ -69,7 +75,7 @@ def test_logits_at_labels_alone_are_multiplied_for_these():
 def test_the_update_is_counted_once_a_step_and_of_the_parameters_that_a_rank_has():
     whole = parts(job(), memory=1e9)["optimizer"]
     # in fp32 parameters and two moments are read and written, in bf16 parameters are written
-    assert whole == pytest.approx((2 * 12 + 2) * job().shape.params / 1e9)
+    assert whole == pytest.approx((2 * 12 + 2) * SHAPE.params / 1e9)
     assert parts(job(accumulation=4), memory=1e9)["optimizer"] == whole
     assert parts(job(tp=2, pp=2), memory=1e9)["optimizer"] == pytest.approx(whole / 4)
     assert parts(job(engine="zero-2", ranks=8), memory=1e9)["optimizer"] == pytest.approx(whole / 8)
@@ -119,7 +125,7 @@ def test_two_hosts_by_hand():
     """13.9e9 gradients of 2 bytes on 16 GPUs: 3Ψ·15/16 = 78.2 GB through 100 Gbit/s a host."""
     large = configurations.of(Baichuan2Config.b13())
     two = Machine(hardware.gpu("A800-80GB"), 16, between=100e9 / 8)
-    shown = tuned_step(FineTune(large, Tuning(), "zero-2", 16), two).parts["data-parallel traffic"]
+    shown = step(*fine_tune(large, two, Tuning(), "zero-2", 16)).parts["data-parallel traffic"]
     assert shown == pytest.approx(3 * 15 / 16 * 2 * 13.9e9 / (12.5e9 * 0.8), rel=0.002)
 
 
@@ -165,7 +171,7 @@ def test_overlap_is_what_deepspeed_reads_of_the_configuration(stage, told):
 
 def test_only_what_overlaps_is_hidden():
     two = job(engine="zero-2", ranks=4)
-    link = 2 * two.shape.params  # 4Ψ · 3/4 bytes in 1.5 s with each micro-batch, 2Ψ · 3/4 in 0.75 s at the end
+    link = 2 * SHAPE.params  # 4Ψ · 3/4 bytes in 1.5 s with each micro-batch, 2Ψ · 3/4 in 0.75 s at the end
     busy = sum(parts(job(), flops=1e12).values())
     assert 0 < 0.8 * 2 / 3 * busy < 0.8 * 1.5, "a part of it is hidden, and not all that can be"
     for overlap, expected in ((False, 1.5), (None, 1.5), (True, 1.5 - 0.8 * 2 / 3 * busy)):
@@ -182,7 +188,7 @@ def test_only_what_overlaps_is_hidden():
 def test_tensor_parallel_traffic_by_hand(pp, checkpointing, reduces):
     """Attention and MLP: an all-reduce forward, one backward, and one when they are made again (2205.05198, 4.2)."""
     cut = job(checkpointing=checkpointing, accumulation=3, tp=2, pp=pp)
-    time = tuned_step(cut, machine(link=50e9), program=PLAIN)
+    time = steps(cut, link=50e9)
     one = 2 * (2 - 1) / 2 * BATCH * S * H * 2  # an all-reduce of 4 × 128 × h in bf16
     sent = 3 * LAYERS / pp * reduces * one
     assert time.parts["tensor-parallel traffic"] == pytest.approx(sent / 50e9)
@@ -235,9 +241,11 @@ PSI = 6.738e9
 
 def llama(stage, accumulation, offload="optimizer", ranks=8, **changes):
     """Seconds that offload adds to a step."""
-    shape = configurations.of(models.find("llama2-7b"))
-    tuned = FineTune(shape, Tuning(), f"zero-{stage}", ranks, 1, 4096, accumulation=accumulation, offload=offload)
-    return tuned_step(tuned.but(**changes), Machine(hardware.gpu("A800-80GB"), ranks)).parts.get("offload", 0.0)
+    tuned = fine_tune(
+        configurations.of(models.find("llama2-7b")), Machine(hardware.gpu("A800-80GB"), ranks), engine=f"zero-{stage}",
+        ranks=ranks, sequence=4096, accumulation=accumulation, offload=offload, **changes,
+    )  # fmt: skip
+    return step(*tuned).parts.get("offload", 0.0)
 
 
 @pytest.mark.parametrize(

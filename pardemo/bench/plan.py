@@ -31,10 +31,10 @@ from statistics import fmean
 import torch
 torch.set_num_threads(1)
 from pardemo.planner import checked
-from pardemo.planner.layouts.price.tuned_memory import peak
+from pardemo.planner.layouts.price.memory import memory
 errors = []
-for planned, run in (checked.compared(*case) for case in checked.cases()):
-    errors.append(100 * abs(peak(planned).tensors / run.peak_bytes - 1))
+for job, layout, run in (checked.compared(*case) for case in checked.cases()):
+    errors.append(100 * abs(memory(job, layout).tensors / run.peak_bytes - 1))
 print(json.dumps([fmean(errors), max(errors)]))
 """
 

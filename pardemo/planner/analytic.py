@@ -4,15 +4,20 @@
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from pardemo.planner.job import RankJob
+from pardemo.planner.layouts.job import engines
+from pardemo.planner.layouts.job.job import Job
+from pardemo.planner.layouts.job.layout import Layout
 from pardemo.planner.layouts.job.machines import Machine
 from pardemo.planner.layouts.model import configurations
 from pardemo.planner.layouts.model.shape import Shape
 from pardemo.planner.layouts.model.tuning import Tuning
-from pardemo.planner.layouts.price.tuned_memory import BUCKET, FineTune, peak
-from pardemo.planner.layouts.price.tuned_step import TunedStep, tuned_step
+from pardemo.planner.layouts.price.memory import memory
+from pardemo.planner.layouts.price.predicted import PredictedStep
+from pardemo.planner.layouts.price.step import step
 from pardemo.planner.table import OFFLOADED, Hardware, Plan, PlanRow, Request
 
 MOST_EXPONENT = 9  # 512 times the GPUs that hold one copy of the model
@@ -25,9 +30,9 @@ def plan(request: Request) -> Plan:
     Raises:
         ValueError: the model is none that is known, or its LoRA goes to modules that are not.
     """
-    shape, machine = configurations.of(request.job.config), machine_of(request.cluster)
+    shape = configurations.of(request.job.config)
     rows = [
-        row(request, shape, machine, engine, again, offload, batch)
+        row(request, shape, engine, again, offload, batch)
         for engine in request.engines
         if engine == "zero-0" or request.dp > 1
         for again in request.checkpointing
@@ -59,16 +64,22 @@ def tuning_of(job: RankJob) -> Tuning:
     return Tuning(adapter.rank, tuple(adapter.target), adapter.dropout, embeddings=job.embeddings, **more)
 
 
-def fine_tune(request: Request, shape: Shape, engine: str, again: bool, offload: str, batch: int) -> FineTune:
-    """One row's job."""
+def fine_tune(request: Request, shape: Shape, engine: str, again: bool, offload: str, batch: int) -> tuple[Job, Layout]:
+    """One row's job and its layout."""
     job = request.job.but(engine=engine, ranks=request.dp, batch=batch, checkpointing=again)
-    return tuned(job, max(1, request.share // batch), offload, request.tp, request.pp, shape)
+    return tuned(job, request.cluster, max(1, request.share // batch), offload, request.tp, request.pp, shape)
 
 
 def tuned(
-    job: RankJob, accumulation: int, offload: str = "none", tp: int = 1, pp: int = 1, shape: Shape | None = None
-) -> FineTune:
-    """A rank's job in steps of ``accumulation`` micro-batches, as memory and time are reckoned.
+    job: RankJob,
+    cluster: Hardware,
+    accumulation: int,
+    offload: str = "none",
+    tp: int = 1,
+    pp: int = 1,
+    shape: Shape | None = None,
+) -> tuple[Job, Layout]:
+    """A rank's job in steps of ``accumulation`` micro-batches, as memory and time are reckoned, and its layout.
 
     Args:
         offload: as DeepSpeed's: ``none``, ``optimizer`` or ``optimizer+parameters``.
@@ -77,53 +88,50 @@ def tuned(
     Raises:
         ValueError: the model is none that is known.
     """
-    return FineTune(
-        shape or configurations.of(job.config), tuning_of(job), job.engine, job.ranks, job.batch, job.sequence,
-        checkpointing=job.checkpointing, accumulation=accumulation, offload=offload,
-        bucket=job.zero.get("reduce_bucket_size", BUCKET), tp=tp, pp=pp,
+    return engines.fine_tune(
+        shape or configurations.of(job.config), machine_of(cluster), tuning_of(job), job.engine, job.ranks, job.batch,
+        job.sequence, checkpointing=job.checkpointing, accumulation=accumulation, offload=offload, tp=tp, pp=pp,
+        bucket=job.zero.get("reduce_bucket_size", engines.BUCKET), overlaps=job.zero.get("overlap_comm"),
     )  # fmt: skip
 
 
-def step_of(job: RankJob, cluster: Hardware, accumulation: int, offload: str = "none") -> TunedStep:
+def step_of(job: RankJob, cluster: Hardware, accumulation: int, offload: str = "none") -> PredictedStep:
     """Seconds and sent bytes of a rank's step of ``accumulation`` micro-batches, on ``job.ranks`` GPUs of the cluster.
 
     Raises:
         ValueError: the model is none that is known, or its LoRA goes to modules that are not.
     """
-    return tuned_step(tuned(job, accumulation, offload), machine_of(cluster), job.zero.get("overlap_comm"))
+    return step(*tuned(job, cluster, accumulation, offload))
 
 
-def row(
-    request: Request, shape: Shape, machine: Machine, engine: str, again: bool, offload: str, batch: int
-) -> PlanRow:
+def row(request: Request, shape: Shape, engine: str, again: bool, offload: str, batch: int) -> PlanRow:
     """One row of the table."""
-    job = fine_tune(request, shape, engine, again, offload, batch)
-    memory, time = peak(job), tuned_step(job, machine, request.job.zero.get("overlap_comm"))
+    job, layout = fine_tune(request, shape, engine, again, offload, batch)
+    held, time = memory(job, layout), step(job, layout)
     cluster, hours = request.cluster, request.steps * time.seconds / 3600
     money = None if cluster.price is None else hours * cluster.gpus * cluster.price
-    tokens = batch * job.accumulation * request.dp * job.sequence / time.seconds / cluster.gpus
     return PlanRow(
-        engine, offload, again, batch, job.accumulation, memory, time, memory.peak_bytes <= cluster.room, tokens, hours,
-        money,
+        engine, offload, again, batch, layout.accumulation, held, time, held.peak_bytes <= cluster.room,
+        time.tokens_per_s, hours, money,
     )  # fmt: skip
 
 
 def longest_sequence(request: Request, best: PlanRow) -> int:
     """Tokens of the longest sample that fits as the row is run, in steps of 64; at most the model's context."""
     shape = configurations.of(request.job.config)
-    job = fine_tune(request, shape, best.engine, best.checkpointing, best.offload, best.batch)
+    job, layout = fine_tune(request, shape, best.engine, best.checkpointing, best.offload, best.batch)
     context = getattr(request.job.config, "max_position_embeddings", None) or 1 << 20
-    fits = _fits(request, lambda steps: job.but(sequence=TOKENS * steps))
+    fits = _fits(request, lambda steps: (replace(job, sequence=TOKENS * steps), layout))
     if context < 2 * TOKENS:
-        return context if peak(job.but(sequence=context)).peak_bytes <= request.cluster.room else 0
+        return context if memory(replace(job, sequence=context), layout).peak_bytes <= request.cluster.room else 0
     return TOKENS * largest(fits, context // TOKENS)
 
 
 def largest_batch(request: Request, best: PlanRow) -> int:
     """Samples of the largest micro-batch that fits as the row is run."""
     shape = configurations.of(request.job.config)
-    job = fine_tune(request, shape, best.engine, best.checkpointing, best.offload, best.batch)
-    return largest(_fits(request, lambda batch: job.but(batch=batch)), 4096)
+    job, layout = fine_tune(request, shape, best.engine, best.checkpointing, best.offload, best.batch)
+    return largest(_fits(request, lambda batch: (job, layout.but(micro_batch=batch))), 4096)
 
 
 def fewest_gpus(request: Request) -> int | None:
@@ -141,8 +149,9 @@ def fewest_gpus(request: Request) -> int | None:
 def least_bytes(request: Request, gpus: int) -> float:
     """Peak of micro-batches of one sample on so many GPUs, under stage 3 with checkpointing."""
     dp = max(1, gpus // (request.tp * request.pp))
-    job = fine_tune(request, configurations.of(request.job.config), "zero-3" if dp > 1 else "zero-0", True, "none", 1)
-    return peak(job.but(ranks=dp, accumulation=max(1, request.samples_per_step // dp))).peak_bytes
+    engine = "zero-3" if dp > 1 else "zero-0"
+    job, layout = fine_tune(request, configurations.of(request.job.config), engine, True, "none", 1)
+    return memory(job, layout.but(dp=dp, accumulation=max(1, request.samples_per_step // dp))).peak_bytes
 
 
 def smallest_cluster(request: Request) -> str:
@@ -159,8 +168,8 @@ def smallest_cluster(request: Request) -> str:
     return f"the smallest cluster that works is {count} × {name} with ZeRO 3, checkpointing and micro-batches of 1"
 
 
-def _fits(request: Request, job_of: Callable[[int], FineTune]) -> Callable[[int], bool]:
-    return lambda size: peak(job_of(size)).peak_bytes <= request.cluster.room
+def _fits(request: Request, of: Callable[[int], tuple[Job, Layout]]) -> Callable[[int], bool]:
+    return lambda size: memory(*of(size)).peak_bytes <= request.cluster.room
 
 
 def largest(fits: Callable[[int], bool], most: int) -> int:

@@ -3,15 +3,18 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pardemo.planner import analytic, models
+from pardemo.planner import analytic, hardware, models
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.estimate import Estimate
 from pardemo.planner.footprint import LINES, Footprint
 from pardemo.planner.job import Adapter, RankJob
+from pardemo.planner.layouts.job.engines import fine_tune
+from pardemo.planner.layouts.job.job import Job
+from pardemo.planner.layouts.job.layout import Layout
+from pardemo.planner.layouts.job.machines import Machine
 from pardemo.planner.layouts.model import configurations
 from pardemo.planner.layouts.model.tuning import Tuning, usual_target
 from pardemo.planner.layouts.price import engine_rules
-from pardemo.planner.layouts.price.tuned_memory import FineTune
 from pardemo.planner.layouts.price.tuned_step import tensor_bytes
 from pardemo.planner.memory import Curve
 from pardemo.planner.table import PlanRow, Request, cut, jobs
@@ -81,16 +84,20 @@ def beside(request: Request, row: PlanRow) -> Beside:
         raise ValueError("--dry-run makes whole logits; there is no dry run of --fused-loss")
     curve = Curve(jobs(request)[row.engine, row.checkpointing])
     run = curve.estimate(row.batch, *cut(request, row.batch, row.offload), request.cluster.room)
-    return Beside(row.memory, run, (row.time.sent_bytes, _sent(request, row, curve.low)))
+    return Beside(row.memory, run, (row.time.sent_bytes or 0.0, _sent(request, row, curve.low)))
 
 
 def _sent(request: Request, row: PlanRow, run: Footprint) -> float:
     """Bytes that a rank sends in the row's step: the engine's own calls, and tensor parallelism's by its formula."""
     each, once = run.data_parallel_bytes(request.dp, request.tp * request.pp)
-    job = analytic.fine_tune(
+    job, layout = analytic.fine_tune(
         request, configurations.of(request.job.config), row.engine, row.checkpointing, row.offload, row.batch
     )
-    return engine_rules.reductions(row.engine, row.accumulation) * each + once + row.accumulation * tensor_bytes(job)
+    return (
+        engine_rules.reductions(row.engine, row.accumulation) * each
+        + once
+        + row.accumulation * tensor_bytes(job, layout)
+    )
 
 
 #: Models of few layers, which say what many do; with their layers.
@@ -106,15 +113,16 @@ def cases() -> list[tuple[str, str, int, bool, bool]]:
 
 def compared(
     name: str, engine: str, ranks: int, lora: bool, again: bool, layers: int | None = None
-) -> tuple[FineTune, Footprint]:
+) -> tuple[Job, Layout, Footprint]:
     """A model of ``layers``, two samples of 1,024 tokens, twice a step: the job as it is planned, and its dry run."""
     config = models.find(name)
     config.num_hidden_layers = layers or MODELS[name]
     target = usual_target(config.model_type) or ()
     adapter = Adapter(8, target) if lora else None
     job = RankJob(config, 2, 1024, adapter, again, engine, ranks, accumulation=2, clipping=1.0)
-    planned = FineTune(
-        configurations.of(config), Tuning(8, target) if lora else Tuning(), engine, ranks, 2, 1024,
+    planned, layout = fine_tune(
+        configurations.of(config), Machine(hardware.gpu("A100-80GB"), ranks), Tuning(8, target) if lora else Tuning(),
+        engine, ranks, 2, 1024,
         checkpointing=again, accumulation=2,
     )  # fmt: skip
-    return planned, dry_run(job)
+    return planned, layout, dry_run(job)

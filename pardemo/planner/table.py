@@ -10,7 +10,7 @@ from functools import cached_property
 from pardemo.planner.estimate import RESERVE, Estimate
 from pardemo.planner.hardware import Gpu
 from pardemo.planner.job import RankJob, check_tensor_parallel
-from pardemo.planner.layouts.price.tuned_step import TunedStep
+from pardemo.planner.layouts.price.predicted import PredictedStep
 
 ENGINES = ("zero-0", "zero-1", "zero-2", "zero-3", "fsdp2")
 MOST_RANKS = 16_384  # data-parallel: no published run has had more GPUs
@@ -99,7 +99,7 @@ class PlanRow:
     batch: int
     accumulation: int
     memory: Estimate
-    time: TunedStep
+    time: PredictedStep
     fits: bool
     tokens_per_s: float  # of each GPU
     hours: float

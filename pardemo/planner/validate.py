@@ -17,8 +17,9 @@ from pardemo.planner import analytic, hardware, models
 from pardemo.planner.dryrun import dry_run
 from pardemo.planner.job import Adapter, RankJob
 from pardemo.planner.layouts import Job, Layout, Machine, Shape, stack
+from pardemo.planner.layouts.job.engines import engine_of
+from pardemo.planner.layouts.price.memory import memory
 from pardemo.planner.layouts.price.step import step
-from pardemo.planner.layouts.price.tuned_memory import peak
 from pardemo.planner.layouts.published import finetune_runs
 from pardemo.planner.table import Hardware
 
@@ -101,9 +102,9 @@ def qwen() -> list[Check]:
     """Peaks of Qwen's fine-tunes, those that no constant was fitted to."""
     rows = []
     for run in finetune_runs.halves(list(finetune_runs.read(finetune_runs.folder() / "finetunes.csv")))[1]:
-        job, planned = run.job, peak(run.job).peak_bytes / 1e9
-        how = f"{'LoRA' if job.tuning.lora else 'full'} on {job.tuning.base}, {job.ranks} × {job.sequence:,} tokens"
-        label = f"{job.shape.name}, {how}, {job.engine}{', embeddings' * job.tuning.embeddings}"
+        job, ranks, planned = run.job, run.layout.dp, memory(run.job, run.layout).peak_bytes / 1e9
+        how = f"{'LoRA' if job.tuning.lora else 'full'} on {job.tuning.base}, {ranks} × {job.sequence:,} tokens"
+        label = f"{job.shape.name}, {how}, {engine_of(job, run.layout)}{', embeddings' * job.tuning.embeddings}"
         rows.append(_check(label, planned, run.peak_gb or 0.0, "GB", "Qwen's table of fine-tunes, A100-80GB", 0.15))
     return rows
 
@@ -127,7 +128,7 @@ def swift() -> list[Check]:
     for length, (speed, gib) in SWIFT.items():
         job = RankJob(Baichuan2Config.b13(loss_head="full"), batch=1, sequence=length, adapter=Adapter())
         seconds = analytic.step_of(job, cluster, 16).seconds / 16
-        held = peak(analytic.tuned(job, 16)).peak_bytes / 2**30
+        held = memory(*analytic.tuned(job, cluster, 16)).peak_bytes / 2**30
         source = "ms-swift's table, 1 × A100-80GB"
         label = f"Baichuan2-13B LoRA, {length} tokens"
         rows.append(_check(label, 1 / seconds, speed, "samples/s", source, 0.0, "at most"))
@@ -185,7 +186,7 @@ MEMORY = (
 )
 
 
-def memory() -> list[Check]:
+def peaks() -> list[Check]:
     """Peaks on this machine's CPU ranks as the allocator counts them; beside the planner's what other rules say."""
     from pardemo import World
     from pardemo.planner import examples
@@ -220,7 +221,7 @@ def emulated() -> list[Check]:
 
 
 PARTS: dict[str, Callable[[], list[Check]]] = {
-    "memory on CPU ranks": memory,
+    "memory on CPU ranks": peaks,
     "time on this machine": here,
     "time on emulated clusters": emulated,
     "Megatron": megatron,

@@ -10,6 +10,7 @@ _HOME = {
     "STACKS": "job.stacks", "SearchResult": "choice.search", "Job": "job.job", "Layout": "job.layout",
     "Machine": "job.machines", "Memory": "price.memory", "Shape": "model.shape", "Stack": "job.stacks",
     "PredictedStep": "price.step", "stack": "job.stacks",
+    "fine_tune": "job.engines",
 }  # fmt: skip
 __all__ = [*_HOME]
 

@@ -26,7 +26,8 @@ TEMPLATES = Path(__file__).resolve().parent
 #: Of the package, what the planner of layouts imports; all of it loads without a library.
 MODULES = (
     "__init__.py", "project.py", "extras.py", "tables.py", "planner/__init__.py", "planner/hardware.py",
-    "planner/profile.py", "planner/layouts/**/*.py", "planner/layouts/**/*.json",
+    "planner/profile.py", "planner/estimate.py", "formulas/__init__.py", "formulas/tensor_parallel.py",
+    "planner/layouts/**/*.py", "planner/layouts/**/*.json",
 )  # fmt: skip
 #: What the page asks when it is opened without a question: it answers in a second.
 FIRST_QUESTION = {"model": "llama3-8b", "gpu": "H100", "gpus": "8", "sequence": "8192", "samples": "64"}

@@ -57,8 +57,13 @@ class Job:
         hardware.peak(self.machine.gpu, self.precision)
         if self.frozen:
             self.stack.check_lora()
-        if self.frozen and self.shape.pattern:
+        if self.frozen and self.shape.pattern and not self.stack.engine:
             raise ValueError(f"{self.shape.name}: LoRA is not planned for models with state spaces")
+        if self.stack.engine and self.shape.pattern:
+            raise ValueError(
+                f"{self.shape.name}: fine-tunes of models with state spaces are not planned; --search and --explain "
+                "plan their training"
+            )
 
     @property
     def frozen(self) -> bool:

@@ -10,6 +10,7 @@ SHARDING = ("none", "zero1", "zero2", "zero3")
 RECOMPUTE = ("none", "selective", "full")
 SCHEDULES = ("1f1b", "zb-h1")
 CONTEXTS = ("ring", "all-to-all")
+ON_HOST = ("none", "optimizer", "optimizer+parameters")
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Layout:
             a layer, those that selective recomputation makes again, by Megatron-core's names; (): what the program does
             by itself.
         offload: layers of a rank whose activations wait in the host's memory for the backward pass.
+        on_host: what of the states is in the host's memory, as DeepSpeed offloads it: none, optimizer, or
+            optimizer+parameters.
         context: how ranks of ``cp`` meet: keys and values go round a ring, or all-to-alls give each rank some heads of
             the whole sequence (Ulysses).
         schedule: 1f1b, interleaved where there are chunks, or zb-h1 (zero bubble).
@@ -52,6 +55,7 @@ class Layout:
     context: str = "ring"
     offload: int = 0
     modules: tuple[str, ...] = ()
+    on_host: str = "none"
 
     def __post_init__(self):
         for name in ("tp", "cp", "dp", "pp", "ep", "etp", "micro_batch", "accumulation", "chunks"):
@@ -65,6 +69,7 @@ class Layout:
             ("recompute", RECOMPUTE),
             ("schedule", SCHEDULES),
             ("context", CONTEXTS),
+            ("on_host", ON_HOST),
         ):
             if (value := getattr(self, name)) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
@@ -117,6 +122,7 @@ class Layout:
             + (f" v{self.chunks}" if self.chunks > 1 else "")
             + (f" recompute {'+'.join(self.modules) or self.recompute}" if self.recompute != "none" else "")
             + (f" offload {self.offload}" if self.offload else "")
+            + (f" {self.on_host} on the host" if self.on_host != "none" else "")
             + (f" context {self.context}" if self.context != "ring" and self.cp > 1 else "")
             + (f" schedule {self.schedule}" if self.schedule != "1f1b" and self.pp > 1 else "")
         )

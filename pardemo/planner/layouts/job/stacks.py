@@ -73,9 +73,13 @@ class Stack:
             until more come, under stages 2 and 3; under stage 3 they are at least those of two layers, and half as many
             parameters are gathered ahead.
 
+    ``engine``: torch, deepspeed or fsdp2 under Transformers' Trainer, whose memory and traffic are read from their
+    sources (``price.tuned_memory``, ``price.tuned_step``); "" for the others. ``overlaps``: whether DeepSpeed sends
+    beside the backward pass (``overlap_comm``); None: its default, stage 3 alone. ``bucket`` is its
+    ``reduce_bucket_size``.
     ``can``: what it runs: tp, cp, pp, ep, etp, zero1, zero2, zero3, zero2 or zero3 in a pipeline, hsdp, chunks,
-    offload, all-to-all (context parallelism by heads), recomputed modules (by name), lora (Megatron-core through
-    Megatron-Bridge, torchtitan since its PR 3264, LLM-Foundry by PEFT).
+    offload (of activations), states on the host, all-to-all (context parallelism by heads), recomputed modules (by
+    name), lora (Megatron-core through Megatron-Bridge, torchtitan since its PR 3264, LLM-Foundry by PEFT).
     ``about``: what the constants were fitted to.
     """
 
@@ -135,6 +139,8 @@ class Stack:
     logits: float = 10.0
     program: float = 1e9
     queued: float = 0.0
+    engine: str = ""
+    overlaps: bool | None = None
     about: str = ""
     can: frozenset[str] = frozenset()
 
@@ -157,6 +163,7 @@ class Stack:
         needed = {name for name in ("tp", "cp", "pp", "ep", "etp") if getattr(layout, name) > 1}
         needed |= {"offload"} if layout.offload else set()
         needed |= {layout.sharding} - {"none"}
+        needed |= {"states on the host"} if layout.on_host != "none" else set()
         needed |= {"hsdp"} if layout.shard_group else set()
         needed |= {"chunks"} if layout.chunks > 1 else set()
         needed |= (

@@ -63,18 +63,3 @@ def offload_seconds(
     if offload == "optimizer+parameters":
         copied += (2 + checkpointing) * accumulation * 2 * params
     return copied / HOST_COPY_BYTES_PER_S + updated / HOST_ADAM_PARAMS_PER_S
-
-
-class TimedStep:
-    """A step with seconds by part; ``parts`` is what a class of it has."""
-
-    parts: dict[str, float]
-
-    @property
-    def seconds(self) -> float:
-        return sum(self.parts.values())
-
-    @property
-    def limit(self) -> str:
-        """The largest part."""
-        return max(self.parts, key=self.parts.__getitem__)

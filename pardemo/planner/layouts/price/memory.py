@@ -1,10 +1,10 @@
 """The bytes of a GPU: states, activations of the micro-batches in flight, logits. Of all stages, the fullest."""
 
-from dataclasses import dataclass
-
 from pardemo.planner.layouts.job.job import Job
 from pardemo.planner.layouts.job.layout import Layout
+from pardemo.planner.layouts.price.predicted import Memory
 from pardemo.planner.layouts.price.step import stages
+from pardemo.planner.layouts.price.tuned_memory import peak
 from pardemo.planner.layouts.share.adapters import trained_params
 from pardemo.planner.layouts.share.kept import kept_bytes
 from pardemo.planner.layouts.share.rank_parameters import Owned, owned_layer, owned_params
@@ -12,25 +12,16 @@ from pardemo.planner.layouts.share.rank_parameters import Owned, owned_layer, ow
 LINES = ("parameters", "gradients", "optimizer states", "gathered parameters", "activations", "logits", "program")
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of the fullest rank by :data:`LINES`, and the stage that it is in."""
-
-    lines: dict[str, float]
-    stage: int
-
-    @property
-    def peak_bytes(self) -> float:
-        return sum(self.lines.values())
-
-
 def memory(job: Job, layout: Layout) -> Memory:
-    """Bytes of a rank of the fullest stage."""
+    """Bytes of a rank of the fullest stage; of a fine-tune under Transformers' Trainer as its engine holds them."""
+    if job.stack.engine:
+        return peak(job, layout)
     split = stages(job, layout)
     alike = len(set(split)) == 1  # then it is the first or the last one
     places = {0, layout.pp - 1} if alike else range(layout.pp)
     return max(
-        (Memory(_stage(job, layout, split, place), place) for place in places), key=lambda stage: stage.peak_bytes
+        (Memory(_stage(job, layout, split, place), "", stage=place) for place in places),
+        key=lambda stage: stage.peak_bytes,
     )
 
 

@@ -1,46 +1,18 @@
 """A step's seconds: layers on stages, the slowest of which all wait for, and what ranks with equal parameters send."""
 
 import math
-from dataclasses import dataclass
 
 from pardemo.planner import hardware
 from pardemo.planner.layouts.job.job import Job
 from pardemo.planner.layouts.job.layout import Layout
 from pardemo.planner.layouts.job.machines import Machine
 from pardemo.planner.layouts.model.shape import Shape
-from pardemo.planner.layouts.price.engine_rules import TimedStep
+from pardemo.planner.layouts.price.predicted import PredictedStep
+from pardemo.planner.layouts.price.tuned_step import tuned_step
 from pardemo.planner.layouts.price.work import Parts, head, layer
 from pardemo.planner.layouts.share.adapters import trained_layer, trained_params
 from pardemo.planner.layouts.share.kept import kept_bytes
 from pardemo.planner.layouts.share.rank_parameters import Owned, owned_layer
-
-
-@dataclass(frozen=True)
-class PredictedStep(TimedStep):
-    """A step of the rank that the others wait for.
-
-    Args:
-        parts: seconds by :data:`pardemo.planner.layouts.price.work.PARTS`.
-        model_flops: operations of all ranks that the model needs, nothing recomputed. peak_flops: of a GPU.
-        tokens: of a step. stages: layers of each.
-    """
-
-    parts: dict[str, float]
-    model_flops: float
-    peak_flops: float
-    tokens: int
-    gpus: int
-    stages: tuple[int, ...]
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Of one GPU."""
-        return self.tokens / self.seconds / self.gpus
-
-    @property
-    def mfu(self) -> float:
-        """The model's operations over what the GPUs could have done (Chowdhery et al. 2022, appendix B)."""
-        return self.model_flops / self.seconds / self.gpus / self.peak_flops
 
 
 def stages(job: Job, layout: Layout) -> list[int]:
@@ -108,7 +80,11 @@ def step(job: Job, layout: Layout) -> PredictedStep:
     From its first micro-batch on the slowest stage has no pause; before and after it the others work, which is the
     bubble. Interleaved, that is a ``chunks``-th (Narayanan et al. 2021, arXiv 2104.04473, 2.2). In ZB-H1 gradients of
     weights, a third of a micro-batch, fill it (Qi et al. 2023, arXiv 2401.10241, 2.1).
+
+    A fine-tune under Transformers' Trainer sends as its engine does (:func:`tuned_step`).
     """
+    if job.stack.engine:
+        return tuned_step(job, layout)
     shape, machine, stack = job.shape, job.machine, job.stack
     mean = Parts()
     for kind, count in shape.kinds:

@@ -5,20 +5,21 @@ holds is read from the sources of Transformers' models, PEFT and DeepSpeed 0.19,
 """
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
-from pardemo.planner.estimate import BUILT_SHARDED, CONTEXT_BYTES, NCCL_BYTES, Estimate
+from pardemo.planner.estimate import BUILT_SHARDED, CONTEXT_BYTES, NCCL_BYTES
+from pardemo.planner.layouts.job.engines import engine_of
+from pardemo.planner.layouts.job.job import Job
+from pardemo.planner.layouts.job.layout import Layout
 from pardemo.planner.layouts.model.shape import Shape
 from pardemo.planner.layouts.model.tuning import STATES, Tuning, adapted, adapter_params, trained_params, weight_bytes
 from pardemo.planner.layouts.price.engine_rules import stage_of
+from pardemo.planner.layouts.price.predicted import Memory
 
 LOGITS = 12.0  # of each: in fp32, its softmax and its gradient (``ForCausalLMLoss`` of Transformers)
 FUSED = 1024  # tokens of a piece of a fused loss
-BUCKET = 500_000_000  # DeepSpeed's ``reduce_bucket_size`` and ``allgather_bucket_size``, elements
 LIVE = 1_000_000_000  # its ``stage3_max_reuse_distance``: what is needed again sooner stays gathered
 SUB_GROUP = 1_000_000_000  # elements that stage 3 updates at once (``sub_group_size``)
-ENGINES = ("plain", "zero-0", "zero-1", "zero-2", "zero-3", "fsdp2")
 
 
 @dataclass(frozen=True)
@@ -35,60 +36,6 @@ class Overheads:
 
 
 OVERHEADS = Overheads()
-
-
-@dataclass(frozen=True)
-class FineTune:
-    """One rank's share of a fine-tune.
-
-    Args:
-        engine: ``plain`` (16-bit weights and states of torch's optimizer, one process or DDP), DeepSpeed's ``zero-0``
-            to ``zero-3``, ``fsdp2`` (fp32 shards of what is trained). ranks: that share states.
-        batch: samples of a micro-batch; sequence: tokens of each. checkpointing: each layer is recomputed.
-        fused: whether attention is; else its scores are kept, in fp32 and in 16 bits.
-        accumulation: micro-batches of a step; offload: as DeepSpeed's, ``none``, ``optimizer``,
-            ``optimizer+parameters``. bucket: elements of DeepSpeed's buckets.
-        tp, pp: tensor-parallel ranks and pipeline stages that each of the ``ranks`` is made of.
-    """
-
-    shape: Shape
-    tuning: Tuning
-    engine: str = "plain"
-    ranks: int = 1
-    batch: int = 1
-    sequence: int = 1024
-    fused: bool = True
-    checkpointing: bool = True
-    accumulation: int = 1
-    offload: str = "none"
-    bucket: float = BUCKET
-    tp: int = 1
-    pp: int = 1
-
-    def __post_init__(self):
-        if self.engine not in ENGINES:
-            raise ValueError(f"engine must be one of {', '.join(ENGINES)}, not {self.engine!r}")
-        for name in ("ranks", "batch", "sequence", "accumulation"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"{name} must be at least 1, not {value!r}")
-        if self.shape.pattern:
-            raise ValueError(
-                f"{self.shape.name}: fine-tunes of models with state spaces are not planned; --search and --explain "
-                "plan their training"
-            )
-
-    @property
-    def tokens(self) -> int:
-        return self.batch * self.sequence
-
-    def but(self, **changes: Any) -> "FineTune":
-        """This job with some things changed."""
-        return replace(self, **changes)
-
-    @property
-    def stage(self) -> int | None:
-        """DeepSpeed's ZeRO stage."""
-        return stage_of(self.engine)
 
 
 def kept_of_a_token(shape: Shape, tuning: Tuning, scores: int = 0, inputs: bool = False, tp: int = 1) -> float:
@@ -133,126 +80,132 @@ def _middle(shape: Shape) -> float:
     return total / shape.layers
 
 
-def states(job: FineTune) -> dict[str, float]:
+def states(job: Job, layout: Layout) -> dict[str, float]:
     """What stays over a step: weights, gradients, the optimizer's states."""
-    shape, tuning, n, cut = job.shape, job.tuning, job.ranks, job.tp * job.pp
+    shape, tuning, n, cut, engine = job.shape, job.tuning, layout.dp, layout.tp * layout.pp, engine_of(job, layout)
     adapters = adapter_params(tuning, shape) / cut
     trained, weights = trained_params(tuning, shape) / cut, weight_bytes(tuning, shape) / cut * tuning.lora
-    each, width = _states(job), 2.0
-    if job.engine == "plain" and trained:  # adapters may be in fp32 beside weights in 16 bits
+    each, width = _states(job, layout), 2.0
+    if engine == "plain" and trained:  # adapters may be in fp32 beside weights in 16 bits
         own = 4.0 if tuning.base == "fp32" else 2.0
         width = own + (4.0 - own) * tuning.adapters_fp32 * adapters / trained
         each = 2 * width if tuning.optimizer in ("adamw", "adamw-foreach") else each
-    elif job.engine == "fsdp2":  # fp32 shards, which are the master copy
+    elif engine == "fsdp2":  # fp32 shards, which are the master copy
         width = 4.0
     parameters, gradients, held = width * trained, width * trained, each * trained
-    stage = 3 if job.engine == "fsdp2" else job.stage or 0
+    stage = 3 if engine == "fsdp2" else stage_of(engine) or 0
     held /= n if stage >= 1 else 1
     gradients /= n if stage >= 2 else 1
     if stage == 3:
         parameters, weights = parameters / n, weights / n
-    if job.offload != "none":
+    if layout.on_host != "none":
         held, gradients = 0.0, (0.0 if stage >= 2 else gradients)
-    if job.offload == "optimizer+parameters":
+    if layout.on_host == "optimizer+parameters":
         parameters, weights = 0.0, 0.0
     return {
         "parameters": parameters, "frozen parameters": weights, "gradients": gradients, "optimizer states": held,
     }  # fmt: skip
 
 
-def _states(job: FineTune) -> float:
+def _states(job: Job, layout: Layout) -> float:
     """Bytes of the optimizer's states of a trained parameter, with DeepSpeed's master copy in fp32."""
-    return STATES[job.tuning.optimizer] + (4 if job.stage is not None else 0)
+    return STATES[job.tuning.optimizer] + (4 if job.stack.engine == "deepspeed" else 0)
 
 
-def moments(job: FineTune, overheads: Overheads = OVERHEADS) -> dict[str, dict[str, float]]:
+def moments(job: Job, layout: Layout, overheads: Overheads = OVERHEADS) -> dict[str, dict[str, float]]:
     """Bytes by line at the loss, in the backward pass of a layer, and in the update."""
-    shape, tuning, h = job.shape, job.tuning, job.shape.hidden
-    always = states(job)
-    kept = kept_of_a_token(shape, tuning, 0 if job.fused else job.sequence, job.stage == 3, job.tp)
-    stored = 2.0 * h if job.checkpointing else kept
+    shape, tuning, h, engine = job.shape, job.tuning, job.shape.hidden, engine_of(job, layout)
+    stage, again, tokens = stage_of(engine), layout.recompute == "full", layout.micro_batch * job.sequence
+    always = states(job, layout)
+    kept = kept_of_a_token(shape, tuning, 0 if job.fused else job.sequence, stage == 3, layout.tp)
+    stored = 2.0 * h if again else kept
     ends = (10.0 if shape.gated and not tuning.lora else 6.0) * h  # the embeddings, the last norm
-    in_flight = min(job.pp, job.accumulation)
-    activations = job.tokens * (in_flight * shape.layers / job.pp * stored + ends)
-    made = min(job.tokens * tuning.labels, FUSED if tuning.fused_loss else math.inf)
+    in_flight = min(layout.pp, layout.accumulation)
+    activations = tokens * (in_flight * shape.layers / layout.pp * stored + ends)
+    made = min(tokens * tuning.labels, FUSED if tuning.fused_loss else math.inf)
     each = overheads.logits_of_int4 if tuning.base == "int4" else LOGITS
-    logits = each * shape.vocabulary * made / job.tp
-    passing = {"gathered parameters": _gathered(job), "buckets": _buckets(job)}
+    logits = each * shape.vocabulary * made / layout.tp
+    passing = {"gathered parameters": _gathered(job, layout), "buckets": _buckets(job, layout)}
     before = dict(always)
-    if job.accumulation == 1 and job.stage not in (2, 3):  # they are made on the way
-        before["gradients"] = 0.0 if tuning.lora else 2.0 * shape.head_params / job.tp
+    if layout.accumulation == 1 and stage not in (2, 3):  # they are made on the way
+        before["gradients"] = 0.0 if tuning.lora else 2.0 * shape.head_params / layout.tp
     loss = before | passing | {"activations": activations, "logits": logits}
-    if job.stage == 2 and job.ranks > 1:  # made when the first gradient is there
-        passing["buckets"] = 2 * job.bucket
-    one = job.tokens * ((kept if job.checkpointing else 0.0) + 4 * _middle(shape) / job.tp + 4 * h)
-    below = activations - job.tokens * (stored + ends)  # without the last layer's, nor what follows it
-    late = tuning.lora and job.stage == 2  # a bucket comes with the first gradient, LoRA's when the layer is done
-    backward = always | passing | {"activations": below if late else activations - 2 * job.tokens * h}
+    if stage == 2 and layout.dp > 1:  # made when the first gradient is there
+        passing["buckets"] = 2 * job.stack.bucket
+    one = tokens * ((kept if again else 0.0) + 4 * _middle(shape) / layout.tp + 4 * h)
+    below = activations - tokens * (stored + ends)  # without the last layer's, nor what follows it
+    late = tuning.lora and stage == 2  # a bucket comes with the first gradient, LoRA's when the layer is done
+    backward = always | passing | {"activations": below if late else activations - 2 * tokens * h}
     backward["temporaries"] = one
-    if job.engine == "fsdp2" and job.ranks > 1:  # a layer that is whole; its gradients on their way, if it has any
-        layer = _layer_bytes(job)
+    if engine == "fsdp2" and layout.dp > 1:  # a layer that is whole; its gradients on their way, if it has any
+        layer = _layer_bytes(job, layout)
         whole = passing["gathered parameters"] + layer
         backward |= {"gathered parameters": whole, "buckets": (1 if tuning.lora else 2) * layer}
-    update = always | {"temporaries": _update(job)}
-    if job.stage == 1:  # the others' parts are given back first
-        update["gradients"] = always["gradients"] / job.ranks
+    update = always | {"temporaries": _update(job, layout)}
+    if stage == 1:  # the others' parts are given back first
+        update["gradients"] = always["gradients"] / layout.dp
     found = {"loss": loss, "backward": backward, "update": update}
-    if job.engine == "fsdp2" and job.ranks > 1:  # the root's and the first layer's, and what they are copied from
+    if engine == "fsdp2" and layout.dp > 1:  # the root's and the first layer's, and what they are copied from
         found["first layer"] = always | {"gathered parameters": whole, "buckets": whole}
         found["last layers"] = always | {"gathered parameters": whole, "buckets": 2 * layer, "activations": below}
     return found
 
 
-def _gathered(job: FineTune) -> float:
+def _gathered(job: Job, layout: Layout) -> float:
     """Whole parameters that stage 3 or FSDP2 has gathered when the loss is there.
 
     Stage 3 keeps what it needs again before it has gone through :data:`LIVE` elements; FSDP2 the root's, which are the
     embedding, the head, and a layer on either side.
     """
-    shape = job.shape
-    if job.ranks == 1 or job.engine not in ("zero-3", "fsdp2"):
+    shape, engine = job.shape, engine_of(job, layout)
+    if layout.dp == 1 or engine not in ("zero-3", "fsdp2"):
         return 0.0
-    if job.engine == "fsdp2":
-        return 2.0 * shape.ends_params / job.tp
-    return min(2.0 * shape.params / job.tp, max(2.0 * LIVE, 2 * shape.head_params / job.tp + _layer_bytes(job)))
+    if engine == "fsdp2":
+        return 2.0 * shape.ends_params / layout.tp
+    return min(
+        2.0 * shape.params / layout.tp, max(2.0 * LIVE, 2 * shape.head_params / layout.tp + _layer_bytes(job, layout))
+    )
 
 
-def _buckets(job: FineTune) -> float:
+def _buckets(job: Job, layout: Layout) -> float:
     """Buffers of what is on its way: stage 1's and 3's of gradients, FSDP2's of a layer."""
-    if job.ranks == 1:
+    engine = engine_of(job, layout)
+    if layout.dp == 1:
         return 0.0
-    if job.engine in ("zero-1", "zero-3"):
-        return 2 * job.bucket
-    if job.engine == "fsdp2":
-        return _layer_bytes(job)
+    if engine in ("zero-1", "zero-3"):
+        return 2 * job.stack.bucket
+    if engine == "fsdp2":
+        return _layer_bytes(job, layout)
     return 0.0
 
 
-def _layer_bytes(job: FineTune) -> float:
+def _layer_bytes(job: Job, layout: Layout) -> float:
     """Of a layer's weights in 16 bits, on a tensor-parallel rank."""
-    return 2 * (job.shape.params - job.shape.ends_params) / job.shape.layers / job.tp
+    return 2 * (job.shape.params - job.shape.ends_params) / job.shape.layers / layout.tp
 
 
-def _update(job: FineTune) -> float:
+def _update(job: Job, layout: Layout) -> float:
     """What the update makes: DeepSpeed's gradients in fp32, of what it owns; torch's a list of square roots."""
-    trained = trained_params(job.tuning, job.shape) / (job.tp * job.pp)
-    if job.stage is not None:
-        owned = trained / (job.ranks if job.stage else 1)
-        at_once = min(owned, SUB_GROUP) if job.stage == 3 else owned
-        return 0.0 if job.offload != "none" else (6 if job.stage else 4) * at_once
-    return 2 * trained if job.engine == "plain" and job.tuning.optimizer == "adamw-foreach" else 0.0
+    trained = trained_params(job.tuning, job.shape) / (layout.tp * layout.pp)
+    engine = engine_of(job, layout)
+    stage = stage_of(engine)
+    if stage is not None:
+        owned = trained / (layout.dp if stage else 1)
+        at_once = min(owned, SUB_GROUP) if stage == 3 else owned
+        return 0.0 if layout.on_host != "none" else (6 if stage else 4) * at_once
+    return 2 * trained if engine == "plain" and job.tuning.optimizer == "adamw-foreach" else 0.0
 
 
-def peak(job: FineTune, overheads: Overheads = OVERHEADS) -> Estimate:
+def peak(job: Job, layout: Layout, overheads: Overheads = OVERHEADS) -> Memory:
     """The fullest moment of a step, with what the allocator and CUDA take; its ``phase`` is a moment's name."""
-    found = moments(job, overheads)
+    found = moments(job, layout, overheads)
     name = max(found, key=lambda moment: sum(found[moment].values()))
     lines = {line: nbytes for line, nbytes in found[name].items() if nbytes}
     lines["allocator"] = overheads.allocator
     lines["CUDA context"] = CONTEXT_BYTES
-    if groups := sum(size > 1 for size in (job.ranks, job.tp, job.pp)):
+    if groups := sum(size > 1 for size in (layout.dp, layout.tp, layout.pp)):
         lines["NCCL"] = groups * NCCL_BYTES
     building = None
-    if job.engine in BUILT_SHARDED:
-        building = 2.0 * job.shape.params / (job.tp * job.pp) + CONTEXT_BYTES
-    return Estimate(lines, name, building)
+    if engine_of(job, layout) in BUILT_SHARDED:
+        building = 2.0 * job.shape.params / (layout.tp * layout.pp) + CONTEXT_BYTES
+    return Memory(lines, name, building)

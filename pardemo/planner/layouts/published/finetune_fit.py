@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from pardemo.planner import hardware
+from pardemo.planner.layouts.job.engines import FUSED_NORMS, fine_tune
 from pardemo.planner.layouts.job.machines import Machine
 from pardemo.planner.layouts.job.stacks import Stack
 from pardemo.planner.layouts.model import sizes
 from pardemo.planner.layouts.model.configurations import of
 from pardemo.planner.layouts.model.tuning import FULL
-from pardemo.planner.layouts.price.tuned_memory import FineTune, Overheads
-from pardemo.planner.layouts.price.tuned_step import FUSED_NORMS, tuned_step
+from pardemo.planner.layouts.price.step import step
+from pardemo.planner.layouts.price.tuned_memory import Overheads
 from pardemo.planner.layouts.published.finetune_runs import A800, ReportedRun, folder, halves, read
 
 #: In GB, by halves: the runs tell no finer.
@@ -57,8 +58,10 @@ def of_plain(found: Stack) -> Stack:
     def missed(one: Stack) -> float:
         errors = []
         for stage, (_, batch, rate) in rows:
-            job = FineTune(shape, FULL, f"zero-{stage}", 8, batch, 4096, True, True, 64 // 8 // batch)
-            errors.append(abs(64 / tuned_step(job, machine, program=one).seconds / rate - 1))
+            job = fine_tune(
+                shape, machine, FULL, f"zero-{stage}", 8, batch, 4096, accumulation=64 // 8 // batch, program=one
+            )
+            errors.append(abs(64 / step(*job).seconds / rate - 1))
         return fmean(errors)
 
     return min((found.but(name="transformers", whole=moved, cut=moved) for moved in PLAIN), key=missed)

@@ -15,18 +15,22 @@ from statistics import fmean, median
 from pardemo import project
 from pardemo.planner import hardware
 from pardemo.planner.estimate import RESERVE
+from pardemo.planner.layouts.job.engines import FUSED_NORMS, fine_tune
+from pardemo.planner.layouts.job.job import Job
+from pardemo.planner.layouts.job.layout import Layout
 from pardemo.planner.layouts.job.machines import Machine
 from pardemo.planner.layouts.job.stacks import Stack
 from pardemo.planner.layouts.model import sizes
 from pardemo.planner.layouts.model.configurations import of
 from pardemo.planner.layouts.model.shape import Shape
 from pardemo.planner.layouts.model.tuning import Tuning
-from pardemo.planner.layouts.price.tuned_memory import OVERHEADS, FineTune, Overheads, peak
-from pardemo.planner.layouts.price.tuned_step import FUSED_NORMS, tuned_step
+from pardemo.planner.layouts.price.step import step
+from pardemo.planner.layouts.price.tuned_memory import OVERHEADS, Overheads, peak
 
 QWEN = "github.com/QwenLM/Qwen/blob/03cd81f/README.md"
 #: GiB that torch reports of a GPU that is sold as so many GB.
 REPORTED = {80: 79.25, 48: 47.5, 40: 39.5, 32: 31.7, 24: 23.6, 16: 15.8}
+A100 = Machine(hardware.gpu("A100-80GB"), 8)  # of which Qwen's times are; of other runs the bytes are told alone
 #: LLaMA-7B in full on 8 A800s of one host, 4,096 tokens, 64 samples a step, DeepSpeed 0.14.2 (gist chenyaofo/d4cd6a2):
 #: (stage, checkpointing) -> (offload, micro-batch, samples/s).
 A800 = {
@@ -47,7 +51,8 @@ class ReportedRun:
             were filled in by the tool's default.
     """
 
-    job: FineTune
+    job: Job
+    layout: Layout
     gpu_gb: float
     outcome: str
     peak_gb: float | None
@@ -63,7 +68,7 @@ class ReportedRun:
     @property
     def fits(self) -> bool:
         """Whether the planner says that it fits."""
-        return peak(self.job).peak_bytes <= self.room
+        return peak(self.job, self.layout).peak_bytes <= self.room
 
     @property
     def error(self) -> float | None:
@@ -72,18 +77,21 @@ class ReportedRun:
 
     def error_with(self, overheads: Overheads) -> float | None:
         """The same with other constants."""
-        return None if self.peak_gb is None else peak(self.job, overheads).peak_bytes / 1e9 / self.peak_gb - 1
+        return (
+            None if self.peak_gb is None else peak(self.job, self.layout, overheads).peak_bytes / 1e9 / self.peak_gb - 1
+        )
 
     @property
     def time_error(self) -> float | None:
         """Predicted over known seconds of a step on one A100, less 1."""
-        return self.time_error_with(FUSED_NORMS)
+        return self.time_error_with(self.job.stack)
 
     def time_error_with(self, program: Stack) -> float | None:
         """The same with other constants."""
         if self.seconds is None:
             return None
-        return tuned_step(self.job, Machine(hardware.gpu("A100-80GB"), 1), program=program).seconds / self.seconds - 1
+        job = replace(self.job, stack=program.but(engine=self.job.stack.engine))
+        return step(job, self.layout).seconds / self.seconds - 1
 
 
 def folder() -> Path:
@@ -112,14 +120,16 @@ def _run(cells: dict[str, str]) -> ReportedRun:
         adapters_fp32=bool(cells["rank"]) and cells["engine"] == "plain",
     )  # fmt: skip
     engine = "fsdp2" if cells["engine"] == "fsdp" else cells["engine"]
-    job = FineTune(
-        _shape(cells), tuning, engine, int(cells["gpus"]), int(cells["micro_batch"]), int(cells["sequence"]),
+    job, layout = fine_tune(
+        _shape(cells), A100, tuning, engine, int(cells["gpus"]), int(cells["micro_batch"]), int(cells["sequence"]),
         cells["attention"] == "fused", cells["checkpointing"] == "1", int(cells["accumulation"]), cells["offload"],
+        program=FUSED_NORMS,
     )  # fmt: skip
     known, seconds = (float(cells[name]) if cells[name] else None for name in ("peak_gb", "seconds"))
     return ReportedRun(
-        job, float(cells["gpu_gb"]), cells["outcome"], known, seconds, tuple(cells["assumed"].split()), cells["source"]
-    )
+        job, layout, float(cells["gpu_gb"]), cells["outcome"], known, seconds, tuple(cells["assumed"].split()),
+        cells["source"],
+    )  # fmt: skip
 
 
 def _shape(cells: dict[str, str]) -> Shape:
@@ -165,7 +175,7 @@ def as_text(runs: Sequence[ReportedRun]) -> str:
             f"{len(ran)}, of which it fits {sum(run.fits for run in ran)}; {len(errors)} peaks, median error "
             f"{100 * median(errors):.0f} %"
         )
-    near = [run for run in reports if TIGHT * run.room < peak(run.job).peak_bytes <= run.room]
+    near = [run for run in reports if TIGHT * run.room < peak(run.job, run.layout).peak_bytes <= run.room]
     died = sum(run.outcome == "oom" for run in near)
     told.append(f"of {len(near)} reports that it puts between {TIGHT:.0%} and all of the room {died} ran out of memory")
     return "\n".join(told)
