@@ -47,9 +47,11 @@ NAMES = {
     "unsafe_view": Private("torch.ops.aten._unsafe_view", "a view of what nobody else has: no copy, no graph of views"),
     "local_scalar": Private("torch.ops.aten._local_scalar_dense", "dry runs: .item()"),
     "grouped_mm": Private("torch.ops.aten._grouped_mm", "operations of experts"),
-    "attention_cpu": Private("torch.ops.aten._scaled_dot_product_flash_attention_for_cpu", "operations of attention"),
+    "attention_cpu": Private(
+        "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu", "operations of attention; ring attention's blocks"
+    ),
     "attention_cpu_backward": Private(
-        "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward", "operations of attention"
+        "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward", "the same, backward"
     ),
     "attention_flash": Private("torch.ops.aten._scaled_dot_product_flash_attention", "operations of attention"),
     "attention_efficient": Private("torch.ops.aten._scaled_dot_product_efficient_attention", "operations of attention"),

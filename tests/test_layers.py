@@ -26,7 +26,7 @@ FLOORS = (
     ("collectives",),
     ("meters",),
     ("data_parallel", "pipeline_parallel", "tensor_parallel"),
-    ("zero",),
+    ("context_parallel", "zero"),
     ("small_models",),
     ("draw",),
     ("cells", "peers", "testing"),

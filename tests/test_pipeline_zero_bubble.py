@@ -550,3 +550,27 @@ def test_paced_stages_are_idle_as_long_as_the_formula_says(world_of, order, chun
             break
     assert min(shares) == expected
     assert [found.in_flight for found in charts] == [chart(Schedule(order, p, m, chunks)).in_flight] * len(charts)
+
+
+@pytest.mark.parametrize("name", ["interleaved zero bubble", "ZB-V", "DualPipeV"])
+@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (4, 8), (4, 16), (8, 32)])
+def test_torchs_tables_are_proven_and_timed_by_the_same_code(name, ranks, micro_batches):
+    from pardemo.peers.pytorch import orders
+
+    schedule = orders.schedule(name, ranks, micro_batches)
+    assert prove(schedule).in_flight == [2 * ranks + (name == "DualPipeV")] * ranks
+    course = chart(schedule)
+    assert course.makespan == pytest.approx(3 * micro_batches + (ranks - 1) / 2)  # half a forward for each rank
+    if name == "ZB-V":
+        assert course.makespan == chart(Schedule(zb_v, ranks, micro_batches, 2)).makespan
+
+
+def test_what_torch_has_no_table_for():
+    from pardemo.peers.pytorch import orders
+
+    with pytest.raises(ValueError, match="torch has no schedule 'zb' here; there are interleaved zero bubble, ZB-V, D"):
+        orders.schedule("zb", 2, 4)
+    with pytest.raises(ScheduleError, match="DualPipeV requires at least as many microbatches as stages, but got 3 mi"):
+        chart(orders.schedule("DualPipeV", 2, 3))
+    with pytest.raises(ScheduleError, match="torch's ZB-V has 2 chunks on each rank, not 3"):
+        chart(orders.schedule("ZB-V", 2, 4, 3))

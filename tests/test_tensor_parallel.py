@@ -95,7 +95,7 @@ def test_copy_to_sums_several_gradients_in_one_message(rank):
 @pytest.mark.ranks(2)
 def test_a_second_derivative_is_refused():
     x = torch.ones(2, requires_grad=True)
-    with pytest.raises(RuntimeError, match="create_graph=True: tensor-parallel layers have no second derivative"):
+    with pytest.raises(RuntimeError, match="create_graph=True: layers that exchange have no second derivative"):
         torch.autograd.grad(copy_to(x).square().sum(), x, create_graph=True)
 
 

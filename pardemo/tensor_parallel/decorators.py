@@ -44,8 +44,8 @@ def first_derivative_only(backward: Callable) -> Callable:
     def call(ctx, *gradients):
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "create_graph=True: tensor-parallel layers have no second derivative; a gradient penalty needs the "
-                "full model in one process"
+                "create_graph=True: layers that exchange have no second derivative; a gradient penalty needs the full "
+                "model in one process"
             )
         return backward(ctx, *gradients)
 

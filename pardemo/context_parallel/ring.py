@@ -1,0 +1,161 @@
+"""Ring attention: queries stay where they are, keys and values go round (Liu et al. 2023, arXiv 2310.01889).
+
+Each rank has S/N tokens. It computes its queries' attention to its own keys and values, while these travel to the next
+rank; then to those that have come, and so on: N blocks, merged as they come (:mod:`~pardemo.context_parallel.blocks`).
+Backward they go round again, and the gradients of keys and values behind them, which end where these came from.
+
+A rank sends, of K and V together with E elements on a rank, (N−1)·E forward; backward as many again, and (N−1)·E of
+gradients, in fp32 where K and V have fewer bits. It keeps its own queries, keys, values and outputs, and the logarithm
+of each softmax's sum: nothing that grows with S² or with N.
+"""
+
+import torch
+import torch.distributed as dist
+
+from pardemo.collectives.ring import agree
+from pardemo.context_parallel.blocks import attend, attend_backward, merge
+from pardemo.context_parallel.exchange import pass_on
+from pardemo.context_parallel.order import pieces_of
+from pardemo.groups import group_of
+from pardemo.tensor_parallel.decorators import first_derivative_only, not_compiled
+
+ALL = slice(None)
+
+
+@not_compiled
+def ring_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    group: dist.ProcessGroup | None = None,
+    *,
+    causal: bool = True,
+    order: str = "zigzag",
+    documents: torch.Tensor | None = None,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Attention of this rank's tokens to those of all ranks [b, h, S/N, d_v]; all ranks of ``group`` call it.
+
+    Args:
+        q: [b, h, S/N, d]. k: [b, h_kv, S/N, d], where h_kv divides h. v: [b, h_kv, S/N, d_v].
+        causal: no token sees a later one, of the whole sequence. order: which tokens a rank has, ``zigzag`` or
+            ``plain`` (:mod:`~pardemo.context_parallel.order`); it matters only where attention is causal.
+        documents: [b, S/N], whole numbers: a token sees those of its own document alone (packed samples).
+        scale: of the scores; 1/√d when None.
+
+    Raises:
+        ValueError: shapes that do not fit each other or the order, or differ between ranks; names both.
+        TypeError: no floating-point numbers, or of several dtypes.
+    """
+    group = group_of(group)
+    check(q, k, v, documents)
+    pieces = len(pieces_of(0, 1, order))
+    if causal and q.shape[2] % pieces:
+        raise ValueError(f"{q.shape[2]} tokens of a rank do not divide into the two pieces of the zigzag order")
+    words = f"ring attention ({order}{', causal' * causal}{', documents' * (documents is not None)})"
+    agree(k, f"{words} of {tuple(q.shape)}, {tuple(v.shape)}", group)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    return _RingAttention.apply(q, k, v, documents, group, causal, order, scale)
+
+
+class _RingAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, documents, group, causal, order, scale):
+        ctx.group, ctx.causal, ctx.order, ctx.scale = group, causal, order, scale
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        kind = torch.promote_types(q.dtype, torch.float32)
+        out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=kind, device=q.device)  # [b, h, s, d_v]
+        log_sum = torch.full(q.shape[:-1], -torch.inf, dtype=kind, device=q.device)  # [b, h, s]
+        travelling = [k, v] if documents is None else [k, v, documents]
+        for step in range(ranks):
+            wait = pass_on(travelling, group) if step < ranks - 1 else None
+            seen = _seen(rank, (rank - step) % ranks, causal, order, q.shape[2])
+            if seen is not None:
+                ours, theirs, triangle = seen
+                keys, values, *names = (
+                    each[:, :, theirs] if each.dim() == 4 else each[:, theirs] for each in travelling
+                )
+                mask = None if documents is None else documents[:, ours, None] == names[0][:, None]
+                more = attend(q[:, :, ours], keys, values, scale, triangle, mask)
+                out[:, :, ours], log_sum[:, :, ours] = merge(out[:, :, ours], log_sum[:, :, ours], *more)
+            if wait:
+                travelling = wait()
+        out = out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, documents, out, log_sum)
+        return out
+
+    @staticmethod
+    @first_derivative_only
+    def backward(ctx, gradient):
+        q, k, v, documents, out, log_sum = ctx.saved_tensors
+        group, rank, ranks = ctx.group, dist.get_rank(ctx.group), dist.get_world_size(ctx.group)
+        kind = log_sum.dtype
+        gradient = gradient.to(q.dtype)
+        of_q = torch.zeros_like(q, dtype=kind)
+        own: list[torch.Tensor] = []
+        travelling = [k, v] if documents is None else [k, v, documents]
+        behind = None  # gradients of what travels, one step late
+        for step in range(ranks):
+            wait = pass_on(travelling, group) if step < ranks - 1 else None
+            keys, values = travelling[:2]
+            block = [torch.zeros_like(each, dtype=kind) for each in (keys, values)]
+            seen = _seen(rank, (rank - step) % ranks, ctx.causal, ctx.order, q.shape[2])
+            if seen is not None:
+                ours, theirs, triangle = seen
+                mask = None if documents is None else documents[:, ours, None] == travelling[2][:, None, theirs]
+                found = attend_backward(
+                    *(each[:, :, ours].contiguous() for each in (gradient, q)),
+                    *(each[:, :, theirs].contiguous() for each in (keys, values)),
+                    *(each[:, :, ours].contiguous() for each in (out, log_sum)),
+                    ctx.scale, triangle, mask,
+                )  # fmt: skip
+                of_q[:, :, ours] += found[0]
+                for sums, part in zip(block, found[1:], strict=True):
+                    sums[:, :, theirs] += part
+            if step == 0:
+                own = block
+            else:
+                if behind:
+                    for sums, earlier in zip(block, behind(), strict=True):
+                        sums += earlier
+                behind = pass_on(block, group)
+            if wait:
+                travelling = wait()
+        if behind:  # the last rank that they passed sends them home
+            for sums, others in zip(own, behind(), strict=True):
+                sums += others
+        return of_q.to(q.dtype), own[0].to(k.dtype), own[1].to(v.dtype), None, None, None, None, None
+
+
+def _seen(rank: int, source: int, causal: bool, order: str, tokens: int) -> tuple[slice, slice, bool] | None:
+    """Of the block of ``source``'s keys: the queries that see any of them, the keys that these see, and whether only
+    those that are not later; None where no query sees one."""
+    if not causal:
+        return ALL, ALL, False
+    if source == rank:
+        return ALL, ALL, True  # pieces lie in the sequence's order
+    if order == "plain":
+        return (ALL, ALL, False) if source < rank else None
+    half = tokens // 2
+    return (ALL, slice(half), False) if source < rank else (slice(half, None), ALL, False)
+
+
+def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None = None) -> None:
+    """Raises ValueError or TypeError where the three do not fit each other."""
+    if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:
+        shapes = ", ".join(str(tuple(each.shape)) for each in (q, k, v))
+        raise ValueError(f"queries, keys and values are [batch, heads, tokens, width], not {shapes}")
+    if not q.is_floating_point() or not q.dtype == k.dtype == v.dtype:
+        raise TypeError(f"queries, keys and values have one floating-point dtype, not {q.dtype}, {k.dtype}, {v.dtype}")
+    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[2:] != k.shape[2:]:
+        raise ValueError(
+            f"queries {tuple(q.shape)}, keys {tuple(k.shape)} and values {tuple(v.shape)} do not fit: batch and tokens "
+            "are the same, keys are as wide as queries, and values have the keys' heads"
+        )
+    if not k.shape[1] or q.shape[1] % k.shape[1]:
+        raise ValueError(f"{q.shape[1]} heads of queries do not divide by {k.shape[1]} of keys")
+    if documents is not None and (documents.shape != (q.shape[0], q.shape[2]) or documents.is_floating_point()):
+        raise ValueError(
+            f"documents are whole numbers [{q.shape[0]}, {q.shape[2]}], one for each token of the rank, not "
+            f"{documents.dtype} {tuple(documents.shape)}"
+        )

@@ -1,0 +1,105 @@
+"""Ulysses: an all-to-all gives each rank some heads of the whole sequence (Jacobs et al. 2023, arXiv 2309.14509).
+
+Attention itself is then any function that one process would call; a second all-to-all brings its output back to where
+the tokens are. Of queries, keys, values and outputs, E elements on a rank altogether, a rank sends (N−1)/N · E forward
+and as much backward: less than a ring the more ranks there are, and never more ranks than heads of keys.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+
+from pardemo.collectives.ring import agree
+from pardemo.context_parallel.exchange import all_to_all
+from pardemo.context_parallel.ring import check
+from pardemo.groups import group_of
+from pardemo.tensor_parallel.decorators import first_derivative_only, not_compiled
+
+HEADS, TOKENS = 1, 2
+#: query [b, h/N, S, d], key and value [b, h_kv/N, S, d] -> [b, h/N, S, d_v]
+Core = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@not_compiled
+def ulysses_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    group: dist.ProcessGroup | None = None,
+    *,
+    causal: bool = True,
+    core: Core | None = None,
+) -> torch.Tensor:
+    """Attention of this rank's tokens to those of all ranks [b, h, S/N, d_v]; all ranks of ``group`` call it.
+
+    Tokens lie in the plain order: rank r has the r-th of N pieces.
+
+    Args:
+        q: [b, h, S/N, d]. k: [b, h_kv, S/N, d], v: [b, h_kv, S/N, d_v], where h_kv divides h, and N divides both: with
+            fewer key/value heads than ranks they are repeated before they are sent, as often as it takes.
+        causal: no token sees a later one. core: what a rank computes of its heads; scaled_dot_product_attention, causal
+            or not, when None.
+
+    Raises:
+        ValueError, TypeError: as :func:`~pardemo.context_parallel.ring_attention`; heads do not divide by the ranks.
+    """
+    group = group_of(group)
+    check(q, k, v)
+    ranks = dist.get_world_size(group)
+    heads, groups = q.shape[1], k.shape[1]
+    if heads % ranks:
+        fits = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+        raise ValueError(f"{heads} heads do not divide by the {ranks} ranks of the group; {fits} would do, or a ring")
+    agree(k, f"Ulysses attention{', causal' * causal} of {tuple(q.shape)}, {tuple(v.shape)}", group)
+    if ranks == 1:
+        return _core(core, causal)(q, k, v)
+    if groups % ranks:  # each rank needs the keys of its own queries' heads
+        times = _repeats(heads, groups, ranks)
+        k, v = (each.repeat_interleave(times, HEADS) for each in (k, v))
+    q, k, v = (_ToHeads.apply(each, group) for each in (q, k, v))
+    out = _core(core, causal)(q, k, v)
+    return _ToTokens.apply(out, group)
+
+
+def _core(core: Core | None, causal: bool) -> Core:
+    if core is not None:
+        return core
+    return lambda q, k, v: F.scaled_dot_product_attention(
+        q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
+    )
+
+
+def _repeats(heads: int, groups: int, ranks: int) -> int:
+    """How often each head of keys is repeated so that their number divides by the ranks; at most once per query's."""
+    return next(times for times in range(1, heads // groups + 1)
+                if groups * times % ranks == 0 and heads % (groups * times) == 0)  # fmt: skip
+
+
+class _ToHeads(torch.autograd.Function):
+    """[b, h, S/N, d] to [b, h/N, S, d]."""
+
+    @staticmethod
+    def forward(ctx, tensor, group):
+        ctx.group = group
+        return all_to_all(tensor, HEADS, TOKENS, group)
+
+    @staticmethod
+    @first_derivative_only
+    def backward(ctx, gradient):
+        return all_to_all(gradient, TOKENS, HEADS, ctx.group), None
+
+
+class _ToTokens(torch.autograd.Function):
+    """[b, h/N, S, d] to [b, h, S/N, d]."""
+
+    @staticmethod
+    def forward(ctx, tensor, group):
+        ctx.group = group
+        return all_to_all(tensor, TOKENS, HEADS, group)
+
+    @staticmethod
+    @first_derivative_only
+    def backward(ctx, gradient):
+        return all_to_all(gradient, HEADS, TOKENS, ctx.group), None

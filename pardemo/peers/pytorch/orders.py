@@ -1,0 +1,90 @@
+"""torch's own pipeline schedules in our language: their tables, read into orders that we draw, prove and run.
+
+torch.distributed.pipelining computes each schedule's table for all ranks in its constructor (``pipeline_order``), which
+needs no process group as long as nothing runs. What DualPipeV calls an overlapped forward and backward comes out as the
+one and then the other: whether the two take less together is a matter of kernels, and no order says it.
+"""
+
+import functools
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from torch import nn
+from torch.distributed.pipelining import (
+    ScheduleDualPipeV,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
+
+from pardemo.pipeline_parallel.instructions import Backward, BackwardInput, BackwardWeight, Compute, Forward
+from pardemo.pipeline_parallel.schedules import Order, Schedule, ScheduleError, placed, v_shape
+
+#: Its classes, and the chunks on each rank; those with None take any number.
+CLASSES: dict[str, tuple[type, int | None]] = {
+    "interleaved zero bubble": (ScheduleInterleavedZeroBubble, None),
+    "ZB-V": (ScheduleZBVZeroBubble, 2),
+    "DualPipeV": (ScheduleDualPipeV, 2),
+}
+KINDS = {"F": Forward, "B": Backward, "I": BackwardInput, "W": BackwardWeight}
+
+
+def schedule(name: str, ranks: int, micro_batches: int, chunks: int = 2) -> Schedule:
+    """torch's schedule of that name, as ours: for :func:`~pardemo.pipeline_parallel.chart` and ``prove``.
+
+    Args:
+        name: of :data:`CLASSES`.
+
+    Raises:
+        ValueError: there is none of that name.
+        ScheduleError: torch refuses the numbers; says why.
+    """
+    if name not in CLASSES:
+        raise ValueError(f"torch has no schedule {name!r} here; there are {', '.join(CLASSES)}")
+    return Schedule(_order(name), ranks, micro_batches, chunks)
+
+
+@functools.cache
+def _order(name: str) -> Order:
+    def order(rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> Iterator[Compute]:
+        yield from table(name, ranks, micro_batches, chunks)[rank]
+
+    order.__name__ = name
+    return placed(v_shape)(order) if CLASSES[name][1] == 2 else order
+
+
+@functools.cache
+def table(name: str, ranks: int, micro_batches: int, chunks: int = 2) -> tuple[tuple[Compute, ...], ...]:
+    """What each rank computes in torch's table, in its order.
+
+    Raises:
+        ScheduleError: torch refuses the numbers.
+    """
+    kind, wanted = CLASSES[name]
+    if wanted and chunks != wanted:
+        raise ScheduleError(f"torch's {name} has {wanted} chunks on each rank, not {chunks}")
+    stages = [_stage(0 if place == 0 else place * ranks, ranks, chunks) for place in range(chunks)]
+    try:
+        found = kind(stages, micro_batches).pipeline_order
+    except ValueError as reason:
+        raise ScheduleError(f"torch: {reason}") from None
+    return tuple(tuple(step for action in found[rank] for step in _steps(action)) for rank in range(ranks))
+
+
+def _steps(action: Any) -> Iterator[Compute]:
+    if action is None:  # a slot in which the rank waits
+        return
+    if action.sub_actions:
+        for each in action.sub_actions:
+            yield from _steps(each)
+    else:
+        yield KINDS[action.computation_type.value](action.stage_index, action.microbatch_index)
+
+
+def _stage(index: int, ranks: int, chunks: int) -> SimpleNamespace:
+    """What a schedule's constructor asks of a stage on rank 0."""
+    return SimpleNamespace(
+        stage_index=index, num_stages=ranks * chunks, group_size=ranks, group_rank=0, group=None, has_backward=True,
+        is_first=index == 0, is_last=index == ranks * chunks - 1, submod=nn.Identity(), device="cpu",
+        stage_index_to_group_rank={}, get_stage_index_to_group_rank=None,
+    )  # fmt: skip
