@@ -1,0 +1,107 @@
+"""A mixture of experts whose experts lie on several ranks, each of which has tokens of its own."""
+
+import copy
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pardemo.collectives import ring_all_reduce
+from pardemo.expert_parallel.dispatch import Plan, combine, dispatch, plan
+from pardemo.expert_parallel.router import Router, Routing
+from pardemo.groups import group_of
+from pardemo.tensor_parallel.full_layers import compare, values_of
+
+
+class ExpertParallel(nn.Module):
+    """A router and E experts, of which each of the N ranks of ``group`` keeps E/N; experts r·E/N and those behind it.
+
+    Tokens of all ranks go to where their experts are, and come back as the weighted sums of what these make of them:
+    what the full layer would give each rank's tokens. Input and output [.., hidden].
+
+    Args:
+        router: the full one, the same on every rank; it is copied, as the experts are.
+        experts: all of them, modules from [rows, hidden] to [rows, hidden]; each rank keeps its own.
+        shared: an expert that every token goes to, on its own rank (DeepSeekMoE, arXiv 2401.06066, 3.2).
+        capacity: rows that an expert takes from a rank, as a multiple of the even share T·k/E; those with the smallest
+            weights find no room, and lack that expert's part. None: all find room.
+
+    Attributes:
+        routing, plan: of the last forward pass: for losses on the router, loads, and what was dropped.
+
+    Raises:
+        ValueError: experts do not divide by the ranks, or are not as many as the router has; the ranks' layers differ.
+    """
+
+    def __init__(
+        self, router: Router, experts: Sequence[nn.Module], group: dist.ProcessGroup | None = None, *,
+        shared: nn.Module | None = None, capacity: float | None = None,
+    ):  # fmt: skip
+        super().__init__()
+        self.group = group = group_of(group)
+        ranks, rank = group.size(), dist.get_rank(group)
+        if len(experts) != router.count:
+            raise ValueError(f"the router has {router.count} experts, and there are {len(experts)}")
+        if len(experts) % ranks:
+            fits = ", ".join(str(n) for n in range(1, len(experts) + 1) if len(experts) % n == 0)
+            raise ValueError(f"{len(experts)} experts do not divide by the {ranks} ranks of the group; {fits} would do")
+        if capacity is not None and not capacity > 0:
+            raise ValueError(f"capacity is a multiple of the even share, above 0, not {capacity!r}")
+        every = [*experts, router] if shared is None else [*experts, router, shared]
+        values = [values_of(one, f"part {place}") for place, one in enumerate(every)]
+        compare("ExpertParallel", dict(pair for one in values for pair in one.items()), group)
+        each = len(experts) // ranks
+        self.router, self.shared = copy.deepcopy(router), copy.deepcopy(shared)
+        self.experts = nn.ModuleList(copy.deepcopy(one) for one in experts[rank * each : (rank + 1) * each])
+        self.capacity = capacity
+        self.routing: Routing | None = None
+        self.plan: Plan | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Collective: all ranks call it, also those that have no token.
+
+        Raises:
+            ValueError: this rank's router has no finite logits. RuntimeError: another rank's has none.
+        """
+        tokens = x.reshape(-1, x.shape[-1])  # [T, h]
+        router = self.router
+        try:
+            routing = router(tokens)
+        except ValueError as reason:
+            self._give_up(tokens.device, reason)
+            raise
+        room = None if self.capacity is None else math.ceil(self.capacity * len(tokens) * router.chosen / router.count)
+        way = plan(routing.experts, routing.weights, router.count, self.group, room)
+        rows = dispatch(tokens, router.chosen, way, self.group)
+        parts = rows.split(list(way.counts))  # also experts that got nothing: their ranks answer in the backward pass
+        made = torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)])
+        out = combine(made, routing.weights, way, self.group)
+        if self.shared is not None:
+            out = out + self.shared(tokens)
+        self.routing, self.plan = routing, way
+        return out.view_as(x)
+
+    def _give_up(self, device: torch.device, reason: ValueError) -> None:
+        try:
+            plan(None, None, self.router.count, self.group, device=device)
+        except RuntimeError:
+            raise reason from None
+
+    @torch.no_grad()
+    def average_gradients(self) -> None:
+        """What data parallelism would do, where each rank's loss is a mean over its own tokens; after each backward.
+
+        The router's and the shared expert's gradients are averaged over the ranks. An expert has got the gradients of
+        all ranks' tokens already, added up, and they are divided by the ranks.
+        """
+        ranks = self.group.size()
+        for parameter in self.experts.parameters():
+            if parameter.grad is not None:
+                parameter.grad /= ranks
+        for one in filter(None, (self.router, self.shared)):
+            for name, parameter in one.named_parameters():
+                if parameter.grad is not None:
+                    ring_all_reduce(parameter.grad, self.group, what=name)
+                    parameter.grad /= ranks
