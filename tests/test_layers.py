@@ -26,7 +26,7 @@ FLOORS = (
     ("collectives",),
     ("meters",),
     ("data_parallel", "pipeline_parallel", "tensor_parallel"),
-    ("context_parallel", "expert_parallel", "optimizers", "zero"),
+    ("context_parallel", "expert_parallel", "low_precision", "optimizers", "zero"),
     ("small_models",),
     ("draw",),
     ("cells", "peers", "testing"),

@@ -1,0 +1,88 @@
+"""Attention and experts over ranks in configurations drawn at random, each against one process."""
+
+from random import Random
+
+import pytest
+import torch
+from test_context_parallel import off, on_ranks, plain
+from test_expert_parallel import HIDDEN, TOLERANCE, expert, whole_layer
+from torch import nn
+
+from pardemo.context_parallel import cut, ring_attention, ulysses_attention
+from pardemo.expert_parallel import ExpertParallel, Router, auxiliary_loss
+from pardemo.small_models import gpt
+
+#: On each number of ranks; what seed gives which configuration does not change.
+MANY = 25
+
+
+def of_attention(chance, ranks):
+    """A configuration that can be run: its words, and the whole sequence's tensors."""
+    kind = chance.choice(["ring", "ulysses"])
+    order = chance.choice(["zigzag", "plain"]) if kind == "ring" else "plain"
+    groups = chance.choice([1, 2, 3])
+    heads = groups * chance.choice([1, 2, 4]) * (ranks if kind == "ulysses" else 1)
+    tokens = ranks * (2 if order == "zigzag" else 1) * chance.randint(1, 7)
+    batch, width = chance.randint(1, 3), chance.choice([2, 8, 16])
+    values = width if chance.random() < 0.7 else chance.choice([4, 12])
+    shapes = ((batch, heads, tokens, width), (batch, groups, tokens, width), (batch, groups, tokens, values),
+              (batch, heads, tokens, values))  # fmt: skip
+    seed = chance.randint(0, 999)
+    whole = [gpt.numbers(*shape, seed=seed + place) for place, shape in enumerate(shapes)]
+    how = {"causal": chance.random() < 0.6}
+    documents = None
+    if kind == "ring":
+        how["order"] = order
+        if chance.random() < 0.4:
+            documents = (
+                torch.tensor([[chance.randint(0, 2) for _ in range(tokens)] for _ in range(batch)]).sort().values
+            )
+    return kind, how, whole, documents
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_attention(rank, world_size):
+    for number in range(MANY):
+        kind, how, whole, documents = of_attention(Random(f"{world_size} {number}"), world_size)
+        expected = plain(*whole, causal=how["causal"], documents=documents)
+        if documents is not None:
+            how["documents"] = cut(documents, order=how["order"])
+        found = on_ranks(ring_attention if kind == "ring" else ulysses_attention, whole, **how)
+        assert off(found, expected) < TOLERANCE, (number, kind, how["causal"], [tuple(each.shape) for each in whole])
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_experts(rank, world_size):
+    for number in range(MANY):
+        chance = Random(f"experts {world_size} {number}")
+        each = chance.randint(1, 4)
+        count = each * world_size
+        chosen = chance.randint(1, min(count, 4))
+        how = {"scores": chance.choice(["softmax", "sigmoid"]), "normalised": chance.random() < 0.5}
+        tokens = [chance.choice([0, 1, 5, 17]) for _ in range(world_size)]
+        tokens[chance.randrange(world_size)] += 3
+        seed = chance.randint(0, 999)
+
+        def build(count=count, chosen=chosen, how=how):
+            return nn.ModuleList([Router(HIDDEN, count, chosen, **how), nn.ModuleList(expert() for _ in range(count))])
+
+        router, experts = gpt.seeded(build, seed)
+        experts = list(experts)
+        layer = ExpertParallel(router, experts)
+        everyone = gpt.numbers(sum(tokens), HIDDEN, seed=seed)
+        mine = everyone.split(tokens)[rank].clone().requires_grad_()
+        out = layer(mine)
+        loss = out.square().sum() + (auxiliary_loss(layer.routing) if len(mine) else 0)
+        loss.backward()
+        full = everyone.clone().requires_grad_()
+        expected, _ = whole_layer(router, experts, None, full)
+        parts = full.split(tokens)
+        (expected.square().sum() + sum(auxiliary_loss(router(part)) for part in parts if len(part))).backward()
+        words = (number, count, chosen, tokens, how)
+        if len(mine):
+            assert gpt.relative_error(out, expected.split(tokens)[rank]) < TOLERANCE, words
+            assert gpt.relative_error(mine.grad, full.grad.split(tokens)[rank]) < TOLERANCE, words
+        for own, other in zip(layer.experts, experts[rank * each : (rank + 1) * each], strict=True):
+            for one, its in zip(own.parameters(), other.parameters(), strict=True):
+                right = torch.zeros_like(its) if its.grad is None else its.grad
+                assert (one.grad - right).norm() <= TOLERANCE * right.norm() + 1e-7, words
