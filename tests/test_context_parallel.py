@@ -237,3 +237,20 @@ def test_an_empty_batch_and_no_number(rank, world_size):
     assert out[0, 0].isnan().any()
     assert not out[0, 1].isnan().any()
     assert dist.get_world_size() == 2
+
+
+@pytest.mark.ranks(2, 4)
+def test_deepspeeds_is_ours_to_the_last_bit(rank, world_size):
+    from pardemo.peers.deepspeed import ulysses as of_deepspeed
+
+    here = [cut(each, dim=2, order="plain").requires_grad_() for each in numbers(64 * world_size, 4, 32, 32)[:3]]
+    with WireMeter() as ours:
+        out = ulysses_attention(*here)
+    gradients = torch.autograd.grad(out.sum(), here)
+    with WireMeter() as theirs:
+        its = of_deepspeed.attention(*here)
+    assert torch.equal(its, out)
+    assert all(
+        torch.equal(one, other) for one, other in zip(torch.autograd.grad(its.sum(), here), gradients, strict=True)
+    )
+    assert theirs.sent_bytes == pytest.approx(ours.sent_bytes, rel=0.02)
