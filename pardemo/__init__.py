@@ -18,6 +18,9 @@ The techniques, each a module or package with one door:
 - ``pardemo.data_parallel``: replicas with a naive and with an overlapped exchange of gradients.
 - ``pardemo.pipeline_parallel``: schedules, proven and drawn without a process, and run on real ranks.
 - ``pardemo.tensor_parallel``: layers in columns, rows and heads; sequence parallelism; the vocabulary's loss.
+- ``pardemo.context_parallel``: attention over a sequence that the ranks share, by a ring or by all-to-alls.
+- ``pardemo.expert_parallel``: a router, and experts on several ranks; ``pardemo.optimizers``: Muon on shards.
+- ``pardemo.low_precision``: 8 and 4 bits with their scales, and collectives that send them.
 - ``pardemo.zero``: model states in shards, stages 1 to 3; ``pardemo.zero.zero_r``: activations and buffers.
 - ``pardemo.groups``: which ranks form a tensor-, data- or pipeline-parallel group.
 
