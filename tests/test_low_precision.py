@@ -86,6 +86,7 @@ def test_rounding_by_chance_is_right_on_average():
     assert set(found.tolist()) == {1.0, 1 + 2**-7}
     assert found.double().mean().item() == pytest.approx(1 + 2**-10, abs=1e-4)
     assert (x.bfloat16() == 1).all()
+    assert to_bf16_by_chance(-x).double().mean().item() == pytest.approx(-1 - 2**-10, abs=1e-4)
     ends = torch.tensor([math.inf, -math.inf, 0.0, -2.5])
     assert torch.equal(to_bf16_by_chance(ends), ends.bfloat16())
     assert to_bf16_by_chance(torch.tensor([math.nan])).isnan().all()

@@ -41,23 +41,23 @@ def test_it_is_torchs_in_one_process(rank, world_size, how):
 @pytest.mark.ranks(2, 4)
 def test_it_sends_what_it_must_under_fsdp(rank, world_size):
     def model():
-        return nn.Sequential(nn.Linear(128, 256, bias=False), nn.GELU(), nn.Linear(256, 128, bias=False))
+        return nn.Sequential(nn.Linear(256, 512, bias=False), nn.GELU(), nn.Linear(512, 256, bias=False))
 
     plain = gpt.seeded(model)
     sent = {}
     for kind in (ShardedMuon, torch.optim.Muon):
         module = fully_shard(copy.deepcopy(plain), mesh=init_device_mesh("cpu", (world_size,)))
         optimizer = kind(module.parameters(), lr=0.02)
-        x = gpt.numbers(8, 128, seed=rank)
+        x = gpt.numbers(8, 256, seed=rank)
         F.mse_loss(module(x), x).backward()
         with WireMeter() as wire:
             optimizer.step()
         sent[kind] = wire.sent_bytes
-    numbers = sum(p.numel() for p in plain.parameters())
-    n = world_size
-    mean = 2 * (n - 1) / n**2 * numbers * 2  # of two matrices: with four ranks two own none
-    most = 2 * ((n - 1) / n * numbers / n + (n - 1) / n * numbers / min(n, 2))
-    assert mean * 0.5 < sent[ShardedMuon] < 1.05 * most + 4000
+    each, n = [p.numel() for p in plain.parameters()], world_size
+    whose = owners([tuple(p.shape) for p in plain.parameters()], n)
+    to_owners = sum(numbers / n for numbers, owner in zip(each, whose, strict=True) if owner != rank)
+    back = sum((n - 1) / n * numbers for numbers, owner in zip(each, whose, strict=True) if owner == rank)
+    assert sent[ShardedMuon] == pytest.approx(2 * (to_owners + back), rel=0.02)
     assert sent[torch.optim.Muon] > 5 * sent[ShardedMuon]
 
 

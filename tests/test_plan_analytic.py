@@ -245,6 +245,17 @@ def test_an_engines_name_is_a_program_and_what_its_ranks_share():
         fine_tune(shape, A100S, engine="zero-4")
     with pytest.raises(ValueError, match=r"on_host must be one of none, optimizer, optimizer.parameters, not 'disk'"):
         fine_tune(shape, A100S, engine="zero-2", offload="disk")
+    job, layout = fine_tune(shape, A100S, engine="zero-2", ranks=8)
+    for changes, told in (
+        ({"cp": 2}, "fine-tunes by deepspeed are not planned with cp"),
+        ({"recompute": "selective"}, "fine-tunes by deepspeed are not planned with selective recomputation"),
+        ({"pp": 2, "chunks": 2}, "fine-tunes by deepspeed are not planned with chunks"),
+    ):
+        for asked_of in (step, memory):
+            with pytest.raises(ValueError, match=told):
+                asked_of(job, layout.but(**changes))
+    with pytest.raises(ValueError, match="fine-tunes by torch are not planned with zero2"):
+        step(*(fine_tune(shape, A100S)[0], layout))
     assert "optimizer on the host" in str(fine_tune(shape, A100S, engine="zero-2", offload="optimizer")[1])
 
 

@@ -6,7 +6,8 @@ middle half of the ratios of neighbouring runs. Runs alternate, so that a drift 
 
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from statistics import median, quantiles
@@ -59,6 +60,21 @@ def slowest(results: Sequence[dict[str, list[float]]]) -> dict[str, list[float]]
     return {
         name: [max(times) for times in zip(*(of_rank[name] for of_rank in results), strict=True)] for name in results[0]
     }
+
+
+def by_turns(ways: Mapping[str, Callable[[], object]], rounds: int, warm: int) -> dict[str, list[float]]:
+    """On every rank, which begin together: seconds of each way in each round, after ``warm`` that do not count."""
+    import torch.distributed as dist
+
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(rounds + warm):
+        for name, way in ways.items():
+            dist.barrier()
+            begin = time.perf_counter()
+            way()
+            if turn >= warm:
+                seconds[name].append(time.perf_counter() - begin)
+    return seconds
 
 
 def compare(

@@ -1,11 +1,12 @@
 """Attention over a sequence that two ranks share, forward and backward: a ring, Ulysses, and DeepSpeed's Ulysses."""
 
-import time
+from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
-from pardemo.bench import BenchRow, compare, slowest
+from pardemo.bench import BenchRow, by_turns, compare, slowest
 
 RANKS, ROUNDS, WARM = 2, 15, 2
 #: tokens of the whole sequence, heads of queries, of keys, width of a head
@@ -22,16 +23,11 @@ def alternate(tokens: int, heads: int, groups: int, width: int) -> dict[str, lis
     seed = dist.get_rank()
     inputs = [gpt.numbers(1, count, here, width, seed=seed).requires_grad_() for count in (heads, groups, groups)]
     ways = {"ring": ring_attention, "ulysses": ulysses_attention, "deepspeed": deepspeed.attention}
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(ROUNDS + WARM):
-        for name, attention in ways.items():
-            dist.barrier()
-            begin = time.perf_counter()
-            out = attention(*inputs)
-            torch.autograd.grad(out.sum(), inputs)
-            if turn >= WARM:
-                seconds[name].append(time.perf_counter() - begin)
-    return seconds
+
+    def both_passes(attention: Callable[..., torch.Tensor]) -> None:
+        torch.autograd.grad(attention(*inputs).sum(), inputs)
+
+    return by_turns({name: partial(both_passes, way) for name, way in ways.items()}, ROUNDS, WARM)
 
 
 def rows() -> list[BenchRow]:

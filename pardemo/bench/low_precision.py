@@ -1,12 +1,11 @@
 """Collectives in few bits against gloo's in fp32, two hosts with 1 Gbit/s between them: seconds of 16 MiB of fp32."""
 
-import time
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
-from pardemo.bench import BenchRow, compare, slowest
+from pardemo.bench import BenchRow, by_turns, compare, slowest
 from pardemo.cluster import Cluster
 
 RATE, NUMBERS, ROUNDS = "1 Gbit/s", 4 << 20, 5
@@ -27,15 +26,7 @@ def alternate() -> dict[str, list[float]]:
         "scatter int8": lambda: quantised_reduce_scatter(tensor, format="int8"),
         "scatter mxfp8": lambda: quantised_reduce_scatter(tensor, format="mxfp8"),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(ROUNDS + 1):
-        for name, way in ways.items():
-            dist.barrier()
-            begin = time.perf_counter()
-            way()
-            if turn:
-                seconds[name].append(time.perf_counter() - begin)
-    return seconds
+    return by_turns(ways, ROUNDS, warm=1)
 
 
 def rows() -> list[BenchRow]:

@@ -1,13 +1,11 @@
 """A training step under ZeRO: pardemo's stages against DeepSpeed's, same model, batch and optimizer, N = 2."""
 
-import time
 from functools import partial
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from pardemo.bench import BenchRow, compare, slowest
+from pardemo.bench import BenchRow, by_turns, compare, slowest
 from pardemo.meters import WireMeter
 
 RANKS = 2
@@ -37,14 +35,7 @@ def alternate(stage: int, rounds: int) -> dict[str, list[float]]:
         theirs.step()
 
     steps = {"ours": own_step, "deepspeed": their_step}
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(rounds + 3):
-        for name, step in steps.items():
-            dist.barrier()
-            begin = time.perf_counter()
-            step()
-            if turn >= 3:
-                seconds[name].append(time.perf_counter() - begin)
+    seconds = by_turns(steps, rounds, warm=3)
     for name, step in steps.items():
         with WireMeter() as wire:
             step()

@@ -44,7 +44,9 @@ def positions(
     return torch.cat([torch.arange(piece * each, (piece + 1) * each, device=device) for piece in mine])
 
 
-def cut(tensor: torch.Tensor, group: dist.ProcessGroup | None = None, dim: int = 1, order: str = "zigzag"):
+def cut(
+    tensor: torch.Tensor, group: dist.ProcessGroup | None = None, dim: int = 1, order: str = "zigzag"
+) -> torch.Tensor:
     """This rank's tokens of a whole sequence [.., S, ..] along ``dim``: [.., S/N, ..], a copy.
 
     Cut inputs, labels and positions alike; labels are shifted *before* they are cut, since the token that follows a
@@ -59,7 +61,9 @@ def cut(tensor: torch.Tensor, group: dist.ProcessGroup | None = None, dim: int =
     return tensor.index_select(dim, here)
 
 
-def join(tensor: torch.Tensor, group: dist.ProcessGroup | None = None, dim: int = 1, order: str = "zigzag"):
+def join(
+    tensor: torch.Tensor, group: dist.ProcessGroup | None = None, dim: int = 1, order: str = "zigzag"
+) -> torch.Tensor:
     """The whole sequence [.., S, ..] of the ranks' tokens [.., S/N, ..], in its order, on every rank. No gradient."""
     group = group_of(group)
     ranks = dist.get_world_size(group)

@@ -63,23 +63,19 @@ class _RingAttention(torch.autograd.Function):
     def forward(ctx, q, k, v, documents, group, causal, order, scale):
         ctx.group, ctx.causal, ctx.order, ctx.scale = group, causal, order, scale
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-        kind = torch.promote_types(q.dtype, torch.float32)
-        out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=kind, device=q.device)  # [b, h, s, d_v]
-        log_sum = torch.full(q.shape[:-1], -torch.inf, dtype=kind, device=q.device)  # [b, h, s]
         travelling = [k, v] if documents is None else [k, v, documents]
-        for step in range(ranks):
+        wait = pass_on(travelling, group) if ranks > 1 else None
+        out, log_sum = attend(q, k, v, scale, causal, _mask(documents, documents))  # pieces lie in the sequence's order
+        for step in range(1, ranks):
+            travelling = wait()
             wait = pass_on(travelling, group) if step < ranks - 1 else None
             seen = _seen(rank, (rank - step) % ranks, causal, order, q.shape[2])
-            if seen is not None:
-                ours, theirs, triangle = seen
-                keys, values, *names = (
-                    each[:, :, theirs] if each.dim() == 4 else each[:, theirs] for each in travelling
-                )
-                mask = None if documents is None else documents[:, ours, None] == names[0][:, None]
-                more = attend(q[:, :, ours], keys, values, scale, triangle, mask)
-                out[:, :, ours], log_sum[:, :, ours] = merge(out[:, :, ours], log_sum[:, :, ours], *more)
-            if wait:
-                travelling = wait()
+            if seen is None:
+                continue
+            ours, theirs = seen
+            keys, values, mask = _block(travelling, theirs, documents, ours)
+            more = attend(q[:, :, ours], keys, values, scale, mask=mask)
+            out[:, :, ours], log_sum[:, :, ours] = merge(out[:, :, ours], log_sum[:, :, ours], *more)
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, documents, out, log_sum)
         return out
@@ -89,55 +85,60 @@ class _RingAttention(torch.autograd.Function):
     def backward(ctx, gradient):
         q, k, v, documents, out, log_sum = ctx.saved_tensors
         group, rank, ranks = ctx.group, dist.get_rank(ctx.group), dist.get_world_size(ctx.group)
-        kind = log_sum.dtype
         gradient = gradient.to(q.dtype)
-        of_q = torch.zeros_like(q, dtype=kind)
-        own: list[torch.Tensor] = []
         travelling = [k, v] if documents is None else [k, v, documents]
+        wait = pass_on(travelling, group) if ranks > 1 else None
+        mask = _mask(documents, documents)
+        of_q, *own = attend_backward(gradient, q, k, v, out, log_sum, ctx.scale, ctx.causal, mask)
         behind = None  # gradients of what travels, one step late
-        for step in range(ranks):
+        for step in range(1, ranks):
+            travelling = wait()
             wait = pass_on(travelling, group) if step < ranks - 1 else None
-            keys, values = travelling[:2]
-            block = [torch.zeros_like(each, dtype=kind) for each in (keys, values)]
+            sums = [torch.zeros_like(each, dtype=log_sum.dtype) for each in travelling[:2]]
             seen = _seen(rank, (rank - step) % ranks, ctx.causal, ctx.order, q.shape[2])
             if seen is not None:
-                ours, theirs, triangle = seen
-                mask = None if documents is None else documents[:, ours, None] == travelling[2][:, None, theirs]
+                ours, theirs = seen
+                keys, values, mask = _block(travelling, theirs, documents, ours)
+                here = [each[:, :, ours].contiguous() for each in (gradient, q, out, log_sum)]
                 found = attend_backward(
-                    *(each[:, :, ours].contiguous() for each in (gradient, q)),
-                    *(each[:, :, theirs].contiguous() for each in (keys, values)),
-                    *(each[:, :, ours].contiguous() for each in (out, log_sum)),
-                    ctx.scale, triangle, mask,
-                )  # fmt: skip
+                    *here[:2], keys.contiguous(), values.contiguous(), *here[2:], ctx.scale, mask=mask
+                )
                 of_q[:, :, ours] += found[0]
-                for sums, part in zip(block, found[1:], strict=True):
-                    sums[:, :, theirs] += part
-            if step == 0:
-                own = block
-            else:
-                if behind:
-                    for sums, earlier in zip(block, behind(), strict=True):
-                        sums += earlier
-                behind = pass_on(block, group)
-            if wait:
-                travelling = wait()
+                for of_all, of_these in zip(sums, found[1:], strict=True):
+                    of_all[:, :, theirs] = of_these
+            if behind:
+                for of_all, earlier in zip(sums, behind(), strict=True):
+                    of_all += earlier
+            behind = pass_on(sums, group)
         if behind:  # the last rank that they passed sends them home
-            for sums, others in zip(own, behind(), strict=True):
-                sums += others
+            for of_all, others in zip(own, behind(), strict=True):
+                of_all += others
         return of_q.to(q.dtype), own[0].to(k.dtype), own[1].to(v.dtype), None, None, None, None, None
 
 
-def _seen(rank: int, source: int, causal: bool, order: str, tokens: int) -> tuple[slice, slice, bool] | None:
-    """Of the block of ``source``'s keys: the queries that see any of them, the keys that these see, and whether only
-    those that are not later; None where no query sees one."""
+def _mask(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> torch.Tensor | None:
+    """[b, s, t]: whose documents are the same."""
+    return None if ours is None or theirs is None else ours[:, :, None] == theirs[:, None]
+
+
+def _block(
+    travelling: list[torch.Tensor], theirs: slice, documents: torch.Tensor | None, ours: slice
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Those of the keys and values that have come which are seen, and which of our queries sees which."""
+    keys, values, *names = travelling
+    mask = _mask(documents[:, ours], names[0][:, theirs]) if documents is not None else None
+    return keys[:, :, theirs], values[:, :, theirs], mask
+
+
+def _seen(rank: int, source: int, causal: bool, order: str, tokens: int) -> tuple[slice, slice] | None:
+    """Of the block of another rank's keys: the queries that see any of them, and the keys that these see, all of them;
+    None where no query sees one."""
     if not causal:
-        return ALL, ALL, False
-    if source == rank:
-        return ALL, ALL, True  # pieces lie in the sequence's order
+        return ALL, ALL
     if order == "plain":
-        return (ALL, ALL, False) if source < rank else None
+        return (ALL, ALL) if source < rank else None
     half = tokens // 2
-    return (ALL, slice(half), False) if source < rank else (slice(half, None), ALL, False)
+    return (ALL, slice(half)) if source < rank else (slice(half, None), ALL)
 
 
 def check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, documents: torch.Tensor | None = None) -> None:

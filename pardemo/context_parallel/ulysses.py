@@ -58,9 +58,9 @@ def ulysses_attention(
     if groups % ranks:  # each rank needs the keys of its own queries' heads
         times = _repeats(heads, groups, ranks)
         k, v = (each.repeat_interleave(times, HEADS) for each in (k, v))
-    q, k, v = (_ToHeads.apply(each, group) for each in (q, k, v))
+    q, k, v = (_AllToAll.apply(each, HEADS, TOKENS, group) for each in (q, k, v))
     out = _core(core, causal)(q, k, v)
-    return _ToTokens.apply(out, group)
+    return _AllToAll.apply(out, TOKENS, HEADS, group)
 
 
 def _core(core: Core | None, causal: bool) -> Core:
@@ -77,29 +77,15 @@ def _repeats(heads: int, groups: int, ranks: int) -> int:
                 if groups * times % ranks == 0 and heads % (groups * times) == 0)  # fmt: skip
 
 
-class _ToHeads(torch.autograd.Function):
-    """[b, h, S/N, d] to [b, h/N, S, d]."""
+class _AllToAll(torch.autograd.Function):
+    """Cut along one dimension and joined along another; its mirror image backward."""
 
     @staticmethod
-    def forward(ctx, tensor, group):
-        ctx.group = group
-        return all_to_all(tensor, HEADS, TOKENS, group)
-
-    @staticmethod
-    @first_derivative_only
-    def backward(ctx, gradient):
-        return all_to_all(gradient, TOKENS, HEADS, ctx.group), None
-
-
-class _ToTokens(torch.autograd.Function):
-    """[b, h/N, S, d] to [b, h, S/N, d]."""
-
-    @staticmethod
-    def forward(ctx, tensor, group):
-        ctx.group = group
-        return all_to_all(tensor, TOKENS, HEADS, group)
+    def forward(ctx, tensor, cut, join, group):
+        ctx.cut, ctx.join, ctx.group = cut, join, group
+        return all_to_all(tensor, cut, join, group)
 
     @staticmethod
     @first_derivative_only
     def backward(ctx, gradient):
-        return all_to_all(gradient, HEADS, TOKENS, ctx.group), None
+        return all_to_all(gradient, ctx.join, ctx.cut, ctx.group), None, None, None

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from pardemo.expert_parallel.exchange import all_to_all, tell
 from pardemo.tensor_parallel.decorators import first_derivative_only, not_compiled
+from pardemo.tensor_parallel.exchange import share
 
 
 @dataclass(frozen=True)
@@ -37,34 +38,27 @@ class Plan:
 
 
 def plan(
-    experts: torch.Tensor | None, weights: torch.Tensor | None, count: int, group: dist.ProcessGroup,
-    capacity: int | None = None, device: torch.device | str = "cpu",
-) -> Plan:  # fmt: skip
+    experts: torch.Tensor, weights: torch.Tensor, count: int, group: dist.ProcessGroup, capacity: int | None = None
+) -> Plan:
     """Where the rows go; all ranks of ``group`` call it.
 
     Args:
-        experts, weights: of a :class:`~pardemo.expert_parallel.Routing`, [T, k]; None on a rank that has no routing,
-            since its router raised: then every rank raises.
+        experts, weights: of a :class:`~pardemo.expert_parallel.Routing`, [T, k].
         count: experts of all ranks. capacity: rows that a rank may send to an expert: those with the largest weights.
 
     Raises:
-        RuntimeError: a rank has no routing.
+        RuntimeError: another rank has no routing.
         ValueError: the experts do not divide by the ranks.
     """
     ranks = dist.get_world_size(group)
-    if count % ranks:
-        fits = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0)
-        raise ValueError(f"{count} experts do not divide by the {ranks} ranks of the group; {fits} would do")
-    if experts is None or weights is None:
-        tell(None, count, group, torch.device(device))
-        raise RuntimeError("this rank could not route its tokens")  # not reached: tell raises on all ranks
+    share(count, group, "a number of experts")
     flat = experts.reshape(-1)
     order = flat.argsort(stable=True)  # assignments by expert, in the tokens' order within each
     dropped = 0
     if capacity is not None:
         order, dropped = _with_room(order, flat, weights.detach().reshape(-1), count, capacity)
     counts = torch.bincount(flat[order], minlength=count)
-    coming = tell(counts, count, group, flat.device)  # [N, E/N]
+    coming = tell(counts, group)  # [N, E/N]
     sends = counts.view(ranks, -1).sum(1).tolist()
     receives = coming.sum(1).tolist()
     here = torch.arange(coming.shape[1], device=flat.device).repeat(ranks)

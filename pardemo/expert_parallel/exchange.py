@@ -12,23 +12,26 @@ import torch.distributed as dist
 FAILED = -1  # in place of a number of rows: the rank that sends it will not go on
 
 
-def tell(counts: torch.Tensor | None, experts: int, group: dist.ProcessGroup, device: torch.device) -> torch.Tensor:
+def tell(counts: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     """How many rows each rank sends to each of this rank's experts [N, E/N], from this rank's to all of them [E].
 
-    ``counts`` None: this rank cannot go on; then all of them raise.
-
     Raises:
-        RuntimeError: a rank could not go on; names it.
+        RuntimeError: a rank has given up (:func:`give_up`); names it.
     """
     ranks = dist.get_world_size(group)
-    mine = torch.full((experts,), FAILED, device=device) if counts is None else counts.to(torch.int64)
-    coming = torch.empty_like(mine)
-    dist.all_to_all_single(coming, mine, group=group)
+    coming = torch.empty_like(counts)
+    dist.all_to_all_single(coming, counts, group=group)
     coming = coming.view(ranks, -1)
     failed = [rank for rank in range(ranks) if (coming[rank] == FAILED).any()]
     if failed:
         raise RuntimeError(f"rank {failed[0]} of the group could not route its tokens; it says why")
     return coming
+
+
+def give_up(experts: int, group: dist.ProcessGroup, device: torch.device) -> None:
+    """In place of :func:`tell`, on a rank that has no numbers: the others would wait for them, and raise instead."""
+    mine = torch.full((experts,), FAILED, device=device)
+    dist.all_to_all_single(torch.empty_like(mine), mine, group=group)
 
 
 def all_to_all(

@@ -10,8 +10,10 @@ from torch import nn
 
 from pardemo.collectives import ring_all_reduce
 from pardemo.expert_parallel.dispatch import Plan, combine, dispatch, plan
+from pardemo.expert_parallel.exchange import give_up
 from pardemo.expert_parallel.router import Router, Routing
 from pardemo.groups import group_of
+from pardemo.tensor_parallel.exchange import share
 from pardemo.tensor_parallel.full_layers import compare, values_of
 
 
@@ -41,18 +43,15 @@ class ExpertParallel(nn.Module):
     ):  # fmt: skip
         super().__init__()
         self.group = group = group_of(group)
-        ranks, rank = group.size(), dist.get_rank(group)
+        rank = dist.get_rank(group)
         if len(experts) != router.count:
             raise ValueError(f"the router has {router.count} experts, and there are {len(experts)}")
-        if len(experts) % ranks:
-            fits = ", ".join(str(n) for n in range(1, len(experts) + 1) if len(experts) % n == 0)
-            raise ValueError(f"{len(experts)} experts do not divide by the {ranks} ranks of the group; {fits} would do")
+        each = share(len(experts), group, "a number of experts")
         if capacity is not None and not capacity > 0:
             raise ValueError(f"capacity is a multiple of the even share, above 0, not {capacity!r}")
         every = [*experts, router] if shared is None else [*experts, router, shared]
         values = [values_of(one, f"part {place}") for place, one in enumerate(every)]
         compare("ExpertParallel", dict(pair for one in values for pair in one.items()), group)
-        each = len(experts) // ranks
         self.router, self.shared = copy.deepcopy(router), copy.deepcopy(shared)
         self.experts = nn.ModuleList(copy.deepcopy(one) for one in experts[rank * each : (rank + 1) * each])
         self.capacity = capacity
@@ -69,8 +68,8 @@ class ExpertParallel(nn.Module):
         router = self.router
         try:
             routing = router(tokens)
-        except ValueError as reason:
-            self._give_up(tokens.device, reason)
+        except ValueError:
+            give_up(router.count, self.group, tokens.device)
             raise
         room = None if self.capacity is None else math.ceil(self.capacity * len(tokens) * router.chosen / router.count)
         way = plan(routing.experts, routing.weights, router.count, self.group, room)
@@ -82,12 +81,6 @@ class ExpertParallel(nn.Module):
             out = out + self.shared(tokens)
         self.routing, self.plan = routing, way
         return out.view_as(x)
-
-    def _give_up(self, device: torch.device, reason: ValueError) -> None:
-        try:
-            plan(None, None, self.router.count, self.group, device=device)
-        except RuntimeError:
-            raise reason from None
 
     @torch.no_grad()
     def average_gradients(self) -> None:

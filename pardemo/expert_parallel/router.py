@@ -111,9 +111,10 @@ class Router(nn.Module):
     def even_out(self, load: torch.Tensor, step: float = 1e-3) -> None:
         """Moves each expert's bias by ``step``: up where it got less than the mean of ``load`` [E], down where more.
 
-        ``load`` is what all ranks together sent: see :func:`load_of_all`.
+        ``load`` is what all ranks together sent: see :func:`load_of_all`. From then on biases are in fp32, whatever the
+        layer is in: in bf16 a step of 0.001 is nothing to a bias of 0.5.
         """
-        self.bias += step * (load.float().mean() - load.float()).sign()
+        self.bias = self.bias.float() + step * (load.float().mean() - load.float()).sign()
 
 
 def load_of_all(load: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
@@ -122,10 +123,12 @@ def load_of_all(load: torch.Tensor, group: dist.ProcessGroup | None = None) -> t
 
 
 def auxiliary_loss(routing: Routing, load: torch.Tensor | None = None) -> torch.Tensor:
-    """E · Σ fᵢ·pᵢ: 1 where the load is even. ``load``: of all ranks; this rank's own when None.
+    """E · Σ fᵢ·pᵢ: 1 where the load is even; 0 where there are no tokens. ``load``: of all ranks; its own when None.
 
     fᵢ has no gradient (a number of assignments has none); pᵢ has.
     """
+    if not len(routing.scores):
+        return routing.scores.sum()
     load = (routing.load if load is None else load).to(routing.scores.dtype)
     shares = load / load.sum().clamp_min(1)
     means = (routing.scores / routing.scores.sum(-1, keepdim=True)).mean(0)
@@ -133,8 +136,8 @@ def auxiliary_loss(routing: Routing, load: torch.Tensor | None = None) -> torch.
 
 
 def z_loss(routing: Routing) -> torch.Tensor:
-    """The mean over tokens of (log Σ exp logits)²."""
-    return routing.logits.logsumexp(-1).square().mean()
+    """The mean over tokens of (log Σ exp logits)²; 0 where there are none."""
+    return routing.logits.logsumexp(-1).square().sum() / max(1, len(routing.logits))
 
 
 def imbalance(load: torch.Tensor) -> float:

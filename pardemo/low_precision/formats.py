@@ -14,7 +14,8 @@ Sources: Micikevicius et al. 2022, "FP8 formats for deep learning" (arXiv 2209.0
 (the scale is 2^(⌊log₂ largest⌋ − 8), and what is above 448 after that is cut off); NVIDIA 2025, "Pretraining large
 language models with NVFP4" (arXiv 2509.25149).
 
-A block with a number that is not finite comes back as NaN: what overflowed is seen, and not a wrong sum.
+What shares a scale with a number that is not finite comes back as NaN, of ``nvfp4`` the whole tensor: what overflowed
+is seen, and no wrong sum comes of it.
 """
 
 from collections.abc import Callable

@@ -24,6 +24,11 @@ ENGINES = {
     "plain": ("torch", "none"), "zero-0": ("deepspeed", "none"), "zero-1": ("deepspeed", "zero1"),
     "zero-2": ("deepspeed", "zero2"), "zero-3": ("deepspeed", "zero3"), "fsdp2": ("fsdp2", "zero3"),
 }  # fmt: skip
+_USUAL = frozenset({"lora", "tp", "pp"})
+_FULLY_SHARDED = _USUAL | {"zero3", "zero3 in a pipeline", "states on the host"}
+_CAN = {
+    "torch": _USUAL, "fsdp2": _FULLY_SHARDED, "deepspeed": _FULLY_SHARDED | {"zero1", "zero2", "zero2 in a pipeline"},
+}  # fmt: skip
 
 
 def fine_tune(
@@ -59,9 +64,8 @@ def fine_tune(
     if engine not in ENGINES:
         raise ValueError(f"engine must be one of {', '.join(ENGINES)}, not {engine!r}")
     whose, sharding = ENGINES[engine]
-    job = Job(
-        shape, machine, program.but(engine=whose, bucket=bucket, overlaps=overlaps), sequence, fused, tuning=tuning
-    )
+    stack = program.but(engine=whose, bucket=bucket, overlaps=overlaps, can=_CAN[whose])
+    job = Job(shape, machine, stack, sequence, fused, tuning=tuning)
     layout = Layout(
         tp, dp=ranks, pp=pp, sharding=sharding, micro_batch=batch, accumulation=accumulation,
         recompute="full" if checkpointing else "none", on_host=offload,
@@ -70,5 +74,16 @@ def fine_tune(
 
 
 def engine_of(job: Job, layout: Layout) -> str:
-    """The name of a fine-tune's engine, of :data:`ENGINES`."""
-    return next(name for name, each in ENGINES.items() if each == (job.stack.engine, layout.sharding))
+    """The name of a fine-tune's engine, of :data:`ENGINES`.
+
+    Raises:
+        ValueError: the layout has what fine-tunes are not planned with; names it.
+    """
+    lacks = job.stack.lacks(layout)
+    if layout.recompute == "selective":
+        lacks.append("selective recomputation")
+    for name, each in ENGINES.items():
+        if each == (job.stack.engine, layout.sharding) and not lacks:
+            return name
+    told = ", ".join(lacks) or layout.sharding
+    raise ValueError(f"fine-tunes by {job.stack.engine} are not planned with {told}")

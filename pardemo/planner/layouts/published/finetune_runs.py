@@ -90,7 +90,7 @@ class ReportedRun:
         """The same with other constants."""
         if self.seconds is None:
             return None
-        job = replace(self.job, stack=program.but(engine=self.job.stack.engine))
+        job = replace(self.job, stack=program.but(engine=self.job.stack.engine, can=self.job.stack.can))
         return step(job, self.layout).seconds / self.seconds - 1
 
 
