@@ -3,7 +3,6 @@
 import json
 import re
 from collections import Counter
-from dataclasses import replace
 
 import nbformat
 import numpy as np
@@ -18,8 +17,8 @@ from pardemo.book.run import scorecard
 from pardemo.claims import declarations
 from pardemo.claims.lines import Line
 from pardemo.cluster.tiers import Tier
-from pardemo.formulas import scaling
 from pardemo.meters.timeline import Span, begun_before_end
+from pardemo.planner.layouts.published import megatron_2019
 from pardemo.small_models import gpt
 
 
@@ -221,42 +220,18 @@ def test_the_articles_statements_are_all_there():
 # --- the measures behind claims, given something broken --------------------------------------------------------------
 
 
-def scaling_verdicts(ledger, cluster):
-    """The comparison of the scaling model with Megatron's figure: verdicts of what it does not excuse."""
-    pairs = {gpus: (sum(parts.values()), paper) for gpus, (parts, paper) in scaling.figure_5(cluster).items()}
-    found = [ledger.check(f"05.x{n}", "longer", *pairs[n], rel=0.1, evidence="published") for n in (2, 8)]
-    above = sum(paper >= ours - 0.5 for ours, paper in pairs.values())
-    return [*found, ledger.check("05.no_less", "no less", len(pairs), above, evidence="published")]
-
-
 @pytest.mark.parametrize(
-    ("all_reduces", "network", "expected"),
-    [
-        (6, 1.0, ["holds", "holds", "holds"]),
-        (8, 1.0, ["fails", "fails", "fails"]),
-        (6, 0.25, ["holds", "holds", "fails"]),
-    ],
-    ids=["as it is", "eight all-reduces", "a quarter of the network"],
+    ("changed", "expected"),
+    [({}, "holds"), ({"tensor-parallel all-reduces": 0.0}, "fails"), ({"tensor-parallel all-reduces": 1.9}, "fails")],
+    ids=["as it is", "no all-reduces", "nearly twice of them"],
 )
-def test_the_scaling_figure_tells_six_all_reduces_from_eight_and_a_network_from_a_quarter_of_it(
-    ledger, monkeypatch, all_reduces, network, expected
-):
-    monkeypatch.setattr(scaling, "ALL_REDUCES_PER_BLOCK", all_reduces)
-    cluster = replace(scaling.DGX2H, host_bytes_per_s=network * scaling.DGX2H.host_bytes_per_s)
-    cluster = scaling.calibrated(cluster, scaling.TABLE_1[1], scaling.BASELINE_FLOPS)
-    assert scaling_verdicts(ledger, cluster) == expected
-
-
-def test_the_scaling_figure_leaves_out_the_calibration_and_hides_the_larger_models_sums():
-    cluster = scaling.calibrated(scaling.DGX2H, scaling.TABLE_1[1], scaling.BASELINE_FLOPS)
-    found = scaling.figure_5(cluster)
-    assert list(found) == [2, 4, 8, 64, 128, 256, 512]
-    assert [round(paper) for _, paper in found.values()] == [5, 22, 30, 4, 20, 27, 35]
-    for gpus in (256, 512):
-        assert found[gpus][0] == pytest.approx(found[gpus // 64][0]), "with perfect overlap nothing is left"
-    job = replace(scaling.TABLE_1[8], dp=64)
-    step, without = scaling.step(job, cluster), sum(scaling.longer(job, cluster).values())
-    assert 1 / (1 + without / 100) == pytest.approx(scaling.efficiency(job, step.seconds))
+def test_the_scaling_figure_tells_whether_tensor_parallel_all_reduces_are_reckoned(ledger, changed, expected):
+    ratios = []
+    for parts, paper in megatron_2019.figure_5().values():
+        planned = sum(changed.get(part, 1) * percent for part, percent in parts.items())
+        ratios.append((100 + planned) / (100 + paper))
+    worst = max(ratios, key=lambda ratio: abs(ratio - 1))
+    assert ledger.check("s49.x", "whole steps", 1, worst, rel=0.11, evidence="published") == expected
 
 
 def test_a_factor_shows_in_small_gradients_too():

@@ -20,7 +20,7 @@ from pardemo.planner.layouts import Job, Layout, Machine, Shape, stack
 from pardemo.planner.layouts.job.engines import engine_of
 from pardemo.planner.layouts.price.memory import memory
 from pardemo.planner.layouts.price.step import step
-from pardemo.planner.layouts.published import finetune_runs
+from pardemo.planner.layouts.published import finetune_runs, megatron_2019
 from pardemo.planner.table import Hardware
 
 #: ms-swift's table for baichuan2-13b-chat on one A100-80GB: samples/s and GiB by the longest length.
@@ -67,14 +67,10 @@ def megatron() -> list[Check]:
     By the constants of Megatron on A100s in 2022. Nothing is promised of the rate, which the younger program has far
     higher. Of the share of linear scaling half of what tensor parallelism costs is promised.
     """
-    rows, machine, alone = [], Machine(hardware.gpu("V100"), 16, 16), 0.0
+    rows, alone = [], 0.0
     for tp, of in scaling.TABLE_1.items():
-        shape = Shape(
-            of.layers, of.hidden, of.heads, of.heads, 4 * of.hidden, of.vocabulary, gated=False, tied=True,
-            positions=of.sequence,
-        )  # fmt: skip
-        job = Job(shape, machine, stack("megatron-2022"), of.sequence, fused=False)
-        rate = of.flops / tp / step(job, Layout(tp, micro_batch=of.batch, recompute="full")).seconds
+        planned = step(megatron_2019.job(of, stack("megatron-2022")), megatron_2019.layout(of, tp))
+        rate = of.flops / tp / planned.seconds
         label = f"Megatron, {of.parameters / 1e9:.1f}B, {tp}-way"
         if tp == 1:
             alone, known = rate, scaling.BASELINE_FLOPS

@@ -12,8 +12,8 @@ from pardemo.draw import palette
 from pardemo.draw.charts import bars
 from pardemo.draw.style import COLOURS, Picture, new, save
 from pardemo.draw.traffic import square
-from pardemo.formulas.scaling import PARTS
 from pardemo.groups import ParallelDims
+from pardemo.planner.layouts.published.megatron_2019 import PARTS
 
 #: Why a step takes longer than with linear scaling -> its colour and its hatch, which tells the two kinds of
 #: communication apart.
@@ -97,9 +97,9 @@ def orders_of_ranks(matrices: Mapping[str, Sequence[Sequence[float]]], cluster: 
 
 
 def parts_of_steps(excess: Mapping[int, tuple[Mapping[str, float], float]]) -> Picture:
-    """How much longer a step takes than with linear scaling: bars by the formulas, diamonds from the paper.
+    """How much longer a step takes than with linear scaling: bars by the planner, diamonds from the paper.
 
-    The number over a bar is the paper's less the formulas'.
+    The number over a bar is the paper's less the planner's.
 
     Args:
         excess: GPUs -> (part of :data:`STEP_PARTS` -> per cent, per cent in all in the paper).
@@ -109,13 +109,13 @@ def parts_of_steps(excess: Mapping[int, tuple[Mapping[str, float], float]]) -> P
     for part, (kind, hatch) in STEP_PARTS.items():
         values = np.array([parts[part] for parts, _ in excess.values()])
         style = {"color": COLOURS[kind], "hatch": hatch, "edgecolor": "white"}
-        ax.bar(places, values, 0.62, bottom=bottom, label=f"{part}, by the formulas", **style)
+        ax.bar(places, values, 0.62, bottom=bottom, label=f"{part}, by the planner", **style)
         bottom += values
     points = [paper for _, paper in excess.values()]
     ax.scatter(places, points, s=60, marker="D", color=palette.PREDICTED, zorder=3, label="all of it, in the paper")
     for place, (computed, in_paper) in enumerate(zip(bottom, points, strict=True)):
         missed = round(in_paper - computed)
-        label = f"{missed:+}" if missed else "0"
+        label = f"{missed:+}".replace("-", "−") if missed else "0"
         ax.annotate(label, (place, max(computed, in_paper)), (0, 8), textcoords="offset points", ha="center")
     kinds = [
         "MP" if gpus < 64 else "MP+DP" if parts[PARTS[-1]] else "MP+DP,\nhidden" for gpus, (parts, _) in excess.items()
@@ -131,28 +131,28 @@ def parts_of_steps(excess: Mapping[int, tuple[Mapping[str, float], float]]) -> P
 
 
 def all_reduces_of_replicas(
-    paper: Mapping[int, Sequence[float]], formulas: Mapping[str, Mapping[int, float]]
+    paper: Mapping[int, Sequence[float]], planned: Mapping[str, Mapping[int, float]]
 ) -> Picture:
-    """How much longer a step of 64 replicas takes than of one: in the paper, and by the formula without overlap.
+    """How much longer a step of 64 replicas takes than of one: in the paper, and by the planner without overlap.
 
     Args:
-        paper: GPUs -> (lowest, as read, highest) per cent of a linear step that its figure allows. formulas: how
+        paper: GPUs -> (lowest, as read, highest) per cent of a linear step that its figure allows. planned: how
             gradients are sent -> GPUs -> per cent.
     """
     fig, ax = new(size=(6.4, 3.6))
     places, wide = np.arange(len(paper)), 0.26
     low, read, high = np.array(list(paper.values())).T
     ax.bar(places - wide, read, wide, yerr=(read - low, high - read), capsize=4, color=palette.OTHER, label="the paper")
-    for number, ((name, values), hatch) in enumerate(zip(formulas.items(), ("", "///"), strict=True)):
+    for number, ((name, values), hatch) in enumerate(zip(planned.items(), ("", "///"), strict=True)):
         style = {"color": COLOURS["communication"], "hatch": hatch, "edgecolor": "white"}
-        ax.bar(places + number * wide, list(values.values()), wide, label=f"by the formula, {name}", **style)
+        ax.bar(places + number * wide, list(values.values()), wide, label=f"by the planner, {name}", **style)
     ax.set_xticks(places, list(paper))
     ax.set(xlabel="GPUs", ylabel="data-parallel all-reduce,\nper cent of a linear step")
     ax.grid(axis="x", visible=False)
     ax.legend(loc="upper left")
     values_text = "; ".join(
         f"{gpus} GPUs: paper {values[1]:.1f}, "
-        + ", ".join(f"{name} {by_gpus[gpus]:.1f}" for name, by_gpus in formulas.items())
+        + ", ".join(f"{name} {by_gpus[gpus]:.1f}" for name, by_gpus in planned.items())
         for gpus, values in paper.items()
     )
     return save(

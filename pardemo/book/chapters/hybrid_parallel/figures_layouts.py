@@ -17,16 +17,16 @@ _DIMENSIONS = {
 }
 
 
-def strong_scaling(formulas: Mapping[int, float], paper: Mapping[int, float]) -> Picture:
-    """Strong scaling: how many times as fast as one GPU t GPUs are, by the formulas and in the paper."""
+def strong_scaling(planned: Mapping[int, float], paper: Mapping[int, float]) -> Picture:
+    """Strong scaling: how many times as fast as one GPU t GPUs are, by the planner and in the paper."""
     fig, ax = new(size=(5.8, 3.2))
-    sizes = [1, *formulas]
+    sizes = [1, *planned]
     ax.plot(sizes, sizes, ":", color=palette.OTHER, linewidth=1.6, label="t times as fast")
-    ax.plot(sizes, [1, *formulas.values()], color=palette.PREDICTED, linewidth=1.6, label="the formulas")
+    ax.plot(sizes, [1, *planned.values()], color=palette.PREDICTED, linewidth=1.6, label="the planner")
     ax.scatter([1, *paper], [1, *paper.values()], s=46, color=COLOURS["compute"], zorder=3, label="the paper")
     for t, value in paper.items():
         ax.annotate(f"{value:g}", (t, value), (0, -14), textcoords="offset points", ha="center")
-    for t, value in formulas.items():
+    for t, value in planned.items():
         ax.annotate(f"{value:.1f}", (t, value), (9, -6), textcoords="offset points", ha="left")
     ax.set_xscale("log", base=2)
     ax.set_yscale("log", base=2)
@@ -36,8 +36,8 @@ def strong_scaling(formulas: Mapping[int, float], paper: Mapping[int, float]) ->
     ax.set(xlabel="GPUs that share the 1.2B model, t", ylabel="times as fast as one")
     ax.set(xlim=(0.9, 10), ylim=(0.8, 10))
     ax.legend(loc="upper left")
-    values_text = "; ".join(f"{t} GPUs {value:.2f}, paper {paper[t]:g}" for t, value in formulas.items())
-    return save(fig, "hybrid_parallel_strong", f"Times as fast as one GPU, by the formulas: {values_text}.")
+    values_text = "; ".join(f"{t} GPUs {value:.2f}, paper {paper[t]:g}" for t, value in planned.items())
+    return save(fig, "hybrid_parallel_strong", f"Times as fast as one GPU, by the planner: {values_text}.")
 
 
 def kinds_of_layouts(fitting: Sequence[Candidate], job: str) -> Picture:
