@@ -20,10 +20,11 @@ SHARED = {
     "save": "pardemo.draw.style",
     "check": "pardemo.book.page.exercises",
     "ledger": "pardemo.book.page.claimed",
+    "problems": "pardemo.book.page.problems",
 }
-OF_CHAPTER = ("check", "ledger")
-#: Modules of a chapter that its page does not show: what they hold is asked for by the name of an exercise.
-NOT_SHOWN = ("exercises", "solutions")
+OF_CHAPTER = ("check", "ledger", "problems")
+#: Modules of a chapter that its page does not show by name: exercises are asked for one by one, problems all at once.
+NOT_SHOWN = ("exercises", "problem_set", "solutions")
 
 
 def door(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:

@@ -1,0 +1,83 @@
+"""The problem sets: five for each chapter, answers that the package computes, shown so that one can try first."""
+
+import json
+import math
+import re
+
+import pytest
+from bs4 import BeautifulSoup
+
+from pardemo.book.chapters import CHAPTERS
+from pardemo.book.page.problems import ProblemSet, problems, problems_of
+from pardemo.claims import short
+
+ALL = [(chapter, number, problem) for chapter in CHAPTERS for number, problem in enumerate(problems_of(chapter), 1)]
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS)
+def test_a_chapter_has_five(chapter):
+    assert len(problems_of(chapter)) == 5
+
+
+@pytest.mark.parametrize(("chapter", "number", "problem"), ALL, ids=[f"{c}-{n}" for c, n, _ in ALL])
+def test_a_problem_asks_for_a_number_and_shows_the_way_to_it(chapter, number, problem):
+    worked = problem.work()
+    assert math.isfinite(worked.answer)
+    assert problem.question.rstrip().endswith("?"), problem.question
+    assert len(problem.question) < 420
+    assert len(worked.way) < 700
+    answer = f"{short(worked.answer)} {problem.unit}"
+    assert answer not in problem.question, "the question tells its answer"
+    assert any(
+        math.isclose(float(number), worked.answer, rel_tol=0.01, abs_tol=0.006) for number in _numbers(worked.way)
+    ), f"the way does not arrive at {short(worked.answer)}: {worked.way}"
+
+
+@pytest.mark.parametrize(("chapter", "number", "problem"), ALL, ids=[f"{c}-{n}" for c, n, _ in ALL])
+def test_an_answer_is_computed_by_the_package(chapter, number, problem):
+    own = f"pardemo.book.chapters.{chapter}.problem_set"
+    assert _uses_the_package(problem.work, own), "it is computed by hand: ask the package's formulas, planner or code"
+
+
+def _uses_the_package(function, own, depth=0):
+    """Whether a function, or one that it calls in its module, asks another module of the package."""
+    for name in function.__code__.co_names:
+        used = function.__globals__.get(name)
+        home = getattr(used, "__module__", None) or getattr(used, "__name__", "")
+        if home.startswith("pardemo") and home not in (own, "pardemo.book.page.problems"):
+            return True
+        if home == own and callable(used) and depth < 3 and _uses_the_package(used, own, depth + 1):
+            return True
+    return False
+
+
+def _numbers(text):
+    return re.findall(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?", text.replace(",", "").replace("−", "-"))
+
+
+def test_no_question_stands_twice():
+    questions = [problem.question for _, _, problem in ALL]
+    assert len(set(questions)) == len(questions)
+
+
+def test_a_page_shows_a_question_with_a_field_and_folds_the_way():
+    shown = BeautifulSoup(problems("data_parallel")._repr_html_(), "html.parser")
+    asked, folded = shown.find_all("div", class_="guess"), shown.find_all("details", class_="guess")
+    assert len(asked) == len(folded) == 5
+    for question, way in zip(asked, folded, strict=True):
+        assert question["data-question"] == way["data-question"], "the page's script finds one by the other"
+        assert math.isfinite(json.loads(way["data-answer"])["value"])
+        assert question.find("em") is not None, "the field takes its place"
+        assert way.find("p").text.startswith("It is "), "and only below the fold"
+    assert "It is" not in " ".join(question.text for question in asked)
+
+
+def test_a_terminal_shows_all_of_it():
+    text = repr(ProblemSet(problems_of("data_parallel")[:1]))
+    assert text.startswith("1. A model has 7 billion parameters")
+    assert "It is 24.5 GB." in text
+
+
+def test_a_chapter_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match=r"no chapter 'data'; there are: your_machine, data_parallel"):
+        problems_of("data")
