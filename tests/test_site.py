@@ -2,12 +2,14 @@
 
 import functools
 import http.server
+import itertools
 import threading
 
 import pytest
+from bs4 import BeautifulSoup
 
 from pardemo import cli, project
-from pardemo.book.chapters import notebook_of
+from pardemo.book.chapters import CHAPTERS, notebook_of
 from pardemo.book.run import site
 
 REFERENCE = project.root() / "outputs" / "reference"
@@ -34,7 +36,26 @@ def test_every_chapter_and_document_is_a_page(built):
     pages = {path.name for path in built.glob("*.html")}
     chapters = {f"{path.stem}.html" for path in REFERENCE.glob("*.ipynb")}
     documents = {f"{path.stem}.html" for path in (project.root() / "docs").glob("*.md")}
-    assert pages == {"index.html", "report.html", "plan.html"} | chapters | documents
+    assert pages == {"index.html", "report.html", "plan.html", "cards.html", "problems.html"} | chapters | documents
+
+
+def test_cards_have_what_each_chapter_says_to_remember(built):
+    page = BeautifulSoup((built / "cards.html").read_text(), "html.parser").find("main")
+    titles = {heading.find("a")["href"].removesuffix(".html"): heading for heading in page.find_all("h2")}
+    assert list(titles) == [notebook_of(chapter) for chapter in CHAPTERS if chapter != "scorecard"]
+    for name, heading in titles.items():
+        kept = "".join(
+            part.text for part in itertools.takewhile(lambda p: p.name != "h2", heading.find_next_siblings())
+        )
+        assert 300 < len(kept) < 2000, f"{name}: {len(kept)}"
+    assert "2(N−1)/N" in titles[notebook_of("data_parallel")].find_next("ul").text
+    assert "Exercises" not in page.text
+
+
+def test_problems_of_all_chapters_are_one_page(built):
+    page = BeautifulSoup((built / "problems.html").read_text(), "html.parser").find("main")
+    assert len(page.find_all("h2")) == len(CHAPTERS)
+    assert len(page.find_all("details", class_="guess")) == 5 * len(CHAPTERS)
 
 
 def test_documents_lead_to_a_chapters_page_and_that_to_its_notebook(built):
@@ -64,7 +85,9 @@ def test_the_search_finds_a_word_and_its_page(chromium, served, asked, page):
     tab.close()
 
 
-@pytest.mark.parametrize("name", ["index.html", "01_data_parallel.html", "planner.html", "plan.html", "glossary.html"])
+@pytest.mark.parametrize(
+    "name", ["index.html", "01_data_parallel.html", "planner.html", "plan.html", "glossary.html", "problems.html"]
+)
 def test_a_page_fits_a_phone(chromium, served, name):
     context = chromium.new_context(viewport={"width": 360, "height": 740})
     tab = context.new_page()

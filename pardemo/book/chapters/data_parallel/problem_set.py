@@ -46,8 +46,8 @@ def _where_bytes_win() -> Worked:
     megabytes = starting * 10e9 / share / 1e6
     return Worked(
         megabytes, f"The {messages} messages take {1e6 * starting:g} µs to start. In that time a link of 10 GB/s "
-        f"carries {starting * 10e9 / 1e6:g} MB, and the ring sends {share:g}·S, so S = {megabytes:g} MB. Smaller buckets "
-        "mostly wait."
+        f"carries {starting * 10e9 / 1e6:g} MB, and the ring sends {share:g}·S, so S = {megabytes:g} MB. Smaller "
+        "buckets mostly wait."
     )  # fmt: skip
 
 

@@ -70,7 +70,7 @@ def write(folder: Path, name: str, chapters: list[dict[str, Any]], into: Path) -
         environment()
         .get_template("page.html.j2")
         .render(
-            body=_unbroken(_legible(_linked(body, {chapter["name"] for chapter in there}))),
+            body=_unbroken(_legible(linked(body, {chapter["name"] for chapter in there}))),
             chapter=there[place],
             before=there[place - 1] if place else None,
             after=there[place + 1] if place + 1 < len(there) else None,
@@ -155,7 +155,7 @@ def _exporter():
     return Exporter(**templates, exclude_anchor_links=True, filters=filters, config=config)
 
 
-def _linked(body: str, notebooks: set[str]) -> str:
+def linked(body: str, notebooks: set[str]) -> str:
     """Links to other notebooks lead to their pages, where the run has them."""
 
     def page(link: re.Match) -> str:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from pardemo import project
 from pardemo.book.run import endings, report
 from pardemo.book.run.report import pages
-from pardemo.book.run.site import plan_page
+from pardemo.book.run.site import course_pages, plan_page
 
 MARK = ".pardemo-site"  # a folder that has it was made here and may be replaced
 FIRST = "index.html"
@@ -84,13 +84,15 @@ def build(run: Path, out: Path, find_pyodide: Callable[[], Path | None] = lambda
 
 
 def _entries(run: Path, built: Path) -> list[Entry]:
-    """README, the chapters of a run whose own pages are in ``built``, documents."""
+    """README, the chapters of a run whose own pages are in ``built``, cards and problems, documents."""
     root = project.root()
     names = [one.notebook for one in endings.finished(run) if pages.source(run, one.notebook)]
     found = [Entry(FIRST, "What it is", "", _document(root / "README.md", root, run, names))]
     for name in names:
         title = f"{name[:2]} {pages.title(run, name)}"
         found.append(Entry(f"{name}.html", title, "Chapters", _chapter(built / f"{name}.html")))
+    for file, body in course_pages.bodies(run, names).items():
+        found.append(Entry(file, course_pages.TITLES[file], "Course", body))
     for name in DOCUMENTS:
         path = root / "docs" / f"{name}.md"
         title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
