@@ -1,5 +1,9 @@
-"""Attention and experts over ranks in configurations drawn at random, each against one process."""
+"""Techniques over ranks in configurations drawn at random, each against one process.
 
+``PARDEMO_CONFIGURATIONS=200 pytest tests/test_random_configurations.py`` draws as many on each number of ranks.
+"""
+
+import os
 from random import Random
 
 import pytest
@@ -7,13 +11,17 @@ import torch
 from test_context_parallel import off, on_ranks, plain
 from test_expert_parallel import HIDDEN, TOLERANCE, expert, whole_layer
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from pardemo.context_parallel import cut, ring_attention, ulysses_attention
 from pardemo.expert_parallel import ExpertParallel, Router, auxiliary_loss
+from pardemo.low_precision import FORMATS, quantised_all_gather, quantised_reduce_scatter, rounded
+from pardemo.optimizers import ShardedMuon
 from pardemo.small_models import gpt
 
 #: On each number of ranks; what seed gives which configuration does not change.
-MANY = 25
+MANY = int(os.environ.get("PARDEMO_CONFIGURATIONS", "25"))
 
 
 def of_attention(chance, ranks):
@@ -85,3 +93,50 @@ def test_experts(rank, world_size):
             for one, its in zip(own.parameters(), other.parameters(), strict=True):
                 right = torch.zeros_like(its) if its.grad is None else its.grad
                 assert (one.grad - right).norm() <= TOLERANCE * right.norm() + 1e-7, words
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_muon(rank, world_size):
+    mesh = init_device_mesh("cpu", (world_size,))
+    for number in range(MANY):
+        chance = Random(f"muon {world_size} {number}")
+        shapes = [(chance.randint(1, 40), chance.randint(1, 40)) for _ in range(chance.randint(1, 6))]
+        how = {"lr": chance.choice([1e-3, 0.02]), "weight_decay": chance.choice([0.0, 0.1]),
+               "momentum": chance.choice([0.0, 0.95]), "nesterov": chance.random() < 0.5}  # fmt: skip
+        seed = chance.randint(0, 999)
+
+        def drawn(shift, shapes=shapes, seed=seed):
+            return [gpt.numbers(*shape, seed=seed + shift + place) for place, shape in enumerate(shapes)]
+
+        def cut_up(one):
+            return distribute_tensor(one, mesh, [Shard(0)], src_data_rank=None)
+
+        alone = [nn.Parameter(one) for one in drawn(0)]
+        ours = [nn.Parameter(cut_up(one)) for one in drawn(0)]
+        optimizers = torch.optim.Muon(alone, **how), ShardedMuon(ours, **how)
+        for step in range(2):
+            for one, other, gradient in zip(alone, ours, drawn(100 * (step + 1)), strict=True):
+                one.grad, other.grad = gradient, cut_up(gradient)
+            for optimizer in optimizers:
+                optimizer.step()
+        assert all(torch.equal(other.full_tensor(), one) for one, other in zip(alone, ours, strict=True)), (number, how)
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_codes(rank, world_size):
+    for number in range(MANY):
+        chance = Random(f"codes {world_size} {number}")
+        name, dtype = chance.choice(list(FORMATS)), chance.choice([torch.float32, torch.bfloat16])
+        shape = [chance.randint(1, 9), *[chance.randint(1, 50) for _ in range(chance.randint(0, 2))]]
+        scale, seed = 10.0 ** chance.randint(-6, 6), chance.randint(0, 999)
+        shards = [(scale * gpt.numbers(*shape, seed=seed + of)).to(dtype) for of in range(world_size)]
+        gathered = quantised_all_gather(shards[rank], format=name)
+        assert torch.equal(gathered, torch.stack([rounded(one, name) for one in shards])), (number, name, shape)
+        shape[0] *= world_size
+        whole = [(scale * gpt.numbers(*shape, seed=seed + of)).to(dtype) for of in range(world_size)]
+        found = quantised_reduce_scatter(whole[rank], format=name)
+        parts = [rounded(one.chunk(world_size)[rank].float(), name) for one in whole]
+        assert gpt.relative_error(found.float(), sum(parts)) < (1e-6 if dtype == torch.float32 else 2**-8), (
+            number,
+            name,
+        )
