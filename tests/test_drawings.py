@@ -97,6 +97,7 @@ DRAWINGS = {
     "epoch_of_steps": drawings.epoch_of_steps,
     "finetune_flow": drawings.finetune_flow,
     "where_a_byte_is_counted": drawings.where_a_byte_is_counted,
+    "nested_bars": drawings.nested_bars,
     "one_step_twice": drawings.one_step_twice,
     "sums_of_a_step": drawings.sums_of_a_step,
     "four_answers": drawings.four_answers,

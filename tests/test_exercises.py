@@ -21,6 +21,7 @@ from pardemo.book.chapters.megatron_mlp.solutions import SumBackward
 from pardemo.book.chapters.scorecard.solutions import my_step_bytes, my_verdict
 from pardemo.book.chapters.script_measured.solutions import my_accuracy, my_sent
 from pardemo.book.chapters.sequence_parallel.solutions import my_kept
+from pardemo.book.chapters.trace.solutions import my_exposed
 from pardemo.book.chapters.vocabulary.solutions import my_bytes, my_loss
 from pardemo.book.chapters.which_layout.solutions import my_headroom, my_reason
 from pardemo.book.chapters.your_machine.solutions import my_bus_bandwidth, my_neighbour
@@ -355,6 +356,12 @@ def lora_states(
 ):
     """The right answer, or one that is wrong about a part."""
     return lambda f, t, n, z: frozen(f, n, z) + 2 * t / (n if z > 2 else 1) + gradients(t, n, z) + states(t, n, z)
+
+
+def takes_off_all(bars):
+    """Takes off what is inside of a bar's bars once more."""
+    inside = [[e - b for b, e in bars if begin <= b and e <= end and (b, e) != (begin, end)] for begin, end in bars]
+    return [end - begin - sum(lengths) for (begin, end), lengths in zip(bars, inside, strict=True)]
 
 
 def returns_nothing(*arguments):
@@ -746,6 +753,14 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
             "by the largest factor, from nothing",
         ),
         ("which_layout.reason", lambda quick, slow: my_reason(slow, quick), "tensor-parallel traffic by"),
+        ("trace.own", returns_nothing, "it should return a list of 15 numbers"),
+        ("trace.own", lambda bars: [end - begin for begin, end in bars], "its whole length is not its own time"),
+        ("trace.own", lambda bars: takes_off_all(bars), "what is inside of that once more"),
+        ("trace.own", divides_by_zero, "Your function raised ZeroDivisionError"),
+        ("trace.exposed", returns_nothing, "It returned None; it should return a number"),
+        ("trace.exposed", lambda c, w: sum(my_exposed([one], w) for one in c), "are counted twice"),
+        ("trace.exposed", lambda c, w: my_exposed(c, []), "hidden or not"),
+        ("trace.exposed", lambda c, w: my_exposed(w, c), "is right"),
         ("script_measured.sent", returns_nothing, "It returned None; it should return a number of bytes"),
         ("script_measured.sent", lambda calls, n: my_sent(calls, n) * n / (n - 1), "there is a factor (N−1)/N"),
         (

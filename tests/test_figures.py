@@ -14,6 +14,7 @@ from pardemo import project
 from pardemo.draw import pictures, style
 from pardemo.draw.style import COLOURS, HATCHES, SETTINGS
 from pardemo.meters import Span
+from pardemo.meters.trace import Bar
 from pardemo.planner.layouts.choice.procedure import candidates, choose
 from pardemo.planner.layouts.choice.procedure_check import job_of
 
@@ -346,3 +347,21 @@ def test_versions_of_a_script_are_told_by_what_is_wrong(out):
     told = figures.bug_beside_rounding({"fp32": 1e-7, "fp64": 1e-16}, {"fp32": 2e-5, "fp64": 2e-5}).alt
     assert told.endswith("fp32 1e-07 and 2e-05; fp64 1e-16 and 2e-05.")
     assert len(list((out / "figures").iterdir())) == 4
+
+
+def bar(name, begin_ms, end_ms, kind="cpu_op"):
+    return Bar(name, kind, "thread 1", begin_ms / 1e3, end_ms / 1e3)
+
+
+def test_pictures_of_a_trace_tell_their_numbers_in_words(out):
+    sums = [bar("gloo:all_reduce", 30, 60, "user_annotation"), bar("gloo:all_reduce", 60, 70, "user_annotation")]
+    work = [bar("backward", 0, 72, "user_annotation"), bar("aten::mm", 5, 40), bar("aten::mul", 45, 50)]
+    told = figures.lanes_of_a_step([*work, *sums]).alt
+    assert told == "A rank's step of 72 ms: 2 operators, of them 1 products; 2 all-reduces."
+    told = figures.exposed_parts({"two": [*work, *sums]}).alt
+    assert told == "two: 2 all-reduces, 25 ms exposed.", "from 40 to 45 and from 50 to 70"
+    late = [one._replace(begin_s=one.begin_s + 0.02) for one in sums[:1]]
+    told = figures.late_rank({0: [*work, sums[0]], 1: [*work, *late]}).alt
+    assert told == "Two ranks on one clock; the first all-reduce's bar is 30 ms on rank 0, 10 ms on rank 1."
+    told = figures.own_times({"aten::mm": 0.03, "backward": 0.01}, {"aten::mm": 0.03, "backward": 0.07}).alt
+    assert told == "Own time by name, ms: mm 30.0, backward 10.0."

@@ -41,14 +41,22 @@ def test_an_answer_is_computed_by_the_package(chapter, number, problem):
 
 def _uses_the_package(function, own, depth=0):
     """Whether a function, or one that it calls in its module, asks another module of the package."""
-    for name in function.__code__.co_names:
+    for name in _names(function.__code__):
         used = function.__globals__.get(name)
         home = getattr(used, "__module__", None) or getattr(used, "__name__", "")
-        if home.startswith("pardemo") and home not in (own, "pardemo.book.page.problems"):
+        if name.startswith("pardemo.") or (
+            home.startswith("pardemo") and home not in (own, "pardemo.book.page.problems")
+        ):
             return True
         if home == own and callable(used) and depth < 3 and _uses_the_package(used, own, depth + 1):
             return True
     return False
+
+
+def _names(code):
+    """Names that a function's code asks for, or imports, in its comprehensions too."""
+    inside = (name for const in code.co_consts if hasattr(const, "co_names") for name in _names(const))
+    return [*code.co_names, *inside]
 
 
 def _numbers(text):

@@ -24,6 +24,7 @@ CHAPTERS = {
     "baichuan2_evaluate": "Baichuan2: before and after",
     "cluster": "The cluster",
     "which_layout": "Which layout?",
+    "trace": "A trace, line by line",
     "script_measured": "A script, measured",
     "is_it_right": "Is it right?",
     "scorecard": "The scorecard",

@@ -1,0 +1,100 @@
+"""A file of torch's profiler as bars, and several ranks' files as one that Perfetto shows.
+
+The format is Chrome's: a list of events, of which those with phase ``X`` have a begin and a duration, in microseconds
+(the Trace Event Format; ``torch.profiler.profile.export_chrome_trace``). All ranks of one host have one clock.
+"""
+
+import gzip
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pardemo import project
+
+#: How names of communication begin: gloo's and nccl's work, nccl's kernels.
+COMMUNICATION = ("gloo:", "nccl:", "ncclDevKernel", "ncclKernel")
+
+
+class Bar(NamedTuple):
+    """One bar: seconds on the host's clock; ``lane`` is a thread of the host, or a stream of a GPU.
+
+    ``kind`` is the profiler's: cpu_op (an operator), user_annotation (``record_function``), kernel, gpu_memcpy, ….
+    """
+
+    name: str
+    kind: str
+    lane: str
+    begin_s: float
+    end_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end_s - self.begin_s
+
+    @property
+    def communicates(self) -> bool:
+        """Whether it is the work of a collective itself, and not its start by the program."""
+        return self.name.startswith(COMMUNICATION)
+
+
+def read(path: Path | str) -> list[Bar]:
+    """The bars of a rank's file, by their begin, those that contain others first.
+
+    Raises:
+        ValueError: it is no trace of torch's profiler, or only a part of one.
+    """
+    path = Path(path)
+    found = _events(path)
+    base_s = found.get("baseTimeNanoseconds", 0) / 1e9
+    bars = []
+    for event in found["traceEvents"]:
+        if event.get("ph") != "X" or "dur" not in event or event.get("cat") == "Trace":
+            continue
+        begin_s = base_s + event["ts"] / 1e6
+        where = event.get("args", {}).get("stream")
+        lane = f"thread {event['tid']}" if where is None else f"stream {where}"
+        bars.append(Bar(event["name"], event.get("cat", ""), lane, begin_s, begin_s + event["dur"] / 1e6))
+    return sorted(bars, key=lambda bar: (bar.begin_s, -bar.end_s))
+
+
+def join(paths: Mapping[int, Path | str], out: Path | str) -> Path:
+    """Writes one file for Perfetto (ui.perfetto.dev) with a process for each rank.
+
+    Args:
+        paths: rank -> its file.
+
+    Raises:
+        ValueError: a file is no trace.
+    """
+    files = {rank: _events(Path(path)) for rank, path in paths.items()}
+    base = min(found.get("baseTimeNanoseconds", 0) for found in files.values())
+    events: list[dict[str, Any]] = []
+    for rank, found in sorted(files.items()):
+        shift_us = (found.get("baseTimeNanoseconds", 0) - base) / 1e3
+        name = {"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}}
+        events += [name, {"name": "process_sort_index", "ph": "M", "pid": rank, "args": {"sort_index": rank}}]
+        for event in found["traceEvents"]:
+            if event.get("ph") not in ("X", "s", "f"):  # bars, and arrows from forward to backward
+                continue
+            moved = {**event, "pid": rank, "ts": event["ts"] + shift_us}
+            if "id" in event:
+                moved["id"] = f"{rank}.{event['id']}"  # each rank counts its arrows from 0
+            events.append(moved)
+    text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "baseTimeNanoseconds": base})
+    project.write_atomically(Path(out), lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    return Path(out)
+
+
+def _events(path: Path) -> dict[str, Any]:
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8") as file:
+            found = json.load(file)
+    except (ValueError, EOFError, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path.name} is no whole trace: {error}") from None
+    if not isinstance(found, dict) or not isinstance(found.get("traceEvents"), list):
+        raise ValueError(
+            f"{path.name} is no trace of torch's profiler; export_chrome_trace writes one, with traceEvents in it"
+        )
+    return found
