@@ -27,7 +27,7 @@ def _busiest_link() -> Worked:
     server, ring = communication.parameter_server(1, 16).sent, communication.ring_all_reduce(1, 16).sent
     return Worked(
         server / ring, f"The server sends each of the others a whole copy, {server:g}·S. On the ring everybody sends "
-        f"2(N−1)/N·S = {ring:g}·S. The ratio is N/2, so it grows with every GPU."
+        f"2(N−1)/N·S = {ring:g}·S. The ratio is N/2 = {server / ring:g}, so it grows with every GPU."
     )  # fmt: skip
 
 
