@@ -2,7 +2,7 @@
 
 
 def my_own(bars):
-    own, open_bars = [end - begin for begin, end in bars], []
+    own, open_bars = [end - begin for begin, end in bars], []  # numbers of bars that are not over
     for number, (begin, end) in enumerate(bars):
         while open_bars and bars[open_bars[-1]][1] <= begin:
             open_bars.pop()
@@ -20,4 +20,5 @@ def my_exposed(communication, computation):
             last = max(last, end)
         return total
 
+    # what the union has beyond the computation is communication alone
     return together([*communication, *computation]) - together(computation)
