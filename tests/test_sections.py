@@ -84,6 +84,16 @@ def test_files_and_links_follow_the_list(tmp_path):
     assert order.rename(tmp_path) == []
 
 
+def test_links_of_documents_follow_the_list():
+    text = "[x](../outputs/reference/01_cluster.ipynb#a), [y](notebooks/44_data_parallel.ipynb), [z](other/02_x.ipynb)"
+    cluster, first = notebook_of("cluster"), notebook_of("data_parallel")
+    expected = f"[x](../outputs/reference/{cluster}.ipynb#a), [y](notebooks/{first}.ipynb), [z](other/02_x.ipynb)"
+    assert order.mended_document(text) == expected
+    for path in [*project.root().glob("*.md"), *(project.root() / "docs").glob("*.md")]:
+        text = path.read_text(encoding="utf-8")
+        assert order.mended_document(text) == text, f"{path.name}: python -m pardemo.book.order"
+
+
 def test_two_files_of_one_chapter_are_refused(tmp_path):
     for number in ("01", "02"):
         (tmp_path / f"{number}_cluster.ipynb").write_text("{}")

@@ -1,7 +1,8 @@
 """The chapters' order in file names and links: ``python -m pardemo.book.order`` after a change of ``CHAPTERS``.
 
-A chapter's number stands in the name of its notebook and, with it, in the links of other chapters. Both follow the
-list: this renames the notebooks, writes each one's first heading, and mends links whose number is an older one.
+A chapter's number stands in the name of its notebook and, with it, in the links of other chapters and of documents. All
+follow the list: this renames the notebooks, writes each one's first heading, and mends links whose number is an older
+one. Pages of ``outputs/reference`` that a document leads to are there when a run has been committed.
 """
 
 import json
@@ -13,11 +14,28 @@ from pardemo.book.chapters import CHAPTERS, notebook_of
 
 #: A link to a chapter: its text, the chapter's name, and an address inside it.
 LINK = re.compile(r"\[([^\[\]\n]*)\]\((?:[\w./]*/)?\d\d_(\w+)\.ipynb(#[^)\s]*)?\)")
+#: A document's link to a chapter's notebook or page: the folder, the chapter's name, the suffix.
+IN_DOCUMENT = re.compile(r"(\((?:\.\./)?(?:outputs/reference|notebooks)/)\d\d_(\w+?)(\.(?:ipynb|html))")
 
 
 def main() -> None:
     """Brings all notebooks of the collection into the list's order."""
-    rename(project.root() / "notebooks")
+    root = project.root()
+    rename(root / "notebooks")
+    for path in [*root.glob("*.md"), *(root / "docs").glob("*.md")]:
+        text = path.read_text(encoding="utf-8")
+        if (new := mended_document(text)) != text:
+            project.write_atomically(path, lambda temporary, new=new: temporary.write_text(new, encoding="utf-8"))
+
+
+def mended_document(text: str) -> str:
+    """A document with links to chapters that have their numbers of today."""
+
+    def link(match: re.Match[str]) -> str:
+        before, name, suffix = match.groups()
+        return f"{before}{notebook_of(name)}{suffix}" if name in CHAPTERS else match.group()
+
+    return IN_DOCUMENT.sub(link, text)
 
 
 def rename(folder: Path) -> list[str]:
