@@ -51,6 +51,7 @@ DRAWINGS = {
     **{f"two chunks on {n}": partial(drawings.two_chunks, n) for n in (2, 4, 5)},
     "vocabulary_loss": drawings.vocabulary_loss,
     "tied_weights": drawings.tied_weights,
+    "a_pair": drawings.a_pair,
     "two_cuts_in_numbers": partial(
         drawings.two_cuts_in_numbers,
         [[1, 2, 3, 4], [5, 6, 7, 8]],

@@ -2,6 +2,7 @@
 
 import math
 import re
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -136,6 +137,27 @@ def test_a_tied_weights_gradient_is_the_sum_of_the_two_parts_that_are_drawn():
     one, *both = sorted(svg.filled(palette.KEPT["gradients"]), key=lambda box: -box.area)
     assert [svg.box_of(text) in both for text in svg.texts if text.text == "a part"] == [True, True]
     assert svg.heads.count(TALK) == 1 + 2, "the activation, and the all-reduce both ways"
+
+
+def test_a_pair_computes_as_long_as_its_two_one_after_the_other_and_waits_for_no_message():
+    svg = svgs.drawing(drawings.a_pair())
+    titles = sorted(text.y for text in svg.texts if ":" in text.text)
+    in_turn, together = (
+        {
+            kind: [box for box in svg.filled(palette.DONE[kind]) if top < box.y < bottom]
+            for kind in ("forward", "backward", "communication", "idle")
+        }
+        for top, bottom in ((titles[0], titles[1]), (titles[1], svg.height - 40))
+    )
+    for kind in ("forward", "backward", "communication"):
+        area = {round(sum(box.area for box in case[kind])) for case in (in_turn, together)}
+        assert len(area) == 1, "the same work"
+    computing = sorted(together["forward"] + together["backward"], key=lambda box: box.x)
+    assert all(before.right == pytest.approx(box.x, abs=0.1) for before, box in pairwise(computing)), "without a gap"
+    assert len(in_turn["idle"]) == len(in_turn["communication"]) == 4, "one wait for each message"
+    assert not together["idle"]
+    ends = [max(box.right for box in case["communication"]) for case in (in_turn, together)]
+    assert ends[1] < ends[0]
 
 
 @pytest.mark.parametrize(("groups", "boxes"), [(4, 12), (2, 8), (1, 4)])

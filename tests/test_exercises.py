@@ -18,6 +18,7 @@ from pardemo.book.chapters.baichuan2_evaluate.solutions import my_rouge_l
 from pardemo.book.chapters.cluster.solutions import my_crossing
 from pardemo.book.chapters.megatron_attention.solutions import my_rows, my_shared_sum
 from pardemo.book.chapters.megatron_mlp.solutions import SumBackward
+from pardemo.book.chapters.pipeline_parallel.exercises import idle_of
 from pardemo.book.chapters.scorecard.solutions import my_step_bytes, my_verdict
 from pardemo.book.chapters.script_measured.solutions import my_accuracy, my_sent
 from pardemo.book.chapters.sequence_parallel.solutions import my_kept
@@ -902,6 +903,22 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
         ("pipeline_parallel.bubble", lambda p, share: 0, "at least one micro-batch"),
         ("pipeline_parallel.bubble", lambda p, share: 5, "0.375 of the total time idle; that is too few"),
         ("pipeline_parallel.bubble", lambda p, share: 500, "too many, fewer are enough"),
+        (
+            "pipeline_parallel.idle",
+            returns_nothing,
+            "returned None; it should return a list with a number",
+        ),
+        ("pipeline_parallel.idle", lambda spans: 6.0, "returned 6.0; it should return a list"),
+        ("pipeline_parallel.idle", lambda spans: idle_of(spans)[:-1], "there are 2 ranks, and 1 numbers"),
+        ("pipeline_parallel.idle", lambda spans: idle_of(spans, pairs_twice=True), "run at the same time: count that"),
+        ("pipeline_parallel.idle", lambda spans: idle_of(spans, own_ends=True), "as the zero-bubble papers count"),
+        (
+            "pipeline_parallel.idle",
+            lambda spans: idle_of(spans, own_ends=True, pairs_twice=True),
+            "to the last end of all, and the time of a pair once",
+        ),
+        ("pipeline_parallel.idle", lambda spans: [0.0] * len(idle_of(spans)), "rank 0 is idle for 1, not 0."),
+        ("pipeline_parallel.idle", lambda spans: [float("nan")] * len(idle_of(spans)), "rank 0 is idle for 1, not nan"),
         ("hybrid_parallel.groups", lambda axis, *s: ParallelDims(*s).groups(axis)[:-1], "there are 4 groups, not 3"),
         (
             "hybrid_parallel.groups",

@@ -219,7 +219,8 @@ def test_parts_to_a_loss_stand_one_upon_the_other(out, monkeypatch):
 def drawn(monkeypatch):
     """Of the pictures of pipelines and of Megatron's MLP: the figures themselves, by the pictures' names."""
     kept = {}
-    for name in ("pipeline_parallel.figures", "pipeline_parallel.figures_stages", "megatron_mlp.figures"):
+    rooms = ("pipeline_parallel.figures", "pipeline_parallel.figures_stages", "pipeline_parallel.figures_v")
+    for name in (*rooms, "megatron_mlp.figures"):
         module = importlib.import_module(f"pardemo.book.chapters.{name}")
         monkeypatch.setattr(module, "save", lambda fig, name, alt: kept.update({name: fig}) or alt)
     return kept
@@ -256,6 +257,33 @@ def test_courses_mark_when_all_would_be_done_without_messages(drawn):
     figures.courses({"a": (spans, 1)}, "02_plain", "a course")
     assert [line.get_xdata()[0] for ax in drawn["02_test"].axes for line in ax.lines] == [1250, 1250]
     assert not drawn["02_plain"].axes[0].lines
+
+
+def test_the_two_of_a_pair_lie_one_above_the_other(drawn):
+    spans = [
+        Span(0, "forward", "0.0", 0, 1), Span(0, "forward", "1.1", 1, 4), Span(0, "backward", "0.0", 1, 4),
+        Span(1, "forward", "1.0", 1, 4),
+    ]  # fmt: skip
+    figures.courses({"a": (spans, 2)}, "02_pairs", "a pair")
+    (ax,) = drawn["02_pairs"].axes
+    boxes = [collection.get_paths()[0].get_extents() for collection in ax.collections]
+    idle, boxes = boxes[:2], boxes[2:]  # a row of grey for each rank
+    assert len(idle) == 2
+    places = [(box.x0, box.x1, round(box.y0, 2), round(box.y1, 2)) for box in boxes]
+    assert places == [
+        (0, 1000, -0.4, 0.4), (1000, 4000, -0.4, 0), (1000, 4000, 0, 0.4), (1000, 4000, 0.6, 1.4),
+    ]  # fmt: skip
+
+
+def test_two_bubbles_has_points_for_timetables_and_lines_for_formulas(drawn):
+    panels = {"even": ({"put off": {2: 2, 3: 4}, "whole": {2: 4, 3: 8}}, {"one": {2: 2, 3: 4}, "other": {2: 3, 3: 7}})}
+    told = figures.two_bubbles(panels)
+    assert told.endswith("even: with p = 3 put off 4.0, whole 8.0, one 4.0, other 7.0.")
+    (ax,) = drawn["pipeline_parallel_two_bubbles"].axes
+    one, other, put_off, whole = ax.lines
+    assert list(one.get_ydata()) == list(put_off.get_ydata()) == [2, 4]
+    assert (list(other.get_ydata()), list(whole.get_ydata())) == ([3, 7], [4, 8])
+    assert [line.get_linestyle() for line in ax.lines] == ["-", "--", "None", "None"]
 
 
 def test_sums_and_gradients_meet_where_they_are_as_many_bytes(drawn):

@@ -3,6 +3,7 @@
 Sources: Huang et al. 2019, "GPipe" (arXiv 1811.06965, 2.3); Narayanan et al. 2019, "PipeDream" (SOSP '19, 3.2);
 Narayanan et al. 2021 (arXiv 2104.04473, 2.2). GPipe states the bubble over all time, Megatron over ideal time.
 Zero bubble: Qi et al. 2023 (arXiv 2401.10241), where the backward is B for the input's gradient and W for the weights'.
+DualPipeV: the repository deepseek-ai/DualPipe, where B is the whole backward.
 """
 
 import math
@@ -60,6 +61,59 @@ def idle(
     if not math.isclose(forward_s, input_s) or not math.isclose(forward_s, weights_s):
         raise ValueError("zb_v is made for F = B = W: with other times, chart the schedule")
     return (stages - 1) * forward_s / 2
+
+
+def dual_pipe_v_idle(
+    ranks: int,
+    forward_s: float,
+    backward_s: float,
+    weights_s: float,
+    pair_s: float | None = None,
+    puts_off: bool = True,
+) -> float:
+    """Seconds of a step in which the last rank of DualPipeV has nothing to do, by its timetable.
+
+    Times are those of one chunk: F, the whole backward B = I + W, and F&B of a forward and a backward that run together
+    as one computation. Where weights' gradients are put off at the end of a step, as in deepseek-ai/DualPipe and torch,
+    (p−1)(F&B + B − 3W), and where they are not, (p−1)(F&B + B − W); of both min(F, (p−1)(I − F)) is saved, since the
+    last rank takes its first pair one after the other. Derived from timetables of 2 to 8 ranks, which the tests hold
+    it to.
+
+    Args:
+        forward_s: F. backward_s: B. weights_s: W, where it is put off at most B/2.
+        pair_s: F&B, from the longer of the two to both; None: they run one after the other, and each result is handed
+            on at once, which is as if F&B were the longer of the two.
+        puts_off: whether the end of a step puts weights' gradients off.
+
+    Raises:
+        ValueError: times that the timetable has no such formula for.
+    """
+    input_s, longer = backward_s - weights_s, max(forward_s, backward_s)
+    pair_s = longer if pair_s is None else pair_s
+    if puts_off and weights_s > input_s:
+        raise ValueError("with W longer than I, what is put off is late itself: chart the schedule")
+    if not longer <= pair_s <= forward_s + backward_s:
+        raise ValueError(f"F&B takes from {longer:g} to {forward_s + backward_s:g}, the two together, not {pair_s:g}")
+    saved = min(forward_s, (ranks - 1) * (input_s - forward_s))
+    return (ranks - 1) * (pair_s + backward_s - (3 if puts_off else 1) * weights_s) - saved
+
+
+def deepseek_bubble(stages: int, backward_s: float, weights_s: float, pair_s: float) -> float:
+    """DualPipe's and DualPipeV's bubble in the README of deepseek-ai/DualPipe: (PP/2 − 1)(F&B + B − 3W).
+
+    ``stages`` is its PP, which counts stages: DualPipeV has two on each rank. Times of one chunk. (arXiv 2412.19437,
+    table 2, has it for DualPipe.)
+    """
+    return (stages / 2 - 1) * (pair_s + backward_s - 3 * weights_s)
+
+
+def mindspeed_bubble(ranks: int, forward_s: float, backward_s: float, weights_s: float, pair_s: float) -> float:
+    """DualPipeV's bubble in Ascend/MindSpeed's docs/zh/features/dualpipev.md: (PP − 1)(F&B + B − W) − F.
+
+    ``ranks`` is its PP, which counts ranks. Times of one chunk. Its timetable does not put weights' gradients off at
+    the end of a step, unless it is told to.
+    """
+    return (ranks - 1) * (pair_s + backward_s - weights_s) - forward_s
 
 
 def micro_batches_for(stages: int, share: float, chunks: int = 1) -> int:

@@ -1,5 +1,6 @@
 """When each rank computes what if nothing but the order and the dependencies held it up; and the exchanges it needs."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -40,14 +41,22 @@ class Chart:
         return max(s.end_s for s in self.spans) - min(s.begin_s for s in self.spans)
 
     @property
+    def idle(self) -> list[float]:
+        """For each rank, the time of the step in which it computes nothing, before its first computation and after its
+        last one too."""
+        ranks = sorted({s.rank for s in self.spans})
+        return [self.makespan - _covered([s for s in self.spans if s.rank == rank]) for rank in ranks]
+
+    @property
     def bubble_of_total(self) -> float:
         """Idle time over all time, of all ranks together."""
-        return 1 - _busy(self.spans) / (len(self.in_flight) * self.makespan)
+        return sum(self.idle) / (len(self.in_flight) * self.makespan)
 
     @property
     def bubble_of_ideal(self) -> float:
         """Idle time over the time of the computation alone."""
-        return len(self.in_flight) * self.makespan / _busy(self.spans) - 1
+        idle = sum(self.idle)
+        return idle / (len(self.in_flight) * self.makespan - idle)
 
     @property
     def at_once(self) -> int:
@@ -67,17 +76,25 @@ def chart(
     backward: float = 2.0,
     latency: float = 0.0,
     weights: float | None = None,
+    together: Collection[Forward] = (),
+    pair: float | None = None,
 ) -> Chart:
     """The course of a schedule when a rank's forward and backward of a micro-batch take these times.
 
     With v chunks each takes a v-th of that. ``latency`` passes before another rank has what was computed. ``weights``
     is the part of ``backward`` that the weights' gradients take where they are computed apart: half of it when None.
 
+    Args:
+        together: forwards that run together with the whole backward behind them in their rank's order, as one
+            computation: it begins when both have what they need, and both are done at its end.
+        pair: what such a computation takes, also of v chunks; as long as the two of them when None.
+
     Raises:
         ScheduleError: it stands still; the line says which rank waits for what.
     """
     v = schedule.chunks
-    times = timetable(schedule, forward / v, backward / v, latency, None if weights is None else weights / v)
+    of_chunk = [None if whole is None else whole / v for whole in (weights, pair)]
+    times = timetable(schedule, forward / v, backward / v, latency, of_chunk[0], together, of_chunk[1])
     spans = [
         Span(schedule.rank_of(c.stage), kind_of(c), f"{c.stage}.{c.micro_batch}", begin, end)
         for c, (begin, end) in times.items()
@@ -114,35 +131,70 @@ def most_held(schedule: Schedule, for_weights: float = 1.0) -> list[float]:
 
 
 def timetable(
-    schedule: Schedule, forward: float = 1, backward: float = 2, latency: float = 0, weights: float | None = None
+    schedule: Schedule,
+    forward: float = 1,
+    backward: float = 2,
+    latency: float = 0,
+    weights: float | None = None,
+    together: Collection[Forward] = (),
+    pair: float | None = None,
 ) -> dict[Compute, tuple[float, float]]:
-    """Begin and end of every computation of one chunk each; raises ScheduleError as :func:`chart` does."""
+    """Begin and end of every computation of one chunk each; arguments and errors as of :func:`chart`."""
     weights = backward / 2 if weights is None else weights
     if not 0 <= weights <= backward:
         raise ValueError(f"the weights' gradients are a part of the backward: from 0 to {backward:g}, not {weights:g}")
     takes = {Forward: forward, Backward: backward, BackwardInput: backward - weights, BackwardWeight: weights}
+    pair = forward + backward if pair is None else pair
     ends: dict[Compute, tuple[float, float]] = {}
-    left = [schedule.computes(rank) for rank in range(schedule.ranks)]
+    left = [_at_once(schedule, rank, together) for rank in range(schedule.ranks)]
     at, clock = [0] * schedule.ranks, [0.0] * schedule.ranks
     moved = True
     while moved:
         moved = False
         for rank, order in enumerate(left):
             while at[rank] < len(order):
-                step = order[at[rank]]
-                needed = schedule.before(step)
-                if needed is not None and needed not in ends:
+                steps = order[at[rank]]
+                arrived = [when for step in steps if (when := _arrival(schedule, step, ends, latency)) is not None]
+                if len(arrived) < len(steps):
                     break
-                arrived = 0.0 if needed is None else ends[needed][1] + latency * schedule.travels(step)
-                begin = max(clock[rank], arrived)
-                clock[rank] = begin + takes[type(step)]
-                ends[step] = begin, clock[rank]
+                begin = max(clock[rank], *arrived)
+                clock[rank] = begin + (takes[type(steps[0])] if len(steps) == 1 else pair)
+                ends |= dict.fromkeys(steps, (begin, clock[rank]))
                 at[rank], moved = at[rank] + 1, True
-    stuck = [(rank, order[at[rank]]) for rank, order in enumerate(left) if at[rank] < len(order)]
+    stuck = [(rank, step) for rank, order in enumerate(left) for step in order[at[rank] : at[rank] + 1]]
     if stuck:
-        waits = ", ".join(f"rank {rank} in {step} for {schedule.before(step)}" for rank, step in stuck)
+        waits = ", ".join(
+            f"rank {rank} in {step} for {schedule.before(step)}"
+            for rank, steps in stuck
+            for step in steps
+            if _arrival(schedule, step, ends, latency) is None
+        )
         raise ScheduleError(f"deadlock: {waits}")
     return ends
+
+
+def _at_once(schedule: Schedule, rank: int, together: Collection[Forward]) -> list[tuple[Compute, ...]]:
+    """A rank's order, in computations that begin and end together: one each, but for those pairs."""
+    order = iter(schedule.computes(rank))
+    found: list[tuple[Compute, ...]] = []
+    for step in order:
+        if step not in together:
+            found.append((step,))
+        elif isinstance(behind := next(order, None), Backward):
+            found.append((step, behind))
+        else:
+            raise ScheduleError(f"rank {rank} has no whole backward behind {step} that could run together with it")
+    return found
+
+
+def _arrival(
+    schedule: Schedule, step: Compute, ends: Mapping[Compute, tuple[float, float]], latency: float
+) -> float | None:
+    """When a computation has what it needs; None as long as that is not computed."""
+    needed = schedule.before(step)
+    if needed is None:
+        return 0.0
+    return ends[needed][1] + latency * schedule.travels(step) if needed in ends else None
 
 
 def instructions(schedule: Schedule) -> list[list[Instruction]]:
@@ -173,8 +225,13 @@ def kind_of(compute: Compute) -> str:
     return "weight gradients" if isinstance(compute, BackwardWeight) else "backward"
 
 
-def _busy(spans: list[Span]) -> float:
-    return sum(s.end_s - s.begin_s for s in spans)
+def _covered(spans: list[Span]) -> float:
+    """How long at least one of these runs: a forward and a backward at the same time count once."""
+    covered, until = 0.0, float("-inf")
+    for span in sorted(spans, key=lambda s: s.begin_s):
+        covered += max(0.0, span.end_s - max(span.begin_s, until))
+        until = max(until, span.end_s)
+    return covered
 
 
 def _most(changes: list[float]) -> float:

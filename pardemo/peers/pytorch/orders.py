@@ -2,7 +2,8 @@
 
 torch.distributed.pipelining computes each schedule's table for all ranks in its constructor (``pipeline_order``), which
 needs no process group as long as nothing runs. What DualPipeV calls an overlapped forward and backward comes out as the
-one and then the other: whether the two take less together is a matter of kernels, and no order says it.
+one and then the other, as torch runs them; :func:`pairs` says which they are. How long the two take together is a
+matter of kernels: :func:`~pardemo.pipeline_parallel.chart` is told (``together=pairs(…), pair=…``).
 """
 
 import functools
@@ -35,19 +36,25 @@ def schedule(name: str, ranks: int, micro_batches: int, chunks: int = 2) -> Sche
     Args:
         name: of :data:`CLASSES`.
 
+    The schedule carries its table: ranks that are handed it load nothing of torch's pipelining for it.
+
     Raises:
         ValueError: there is none of that name.
         ScheduleError: torch refuses the numbers; says why.
     """
     if name not in CLASSES:
         raise ValueError(f"torch has no schedule {name!r} here; there are {', '.join(CLASSES)}")
-    return Schedule(_order(name), ranks, micro_batches, chunks)
+    return Schedule(_order(name, ranks, micro_batches, chunks), ranks, micro_batches, chunks)
 
 
 @functools.cache
-def _order(name: str) -> Order:
-    def order(rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> Iterator[Compute]:
-        yield from table(name, ranks, micro_batches, chunks)[rank]
+def _order(name: str, *sizes: int) -> Order:
+    rows = table(name, *sizes)
+
+    def order(rank: int, *of: int) -> Iterator[Compute]:
+        if of != sizes:
+            raise ScheduleError(f"this table of {name} is for {sizes} ranks, micro-batches and chunks, not for {of}")
+        return iter(rows[rank])
 
     order.__name__ = name
     return placed(v_shape)(order) if CLASSES[name][1] == 2 else order
@@ -60,15 +67,31 @@ def table(name: str, ranks: int, micro_batches: int, chunks: int = 2) -> tuple[t
     Raises:
         ScheduleError: torch refuses the numbers.
     """
+    order = _pipeline_order(name, ranks, micro_batches, chunks)
+    return tuple(tuple(step for action in order[rank] for step in _steps(action)) for rank in range(ranks))
+
+
+@functools.cache
+def pairs(name: str, ranks: int, micro_batches: int, chunks: int = 2) -> frozenset[Forward]:
+    """The forwards that torch's table overlaps with the backward behind them; none but in DualPipeV's.
+
+    Raises:
+        ScheduleError: torch refuses the numbers.
+    """
+    actions = (action for order in _pipeline_order(name, ranks, micro_batches, chunks).values() for action in order)
+    overlapped = (next(_steps(action)) for action in actions if action is not None and action.sub_actions)
+    return frozenset(step for step in overlapped if isinstance(step, Forward))
+
+
+def _pipeline_order(name: str, ranks: int, micro_batches: int, chunks: int) -> dict[int, list[Any]]:
     kind, wanted = CLASSES[name]
     if wanted and chunks != wanted:
         raise ScheduleError(f"torch's {name} has {wanted} chunks on each rank, not {chunks}")
-    stages = [_stage(0 if place == 0 else place * ranks, ranks, chunks) for place in range(chunks)]
+    stages = [_stage(place * ranks, ranks, chunks) for place in range(chunks)]
     try:
-        found = kind(stages, micro_batches).pipeline_order
+        return kind(stages, micro_batches).pipeline_order
     except ValueError as reason:
         raise ScheduleError(f"torch: {reason}") from None
-    return tuple(tuple(step for action in found[rank] for step in _steps(action)) for rank in range(ranks))
 
 
 def _steps(action: Any) -> Iterator[Compute]:

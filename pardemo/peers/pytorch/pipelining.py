@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
+    ScheduleDualPipeV,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
@@ -26,15 +27,18 @@ SCHEDULES = {
     "interleaved": ScheduleInterleaved1F1B,
     "zb_h1": ScheduleInterleavedZeroBubble,
     "zb_v": ScheduleZBVZeroBubble,
+    "dual_pipe_v": ScheduleDualPipeV,
 }
+#: Those whose stages lie in a V.
+V_SHAPES = ("zb_v", "dual_pipe_v")
 
 
 class TorchPipeline:
     """torch's pipeline with :class:`pardemo.pipeline_parallel.Pipeline`'s ``step``. Gradients are left in ``.grad``.
 
     Args:
-        chunks: this rank's stages: of the model's stages, number rank, rank + p, …; of "zb_v" rank and 2p − 1 − rank.
-        schedule: "gpipe", "one_f_one_b", "interleaved", "zb_h1" or "zb_v".
+        chunks: this rank's stages: of the model's stages, number rank, rank + p, …; in a V rank and 2p − 1 − rank.
+        schedule: of :data:`SCHEDULES`. "zb_h1" with several chunks is torch's interleaved zero bubble.
         micro_batches: into how many parts the batch is cut.
         loss_of: (output, targets) of a micro-batch to its mean loss.
         group: the pipeline's ranks; the default group when None.
@@ -56,11 +60,11 @@ class TorchPipeline:
             raise ValueError(f"no schedule {schedule!r}; there are {', '.join(SCHEDULES)}")
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         total = len(chunks) * ranks
-        is_v = schedule == "zb_v"
+        is_v = schedule in V_SHAPES
         numbers = [rank, total - 1 - rank] if is_v else range(rank, total, ranks)
         stages = [_Stage(chunk, s, total, group, timeline) for s, chunk in zip(numbers, chunks, strict=True)]
         self._first, self._last = rank == 0, rank == (0 if is_v else ranks - 1)
-        several = schedule in ("interleaved", "zb_h1", "zb_v")
+        several = schedule in ("interleaved", "zb_h1", *V_SHAPES)
         cut = {} if several else {"args_chunk_spec": (TensorChunkSpec(0),)}
         self._schedule = SCHEDULES[schedule](
             stages if several else stages[0], micro_batches, loss_of, scale_grads=scale_grads, **cut

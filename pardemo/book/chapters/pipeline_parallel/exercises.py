@@ -1,12 +1,12 @@
 """The exercises of this chapter, and what checks an answer to each."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
 
 from pardemo.book.page.exercises import Exercise, Mistake, call
 from pardemo.formulas import pipeline as formulas
-from pardemo.pipeline_parallel import Backward, Forward, Schedule, ScheduleError, prove
+from pardemo.pipeline_parallel import Backward, Forward, Schedule, ScheduleError, chart, one_f_one_b, prove, zb_v
 from pardemo.pipeline_parallel.instructions import Compute
 
 EXERCISES = {
@@ -14,6 +14,11 @@ EXERCISES = {
         "my_micro_batches",
         "Take the forward and backward of one micro-batch as the unit of time. How many units does a rank work, and "
         "how many does it wait?",
+    ),
+    "idle": Exercise(
+        "my_idle",
+        "Sort the computations of a rank by their begin, and remember until when the rank has been busy. A computation "
+        "that ends before that adds nothing.",
     ),
     "order": Exercise(
         "my_order",
@@ -100,3 +105,65 @@ def check_bubble(function: Callable[[int, float], int]) -> str:
         verdict = "too many, fewer are enough" if answer > expected else "too few"
         raise Mistake(f"{where}: {answer:g} leaves {reached:.3f} of the total time idle; that is {verdict}.")
     return "m ≥ (p−1)(1−share)/share: 27 micro-batches for four stages and a tenth."
+
+
+Spans = Sequence[tuple[int, float, float]]  # (rank, begin, end)
+#: Two ranks; the first takes a forward and a backward together from 2 to 5, and the second begins late.
+PAIR: Spans = ((0, 0, 1), (0, 1, 2), (1, 1, 2), (1, 2, 4), (0, 2, 5), (0, 2, 5), (1, 5, 6), (0, 6, 8))
+
+
+def timetables() -> dict[str, Spans]:
+    """The steps that an answer is checked with; by hand the four ways to count come to four answers."""
+    cases = {"a pair, by hand": PAIR}
+    for name, schedule in (("1F1B", Schedule(one_f_one_b, 3, 4)), ("ZB-V", Schedule(zb_v, 3, 5, 2))):
+        cases[name] = tuple((span.rank, span.begin_s, span.end_s) for span in chart(schedule).spans)
+    return cases
+
+
+def idle_of(spans: Spans, own_ends: bool = False, pairs_twice: bool = False) -> list[float]:
+    """Each rank's idle time in a step; or as it is often miscounted.
+
+    Args:
+        own_ends: between a rank's own first begin and its own last end, as the zero-bubble papers count.
+        pairs_twice: computations that run together count as if they ran one after the other.
+    """
+    counted = []
+    for rank in sorted({rank for rank, _, _ in spans}):
+        mine = sorted((begin, end) for of, begin, end in spans if of == rank)
+        step = mine if own_ends else [(begin, end) for _, begin, end in spans]
+        busy, until = 0.0, float("-inf")
+        for begin, end in mine:
+            busy += end - begin if pairs_twice else max(0.0, end - max(begin, until))
+            until = max(until, end)
+        counted.append(max(end for _, end in step) - min(begin for begin, _ in step) - busy)
+    return counted
+
+
+def check_idle(function: Callable[[list[tuple[int, float, float]]], list[float]]) -> str:
+    """``function(spans)`` is each rank's idle time, from the first begin of all ranks to the last end of all."""
+    for name, spans in timetables().items():
+        answer, expected = call(function, list(spans)), idle_of(spans)
+        if not isinstance(answer, list | tuple) or not all(isinstance(each, Real) for each in answer):
+            raise Mistake(f"It returned {answer!r}; it should return a list with a number for each rank.")
+        if len(answer) != len(expected):
+            raise Mistake(f"{name}: there are {len(expected)} ranks, and {len(answer)} numbers.")
+        if _equal(answer, expected):
+            continue
+        mistakes = {
+            "The two of a pair run at the same time: count that time once.": idle_of(spans, pairs_twice=True),
+            "That is the time between a rank's own first begin and its own last end, as the zero-bubble papers count. "
+            "The step begins with the first rank and ends with the last one.": idle_of(spans, own_ends=True),
+            "Count from the first begin of all ranks to the last end of all, and the time of a pair once.": idle_of(
+                spans, own_ends=True, pairs_twice=True
+            ),
+        }
+        for message, wrong in mistakes.items():
+            if _equal(answer, wrong):
+                raise Mistake(f"{name}: {message}")
+        rank = next(rank for rank, pair in enumerate(zip(answer, expected, strict=True)) if not _equal(*zip(pair)))
+        raise Mistake(f"{name}: rank {rank} is idle for {expected[rank]:g}, not {answer[rank]:g}.")
+    return "Right for 1F1B, for ZB-V and for a pair: 1F1B's three ranks wait 6 each, ZB-V's 1."
+
+
+def _equal(answer: Iterable[float], expected: Iterable[float]) -> bool:
+    return all(math.isclose(a, e, abs_tol=1e-9) for a, e in zip(answer, expected, strict=True))

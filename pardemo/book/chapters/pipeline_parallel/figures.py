@@ -1,5 +1,6 @@
 """Pictures of *Pipeline parallelism*: a pipeline's computations over time, ideal or measured; idle time, and memory."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
@@ -18,6 +19,8 @@ def pipeline(
 ) -> None:
     """A row for each rank, a box with its micro-batch's number for each computation; grey is idle time, the bubble.
 
+    A forward and a backward that run together lie one above the other, each in half of the row.
+
     Args:
         spans: of kind "forward", "backward", "weight gradients", named "stage.micro-batch"; others are left out.
         stages_per_rank: with more than one, a rank's later chunks are paler.
@@ -29,15 +32,19 @@ def pipeline(
     ranks, axis_end = sorted({s.rank for s in spans}), (end - begin) * scale if until is None else until
     for row in range(len(ranks)):
         ax.broken_barh([(0, (end - begin) * scale)], (row - 0.4, 0.8), facecolor=COLOURS["wait"], alpha=0.6, zorder=1)
+    at_one_time = Counter((span.rank, span.begin_s, span.end_s) for span in spans)
     for span in spans:
         row, (stage, micro_batch) = ranks.index(span.rank), span.name.split(".")
+        low, high = row - 0.4, 0.8
+        if at_one_time[span.rank, span.begin_s, span.end_s] == 2:
+            low, high = (low if span.kind == "forward" else row), high / 2
         left, width = (span.begin_s - begin) * scale, (span.end_s - span.begin_s) * scale
         colour = paler(COLOURS[span.kind], int(stage) // len(ranks) % stages_per_rank / 2)
         ax.broken_barh(
-            [(left, width)], (row - 0.4, 0.8), facecolor=colour, hatch=HATCHES[span.kind], zorder=3,
+            [(left, width)], (low, high), facecolor=colour, hatch=HATCHES[span.kind], zorder=3,
             edgecolor=palette.PAPER, linewidth=0.5,
         )  # fmt: skip
-        if width < 0.022 * len(micro_batch) * axis_end:  # too narrow for a number
+        if width < 0.022 * len(micro_batch) * axis_end or high < 0.8:  # too narrow, or too low, for a number
             continue
         ax.text(
             left + width / 2, row, micro_batch, ha="center", va="center", fontsize=10, zorder=4, clip_on=True,

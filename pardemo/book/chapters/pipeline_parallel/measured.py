@@ -29,6 +29,8 @@ ORDERS = {
     "ZB-H1": (pp.zb_h1, 1),
     "ZB-V": (pp.zb_v, 2),
 }
+#: Schedules that PyTorch alone has: the name of its timetable -> what ``TorchPipeline`` calls it.
+OF_TORCH = {"interleaved zero bubble": "zb_h1", "DualPipeV": "dual_pipe_v"}
 
 
 def paced(
@@ -120,9 +122,9 @@ def alone(width: int, samples: int) -> list[float]:
 
 
 def train(engine: str, name: str, width: int, samples: int) -> PipelineRun:
-    """On both ranks: some steps of SGD under "pardemo", "torch" or "DeepSpeed" with a schedule of :data:`ORDERS`."""
-    order, chunks = ORDERS[name]
-    schedule = pp.Schedule(order, RANKS, MICRO_BATCHES, chunks)
+    """On both ranks: some steps of SGD under "pardemo", "torch" or "DeepSpeed" with a schedule of :data:`ORDERS`, or
+    with a timetable of :data:`OF_TORCH`."""
+    schedule = _schedule(name)
     stages = pp.cut_by_layers(_layers(width), schedule.stages)
     mine = nn.ModuleList(stages[s] for s in schedule.stages_of(dist.get_rank()))
     if engine == "DeepSpeed":
@@ -133,6 +135,15 @@ def train(engine: str, name: str, width: int, samples: int) -> PipelineRun:
         pipeline = _pipeline(engine, list(mine), schedule)
     result = _train(pipeline.step, mine, width, samples, updates=engine != "DeepSpeed")  # whose step does it
     return PipelineRun(*result)
+
+
+def _schedule(name: str) -> pp.Schedule:
+    if name in OF_TORCH:
+        from pardemo.peers.pytorch import orders
+
+        return orders.schedule(name, RANKS, MICRO_BATCHES)
+    order, chunks = ORDERS[name]
+    return pp.Schedule(order, RANKS, MICRO_BATCHES, chunks)
 
 
 def second_over_first(engine: str, width: int, samples: int, **options: bool) -> float:
@@ -153,7 +164,8 @@ def _pipeline(engine: str, chunks: list[nn.Module], schedule: pp.Schedule, **opt
         return pp.Pipeline(chunks, schedule, F.mse_loss, **options)
     from pardemo.peers.pytorch.pipelining import TorchPipeline
 
-    return TorchPipeline(chunks, schedule.order.__name__, schedule.micro_batches, F.mse_loss, **options)
+    name = schedule.order.__name__
+    return TorchPipeline(chunks, OF_TORCH.get(name, name), schedule.micro_batches, F.mse_loss, **options)
 
 
 def _train(step, modules: nn.Module, width: int, samples: int, updates: bool):

@@ -23,3 +23,18 @@ def my_micro_batches(stages, share):
     while (stages - 1) / (m + stages - 1) > share:
         m += 1
     return m
+
+
+def my_idle(spans):
+    # Not from a rank's own first computation: it may begin late, and has to wait
+    # before it. And not by adding up: two of a pair run at the same time.
+    first = min(begin for _, begin, _ in spans)
+    last = max(end for _, _, end in spans)
+    idle = []
+    for rank in sorted({rank for rank, _, _ in spans}):
+        waited, until = 0, first
+        for begin, end in sorted(span[1:] for span in spans if span[0] == rank):
+            waited += max(0, begin - until)
+            until = max(until, end)
+        idle.append(waited + last - until)
+    return idle
