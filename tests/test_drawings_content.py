@@ -17,6 +17,7 @@ from pardemo import CallMeter
 from pardemo.baichuan2 import Baichuan2Config
 from pardemo.book.chapters.baichuan2_finetune import drawings as finetune
 from pardemo.book.chapters.cluster import measured as corners
+from pardemo.book.chapters.fewer_bits import drawings as few_bits
 from pardemo.book.chapters.hybrid_parallel import drawings_cube as hosts
 from pardemo.book.chapters.hybrid_parallel import drawings_cube_over_time as cube_over_time
 from pardemo.book.chapters.megatron_attention import drawings as attention
@@ -31,7 +32,9 @@ from pardemo.book.chapters.vocabulary import drawings as vocabulary
 from pardemo.book.chapters.zero_communication import drawings_hops as hops
 from pardemo.draw import palette
 from pardemo.formulas import communication, memory
+from pardemo.formulas import low_precision as formulas_of_bits
 from pardemo.groups import ParallelDims
+from pardemo.low_precision import FORMATS
 from pardemo.peers import megatron
 from pardemo.pipeline_parallel import Schedule, gpipe
 from pardemo.pipeline_parallel.timetable import kind_of, timetable
@@ -250,6 +253,27 @@ def test_the_collectives_of_sequence_parallelism_are_those_that_the_block_calls(
     # of seven tensors three are halves by tokens, two are whole on both ranks, two are halves by columns
     of_rank = [sum(box.area for box in svg.filled(colour)) for colour in palette.RANKS[:2]]
     assert of_rank == pytest.approx([(3 * 0.5 + 2 * 2 * 0.5 + 2 * 0.5) * 146 * 56] * 2)
+
+
+def test_formats_are_drawn_with_the_bits_that_torch_gives_them():
+    kinds = {"fp32": torch.float32, "bf16": torch.bfloat16, "E5M2": torch.float8_e5m2, "E4M3": torch.float8_e4m3fn}
+    for name, kind in kinds.items():
+        exponent, fraction, _ = few_bits.LAYOUTS[name]
+        assert 1 + exponent + fraction == torch.finfo(kind).bits
+        assert torch.finfo(kind).eps == 2.0**-fraction
+        assert formulas_of_bits.smallest(exponent, fraction) == torch.finfo(kind).smallest_normal * 2.0**-fraction
+    svg = svgs.drawing(drawings.bits_of_a_number())
+    of_exponent = sum(exponent for exponent, _, _ in few_bits.LAYOUTS.values())
+    assert len(svg.filled(palette.OTHER)) == of_exponent + 1, "and the legend's"
+
+
+def test_what_shares_an_outliers_scale_is_a_block():
+    svg = svgs.drawing(drawings.scale_of_blocks())
+    blocks = [block for block, _, _ in few_bits.SCALES]
+    assert blocks[1:] == [FORMATS[name].block for name in ("mxfp8", "nvfp4")]
+    assert len(svg.filled(palette.OTHER)) == sum(blocks) + 1, "and the legend's"
+    assert len(svg.filled(palette.KEPT["parameters"])) == sum(blocks[0] // block for block in blocks), "scales"
+    assert svg.words().count("E4M3") == 4
 
 
 def test_the_vocabularys_loss_is_cross_entropy():

@@ -16,6 +16,8 @@ from pardemo import World
 from pardemo.book.chapters.accelerate.solutions import my_config, my_in_step
 from pardemo.book.chapters.baichuan2_evaluate.solutions import my_rouge_l
 from pardemo.book.chapters.cluster.solutions import my_crossing
+from pardemo.book.chapters.fewer_bits.solutions import my_largest, my_mxfp8
+from pardemo.book.chapters.fewer_bits.solutions import my_sent as my_codes_sent
 from pardemo.book.chapters.megatron_attention.solutions import my_rows, my_shared_sum
 from pardemo.book.chapters.megatron_mlp.solutions import SumBackward
 from pardemo.book.chapters.pipeline_parallel.exercises import idle_of
@@ -534,6 +536,26 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
         ),
         ("sequence_parallel.activations", lambda *a: my_kept(*a[:-1], False), "not 23: the scores are not kept"),
         ("sequence_parallel.activations", lambda *a: my_kept(*a) / 2, "two bytes to a number"),
+        ("fewer_bits.largest", returns_nothing, "it returned NoneType, not a number"),
+        ("fewer_bits.largest", lambda e, f: (2 - 2**-f) * 2 ** (2 ** (e - 1)), "not 480: the very last code is NaN"),
+        ("fewer_bits.largest", lambda e, f: (2 - 2**-f) * 2 ** (2 ** (e - 1) - 1), "not 240: that is IEEE's rule"),
+        ("fewer_bits.largest", lambda e, f: 2 * my_largest(e, f), "not 896: the bias is"),
+        ("fewer_bits.largest", lambda e, f: 448, "With 5 bits of exponent and 2 of fraction"),
+        ("fewer_bits.bill", returns_nothing, "it returned NoneType, not a number of bytes"),
+        ("fewer_bits.bill", lambda k, c, s, b, n: my_codes_sent(k, c, 0, b, n), "the scales travel, too"),
+        ("fewer_bits.bill", lambda k, c, s, b, n: my_codes_sent(k, c, s, 1, n), "a scale serves a whole block"),
+        ("fewer_bits.bill", lambda *a: 8 * my_codes_sent(*a), "these are bits"),
+        ("fewer_bits.bill", lambda *a: 2 * my_codes_sent(*a), "that is an all-reduce"),
+        ("fewer_bits.bill", lambda *a: my_codes_sent(*a) * a[4] / (a[4] - 1), "a rank keeps its own part"),
+        ("fewer_bits.block", returns_nothing, "It should return the 32 numbers as a tensor"),
+        ("fewer_bits.block", lambda x: x, "nothing was rounded"),
+        (
+            "fewer_bits.block",
+            lambda x: x.mul(448 / x.abs().max()).to(torch.float8_e4m3fn).float() * (x.abs().max() / 448),
+            "this scale is largest/448",
+        ),
+        ("fewer_bits.block", lambda x: my_mxfp8(x / 1.5) * 1.5, "these are not MXFP8's numbers"),
+        ("fewer_bits.block", lambda x: my_mxfp8(x) + torch.nan, "There are NaNs"),
         ("hybrid_parallel.groups", returns_nothing, "It returned None"),
         ("hybrid_parallel.groups", lambda *a: [["x"]], "It returned [['x']]"),
         ("hybrid_parallel.groups", divides_by_zero, "Your function raised ZeroDivisionError"),

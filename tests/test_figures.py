@@ -164,6 +164,28 @@ def test_what_a_block_keeps_is_drawn_with_its_numbers_in_words(out):
     assert sorted(file.stem for file in (out / "figures").iterdir()) == names
 
 
+def test_pictures_of_few_bits_tell_their_numbers_in_words(out):
+    assert "E2M1 7, bf16 1,500" in figures.number_lines({"E2M1": range(8), "bf16": [k / 8 for k in range(1501)]}).alt
+    assert "int8 0.78 per cent" in figures.rounding_error_by_size([1, 2], {"int8": [1.0, 0.0078]}).alt
+    errors = {"fp32": {16: 1e-8, 32: 2e-8}, "bf16": {16: 0.01, 32: 0.5}}
+    assert figures.sums_by_addends(errors, {16: 0.1, 32: 0.5}).alt.endswith("fp32 2e-08; bf16 0.5.")
+    assert figures.small_updates([0, 1], {"fp32": [1, 1.5]}, [[1, 2]]).alt.endswith("fp32 1.5.")
+    tensors = {"gradients": [1e-5, 2e-5, 3e-5], "parameters": [0.1], "activations": [0.2]}
+    assert "gradients 2.0e-05" in figures.tensors_and_formats(tensors, {"E4M3": (2**-9, 448)}, {"E4M3": 0.9}).alt
+    found = {"parameters": {"int8": 0.01, "nvfp4": 0.09}}
+    assert figures.error_by_format(found).alt.endswith("parameters: int8 1.0, nvfp4 9.0.")
+    assert "int8 1 to 1e+02" in figures.outlier_errors([1, 10], {"int8": [0.01, 1.0]}).alt
+    late = {"delayed": [0.03, 0.8], "current": [0.03, 0.03]}
+    assert figures.scaling_over_steps(late, [1], 16).alt.endswith("delayed at most 80.0; current at most 3.0.")
+    sent = {"int8": 0.2578, "nvfp4": 0.1406}
+    assert "nvfp4 14.1 sent, 25.8 off" in figures.sent_by_format(sent, sent, {"int8": 0.1, "nvfp4": 0.2578}).alt
+    assert figures.losses_apart({"nvfp4": [2.0, 0.9]}, [2.0, 0.8]).alt.endswith("fp32 0.8000, nvfp4 0.9000.")
+    speeds = {"small": {"bf16": (None, 30.0)}, "large": {"mxfp8": (40.0, 41.0)}}
+    told = figures.published_precisions(speeds).alt
+    assert "small, bf16: nothing published, 30 planned; large, mxfp8: 40 published, 41 planned" in told
+    assert len(list((out / "figures").iterdir())) == 11
+
+
 def test_pictures_of_two_nodes_tell_their_numbers_in_words(out):
     told = figures.ring_or_nodes(ranks_per_node=8).alt
     assert "1.875 and 1 with 2 nodes" in told

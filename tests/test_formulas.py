@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pardemo.formulas import communication as c
+from pardemo.formulas import low_precision as bits
 from pardemo.formulas import memory as m
 from pardemo.formulas import published, scaling
 from pardemo.formulas import tensor_parallel as t
@@ -215,3 +216,25 @@ def test_a_higher_stage_never_needs_more(params, n, stage):
     total = m.model_states_bytes(params, n, stage)
     assert total <= m.model_states_bytes(params, n, max(0, stage - 1))
     assert total >= m.ADAM.total * params / n * (1 - 1e-12)
+
+
+def test_few_bits_by_hand():
+    assert bits.largest(4, 3, 1) == 448
+    assert bits.largest(4, 3, 8) == 240, "by IEEE's rule"
+    assert bits.largest(5, 2, 4) == 57_344
+    assert bits.largest(2, 1) == 6
+    assert bits.largest(5, 10, 1 << 10) == 65_504, "fp16's"
+    assert bits.smallest(4, 3) == 2**-9
+    assert bits.smallest(5, 2) == 2**-16
+    assert bits.smallest(2, 1) == 0.5
+    assert bits.worst_error(3) == 1 / 17
+    assert bits.sum_stands_still(7) == 256
+    assert bits.sum_stands_still(10, 0.5) == 1024
+    assert bits.bits_a_number(8, 8, 32) == 8.25
+    assert bits.bits_a_number(4, 8, 16) == 4.5
+    assert bits.bits_a_number(8) == 8
+    assert bits.half_bytes(1024, 4.5, 4) == 432
+    with pytest.raises(ValueError, match="2 bits of exponent and 1 of fraction at least, not 1 and 3"):
+        bits.largest(1, 3)
+    with pytest.raises(ValueError, match="a block has at least one number, not 0"):
+        bits.bits_a_number(8, 8, 0)

@@ -19,10 +19,10 @@ def alternate() -> dict[str, list[float]]:
     tensor = torch.randn(NUMBERS)
     shard, out, part = tensor[: NUMBERS // ranks], torch.empty(NUMBERS), torch.empty(NUMBERS // ranks)
     ways: dict[str, Callable[[], object]] = {
-        "gather": lambda: dist.all_gather_into_tensor(out, shard),
+        "gather": lambda: dist.all_gather_single(out, shard),
         "gather int8": lambda: quantised_all_gather(shard, format="int8"),
         "gather mxfp8": lambda: quantised_all_gather(shard, format="mxfp8"),
-        "scatter": lambda: dist.reduce_scatter_tensor(part, tensor),
+        "scatter": lambda: dist.reduce_scatter_single(part, tensor),
         "scatter int8": lambda: quantised_reduce_scatter(tensor, format="int8"),
         "scatter mxfp8": lambda: quantised_reduce_scatter(tensor, format="mxfp8"),
     }

@@ -31,7 +31,7 @@ def quantised_all_gather(
     agree(shard, f"all_gather in {format}", group)
     packed = _pack(mine)
     gathered = packed.new_empty(group.size() * packed.numel())
-    dist.all_gather_into_tensor(gathered, packed, group=group)
+    dist.all_gather_single(gathered, packed, group=group)
     return torch.stack([decode(_unpack(part, mine)) for part in gathered.chunk(group.size())])
 
 

@@ -18,6 +18,7 @@ CHAPTERS = {
     "zero_memory": "ZeRO's memory",
     "zero_communication": "ZeRO's traffic",
     "zero_r": "ZeRO-R",
+    "fewer_bits": "Fewer bits",
     "accelerate": "Accelerate",
     "baichuan2_plan": "Baichuan2: the plan",
     "baichuan2_finetune": "Baichuan2: the fine-tune",
