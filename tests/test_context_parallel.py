@@ -254,3 +254,48 @@ def test_deepspeeds_is_ours_to_the_last_bit(rank, world_size):
         torch.equal(one, other) for one, other in zip(torch.autograd.grad(its.sum(), here), gradients, strict=True)
     )
     assert theirs.sent_bytes == pytest.approx(ours.sent_bytes, rel=0.02)
+
+
+@pytest.mark.ranks(2, 4)
+def test_megatrons_exchange_is_ours_to_the_last_bit(rank, world_size):
+    from pardemo.peers import megatron_context
+
+    here = [cut(each[:1], dim=2, order="plain").requires_grad_() for each in numbers(64 * world_size, 4, 32, 32)[:3]]
+    out = ulysses_attention(*here)
+    its = megatron_context.attention(*here)
+    assert torch.equal(its, out)
+    pairs = zip(torch.autograd.grad(its.sum(), here), torch.autograd.grad(out.sum(), here), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+    assert "only supported by TEDotProductAttention" in megatron_context.refusal(64, 4)
+
+
+@pytest.mark.ranks(2, 4)
+def test_megatron_and_torch_cut_in_zigzag(rank, world_size):
+    from pardemo.peers import megatron_context
+    from pardemo.peers.pytorch import context
+
+    tokens = torch.arange(2 * 8 * world_size).view(2, -1)
+    for peer in (megatron_context, context):
+        assert torch.equal(peer.own_tokens(tokens), cut(tokens))
+        assert not torch.equal(peer.own_tokens(tokens), cut(tokens, order="plain"))
+
+
+@pytest.mark.ranks(2)
+def test_torchs_ring_refuses_a_cpu(rank, world_size):
+    from pardemo.peers.pytorch import context
+
+    with pytest.raises(NotImplementedError, match="does not have a sharding strategy"):
+        context.attention(*[torch.randn(1, 4, 16, 8)] * 3)
+
+
+def test_deepspeeds_tiles_have_the_loss_and_the_gradients_of_all_tokens():
+    from pardemo.peers.deepspeed import tiled_loss
+
+    x, head, labels = gpt.numbers(12, 8), gpt.numbers(40, 8, seed=1), gpt.text(1, 12, 40)[0]
+    x, head = x.requires_grad_(), head.requires_grad_()
+    expected = F.cross_entropy(x @ head.T, labels)
+    right = torch.autograd.grad(expected, (x, head))
+    loss = tiled_loss.loss(x, head, labels, 3)
+    loss.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert off((x.grad, head.grad), [each.double() for each in right]) < TOLERANCE

@@ -46,6 +46,10 @@ DRAWINGS = {
     "step_parts": drawings.step_parts,
     "block_activations": drawings.block_activations,
     "sequence_cuts": drawings.sequence_cuts,
+    "one_long_sequence": drawings.one_long_sequence,
+    "two_blocks": drawings.two_blocks,
+    "tokens_for_heads": drawings.tokens_for_heads,
+    "labels_at_a_cut": drawings.labels_at_a_cut,
     "vocabulary_cut": drawings.vocabulary_cut,
     "vocabulary_lookup": drawings.vocabulary_lookup,
     "two_nodes": drawings.two_nodes,
@@ -114,6 +118,7 @@ PLAYERS = {
     "fragments": partial(drawings.fragments, {1: by_the_rules([("attention", 300)], 1000)}),
     **{f"collectives of {n}": partial(drawings.collectives, n) for n in (2, 3, 4)},
     **{f"ring of {n}": partial(drawings.ring_all_reduce, n) for n in range(2, 6)},
+    **{f"ring of keys on {n}": partial(drawings.ring_of_keys, n) for n in (2, 4)},
     **{
         f"pipeline {sizes}": partial(drawings.pipeline_schedule, *sizes)
         for sizes in (

@@ -20,6 +20,10 @@ from pardemo.book.chapters.cluster import measured as corners
 from pardemo.book.chapters.fewer_bits import drawings as few_bits
 from pardemo.book.chapters.hybrid_parallel import drawings_cube as hosts
 from pardemo.book.chapters.hybrid_parallel import drawings_cube_over_time as cube_over_time
+from pardemo.book.chapters.long_sequences import drawings as long
+from pardemo.book.chapters.long_sequences import drawings_heads as swapped
+from pardemo.book.chapters.long_sequences import drawings_labels as at_a_cut
+from pardemo.book.chapters.long_sequences import drawings_ring as ring_of_keys
 from pardemo.book.chapters.megatron_attention import drawings as attention
 from pardemo.book.chapters.megatron_attention import drawings_block as block
 from pardemo.book.chapters.megatron_attention import drawings_grouped as grouped
@@ -30,8 +34,9 @@ from pardemo.book.chapters.sequence_parallel import drawings_three_cuts as three
 from pardemo.book.chapters.sequence_parallel import drawings_whole as whole
 from pardemo.book.chapters.vocabulary import drawings as vocabulary
 from pardemo.book.chapters.zero_communication import drawings_hops as hops
+from pardemo.context_parallel import positions
 from pardemo.draw import palette
-from pardemo.formulas import communication, memory
+from pardemo.formulas import communication, context_parallel, memory
 from pardemo.formulas import low_precision as formulas_of_bits
 from pardemo.groups import ParallelDims
 from pardemo.low_precision import FORMATS
@@ -274,6 +279,71 @@ def test_what_shares_an_outliers_scale_is_a_block():
     assert len(svg.filled(palette.OTHER)) == sum(blocks) + 1, "and the legend's"
     assert len(svg.filled(palette.KEPT["parameters"])) == sum(blocks[0] // block for block in blocks), "scales"
     assert svg.words().count("E4M3") == 4
+
+
+def test_two_blocks_of_a_softmax_are_the_whole_one():
+    scores, values = (torch.tensor(each, dtype=torch.float64).flatten() for each in (long.SCORES, long.VALUES))
+    blocks = [long.one_block(*each) for each in zip(long.SCORES, long.VALUES, strict=True)]
+    largest, total, out, _ = long.merged_block(*blocks)
+    assert out == pytest.approx((scores.softmax(0) @ values).item())
+    assert largest + math.log(total) == pytest.approx(scores.logsumexp(0).item())
+    words = " ".join(svgs.drawing(drawings.two_blocks()).words())
+    assert f"= {out:.1f}" in words
+    assert f"= {total:.2f}" in words
+
+
+def test_what_crosses_the_cuts_of_a_sequence_is_drawn_in_its_direction():
+    svg = svgs.drawing(drawings.one_long_sequence())
+    assert svg.heads == [TALK] * 6, "three cuts, keys and values forward and labels back"
+    ways = [line.points[-1][0] > line.points[0][0] for line in svg.lines if line.colour == TALK]
+    assert ways == [True] * 3 + [False] * 3
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_the_ring_of_keys_computes_each_seen_block_once(ranks):
+    seen = {(a, b) for a in range(2 * ranks) for b in range(a + 1)}
+    for order, name in (("plain order", "plain"), ("zigzag", "zigzag")):
+        blocks = {
+            rank: [b for step in range(ranks) for b in ring_of_keys.blocks_of_step(order, rank, ranks, step)]
+            for rank in range(ranks)
+        }
+        every = [block for of_rank in blocks.values() for block in of_rank]
+        assert len(every) == len(seen)
+        assert set(every) == seen
+        counted = [len(of_rank) for of_rank in blocks.values()]
+        assert counted == [context_parallel.blocks_seen(rank, ranks, name) for rank in range(ranks)]
+        for rank in range(ranks):  # the package's own cut
+            halves = positions(4 * ranks, rank, ranks, name)[::2] // 2
+            assert halves.tolist() == list(ring_of_keys.ORDERS[order](rank, ranks))
+
+
+def test_the_ring_of_keys_shows_who_is_idle():
+    frames = svgs.frames(drawings.ring_of_keys(4))
+    for step, svg in enumerate(frames):
+        idle = [text for text in svg.words() if text.startswith("idle")]
+        assert idle == ([] if step == 0 else [f"idle: rank{'s' * (step > 1)} {', '.join(map(str, range(step)))}"])
+    areas = [sum(box.area for box in frames[-1].filled(colour)) for colour in palette.RANKS[:4]]
+    cell = (256 / 8) ** 2
+    assert areas == pytest.approx([(4 * rank + 3 + 9) * cell for rank in range(4)], rel=0.01)
+
+
+def test_half_of_two_ranks_tokens_and_heads_change_places():
+    svg = svgs.drawing(drawings.tokens_for_heads())
+    cells = (swapped._SIDE / 4) ** 2
+    for colour in palette.RANKS[:2]:
+        boxes = [box for box in svg.filled(colour) if box.y < 390]
+        assert sum(box.area for box in boxes) == pytest.approx(2 * 8 * cells), "eight of sixteen, before and after"
+    assert svg.heads == [TALK] * 2
+
+
+def test_labels_that_are_shifted_after_the_cut_are_wrong_where_it_is_drawn():
+    right = [label for tokens in at_a_cut.TOKENS for label in at_a_cut.labels_of(tokens)]
+    alone = [label for tokens in at_a_cut.TOKENS for label in at_a_cut.shifted_alone(tokens)]
+    wrong = sum(a != b for a, b in zip(right, alone, strict=True))
+    svg = svgs.drawing(drawings.labels_at_a_cut())
+    assert len(svg.filled(palette.VERDICTS["fails"])) == wrong == 2
+    tokens = [positions(8, rank, 2) + 1 for rank in range(2)]
+    assert [each.tolist() for each in tokens] == [list(each) for each in at_a_cut.TOKENS], "the zigzag"
 
 
 def test_the_vocabularys_loss_is_cross_entropy():

@@ -1,6 +1,7 @@
 """The solutions that readers unfold solve the exercises, and typical wrong answers get the message that helps."""
 
 import contextlib
+import math
 import os
 import tempfile
 import threading
@@ -18,6 +19,8 @@ from pardemo.book.chapters.baichuan2_evaluate.solutions import my_rouge_l
 from pardemo.book.chapters.cluster.solutions import my_crossing
 from pardemo.book.chapters.fewer_bits.solutions import my_largest, my_mxfp8
 from pardemo.book.chapters.fewer_bits.solutions import my_sent as my_codes_sent
+from pardemo.book.chapters.long_sequences.solutions import my_bytes as my_sequence_bytes
+from pardemo.book.chapters.long_sequences.solutions import my_merge, my_positions
 from pardemo.book.chapters.megatron_attention.solutions import my_rows, my_shared_sum
 from pardemo.book.chapters.megatron_mlp.solutions import SumBackward
 from pardemo.book.chapters.pipeline_parallel.exercises import idle_of
@@ -63,6 +66,13 @@ def checks_take_warm_worlds(warm, monkeypatch):
     for module in {import_module(f"pardemo.book.chapters.{name.partition('.')[0]}.exercises") for name in EXERCISES}:
         if hasattr(module, "World"):
             monkeypatch.setattr(module, "World", warm)
+
+
+def merged_without_largest(first, second):
+    sums = [math.exp(block[0]) * block[1] for block in (first, second)]
+    largest = max(first[0], second[0])
+    out = (sums[0] * first[2] + sums[1] * second[2]) / sum(sums)
+    return largest, sum(sums) / math.exp(largest), out
 
 
 def everything_to_everyone(tensor):
@@ -556,6 +566,91 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
         ),
         ("fewer_bits.block", lambda x: my_mxfp8(x / 1.5) * 1.5, "these are not MXFP8's numbers"),
         ("fewer_bits.block", lambda x: my_mxfp8(x) + torch.nan, "There are NaNs"),
+        ("long_sequences.positions", returns_nothing, "it returned NoneType, not a list of positions"),
+        (
+            "long_sequences.positions",
+            lambda r, n, s: list(range(r * s // n, (r + 1) * s // n)),
+            "this is the plain order, one piece of N",
+        ),
+        (
+            "long_sequences.positions",
+            lambda r, n, s: [p * s // (2 * n) + k for p in (r, 2 * n - r) for k in range(s // (2 * n))],
+            "the last of 2N is piece 2N − 1",
+        ),
+        (
+            "long_sequences.positions",
+            lambda r, n, s: [k + s // (2 * n) for k in my_positions(r, n, s)],
+            "For rank 0 of 2 and 16 tokens these are 4, 5, 6, 7, 16",
+        ),
+        ("long_sequences.positions", lambda r, n, s: my_positions(r, n, s)[s // (2 * n) :], "these are 12, 13, 14, 15"),
+        (
+            "long_sequences.positions",
+            lambda r, n, s: my_positions(r, n, s)[s // (2 * n) :] + my_positions(r, n, s)[: s // (2 * n)],
+            "the earlier piece comes first",
+        ),
+        (
+            "long_sequences.positions",
+            lambda r, n, s: my_positions(r, n, s)[: s // (2 * n)] + my_positions(r, n, s)[: s // (2 * n) - 1 : -1],
+            "tokens inside the second piece keep their order",
+        ),
+        (
+            "long_sequences.positions",
+            lambda r, n, s: my_positions(r, n, s)[: s // (2 * n)],
+            "one piece; a rank has two",
+        ),
+        ("long_sequences.positions", divides_by_zero, "Your function raised ZeroDivisionError"),
+        ("long_sequences.merge", returns_nothing, "It should return three numbers"),
+        ("long_sequences.merge", lambda a, b: (a[0], *my_merge(a, b)[1:]), "The largest score of both blocks is"),
+        (
+            "long_sequences.merge",
+            lambda a, b: (max(a[0], b[0]), a[1] + b[1], my_merge(a, b)[2]),
+            "relative to different largest scores, and have to be brought to one",
+        ),
+        (
+            "long_sequences.merge",
+            lambda a, b: (*my_merge(a, b)[:2], (a[2] + b[2]) / 2),
+            "that is the plain mean",
+        ),
+        (
+            "long_sequences.merge",
+            lambda a, b: (*my_merge(a, b)[:2], (a[1] * a[2] + b[1] * b[2]) / (a[1] + b[1])),
+            "weighted by sums that are relative to different largest scores",
+        ),
+        (
+            "long_sequences.merge",
+            lambda a, b: (*my_merge(a, b)[:2], my_merge(a, b)[1] * my_merge(a, b)[2]),
+            "it still has to be divided by the sum",
+        ),
+        ("long_sequences.merge", merged_without_largest, "Your function raised OverflowError"),
+        ("long_sequences.bytes", returns_nothing, "it returned NoneType, not a number of bytes"),
+        ("long_sequences.bytes", lambda way, *a: my_sequence_bytes(way, *a) / 3, "that is the forward pass alone"),
+        (
+            "long_sequences.bytes",
+            lambda way, *a: my_sequence_bytes(way, *a) * (2 / 3 if way == "ring" else 1),
+            "backward, keys and values go round once more, and their gradients behind them",
+        ),
+        (
+            "long_sequences.bytes",
+            lambda way, n, *a: my_sequence_bytes(way, n, *a) * (n / (n - 1) if way == "ring" else 1),
+            "the last of N steps has nobody to send to",
+        ),
+        (
+            "long_sequences.bytes",
+            lambda way, n, *a: my_sequence_bytes(way, n, *a) * (n / (n - 1) if way != "ring" else 1),
+            "a rank's own part, 1/N, stays where it is",
+        ),
+        ("long_sequences.bytes", lambda way, n, *a: n * my_sequence_bytes(way, n, *a), "a rank has s/N tokens"),
+        (
+            "long_sequences.bytes",
+            lambda *a: my_sequence_bytes(*a[:-1], a[-2]),
+            "only the heads of keys and values travel",
+        ),
+        (
+            "long_sequences.bytes",
+            lambda way, *a: my_sequence_bytes(way, *a[:-1], a[-1] if way == "ring" else a[-2]),
+            "keys and values have fewer heads than queries and outputs",
+        ),
+        ("long_sequences.bytes", lambda *a: 2 * my_sequence_bytes(*a), "numbers have 2 bytes"),
         ("hybrid_parallel.groups", returns_nothing, "It returned None"),
         ("hybrid_parallel.groups", lambda *a: [["x"]], "It returned [['x']]"),
         ("hybrid_parallel.groups", divides_by_zero, "Your function raised ZeroDivisionError"),

@@ -186,6 +186,27 @@ def test_pictures_of_few_bits_tell_their_numbers_in_words(out):
     assert len(list((out / "figures").iterdir())) == 11
 
 
+def test_pictures_of_long_sequences_tell_their_numbers_in_words(out):
+    assert "kept 10,000 tokens, logits 40,000" in figures.tokens_in_memory({"kept": 8e6, "logits": 2e6}, 80e9).alt
+    blocks = {"plain order": [3, 7], "zigzag": [5, 5]}
+    assert "plain order: 3, 7; zigzag: 5, 5" in figures.blocks_by_rank(blocks, blocks).alt
+    lines = {"kv = a": {"ring": {2: 3.0, 4: 4.5}, "Ulysses": {2: 2.0, 4: 1.5}}}
+    counted = {"kv = a": {"ring": 3.01, "Ulysses": 2.01}}
+    assert (
+        "kv = a, ring: 3.00 on 2, 4.50 on 4"
+        in figures.sent_by_ranks(lines | {"b": lines["kv = a"]}, counted | {"b": counted["kv = a"]}, 2).alt
+    )
+    links = {link: {"ring": [2.0, 1.0, 1.0], "Ulysses": [1.5, 1.2, 1.1]} for link in ("fast", "slow")}
+    assert "slow, Ulysses: 1.50 to 1.10" in figures.attention_on_links([8192, 16_384, 32_768], links).alt
+    wrong = figures.wrong_at_cuts({"right": 1e-7, "no\nlabels": 0.5}, {"right": 6.0, "no\nlabels": 6.1}).alt
+    assert "right 1.0e-07 (loss 6.000), no labels 5.0e-01 (loss 6.100)" in wrong
+    peaks = {1: 200e6, 2: 110e6}
+    assert "ours: 200 MB in 1, 110 MB in 2" in figures.loss_in_chunks({"ours": peaks}, peaks).alt
+    parts = {"logits, their gradient": 50e9, "checkpoints": 20e9, "one layer, computed again": 9e9}
+    assert "all of it 79" in figures.remedies_for_length({"all\nof it": parts}, 80e9).alt
+    assert len(list((out / "figures").iterdir())) == 7
+
+
 def test_pictures_of_two_nodes_tell_their_numbers_in_words(out):
     told = figures.ring_or_nodes(ranks_per_node=8).alt
     assert "1.875 and 1 with 2 nodes" in told

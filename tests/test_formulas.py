@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pardemo.formulas import communication as c
+from pardemo.formulas import context_parallel as x
 from pardemo.formulas import low_precision as bits
 from pardemo.formulas import memory as m
 from pardemo.formulas import published, scaling
@@ -238,3 +239,65 @@ def test_few_bits_by_hand():
         bits.largest(1, 3)
     with pytest.raises(ValueError, match="a block has at least one number, not 0"):
         bits.bits_a_number(8, 8, 0)
+
+
+# --- a sequence that ranks share ----------------------------------------------------------------------------------
+
+
+def test_a_ring_and_ulysses_by_hand():
+    # 8 tokens on 4 ranks, 2 on each, of 3 numbers of keys; 2 bytes each: keys and values are 24 bytes, sent 3 times
+    assert x.ring_bytes(1, 8, 3, 4, laps=x.FORWARD) == 3 * 24
+    assert x.ring_bytes(1, 8, 3, 4) == 3 * 3 * 24
+    # queries and outputs 5 wide: 2 · (5 + 3) · 2 tokens · 2 bytes are 64, of which 3 of 4 parts leave
+    assert x.ulysses_bytes(1, 8, 5, 3, 4, passes=1) == 48
+    assert x.ulysses_bytes(1, 8, 5, 3, 4) == 96
+    assert x.ring_bytes(1, 8, 3, 1) == x.ulysses_bytes(1, 8, 5, 3, 1) == 0
+    assert x.attention_flops(1, 8, 5, 4, passes=1) == 2 * 64 * 5 / 4
+
+
+def test_heads_of_keys_are_repeated_until_each_rank_has_some():
+    assert [x.kv_heads_sent(8, 2, n) for n in (1, 2, 4, 8)] == [2, 2, 4, 8]
+    assert x.kv_heads_sent(32, 8, 16) == 16
+    assert x.kv_heads_sent(12, 4, 6) == 12, "each rank needs whole heads of its own queries"
+    with pytest.raises(ValueError, match="8 heads do not divide by 3 ranks"):
+        x.kv_heads_sent(8, 8, 3)
+
+
+@given(inside=st.sampled_from([1, 2, 4]), across=st.integers(1, 8))
+def test_both_together_are_each_alone_at_the_ends(inside, across):
+    ranks = inside * across
+    near, far = x.both_bytes(2, 64 * ranks, 256, 128, inside, across)
+    if across == 1:
+        assert (near, far) == (x.ulysses_bytes(2, 64 * ranks, 256, 128, ranks, passes=1), 0)
+    if inside == 1:
+        assert (near, far) == (0, x.ring_bytes(2, 64 * ranks, 128, ranks, laps=1))
+    if across > 1 < inside:
+        assert far < x.ring_bytes(2, 64 * ranks, 128, ranks, laps=1), "which is why they are combined"
+
+
+@given(ranks=st.integers(1, 64))
+def test_both_orders_compute_the_same_blocks_and_one_of_them_evenly(ranks):
+    plain, zigzag = ([x.blocks_seen(rank, ranks, order) for rank in range(ranks)] for order in ("plain", "zigzag"))
+    assert sum(plain) == sum(zigzag) == ranks * (2 * ranks + 1)
+    assert len(set(zigzag)) == 1
+    assert max(plain) == 4 * ranks - 1
+
+
+def test_a_ring_is_hidden_from_as_many_tokens_on():
+    flops, rate, width, ranks = 400e12, 50e9, 4096, 8
+    least = x.tokens_that_hide_a_ring(0.25, flops, rate)
+    assert least == 4000
+    for tokens, hidden in ((0.9 * least, False), (1.1 * least, True)):
+        whole = round(tokens * ranks)
+        compute = x.attention_flops(1, whole, width, ranks, passes=1) / flops
+        sent = x.ring_bytes(1, whole, width // 4, ranks, laps=1) * ranks / (ranks - 1)  # as if all N steps sent
+        assert (x.ring_seconds(compute, sent, rate) == compute) == hidden
+        assert x.ulysses_seconds(compute, sent, rate) == compute + sent / rate
+
+
+@pytest.mark.parametrize("order", ["random", ""])
+def test_an_order_that_is_none(order):
+    with pytest.raises(ValueError, match="order must be one of zigzag, plain"):
+        x.blocks_seen(0, 2, order)
+    with pytest.raises(ValueError, match="at least 1, not 0"):
+        x.ring_bytes(1, 8, 3, 0)

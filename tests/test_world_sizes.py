@@ -3,6 +3,7 @@
 import pytest
 
 from pardemo import project
+from pardemo.book.chapters import notebook_of
 from pardemo.book.run import endings, runner, world_sizes
 from pardemo.book.run.endings import NotebookEnding
 from pardemo.book.run.parameters import RunError, assign
@@ -33,13 +34,12 @@ def test_a_notebook_holds_with_each_number_of_ranks_that_it_does_not_refuse(tabl
 
 
 def test_the_command_runs_what_is_not_refused_and_keeps_the_other_rows(tmp_path, monkeypatch):
+    data, layout, zero = map(notebook_of, ("data_parallel", "which_layout", "zero_memory"))
     asked = []
 
     def run(names, given, out, resume):
         asked.append((names, given["world_size"], resume))
-        broken = NotebookEnding(
-            "01_data_parallel", "failed", error="cell 3: ValueError: sizes differ\n--- rank 0 ---\nTrace"
-        )
+        broken = NotebookEnding(data, "failed", error="cell 3: ValueError: sizes differ\n--- rank 0 ---\nTrace")
         ended = {name: NotebookEnding(name, "ok") for name in names} | {broken.notebook: broken}
         out.mkdir(parents=True, exist_ok=True)
         endings.write(out, ended)
@@ -48,14 +48,14 @@ def test_the_command_runs_what_is_not_refused_and_keeps_the_other_rows(tmp_path,
     table = tmp_path / "table.csv"
     world_sizes.run(["which_layout"], [4], tmp_path, table)
     rows = world_sizes.run(["data_parallel", "zero_memory"], [1, 3], tmp_path, table)
-    assert asked == [(["16_which_layout"], 4, True), (["01_data_parallel"], 3, True)]
+    assert asked == [([layout], 4, True), ([data], 3, True)]
     assert [tuple(row.values()) for row in rows] == [
-        ("01_data_parallel", "1", "refused: 01_data_parallel needs world_size of at least 2, not 1"),
-        ("01_data_parallel", "3", "failed: cell 3: ValueError: sizes differ"),
-        ("08_zero_memory", "1", "refused: 08_zero_memory needs world_size of at least 2 that 2 divides, not 1"),
-        ("08_zero_memory", "3", "refused: 08_zero_memory needs world_size of at least 2 that 2 divides, not 3"),
-        ("16_which_layout", "4", "held"),
+        (data, "1", f"refused: {data} needs world_size of at least 2, not 1"),
+        (data, "3", "failed: cell 3: ValueError: sizes differ"),
+        (zero, "1", f"refused: {zero} needs world_size of at least 2 that 2 divides, not 1"),
+        (zero, "3", f"refused: {zero} needs world_size of at least 2 that 2 divides, not 3"),
+        (layout, "4", "held"),
     ]
     assert world_sizes.read(table) == rows
     world_sizes.run(["data_parallel", "which_layout"], [3, 4], tmp_path, table, missing=True)
-    assert asked[2:] == [(["01_data_parallel", "16_which_layout"], 3, True), (["01_data_parallel"], 4, True)]
+    assert asked[2:] == [([data, layout], 3, True), ([data], 4, True)]

@@ -15,6 +15,7 @@ import pytest
 from conftest import gone
 
 from pardemo import project
+from pardemo.book.chapters import notebook_of
 
 pytestmark = pytest.mark.collection
 #: every cell is in the page, not those alone that are in sight; nothing asks to be confirmed
@@ -200,15 +201,18 @@ def test_every_chapter_with_a_widget_has_its_test_here():
     assert made == {"figures_explorer", "explorer"}
     asked = {name: re.findall(r"(\w+_explorer)\(", path.read_text()) for name, path in project.notebooks().items()}
     assert {name: used for name, used in asked.items() if used} == {
-        "08_zero_memory": ["states_explorer"],
-        "16_which_layout": ["layout_explorer"],
+        notebook_of("zero_memory"): ["states_explorer"],
+        notebook_of("which_layout"): ["layout_explorer"],
     }
     assert not [name for name, path in project.notebooks().items() if "ipywidgets" in path.read_text()]
 
 
 @pytest.mark.parametrize(
     ("name", "sliders"),
-    [("08_zero_memory", ["stage"]), ("16_which_layout", ["GPUs", "Gbit/s", "sequence", "TP", "PP"])],
+    [
+        (notebook_of("zero_memory"), ["stage"]),
+        (notebook_of("which_layout"), ["GPUs", "Gbit/s", "sequence", "TP", "PP"]),
+    ],
     ids=["06", "14"],
 )
 def test_sliders_move_the_picture(lab, open_notebook, name, sliders):

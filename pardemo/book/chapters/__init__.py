@@ -14,6 +14,7 @@ CHAPTERS = {
     "megatron_attention": "Megatron's attention",
     "vocabulary": "The vocabulary",
     "sequence_parallel": "Sequence parallelism",
+    "long_sequences": "Long sequences",
     "hybrid_parallel": "Hybrid parallelism",
     "zero_memory": "ZeRO's memory",
     "zero_communication": "ZeRO's traffic",
