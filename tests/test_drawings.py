@@ -50,6 +50,10 @@ DRAWINGS = {
     "two_blocks": drawings.two_blocks,
     "tokens_for_heads": drawings.tokens_for_heads,
     "labels_at_a_cut": drawings.labels_at_a_cut,
+    "dispatch_and_combine": drawings.dispatch_and_combine,
+    "who_goes_where": partial(
+        drawings.who_goes_where, ["n", "\n", "x"], [[0.75, 0.25] + [0.0] * 14, [0.0] * 15 + [1.0], [0.0625] * 16]
+    ),
     "vocabulary_cut": drawings.vocabulary_cut,
     "vocabulary_lookup": drawings.vocabulary_lookup,
     "two_nodes": drawings.two_nodes,

@@ -13,10 +13,11 @@ from book import drawings
 from torch import nn
 from torch.nn import functional as F
 
-from pardemo import CallMeter
+from pardemo import CallMeter, expert_parallel
 from pardemo.baichuan2 import Baichuan2Config
 from pardemo.book.chapters.baichuan2_finetune import drawings as finetune
 from pardemo.book.chapters.cluster import measured as corners
+from pardemo.book.chapters.experts import drawings as experts
 from pardemo.book.chapters.fewer_bits import drawings as few_bits
 from pardemo.book.chapters.hybrid_parallel import drawings_cube as hosts
 from pardemo.book.chapters.hybrid_parallel import drawings_cube_over_time as cube_over_time
@@ -344,6 +345,23 @@ def test_labels_that_are_shifted_after_the_cut_are_wrong_where_it_is_drawn():
     assert len(svg.filled(palette.VERDICTS["fails"])) == wrong == 2
     tokens = [positions(8, rank, 2) + 1 for rank in range(2)]
     assert [each.tolist() for each in tokens] == [list(each) for each in at_a_cut.TOKENS], "the zigzag"
+
+
+def test_drawn_tokens_go_where_the_package_sends_them(world_of):
+    def arrive():
+        chosen = torch.tensor([[expert] for _, expert in experts.CHOICES[dist.get_rank()]])
+        letters = torch.tensor([[ord(token)] for token, _ in experts.CHOICES[dist.get_rank()]])
+        everyone, weights = dist.group.WORLD, torch.ones(len(chosen), 1)
+        how = expert_parallel.plan(chosen, weights, experts.EACH * len(experts.CHOICES), everyone)
+        rows = expert_parallel.dispatch(letters.float(), 1, how, everyone)
+        return [[chr(int(row)) for row in part] for part in rows.flatten().split(list(how.counts))]
+
+    assert world_of(2).run(arrive) == [list(of_rank.values()) for of_rank in experts.arrived()]
+    svg = svgs.drawing(drawings.dispatch_and_combine())
+    assert len(svg.filled(TALK)) == 2
+    # each token: as it is, sorted, arrived, made, and back
+    assert [len(svg.filled(colour)) for colour in palette.RANKS[:2]] == [5 * 3] * 2
+    assert [word for word in svg.words() if word.endswith(" rows")] == ["4 rows", "2 rows"]
 
 
 def test_the_vocabularys_loss_is_cross_entropy():

@@ -17,6 +17,8 @@ from pardemo import World
 from pardemo.book.chapters.accelerate.solutions import my_config, my_in_step
 from pardemo.book.chapters.baichuan2_evaluate.solutions import my_rouge_l
 from pardemo.book.chapters.cluster.solutions import my_crossing
+from pardemo.book.chapters.experts.solutions import my_bias, my_splits
+from pardemo.book.chapters.experts.solutions import my_bytes as my_exchanged
 from pardemo.book.chapters.fewer_bits.solutions import my_largest, my_mxfp8
 from pardemo.book.chapters.fewer_bits.solutions import my_sent as my_codes_sent
 from pardemo.book.chapters.long_sequences.solutions import my_bytes as my_sequence_bytes
@@ -651,6 +653,27 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
             "keys and values have fewer heads than queries and outputs",
         ),
         ("long_sequences.bytes", lambda *a: 2 * my_sequence_bytes(*a), "numbers have 2 bytes"),
+        ("experts.splits", returns_nothing, "it should return two lists of 2 numbers, not NoneType"),
+        ("experts.splits", lambda c, e: (1, 2), "it should return two lists of 2 numbers, not (1, 2)"),
+        ("experts.splits", lambda c, e: (c.flatten().bincount(minlength=e),) * 2, "counts of the 6 experts"),
+        ("experts.splits", lambda c, e: c.flatten().bincount().view(2, -1).sum(1), "shape '[2, -1]' is invalid"),
+        ("experts.splits", lambda c, e: (my_splits(c, e)[0],) * 2, "it expects to receive what it sends"),
+        ("experts.splits", lambda c, e: my_splits(c, e)[::-1], "first comes what is sent, then what is received"),
+        ("experts.splits", lambda c, e: ([1, 2], my_splits(c, e)[1]), "it would send [1, 2], and the router chose"),
+        ("experts.splits", lambda c, e: (my_splits(c, e)[0], [1, 2]), "it expects to receive [1, 2], and the other"),
+        ("experts.bias", returns_nothing, "a tensor of 4 numbers, not NoneType"),
+        ("experts.bias", lambda b, load: 2 * b - my_bias(b, load), "turn the sign round"),
+        ("experts.bias", lambda b, load: b + 0.001 * (load.float().mean() - load), "however far from the mean"),
+        ("experts.bias", lambda b, load: my_bias(b, load) - b, "added to the bias of before"),
+        ("experts.bias", lambda b, load: b, "nothing changed"),
+        ("experts.bias", lambda b, load: b + 1, "the biases should move by [-0.001"),
+        ("experts.bytes", returns_nothing, "it returned NoneType, not a number of bytes"),
+        ("experts.bytes", lambda *a: my_exchanged(*a) / 4, "and back, forward and once more backward"),
+        ("experts.bytes", lambda *a: my_exchanged(*a) / 2, "the forward pass alone"),
+        ("experts.bytes", lambda *a: my_exchanged(*a) * 2, "16 bits are two bytes"),
+        ("experts.bytes", lambda t, h, k, n, layers: 8 * t * h * k * layers, "on their own rank do not travel"),
+        ("experts.bytes", lambda t, h, k, n, layers: my_exchanged(t, h, 1, n, layers), "as k rows"),
+        ("experts.bytes", lambda t, h, k, n, layers: my_exchanged(t, h, k, n, 1), "that is a single layer"),
         ("hybrid_parallel.groups", returns_nothing, "It returned None"),
         ("hybrid_parallel.groups", lambda *a: [["x"]], "It returned [['x']]"),
         ("hybrid_parallel.groups", divides_by_zero, "Your function raised ZeroDivisionError"),

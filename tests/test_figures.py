@@ -207,6 +207,20 @@ def test_pictures_of_long_sequences_tell_their_numbers_in_words(out):
     assert len(list((out / "figures").iterdir())) == 7
 
 
+def test_pictures_of_experts_tell_their_numbers_in_words(out):
+    told = figures.dropped_tokens({1.0: 0.19, 2.0: 0.0}, {1.0: 3.1, 2.0: 3.0}, 3.0).alt
+    assert "factor 1: 19 % dropped, loss 3.10" in told
+    busy = {"early": [0.001, 0.004], "late": [0.002, 0.0025]}
+    assert "early: 1.0, 4.0 ms; late: 2.0, 2.5 ms" in figures.who_waits_for_experts(busy, busy).alt
+    told = figures.loads_over_time({"plain": [[4, 0]] * 40, "bias": [[2, 2]] * 40}, {"plain": [2.0] * 40}).alt
+    assert told.endswith("At the end plain: loss 2.00.")
+    told = figures.sent_between_nodes({"a, b": 12.0}, {"a, b": 12.5}, {"a, b": 0.5}).alt
+    assert "a, b: 12.0 MB, 0.50 s" in told
+    told = figures.groups_of_experts([[0, 1], [2, 3]], [[0, 1, 2, 3]], [[0]], host=2).alt
+    assert told == "2 tensor groups of 2, 1 expert groups of 4. Ranks 0, in bold, have the same experts."
+    assert len(list((out / "figures").iterdir())) == 5
+
+
 def test_pictures_of_two_nodes_tell_their_numbers_in_words(out):
     told = figures.ring_or_nodes(ranks_per_node=8).alt
     assert "1.875 and 1 with 2 nodes" in told

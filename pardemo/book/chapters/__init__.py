@@ -15,6 +15,7 @@ CHAPTERS = {
     "vocabulary": "The vocabulary",
     "sequence_parallel": "Sequence parallelism",
     "long_sequences": "Long sequences",
+    "experts": "Experts",
     "hybrid_parallel": "Hybrid parallelism",
     "zero_memory": "ZeRO's memory",
     "zero_communication": "ZeRO's traffic",

@@ -1,0 +1,151 @@
+"""Pictures of *Experts*: what is dropped, who waits, and how loads change while a model is trained."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.patches import Patch, Rectangle
+
+from pardemo.draw import palette
+from pardemo.draw.charts import bars, numbers
+from pardemo.draw.style import COLOURS, Picture, new, save
+
+_OUTLINE = Patch(fill=False, edgecolor="black", label="predicted")
+_LINES = tuple(palette.WAYS.values())
+
+
+def dropped_tokens(shares: Mapping[float, float], losses: Mapping[float, float], without: float) -> Picture:
+    """What finds no room, in per cent of all assignments, and the loss, for each capacity factor.
+
+    Args:
+        shares, losses: by factor. without: the loss where nothing is dropped.
+    """
+    fig, axes = new(1, 2, size=(6.4, 3.2))
+    labels = [f"{factor:g}" for factor in shares]
+    axes[0].bar(labels, [100 * share for share in shares.values()], 0.66, color=COLOURS["activations"])
+    numbers(axes[0], range(len(shares)), [100 * share for share in shares.values()], "{:.0f}")
+    axes[0].set(title="dropped, % of rows", xlabel="capacity factor", ylim=(0, 115 * max(*shares.values(), 0.01)))
+    axes[0].grid(axis="x", visible=False)
+    axes[1].plot(labels, list(losses.values()), "o-", color=palette.INK)
+    axes[1].axhline(without, color=palette.INK, linestyle="--", linewidth=1.2)
+    axes[1].annotate("nothing dropped", (-0.15, without), (0, 5), textcoords="offset points")
+    axes[1].set(title="loss", xlabel="capacity factor")
+    told = "; ".join(f"factor {f:g}: {100 * shares[f]:.0f} % dropped, loss {losses[f]:.2f}" for f in shares)
+    return save(fig, "experts_dropped", f"{told}; loss {without:.2f} where nothing is dropped.")
+
+
+def who_waits_for_experts(seconds: Mapping[str, Sequence[float]], predicted: Mapping[str, Sequence[float]]) -> Picture:
+    """Seconds that each rank's experts compute, and that it then waits for the slowest, in a panel for each case.
+
+    Args:
+        seconds, predicted: case -> by rank; an outline is what the rank's rows predict.
+    """
+    fig, axes = new(1, len(seconds), size=(6.4, 3.2), sharey=True)
+    for ax, (case, of_ranks) in zip(axes, seconds.items(), strict=True):
+        busy = 1e3 * np.asarray(of_ranks)
+        style = {"width": 0.66, "edgecolor": "white", "zorder": 2}
+        ax.bar(range(len(busy)), busy, color=COLOURS["compute"], label="experts compute", **style)
+        ax.bar(range(len(busy)), busy.max() - busy, bottom=busy, color=COLOURS["wait"], label="idle", **style)
+        theory = 1e3 * np.asarray(predicted[case])
+        ax.bar(range(len(busy)), theory, 0.74, fill=False, edgecolor="black", linewidth=1.2, zorder=3)
+        ax.set(title=case, xlabel="rank", xticks=range(len(busy)))
+        ax.grid(axis="x", visible=False)
+    axes[0].set_ylabel("ms")
+    handles, labels = axes[0].get_legend_handles_labels()
+    fig.legend([*handles, _OUTLINE], [*labels, "predicted by its rows"], loc="outside lower center", ncols=3)
+    told = "; ".join(f"{case}: {', '.join(f'{1e3 * s:.1f}' for s in seconds[case])} ms" for case in seconds)
+    return save(fig, "experts_slowest", f"Experts of each rank compute {told}; the others wait for the slowest.")
+
+
+def loads_over_time(loads: Mapping[str, Sequence[Sequence[int]]], losses: Mapping[str, Sequence[float]]) -> Picture:
+    """For each way to train: the experts' shares of all assignments over the steps, stacked; and the losses.
+
+    Args:
+        loads: way -> [steps][experts]. losses: way -> [steps].
+    """
+    fig, grid = new(2, 3, size=(6.4, 4.8))
+    panels, ax_of_loss = grid[:, :2].flatten(), grid[1, 2]
+    colours = [palette.RANKS[e % len(palette.RANKS)] for e in range(len(next(iter(loads.values()))[0]))]
+    for place, (ax, (way, of_steps)) in enumerate(zip(panels, loads.items(), strict=False)):
+        smooth = _smooth(np.asarray(of_steps, float))
+        shares = 100 * smooth / smooth.sum(1, keepdims=True)
+        ax.stackplot(range(len(shares)), shares.T, colors=colours, edgecolor=palette.INK, linewidth=0.3)
+        ax.set(title=way, ylim=(0, 100), xlim=(0, len(shares) - 1))
+        ax.grid(visible=False)
+        if place % 2 == 0:
+            ax.set_ylabel("experts' shares, %")
+    for place, (way, of_steps) in enumerate(losses.items()):
+        smooth = _smooth(np.asarray(of_steps, float)[:, None])[:, 0]
+        style = ("-", "--", ":", "-.")[place % 4]
+        ax_of_loss.plot(smooth, style, color=_LINES[place % len(_LINES)], label=way, linewidth=1.8)
+    first = next(iter(losses.values()))
+    ax_of_loss.set(title="loss", ylim=(None, first[len(first) // 8]))
+    for ax in grid[1]:
+        ax.set_xlabel("step")
+    grid[0, 2].axis("off")
+    grid[0, 2].legend(*ax_of_loss.get_legend_handles_labels(), loc="lower left", title="loss, below:")
+    told = "; ".join(f"{way}: loss {np.mean(losses[way][-20:]):.2f}" for way in losses)
+    return save(fig, "experts_loads", f"The experts' shares while a model is trained. At the end {told}.")
+
+
+def _smooth(values: np.ndarray, steps: int = 8) -> np.ndarray:
+    """The mean of each value and of those before it, ``steps`` at most: [steps, ..]."""
+    sums = np.cumsum(values, 0)
+    counts = np.minimum(np.arange(1, len(values) + 1), steps)[:, None]
+    sums[steps:] = sums[steps:] - sums[:-steps]
+    return sums / counts
+
+
+def sent_between_nodes(
+    sent: Mapping[str, float], predicted: Mapping[str, float], seconds: Mapping[str, float]
+) -> Picture:
+    """MB that all nodes send each other, and seconds of an exchange there and back, for each way to send rows."""
+    fig, axes = new(1, 2, size=(6.4, 3.2))
+    labels = [textwrap.fill(way, 8) for way in sent]
+    values, theory = list(sent.values()), list(predicted.values())
+    bars(axes[0], labels, {"communication": values}, {"communication": theory})
+    for place, value in enumerate(values):
+        top = max(value, theory[place])
+        axes[0].annotate(f"{value:.1f}", (place, top), (0, 3), textcoords="offset points", ha="center")
+    axes[0].set(title="between nodes, MB", ylim=(0, 1.2 * max(*values, *theory)))
+    bars(axes[1], labels, {"wait": list(seconds.values())})
+    numbers(axes[1], range(len(seconds)), list(seconds.values()), "{:.2f}")
+    axes[1].set(title="there and back, s", ylim=(0, 1.2 * max(seconds.values())))
+    fig.legend(handles=[_OUTLINE], loc="outside lower right")
+    told = "; ".join(f"{way}: {sent[way]:.1f} MB, {seconds[way]:.2f} s" for way in sent)
+    return save(fig, "experts_nodes", f"{told}; outlines are predicted.")
+
+
+def groups_of_experts(
+    dense: Sequence[Sequence[int]], experts: Sequence[Sequence[int]], replicas: Sequence[Sequence[int]], host: int
+) -> Picture:
+    """Two maps of the same ranks, a row for each node: groups of the dense layers, and of the layers with experts.
+
+    Args:
+        dense: tensor-parallel groups. experts: expert-parallel groups. replicas: groups with the same experts, which
+            average these experts' gradients. host: ranks of a node.
+    """
+    size = max(map(max, experts)) + 1
+    fig, axes = new(1, 2, size=(7.2, 0.36 * size / host + 1.5))
+    panels = (
+        ("dense layers", dense, "neighbours of one colour:\na tensor group"),
+        ("layers with experts", experts, "a colour: an expert group;\nbold: the same experts"),
+    )
+    for ax, (title, groups, kind) in zip(axes, panels, strict=True):
+        number = np.empty(size)
+        for place, group in enumerate(groups):
+            number[group] = place % len(palette.RANKS)
+        grid = number.reshape(-1, host)
+        ax.set(title=title, xlabel=kind, xticks=[], yticks=range(len(grid)))
+        ax.grid(visible=False)
+        for rank in range(size):
+            y, x = divmod(rank, host)
+            box = {"facecolor": palette.RANKS[int(number[rank])], "edgecolor": palette.INK, "linewidth": 0.7}
+            ax.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, **box))
+            bold = "bold" if ax is axes[1] and rank in replicas[0] else "normal"
+            ax.text(x, y, str(rank), ha="center", va="center", color=palette.INK, fontweight=bold)
+        ax.set(xlim=(-0.5, host - 0.5), ylim=(len(grid) - 0.5, -0.5))
+    axes[0].set_ylabel("node")
+    told = f"{len(dense)} tensor groups of {len(dense[0])}, {len(experts)} expert groups of {len(experts[0])}"
+    same = ", ".join(map(str, replicas[0]))
+    return save(fig, "experts_groups", f"{told}. Ranks {same}, in bold, have the same experts.")
