@@ -87,6 +87,8 @@ DRAWINGS = {
     "zero_traffic": drawings.zero_traffic,
     "kept_over_a_step": drawings.kept_over_a_step,
     "waiting_places": drawings.waiting_places,
+    "kept_by_optimizer": drawings.kept_by_optimizer,
+    "to_the_owners": drawings.to_the_owners,
     "one_script": drawings.one_script,
     "prepare": drawings.prepare,
     "launchers": drawings.launchers,

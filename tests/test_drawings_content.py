@@ -29,6 +29,7 @@ from pardemo.book.chapters.megatron_attention import drawings as attention
 from pardemo.book.chapters.megatron_attention import drawings_block as block
 from pardemo.book.chapters.megatron_attention import drawings_grouped as grouped
 from pardemo.book.chapters.megatron_attention import drawings_one_sum as one_sum
+from pardemo.book.chapters.optimizers import drawings as of_optimizers
 from pardemo.book.chapters.sequence_parallel import drawings as sequence
 from pardemo.book.chapters.sequence_parallel import drawings_activations as kept
 from pardemo.book.chapters.sequence_parallel import drawings_three_cuts as three_cuts
@@ -37,7 +38,7 @@ from pardemo.book.chapters.vocabulary import drawings as vocabulary
 from pardemo.book.chapters.zero_communication import drawings_hops as hops
 from pardemo.context_parallel import positions
 from pardemo.draw import palette
-from pardemo.formulas import communication, context_parallel, memory
+from pardemo.formulas import communication, context_parallel, memory, optimizers
 from pardemo.formulas import low_precision as formulas_of_bits
 from pardemo.groups import ParallelDims
 from pardemo.low_precision import FORMATS
@@ -649,3 +650,25 @@ def test_two_hops_bring_each_part_to_its_rank_as_the_chapters_cell_does(world_of
     inside = [all(frame.y < y < frame.bottom for _, y in line.points) for line in svg.lines for frame in frames]
     crossing = len(svg.lines) - sum(inside)
     assert crossing == 4, "only the second hop leaves a host"
+
+
+def test_areas_of_states_are_bytes():
+    """Each optimizer's green beside the matrix's blue is what it keeps for each of the matrix's 4 bytes."""
+    svg = svgs.drawing(drawings.kept_by_optimizer())
+    (matrix,) = svg.filled(palette.KEPT["parameters"])
+    states = sum(box.area for box in svg.filled(palette.KEPT["optimizer states"]))
+    wide, high = 96, 54
+    per_byte = {"Adafactor": 8 * (wide + high), "Shampoo": 2 * (wide**2 + high**2)}  # a row is drawn 8 thick
+    shares = {"SGD, momentum": 1, "Adam": 2, "8-bit Adam": 0.5, "Muon": 1}
+    assert set(per_byte) | set(shares) == {name for name, _, _ in of_optimizers.OPTIMIZERS} == set(optimizers.KEPT)
+    for name, share in shares.items():
+        assert optimizers.kept_bytes(name, [(512, 1024)]) == pytest.approx(4 * share * 512 * 1024, rel=0.02)
+    assert optimizers.kept_bytes("Shampoo", [(high, wide)]) == 4 * per_byte["Shampoo"]
+    assert states == pytest.approx(sum(shares.values()) * matrix.area + sum(per_byte.values()), rel=0.001)
+
+
+def test_each_owner_has_all_rows_of_its_matrix():
+    svg = svgs.drawing(drawings.to_the_owners())
+    for colour in palette.RANKS[:4]:  # of each matrix a rank has one part at each time
+        assert len(svg.filled(colour)) == 3 * 4
+    assert [svg.words().count(matrix) for matrix in "ABCD"] == [3 * 4] * 4

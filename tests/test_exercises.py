@@ -25,6 +25,8 @@ from pardemo.book.chapters.long_sequences.solutions import my_bytes as my_sequen
 from pardemo.book.chapters.long_sequences.solutions import my_merge, my_positions
 from pardemo.book.chapters.megatron_attention.solutions import my_rows, my_shared_sum
 from pardemo.book.chapters.megatron_mlp.solutions import SumBackward
+from pardemo.book.chapters.optimizers.solutions import my_sent as my_muon_sent
+from pardemo.book.chapters.optimizers.solutions import my_states
 from pardemo.book.chapters.pipeline_parallel.exercises import idle_of
 from pardemo.book.chapters.scorecard.solutions import my_step_bytes, my_verdict
 from pardemo.book.chapters.script_measured.solutions import my_accuracy, my_sent
@@ -39,6 +41,7 @@ from pardemo.book.page.exercises import catalogue, judge
 from pardemo.collectives import parameter_server_all_reduce, ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from pardemo.formulas import memory
 from pardemo.groups import ParallelDims
+from pardemo.optimizers import orthogonalised
 from pardemo.pipeline_parallel import Backward, Forward, gpipe, one_f_one_b
 from pardemo.small_models import gpt
 from pardemo.tensor_parallel import copy_to, exchange, reduce_from, vocab_parallel_cross_entropy
@@ -81,6 +84,29 @@ def everything_to_everyone(tensor):
     parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, tensor)
     return sum(parts)
+
+
+def all_by_adam(parameters):
+    return sum(12 * torch.Size(shape).numel() for _, shape in parameters)
+
+
+def orthogonalised_by_columns(part, norm=True, gram=True):
+    squares = (part**2).sum()
+    if norm:
+        dist.all_reduce(squares)
+    x = part / squares.sqrt()
+    for _ in range(5):
+        product = x @ x.T
+        if gram:
+            dist.all_reduce(product)
+        x = 3.4445 * x + (-4.7750 * product + 2.0315 * product @ product) @ x
+    return x
+
+
+def orthogonalised_of_gathered(part):
+    parts = [torch.empty_like(part) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, part)
+    return orthogonalised(torch.cat(parts, 1)).float().chunk(len(parts), 1)[dist.get_rank()]
 
 
 def mean_of_accuracies(logits, targets):
@@ -760,6 +786,50 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
             lambda arena: [0] * 12 if [arena.give_back(arena.take(40)) for _ in range(12)] else 0,
             "overlap, or",
         ),
+        ("optimizers.states", returns_nothing, "It should return a number of bytes, not NoneType"),
+        ("optimizers.states", all_by_adam, "with that, Adam has everything"),
+        (
+            "optimizers.states",
+            lambda of: my_states(of) - 4 * sum(torch.Size(shape).numel() for _, shape in of),
+            "mixed precision keeps an fp32 copy",
+        ),
+        (
+            "optimizers.states",
+            lambda of: sum((8 if len(shape) == 2 else 12) * torch.Size(shape).numel() for _, shape in of),
+            "embedding and head are matrices, but",
+        ),
+        (
+            "optimizers.states",
+            lambda of: sum(8 * torch.Size(shape).numel() for _, shape in of),
+            "vectors go to Adam",
+        ),
+        ("optimizers.states", lambda of: 1.0, "bytes, not 1."),
+        ("optimizers.by_columns", returns_nothing, "it should return a tensor, not NoneType"),
+        ("optimizers.by_columns", lambda part: part.T, "this rank's columns, not (32, 24)"),
+        (
+            "optimizers.by_columns",
+            lambda part: orthogonalised_by_columns(part, norm=False, gram=False),
+            "without the other ranks' columns",
+        ),
+        (
+            "optimizers.by_columns",
+            lambda part: orthogonalised_by_columns(part, norm=False),
+            "divided by the norm of its own columns",
+        ),
+        ("optimizers.by_columns", lambda part: part, "not the columns of the orthogonalised matrix"),
+        ("optimizers.by_columns", orthogonalised_of_gathered, "Right, but 1 all-gathers bring the columns"),
+        ("optimizers.sent", returns_nothing, "it returned NoneType, not a number of bytes"),
+        ("optimizers.sent", lambda *a: my_muon_sent(*a) / 2, "a number in 16 bits is 2 bytes"),
+        ("optimizers.sent", lambda w, n, way: my_muon_sent(w, n, way) * n / (n - 1), "does not send to itself"),
+        ("optimizers.sent", lambda w, n, way: my_muon_sent(w, n, "gathered"), "there are fifteen products"),
+        ("optimizers.sent", lambda w, n, way: my_muon_sent(w, n, way) / 5, "there are five rounds"),
+        ("optimizers.sent", lambda w, n, way: my_muon_sent(w, n, way) / 3, "each round has three products"),
+        (
+            "optimizers.sent",
+            lambda w, n, way: my_muon_sent(w, n, "gathered" if way == "owner" else way),
+            "only the owner gathers a matrix",
+        ),
+        ("optimizers.sent", lambda w, n, way: 7, "bytes, not 7."),
         ("baichuan2_plan.lora_states", returns_nothing, "It should return a number of bytes"),
         ("baichuan2_plan.lora_states", lambda f, t, n, z: 16 * (f + t), "neither gradients nor optimizer states"),
         (

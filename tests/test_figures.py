@@ -450,3 +450,16 @@ def test_pictures_of_a_trace_tell_their_numbers_in_words(out):
     assert told == "Two ranks on one clock; the first all-reduce's bar is 30 ms on rank 0, 10 ms on rank 1."
     told = figures.own_times({"aten::mm": 0.03, "backward": 0.01}, {"aten::mm": 0.03, "backward": 0.07}).alt
     assert told == "Own time by name, ms: mm 30.0, backward 10.0."
+
+
+def test_pictures_of_optimizers_tell_their_numbers_in_words(out):
+    two = {"Adam": 8.0, "Muon": 4.4}
+    assert "Adam 8 B, 64 GB" in figures.kept_per_parameter(two, two, {"Adam": 64.0, "Muon": 36.0}).alt
+    assert "0.01 to 0.9 before, 0.7 to 1.1 after" in figures.singular_values([[0.9, 0.01], [1.1, 0.7]], (0.7, 1.2)).alt
+    assert "2 ranks 65%" in figures.rows_alone([1.0], {2: [1.2], 8: [1.5]}, {2: 0.65, 8: 0.9}).alt
+    each = {"square": (0.75, 0.75, 0.75)}
+    assert "square: 11.25, once 0.38" in figures.sent_by_products(each, each, {"square": 0.375}).alt
+    assert "HSDP 4.0 + 0.0" in figures.across_hosts({"HSDP": (4.0, 0.0)}, {"HSDP": (4.0, 0.0)}).alt
+    told = figures.training({"Adam": [3.0] * 9, "Muon": [2.0] * 9}, {"Adam": 2.0, "Muon": 12.0}).alt
+    assert "Adam 3.00, 2 ms; Muon 2.00, 12 ms" in told
+    assert len(list((out / "figures").iterdir())) == 6

@@ -20,6 +20,7 @@ CHAPTERS = {
     "zero_memory": "ZeRO's memory",
     "zero_communication": "ZeRO's traffic",
     "zero_r": "ZeRO-R",
+    "optimizers": "What an optimizer costs",
     "fewer_bits": "Fewer bits",
     "accelerate": "Accelerate",
     "baichuan2_plan": "Baichuan2: the plan",
