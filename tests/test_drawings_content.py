@@ -30,6 +30,7 @@ from pardemo.book.chapters.megatron_attention import drawings_block as block
 from pardemo.book.chapters.megatron_attention import drawings_grouped as grouped
 from pardemo.book.chapters.megatron_attention import drawings_one_sum as one_sum
 from pardemo.book.chapters.optimizers import drawings as of_optimizers
+from pardemo.book.chapters.overlap import drawings as beside
 from pardemo.book.chapters.sequence_parallel import drawings as sequence
 from pardemo.book.chapters.sequence_parallel import drawings_activations as kept
 from pardemo.book.chapters.sequence_parallel import drawings_three_cuts as three_cuts
@@ -38,7 +39,7 @@ from pardemo.book.chapters.vocabulary import drawings as vocabulary
 from pardemo.book.chapters.zero_communication import drawings_hops as hops
 from pardemo.context_parallel import positions
 from pardemo.draw import palette
-from pardemo.formulas import communication, context_parallel, memory, optimizers
+from pardemo.formulas import communication, context_parallel, memory, optimizers, overlap
 from pardemo.formulas import low_precision as formulas_of_bits
 from pardemo.groups import ParallelDims
 from pardemo.low_precision import FORMATS
@@ -363,6 +364,40 @@ def test_drawn_tokens_go_where_the_package_sends_them(world_of):
     # each token: as it is, sorted, arrived, made, and back
     assert [len(svg.filled(colour)) for colour in palette.RANKS[:2]] == [5 * 3] * 2
     assert [word for word in svg.words() if word.endswith(" rows")] == ["4 rows", "2 rows"]
+
+
+def test_the_three_ways_are_as_long_as_the_law_says():
+    svg = svgs.drawing(drawings.three_ways())
+    boxes = svg.filled(palette.COMPUTED) + svg.filled(TALK)
+    ends = [box.right for box in boxes if box.bottom - box.y == beside.HIGH]
+    by_row = sorted({round((end - 20) / 42, 2) for end in ends})
+    law = {14, overlap.pieces_s(8, 6, 0, 4), overlap.ring_s(2, 1.5, 4)}
+    assert by_row[-1] == 14
+    assert law <= set(by_row)
+
+
+def test_in_the_ring_each_rank_multiplies_each_chunk_once_and_its_own_first():
+    svg = svgs.drawing(drawings.ring_of_products(4))
+    chunks = [int(text.removeprefix("chunk ")) for text in svg.words() if re.fullmatch(r"chunk \d", text)]
+    rows = [chunks[4 * rank : 4 * rank + 4] for rank in range(4)]
+    assert [row[0] for row in rows] == [0, 1, 2, 3]
+    assert all(sorted(row) == [0, 1, 2, 3] for row in rows)
+    for rank in range(4):
+        assert rows[(rank + 1) % 4][1:] == rows[rank][:-1], "what a rank multiplies, the next one has a step later"
+    assert len(svg.heads) == 3 * 3
+
+
+def test_of_two_halves_each_exchange_travels_beside_the_other_halfs_work():
+    svg = svgs.drawing(drawings.two_halves())
+    words = svg.words()
+    assert [words.count(word) for word in ("attention", "experts", "there", "back")] == [3, 2, 2, 2]
+    boxes = [
+        (box.x, box.y, half) for half in (0, 1) for box in svg.filled(palette.RANKS[half]) if box.right - box.x > 50
+    ]
+    above = {x: half for x, y, half in boxes if y == 70}
+    sent = {x: half for x, y, half in boxes if y == 126}
+    assert len(sent) == 4
+    assert all(above[x] != half for x, half in sent.items())
 
 
 def test_the_vocabularys_loss_is_cross_entropy():

@@ -227,6 +227,35 @@ def summed_one_by_one(gradients):
     return gradients
 
 
+def summed_over_ranks(tensor):
+    total = tensor.clone()
+    dist.all_reduce(total)
+    return total
+
+
+def chunk_of_rank_0(x, multiply):
+    return torch.cat([summed_over_ranks(multiply(rows)) for rows in x.chunk(3)])[:2]
+
+
+def own_chunk_of_all(x, multiply):
+    return summed_over_ranks(multiply(x)).chunk(3)[dist.get_rank()]
+
+
+def chunks_then_all_reduce(x, multiply):
+    return summed_over_ranks(torch.cat([multiply(rows) for rows in x.chunk(3)])).chunk(3)[dist.get_rank()]
+
+
+def scatter_that_waits(x, multiply):
+    rank, chunks = dist.get_rank(), x.chunk(3)
+    total = multiply(chunks[(rank - 1) % 3])
+    for hop in (2, 3):
+        arriving = torch.empty_like(total)
+        for move in dist.isend(total, (rank + 1) % 3), dist.irecv(arriving, (rank - 1) % 3):
+            move.wait()
+        total = arriving + multiply(chunks[(rank - hop) % 3])
+    return total
+
+
 def loss_that_overflows(logits, targets):
     local = targets - dist.get_rank() * logits.shape[1]
     mine = (local >= 0) & (local < logits.shape[1])
@@ -700,6 +729,20 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
         ("experts.bytes", lambda t, h, k, n, layers: 8 * t * h * k * layers, "on their own rank do not travel"),
         ("experts.bytes", lambda t, h, k, n, layers: my_exchanged(t, h, 1, n, layers), "as k rows"),
         ("experts.bytes", lambda t, h, k, n, layers: my_exchanged(t, h, k, n, 1), "that is a single layer"),
+        ("overlap.scatter", returns_nothing, "it should return a tensor, not NoneType"),
+        ("overlap.scatter", lambda x, multiply: summed_over_ranks(multiply(x)), "keeps only its own chunk"),
+        ("overlap.scatter", lambda x, multiply: multiply(x)[:1], "the shape should be (2, 5), not (1, 5)"),
+        ("overlap.scatter", lambda x, multiply: multiply(x)[:2], "these are not the sums over the ranks"),
+        ("overlap.scatter", chunk_of_rank_0, "On rank 1 this is rank 0's chunk of the sum"),
+        ("overlap.scatter", own_chunk_of_all, "multiply should see each of the 3 chunks once; it saw [6] tokens"),
+        ("overlap.scatter", chunks_then_all_reduce, "it began 0 messages with dist.isend, not 2"),
+        ("overlap.scatter", scatter_that_waits, "only 0 of 2 hops travel beside a product"),
+        ("overlap.pieces", returns_nothing, "it returned NoneType, not a whole number"),
+        ("overlap.pieces", lambda c, s, a: 0, "it returned 0; a number of pieces from 1 to 64"),
+        ("overlap.pieces", lambda c, s, a: 64, "the starts alone take longer than the computation"),
+        ("overlap.pieces", lambda c, s, a: 1, "in one piece nothing hides"),
+        ("overlap.pieces", lambda c, s, a: 2, "the last message is long, and it never hides"),
+        ("overlap.pieces", lambda c, s, a: 8, "so many starts make the messages longer"),
         ("hybrid_parallel.groups", returns_nothing, "It returned None"),
         ("hybrid_parallel.groups", lambda *a: [["x"]], "It returned [['x']]"),
         ("hybrid_parallel.groups", divides_by_zero, "Your function raised ZeroDivisionError"),

@@ -463,3 +463,17 @@ def test_pictures_of_optimizers_tell_their_numbers_in_words(out):
     told = figures.training({"Adam": [3.0] * 9, "Muon": [2.0] * 9}, {"Adam": 2.0, "Muon": 12.0}).alt
     assert "Adam 3.00, 2 ms; Muon 2.00, 12 ms" in told
     assert len(list((out / "figures").iterdir())) == 6
+
+
+def test_pictures_of_what_hides_tell_their_numbers_in_words(out):
+    told = figures.over_pieces({1: 0.3, 2: 0.23, 4: 0.2}, {1: 0.31, 4: 0.21}, 0.16).alt
+    assert told == "Milliseconds by number of pieces, measured: 1: 310, 4: 210; the line is the law."
+    seconds, law = {"ring": 0.084, "all-gather first": 0.12}, {"ring": 0.08, "all-gather first": 0.11}
+    told = figures.ways(seconds, law, dict.fromkeys(seconds, 0.08), "ring").alt
+    assert told == "Milliseconds: ring 84, predicted 80; all-gather first 120, predicted 110."
+    told = figures.prefetched({0: 0.5, 1: 0.34}, {0: 0.52, 1: 0.33}, {0: 4.5, 1: 6.0}).alt
+    assert told.endswith("0 ahead: 500 ms, 4.5 MiB; 1 ahead: 340 ms, 6.0 MiB.")
+    spans = [Span(0, "compute", "backward", 0, 0.1), Span(0, "communication", "", 0.05, 0.12)]
+    told = figures.ddp_passes({2: spans, 25: spans}, {2: 0.12, 25: 0.12}, {2: 0.71, 25: 0.0}).alt
+    assert told == "DDP's backward pass with buckets of 2 MiB: 71% hidden; 25 MiB: 0% hidden."
+    assert len(list((out / "figures").iterdir())) == 4

@@ -11,7 +11,7 @@ from pardemo.formulas import communication as c
 from pardemo.formulas import context_parallel as x
 from pardemo.formulas import low_precision as bits
 from pardemo.formulas import memory as m
-from pardemo.formulas import published, scaling
+from pardemo.formulas import overlap, published, scaling
 from pardemo.formulas import tensor_parallel as t
 
 sizes = st.integers(0, 10**12)
@@ -301,3 +301,73 @@ def test_an_order_that_is_none(order):
         x.blocks_seen(0, 2, order)
     with pytest.raises(ValueError, match="at least 1, not 0"):
         x.ring_bytes(1, 8, 3, 0)
+
+
+def test_pieces_by_hand():
+    assert overlap.computed_then_sent_s([2, 2, 2], [1, 1, 1]) == 7
+    assert overlap.computed_then_sent_s([2, 2, 2], [3, 3, 3]) == 11
+    assert overlap.pieces_s(8, 6, 0, 1) == 14
+    assert overlap.pieces_s(8, 6, 0, 4) == 9.5
+    assert overlap.pieces_s(8, 6, 1, 4) == 2 + 4 * 2.5
+    with pytest.raises(ValueError, match="in one piece or more, not 0"):
+        overlap.pieces_s(8, 6, 0, 0)
+    with pytest.raises(ValueError, match="3 pieces, 2 messages"):
+        overlap.computed_then_sent_s([1, 1, 1], [1, 1])
+
+
+times = st.floats(1e-3, 10)
+
+
+@given(computing=times, sending=times, start=times, pieces=st.integers(1, 64))
+def test_pieces_take_what_the_closed_form_says_and_never_less_than_either(computing, sending, start, pieces):
+    compute, send = computing / pieces, sending / pieces + start
+    closed = compute + (pieces - 1) * max(compute, send) + send
+    assert overlap.pieces_s(computing, sending, start, pieces) == pytest.approx(closed)
+    assert closed >= max(computing, sending)
+    best = overlap.best_pieces(computing, sending, start)
+    assert overlap.pieces_s(computing, sending, start, best) <= closed * (1 + 1e-9)
+
+
+@given(product=times, hop=times, ranks=st.integers(1, 16))
+def test_a_ring_hides_every_hop_that_is_no_longer_than_a_product(product, hop, ranks):
+    whole = overlap.ring_s(product, hop, ranks)
+    assert whole == pytest.approx(ranks * product + (ranks - 1) * max(0, hop - product))
+
+
+def test_prefetching_by_hand():
+    gathers, computes = [1, 3, 1, 3], [2, 2, 2, 2]
+    assert overlap.prefetched_s(gathers, computes, 0) == 8 + 8
+    assert overlap.prefetched_s(gathers, computes, 1) == 1 + 3 + 2 + 3 + 2  # the long gathers set the pace
+    assert overlap.prefetched_s(gathers, computes, 2) == 1 + 8
+    assert overlap.prefetched_s([], [], 1) == 0
+    assert [overlap.most_gathered([1, 3, 1, 3], depth) for depth in (0, 1, 2, 9)] == [3, 4, 7, 8]
+    with pytest.raises(ValueError, match="0 layers ahead or more, not -1"):
+        overlap.prefetched_s([1], [1], -1)
+
+
+@given(gathers=st.lists(times, min_size=1, max_size=8), data=st.data())
+def test_gathering_further_ahead_is_never_slower(gathers, data):
+    computes = data.draw(st.lists(times, min_size=len(gathers), max_size=len(gathers)))
+    seconds = [overlap.prefetched_s(gathers, computes, depth) for depth in range(len(gathers) + 1)]
+    assert seconds == sorted(seconds, reverse=True)
+    assert seconds[0] == pytest.approx(sum(gathers) + sum(computes))
+    assert seconds[-1] >= max(sum(gathers), gathers[0] + sum(computes)) * (1 - 1e-9)
+
+
+def test_halves_hide_all_exchanges_but_the_last():
+    assert overlap.expert_layers_s(3, 3, 2, 3) == (3 * 20, 3 * 12 + 2)
+    assert overlap.expert_layers_s(3, 3, 0, 2) == (24, 24)
+    long = overlap.expert_layers_s(1, 1, 4, 2)
+    assert long.halves == 1 + 8 * 4, "the link is never idle then"
+
+
+def test_what_is_hidden_and_what_it_costs():
+    assert overlap.hidden_share(9.5, 8, 6) == 0.75
+    assert overlap.hidden_share(14, 8, 6) == 0
+    assert overlap.price_of_hiding(0.1, 0.25) == 0.025
+    with pytest.raises(ValueError, match="nothing can be hidden"):
+        overlap.hidden_share(1, 1, 0)
+    with pytest.raises(ValueError, match="from 0 to below 1, not 1"):
+        overlap.price_of_hiding(1, 1)
+    with pytest.raises(ValueError, match="0 s or more, not -1"):
+        overlap.ring_s(-1, 1, 2)

@@ -22,6 +22,7 @@ CHAPTERS = {
     "zero_r": "ZeRO-R",
     "optimizers": "What an optimizer costs",
     "fewer_bits": "Fewer bits",
+    "overlap": "Overlap",
     "accelerate": "Accelerate",
     "baichuan2_plan": "Baichuan2: the plan",
     "baichuan2_finetune": "Baichuan2: the fine-tune",

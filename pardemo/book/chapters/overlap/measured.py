@@ -1,0 +1,28 @@
+"""How *Overlap* takes the time of what ranks do together."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch.distributed as dist
+
+
+def rounds_s(rounds: int, run: Callable[..., object], *arguments: object) -> list[float]:
+    """On each rank of the default group: seconds of ``run(*arguments)`` in rounds that all ranks begin together.
+
+    A round before the first one warms up: connections are made, and memory is allocated.
+    """
+    seconds = []
+    for _ in range(rounds + 1):
+        dist.barrier()
+        begin = time.perf_counter()
+        run(*arguments)
+        seconds.append(time.perf_counter() - begin)
+    return seconds[1:]
+
+
+def quickest_s(of_ranks: Sequence[Sequence[float]]) -> float:
+    """Of the ranks' :func:`rounds_s`: a round is as long as its slowest rank took, and the shortest round counts.
+
+    Other programs on the machine make a round longer, and none makes it shorter.
+    """
+    return min(max(of_round) for of_round in zip(*of_ranks, strict=True))
