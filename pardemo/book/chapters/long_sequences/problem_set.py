@@ -32,7 +32,8 @@ def _tokens_that_hide() -> Worked:
     tokens = context_parallel.tokens_that_hide_a_ring(_KV_WIDTH / _WIDTH, rate, 50e9)
     return Worked(
         tokens, f"From 2·kv/a · F/B tokens on. Here kv/a = {_KV_WIDTH / _WIDTH:g} and F/B = {rate / 50e9:,.0f}, which "
-        f"gives {tokens:,.0f} tokens on each GPU. With as many heads of keys as of queries it would be four times as many."
+        f"gives {tokens:,.0f} tokens on each GPU. With as many heads of keys as of queries it would be "
+        "four times as many."
     )  # fmt: skip
 
 
