@@ -36,7 +36,7 @@ def kept_by_optimizer() -> Drawing:
             x += wide + 10
         canvas.lines(636, y + high / 2 - 12 * (len(needs) - 1), needs, anchor="end")
         y += high + 24
-    canvas.text(12, y + 8, "blue: the matrix; green: its states; dashed: as large as in fp32", anchor="start", size=18)
+    canvas.text(12, y + 8, "green: states; dashed: their size in fp32", anchor="start", size=18)
     return Drawing(
         canvas,
         "For a matrix of parameters SGD with momentum and Muon keep one matrix of its size, Adam two, 8-bit Adam two "
@@ -67,7 +67,7 @@ def to_the_owners(ranks: int = 4) -> Drawing:
         canvas.arrow([(begin, 164), (begin + 52, 164)], DONE["communication"])
     canvas.lines(
         12, 294,
-        ("colour: the rank whose rows they are. Each arrow is one all-to-all.",), anchor="start",
+        ("colour: whose rows they are; arrow: one all-to-all",), anchor="start",
     )  # fmt: skip
     return Drawing(
         canvas,

@@ -16,7 +16,7 @@ _LINES = {
     "Adam": (palette.WAYS["ring"], "-"),
     "8-bit Adam": (palette.WAYS["torch"], "--"),
     "Adafactor": (palette.WAYS["parameter server"], "-."),
-    "Muon": ("#000000", "-"),
+    "Muon": (palette.INK, "-"),
 }
 
 
