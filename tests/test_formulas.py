@@ -338,7 +338,7 @@ def test_prefetching_by_hand():
     gathers, computes = [1, 3, 1, 3], [2, 2, 2, 2]
     assert overlap.prefetched_s(gathers, computes, 0) == 8 + 8
     assert overlap.prefetched_s(gathers, computes, 1) == 1 + 3 + 2 + 3 + 2  # the long gathers set the pace
-    assert overlap.prefetched_s(gathers, computes, 2) == 1 + 8
+    assert overlap.prefetched_s(gathers, computes, 2) == 1 + 3 + 3 * 2  # only the first long one is waited for
     assert overlap.prefetched_s([], [], 1) == 0
     assert [overlap.most_gathered([1, 3, 1, 3], depth) for depth in (0, 1, 2, 9)] == [3, 4, 7, 8]
     with pytest.raises(ValueError, match="0 layers ahead or more, not -1"):

@@ -21,7 +21,7 @@ def my_scatter(x, multiply):
 def my_pieces(computing_s, sending_s, start_s):
     def seconds(pieces):
         compute, send = computing_s / pieces, sending_s / pieces + start_s
-        # The first piece only computes, the last one only sends; between them the longer sets the pace.
+        # the first piece only computes, the last one only sends
         return compute + (pieces - 1) * max(compute, send) + send
 
     return min(range(1, 65), key=seconds)
