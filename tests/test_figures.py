@@ -214,7 +214,7 @@ def test_pictures_of_experts_tell_their_numbers_in_words(out):
     assert "early: 1.0, 4.0 ms; late: 2.0, 2.5 ms" in figures.who_waits_for_experts(busy, busy).alt
     told = figures.loads_over_time({"plain": [[4, 0]] * 40, "bias": [[2, 2]] * 40}, {"plain": [2.0] * 40}).alt
     assert told.endswith("At the end plain: loss 2.00.")
-    told = figures.sent_between_nodes({"a, b": 12.0}, {"a, b": 12.5}, {"a, b": 0.5}).alt
+    told = figures.rows_between_nodes({"a, b": 12.0}, {"a, b": 12.5}, {"a, b": 0.5}).alt
     assert "a, b: 12.0 MB, 0.50 s" in told
     told = figures.groups_of_experts([[0, 1], [2, 3]], [[0, 1, 2, 3]], [[0]], host=2).alt
     assert told == "2 tensor groups of 2, 1 expert groups of 4. Ranks 0, in bold, have the same experts."

@@ -52,7 +52,7 @@ def dispatch_and_combine() -> Drawing:
     _bar(canvas, 420, "all-to-all: back")
     for rank, x in enumerate(_LEFT):
         _tokens(canvas, x, 470, [(f"{token}′", rank) for token, _ in CHOICES[rank]])
-    canvas.text(320, 526, "a→2: the router sent token a to expert 2. Colour: whose token it is.", size=18)
+    canvas.text(320, 526, "a→2: token a goes to expert 2. Colour: whose token it is.", size=18)
     counts = " and ".join(str(sum(map(len, experts.values()))) for experts in arrived())
     return Drawing(
         canvas,

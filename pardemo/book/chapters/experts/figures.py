@@ -96,7 +96,7 @@ def _smooth(values: np.ndarray, steps: int = 8) -> np.ndarray:
     return sums / counts
 
 
-def sent_between_nodes(
+def rows_between_nodes(
     sent: Mapping[str, float], predicted: Mapping[str, float], seconds: Mapping[str, float]
 ) -> Picture:
     """MB that all nodes send each other, and seconds of an exchange there and back, for each way to send rows."""

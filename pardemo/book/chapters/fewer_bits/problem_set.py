@@ -37,7 +37,7 @@ def _gradients_at_one_gigabit() -> Worked:
     return Worked(
         plain - codes, f"Both halves of the all-reduce send 7/8 of the numbers. In fp32 that takes {plain:.1f} s at "
         f"1 Gbit/s. In MXFP8 a number has {low_precision.bits_a_number(8, 8, 32):g} bits, so it takes {codes:.1f} s: "
-        f"{plain - codes:.1f} s less."
+        f"{plain - codes:.2f} s less."
     )  # fmt: skip
 
 

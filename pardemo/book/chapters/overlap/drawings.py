@@ -73,8 +73,8 @@ def ring_of_products(ranks: int = 4) -> Drawing:
             canvas.arrow([(x, y), (x + 14, y + 36)], _TALK, 3)
     canvas.lines(
         20, 46 + 62 * ranks + 16,
-        ("An arrow is the hop that travels while the chunk at its beginning is",
-         "multiplied. The last rank sends to rank 0."),
+        ("An arrow is the hop that travels while the chunk at its",
+         "beginning is multiplied. The last rank sends to rank 0."),
         anchor="start",
     )  # fmt: skip
     order = "; ".join(
