@@ -24,6 +24,7 @@ BENCHES = {
     "pipeline": "pipeline",
     "tensor-parallel": "tensor_parallel",
     "context-parallel": "context_parallel",
+    "expert-parallel": "expert_parallel",
     "muon": "muon",
     "low-precision": "low_precision",
     "zero": "zero",
