@@ -13,7 +13,7 @@ from pardemo import project
 from pardemo.book.chapters import CHAPTERS, notebook_of
 
 #: A link to a chapter: its text, the chapter's name, and an address inside it.
-LINK = re.compile(r"\[([^\[\]\n]*)\]\((?:[\w./]*/)?\d\d_(\w+)\.ipynb(#[^)\s]*)?\)")
+LINK = re.compile(r"\[([^\[\]]*)\]\((?:[\w./]*/)?\d\d_(\w+)\.ipynb(#[^)\s]*)?\)")
 #: A document's link to a chapter's notebook or page: the folder, the chapter's name, the suffix.
 IN_DOCUMENT = re.compile(r"(\((?:\.\./)?(?:outputs/reference|notebooks)/)\d\d_(\w+?)(\.(?:ipynb|html))")
 
