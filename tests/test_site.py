@@ -79,9 +79,7 @@ def test_the_search_finds_a_word_and_its_page(chromium, served, asked, page):
     tab = chromium.new_page()
     tab.goto(f"{served}/index.html")
     tab.locator("#search input").fill(asked)
-    tab.wait_for_selector(".pagefind-ui__result-link")
-    found = tab.locator(".pagefind-ui__result-link").evaluate_all("links => links.map(link => link.href)")
-    assert any(page in link for link in found), found
+    tab.wait_for_selector(f'.pagefind-ui__result-link[href*="{page}"]')  # results come one after the other
     tab.close()
 
 
