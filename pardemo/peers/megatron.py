@@ -30,8 +30,10 @@ from pardemo.world.rank import device
 
 
 @contextlib.contextmanager
-def megatron(tp: int = 1, pp: int = 1, order: str = "tp-cp-ep-dp-pp") -> Iterator[None]:
+def megatron(tp: int = 1, pp: int = 1, order: str = "tp-cp-ep-dp-pp", ep: int = 1) -> Iterator[None]:
     """Megatron-core's groups for the block's duration; tp × pp has to divide the number of ranks.
+
+    ``ep`` ranks share the experts of a layer.
 
     On CPU ranks two things are answered in CUDA's place: the current device is the CPU, and the random-state tracker
     is Megatron-core's own for inference, which keeps no CUDA states (there is no dropout here). Collective.
@@ -43,7 +45,9 @@ def megatron(tp: int = 1, pp: int = 1, order: str = "tp-cp-ep-dp-pp") -> Iterato
         if on_cpu:
             torch.cuda.current_device = device
         initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
-        parallel_state.initialize_model_parallel(tp, pp, order=order, create_gloo_process_groups=False)
+        parallel_state.initialize_model_parallel(
+            tp, pp, order=order, expert_model_parallel_size=ep, create_gloo_process_groups=False
+        )
         try:
             with warnings.catch_warnings():  # torch has new names for two collectives
                 warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated")

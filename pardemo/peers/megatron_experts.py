@@ -21,11 +21,11 @@ with warnings.catch_warnings(), compiled_when_called(), extras.needed_by(__name_
     warnings.simplefilter("ignore")
     from megatron.core import parallel_state
     from megatron.core.models.gpt.moe_module_specs import get_moe_module_spec
-    from megatron.core.tensor_parallel.random import initialize_rng_tracker
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.moe import moe_utils, token_dispatcher
     from megatron.core.transformer.moe.moe_layer import MoELayer
 
+from pardemo.peers import megatron
 from pardemo.small_models.mixture import Mixture
 from pardemo.world.rank import device
 
@@ -51,7 +51,6 @@ def expert_groups(ep: int) -> Iterator[None]:
     replaced: list[tuple[Any, str, Any]] = [(moe_utils, "te_general_gemm", None)]  # without Transformer Engine no name
     if device().type == "cpu":
         replaced += [
-            (torch.cuda, "current_device", device),
             (torch.cuda, "Stream", lambda *_, **__: _NoStream()),
             (torch.cuda, "current_stream", lambda *_, **__: _NoStream()),
             (torch.cuda, "stream", lambda *_: contextlib.nullcontext()),
@@ -62,18 +61,10 @@ def expert_groups(ep: int) -> Iterator[None]:
     try:
         for owner, name, value in replaced:
             setattr(owner, name, value)
-        initialize_rng_tracker(inference_rng_tracker=True, force_reset=True)
-        parallel_state.initialize_model_parallel(
-            expert_model_parallel_size=ep, expert_tensor_parallel_size=1, create_gloo_process_groups=False
-        )
-        try:
-            with warnings.catch_warnings():  # torch has new names for two collectives
-                warnings.filterwarnings("ignore", category=FutureWarning, message=".*torch.distributed.*is deprecated")
-                yield
-        finally:
-            parallel_state.destroy_model_parallel()
-            token_dispatcher.MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = None
+        with megatron.megatron(ep=ep):
+            yield
     finally:
+        token_dispatcher.MoEAlltoAllTokenDispatcher.cuda_dtoh_stream = None
         for owner, name, value in before:
             setattr(owner, name, value)
 

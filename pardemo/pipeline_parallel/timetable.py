@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
-from pardemo.meters.timeline import Span
+from pardemo.meters.timeline import Span, covered_s
 from pardemo.pipeline_parallel.instructions import (
     Backward,
     BackwardInput,
@@ -45,7 +45,7 @@ class Chart:
         """For each rank, the time of the step in which it computes nothing, before its first computation and after its
         last one too."""
         ranks = sorted({s.rank for s in self.spans})
-        return [self.makespan - _covered([s for s in self.spans if s.rank == rank]) for rank in ranks]
+        return [self.makespan - covered_s([s for s in self.spans if s.rank == rank]) for rank in ranks]
 
     @property
     def bubble_of_total(self) -> float:
@@ -223,15 +223,6 @@ def kind_of(compute: Compute) -> str:
     if isinstance(compute, Forward):
         return "forward"
     return "weight gradients" if isinstance(compute, BackwardWeight) else "backward"
-
-
-def _covered(spans: list[Span]) -> float:
-    """How long at least one of these runs: a forward and a backward at the same time count once."""
-    covered, until = 0.0, float("-inf")
-    for span in sorted(spans, key=lambda s: s.begin_s):
-        covered += max(0.0, span.end_s - max(span.begin_s, until))
-        until = max(until, span.end_s)
-    return covered
 
 
 def _most(changes: list[float]) -> float:
