@@ -28,7 +28,7 @@ def dropped_tokens(shares: Mapping[float, float], losses: Mapping[float, float],
     axes[0].grid(axis="x", visible=False)
     axes[1].plot(labels, list(losses.values()), "o-", color=palette.INK)
     axes[1].axhline(without, color=palette.INK, linestyle="--", linewidth=1.2)
-    axes[1].annotate("nothing dropped", (-0.15, without), (0, 5), textcoords="offset points")
+    axes[1].annotate("nothing dropped", (len(labels) - 0.8, without), (0, 8), textcoords="offset points", ha="right")
     axes[1].set(title="loss", xlabel="capacity factor")
     told = "; ".join(f"factor {f:g}: {100 * shares[f]:.0f} % dropped, loss {losses[f]:.2f}" for f in shares)
     return save(fig, "experts_dropped", f"{told}; loss {without:.2f} where nothing is dropped.")

@@ -21,7 +21,7 @@ def _ulysses_of_it() -> Worked:
     ulysses = context_parallel.ulysses_bytes(1, 131_072, _WIDTH, _KV_WIDTH, 8)
     ring = context_parallel.ring_bytes(1, 131_072, _KV_WIDTH, 8)
     return Worked(
-        ring / ulysses, f"Ulysses sends queries, keys, values and outputs, (N−1)/N of them, in each pass: "
+        ring / ulysses, f"Ulysses sends queries, keys, values and outputs, (N−1)/N of them, in two passes: "
         f"{ulysses / 1e6:.4g} MB. The ring sends {ring / 1e6:.4g} MB, {ring / ulysses:.2f} times as much, and hides "
         "it. The ring's bytes hardly fall with N, and those of Ulysses do."
     )  # fmt: skip
