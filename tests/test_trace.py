@@ -56,6 +56,11 @@ def test_ranks_in_one_file_keep_their_clock_and_their_arrows(tmp_path):
         ('{"traceEvents": [{"ph"', "half.json is no whole trace"),
         ("[1, 2]", "half.json is no trace of torch's profiler; export_chrome_trace writes one"),
         ('{"traceEvents": 3}', "half.json is no trace of torch's profiler"),
+        ('{"traceEvents": [3]}', "half.json has an event that torch's profiler does not write"),
+        (
+            '{"traceEvents": [{"ph": "X", "dur": 1}]}',
+            "half.json has an event that torch's profiler does not write: 'ts'",
+        ),
     ],
 )
 def test_what_is_no_trace_is_named(tmp_path, text, message):

@@ -46,16 +46,23 @@ def read(path: Path | str) -> list[Bar]:
     """
     path = Path(path)
     found = _events(path)
-    base_s = found.get("baseTimeNanoseconds", 0) / 1e9
-    bars = []
-    for event in found["traceEvents"]:
-        if event.get("ph") != "X" or "dur" not in event or event.get("cat") == "Trace":
-            continue
-        begin_s = base_s + event["ts"] / 1e6
-        where = event.get("args", {}).get("stream")
-        lane = f"thread {event['tid']}" if where is None else f"stream {where}"
-        bars.append(Bar(event["name"], event.get("cat", ""), lane, begin_s, begin_s + event["dur"] / 1e6))
+    try:
+        base_s = found.get("baseTimeNanoseconds", 0) / 1e9
+        bars = [_bar(event, base_s) for event in found["traceEvents"] if _is_bar(event)]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path.name} has an event that torch's profiler does not write: {error}") from None
     return sorted(bars, key=lambda bar: (bar.begin_s, -bar.end_s))
+
+
+def _is_bar(event: dict[str, Any]) -> bool:
+    return event.get("ph") == "X" and "dur" in event and event.get("cat") != "Trace"
+
+
+def _bar(event: dict[str, Any], base_s: float) -> Bar:
+    begin_s = base_s + event["ts"] / 1e6
+    stream = event.get("args", {}).get("stream")
+    lane = f"thread {event['tid']}" if stream is None else f"stream {stream}"
+    return Bar(event["name"], event.get("cat", ""), lane, begin_s, begin_s + event["dur"] / 1e6)
 
 
 def join(paths: Mapping[int, Path | str], out: Path | str) -> Path:

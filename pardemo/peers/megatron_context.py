@@ -4,6 +4,8 @@ Its attention over such a sequence is Transformer Engine's, which runs on GPUs a
 Python runs here as it is: which tokens a rank takes, and the all-to-alls from tokens to features and back.
 """
 
+import warnings
+
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
@@ -11,8 +13,8 @@ from torch.nn import functional as F
 from pardemo.groups import group_of
 from pardemo.peers import megatron  # first: it says what Megatron-core lacks here, and hides its warnings
 
-with megatron.warnings.catch_warnings():
-    megatron.warnings.simplefilter("ignore")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
     from megatron.core.tensor_parallel.mappings import all_to_all_hp2sp, all_to_all_sp2hp
     from megatron.core.transformer.dot_product_attention import DotProductAttention
     from megatron.core.transformer.enums import AttnMaskType

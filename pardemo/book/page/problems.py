@@ -78,11 +78,12 @@ def problems(chapter: str) -> ProblemSet:
 def _shown(number: int, problem: Problem, worked: Worked) -> str:
     """The question, and below it the answer with the way there; both marked as a guess is, for the page's script."""
     asked = html.escape(f"{number}. {problem.question}")
-    unit = f" <em>In {html.escape(problem.unit)}.</em>" if problem.unit else " <em></em>"
+    says = f"In {problem.unit}." if problem.unit not in ("", "times") else ""
     for_the_page = {"value": float(worked.answer), "unit": problem.unit, "typical": [], "near": NEAR}
     way = "".join(f"<p>{html.escape(line)}</p>" for line in worked.way.splitlines())
     return (
-        f'<div class="guess" data-question="{asked}"><strong>{number}.</strong> {html.escape(problem.question)}{unit}'
+        f'<div class="guess" data-question="{asked}"><strong>{number}.</strong> {html.escape(problem.question)} '
+        f"<em>{html.escape(says)}</em>"
         f'</div><details class="guess" data-question="{asked}" data-answer="{html.escape(json.dumps(for_the_page))}">'
         f"<summary>The way there</summary><p>{html.escape(problem.told(worked))}</p>{way}</details>"
     )
