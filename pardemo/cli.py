@@ -12,6 +12,7 @@ from typing import Any
 
 import pardemo
 from pardemo import extras, options, project
+from pardemo.bench import BENCHES
 from pardemo.book.run.report import command as report_command
 from pardemo.book.run.site import command as site_command
 from pardemo.closed_pipe import work_goes_on
@@ -86,11 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     site_command.add(commands)
 
     bench = commands.add_parser("bench", help="the speed table: ratios measured side by side in one run")
-    bench.add_argument(
-        "names", nargs="*", metavar="NAME",
-        help="import, launch, ring, cluster, data-parallel, tensor-parallel, pipeline, zero, finetune, predict, "
-        "loss-head, plan, pytest, measure (default: all)",
-    )  # fmt: skip
+    bench.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHES)} (default: all)")
     bench.add_argument("--json", action="store_true", help="print rows as JSON")
     bench.set_defaults(action=_bench)
 

@@ -9,6 +9,7 @@ Each rank sends the rows that go elsewhere once on their way there, and gets as 
 gradients. Of T·k rows of h numbers, sent evenly, that is (N−1)/N·T·k·h a way.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,17 +25,25 @@ class Plan:
     """How the rows of a rank travel.
 
     Attributes:
-        order: [rows], by expert: which of the T·k assignments each row that leaves is. sends, receives: rows to and
-            from each rank. place: [rows], of those that came, in the order of this rank's experts. counts: of each.
+        order: [rows], by expert: which of the T·k assignments each row that leaves is. sends: rows to each rank.
+        coming: rows from each rank to each of this rank's experts.
         dropped: assignments that found no room.
     """
 
     order: torch.Tensor
     sends: tuple[int, ...]
-    receives: tuple[int, ...]
-    place: torch.Tensor
-    counts: tuple[int, ...]
+    coming: tuple[tuple[int, ...], ...]
     dropped: int
+
+    @property
+    def receives(self) -> tuple[int, ...]:
+        """Rows from each rank."""
+        return tuple(map(sum, self.coming))
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Rows to each of this rank's experts."""
+        return tuple(map(sum, zip(*self.coming, strict=True)))
 
 
 def plan(
@@ -59,11 +68,8 @@ def plan(
         order, dropped = _with_room(order, flat, weights.detach().reshape(-1), count, capacity)
     counts = torch.bincount(flat[order], minlength=count)
     coming = tell(counts, group)  # [N, E/N]
-    sends = counts.view(ranks, -1).sum(1).tolist()
-    receives = coming.sum(1).tolist()
-    here = torch.arange(coming.shape[1], device=flat.device).repeat(ranks)
-    place = here.repeat_interleave(coming.reshape(-1)).argsort(stable=True)  # came by rank, then expert
-    return Plan(order, tuple(sends), tuple(receives), place, tuple(coming.sum(0).tolist()), dropped)
+    sends = counts.view(ranks, -1).sum(1)
+    return Plan(order, tuple(sends.tolist()), tuple(map(tuple, coming.tolist())), dropped)
 
 
 def _with_room(
@@ -81,21 +87,42 @@ def _with_room(
 
 
 @not_compiled
-def dispatch(tokens: torch.Tensor, chosen: int, plan: Plan, group: dist.ProcessGroup) -> torch.Tensor:
-    """[T, h] to the rows of this rank's experts [Σ counts, h], sorted by expert."""
-    rows = tokens[plan.order // chosen]  # autograd adds the gradients of a token's k rows
-    return _Exchange.apply(rows, plan.sends, plan.receives, group)[plan.place]
+def dispatch(tokens: torch.Tensor, chosen: int, plan: Plan, group: dist.ProcessGroup) -> list[torch.Tensor]:
+    """[T, h] to the rows of each of this rank's experts [its count, h]."""
+    rows = tokens.index_select(0, plan.order // chosen)  # autograd adds the gradients of a token's k rows
+    came = _Exchange.apply(rows, plan.sends, plan.receives, group)  # by rank, then expert
+    pieces = came.split([count for of_rank in plan.coming for count in of_rank])
+    each = len(plan.coming[0])
+    return [torch.cat(pieces[expert::each]) for expert in range(each)]
 
 
 @not_compiled
-def combine(outputs: torch.Tensor, weights: torch.Tensor, plan: Plan, group: dist.ProcessGroup) -> torch.Tensor:
-    """The experts' rows [Σ counts, h] to the tokens' weighted sums [T, h]; of weights [T, k]."""
-    back = torch.empty_like(plan.place)
-    back[plan.place] = torch.arange(len(plan.place), device=back.device)
-    rows = _Exchange.apply(outputs[back], plan.receives, plan.sends, group)
-    tokens, chosen = weights.shape
-    rows = rows * weights.reshape(-1)[plan.order].unsqueeze(-1).to(rows.dtype)
-    return rows.new_zeros(tokens, rows.shape[-1]).index_add(0, plan.order // chosen, rows)
+def combine(
+    outputs: Sequence[torch.Tensor], weights: torch.Tensor, plan: Plan, group: dist.ProcessGroup
+) -> torch.Tensor:
+    """The rows of each of this rank's experts to the tokens' weighted sums [T, h]; of weights [T, k]."""
+    pieces = [made.split(of_ranks) for made, of_ranks in zip(outputs, zip(*plan.coming, strict=True), strict=True)]
+    going = torch.cat([piece for of_rank in zip(*pieces, strict=True) for piece in of_rank])  # by rank, then expert
+    rows = _Exchange.apply(going, plan.receives, plan.sends, group)
+    weights_of_rows = weights.reshape(-1)[plan.order].to(rows.dtype)
+    return _Add.apply(rows, weights_of_rows, plan.order // weights.shape[1], len(weights))
+
+
+class _Add(torch.autograd.Function):
+    """Σ wᵣ·rᵣ over the rows [R, h] of each of T tokens. Written out, since autograd would pass three times over R·h."""
+
+    @staticmethod
+    def forward(ctx, rows, weights, token, tokens):
+        ctx.save_for_backward(rows, weights, token)
+        return rows.new_zeros(tokens, rows.shape[-1]).index_add_(0, token, rows * weights.unsqueeze(-1))
+
+    @staticmethod
+    @first_derivative_only
+    def backward(ctx, gradient):
+        rows, weights, token = ctx.saved_tensors
+        of_rows = gradient.index_select(0, token)
+        of_weights = torch.einsum("rh,rh->r", of_rows, rows)
+        return of_rows.mul_(weights.unsqueeze(-1)), of_weights, None, None
 
 
 class _Exchange(torch.autograd.Function):

@@ -73,9 +73,9 @@ class ExpertParallel(nn.Module):
             raise
         room = None if self.capacity is None else math.ceil(self.capacity * len(tokens) * router.chosen / router.count)
         way = plan(routing.experts, routing.weights, router.count, self.group, room)
-        rows = dispatch(tokens, router.chosen, way, self.group)
-        parts = rows.split(list(way.counts))  # also experts that got nothing: their ranks answer in the backward pass
-        made = torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True)])
+        parts = dispatch(tokens, router.chosen, way, self.group)
+        # also experts that got nothing: their ranks answer in the backward pass
+        made = [expert(part) for expert, part in zip(self.experts, parts, strict=True)]
         out = combine(made, routing.weights, way, self.group)
         if self.shared is not None:
             out = out + self.shared(tokens)
