@@ -35,13 +35,14 @@ BAD = [
     ("plan --labels 0", "--labels is a share above 0 and up to 1, not 0.0"),
     ("plan --labels nan", "--labels is a share above 0 and up to 1, not nan"),
     ("plan --rank 0", "--rank must be at least 1, not 0"),
+    ("prove --stop --grace -1", "--grace must be 0 or above, not -1"),
     ("plan --price -1", "--price must be 0 or more, not -1.0"),
     ("plan --price nan", "--price must be 0 or more, not nan"),
     ("plan --price inf", "--price must be a number, not inf"),
     ("plan --link 0", "a link's rate must be above 0 Gbit/s, not 0"),
 ]  # fmt: skip
 #: Numbers of which each is possible.
-ANY = {("data build", "--seed")}
+ANY = {("data build", "--seed"), ("prove", "--seed")}
 
 WITHOUT_TORCH = """
 import contextlib, io, json, sys

@@ -90,6 +90,30 @@ def test_the_example_prints_what_the_page_shows():
     assert {line.partition("] ")[2] for line in run.stderr.splitlines() if "step 1" in line} == set(told[1:])
 
 
+def test_each_cause_of_a_stop_has_a_row_and_each_row_a_cause():
+    listed = [row[0].strip("*") for row in rows("causes of a stop")]
+    told = {
+        node.args[place].value
+        for path in (PROVE / "stopping").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and (place := {"Finding": 3, "beside.add": 2}.get(ast.unparse(node.func)))
+        for argument in [node.args[place]]
+        if isinstance(argument, ast.Constant) and argument.value
+    }
+    assert set(listed) == told | {"not-restored", "data"}
+    assert len(listed) == len(set(listed))
+
+
+def test_the_example_of_a_stop_prints_what_the_page_shows():
+    command, printed = fenced("example of a stop")
+    words = shlex.split(command.replace("\\\n", " "))
+    run = subprocess.run(
+        [sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert run.returncode == 1, run.stderr[-2000:]
+    assert run.stdout == printed
+
+
 def test_the_engine_prints_what_the_page_shows(tmp_path):
     code, printed = fenced("engine")
     (tmp_path / "engine.py").write_text(code, encoding="utf-8")

@@ -1,7 +1,8 @@
 """Anybody's training script, proven: run in layouts that must train alike, and told where they do not, and why.
 
 On the command line: ``pardemo prove --layout "ranks=1 batch=8" --layout "ranks=4 batch=2" -- train.py --batch
-{batch}``. In Python: :func:`script`, and for an engine :func:`prove`.
+{batch}``. In Python: :func:`script`, and for an engine :func:`prove`. ``pardemo prove --stop``, here :func:`stopped`:
+stopped at random steps, resumed, and told what was lost.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from pardemo.prove.proof import Proof as Proof
     from pardemo.prove.proof import scripts as scripts
     from pardemo.prove.runner import ProveError as ProveError
+    from pardemo.prove.stopping.api import stopped as stopped
 
 #: Names of this door, and their homes: torch is loaded by those who ask.
 _HOME = {
@@ -22,6 +24,7 @@ _HOME = {
     "Proof": "proof",
     "scripts": "proof",
     "ProveError": "runner",
+    "stopped": "stopping.api",
 }
 
 

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from pardemo import options
+from pardemo.prove.stopping import command as stop_command
 
 
 def add(commands: Any) -> None:
@@ -16,7 +17,8 @@ def add(commands: Any) -> None:
         "prove",
         help="run a training script in several layouts; say where they do not train alike, by which factor, and why",
         usage='pardemo prove [prove.toml] [OPTIONS]\n       pardemo prove --layout "ranks=1 batch=8" '
-        '--layout "ranks=4 batch=2" [OPTIONS] -- SCRIPT --batch {batch}',
+        '--layout "ranks=4 batch=2" [OPTIONS] -- SCRIPT --batch {batch}\n'
+        '       pardemo prove --stop --layout "ranks=2" [OPTIONS] -- SCRIPT --out {folder}',
         description="The first layout is the reference. Exit status: 0 all train alike, 1 they do not, 2 one could not "
         "be run.",
     )
@@ -24,7 +26,8 @@ def add(commands: Any) -> None:
         "words", nargs="*", metavar="prove.toml", help="the script and its layouts; behind -- the script itself"
     )
     prove.add_argument("--layout", action="append", metavar="TEXT", help='a layout, as "ranks=4 batch=8"; repeat it')
-    prove.add_argument("--steps", type=int, metavar="K", help="first steps to compare (3)")
+    prove.add_argument("--steps", type=int, metavar="K", help="first steps to compare (3; with --stop 8)")
+    stop_command.add(prove)
     prove.add_argument("--double", action="store_true", help="run the script in fp64: a difference is a difference")
     prove.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds for each layout (600)")
     prove.add_argument(
@@ -39,6 +42,9 @@ def command(arguments: argparse.Namespace) -> int:
     options.at_least(arguments, 1, "steps")
     if not arguments.timeout > 0:
         raise ValueError(f"--timeout must be above 0, not {arguments.timeout:g}")
+    if arguments.stop:
+        return stop_command.command(arguments)
+    stop_command.refuse_without_stop(arguments)
     from pardemo.measure import launch_lines
     from pardemo.prove import files, layouts, proof, runner, text
 

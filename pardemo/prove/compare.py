@@ -120,7 +120,7 @@ def _maps(reference: Reference, other: Run, made: Compared) -> Atlas:
 
 def _unmatched(reference: Reference, other: Run, maps: Atlas) -> tuple[str, bool]:
     """Parameters that are no part of the reference's, or that no rank has, and whether nothing has their names."""
-    truth, holders = reference.whole[0], _holders(other, 0, "before", maps)
+    truth, holders = reference.whole[0], holders_of(other, 0, "before", maps)
     unknown = {name: why for own in maps.unknown.values() for name, why in own.items()}
     names = truth.before.keys() | {name for tied in truth.tied.values() for name in tied}
     for name, why in unknown.items():
@@ -148,7 +148,7 @@ def _begin(reference: Reference, other: Run, maps: Atlas) -> list[Finding]:
     unknown = {name for own in maps.unknown.values() for name in own}
     uncovered = {
         name
-        for name, some in _holders(other, 0, "before", maps).items()
+        for name, some in holders_of(other, 0, "before", maps).items()
         if not assembled(tuple(reference.whole[0].before[name].shape), some).covered.all()
     }
     if not maps.different and not replicas and not unknown and not uncovered:
@@ -156,7 +156,7 @@ def _begin(reference: Reference, other: Run, maps: Atlas) -> list[Finding]:
     return causes.begin(other, maps, replicas, uncovered, reference.order[0], reference.whole[0].before)
 
 
-def _holders(other: Run, step: int, kind: str, maps: Atlas) -> dict[str, list[tuple[int, Part, torch.Tensor]]]:
+def holders_of(other: Run, step: int, kind: str, maps: Atlas) -> dict[str, list[tuple[int, Part, torch.Tensor]]]:
     holders: dict[str, list[tuple[int, Part, torch.Tensor]]] = {}
     for rank, own in maps.parts.items():
         tensors = other.tensors(step, rank, kind)
@@ -169,7 +169,7 @@ def _holders(other: Run, step: int, kind: str, maps: Atlas) -> dict[str, list[tu
 def _replicas(reference: Reference, other: Run, step: int, kind: str, maps: Atlas) -> dict[str, list]:
     """Parameters whose ranks hold the same part and other values."""
     found = {}
-    for name, some in _holders(other, step, kind, maps).items():
+    for name, some in holders_of(other, step, kind, maps).items():
         apart = assembled(tuple(reference.whole[step].before[name].shape), some).apart
         if apart:
             found[name] = apart
@@ -181,7 +181,7 @@ def _pairs(
 ) -> dict[str, Pair]:
     scale = floors(wanted)
     pairs = {}
-    for name, some in _holders(other, step, kind, maps).items():
+    for name, some in holders_of(other, step, kind, maps).items():
         if name not in wanted:
             continue
         whole = assembled(tuple(wanted[name].shape), some)
@@ -197,7 +197,7 @@ def _updates(reference: Reference, other: Run, step: int, maps: Atlas, gradients
     wanted = {name: truth.after[name] - truth.before[name] for name in truth.after if name in truth.before}
     scale, of_gradients = floors(wanted), floors(truth.gradients)
     pairs = {}
-    for name, some in _holders(other, step, "after", maps).items():
+    for name, some in holders_of(other, step, "after", maps).items():
         if name not in wanted:
             continue
         whole = assembled(tuple(wanted[name].shape), some)
@@ -238,7 +238,7 @@ def _numbers(
     facts.parted, alike = forward.parted(reference.run, other, step, found, renamed, cut, missing, reference.tolerance)
     facts.gradients = _pairs(reference, other, step, maps, "gradient", truth.gradients, reference.tolerance)
     facts.updates = _updates(reference, other, step, maps, facts.gradients)
-    held = _holders(other, step, "before", maps)
+    held = holders_of(other, step, "before", maps)
     facts.holders = {name: len(some) for name, some in held.items()}
     before = {name: {rank: tensor.shape for rank, _, tensor in some} for name, some in held.items()}
     for rank, record in enumerate(other.records):
@@ -248,10 +248,10 @@ def _numbers(
                 names |= {piece.name, *piece.tied}
     facts.together = {
         name
-        for name, some in _holders(other, step, "applied", maps).items()
+        for name, some in holders_of(other, step, "applied", maps).items()
         if not assembled(tuple(truth.before[name].shape), some).apart
     }
-    for name, some in _holders(other, step, "accumulated", maps).items():
+    for name, some in holders_of(other, step, "accumulated", maps).items():
         if {rank: tensor.shape for rank, _, tensor in some} != before[name]:
             continue  # FSDP2's are whole until they are reduced
         whole = assembled(tuple(truth.before[name].shape), some)
@@ -289,7 +289,7 @@ def _behind(reference: Reference, other: Run, step: int, maps: Atlas, pairs: lis
     """Whether these parameters are after the next step what they should be after this one."""
     if step + 1 >= min(other.steps, reference.run.steps):
         return False
-    holders = _holders(other, step + 1, "after", maps)
+    holders = holders_of(other, step + 1, "after", maps)
     wanted = reference.whole[step].after
     return all(
         bool(

@@ -54,10 +54,20 @@ class Layout:
 
 
 def from_file(path: str) -> tuple[list[Layout], dict[str, Any]]:
-    """The layouts of a ``prove.toml``, and what else it says: ``steps``, ``double``.
+    """The layouts of a ``prove.toml``, and what else it says: ``steps``, ``double``, ``resume``.
 
     Raises:
         ValueError: it cannot be read, has no script, no layouts, or a name that nobody knows; one line.
+    """
+    line, tables, said = tables_of(path)
+    return filled([_layout(table, path) for table in tables], line), said
+
+
+def tables_of(path: str) -> tuple[list[str], list[dict[str, Any]], dict[str, Any]]:
+    """The words of the script's line in a ``prove.toml``, its layouts as tables, and what else it says.
+
+    Raises:
+        ValueError: as :func:`from_file`.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -69,7 +79,7 @@ def from_file(path: str) -> tuple[list[Layout], dict[str, Any]]:
         read = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is no TOML: {error}") from None
-    known = {"script", "layout", "steps", "double"}
+    known = {"script", "layout", "steps", "double", "resume"}
     if unknown := sorted(read.keys() - known):
         raise ValueError(f"{path}: {unknown[0]!r} is not known; it may say {', '.join(sorted(known))}")
     script, tables = read.get("script"), read.get("layout")
@@ -77,14 +87,14 @@ def from_file(path: str) -> tuple[list[Layout], dict[str, Any]]:
         raise ValueError(f'{path} needs script = "train.py …"')
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ValueError(f"{path} needs a [[layout]] for the reference and one or more to compare with it")
-    for name, kind in (("steps", int), ("double", bool)):
+    for name, kind, words in (("steps", int, "a whole number"), ("double", bool, "true or false"),
+                              ("resume", str, "the script's line")):  # fmt: skip
         if name in read and type(read[name]) is not kind:
-            raise ValueError(f"{path}: {name} must be {'a whole number' if kind is int else 'true or false'}")
+            raise ValueError(f"{path}: {name} must be {words}")
     if read.get("steps", 1) < 1:
         raise ValueError(f"{path}: steps must be a number from 1 on, not {read['steps']}")
-    return filled([_layout(table, path) for table in tables], words_of(script, f"{path}: ")), {
-        key: value for key, value in read.items() if key in ("steps", "double")
-    }
+    said = {key: value for key, value in read.items() if key not in ("script", "layout")}
+    return words_of(script, f"{path}: "), tables, said
 
 
 def words_of(line: str, where: str = "") -> list[str]:
@@ -102,6 +112,15 @@ def words_of(line: str, where: str = "") -> list[str]:
 def from_texts(texts: Sequence[str], line: Sequence[str]) -> list[Layout]:
     """Layouts as ``"ranks=4 batch=8"``, for a script's line with ``{batch}`` in it."""
     return filled([_layout(_values(text, "--layout takes"), f"--layout {text!r}") for text in texts], line)
+
+
+def one_or_more(layouts: Sequence[Mapping[str, Any] | str], line: Sequence[str]) -> list[Layout]:
+    """Layouts as texts or tables, for a script's line; one is enough where no two are compared."""
+    read = [
+        _layout(_values(one, "--layout takes") if isinstance(one, str) else one, f"layout {number}")
+        for number, one in enumerate(layouts, 1)
+    ]
+    return filled(read, line, alone=True)
 
 
 def given(layouts: Sequence[Mapping[str, Any] | str]) -> list[Layout]:
@@ -147,8 +166,8 @@ def _layout(values: Mapping[str, Any], where: str) -> Layout:
     return Layout(ranks, dict(values))
 
 
-def filled(layouts: Sequence[Layout], line: Sequence[str]) -> list[Layout]:
-    """The layouts with the script's line, its ``{fields}`` in their values."""
+def filled(layouts: Sequence[Layout], line: Sequence[str], alone: bool = False) -> list[Layout]:
+    """The layouts with the script's line, its ``{fields}`` in their values; ``alone``: one layout is enough."""
     fields = {name for part in line for name in _FIELD.findall(part)}
     made = []
     for layout in layouts:
@@ -159,12 +178,12 @@ def filled(layouts: Sequence[Layout], line: Sequence[str]) -> list[Layout]:
                 f"the layout {layout.name!r} says {unused[0]}, which is nowhere in the script's line as {{{unused[0]}}}"
             )
         made.append(Layout(layout.ranks, layout.values, tuple(_filled(part, layout.values) for part in line)))
-    return _different(made)
+    return _different(made, alone)
 
 
-def _different(layouts: list[Layout]) -> list[Layout]:
+def _different(layouts: list[Layout], alone: bool = False) -> list[Layout]:
     """The layouts, if they are two or more, and no two of them the same."""
-    if len(layouts) < 2:
+    if len(layouts) < 2 and not alone:
         raise ValueError(
             "a proof needs two layouts or more: the first is the reference, the others are held against it"
         )

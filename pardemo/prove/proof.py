@@ -90,8 +90,8 @@ def scripts(layouts: Sequence[Layout], options: Options) -> Proof:
 def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
     reference, again, options = runner.reference(layouts[0], options, folder)
     tolerance = compare.tolerance_of(reference, options.double)
-    _hashed(reference)
-    _deterministic(reference, again, tolerance, options.sketched)
+    hashed(reference)
+    deterministic(reference, again, tolerance, options.sketched)
     truth = Reference(reference, tolerance)
     made = Proof(list(layouts), steps=reference.steps, parameters=len(truth.whole[0].before), tolerance=tolerance)
     made.modules = sorted(truth.order[0], key=truth.order[0].__getitem__)
@@ -137,7 +137,7 @@ def _compared(truth: Reference, other: Run, options: Options, place: Path) -> co
         raise ProveError(other.error, other.details)
     if not other.steps:
         raise ProveError(f"{other.layout.name} took no step of an optimizer after a backward pass")
-    _hashed(other)
+    hashed(other)
     compared = compare.layout(truth, other)
     if options.sketched and (compared.findings or compared.unmatched):
         compared = large.in_full(
@@ -146,7 +146,7 @@ def _compared(truth: Reference, other: Run, options: Options, place: Path) -> co
     return compared
 
 
-def _hashed(run: Run) -> None:
+def hashed(run: Run) -> None:
     """What the model is called with has to be seen, or nobody knows which samples a rank had."""
     kinds = {kind for record in run.records for micro in record.steps[0].micro_batches for kind in micro.unseen}
     if kinds:
@@ -157,7 +157,7 @@ def _hashed(run: Run) -> None:
         )
 
 
-def _deterministic(reference: Run, again: Run, tolerance: float, sketched: bool) -> None:
+def deterministic(reference: Run, again: Run, tolerance: float, sketched: bool) -> None:
     """Two runs of the reference have to be the same, or nothing could be held against it.
 
     ``sketched``: whether the first kept sketches of parameters, as the second did.

@@ -35,18 +35,20 @@ class Reference:
         """All pieces where one process has all; else put together as the pieces themselves say."""
         pieces = [piece for record in self.run.records for piece in record.steps[step].pieces]
         tied = {piece.name: piece.tied for piece in pieces if piece.tied}
-        before, after, gradients = (self._kind(step, kind) for kind in ("before", "after", "gradient"))
+        before, after, gradients = (self.in_whole(step, kind) for kind in ("before", "after", "gradient"))
         return Whole(before, after, gradients, tied)
 
-    def _kind(self, step: int, kind: str) -> Tensors:
+    def in_whole(self, step: int, kind: str) -> Tensors:
+        """Tensors of a kind of a step, in whole, by the parameters' names."""
         holders: dict[str, list] = {}
         shapes: dict[str, tuple[int, ...]] = {}
         for rank, record in enumerate(self.run.records):
             tensors = self.run.tensors(step, rank, kind)
             for piece in record.steps[step].pieces:
                 if piece.name in tensors:
-                    piece = sketch.scaled(piece, tuple(tensors[piece.name].shape))
-                    shapes[piece.name] = piece.whole or piece.shape
+                    shape = tuple(tensors[piece.name].shape)
+                    piece = sketch.scaled(piece, shape) if shape else piece  # a state may be one number
+                    shapes[piece.name] = (piece.whole or piece.shape) if shape else ()
                     holders.setdefault(piece.name, []).append((rank, _own_part(piece, tensors), tensors[piece.name]))
         made = {}
         for name, some in holders.items():
@@ -66,7 +68,7 @@ def _own_part(piece: Piece, tensors: Tensors) -> Part:
     if piece.flat is not None:
         return Part(piece.name, flat=piece.flat)
     shape = tensors[piece.name].shape
-    if piece.start is None or piece.whole is None:
+    if not shape or piece.start is None or piece.whole is None:
         return Part(piece.name, (None,) * len(shape))
     index = tuple(
         None if size == of else torch.arange(begin, begin + size)

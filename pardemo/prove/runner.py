@@ -70,6 +70,16 @@ class Run:
             found |= self._stored(step + 1, rank, "used")
         return found
 
+    def keys(self, step: int, rank: int) -> list[str]:
+        """Of all tensors that a rank recorded in a step, their kinds and names."""
+        with safe_open(self.records[rank].steps[step].file, framework="pt") as stored:
+            return list(stored.keys())
+
+    def since(self, step: int) -> "Run":
+        """The run as if it had begun behind so many steps."""
+        records = [replace(record, steps=record.steps[step:]) for record in self.records]
+        return replace(self, records=records, wanted=self.wanted - step)
+
     def _stored(self, step: int, rank: int, kind: str) -> Tensors:
         file = self.records[rank].steps[step].file
         prefix = f"{kind}/"
@@ -99,7 +109,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Options:
-    """How layouts are run: steps that are recorded, in fp64 or the script's own type, where, and for how long."""
+    """How layouts are run: steps that are recorded, in fp64 or the script's own type, where, and for how long.
+
+    ``follow``: what records them on a rank, where it is not prove's own.
+    """
 
     steps: int = 3
     double: bool = False
@@ -108,6 +121,7 @@ class Options:
     sketched: bool = False
     in_full: tuple[str, ...] = ()
     function: Callable[[Layout], Callable[[], Any]] | None = None
+    follow: Callable[..., Any] | None = None
 
 
 def ran(layout: Layout, options: Options, folder: Path) -> Run:
@@ -128,7 +142,7 @@ def ran(layout: Layout, options: Options, folder: Path) -> Run:
             raise ProveError(f"there is no script {launch.script}")
         text = source.read_text(encoding="utf-8", errors="replace")
         launch = replace(launch, script=str(source.resolve()))
-    asked = Program(launch, where, wanted, options.double, function)
+    asked = Program(launch, where, wanted, options.double, function, options.follow)
     watch = None
     try:
         world = World(layout.ranks, preload=measure.heavy_imports(text), timeout_s=options.timeout_s, backend="gloo")
@@ -164,15 +178,16 @@ def reference(layout: Layout, options: Options, folder: str) -> tuple[Run, Run, 
         ProveError: it could not be run, or took no step.
     """
     again = ran(layout, replace(options, sketched=True), Path(folder, "again"))
-    _must(again)
+    must(again)
     if elements(again) > SKETCHED:
         options = replace(options, sketched=True)
     first = ran(layout, options, Path(folder, "0"))
-    _must(first)
+    must(first)
     return first, again, options
 
 
-def _must(run: Run) -> None:
+def must(run: Run) -> None:
+    """Raises where a run that others are held against could not be run, or took no step."""
     if run.error:
         raise ProveError(f"the reference, {run.layout.name}: {run.error}", run.details)
     if not run.steps:

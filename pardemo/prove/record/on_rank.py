@@ -32,13 +32,17 @@ _LOSS = re.compile(r"\bloss\b[\"']?\s*[:=]?\s*([-+]?\d+\.?\d*(?:[eE][-+]?\d+)?)"
 
 @dataclass(frozen=True)
 class Program:
-    """A script to run: what a launcher would start, its path made absolute, or a function in its place."""
+    """A script to run: what a launcher would start, its path made absolute, or a function in its place.
+
+    ``follow``: makes what records it, of places, rank and what is wanted; a :class:`Recorder` where it is None.
+    """
 
     launch: Launch
     folder: str
     wanted: Wanted
     double: bool = False
     function: Callable[[], Any] | None = None
+    follow: Callable[[Places, int, Wanted], Recorder] | None = None
 
 
 def run(asked: Program) -> Record:
@@ -47,7 +51,7 @@ def run(asked: Program) -> Record:
     def follow(rank: int, port: int, notes: list[str]) -> Record:
         as_in_a_new_process()
         places = Places(program.own_folder(asked.launch) if asked.function is None else os.getcwd())
-        recorder = Recorder(places, rank, asked.wanted)
+        recorder = (asked.follow or Recorder)(places, rank, asked.wanted)
         unseeded: list[str] = []
         parallelisms: list[Any] = []
         shapes = Shapes(places, lambda: len(recorder.steps) - 1)

@@ -59,7 +59,7 @@ def _at_hand(root: torch.nn.Module) -> Iterator[Held]:
         return
     if fsdp is not None and any(isinstance(part, fsdp.FullyShardedDataParallel) for part in root.modules()):
         return  # gradients are whole, or none, until the last micro-batch
-    for parameter, names in _names(root).values():
+    for parameter, names in names_of(root).values():
         gradient: Any = parameter.grad if parameter.grad is not None else getattr(parameter, "main_grad", None)
         if _is_dtensor(gradient):
             same = _is_dtensor(parameter) and gradient.placements == parameter.placements  # type: ignore[attr-defined]
@@ -78,7 +78,7 @@ def is_deepspeed(module: torch.nn.Module) -> bool:
 
 
 def _of_root(root: torch.nn.Module, gradients: bool) -> Iterator[Held]:
-    tied = _names(root)
+    tied = names_of(root)
     if is_deepspeed(root):
         yield from _deepspeed(root, tied, gradients)
         return
@@ -92,12 +92,13 @@ def _of_root(root: torch.nn.Module, gradients: bool) -> Iterator[Held]:
         yield _plain(parameter, names)
 
 
-def _names(root: torch.nn.Module) -> dict[int, tuple[torch.nn.Parameter, tuple[str, ...]]]:
-    names: dict[int, tuple[torch.nn.Parameter, tuple[str, ...]]] = {}
+def names_of(root: torch.nn.Module) -> dict[int, tuple[torch.nn.Parameter, tuple[str, ...]]]:
+    """A model's parameters by their ids, each with all its names, without wrappers."""
+    found: dict[int, tuple[torch.nn.Parameter, tuple[str, ...]]] = {}
     for name, parameter in root.named_parameters(remove_duplicate=False):
-        known = names.get(id(parameter), (parameter, ()))[1]
-        names[id(parameter)] = (parameter, (*known, without_wrappers(name)))
-    return names
+        known = found.get(id(parameter), (parameter, ()))[1]
+        found[id(parameter)] = (parameter, (*known, without_wrappers(name)))
+    return found
 
 
 def _plain(parameter: torch.nn.Parameter, names: tuple[str, ...]) -> Held:

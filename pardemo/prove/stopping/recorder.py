@@ -1,0 +1,164 @@
+"""On a rank: what a run that may be stopped begins each step with, when it saves, and the stop itself."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pardemo import compat
+from pardemo.measure import stand_ins
+from pardemo.measure.places import Places
+from pardemo.prove.record import pieces
+from pardemo.prove.record.parameters import Wanted
+from pardemo.prove.record.recorder import Recorder
+from pardemo.prove.stopping.state import Optimizers, random_states
+from pardemo.prove.stopping.stops import Stop
+
+#: Kinds of tensors in a step's file that are an optimizer's states; behind it the name of the state.
+STATE = "state."
+
+
+@dataclass(frozen=True)
+class Following:
+    """What is followed beside the steps: the folder in which the script saves, and the stop, if there is one.
+
+    ``marker``: a file that says to a launcher, who is to be killed from outside, that the time has come.
+    """
+
+    folder: str
+    stop: Stop | None = None
+    marker: str = ""
+
+
+class StoppingRecorder(Recorder):
+    """Writes down, beside all that prove does, states of optimizers and random numbers, and saves; and stops."""
+
+    def __init__(self, places: Places, rank: int, wanted: Wanted, following: Following):
+        super().__init__(places, rank, wanted)
+        self._following = following
+        self._optimizers = Optimizers()
+        self._files: set[tuple[str, int, int]] = set()
+        self._saving = threading.local()
+        self._saves: dict[int, list[float]] = {}  # seconds of each, by how many steps were over
+        self._stopped = self._sees_saves = False
+
+    def __enter__(self) -> "StoppingRecorder":
+        super().__enter__()
+        own = torch.optim.Optimizer
+        self._changes.enter_context(compat.replaced(own, "__init__", self._optimizers.noted(own.__init__)))
+        self._files = self._present()
+        return self
+
+    @property
+    def _done(self) -> int:
+        """Steps that are over; also one whose parameters are still to be written down."""
+        return len(self.steps) - 1 + self._pending
+
+    # --- what a step begins with
+
+    def _on_model(self, module: torch.nn.Module) -> None:
+        self._take_pending()
+        if not self._sees_saves:  # by now the script has imported what it saves with
+            self._sees_saves = True
+            saving = [(f, self._noted(f)) for f in _saving_functions()]
+            self._changes.enter_context(stand_ins.replaced_everywhere(saving))
+        if not self.now.micro_batches:
+            self.now.random, self.now.saves = random_states(), self._saves.pop(self._done, [])
+            if self._rank == 0:
+                files = self._present()
+                self.now.saved, self._files = files != self._files, files
+            self._may_stop("forward")
+        super()._on_model(module)
+
+    def _note_parameters(self, when: str) -> None:
+        if when == "before":
+            self._may_stop("backward")
+            names = {key: of[0] for root in pieces.outermost(self._places.roots)
+                     for key, (_, of) in pieces.names_of(root).items()}  # fmt: skip
+            for name, slot, value in self._optimizers.states(names):
+                self._tensors[f"{STATE}{slot}/{name}"] = value if value.dim() == 0 else self._taken(name, value)
+        super()._note_parameters(when)
+
+    def _finish(self) -> None:
+        self._may_stop("step")
+        super()._finish()
+
+    # --- saves
+
+    def _present(self) -> set[tuple[str, int, int]]:
+        """Files in the script's folder: name, size, time of the last change."""
+        found = set()
+        for file in Path(self._following.folder).rglob("*"):
+            with contextlib.suppress(OSError):  # it is being replaced
+                if file.is_file():
+                    known = file.stat()
+                    found.add((str(file), known.st_size, known.st_mtime_ns))
+        return found
+
+    def _noted(self, save: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that saves, which notes how long it took; the outermost one of those within each other."""
+
+        def saved(*args: Any, **kwargs: Any) -> Any:
+            if getattr(self._saving, "now", False):
+                return save(*args, **kwargs)
+            done = self._done
+            earlier = self._saves.setdefault(done, [])
+            self._saving.now, begin_s = True, time.perf_counter()
+            self._stop_in_save(done, len(earlier))
+            try:
+                return save(*args, **kwargs)
+            finally:
+                self._saving.now = False
+                earlier.append(time.perf_counter() - begin_s)
+
+        return saved
+
+    # --- the stop
+
+    def _may_stop(self, moment: str) -> None:
+        stop = self._following.stop
+        if stop is None or self._stopped or stop.kind == "save":
+            return
+        if (stop.moment, stop.done) != (moment, len(self.steps) - 1) or self._rank not in stop.ranks:
+            return
+        self._stopped = True
+        if stop.kind == "launcher":
+            if self._rank == 0:
+                Path(self._following.marker).touch()
+            time.sleep(60)  # until the launcher is gone, and this rank with it
+            return
+        if stop.kind == "term":
+            _die_in(stop.grace_s)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _stop_in_save(self, done: int, number: int) -> None:
+        """Before a save, the ``number``-th behind its step: begins to count down if the stop comes within it."""
+        stop = self._following.stop
+        if stop is None or stop.kind != "save" or stop.done != done:
+            return
+        left_s = stop.share * sum(stop.saves_s) - sum(stop.saves_s[:number])
+        if number < len(stop.saves_s) and left_s <= stop.saves_s[number]:
+            _die_in(max(left_s, 1e-6))
+
+
+def _die_in(seconds: float) -> None:
+    """SIGALRM, whose default is the end of the process: it needs no turn of Python's, which a save may not give."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+
+
+def _saving_functions() -> list[Callable[..., Any]]:
+    """What scripts and libraries save tensors by, as far as this script has imported it."""
+    names = [("torch", "save"), ("torch.distributed.checkpoint", "save"), ("safetensors.torch", "save_file"),
+             ("safetensors.torch", "save_model")]  # fmt: skip
+    return [getattr(sys.modules[module], name) for module, name in names if module in sys.modules]

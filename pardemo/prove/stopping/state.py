@@ -1,0 +1,69 @@
+"""On a rank: what a step begins with beside parameters: the optimizer's states, and where random numbers are."""
+
+import hashlib
+import random
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from pardemo import compat
+
+#: Optimizers' names for what they keep, in words.
+SLOTS = {
+    "exp_avg": "the optimizer's first moment", "exp_avg_sq": "the optimizer's second moment",
+    "momentum_buffer": "the optimizer's momentum", "max_exp_avg_sq": "the optimizer's largest second moment",
+    "step": "the optimizer's count of steps", "square_avg": "the optimizer's mean of squares",
+    "sum": "the optimizer's sum of squares",
+}  # fmt: skip
+
+
+class Optimizers:
+    """All optimizers of torch's that were made since this was, in their order."""
+
+    def __init__(self) -> None:
+        self._made: list[weakref.ref[torch.optim.Optimizer]] = []
+
+    def noted(self, begin: Any) -> Any:
+        """``Optimizer.__init__``, which notes its optimizer."""
+
+        def made(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
+            begin(optimizer, *args, **kwargs)
+            self._made.append(weakref.ref(optimizer))
+
+        return made
+
+    def states(self, names: Mapping[int, str]) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Of each parameter that is stepped its name, and each state: what it is called, and this rank's part.
+
+        ``names``: of the models' parameters, by their ids. Others are called by where they are in their optimizer.
+        """
+        for number, reference in enumerate(self._made):
+            optimizer = reference()
+            for place, group in enumerate(optimizer.param_groups if optimizer is not None else ()):
+                for index, parameter in enumerate(group["params"]):
+                    name = names.get(id(parameter), f"optimizer {number}.{place}.{index}")
+                    for slot, value in optimizer.state.get(parameter, {}).items():  # type: ignore[union-attr]
+                        if (tensor := _plain(value)) is not None:
+                            yield name, str(slot), tensor
+
+
+def _plain(value: Any) -> torch.Tensor | None:
+    """A copy of this rank's part of a state, or None of what is no number."""
+    if isinstance(value, (bool, int, float)):
+        return torch.tensor(float(value), dtype=torch.float64)
+    if not isinstance(value, torch.Tensor):
+        return None
+    part = compat.local_tensor(value) if hasattr(value, "placements") else value
+    return part.detach().cpu().clone().contiguous()
+
+
+def random_states() -> dict[str, str]:
+    """A digest of where each generator of random numbers is."""
+    python = repr(random.getstate()).encode()
+    numpy: Any = np.random.get_state()
+    states = {"torch": torch.get_rng_state().numpy().tobytes(), "Python": python, "NumPy": repr(numpy[2:]).encode()
+              + numpy[1].tobytes()}  # fmt: skip
+    return {name: hashlib.blake2b(state, digest_size=8).hexdigest() for name, state in states.items()}

@@ -1,0 +1,78 @@
+"""What came out of the stops, on one screen and as JSON."""
+
+import textwrap
+from dataclasses import asdict
+from typing import Any
+
+from pardemo.prove import text
+from pardemo.prove.stopping.trials import Trial, Verdict
+
+_WIDTH = 100
+
+
+def screen(made: Verdict) -> str:
+    """Each stop with what was lost, and the verdict."""
+    saves = ", ".join(str(number) for number in made.saved if number)
+    lines = [f"undisturbed  {made.layout.name}: {made.steps} steps, saves behind step {saves}"]
+    for trial in made.trials:
+        lines += _trial(trial)
+    for note in made.notes:
+        lines += textwrap.wrap(f"note: {note}", _WIDTH)
+    lines.append(verdict(made))
+    return "\n".join(lines)
+
+
+def verdict(made: Verdict) -> str:
+    """Of all stops."""
+    if made.findings:
+        return "something is lost"
+    if any(trial.error for trial in made.trials):
+        return "not compared: a run could not be compared"
+    return "nothing is lost" + (", to the last bit" if all(trial.exact for trial in made.trials) else "")
+
+
+def _trial(trial: Trial) -> list[str]:
+    if trial.error:
+        return [f"?  {trial.name}", *_indented(trial.error)]
+    mark = "✗" if trial.findings else "✓"
+    if trial.begins is None and trial.findings:
+        behind = ""
+    else:
+        again = f", {trial.lost} step{'s' * (trial.lost != 1)} again" if trial.lost else ""
+        equal = "" if trial.findings else ", equal to the last bit" if trial.exact else ", equal to rounding"
+        behind = f": goes on behind step {trial.begins}{again}{equal}"
+    lines = textwrap.wrap(f"{mark}  {trial.name}{behind}", _WIDTH, subsequent_indent="   ")
+    for finding in trial.findings:
+        lines += _indented(text.head(finding))
+        lines += _indented(text.why(finding), 6)
+        if finding.parameters:
+            lines += _indented(text.parameters(finding), 6)
+    return lines
+
+
+def _indented(said: str, by: int = 3) -> list[str]:
+    return textwrap.wrap(said, _WIDTH, break_on_hyphens=False, initial_indent=" " * by, subsequent_indent=" " * by)
+
+
+def as_json(made: Verdict) -> dict[str, Any]:
+    """As ``pardemo prove --stop --json`` prints it."""
+    return {
+        "equal": made.equal,
+        "layout": made.layout.name,
+        "steps": made.steps,
+        "saved": made.saved,
+        "trials": [
+            {
+                "stop": trial.stop.text, "kind": trial.stop.kind, "layout": trial.layout.name, "behind": trial.begins,
+                "expected": trial.expected, "again": trial.lost, "exact": trial.exact, "error": trial.error or None,
+                "findings": [_row(asdict(finding)) for finding in trial.findings],
+            }
+            for trial in made.trials
+        ],
+        "findings": [_row(asdict(finding)) for finding in made.findings],
+        "notes": made.notes,
+    }  # fmt: skip
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in row.items()}

@@ -1,0 +1,296 @@
+"""The undisturbed run, each stop, each run that goes on, and what is said of them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from pardemo.prove import compare, proof, runner
+from pardemo.prove.facts import Finding
+from pardemo.prove.layouts import Layout
+from pardemo.prove.reference import Reference
+from pardemo.prove.runner import Options, ProveError, Run
+from pardemo.prove.stopping import alike, reshaped, stops
+from pardemo.prove.stopping.recorder import Following, StoppingRecorder
+from pardemo.prove.stopping.stops import Stop
+
+#: What stands for the folder of a run in the script's line, until each run has one of its own.
+FOLDER = "\x02folder\x02"
+NEVER = "the stop never came: the script went another way than in the undisturbed run"
+#: What two layouts' rounding makes of parameters in some steps, relative to each tensor's largest number.
+ROUNDED = 1e-3
+
+
+@dataclass
+class Trial:
+    """A stop, and the run that goes on.
+
+    ``expected``: behind how many steps the last whole save is. ``begins``: behind how many the run goes on, None where
+    its parameters are those of no step. ``exact``: whether all compared is equal to the last bit. ``error``: why
+    nothing could be compared.
+    """
+
+    stop: Stop
+    layout: Layout
+    expected: int
+    begins: int | None = None
+    exact: bool = False
+    error: str = ""
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"{self.stop.text}, resumed with {self.layout.name}"
+
+    @property
+    def lost(self) -> int:
+        """Steps that are made once more."""
+        over = self.stop.done + (self.stop.moment == "step")
+        return max(0, over - (self.expected if self.begins is None else self.begins))
+
+
+@dataclass
+class Verdict:
+    """What came out of all trials."""
+
+    layout: Layout
+    steps: int = 0
+    saved: list[int] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def findings(self) -> list[Finding]:
+        return [finding for trial in self.trials for finding in trial.findings]
+
+    @property
+    def equal(self) -> bool:
+        """Whether all trials were run, and go on as if nothing had happened."""
+        return not self.findings and not any(trial.error for trial in self.trials)
+
+
+def run(
+    layouts: Sequence[Layout],
+    resumed: Sequence[Layout],
+    options: Options,
+    kinds: Sequence[str],
+    seed: int,
+    grace_s: float = stops.GRACE_S,
+) -> Verdict:
+    """Stops the script in the first layout, and resumes it in each.
+
+    Args:
+        layouts: with the line that begins. resumed: the same, with the line that goes on.
+
+    Raises:
+        ProveError: the undisturbed run could not be run, is not the same twice, or saves nothing in time.
+    """
+    scratch = runner.scratch()
+    try:
+        return _verdict(layouts, resumed, options, kinds, seed, grace_s, Path(scratch))
+    finally:
+        runner.remove(scratch)
+
+
+def _verdict(
+    layouts: Sequence[Layout], resumed: Sequence[Layout], options: Options, kinds: Sequence[str], seed: int,
+    grace_s: float, scratch: Path,
+) -> Verdict:  # fmt: skip
+    first, exact, options = _undisturbed(layouts[0], options, scratch)
+    made = Verdict(layouts[0], first.steps)
+    records = [record.steps for record in first.records]
+    made.saved = [number for number, step in enumerate(records[0]) if step.saved]
+    saves_s = {number: max((steps[number].saves for steps in records), key=sum) for number in range(first.steps)}
+    try:
+        drawn = stops.drawn(
+            kinds, first.steps, made.saved, {n: s for n, s in saves_s.items() if s}, layouts[0].ranks, seed
+        )
+    except ValueError as error:
+        raise ProveError(str(error)) from None
+    if "save" in kinds and not any(stop.kind == "save" for stop in drawn):
+        made.notes.append("no stop during a save: none by torch.save, safetensors or torch.distributed.checkpoint was "
+                          "seen behind a step that has an earlier save to go back to")  # fmt: skip
+    drawn = [replace(stop, grace_s=grace_s) for stop in drawn]
+    made.notes += first.records[0].notes
+    pairs = [(stop, layouts[0], resumed[0]) for stop in drawn]
+    others = zip(layouts[1:], resumed[1:], strict=True)
+    pairs += [(drawn[number % len(drawn)], own, layout) for number, (own, layout) in enumerate(others)]
+    tolerance = compare.tolerance_of(first, options.double)
+    for number, (stop, own, layout) in enumerate(pairs):
+        place = scratch / f"trial{number}"
+        trial, resumed_run = _trial(layouts[0], layout, stop, first, made.saved, options, place)
+        if resumed_run is not None:
+            try:
+                if own is layouts[0]:
+                    _judge(trial, first, resumed_run, tolerance, exact)
+                else:
+                    _judge_reshaped(trial, first, resumed_run, tolerance, own, options, place)
+            except ProveError as error:
+                trial.error = str(error)
+        made.trials.append(trial)
+        runner.remove(str(place))
+    return made
+
+
+def _undisturbed(layout: Layout, options: Options, scratch: Path) -> tuple[Run, bool, Options]:
+    """The run that nothing stops, whether it is the same twice to the last bit, and the options for all others."""
+    again, options = _recorded(layout, replace(options, sketched=True), scratch / "again"), options
+    runner.must(again)
+    if runner.elements(again) > runner.SKETCHED:
+        options = replace(options, sketched=True)
+    first = _recorded(layout, options, scratch / "first")
+    runner.must(first)
+    proof.hashed(first)
+    proof.deterministic(first, again, compare.tolerance_of(first, options.double), options.sketched)
+    try:
+        proof.deterministic(first, again, 0.0, options.sketched)
+    except ProveError:
+        return first, False, options
+    return first, True, options
+
+
+def _recorded(
+    layout: Layout, options: Options, place: Path, stop: Stop | None = None, saves: Path | None = None
+) -> Run:
+    """A run whose saves lie in ``saves``; of itself where it is None."""
+    saves = saves or place / "saves"
+    saves.mkdir(parents=True, exist_ok=True)
+    return runner.ran(in_folder(layout, saves), replace(options, follow=follower(str(saves), stop)), place / "recorded")
+
+
+def in_folder(layout: Layout, saves: Path) -> Layout:
+    """A layout whose line has its folder."""
+    return replace(layout, line=tuple(word.replace(FOLDER, str(saves)) for word in layout.line))
+
+
+def follower(saves: str, stop: Stop | None, marker: str = "") -> Any:
+    """What makes the recorder on a rank."""
+    return partial(StoppingRecorder, following=Following(saves, stop, marker))
+
+
+def _trial(
+    begun: Layout, layout: Layout, stop: Stop, first: Run, saved: Sequence[int], options: Options, place: Path
+) -> tuple[Trial, Run | None]:
+    """Stops a run and resumes it; the run that went on, where it took a step."""
+    saves = place / "saves"
+    expected = max(one for one in saved if 0 < one < stop.done + (stop.kind != "save"))
+    made = Trial(stop, layout, expected)
+    if stop.kind == "launcher":
+        made.error = _launcher_killed(begun, options, place, stop, saves)
+    else:
+        stopped = _recorded(begun, replace(options, steps=first.steps), place / "stopped", stop, saves)
+        if not stopped.error and stop.kind != "term":
+            made.error = NEVER
+    if made.error:
+        return made, None
+    more = first.steps - expected + (first.records[0].ended == "end")
+    resumed = _recorded(layout, replace(options, steps=max(2, more)), place / "resumed", None, saves)
+    if resumed.error:
+        why = "after a stop within a save, the script cannot go on" if stop.kind == "save" else "it cannot go on"
+        made.findings.append(Finding(made.name, expected + 1, "resume", "cannot-resume", f"{why}: {resumed.error}"))
+        return made, None
+    if not resumed.steps:
+        why = f"it takes no step, and the undisturbed run takes {first.steps - expected} more"
+        made.findings.append(Finding(made.name, expected + 1, "length", "ends-elsewhere", why))
+        return made, None
+    return made, resumed
+
+
+def _judge(made: Trial, first: Run, resumed: Run, tolerance: float, exact: bool) -> None:
+    """A run that goes on in the layout in which it was stopped."""
+    made.begins = alike.begins_behind(first, resumed, made.expected)
+    begins = made.expected if made.begins is None else made.begins
+    beside = alike.Beside(made.name, first, resumed, begins, tolerance)
+    if not _elsewhere(made):
+        alike.judge(beside, made.begins)
+    made.findings += beside.findings
+    made.exact = exact and beside.exact and not made.findings
+
+
+def _judge_reshaped(
+    made: Trial, first: Run, resumed: Run, tolerance: float, own: Layout, options: Options, place: Path
+) -> None:
+    """A run that goes on in another layout.
+
+    Where nothing says how the undisturbed run's parameters were cut, as Megatron's, it is held against an undisturbed
+    run in its own layout, which has come to the same numbers but for rounding.
+    """
+    try:
+        Reference(first, tolerance)
+    except ProveError:
+        undisturbed = _recorded(own, options, place / "own")
+        runner.must(undisturbed)
+        noise = alike.only_rounding(undisturbed)
+        made.begins = alike.begins_near(undisturbed, resumed, made.expected, ROUNDED, noise)
+        begins = made.expected if made.begins is None else made.begins
+        beside = alike.Beside(made.name, undisturbed, resumed, begins, ROUNDED, noise=noise)
+        if not _elsewhere(made):
+            alike.judge(beside, made.begins)
+        made.findings += beside.findings
+        return
+    made.begins, found, _ = reshaped.judge(made.name, first, resumed, made.expected, tolerance)
+    made.findings += [] if _elsewhere(made) else found
+
+
+def _elsewhere(made: Trial) -> bool:
+    """Whether the run goes on behind another step than the last save's; adds that. What follows is of this if anew."""
+    if made.begins is None or made.begins >= made.expected:
+        return False
+    if made.begins == 0:
+        made.findings.append(
+            Finding(
+                made.name,
+                1,
+                "resume",
+                "begins-anew",
+                f"it begins anew: nothing of the save behind step {made.expected} is used",
+            )
+        )
+        return True
+    if made.stop.kind != "save":
+        made.findings.append(
+            Finding(
+                made.name,
+                made.begins + 1,
+                "resume",
+                "older-save",
+                f"it goes on behind step {made.begins}, and the last whole save is behind step {made.expected}",
+            )
+        )
+    return False
+
+
+def _launcher_killed(layout: Layout, options: Options, place: Path, stop: Stop, saves: Path) -> str:
+    """Runs the script in a program of its own, and kills that; what went wrong, or nothing."""
+    saves.mkdir(parents=True, exist_ok=True)
+    marker, request = place / "stop", place / "request.json"
+    filled, where = in_folder(layout, saves), os.path.abspath(options.folder or os.getcwd())
+    request.write_text(json.dumps({
+        "ranks": layout.ranks, "values": dict(layout.values), "line": list(filled.line), "saves": str(saves),
+        "marker": str(marker), "stop": asdict(stop), "place": str(place / "stopped"), "steps": options.steps,
+        "double": options.double, "timeout_s": options.timeout_s, "where": where,
+    }), "utf-8")  # fmt: skip
+    words = [sys.executable, "-m", "pardemo.prove.stopping.launched", str(request)]
+    with subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+    ) as launcher:
+        until_s = time.monotonic() + options.timeout_s
+        while not marker.exists() and launcher.poll() is None and time.monotonic() < until_s:
+            time.sleep(0.01)
+        if launcher.poll() is not None:
+            return NEVER
+        ranks = psutil.Process(launcher.pid).children(recursive=True)
+        launcher.send_signal(signal.SIGKILL)
+    left = psutil.wait_procs(ranks, timeout=10)[1]
+    for one in left:
+        one.kill()
+    return f"{len(left)} processes outlived their launcher by 10 s" if left else ""

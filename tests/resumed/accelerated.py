@@ -1,0 +1,56 @@
+"""Accelerate's save_state, load_state and skip_first_batches, as its documentation does it."""
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import ProjectConfiguration, set_seed
+from common import GLOBAL, SAMPLES, STEPS, build, data, options
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+parser = options()
+parser.add_argument("--whole", action="store_true", help="save the step in a file that is written last")
+given = parser.parse_args()
+accelerator = Accelerator(
+    project_config=ProjectConfiguration(str(given.out), automatic_checkpoint_naming=True), cpu=True
+)
+
+
+class Progress:
+    def __init__(self):
+        self.step = 0
+
+    def state_dict(self):
+        return {"step": self.step}
+
+    def load_state_dict(self, state):
+        self.step = state["step"]
+
+
+set_seed(7)
+ranks = accelerator.num_processes
+loader = DataLoader(TensorDataset(*data()), GLOBAL // ranks, shuffle=True)
+model, progress = build(0.1), Progress()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+accelerator.register_for_checkpointing(progress)
+if list(given.out.glob("checkpoints/checkpoint_*")):
+    accelerator.load_state()
+    saved = len(list(given.out.glob("checkpoints/checkpoint_*")))
+    accelerator.project_configuration.iteration = saved
+per_epoch = SAMPLES // GLOBAL
+first = progress.step // per_epoch
+for epoch in range(first, 10):
+    loader.set_epoch(epoch)
+    skipped = progress.step % per_epoch if epoch == first else 0
+    for x, y in accelerator.skip_first_batches(loader, skipped) if skipped else loader:
+        loss = nn.functional.cross_entropy(model(x), y)
+        accelerator.backward(loss)
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+        progress.step += 1
+        if progress.step % given.every == 0:
+            accelerator.save_state()
+        if progress.step == STEPS:
+            raise SystemExit

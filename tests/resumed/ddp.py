@@ -1,0 +1,110 @@
+"""A small model under DDP that saves, and goes on from what it saved; ``--forget`` leaves out what people leave out."""
+
+import argparse
+import os
+import random
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+FORGET = (
+    "all", "optimizer", "second-moment", "count", "scheduler", "sampler", "epoch", "random", "half", "head", "steps",
+    "whole", "order",
+)  # fmt: skip
+
+
+def saved(path: Path, state: dict, atomic: bool) -> None:
+    if not atomic:
+        torch.save(state, path)
+        return
+    handle, name = tempfile.mkstemp(dir=path.parent)
+    os.close(handle)
+    torch.save(state, name)
+    os.replace(name, path)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("--out", type=Path, required=True)
+    options.add_argument("--batch", type=int, default=4)
+    options.add_argument("--every", type=int, default=2)
+    options.add_argument("--epochs", type=int, default=3)
+    options.add_argument("--forget", choices=FORGET, action="append", default=[])
+    options.add_argument("--on-term", action="store_true")
+    given = options.parse_args()
+    forget = set(given.forget)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Dropout(0.1), nn.GELU(), nn.Linear(16, 4))
+    numbers = torch.Generator().manual_seed(1)
+    data = TensorDataset(torch.randn(48, 8, generator=numbers), torch.randint(4, (48,), generator=numbers))
+    sampler = DistributedSampler(data, seed=2)
+    wrapped = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda number: 1 - number / 40)
+    torch.manual_seed(3 + rank)
+    step, term = 0, []
+    if given.on_term:
+        signal.signal(signal.SIGTERM, lambda *_: term.append(True))
+    file = given.out / "last.pt"
+    if file.exists() and "all" not in forget:
+        read = torch.load(file, weights_only=True)
+        weights = read["model"]
+        if "head" in forget:
+            weights = {name: value for name, value in weights.items() if not name.startswith("4.")}
+        model.load_state_dict(weights, strict=False)
+        states = read["optimizer"]
+        for state in states["state"].values():
+            if "second-moment" in forget:
+                state["exp_avg_sq"].zero_()
+            if "count" in forget:
+                state["step"].zero_()
+        if "optimizer" not in forget:
+            optimizer.load_state_dict(states)
+        if "scheduler" not in forget:
+            scheduler.load_state_dict(read["scheduler"])
+        if "steps" not in forget:
+            step = read["step"]
+        if len(read["random"]) != dist.get_world_size():
+            torch.manual_seed(1000 * step + rank)  # where each rank was says nothing about others
+        elif "random" not in forget:
+            torch.set_rng_state(read["random"][rank])
+    begun = 0 if "sampler" in forget else step
+    per_epoch = len(sampler) // given.batch
+    for epoch in range(begun // per_epoch, given.epochs):
+        sampler.set_epoch(0 if "epoch" in forget and begun else epoch + 1 if "order" in forget and begun else epoch)
+        loader = DataLoader(data, given.batch, sampler=sampler, generator=torch.Generator())
+        for number, (x, y) in enumerate(loader):
+            if epoch == begun // per_epoch and number < begun % per_epoch:
+                continue
+            loss = nn.functional.cross_entropy(wrapped(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+            step += 1
+            if step % given.every == 0 or term:
+                states = [torch.empty_like(torch.get_rng_state()) for _ in range(dist.get_world_size())]
+                dist.all_gather(states, torch.get_rng_state())
+                weights = {name: value.bfloat16() if "half" in forget else value
+                           for name, value in model.state_dict().items()}  # fmt: skip
+                if rank == 0:
+                    saved(file, {"model": weights, "optimizer": optimizer.state_dict(), "random": states,
+                                 "scheduler": scheduler.state_dict(), "step": step}, "whole" not in forget)  # fmt: skip
+                dist.barrier()
+            if term:
+                sys.exit(0)
+
+
+main()

@@ -1,0 +1,49 @@
+"""DeepSpeed's ZeRO, by save_checkpoint and load_checkpoint; on other ranks through a universal checkpoint."""
+
+import subprocess
+import sys
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from common import GLOBAL, STEPS, batch, build, options
+from torch import nn
+
+parser = options()
+parser.add_argument("--stage", type=int, default=1)
+parser.add_argument("--universal", action="store_true")
+given = parser.parse_args()
+deepspeed.ops.__compatible_ops__ = {}  # or it compiles an operator that nothing here uses
+dist.init_process_group("gloo")
+rank, ranks = dist.get_rank(), dist.get_world_size()
+latest = given.out / "latest"
+universal = given.universal and latest.exists()
+if universal and rank == 0:
+    tag = latest.read_text().strip()
+    words = ["--input_folder", str(given.out / tag), "--output_folder", str(given.out / "universal"),
+             "--inject_missing_state"]  # fmt: skip
+    subprocess.run([sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal", *words], check=True)
+    (given.out / "latest_universal").write_text("universal")
+    latest.write_text("universal")
+dist.barrier()
+model = build()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+settings = {
+    "train_micro_batch_size_per_gpu": GLOBAL // ranks,
+    "communication_data_type": "fp32",
+    "zero_allow_untested_optimizer": True,
+    "zero_optimization": {"stage": given.stage, "stage3_param_persistence_threshold": 0},
+    "checkpoint": {"load_universal": universal},
+}
+engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=scheduler, config=settings)
+begun = 0
+if latest.exists():
+    path, client = engine.load_checkpoint(str(given.out))
+    begun = client["step"]
+for step in range(begun, STEPS):
+    x, y = batch(step, rank, ranks)
+    engine.backward(nn.functional.cross_entropy(engine(x), y))
+    engine.step()
+    if (step + 1) % given.every == 0:
+        engine.save_checkpoint(str(given.out), f"step{step + 1}", client_state={"step": step + 1})

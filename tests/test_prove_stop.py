@@ -1,0 +1,199 @@
+"""A script that is stopped and resumed: what was not restored is named, and nothing is where all is."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from pardemo import cli
+from pardemo.prove.runner import ProveError
+from pardemo.prove.stopping import api, states, stops, stream, text
+
+LAYOUT = ["--layout", "ranks=2 batch=4", "--"]
+DDP = "tests/resumed/ddp.py --out {folder} --batch {batch}"
+
+
+def stopped(flags="", layouts=("ranks=2 batch=4",), **options):
+    return api.stopped(f"{DDP} {flags}", list(layouts), **options)
+
+
+def causes(made):
+    return {finding.cause for finding in made.findings}
+
+
+def said(made):
+    return " | ".join(finding.why for finding in made.findings)
+
+
+def test_a_script_that_saves_all_loses_nothing_to_the_last_bit_however_it_is_stopped():
+    made = stopped("--on-term", seed=3)
+    assert made.equal, text.screen(made)
+    assert [trial.stop.kind for trial in made.trials] == ["rank", "all", "launcher", "save", "term"]
+    assert all(trial.exact for trial in made.trials)
+    assert made.saved == [2, 4, 6]
+    for trial in made.trials:
+        assert trial.begins is not None
+        assert trial.begins >= trial.expected
+    term = made.trials[-1]
+    assert term.begins > term.stop.done, "it saves when it is told to end"
+    assert term.lost == 0
+    assert "nothing is lost, to the last bit" in text.screen(made)
+
+
+def test_it_goes_on_with_another_number_of_ranks():
+    made = stopped(layouts=("ranks=2 batch=6", "ranks=1 batch=12", "ranks=4 batch=3"), stops=["all"])
+    assert [trial.layout.ranks for trial in made.trials] == [2, 1, 4]
+    assert made.trials[0].exact
+    assert made.equal, text.screen(made)
+    assert all(trial.begins == trial.expected for trial in made.trials)
+
+
+@pytest.mark.parametrize(
+    ("flags", "cause", "words"),
+    [
+        ("--forget all", "begins-anew", "it begins anew: nothing of the save behind step"),
+        ("--forget second-moment", "optimizer-state", "the optimizer's second moment starts at zero"),
+        ("--forget optimizer", "optimizer-state", "the optimizer's first moment starts at zero"),
+        ("--forget count", "optimizer-state", "the optimizer's count of steps starts at zero"),
+        ("--forget scheduler", "learning-rate", "behind: it begins anew"),
+        ("--forget sampler", "data", "the sampler begins anew: "),
+        ("--forget random", "random-state", "dropout draws other masks than without the stop"),
+        ("--forget half", "precision", "they come back rounded to bf16"),
+        ("--forget head", "not-restored", "they are what a new run begins with"),
+    ],
+)
+def test_what_is_not_restored_is_named(flags, cause, words):
+    made = stopped(flags, stops=["all"], seed=1)
+    assert cause in causes(made), text.screen(made)
+    assert words in said(made)
+    if cause in ("random-state", "learning-rate") or "optimizer" not in flags:
+        assert causes(made) == {cause}, "and nothing else is"
+
+
+def test_a_save_that_is_not_whole_is_lost_and_one_that_is_replaced_at_once_is_not():
+    """Somewhere in the first half of a save by torch.save itself: its file is there, and is not whole."""
+    found = [stopped("--forget whole", stops=["save"], seed=seed) for seed in range(4)]
+    assert any("cannot-resume" in causes(made) for made in found), [text.screen(made) for made in found]
+    for made in found:
+        assert causes(made) <= {"cannot-resume"}
+
+
+# --- the stream of samples
+
+
+def test_the_stream_of_samples():
+    epoch = [Counter("ab"), Counter("cd"), Counter("ef"), Counter("gh")]
+    assert stream.said(epoch, epoch[2:], 2) == ("", 0)
+    assert stream.said(epoch, epoch[3:], 2)[0].startswith("of the 2 samples of steps 3 to 3 2 are missing")
+    assert "the samples of 1 step, 2 of them, are left out" in stream.said(epoch, epoch[2:], 1)[0]
+    assert "begins anew: 4 samples" in stream.said(epoch, epoch, 2)[0]
+    assert "1 step before come again, 2 of them" in stream.said(epoch, epoch[1:], 2)[0]
+    swapped = [Counter("gh"), Counter("ef")]
+    assert "in another order from step 3 on" in stream.said(epoch, swapped, 2)[0]
+    mixed = [Counter("ea"), Counter("gh")]
+    told, since = stream.said(epoch, mixed, 2)
+    assert told == "of the 4 samples of steps 3 to 4 1 are missing, 1 in their place were trained on before the stop"
+    assert since == 2
+
+
+def test_ranks_that_share_samples_are_no_repetition():
+    epoch = [Counter("ab"), Counter("cd")]
+    assert stream.said(epoch, [Counter("ccdd")], 1) == ("", 0)
+    assert stream.said(epoch, [Counter("ccd")], 1)[0]
+
+
+# --- stops
+
+
+def test_stops_are_drawn_alike_from_one_seed_and_behind_a_save():
+    saves = {2: [0.1], 4: [0.1, 0.2], 6: [0.1]}
+    first = stops.drawn(tuple(stops.KINDS), 8, [2, 4, 6], saves, 3, 5)
+    assert first == stops.drawn(tuple(stops.KINDS), 8, [2, 4, 6], saves, 3, 5)
+    assert first != stops.drawn(tuple(stops.KINDS), 8, [2, 4, 6], saves, 3, 6)
+    for seed in range(50):
+        for one in stops.drawn(tuple(stops.KINDS), 8, [2, 4, 6], saves, 3, seed):
+            assert 2 <= one.done <= 6
+            assert one.kind != "save" or one.done in (4, 6), "there is an earlier one to go back to"
+
+
+def test_nothing_that_could_be_resumed():
+    with pytest.raises(ValueError, match="first save comes behind step 7, and 8 steps are run: raise --steps"):
+        stops.drawn(("all",), 8, [7], {}, 2, 0)
+    with pytest.raises(ValueError, match="nothing is written to"):
+        stops.drawn(("all",), 8, [], {}, 2, 0)
+    with pytest.raises(ProveError, match="nothing is written to"):
+        stopped("--every 9", stops=["all"], steps=4)
+
+
+# --- states
+
+
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        (None, "starts at zero"),
+        (torch.zeros(4), "starts at zero"),
+        (torch.tensor([1.0, 2.0, 3.0, 4.0]), "is that of step 1"),
+        (torch.tensor([2.5, 3.125, 4.25, 1.125]), "has its numbers in other places"),
+        (torch.tensor([9.0, 9.0, 9.0, 9.0]), "is another one"),
+    ],
+)
+def test_how_a_state_is_wrong(own, words):
+    wanted = torch.tensor([1.125, 2.5, 3.125, 4.25])
+    steps = {0: [{"w": torch.tensor([1.0, 2.0, 3.0, 4.0])}], 2: [{"w": wanted}]}
+    ours = [{} if own is None else {"w": own}]
+    exact, told = states.compared("state.exp_avg", [{"w": wanted}], ours, steps, 2, 1e-4)
+    assert not exact
+    assert list(told) == [f"the optimizer's first moment {words}"]
+
+
+def test_states_that_are_equal_to_rounding_or_to_the_last_bit():
+    wanted = torch.tensor([1.0, 2.0])
+    assert states.compared("state.exp_avg", [{"w": wanted}], [{"w": wanted.clone()}], {}, 0, 1e-4) == (True, {})
+    assert states.compared("state.exp_avg", [{"w": wanted}], [{"w": wanted + 1e-6}], {}, 0, 1e-4) == (False, {})
+
+
+# --- the command
+
+
+def test_the_command_prints_what_was_lost_as_json(capsys):
+    words = ["prove", "--stop", "--stops", "all", "--json", *LAYOUT, *DDP.split(),
+             "--forget", "second-moment"]  # fmt: skip
+    assert cli.main(words) == 1
+    printed = json.loads(capsys.readouterr().out)
+    assert not printed["equal"]
+    assert printed["trials"][0]["kind"] == "all"
+    assert printed["findings"][0]["cause"] == "optimizer-state"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--stop", *LAYOUT, "tests/resumed/ddp.py", "--batch", "{batch}"], "has no {folder}"),
+        (["--stop", "--stops", "rank,all,sleep", *LAYOUT, *DDP.split()], "'sleep' is no kind"),
+        (["--stop", *LAYOUT[:2]], "say the script behind --"),
+        (["--stop", "--resume", "train.py", *LAYOUT, *DDP.split()], "--resume has no {folder}"),
+        (["--stop", "--grace", "-1", *LAYOUT, *DDP.split()], "--grace must be 0 or above"),
+        (["--stop", "--steps", "2", *LAYOUT, *DDP.split()], "--steps must be at least 3"),
+        (["--stop", "--out", "there", *LAYOUT, *DDP.split()], "--out writes the page"),
+        (["--seed", "1", *LAYOUT, "train.py"], "--seed says something about a stop"),
+    ],
+)  # fmt: skip
+def test_bad_input(words, told, capsys):
+    assert cli.main(["prove", *words]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert len(error.strip().splitlines()) == 1
+
+
+def test_a_file_says_the_script_and_the_line_that_resumes(tmp_path, monkeypatch, capsys):
+    script = Path("tests/resumed/ddp.py").resolve()
+    (tmp_path / "prove.toml").write_text(
+        f'script = "{script} --out {{folder}} --forget all"\nresume = "{script} --out {{folder}}"\nsteps = 6\n'
+        "[[layout]]\nranks = 2\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["prove", "--stop", "--stops", "all"]) == 0
+    assert "nothing is lost" in capsys.readouterr().out
