@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from resumed import matrix
 
 from pardemo import cli
 from pardemo.prove.runner import ProveError
@@ -197,3 +198,35 @@ def test_a_file_says_the_script_and_the_line_that_resumes(tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     assert cli.main(["prove", "--stop", "--stops", "all"]) == 0
     assert "nothing is lost" in capsys.readouterr().out
+
+
+# --- frameworks
+
+
+def test_zero_of_ours_goes_on_with_other_ranks_and_its_states_are_compared():
+    made = api.stopped("tests/resumed/own_zero.py --out {folder} --stage 3", ["ranks=2", "ranks=3"], stops=["all"])
+    assert made.equal, text.screen(made)
+    assert [trial.exact for trial in made.trials] == [True, False]
+
+
+def test_fsdp2_goes_on_with_other_ranks_by_distributed_checkpoints():
+    made = api.stopped("tests/resumed/fsdp2.py --out {folder}", ["ranks=4", "ranks=2"], stops=["save"])
+    assert made.equal, text.screen(made)
+    assert all(trial.begins in (trial.expected, trial.stop.done) for trial in made.trials)
+
+
+def test_accelerate_in_one_process_repeats_samples_and_a_seedable_sampler_does_not():
+    """The order of an epoch is drawn when the loader is asked for it, from a generator that has moved on (4071)."""
+    line = "tests/resumed/accelerated.py --out {folder}"
+    made = api.stopped(line, ["ranks=1"], stops=["all"])
+    assert causes(made) == {"data"}
+    assert "are missing" in said(made)
+    assert causes(api.stopped(f"{line} --seedable", ["ranks=1"], stops=["all"])) == {"random-state"}
+
+
+def test_the_table_of_frameworks_is_of_these_scripts():
+    page = Path("docs/resumed.md").read_text(encoding="utf-8")
+    table = page[page.index(matrix.BEGIN) : page.index(matrix.END)]
+    listed = [line.split(" | ")[0].strip("| ") for line in table.splitlines() if line.startswith("|")]
+    assert [name for name in listed[2:] if name] == [one.name for one in matrix.FRAMEWORKS]
+    assert len(listed) - 2 == sum(len(one.layouts) for one in matrix.FRAMEWORKS)

@@ -2,16 +2,18 @@
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import ProjectConfiguration, set_seed
+from accelerate.utils import DataLoaderConfiguration, ProjectConfiguration, set_seed
 from common import GLOBAL, SAMPLES, STEPS, build, data, options
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 parser = options()
-parser.add_argument("--whole", action="store_true", help="save the step in a file that is written last")
+parser.add_argument("--seedable", action="store_true", help="an order of samples that a seed and the epoch make")
 given = parser.parse_args()
 accelerator = Accelerator(
-    project_config=ProjectConfiguration(str(given.out), automatic_checkpoint_naming=True), cpu=True
+    project_config=ProjectConfiguration(str(given.out), automatic_checkpoint_naming=True),
+    dataloader_config=DataLoaderConfiguration(use_seedable_sampler=given.seedable),
+    cpu=True,
 )
 
 

@@ -153,24 +153,28 @@ def _parameters(beside: Beside) -> None:
 
 
 def _rates(beside: Beside) -> None:
-    rates = [step.learning_rates for step in beside.reference.records[0].steps]
-    own = [step.learning_rates for step in beside.resumed.records[0].steps]
-    wanted = rates[beside.begins :]
+    if (told := rates_said(beside.reference, beside.resumed, beside.begins)) is not None:
+        beside.add(told[1] + 1, "learning rate", "learning-rate", told[0])
+
+
+def rates_said(reference: Run, resumed: Run, begins: int) -> tuple[str, int] | None:
+    """What is wrong with the learning rates of a run that goes on behind ``begins`` steps, and since when; or None."""
+    rates = [step.learning_rates for step in reference.records[0].steps]
+    own = [step.learning_rates for step in resumed.records[0].steps]
+    wanted = rates[begins:]
     steps = min(len(wanted), len(own))
     first = next((n for n in range(steps) if not _close(own[n], wanted[n])), None)
     if first is None:
-        return
-    why = ""
+        return None
+    said = f"{_rate(own[first])} in place of {_rate(wanted[first])}"
     for place in range(len(rates)):
         pairs = list(zip(own[first:steps], rates[place:], strict=False))
-        away = place - beside.begins - first
+        away = place - begins - first
         if away and len(pairs) >= min(2, steps - first) and all(_close(a, b) for a, b in pairs):
-            steps_text = f"{abs(away)} step{'s' * (abs(away) > 1)}"
-            why = f"the scheduler is {steps_text} {'ahead' if away > 0 else 'behind'}"
-            why += ": it begins anew" if place == first else ""
-            break
-    said = f"{_rate(own[first])} in place of {_rate(wanted[first])}"
-    beside.add(beside.begins + first + 1, "learning rate", "learning-rate", f"{why}; {said}" if why else said)
+            moved = f"{abs(away)} step{'s' * (abs(away) > 1)} {'ahead' if away > 0 else 'behind'}"
+            anew = ": it begins anew" if place == first else ""
+            return f"the scheduler is {moved}{anew}; {said}", begins + first
+    return said, begins + first
 
 
 def _close(a: list[float], b: list[float]) -> bool:

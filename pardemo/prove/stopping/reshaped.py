@@ -9,7 +9,7 @@ from pardemo.prove.assembled import assembled
 from pardemo.prove.facts import Finding
 from pardemo.prove.reference import Reference
 from pardemo.prove.runner import Run
-from pardemo.prove.stopping import states, stream
+from pardemo.prove.stopping import alike, states, stream
 
 
 def judge(
@@ -46,6 +46,8 @@ def judge(
         if one.cause == "data":
             said, since = stream.said(stream.of(reference), stream.of(resumed), behind)
             one = replace(one, why=said, step=since + 1 - behind) if said else one
+        if one.cause == "learning-rate" and (told := alike.rates_said(reference, resumed, behind)) is not None:
+            one = replace(one, why=told[0], step=told[1] + 1 - behind, factor=None)
         found.append(replace(one, layout=name, step=one.step + behind))
     return begins, found, notes
 

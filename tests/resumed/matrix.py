@@ -1,0 +1,144 @@
+"""What frameworks restore: each is stopped and resumed by ``pardemo.prove``, and a table says what came back.
+
+``python tests/resumed/matrix.py`` prints the table; with ``--write`` it goes into docs/resumed.md. ``--only WORD`` runs
+the rows whose framework has the word in its name.
+"""
+
+import argparse
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from pardemo import prove
+from pardemo.tables import text_table
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "resumed.md"
+BEGIN, END = "<!-- made by tests/resumed/matrix.py --write -->\n", "<!-- end of the table -->\n"
+HEAD = ("framework", "saved on", "goes on on", "next step", "samples", "rate", "moments", "masks", "killed in a save")
+
+
+@dataclass(frozen=True)
+class Framework:
+    """A script of this folder with its options, the layouts that it is stopped (the first) and resumed in.
+
+    ``resume``: options of the line that goes on, where it has others.
+    """
+
+    name: str
+    script: str
+    layouts: tuple[str, ...]
+    options: str = ""
+    resume: str | None = None
+
+    def line(self, options: str) -> str:
+        return f"{Path(__file__).parent / self.script} --out {{folder}} {options}"
+
+
+FRAMEWORKS = (
+    Framework("torch DDP, torch.save", "ddp.py", ("ranks=2 batch=6", "ranks=4 batch=3", "ranks=1 batch=12"),
+              "--batch {batch}"),
+    Framework("torch FSDP2, DCP", "fsdp2.py", ("ranks=4", "ranks=2", "ranks=3")),
+    Framework("Accelerate, save_state", "accelerated.py", ("ranks=2", "ranks=1")),
+    Framework("Accelerate, save_state, one process", "accelerated.py", ("ranks=1", "ranks=2")),
+    Framework("Accelerate, seedable sampler", "accelerated.py", ("ranks=2", "ranks=1"), "--seedable"),
+    Framework("Accelerate, seedable sampler, one process", "accelerated.py", ("ranks=1", "ranks=2"), "--seedable"),
+    Framework("Transformers' Trainer", "trainer.py", ("ranks=2", "ranks=1")),
+    *(Framework(f"DeepSpeed ZeRO-{stage}", "sharded_by_deepspeed.py", ("ranks=2", "ranks=1"), f"--stage {stage}")
+      for stage in (1, 2, 3)),
+    *(Framework(f"DeepSpeed ZeRO-{stage}, universal", "sharded_by_deepspeed.py", ("ranks=2", "ranks=1", "ranks=3"),
+                f"--stage {stage}", f"--stage {stage} --universal") for stage in (1, 2, 3)),
+    Framework("Megatron-core", "sharded_by_megatron.py",
+              ("ranks=4 tp=2 pp=2", "ranks=4 tp=4 pp=1", "ranks=4 tp=2 pp=1", "ranks=2 tp=1 pp=2"),
+              "--tp {tp} --pp {pp}"),
+    Framework("Megatron-core, distributed optimizer", "sharded_by_megatron.py",
+              ("ranks=4 tp=2 pp=1", "ranks=4 tp=4 pp=1", "ranks=2 tp=1 pp=1"),
+              "--tp {tp} --pp {pp} --distributed 1"),
+    *(Framework(f"pardemo's ZeRO-{stage}", "own_zero.py", ("ranks=2", "ranks=3", "ranks=1"), f"--stage {stage}")
+      for stage in (1, 2, 3)),
+)  # fmt: skip
+#: Columns, and the causes of findings that belong to them.
+COLUMNS = {
+    "samples": ("data",),
+    "rate": ("learning-rate",),
+    "moments": ("optimizer-state",),
+    "masks": ("random-state",),
+}
+
+
+def rows(framework: Framework) -> tuple[list[tuple[str, ...]], list[str]]:
+    """Lines of the table, and sentences about what was lost."""
+    resume = None if framework.resume is None else framework.line(framework.resume)
+    made = prove.stopped(
+        framework.line(framework.options), framework.layouts, resume=resume, stops=("all", "save"), timeout_s=300
+    )
+    in_save = next((trial for trial in made.trials if trial.stop.kind == "save"), None)
+    table, said = [], []
+    for trial in made.trials:
+        same = trial.layout.name == made.layout.name
+        if trial is in_save:
+            continue
+        cells = [framework.name if same else "", made.layout.name if same else "", trial.layout.name]
+        table.append((*cells, *_cells(trial), _of_save(in_save) if same else ""))
+        said += [f"{framework.name}, {trial.layout.name}: {finding.why}" for finding in trial.findings]
+        if trial.error:
+            said.append(f"{framework.name}, {trial.layout.name}: not compared, {trial.error}")
+    for finding in in_save.findings if in_save is not None else []:
+        said.append(f"{framework.name}, killed in a save: {finding.why}")
+    return table, [_without_folders(one) for one in dict.fromkeys(said)]
+
+
+def _cells(trial) -> tuple[str, ...]:
+    causes = {finding.cause for finding in trial.findings}
+    if trial.error:
+        return "not compared", *("" for _ in COLUMNS)
+    if "cannot-resume" in causes:
+        return "refuses", *("" for _ in COLUMNS)
+    if "begins-anew" in causes:
+        return "begins anew", *("" for _ in COLUMNS)
+    step = "✗" if trial.findings else "to the last bit" if trial.exact else "to rounding"
+    return step, *("✗" if set(of) & causes else "✓" for of in COLUMNS.values())
+
+
+def _of_save(trial) -> str:
+    if trial is None:
+        return "not seen"
+    causes = {finding.cause for finding in trial.findings}
+    if "cannot-resume" in causes:
+        return "raises"
+    return "begins anew" if "begins-anew" in causes else "goes on"
+
+
+def _without_folders(text: str) -> str:
+    """Messages name a folder that is another one in each run."""
+    return re.sub(r"/[^\s'\"]*/trial\d+/", "", text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--only", default="")
+    given = parser.parse_args()
+    chosen = [one for one in FRAMEWORKS if given.only.lower() in one.name.lower()]
+    if given.write and len(chosen) < len(FRAMEWORKS):
+        parser.error("--write writes the whole table: leave out --only")
+    table, said = [], []
+    for one in chosen:
+        lines, told = rows(one)
+        table += lines
+        said += told
+        print(text_table([HEAD, *lines]), *told, sep="\n", file=sys.stderr, flush=True)
+    text = "\n".join(f"| {' | '.join(line)} |" for line in (HEAD, ("---",) * len(HEAD), *table)) + "\n"
+    text += "\n" + "\n".join(f"- {one}" for one in said) + "\n"
+    if given.write:
+        page = PAGE.read_text(encoding="utf-8")
+        before, after = page[: page.index(BEGIN) + len(BEGIN)], page[page.index(END) :]
+        PAGE.write_text(before + text + after, encoding="utf-8")
+    else:
+        print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
