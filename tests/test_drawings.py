@@ -116,6 +116,15 @@ DRAWINGS = {
     "where_a_byte_is_counted": drawings.where_a_byte_is_counted,
     "nested_bars": drawings.nested_bars,
     "one_step_twice": drawings.one_step_twice,
+    "saved_and_lost": drawings.saved_and_lost,
+    **{
+        f"shards_of_fewer {n}": partial(drawings.shards_of_fewer, *n)
+        for n in ((12, 4, 3), (12, 4, 2), (16, 8, 7), (12, 3, 2), (2, 2, 1))
+    },
+    **{
+        f"copies_at_neighbours {n}": partial(drawings.copies_at_neighbours, *n)
+        for n in ((4, (2,)), (4, (2, 3)), (3, ()))
+    },
     "sums_of_a_step": drawings.sums_of_a_step,
     "four_answers": drawings.four_answers,
     "labelled_tokens": partial(drawings.labelled_tokens, ["<reserved_106>", *"news", "</s>"], [False] * 3 + [True] * 3),

@@ -39,7 +39,7 @@ from pardemo.book.chapters.vocabulary import drawings as vocabulary
 from pardemo.book.chapters.zero_communication import drawings_hops as hops
 from pardemo.context_parallel import positions
 from pardemo.draw import palette
-from pardemo.formulas import communication, context_parallel, memory, optimizers, overlap
+from pardemo.formulas import communication, context_parallel, failures, memory, optimizers, overlap
 from pardemo.formulas import low_precision as formulas_of_bits
 from pardemo.groups import ParallelDims
 from pardemo.low_precision import FORMATS
@@ -398,6 +398,38 @@ def test_of_two_halves_each_exchange_travels_beside_the_other_halfs_work():
     sent = {x: half for x, y, half in boxes if y == 126}
     assert len(sent) == 4
     assert all(above[x] != half for x, half in sent.items())
+
+
+def test_a_failure_is_drawn_with_the_work_that_it_costs():
+    svg = svgs.drawing(drawings.saved_and_lost())
+    trained = [box for box in svg.filled(palette.COMPUTED) if box.bottom - box.y == 40]
+    lost = [box for box in svg.filled(palette.VERDICTS["fails"]) if box.bottom - box.y == 40]
+    above, below = ([box for box in trained if (box.y < 120) is upper] for upper in (True, False))
+    assert (len(above), len(below), len(lost)) == (4, 3, 1)
+    restart = [box for box in svg.filled(palette.DONE["idle"]) if box.bottom - box.y == 40]
+    third = max(below, key=lambda box: box.x)
+    assert third.x - above[2].x == pytest.approx(lost[0].right - lost[0].x + restart[0].right - restart[0].x, abs=0.3)
+
+
+@pytest.mark.parametrize(("rows", "before", "now"), [(12, 4, 3), (12, 4, 2), (16, 8, 7), (12, 3, 2)])
+def test_each_row_is_read_from_the_shard_above_it(rows, before, now):
+    svg = svgs.drawing(drawings.shards_of_fewer(rows, before, now))
+    reads = [read for rank in range(now) for read in failures.resharded(rows, before, now, rank)]
+    assert svg.heads == [TALK] * len(reads)
+    for shard in range(before):
+        saved, *pieces = sorted(svg.filled(palette.RANKS[shard]), key=lambda box: (box.y, box.x))
+        assert len(pieces) == sum(read.shard == shard for read in reads)
+        assert sum(box.right - box.x for box in pieces) == pytest.approx(saved.right - saved.x, abs=0.5)
+        assert all(saved.x - 0.2 <= box.x and box.right <= saved.right + 0.2 for box in pieces), "straight down"
+
+
+def test_a_state_is_lost_where_its_host_and_the_next_one_are_gone():
+    one, two = (" ".join(svgs.drawing(drawings.copies_at_neighbours(4, dead)).words()) for dead in ((2,), (2, 3)))
+    assert "State 2 is there still, at host 3." in one
+    assert "copy of 2" in one
+    assert "State 2 is lost" in two
+    assert "copy of 2" not in two
+    assert "state 2" not in two
 
 
 def test_the_vocabularys_loss_is_cross_entropy():

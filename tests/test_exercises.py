@@ -21,6 +21,7 @@ from pardemo.book.chapters.experts.solutions import my_bias, my_splits
 from pardemo.book.chapters.experts.solutions import my_bytes as my_exchanged
 from pardemo.book.chapters.fewer_bits.solutions import my_largest, my_mxfp8
 from pardemo.book.chapters.fewer_bits.solutions import my_sent as my_codes_sent
+from pardemo.book.chapters.host_fails.solutions import my_reads, my_save, my_steps
 from pardemo.book.chapters.long_sequences.solutions import my_bytes as my_sequence_bytes
 from pardemo.book.chapters.long_sequences.solutions import my_merge, my_positions
 from pardemo.book.chapters.megatron_attention.solutions import my_rows, my_shared_sum
@@ -243,6 +244,27 @@ def own_chunk_of_all(x, multiply):
 
 def chunks_then_all_reduce(x, multiply):
     return summed_over_ranks(torch.cat([multiply(rows) for rows in x.chunk(3)])).chunk(3)[dist.get_rank()]
+
+
+def rows_of_the_shard(rows, before, now, rank):
+    each = -(-rows // before)
+    return [
+        (shard, begin - shard * each, end - shard * each) for shard, begin, end in my_reads(rows, before, now, rank)
+    ]
+
+
+def removed_first(state, path):
+    path.unlink()
+    my_save(state, path)
+
+
+def not_renamed(state, path):
+    torch.save(state, path.with_suffix(".new"))
+
+
+def copied_beside(state, path):
+    my_save(state, path)
+    torch.save(state, path.with_suffix(".backup"))
 
 
 def scatter_that_waits(x, multiply):
@@ -743,6 +765,29 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
         ("overlap.pieces", lambda c, s, a: 1, "in one piece nothing hides"),
         ("overlap.pieces", lambda c, s, a: 2, "the last message is long, and it never hides"),
         ("overlap.pieces", lambda c, s, a: 8, "so many starts make the messages longer"),
+        ("host_fails.reads", returns_nothing, "it returned None, not a list of (shard, begin, end)"),
+        (
+            "host_fails.reads",
+            lambda *a: [read[:2] for read in my_reads(*a)],
+            "each piece should be (shard, begin, end)",
+        ),
+        ("host_fails.reads", lambda *a: my_reads(*a)[:1], "a new shard may lie across cuts of the old ones"),
+        ("host_fails.reads", lambda *a: my_reads(*a)[::-1], "in the order of the shards"),
+        ("host_fails.reads", rows_of_the_shard, "the rows of the whole tensor, not those of the shard"),
+        ("host_fails.reads", lambda *a: [*my_reads(*a), (9, 4, 4)], "from which nothing is read does not belong"),
+        ("host_fails.reads", lambda rows, b, n, r: my_reads(rows // b * b, b, n, r), "torch.chunk gives each rank"),
+        ("host_fails.save", lambda state, path: torch.save(state, path), "it is half of a state"),
+        ("host_fails.save", removed_first, "there is no file: the old one has to stay until then"),
+        ("host_fails.save", lambda state, path: None, "It wrote less than the state has"),
+        ("host_fails.save", not_renamed, "the file at path has step 1, not step 2"),
+        ("host_fails.save", copied_beside, "is left over: rename it"),
+        ("host_fails.steps", returns_nothing, "it returned NoneType, not a number of steps"),
+        ("host_fails.steps", lambda *a: 0, "at least 1"),
+        ("host_fails.steps", lambda s, *a: my_steps(1, *a), "that is in seconds: divide by those of a step"),
+        ("host_fails.steps", lambda *a: my_steps(*a[:-1], 1), "a job stops when any of its GPUs fails"),
+        ("host_fails.steps", lambda s, c, g, n: my_steps(s, c / 2, g, n), "the 2 under the root is missing"),
+        ("host_fails.steps", lambda s, c, g, n: 2 * c * g / n / s, "the root is missing"),
+        ("host_fails.steps", lambda *a: 3 * my_steps(*a), "μ is that of one GPU divided by the GPUs"),
         ("hybrid_parallel.groups", returns_nothing, "It returned None"),
         ("hybrid_parallel.groups", lambda *a: [["x"]], "It returned [['x']]"),
         ("hybrid_parallel.groups", divides_by_zero, "Your function raised ZeroDivisionError"),

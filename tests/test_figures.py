@@ -477,3 +477,18 @@ def test_pictures_of_what_hides_tell_their_numbers_in_words(out):
     told = figures.ddp_passes({2: spans, 25: spans}, {2: 0.12, 25: 0.12}, {2: 0.71, 25: 0.0}).alt
     assert told == "DDP's backward pass with buckets of 2 MiB: 71% hidden; 25 MiB: 0% hidden."
     assert len(list((out / "figures").iterdir())) == 4
+
+
+def test_pictures_of_failures_tell_their_numbers_in_words(out):
+    told = figures.hours_between_failures({16384: 3 * 3600.0}, 3 * 3600.0 * 16384).alt
+    assert told == "Hours between failures by GPUs; published 16,384: 3.0; the line is 1/N."
+    told = figures.goodput_by_interval({0.1: 0.5, 0.2: 0.6, 0.4: 0.55}, 0.04, 0.8, 0.1).alt
+    assert told == "Goodput by interval, measured: 0.1 s: 0.50, 0.2 s: 0.60, 0.4 s: 0.55; Young's interval is 0.25 s."
+    spans = [Span(0, "compute", "", 0, 0.04), Span(0, "wait", "", 0.04, 0.1), Span(0, "send", "", 0.04, 0.1)]
+    told = figures.held_up({"write at once": spans, "copy": spans[:2]}).alt
+    assert told == "What the training waits for, for each way to save: write at once: 60 ms; copy: 60 ms."
+    told = figures.resumed_without({"schedule": [0.0, 1e-3], "batches": [0.2, 0.1]}, 0.1, 15).alt
+    assert told == "Largest difference of losses after a resume without: schedule 0.001, batches 0.2."
+    told = figures.survivor([0.03, 0.05, 0.03], [2, 1, 2]).alt
+    assert told == "Steps of the survivor: 1 of 3 steps with one group alone; the longest step took 50 ms."
+    assert len(list((out / "figures").iterdir())) == 5

@@ -47,6 +47,10 @@ LETTERS = {
     "Z": "a layer's output [b·s, h]",
     "W": "a weight matrix; a layer's several ones have an index: W₁, W₂",
     "r": "the inner width of a LoRA adapter",
+    "w": "seconds of training between two saves",
+    "δ": "seconds that a save holds the training up",
+    "μ": "mean time between two failures of a job, in seconds",
+    "ρ": "seconds from a failure until the job trains again",
 }
 HEAD = "| letter | what it is |\n|---|---|\n"
 _TABLE = re.compile(r"\| letter \| what it is \|\n\|---\|---\|(?:\n\|.*)*")

@@ -32,6 +32,7 @@ CHAPTERS = {
     "trace": "A trace, line by line",
     "script_measured": "A script, measured",
     "is_it_right": "Is it right?",
+    "host_fails": "When a host fails",
     "scorecard": "The scorecard",
 }
 

@@ -25,7 +25,7 @@ from pardemo.book.run.report import command as report_command
 #: and of `pardemo prove` tests/zoo/run.py, tests/releases/run.py, tests/zoo/right/run.py and tests/found/run.py.
 KEPT = ("plan_cuda.json", world_sizes.TABLE.name, "zoo.json", "releases.json", "right_layouts.json", "searched.json")
 #: What every run makes itself: adapters for *Baichuan2: before and after*, the scripts whose text is in a notebook.
-NOT_KEPT = ("finetune", "trace", "script_measured", "is_it_right")
+NOT_KEPT = ("finetune", "trace", "script_measured", "is_it_right", "host_fails")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
