@@ -92,5 +92,5 @@ def copies_at_neighbours(hosts: int = 4, dead: tuple[int, ...] = (2,)) -> Drawin
         f"State {dead[0]} is there still, at host {(dead[0] + 1) % hosts}." if dead else "Each state is there twice."
     )  # fmt: skip
     canvas.text(12, 228, words, size=18, anchor="start")
-    canvas.text(12, 250, f"Host {hosts - 1} sends its copy to host 0.", size=18, anchor="start")
+    canvas.text(12, 250, f"The copy of state {hosts - 1} goes to host 0.", size=18, anchor="start")
     return Drawing(canvas, f"{hosts} hosts, each with its own state and a copy of the one before it. {words}")
