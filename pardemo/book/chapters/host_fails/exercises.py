@@ -1,7 +1,6 @@
 """The exercises of this chapter, and what checks an answer to each."""
 
 import random
-import resource
 import signal
 import tempfile
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pardemo.book.chapters.host_fails.measured import killing_at
 from pardemo.book.page.exercises import Exercise, Mistake, call, fresh_seed
 from pardemo.formulas import failures
 from pardemo.world import World
@@ -106,12 +106,12 @@ def _state(step: int) -> dict[str, Any]:
 
 def _try_save(function: Callable, path: Path, nbytes: int | None) -> str:
     """Saves the second state, in a process that the kernel ends when a file is larger than so many bytes."""
-    if nbytes is not None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, nbytes))
-    function(_state(2), path)
-    return "" if nbytes is None else "It wrote less than the state has: does it save all of it?"
+    if nbytes is None:
+        function(_state(2), path)
+        return ""
+    with killing_at(nbytes):
+        function(_state(2), path)
+    return "It wrote less than the state has: does it save all of it?"
 
 
 def _check_saved(path: Path, steps: tuple[int, ...], when: str) -> None:

@@ -1,5 +1,6 @@
 """What the page runs: jobs whose ranks are killed, hosts that die alone, and what they leave."""
 
+import contextlib
 import math
 import os
 import random
@@ -7,7 +8,7 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
@@ -110,6 +111,20 @@ def side_by_side(runs: Mapping[Any, Callable[[], Any]]) -> dict[Any, Any]:
         return {key: future.result() for key, future in begun.items()}
 
 
+@contextlib.contextmanager
+def killing_at(nbytes: int) -> Iterator[None]:
+    """Within the block the kernel ends this process, by SIGXFSZ, when it writes a file beyond ``nbytes``."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it; by default it ends a process
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # and leaves no core
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
 def killed_at(nbytes: int, write: Callable[..., Any], *arguments: Any) -> str:
     """Calls ``write(*arguments)`` in a process that the kernel kills when a file of its grows beyond ``nbytes``.
 
@@ -118,16 +133,14 @@ def killed_at(nbytes: int, write: Callable[..., Any], *arguments: Any) -> str:
     """
 
     def limited() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it; by default it ends a process
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, nbytes))
-        write(*arguments)
+        with killing_at(nbytes):
+            write(*arguments)
 
     with World(1, timeout_s=LIMIT_S) as world:
         try:
             world.run(limited)
         except RankDied as died:
-            return signal.Signals(-died.deaths[0]).name.join(("killed by ", ""))
+            return f"killed by {signal.Signals(-(died.deaths[0] or 0)).name}"
         return "done"
 
 

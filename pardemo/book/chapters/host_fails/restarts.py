@@ -38,8 +38,9 @@ def events_of(printed: str) -> list[Event]:
 
 
 def agents_lines(printed: str) -> list[str]:
-    """What torchrun's agent said of failures and restarts, without dates."""
-    return [" ".join(line.split()) for line in _AGENT.findall(printed) if line.strip()]
+    """What torchrun's agent said of failures and restarts, without dates and folders."""
+    lines = (re.sub(r"(?<= )/\S*/", "", " ".join(line.split())) for line in _AGENT.findall(printed))
+    return [line for line in lines if line]
 
 
 def standing_s(events: Sequence[Event]) -> float:
