@@ -29,7 +29,7 @@ def saved_and_lost() -> Drawing:
             else:
                 x = _box(canvas, x, y, interval, COMPUTED, str(number + 1))
             x = _box(canvas, x, y, save, SAVE)
-    canvas.text(12, 278, "A failure costs a restart, and what was done since the last save.", size=18, anchor="start")
+    canvas.text(12, 278, "Lost: a restart, and the work since the last save.", size=18, anchor="start")
     return Drawing(
         canvas,
         f"A job trains {interval} seconds, saves for {save}, and so on. Without a failure, four stretches are done "
