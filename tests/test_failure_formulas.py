@@ -15,6 +15,8 @@ def test_by_hand():
     assert failures.lost_shares(20, 2, 100, 5) == (0.1, 0.1, 0.05)
     assert failures.lost_shares(20, 2, 100, 5).all == pytest.approx(0.25)
     assert failures.daly_interval(2, 100) == pytest.approx(20 * (1 + 0.1 / 3 + 0.01 / 9) - 2)
+    assert failures.saved_bytes(10) == 140
+    assert failures.saved_bytes(10, 4, 8) == 120
     assert failures.daly_interval(3, 1) == 1, "a save that takes longer than two failures are apart"
 
 
@@ -97,6 +99,7 @@ def test_which_pairs_of_hosts_lose_a_state(hosts):
         (lambda: failures.young_interval(-1, 1), "this time is above 0 s, not -1"),
         (lambda: failures.goodput(0, 1, 1), "this time is above 0 s, not 0"),
         (lambda: failures.goodput(1, -1, 1), "a time is 0 s or more, not -1"),
+        (lambda: failures.saved_bytes(1, -2), "0 or more, not -2"),
         (lambda: failures.shard_of(4, 2, 2), "no shard of 4 rows for rank 2 of 2"),
         (lambda: failures.pairs_that_lose(1), "2 hosts or more, not 1"),
         (lambda: failures.pairs_that_lose(3, "pairs"), "an even number of hosts, not 3"),

@@ -108,6 +108,20 @@ def lost_shares(interval: float, save: float, between: float, restart: float = 0
     return Lost(save / interval, interval / 2 / between, restart / between)
 
 
+def saved_bytes(params: float, parameter: float = 2, optimizer: float = 12) -> float:
+    """Bytes of a checkpoint: parameters and optimizer states, without gradients, which the next step makes anew.
+
+    Args:
+        parameter, optimizer: bytes of each parameter, and of what the optimizer keeps for it (mixed precision: 2, 12).
+
+    Raises:
+        ValueError: a negative number.
+    """
+    if min(params, parameter, optimizer) < 0:
+        raise ValueError(f"numbers of parameters and bytes are 0 or more, not {min(params, parameter, optimizer)}")
+    return params * (parameter + optimizer)
+
+
 class Read(NamedTuple):
     """Rows ``begin`` to ``end`` of a tensor, without the last one, that lie in the shard of one of its old ranks."""
 

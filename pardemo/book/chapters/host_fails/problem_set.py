@@ -29,7 +29,7 @@ def _a_shorter_save() -> Worked:
 
 
 def _restarts_alone() -> Worked:
-    at_most = 0.03 * _BETWEEN_S
+    at_most = 0.03 / failures.lost_shares(1.0, 0.0, _BETWEEN_S, restart=1.0).restarts
     return Worked(
         at_most / 60, f"Restarts cost ρ/μ of the time, whatever the interval is. 3 % of {_BETWEEN_S / 3600:.2f} hours "
         f"are {at_most / 60:.1f} minutes: to see the failure, replace the host, start, and read the checkpoint."
@@ -45,7 +45,7 @@ def _pieces() -> Worked:
 
 
 def _bytes_to_a_neighbour() -> Worked:
-    nbytes = 405e9 * 14 / (_GPUS / 8)
+    nbytes = failures.saved_bytes(405e9) / (_GPUS / 8)
     return Worked(
         nbytes / 50e9, f"A parameter has 2 + 12 = 14 bytes that are needed again (gradients are not). On "
         f"{_GPUS // 8:,} hosts each has 405e9 · 14 / {_GPUS // 8:,} = {nbytes / 1e9:.2f} GB, which takes "

@@ -26,5 +26,6 @@ def my_save(state, path):
 
 
 def my_steps(step_s, save_s, gpu_s, gpus):
-    interval = (2 * save_s * gpu_s / gpus) ** 0.5
+    between_s = gpu_s / gpus  # any of them stops the job
+    interval = (2 * save_s * between_s) ** 0.5
     return max(1, round(interval / step_s))
