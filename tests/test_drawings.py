@@ -119,7 +119,7 @@ DRAWINGS = {
     "saved_and_lost": drawings.saved_and_lost,
     **{
         f"shards_of_fewer {n}": partial(drawings.shards_of_fewer, *n)
-        for n in ((12, 4, 3), (12, 4, 2), (16, 8, 7), (12, 3, 2), (2, 2, 1))
+        for n in ((12, 4, 3), (12, 4, 2), (56, 8, 7), (12, 3, 2), (2, 2, 1))
     },
     **{
         f"copies_at_neighbours {n}": partial(drawings.copies_at_neighbours, *n)

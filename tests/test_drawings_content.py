@@ -411,7 +411,7 @@ def test_a_failure_is_drawn_with_the_work_that_it_costs():
     assert third.x - above[2].x == pytest.approx(lost[0].right - lost[0].x + restart[0].right - restart[0].x, abs=0.3)
 
 
-@pytest.mark.parametrize(("rows", "before", "now"), [(12, 4, 3), (12, 4, 2), (16, 8, 7), (12, 3, 2)])
+@pytest.mark.parametrize(("rows", "before", "now"), [(12, 4, 3), (12, 4, 2), (56, 8, 7), (12, 3, 2)])
 def test_each_row_is_read_from_the_shard_above_it(rows, before, now):
     svg = svgs.drawing(drawings.shards_of_fewer(rows, before, now))
     reads = [read for rank in range(now) for read in failures.resharded(rows, before, now, rank)]
