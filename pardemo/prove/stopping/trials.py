@@ -68,6 +68,11 @@ class Verdict:
     trials: list[Trial] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
+    def __str__(self) -> str:
+        from pardemo.prove.stopping.text import screen
+
+        return screen(self)
+
     @property
     def findings(self) -> list[Finding]:
         return [finding for trial in self.trials for finding in trial.findings]
