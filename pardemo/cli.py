@@ -23,6 +23,7 @@ from pardemo.headlines import command as headlines
 from pardemo.measure import command as measure_command
 from pardemo.planner import command as planner
 from pardemo.prove import command as prove_command
+from pardemo.soak import command as soak_command
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -107,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     planner.add(commands)
     measure_command.add(commands)
     prove_command.add(commands)
+    soak_command.add(commands)
     finetune_commands.add(commands)
     return parser
 

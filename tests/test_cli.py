@@ -15,7 +15,7 @@ from pardemo.collectives.links import Link
 
 
 @pytest.mark.parametrize(
-    "command", [[], ["run"], ["claims"], ["bench"], ["doctor"], ["score"], ["predict"], ["export"], ["chat"]]
+    "command", [[], ["run"], ["claims"], ["bench"], ["soak"], ["doctor"], ["score"], ["predict"], ["export"], ["chat"]]
 )
 def test_every_command_has_help(command, capsys):
     with pytest.raises(SystemExit) as ended:

@@ -38,7 +38,7 @@ FLOORS = (
     ("measure",),
     ("prove",),
     ("book",),
-    ("bench",),
+    ("bench", "soak"),
     ("cli",),
 )
 

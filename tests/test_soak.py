@@ -1,16 +1,17 @@
-"""The soak itself: a few of its cases, and that it notices what is wrong. (``python -m tests.soak`` runs many.)"""
+"""Layouts and ranks' faults of ``pardemo soak``: a few cases, and that what is wrong with one is noticed."""
 
 from itertools import count
 from unittest import mock
 
 import pytest
-from soak import run, summary, training
-from soak.case import KINDS, draw
-from soak.fault import FAULTS, Fault, draw_fault
-from soak.run import REFUSALS, run_fault, run_layout
-from soak.summary import Outcome
 
 from pardemo import World
+from pardemo.soak.layouts import training
+from pardemo.soak.layouts.case import KINDS, draw
+from pardemo.soak.layouts.run import REFUSALS, run_layout
+from pardemo.soak.ranks.fault import Fault
+from pardemo.soak.ranks.faults import FAULTS, draw_fault
+from pardemo.soak.ranks.run import run_fault
 
 FEW = ["bucketed", "zero3", "tp", "pp", "dp-tp", "zero-pp"]  # two of each sort; the soak itself runs them all
 
@@ -33,8 +34,9 @@ def first_of(kind):
 
 @pytest.mark.parametrize("kind", FEW)
 def test_a_layout_equals_one_process(world_of, kind):
-    found = run_layout(Shared(world_of), first_of(kind))
-    assert found.status == "passed", (found.told, str(found.case))
+    case = first_of(kind)
+    outcome = run_layout(Shared(world_of), case)
+    assert outcome.status == "passed", (outcome.told, str(case))
 
 
 def spoiled(case, what):
@@ -105,32 +107,8 @@ def test_a_fault_ends_in_an_error_that_names_it(own, kind, has, status):
     [(lambda case: 1, "no error, but a result: [1, 1]"), (lambda case: 1 / 0, "ZeroDivisionError")],
 )
 def test_a_fault_that_is_not_named_is_a_failure(own, monkeypatch, does, told):
-    monkeypatch.setitem(FAULTS, "raises", Fault(does, ("",), ("",), "the words that it should have", {}, False))
+    fault = Fault("raises", does, ("",), ("",), "the words that it should have", {}, False)
+    monkeypatch.setitem(FAULTS, "raises", fault)
     found = run_fault(own, of_two("raises"), limit_s=60)
     assert found.status == "failed"
     assert told in found.told
-
-
-def test_the_soak_says_how_far_it_is(monkeypatch, capsys):
-    monkeypatch.setattr(summary, "EVERY_S", 0.0)
-    told = summary.Summary(1)
-    for status in ("passed", "refused", "passed"):
-        told.note(Outcome(draw("pp", 0, 1), status))
-    assert capsys.readouterr().out.splitlines()[-1] == "     0 s: 3 cases, 2 passed, 1 refused"
-
-
-def test_the_command_sums_up_and_says_how_to_repeat(monkeypatch, capsys):
-    monkeypatch.setattr(run, "run_layout", lambda worlds, case: Outcome(case, "passed", worst=0.25))
-    assert run.main(["--layouts", "26", "--seed", "3"]) == 0
-    printed = capsys.readouterr().out
-    assert "26 cases" in printed
-    assert "0.25" in printed
-    monkeypatch.setattr(run, "run_layout", lambda worlds, case: Outcome(case, "failed", "gradients differ"))
-    assert run.main(["--only", "zero2", "--case", "17", "--seed", "3"]) == 1
-    printed = capsys.readouterr().out
-    assert "FAILED zero2, case 17: gradients differ" in printed
-    assert "python -m tests.soak --only 'zero2' --case 17 --seed 3" in printed
-    with pytest.raises(SystemExit):
-        run.main(["--only", "zero4"])
-    assert "no kind 'zero4'" in capsys.readouterr().err
-    assert run.main([]) == 1, "no case at all is no success"

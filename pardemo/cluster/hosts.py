@@ -74,6 +74,11 @@ class Hosts:
         lines = self._errors.read().strip().splitlines()
         return lines[-1] if lines else "the keeper of the hosts ended at once"
 
+    @property
+    def keeper_pid(self) -> int:
+        """The process that made the hosts and keeps them."""
+        return self._process.pid
+
     def place(self, rank: int) -> Place:
         """Where a rank goes."""
         return Place(self.pids[self._cluster.host_of(rank)], self.user)

@@ -131,7 +131,7 @@ def _keep_host(host: int, rate: float | None, line: socket.socket) -> None:
     with suppress(Exception):  # pyroute2's errors are not all OSErrors; a child of a fork ends here, whatever happens
         from pyroute2 import IPRoute
 
-        _unshare(CLONE_NEWNET)
+        unshare(CLONE_NEWNET)
         line.send(b"1")
         _expect(line)
         with IPRoute() as own:
@@ -173,14 +173,15 @@ def _expect(line: socket.socket) -> None:
 
 def _own_namespaces(user: bool) -> None:
     uid, gid = os.getuid(), os.getgid()
-    _unshare((CLONE_NEWUSER if user else 0) | CLONE_NEWNET)
+    unshare((CLONE_NEWUSER if user else 0) | CLONE_NEWNET)
     if user:
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{uid} {uid} 1")
         _write("/proc/self/gid_map", f"{gid} {gid} 1")
 
 
-def _unshare(flags: int) -> None:
+def unshare(flags: int) -> None:
+    """Moves this process into new namespaces (``CLONE_…``); OSError where the kernel does not allow it."""
     if ctypes.CDLL(None, use_errno=True).unshare(flags):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

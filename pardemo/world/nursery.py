@@ -72,6 +72,10 @@ class Nursery:
         self._sprouts = 0
 
     @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
     def alive(self) -> bool:
         return not self._broken and self._owner == os.getpid() and self._process.poll() is None
 
@@ -238,6 +242,11 @@ def _new(main: str, preload: tuple[str, ...]) -> Nursery:
         with contextlib.suppress(OSError, RuntimeError, ImportError):  # it has ended meanwhile
             return Nursery(preload, main, base.sprout)  # what that one has loaded need not be loaded again
     return Nursery(preload, main)
+
+
+def living() -> list[Nursery]:
+    """The warm processes of this process that run now."""
+    return [handle for handle in list(_handles) if handle.alive]
 
 
 def readable(fd: int, timeout_s: float = 0.0) -> bool:

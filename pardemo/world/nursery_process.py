@@ -73,7 +73,7 @@ def serve(settings_json: str) -> None:
     os.set_blocking(wake_w, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_w)
-    _adopt_orphans()
+    adopt_orphans()
     helpers = frozenset(_own_children())  # of a preloaded module, as multiprocessing's resource tracker
     children: set[int] = set()
     nurseries: set[int] = set()
@@ -123,7 +123,7 @@ def serve(settings_json: str) -> None:
                     os.close(fd)
 
 
-def _adopt_orphans() -> None:
+def adopt_orphans() -> None:
     """A descendant whose parent ends becomes this process's child, not init's (on Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -152,7 +152,7 @@ def _fork(own: list[int], run: Callable[[], None]) -> int:
 
 def _rank(main: str, fds: list[int]) -> None:
     os.setpgid(0, 0)
-    _adopt_orphans()
+    adopt_orphans()
     pkgutil.resolve_name(main)(*fds)
 
 

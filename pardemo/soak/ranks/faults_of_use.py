@@ -15,9 +15,8 @@ from pardemo.collectives import (
     ring_reduce_scatter,
 )
 from pardemo.data_parallel import NaiveDataParallel
-
-from .fault import FaultCase, fault
-from .trainers import TRAINERS, small_net
+from pardemo.soak.ranks.fault import FaultCase, fault
+from pardemo.soak.ranks.trainers import TRAINERS, small_net
 
 AVERAGED = ("naive", "bucketed")
 
@@ -29,7 +28,7 @@ HOOKS = {
 
 
 @fault("hook", "has a hook by register_post_accumulate_grad_hook", HOOKS, (*AVERAGED, "pp"))
-def hook(case: FaultCase) -> None:
+def _hook(case: FaultCase) -> None:
     """From the step on, on all ranks: in a pipeline's stages, too, which see a micro-batch at a time."""
     trainer = TRAINERS[case.trainer]()
     for step in range(3):
@@ -40,7 +39,7 @@ def hook(case: FaultCase) -> None:
 
 
 @fault("hook before wrapping", "rank {who}: .*has a hook by register_post", HOOKS, AVERAGED)
-def hook_before_wrapping(case: FaultCase) -> None:
+def _hook_before_wrapping(case: FaultCase) -> None:
     net = small_net()
     if case.mine:
         net[2].weight.register_post_accumulate_grad_hook(HOOKS[case.how])
@@ -48,7 +47,7 @@ def hook_before_wrapping(case: FaultCase) -> None:
 
 
 @fault("frozen later", r"rank {who}: .*frozen since wrapping", ("a weight", "a layer"), AVERAGED)
-def frozen_later(case: FaultCase) -> None:
+def _frozen_later(case: FaultCase) -> None:
     trainer = TRAINERS[case.trainer]()
     for step in range(3):
         if case.mine and step == case.when:
@@ -57,7 +56,7 @@ def frozen_later(case: FaultCase) -> None:
 
 
 @fault("graph of gradients", r"backward\(create_graph=True\) on a data-parallel module", trainers=AVERAGED)
-def graph_of_gradients(case: FaultCase) -> None:
+def _graph_of_gradients(case: FaultCase) -> None:
     trainer = TRAINERS[case.trainer]()
     for step in range(case.when):
         trainer.step(step)
@@ -65,7 +64,7 @@ def graph_of_gradients(case: FaultCase) -> None:
 
 
 @fault("autograd.grad", "gives this rank's gradients", trainers=AVERAGED)
-def autograd_grad(case: FaultCase) -> None:
+def _autograd_grad(case: FaultCase) -> None:
     """Told by a warning, which is an error here."""
     import warnings
 
@@ -78,7 +77,7 @@ def autograd_grad(case: FaultCase) -> None:
 @fault(
     "copy", "", ("trained", "pickled"), AVERAGED, by_way={"trained": "averages no grad", "pickled": "holds connections"}
 )
-def a_copy(case: FaultCase) -> None:
+def _a_copy(case: FaultCase) -> None:
     trainer = TRAINERS[case.trainer]()
     trainer.step(0)
     if case.how == "pickled":
@@ -95,14 +94,14 @@ SUMS = {
 
 
 @fault("server beside a ring", r"at different exchanges \(.*rank {who}: .*by rank 0", SUMS)
-def server_beside_a_ring(case: FaultCase) -> None:
+def _server_beside_a_ring(case: FaultCase) -> None:
     for step in range(3):
         served = case.mine and step == case.when
         (parameter_server_all_reduce if served else SUMS[case.how])(torch.ones(6))
 
 
 @fault("ways of averaging", "rank {who} has NaiveDataParallel|rank 0 has NaiveDataParallel by", ("server", "own"))
-def ways_of_averaging(case: FaultCase) -> None:
+def _ways_of_averaging(case: FaultCase) -> None:
     own = {"server": parameter_server_all_reduce, "own": lambda tensor, group: dist.all_reduce(tensor, group=group)}
     NaiveDataParallel(small_net(), all_reduce=own[case.how] if case.mine else ring_all_reduce)
 
@@ -111,7 +110,7 @@ SHAPES = {"shape": (3, 1, 1, 1, 2, 1, 1, 1, 1), "one more": (2, 1, 1, 1, 3, 1, 1
 
 
 @fault("nine dimensions", r"the ranks' tensors differ \(.*rank {who}: ", [f"{c}, {s}" for c in SUMS for s in SHAPES])
-def nine_dimensions(case: FaultCase) -> None:
+def _nine_dimensions(case: FaultCase) -> None:
     collective, shape = case.how.split(", ")
     SUMS[collective](torch.ones(SHAPES[shape] if case.mine else (2, 1, 1, 1, 3, 1, 1, 1, 1)))
 
@@ -120,7 +119,7 @@ SHARING = {"expanded": lambda t: t[:, :1].expand(4, 4), "windows": lambda t: t[0
 
 
 @fault("shared memory", "share memory", [f"{c}, {v}" for c in ("ring", "broadcast", "server") for v in SHARING])
-def shared_memory(case: FaultCase) -> None:
+def _shared_memory(case: FaultCase) -> None:
     collective, view = case.how.split(", ")
     {**SUMS, "server": parameter_server_all_reduce}[collective](SHARING[view](torch.ones(4, 4)))
 
@@ -131,7 +130,7 @@ class InPlace(nn.Module):
 
 
 @fault("stage in place", "changes its input in place, and checkpointing", trainers=("pp",))
-def stage_in_place(case: FaultCase) -> None:
+def _stage_in_place(case: FaultCase) -> None:
     trainer = TRAINERS["pp"]()
     trainer.pipeline.checkpointing = True
     trainer.module.insert(0, InPlace())

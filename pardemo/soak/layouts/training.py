@@ -15,12 +15,11 @@ from pardemo.collectives import parameter_server_all_reduce, ring_all_reduce
 from pardemo.data_parallel import BucketedDataParallel, NaiveDataParallel, shard_weight
 from pardemo.groups import Groups, ParallelDims
 from pardemo.pipeline_parallel import Pipeline, Schedule, gpipe, interleaved, one_f_one_b
+from pardemo.soak.layouts import models
+from pardemo.soak.layouts.case import Case
+from pardemo.soak.layouts.comparison import Comparison, gradients_as_model
 from pardemo.zero import Zero1, Zero2, Zero3
 from pardemo.zero.gradient_norm import clip_grad_norm_
-
-from . import models
-from .case import Case
-from .comparison import Comparison, gradients_as_model
 
 ORDERS = {"gpipe": gpipe, "one_f_one_b": one_f_one_b, "interleaved": interleaved}
 

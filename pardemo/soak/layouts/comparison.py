@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from .case import Case
+from pardemo.soak.layouts.case import Case
 
 #: How many eps apart two results may be, of the size of what is compared. fp64 and fp32: sums of some hundred terms in
 #: another order, through some ten layers, are tens of eps apart; 1000 eps, 1e-4 in fp32, is far from what a missing

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from pardemo.pipeline_parallel import cut_by_layers, cut_by_parameters
+from pardemo.soak.layouts.case import DTYPES, Case
 from pardemo.tensor_parallel import (
     ColumnParallelLinear,
     ParallelAttention,
@@ -18,8 +19,6 @@ from pardemo.tensor_parallel import (
     on_shards,
     vocab_parallel_cross_entropy,
 )
-
-from .case import DTYPES, Case
 
 IGNORED = -100
 

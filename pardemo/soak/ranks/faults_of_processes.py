@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
-from .fault import FaultCase, fault
-from .trainers import TRAINERS
+from pardemo.soak.ranks.fault import FaultCase, fault
+from pardemo.soak.ranks.trainers import TRAINERS
 
 PURPOSE = "on purpose"
 
@@ -27,12 +27,12 @@ def _raise() -> None:
 
 
 @fault("raises", f"^rank {{who}}: RuntimeError: {PURPOSE} by rank {{who}}", ("before", "between", "after"), TRAINERS)
-def raises(case: FaultCase) -> None:
+def _raises(case: FaultCase) -> None:
     train(case, {case.how: _raise})
 
 
 @fault("killed", "^rank {who} died: killed by SIGKILL", ("before", "between", "after"), TRAINERS)
-def killed(case: FaultCase) -> None:
+def _killed(case: FaultCase) -> None:
     train(case, {case.how: lambda: os.kill(os.getpid(), signal.SIGKILL)})
 
 
@@ -40,17 +40,17 @@ def killed(case: FaultCase) -> None:
     "ends", "", ("exit", "at once"), TRAINERS,
     by_way={"exit": "^rank {who}: SystemExit: exit status 3", "at once": "^rank {who} died: exit code 3"},
 )  # fmt: skip
-def ends(case: FaultCase) -> None:
+def _ends(case: FaultCase) -> None:
     train(case, {"between": {"exit": lambda: sys.exit(3), "at once": lambda: os._exit(3)}[case.how]})
 
 
 @fault("sleeps", r"rank.* {who}\b.* did not finish within", ("before", "between", "after"), TRAINERS, may_time_out=True)
-def sleeps(case: FaultCase) -> None:
+def _sleeps(case: FaultCase) -> None:
     train(case, {case.how: lambda: time.sleep(3600)})
 
 
 @fault("result", "^rank {who}: TypeError: the result, of type .*, cannot be sent back")
-def result(case: FaultCase) -> object:
+def _result(case: FaultCase) -> object:
     return threading.Lock() if case.mine else None
 
 
@@ -61,7 +61,7 @@ COUNTED = ("naive", "bucketed", "zero2", "zero3")
 
 
 @fault("backward", r"backward|differ", ("skipped", "twice"), COUNTED, may_time_out=True)
-def backward(case: FaultCase) -> None:
+def _backward(case: FaultCase) -> None:
     trainer = TRAINERS[case.trainer]()
     for step in range(4):
         odd = case.mine and step == case.when
@@ -69,7 +69,7 @@ def backward(case: FaultCase) -> None:
 
 
 @fault("fewer batches", r"batch|step|closed|join|did not finish", ("",), TRAINERS, may_time_out=True)
-def fewer_batches(case: FaultCase) -> None:
+def _fewer_batches(case: FaultCase) -> None:
     trainer = TRAINERS[case.trainer]()
     for step in range(case.when if case.mine else 4):
         trainer.step(step)
@@ -82,7 +82,7 @@ def fewer_batches(case: FaultCase) -> None:
     ("naive", "bucketed"),
     may_time_out=True,
 )
-def no_sync(case: FaultCase) -> None:
+def _no_sync(case: FaultCase) -> None:
     trainer = TRAINERS[case.trainer]()
     for step in range(4):
         trainer.step(step, synchronised=not (case.mine and step == case.when))

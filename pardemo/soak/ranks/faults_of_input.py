@@ -6,11 +6,10 @@ from torch import nn
 
 from pardemo.collectives import parameter_server_all_reduce, ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from pardemo.pipeline_parallel import Schedule, gpipe, one_f_one_b
+from pardemo.soak.ranks.fault import FaultCase, fault
+from pardemo.soak.ranks.trainers import REPLICATED, TRAINERS, WIDTH, ZERO, Trainer, small_net
 from pardemo.tensor_parallel import VocabParallelEmbedding, vocab_parallel_cross_entropy
 from pardemo.zero import load, save
-
-from .fault import FaultCase, fault
-from .trainers import REPLICATED, TRAINERS, WIDTH, ZERO, Trainer, small_net
 
 # --- tensors that differ
 
@@ -30,7 +29,7 @@ TENSORS = {
 
 
 @fault("tensor", r"the ranks' tensors differ \(.*rank {who}: ", [f"{c}, {t}" for c in COLLECTIVES for t in TENSORS])
-def tensor(case: FaultCase) -> None:
+def _tensor(case: FaultCase) -> None:
     collective, difference = case.how.split(", ")
     for step in range(3):
         x = torch.ones(6, 7)
@@ -54,7 +53,7 @@ MODELS = {
 
 
 @fault("model", r"models differ.*rank {who}|rank {who}.*models differ|models differ", MODELS, REPLICATED)
-def model(case: FaultCase) -> None:
+def _model(case: FaultCase) -> None:
     net = small_net()
     if case.mine:
         MODELS[case.how](net)
@@ -64,7 +63,7 @@ def model(case: FaultCase) -> None:
 
 
 @fault("bucket size", r"bucket|differ", ("tiny", "larger"), ("bucketed", "zero2"))
-def bucket_size(case: FaultCase) -> None:
+def _bucket_size(case: FaultCase) -> None:
     size = {"tiny": 1, "larger": 1 << 20}[case.how] if case.mine else 400
     trainer = TRAINERS[case.trainer](bucket_bytes=size)
     for step in range(3):
@@ -72,7 +71,7 @@ def bucket_size(case: FaultCase) -> None:
 
 
 @fault("engine", r"differ|engine|stage", REPLICATED, REPLICATED)
-def engine(case: FaultCase) -> None:
+def _engine(case: FaultCase) -> None:
     """Another engine on one rank; where the draw gives the same, the next one."""
     other = case.how if case.how != case.trainer else REPLICATED[(REPLICATED.index(case.how) + 1) % len(REPLICATED)]
     trainer = TRAINERS[other if case.mine else case.trainer]()
@@ -81,14 +80,14 @@ def engine(case: FaultCase) -> None:
 
 
 @fault("clipping", r"max_norm|clip|differ", ("none", "another"), ZERO)
-def clipping(case: FaultCase) -> None:
+def _clipping(case: FaultCase) -> None:
     trainer = TRAINERS[case.trainer](max_norm={"none": None, "another": 0.01}[case.how] if case.mine else 1.0)
     for step in range(3):
         trainer.step(step)
 
 
 @fault("zero-3 layers", r"layer|order|differ", ("left out", "exchanged", "twice"), ("zero3",))
-def zero3_layers(case: FaultCase) -> None:
+def _zero3_layers(case: FaultCase) -> None:
     trainer = TRAINERS["zero3"]()
     orders = {"left out": (0, 1, 4), "exchanged": (2, 1, 0, 3, 4), "twice": (0, 1, 2, 3, 2, 3, 4)}
     for step in range(3):
@@ -105,7 +104,7 @@ def _train_pipeline(trainer: Trainer) -> None:
 
 
 @fault("schedule", r"schedule|micro-batch|differ", ("micro-batches", "order"), ("pp",))
-def schedule(case: FaultCase) -> None:
+def _schedule(case: FaultCase) -> None:
     order, micro_batches = one_f_one_b, 4
     if case.mine:
         order, micro_batches = (gpipe, 4) if case.how == "order" else (one_f_one_b, 2)
@@ -124,7 +123,7 @@ def schedule(case: FaultCase) -> None:
         "integers": "floating-point numbers|integers",
     },
 )  # fmt: skip
-def pipeline_batch(case: FaultCase) -> None:
+def _pipeline_batch(case: FaultCase) -> None:
     trainer = TRAINERS["pp"](ends_with={"unlike": FewerAndFewer, "integers": ToIntegers}.get(case.how))
     x = trainer.batch(0)
     trainer.pipeline.step({"not divisible": x[:-1], "no inputs": None}.get(case.how, x), x)
@@ -165,7 +164,7 @@ INPUTS = {
         "dtype": "the input is torch.float64, the layer's weight",
     },
 )  # fmt: skip
-def tensor_parallel_input(case: FaultCase) -> None:
+def _tensor_parallel_input(case: FaultCase) -> None:
     trainer = TRAINERS["tp"]()
     for step in range(3):
         x = trainer.batch(step).requires_grad_()
@@ -173,7 +172,7 @@ def tensor_parallel_input(case: FaultCase) -> None:
 
 
 @fault("tensor parallel gradient", "gradient|differ", trainers=("tp",), may_time_out=True)
-def tensor_parallel_gradient(case: FaultCase) -> None:
+def _tensor_parallel_gradient(case: FaultCase) -> None:
     """An input that needs a gradient on some ranks alone: documented to leave those waiting."""
     trainer = TRAINERS["tp"]()
     for step in range(3):
@@ -189,7 +188,7 @@ def tensor_parallel_gradient(case: FaultCase) -> None:
         "rows": "differ|need targets of shape",
     },
 )  # fmt: skip
-def vocabulary(case: FaultCase) -> None:
+def _vocabulary(case: FaultCase) -> None:
     rows, width = 3 + (case.mine and case.how == "rows"), 4 + (case.mine and case.how == "width")
     tokens = torch.full((rows,), 99 if case.how == "token" and case.mine else 1)
     VocabParallelEmbedding(nn.Embedding.from_pretrained(torch.ones(4 * case.ranks, 5)))(tokens)
@@ -204,7 +203,7 @@ def vocabulary(case: FaultCase) -> None:
     "state", "", ("missing key", "unknown key", "other shape"), ("naive", "bucketed", "zero1", "zero2"),
     by_way={"missing key": "Missing key.*bias", "unknown key": "Unexpected key.*more", "other shape": "size mismatch"},
 )  # fmt: skip
-def state(case: FaultCase) -> None:
+def _state(case: FaultCase) -> None:
     trainer = TRAINERS[case.trainer]()
     trainer.step(0)
     values = trainer.engine.state_dict()
@@ -227,7 +226,7 @@ def state(case: FaultCase) -> None:
         "damaged": "is not the file that was written",
     },
 )  # fmt: skip
-def checkpoint(case: FaultCase) -> None:
+def _checkpoint(case: FaultCase) -> None:
     folder = f"{case.folder}/{case.number}"
     trainer = TRAINERS[case.trainer]()
     trainer.step(0)
@@ -245,18 +244,18 @@ def checkpoint(case: FaultCase) -> None:
 
 
 @fault("dtype", "is torch.float(16|64); trained parameters are bfloat16 or float32", ("fp16", "fp64"), ZERO)
-def dtype(case: FaultCase) -> None:
+def _dtype(case: FaultCase) -> None:
     TRAINERS[case.trainer](net=small_net().to({"fp16": torch.float16, "fp64": torch.float64}[case.how]))
 
 
 @fault("nothing to train", "no parameter that requires a gradient", trainers=REPLICATED)
-def nothing_to_train(case: FaultCase) -> None:
+def _nothing_to_train(case: FaultCase) -> None:
     TRAINERS[case.trainer](net=small_net().requires_grad_(False))
 
 
 # (ZeRO-1 adds them to a dense sum, which is right.)
 @fault("sparse gradients", "sparse", trainers=[name for name in REPLICATED if name != "zero1"])
-def sparse_gradients(case: FaultCase) -> None:
+def _sparse_gradients(case: FaultCase) -> None:
     trainer = TRAINERS[case.trainer](net=nn.Sequential(nn.Embedding(9, WIDTH, sparse=True), *small_net()))
     trainer.engine(torch.tensor([1, 2])).square().mean().backward()
     trainer.update()

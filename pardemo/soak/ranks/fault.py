@@ -1,11 +1,15 @@
-"""What a fault is, and how one is drawn."""
+"""What a fault of a rank is, and how a function becomes one."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from random import Random
+from types import ModuleType
+from typing import TypeVar
 
 import torch.distributed as dist
+
+MARK = "fault of a rank"
+Run = TypeVar("Run", bound=Callable[..., object])
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Fault:
     way, that goes before. A fault ``may_time_out`` where no rank can know more than that another one does not come.
     """
 
+    kind: str
     run: Callable[[FaultCase], object]
     ways: tuple[str, ...]
     trainers: tuple[str, ...]
@@ -49,22 +54,24 @@ class Fault:
         return re.compile(self.by_way.get(case.how, self.says).format(who=case.who))
 
 
-FAULTS: dict[str, Fault] = {}
+def fault(
+    kind: str,
+    says: str,
+    ways: Iterable[str] = ("",),
+    trainers: Iterable[str] = ("",),
+    by_way: dict[str, str] | None = None,
+    may_time_out: bool = False,
+) -> Callable[[Run], Run]:
+    """Marks a function as what the ranks run for a kind of fault; :func:`faults_of` finds it in its module."""
 
-
-def fault(kind: str, says: str, ways=("",), trainers=("",), by_way=None, may_time_out: bool = False):
-    def note(run: Callable[[FaultCase], object]):
-        FAULTS[kind] = Fault(run, tuple(ways), tuple(trainers), says, by_way or {}, may_time_out)
+    def mark(run: Run) -> Run:
+        run.__dict__[MARK] = Fault(kind, run, tuple(ways), tuple(trainers), says, by_way or {}, may_time_out)
         return run
 
-    return note
+    return mark
 
 
-def draw_fault(kind: str, number: int, seed: int, folder: str = "") -> FaultCase:
-    """Case ``number`` of a kind: ways and engines in turn, so that few cases see all of them; the rest by chance."""
-    chance, found = Random(f"{seed} {kind} {number}"), FAULTS[kind]
-    pairs = [(how, trainer) for how in found.ways for trainer in found.trainers]
-    Random(f"{seed} {kind}").shuffle(pairs)
-    how, trainer = pairs[number % len(pairs)]
-    ranks = chance.choice((2, 2, 3, 4)) if trainer != "tp" else chance.choice((2, 4))
-    return FaultCase(kind, number, seed, how, trainer, ranks, chance.randrange(ranks), chance.randrange(3), folder)
+def faults_of(module: ModuleType) -> dict[str, Fault]:
+    """The kinds of fault of a module, by name, in the order in which they stand there."""
+    marked = (getattr(value, MARK, None) for value in vars(module).values())
+    return {each.kind: each for each in marked if isinstance(each, Fault)}

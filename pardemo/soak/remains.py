@@ -1,0 +1,89 @@
+"""What a scene has left behind: processes, temporary files, shared memory, network interfaces and namespaces."""
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+import psutil
+
+SHARED_MEMORY = Path("/dev/shm")
+INTERFACES = Path("/sys/class/net")
+NAMED_NAMESPACES = Path("/run/netns")
+#: How long what was ended may take to be gone: a killed process has memory to give back, a keeper looks twice a second.
+GONE_WITHIN_S = 15.0
+
+
+def descendants(known: Collection[int] = ()) -> list[psutil.Process]:
+    """The processes below this one that run, but for those ``known``; what has ended and waits to be collected is none.
+
+    Where this process is the subreaper of what it starts, a process whose parent has ended is still below it.
+    """
+    alive = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.pid not in known and process.status() != psutil.STATUS_ZOMBIE:
+                alive.append(process)
+    return alive
+
+
+def line_of(process: psutil.Process) -> str:
+    """A process in words: its number, its command, and whether it lies in a network namespace of its own."""
+    try:
+        command = " ".join(process.cmdline())[:80] or process.name()
+    except psutil.Error:
+        command = "(it has ended meanwhile)"
+    own = " in another network namespace" if _namespace(process.pid) not in (None, _namespace(os.getpid())) else ""
+    return f"process {process.pid}{own}: {command}"
+
+
+def _namespace(pid: int) -> int | None:
+    try:
+        return os.stat(f"/proc/{pid}/ns/net").st_ino
+    except OSError:
+        return None
+
+
+class Before:
+    """What there was before a scene, so that :meth:`leaked` tells what there is more afterwards.
+
+    Args:
+        temporary: the scene's own folder of temporary files, which is empty at its begin.
+    """
+
+    def __init__(self, temporary: Path):
+        self._temporary = temporary
+        self._interfaces, self._named = _names(INTERFACES), _names(NAMED_NAMESPACES)
+        self._shared = _names(SHARED_MEMORY)
+        self._pids: set[int] = set()
+
+    def see(self, pids: Collection[int]) -> None:
+        """Notes processes of the scene: what has one of these numbers in its name is the scene's."""
+        self._pids.update(pids)
+
+    def leaked(self) -> list[str]:
+        """A line for everything that is left and is no process, once what is being ended had its time."""
+        until = time.monotonic() + GONE_WITHIN_S
+        while (left := self._left()) and time.monotonic() < until:
+            time.sleep(0.05)
+        return left
+
+    def _left(self) -> list[str]:
+        left = [f"temporary file {path.name}" for path in sorted(self._temporary.iterdir())]
+        shared = sorted(_names(SHARED_MEMORY) - self._shared)
+        left += [f"shared memory {name}" for name in shared if self._is_ours(name)]
+        left += [f"network interface {name}" for name in sorted(_names(INTERFACES) - self._interfaces)]
+        return left + [f"network namespace {name}" for name in sorted(_names(NAMED_NAMESPACES) - self._named)]
+
+    def _is_ours(self, name: str) -> bool:
+        """Others use the machine's shared memory too: what is ours carries our name, or a process's number."""
+        return "pardemo" in name or any(int(number) in self._pids for number in re.findall(r"\d+", name))
+
+
+def _names(folder: Path) -> set[str]:
+    try:
+        return set(os.listdir(folder))
+    except OSError:
+        return set()

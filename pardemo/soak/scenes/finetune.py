@@ -1,0 +1,234 @@
+"""Faults of the fine-tune: killed while it trains or saves, damaged checkpoints, another model, a full disk.
+
+The job is the article's in small: a random Baichuan2 of two layers, 96 generated headlines, six steps on two ranks.
+"""
+
+import hashlib
+import json
+import os
+import resource
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import torch
+
+from pardemo import RankError, headlines
+from pardemo.baichuan2 import Baichuan2Config, Baichuan2ForCausalLM, Baichuan2Tokenizer, save_checkpoint
+from pardemo.finetune.recipes import recipe
+from pardemo.finetune.recipes.recipe_schema import Recipe
+from pardemo.finetune.tiny import train_tokenizer
+from pardemo.finetune.training import checkpoint_seal
+from pardemo.finetune.training.launch import launch
+from pardemo.project import only_writer
+from pardemo.soak.scene import Scene, Wrong, scene
+from pardemo.soak.scenes.parts import LONG_S, nothing_below, small_disk
+
+STEPS, EVERY = 6, 3
+LAST, FIRST = f"checkpoint-{STEPS}", f"checkpoint-{EVERY}"
+SIZES = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+def _model(folder: Path, texts: list[str], seed: int) -> None:
+    folder.mkdir(parents=True)
+    (folder / "tokenizer.model").write_bytes(train_tokenizer(texts, 1400))
+    tokenizer = Baichuan2Tokenizer(str(folder / "tokenizer.model"))
+    torch.manual_seed(seed)
+    config = Baichuan2Config(vocab_size=tokenizer.vocab_size, initializer_range=0.1, **SIZES)
+    save_checkpoint(Baichuan2ForCausalLM(config), folder, tokenizer)
+
+
+def _base(scene: Scene) -> Path:
+    """Data, two models and a run that was not disturbed: made once for all scenes of a soak."""
+    base = scene.shared / "finetune"
+    with only_writer(scene.shared, "wait"):
+        if not base.exists():
+            part = scene.shared / "finetune.part"
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir()
+            rows, _ = headlines.corpus(train=96, test=8)
+            (part / "train.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
+            for number, name in enumerate(("model", "other")):
+                _model(part / name, [row["input"] + row["output"] for row in rows], number)
+            launch(_job(part, part / "run"))
+            part.rename(base)
+    return base
+
+
+def _job(base: Path, run: Path, *changes: str) -> Recipe:
+    usual = (
+        f"model.path={base / 'model'}", f"data.train={base / 'train.json'}", f"data.test={base / 'train.json'}",
+        f"train.max_steps={STEPS}", f"train.save_steps={EVERY}", "train.logging_steps=1", "train.per_device_batch=4",
+        "train.warmup_steps=0", f"output_dir={run}",
+    )  # fmt: skip
+    return recipe.override(recipe.load("tiny-cpu"), [*usual, *changes])
+
+
+def _adapter(run: Path) -> str:
+    return hashlib.sha256((run / "adapter" / "adapter_model.safetensors").read_bytes()).hexdigest()
+
+
+def _goes_on(scene: Scene, base: Path, run: Path) -> str:
+    """Resumes a run to its end: from its newest whole checkpoint, and to the weights of the undisturbed one."""
+    newest = checkpoint_seal.newest(run)[0] if run.exists() else None
+    result = launch(_job(base, run), resume=True)
+    expected = newest.name if newest else None
+    scene.expect(result.resumed_from == expected, f"resumed from {result.resumed_from}, the newest is {expected}")
+    scene.expect(_adapter(run) == _adapter(base / "run"), "the weights are not those of the undisturbed run")
+    nothing_below()
+    return f"resumed from {expected}"
+
+
+@scene("finetune/rank killed")
+def _rank_killed(scene: Scene) -> str:
+    """A rank is killed at any moment: an error; the run goes on from its newest checkpoint to the same weights."""
+    base, run = _base(scene), scene.folder / "run"
+    over = threading.Event()
+    delay_s = 6 * scene.chance.random()
+    whom = scene.chance.randrange(2)
+
+    def kill() -> None:
+        if over.wait(delay_s):
+            return
+        ranks = sorted(p.pid for p in psutil.Process().children(recursive=True) if p.ppid() != os.getpid())
+        if len(ranks) > whom:
+            os.kill(ranks[-1 - whom], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    try:
+        launch(_job(base, run))
+        told = "it was quicker"
+    except RankError as error:
+        told = str(error).splitlines()[0]
+    finally:
+        over.set()
+        killer.join(LONG_S)
+    nothing_below()
+    if told == "it was quicker":
+        scene.expect(_adapter(run) == _adapter(base / "run"), "the weights are not those of the undisturbed run")
+        return told
+    return f"{told}; {_goes_on(scene, base, run)}"
+
+
+def _resume(scene: Scene) -> str:
+    base, run = _base(scene), scene.folder / "run"
+    whole = checkpoint_seal.newest(run)[0] if run.exists() else None
+    if whole is None and (run / "adapter").exists():
+        raise Wrong("an adapter without a checkpoint")
+    return _goes_on(scene, base, run)
+
+
+ENDS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}
+
+
+@scene("finetune/ends", ENDS, ENDS, within_s=8.0, after=_resume)
+def _ends(scene: Scene) -> str:
+    """The command is interrupted or killed at any moment; another one resumes to the same weights."""
+    base, run = _base(scene), scene.folder / "run"
+    try:
+        scene.begin()
+        launch(_job(base, run))
+    except KeyboardInterrupt:
+        return "interrupted"
+    time.sleep(0.1)
+    return "it was quicker"
+
+
+def _damage(scene: Scene, folder: Path) -> str:
+    path = scene.chance.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
+    whole = path.read_bytes()
+    place = scene.chance.randrange(max(1, len(whole)))
+    if scene.way == "truncated":
+        path.write_bytes(whole[:place] if whole else b"x")
+    elif scene.way == "changed":
+        bit = bytes([whole[place] ^ 1 << scene.chance.randrange(8)]) if whole else b"x"
+        path.write_bytes(whole[:place] + bit + whole[place + 1 :])
+    elif scene.way == "missing":
+        path.unlink()
+    elif scene.way == "one more file":
+        path = folder / "more.pt"
+        path.write_bytes(whole)
+    return path.relative_to(folder).as_posix()
+
+
+@scene("finetune/damaged", ("truncated", "changed", "missing", "one more file"), weight=2)
+def _damaged(scene: Scene) -> str:
+    """A file of the newest checkpoint is damaged: the run says which, and goes on from the checkpoint before."""
+    base, run = _base(scene), scene.folder / "run"
+    shutil.copytree(base / "run", run)
+    name = _damage(scene, run / LAST)
+    result = launch(_job(base, run), resume=True)
+    told = " ".join(result.notes)
+    sealed = name == checkpoint_seal.SEAL
+    says = (name,) if not sealed else ("seal", "never finished", "another user", "not what was written", "missing")
+    if result.resumed_from == LAST and sealed:
+        return "what the seal says has not changed"
+    scene.expect(result.resumed_from == FIRST, f"resumed from {result.resumed_from} in spite of {name}")
+    scene.expect(any(word in told for word in says), f"{name} {scene.way} is told as: {told}")
+    scene.expect(_adapter(run) == _adapter(base / "run"), "the weights are not those of the undisturbed run")
+    nothing_below()
+    return told
+
+
+@scene("finetune/another job", ("model", "data", "rank", "occupied"))
+def _another_job(scene: Scene) -> str:
+    """To go on with another model, other data or another adapter, or to begin in an occupied folder, is refused."""
+    base, run = _base(scene), scene.folder / "run"
+    shutil.copytree(base / "run", run)
+    before = _state(run)
+    changes = {
+        "model": f"model.path={base / 'other'}", "data": "data.max_samples=50", "rank": "lora.rank=4",
+        "occupied": "train.seed=1",
+    }  # fmt: skip
+    try:
+        launch(_job(base, run, changes[scene.way]), resume=scene.way != "occupied")
+    except ValueError as error:
+        told = str(error)
+    else:
+        raise Wrong(f"another {scene.way} was taken")
+    scene.expect("\n" not in told, f"more than one line: {told}")
+    scene.expect(_state(run) == before, "the refused run has changed the folder")
+    nothing_below()
+    return told
+
+
+def _state(run: Path) -> dict[str, str]:
+    return {str(p.relative_to(run)): hashlib.sha256(p.read_bytes()).hexdigest() for p in run.rglob("*") if p.is_file()}
+
+
+@scene("finetune/full disk", ("a small disk", "a limit of files"))
+def _full_disk(scene: Scene) -> str:
+    """The disk is full at some moment of the run: an error that says so; what was whole before stays, and is read."""
+    base, run = _base(scene), scene.folder / "run"
+    if scene.way == "a limit of files":
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        shutil.copytree(base / "run" / FIRST, run / FIRST)
+        largest = max(path.stat().st_size for path in (run / FIRST).rglob("*"))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(largest * (0.2 + 0.7 * scene.chance.random())), hard))
+        try:
+            told = _fails(scene, _job(base, run), resume=True)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        scene.expect(checkpoint_seal.newest(run)[0] == run / FIRST, "lost: the checkpoint from before")
+    else:
+        need = sum(path.stat().st_size for path in (base / "run").rglob("*") if path.is_file())
+        with small_disk(scene.folder / "disk", int(need * (0.1 + 0.6 * scene.chance.random()))) as disk:
+            told = _fails(scene, _job(base, disk / "run"), resume=False)
+            if (disk / "run").exists():
+                newest, _ = checkpoint_seal.newest(disk / "run")
+                if newest is not None:
+                    shutil.copytree(newest, run / newest.name)
+    nothing_below()
+    return f"{told}; {_goes_on(scene, base, run)}"
+
+
+def _fails(scene: Scene, job: Recipe, resume: bool) -> str:
+    try:
+        result = launch(job, resume=resume)
+    except (RankError, OSError, ValueError) as error:
+        return str(error).splitlines()[0]
+    raise Wrong(f"trained on a full disk: {result}")

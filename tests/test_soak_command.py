@@ -1,0 +1,259 @@
+"""``pardemo soak``: what it draws, what it counts, that it notices what is left, and a few scenes of each group."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from itertools import islice
+
+import psutil
+import pytest
+
+from pardemo import cli
+from pardemo.soak import player, schedule
+from pardemo.soak.scenes import GROUPS
+from pardemo.soak.tally import COUNTED, Ending, Tally
+
+#: What every group costs is a process that loads its libraries; so each is asked for its cases once.
+CASES = {
+    "world": ["ends", "killed", "stopped", "hang", "interrupted", "parent ends", "refused port", "clock jumps",
+              "no descriptors left"],
+    "ranks": ["raises", "killed"],
+    "layouts": ["zero2", "dp-pp"],
+    "cluster": ["link away", "slow link", "ends", "interrupted"],
+    "checkpoints": ["killed while saving", "parent killed", "damaged", "full disk"],
+    "runner": ["ends", "kernel dies", "two runs", "full disk"],
+    "finetune": ["damaged", "another job"],
+    "measure": ["script", "port in use", "interrupted"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_a_scene_of_each_kind_ends_as_it_should(group):
+    """Case 0 of each kind, drawn from seed 1: the same scenes each time, but for when exactly a signal arrives."""
+    with player.Player([group], seed=1) as stage:
+        assert stage.missing == {}
+        endings = [stage.play(f"{group}/{kind}", 0) for kind in CASES[group]]
+    wrong = [(ending.kind, ending.way, ending.reasons, ending.told) for ending in endings if ending.failed]
+    assert wrong == []
+    assert psutil.pid_exists(stage.pid) is False
+    if reasons := {ending.skipped for ending in endings} - {""}:
+        assert len(reasons) == 1
+        pytest.skip(reasons.pop())
+
+
+PLAYED = """
+import dataclasses, json, os, signal, subprocess, sys, tempfile, time
+from pathlib import Path
+from pardemo.soak.life import load
+from pardemo.soak.scene import Kind, Skipped, Wrong
+from pardemo.soak.stage import Stage
+from pardemo.soak import remains
+from pardemo.world.nursery_process import adopt_orphans
+
+def orphan(scene):
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
+def daemon(scene):
+    if not os.fork():
+        os.setsid()
+        if not os.fork():
+            time.sleep(600)
+        os._exit(0)
+    os.wait()
+def file(scene):
+    tempfile.mkdtemp(prefix="left-")
+def shared(scene):
+    Path(f"/dev/shm/pardemo-soak-test-{os.getpid()}").touch()
+def wrong(scene):
+    raise Wrong("not what was due")
+def raises(scene):
+    raise ZeroDivisionError("no luck")
+def silent(scene):
+    os._exit(3)
+def hangs(scene):
+    time.sleep(600)
+def skipped(scene):
+    raise Skipped("no rights")
+def waits(scene):
+    scene.begin()
+    time.sleep(600)
+def loses(scene):
+    (scene.folder / "work").write_text("half")
+def looks(scene):
+    scene.expect((scene.folder / "work").read_text() == "whole", "lost: the work")
+def right(scene):
+    return f"right {scene.chance.random()}"
+
+adopt_orphans()
+remains.GONE_WITHIN_S = 1.0
+from pardemo.soak import stage as module
+module.GONE_WITHIN_S = 1.0
+load("world")
+plays = [orphan, daemon, file, shared, wrong, raises, silent, hangs, skipped, right]
+kinds = {f.__name__: Kind(f.__name__, f, ("",), {}, 0.0, None, 1) for f in plays}
+kinds["killed"] = Kind("killed", waits, ("",), {"": signal.SIGKILL}, 0.2, None, 1)
+kinds["interrupted"] = Kind("interrupted", waits, ("",), {"": signal.SIGINT}, 0.2, None, 1)
+kinds["loses"] = Kind("loses", loses, ("",), {}, 0.0, looks, 1)
+kinds["again"] = dataclasses.replace(kinds["right"], name="right")
+root = Path(sys.argv[1])
+stage = Stage(root, 1, kinds)
+for name in kinds:
+    limit_s = 1.0 if name == "hangs" else 60.0
+    print(json.dumps([name, dataclasses.asdict(stage.play(name, 7, limit_s))]), flush=True)
+for left in Path("/dev/shm").glob("pardemo-soak-test-*"):
+    left.unlink()
+print(json.dumps(["below", [p.pid for p in remains.descendants()]]))
+"""
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    """How scenes ended that leave things behind on purpose."""
+    root = tmp_path_factory.mktemp("stage")
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(PLAYED), root], capture_output=True, text=True,
+                          timeout=300, env=None)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(map(json.loads, done.stdout.splitlines()))
+
+
+def ending(played, kind):
+    fields = played[kind]
+    return Ending(**{**fields, "orphans": tuple(fields["orphans"]), "leaked": tuple(fields["leaked"])})
+
+
+def test_what_is_left_behind_is_noticed_and_ended(played):
+    for kind in ("orphan", "daemon"):
+        assert len(ending(played, kind).orphans) == 1, kind
+        assert ending(played, kind).failed
+    assert "sleep 600" in ending(played, "orphan").orphans[0]
+    assert [line[:24] for line in ending(played, "file").leaked] == [
+        "temporary file left-" + line[20:24] for line in ending(played, "file").leaked
+    ]
+    assert len(ending(played, "file").leaked) == 1
+    assert ending(played, "shared").leaked[0].startswith("shared memory pardemo-soak-test-")
+    assert played["below"] == []
+
+
+def test_what_is_wrong_is_told(played):
+    assert ending(played, "wrong").wrong == "not what was due"
+    assert ending(played, "raises").wrong == "ZeroDivisionError: no luck"
+    assert ending(played, "silent").wrong.startswith("the scene's process ended: exit code 0") is False
+    assert "exit code 3" in ending(played, "silent").wrong
+    assert ending(played, "loses").wrong == "lost: the work"
+    hang = ending(played, "hangs")
+    assert hang.hang
+    assert "in hangs" in hang.told, "where it was"
+    assert hang.reasons == "it was not over within its limit"
+    assert all(ending(played, kind).failed for kind in ("wrong", "raises", "silent", "loses", "hangs"))
+
+
+def test_what_is_right_survives(played):
+    for kind in ("right", "killed", "interrupted"):
+        assert ending(played, kind).survived, ending(played, kind).reasons
+    assert played["right"]["told"] == played["again"]["told"], "the same each time that it is played"
+    assert ending(played, "skipped").skipped == "no rights"
+    assert not ending(played, "skipped").failed
+    assert not ending(played, "skipped").survived
+
+
+KINDS = {"world/a": 1, "world/b": 3, "ranks/c": 1, "layouts/d": 1, "finetune/e": 1}
+
+
+def test_scenes_are_drawn_from_the_seed():
+    first, again, other = (list(islice(schedule.endless(KINDS, seed), 400)) for seed in (1, 1, 2))
+    assert first == again != other
+    assert {kind for kind, _ in first} == set(KINDS)
+    for kind in KINDS:
+        numbers = [number for name, number in first if name == kind]
+        assert numbers == list(range(len(numbers))), "the cases of a kind are numbered from zero"
+    often = sum(kind == "world/b" for kind, _ in first)
+    assert often > 2 * sum(kind == "world/a" for kind, _ in first), "by its weight"
+
+
+@pytest.mark.parametrize(("faults", "layouts"), [(7, 3), (0, 5), (4, 0), (0, 0)])
+def test_so_many_faults_and_layouts(faults, layouts):
+    drawn = [kind for kind, _ in schedule.counted(KINDS, 1, faults, layouts)]
+    assert sum(kind == "layouts/d" for kind in drawn) == layouts
+    assert len(drawn) == faults + layouts
+
+
+def test_one_kind_or_one_group_is_chosen():
+    assert schedule.chosen("world", KINDS) == ["world/a", "world/b"]
+    assert schedule.chosen("world/b", KINDS) == ["world/b"]
+    with pytest.raises(ValueError, match=r"^--only: no kind 'world/z'; there are in world: a, b$"):
+        schedule.chosen("world/z", KINDS)
+
+
+class Fake:
+    """A player whose scenes end as they are told to."""
+
+    kinds = KINDS
+    missing = {"runner": "the group runner needs nbformat"}  # noqa: RUF012
+    bad: tuple = ()
+
+    def __init__(self, groups, seed):
+        self.groups = groups
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def play(self, kind, number):
+        if kind in self.bad:
+            return Ending(kind, number, "a way", wrong="two\nlines", orphans=("process 7: sleep",), leaked=("x", "y"))
+        if kind == "finetune/e":
+            return Ending(kind, number, skipped="no room")
+        return Ending(kind, number, told="fine", seconds=0.5)
+
+
+def test_the_command_counts_and_says_how_to_play_a_failure_again(monkeypatch, capsys):
+    monkeypatch.setattr(player, "Player", Fake)
+    assert cli.main(["soak", "--faults", "30", "--layouts", "5", "--seed", "3", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert set(COUNTED) | {"seconds", "seed", "kinds", "failures", "not_played"} == set(told)
+    assert told["injected"] == told["survived"] == 35 - told["skipped"]
+    assert told["kinds"]["layouts/d"]["injected"] == 5
+    assert told["not_played"] == {"the group runner needs nbformat": ["runner"], "no room": ["finetune/e"]}
+    monkeypatch.setattr(Fake, "bad", ("world/a",))
+    assert cli.main(["soak", "--only", "world/a", "--case", "17", "--seed", "3", "--json"]) == 1
+    printed = capsys.readouterr()
+    told = json.loads(printed.out)
+    assert {name: told[name] for name in COUNTED} == {
+        "injected": 1, "survived": 0, "wrong": 1, "hangs": 0, "orphans": 1, "leaked": 2, "skipped": 0,
+    }  # fmt: skip
+    assert told["failures"][0]["again"] == "pardemo soak --only world/a --case 17 --seed 3"
+    assert "FAILED world/a, case 17 (a way): two lines; left behind: process 7: sleep" in printed.err
+    assert cli.main(["soak", "--faults", "9"]) == 1
+    printed = capsys.readouterr().out
+    assert "orphans" in printed
+    assert "skipped finetune/e: no room" in printed or "finetune/e" not in printed
+    assert cli.main(["soak", "--faults", "0"]) == 1, "no scene at all is no success"
+
+
+def test_it_says_how_far_it_is(monkeypatch, capsys):
+    monkeypatch.setattr("pardemo.soak.tally.EVERY_S", 0.0)
+    tally = Tally(1, sys.stdout)
+    for wrong in ("", "bad", ""):
+        tally.note(Ending("world/a", 0, wrong=wrong))
+    assert capsys.readouterr().out.splitlines()[-1] == "     0 s: 3 injected, 2 survived, 1 failed"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--minutes", "0"], "--minutes must be a number above 0, not 0"),
+        (["--minutes", "nan"], "--minutes must be a number above 0, not nan"),
+        (["--minutes", "1", "--faults", "3"], "--faults and --layouts the number of scenes: give one of them"),
+        (["--faults", "-1"], "--faults must be 0 or more, not -1"),
+        (["--case", "1"], "--case needs --only, which says of which kind"),
+        (["--only", "world", "--case", "1"], "--case needs one kind, as world/"),
+        (["--only", "warp"], "--only: no kind 'warp'; there are world, ranks, layouts, cluster"),
+    ],
+)
+def test_bad_input_is_one_line(capsys, arguments, told):
+    assert cli.main(["soak", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert told in error
+    assert len(error.splitlines()) == 1
