@@ -39,8 +39,8 @@ CODE = ("pickle.find_class", "os.system", "subprocess.Popen", "os.mkdir", "os.ex
 DEEP = [
     b"[" * 100_000,
     b'{"a":' * 100_000,
-    b"a: " * 50_000,
-    b"- " * 50_000,
+    b"a: " * 5000,
+    b"- " * 5000,
     b"9" * 5000,
     b"&a [*a]",
     b"\x00",
