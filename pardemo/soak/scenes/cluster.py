@@ -8,10 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from functools import cache, partial
+from functools import partial
 
 from pardemo import Cluster, RankDied, RankFailed, RankTimeout, World
-from pardemo.cluster import tiers
 from pardemo.soak.scene import Scene, Skipped, Wrong, scene
 from pardemo.soak.scenes.parts import LONG_S, compute, computed, ends_in, meanwhile, nothing_below, works
 
@@ -34,16 +33,15 @@ with IPRoute() as route:
 """
 
 
-@cache
-def _why_not() -> str:
-    tier = tiers.look()
-    return "" if tier.name == "namespaces" else tier.missing
-
-
 def _cluster(scene: Scene) -> Cluster:
-    if reason := _why_not():
-        raise Skipped(reason)
     return Cluster(2, scene.chance.choice((1, 2)), between=RATE, tier="namespaces")
+
+
+def _world(cluster: Cluster) -> World:
+    try:
+        return World(cluster.size, cluster=cluster)
+    except ValueError as error:
+        raise Skipped(str(error)) from None
 
 
 class Switch:
@@ -86,7 +84,7 @@ class Switch:
 def _link_away(scene: Scene) -> str:
     """A host's network card goes down in the middle of a run, which ends at its limit; or it comes back in time."""
     cluster = _cluster(scene)
-    with World(cluster.size, cluster=cluster) as world:
+    with _world(cluster) as world:
         world.run(compute, 1, 1, 0, 0, timeout_s=LONG_S)
         pids, steps = world.pids, 100
         with Switch(world, scene.chance.randrange(cluster.size)) as switch:
@@ -115,7 +113,7 @@ def _link_away(scene: Scene) -> str:
 def _slow_link(scene: Scene) -> str:
     """A host's network card becomes slower in the middle of a run, and itself again: the sums stay right."""
     cluster, steps = _cluster(scene), 60
-    with World(cluster.size, cluster=cluster) as world:
+    with _world(cluster) as world:
         world.run(compute, 1, 1, 0, 0, timeout_s=LONG_S)
         host = scene.chance.randrange(2)
 
@@ -136,7 +134,7 @@ def _slow_link(scene: Scene) -> str:
 def _ends(scene: Scene) -> str:
     """A rank of a host is killed, or the process that keeps the hosts: an error, then other hosts and ranks."""
     cluster = _cluster(scene)
-    with World(cluster.size, cluster=cluster) as world:
+    with _world(cluster) as world:
         world.run(compute, 1, 1, 0, 0, timeout_s=LONG_S)
         pids = world.pids
         hosts = world._ranks.hosts if world._ranks else None
@@ -164,14 +162,14 @@ def _interrupted(scene: Scene) -> str:
     try:
         scene.begin()
         for _ in range(100):
-            with World(cluster.size, cluster=cluster) as world:
+            with _world(cluster) as world:
                 world.run(compute, 20, 1000, 0, 0, timeout_s=LONG_S)
         raise Wrong("the interrupt was not noticed")
     except KeyboardInterrupt:
         pass
     world = None  # type: ignore[assignment]
     nothing_below()
-    with World(cluster.size, cluster=cluster) as world:
+    with _world(cluster) as world:
         works(world, [])
     nothing_below()
     return "interrupted"

@@ -37,7 +37,7 @@ def compute(steps: int, elements: int, who: int, when: int, do: Callable[[], obj
             do()
         values = torch.full((elements,), float(rank + step))
         (dist.all_reduce if step % 2 else ring_all_reduce)(values)
-        total += values.sum().item() / elements
+        total += values.double().mean().item()  # exact: all are the same whole number
     return total
 
 
@@ -86,11 +86,18 @@ def _below() -> list[str]:
 
 @contextlib.contextmanager
 def meanwhile(do: Callable[[], object], after_s: float) -> Iterator[None]:
-    """Within the block another thread calls ``do`` after so long; what it raises is of no account."""
+    """Within the block another thread calls ``do`` after so long, if the block is not over before.
+
+    Raises:
+        Wrong: ``do`` has raised, so that the fault did not happen.
+    """
+    errors: list[Exception] = []
 
     def later() -> None:
-        with contextlib.suppress(Exception):
+        try:
             do()
+        except Exception as error:
+            errors.append(error)
 
     timer = threading.Timer(after_s, later)
     timer.daemon = True
@@ -100,6 +107,8 @@ def meanwhile(do: Callable[[], object], after_s: float) -> Iterator[None]:
     finally:
         timer.cancel()
         timer.join(LONG_S)
+    if errors:
+        raise Wrong(f"the fault did not happen: {type(errors[0]).__name__}: {errors[0]}")
 
 
 def signal_rank(world: World, rank: int, number: int) -> None:
