@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from functools import partial
 
-from pardemo import World
+from pardemo import RankError, World
 from pardemo.soak.layouts import case as cases
-from pardemo.soak.layouts.run import Outcome, run_layout
+from pardemo.soak.layouts import techniques
+from pardemo.soak.layouts.run import Outcome, first_line, run_layout
 from pardemo.soak.ranks.faults import FAULTS, draw_fault
 from pardemo.soak.ranks.run import run_fault
-from pardemo.soak.scene import Kind, Scene
+from pardemo.soak.scene import Kind, Scene, Wrong
 
 #: Seconds for a fault that only a time limit can end, and for all others.
 SHORT_S, LONG_S = 4.0, 90.0
@@ -16,9 +17,11 @@ SHORT_S, LONG_S = 4.0, 90.0
 
 def kinds(group: str) -> dict[str, Kind]:
     """The kinds of the group ``"layouts"`` or ``"ranks"``."""
+    made = [_kind(group, name, _fault, 1) for name in FAULTS]
     if group == "layouts":
-        return {kind.name: kind for kind in (_kind(group, name, _layout, cases.WEIGHTS[name]) for name in cases.KINDS)}
-    return {kind.name: kind for kind in (_kind(group, name, _fault, 1) for name in FAULTS)}
+        made = [_kind(group, name, _layout, cases.WEIGHTS[name]) for name in cases.KINDS]
+        made += [_kind(group, name, _technique, 2) for name in techniques.TECHNIQUES]
+    return {kind.name: kind for kind in made}
 
 
 def _kind(group: str, name: str, play: Callable[[str, Scene], str], weight: int) -> Kind:
@@ -29,6 +32,15 @@ def _layout(name: str, scene: Scene) -> str:
     case = cases.draw(name, scene.number, scene.seed)
     with World(case.ranks) as world:
         return _told(scene, case, run_layout({case.ranks: world}, case))
+
+
+def _technique(name: str, scene: Scene) -> str:
+    with World(scene.chance.choice(techniques.RANKS)) as world:
+        try:
+            world.run(techniques.check, name, scene.number, scene.seed, timeout_s=LONG_S)
+        except RankError as error:
+            raise Wrong(first_line(error)) from None
+    return "equal"
 
 
 def _fault(name: str, scene: Scene) -> str:
