@@ -72,13 +72,22 @@ class Ranks:
 
     def _open_rank(self, rank: int) -> list[int]:
         """Makes this side's ends of a rank's channels and returns the rank's: control, stdout, stderr, stacks."""
-        ours, theirs = socket.socketpair()
-        (out_r, out_w), (err_r, err_w) = os.pipe(), os.pipe()
-        stacks = tempfile.TemporaryFile("a+b")  # appended to: reading here must not move where the rank writes
-        self.controls.append(Connection(ours.detach()))
+        opened: list[int] = []
+        try:
+            opened += (end.detach() for end in socket.socketpair())
+            opened += os.pipe()
+            opened += os.pipe()
+            stacks = tempfile.TemporaryFile("a+b")  # appended to: reading here must not move where the rank writes
+            opened.append(os.dup(stacks.fileno()))
+        except BaseException:  # too many open files, or an interrupt: what was opened before that is nobody's yet
+            for fd in opened:
+                os.close(fd)
+            raise
+        ours, theirs, out_r, out_w, err_r, err_w, stacks_fd = opened
+        self.controls.append(Connection(ours))
         self.stacks.append(stacks)
         self.printers += [LinePrinter(out_r, rank, "stdout"), LinePrinter(err_r, rank, "stderr")]
-        return [theirs.detach(), out_w, err_w, os.dup(stacks.fileno())]
+        return [theirs, out_w, err_w, stacks_fd]
 
     def _join_settings(self, rank: int, threads: int, env: dict[str, str]) -> dict[str, Any]:
         beside = self.cluster.ranks_per_host if self.cluster else self.size

@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -125,11 +126,17 @@ class Nursery:
         if self._owner != os.getpid():
             return
         self._socket.close()  # the nursery sees it, kills its ranks and ends
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             self._process.wait(5)
-            return
-        self._process.kill()
-        self._process.wait()
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self.clear_up()
+
+    def clear_up(self) -> None:
+        """Removes the folder of a process that was killed, and so could not do it itself."""
+        if self._owner == os.getpid() and self._process.poll() is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _wait_ready(self) -> None:
         if not self._ready:
@@ -232,6 +239,8 @@ def nursery(preload: Sequence[str] = (), main: str = RANK) -> Nursery:
     with _nurseries_lock:
         living = _nurseries.get(key)
         if living is None or not living.alive:
+            if living is not None:
+                living.clear_up()
             living = _nurseries[key] = _new(*key)
         return living
 

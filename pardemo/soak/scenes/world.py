@@ -140,7 +140,8 @@ def _hang(scene: Scene) -> str:
         else:
             do = {"sleeps": _sleep, "computes": _spin}[scene.way]
             run = partial(world.run, compute, STEPS, 1000, who, when, do, timeout_s=SHORT_S)
-            told = ends_in(RankTimeout, rf"rank.*\b{who}\b.* did not finish within", run)
+            where = {"sleeps": "_sleep", "computes": "_spin"}[scene.way]
+            told = ends_in(RankTimeout, rf"did not finish within.*\brank {who} is in {where}\b", run)
         took_s = time.monotonic() - begin
         scene.expect(took_s < SHORT_S + 30, f"a limit of {SHORT_S:g} s ended after {took_s:.0f} s")
         works(world, [])
