@@ -347,8 +347,8 @@ def unlike_engines(stage):
     ("make", "told"),
     [
         (unlike_buffers, r"the ranks' models differ: rank 0 has nothing more, rank 1 has \('more', \(3,\)"),
-        (unlike_clipping, r"engines differ: rank 0 has ZeRO-\d, max_norm 1.0, rank 1 has ZeRO-\d, max_norm 0.01"),
-        (unlike_engines, r"engines differ: rank 0 has ZeRO-\d, max_norm None, rank 1 has BucketedDataParallel"),
+        (unlike_clipping, r"engines differ: rank 0 has ZeRO-\d, max_norm 1.0.*, rank 1 has ZeRO-\d, max_norm 0.01"),
+        (unlike_engines, r"engines differ: rank 0 has ZeRO-\d, max_norm None.*, rank 1 has BucketedDataParallel"),
     ],
 )
 def test_ranks_with_other_buffers_clipping_or_engines_are_told(stage, make, told):

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pardemo import RankFailed
 from pardemo.small_models import gpt
 from pardemo.zero import Zero1, Zero2, Zero3, elementwise
 
@@ -127,3 +128,13 @@ def refuse(stage, case):
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_refused_engine_leaves_the_module_as_it_was(world_of, stage, case):
     world_of(2).run(refuse, stage, case)
+
+
+def unlike_buckets():
+    Zero2(nn.Linear(64, 64), partial(torch.optim.SGD, lr=0.1), bucket_bytes=1 << 20 if dist.get_rank() else 400)
+
+
+def test_buckets_of_another_size_on_one_rank_are_refused_before_gloo_aborts(world_of):
+    told = "engines differ: rank 0 has ZeRO-2, max_norm None, buckets of 400 B, rank 1 has ZeRO-2, .* of 1048576 B"
+    with pytest.raises(RankFailed, match=told):
+        world_of(2).run(unlike_buckets)

@@ -45,6 +45,7 @@ class Engine(nn.Module):
     """
 
     stage = 0
+    cut = ""  # what decides the units' sizes beside the model: gloo ends a process whose peer sends more
 
     def __init__(
         self,
@@ -66,7 +67,7 @@ class Engine(nn.Module):
         self.module, self.group = module, group_of(group)
         checks.check_groups(module, self.group)
         self.param_groups = ParamGroups(module, param_groups)
-        engine = f"ZeRO-{self.stage}, max_norm {max_norm}"
+        engine = f"ZeRO-{self.stage}, max_norm {max_norm}{self.cut}"
         compare_models(module, self.group, engine, settings_of=lambda p: f"group {self.param_groups.number(p)}")
         device = next(module.parameters()).device
         with same_outcome(self.group):

@@ -177,7 +177,7 @@ class Zero2(ReducesInBackward):
     ):
         if bucket_bytes <= 0:
             raise ValueError(f"bucket_bytes must be above 0, not {bucket_bytes}")
-        self._bucket_bytes = bucket_bytes
+        self._bucket_bytes, self.cut = bucket_bytes, f", buckets of {bucket_bytes} B"
         super().__init__(module, optimizer, group, **options)
 
     def _make_units(self) -> list[Unit]:

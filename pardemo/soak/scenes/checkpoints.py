@@ -65,7 +65,7 @@ def _digest(engine: Engine) -> str:
     digest = hashlib.sha256()
     with engine.whole() as net:
         for parameter in net.parameters():
-            digest.update(parameter.detach().contiguous().numpy().tobytes())
+            digest.update(parameter.detach().clone().numpy().tobytes())
     return digest.hexdigest()
 
 
