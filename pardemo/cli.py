@@ -126,7 +126,8 @@ def _run(arguments: argparse.Namespace) -> int:
             print(f"{name:24} {values}")
         return 0
     given = {key: _value(value) for key, value in arguments.parameters}
-    outcomes = runner.run(arguments.names, given, arguments.out, arguments.resume, arguments.cell_timeout)
+    with measure_command.ends_in_order("run"):
+        outcomes = runner.run(arguments.names, given, arguments.out, arguments.resume, arguments.cell_timeout)
     folder = arguments.out or _relative_output()
     print(f"report: {folder}/report.html")
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]

@@ -60,7 +60,7 @@ def command(arguments: argparse.Namespace) -> int:
     full = full_size.question(arguments.full_size, arguments.gpus, arguments.sequence, arguments.micro_batch)
     cluster = pace.cluster if pace else _cluster(arguments)
     asked = cluster.size if cluster else arguments.ranks
-    with _ends_in_order():
+    with ends_in_order():
         out = files.folder(arguments.out) if arguments.out is not None else None
         launch = launch_lines.read(["python", "-m", *program] if arguments.module and program else program, asked)
         ranks = asked if asked is not None else launch.ranks if launch.ranks is not None else launch_lines.RANKS
@@ -127,7 +127,7 @@ def _measured(
 
 
 @contextlib.contextmanager
-def _ends_in_order() -> Iterator[None]:
+def ends_in_order(command: str = "measure") -> Iterator[None]:
     """SIGTERM and SIGHUP end the run as an interrupt does: its ranks, and what it has in temporary folders, go."""
     ended: list[int] = []
 
@@ -145,7 +145,7 @@ def _ends_in_order() -> Iterator[None]:
         if not ended:
             raise
         # whatever came of it: the same signal may have killed ranks, in whose place something else was raised
-        print(f"\npardemo measure: ended by {signal.Signals(ended[0]).name}", file=sys.stderr)
+        print(f"\npardemo {command}: ended by {signal.Signals(ended[0]).name}", file=sys.stderr)
         raise SystemExit(128 + ended[0]) from None
     finally:
         for number, handler in before.items():

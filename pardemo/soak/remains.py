@@ -51,10 +51,11 @@ class Before:
 
     Args:
         temporary: the scene's own folder of temporary files, which is empty at its begin.
+        stays: patterns of those that cannot but stay.
     """
 
-    def __init__(self, temporary: Path):
-        self._temporary = temporary
+    def __init__(self, temporary: Path, stays: Collection[str] = ()):
+        self._temporary, self._stays = temporary, stays
         self._interfaces, self._named = _names(INTERFACES), _names(NAMED_NAMESPACES)
         self._shared = _names(SHARED_MEMORY)
         self._pids: set[int] = set()
@@ -71,7 +72,11 @@ class Before:
         return left
 
     def _left(self) -> list[str]:
-        left = [f"temporary file {path.name}" for path in sorted(self._temporary.iterdir())]
+        left = [
+            f"temporary file {path.name}"
+            for path in sorted(self._temporary.iterdir())
+            if not any(path.match(pattern) for pattern in self._stays)
+        ]
         shared = sorted(_names(SHARED_MEMORY) - self._shared)
         left += [f"shared memory {name}" for name in shared if self._is_ours(name)]
         left += [f"network interface {name}" for name in sorted(_names(INTERFACES) - self._interfaces)]

@@ -1,7 +1,7 @@
 """What a scene is: one piece of work with one fault, played in a process of its own."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from random import Random
@@ -56,7 +56,8 @@ class Kind:
     ``play`` runs in a process of its own and returns what was told by the error, for the record; it raises
     :class:`Wrong` or :class:`Skipped`. ``ways``: the variants, drawn in turn. ``signals``, by way: the signal that the
     process gets at a random moment after ``scene.begin()``, within ``within_s`` seconds. ``after``, where there is one,
-    runs in another process when the first has ended, whatever ended it: it looks whether work was lost.
+    runs in another process when the first has ended, whatever ended it: it looks whether work was lost. ``leaves``, by
+    way: patterns of temporary files that cannot but stay, since who made them was killed.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Kind:
     within_s: float
     after: Callable[[Scene], object] | None
     weight: int
+    leaves: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def way(self, number: int, seed: int) -> str:
         """The way of a case: each in turn, in an order drawn from the seed, so that few cases see all of them."""
@@ -88,11 +90,12 @@ def scene(
     within_s: float = 2.0,
     after: Callable[[Scene], object] | None = None,
     weight: int = 1,
+    leaves: Mapping[str, tuple[str, ...]] | None = None,
 ) -> Callable[[Play], Play]:
     """Marks a function as a kind of scene; :func:`kinds_of` finds it in its module. ``weight``: how often it comes."""
 
     def mark(play: Play) -> Play:
-        play.__dict__[MARK] = Kind(name, play, tuple(ways), signals or {}, within_s, after, weight)
+        play.__dict__[MARK] = Kind(name, play, tuple(ways), signals or {}, within_s, after, weight, leaves or {})
         return play
 
     return mark

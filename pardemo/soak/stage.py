@@ -58,8 +58,8 @@ class Stage:
         temporary, work = folder / "t", folder / "work"
         for each in (temporary, work):
             each.mkdir(parents=True)
-        before = Before(temporary)
         way = kind.way(number, self.seed)
+        before = Before(temporary, kind.leaves.get(way, ()))
         scene = Scene(name, number, self.seed, way, work, self.shared)
         number_of_signal = kind.signals.get(way)
         delay_s = kind.delay_s(number, self.seed)

@@ -62,7 +62,8 @@ class Nursery:
         self._exits: dict[int, int] = {}
         self._socket, theirs = socket.socketpair()
         _handles.add(self)
-        self.folder = tempfile.mkdtemp(prefix="pardemo-")  # the nursery removes it, even when this process is killed
+        inside = home if os.path.isdir(home) else None
+        self.folder = tempfile.mkdtemp(prefix="pardemo-", dir=inside)  # removed by it, even when this process is killed
         path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores others, too
         settings = {"fd": theirs.fileno(), "path": path, "preload": list(preload), "folder": self.folder, "main": main}
         with theirs:
@@ -228,6 +229,9 @@ def fork_here() -> None:
     _nurseries[RANK, ALWAYS] = Nursery(ALWAYS, RANK, _forked)
 
 
+#: In a process that was forked from a nursery: that one's folder. It may end what this process has started before
+#: that could clear up, and removes all that lies in its folder when it ends itself.
+home = ""
 _handles: weakref.WeakSet[Nursery] = weakref.WeakSet()
 _nurseries: dict[tuple[str, tuple[str, ...]], Nursery] = {}  # by what it runs and what it has loaded
 _nurseries_lock = threading.Lock()

@@ -23,6 +23,7 @@ from importlib import import_module
 from typing import Any
 
 from pardemo import compat
+from pardemo.world import nursery
 from pardemo.world.loading import no_garbage
 
 END_TIMEOUT_S = 5  # a killed process may still have memory of many gigabytes to give back
@@ -51,6 +52,7 @@ def serve(settings_json: str) -> None:
     control = socket.socket(fileno=settings["fd"])
     os.set_inheritable(control.fileno(), False)
     sys.path[:] = settings["path"]
+    nursery.home = settings["folder"]
 
     def say(**message):
         with contextlib.suppress(OSError):  # the parent may be gone; the main loop will notice

@@ -26,6 +26,7 @@ from pardemo.finetune.training.launch import launch
 from pardemo.project import only_writer
 from pardemo.soak.scene import Scene, Wrong, scene
 from pardemo.soak.scenes.parts import LONG_S, nothing_below, small_disk
+from pardemo.world import nursery
 
 STEPS, EVERY = 6, 3
 LAST, FIRST = f"checkpoint-{STEPS}", f"checkpoint-{EVERY}"
@@ -208,11 +209,11 @@ def _full_disk(scene: Scene) -> str:
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         shutil.copytree(base / "run" / FIRST, run / FIRST)
         largest = max(path.stat().st_size for path in (run / FIRST).rglob("*"))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (int(largest * (0.2 + 0.7 * scene.chance.random())), hard))
+        _limit_files(int(largest * (0.2 + 0.7 * scene.chance.random())), hard)
         try:
             told = _fails(scene, _job(base, run), resume=True)
         finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            _limit_files(soft, hard)
         scene.expect(checkpoint_seal.newest(run)[0] == run / FIRST, "lost: the checkpoint from before")
     else:
         need = sum(path.stat().st_size for path in (base / "run").rglob("*") if path.is_file())
@@ -224,6 +225,12 @@ def _full_disk(scene: Scene) -> str:
                     shutil.copytree(newest, run / newest.name)
     nothing_below()
     return f"{told}; {_goes_on(scene, base, run)}"
+
+
+def _limit_files(soft: int, hard: int) -> None:
+    """For ranks to come: they have the limits of the processes that they are forked from."""
+    for warm in nursery.living():
+        resource.prlimit(warm.pid, resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def _fails(scene: Scene, job: Recipe, resume: bool) -> str:

@@ -69,13 +69,17 @@ def _resume(scene: Scene) -> None:
 ENDS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGINT": signal.SIGINT}
 
 
-@scene("runner/ends", ENDS, ENDS, within_s=12.0, after=_resume, weight=3)
+#: A command that is killed by SIGKILL removes nothing: the kernels' sockets, and the file that tells of them.
+LEAVES = {"SIGKILL": ("pardemo-kernel-*", "tmp*.json")}
+
+
+@scene("runner/ends", ENDS, ENDS, within_s=12.0, after=_resume, weight=3, leaves=LEAVES)
 def _ends(scene: Scene) -> str:
     """A run is interrupted, terminated or killed at any moment; afterwards ``run --resume`` makes the rest."""
     out = _usual(scene)
     scene.begin()
     status, told = called("run", "--out", out)
-    scene.expect(status in (0, 130), f"status {status}: {told[-600:]}")
+    scene.expect(status in (0, 130, 143), f"status {status}: {told[-600:]}")
     if status == 130:
         scene.expect("interrupted" in one_line(told), f"an interrupt is told as {told[-600:]}")
     return one_line(told)
