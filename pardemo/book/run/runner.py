@@ -209,6 +209,7 @@ def _papermill(
     if sys.platform == "linux":
         config.ConnectionFileMixin.transport = "ipc"  # the kernel then opens no port
         config.ConnectionFileMixin.ip = os.path.join(sockets, "kernel")
+        config.ConnectionFileMixin.connection_file = os.path.join(sockets, "kernel.json")  # goes with the folder
     papermill_engines.register("pardemo", ReportingEngine)
     papermill.execute_notebook(
         str(path), str(target), parameters=parameters, engine_name="pardemo", kernel_name="python3",

@@ -80,9 +80,11 @@ def _port_in_use(scene: Scene) -> str:
 SIGNALS = {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM, "SIGKILL": signal.SIGKILL}
 
 
-@scene(
-    "measure/interrupted", SIGNALS, SIGNALS, within_s=3.0, leaves={"SIGKILL": ("pardemo-copy-*", "pardemo-measure-*")}
-)
+#: A command that is killed by SIGKILL removes nothing.
+LEAVES = {"SIGKILL": ("pardemo-copy-*", "pardemo-measure-*")}
+
+
+@scene("measure/interrupted", SIGNALS, SIGNALS, within_s=3.0, leaves=LEAVES)
 def _interrupted(scene: Scene) -> str:
     """The command is interrupted or ended at any moment: nothing runs on, and no file is half written."""
     _write(scene, "pass")

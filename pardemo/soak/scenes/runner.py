@@ -70,7 +70,7 @@ ENDS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGINT": signal.S
 
 
 #: A command that is killed by SIGKILL removes nothing: the kernels' sockets, and the file that tells of them.
-LEAVES = {"SIGKILL": ("pardemo-kernel-*", "tmp*.json")}
+LEAVES = {"SIGKILL": ("pardemo-kernel-*",)}
 
 
 @scene("runner/ends", ENDS, ENDS, within_s=12.0, after=_resume, weight=3, leaves=LEAVES)
