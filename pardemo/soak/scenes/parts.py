@@ -4,6 +4,7 @@ import contextlib
 import gc
 import io
 import os
+import pkgutil
 import re
 import subprocess
 import threading
@@ -145,12 +146,11 @@ def small_disk(folder: Path, nbytes: int) -> Iterator[Path]:
 
 def called(*arguments: object) -> tuple[int, str]:
     """The exit status of ``pardemo ARGUMENTS``, called in this process, and what it wrote to stderr."""
-    from pardemo import cli
-
+    main = pkgutil.resolve_name("pardemo.cli:main")  # it stands above this room: by its name, as a shell has it
     errors = io.StringIO()
     with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
         try:
-            status = cli.main([str(argument) for argument in arguments])
+            status = main([str(argument) for argument in arguments])
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else 1
     return status, errors.getvalue()

@@ -37,8 +37,8 @@ def _collection(scene: Scene, **cells: list[str]) -> Path:
 
 
 def _usual(scene: Scene) -> Path:
-    first, second = ([RANKS, CLAIM.format(name=name)] for name in ("01_first", "02_second"))
-    return _collection(scene, _01_first=first, _02_second=second)
+    first, second = ([RANKS, CLAIM.format(name=name)] for name in ("71_first", "72_second"))
+    return _collection(scene, _71_first=first, _72_second=second)
 
 
 def _finish(scene: Scene, out: Path) -> None:
@@ -88,7 +88,7 @@ def _ends(scene: Scene) -> str:
 @scene("runner/kernel dies")
 def _kernel_dies(scene: Scene) -> str:
     """A notebook's kernel is killed: that notebook fails, the other one runs, and ``--resume`` makes the first."""
-    cells = {"_01_first": [RANKS, CLAIM.format(name="01_first")], "_02_second": [CLAIM.format(name="02_second")]}
+    cells = {"_71_first": [RANKS, CLAIM.format(name="71_first")], "_72_second": [CLAIM.format(name="72_second")]}
     dying = scene.chance.choice(sorted(cells))
     cells[dying].insert(scene.chance.randrange(2), DIES.format(folder=scene.folder))
     out = _collection(scene, **cells)
@@ -106,8 +106,8 @@ def _kernel_dies(scene: Scene) -> str:
 @scene("runner/two runs")
 def _two_runs(scene: Scene) -> str:
     """A second run into the folder of the first is refused, and the first one goes on."""
-    cells = [WAITS.format(folder=scene.folder), CLAIM.format(name="01_first")]
-    out = _collection(scene, _01_first=cells, _02_second=[CLAIM.format(name="02_second")])
+    cells = [WAITS.format(folder=scene.folder), CLAIM.format(name="71_first")]
+    out = _collection(scene, _71_first=cells, _72_second=[CLAIM.format(name="72_second")])
     pid = os.fork()
     if pid == 0:  # a process of its own: locks belong to processes
         os._exit(called("run", "--out", out)[0])
@@ -115,7 +115,7 @@ def _two_runs(scene: Scene) -> str:
     while not (scene.folder / "begun").exists():
         scene.expect(time.monotonic() < until, "the first run did not begin")
         time.sleep(0.02)
-    status, told = called("run", "02", "--out", out)
+    status, told = called("run", "72", "--out", out)
     (scene.folder / "end").touch()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     scene.expect(status == 2 and f"another run (process {pid}) writes to" in one_line(told), f"{status}: {told[-600:]}")
