@@ -34,7 +34,7 @@ def fault(folder: Path) -> str | None:
         body, signature = {key: seal[key] for key in ("about", "files")}, seal["signature"]
     except FileNotFoundError:
         return "it was never finished"
-    except (ValueError, KeyError, TypeError, OSError):
+    except (ValueError, KeyError, TypeError, OSError, RecursionError):
         return "its seal cannot be read"
     if not hmac.compare_digest(str(signature), _sign(body)):
         return f"another user or machine wrote it (another key than {_key_file()})"

@@ -223,7 +223,7 @@ def _set_generation(model: Baichuan2ForCausalLM, values: dict) -> None:
 def _read_json(path: Path) -> dict:
     try:
         content = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # nested without end
         raise ValueError(f"{path} is not JSON: {_first_line(error)}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path}: an object in braces is expected")

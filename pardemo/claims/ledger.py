@@ -280,7 +280,7 @@ def read_ledger(file: Path) -> list[dict[str, Any]]:
         if not isinstance(rows, list):
             raise TypeError("not a list")
         return [{name: row[name] for name in COLUMNS} for row in rows]
-    except (ValueError, KeyError, TypeError, IsADirectoryError) as error:
+    except (ValueError, KeyError, TypeError, IsADirectoryError, RecursionError) as error:
         raise ValueError(f"{file} is not a ledger of claims: {error}") from None
 
 

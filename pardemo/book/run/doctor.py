@@ -62,7 +62,7 @@ def examine_deepspeed(path: str, ranks: int) -> str:
     with open(path, encoding="utf-8") as file:
         try:
             settings = json.load(file)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # nested without end
             raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(settings, dict):
         raise ValueError(f"{path}: a configuration is an object in braces")

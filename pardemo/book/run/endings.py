@@ -32,7 +32,7 @@ def read(folder: Path) -> dict[str, NotebookEnding]:
     """The endings by notebook; none where no run has been, or its manifest cannot be read."""
     try:
         return {row["notebook"]: NotebookEnding(**row) for row in json.loads((folder / MANIFEST).read_text())}
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return {}
 
 

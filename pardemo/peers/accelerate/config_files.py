@@ -37,7 +37,7 @@ def read(path: Path) -> dict[str, Any]:
     """
     try:
         settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(settings, dict):
         raise ValueError(f"{path}: a configuration has keys and values")
