@@ -98,7 +98,7 @@ def _events(path: Path) -> dict[str, Any]:
     try:
         with opened(path, "rt", encoding="utf-8") as file:
             found = json.load(file)
-    except (ValueError, EOFError, gzip.BadGzipFile) as error:
+    except (ValueError, EOFError, gzip.BadGzipFile, RecursionError) as error:
         raise ValueError(f"{path.name} is no whole trace: {error}") from None
     if not isinstance(found, dict) or not isinstance(found.get("traceEvents"), list):
         raise ValueError(
