@@ -386,7 +386,8 @@ def test_the_command_says_it_in_one_line(tmp_path, capsys, monkeypatch):
     bad = tmp_path / "bad"
     monkeypatch.chdir(tmp_path)
     commands = [
-        ["finetune", "bad.yaml"], ["doctor", "--deepspeed", "bad.json"],         ["plan", "--against", "bad.csv"], ["prove", "bad.toml"], ["score", "bad.jsonl"], ["claims", "bad"],
+        ["finetune", "bad.yaml"], ["doctor", "--deepspeed", "bad.json"],
+        ["plan", "--against", "bad.csv"], ["prove", "bad.toml"], ["score", "bad.jsonl"], ["claims", "bad"],
     ]  # fmt: skip
     (bad / "claims").mkdir(parents=True)
     for content in (b"", b"\xff\xfe\x00", b"[" * 5000, b"[1, 2]", b'{"a": 1}', b"a: [1", b"a,b\n1,2\n", b"\x1b[2J"):
