@@ -36,7 +36,7 @@ def fault(folder: Path) -> str | None:
         return "it was never finished"
     except (ValueError, KeyError, TypeError, OSError, RecursionError):
         return "its seal cannot be read"
-    if not hmac.compare_digest(str(signature), _sign(body)):
+    if not hmac.compare_digest(str(signature).encode(), _sign(body).encode()):
         return f"another user or machine wrote it (another key than {_key_file()})"
     now = checksums(folder)
     missing, changed = sorted(set(body["files"]) - set(now)), sorted(n for n in now if body["files"].get(n) != now[n])

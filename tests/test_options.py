@@ -44,8 +44,7 @@ BAD = [
     ("plan --link 0", "a link's rate must be above 0 Gbit/s, not 0"),
 ]  # fmt: skip
 #: Numbers of which each is possible.
-ANY = {("data build", "--seed"), ("prove", "--seed")}
-ANY = {("data build", "--seed"), ("soak", "--seed")}
+ANY = {("data build", "--seed"), ("prove", "--seed"), ("soak", "--seed")}
 
 WITHOUT_TORCH = """
 import contextlib, io, json, sys

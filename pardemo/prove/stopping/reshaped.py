@@ -46,8 +46,8 @@ def judge(
         if one.cause == "data":
             said, since = stream.said(stream.of(reference), stream.of(resumed), behind)
             one = replace(one, why=said, step=since + 1 - behind) if said else one
-        if one.cause == "learning-rate" and (told := alike.rates_said(reference, resumed, behind)) is not None:
-            one = replace(one, why=told[0], step=told[1] + 1 - behind, factor=None)
+        if one.cause == "learning-rate" and (rates := alike.rates_said(reference, resumed, behind)) is not None:
+            one = replace(one, why=rates[0], step=rates[1] + 1 - behind, factor=None)
         found.append(replace(one, layout=name, step=one.step + behind))
     return begins, found, notes
 
