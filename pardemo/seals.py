@@ -31,12 +31,13 @@ def fault(folder: Path) -> str | None:
     """Why the folder is not to be read; None when it is whole and ours."""
     try:
         seal = json.loads((folder / SEAL).read_text("utf-8"))
-        body, signature = {key: seal[key] for key in ("about", "files")}, seal["signature"]
+        body = {key: seal[key] for key in ("about", "files")}
+        ours = hmac.compare_digest(str(seal["signature"]).encode(), _sign(body).encode())
     except FileNotFoundError:
         return "it was never finished"
     except (ValueError, KeyError, TypeError, OSError, RecursionError):
         return "its seal cannot be read"
-    if not hmac.compare_digest(str(signature).encode(), _sign(body).encode()):
+    if not ours:
         return f"another user or machine wrote it (another key than {_key_file()})"
     now = checksums(folder)
     missing, changed = sorted(set(body["files"]) - set(now)), sorted(n for n in now if body["files"].get(n) != now[n])

@@ -169,15 +169,18 @@ def test_data_files(tmp_path):
     lines = [{"prompt": "a", "label": "b", "predict": "c"}] * 3
 
     def dump(value):
-        return b"\n".join(map(as_json, value if isinstance(value, list) else [value]))
+        rows = value.get("rows") if isinstance(value, dict) else value
+        return b"\n".join(map(as_json, rows if isinstance(rows, list) else [rows]))
 
-    fuzz(tmp_path / "lines.jsonl", dump(lines), predictions.read, lines, dump, inside=True)
+    fuzz(tmp_path / "lines.jsonl", dump({"rows": lines}), predictions.read, {"rows": lines}, dump, inside=True)
 
 
 RUNS = [
-    {"model": "llama2-7b", "gpu": "A100-80GB", "gpus": "8", "sequence": "4096", "micro_batch": "1", "seconds": "5.1"},
-    {"model": "gpt2", "gpu": "H100", "gpus": "16", "sequence": "1024", "micro_batch": "4", "seconds": "0.4"},
-]
+    {"model": "llama2-7b", "gpu": "A100-80GB", "gpus": "8", "sequence": "4096", "micro_batch": "1",
+     "accumulation": "4", "seconds": "5.1"},
+    {"model": "gpt2", "gpu": "H100", "gpus": "16", "sequence": "1024", "micro_batch": "4",
+     "accumulation": "1", "seconds": "0.4"},
+]  # fmt: skip
 
 
 def as_csv(rows):
@@ -226,9 +229,12 @@ def test_prove_toml(tmp_path):
 def test_claims_traces_and_seals(tmp_path):
     row = dict.fromkeys(claims.COLUMNS, "x")
     (tmp_path / "claims").mkdir()
-    fuzz(
-        tmp_path / "claims" / "01_a.json", as_json([row]), lambda path: claims.read(path.parent.parent), [row], as_json
-    )
+
+    def dump(value):
+        return as_json(value["rows"] if isinstance(value, dict) and "rows" in value else value)
+
+    file = tmp_path / "claims" / "01_a.json"
+    fuzz(file, as_json([row]), lambda path: claims.read(path.parent.parent), {"rows": [row]}, dump)
     event = {"ph": "X", "name": "aten::add", "cat": "cpu_op", "ts": 1.5, "dur": 2, "tid": 3, "pid": 4, "args": {}}
     plain = {"traceEvents": [event], "baseTimeNanoseconds": 5}
     fuzz(tmp_path / "trace.json", as_json(plain), trace.read, plain, as_json, inside=True, kinds=1)

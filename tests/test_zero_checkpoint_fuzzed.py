@@ -55,6 +55,8 @@ def mutations(draw, original):
         how = draw(st.sampled_from(["replace", "replace", "remove", "add", "twice"]))
         if how == "replace":
             inside[last] = draw(VALUES)
+        elif how == "remove" and isinstance(inside, dict):
+            inside.pop(last, None)  # of an empty object there is nothing to remove
         elif how == "remove":
             del inside[last]
         elif isinstance(inside, dict):

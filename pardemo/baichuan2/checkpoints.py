@@ -40,15 +40,13 @@ def load_checkpoint(
 
     Raises:
         FileNotFoundError: no config.json, no weights, or a shard that the index names is missing.
-        ValueError: another architecture, a git-lfs pointer or a truncated file in place of a shard, a parameter that
-            is missing, unknown, twice there, or of another shape: each named with its file.
+        ValueError: another architecture, sizes that no model has, a git-lfs pointer or a truncated file in place of a
+            shard, a parameter that is missing, unknown, twice there, or of another shape: each named with its file.
     """
     folder = Path(folder)
     config = read_config(folder, **changes)
     dtype = dtype or config.dtype or torch.bfloat16
-    with torch.device("meta"):
-        model = Baichuan2ForCausalLM(config)
-    model.eval()
+    model = _without_memory(config, folder)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     shards = find_shards(folder)
     _check_index(folder, set(shapes))
@@ -72,6 +70,16 @@ def load_checkpoint(
     if path.is_file():
         _set_generation(model, _read_json(path))
     return model
+
+
+def _without_memory(config: Baichuan2Config, folder: Path) -> Baichuan2ForCausalLM:
+    """The model with parameters that have shapes alone."""
+    try:
+        with torch.device("meta"):
+            return Baichuan2ForCausalLM(config).eval()
+    except Exception as error:  # what constructors of torch and Transformers make of nonsense
+        said = " ".join(str(error).partition("\n")[0].split())  # torch's have a trace of many lines behind it
+        raise ValueError(f"{folder.name}/config.json makes no model: {said}") from None
 
 
 def read_config(folder: str | Path, **changes) -> Baichuan2Config:

@@ -49,7 +49,7 @@ def read(path: Path | str) -> list[Bar]:
     try:
         base_s = found.get("baseTimeNanoseconds", 0) / 1e9
         bars = [_bar(event, base_s) for event in found["traceEvents"] if _is_bar(event)]
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"{path.name} has an event that torch's profiler does not write: {error}") from None
     return sorted(bars, key=lambda bar: (bar.begin_s, -bar.end_s))
 

@@ -79,6 +79,8 @@ def tables_of(path: str) -> tuple[list[str], list[dict[str, Any]], dict[str, Any
         read = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is no TOML: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path} is no TOML: it is nested without end") from None
     known = {"script", "layout", "steps", "double", "resume"}
     if unknown := sorted(read.keys() - known):
         raise ValueError(f"{path}: {unknown[0]!r} is not known; it may say {', '.join(sorted(known))}")

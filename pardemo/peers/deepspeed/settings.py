@@ -162,6 +162,8 @@ def _check_adam(optimizer: Mapping[str, Any]) -> None:
     from deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
     from torch.optim import AdamW
 
+    if not isinstance(optimizer.get("params", {}), Mapping):
+        raise ValueError(f"optimizer.params must be a section in braces, not {optimizer['params']!r}")
     if str(optimizer.get("type", "")).lower() in ("adam", "adamw"):
         known = {name for kind in (AdamW, DeepSpeedCPUAdam, FusedAdam) for name in inspect.signature(kind).parameters}
         refuse_unknown(optimizer.get("params", {}), known | {"torch_adam", "adam_w_mode"}, "optimizer.params")

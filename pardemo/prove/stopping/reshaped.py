@@ -8,7 +8,7 @@ from pardemo.prove import compare
 from pardemo.prove.assembled import assembled
 from pardemo.prove.facts import Finding
 from pardemo.prove.reference import Reference
-from pardemo.prove.runner import Run
+from pardemo.prove.runner import ProveError, Run
 from pardemo.prove.stopping import alike, states, stream
 
 
@@ -20,12 +20,14 @@ def judge(
     Raises:
         ProveError: the two cannot be compared: other global batches, or other parameters.
     """
-    order = sorted(range(reference.steps), key=lambda step: (step != expected, step))
     begins, compared, truth = None, None, None
-    for step in order:
+    for step in sorted(range(reference.steps), key=lambda step: (step != expected, step)):
         truth = Reference(reference.since(step), tolerance)
-        compared = compare.layout(truth, replace(resumed, strips={}))
-        if not compared.unmatched and not any(one.what == "parameters" and one.step == 1 for one in compared.findings):
+        try:
+            compared = compare.layout(truth, replace(resumed, strips={}))
+        except ProveError:  # nothing of it is where this step's parameters are
+            continue
+        if _same_parameters(compared):
             begins = step
             break
     if begins is None:
@@ -50,6 +52,12 @@ def judge(
             one = replace(one, why=rates[0], step=rates[1] + 1 - behind, factor=None)
         found.append(replace(one, layout=name, step=one.step + behind))
     return begins, found, notes
+
+
+def _same_parameters(compared: compare.Compared) -> bool:
+    """Whether the run begins with the parameters of the step that it was held against, whatever its samples are."""
+    begun = any(one.what == "parameters" and one.step == 1 for one in compared.findings)
+    return not compared.unmatched and not compared.maps.different and not begun
 
 
 def _states(
