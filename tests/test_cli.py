@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from pardemo import Ledger, WireMeter, bench, cli, project
 from pardemo.book.page.presets import choose
-from pardemo.collectives.links import Link
 
 
 @pytest.mark.parametrize(
@@ -85,24 +84,33 @@ def test_bench_import_runs_and_prints(capsys, monkeypatch):
     assert "NO" in capsys.readouterr().out
 
 
-def the_limits_work(nbytes):
-    from pardemo.bench.ring import without_waiting
+def the_bounds_work(nbytes):
+    from pardemo.bench import bound
 
-    link, rank, size = Link(dist.group.WORLD), dist.get_rank(), dist.get_world_size()
+    rank, size = dist.get_rank(), dist.get_world_size()
     tensor = torch.full((nbytes // 4,), rank + 1.0)
-    with WireMeter() as wire:
-        without_waiting(link, tensor)
-    return wire.sent_bytes, wire.received_bytes, bool((tensor[: len(tensor) // size] > rank + 1).all())
+    with bound.to_itself() as (out, into), WireMeter() as wire:
+        seconds = bound.work(out, into, tensor, size)
+    written = int((tensor == 0).sum())  # by what arrived, which is zeros
+    return wire.sent_bytes, wire.received_bytes, written, seconds
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_the_limit_of_a_ring_moves_its_bytes_and_adds(world_of, size):
-    """What the ring is held against does all of an all-reduce's work: a limit without the adds nobody can reach."""
+def test_the_bound_of_an_all_reduce_moves_its_bytes_and_no_more(world_of, size):
+    """With fewer bytes it would be a bound that nobody can reach, with more one that can be beaten."""
     nbytes = 4 << 20
-    for sent, received, added in world_of(size).run(the_limits_work, nbytes):
-        assert sent == pytest.approx(2 * (size - 1) / size * nbytes, rel=0.005)  # the meter's barrier is below
-        assert received == pytest.approx(2 * (size - 1) / size * nbytes, rel=0.005)
-        assert added
+    half = (size - 1) / size * nbytes
+    for sent, received, written, seconds in world_of(size).run(the_bounds_work, nbytes):
+        assert sent == pytest.approx(2 * half, rel=0.005)  # the meter's barrier is below
+        assert received == pytest.approx(2 * half, rel=0.005)
+        assert 4 * written == half
+        assert seconds > 0
+
+
+def test_the_bound_shares_all_ranks_work_among_the_cores():
+    from pardemo.bench import bound
+
+    assert bound.seconds([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], cores=3) == [3.0, 4.0]
 
 
 def test_doctor_tells_what_is_here(capsys):

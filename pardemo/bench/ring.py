@@ -1,77 +1,46 @@
-"""The ring all-reduce against torch's gloo all_reduce, and against plain sockets that do its work without its order."""
+"""The ring all-reduce against torch's gloo all_reduce, and both beside what bounds any all-reduce over sockets."""
 
-import threading
 import time
 
 import torch
 import torch.distributed as dist
 
-from pardemo.bench import BenchRow, compare, slowest
+from pardemo import project
+from pardemo.bench import BenchRow, bound, compare, slowest
 from pardemo.collectives import ring_all_reduce
-from pardemo.collectives.links import Link, bytes_of
 from pardemo.meters import MemoryMeter
 
 SIZES = {"64KiB": 64 << 10, "1MiB": 1 << 20, "16MiB": 16 << 20, "64MiB": 64 << 20}
-BLOCK_NUMEL = 1 << 18  # 1 MiB in fp32, the ring's own segment: what the plain sockets hand to the kernel at once
-LIMIT = "plain sockets and adds, without waiting"
-
-
-def without_waiting(link: Link, tensor: torch.Tensor) -> None:
-    """An all-reduce's work without its order: the limit of what a ring can reach over sockets.
-
-    A rank of a ring of N hands 2(N−1)/N of its tensor to the kernel and takes as much from it. Half of what arrives is
-    added to the tensor, which reads both and writes one; the other half is written to it. All of that is done here, by
-    plain sockets and from and to the memory of a tensor of the same size: a block that is sent over and over would stay
-    in the processor's cache, which no all-reduce of a large tensor can. Blocks leave in the order in which others
-    arrive, so that one that is in the cache serves both, as in a ring. Only nobody waits: a rank sends whatever its
-    memory holds, not what has arrived before, and the result is no sum.
-    """
-    size = dist.get_world_size()
-    half = (size - 1) * (tensor.numel() // size)
-    inbox = torch.empty(min(BLOCK_NUMEL, half))
-
-    def send() -> None:
-        for block in (*tensor[:half].split(BLOCK_NUMEL), *tensor[-half:].split(BLOCK_NUMEL)):
-            link._out.sendall(bytes_of(block))
-
-    sender = threading.Thread(target=send)
-    sender.start()
-    for block in tensor[:half].split(BLOCK_NUMEL):
-        arrived = inbox[: block.numel()]
-        _fill(link, arrived)
-        block.add_(arrived)
-    for block in tensor[-half:].split(BLOCK_NUMEL):
-        _fill(link, block)
-    sender.join()
-
-
-def _fill(link: Link, block: torch.Tensor) -> None:
-    left = bytes_of(block)
-    while left:
-        left = left[link._in.recv_into(left) :]
+BOUNDED = 16 << 20  # from here on bytes bound an all-reduce, below the messages' latency
+BOUND = (
+    "the bound of any all-reduce over sockets: 2(N−1)·S bytes into the kernel and out of it, (N−1)·S added, in one "
+    "thread that never waits; seconds of a core by the cores"
+)
 
 
 def alternate(nbytes: int, rounds: int) -> dict[str, list[float]]:
-    """On every rank: seconds of each method, by turns."""
+    """On every rank: seconds of each method, by turns; ``work`` is the bound's, in seconds of a core."""
     size = dist.get_world_size()
-    link = Link(dist.group.WORLD)  # connections of its own, made as the ring makes its
     tensor = torch.empty(nbytes // 4)
-    methods = {
-        "ring": lambda: ring_all_reduce(tensor),
-        "torch": lambda: dist.all_reduce(tensor),
-        "sockets": lambda: without_waiting(link, tensor),
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in methods}
-    for turn in range(rounds + 2):
-        for name, method in methods.items():
-            tensor.fill_(1.0)
-            dist.barrier()
-            begin = time.perf_counter()
-            method()
-            if turn >= 2:
-                seconds[name].append(time.perf_counter() - begin)
-            if name != "sockets" and not torch.all(tensor == size):
-                raise RuntimeError(f"{name}: wrong sum")
+    methods = {"ring": lambda: ring_all_reduce(tensor), "torch": lambda: dist.all_reduce(tensor)}
+    seconds: dict[str, list[float]] = {name: [] for name in (*methods, "work")}
+    with bound.to_itself() as (out, into):
+        for turn in range(rounds + 2):
+            for name, method in methods.items():
+                tensor.fill_(1.0)
+                dist.barrier()
+                begin = time.perf_counter()
+                method()
+                if turn >= 2:
+                    seconds[name].append(time.perf_counter() - begin)
+                if not torch.all(tensor == size):
+                    raise RuntimeError(f"{name}: wrong sum")
+            if nbytes >= BOUNDED:
+                tensor.fill_(1.0)
+                dist.barrier()
+                work_s = bound.work(out, into, tensor, size)
+                if turn >= 2:
+                    seconds["work"].append(work_s)
     return seconds
 
 
@@ -96,8 +65,10 @@ def rows() -> list[BenchRow]:
                 name = f"ring.n{ranks}.{label}"
                 target = 1.0 if nbytes >= 16 << 20 else 0.7
                 table.append(compare(name, seconds["ring"], seconds["torch"], "s", target, "gloo all_reduce"))
-                floor = 0.7 if (ranks, label) == (4, "64MiB") else None
-                table.append(compare(f"{name}.limit", seconds["ring"], seconds["sockets"], "s", floor, LIMIT))
+                if nbytes >= BOUNDED:
+                    least = bound.seconds([of_rank["work"] for of_rank in results], project.available_cores())
+                    table.append(compare(f"{name}.bound", seconds["ring"], least, "s", None, BOUND))
+                    table.append(compare(f"{name}.bound.gloo", seconds["torch"], least, "s", None, f"gloo; {BOUND}"))
                 extra = max(world.run(extra_bytes, nbytes))
                 table.append(compare(f"{name}.memory", [extra], [2 * nbytes / ranks], "B", 1.0, "2/N of the tensor"))
     return table
