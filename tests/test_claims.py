@@ -134,6 +134,16 @@ def test_a_cell_that_runs_again_replaces_its_claim_and_a_new_ledger_begins_empty
     assert claims.read(out) == []
 
 
+def test_the_file_is_the_rows_as_json_at_each_claim(ledger, out):
+    """Only the claim that is new is written as JSON, and the others as they stood: the file has to be the same."""
+    file = out / "claims" / f"{ledger.notebook}.json"
+    assert file.read_text() == "[]\n"
+    for id, measured in (("02.a", 1), ("02.b", 2), ("02.a", 3), ("02.c", 4)):
+        ledger.check(id, f"es gilt – „{id}“", 1, measured, "µs", evidence="wire")
+        assert file.read_text() == json.dumps(ledger.rows, indent=1, ensure_ascii=False) + "\n"
+    assert [row["measured"] for row in ledger.rows] == [3, 2, 4]
+
+
 def test_a_second_claim_under_the_same_id_is_refused_and_hides_nothing(ledger, out):
     ledger.check("s09.x", "bytes sent", 1, 1)
     for book in (lambda: ledger.check("s09.x", "received", 2, 2), lambda: ledger.skip("s09.x", "received", "why")):

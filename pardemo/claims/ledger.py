@@ -61,6 +61,7 @@ class Ledger:
         claims = declarations.read(self._file) if self._file else {}
         self._declared = {self._full(id): replace(claim, id=self._full(id)) for id, claim in claims.items()}
         self._rows: dict[str, dict[str, Any]] = {}
+        self._texts: dict[str, str] = {}  # each row as it stands in the file
         self._shown: dict[str, int] = {}  # claim -> the notebook's count of executions when its line was shown
         self._write()
 
@@ -253,10 +254,14 @@ class Ledger:
         if twice or (before["statement"], before["case"]) != (row["statement"], row["case"]):
             raise ValueError(f"the id {id} is taken, by {before['statement']!r}: {row['statement']!r} needs its own")
         self._rows[id] = row
+        self._texts[id] = json.dumps([row], indent=1, ensure_ascii=False).removeprefix("[\n").removesuffix("\n]")
         self._write()
 
     def _write(self) -> None:
-        project.write_json(self._path, self.rows)
+        """The whole file, at each claim: what is written once are the other rows, or a thousand claims took seconds."""
+        lines = ",\n".join(self._texts[id] for id in self._rows)
+        text = f"[\n{lines}\n]\n" if lines else "[]\n"
+        project.write_atomically(self._path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def read(folder: str | Path | None = None) -> list[dict[str, Any]]:

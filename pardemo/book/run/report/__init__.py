@@ -27,7 +27,10 @@ def write(folder: Path, ended: list[NotebookEnding], rows: list[dict[str, Any]],
     into = into or folder
     addresses = {claim: pages.to_page(address) for claim, address in scorecard.links(folder, rows).items()}
     there = [outcome.notebook for outcome in ended if pages.source(folder, outcome.notebook)]
-    chapters = [_chapter(folder, outcome, rows, addresses, outcome.notebook in there) for outcome in ended]
+    own: dict[str, list[dict[str, Any]]] = {outcome.notebook: [] for outcome in ended}
+    for row in rows:
+        own.setdefault(row["notebook"], []).append(row)
+    chapters = [_chapter(folder, each, own[each.notebook], addresses, each.notebook in there) for each in ended]
     for name in there:
         pages.write(folder, name, chapters, into)
     measured = [row for row in rows if row["notebook"] != scorecard.OWN]
@@ -77,10 +80,9 @@ def rebuild(folder: Path, into: Path | None = None) -> Path:
 
 
 def _chapter(
-    folder: Path, outcome: NotebookEnding, rows: list[dict[str, Any]], addresses: dict[str, str], has_page: bool
+    folder: Path, outcome: NotebookEnding, own: list[dict[str, Any]], addresses: dict[str, str], has_page: bool
 ) -> dict[str, Any]:
     name = outcome.notebook
-    own = [row for row in rows if row["notebook"] == name]
     drawn = [_picture(p) for p in pictures.of(folder, name)]
     own_claims = [_claim(cases, addresses) for cases in claims.by_claim(own).values()]
     return {
