@@ -34,6 +34,7 @@ BENCHES = {
     "plan": "plan",
     "pytest": "pytest_plugin",
     "measure": "measure",
+    "growth": "growth",
 }
 
 
@@ -91,8 +92,16 @@ def compare(
     ratio = median(peer) / median(ours)
     pairs = [p / o for o, p in zip(ours, peer, strict=True)]
     low, _, high = quantiles(pairs, n=4) if len(pairs) > 1 else (pairs[0],) * 3
-    met = None if target is None else ratio >= target if within is None else abs(ratio - target) <= within
+    met = is_met(ratio, target, within)
     return BenchRow(name, median(ours), median(peer), unit, ratio, (low, high), target, met, note, within)
+
+
+def is_met(ratio: float, target: float | None, within: float | None = None) -> bool | None:
+    """Whether a ratio is what is asked for: at least the target, or no further from it than ``within``. None where
+    nothing is asked."""
+    if target is None:
+        return None
+    return ratio >= target if within is None else abs(ratio - target) <= within
 
 
 def run(names: Sequence[str], on_start: Callable[[str], None] = lambda name: None) -> list[BenchRow]:
@@ -127,7 +136,7 @@ def as_text(rows: Sequence[BenchRow]) -> str:
             row.unit,
             f"{row.ratio:.2f}",
             f"{row.spread[0]:.2f} to {row.spread[1]:.2f}",
-            _asked(row),
+            asked(row),
             "" if row.met is None else ("yes" if row.met else "NO"),
             row.note,
         )
@@ -136,7 +145,8 @@ def as_text(rows: Sequence[BenchRow]) -> str:
     return text_table(lines)
 
 
-def _asked(row: BenchRow) -> str:
+def asked(row: BenchRow) -> str:
+    """What is asked of a row's ratio, in the fewest signs."""
     if row.target is None:
         return ""
     return f">= {row.target:g}" if row.within is None else f"{row.target:g} ± {row.within:g}"

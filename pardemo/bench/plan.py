@@ -40,8 +40,8 @@ print(json.dumps([fmean(errors), max(errors)]))
 
 
 def rows() -> list[BenchRow]:
-    seconds, mib = zip(*(_told(_PROGRAM) for _ in range(ROUNDS)), strict=True)
-    mean, worst = _told(_TENSORS)
+    seconds, mib = zip(*(told(_PROGRAM) for _ in range(ROUNDS)), strict=True)
+    mean, worst = told(_TENSORS)
     tables = [_table("llama3-8b") for _ in range(ROUNDS)]
     return [
         compare("plan.dry_run", seconds, [SECONDS] * ROUNDS, "s", 1.0, "the limit for 13B, LoRA, 8 × 1024"),
@@ -63,7 +63,8 @@ def _table(model: str) -> float:
     return time.perf_counter() - begin
 
 
-def _told(program: str, *arguments: str) -> list[float]:
+def told(program: str, *arguments: str) -> list[float]:
+    """What a program prints as JSON in its last line, of a Python process of its own."""
     command = [sys.executable, "-W", "ignore", "-c", program, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
