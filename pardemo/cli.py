@@ -90,6 +90,12 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="the speed table: ratios measured side by side in one run")
     bench.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join(BENCHES)} (default: all)")
     bench.add_argument("--json", action="store_true", help="print rows as JSON")
+    several = bench.add_argument_group("the table of several runs: medians, ranges, in how many a target was met")
+    several.add_argument("--add", metavar="RUN.json", help="a run's --json: add it to the runs, make the table anew")
+    several.add_argument("--to", metavar="DIR", help="where bench_runs.json and bench.json are (outputs/reference)")
+    several.add_argument("--date", metavar="YYYY-MM-DD", help="of the run (today)")
+    several.add_argument("--revision", metavar="REV", help="of the code that was measured (git's HEAD)")
+    several.add_argument("--machine", metavar="FILE", help="the machine.json of the run (this machine's profile)")
     bench.set_defaults(action=_bench)
 
     tune = commands.add_parser("finetune", help="fine-tune by a recipe: LoRA, DeepSpeed, on all ranks of this machine")
@@ -154,6 +160,12 @@ def _claims(arguments: argparse.Namespace) -> int:
 def _bench(arguments: argparse.Namespace) -> int:
     from pardemo import bench
 
+    if arguments.add:
+        from pardemo.bench import runs
+
+        return runs.command(arguments)
+    if several := [f"--{name}" for name in ("to", "date", "revision", "machine") if getattr(arguments, name)]:
+        raise ValueError(f"{', '.join(several)} without --add: a run is measured, and written where its output goes")
     rows = bench.run(arguments.names, on_start=lambda name: print(f"bench {name} …", file=sys.stderr, flush=True))
     print(json.dumps(bench.as_json(rows), indent=1) if arguments.json else bench.as_text(rows))
     return 1 if any(row.met is False for row in rows) else 0

@@ -22,11 +22,14 @@ def build(tmp_path, monkeypatch):
     (old / "old.ipynb").write_text("old")
     (old / "plan_cuda.json").write_text("of a GPU")
     (old / "world_sizes.csv").write_text("of another command")
+    (old / "bench_runs.json").write_text("earlier runs")
     readme = tmp_path / "README.md"
     readme.write_text(f"{report_command.BEGIN}\nold\n{report_command.END}\n")
 
-    def command(out, name, *_):
+    def command(out, name, *arguments):
         build.asked.append(name)
+        if "--add" in arguments:  # the table of all runs, which is here the newest one's
+            (out / "bench.json").write_text((out / "bench_run.json").read_text())
         if name == "run":
             Ledger("01_a", out).check("01.a", "one is one", 1, 1)
         answer = build.answers.get(name, (0, ""))
@@ -45,7 +48,7 @@ def build(tmp_path, monkeypatch):
 
 def test_a_missed_target_is_told_at_the_end_and_stops_nothing(build, tmp_path, capsys):
     assert build(bench=(1, json.dumps([HIT, MISSED]))) == 1
-    assert build.asked == ["run", "bench", "plan", "report"]
+    assert build.asked == ["run", "bench", "bench", "plan", "report"], "the second adds the first one's rows"
     printed = capsys.readouterr()
     assert printed.err == "missed target: slow: 0.50 of 1\n"
     assert printed.out.endswith("reference, 1 of 2 targets missed\n")
@@ -61,9 +64,10 @@ def test_a_whole_build_replaces_the_old_one_and_keeps_what_other_commands_wrote(
         (tmp_path / "reference" / name).write_text('["of another command"]\n')
     assert build() == 0
     made = tmp_path / "reference"
-    written = {"claims", "bench.json", "plan_validate.json"}
+    written = {"claims", "bench.json", "bench_runs.json", "plan_validate.json"}
     assert {path.name for path in made.iterdir()} == written | {"plan_cuda.json", "world_sizes.csv"} | of_prove
     assert (made / "plan_cuda.json").read_text() == "of a GPU"
+    assert (made / "bench_runs.json").read_text() == "earlier runs", "to which the command adds"
     assert (made / "zoo.json").read_text() == '["of another command"]\n'
     assert {path.name for path in tmp_path.iterdir()} == {"reference", "README.md"}, "nothing is left beside it"
 
@@ -91,6 +95,7 @@ def test_a_build_that_stops_on_the_way_leaves_the_old_reference_untouched(build,
         "old.ipynb",
         "plan_cuda.json",
         "world_sizes.csv",
+        "bench_runs.json",
     }
     assert "\nold\n" in (tmp_path / "README.md").read_text()
     assert build() == 0, "what was left beside it is in nobody's way"

@@ -2,7 +2,8 @@
 
 It is built beside that one: executed notebooks, their pages, pictures and claims, the speed table, the planner's
 validation, the report, and the figures that README and documents quote. The pages, half of its bytes, are not
-committed: `pardemo report outputs/reference` makes them of the rest. A build that stops on the way, killed or by a
+committed: `pardemo report outputs/reference` makes them of the rest. The speed table is that of all runs so far, to
+which `pardemo bench --add` adds this one. A build that stops on the way, killed or by a
 notebook that fails, leaves the old reference as it was. A missed target of the speed table is a result: it goes in, and
 the command says so at its end.
 """
@@ -24,6 +25,7 @@ from pardemo.book.run.report import command as report_command
 #: What other commands write there, which a run does not make anew: pardemo.planner.cuda_truth on a GPU, world_sizes,
 #: and of `pardemo prove` tests/zoo/run.py, tests/releases/run.py, tests/zoo/right/run.py and tests/found/run.py.
 KEPT = ("plan_cuda.json", world_sizes.TABLE.name, "zoo.json", "releases.json", "right_layouts.json", "searched.json")
+RUNS, TABLE = "bench_runs.json", "bench.json"  # the speed table, which `pardemo bench --add` makes
 #: What every run makes itself: adapters for *Baichuan2: before and after*, the scripts whose text is in a notebook.
 NOT_KEPT = ("finetune", "trace", "script_measured", "is_it_right", "host_fails")
 
@@ -60,8 +62,7 @@ def build(target: Path, *documents: Path) -> list[dict[str, Any]]:
     if fresh.exists():
         shutil.rmtree(fresh)
     _do(fresh, "run", "--out", str(fresh))
-    bench = _rows(fresh, "bench")
-    project.write_json(fresh / "bench.json", bench)
+    bench = _with_earlier_runs(target, fresh, _rows(fresh, "bench"))
     project.write_json(fresh / "plan_validate.json", _rows(fresh, "plan", "--validate"))
     _do(fresh, "report", str(fresh))
     for document in documents:
@@ -76,9 +77,25 @@ def build(target: Path, *documents: Path) -> list[dict[str, Any]]:
     return bench
 
 
+def _with_earlier_runs(target: Path, fresh: Path, run: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The speed table of the runs that ``target`` keeps and of this one, as ``pardemo bench --add`` makes it."""
+    if (target / RUNS).exists():
+        shutil.copy2(target / RUNS, fresh)
+    file = fresh / "bench_run.json"
+    project.write_json(file, run)
+    table = _rows(fresh, "bench", "--add", str(file), "--to", str(fresh))
+    file.unlink()
+    return table
+
+
 def _compact(folder: Path) -> None:
-    """Notebooks and JSON without their indentation: a twentieth of what is committed with every reference run."""
+    """Notebooks and JSON without their indentation: a twentieth of what is committed with every reference run.
+
+    The speed table and its runs keep their lines: what another run changes is read as a difference.
+    """
     for path in (*folder.rglob("*.ipynb"), *folder.rglob("*.json")):
+        if path.name in (RUNS, TABLE):
+            continue
         text = json.dumps(json.loads(path.read_text(encoding="utf-8")), ensure_ascii=False, separators=(",", ":"))
         path.write_text(f"{text}\n", encoding="utf-8")
 
