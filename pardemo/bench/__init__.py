@@ -1,7 +1,8 @@
 """The speed table: every figure a ratio, ours against a peer, measured side by side in one run.
 
 ``ratio`` is the peer's median over ours, so above 1 means faster (or smaller) than the peer; ``spread`` is the
-middle half of the ratios of neighbouring runs. Runs alternate, so that a drift of the machine meets both.
+middle half of the ratios of neighbouring runs. Runs alternate, so that a drift of the machine meets both. The table
+that is committed is made of several such tables, of different days: :mod:`pardemo.bench.runs`.
 """
 
 import contextlib

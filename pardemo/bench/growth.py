@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 RANKS, RING_BYTES, RING_ROUNDS = (2, 4, 8, 16), 1 << 20, 9
 GPUS, BATCH, TIMES, PLAN_ROUNDS = 64, 1024, 4, 5
-EACH, CHAPTERS, MORE = 100, 10, 10  # claims of a chapter (the book's fullest has as many), chapters, times as many
+EACH, CHAPTERS, MORE = 100, 10, 10  # claims of a chapter, chapters, times as many
 ONE_CHAPTER, REPORT_ROUNDS = 1_000, 3
 FEW, MANY, KEPT = 100_000, 1_000_000, 20_000  # rows of a file, rows that are chosen
 FLAT, STEADY = 0.95, 0.9  # a peak and a rate that do not grow, but for noise
