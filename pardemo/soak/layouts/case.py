@@ -3,6 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import torch
 
@@ -142,7 +143,7 @@ def _ranks(kind: str, chance: Random) -> dict:
 
 def _batch(kind: str, ranks: dict, chance: Random) -> dict:
     dp, pp = ranks.get("dp", 1), ranks.get("pp", 1)
-    chosen = {"dtype": chance.choice(("fp64", "fp32", "fp32", "bf16"))}
+    chosen: dict[str, Any] = {"dtype": chance.choice(("fp64", "fp32", "fp32", "bf16"))}
     if "zero" in kind and chosen["dtype"] == "fp64":
         chosen["dtype"] = "fp32"  # as the engines are documented
     if pp == 1:
@@ -234,7 +235,11 @@ def _use(so_far: dict, chance: Random) -> dict:
     if engine.startswith("zero") or tp > 1:
         return {}
     again = so_far["checkpointing"] or so_far.get("recompute_stages")  # a second run would begin with what is changed
-    chosen = {"in_place": not again and _flip(chance), "buffers": _flip(chance, 0.3), "closure": _flip(chance, 0.3)}
+    chosen: dict[str, Any] = {
+        "in_place": not again and _flip(chance),
+        "buffers": _flip(chance, 0.3),
+        "closure": _flip(chance, 0.3),
+    }
     if pp > 1:
         return chosen
     exact = so_far["dtype"] != "bf16"

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from pardemo.soak.layouts.case import Case
 ROUNDINGS = {"fp64": 1000, "fp32": 1000, "bf16": 12}
 #: A tensor that is zero but for rounding (a key's bias has no gradient) is measured by the others: this share of all.
 SHARE = 0.02
+Model = TypeVar("Model", bound=nn.Module)
 
 
 class Comparison:
@@ -55,7 +57,7 @@ class Comparison:
             self.worst, self.what = ratio, what
 
 
-def gradients_as_model(model: nn.Module) -> nn.Module:
+def gradients_as_model(model: Model) -> Model:
     """A copy whose values are the gradients; zero where there is none."""
     copied = copy.deepcopy(model)
     with torch.no_grad():

@@ -1,6 +1,8 @@
 """The small language model: whole in one process, split over tensor-parallel ranks, cut into a pipeline's stages."""
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -8,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from pardemo.groups import Groups
 from pardemo.pipeline_parallel import cut_by_layers, cut_by_parameters
 from pardemo.soak.layouts.case import DTYPES, Case
 from pardemo.tensor_parallel import (
@@ -131,19 +134,19 @@ def plain(case: Case) -> nn.Sequential:
             layers.append(Sometimes(case.heads * case.head_dim))
         model = nn.Sequential(*layers, Head(case)).to(DTYPES[case.dtype])
     if case.tied:
-        model[-1].linear.weight = model[0].weight
+        _tie(model[-1], tied_weight(model[0]))
     for name in case.frozen:
         model.get_submodule(name).requires_grad_(False)
     return model
 
 
-def place(model: nn.Sequential, case: Case, groups) -> list[nn.Module]:
+def place(model: nn.Sequential, case: Case, groups: Groups) -> list[nn.Sequential]:
     """What this rank holds of a whole model: a chunk for each of its stages; of one that is not cut, all."""
     layers = list(model)
     if case.tp > 1:
         layers = [_split(layer, case, groups.tp) for layer in layers]
         if case.tied:
-            layers[-1].linear.weight = layers[0].weight
+            _tie(layers[-1], tied_weight(layers[0]))
     if case.checkpointing:
         layers = [
             Checkpointed(layer, case.checkpointing) if isinstance(layer, (Block, ParallelBlock)) else layer
@@ -152,19 +155,31 @@ def place(model: nn.Sequential, case: Case, groups) -> list[nn.Module]:
     if case.pp == 1:
         return [nn.Sequential(*layers)]
     if case.tied:  # stages have copies of their own
-        layers[-1].linear.weight = nn.Parameter(
-            layers[0].weight.detach().clone(), requires_grad=layers[0].weight.requires_grad
-        )
+        weight = tied_weight(layers[0])
+        _tie(layers[-1], nn.Parameter(weight.detach().clone(), requires_grad=weight.requires_grad))
     cut = cut_by_parameters if case.by_parameters else cut_by_layers
     return cut(layers, case.pp * case.chunks)[dist.get_rank(groups.pp) :: case.pp]
 
 
+def tied_weight(layer: nn.Module) -> nn.Parameter:
+    """Of the embedding or of the head, whole or split: the weight that the two share."""
+    weight = layer.linear.weight if isinstance(layer, (Head, SplitHead)) else layer.weight
+    assert isinstance(weight, nn.Parameter)
+    return weight
+
+
+def _tie(head: nn.Module, weight: nn.Parameter) -> None:
+    assert isinstance(head, (Head, SplitHead))
+    head.linear.weight = weight
+
+
 def _split(layer: nn.Module, case: Case, group: dist.ProcessGroup) -> nn.Module:
-    shared = {"sequence_parallel": case.sequence_parallel}
+    shared: dict[str, Any] = {"sequence_parallel": case.sequence_parallel}
     if isinstance(layer, nn.Embedding):
         return VocabParallelEmbedding(layer, group, **shared)
     if isinstance(layer, Head):
         return SplitHead(layer, case, group)
+    assert isinstance(layer, Block)
     columns = {**shared, "keep_gathered": case.keep_gathered, "overlap": case.overlap}
     attention = ParallelAttention(
         layer.attention.qkv,
@@ -175,7 +190,8 @@ def _split(layer: nn.Module, case: Case, group: dist.ProcessGroup) -> nn.Module:
         recompute_core=case.recompute_core,
         **columns,
     )
-    mlp = ParallelMLP(list(layer.mlp.first), layer.mlp.second, group, **columns)
+    first = [linear for linear in layer.mlp.first if isinstance(linear, nn.Linear)]
+    mlp = ParallelMLP(first, layer.mlp.second, group, **columns)
     return ParallelBlock(layer.norm_1, attention, layer.norm_2, mlp, group, **shared)
 
 
@@ -185,7 +201,7 @@ def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
 
-def parallel_loss(case: Case, groups):
+def parallel_loss(case: Case, groups: Groups) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """The loss of what :func:`place` gives."""
     if case.tp == 1 or not case.vocabulary_loss:
         return loss_of

@@ -59,9 +59,9 @@ def _attention(chance: Random, rank: int, ranks: int) -> None:
     if documents is not None:
         how["documents"] = cut(documents, order=order)
     mine = [cut(each, dim=2, order=order) for each in whole]
-    inputs = [each.requires_grad_() for each in mine[:3]]
-    out = (ring_attention if kind == "ring" else ulysses_attention)(*inputs, **how)
-    parts = [out.detach(), *torch.autograd.grad(out, inputs, mine[3])]
+    q, k, v = (each.requires_grad_() for each in mine[:3])
+    out = (ring_attention if kind == "ring" else ulysses_attention)(q, k, v, **how)
+    parts = [out.detach(), *torch.autograd.grad(out, (q, k, v), mine[3])]
     joined = [join(each, dim=2, order=order) for each in parts]
     error = max(gpt.relative_error(a.double(), b) for a, b in zip(joined, expected, strict=True))
     _expect(error < TOLERANCE, kind, order, how["causal"], [tuple(each.shape) for each in whole], error)
@@ -74,8 +74,8 @@ def _plain_attention(whole: list[torch.Tensor], causal: bool, documents: torch.T
     seen = (seen.tril() if causal else seen).expand(q.shape[0], 1, -1, -1)
     if documents is not None:
         seen = seen & (documents[:, None, :, None] == documents[:, None, None, :])
-    wide = [each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v)]
-    out = F.scaled_dot_product_attention(q, *wide, attn_mask=seen)
+    wide_k, wide_v = (each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v))
+    out = F.scaled_dot_product_attention(q, wide_k, wide_v, attn_mask=seen)
     return [out.detach(), *torch.autograd.grad(out, (q, k, v), whole[3].double())]
 
 
@@ -95,16 +95,19 @@ def _experts(chance: Random, rank: int, ranks: int) -> None:
     def build() -> nn.Module:
         return nn.ModuleList([Router(HIDDEN, count, chosen, **how), nn.ModuleList(_expert() for _ in range(count))])
 
-    router, modules = gpt.seeded(build, seed)
-    experts = list(modules)
+    router, modules = gpt.seeded(build, seed).children()
+    assert isinstance(router, Router)
+    experts = list(modules.children())
     layer = ExpertParallel(router, experts)
     everyone = gpt.numbers(sum(tokens), HIDDEN, seed=seed)
     mine = everyone.split(tokens)[rank].clone().requires_grad_()
     out = layer(mine)
+    assert layer.routing is not None
     (out.square().sum() + auxiliary_loss(layer.routing)).backward()
     full = everyone.clone().requires_grad_()
     expected = _every_expert(router, experts, full)
-    (expected.square().sum() + sum(auxiliary_loss(router(part)) for part in full.split(tokens))).backward()
+    auxiliary = torch.stack([auxiliary_loss(router(part)) for part in full.split(tokens)]).sum()
+    (expected.square().sum() + auxiliary).backward()
     about = (count, chosen, tokens, how)
     assert full.grad is not None
     if len(mine):
@@ -113,6 +116,7 @@ def _experts(chance: Random, rank: int, ranks: int) -> None:
     for own, other in zip(layer.experts, experts[rank * each : (rank + 1) * each], strict=True):
         for ours, theirs in zip(own.parameters(), other.parameters(), strict=True):
             right = torch.zeros_like(theirs) if theirs.grad is None else theirs.grad
+            assert ours.grad is not None, about
             _expect(bool((ours.grad - right).norm() <= TOLERANCE * right.norm() + 1e-7), "an expert", *about)
 
 

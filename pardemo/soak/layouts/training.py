@@ -15,10 +15,12 @@ from pardemo.collectives import parameter_server_all_reduce, ring_all_reduce
 from pardemo.data_parallel import BucketedDataParallel, NaiveDataParallel, shard_weight
 from pardemo.groups import Groups, ParallelDims
 from pardemo.pipeline_parallel import Pipeline, Schedule, gpipe, interleaved, one_f_one_b
+from pardemo.pipeline_parallel.stages import Tensors
 from pardemo.soak.layouts import models
 from pardemo.soak.layouts.case import Case
 from pardemo.soak.layouts.comparison import Comparison, gradients_as_model
 from pardemo.zero import Zero1, Zero2, Zero3
+from pardemo.zero.engine import Engine
 from pardemo.zero.gradient_norm import clip_grad_norm_
 
 ORDERS = {"gpipe": gpipe, "one_f_one_b": one_f_one_b, "interleaved": interleaved}
@@ -47,6 +49,7 @@ def train_and_compare(case: Case) -> Found:
             comparison.gradients(gradients, models.place(alone.first_gradients, case, groups))
         comparison.parameters(chunks, expected, initial)
         if average is not None:
+            assert alone.average is not None
             comparison.parameters([average], models.place(alone.average, case, groups), initial)
         digest = hashlib.sha256()
         for chunk in chunks:
@@ -88,7 +91,9 @@ def one_process(case: Case) -> Reference:
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     masters = {name: nn.Parameter(p.detach().float()) if case.is_zero else p for name, p in named.items()}
     optimizer = _optimizer(case, masters)
-    losses, first, average = [], None, _averaged(case, model)
+    losses: list[float] = []
+    first: nn.Sequential | None = None
+    average = _averaged(case, model)
     for step in range(case.steps):
         losses.append(sum(_backward_alone(case, model, step, micro) for micro in range(case.accumulation)))
         if case.zero_for_none:
@@ -97,6 +102,7 @@ def one_process(case: Case) -> Reference:
         first = first or gradients_as_model(model)
         if case.is_zero:
             for name, p in named.items():
+                assert p.grad is not None, "an engine gives a zero"
                 masters[name].grad, p.grad = p.grad.float(), None
         if case.clip is not None:
             nn.utils.clip_grad_norm_(masters.values(), case.clip)
@@ -107,13 +113,17 @@ def one_process(case: Case) -> Reference:
                 p.copy_(masters[name])
         if average is not None:
             average.update_parameters(model)
-    return Reference(model, first, losses, None if average is None else average.module)
+    assert first is not None, "a case has a step"
+    kept = None if average is None else average.module
+    assert kept is None or isinstance(kept, nn.Sequential)
+    return Reference(model, first, losses, kept)
 
 
 def _backward_alone(case: Case, model: nn.Sequential, step: int, micro: int) -> float:
     parts = models.batch(case, step, micro)
     if not case.sometimes:  # one batch, as it is without ranks
-        parts = [tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))]
+        tokens, targets = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        parts = [(tokens, targets)]
     total, samples = 0.0, sum(case.samples)
     for rank, (tokens, targets) in enumerate(parts):
         models.switch(model, on=_on(step, micro, rank))
@@ -152,7 +162,9 @@ def _make_optimizer(case: Case):
 # --- on ranks
 
 
-def in_parallel(case: Case, groups: Groups, layout: ParallelDims):
+def in_parallel(
+    case: Case, groups: Groups, layout: ParallelDims
+) -> tuple[list[float | None], list[nn.Sequential] | None, list[nn.Sequential], nn.Module | None]:
     """Losses of the steps (None on ranks that have none), gradients of the first step (None where an engine keeps them
     in shards), the chunks as they are in the end, and the average of the model over the steps, where one is kept."""
     chunks = models.place(models.plain(case), case, groups)
@@ -164,35 +176,42 @@ def in_parallel(case: Case, groups: Groups, layout: ParallelDims):
                 for buffer in chunk.buffers():
                     buffer.copy_(torch.ones(buffer.shape))
     trained = {f"{i}.{name}": p for i, c in enumerate(chunks) for name, p in c.named_parameters() if p.requires_grad}
-    losses, gradients, over = [], None, groups.pp if case.pp > 1 else None
+    losses: list[float | None] = []
+    gradients: list[nn.Sequential] | None = None
+    over = groups.pp if case.pp > 1 else None
     with _tied(case, chunks, layout) as tied:
         wrapped = [_wrap(case, chunk, groups, tied) for chunk in chunks]
+        engines = [each for each in wrapped if isinstance(each, Engine)]  # of ZeRO: they have the optimizer
         optimizer = None if case.is_zero else _optimizer(case, trained)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=case.scaler)
         run, average = _runner(case, wrapped, groups, tied, scaler), _averaged(case, wrapped[0])
 
-        def forward_and_backward(step: int) -> None:
+        def forward_and_backward(step: int) -> float:
+            """The loss, as a closure returns it; not a number on a rank that has none."""
             nonlocal gradients
-            losses.append(_mean(run(step), groups.dp))
+            loss = _mean(run(step), groups.dp)
+            losses.append(loss)
+            told = float("nan") if loss is None else loss
             if optimizer is None:
-                return
+                return told
             scaler.unscale_(optimizer)
             gradients = gradients or [gradients_as_model(chunk) for chunk in chunks]
             if case.clip is not None and case.clip_by_torch:
                 nn.utils.clip_grad_norm_(wrapped[0].parameters(), case.clip)
             elif case.clip is not None:
                 clip_grad_norm_(nn.ModuleList(chunks), case.clip, over=over, tied=tied)
+            return told
 
         for step in range(case.steps):
             if case.discard:
                 run(step)
                 for chunk in chunks:
                     chunk.zero_grad()
-            if case.closure:
+            if case.closure and optimizer is not None:
                 optimizer.step(partial(forward_and_backward, step))
             else:
                 forward_and_backward(step)
-                for engine in wrapped if optimizer is None else ():
+                for engine in engines:
                     if case.clip_by_torch and case.clip is not None:
                         nn.utils.clip_grad_norm_(engine.parameters(), case.clip)
                     engine.step()
@@ -203,10 +222,11 @@ def in_parallel(case: Case, groups: Groups, layout: ParallelDims):
                 optimizer.zero_grad(case.set_to_none)
             if average is not None:
                 average.update_parameters(wrapped[0])
-    for engine in wrapped:
-        if case.is_zero:
-            engine.close()
-    return losses, gradients, chunks, None if average is None else average.module.module
+    for engine in engines:
+        engine.close()
+    kept = None if average is None else average.module.module  # of the average of the wrapper
+    assert kept is None or isinstance(kept, nn.Module)
+    return losses, gradients, chunks, kept
 
 
 def _averaged(case: Case, model: nn.Module) -> AveragedModel | None:
@@ -218,10 +238,15 @@ def _wrap(case: Case, chunk: nn.Module, groups: Groups, tied: list) -> nn.Module
     if not case.compiled:
         return _engine(case, chunk, groups, tied)
     torch._dynamo.reset()
-    compiled = partial(torch.compile, backend="aot_eager")
     if case.compiled == "inside":
-        return _engine(case, compiled(chunk), groups, tied)
-    return compiled(_engine(case, chunk, groups, tied))
+        return _engine(case, _compiled(chunk), groups, tied)
+    return _compiled(_engine(case, chunk, groups, tied))
+
+
+def _compiled(module: nn.Module) -> nn.Module:
+    compiled = torch.compile(module, backend="aot_eager")
+    assert isinstance(compiled, nn.Module)
+    return compiled
 
 
 def _engine(case: Case, chunk: nn.Module, groups: Groups, tied: list) -> nn.Module:
@@ -244,7 +269,7 @@ def _engine(case: Case, chunk: nn.Module, groups: Groups, tied: list) -> nn.Modu
         return Zero1(chunk, _make_optimizer(case), groups.dp, **shared)
     if case.engine == "zero2":
         return Zero2(chunk, _make_optimizer(case), groups.dp, bucket_bytes=case.bucket_bytes, **shared)
-    layers = None if case.layers_alone else []
+    layers: list[nn.Module] | None = None if case.layers_alone else []
     return Zero3(chunk, _make_optimizer(case), groups.dp, layers=layers, prefetch=case.prefetch, **shared)
 
 
@@ -257,19 +282,19 @@ def _runner(
         return lambda step: sum(_backward(case, wrapped[0], groups, step, micro, scaler) for micro in micros)
     schedule = Schedule(ORDERS[case.schedule], case.pp, case.micro_batches, case.chunks)
     mean = models.parallel_loss(case, groups)
-    pipeline = Pipeline(
-        wrapped,
-        schedule,
-        lambda logits, targets: mean(logits, targets) / case.accumulation,
-        groups.pp,
-        checkpointing=case.recompute_stages,
-        tied=tied,
-    )
+
+    def loss_of(logits: Tensors, targets: Tensors) -> torch.Tensor:
+        assert isinstance(logits, torch.Tensor), "a stage gives one tensor"
+        assert isinstance(targets, torch.Tensor), "a batch has one of targets"
+        return mean(logits, targets) / case.accumulation
+
+    recomputed = case.recompute_stages
+    pipeline = Pipeline(wrapped, schedule, loss_of, groups.pp, checkpointing=recomputed, tied=tied)
 
     def run(step: int) -> float | None:
         parts = (models.batch(case, step, micro)[dist.get_rank(groups.dp)] for micro in range(case.accumulation))
-        losses = [pipeline.step(*part) for part in parts]
-        return None if losses[0] is None else sum(loss.item() for loss in losses)
+        losses = [loss.item() for part in parts if (loss := pipeline.step(*part)) is not None]
+        return sum(losses) if losses else None
 
     return run
 
@@ -282,14 +307,15 @@ def _backward(
     models.switch(model, on=_on(step, micro, rank))
     weight = shard_weight(len(tokens), groups.dp) / case.accumulation
     loss = models.parallel_loss(case, groups)(model(tokens), targets) * weight
-    waits = case.no_sync and micro < case.accumulation - 1 and hasattr(model, "no_sync")
-    with model.no_sync() if waits else contextlib.nullcontext():
+    waits = case.no_sync and micro < case.accumulation - 1
+    # asked for by name: what torch.compile makes of a wrapper has it, too, and is no Wrapper
+    with getattr(model, "no_sync", contextlib.nullcontext)() if waits else contextlib.nullcontext():
         scaler.scale(loss).backward()
     return loss.item()
 
 
 @contextlib.contextmanager
-def _tied(case: Case, chunks: list[nn.Module], layout: ParallelDims) -> Iterator[list]:
+def _tied(case: Case, chunks: list[nn.Sequential], layout: ParallelDims) -> Iterator[list]:
     """This rank's copy of the embedding, with the group of the first and the last stage that share it."""
     if not case.tied or case.pp == 1 or "0" in case.frozen:
         yield []
@@ -303,8 +329,7 @@ def _tied(case: Case, chunks: list[nn.Module], layout: ParallelDims) -> Iterator
         yield []
     else:
         first = layout.coordinates(dist.get_rank())["pp"] == 0
-        chunk = chunks[0 if first else -1]
-        yield [(chunk[0].weight if first else chunk[-1].linear.weight, mine)]
+        yield [(models.tied_weight(chunks[0][0] if first else chunks[-1][-1]), mine)]
         dist.destroy_process_group(mine)
 
 

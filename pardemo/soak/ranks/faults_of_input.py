@@ -1,5 +1,7 @@
 """Ranks that are given another tensor, model, setting, schedule or file than the others; and what no engine takes."""
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -7,13 +9,23 @@ from torch import nn
 from pardemo.collectives import parameter_server_all_reduce, ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from pardemo.pipeline_parallel import Schedule, gpipe, one_f_one_b
 from pardemo.soak.ranks.fault import FaultCase, fault
-from pardemo.soak.ranks.trainers import REPLICATED, TRAINERS, WIDTH, ZERO, Trainer, small_net
+from pardemo.soak.ranks.trainers import (
+    ENGINES,
+    REPLICATED,
+    WIDTH,
+    ZERO,
+    Pipelined,
+    Replicated,
+    TensorParallel,
+    small_net,
+)
 from pardemo.tensor_parallel import VocabParallelEmbedding, vocab_parallel_cross_entropy
 from pardemo.zero import load, save
+from pardemo.zero.engine import Engine
 
 # --- tensors that differ
 
-COLLECTIVES = {
+COLLECTIVES: dict[str, Callable[[torch.Tensor], object]] = {
     "all-reduce": ring_all_reduce,
     "reduce-scatter": ring_reduce_scatter,
     "all-gather": ring_all_gather,
@@ -57,7 +69,7 @@ def _model(case: FaultCase) -> None:
     net = small_net()
     if case.mine:
         MODELS[case.how](net)
-    trainer = TRAINERS[case.trainer](net=net)
+    trainer = ENGINES[case.trainer](net=net)
     for step in range(3):
         trainer.step(step)
 
@@ -65,7 +77,7 @@ def _model(case: FaultCase) -> None:
 @fault("bucket size", r"bucket|differ", ("tiny", "larger"), ("bucketed", "zero2"))
 def _bucket_size(case: FaultCase) -> None:
     size = {"tiny": 1, "larger": 1 << 20}[case.how] if case.mine else 400
-    trainer = TRAINERS[case.trainer](bucket_bytes=size)
+    trainer = ENGINES[case.trainer](bucket_bytes=size)
     for step in range(3):
         trainer.step(step)
 
@@ -74,21 +86,21 @@ def _bucket_size(case: FaultCase) -> None:
 def _engine(case: FaultCase) -> None:
     """Another engine on one rank; where the draw gives the same, the next one."""
     other = case.how if case.how != case.trainer else REPLICATED[(REPLICATED.index(case.how) + 1) % len(REPLICATED)]
-    trainer = TRAINERS[other if case.mine else case.trainer]()
+    trainer = ENGINES[other if case.mine else case.trainer]()
     for step in range(3):
         trainer.step(step)
 
 
 @fault("clipping", r"max_norm|clip|differ", ("none", "another"), ZERO)
 def _clipping(case: FaultCase) -> None:
-    trainer = TRAINERS[case.trainer](max_norm={"none": None, "another": 0.01}[case.how] if case.mine else 1.0)
+    trainer = ENGINES[case.trainer](max_norm={"none": None, "another": 0.01}[case.how] if case.mine else 1.0)
     for step in range(3):
         trainer.step(step)
 
 
 @fault("zero-3 layers", r"layer|order|differ", ("left out", "exchanged", "twice"), ("zero3",))
 def _zero3_layers(case: FaultCase) -> None:
-    trainer = TRAINERS["zero3"]()
+    trainer = ENGINES["zero3"]()
     orders = {"left out": (0, 1, 4), "exchanged": (2, 1, 0, 3, 4), "twice": (0, 1, 2, 3, 2, 3, 4)}
     for step in range(3):
         trainer.order = orders[case.how] if case.mine and step == case.when else None
@@ -98,18 +110,14 @@ def _zero3_layers(case: FaultCase) -> None:
 # --- pipelines
 
 
-def _train_pipeline(trainer: Trainer) -> None:
-    for step in range(2):
-        trainer.step(step)
-
-
 @fault("schedule", r"schedule|micro-batch|differ", ("micro-batches", "order"), ("pp",))
 def _schedule(case: FaultCase) -> None:
     order, micro_batches = one_f_one_b, 4
     if case.mine:
         order, micro_batches = (gpipe, 4) if case.how == "order" else (one_f_one_b, 2)
-    trainer = TRAINERS["pp"](schedule=Schedule(order, case.ranks, micro_batches))
-    _train_pipeline(trainer)
+    trainer = Pipelined(schedule=Schedule(order, case.ranks, micro_batches))
+    for step in range(2):
+        trainer.step(step)
     if case.how == "order" and trainer.is_right():  # both orders send alike, so that they may well go together
         raise RuntimeError("schedules differ, and every gradient is right")
 
@@ -124,7 +132,7 @@ def _schedule(case: FaultCase) -> None:
     },
 )  # fmt: skip
 def _pipeline_batch(case: FaultCase) -> None:
-    trainer = TRAINERS["pp"](ends_with={"unlike": FewerAndFewer, "integers": ToIntegers}.get(case.how))
+    trainer = Pipelined(ends_with={"unlike": FewerAndFewer, "integers": ToIntegers}.get(case.how))
     x = trainer.batch(0)
     trainer.pipeline.step({"not divisible": x[:-1], "no inputs": None}.get(case.how, x), x)
 
@@ -165,7 +173,7 @@ INPUTS = {
     },
 )  # fmt: skip
 def _tensor_parallel_input(case: FaultCase) -> None:
-    trainer = TRAINERS["tp"]()
+    trainer = TensorParallel()
     for step in range(3):
         x = trainer.batch(step).requires_grad_()
         trainer.module(INPUTS[case.how](x) if case.mine and step == case.when else x).sum().backward()
@@ -174,7 +182,7 @@ def _tensor_parallel_input(case: FaultCase) -> None:
 @fault("tensor parallel gradient", "gradient|differ", trainers=("tp",), may_time_out=True)
 def _tensor_parallel_gradient(case: FaultCase) -> None:
     """An input that needs a gradient on some ranks alone: documented to leave those waiting."""
-    trainer = TRAINERS["tp"]()
+    trainer = TensorParallel()
     for step in range(3):
         trainer.module(trainer.batch(step).requires_grad_(not case.mine)).sum().backward()
 
@@ -204,7 +212,7 @@ def _vocabulary(case: FaultCase) -> None:
     by_way={"missing key": "Missing key.*bias", "unknown key": "Unexpected key.*more", "other shape": "size mismatch"},
 )  # fmt: skip
 def _state(case: FaultCase) -> None:
-    trainer = TRAINERS[case.trainer]()
+    trainer = ENGINES[case.trainer]()
     trainer.step(0)
     values = trainer.engine.state_dict()
     if case.mine:
@@ -228,16 +236,21 @@ def _state(case: FaultCase) -> None:
 )  # fmt: skip
 def _checkpoint(case: FaultCase) -> None:
     folder = f"{case.folder}/{case.number}"
-    trainer = TRAINERS[case.trainer]()
+    trainer = ENGINES[case.trainer]()
     trainer.step(0)
-    save(trainer.engine, folder)
+    save(_zero(trainer), folder)
     if case.how == "damaged" and dist.get_rank() == 0:
         with open(f"{folder}/rank-00000.safetensors", "ab") as file:
             file.write(b"x")
     dist.barrier()
     other = ZERO[ZERO.index(case.trainer) - 1] if case.how == "stage" else case.trainer
     net = nn.Sequential(*small_net(), nn.Linear(WIDTH, 3)) if case.how == "model" else small_net()
-    load(TRAINERS[other](net=net).engine, folder + "x" * (case.how == "nothing"))
+    load(_zero(ENGINES[other](net=net)), folder + "x" * (case.how == "nothing"))
+
+
+def _zero(trainer: Replicated) -> Engine:
+    assert isinstance(trainer.engine, Engine)
+    return trainer.engine
 
 
 # --- what no engine takes
@@ -245,17 +258,17 @@ def _checkpoint(case: FaultCase) -> None:
 
 @fault("dtype", "is torch.float(16|64); trained parameters are bfloat16 or float32", ("fp16", "fp64"), ZERO)
 def _dtype(case: FaultCase) -> None:
-    TRAINERS[case.trainer](net=small_net().to({"fp16": torch.float16, "fp64": torch.float64}[case.how]))
+    ENGINES[case.trainer](net=small_net().to({"fp16": torch.float16, "fp64": torch.float64}[case.how]))
 
 
 @fault("nothing to train", "no parameter that requires a gradient", trainers=REPLICATED)
 def _nothing_to_train(case: FaultCase) -> None:
-    TRAINERS[case.trainer](net=small_net().requires_grad_(False))
+    ENGINES[case.trainer](net=small_net().requires_grad_(False))
 
 
 # (ZeRO-1 adds them to a dense sum, which is right.)
 @fault("sparse gradients", "sparse", trainers=[name for name in REPLICATED if name != "zero1"])
 def _sparse_gradients(case: FaultCase) -> None:
-    trainer = TRAINERS[case.trainer](net=nn.Sequential(nn.Embedding(9, WIDTH, sparse=True), *small_net()))
+    trainer = ENGINES[case.trainer](net=nn.Sequential(nn.Embedding(9, WIDTH, sparse=True), *small_net()))
     trainer.engine(torch.tensor([1, 2])).square().mean().backward()
     trainer.update()

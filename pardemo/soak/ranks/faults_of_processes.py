@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 
 from pardemo.soak.ranks.fault import FaultCase, fault
-from pardemo.soak.ranks.trainers import TRAINERS
+from pardemo.soak.ranks.trainers import ENGINES, TRAINERS
 
 PURPOSE = "on purpose"
 
@@ -62,7 +62,7 @@ COUNTED = ("naive", "bucketed", "zero2", "zero3")
 
 @fault("backward", r"backward|differ", ("skipped", "twice"), COUNTED, may_time_out=True)
 def _backward(case: FaultCase) -> None:
-    trainer = TRAINERS[case.trainer]()
+    trainer = ENGINES[case.trainer]()
     for step in range(4):
         odd = case.mine and step == case.when
         trainer.step(step, backwards={"skipped": 0, "twice": 2}[case.how] if odd else 1)
@@ -83,6 +83,6 @@ def _fewer_batches(case: FaultCase) -> None:
     may_time_out=True,
 )
 def _no_sync(case: FaultCase) -> None:
-    trainer = TRAINERS[case.trainer]()
+    trainer = ENGINES[case.trainer]()
     for step in range(4):
         trainer.step(step, synchronised=not (case.mine and step == case.when))

@@ -17,7 +17,7 @@ from pardemo.collectives import (
 )
 from pardemo.data_parallel import NaiveDataParallel
 from pardemo.soak.ranks.fault import FaultCase, fault
-from pardemo.soak.ranks.trainers import TRAINERS, small_net
+from pardemo.soak.ranks.trainers import ENGINES, TRAINERS, Pipelined, small_net
 
 AVERAGED = ("naive", "bucketed")
 
@@ -50,13 +50,13 @@ def _hook(case: FaultCase) -> None:
 def _hook_before_wrapping(case: FaultCase) -> None:
     net = small_net()
     if case.mine:
-        net[2].weight.register_post_accumulate_grad_hook(HOOKS[case.how])
-    TRAINERS[case.trainer](net=net)
+        net.get_parameter("2.weight").register_post_accumulate_grad_hook(HOOKS[case.how])
+    ENGINES[case.trainer](net=net)
 
 
 @fault("frozen later", r"rank {who}: .*frozen since wrapping", ("a weight", "a layer"), AVERAGED)
 def _frozen_later(case: FaultCase) -> None:
-    trainer = TRAINERS[case.trainer]()
+    trainer = ENGINES[case.trainer]()
     for step in range(3):
         if case.mine and step == case.when:
             (trainer.module[2].weight if case.how == "a weight" else trainer.module[2]).requires_grad_(False)
@@ -65,7 +65,7 @@ def _frozen_later(case: FaultCase) -> None:
 
 @fault("graph of gradients", r"backward\(create_graph=True\) on a data-parallel module", trainers=AVERAGED)
 def _graph_of_gradients(case: FaultCase) -> None:
-    trainer = TRAINERS[case.trainer]()
+    trainer = ENGINES[case.trainer]()
     for step in range(case.when):
         trainer.step(step)
     trainer.engine(trainer.batch(9)).square().mean().backward(create_graph=True)
@@ -76,7 +76,7 @@ def _autograd_grad(case: FaultCase) -> None:
     """Told by a warning, which is an error here."""
     import warnings
 
-    trainer = TRAINERS[case.trainer]()
+    trainer = ENGINES[case.trainer]()
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         torch.autograd.grad(trainer.engine(trainer.batch(9)).sum(), list(trainer.module.parameters()))
@@ -86,14 +86,14 @@ def _autograd_grad(case: FaultCase) -> None:
     "copy", "", ("trained", "pickled"), AVERAGED, by_way={"trained": "averages no grad", "pickled": "holds connections"}
 )
 def _a_copy(case: FaultCase) -> None:
-    trainer = TRAINERS[case.trainer]()
+    trainer = ENGINES[case.trainer]()
     trainer.step(0)
     if case.how == "pickled":
         pickle.dumps(trainer.engine)
     copy.deepcopy(trainer.engine)(trainer.batch(1)).sum().backward()
 
 
-SUMS = {
+SUMS: dict[str, Callable[[torch.Tensor], object]] = {
     "ring": ring_all_reduce,
     "reduce-scatter": ring_reduce_scatter,
     "all-gather": ring_all_gather,
@@ -139,7 +139,7 @@ class InPlace(nn.Module):
 
 @fault("stage in place", "changes its input in place, and checkpointing", trainers=("pp",))
 def _stage_in_place(case: FaultCase) -> None:
-    trainer = TRAINERS["pp"]()
+    trainer = Pipelined()
     trainer.pipeline.checkpointing = True
     trainer.module.insert(0, InPlace())
     trainer.step(0)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -9,9 +10,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from pardemo.data_parallel import BucketedDataParallel, NaiveDataParallel
+from pardemo.data_parallel.wrapper import Wrapper
 from pardemo.pipeline_parallel import Pipeline, Schedule, cut_by_layers, one_f_one_b
+from pardemo.pipeline_parallel.stages import Tensors
 from pardemo.tensor_parallel import ParallelMLP
 from pardemo.zero import Zero1, Zero2, Zero3
+from pardemo.zero.engine import Engine
 
 WIDTH = 8
 SGD = partial(torch.optim.SGD, lr=0.01)
@@ -52,13 +56,16 @@ class Trainer:
 class Replicated(Trainer):
     """Data parallelism, and ZeRO: every rank sees its own part of the batch."""
 
-    def __init__(self, make: Callable[..., nn.Module], net: nn.Sequential | None = None, **options):
+    module: nn.Sequential
+
+    def __init__(self, make: Callable[..., Wrapper | Engine], net: nn.Sequential | None = None, **options: Any):
         self.module = small_net() if net is None else net
         self.engine = make(self.module, **options)
         self.order: tuple[int, ...] | None = None
-        self._optimizer = None if hasattr(self.engine, "optimizer") else SGD(self.module.parameters())
+        self._optimizer = SGD(self.module.parameters()) if isinstance(self.engine, Wrapper) else None
         layers = list(self.module)
-        self.module.forward = lambda x: _run([layers[i] for i in self.order] if self.order else layers, x)
+        # the net's own forward, but in the order that a fault has set
+        vars(self.module)["forward"] = lambda x: _run([layers[i] for i in self.order] if self.order else layers, x)
 
     def part(self) -> int:
         return dist.get_rank()
@@ -69,6 +76,7 @@ class Replicated(Trainer):
             loss = self.engine(self.batch(step)).square().mean()
             _happen(at, "between")
             if not synchronised:
+                assert isinstance(self.engine, Wrapper), "a ZeRO engine has no no_sync()"
                 with self.engine.no_sync():
                     loss.backward()
             elif backwards:
@@ -77,9 +85,9 @@ class Replicated(Trainer):
         _happen(at, "after")
 
     def update(self) -> None:
-        if self._optimizer is None:
+        if isinstance(self.engine, Engine):
             self.engine.step()
-        else:
+        elif self._optimizer is not None:
             self._optimizer.step()
             self._optimizer.zero_grad()
 
@@ -93,9 +101,9 @@ def _run(layers: list[nn.Module], x: torch.Tensor) -> torch.Tensor:
 class TensorParallel(Trainer):
     """An MLP of which every rank has a part."""
 
-    def __init__(self):
-        net = small_net()
-        self.module = ParallelMLP(net[0], net[2])
+    def __init__(self) -> None:
+        first, second, _ = (layer for layer in small_net() if isinstance(layer, nn.Linear))
+        self.module = ParallelMLP(first, second)
 
     def step(self, step: int, at: At | None = None) -> None:
         _happen(at, "before")
@@ -120,14 +128,15 @@ class _Moment(nn.Module):
 class Pipelined(Trainer):
     """A stage for each rank."""
 
+    module: nn.Sequential
+
     def __init__(self, schedule: Schedule | None = None, ends_with: type[nn.Module] | None = None):
         ranks = dist.get_world_size()
-        self._net = nn.Sequential(*small_net(), *small_net()[:3])
-        stage = cut_by_layers(list(self._net), ranks)[dist.get_rank()]
+        stage = cut_by_layers(_eight_layers(), ranks)[dist.get_rank()]
         self._moment = _Moment()
         self.module = nn.Sequential(stage, self._moment, *([ends_with()] if ends_with else []))
         self.schedule = schedule or Schedule(one_f_one_b, ranks, 4)
-        self.pipeline = Pipeline([self.module], self.schedule, F.mse_loss)
+        self.pipeline = Pipeline([self.module], self.schedule, _square_error)
 
     def step(self, step: int, at: At | None = None) -> None:
         _happen(at, "before")
@@ -137,22 +146,34 @@ class Pipelined(Trainer):
 
     def is_right(self) -> bool:
         """Whether this stage's gradients of the first two steps are those of one process."""
-        net = nn.Sequential(*small_net(), *small_net()[:3])
+        layers = _eight_layers()
         for step in range(2):
-            F.mse_loss(net(self.batch(step)), self.batch(step)).backward()
-        expected = [p.grad for p in cut_by_layers(list(net), dist.get_world_size())[dist.get_rank()].parameters()]
-        found = [p.grad for p in self.module.parameters()]
-        return all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found, expected, strict=True))
+            F.mse_loss(_run(layers, self.batch(step)), self.batch(step)).backward()
+        expected = cut_by_layers(layers, dist.get_world_size())[dist.get_rank()]
+        return all(
+            ours.grad is not None and theirs.grad is not None and torch.allclose(ours.grad, theirs.grad, atol=1e-5)
+            for ours, theirs in zip(self.module.parameters(), expected.parameters(), strict=True)
+        )
 
 
-TRAINERS: dict[str, Callable[..., Trainer]] = {
+def _eight_layers() -> list[nn.Module]:
+    """Enough for a stage on each of four ranks, with parameters in each."""
+    return [*small_net(), *list(small_net())[:3]]
+
+
+def _square_error(outputs: Tensors, targets: Tensors) -> torch.Tensor:
+    assert isinstance(outputs, torch.Tensor), "a stage gives one tensor"
+    assert isinstance(targets, torch.Tensor), "a batch has one tensor"
+    return F.mse_loss(outputs, targets)
+
+
+ENGINES: dict[str, Callable[..., Replicated]] = {
     "naive": partial(Replicated, NaiveDataParallel),
     "bucketed": partial(Replicated, BucketedDataParallel),
     "zero1": partial(Replicated, lambda net, **options: Zero1(net, SGD, **options)),
     "zero2": partial(Replicated, lambda net, **options: Zero2(net, SGD, **options)),
     "zero3": partial(Replicated, lambda net, **options: Zero3(net, SGD, **options)),
-    "tp": TensorParallel,
-    "pp": Pipelined,
 }
-REPLICATED = ("naive", "bucketed", "zero1", "zero2", "zero3")
+TRAINERS: dict[str, Callable[..., Trainer]] = {**ENGINES, "tp": TensorParallel, "pp": Pipelined}
+REPLICATED = tuple(ENGINES)
 ZERO = ("zero1", "zero2", "zero3")

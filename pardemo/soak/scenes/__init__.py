@@ -26,17 +26,27 @@ def kinds(group: str) -> dict[str, Kind]:
 
 def _module(group: str) -> ModuleType:
     if group == "world":
-        from pardemo.soak.scenes import world as module
-    elif group == "cluster":
-        from pardemo.soak.scenes import cluster as module
-    elif group == "checkpoints":
-        from pardemo.soak.scenes import checkpoints as module
-    elif group == "runner":
-        from pardemo.soak.scenes import runner as module
-    elif group == "finetune":
-        from pardemo.soak.scenes import finetune as module
-    elif group == "measure":
-        from pardemo.soak.scenes import measure as module
-    else:
-        raise ValueError(f"no group of scenes {group!r}; there are {', '.join(GROUPS)}")
-    return module
+        from pardemo.soak.scenes import world
+
+        return world
+    if group == "cluster":
+        from pardemo.soak.scenes import cluster
+
+        return cluster
+    if group == "checkpoints":
+        from pardemo.soak.scenes import checkpoints
+
+        return checkpoints
+    if group == "runner":
+        from pardemo.soak.scenes import runner
+
+        return runner
+    if group == "finetune":
+        from pardemo.soak.scenes import finetune
+
+        return finetune
+    if group == "measure":
+        from pardemo.soak.scenes import measure
+
+        return measure
+    raise ValueError(f"no group of scenes {group!r}; there are {', '.join(GROUPS)}")

@@ -55,7 +55,8 @@ def _script(scene: Scene) -> str:
     status, told = called("measure", "--ranks", 2, "--steps", 1, "--timeout", limit, "--json", "--", path.name)
     if says:
         last = next((line for line in told.splitlines() if line.startswith("pardemo measure: ")), "")
-        scene.expect(status == 2 and re.search(says.format(who=who), last), f"status {status}: {told[-600:]}")
+        named = re.search(says.format(who=who), last) is not None
+        scene.expect(status == 2 and named, f"status {status}: {told[-600:]}")
     else:
         scene.expect(status == 0, f"status {status}: {told[-600:]}")
     nothing_below()
