@@ -116,7 +116,7 @@ def _try_save(function: Callable, path: Path, nbytes: int | None) -> str:
 
 def _check_saved(path: Path, steps: tuple[int, ...], when: str) -> None:
     try:
-        saved = torch.load(path)
+        saved = torch.load(path, weights_only=True)
         step, weights = saved["step"], saved["weights"]
     except Exception as error:
         name = type(error).__name__

@@ -147,7 +147,7 @@ def killed_at(nbytes: int, write: Callable[..., Any], *arguments: Any) -> str:
 def read_or_error(path: Path) -> str:
     """The step of a checkpoint, or in one line what torch says of the file."""
     try:
-        return f"step {torch.load(path)['step']}"
+        return f"step {torch.load(path, weights_only=True)['step']}"
     except (RuntimeError, EOFError, OSError) as error:
         text = " ".join(str(error).split())
         return f"{type(error).__name__}: {text[:90]}{'…' if len(text) > 90 else ''}"
