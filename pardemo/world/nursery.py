@@ -66,8 +66,14 @@ class Nursery:
         self.folder = tempfile.mkdtemp(prefix="pardemo-", dir=inside)  # removed by it, even when this process is killed
         path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores others, too
         settings = {"fd": theirs.fileno(), "path": path, "preload": list(preload), "folder": self.folder, "main": main}
-        with theirs:
-            self._process = (start or _spawned)(theirs, settings)
+        try:
+            with theirs:
+                self._process = (start or _spawned)(theirs, settings)
+        except BaseException:  # no memory, too many open files, an interrupt: nobody else knows of the folder
+            _handles.discard(self)
+            self._socket.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+            raise
         self._buffer = b""
         self._broken = False
         self._ready = False
