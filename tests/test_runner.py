@@ -134,24 +134,52 @@ def test_kernels_are_processes_of_their_own_with_the_libraries_loaded(collection
     assert not set(a["random"]) & set(b["random"])
 
 
+RUNS = """import pathlib, sys
+from pardemo import cli, project
+project.root = lambda: pathlib.Path(sys.argv[1])
+sys.exit(cli.main(['run', '--out', sys.argv[2]]))"""
+
+
+def wait_for_kernel(root, process):
+    """What a notebook of :data:`WHERE`, 01_a, tells of its processes, as soon as it does."""
+    told, until = root / "notebooks" / "01_a.json", time.monotonic() + 120
+    while not told.exists() or not told.read_text().endswith("}"):  # it is written in pieces
+        assert time.monotonic() < until
+        assert process.poll() is None
+        time.sleep(0.1)
+    return json.loads(told.read_text())
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_no_kernel_outlives_its_run(collection, tmp_path, how):
     root = collection("01_a", WHERE.format(name="01_a"), "import time; time.sleep(600)")
-    source = (
-        "import pathlib, sys\nfrom pardemo import cli, project\nproject.root = lambda: pathlib.Path(sys.argv[1])\n"
-        "cli.main(['run', '--out', sys.argv[2]])"
-    )
-    with subprocess.Popen([sys.executable, "-c", source, root, root / "out"], stderr=subprocess.DEVNULL) as process:
-        until = time.monotonic() + 120
-        while not (root / "notebooks" / "01_a.json").exists():
-            assert time.monotonic() < until
-            assert process.poll() is None
-            time.sleep(0.1)
-        time.sleep(0.2)  # until it is written
-        told = json.loads((root / "notebooks" / "01_a.json").read_text())
+    with subprocess.Popen([sys.executable, "-c", RUNS, root, root / "out"], stderr=subprocess.DEVNULL) as process:
+        told = wait_for_kernel(root, process)
         process.send_signal(how)
         process.wait(60)
     assert gone([told["parent"], told["pid"], told["nursery"], *told["ranks"]], within_s=60)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="kernels talk through sockets in a folder on Linux")
+def test_a_run_that_is_told_to_end_leaves_no_sockets_and_no_connection_file(collection, tmp_path):
+    root = collection("01_a", WHERE.format(name="01_a"), "import time; time.sleep(600)")
+    runtime = tmp_path / "runtime"
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as temporary:  # short enough for sockets
+        process = subprocess.Popen(
+            [sys.executable, "-c", RUNS, root, root / "out"], stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "TMPDIR": temporary, "JUPYTER_RUNTIME_DIR": str(runtime),
+                 "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")},
+        )  # fmt: skip
+        told = wait_for_kernel(root, process)
+        (sockets,) = (name for name in os.listdir(temporary) if name.startswith("pardemo-kernel-"))
+        assert "kernel.json" in os.listdir(f"{temporary}/{sockets}"), "the connection file lies with the sockets"
+        process.send_signal(signal.SIGTERM)
+        error = process.communicate(timeout=60)[1]
+        assert process.returncode == 128 + signal.SIGTERM
+        assert error.splitlines()[-1] == "pardemo run: ended by SIGTERM"
+        assert gone([told["parent"], told["pid"], told["nursery"], *told["ranks"]], within_s=60)
+        assert os.listdir(temporary) == []
+        assert not runtime.exists() or list(runtime.iterdir()) == []
 
 
 def test_resume_skips_what_finished_with_the_same_sources_and_parameters(collection, capsys):

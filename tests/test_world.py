@@ -2,10 +2,12 @@
 
 import errno
 import gc
+import itertools
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -21,6 +23,7 @@ from pardemo import RankDied, RankError, RankFailed, RankTimeout, World, project
 from pardemo.collectives import ring_all_reduce
 from pardemo.collectives.links import bytes_of, link_of
 from pardemo.data_parallel import BucketedDataParallel
+from pardemo.world import nursery
 from pardemo.world.errors import Failure
 from pardemo.world.generation import Ranks
 from pardemo.world.nursery import Forked
@@ -612,6 +615,54 @@ def test_a_killed_nursery_takes_its_ranks_along_and_is_replaced():
         assert world.run(rank_sum) == [1.0, 1.0]
 
 
+def test_a_killed_process_that_ranks_start_from_leaves_no_folder():
+    """It cannot remove its folder; whoever asks for the next such process does."""
+    with World(2, preload=["colorsys"]) as world:
+        killed = world._ranks.nursery
+        assert os.path.isdir(killed.folder)
+        os.kill(killed.pid, signal.SIGKILL)
+        assert gone(world.pids)
+        with pytest.raises(RankDied):
+            world.run(rank_sum)
+        assert world.run(rank_sum) == [1.0, 1.0]
+        assert world._ranks.nursery is not killed
+        assert not os.path.exists(killed.folder)
+
+
+LAST_WORLD = """
+import os, signal
+from pardemo import World
+with World(2) as world:
+    nursery = world._ranks.nursery
+    print(nursery.folder, flush=True)
+    os.kill(nursery.pid, signal.SIGKILL)
+"""
+
+
+def test_python_ends_without_the_folder_of_a_process_that_was_killed(tmp_path):
+    folder = tmp_path / "t"
+    folder.mkdir()
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}  # torch makes it among temporary files otherwise
+    done = subprocess.run([sys.executable, "-c", LAST_WORLD], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, **cache, "TMPDIR": str(folder)})  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert os.path.dirname(done.stdout.strip()) == str(folder)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_process_that_cannot_be_started_leaves_no_folder(monkeypatch, tmp_path):
+    def full(theirs, settings):
+        assert os.path.isdir(settings["folder"])
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = set(nursery._handles)
+    with pytest.raises(OSError, match="Too many open files"):
+        nursery.Nursery((), nursery.RANK, full)
+    assert list(tmp_path.iterdir()) == []
+    assert set(nursery._handles) == before, "nothing to close when Python ends"
+
+
 def test_scripts_need_no_main_guard(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("from pardemo import World\nwith World(2) as w:\n    print(w.run(lambda: 5))\n")
@@ -826,6 +877,31 @@ def test_a_very_long_line_is_no_burden(world_of, capfd):
     world_of(1).run(lambda: print("x" * (16 << 20)))
     assert time.monotonic() - begin < 5
     assert len(capfd.readouterr().out) == (16 << 20) + len("[0] \n")
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="Linux lists a process's open files")
+def test_too_many_open_files_leave_none_open():
+    """However many may be opened before the limit: a rank's channels are seven, so all places of two ranks are met."""
+    import resource
+
+    def open_files():
+        return {int(name) for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")}
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with World(2, preload=["colorsys"]) as world:
+        world.run(rank_sum)
+        for spare in range(15):
+            before = open_files()
+            numbers = (number for number in itertools.count() if number not in before)
+            limit = next(itertools.islice(numbers, spare, None))  # so many lower ones are free
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            try:
+                with pytest.raises(RankError, match=r"could not start: .*Too many open files"):
+                    World(4, preload=["colorsys"])
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            assert open_files() == before, f"with room for {spare}"
+        assert world.run(rank_sum) == [1.0, 1.0]
 
 
 def test_more_open_files_than_select_can_hold():
