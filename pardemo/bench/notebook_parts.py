@@ -10,10 +10,12 @@ import tempfile
 import time
 from pathlib import Path
 
-import nbformat
+from pardemo import extras, project
 
-from pardemo import project
-from pardemo.book.run import kernels, runner
+with extras.needed_by(__name__):
+    import nbformat
+
+    from pardemo.book.run import kernels, runner
 
 ROUNDS = 2
 LIMIT_S = 300  # of a cell

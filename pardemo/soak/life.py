@@ -30,12 +30,13 @@ def load(group: str) -> None:
     """
     import cloudpickle  # noqa: F401
     import numpy.random  # noqa: F401
-    import torch._dynamo  # noqa: F401
+    import torch
 
     import pardemo.collectives
     import pardemo.meters
     import pardemo.world.rank
 
+    torch.compiler.reset()  # which loads Dynamo
     if group == "runner":
         import ipykernel.kernelapp
         import ipykernel.zmqshell  # noqa: F401

@@ -166,7 +166,7 @@ def rates_said(reference: Run, resumed: Run, begins: int) -> tuple[str, int] | N
     first = next((n for n in range(steps) if not _close(own[n], wanted[n])), None)
     if first is None:
         return None
-    said = f"{_rate(own[first])} in place of {_rate(wanted[first])}"
+    said = f"the rate is {_rate(own[first])} in place of {_rate(wanted[first])}"
     for place in range(len(rates)):
         pairs = list(zip(own[first:steps], rates[place:], strict=False))
         away = place - begins - first

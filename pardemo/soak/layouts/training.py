@@ -237,7 +237,7 @@ def _averaged(case: Case, model: nn.Module) -> AveragedModel | None:
 def _wrap(case: Case, chunk: nn.Module, groups: Groups, tied: list) -> nn.Module:
     if not case.compiled:
         return _engine(case, chunk, groups, tied)
-    torch._dynamo.reset()
+    torch.compiler.reset()
     if case.compiled == "inside":
         return _engine(case, _compiled(chunk), groups, tied)
     return _compiled(_engine(case, chunk, groups, tied))
