@@ -170,11 +170,14 @@ def test_a_run_that_is_told_to_end_leaves_no_sockets_and_no_connection_file(coll
             env={**os.environ, "TMPDIR": temporary, "JUPYTER_RUNTIME_DIR": str(runtime),
                  "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")},
         )  # fmt: skip
-        told = wait_for_kernel(root, process)
-        (sockets,) = (name for name in os.listdir(temporary) if name.startswith("pardemo-kernel-"))
-        assert "kernel.json" in os.listdir(f"{temporary}/{sockets}"), "the connection file lies with the sockets"
-        process.send_signal(signal.SIGTERM)
-        error = process.communicate(timeout=60)[1]
+        try:
+            told = wait_for_kernel(root, process)
+            (sockets,) = (name for name in os.listdir(temporary) if name.startswith("pardemo-kernel-"))
+            assert "kernel.json" in os.listdir(f"{temporary}/{sockets}"), "the connection file lies with the sockets"
+            process.send_signal(signal.SIGTERM)
+            error = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()  # where something above was wrong; it takes its kernel along
         assert process.returncode == 128 + signal.SIGTERM
         assert error.splitlines()[-1] == "pardemo run: ended by SIGTERM"
         assert gone([told["parent"], told["pid"], told["nursery"], *told["ranks"]], within_s=60)
