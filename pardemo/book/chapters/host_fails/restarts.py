@@ -12,7 +12,7 @@ from pardemo.world.errors import RankDied
 
 _EVENT = re.compile(r"^rank (\d+), process (\d+): (\w+) (\d+) ([\d.]+)$", re.M)
 #: Of torchrun's lines those that say what happened; the beginning with its date is cut off.
-_AGENT = re.compile(r"^\S+ \S+ \S+ torch/distributed/elastic/\S+\] (?:\[default\] )?(.*)$", re.M)
+_AGENT = re.compile(r"^\S+ \S+ \S+ \S*torch/distributed/elastic/\S+\] (?:\[default\] )?(.*)$", re.M)
 
 
 class Event(NamedTuple):
