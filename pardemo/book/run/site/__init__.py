@@ -23,8 +23,8 @@ FIRST = "index.html"
 #: Documents in the order of the list at the side.
 DOCUMENTS = (
     "light-core", "commands", "measure", "published-scripts", "prove", "silent-bugs", "broken-releases", "found",
-    "testing", "soak", "resumed", "in-your-code", "planner", "fine-tune", "measured", "course", "glossary", "troubleshooting",
-    "cloud", "architecture", "adding-a-chapter", "security",
+    "resumed", "testing", "soak", "in-your-code", "planner", "fine-tune", "measured", "course", "glossary",
+    "troubleshooting", "cloud", "architecture", "adding-a-chapter", "security",
 )  # fmt: skip
 
 
