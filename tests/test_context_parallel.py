@@ -21,6 +21,8 @@ from pardemo.context_parallel import (
 )
 from pardemo.context_parallel.blocks import attend, attend_backward, merge
 from pardemo.small_models import gpt
+from pardemo.soak.layouts.techniques import attention_error as off
+from pardemo.soak.layouts.techniques import plain_attention as plain
 
 B, H, D = 2, 4, 8
 TOLERANCE = 1e-5  # relative, in fp32: the issue's own
@@ -32,19 +34,6 @@ def numbers(tokens, groups=H, width=D, values=D, dtype=torch.float32):
     return [gpt.numbers(*shape, seed=10 + place).to(dtype) for place, shape in enumerate(shapes)]
 
 
-def plain(q, k, v, gradient, causal=True, documents=None):
-    """Output and gradients of one process, in fp64."""
-    q, k, v = (each.double().requires_grad_() for each in (q, k, v))
-    seen = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool)
-    seen = (seen.tril() if causal else seen).expand(q.shape[0], 1, -1, -1)
-    if documents is not None:
-        seen = seen & (documents[:, None, :, None] == documents[:, None, None, :])
-    times = q.shape[1] // k.shape[1]
-    wide = (each.repeat_interleave(times, 1) for each in (k, v))
-    out = F.scaled_dot_product_attention(q, *wide, attn_mask=seen)
-    return [out.detach(), *torch.autograd.grad(out, (q, k, v), gradient.double())]
-
-
 def on_ranks(attention, whole, **how):
     """Output and gradients, joined again."""
     order = "plain" if attention is ulysses_attention else how.get("order", "zigzag")
@@ -53,20 +42,6 @@ def on_ranks(attention, whole, **how):
     out = attention(*inputs, **how)
     found = [out.detach(), *torch.autograd.grad(out, inputs, here[3])]
     return [join(each, dim=2, order=order) for each in found]
-
-
-def off(found, expected):
-    """The largest relative error; of what is next to nothing beside the others, relative to a tenth of these.
-
-    Where tokens see themselves alone, the gradients of queries and keys are zero, and what is there is rounding.
-    """
-    if not all(bool(ours.isfinite().all()) for ours in found):
-        return float("inf")
-    floor = max(float(theirs.norm()) for theirs in expected) / 10
-    return max(
-        float((ours.double() - theirs).norm()) / max(float(theirs.norm()), floor)
-        for ours, theirs in zip(found, expected, strict=True)
-    )
 
 
 @pytest.mark.ranks(1, 2, 3, 4)
