@@ -207,6 +207,17 @@ def test_zero_of_ours_goes_on_with_other_ranks_and_its_states_are_compared():
     made = api.stopped("tests/resumed/own_zero.py --out {folder} --stage 3", ["ranks=2", "ranks=3"], stops=["all"])
     assert made.equal, text.screen(made)
     assert [trial.exact for trial in made.trials] == [True, False]
+    assert [trial.states for trial in made.trials] == [True, False], "flat states say not whose they are"
+
+
+def test_what_is_lost_shows_on_other_ranks_too_by_the_states_or_by_their_step():
+    line = "tests/resumed/own_zero.py --out {folder} --stage 1 --forget"
+    flat = api.stopped(line, ["ranks=2", "ranks=3"], stops=["all"])
+    named = stopped("--forget second-moment", ("ranks=2 batch=6", "ranks=4 batch=3"), stops=["all"])
+    for made in (flat, named):
+        assert [{finding.cause for finding in trial.findings} for trial in made.trials] == [{"optimizer-state"}] * 2
+    assert "second moment starts at zero" in named.trials[1].findings[0].why
+    assert not flat.trials[1].states
 
 
 def test_fsdp2_goes_on_with_other_ranks_by_distributed_checkpoints():

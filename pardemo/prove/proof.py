@@ -173,14 +173,15 @@ def deterministic(reference: Run, again: Run, tolerance: float, sketched: bool) 
                 first, second = reference.tensors(step, rank, kind), again.tensors(step, rank, kind)
                 if kind in ("before", "gradient") and not sketched:
                     first = {name: sketch.of_parameter(tensor) for name, tensor in first.items()}
-                if first.keys() != second.keys() or any(not _alike(first[n], second[n], tolerance) for n in first):
+                if first.keys() != second.keys() or any(not alike(first[n], second[n], tolerance) for n in first):
                     raise ProveError(
                         f"the script is not the same twice: two runs of {name} have different {what} in step "
                         f"{step + 1}{said}; seed all that it draws from, and compare again"
                     )
 
 
-def _alike(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
+def alike(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
+    """Whether tensors are the same to rounding, a part of the second's largest number, and NaN in the same places."""
     if a.shape != b.shape:
         return False
     if not a.is_floating_point():

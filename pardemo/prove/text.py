@@ -6,7 +6,7 @@ from pardemo.prove.facts import Finding
 from pardemo.prove.proof import Proof
 
 EQUAL = "trains as the reference does"
-_WIDTH = 100
+WIDTH = 100
 
 
 def screen(proof: Proof) -> str:
@@ -15,14 +15,14 @@ def screen(proof: Proof) -> str:
     lines.append(f"reference  {reference(proof)}")
     for layout in proof.layouts[1:]:
         if layout.name in proof.failed:
-            lines += [f"?  {layout.name}", *_indented(proof.failed[layout.name])]
+            lines += [f"?  {layout.name}", *indented(proof.failed[layout.name])]
             continue
         found = [finding for finding in proof.findings if finding.layout == layout.name]
         lines.append(f"{'✗' if found else '✓'}  {layout.name}" + ("" if found else f": {EQUAL}"))
         for finding in found:
             lines += _finding(finding)
     for note in proof.notes:
-        lines += textwrap.wrap(f"note: {note}", _WIDTH)
+        lines += textwrap.wrap(f"note: {note}", WIDTH)
     lines.append(verdict(proof))
     return "\n".join(lines)
 
@@ -42,8 +42,8 @@ def verdict(proof: Proof) -> str:
 
 
 def _finding(finding: Finding) -> list[str]:
-    lines = [*_indented(head(finding)), *_indented(why(finding), 6)]
-    return [*lines, *_indented(parameters(finding), 6)] if finding.parameters else lines
+    lines = [*indented(head(finding)), *indented(why(finding), 6)]
+    return [*lines, *indented(parameters(finding), 6)] if finding.parameters else lines
 
 
 def head(finding: Finding) -> str:
@@ -71,5 +71,6 @@ def parameters(finding: Finding) -> str:
     return f"{len(some)} parameter{'s' if len(some) > 1 else ''}: {', '.join(some[:4])}{more}"
 
 
-def _indented(text: str, by: int = 3) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, break_on_hyphens=False, initial_indent=" " * by, subsequent_indent=" " * by)
+def indented(text: str, by: int = 3) -> list[str]:
+    """A sentence in lines of a screen, that far from its edge."""
+    return textwrap.wrap(text, WIDTH, break_on_hyphens=False, initial_indent=" " * by, subsequent_indent=" " * by)

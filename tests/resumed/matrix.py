@@ -80,7 +80,7 @@ def rows(framework: Framework) -> tuple[list[tuple[str, ...]], list[str]]:
         if trial is in_save:
             continue
         cells = [framework.name if same else "", made.layout.name if same else "", trial.layout.name]
-        table.append((*cells, *_cells(trial), _of_save(in_save) if same else ""))
+        table.append((*cells, *_cells(trial, made.masks, same), _of_save(in_save) if same else ""))
         said += [f"{framework.name}, {trial.layout.name}: {finding.why}" for finding in trial.findings]
         if trial.error:
             said.append(f"{framework.name}, {trial.layout.name}: not compared, {trial.error}")
@@ -89,7 +89,8 @@ def rows(framework: Framework) -> tuple[list[tuple[str, ...]], list[str]]:
     return table, [_without_folders(one) for one in dict.fromkeys(said)]
 
 
-def _cells(trial) -> tuple[str, ...]:
+def _cells(trial, drawn: bool, same: bool) -> tuple[str, ...]:
+    """``drawn``: whether dropout draws masks; those of other layouts are others by right."""
     causes = {finding.cause for finding in trial.findings}
     if trial.error:
         return "not compared", *("" for _ in COLUMNS)
@@ -98,7 +99,12 @@ def _cells(trial) -> tuple[str, ...]:
     if "begins-anew" in causes:
         return "begins anew", *("" for _ in COLUMNS)
     step = "✗" if trial.findings else "to the last bit" if trial.exact else "to rounding"
-    return step, *("✗" if set(of) & causes else "✓" for of in COLUMNS.values())
+    cells = {name: "✗" if set(of) & causes else "✓" for name, of in COLUMNS.items()}
+    if not trial.states and cells["moments"] == "✓":
+        cells["moments"] = "by the step"
+    if not drawn or not same:
+        cells["masks"] = "" if drawn else "none"
+    return step, *cells.values()
 
 
 def _of_save(trial) -> str:

@@ -9,6 +9,7 @@ from pardemo import zero
 
 parser = options()
 parser.add_argument("--stage", type=int, default=1)
+parser.add_argument("--forget", action="store_true", help="the second moments of a save")
 given = parser.parse_args()
 dist.init_process_group("gloo")
 rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -18,6 +19,8 @@ saves = sorted((int(path.name[4:]) for path in given.out.glob("step*") if path.n
 begun = saves[0] if saves else 0
 if begun:
     zero.load(engine, given.out / f"step{begun}")
+    for state in engine.optimizer.state.values() if given.forget else ():
+        state["exp_avg_sq"].zero_()
 for step in range(begun, STEPS):
     for group in engine.optimizer.param_groups:
         group["lr"] = 0.01 * (1 - step / 20)

@@ -4,6 +4,6 @@
 - :mod:`~pardemo.prove.stopping.recorder` and :mod:`~pardemo.prove.stopping.state`: on the ranks, what a step begins
   with, and the stop itself.
 - :mod:`~pardemo.prove.stopping.trials`: the undisturbed run, each stop, each run that goes on.
-- :mod:`~pardemo.prove.stopping.stream`, :mod:`~pardemo.prove.stopping.alike`,
+- :mod:`~pardemo.prove.stopping.stream`, :mod:`~pardemo.prove.stopping.same_layout`,
   :mod:`~pardemo.prove.stopping.reshaped`: what of the samples, the states, the numbers is not as it would have been.
 """

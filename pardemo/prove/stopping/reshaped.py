@@ -1,6 +1,6 @@
 """A run that goes on with other ranks, or cut otherwise, beside the undisturbed one: by prove's own means."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -9,13 +9,24 @@ from pardemo.prove.assembled import assembled
 from pardemo.prove.facts import Finding
 from pardemo.prove.reference import Reference
 from pardemo.prove.runner import ProveError, Run
-from pardemo.prove.stopping import alike, states, stream
+from pardemo.prove.stopping import same_layout, states, stream
 
 
-def judge(
-    name: str, reference: Run, resumed: Run, expected: int, tolerance: float
-) -> tuple[int | None, list[Finding], list[str]]:
-    """Behind how many steps the run goes on, by its parameters (None of no step); what is wrong; notes.
+@dataclass
+class Reshaped:
+    """A run that goes on in another layout, beside the undisturbed one.
+
+    ``begins``: behind how many steps it goes on, by its parameters; None of no step. ``states``: whether optimizers'
+    states were compared themselves; where an engine keeps them flat, only what its step makes of them is.
+    """
+
+    begins: int | None
+    findings: list[Finding]
+    states: bool
+
+
+def judge(name: str, reference: Run, resumed: Run, expected: int, tolerance: float) -> Reshaped:
+    """Holds a resumed run against the undisturbed one.
 
     Raises:
         ProveError: the two cannot be compared: other global batches, or other parameters.
@@ -36,11 +47,13 @@ def judge(
     assert compared is not None
     assert truth is not None
     behind = expected if begins is None else begins
-    found, notes = [], list(compared.notes)
+    found: list[Finding] = []
+    states_seen = False
     if compared.unmatched:
         found.append(Finding(name, behind + 1, "parameters", "not-restored", compared.unmatched))
     if begins is not None:
-        found += _states(name, truth, resumed, compared, behind, notes)
+        of_states, states_seen = _states(name, truth, resumed, compared, behind)
+        found += of_states
     told = {one.cause for one in found}
     for one in compared.findings:
         if one.cause == "optimizer-state" and "optimizer-state" in told:
@@ -48,10 +61,10 @@ def judge(
         if one.cause == "data":
             said, since = stream.said(stream.of(reference), stream.of(resumed), behind)
             one = replace(one, why=said, step=since + 1 - behind) if said else one
-        if one.cause == "learning-rate" and (rates := alike.rates_said(reference, resumed, behind)) is not None:
+        if one.cause == "learning-rate" and (rates := same_layout.rates_said(reference, resumed, behind)) is not None:
             one = replace(one, why=rates[0], step=rates[1] + 1 - behind, factor=None)
         found.append(replace(one, layout=name, step=one.step + behind))
-    return begins, found, notes
+    return Reshaped(begins, found, states_seen)
 
 
 def _same_parameters(compared: compare.Compared) -> bool:
@@ -61,9 +74,9 @@ def _same_parameters(compared: compare.Compared) -> bool:
 
 
 def _states(
-    name: str, truth: Reference, resumed: Run, compared: compare.Compared, behind: int, notes: list[str]
-) -> list[Finding]:
-    """Optimizers' states, put together from all ranks' parts as the parameters are."""
+    name: str, truth: Reference, resumed: Run, compared: compare.Compared, behind: int
+) -> tuple[list[Finding], bool]:
+    """Optimizers' states, put together from all ranks' parts as the parameters are; and whether there were any."""
     found, matched = [], False
     kinds = sorted(states.kinds(truth.run, 0))
     for kind in kinds:
@@ -74,24 +87,16 @@ def _states(
             if parameter not in truth.whole[0].before:
                 continue
             some = holders.get(parameter, [])
-            if tensor.dim() == 0:
-                theirs[parameter] = tensor
-                if some:
-                    ours[parameter] = some[0][2].double()
-                continue
             theirs[parameter] = tensor
-            if some:
-                whole = assembled(tuple(tensor.shape), some)
-                ours[parameter] = torch.where(whole.covered, whole.value, tensor)
+            if some and tensor.dim() == 0:  # a count, which each rank has: one that differs counts
+                values = [value.double() for _, _, value in some]
+                ours[parameter] = next((value for value in values if not torch.equal(value, tensor)), values[0])
+            elif some:  # zero where no rank has a part
+                ours[parameter] = assembled(tuple(tensor.shape), some).value
         matched = matched or bool(ours)
         if not ours and any(key.startswith(f"{kind}/") for key in resumed.keys(0, 0)):
             continue  # they are there, and kept in a form that says not whose they are
         _, told = states.compared(kind, [theirs], [ours], {}, 0, truth.tolerance)
         found += [Finding(name, behind + 1, "optimizer", "optimizer-state", why, None, None, tuple(names))
                   for why, names in told.items()]  # fmt: skip
-    if kinds and not matched and not found:
-        notes.append(
-            f"{name}: the optimizer's states lie in a form that is not compared across layouts; what its step makes of "
-            "them is compared"
-        )
-    return found
+    return found, matched

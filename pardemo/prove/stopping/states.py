@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from pardemo.prove.proof import alike
 from pardemo.prove.record.facts import Tensors
 from pardemo.prove.runner import Run
 from pardemo.prove.stopping.recorder import STATE
@@ -37,7 +38,7 @@ def compared(
             if value is not None and value.shape == tensor.shape and torch.equal(value, tensor):
                 continue
             exact = False
-            if value is not None and near(tensor, value, tolerance):
+            if value is not None and alike(value, tensor, tolerance):
                 continue
             if value is None and not bool(tensor.any()):
                 continue
@@ -63,16 +64,6 @@ def _why(
     if own.numel() == wanted.numel() and torch.equal(own.reshape(-1).sort().values, wanted.reshape(-1).sort().values):
         return f"{what} has its numbers in other places"
     return f"{what} is another one"
-
-
-def near(wanted: torch.Tensor, own: torch.Tensor, tolerance: float) -> bool:
-    """Whether two tensors are equal to rounding."""
-    if wanted.shape != own.shape:
-        return False
-    if not wanted.is_floating_point():
-        return torch.equal(wanted, own)
-    largest = float(wanted.abs().max()) if wanted.numel() else 0.0
-    return bool(((wanted.double() - own.double()).abs() <= tolerance * largest).all())
 
 
 def rounded(wanted: torch.Tensor, own: torch.Tensor) -> bool:

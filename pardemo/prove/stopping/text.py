@@ -7,8 +7,6 @@ from typing import Any
 from pardemo.prove import text
 from pardemo.prove.stopping.trials import Trial, Verdict
 
-_WIDTH = 100
-
 
 def screen(made: Verdict) -> str:
     """Each stop with what was lost, and the verdict."""
@@ -17,7 +15,7 @@ def screen(made: Verdict) -> str:
     for trial in made.trials:
         lines += _trial(trial)
     for note in made.notes:
-        lines += textwrap.wrap(f"note: {note}", _WIDTH)
+        lines += textwrap.wrap(f"note: {note}", text.WIDTH)
     lines.append(verdict(made))
     return "\n".join(lines)
 
@@ -33,25 +31,22 @@ def verdict(made: Verdict) -> str:
 
 def _trial(trial: Trial) -> list[str]:
     if trial.error:
-        return [f"?  {trial.name}", *_indented(trial.error)]
+        return [f"?  {trial.name}", *text.indented(trial.error)]
     mark = "✗" if trial.findings else "✓"
     if trial.begins is None and trial.findings:
         behind = ""
     else:
         again = f", {trial.lost} step{'s' * (trial.lost != 1)} again" if trial.lost else ""
         equal = "" if trial.findings else ", equal to the last bit" if trial.exact else ", equal to rounding"
-        behind = f": goes on behind step {trial.begins}{again}{equal}"
-    lines = textwrap.wrap(f"{mark}  {trial.name}{behind}", _WIDTH, subsequent_indent="   ")
+        unseen = "" if trial.states else "; the optimizer's states by what its step makes of them alone"
+        behind = f": goes on behind step {trial.begins}{again}{equal}{unseen}"
+    lines = textwrap.wrap(f"{mark}  {trial.name}{behind}", text.WIDTH, subsequent_indent="   ")
     for finding in trial.findings:
-        lines += _indented(text.head(finding))
-        lines += _indented(text.why(finding), 6)
+        lines += text.indented(text.head(finding))
+        lines += text.indented(text.why(finding), 6)
         if finding.parameters:
-            lines += _indented(text.parameters(finding), 6)
+            lines += text.indented(text.parameters(finding), 6)
     return lines
-
-
-def _indented(said: str, by: int = 3) -> list[str]:
-    return textwrap.wrap(said, _WIDTH, break_on_hyphens=False, initial_indent=" " * by, subsequent_indent=" " * by)
 
 
 def as_json(made: Verdict) -> dict[str, Any]:
@@ -64,7 +59,8 @@ def as_json(made: Verdict) -> dict[str, Any]:
         "trials": [
             {
                 "stop": trial.stop.text, "kind": trial.stop.kind, "layout": trial.layout.name, "behind": trial.begins,
-                "expected": trial.expected, "again": trial.lost, "exact": trial.exact, "error": trial.error or None,
+                "expected": trial.expected, "again": trial.lost, "exact": trial.exact,
+                "states_compared": trial.states, "error": trial.error or None,
                 "findings": [_row(asdict(finding)) for finding in trial.findings],
             }
             for trial in made.trials

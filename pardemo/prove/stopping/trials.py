@@ -19,7 +19,7 @@ from pardemo.prove.facts import Finding
 from pardemo.prove.layouts import Layout
 from pardemo.prove.reference import Reference
 from pardemo.prove.runner import Options, ProveError, Run
-from pardemo.prove.stopping import alike, reshaped, stops
+from pardemo.prove.stopping import reshaped, same_layout, stops
 from pardemo.prove.stopping.recorder import Following, StoppingRecorder
 from pardemo.prove.stopping.stops import Stop
 
@@ -35,8 +35,9 @@ class Trial:
     """A stop, and the run that goes on.
 
     ``expected``: behind how many steps the last whole save is. ``begins``: behind how many the run goes on, None where
-    its parameters are those of no step. ``exact``: whether all compared is equal to the last bit. ``error``: why
-    nothing could be compared.
+    its parameters are those of no step. ``exact``: whether all compared is equal to the last bit. ``states``: whether
+    the optimizer's states were compared themselves; if not, by what its step makes of them. ``error``: why nothing
+    could be compared.
     """
 
     stop: Stop
@@ -44,6 +45,7 @@ class Trial:
     expected: int
     begins: int | None = None
     exact: bool = False
+    states: bool = True
     error: str = ""
     findings: list[Finding] = field(default_factory=list)
 
@@ -60,9 +62,10 @@ class Trial:
 
 @dataclass
 class Verdict:
-    """What came out of all trials."""
+    """What came out of all trials. ``masks``: whether dropout draws any in the undisturbed run."""
 
     layout: Layout
+    masks: bool = False
     steps: int = 0
     saved: list[int] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
@@ -111,7 +114,8 @@ def _verdict(
     grace_s: float, scratch: Path,
 ) -> Verdict:  # fmt: skip
     first, exact, options = _undisturbed(layouts[0], options, scratch)
-    made = Verdict(layouts[0], first.steps)
+    masks = any(step.masks for record in first.records for step in record.steps)
+    made = Verdict(layouts[0], masks, first.steps)
     records = [record.steps for record in first.records]
     made.saved = [number for number, step in enumerate(records[0]) if step.saved]
     saves_s = {number: max((steps[number].saves for steps in records), key=sum) for number in range(first.steps)}
@@ -212,13 +216,18 @@ def _trial(
 
 def _judge(made: Trial, first: Run, resumed: Run, tolerance: float, exact: bool) -> None:
     """A run that goes on in the layout in which it was stopped."""
-    made.begins = alike.begins_behind(first, resumed, made.expected)
+    made.begins = same_layout.begins_behind(first, resumed, made.expected)
+    made.exact = exact and _judge_beside(made, first, resumed, tolerance, {}) and not made.findings
+
+
+def _judge_beside(made: Trial, undisturbed: Run, resumed: Run, tolerance: float, noise: same_layout.Noise) -> bool:
+    """Adds what differs, rank by rank, from an undisturbed run in the same layout; whether nothing does, bit by bit."""
     begins = made.expected if made.begins is None else made.begins
-    beside = alike.Beside(made.name, first, resumed, begins, tolerance)
+    beside = same_layout.Beside(made.name, undisturbed, resumed, begins, tolerance, noise=noise)
     if not _elsewhere(made):
-        alike.judge(beside, made.begins)
+        same_layout.judge(beside, made.begins)
     made.findings += beside.findings
-    made.exact = exact and beside.exact and not made.findings
+    return beside.exact
 
 
 def _judge_reshaped(
@@ -234,16 +243,13 @@ def _judge_reshaped(
     except ProveError:
         undisturbed = _recorded(own, options, place / "own")
         runner.must(undisturbed)
-        noise = alike.only_rounding(undisturbed)
-        made.begins = alike.begins_near(undisturbed, resumed, made.expected, ROUNDED, noise)
-        begins = made.expected if made.begins is None else made.begins
-        beside = alike.Beside(made.name, undisturbed, resumed, begins, ROUNDED, noise=noise)
-        if not _elsewhere(made):
-            alike.judge(beside, made.begins)
-        made.findings += beside.findings
+        noise = same_layout.only_rounding(undisturbed)
+        made.begins = same_layout.begins_near(undisturbed, resumed, made.expected, ROUNDED, noise)
+        _judge_beside(made, undisturbed, resumed, ROUNDED, noise)
         return
-    made.begins, found, _ = reshaped.judge(made.name, first, resumed, made.expected, tolerance)
-    made.findings += [] if _elsewhere(made) else found
+    found = reshaped.judge(made.name, first, resumed, made.expected, tolerance)
+    made.begins, made.states = found.begins, found.states
+    made.findings += [] if _elsewhere(made) else found.findings
 
 
 def _elsewhere(made: Trial) -> bool:

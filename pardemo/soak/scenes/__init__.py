@@ -1,10 +1,10 @@
 """The kinds of scene, a module for each group; a group's module is imported when it is asked for.
 
-A new kind is a function under ``@scene`` in one of the modules; a new group is a module, a line here, and a share in
+A new kind is a function under ``@scene`` in one of the modules; a new group is a module, a name here, and a share in
 :mod:`pardemo.soak.schedule`.
 """
 
-from types import ModuleType
+from importlib import import_module
 
 from pardemo.soak.scene import Kind, kinds_of
 
@@ -21,32 +21,6 @@ def kinds(group: str) -> dict[str, Kind]:
         from pardemo.soak.scenes import on_worlds
 
         return on_worlds.kinds(group)
-    return kinds_of(_module(group))
-
-
-def _module(group: str) -> ModuleType:
-    if group == "world":
-        from pardemo.soak.scenes import world
-
-        return world
-    if group == "cluster":
-        from pardemo.soak.scenes import cluster
-
-        return cluster
-    if group == "checkpoints":
-        from pardemo.soak.scenes import checkpoints
-
-        return checkpoints
-    if group == "runner":
-        from pardemo.soak.scenes import runner
-
-        return runner
-    if group == "finetune":
-        from pardemo.soak.scenes import finetune
-
-        return finetune
-    if group == "measure":
-        from pardemo.soak.scenes import measure
-
-        return measure
-    raise ValueError(f"no group of scenes {group!r}; there are {', '.join(GROUPS)}")
+    if group not in GROUPS:
+        raise ValueError(f"no group of scenes {group!r}; there are {', '.join(GROUPS)}")
+    return kinds_of(import_module(f"{__name__}.{group}"))

@@ -12,7 +12,16 @@ from functools import partial
 
 from pardemo import Cluster, RankDied, RankFailed, RankTimeout, World
 from pardemo.soak.scene import Scene, Skipped, Wrong, scene
-from pardemo.soak.scenes.parts import LONG_S, compute, computed, ends_in, meanwhile, nothing_below, works
+from pardemo.soak.scenes.parts import (
+    LONG_S,
+    compute,
+    computed,
+    ends_in,
+    interrupted,
+    meanwhile,
+    nothing_below,
+    works,
+)
 
 RATE = "800 Mbit/s"
 ELEMENTS = 50_000  # 0.2 MB a step: two milliseconds of the link
@@ -158,18 +167,5 @@ SIGNALS = {"SIGINT": signal.SIGINT, "SIGKILL": signal.SIGKILL}
 @scene("cluster/interrupted", SIGNALS, SIGNALS, within_s=2.0)
 def _interrupted(scene: Scene) -> str:
     """The process that made the hosts is interrupted or killed at any moment: no namespace, link or keeper is left."""
-    cluster = _cluster(scene)
-    try:
-        scene.begin()
-        for _ in range(100):
-            with _world(cluster) as world:
-                world.run(compute, 20, 1000, 0, 0, timeout_s=LONG_S)
-        raise Wrong("the interrupt was not noticed")
-    except KeyboardInterrupt:
-        pass
-    world = None  # type: ignore[assignment]
-    nothing_below()
-    with _world(cluster) as world:
-        works(world, [])
-    nothing_below()
-    return "interrupted"
+    start = partial(_world, _cluster(scene))
+    return interrupted(scene, start, lambda world: world.run(compute, 20, 1000, 0, 0, timeout_s=LONG_S))

@@ -47,6 +47,23 @@ def computed(ranks: int, steps: int) -> list[float]:
     return [float(sum(ranks * (ranks - 1) / 2 + ranks * step for step in range(steps)))] * ranks
 
 
+def interrupted(scene: Scene, start: Callable[[], World], work: Callable[[World], object]) -> str:
+    """Ctrl-C comes at any moment, while Worlds start, ``work`` and end; then a new one works, and nothing else runs."""
+    try:
+        scene.begin()
+        for _ in range(200):
+            with start() as world:
+                work(world)
+        raise Wrong("the interrupt was not noticed")
+    except KeyboardInterrupt:
+        world = None  # type: ignore[assignment]  # what holds the ranks of before
+    nothing_below()
+    with start() as world:
+        works(world, [])
+    nothing_below()
+    return "interrupted"
+
+
 def ends_in(error: type[RankError] | tuple[type[RankError], ...], says: str, run: Callable[[], object]) -> str:
     """Calls ``run``, which has to raise this error with a first line that matches; returns that line."""
     try:

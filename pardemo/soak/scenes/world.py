@@ -13,7 +13,7 @@ import psutil
 
 from pardemo import RankDied, RankFailed, RankTimeout, World
 from pardemo.collectives import ring_all_reduce
-from pardemo.soak.scene import Scene, Wrong, scene
+from pardemo.soak.scene import Scene, scene
 from pardemo.soak.scenes.parts import (
     LONG_S,
     SHORT_S,
@@ -21,6 +21,7 @@ from pardemo.soak.scenes.parts import (
     computed,
     draw_ranks,
     ends_in,
+    interrupted,
     meanwhile,
     nothing_below,
     signal_rank,
@@ -162,22 +163,12 @@ def _leave_out(who: int, when: int) -> None:
 @scene("world/interrupted", ("SIGINT",), {"SIGINT": signal.SIGINT}, within_s=1.5, weight=4)
 def _interrupted(scene: Scene) -> str:
     """Ctrl-C at any moment: while ranks start, work, fail or end. Then a new World works, and nothing else runs."""
-    ranks = scene.chance.choice((1, 2, 3))
-    try:
-        scene.begin()
-        for _ in range(200):
-            with World(ranks) as world:
-                for _ in range(scene.chance.choice((1, 3, 30))):
-                    world.run(compute, 10, 100, 0, 0)
-        raise Wrong("the interrupt was not noticed")
-    except KeyboardInterrupt:
-        pass
-    world = None  # type: ignore[assignment]
-    nothing_below()
-    with World(ranks) as world:
-        works(world, [])
-    nothing_below()
-    return "interrupted"
+
+    def work(world: World) -> None:
+        for _ in range(scene.chance.choice((1, 3, 30))):
+            world.run(compute, 10, 100, 0, 0)
+
+    return interrupted(scene, partial(World, scene.chance.choice((1, 2, 3))), work)
 
 
 PARENT_ENDS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from pardemo.prove.facts import Finding
+from pardemo.prove.proof import alike
 from pardemo.prove.record.facts import Tensors
 from pardemo.prove.runner import Run
 from pardemo.prove.stopping import states, stream
@@ -56,7 +57,7 @@ class Beside:
     def _equal(self, a: torch.Tensor, b: torch.Tensor) -> bool:
         same = a.shape == b.shape and torch.equal(a, b)
         self.exact = self.exact and same
-        return same or states.near(a, b, self.tolerance)
+        return same or alike(b, a, self.tolerance)
 
 
 def begins_behind(reference: Run, resumed: Run, expected: int) -> int | None:
