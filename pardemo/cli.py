@@ -24,6 +24,7 @@ from pardemo.measure import command as measure_command
 from pardemo.planner import command as planner
 from pardemo.prove import command as prove_command
 from pardemo.soak import command as soak_command
+from pardemo.termination import ends_in_order
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -132,7 +133,7 @@ def _run(arguments: argparse.Namespace) -> int:
             print(f"{name:24} {values}")
         return 0
     given = {key: _value(value) for key, value in arguments.parameters}
-    with measure_command.ends_in_order("run"):
+    with ends_in_order("run"):
         outcomes = runner.run(arguments.names, given, arguments.out, arguments.resume, arguments.cell_timeout)
     folder = arguments.out or _relative_output()
     print(f"report: {folder}/report.html")

@@ -19,7 +19,7 @@ ROOT = PACKAGE.parent
 FLOORS = (
     ("private_names",),
     ("compat", "extras"),
-    ("options", "project", "tables", "closed_pipe"),
+    ("options", "project", "tables", "closed_pipe", "termination"),
     ("cluster", "seals"),
     ("formulas", "world"),
     ("groups",),

@@ -1,9 +1,15 @@
 """A script that is stopped and resumed: what was not restored is named, and nothing is where all is."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from resumed import matrix
@@ -167,6 +173,26 @@ def test_the_command_prints_what_was_lost_as_json(capsys):
     assert not printed["equal"]
     assert printed["trials"][0]["kind"] == "all"
     assert printed["findings"][0]["cause"] == "optimizer-state"
+
+
+@pytest.mark.parametrize("kind", ["launcher", "all"])
+def test_a_command_that_is_told_to_end_leaves_no_process_and_no_folder(kind, tmp_path):
+    words = ["prove", "--stop", "--stops", kind, *LAYOUT, *DDP.split()]
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    with subprocess.Popen(
+        [sys.executable, "-m", "pardemo", *words], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as process:
+        until = time.monotonic() + 120
+        while not list(tmp_path.glob("pardemo-prove-*/trial0/stopped/**/rank0*")) and time.monotonic() < until:
+            assert process.poll() is None
+            time.sleep(0.02)
+        below = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        error = process.communicate(timeout=60)[1].decode()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert error.splitlines()[-1] == "pardemo prove: ended by SIGTERM"
+    assert psutil.wait_procs(below, timeout=30)[1] == []
+    assert not list(tmp_path.glob("pardemo-*"))
 
 
 @pytest.mark.parametrize(

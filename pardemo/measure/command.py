@@ -4,13 +4,11 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 from pardemo import options, project
+from pardemo.termination import ends_in_order
 
 
 def add(commands: Any) -> None:
@@ -60,7 +58,7 @@ def command(arguments: argparse.Namespace) -> int:
     full = full_size.question(arguments.full_size, arguments.gpus, arguments.sequence, arguments.micro_batch)
     cluster = pace.cluster if pace else _cluster(arguments)
     asked = cluster.size if cluster else arguments.ranks
-    with ends_in_order():
+    with ends_in_order("measure"):
         out = files.folder(arguments.out) if arguments.out is not None else None
         launch = launch_lines.read(["python", "-m", *program] if arguments.module and program else program, asked)
         ranks = asked if asked is not None else launch.ranks if launch.ranks is not None else launch_lines.RANKS
@@ -124,32 +122,6 @@ def _measured(
 
         paces.tell(pace, measured, seen)
     return measured, seen
-
-
-@contextlib.contextmanager
-def ends_in_order(command: str = "measure") -> Iterator[None]:
-    """SIGTERM and SIGHUP end the run as an interrupt does: its ranks, and what it has in temporary folders, go."""
-    ended: list[int] = []
-
-    def end(number: int, frame: Any) -> None:
-        ended.append(number)  # says nothing here: what it interrupts may be writing to the same stream
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    except BaseException:
-        if not ended:
-            raise
-        # whatever came of it: the same signal may have killed ranks, in whose place something else was raised
-        print(f"\npardemo {command}: ended by {signal.Signals(ended[0]).name}", file=sys.stderr)
-        raise SystemExit(128 + ended[0]) from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _hosts(hosts: int, ranks: int) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pardemo import options
 from pardemo.prove.stopping import command as stop_command
+from pardemo.termination import ends_in_order
 
 
 def add(commands: Any) -> None:
@@ -62,7 +63,7 @@ def command(arguments: argparse.Namespace) -> int:
         timeout_s=arguments.timeout,
     )  # fmt: skip
     out = files.folder(arguments.out) if arguments.out is not None else None
-    with contextlib.redirect_stdout(sys.stderr):
+    with ends_in_order("prove"), contextlib.redirect_stdout(sys.stderr):
         try:
             made = proof.scripts(wanted, asked)
         except runner.ProveError as error:

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from pardemo import options
+from pardemo.termination import ends_in_order
 
 #: Options that say nothing without ``--stop``, and what they are there.
 _OWN = {"resume": None, "stops": None, "seed": None, "grace": None}
@@ -51,7 +52,7 @@ def command(arguments: argparse.Namespace) -> int:
     from pardemo.prove import runner
     from pardemo.prove.stopping import api, text
 
-    with contextlib.redirect_stdout(sys.stderr):
+    with ends_in_order("prove"), contextlib.redirect_stdout(sys.stderr):
         try:
             made = api.stopped(
                 line, layouts, resume=resume, stops=chosen, seed=arguments.seed or 0, steps=steps, grace_s=grace_s,

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -152,7 +151,7 @@ def _verdict(
 
 def _undisturbed(layout: Layout, options: Options, scratch: Path) -> tuple[Run, bool, Options]:
     """The run that nothing stops, whether it is the same twice to the last bit, and the options for all others."""
-    again, options = _recorded(layout, replace(options, sketched=True), scratch / "again"), options
+    again = _recorded(layout, replace(options, sketched=True), scratch / "again")
     runner.must(again)
     if runner.elements(again) > runner.SKETCHED:
         options = replace(options, sketched=True)
@@ -291,16 +290,17 @@ def _launcher_killed(layout: Layout, options: Options, place: Path, stop: Stop, 
         "double": options.double, "timeout_s": options.timeout_s, "where": where,
     }), "utf-8")  # fmt: skip
     words = [sys.executable, "-m", "pardemo.prove.stopping.launched", str(request)]
-    with subprocess.Popen(
-        words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
-    ) as launcher:
-        until_s = time.monotonic() + options.timeout_s
-        while not marker.exists() and launcher.poll() is None and time.monotonic() < until_s:
-            time.sleep(0.01)
-        if launcher.poll() is not None:
-            return NEVER
-        ranks = psutil.Process(launcher.pid).children(recursive=True)
-        launcher.send_signal(signal.SIGKILL)
+    none = subprocess.DEVNULL
+    with subprocess.Popen(words, stdin=none, stdout=none, start_new_session=True) as launcher:
+        try:
+            until_s = time.monotonic() + options.timeout_s
+            while not marker.exists() and launcher.poll() is None and time.monotonic() < until_s:
+                time.sleep(0.01)
+            if not marker.exists():
+                return NEVER
+            ranks = psutil.Process(launcher.pid).children(recursive=True)
+        finally:
+            launcher.kill()  # SIGKILL: the stop itself; or the end of one that never came
     left = psutil.wait_procs(ranks, timeout=10)[1]
     for one in left:
         one.kill()
