@@ -278,6 +278,8 @@ def test_a_failure_of_a_large_world_is_one_line_and_one_traceback():
     told = str(RankFailed({**dict.fromkeys(range(8), lost), 5: same}, stopped=[8, 9, 10]))
     assert told.startswith("rank 5: ValueError: a long reason; ranks 0–4, 6, 7: ConnectionError: closed\n(ranks 8–10 ")
     assert str(RankDied({3: 1}, {0: lost, 1: lost, 2: lost})).endswith("\nthen ranks 0–2: ConnectionError: closed")
+    refused = Failure("ConnectionRefusedError", "nobody listens", "elsewhere")
+    assert RankFailed({0: lost, 1: refused}).first == (1, refused), "who was let in no more lost nobody"
 
 
 def test_a_rank_that_fails_frees_the_ones_that_wait_for_it():
@@ -808,7 +810,8 @@ def test_an_interrupt_while_forking_spoils_no_other_world(world_of, monkeypatch,
             raise KeyboardInterrupt
         return found
 
-    modules = {"nursery": "colorsys", "ready": "shelve", "pid": "stringprep"}
+    # Of modules that no other test preloads: else that process is there already, and nothing is left to interrupt.
+    modules = {"nursery": "plistlib", "ready": "shelve", "pid": "stringprep"}
     monkeypatch.setattr(nursery.Nursery, "_read", interrupted)
     with pytest.raises(KeyboardInterrupt):
         World(2, preload=[modules[answer]])

@@ -210,6 +210,41 @@ def test_ranks_that_change_gradients_differently_are_told_apart(rank, stage, how
         loss_of(engine, 1, engine.part).backward()
 
 
+class Branches(nn.Module):
+    """A layer that some ranks use in a pass, and others do not."""
+
+    def __init__(self):
+        super().__init__()
+        self.all, self.some = gpt.seeded(lambda: nn.Linear(7, 5)), gpt.seeded(lambda: nn.Linear(7, 5))
+
+    def forward(self, x, both):
+        return self.all(x) + (self.some(x) if both else 0)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("before", ["nothing", "forward", "backward"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_layer_that_one_rank_alone_uses_is_in_all_ranks_norm(rank, world_size, stage, before):
+    """Also after the module's own zero_grad(), which leaves None where this rank adds no gradient."""
+    alone, engine = Branches(), STAGES[stage](Branches(), SGD)
+    x = gpt.numbers(4, 7, seed=1)
+    losses = [alone(x, both).square().mean() for both in (True, False)]
+    (sum(losses) / world_size).backward()
+    if before == "backward":
+        engine(x, rank == 0).sum().backward()
+    loss = engine(x, rank == 0).square().mean() if before == "forward" else None
+    engine.module.zero_grad()
+    loss = engine(x, rank == 0).square().mean() if loss is None else loss
+    loss.backward()
+    norms = [nn.utils.clip_grad_norm_(model.parameters(), 0.1) for model in (alone, engine)]
+    torch.testing.assert_close(norms[1], norms[0], **TOLERANCE)
+    SGD(alone.parameters()).step()
+    engine.step()
+    with engine.whole():
+        for ours, theirs in zip(engine.module.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, **TOLERANCE)
+
+
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("stage", STAGES)
 def test_torch_does_not_clip_by_the_norm_of_a_part(rank, world_size, stage):

@@ -166,9 +166,8 @@ class Link:
         return ConnectionError(f"{self.use}: rank {self.predecessor} of the group: {what}{self._in_words()}")
 
     def _cannot_send(self, reason: OSError) -> ConnectionError:
-        return ConnectionError(
-            f"{self.use}: cannot send to rank {self.successor} of the group: {reason}{self._in_words()}"
-        )
+        kind = ConnectionRefusedError if isinstance(reason, ConnectionRefusedError) else ConnectionError
+        return kind(f"{self.use}: cannot send to rank {self.successor} of the group: {reason}{self._in_words()}")
 
     def _in_words(self) -> str:
         return f", in {self.exchange}" if self.exchange != self.use else ""

@@ -26,7 +26,7 @@ class RankError(RuntimeError):
 
 
 #: Of a rank that lost the connection to one that failed before it.
-LOST = {"ConnectionError", "ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "DistNetworkError"}
+LOST = {"ConnectionError", "ConnectionResetError", "BrokenPipeError", "DistNetworkError"}
 
 
 class RankFailed(RankError):
@@ -50,7 +50,7 @@ class RankFailed(RankError):
         self.stopped = list(stopped or [])
         self.stacks = dict(stacks or {})
         self.doing = {rank: _doing((waits or {}).get(rank), stack) for rank, stack in (stacks or {}).items()}
-        told = sorted(self.failures.items(), key=lambda item: (item[1].type in LOST, item[0]))
+        told = sorted(self.failures.items(), key=lambda item: (_far_from_the_cause(item[1]), item[0]))
         self.first = told[0]
         lines = ["; ".join(f"{ranks_text(ranks)}: {headline}" for headline, ranks in _alike(told, "headline").items())]
         if self.stopped:
@@ -58,6 +58,11 @@ class RankFailed(RankError):
         for traceback, ranks in _alike(told, "traceback").items():
             lines += ["", f"--- {ranks_text(ranks)} ---", traceback.rstrip()]
         super().__init__("\n".join(lines))
+
+
+def _far_from_the_cause(failure: "Failure") -> int:
+    """0 for an error of its own; 1 where a neighbour let it in no more, 2 where it lost one that it had."""
+    return 1 if failure.type == "ConnectionRefusedError" else 2 * (failure.type in LOST)
 
 
 class RankDied(RankError):

@@ -117,8 +117,19 @@ class Zero1(Engine):
             if parameter.grad is not place and type(place) is OwnGradient:
                 _put(place, parameter.grad)
                 parameter.grad = place
+                if engine is not None:  # the module's zero_grad() has set the others to None, too
+                    engine._show_unused()
 
         return is_accumulated
+
+    def _show_unused(self) -> None:
+        """A gradient of zero for each parameter that has none, as other ranks may have one: torch's
+        ``clip_grad_norm_`` passes over what is None, and the ranks would take the norms of different models."""
+        for unit in self.units:
+            for parameter, place in zip(unit.parameters, unit.places, strict=True):
+                if parameter.grad is None and type(place) is OwnGradient:
+                    _put(place, None)
+                    parameter.grad = place
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad()
