@@ -100,7 +100,7 @@ def _link_away(scene: Scene) -> str:
             if scene.way == "for good":
                 run = partial(world.run, compute, ENDLESS, ELEMENTS, 0, 0, timeout_s=LIMIT_S)
                 with meanwhile(partial(switch.turn, "down"), scene.chance.random()):
-                    told = ends_in((RankTimeout, RankFailed), "did not finish within|closed|reset|lost|rank", run)
+                    told = ends_in((RankTimeout, RankFailed), "did not finish within|closed|reset|lost", run)
             else:
                 pause_s = 0.2 + 0.8 * scene.chance.random()
 
@@ -155,7 +155,7 @@ def _ends(scene: Scene) -> str:
             if scene.way == "rank":
                 told = ends_in(RankDied, rf"^rank {who} died: killed by SIGKILL", run)
             else:
-                told = ends_in((RankTimeout, RankFailed), "did not finish within|rank", run)
+                told = ends_in((RankTimeout, RankFailed), "did not finish within|closed|reset|lost", run)
         works(world, pids)
     nothing_below()
     return told

@@ -217,7 +217,7 @@ def _refused_port(scene: Scene) -> str:
         world.run(compute, 1, 1, 0, 0)
         pids = world.pids
         run = partial(world.run, _links_refused, who, scene.chance.randrange(3), timeout_s=LONG_S)
-        told = ends_in(RankFailed, "refused|Refused|closed|lost", run)
+        told = ends_in(RankFailed, "cannot send to rank . of the group: .*[Rr]efused", run)
         works(world, pids)
     nothing_below()
     return told
