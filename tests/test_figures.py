@@ -487,8 +487,8 @@ def test_pictures_of_failures_tell_their_numbers_in_words(out):
     spans = [Span(0, "compute", "", 0, 0.04), Span(0, "wait", "", 0.04, 0.1), Span(0, "send", "", 0.04, 0.1)]
     told = figures.held_up({"write at once": spans, "copy": spans[:2]}).alt
     assert told == "What the training waits for, for each way to save: write at once: 60 ms; copy: 60 ms."
-    told = figures.resumed_without({"schedule": [0.0, 1e-3], "batches": [0.2, 0.1]}, 0.1, 15).alt
-    assert told == "Largest difference of losses after a resume without: schedule 0.001, batches 0.2."
+    told = figures.resumed_without({"schedule": [1.0, 1.001], "batches": [1.2, 1.1]}, [1.0, 1.0], 15).alt
+    assert told == "Losses after a resume; largest difference without: schedule 0.001, batches 0.2."
     told = figures.survivor([0.03, 0.05, 0.03], [2, 1, 2]).alt
     assert told == "Steps of the survivor: 1 of 3 steps with one group alone; the longest step took 50 ms."
     assert len(list((out / "figures").iterdir())) == 5

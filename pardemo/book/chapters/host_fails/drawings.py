@@ -77,7 +77,7 @@ def copies_at_neighbours(hosts: int = 4, dead: tuple[int, ...] = (2,)) -> Drawin
     """Hosts in a row that closes to a ring: each has its own state, and a copy of the state of the one before it."""
     canvas = Canvas(640, 262)
     wide, gap = 616 / hosts, 20
-    legend(canvas, 12, 20, {"a copy travels": DONE["communication"], "a host that has died": OTHER})
+    legend(canvas, 12, 20, {"arrow: a copy travels": DONE["communication"], "a host that has died": OTHER})
     for host in range(hosts):
         x, gone, before = 12 + wide * host, host in dead, (host - 1) % hosts
         canvas.text(x + (wide - gap) / 2, 58, f"host {host}", bold=True)

@@ -11,8 +11,6 @@ from pardemo.formulas import failures
 from pardemo.meters.timeline import Span
 
 HOUR = 3600.0
-_DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
-_SHADES = (*palette.WAYS.values(), palette.OTHER)
 
 
 def hours_between_failures(published: Mapping[int, float], of_one_s: float) -> Picture:
@@ -82,10 +80,11 @@ def held_up(ways: Mapping[str, Sequence[Span]]) -> Picture:
                 [(1e3 * (span.begin_s - begin), 1e3 * (span.end_s - span.begin_s))], (rows[span.kind], 0.36),
                 facecolor=COLOURS[span.kind], hatch="..." if span.kind == "wait" else "", edgecolor="white",
             )  # fmt: skip
-        ax.set(title=way, ylim=(0.8, -0.05), yticks=[0.18, 0.58], yticklabels=["training", "writing"])
-        ax.grid(axis="y", visible=False)
         waited = sum(span.end_s - span.begin_s for span in spans if span.kind == "wait")
         told.append(f"{way}: {1e3 * waited:.0f} ms")
+        ax.set(ylim=(0.8, -0.05), yticks=[0.18, 0.58], yticklabels=["training", "writing"])
+        ax.set_title(f"{way}: the training waits {1e3 * waited:.0f} ms in all")
+        ax.grid(axis="y", visible=False)
     axes[-1].set_xlabel("milliseconds")
     handles = [
         Patch(facecolor=COLOURS["compute"], label="a step"),
@@ -96,24 +95,30 @@ def held_up(ways: Mapping[str, Sequence[Span]]) -> Picture:
     return save(fig, "host_fails_held_up", f"What the training waits for, for each way to save: {'; '.join(told)}.")
 
 
-def resumed_without(apart: Mapping[str, Sequence[float]], noise: float, first: int) -> Picture:
-    """How far the losses of resumes that lack a piece are from those of the training that was not stopped.
+def resumed_without(losses: Mapping[str, Sequence[float]], whole: Sequence[float], first: int) -> Picture:
+    """The losses of resumes that lack a piece, each beside those of the training that was not stopped.
 
     Args:
-        apart: what is missing -> the difference of the losses, a step after the other, from step ``first`` on.
-        noise: how much the loss changes from one step to the next in the training that was not stopped.
+        losses: what is missing -> the losses after the resume, from step ``first`` on. whole: those of the training
+            that was not stopped, from the same step on.
     """
-    fig, ax = new(size=(6.4, 3.8))
-    least = 1e-9
-    for (missing, values), dash, colour in zip(apart.items(), _DASHES, _SHADES, strict=False):
+    fig, axes = new(-(-(len(losses) + 1) // 2), 2, size=(6.4, 1.5 * (len(losses) // 2 + 1)), sharex=True, sharey=True)
+    told = []
+    for ax, (missing, values) in zip(axes.flat, losses.items(), strict=False):
         steps = range(first, first + len(values))
-        ax.plot(steps, [max(value, least) for value in values], linestyle=dash, color=colour, label=missing)
-    ax.axhline(noise, color=COLOURS["predicted"], linewidth=1, label="from one step to the next")
-    ax.set_yscale("log")
-    ax.set(xlabel="step (at the bottom: no difference)", ylabel="difference of losses", ylim=(least / 2, 30 * noise))
-    fig.legend(*ax.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    told = ", ".join(f"{missing} {max(values):.1g}" for missing, values in apart.items())
-    return save(fig, "host_fails_resumed", f"Largest difference of losses after a resume without: {told}.")
+        ax.plot(steps, whole, color=COLOURS["predicted"], linewidth=1, label="not stopped")
+        ax.plot(steps, values, color=COLOURS["fails"], linestyle="--", label="resumed without it")
+        ax.set_title(missing, fontsize="medium")
+        told.append(f"{missing} {max(abs(a - b) for a, b in zip(values, whole, strict=True)):.1g}")
+    for ax in axes[:, 0]:
+        ax.set_ylabel("loss")
+    spare = axes.flat[len(losses)]
+    spare.set_axis_off()
+    spare.legend(*axes.flat[0].get_legend_handles_labels(), loc="center")
+    for ax in axes.flat[len(losses) - 2 : len(losses)]:  # the lowest of each column
+        ax.set_xlabel("step")
+        ax.tick_params(labelbottom=True)
+    return save(fig, "host_fails_resumed", f"Losses after a resume; largest difference without: {', '.join(told)}.")
 
 
 def survivor(seconds: Sequence[float], groups: Sequence[int]) -> Picture:

@@ -49,7 +49,8 @@ def _bytes_to_a_neighbour() -> Worked:
     return Worked(
         nbytes / 50e9, f"A parameter has 2 + 12 = 14 bytes that are needed again (gradients are not). On "
         f"{_GPUS // 8:,} hosts each has 405e9 · 14 / {_GPUS // 8:,} = {nbytes / 1e9:.2f} GB, which takes "
-        f"{nbytes / 50e9:.3f} s at 50 GB/s: less than most steps, and without any disk."
+        f"{nbytes / 50e9:.3f} s at 50 GB/s (with a card for each GPU an eighth of that): less than most steps, and "
+        "without any disk."
     )  # fmt: skip
 
 
@@ -59,20 +60,22 @@ PROBLEMS = (
         "between two failures, on average?", "days", _a_smaller_job,
     ),
     Problem(
-        "The same job saves by Young's interval. A save that held it up for 90 s now copies in memory, and holds it up "
-        "for a sixteenth of that; the interval follows. How many times less do saves and repeated work cost together?",
+        "Llama's job on all 16,384 saves by Young's interval. A save that held it up for 90 s copies in memory now, "
+        "and holds it up for a sixteenth of that; the interval follows. How many times less do saves and repeated work "
+        "cost together?",
         "times", _a_shorter_save,
     ),
     Problem(
-        "Of this job's time, restarts may cost 3 %. How long may each of them take?", "min", _restarts_alone,
+        "Of that job's time, on 16,384 GPUs, restarts may cost 3 %. How long may each of them take?", "min",
+        _restarts_alone,
     ),
     Problem(
         "8 ranks have saved a tensor of 96 rows, and 6 ranks read it. How many pieces do they read together?", "pieces",
         _pieces,
     ),
     Problem(
-        "405 billion parameters in bf16, with K = 12 bytes of optimizer states each, lie in equal shards on 2,048 "
-        "hosts of 8 GPUs. Each host sends its part to a neighbour at 50 GB/s. How long does it take?", "s",
-        _bytes_to_a_neighbour,
+        "405 billion parameters in bf16, with 12 bytes of optimizer states each, lie in equal shards on 2,048 "
+        "hosts of 8 GPUs. Each host sends its part to a neighbour through one card of 50 GB/s. How long does it take?",
+        "s", _bytes_to_a_neighbour,
     ),
 )  # fmt: skip
