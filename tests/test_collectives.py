@@ -1,5 +1,6 @@
 """The rings and the parameter server against plain sums, and their bytes against the formulas."""
 
+import socket
 import time
 
 import pytest
@@ -563,3 +564,12 @@ def test_a_hierarchical_all_reduce_of_views(rank):
         for view in EXPANDED.values():
             with pytest.raises(ValueError, match="share memory"):
                 hierarchical_all_reduce(on_every_rank(view)[2], groups.tp, groups.dp)
+
+
+@pytest.mark.ranks(2)
+def test_what_is_on_its_way_within_a_host_fits_the_cache():
+    """Left to itself the kernel's buffer grows to 32 MiB, and what is copied out of it comes from memory."""
+    ring_all_reduce(torch.ones(8 << 20))  # enough for it to grow
+    link = links.link_of(dist.group.WORLD)
+    for end, option in ((link._out, socket.SO_SNDBUF), (link._in, socket.SO_RCVBUF)):
+        assert end.getsockopt(socket.SOL_SOCKET, option) == links.BUFFER_BYTES

@@ -8,6 +8,7 @@ from itertools import islice
 
 import psutil
 import pytest
+from soak import run as long_run
 
 from pardemo import cli
 from pardemo.soak import player, schedule
@@ -257,3 +258,13 @@ def test_bad_input_is_one_line(capsys, arguments, told):
     error = capsys.readouterr().err
     assert told in error
     assert len(error.splitlines()) == 1
+
+
+def test_the_pages_table_is_that_of_the_committed_long_run():
+    run = json.loads(long_run.SUMMARY.read_text(encoding="utf-8"))
+    text = long_run.PAGE.read_text(encoding="utf-8")
+    assert long_run.page(text, run) == text, "run python tests/soak/run.py --page"
+    layouts = sum(counts["injected"] for kind, counts in run["kinds"].items() if kind.startswith("layouts/"))
+    assert min(layouts, run["injected"] - layouts) >= 1000
+    assert {schedule.group_of(kind) for kind in run["kinds"]} | {*sum(run["not_played"].values(), [])} >= set(GROUPS)
+    assert run["survived"] + len(run["failures"]) == run["injected"]

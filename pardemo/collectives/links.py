@@ -29,6 +29,9 @@ from pardemo.world.waiting import PATIENCE_S, Wait
 TIMEOUT_S = 600  # a neighbour that neither sends nor reads for so long is taken for lost
 INLINE_BYTES = 64 << 10  # of a ring: below this a send is tried at once; above, copying and adding go side by side
 TOKEN_BYTES = 16
+#: Of both buffers in the kernel, within a host: what is on its way is still in the processor's cache when it is copied
+#: out. Left to itself, the receiver's grows to 32 MiB. Between hosts it has to, since a link's delay asks for it.
+BUFFER_BYTES = 1 << 20
 
 #: Bytes that the links of this process have handed to the kernel and taken from it, for systems that count none.
 counted = {"sent": 0, "received": 0}
@@ -79,6 +82,11 @@ class Link:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for option, seconds in ((socket.SO_RCVTIMEO, PATIENCE_S), (socket.SO_SNDTIMEO, TIMEOUT_S)):
                 end.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))
+            if end.getpeername()[0] == end.getsockname()[0]:
+                for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                    end.setsockopt(
+                        socket.SOL_SOCKET, option, BUFFER_BYTES // 2
+                    )  # the kernel takes twice of what it is told
         pacer.connected()
         self._queue: SimpleQueue = SimpleQueue()
         self._sent = threading.Condition()
