@@ -23,8 +23,12 @@ from pardemo.book.run import world_sizes
 from pardemo.book.run.report import command as report_command
 
 #: What other commands write there, which a run does not make anew: pardemo.planner.cuda_truth on a GPU, world_sizes,
-#: and of `pardemo prove` tests/zoo/run.py, tests/releases/run.py, tests/zoo/right/run.py and tests/found/run.py.
-KEPT = ("plan_cuda.json", world_sizes.TABLE.name, "zoo.json", "releases.json", "right_layouts.json", "searched.json")
+#: and of `pardemo prove` tests/zoo/run.py, tests/releases/run.py, tests/zoo/right/run.py and tests/found/run.py;
+#: of `pardemo soak` tests/soak/run.py.
+KEPT = (
+    "plan_cuda.json", world_sizes.TABLE.name, "zoo.json", "releases.json", "right_layouts.json", "searched.json",
+    "soak.json",
+)  # fmt: skip
 RUNS, TABLE = "bench_runs.json", "bench.json"  # the speed table, which `pardemo bench --add` makes
 #: What every run makes itself: adapters for *Baichuan2: before and after*, the scripts whose text is in a notebook.
 NOT_KEPT = ("finetune", "trace", "script_measured", "is_it_right", "host_fails")
