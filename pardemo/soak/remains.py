@@ -4,14 +4,18 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import psutil
 
+from pardemo.cluster.keeper import ADAPTER
+
 SHARED_MEMORY = Path("/dev/shm")
 INTERFACES = Path("/sys/class/net")
 NAMED_NAMESPACES = Path("/run/netns")
+#: Names that :mod:`pardemo.cluster.keeper` gives: others, as those of containers, come and go.
+OURS = rf"switch|port\d+|{ADAPTER}"
 #: How long what was ended may take to be gone: a killed process has memory to give back, a keeper looks twice a second.
 GONE_WITHIN_S = 15.0
 
@@ -64,10 +68,10 @@ class Before:
         """Notes processes of the scene: what has one of these numbers in its name is the scene's."""
         self._pids.update(pids)
 
-    def leaked(self) -> list[str]:
-        """A line for everything that is left and is no process, once what is being ended had its time."""
+    def leaked(self, is_over: Callable[[], bool] = lambda: False) -> list[str]:
+        """A line for everything that is left and is no process, once what is being ended had its time, or is over."""
         until = time.monotonic() + GONE_WITHIN_S
-        while (left := self._left()) and time.monotonic() < until:
+        while (left := self._left()) and time.monotonic() < until and not is_over():
             time.sleep(0.05)
         return left
 
@@ -79,8 +83,10 @@ class Before:
         ]
         shared = sorted(_names(SHARED_MEMORY) - self._shared)
         left += [f"shared memory {name}" for name in shared if self._is_ours(name)]
-        left += [f"network interface {name}" for name in sorted(_names(INTERFACES) - self._interfaces)]
-        return left + [f"network namespace {name}" for name in sorted(_names(NAMED_NAMESPACES) - self._named)]
+        links = sorted(_names(INTERFACES) - self._interfaces)
+        left += [f"network interface {name}" for name in links if re.fullmatch(OURS, name)]
+        named = sorted(_names(NAMED_NAMESPACES) - self._named)
+        return left + [f"network namespace {name}" for name in named if self._is_ours(name)]
 
     def _is_ours(self, name: str) -> bool:
         """Others use the machine's shared memory too: what is ours carries our name, or a process's number."""

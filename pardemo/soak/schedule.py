@@ -46,8 +46,16 @@ def endless(kinds: Mapping[str, int], seed: int) -> Iterator[Drawn]:
 
 
 def counted(kinds: Mapping[str, int], seed: int, faults: int, layouts: int) -> Iterator[Drawn]:
-    """So many faults and so many layouts, mixed as in :func:`endless`."""
+    """So many faults and so many layouts, mixed as in :func:`endless`.
+
+    Raises:
+        ValueError: there are no kinds of what was asked for.
+    """
     left = {True: layouts, False: faults}
+    for layout, asked in left.items():
+        if asked and not any((group_of(kind) == LAYOUTS) is layout for kind in kinds):
+            option = "--layouts" if layout else "--faults"
+            raise ValueError(f"{option} {asked}: there are none among the kinds that were chosen: {', '.join(kinds)}")
     having = {kind: weight for kind, weight in kinds.items() if left[group_of(kind) == LAYOUTS]}
     for kind, number in endless(having, seed) if having else ():
         is_layout = group_of(kind) == LAYOUTS

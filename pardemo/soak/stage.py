@@ -68,7 +68,7 @@ class Stage:
             if kind.after is not None and not ending.skipped:
                 then = self._run(kind.after, scene, folder, before, limit_s, None, 0.0)
                 ending = _both(ending, then)
-            ending = dataclasses.replace(ending, leaked=tuple(before.leaked()))
+            ending = dataclasses.replace(ending, leaked=tuple(before.leaked(self._is_over)))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         return dataclasses.replace(ending, seconds=time.monotonic() - begin)

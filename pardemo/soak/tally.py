@@ -40,7 +40,7 @@ class Ending:
 
     @property
     def failed(self) -> bool:
-        return not self.survived and not self.skipped
+        return bool(self.wrong or self.hang or self.orphans or self.leaked)
 
     @property
     def reasons(self) -> str:

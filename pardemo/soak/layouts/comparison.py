@@ -1,6 +1,7 @@
 """How far a rank's losses, gradients and parameters may be from those of one process, and how far they are."""
 
 import copy
+import math
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -52,8 +53,9 @@ class Comparison:
             self._note(f"parameter {name}", (ours[name] - theirs).norm().item(), bound)
 
     def _note(self, what: str, error: float, bound: float) -> None:
-        ratio = error / bound if bound else (0.0 if error == 0 else float("inf"))
-        if not ratio <= self.worst:  # also where it is no number
+        ratio = error / bound if bound else (0.0 if error == 0 else math.inf)
+        ratio = math.inf if math.isnan(ratio) else ratio  # no number at all is the worst
+        if ratio > self.worst:
             self.worst, self.what = ratio, what
 
 

@@ -60,7 +60,7 @@ def train_and_compare(case: Case) -> Found:
 
 def verdict(found: list[Found]) -> str | None:
     """What is wrong with a case; None where nothing is."""
-    worst = max(found, key=lambda one: (one.worst != one.worst, one.worst))  # no number at all is the worst
+    worst = max(found, key=lambda one: one.worst)
     if not worst.worst <= 1:
         return f"{worst.what}: {worst.worst:.3g} times what rounding explains, on the rank at {worst.place}"
     copies: dict[tuple[int, int], set[str]] = {}

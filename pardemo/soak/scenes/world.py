@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from pardemo import RankDied, RankFailed, RankTimeout, World
+from pardemo import RankDied, RankError, RankFailed, RankTimeout, World
 from pardemo.collectives import ring_all_reduce
 from pardemo.soak.scene import Scene, scene
 from pardemo.soak.scenes.parts import (
@@ -281,11 +281,7 @@ def _no_descriptors_left(scene: Scene) -> str:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(before) + 1 + scene.chance.randrange(12), hard))
         try:
-            told = "made in spite of it"
-            try:
-                World(scene.chance.choice((4, 8))).close()
-            except (OSError, RuntimeError) as error:
-                told = str(error).splitlines()[0]
+            told = ends_in(RankError, "Too many open files", partial(World, scene.chance.choice((4, 8))))
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         more = _open_files() - before
