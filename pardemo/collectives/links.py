@@ -77,12 +77,12 @@ class Link:
                 self._in = _accept(listener, token)
             except OSError as reason:
                 raise self._lost(f"did not connect ({reason})") from None
-        for end in (self._out, self._in):
+        for end, neighbour in ((self._out, self.successor), (self._in, self.predecessor)):
             end.settimeout(None)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for option, seconds in ((socket.SO_RCVTIMEO, PATIENCE_S), (socket.SO_SNDTIMEO, TIMEOUT_S)):
                 end.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))
-            if end.getpeername()[0] == end.getsockname()[0]:
+            if meeting[neighbour][0] == address:
                 for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                     end.setsockopt(
                         socket.SOL_SOCKET, option, BUFFER_BYTES // 2
