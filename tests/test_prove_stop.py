@@ -1,5 +1,6 @@
 """A script that is stopped and resumed: what was not restored is named, and nothing is where all is."""
 
+import io
 import json
 import os
 import signal
@@ -14,9 +15,11 @@ import pytest
 import torch
 from resumed import matrix
 
-from pardemo import cli
+from pardemo import cli, compat
+from pardemo.prove import layouts, runner
+from pardemo.prove.record.facts import Record, Step
 from pardemo.prove.runner import ProveError
-from pardemo.prove.stopping import api, states, stops, stream, text
+from pardemo.prove.stopping import api, state, states, stops, stream, text, trials
 
 LAYOUT = ["--layout", "ranks=2 batch=4", "--"]
 DDP = "tests/resumed/ddp.py --out {folder} --batch {batch}"
@@ -77,6 +80,57 @@ def test_what_is_not_restored_is_named(flags, cause, words):
     assert words in said(made)
     if cause in ("random-state", "learning-rate") or "optimizer" not in flags:
         assert causes(made) == {cause}, "and nothing else is"
+
+
+def test_a_file_that_changes_behind_each_step_is_no_save():
+    made = stopped("--log", stops=["all"], seed=1)
+    assert made.equal, text.screen(made)
+    assert made.saved == [2, 4, 6]
+
+
+def test_parameters_that_training_hardly_moves_are_compared_bit_by_bit():
+    """Of what is not restored nothing is seen within the tolerance."""
+    made = stopped("--forget head --lr 1e-6", stops=["all"], seed=1)
+    assert "not-restored" in causes(made), text.screen(made)
+    assert "they are what a new run begins with" in said(made)
+
+
+def test_states_of_another_form_than_their_parameters():
+    """Adafactor keeps sums of rows and of columns."""
+    made = stopped("--optimizer Adafactor", ("ranks=2 batch=6", "ranks=1 batch=12"), stops=["all"])
+    assert made.equal, text.screen(made)
+
+
+def test_optimizers_that_are_read_from_a_file_are_known_once():
+    model, file = torch.nn.Linear(2, 2), io.BytesIO()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    torch.save(optimizer, file)
+    file.seek(0)
+    known, own = state.Optimizers(), torch.optim.Optimizer
+    with compat.replaced(own, "__setstate__", known.noted(own.__setstate__)):
+        read = torch.load(file, weights_only=False)
+        read.load_state_dict(read.state_dict())
+    found = list(known.states({}))
+    assert [name for name, slot, _ in found if slot == "exp_avg"] == ["optimizer 0.0.0", "optimizer 0.0.1"]
+
+
+def test_a_run_that_ends_otherwise_than_by_its_stop_is_not_judged():
+    stop, other = (stops.Stop(kind, 3, "step", (0, 1)) for kind in ("all", "term"))
+    layout = layouts.Layout(2, {}, ("train.py",))
+    steps = [Step() for _ in range(8)]
+    whole = runner.Run(layout, [Record(rank, "end", steps, [], [], [], []) for rank in range(2)])
+    ended = runner.Run(layout, [], "train.py: rank 0 raised OSError: address in use")
+    assert trials._not_stopped(stop, ended, True, whole) == ""
+    assert trials._not_stopped(stop, ended, False, whole) == f"before the stop, {ended.error}"
+    assert trials._not_stopped(stop, whole, False, whole) == stops.NEVER
+    assert "went on to its end" in trials._not_stopped(other, whole, True, whole)
+
+
+def test_kinds_of_which_no_stop_can_be_drawn():
+    with pytest.raises(ProveError, match=r"no stop during a save: .*there is nothing to stop; say other --stops"):
+        stopped("--every 6", stops=["save"])
 
 
 def test_a_save_that_is_not_whole_is_lost_and_one_that_is_replaced_at_once_is_not():
@@ -142,7 +196,7 @@ def test_nothing_that_could_be_resumed():
     [
         (None, "starts at zero"),
         (torch.zeros(4), "starts at zero"),
-        (torch.tensor([1.0, 2.0, 3.0, 4.0]), "is that of step 1"),
+        (torch.tensor([1.0, 2.0, 3.0, 4.0]), "is the one before step 1"),
         (torch.tensor([2.5, 3.125, 4.25, 1.125]), "has its numbers in other places"),
         (torch.tensor([9.0, 9.0, 9.0, 9.0]), "is another one"),
     ],
@@ -151,15 +205,15 @@ def test_how_a_state_is_wrong(own, words):
     wanted = torch.tensor([1.125, 2.5, 3.125, 4.25])
     steps = {0: [{"w": torch.tensor([1.0, 2.0, 3.0, 4.0])}], 2: [{"w": wanted}]}
     ours = [{} if own is None else {"w": own}]
-    exact, told = states.compared("state.exp_avg", [{"w": wanted}], ours, steps, 2, 1e-4)
+    exact, told = states.compared("state.exp_avg", [{"w": wanted}], ours, steps.items, 2, 1e-4)
     assert not exact
     assert list(told) == [f"the optimizer's first moment {words}"]
 
 
 def test_states_that_are_equal_to_rounding_or_to_the_last_bit():
     wanted = torch.tensor([1.0, 2.0])
-    assert states.compared("state.exp_avg", [{"w": wanted}], [{"w": wanted.clone()}], {}, 0, 1e-4) == (True, {})
-    assert states.compared("state.exp_avg", [{"w": wanted}], [{"w": wanted + 1e-6}], {}, 0, 1e-4) == (False, {})
+    assert states.compared("state.exp_avg", [{"w": wanted}], [{"w": wanted.clone()}], tuple, 0, 1e-4) == (True, {})
+    assert states.compared("state.exp_avg", [{"w": wanted}], [{"w": wanted + 1e-6}], tuple, 0, 1e-4) == (False, {})
 
 
 # --- the command

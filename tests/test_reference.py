@@ -119,4 +119,8 @@ def test_no_committed_file_of_another_command_would_be_dropped():
     """Whatever a script of the tests writes into the committed run has to be kept."""
     scripts = [path.read_text(encoding="utf-8") for path in (project.root() / "tests").rglob("run.py")]
     written = {name for text in scripts for name in re.findall(r'"outputs" / "reference" / "([\w.]+)"', text)}
-    assert {"zoo.json", "releases.json", "right_layouts.json", "searched.json", "soak.json"} <= written <= set(reference.KEPT)
+    assert (
+        {"zoo.json", "releases.json", "right_layouts.json", "searched.json", "soak.json"}
+        <= written
+        <= set(reference.KEPT)
+    )

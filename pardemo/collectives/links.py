@@ -83,10 +83,8 @@ class Link:
             for option, seconds in ((socket.SO_RCVTIMEO, PATIENCE_S), (socket.SO_SNDTIMEO, TIMEOUT_S)):
                 end.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))
             if meeting[neighbour][0] == address:
-                for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-                    end.setsockopt(
-                        socket.SOL_SOCKET, option, BUFFER_BYTES // 2
-                    )  # the kernel takes twice of what it is told
+                for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):  # the kernel takes twice of what it is told
+                    end.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES // 2)
         pacer.connected()
         self._queue: SimpleQueue = SimpleQueue()
         self._sent = threading.Condition()

@@ -60,13 +60,13 @@ class Proof:
                 for one in self.layouts
             ],
             "findings": [
-                _plain(asdict(finding)) | {"tensors": self.files.get(finding)} for finding in self.findings
+                plain(asdict(finding)) | {"tensors": self.files.get(finding)} for finding in self.findings
             ],
             "steps": self.steps, "parameters": self.parameters, "tolerance": self.tolerance, "notes": self.notes,
         }  # fmt: skip
 
 
-def _plain(row: dict[str, Any]) -> dict[str, Any]:
+def plain(row: dict[str, Any]) -> dict[str, Any]:
     """No infinities and no tuples, which JSON has not."""
     return {
         key: None if isinstance(value, float) and not math.isfinite(value) else list(value) if isinstance(value, tuple)

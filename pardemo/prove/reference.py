@@ -45,8 +45,8 @@ class Reference:
         for rank, record in enumerate(self.run.records):
             tensors = self.run.tensors(step, rank, kind)
             for piece in record.steps[step].pieces:
-                if piece.name in tensors:
-                    shape = tuple(tensors[piece.name].shape)
+                shape = tuple(tensors[piece.name].shape) if piece.name in tensors else None
+                if shape is not None and len(shape) in (0, len(piece.shape)):  # or a state of another form
                     piece = sketch.scaled(piece, shape) if shape else piece  # a state may be one number
                     shapes[piece.name] = (piece.whole or piece.shape) if shape else ()
                     holders.setdefault(piece.name, []).append((rank, _own_part(piece, tensors), tensors[piece.name]))

@@ -27,6 +27,8 @@ from pardemo.world.errors import RankError
 
 #: Kinds of tensors that are a parameter's.
 OF_PARAMETERS = ("before", "after", "used", "gradient", "applied", "accumulated")
+#: What kinds of tensors begin with that are an optimizer's states; behind it the name of the state.
+STATE = "state."
 #: Elements of a model above which parameters are compared by sketches first.
 SKETCHED = 20_000_000
 
@@ -85,9 +87,10 @@ class Run:
         prefix = f"{kind}/"
         with safe_open(file, framework="pt") as stored:
             found = {key[len(prefix) :]: stored.get_tensor(key) for key in stored.keys() if key.startswith(prefix)}  # noqa: SIM118
-        for name, strips in self.strips.get(rank, {}).items() if kind in OF_PARAMETERS else ():
-            if (tensor := found.pop(name, None)) is not None:
-                found |= {strip.called(name): strip.of(tensor) for strip in strips}
+        cut = kind in OF_PARAMETERS or kind.startswith(STATE)
+        for name, strips in self.strips.get(rank, {}).items() if cut else ():
+            if (tensor := found.pop(name, None)) is not None:  # a state may be one number
+                found |= {strip.called(name): strip.of(tensor) if tensor.dim() else tensor for strip in strips}
         return found
 
     def gathers_late(self) -> bool:

@@ -39,6 +39,9 @@ def main() -> None:
     options.add_argument("--epochs", type=int, default=3)
     options.add_argument("--forget", choices=FORGET, action="append", default=[])
     options.add_argument("--on-term", action="store_true")
+    options.add_argument("--log", action="store_true", help="append a line to a file behind each step")
+    options.add_argument("--lr", type=float, default=0.01)
+    options.add_argument("--optimizer", choices=("AdamW", "Adafactor"), default="AdamW")
     given = options.parse_args()
     forget = set(given.forget)
     dist.init_process_group("gloo")
@@ -51,7 +54,7 @@ def main() -> None:
     data = TensorDataset(torch.randn(48, 8, generator=numbers), torch.randint(4, (48,), generator=numbers))
     sampler = DistributedSampler(data, seed=2)
     wrapped = DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = getattr(torch.optim, given.optimizer)(model.parameters(), lr=given.lr)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda number: 1 - number / 40)
     torch.manual_seed(3 + rank)
     step, term = 0, []
@@ -94,6 +97,9 @@ def main() -> None:
             optimizer.zero_grad()
             scheduler.step()
             step += 1
+            if given.log and rank == 0:
+                with (given.out / "log.txt").open("a") as log:
+                    log.write(f"{step} {loss.item()}\n")
             if step % given.every == 0 or term:
                 states = [torch.empty_like(torch.get_rng_state()) for _ in range(dist.get_world_size())]
                 dist.all_gather(states, torch.get_rng_state())

@@ -89,8 +89,9 @@ class Step:
     """What one rank recorded between two steps of the optimizer. Tensors are in ``file``, by kind and name.
 
     ``scales``: by which a GradScaler has multiplied losses, of each step that it took or skipped. ``skipped``: how many
-    it skipped just before; what was recorded of these is not kept. Of runs that may be stopped: ``random``, digests of
-    where generators are; ``saved``, whether files have changed since the step before; ``saves``, seconds of each save.
+    it skipped just before; what was recorded of these is not kept. Of runs that may be stopped: ``saved``, whether
+    files have changed since the step before; ``saves``, seconds of each save; ``asynchronous``, whether any so far was
+    made by another thread than the script's.
     """
 
     micro_batches: list[MicroBatch] = field(default_factory=list)
@@ -107,9 +108,9 @@ class Step:
     file: str = ""
     scales: list[float] = field(default_factory=list)
     skipped: int = 0
-    random: dict[str, str] = field(default_factory=dict)
     saved: bool = False
     saves: list[float] = field(default_factory=list)
+    asynchronous: bool = False
 
 
 @dataclass

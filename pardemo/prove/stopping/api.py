@@ -6,8 +6,9 @@ from typing import Any
 from pardemo.prove import layouts as of_layouts
 from pardemo.prove.runner import Options
 from pardemo.prove.stopping import trials
+from pardemo.prove.stopping.launched import FOLDER
 from pardemo.prove.stopping.stops import GRACE_S, KINDS, STEPS
-from pardemo.prove.stopping.trials import FOLDER, Verdict
+from pardemo.prove.stopping.trials import Verdict
 
 
 def stopped(

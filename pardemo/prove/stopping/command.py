@@ -9,8 +9,8 @@ from typing import Any
 from pardemo import options
 from pardemo.termination import ends_in_order
 
-#: Options that say nothing without ``--stop``, and what they are there.
-_OWN = {"resume": None, "stops": None, "seed": None, "grace": None}
+#: Options that say nothing without ``--stop``.
+_OWN = ("resume", "stops", "seed", "grace")
 
 
 def add(prove: Any) -> None:

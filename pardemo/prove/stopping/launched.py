@@ -1,19 +1,77 @@
-"""A launcher to be killed: runs a script on ranks, in a program of its own, as a JSON file says."""
+"""A launcher that is to be killed: a program of its own that runs a script on ranks, as a JSON file says."""
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
 import sys
-from dataclasses import replace
+import threading
+import time
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from pardemo.prove import runner
 from pardemo.prove.layouts import Layout
 from pardemo.prove.runner import Options
-from pardemo.prove.stopping.stops import Stop
-from pardemo.prove.stopping.trials import follower
+from pardemo.prove.stopping.recorder import Following, StoppingRecorder
+from pardemo.prove.stopping.stops import NEVER, Stop
+
+#: What stands for the folder of a run in the script's line, until each run has one of its own.
+FOLDER = "\x02folder\x02"
+
+
+def in_folder(layout: Layout, saves: Path) -> Layout:
+    """A layout whose line has its folder."""
+    return replace(layout, line=tuple(word.replace(FOLDER, str(saves)) for word in layout.line))
+
+
+def follower(saves: str, stop: Stop | None, marker: str) -> Any:
+    """What makes the recorder on a rank."""
+    return partial(StoppingRecorder, following=Following(saves, stop, marker))
+
+
+def killed(layout: Layout, options: Options, place: Path, stop: Stop, saves: Path) -> str:
+    """Runs the script in a program of its own, and kills that when its time has come; what went wrong, or nothing."""
+    saves.mkdir(parents=True, exist_ok=True)
+    marker, request = place / "stop", place / "request.json"
+    filled, where = in_folder(layout, saves), os.path.abspath(options.folder or os.getcwd())
+    request.write_text(json.dumps({
+        "ranks": layout.ranks, "values": dict(layout.values), "line": list(filled.line), "saves": str(saves),
+        "marker": str(marker), "stop": asdict(stop), "place": str(place / "stopped"), "steps": options.steps,
+        "double": options.double, "timeout_s": options.timeout_s, "where": where,
+    }), "utf-8")  # fmt: skip
+    words = [sys.executable, "-m", "pardemo.prove.stopping.launched", str(request)]
+    paths = os.pathsep.join(entry for entry in sys.path if entry)  # it is to find what this process finds
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True,
+        env=os.environ | {"PYTHONPATH": paths},
+    ) as launcher:  # fmt: skip
+        ranks: list[psutil.Process] = []
+        try:
+            until_s = time.monotonic() + options.timeout_s
+            while not marker.exists() and launcher.poll() is None and time.monotonic() < until_s:
+                time.sleep(0.01)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                ranks = psutil.Process(launcher.pid).children(recursive=True)
+        finally:
+            launcher.kill()  # SIGKILL: the stop itself; or the end of one that never came
+    left = psutil.wait_procs(ranks, timeout=10)[1]
+    for one in left:
+        one.kill()
+    psutil.wait_procs(left, timeout=5)
+    if not marker.exists():
+        return NEVER
+    return f"{len(left)} processes outlived their launcher by 10 s" if left else ""
 
 
 def main(request: str) -> None:
-    """Runs until it is killed."""
+    """Runs until it is killed, or until who has started it is gone, which closes its standard input."""
+    threading.Thread(target=_end_with_input, daemon=True).start()
     asked = json.loads(Path(request).read_text("utf-8"))
     said = asked["stop"]
     stop = Stop(**{**said, "ranks": tuple(said["ranks"]), "saves_s": tuple(said["saves_s"])})
@@ -21,6 +79,11 @@ def main(request: str) -> None:
     options = replace(options, follow=follower(asked["saves"], stop, asked["marker"]))
     layout = Layout(asked["ranks"], asked["values"], tuple(asked["line"]))
     runner.ran(layout, options, Path(asked["place"]))
+
+
+def _end_with_input() -> None:
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -19,18 +19,17 @@ from pardemo.measure.places import Places
 from pardemo.prove.record import pieces
 from pardemo.prove.record.parameters import Wanted
 from pardemo.prove.record.recorder import Recorder
-from pardemo.prove.stopping.state import Optimizers, random_states
+from pardemo.prove.runner import STATE
+from pardemo.prove.stopping.state import Optimizers
 from pardemo.prove.stopping.stops import Stop
-
-#: Kinds of tensors in a step's file that are an optimizer's states; behind it the name of the state.
-STATE = "state."
 
 
 @dataclass(frozen=True)
 class Following:
     """What is followed beside the steps: the folder in which the script saves, and the stop, if there is one.
 
-    ``marker``: a file that says to a launcher, who is to be killed from outside, that the time has come.
+    ``marker``: a file that is there from the stop on: to a launcher that is to be killed from outside it says that the
+    time has come, and behind a run that ended with an error, that the stop was its end.
     """
 
     folder: str
@@ -48,12 +47,13 @@ class StoppingRecorder(Recorder):
         self._files: set[tuple[str, int, int]] = set()
         self._saving = threading.local()
         self._saves: dict[int, list[float]] = {}  # seconds of each, by how many steps were over
-        self._stopped = self._sees_saves = False
+        self._stopped = self._sees_saves = self._asynchronous = False
 
     def __enter__(self) -> "StoppingRecorder":
         super().__enter__()
         own = torch.optim.Optimizer
-        self._changes.enter_context(compat.replaced(own, "__init__", self._optimizers.noted(own.__init__)))
+        for begins in ("__init__", "__setstate__"):  # made, or read from a file as it was
+            self._changes.enter_context(compat.replaced(own, begins, self._optimizers.noted(getattr(own, begins))))
         self._files = self._present()
         return self
 
@@ -73,7 +73,7 @@ class StoppingRecorder(Recorder):
             if (ours := sys.modules.get("pardemo.zero")) is not None:  # whose names stand-ins leave alone
                 self._changes.enter_context(compat.replaced(ours, "save", self._noted(ours.save)))
         if not self.now.micro_batches:
-            self.now.random, self.now.saves = random_states(), self._saves.pop(self._done, [])
+            self.now.saves, self.now.asynchronous = self._saves.pop(self._done, []), self._asynchronous
             if self._rank == 0:
                 files = self._present()
                 self.now.saved, self._files = files != self._files, files
@@ -98,11 +98,11 @@ class StoppingRecorder(Recorder):
     def _present(self) -> set[tuple[str, int, int]]:
         """Files in the script's folder: name, size, time of the last change."""
         found = set()
-        for file in Path(self._following.folder).rglob("*"):
-            with contextlib.suppress(OSError):  # it is being replaced
-                if file.is_file():
-                    known = file.stat()
-                    found.add((str(file), known.st_size, known.st_mtime_ns))
+        for folder, _, names in os.walk(self._following.folder):  # which passes over what another rank has just removed
+            for name in names:
+                with contextlib.suppress(OSError):  # it is being replaced
+                    known = os.stat(os.path.join(folder, name))
+                    found.add((os.path.join(folder, name), known.st_size, known.st_mtime_ns))
         return found
 
     def _noted(self, save: Callable[..., Any]) -> Callable[..., Any]:
@@ -114,6 +114,8 @@ class StoppingRecorder(Recorder):
             done = self._done
             earlier = self._saves.setdefault(done, [])
             self._saving.now, begin_s = True, time.perf_counter()
+            in_thread = threading.current_thread() is not threading.main_thread()
+            self._asynchronous |= in_thread or save.__name__ == "async_save"
             self._stop_in_save(done, len(earlier))
             try:
                 return save(*args, **kwargs)
@@ -132,9 +134,8 @@ class StoppingRecorder(Recorder):
         if (stop.moment, stop.done) != (moment, len(self.steps) - 1) or self._rank not in stop.ranks:
             return
         self._stopped = True
+        Path(self._following.marker).touch()
         if stop.kind == "launcher":
-            if self._rank == 0:
-                Path(self._following.marker).touch()
             time.sleep(60)  # until the launcher is gone, and this rank with it
             return
         if stop.kind == "term":
@@ -150,17 +151,20 @@ class StoppingRecorder(Recorder):
             return
         left_s = stop.share * sum(stop.saves_s) - sum(stop.saves_s[:number])
         if number < len(stop.saves_s) and left_s <= stop.saves_s[number]:
-            _die_in(max(left_s, 1e-6))
+            Path(self._following.marker).touch()
+            _die_in(left_s)
 
 
 def _die_in(seconds: float) -> None:
     """SIGALRM, whose default is the end of the process: it needs no turn of Python's, which a save may not give."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    if threading.current_thread() is threading.main_thread():  # Python allows it there alone
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-6))  # 0 would be never
 
 
 def _saving_functions() -> list[Callable[..., Any]]:
     """What scripts and libraries save tensors by, as far as this script has imported it."""
-    names = [("torch", "save"), ("torch.distributed.checkpoint", "save"), ("safetensors.torch", "save_file"),
-             ("safetensors.torch", "save_model")]  # fmt: skip
-    return [getattr(sys.modules[module], name) for module, name in names if module in sys.modules]
+    names = {"torch": ("save",), "torch.distributed.checkpoint": ("save", "async_save"),
+             "safetensors.torch": ("save_file", "save_model")}  # fmt: skip
+    there = {of: functions for of, functions in names.items() if of in sys.modules}
+    return [getattr(sys.modules[of], name) for of, functions in there.items() for name in functions]

@@ -31,19 +31,19 @@ def judge(name: str, reference: Run, resumed: Run, expected: int, tolerance: flo
     Raises:
         ProveError: the two cannot be compared: other global batches, or other parameters.
     """
-    begins, compared, truth = None, None, None
+    begins, compared, truth, own = None, None, None, resumed
     for step in sorted(range(reference.steps), key=lambda step: (step != expected, step)):
-        truth = Reference(reference.since(step), tolerance)
+        truth, own = Reference(reference.since(step), tolerance), _uncut(resumed)
         try:
-            compared = compare.layout(truth, replace(resumed, strips={}))
+            compared = compare.layout(truth, own)
         except ProveError:  # nothing of it is where this step's parameters are
             continue
         if _same_parameters(compared):
             begins = step
             break
     if begins is None:
-        truth = Reference(reference.since(expected), tolerance)
-        compared = compare.layout(truth, replace(resumed, strips={}))
+        truth, own = Reference(reference.since(expected), tolerance), _uncut(resumed)
+        compared = compare.layout(truth, own)
     assert compared is not None
     assert truth is not None
     behind = expected if begins is None else begins
@@ -52,7 +52,7 @@ def judge(name: str, reference: Run, resumed: Run, expected: int, tolerance: flo
     if compared.unmatched:
         found.append(Finding(name, behind + 1, "parameters", "not-restored", compared.unmatched))
     if begins is not None:
-        of_states, states_seen = _states(name, truth, resumed, compared, behind)
+        of_states, states_seen = _states(name, truth, own, compared, behind)
         found += of_states
     told = {one.cause for one in found}
     for one in compared.findings:
@@ -65,6 +65,12 @@ def judge(name: str, reference: Run, resumed: Run, expected: int, tolerance: flo
             one = replace(one, why=rates[0], step=rates[1] + 1 - behind, factor=None)
         found.append(replace(one, layout=name, step=one.step + behind))
     return Reshaped(begins, found, states_seen)
+
+
+def _uncut(run: Run) -> Run:
+    """A run's own copy of what is known of its pieces: a comparison cuts those that are several of the reference's."""
+    records = [replace(record, steps=[replace(step) for step in record.steps]) for record in run.records]
+    return replace(run, records=records, strips={})
 
 
 def _same_parameters(compared: compare.Compared) -> bool:
@@ -84,8 +90,9 @@ def _states(
         holders = compare.holders_of(resumed, 0, kind, compared.maps)
         theirs, ours = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
         for parameter, tensor in wanted.items():
-            if parameter not in truth.whole[0].before:
-                continue
+            of = truth.whole[0].before.get(parameter)
+            if of is None or (tensor.dim() and tensor.shape != of.shape):
+                continue  # as Adafactor's sums of rows and columns: how these are cut nothing says
             some = holders.get(parameter, [])
             theirs[parameter] = tensor
             if some and tensor.dim() == 0:  # a count, which each rank has: one that differs counts
@@ -96,7 +103,7 @@ def _states(
         matched = matched or bool(ours)
         if not ours and any(key.startswith(f"{kind}/") for key in resumed.keys(0, 0)):
             continue  # they are there, and kept in a form that says not whose they are
-        _, told = states.compared(kind, [theirs], [ours], {}, 0, truth.tolerance)
+        _, told = states.compared(kind, [theirs], [ours], tuple, 0, truth.tolerance)
         found += [Finding(name, behind + 1, "optimizer", "optimizer-state", why, None, None, tuple(names))
                   for why, names in told.items()]  # fmt: skip
     return found, matched

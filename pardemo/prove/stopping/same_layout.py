@@ -1,6 +1,6 @@
 """A run that goes on in the layout in which it was stopped, beside the undisturbed one: rank by rank, bit by bit."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +15,8 @@ from pardemo.prove.stopping import states, stream
 Noise = dict[tuple[int, str], torch.Tensor]
 #: Up to which part of the largest gradient of all a gradient may be rounding.
 _ROUNDING = 1e-5
+#: Of a tensor's largest number: less than the last bit of bf16, a few of fp32.
+_BITS = 1e-6
 
 
 @dataclass
@@ -23,7 +25,8 @@ class Beside:
 
     ``begins``: behind how many steps of the undisturbed run it begins, by its parameters, or by the saves where they
     are no step's. ``exact``: whether all that was compared is equal to the last bit. ``noise``: of ranks' parameters
-    the elements that are not compared, see :func:`only_rounding`.
+    the elements that are not compared, see :func:`only_rounding`. ``repeats``: whether the undisturbed run is the same
+    each time to the last bit, so that what is not equal is no rounding.
     """
 
     name: str
@@ -34,6 +37,7 @@ class Beside:
     exact: bool = True
     findings: list[Finding] = field(default_factory=list)
     noise: Noise = field(default_factory=dict)
+    repeats: bool = False
 
     def add(self, step: int, what: str, cause: str, why: str, names: Iterable[str] = (), factor: float | None = None):
         """A finding; ``step`` counts those of the undisturbed run, from 1."""
@@ -43,21 +47,27 @@ class Beside:
     def ranks(self) -> range:
         return range(self.reference.layout.ranks)
 
-    def differing(self, kind: str, step: int = 0) -> dict[str, tuple[int, torch.Tensor, torch.Tensor]]:
-        """Tensors of a kind in a step of the resumed run that are not the undisturbed one's: rank, theirs, ours."""
+    def differing(self, kind: str) -> dict[str, tuple[int, torch.Tensor, torch.Tensor]]:
+        """Tensors of a kind in the resumed run's first step that are not the undisturbed one's: rank, theirs, ours.
+
+        Parameters come from a file, and a step changes little of them: there, what repeats itself has no rounding.
+        """
         found: dict[str, tuple[int, torch.Tensor, torch.Tensor]] = {}
+        strict = self.repeats and (kind == "before" or (kind == "after" and self.exact))
+        tolerance = _BITS if strict else self.tolerance
         for rank in self.ranks:
-            theirs = self.reference.tensors(self.begins + step, rank, kind)
-            ours = self.resumed.tensors(step, rank, kind)
+            theirs = self.reference.tensors(self.begins, rank, kind)
+            ours = self.resumed.tensors(0, rank, kind)
             for name, tensor in theirs.items():
-                if name in ours and not self._equal(tensor, _but(self.noise.get((rank, name)), tensor, ours[name])):
+                own = _but(self.noise.get((rank, name)), tensor, ours[name]) if name in ours else None
+                if own is not None and not self._equal(tensor, own, tolerance):
                     found.setdefault(name, (rank, tensor, ours[name]))
         return found
 
-    def _equal(self, a: torch.Tensor, b: torch.Tensor) -> bool:
+    def _equal(self, a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
         same = a.shape == b.shape and torch.equal(a, b)
         self.exact = self.exact and same
-        return same or alike(b, a, self.tolerance)
+        return same or alike(b, a, tolerance)
 
 
 def begins_behind(reference: Run, resumed: Run, expected: int) -> int | None:
@@ -179,7 +189,10 @@ def rates_said(reference: Run, resumed: Run, begins: int) -> tuple[str, int] | N
 
 
 def _close(a: list[float], b: list[float]) -> bool:
-    return len(a) == len(b) and all(abs(x - y) <= 1e-9 * max(abs(x), abs(y)) for x, y in zip(a, b, strict=True))
+    """Also 0 beside what rounding leaves of it at a cosine's end."""
+    return len(a) == len(b) and all(
+        abs(x - y) <= max(1e-9 * max(abs(x), abs(y)), 1e-15) for x, y in zip(a, b, strict=True)
+    )
 
 
 def _rate(rates: list[float]) -> str:
@@ -204,8 +217,16 @@ def _states(beside: Beside) -> None:
 
     kinds = states.kinds(beside.reference, beside.begins) | states.kinds(beside.resumed, 0)
     for kind in sorted(kinds):
-        theirs, ours = of(beside.reference, beside.begins)(kind), of(beside.resumed, 0)(kind)
-        earlier = {step: of(beside.reference, step)(kind) for step in range(beside.reference.steps)}
+        theirs, found = of(beside.reference, beside.begins)(kind), of(beside.resumed, 0)(kind)
+        ours = [
+            {name: _but(beside.noise.get((rank, name)), theirs[rank].get(name, value), value)
+             for name, value in own.items()}
+            for rank, own in enumerate(found)
+        ]  # fmt: skip
+
+        def earlier(kind: str = kind) -> Iterator[tuple[int, list[Tensors]]]:
+            return ((step, of(beside.reference, step)(kind)) for step in range(beside.reference.steps))
+
         exact, told = states.compared(kind, theirs, ours, earlier, beside.begins, beside.tolerance)
         beside.exact = beside.exact and exact
         for why, names in told.items():
@@ -249,7 +270,8 @@ def _numbers(beside: Beside) -> None:
 def _length(beside: Beside) -> None:
     """Whether the run ends where the undisturbed one does, if that has come to its end."""
     ended = beside.reference.records[0].ended == "end"
-    wanted, own = beside.reference.steps - beside.begins, len(beside.resumed.records[0].steps)
+    wanted, own = (len(run.records[0].steps) for run in (beside.reference, beside.resumed))
+    wanted -= beside.begins
     if ended and beside.resumed.records[0].ended == "end" and own < wanted:
         beside.add(beside.reference.steps, "length", "ends-elsewhere",
                    f"the run is over {wanted - own} steps before the undisturbed one")  # fmt: skip

@@ -1,12 +1,9 @@
-"""On a rank: what a step begins with beside parameters: the optimizer's states, and where random numbers are."""
+"""On a rank: what a step begins with beside parameters: the optimizer's states."""
 
-import hashlib
-import random
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from pardemo import compat
@@ -21,17 +18,18 @@ SLOTS = {
 
 
 class Optimizers:
-    """All optimizers of torch's that were made since this was, in their order."""
+    """All optimizers of torch's that were made, or read from a file, since this was; in their order."""
 
     def __init__(self) -> None:
         self._made: list[weakref.ref[torch.optim.Optimizer]] = []
 
     def noted(self, begin: Any) -> Any:
-        """``Optimizer.__init__``, which notes its optimizer."""
+        """``Optimizer.__init__`` or ``__setstate__``, which notes its optimizer."""
 
         def made(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> None:
             begin(optimizer, *args, **kwargs)
-            self._made.append(weakref.ref(optimizer))
+            if not any(known() is optimizer for known in self._made):
+                self._made.append(weakref.ref(optimizer))
 
         return made
 
@@ -40,12 +38,12 @@ class Optimizers:
 
         ``names``: of the models' parameters, by their ids. Others are called by where they are in their optimizer.
         """
-        for number, reference in enumerate(self._made):
-            optimizer = reference()
-            for place, group in enumerate(optimizer.param_groups if optimizer is not None else ()):
+        living = [optimizer for reference in self._made if (optimizer := reference()) is not None]
+        for number, optimizer in enumerate(living):
+            for place, group in enumerate(optimizer.param_groups):
                 for index, parameter in enumerate(group["params"]):
                     name = names.get(id(parameter), f"optimizer {number}.{place}.{index}")
-                    for slot, value in optimizer.state.get(parameter, {}).items():  # type: ignore[union-attr]
+                    for slot, value in optimizer.state.get(parameter, {}).items():
                         if (tensor := _plain(value)) is not None:
                             yield name, str(slot), tensor
 
@@ -58,12 +56,3 @@ def _plain(value: Any) -> torch.Tensor | None:
         return None
     part = compat.local_tensor(value) if hasattr(value, "placements") else value
     return part.detach().cpu().clone().contiguous()
-
-
-def random_states() -> dict[str, str]:
-    """A digest of where each generator of random numbers is."""
-    python = repr(random.getstate()).encode()
-    numpy: Any = np.random.get_state()
-    states = {"torch": torch.get_rng_state().numpy().tobytes(), "Python": python, "NumPy": repr(numpy[2:]).encode()
-              + numpy[1].tobytes()}  # fmt: skip
-    return {name: hashlib.blake2b(state, digest_size=8).hexdigest() for name, state in states.items()}

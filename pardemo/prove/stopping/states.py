@@ -1,14 +1,16 @@
 """Optimizers' states of two runs beside each other: the same, zero, another step's, rounded, or others."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
 from pardemo.prove.proof import alike
 from pardemo.prove.record.facts import Tensors
-from pardemo.prove.runner import Run
-from pardemo.prove.stopping.recorder import STATE
+from pardemo.prove.runner import STATE, Run
 from pardemo.prove.stopping.state import SLOTS
+
+#: Of each step by its number, all ranks' tensors of a kind; one step after the other, since together they are many.
+Steps = Callable[[], Iterable[tuple[int, Sequence[Tensors]]]]
 
 
 def kinds(run: Run, step: int) -> set[str]:
@@ -22,13 +24,13 @@ def kinds(run: Run, step: int) -> set[str]:
 
 
 def compared(
-    kind: str, theirs: Sequence[Tensors], ours: Sequence[Tensors], steps: Mapping[int, Sequence[Tensors]], begins: int,
-    tolerance: float,
-) -> tuple[bool, dict[str, list[str]]]:  # fmt: skip
+    kind: str, theirs: Sequence[Tensors], ours: Sequence[Tensors], steps: Steps, begins: int, tolerance: float
+) -> tuple[bool, dict[str, list[str]]]:
     """Whether a state is equal to the last bit, and sentences about what is not equal, with the parameters.
 
     Args:
-        theirs, ours: by rank, of the undisturbed and the resumed run. steps: the undisturbed run's in each step.
+        theirs, ours: by rank, of the undisturbed and the resumed run. steps: the undisturbed run's in each step, one
+            after the other; read where something is not equal.
     """
     what = SLOTS.get(kind.removeprefix(STATE), f"the optimizer's {kind.removeprefix(STATE)}")
     exact, told = True, dict[str, list[str]]()
@@ -42,7 +44,7 @@ def compared(
                 continue
             if value is None and not bool(tensor.any()):
                 continue
-            why = _why(what, name, tensor, value, {step: of[rank] for step, of in steps.items()}, begins)
+            why = _why(what, name, tensor, value, rank, steps, begins)
             names = told.setdefault(why, [])
             if name not in names:
                 names.append(name)
@@ -50,13 +52,14 @@ def compared(
 
 
 def _why(
-    what: str, name: str, wanted: torch.Tensor, own: torch.Tensor | None, steps: Mapping[int, Tensors], begins: int
+    what: str, name: str, wanted: torch.Tensor, own: torch.Tensor | None, rank: int, steps: Steps, begins: int
 ) -> str:
     if own is None or not bool(own.any()):
         return f"{what} starts at zero"
-    for step, tensors in steps.items():
+    for step, of_ranks in steps():
+        tensors = of_ranks[rank]
         if step != begins and name in tensors and tensors[name].shape == own.shape and torch.equal(tensors[name], own):
-            return f"{what} is that of step {step + 1}"
+            return f"{what} is the one before step {step + 1}"
     if wanted.dim() == 0 and own.dim() == 0:
         return f"{what} is {float(own):g} in place of {float(wanted):g}"
     if rounded(wanted, own):

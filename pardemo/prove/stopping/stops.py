@@ -16,6 +16,7 @@ KINDS = {
 }
 #: Where in a step a rank is stopped: before its first forward pass, before the optimizer's step, right after it.
 MOMENTS = {"forward": "before", "backward": "in", "step": "after"}
+NEVER = "the stop never came: the script went another way than in the undisturbed run"
 #: Seconds that ranks have to end by themselves after SIGTERM, before they are killed.
 GRACE_S = 10.0
 #: Steps of the undisturbed run, where nobody says how many.

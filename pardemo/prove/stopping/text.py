@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from pardemo.prove import text
+from pardemo.prove.proof import plain
 from pardemo.prove.stopping.trials import Trial, Verdict
 
 
@@ -61,14 +62,10 @@ def as_json(made: Verdict) -> dict[str, Any]:
                 "stop": trial.stop.text, "kind": trial.stop.kind, "layout": trial.layout.name, "behind": trial.begins,
                 "expected": trial.expected, "again": trial.lost, "exact": trial.exact,
                 "states_compared": trial.states, "error": trial.error or None,
-                "findings": [_row(asdict(finding)) for finding in trial.findings],
+                "findings": [plain(asdict(finding)) for finding in trial.findings],
             }
             for trial in made.trials
         ],
-        "findings": [_row(asdict(finding)) for finding in made.findings],
+        "findings": [plain(asdict(finding)) for finding in made.findings],
         "notes": made.notes,
     }  # fmt: skip
-
-
-def _row(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: list(value) if isinstance(value, tuple) else value for key, value in row.items()}

@@ -1,17 +1,9 @@
 """The undisturbed run, each stop, each run that goes on, and what is said of them."""
 
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import psutil
 
 from pardemo.prove import compare, proof, runner
 from pardemo.prove.facts import Finding
@@ -19,12 +11,9 @@ from pardemo.prove.layouts import Layout
 from pardemo.prove.reference import Reference
 from pardemo.prove.runner import Options, ProveError, Run
 from pardemo.prove.stopping import reshaped, same_layout, stops
-from pardemo.prove.stopping.recorder import Following, StoppingRecorder
-from pardemo.prove.stopping.stops import Stop
+from pardemo.prove.stopping.launched import follower, in_folder, killed
+from pardemo.prove.stopping.stops import NEVER, Stop
 
-#: What stands for the folder of a run in the script's line, until each run has one of its own.
-FOLDER = "\x02folder\x02"
-NEVER = "the stop never came: the script went another way than in the undisturbed run"
 #: What two layouts' rounding makes of parameters in some steps, relative to each tensor's largest number.
 ROUNDED = 1e-3
 
@@ -33,7 +22,8 @@ ROUNDED = 1e-3
 class Trial:
     """A stop, and the run that goes on.
 
-    ``expected``: behind how many steps the last whole save is. ``begins``: behind how many the run goes on, None where
+    ``expected``: behind how many steps the last whole save is; ``asynchronous``: whether the script goes on while it
+    saves, so that this one may not be whole yet. ``begins``: behind how many the run goes on, None where
     its parameters are those of no step. ``exact``: whether all compared is equal to the last bit. ``states``: whether
     the optimizer's states were compared themselves; if not, by what its step makes of them. ``error``: why nothing
     could be compared.
@@ -46,6 +36,7 @@ class Trial:
     exact: bool = False
     states: bool = True
     error: str = ""
+    asynchronous: bool = False
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -116,7 +107,7 @@ def _verdict(
     masks = any(step.masks for record in first.records for step in record.steps)
     made = Verdict(layouts[0], masks, first.steps)
     records = [record.steps for record in first.records]
-    made.saved = [number for number, step in enumerate(records[0]) if step.saved]
+    made.saved, asynchronous = _saved(first)
     saves_s = {number: max((steps[number].saves for steps in records), key=sum) for number in range(first.steps)}
     try:
         drawn = stops.drawn(
@@ -127,6 +118,8 @@ def _verdict(
     if "save" in kinds and not any(stop.kind == "save" for stop in drawn):
         made.notes.append("no stop during a save: none by torch.save, safetensors or torch.distributed.checkpoint was "
                           "seen behind a step that has an earlier save to go back to")  # fmt: skip
+    if not drawn:
+        raise ProveError(f"{made.notes[-1]}: there is nothing to stop; say other --stops")
     drawn = [replace(stop, grace_s=grace_s) for stop in drawn]
     made.notes += first.records[0].notes
     pairs = [(stop, layouts[0], resumed[0]) for stop in drawn]
@@ -136,6 +129,7 @@ def _verdict(
     for number, (stop, own, layout) in enumerate(pairs):
         place = scratch / f"trial{number}"
         trial, resumed_run = _trial(layouts[0], layout, stop, first, made.saved, options, place)
+        trial.asynchronous = asynchronous
         if resumed_run is not None:
             try:
                 if own is layouts[0]:
@@ -147,6 +141,18 @@ def _verdict(
         made.trials.append(trial)
         runner.remove(str(place))
     return made
+
+
+def _saved(first: Run) -> tuple[list[int], bool]:
+    """Behind which steps the script saves, and whether it goes on meanwhile.
+
+    Files change there; where calls that save were seen, a file that changes behind other steps is a log.
+    """
+    records = [record.steps for record in first.records]
+    changed = [number for number, step in enumerate(records[0]) if step.saved]
+    called = [number for number in changed if any(steps[number].saves for steps in records if number < len(steps))]
+    asynchronous = any(step.asynchronous for steps in records for step in steps)
+    return (changed if asynchronous else called or changed), asynchronous
 
 
 def _undisturbed(layout: Layout, options: Options, scratch: Path) -> tuple[Run, bool, Options]:
@@ -172,17 +178,8 @@ def _recorded(
     """A run whose saves lie in ``saves``; of itself where it is None."""
     saves = saves or place / "saves"
     saves.mkdir(parents=True, exist_ok=True)
-    return runner.ran(in_folder(layout, saves), replace(options, follow=follower(str(saves), stop)), place / "recorded")
-
-
-def in_folder(layout: Layout, saves: Path) -> Layout:
-    """A layout whose line has its folder."""
-    return replace(layout, line=tuple(word.replace(FOLDER, str(saves)) for word in layout.line))
-
-
-def follower(saves: str, stop: Stop | None, marker: str = "") -> Any:
-    """What makes the recorder on a rank."""
-    return partial(StoppingRecorder, following=Following(saves, stop, marker))
+    follow = follower(str(saves), stop, str(place / "stop"))
+    return runner.ran(in_folder(layout, saves), replace(options, follow=follow), place / "recorded")
 
 
 def _trial(
@@ -193,36 +190,54 @@ def _trial(
     expected = max(one for one in saved if 0 < one < stop.done + (stop.kind != "save"))
     made = Trial(stop, layout, expected)
     if stop.kind == "launcher":
-        made.error = _launcher_killed(begun, options, place, stop, saves)
+        made.error = killed(begun, options, place, stop, saves)
     else:
         stopped = _recorded(begun, replace(options, steps=first.steps), place / "stopped", stop, saves)
-        if not stopped.error and stop.kind != "term":
-            made.error = NEVER
+        made.error = _not_stopped(stop, stopped, (place / "stopped" / "stop").exists(), first)
     if made.error:
         return made, None
-    more = first.steps - expected + (first.records[0].ended == "end")
+    length = len(first.records[0].steps)
+    more = length - expected + (first.records[0].ended == "end")
+    begin_s = time.monotonic()
     resumed = _recorded(layout, replace(options, steps=max(2, more)), place / "resumed", None, saves)
+    if resumed.error and time.monotonic() - begin_s >= options.timeout_s:
+        made.error = f"the run that goes on: {resumed.error}"
+        return made, None
     if resumed.error:
         why = "after a stop within a save, the script cannot go on" if stop.kind == "save" else "it cannot go on"
         made.findings.append(Finding(made.name, expected + 1, "resume", "cannot-resume", f"{why}: {resumed.error}"))
         return made, None
     if not resumed.steps:
-        why = f"it takes no step, and the undisturbed run takes {first.steps - expected} more"
+        why = f"it takes no step, and the undisturbed run takes {length - expected} more"
         made.findings.append(Finding(made.name, expected + 1, "length", "ends-elsewhere", why))
         return made, None
     return made, resumed
 
 
+def _not_stopped(stop: Stop, stopped: Run, marked: bool, first: Run) -> str:
+    """Why a run was not stopped as it should have been; empty if it was. ``marked``: whether the stop was begun."""
+    if not marked:
+        return f"before the stop, {stopped.error}" if stopped.error else NEVER
+    if stop.kind == "term" and not stopped.error and stopped.steps >= first.steps:
+        return "after SIGTERM the script went on to its end, in its time of grace: nothing is left to resume"
+    return NEVER if not stopped.error and stop.kind != "term" else ""
+
+
 def _judge(made: Trial, first: Run, resumed: Run, tolerance: float, exact: bool) -> None:
-    """A run that goes on in the layout in which it was stopped."""
+    """A run that goes on in the layout in which it was stopped. ``exact``: whether the undisturbed one repeats itself
+    to the last bit."""
     made.begins = same_layout.begins_behind(first, resumed, made.expected)
-    made.exact = exact and _judge_beside(made, first, resumed, tolerance, {}) and not made.findings
+    if made.begins is None and not exact:
+        made.begins = same_layout.begins_near(first, resumed, made.expected, tolerance, {})
+    made.exact = _judge_beside(made, first, resumed, tolerance, {}, exact) and exact and not made.findings
 
 
-def _judge_beside(made: Trial, undisturbed: Run, resumed: Run, tolerance: float, noise: same_layout.Noise) -> bool:
+def _judge_beside(
+    made: Trial, undisturbed: Run, resumed: Run, tolerance: float, noise: same_layout.Noise, repeats: bool = False
+) -> bool:
     """Adds what differs, rank by rank, from an undisturbed run in the same layout; whether nothing does, bit by bit."""
     begins = made.expected if made.begins is None else made.begins
-    beside = same_layout.Beside(made.name, undisturbed, resumed, begins, tolerance, noise=noise)
+    beside = same_layout.Beside(made.name, undisturbed, resumed, begins, tolerance, noise=noise, repeats=repeats)
     if not _elsewhere(made):
         same_layout.judge(beside, made.begins)
     made.findings += beside.findings
@@ -242,9 +257,9 @@ def _judge_reshaped(
     except ProveError:
         undisturbed = _recorded(own, options, place / "own")
         runner.must(undisturbed)
-        noise = same_layout.only_rounding(undisturbed)
-        made.begins = same_layout.begins_near(undisturbed, resumed, made.expected, ROUNDED, noise)
-        _judge_beside(made, undisturbed, resumed, ROUNDED, noise)
+        noise, rounded = same_layout.only_rounding(undisturbed), max(ROUNDED, tolerance)
+        made.begins = same_layout.begins_near(undisturbed, resumed, made.expected, rounded, noise)
+        _judge_beside(made, undisturbed, resumed, rounded, noise)
         return
     found = reshaped.judge(made.name, first, resumed, made.expected, tolerance)
     made.begins, made.states = found.begins, found.states
@@ -252,7 +267,7 @@ def _judge_reshaped(
 
 
 def _elsewhere(made: Trial) -> bool:
-    """Whether the run goes on behind another step than the last save's; adds that. What follows is of this if anew."""
+    """Whether the run begins anew, of which all else follows; adds that, and that it goes on behind an older save."""
     if made.begins is None or made.begins >= made.expected:
         return False
     if made.begins == 0:
@@ -266,7 +281,7 @@ def _elsewhere(made: Trial) -> bool:
             )
         )
         return True
-    if made.stop.kind != "save":
+    if made.stop.kind != "save" and not made.asynchronous:
         made.findings.append(
             Finding(
                 made.name,
@@ -277,31 +292,3 @@ def _elsewhere(made: Trial) -> bool:
             )
         )
     return False
-
-
-def _launcher_killed(layout: Layout, options: Options, place: Path, stop: Stop, saves: Path) -> str:
-    """Runs the script in a program of its own, and kills that; what went wrong, or nothing."""
-    saves.mkdir(parents=True, exist_ok=True)
-    marker, request = place / "stop", place / "request.json"
-    filled, where = in_folder(layout, saves), os.path.abspath(options.folder or os.getcwd())
-    request.write_text(json.dumps({
-        "ranks": layout.ranks, "values": dict(layout.values), "line": list(filled.line), "saves": str(saves),
-        "marker": str(marker), "stop": asdict(stop), "place": str(place / "stopped"), "steps": options.steps,
-        "double": options.double, "timeout_s": options.timeout_s, "where": where,
-    }), "utf-8")  # fmt: skip
-    words = [sys.executable, "-m", "pardemo.prove.stopping.launched", str(request)]
-    none = subprocess.DEVNULL
-    with subprocess.Popen(words, stdin=none, stdout=none, start_new_session=True) as launcher:
-        try:
-            until_s = time.monotonic() + options.timeout_s
-            while not marker.exists() and launcher.poll() is None and time.monotonic() < until_s:
-                time.sleep(0.01)
-            if not marker.exists():
-                return NEVER
-            ranks = psutil.Process(launcher.pid).children(recursive=True)
-        finally:
-            launcher.kill()  # SIGKILL: the stop itself; or the end of one that never came
-    left = psutil.wait_procs(ranks, timeout=10)[1]
-    for one in left:
-        one.kill()
-    return f"{len(left)} processes outlived their launcher by 10 s" if left else ""
