@@ -88,6 +88,16 @@ def test_a_file_that_changes_behind_each_step_is_no_save():
     assert made.saved == [2, 4, 6]
 
 
+def test_of_saves_that_another_thread_makes_nobody_knows_which_is_whole():
+    made = stopped("--thread 0 --epochs 6", stops=["all"], seed=1, steps=16)
+    assert not made.findings, text.screen(made)
+    assert made.trials[0].asynchronous
+    late = trials.Trial(made.trials[0].stop, made.layout, 4, True, begins=0)
+    assert trials._elsewhere(late)
+    assert "perhaps none was whole at the stop" in late.error
+    assert not late.findings
+
+
 def test_parameters_that_training_hardly_moves_are_compared_bit_by_bit():
     """Of what is not restored nothing is seen within the tolerance."""
     made = stopped("--forget head --lr 1e-6", stops=["all"], seed=1)
@@ -229,8 +239,10 @@ def test_the_command_prints_what_was_lost_as_json(capsys):
     assert printed["findings"][0]["cause"] == "optimizer-state"
 
 
-@pytest.mark.parametrize("kind", ["launcher", "all"])
-def test_a_command_that_is_told_to_end_leaves_no_process_and_no_folder(kind, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "number"), [("launcher", signal.SIGTERM), ("all", signal.SIGTERM), ("launcher", signal.SIGKILL)]
+)
+def test_a_command_that_ends_leaves_no_process_and_if_it_is_told_to_no_folder(kind, number, tmp_path):
     words = ["prove", "--stop", "--stops", kind, *LAYOUT, *DDP.split()]
     environment = {**os.environ, "TMPDIR": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
     with subprocess.Popen(
@@ -241,11 +253,14 @@ def test_a_command_that_is_told_to_end_leaves_no_process_and_no_folder(kind, tmp
             assert process.poll() is None
             time.sleep(0.02)
         below = psutil.Process(process.pid).children(recursive=True)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         error = process.communicate(timeout=60)[1].decode()
+    assert psutil.wait_procs(below, timeout=30)[1] == []
+    if number == signal.SIGKILL:
+        assert process.returncode == -signal.SIGKILL
+        return
     assert process.returncode == 128 + signal.SIGTERM
     assert error.splitlines()[-1] == "pardemo prove: ended by SIGTERM"
-    assert psutil.wait_procs(below, timeout=30)[1] == []
     assert not list(tmp_path.glob("pardemo-*"))
 
 

@@ -8,6 +8,7 @@ import pytest
 from pardemo import World
 from pardemo.soak.layouts import training
 from pardemo.soak.layouts.case import KINDS, draw
+from pardemo.soak.layouts.comparison import Comparison
 from pardemo.soak.layouts.run import REFUSALS, run_layout
 from pardemo.soak.ranks.fault import Fault
 from pardemo.soak.ranks.faults import FAULTS, draw_fault
@@ -112,3 +113,10 @@ def test_a_fault_that_is_not_named_is_a_failure(own, monkeypatch, does, told):
     found = run_fault(own, of_two("raises"), limit_s=60)
     assert found.status == "failed"
     assert told in found.told
+
+
+def test_what_is_no_number_is_the_worst_whatever_comes_behind_it():
+    comparison = Comparison(draw("zero1", 0, 1))
+    comparison.losses([float("nan"), 1.0, 2.0], [1.0, 1.0, 1.0])
+    assert comparison.worst == float("inf")
+    assert comparison.what == "loss of step 0"

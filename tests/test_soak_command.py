@@ -260,6 +260,18 @@ def test_bad_input_is_one_line(capsys, arguments, told):
     assert len(error.splitlines()) == 1
 
 
+def test_what_was_asked_for_and_is_not_among_the_kinds_is_refused():
+    with pytest.raises(ValueError, match="--layouts 5: there are none among the kinds that were chosen: world/a"):
+        list(schedule.counted({"world/a": 1}, 1, 5, 5))
+    with pytest.raises(ValueError, match="--faults 5: there are none"):
+        list(schedule.counted({"layouts/d": 1}, 1, 5, 0))
+
+
+def test_what_a_skipped_scene_leaves_is_a_failure():
+    assert Ending("cluster/ends", 0, skipped="no rights", orphans=("process 7",)).failed
+    assert not Ending("cluster/ends", 0, skipped="no rights").failed
+
+
 def test_the_pages_table_is_that_of_the_committed_long_run():
     run = json.loads(long_run.SUMMARY.read_text(encoding="utf-8"))
     text = long_run.PAGE.read_text(encoding="utf-8")

@@ -166,11 +166,8 @@ def _raised(name: str, error: RankFailed, still: Standstill) -> str:
         return f"{name} ended by {_line(failure.message)}; what it printed says why{alone}"
     if failure.type == "OwnProcesses":
         return f"{name}: {failure.message}"
-    hint = (
-        ": ranks have no standard input, so a script cannot ask"
-        if "EOF when reading a line" in failure.headline
-        else ""
-    )
+    asks = "EOF when reading a line" in failure.headline  # as input() says it
+    hint = ": ranks have no standard input, so a script cannot ask" if asks else ""
     where = _at(failure.traceback)
     waited = f"; {still.waited}" if still.waits else ""
     return f"{name}: rank {rank} raised {_line(failure.headline)}{where}{hint}{waited}"

@@ -1,11 +1,13 @@
 """A small model under DDP that saves, and goes on from what it saved; ``--forget`` leaves out what people leave out."""
 
 import argparse
+import copy
 import os
 import random
 import signal
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +42,7 @@ def main() -> None:
     options.add_argument("--forget", choices=FORGET, action="append", default=[])
     options.add_argument("--on-term", action="store_true")
     options.add_argument("--log", action="store_true", help="append a line to a file behind each step")
+    options.add_argument("--thread", type=float, metavar="S", help="save in a thread, which begins after S seconds")
     options.add_argument("--lr", type=float, default=0.01)
     options.add_argument("--optimizer", choices=("AdamW", "Adafactor"), default="AdamW")
     given = options.parse_args()
@@ -105,7 +108,11 @@ def main() -> None:
                 dist.all_gather(states, torch.get_rng_state())
                 weights = {name: value.bfloat16() if "half" in forget else value
                            for name, value in model.state_dict().items()}  # fmt: skip
-                if rank == 0:
+                if rank == 0 and given.thread is not None:
+                    state = copy.deepcopy({"model": weights, "optimizer": optimizer.state_dict(), "random": states,
+                                           "scheduler": scheduler.state_dict(), "step": step})  # fmt: skip
+                    threading.Timer(given.thread, saved, (file, state, True)).start()
+                elif rank == 0:
                     saved(file, {"model": weights, "optimizer": optimizer.state_dict(), "random": states,
                                  "scheduler": scheduler.state_dict(), "step": step}, "whole" not in forget)  # fmt: skip
                 dist.barrier()

@@ -219,8 +219,8 @@ def _states(beside: Beside) -> None:
     for kind in sorted(kinds):
         theirs, found = of(beside.reference, beside.begins)(kind), of(beside.resumed, 0)(kind)
         ours = [
-            {name: _but(beside.noise.get((rank, name)), theirs[rank].get(name, value), value)
-             for name, value in own.items()}
+            {name: _but(beside.noise.get((rank, name)), theirs[rank].get(name, value), value) if value.any() else value
+             for name, value in own.items()}  # a state of zeros is told as one
             for rank, own in enumerate(found)
         ]  # fmt: skip
 

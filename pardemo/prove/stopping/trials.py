@@ -22,9 +22,9 @@ ROUNDED = 1e-3
 class Trial:
     """A stop, and the run that goes on.
 
-    ``expected``: behind how many steps the last whole save is; ``asynchronous``: whether the script goes on while it
-    saves, so that this one may not be whole yet. ``begins``: behind how many the run goes on, None where
-    its parameters are those of no step. ``exact``: whether all compared is equal to the last bit. ``states``: whether
+    ``expected``: behind how many steps the last save is; ``asynchronous``: whether the script goes on while it saves,
+    so that nobody knows whether this one is whole. ``begins``: behind how many the run goes on, None where its
+    parameters are those of no step. ``exact``: whether all compared is equal to the last bit. ``states``: whether
     the optimizer's states were compared themselves; if not, by what its step makes of them. ``error``: why nothing
     could be compared.
     """
@@ -32,11 +32,11 @@ class Trial:
     stop: Stop
     layout: Layout
     expected: int
+    asynchronous: bool
     begins: int | None = None
     exact: bool = False
     states: bool = True
     error: str = ""
-    asynchronous: bool = False
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -128,8 +128,9 @@ def _verdict(
     tolerance = compare.tolerance_of(first, options.double)
     for number, (stop, own, layout) in enumerate(pairs):
         place = scratch / f"trial{number}"
-        trial, resumed_run = _trial(layouts[0], layout, stop, first, made.saved, options, place)
-        trial.asynchronous = asynchronous
+        expected = max(one for one in made.saved if 0 < one < stop.done + (stop.kind != "save"))
+        trial = Trial(stop, layout, expected, asynchronous)
+        resumed_run = _run(trial, layouts[0], first, options, place)
         if resumed_run is not None:
             try:
                 if own is layouts[0]:
@@ -182,36 +183,32 @@ def _recorded(
     return runner.ran(in_folder(layout, saves), replace(options, follow=follow), place / "recorded")
 
 
-def _trial(
-    begun: Layout, layout: Layout, stop: Stop, first: Run, saved: Sequence[int], options: Options, place: Path
-) -> tuple[Trial, Run | None]:
+def _run(made: Trial, begun: Layout, first: Run, options: Options, place: Path) -> Run | None:
     """Stops a run and resumes it; the run that went on, where it took a step."""
-    saves = place / "saves"
-    expected = max(one for one in saved if 0 < one < stop.done + (stop.kind != "save"))
-    made = Trial(stop, layout, expected)
+    stop, expected, saves = made.stop, made.expected, place / "saves"
     if stop.kind == "launcher":
         made.error = killed(begun, options, place, stop, saves)
     else:
         stopped = _recorded(begun, replace(options, steps=first.steps), place / "stopped", stop, saves)
         made.error = _not_stopped(stop, stopped, (place / "stopped" / "stop").exists(), first)
     if made.error:
-        return made, None
+        return None
     length = len(first.records[0].steps)
     more = length - expected + (first.records[0].ended == "end")
     begin_s = time.monotonic()
-    resumed = _recorded(layout, replace(options, steps=max(2, more)), place / "resumed", None, saves)
+    resumed = _recorded(made.layout, replace(options, steps=max(2, more)), place / "resumed", None, saves)
     if resumed.error and time.monotonic() - begin_s >= options.timeout_s:
         made.error = f"the run that goes on: {resumed.error}"
-        return made, None
+        return None
     if resumed.error:
         why = "after a stop within a save, the script cannot go on" if stop.kind == "save" else "it cannot go on"
         made.findings.append(Finding(made.name, expected + 1, "resume", "cannot-resume", f"{why}: {resumed.error}"))
-        return made, None
+        return None
     if not resumed.steps:
         why = f"it takes no step, and the undisturbed run takes {length - expected} more"
         made.findings.append(Finding(made.name, expected + 1, "length", "ends-elsewhere", why))
-        return made, None
-    return made, resumed
+        return None
+    return resumed
 
 
 def _not_stopped(stop: Stop, stopped: Run, marked: bool, first: Run) -> str:
@@ -268,8 +265,11 @@ def _judge_reshaped(
 
 def _elsewhere(made: Trial) -> bool:
     """Whether the run begins anew, of which all else follows; adds that, and that it goes on behind an older save."""
-    if made.begins is None or made.begins >= made.expected:
+    if made.begins is None or made.begins >= made.expected or (made.begins and made.asynchronous):
         return False
+    if made.asynchronous:
+        made.error = "it begins anew, and saves are made by another thread: perhaps none was whole at the stop"
+        return True
     if made.begins == 0:
         made.findings.append(
             Finding(
@@ -281,7 +281,7 @@ def _elsewhere(made: Trial) -> bool:
             )
         )
         return True
-    if made.stop.kind != "save" and not made.asynchronous:
+    if made.stop.kind != "save":
         made.findings.append(
             Finding(
                 made.name,
