@@ -13,6 +13,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 
 import psutil
@@ -198,6 +199,24 @@ def test_a_keeper_that_stops_answering_is_ended_and_the_limit_refused(keeper_tha
     with pytest.raises(OSError, match=r"^the process that keeps the hosts has ended$"):
         keeper.limit(0, RATE)
     keeper.close()
+
+
+def test_ranks_whose_keeper_is_gone_do_not_wait_for_their_limit():
+    if not works("namespaces"):
+        pytest.skip("no namespaces on this machine")
+
+    def sums():
+        while True:
+            dist.all_reduce(torch.ones(1000))
+
+    with World(2, cluster=Cluster(hosts=2, tier="namespaces")) as world:
+        world.run(dist.get_rank)
+        timer = threading.Timer(0.5, world._ranks.hosts._process.kill)
+        timer.start()
+        with pytest.raises(RankError, match="keeps the hosts and their network has ended: killed by SIGKILL"):
+            world.run(sums, timeout_s=300)
+        timer.join()
+        assert world.run(dist.get_rank) == [0, 1], "other hosts, other ranks"
 
 
 def test_a_keeper_that_cannot_build_its_network_says_why():

@@ -17,7 +17,7 @@ from resumed import matrix
 
 from pardemo import cli, compat
 from pardemo.prove import layouts, runner
-from pardemo.prove.record.facts import Record, Step
+from pardemo.prove.record.facts import MicroBatch, Record, Step
 from pardemo.prove.runner import ProveError
 from pardemo.prove.stopping import api, state, states, stops, stream, text, trials
 
@@ -98,6 +98,18 @@ def test_of_saves_that_another_thread_makes_nobody_knows_which_is_whole():
     assert not late.findings
 
 
+def test_a_save_that_the_others_do_not_wait_for_is_cut_off_by_a_rank_that_is_killed():
+    def is_drawn(stop):
+        return (stop.ranks, stop.done, stop.moment) == ((1,), 6, "forward")
+
+    seed = next(seed for seed in range(999) if is_drawn(stops.drawn(("rank",), 8, [3, 6], {}, 2, seed)[0]))
+    made = stopped("--slow 2 --every 3", stops=["rank"], seed=seed)
+    assert made.equal, text.screen(made)
+    (trial,) = made.trials
+    assert (trial.in_save, trial.expected, trial.begins) == (True, 3, 3)
+    assert "SIGKILL of rank 1 before step 7, within a save" in trial.name
+
+
 def test_parameters_that_training_hardly_moves_are_compared_bit_by_bit():
     """Of what is not restored nothing is seen within the tolerance."""
     made = stopped("--forget head --lr 1e-6", stops=["all"], seed=1)
@@ -167,6 +179,12 @@ def test_the_stream_of_samples():
     told, since = stream.said(epoch, mixed, 2)
     assert told == "of the 4 samples of steps 3 to 4 1 are missing, 1 in their place were trained on before the stop"
     assert since == 2
+
+
+def test_activations_are_no_samples():
+    first, later = Step([MicroBatch(["a", "b"], "", [])]), Step([MicroBatch(["c", "d"], "", [], activations=True)])
+    records = [Record(rank, "end", [step], [], [], [], []) for rank, step in enumerate((first, later))]
+    assert stream.of(runner.Run(layouts.Layout(2, {}, ("train.py",)), records)) == [Counter("ab")]
 
 
 def test_ranks_that_share_samples_are_no_repetition():
@@ -271,6 +289,7 @@ def test_a_command_that_ends_leaves_no_process_and_if_it_is_told_to_no_folder(ki
         (["--stop", "--stops", "rank,all,sleep", *LAYOUT, *DDP.split()], "'sleep' is no kind"),
         (["--stop", *LAYOUT[:2]], "say the script behind --"),
         (["--stop", "--resume", "train.py", *LAYOUT, *DDP.split()], "--resume has no {folder}"),
+        (["--stop", "--resume", "other.py {folder} {batch}", *LAYOUT, *DDP.split()], "there is no script other.py"),
         (["--stop", "--grace", "-1", *LAYOUT, *DDP.split()], "--grace must be 0 or above"),
         (["--stop", "--steps", "2", *LAYOUT, *DDP.split()], "--steps must be at least 3"),
         (["--stop", "--out", "there", *LAYOUT, *DDP.split()], "--out writes the page"),

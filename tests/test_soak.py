@@ -47,6 +47,7 @@ def spoiled(case, what):
         "exchange": ("_wrap", lambda case, chunk, groups, tied: chunk),
         "tying": ("Pipeline", lambda *args, tied, **options: pipeline(*args, **options)),
         "weights": ("shard_weight", lambda samples, group: 1.0),
+        "step": ("Zero1", type("Idle", (training.Zero1,), {"update": lambda *_: None})),
     }
     with mock.patch.object(training, *spoilt[what]):
         return training.train_and_compare(case)
@@ -56,6 +57,7 @@ def spoiled(case, what):
     ("kind", "what", "has"),
     [
         ("bucketed", "exchange", lambda case: case.dtype == "bf16" and case.dp == 4),
+        ("zero1", "step", lambda case: case.dtype == "bf16" and case.optimizer == "sgd"),
         ("naive", "weights", lambda case: len(set(case.samples)) > 1 and case.dp == 4),
         ("pp", "tying", lambda case: case.tied and case.pp == 2 and case.accumulation == 1 and "0" not in case.frozen),
     ],

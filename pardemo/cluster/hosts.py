@@ -79,6 +79,11 @@ class Hosts:
         """The process that made the hosts and keeps them."""
         return self._process.pid
 
+    @property
+    def ended(self) -> int | None:
+        """None while the keeper runs; else its exit code. The links between the hosts go with it."""
+        return self._process.poll()
+
     def place(self, rank: int) -> Place:
         """Where a rank goes."""
         return Place(self.pids[self._cluster.host_of(rank)], self.user)

@@ -40,7 +40,7 @@ class Data:
 
 
 def samples(run: Run, step: int, rank: int) -> list[list[str]]:
-    """Hashes of the samples of each micro-batch."""
+    """Hashes of the samples of each micro-batch, or of the activations that a later stage of a pipeline gets."""
     return [micro.samples for micro in run.records[rank].steps[step].micro_batches]
 
 

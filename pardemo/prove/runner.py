@@ -140,9 +140,7 @@ def ran(layout: Layout, options: Options, folder: Path) -> Run:
         launch = read(list(layout.line), layout.ranks)
         name = os.path.basename(launch.script)
     if function is None and not launch.module:
-        source = Path(where, launch.script)
-        if not source.is_file():
-            raise ProveError(f"there is no script {launch.script}")
+        source = found(launch.script, where)
         text = source.read_text(encoding="utf-8", errors="replace")
         launch = replace(launch, script=str(source.resolve()))
     asked = Program(launch, where, wanted, options.double, function, options.follow)
@@ -159,6 +157,18 @@ def ran(layout: Layout, options: Options, folder: Path) -> Run:
     if 1 < len(records[0].steps) <= options.steps and made.gathers_late():
         made.wanted = len(records[0].steps) - 1  # of the last step nobody has seen what parameters are after it
     return made
+
+
+def found(script: str, where: str) -> Path:
+    """A script's file.
+
+    Raises:
+        ProveError: there is none.
+    """
+    source = Path(where, script)
+    if not source.is_file():
+        raise ProveError(f"there is no script {script}")
+    return source
 
 
 def scratch() -> str:

@@ -116,6 +116,7 @@ class World:
             TypeError: the function or an argument cannot be pickled.
             RankFailed: it raised on one or more ranks; RankDied: a rank's process ended;
             RankTimeout: not all ranks finished within ``timeout_s`` seconds.
+            RankError: the process that keeps a cluster's hosts ended; the World is busy or closed.
         """
         limit = self.timeout_s if timeout_s is None else timeout_s
         if not limit > 0:
@@ -147,7 +148,8 @@ class World:
     def stacks(self) -> dict[int, str]:
         """Where each rank is, as a Python stack, also while another thread's :meth:`run` waits for them.
 
-        Empty where no ranks run. A rank that does not answer, or that another thread ends just then, has an empty text.
+        Empty where no ranks run. A rank that does not answer, or that another thread ends just then, has an empty
+        text; of one that is stopped by a signal it says so.
         """
         ranks = self._ranks
         try:

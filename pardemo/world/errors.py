@@ -25,6 +25,8 @@ class RankError(RuntimeError):
     """Base of everything a World reports about its ranks."""
 
 
+#: Begins what stands in place of the stack of a process that does not run, and so cannot say where it is.
+STOPPED = "stopped by a signal"
 #: Of a rank that lost the connection to one that failed before it.
 LOST = {"ConnectionError", "ConnectionResetError", "BrokenPipeError", "DistNetworkError"}
 
@@ -117,6 +119,8 @@ def _alike(failures: Iterable[tuple[int, Failure]], part: str) -> dict[str, list
 
 
 def _doing(waits: list[str] | None, stack: str) -> str:
+    if stack.startswith(STOPPED):
+        return f"is {stack}"
     if waits:
         return "waits for " + ", and for ".join(waits)
     main = stack.rpartition("most recent call first")[2]  # of a stack's threads the main one is the last

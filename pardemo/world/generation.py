@@ -14,12 +14,13 @@ import tempfile
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from pardemo.cluster import Cluster, keeper, loopback, pacer
 from pardemo.cluster.hosts import Hosts
 from pardemo.world import waiting
-from pardemo.world.errors import Failure, RankDied, RankError, RankFailed, RankTimeout
+from pardemo.world.errors import STOPPED, Failure, RankDied, RankError, RankFailed, RankTimeout, exit_text
 from pardemo.world.nursery import QUIET, Nursery, nursery
 from pardemo.world.output_streams import LinePrinter
 
@@ -169,6 +170,8 @@ class Ranks:
             while len(replies) + len(deaths) < self.size:
                 now = time.monotonic()
                 end = deadline if grace_over is None else min(deadline, grace_over)
+                if self.hosts is not None and (ended := self.hosts.ended) is not None:
+                    raise RankError(f"the process that keeps the hosts and their network has ended: {exit_text(ended)}")
                 if now >= end or self.given_up:
                     timeout_s = min(timeout_s, round(now - began, 1))
                     break
@@ -218,8 +221,9 @@ class Ranks:
         texts = [os.pread(file, size, 0) for file, size in zip(files, sizes, strict=True)]
         waits = [waiting.read(text.decode("utf-8", "replace"))[0] for text in texts]
         new = [text[begin:] for text, begin in zip(texts, noted, strict=True)]  # they may have been asked before
-        stacks = [waiting.read(text.decode("utf-8", "replace"))[1] for text in new]
-        return dict(zip(ranks, waits, strict=True)), dict(zip(ranks, map(_readers_part, stacks), strict=True))
+        stacks = [_readers_part(waiting.read(text.decode("utf-8", "replace"))[1]) for text in new]
+        told = {rank: stack or _if_stopped(self.pids[rank]) for rank, stack in zip(ranks, stacks, strict=True)}
+        return dict(zip(ranks, waits, strict=True)), told
 
     def _drain(self) -> None:
         for printer in self.printers:
@@ -285,6 +289,15 @@ def _unpack(reply: bytes) -> tuple:
     except Exception as error:
         message = f"the result cannot be read here: {type(error).__name__}: {error}"
         return "failed", Failure("TypeError", message, "")
+
+
+def _if_stopped(pid: int) -> str:
+    """What there is to say of a process that does not answer since it is stopped; nothing of any other."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:  # it has ended, or there is no /proc
+        return ""
+    return f"{STOPPED} (kill -CONT {pid} lets it go on)" if state == "T" else ""
 
 
 def _readers_part(stack: str) -> str:

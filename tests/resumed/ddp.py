@@ -2,12 +2,14 @@
 
 import argparse
 import copy
+import io
 import os
 import random
 import signal
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +25,27 @@ FORGET = (
 )  # fmt: skip
 
 
-def saved(path: Path, state: dict, atomic: bool) -> None:
+class Slow(io.FileIO):
+    """A file on a disk that stands still for a while before the first byte."""
+
+    def __init__(self, path: Path, seconds: float):
+        super().__init__(path, "w")
+        self.seconds = seconds
+
+    def write(self, data: bytes) -> int:
+        time.sleep(self.seconds)
+        self.seconds = 0
+        return super().write(data)
+
+
+def saved(path: Path, state: dict, atomic: bool, slow_s: float = 0) -> None:
     if not atomic:
         torch.save(state, path)
         return
     handle, name = tempfile.mkstemp(dir=path.parent)
     os.close(handle)
-    torch.save(state, name)
+    with Slow(Path(name), slow_s) as file:
+        torch.save(state, file)
     os.replace(name, path)
 
 
@@ -43,6 +59,7 @@ def main() -> None:
     options.add_argument("--on-term", action="store_true")
     options.add_argument("--log", action="store_true", help="append a line to a file behind each step")
     options.add_argument("--thread", type=float, metavar="S", help="save in a thread, which begins after S seconds")
+    options.add_argument("--slow", type=float, default=0, metavar="S", help="a save takes so long; nobody waits for it")
     options.add_argument("--lr", type=float, default=0.01)
     options.add_argument("--optimizer", choices=("AdamW", "Adafactor"), default="AdamW")
     given = options.parse_args()
@@ -113,9 +130,11 @@ def main() -> None:
                                            "scheduler": scheduler.state_dict(), "step": step})  # fmt: skip
                     threading.Timer(given.thread, saved, (file, state, True)).start()
                 elif rank == 0:
-                    saved(file, {"model": weights, "optimizer": optimizer.state_dict(), "random": states,
-                                 "scheduler": scheduler.state_dict(), "step": step}, "whole" not in forget)  # fmt: skip
-                dist.barrier()
+                    state = {"model": weights, "optimizer": optimizer.state_dict(), "random": states,
+                             "scheduler": scheduler.state_dict(), "step": step}  # fmt: skip
+                    saved(file, state, "whole" not in forget, given.slow)
+                if not given.slow:
+                    dist.barrier()
             if term:
                 sys.exit(0)
 

@@ -66,13 +66,15 @@ class LossCall:
 class MicroBatch:
     """One forward pass of the model for training: hashes of its samples, and of each token of them in ``key``.
 
-    ``unseen``: what the model was called with, where nothing of it could be hashed.
+    ``unseen``: what the model was called with, where nothing of it could be hashed. ``activations``: they are no
+    samples, but what an earlier stage of a pipeline has made of them, which wants a gradient back.
     """
 
     samples: list[str]
     key: str
     names: list[str]
     unseen: list[str] = field(default_factory=list)
+    activations: bool = False
 
 
 @dataclass

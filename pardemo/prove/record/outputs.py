@@ -80,7 +80,8 @@ class Outputs:
         for other, tensor in found[1:]:
             self._tensors[f"{key}/{other}"] = sketch.cells(tensor.double() if tensor.dim() else tensor.reshape(1))
         samples = [sketch.digest(row) for row in tokens]
-        self.now.micro_batches.append(MicroBatch(samples, key, [other for other, _ in found]))
+        names = [other for other, _ in found]
+        self.now.micro_batches.append(MicroBatch(samples, key, names, activations=batch.requires_grad))
 
     def _ends(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
         if threading.get_ident() != self._thread or not torch.is_grad_enabled() or compat.graph_task() != -1:

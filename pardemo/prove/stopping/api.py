@@ -1,9 +1,12 @@
 """A script that is stopped and resumed, from Python."""
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pardemo.measure.launch_lines import read
 from pardemo.prove import layouts as of_layouts
+from pardemo.prove import runner
 from pardemo.prove.runner import Options
 from pardemo.prove.stopping import trials
 from pardemo.prove.stopping.launched import FOLDER
@@ -52,6 +55,10 @@ def stopped(
     if not kinds:
         raise ValueError(f"say a kind of stop: {', '.join(KINDS)}")
     begun, resumed = (of_layouts.one_or_more(layouts, _marked(of)) for of in (words, again))
+    for layout in resumed:  # the line that goes on is needed last, and what it lacks is told first
+        launch = read(list(layout.line), layout.ranks)
+        if not launch.module:
+            runner.found(launch.script, os.getcwd())
     options = Options(steps=steps, double=double, timeout_s=timeout_s)
     return trials.run(begun, resumed, options, kinds, seed, grace_s)
 

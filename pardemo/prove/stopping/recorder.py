@@ -122,6 +122,8 @@ class StoppingRecorder(Recorder):
             finally:
                 self._saving.now = False
                 earlier.append(time.perf_counter() - begin_s)
+                if self._following.marker:
+                    _note_whole(self._following.marker, self._rank, done)
 
         return saved
 
@@ -153,6 +155,20 @@ class StoppingRecorder(Recorder):
         if number < len(stop.saves_s) and left_s <= stop.saves_s[number]:
             Path(self._following.marker).touch()
             _die_in(left_s)
+
+
+def _note_whole(marker: str, rank: int, done: int) -> None:
+    """Of a run that is stopped nothing else is left to say which of a rank's saves were over."""
+    with open(f"{marker}.saves{rank}", "a") as file:
+        file.write(f"{done}\n")
+
+
+def whole_saves(marker: str, rank: int, done: int) -> int:
+    """How many saves of a rank's behind so many steps were over when a run was stopped."""
+    try:
+        return Path(f"{marker}.saves{rank}").read_text().split().count(str(done))
+    except FileNotFoundError:  # it has none
+        return 0
 
 
 def _die_in(seconds: float) -> None:

@@ -3,19 +3,23 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from pardemo.prove import data
 from pardemo.prove.runner import Run
 
 Samples = Counter[str]
 
 
 def of(run: Run) -> list[Samples]:
-    """Of each step the samples of all ranks, by their hashes."""
+    """Of each step the samples of all ranks, by their hashes; activations are none."""
     return [
-        Counter(sample for rank in range(run.layout.ranks) for micro in data.samples(run, step, rank)
-                for sample in micro)
+        Counter(
+            sample
+            for record in run.records
+            for micro in record.steps[step].micro_batches
+            for sample in micro.samples
+            if not micro.activations
+        )
         for step in range(min(len(record.steps) for record in run.records))
-    ]  # fmt: skip
+    ]
 
 
 def said(reference: Sequence[Samples], resumed: Sequence[Samples], begin: int) -> tuple[str, int]:

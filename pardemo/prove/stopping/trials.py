@@ -12,6 +12,7 @@ from pardemo.prove.reference import Reference
 from pardemo.prove.runner import Options, ProveError, Run
 from pardemo.prove.stopping import reshaped, same_layout, stops
 from pardemo.prove.stopping.launched import follower, in_folder, killed
+from pardemo.prove.stopping.recorder import whole_saves
 from pardemo.prove.stopping.stops import NEVER, Stop
 
 #: What two layouts' rounding makes of parameters in some steps, relative to each tensor's largest number.
@@ -22,7 +23,8 @@ ROUNDED = 1e-3
 class Trial:
     """A stop, and the run that goes on.
 
-    ``expected``: behind how many steps the last save is; ``asynchronous``: whether the script goes on while it saves,
+    ``expected``: behind how many steps the last whole save is; ``in_save``: whether the stop cut a later one off;
+    ``asynchronous``: whether the script goes on while it saves,
     so that nobody knows whether this one is whole. ``begins``: behind how many the run goes on, None where its
     parameters are those of no step. ``exact``: whether all compared is equal to the last bit. ``states``: whether
     the optimizer's states were compared themselves; if not, by what its step makes of them. ``error``: why nothing
@@ -33,6 +35,7 @@ class Trial:
     layout: Layout
     expected: int
     asynchronous: bool
+    in_save: bool = False
     begins: int | None = None
     exact: bool = False
     states: bool = True
@@ -41,7 +44,8 @@ class Trial:
 
     @property
     def name(self) -> str:
-        return f"{self.stop.text}, resumed with {self.layout.name}"
+        within = ", within a save" * (self.in_save and self.stop.kind != "save")
+        return f"{self.stop.text}{within}, resumed with {self.layout.name}"
 
     @property
     def lost(self) -> int:
@@ -129,8 +133,8 @@ def _verdict(
     for number, (stop, own, layout) in enumerate(pairs):
         place = scratch / f"trial{number}"
         expected = max(one for one in made.saved if 0 < one < stop.done + (stop.kind != "save"))
-        trial = Trial(stop, layout, expected, asynchronous)
-        resumed_run = _run(trial, layouts[0], first, options, place)
+        trial = Trial(stop, layout, expected, asynchronous, stop.kind == "save")
+        resumed_run = _run(trial, layouts[0], first, options, place, made.saved)
         if resumed_run is not None:
             try:
                 if own is layouts[0]:
@@ -183,16 +187,20 @@ def _recorded(
     return runner.ran(in_folder(layout, saves), replace(options, follow=follow), place / "recorded")
 
 
-def _run(made: Trial, begun: Layout, first: Run, options: Options, place: Path) -> Run | None:
+def _run(made: Trial, begun: Layout, first: Run, options: Options, place: Path, saved: Sequence[int]) -> Run | None:
     """Stops a run and resumes it; the run that went on, where it took a step."""
-    stop, expected, saves = made.stop, made.expected, place / "saves"
+    stop, saves, marker = made.stop, place / "saves", place / "stopped" / "stop"
     if stop.kind == "launcher":
+        marker = place / "stop"
         made.error = killed(begun, options, place, stop, saves)
     else:
         stopped = _recorded(begun, replace(options, steps=first.steps), place / "stopped", stop, saves)
-        made.error = _not_stopped(stop, stopped, (place / "stopped" / "stop").exists(), first)
+        made.error = _not_stopped(stop, stopped, marker.exists(), first)
     if made.error:
         return None
+    if not _is_whole(first, made.expected, str(marker)):
+        made.in_save, made.expected = True, max((one for one in saved if one < made.expected), default=0)
+    expected = made.expected
     length = len(first.records[0].steps)
     more = length - expected + (first.records[0].ended == "end")
     begin_s = time.monotonic()
@@ -201,7 +209,7 @@ def _run(made: Trial, begun: Layout, first: Run, options: Options, place: Path) 
         made.error = f"the run that goes on: {resumed.error}"
         return None
     if resumed.error:
-        why = "after a stop within a save, the script cannot go on" if stop.kind == "save" else "it cannot go on"
+        why = "after a stop within a save, the script cannot go on" if made.in_save else "it cannot go on"
         made.findings.append(Finding(made.name, expected + 1, "resume", "cannot-resume", f"{why}: {resumed.error}"))
         return None
     if not resumed.steps:
@@ -209,6 +217,16 @@ def _run(made: Trial, begun: Layout, first: Run, options: Options, place: Path) 
         made.findings.append(Finding(made.name, expected + 1, "length", "ends-elsewhere", why))
         return None
     return resumed
+
+
+def _is_whole(first: Run, done: int, marker: str) -> bool:
+    """Whether every rank had made its saves behind so many steps when a run was stopped, as far as calls were seen.
+
+    A rank that saves makes no other wait where the script has no barrier, and ends soon after the one that is killed.
+    """
+    return all(
+        whole_saves(marker, rank, done) >= len(record.steps[done].saves) for rank, record in enumerate(first.records)
+    )
 
 
 def _not_stopped(stop: Stop, stopped: Run, marked: bool, first: Run) -> str:
@@ -281,7 +299,7 @@ def _elsewhere(made: Trial) -> bool:
             )
         )
         return True
-    if made.stop.kind != "save":
+    if not made.in_save:
         made.findings.append(
             Finding(
                 made.name,

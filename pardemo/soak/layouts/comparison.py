@@ -44,13 +44,28 @@ class Comparison:
         self, found: Sequence[nn.Module], expected: Sequence[nn.Module], initial: Sequence[nn.Module]
     ) -> None:
         """Measured by how far training has moved them, and by the rounding of the values that are kept."""
+        self._moved("parameter", found, expected, initial, self._eps)
+
+    def masters(self, found: Sequence[nn.Module], expected: Sequence[nn.Module], initial: Sequence[nn.Module]) -> None:
+        """Of ZeRO's optimizer, in fp32. In bf16 a step is less than the parameters' own rounding, which an optimizer
+        that does nothing would pass: here it would be the whole of what training has moved."""
+        self._moved("master of", found, expected, initial, torch.finfo(torch.float32).eps)
+
+    def _moved(
+        self,
+        of: str,
+        found: Sequence[nn.Module],
+        expected: Sequence[nn.Module],
+        initial: Sequence[nn.Module],
+        eps: float,
+    ) -> None:
         before, after, ours = _values(initial), _values(expected), _values(found)
         moved = {name: (after[name] - before[name]).norm().item() for name in after}
         whole = sum(m**2 for m in moved.values()) ** 0.5
         for name, theirs in after.items():
-            kept = self._eps * theirs.norm().item()
+            kept = eps * theirs.norm().item()
             bound = self._steps * (self._rounding * (moved[name] + SHARE * whole) + kept)
-            self._note(f"parameter {name}", (ours[name] - theirs).norm().item(), bound)
+            self._note(f"{of} {name}", (ours[name] - theirs).norm().item(), bound)
 
     def _note(self, what: str, error: float, bound: float) -> None:
         ratio = error / bound if bound else (0.0 if error == 0 else math.inf)

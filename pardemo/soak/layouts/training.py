@@ -1,15 +1,15 @@
-"""A case trained in one process and on ranks, and how far apart the two are."""
+"""A case trained on ranks, and how far that is from one process."""
 
 import contextlib
+import copy
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from pardemo.collectives import parameter_server_all_reduce, ring_all_reduce
 from pardemo.data_parallel import BucketedDataParallel, NaiveDataParallel, shard_weight
@@ -19,6 +19,14 @@ from pardemo.pipeline_parallel.stages import Tensors
 from pardemo.soak.layouts import models
 from pardemo.soak.layouts.case import Case
 from pardemo.soak.layouts.comparison import Comparison, gradients_as_model
+from pardemo.soak.layouts.one_process import (
+    averaged,
+    in_two_groups,
+    make_optimizer,
+    one_process,
+    optimizer_of,
+    uses_sometimes,
+)
 from pardemo.zero import Zero1, Zero2, Zero3
 from pardemo.zero.engine import Engine
 from pardemo.zero.gradient_norm import clip_grad_norm_
@@ -40,19 +48,20 @@ def train_and_compare(case: Case) -> Found:
     """Runs on every rank: the case in parallel, then in this process alone."""
     layout = ParallelDims(tp=case.tp, dp=case.dp, pp=case.pp)
     with Groups(layout) as groups, torch.random.fork_rng():
-        losses, gradients, chunks, average = in_parallel(case, groups, layout)
-        alone = one_process(case)
-        expected, initial = (models.place(model, case, groups) for model in (alone.model, models.plain(case)))
+        found, alone = in_parallel(case, groups, layout), one_process(case)
+        initial = models.place(models.plain(case), case, groups)
         comparison = Comparison(case)
-        comparison.losses(losses, alone.losses)
-        if gradients is not None:
-            comparison.gradients(gradients, models.place(alone.first_gradients, case, groups))
-        comparison.parameters(chunks, expected, initial)
-        if average is not None:
+        comparison.losses(found.losses, alone.losses)
+        if found.gradients is not None:
+            comparison.gradients(found.gradients, models.place(alone.first_gradients, case, groups))
+        comparison.parameters(found.chunks, models.place(alone.model, case, groups), initial)
+        if found.masters is not None:
+            comparison.masters(found.masters, models.place(alone.masters, case, groups), initial)
+        if found.average is not None:
             assert alone.average is not None
-            comparison.parameters([average], models.place(alone.average, case, groups), initial)
+            comparison.parameters([found.average], models.place(alone.average, case, groups), initial)
         digest = hashlib.sha256()
-        for chunk in chunks:
+        for chunk in found.chunks:
             for value in (*chunk.parameters(), *chunk.buffers()):
                 digest.update(value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return Found(comparison.worst, comparison.what, digest.hexdigest(), layout.coordinates(dist.get_rank()))
@@ -71,102 +80,19 @@ def verdict(found: list[Found]) -> str | None:
     return None
 
 
-# --- in one process
-
-
 @dataclass
-class Reference:
-    """A model after all steps; one whose values are the gradients of the first step; the loss of each step; the
-    average of the model over the steps."""
+class Trained:
+    """What a rank has in the end."""
 
-    model: nn.Sequential
-    first_gradients: nn.Sequential
-    losses: list[float]
-    average: nn.Sequential | None
-
-
-def one_process(case: Case) -> Reference:
-    """The steps on the whole batch, without a group. For ZeRO the optimizer has copies in fp32, as the engines do."""
-    model = models.plain(case)
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    masters = {name: nn.Parameter(p.detach().float()) if case.is_zero else p for name, p in named.items()}
-    optimizer = _optimizer(case, masters)
-    losses: list[float] = []
-    first: nn.Sequential | None = None
-    average = _averaged(case, model)
-    for step in range(case.steps):
-        losses.append(sum(_backward_alone(case, model, step, micro) for micro in range(case.accumulation)))
-        if case.zero_for_none:
-            for p in named.values():
-                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        first = first or gradients_as_model(model)
-        if case.is_zero:
-            for name, p in named.items():
-                assert p.grad is not None, "an engine gives a zero"
-                masters[name].grad, p.grad = p.grad.float(), None
-        if case.clip is not None:
-            nn.utils.clip_grad_norm_(masters.values(), case.clip)
-        optimizer.step()
-        optimizer.zero_grad()
-        with torch.no_grad():
-            for name, p in named.items():
-                p.copy_(masters[name])
-        if average is not None:
-            average.update_parameters(model)
-    assert first is not None, "a case has a step"
-    kept = None if average is None else average.module
-    assert kept is None or isinstance(kept, nn.Sequential)
-    return Reference(model, first, losses, kept)
+    losses: list[float | None]  # of the steps; None on ranks that have none
+    gradients: list[nn.Sequential] | None  # of the first step; None where an engine keeps them in shards
+    chunks: list[nn.Sequential]
+    masters: list[nn.Sequential] | None  # the chunks as ZeRO's optimizer has them, in fp32
+    average: nn.Module | None  # of the model over the steps, where one is kept
 
 
-def _backward_alone(case: Case, model: nn.Sequential, step: int, micro: int) -> float:
-    parts = models.batch(case, step, micro)
-    if not case.sometimes:  # one batch, as it is without ranks
-        tokens, targets = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-        parts = [(tokens, targets)]
-    total, samples = 0.0, sum(case.samples)
-    for rank, (tokens, targets) in enumerate(parts):
-        models.switch(model, on=_on(step, micro, rank))
-        loss = models.loss_of(model(tokens), targets) * (len(tokens) / samples / case.accumulation)
-        loss.backward()
-        total += loss.item()
-    return total
-
-
-def _on(step: int, micro: int, rank: int) -> bool:
-    """Whether a rank uses the layer that is there for some."""
-    return (step + micro + rank) % 2 == 0
-
-
-def _optimizer(case: Case, named: dict[str, nn.Parameter]) -> torch.optim.Optimizer:
-    """Over parameters by name; in two groups, matrices and the rest, where the case has groups."""
-    groups: Iterable = named.values()
-    if case.param_groups:
-        groups = _param_groups(named.values())
-    return _make_optimizer(case)(groups)
-
-
-def _param_groups(parameters: Iterable[nn.Parameter]) -> list[dict]:
-    parameters = list(parameters)
-    few, many = ([p for p in parameters if (p.dim() > 1) is matrix] for matrix in (False, True))
-    return [group for group in ({"params": many, "weight_decay": 0.2}, {"params": few, "lr": 0.01}) if group["params"]]
-
-
-def _make_optimizer(case: Case):
-    if case.optimizer == "sgd":
-        return partial(torch.optim.SGD, lr=0.03, momentum=0.9, weight_decay=0.01)
-    # An eps above the rounding of gradients: where they are zero but for that, Adam's step would be rounding too.
-    return partial(torch.optim.AdamW, lr=0.02, eps=1e-2, weight_decay=0.1)
-
-
-# --- on ranks
-
-
-def in_parallel(
-    case: Case, groups: Groups, layout: ParallelDims
-) -> tuple[list[float | None], list[nn.Sequential] | None, list[nn.Sequential], nn.Module | None]:
-    """Losses of the steps (None on ranks that have none), gradients of the first step (None where an engine keeps them
-    in shards), the chunks as they are in the end, and the average of the model over the steps, where one is kept."""
+def in_parallel(case: Case, groups: Groups, layout: ParallelDims) -> Trained:
+    """Trains the case on the ranks of the group."""
     chunks = models.place(models.plain(case), case, groups)
     if dist.get_rank(groups.dp):
         with torch.no_grad():
@@ -182,9 +108,9 @@ def in_parallel(
     with _tied(case, chunks, layout) as tied:
         wrapped = [_wrap(case, chunk, groups, tied) for chunk in chunks]
         engines = [each for each in wrapped if isinstance(each, Engine)]  # of ZeRO: they have the optimizer
-        optimizer = None if case.is_zero else _optimizer(case, trained)
+        optimizer = None if case.is_zero else optimizer_of(case, trained)
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=case.scaler)
-        run, average = _runner(case, wrapped, groups, tied, scaler), _averaged(case, wrapped[0])
+        run, average = _runner(case, wrapped, groups, tied, scaler), averaged(case, wrapped[0])
 
         def forward_and_backward(step: int) -> float:
             """The loss, as a closure returns it; not a number on a rank that has none."""
@@ -222,16 +148,33 @@ def in_parallel(
                 optimizer.zero_grad(case.set_to_none)
             if average is not None:
                 average.update_parameters(wrapped[0])
+    in_fp32 = [_masters(engine) for engine in engines]
     for engine in engines:
         engine.close()
+    masters = [_with_values(chunk, of) for chunk, of in zip(chunks, in_fp32, strict=True)] if engines else None
     kept = None if average is None else average.module.module  # of the average of the wrapper
     assert kept is None or isinstance(kept, nn.Module)
-    return losses, gradients, chunks, kept
+    return Trained(losses, gradients, chunks, masters, kept)
 
 
-def _averaged(case: Case, model: nn.Module) -> AveragedModel | None:
-    """torch's average of weights, which begins with a deepcopy."""
-    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.5)) if case.averaged else None
+def _masters(engine: Engine) -> dict[nn.Parameter, torch.Tensor]:
+    """Of each trained parameter the values that the optimizer updates, whole: from all ranks' chunks. Collective."""
+    found: dict[nn.Parameter, torch.Tensor] = {}
+    for unit in engine.trained:
+        flat = unit.master.new_empty(unit.chunk * engine.size)
+        dist.all_gather_into_tensor(flat, unit.master.detach(), group=engine.group)
+        found |= zip(unit.parameters, unit.views(flat), strict=True)
+    return found
+
+
+def _with_values(chunk: nn.Sequential, values: dict[nn.Parameter, torch.Tensor]) -> nn.Sequential:
+    """A copy of a chunk in fp32, with these values; those of other parameters are the chunk's."""
+    copied = copy.deepcopy(chunk).float()
+    with torch.no_grad():
+        for p, own in zip(copied.parameters(), chunk.parameters(), strict=True):
+            if own in values:
+                p.copy_(values[own])
+    return copied
 
 
 def _wrap(case: Case, chunk: nn.Module, groups: Groups, tied: list) -> nn.Module:
@@ -264,13 +207,13 @@ def _engine(case: Case, chunk: nn.Module, groups: Groups, tied: list) -> nn.Modu
     if case.pp > 1:
         shared["norm_over"] = groups.pp
     if case.param_groups:
-        shared["param_groups"] = _param_groups(p for p in chunk.parameters() if p.requires_grad)
+        shared["param_groups"] = in_two_groups(p for p in chunk.parameters() if p.requires_grad)
     if case.engine == "zero1":
-        return Zero1(chunk, _make_optimizer(case), groups.dp, **shared)
+        return Zero1(chunk, make_optimizer(case), groups.dp, **shared)
     if case.engine == "zero2":
-        return Zero2(chunk, _make_optimizer(case), groups.dp, bucket_bytes=case.bucket_bytes, **shared)
+        return Zero2(chunk, make_optimizer(case), groups.dp, bucket_bytes=case.bucket_bytes, **shared)
     layers: list[nn.Module] | None = None if case.layers_alone else []
-    return Zero3(chunk, _make_optimizer(case), groups.dp, layers=layers, prefetch=case.prefetch, **shared)
+    return Zero3(chunk, make_optimizer(case), groups.dp, layers=layers, prefetch=case.prefetch, **shared)
 
 
 def _runner(
@@ -304,7 +247,7 @@ def _backward(
 ) -> float:
     rank = dist.get_rank(groups.dp)
     tokens, targets = models.batch(case, step, micro)[rank]
-    models.switch(model, on=_on(step, micro, rank))
+    models.switch(model, on=uses_sometimes(step, micro, rank))
     weight = shard_weight(len(tokens), groups.dp) / case.accumulation
     loss = models.parallel_loss(case, groups)(model(tokens), targets) * weight
     waits = case.no_sync and micro < case.accumulation - 1

@@ -39,7 +39,8 @@ class Fault:
     """How a kind of fault is drawn, run and judged.
 
     ``says`` is what the first line of the error has to match; {who} is the rank to blame, and where ``by_way`` has the
-    way, that goes before. A fault ``may_time_out`` where no rank can know more than that another one does not come.
+    way, that goes before. Where no rank can know more than that another one does not come, the run may end at its limit
+    instead, with a first line that matches ``at_limit``.
     """
 
     kind: str
@@ -48,10 +49,15 @@ class Fault:
     trainers: tuple[str, ...]
     says: str
     by_way: dict[str, str]
-    may_time_out: bool
+    at_limit: str | None
 
-    def expected(self, case: FaultCase) -> re.Pattern:
-        return re.compile(self.by_way.get(case.how, self.says).format(who=case.who))
+    def is_told(self, case: FaultCase, line: str) -> bool:
+        """Whether the first line of an error says what this fault has to say."""
+        return bool(re.search(self.by_way.get(case.how, self.says).format(who=case.who), line))
+
+    def may_end_at_limit(self, case: FaultCase, line: str) -> bool:
+        """Whether a run may have ended at its time limit, with this first line."""
+        return self.at_limit is not None and bool(re.search(self.at_limit.format(who=case.who), line))
 
 
 def fault(
@@ -60,12 +66,12 @@ def fault(
     ways: Iterable[str] = ("",),
     trainers: Iterable[str] = ("",),
     by_way: dict[str, str] | None = None,
-    may_time_out: bool = False,
+    at_limit: str | None = None,
 ) -> Callable[[Run], Run]:
     """Marks a function as what the ranks run for a kind of fault; :func:`faults_of` finds it in its module."""
 
     def mark(run: Run) -> Run:
-        run.__dict__[MARK] = Fault(kind, run, tuple(ways), tuple(trainers), says, by_way or {}, may_time_out)
+        run.__dict__[MARK] = Fault(kind, run, tuple(ways), tuple(trainers), says, by_way or {}, at_limit)
         return run
 
     return mark

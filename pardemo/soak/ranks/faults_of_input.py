@@ -182,7 +182,7 @@ def _tensor_parallel_input(case: FaultCase) -> None:
         trainer.module(INPUTS[case.how](x) if case.mine and step == case.when else x).sum().backward()
 
 
-@fault("tensor parallel gradient", "gradient|differ", trainers=("tp",), may_time_out=True)
+@fault("tensor parallel gradient", "gradient|differ", trainers=("tp",), at_limit="")
 def _tensor_parallel_gradient(case: FaultCase) -> None:
     """An input that needs a gradient on some ranks alone: documented to leave those waiting."""
     trainer = TensorParallel()

@@ -44,7 +44,7 @@ def _ends(case: FaultCase) -> None:
     train(case, {"between": {"exit": lambda: sys.exit(3), "at once": lambda: os._exit(3)}[case.how]})
 
 
-@fault("sleeps", r"rank.* {who}\b.* did not finish within", ("before", "between", "after"), TRAINERS, may_time_out=True)
+@fault("sleeps", "did not finish", ("before", "between", "after"), TRAINERS, at_limit=r"\brank {who} is in <lambda>")
 def _sleeps(case: FaultCase) -> None:
     train(case, {case.how: lambda: time.sleep(3600)})
 
@@ -60,7 +60,7 @@ def _result(case: FaultCase) -> object:
 COUNTED = ("naive", "bucketed", "zero2", "zero3")
 
 
-@fault("backward", r"backward|differ", ("skipped", "twice"), COUNTED, may_time_out=True)
+@fault("backward", r"backward|differ", ("skipped", "twice"), COUNTED, at_limit="")
 def _backward(case: FaultCase) -> None:
     trainer = ENGINES[case.trainer]()
     for step in range(4):
@@ -68,7 +68,7 @@ def _backward(case: FaultCase) -> None:
         trainer.step(step, backwards={"skipped": 0, "twice": 2}[case.how] if odd else 1)
 
 
-@fault("fewer batches", r"batch|step|closed|join|did not finish", ("",), TRAINERS, may_time_out=True)
+@fault("fewer batches", r"batch|step|closed|join|did not finish", ("",), TRAINERS, at_limit=r"\(rank {who} did\)")
 def _fewer_batches(case: FaultCase) -> None:
     trainer = TRAINERS[case.trainer]()
     for step in range(case.when if case.mine else 4):
@@ -80,7 +80,7 @@ def _fewer_batches(case: FaultCase) -> None:
     r"no_sync|differ|closed the connection, in .* backward \d",
     ("",),
     ("naive", "bucketed"),
-    may_time_out=True,
+    at_limit="",
 )
 def _no_sync(case: FaultCase) -> None:
     trainer = ENGINES[case.trainer]()

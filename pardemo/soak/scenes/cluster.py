@@ -11,10 +11,11 @@ import sys
 import time
 from functools import partial
 
-from pardemo import Cluster, RankDied, RankFailed, RankTimeout, World
+from pardemo import Cluster, RankDied, RankError, RankFailed, RankTimeout, World
 from pardemo.soak.scene import Scene, Skipped, Wrong, scene
 from pardemo.soak.scenes.parts import (
     LONG_S,
+    Halt,
     compute,
     computed,
     ends_in,
@@ -101,9 +102,11 @@ def _link_away(scene: Scene) -> str:
         pids, steps = world.pids, 100
         with Switch(world, scene.chance.randrange(cluster.size)) as switch:
             if scene.way == "for good":
-                run = partial(world.run, compute, ENDLESS, ELEMENTS, 0, 0, timeout_s=LIMIT_S)
-                with meanwhile(partial(switch.turn, "down"), scene.chance.random()):
+                halt = Halt(scene.folder, partial(switch.turn, "down"))
+                run = partial(world.run, compute, ENDLESS, ELEMENTS, 0, 0, touched=halt.touched, timeout_s=LIMIT_S)
+                with meanwhile(halt, scene.chance.random()):
                     told = ends_in((RankTimeout, RankFailed), "did not finish within|closed|reset|lost", run)
+                halt.check()
             else:
                 pause_s = 0.2 + 0.8 * scene.chance.random()
 
@@ -112,9 +115,10 @@ def _link_away(scene: Scene) -> str:
                     time.sleep(pause_s)
                     switch.turn("up")
 
-                with meanwhile(away, scene.chance.random() / 4):
-                    results = world.run(compute, steps, ELEMENTS, 0, 0, timeout_s=LONG_S)
-                scene.expect(results == computed(cluster.size, steps), f"the sums are {results}")
+                with meanwhile(away, scene.chance.random() / 4) as over:
+                    while not over.is_set():
+                        results = world.run(compute, steps, ELEMENTS, 0, 0, timeout_s=LONG_S)
+                        scene.expect(results == computed(cluster.size, steps), f"the sums are {results}")
                 told = "went on"
         works(world, pids if scene.way == "for good" else [])
     nothing_below()
@@ -134,9 +138,10 @@ def _slow_link(scene: Scene) -> str:
             time.sleep(scene.chance.random())
             world.limit(host, None)
 
-        with meanwhile(slower, scene.chance.random() / 4):
-            results = world.run(compute, steps, ELEMENTS, 0, 0, timeout_s=LONG_S)
-        scene.expect(results == computed(cluster.size, steps), f"the sums are {results}")
+        with meanwhile(slower, scene.chance.random() / 4) as over:
+            while not over.is_set():
+                results = world.run(compute, steps, ELEMENTS, 0, 0, timeout_s=LONG_S)
+                scene.expect(results == computed(cluster.size, steps), f"the sums are {results}")
         works(world, [])
     nothing_below()
     return "right"
@@ -153,12 +158,12 @@ def _ends(scene: Scene) -> str:
         assert hosts is not None
         who = scene.chance.randrange(cluster.size)
         target = pids[who] if scene.way == "rank" else hosts.keeper_pid
-        run = partial(world.run, compute, ENDLESS, ELEMENTS, 0, 0, timeout_s=LIMIT_S)
+        run = partial(world.run, compute, ENDLESS, ELEMENTS, 0, 0, timeout_s=LONG_S)
         with meanwhile(partial(os.kill, target, signal.SIGKILL), scene.chance.random()):
             if scene.way == "rank":
                 told = ends_in(RankDied, rf"^rank {who} died: killed by SIGKILL", run)
             else:
-                told = ends_in((RankTimeout, RankFailed), "did not finish within|closed|reset|lost", run)
+                told = ends_in(RankError, "keeps the hosts and their network has ended: killed by SIGKILL", run)
         works(world, pids)
     nothing_below()
     return told

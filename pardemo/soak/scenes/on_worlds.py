@@ -46,7 +46,7 @@ def _technique(name: str, scene: Scene) -> str:
 def _fault(name: str, scene: Scene) -> str:
     case = draw_fault(name, scene.number, scene.seed, str(scene.folder))
     with World(case.ranks) as world:
-        limit_s = SHORT_S if FAULTS[name].may_time_out else LONG_S
+        limit_s = SHORT_S if FAULTS[name].at_limit is not None else LONG_S
         return _told(scene, case, run_fault({case.ranks: world}, case, limit_s))
 
 

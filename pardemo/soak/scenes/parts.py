@@ -27,15 +27,19 @@ from pardemo.world import nursery
 SHORT_S, LONG_S = 3.0, 120.0
 
 
-def compute(steps: int, elements: int, who: int, when: int, do: Callable[[], object] | None = None) -> float:
+def compute(
+    steps: int, elements: int, who: int, when: int, do: Callable[[], object] | None = None, touched: Path | None = None
+) -> float:
     """On every rank: so many sums over all ranks, by our ring and by gloo in turn; the sum of what came out.
 
-    Rank ``who`` calls ``do`` before step ``when``.
+    Rank ``who`` calls ``do`` before step ``when``. Rank 0 touches a file before each step, if there is one.
     """
     total, rank = 0.0, dist.get_rank()
     for step in range(steps):
         if do is not None and rank == who and step == when:
             do()
+        if touched is not None and rank == 0:
+            touched.touch()
         values = torch.full((elements,), float(rank + step))
         (dist.all_reduce if step % 2 else ring_all_reduce)(values)
         total += values.double().mean().item()  # exact: all are the same whole number
@@ -103,35 +107,60 @@ def _below() -> list[str]:
 
 
 @contextlib.contextmanager
-def meanwhile(do: Callable[[], object], after_s: float) -> Iterator[None]:
-    """Within the block another thread calls ``do`` after so long, if the block is not over before.
+def meanwhile(do: Callable[[], object], after_s: float) -> Iterator[threading.Event]:
+    """Within the block another thread calls ``do`` after so long; the event that it gives is set when that is over.
 
     Raises:
-        Wrong: ``do`` has raised, so that the fault did not happen.
+        Wrong: ``do`` has raised, or was not called before the block was over: the fault did not happen.
     """
     errors: list[Exception] = []
+    happened = threading.Event()
 
     def later() -> None:
         try:
             do()
         except Exception as error:
             errors.append(error)
+        finally:
+            happened.set()
 
     timer = threading.Timer(after_s, later)
     timer.daemon = True
     timer.start()
     try:
-        yield
+        yield happened
     finally:
         timer.cancel()
         timer.join(LONG_S)
     if errors:
         raise Wrong(f"the fault did not happen: {type(errors[0]).__name__}: {errors[0]}")
+    if not happened.is_set():
+        raise Wrong("the work was over before the fault")
 
 
 def signal_rank(world: World, rank: int, number: int) -> None:
     """Sends a signal to a rank's process."""
     os.kill(world.pids[rank], number)
+
+
+class Halt:
+    """A fault that is to bring ranks to a halt, which a limit alone does not show: it ends whatever goes on, too.
+
+    ``touched``: a file for :func:`compute` to touch before each step.
+    """
+
+    def __init__(self, folder: Path, do: Callable[[], object]):
+        self.touched, self._do, self._at_s = folder / "touched", do, float("inf")
+
+    def __call__(self) -> None:
+        self._do()
+        self._at_s = time.time()
+
+    def check(self) -> None:
+        """Raises :class:`Wrong` where ranks never worked, or worked a second after the fault."""
+        last_s = self.touched.stat().st_mtime if self.touched.exists() else 0.0
+        if not 0 < last_s < self._at_s + 1:
+            raise Wrong(f"the last step begins {last_s - self._at_s:.2f} s after the fault")
 
 
 def draw_ranks(scene: Scene) -> tuple[int, int, int]:
