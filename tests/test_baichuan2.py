@@ -201,6 +201,43 @@ def test_flex_attention_equals_sdpa(position):
 
 
 @pytest.mark.parametrize("position", ["alibi", "rope"])
+@pytest.mark.parametrize("length", [64, 65, 200])
+@pytest.mark.parametrize("what", ["all", "padded", "packed"])
+def test_attention_in_blocks_equals_one_call(position, length, what):
+    tokens, more = numbers(2, length), {}
+    if what == "padded":
+        more["attention_mask"] = torch.ones(2, length, dtype=torch.long)
+        more["attention_mask"][0, -length // 3 :] = 0
+        more["attention_mask"][1, : length // 4] = 0
+    elif what == "packed":
+        more["position_ids"] = torch.cat([torch.arange(length // 3), torch.arange(length - length // 3)]).expand(2, -1)
+    losses, gradients = [], []
+    for how in ("whole", "blocks"):
+        model = small(position, attention=how)
+        loss = model(tokens, labels=tokens, **more).loss
+        loss.backward()
+        losses.append(loss)
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    torch.testing.assert_close(*losses)
+    assert (gradients[0] - gradients[1]).norm() < 1e-5 * gradients[0].norm()
+
+
+def test_blocks_are_in_fp32_also_where_autocast_makes_bf16_of_everything():
+    q, k, v = (torch.randn(2, 4, 200, 16, generator=torch.Generator().manual_seed(i)) for i in range(3))
+    pattern = Pattern(torch.tensor(alibi_slopes(4)), 200, 200, q.device)
+    right = pattern.weigh(q.double(), k.double(), v.double())[0]
+    for blocks in (False, True):  # each with a pattern of its own: that of fp64 keeps its mask
+        wide = Pattern(torch.tensor(alibi_slopes(4)), 200, 200, q.device)
+        found = wide.attend(q.double(), k.double(), v.double(), blocks=blocks)
+        torch.testing.assert_close(found, right, rtol=0, atol=1e-6)  # weigh has its softmax in fp32
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(pattern.attend(q, k, v, blocks=True), right.float(), rtol=0, atol=1e-5)
+        assert (pattern.attend(q, k, v) - right).abs().max() > 1e-3, "one call is rounded there"
+    narrow = (each.bfloat16() for each in (q, k, v))
+    assert pattern.attend(*narrow, blocks=True).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("position", ["alibi", "rope"])
 def test_packed_samples_see_only_themselves(position):
     model, parts = small(position), [numbers(1, n) for n in (7, 12, 5)]
     positions = torch.cat([torch.arange(p.shape[1]) for p in parts])[None]
@@ -392,6 +429,7 @@ def test_a_folder_that_is_not_whole(tmp_path, case, message):
         ({"rms_norm_eps": "1e-6"}, "rms_norm_eps"),
         ({"torch_dtype": "nonsense"}, "config.json"),
         ({"position_embedding": "none"}, "position_embedding"),
+        ({"attention": "flash"}, "attention is 'whole' or 'blocks', not 'flash'"),
     ],
 )
 def test_a_configuration_with_bad_values_is_one_line(tmp_path, changes, message):

@@ -385,6 +385,6 @@ class Official:
     def __init__(self, padding, slopes):
         self.mask = official_mask_of_13b(padding, slopes)
 
-    def attend(self, q, k, v, flex):
+    def attend(self, q, k, v, flex, blocks):
         scores = q @ k.mT / q.shape[-1] ** 0.5 + self.mask
         return scores.softmax(-1) @ v

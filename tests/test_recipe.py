@@ -92,7 +92,7 @@ def test_what_the_article_does_not_print_is_marked_as_inferred(article):
     for key, value in INFERRED.items():
         assert at(article, key) == value, key
     printed = {key for _, _, key in COMMAND}
-    named_here = {"model.init", "train.loss_head", "data.test", "world.device"}
+    named_here = {"model.init", "train.loss_head", "train.attention", "data.test", "world.device"}
     for key in leaves({k: v for k, v in article.items() if k != "deepspeed"}):
         assert key in printed or key in INFERRED or key in named_here, key
     text = recipes.source(ARTICLE)

@@ -17,6 +17,10 @@ def alibi_slopes(heads: int) -> list[float]:
     return slopes + more
 
 
+#: Queries of a block: of 200 to 500 a third of all pairs is left out, and the kernel has enough of them in each call.
+BLOCK = 64
+
+
 class Pattern:
     """The attention pattern of one batch, made once and used by all its layers.
 
@@ -52,17 +56,37 @@ class Pattern:
         self.padding = None if padding is None or is_pattern else _as_long(padding.bool(), keys)
         self.segments = segments
 
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, flex: bool = False) -> torch.Tensor:
-        """softmax(q·kᵀ/√d + bias)·v for q [b, h, queries, d], k and v [b, h, keys, d]."""
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, flex: bool = False, blocks: bool = False
+    ) -> torch.Tensor:
+        """softmax(q·kᵀ/√d + bias)·v for q [b, h, queries, d], k and v [b, h, keys, d].
+
+        ``blocks``: on a CPU each block of queries is called with the keys up to its end alone. That is causal, and the
+        same but for rounding; in fp32, whose backward takes two thirds of bf16's time there.
+        """
+        if blocks and q.device.type == "cpu" and self.whole_pattern is None and BLOCK < self.queries == self.keys:
+            return self._in_blocks(q, k, v)
         last = self.past + self.queries == self.keys
         alone = self.slopes is None and self.padding is None and self.whole_pattern is None and self.segments is None
         if alone and last and self.queries in (1, self.keys):
             return F.scaled_dot_product_attention(q, k, v, is_causal=self.queries > 1)
         if flex and self.queries > 1 and self.whole_pattern is None:
             return self._flex(q, k, v)
-        # a GPU's fused kernels want the queries' type
-        mask = self._mask_in(q.dtype) if q.is_cuda else self._mask
+        # a GPU's fused kernels want the queries' type; a CPU's takes fp32 beside bf16
+        mask = self._mask_in(q.dtype) if q.is_cuda else self._mask_beside(q.dtype)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    def _in_blocks(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        wide = torch.promote_types(q.dtype, torch.float32)
+        queries, keys, values = (each.to(wide) for each in (q, k, v))
+        found = []
+        with torch.autocast("cpu", enabled=False):  # which would round them again
+            for begin in range(0, self.queries, BLOCK):
+                end = min(begin + BLOCK, self.queries)
+                mask = self._mask_beside(wide)[:, :, begin:end, :end]
+                part = queries[:, :, begin:end], keys[:, :, :end], values[:, :, :end]
+                found.append(F.scaled_dot_product_attention(*part, attn_mask=mask))
+        return torch.cat(found, 2).to(q.dtype)
 
     def weigh(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """:meth:`attend` step by step, and the weights [b, h, queries, keys] too; the softmax in fp32."""
@@ -77,6 +101,10 @@ class Pattern:
         if self._mask.dtype not in (torch.bool, dtype):
             self._mask = self._mask.to(dtype)
         return self._mask
+
+    def _mask_beside(self, dtype: torch.dtype) -> torch.Tensor:
+        """The mask for a CPU's kernel, which takes numbers in fp32 beside queries in fp64 for others (torch 2.13)."""
+        return self._mask_in(dtype) if dtype == torch.float64 else self._mask
 
     @cached_property
     def _mask(self) -> torch.Tensor:

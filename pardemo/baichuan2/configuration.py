@@ -9,13 +9,15 @@ BAICHUAN2_VOCABULARY = 125_696
 
 
 class Baichuan2Config(PreTrainedConfig):
-    """What the official ``config.json`` of Baichuan2-7B and -13B says, and two things that it leaves to the code.
+    """What the official ``config.json`` of Baichuan2-7B and -13B says, and what it leaves to the code.
 
     Args:
         position_embedding: ``"rope"`` (7B) or ``"alibi"`` (13B). The official files do not say; where it is left out,
             a hidden size of 4096 means the 7B model, as vLLM decides it.
         normalize_head: divide the head's rows by their norm (NormHead). Left out: yes, but for Baichuan 1's vocabulary.
         loss_head: with ``labels``, compute logits ``"labels"``: only where there is a label; ``"full"``: everywhere.
+        attention: on a CPU, ``"whole"``: one call of torch's kernel for all queries, as Transformers' models do it;
+            ``"blocks"``: a call for each block of queries, with the keys that it sees alone, in fp32.
         z_loss_weight: weight of mean(max logit²) in the loss; 0 in both official models.
 
     The others as in Llama. ``model_max_length`` is the context, 4096; other libraries read and set it as
@@ -47,6 +49,7 @@ class Baichuan2Config(PreTrainedConfig):
     position_embedding: Literal["rope", "alibi"] | None = None
     normalize_head: bool | None = None
     loss_head: Literal["labels", "full"] = "labels"
+    attention: Literal["whole", "blocks"] = "whole"
 
     def __post_init__(self, **kwargs):
         if self.position_embedding is None:
@@ -71,6 +74,8 @@ class Baichuan2Config(PreTrainedConfig):
             raise ValueError(f"position_embedding is 'rope' or 'alibi', not {self.position_embedding!r}")
         if self.loss_head not in ("labels", "full"):
             raise ValueError(f"loss_head is 'labels' or 'full', not {self.loss_head!r}")
+        if self.attention not in ("whole", "blocks"):
+            raise ValueError(f"attention is 'whole' or 'blocks', not {self.attention!r}")
 
     @classmethod
     def b7(cls, **changes) -> "Baichuan2Config":

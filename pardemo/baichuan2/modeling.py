@@ -70,7 +70,8 @@ class Attention(nn.Module):
         if weigh or how == "eager":
             out, weights = pattern.weigh(q, k, v)
         else:
-            out = pattern.attend(q, k, v, how == "flex_attention" or q.is_cuda)  # on a GPU no mask is ever made
+            flex = how == "flex_attention" or q.is_cuda  # on a GPU no mask is ever made
+            out = pattern.attend(q, k, v, flex, blocks=self.config.attention == "blocks")
         return self.o_proj(out.transpose(1, 2).flatten(2)), weights
 
 

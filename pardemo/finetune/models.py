@@ -28,15 +28,16 @@ def base(recipe: Recipe, device: torch.device | str = "cpu") -> tuple[Baichuan2F
         FileNotFoundError, ValueError: the folder is not whole; see :func:`pardemo.baichuan2.load_checkpoint`.
     """
     folder, dtype = locate(recipe.model.path), DTYPES[recipe.train.precision]
+    changes = {"loss_head": recipe.train.loss_head, "attention": recipe.train.attention}
     if recipe.model.init == "pretrained":
-        model = load_checkpoint(folder, dtype, device, loss_head=recipe.train.loss_head)
+        model = load_checkpoint(folder, dtype, device, **changes)
     else:
         torch.manual_seed(recipe.train.seed)
         before = torch.get_default_dtype()
         torch.set_default_dtype(dtype)  # never a copy in fp32 first
         try:
             with torch.device(device):
-                model = Baichuan2ForCausalLM(read_config(folder, loss_head=recipe.train.loss_head)).eval()
+                model = Baichuan2ForCausalLM(read_config(folder, **changes)).eval()
         finally:
             torch.set_default_dtype(before)
     return model.requires_grad_(False), load_tokenizer(folder)

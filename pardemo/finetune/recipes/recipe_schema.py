@@ -69,7 +69,8 @@ class Train:
     """The loop. Steps are optimizer steps; where ``max_steps`` is given it ends the run, whatever ``epochs`` says.
 
     ``early_stopping`` is the number of evaluations without a better loss after which the run ends. ``loss_head:
-    labels`` computes logits only where there is a label: the same loss and gradients to rounding.
+    labels`` computes logits only where there is a label, and ``attention: blocks`` on a CPU only those scores that are
+    seen: the same loss and gradients to rounding.
     """
 
     learning_rate: Positive
@@ -90,6 +91,7 @@ class Train:
     early_stopping: Count | None = None
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**32)] = 42
     loss_head: Literal["labels", "full"] = "labels"
+    attention: Literal["blocks", "whole"] = "blocks"
 
     @model_validator(mode="after")
     def _ends_and_stops(self) -> "Train":

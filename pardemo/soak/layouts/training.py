@@ -161,6 +161,7 @@ def _masters(engine: Engine) -> dict[nn.Parameter, torch.Tensor]:
     """Of each trained parameter the values that the optimizer updates, whole: from all ranks' chunks. Collective."""
     found: dict[nn.Parameter, torch.Tensor] = {}
     for unit in engine.trained:
+        assert unit.master is not None, "it is trained"
         flat = unit.master.new_empty(unit.chunk * engine.size)
         dist.all_gather_into_tensor(flat, unit.master.detach(), group=engine.group)
         found |= zip(unit.parameters, unit.views(flat), strict=True)
