@@ -12,8 +12,10 @@ The samples are of one, two or three texts of the generated news, as lengths are
 LCSTS has about 100 characters, an abstract of CSL 158 to 270. Where all lengths are alike, as in the generated corpus
 itself, grouping has little to save and the ratio is below the target.
 
-The last row sets a step beside what it cannot do without: the products of its frozen matrices, forward and for the
-gradients of their inputs, as fast as this machine makes them with nothing between them.
+``matrices`` sets a step beside what it cannot do without: the products of its frozen matrices, forward and for the
+gradients of their inputs, as fast as this machine makes them with nothing between them. Of the step itself a profile
+says how much of its time all matrix products take, and how much attention's kernel; the rest is what is computed
+element by element (norms, activations, casts), the exchange, the optimizer, the loader and Python.
 """
 
 import json
@@ -29,6 +31,8 @@ from pardemo.bench import BenchRow, by_turns, compare
 
 STEPS, ROUNDS = 100, 3
 TOKENS = 1536  # about as many as a rank's step has; a product's rate does not depend on it
+PROFILED = (20, 40)  # from the step of that number to the other's end
+PARTS = {"products": ("aten::mm", "aten::bmm", "aten::addmm"), "attention": ("aten::_scaled_dot_product",)}
 IN_FP32 = ("train.precision=fp32", "train.max_steps=40", "train.eval_steps=40")
 RANDOM_ORDER = "data.group_by_length=false"
 KINDS = {
@@ -63,6 +67,40 @@ def trained(values: dict) -> tuple[float, float]:
     rows = read_log(Path(outcome.run))
     rates = [row["tokens_per_s"] for row in rows if "tokens_per_s" in row][2:]  # the first steps start things
     return 1 / median(rates), next(row["eval_loss"] for row in rows if "eval_loss" in row)
+
+
+def shares(values: dict) -> dict[str, float]:
+    """On a rank: of the time of a step, by a profile of some, the part that products and attention take."""
+    import time
+
+    import torch
+    from transformers import TrainerCallback
+
+    from pardemo.finetune.recipes import recipe
+    from pardemo.finetune.training.train import train
+
+    profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    begin, end = PROFILED
+    at_s = {}
+
+    class Profiled(TrainerCallback):
+        def on_step_begin(self, arguments, state, control, **kwargs):
+            if state.global_step == begin:
+                profile.__enter__()
+                at_s[begin] = time.perf_counter()
+
+        def on_step_end(self, arguments, state, control, **kwargs):
+            if state.global_step == end:
+                at_s[end] = time.perf_counter()
+                profile.__exit__(None, None, None)
+
+    train(recipe.from_dict(values), callbacks=[Profiled()])
+    microseconds = {event.key: event.self_cpu_time_total for event in profile.key_averages()}
+    return {
+        part: sum(spent for key, spent in microseconds.items() if any(name in key for name in names))
+        / (1e6 * (at_s[end] - at_s[begin]))
+        for part, names in PARTS.items()
+    }
 
 
 def final_loss(world: World, changes: Sequence[str], folder: Path) -> float:
@@ -125,6 +163,8 @@ def rows() -> list[BenchRow]:
             exact = {
                 name: final_loss(world, [*common, *KINDS[name], *IN_FP32], folder) for name in KINDS if name != "ours"
             }
+            job = recipe.override(recipe.load("tiny-cpu"), [*common, f"train.max_steps={PROFILED[1]}"])
+            of_ranks = world.run(shares, recipe.to_dict(job), timeout_s=300)
             at_once = [world.run(products, TOKENS, 9) for _ in range(ROUNDS)]  # on both ranks: each makes half
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -139,4 +179,15 @@ def rows() -> list[BenchRow]:
         compare("finetune.loss", same_order, plain, "nats", None, "the same batches in bf16: the final loss"),
         compare("finetune.order", losses["ours"], plain, "nats", None, "random order: the final loss"),
         compare("finetune.matrices", times["ours"], matrices, "s", None, "the frozen matrices' products alone"),
+        *(
+            compare(
+                f"finetune.step.{part}",
+                times["ours"],
+                [median(of[part] for of in of_ranks) * each for each in times["ours"]],
+                "s",
+                None,
+                f"of the step, by a profile: {part}",
+            )
+            for part in PARTS
+        ),
     ]
