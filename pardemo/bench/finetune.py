@@ -173,7 +173,7 @@ def rows() -> list[BenchRow]:
     same_order, plain = losses["ours, in the plain order"], losses["plain"]
     alike, whole = ([exact[name]] for name in ("ours, in the plain order", "plain"))
     return [
-        compare("finetune.token", times["ours"], times["plain"], "s", 2.5, peer),
+        compare("finetune.per_token", times["ours"], times["plain"], "s", 2.5, peer),
         # 1e-4: some hundred times what fp32's rounding leaves after so few steps
         compare("finetune.loss.fp32", alike, whole, "nats", 1.0, "the same batches: the final loss", within=1e-4),
         compare("finetune.loss", same_order, plain, "nats", None, "the same batches in bf16: the final loss"),
