@@ -195,7 +195,9 @@ def _without_memory(name: str) -> Callable:
     return propagate
 
 
-def _attend_on_gpu(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, flex: bool = False) -> torch.Tensor:
+def _attend_on_gpu(
+    self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, flex: bool = False, blocks: bool = False
+) -> torch.Tensor:
     """FlexAttention, which a GPU runs, keeps what causal attention without a mask keeps: q, k, v, out, log-sum-exp."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=self.queries > 1)
 
