@@ -43,6 +43,7 @@ def test_a_script_that_saves_all_loses_nothing_to_the_last_bit_however_it_is_sto
     assert [trial.stop.kind for trial in made.trials] == ["rank", "all", "launcher", "save", "term"]
     assert all(trial.exact for trial in made.trials)
     assert made.saved == [2, 4, 6]
+    assert [trial.in_save for trial in made.trials] == [False, False, False, True, False], "ranks wait for saves"
     for trial in made.trials:
         assert trial.begins is not None
         assert trial.begins >= trial.expected
@@ -347,6 +348,10 @@ def test_accelerate_in_one_process_repeats_samples_and_a_seedable_sampler_does_n
     assert causes(made) == {"data"}
     assert "are missing" in said(made)
     assert causes(api.stopped(f"{line} --seedable", ["ranks=1"], stops=["all"])) == {"random-state"}
+    # a loader that begins draws from the generator that load_state has just put back
+    back = api.stopped(f"{line} --seedable --generator-back", ["ranks=1"], stops=["all"])
+    assert back.equal, text.screen(back)
+    assert back.trials[0].exact
 
 
 def test_the_table_of_frameworks_is_of_these_scripts():

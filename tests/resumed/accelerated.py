@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 parser = options()
 parser.add_argument("--seedable", action="store_true", help="an order of samples that a seed and the epoch make")
+parser.add_argument("--generator-back", action="store_true", help="put it back behind the first batch that is loaded")
 given = parser.parse_args()
 accelerator = Accelerator(
     project_config=ProjectConfiguration(str(given.out), automatic_checkpoint_naming=True),
@@ -36,8 +37,10 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
 model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
 accelerator.register_for_checkpointing(progress)
+generator = None
 if list(given.out.glob("checkpoints/checkpoint_*")):
     accelerator.load_state()
+    generator = torch.get_rng_state() if given.generator_back else None
     saved = len(list(given.out.glob("checkpoints/checkpoint_*")))
     accelerator.project_configuration.iteration = saved
 per_epoch = SAMPLES // GLOBAL
@@ -46,6 +49,9 @@ for epoch in range(first, 10):
     loader.set_epoch(epoch)
     skipped = progress.step % per_epoch if epoch == first else 0
     for x, y in accelerator.skip_first_batches(loader, skipped) if skipped else loader:
+        if generator is not None:
+            torch.set_rng_state(generator)
+            generator = None
         loss = nn.functional.cross_entropy(model(x), y)
         accelerator.backward(loss)
         optimizer.step()
