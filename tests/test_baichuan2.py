@@ -4,6 +4,7 @@ import io
 import json
 import math
 import shutil
+from unittest import mock
 
 import pytest
 import sentencepiece
@@ -214,7 +215,9 @@ def test_attention_in_blocks_equals_one_call(position, length, what):
     losses, gradients = [], []
     for how in ("whole", "blocks"):
         model = small(position, attention=how)
-        loss = model(tokens, labels=tokens, **more).loss
+        with mock.patch.object(Pattern, "_in_blocks", autospec=True, side_effect=Pattern._in_blocks) as called:
+            loss = model(tokens, labels=tokens, **more).loss
+        assert called.call_count == (3 if how == "blocks" and length > 64 else 0), "in each layer"
         loss.backward()
         losses.append(loss)
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))

@@ -111,6 +111,16 @@ def test_a_save_that_the_others_do_not_wait_for_is_cut_off_by_a_rank_that_is_kil
     assert "SIGKILL of rank 1 before step 7, within a save" in trial.name
 
 
+def test_a_save_that_was_cut_off_and_is_the_only_one_says_nothing():
+    def is_drawn(stop):
+        return (stop.ranks, stop.done, stop.moment) == ((1,), 3, "forward")
+
+    seed = next(seed for seed in range(999) if is_drawn(stops.drawn(("rank",), 8, [3, 6], {}, 2, seed)[0]))
+    made = stopped("--slow 2 --every 3 --forget all", stops=["rank"], seed=seed)
+    assert not made.equal
+    assert made.trials[0].error == "it cut off the only save: there is nothing to go back to"
+
+
 def test_parameters_that_training_hardly_moves_are_compared_bit_by_bit():
     """Of what is not restored nothing is seen within the tolerance."""
     made = stopped("--forget head --lr 1e-6", stops=["all"], seed=1)
@@ -184,8 +194,11 @@ def test_the_stream_of_samples():
 
 def test_activations_are_no_samples():
     first, later = Step([MicroBatch(["a", "b"], "", [])]), Step([MicroBatch(["c", "d"], "", [], activations=True)])
+    layout = layouts.Layout(2, {}, ("train.py",))
     records = [Record(rank, "end", [step], [], [], [], []) for rank, step in enumerate((first, later))]
-    assert stream.of(runner.Run(layouts.Layout(2, {}, ("train.py",)), records)) == [Counter("ab")]
+    assert stream.of(runner.Run(layout, records)) == [Counter("ab")]
+    wanted = [Record(rank, "end", [later], [], [], [], []) for rank in range(2)]
+    assert stream.of(runner.Run(layout, wanted)) == [Counter("ccdd")], "samples of which a script wants gradients"
 
 
 def test_ranks_that_share_samples_are_no_repetition():

@@ -396,7 +396,7 @@ def test_a_hang_ends_at_the_time_limit_with_stacks():
         assert world.run(rank_sum) == [1.0, 1.0]
 
 
-def test_a_rank_that_is_stopped_is_told_with_what_lets_it_go_on():
+def test_a_rank_that_is_stopped_is_told():
     def barriers():
         while True:
             dist.barrier()
@@ -406,7 +406,7 @@ def test_a_rank_that_is_stopped_is_told_with_what_lets_it_go_on():
         pid = world.pids[1]
         timer = threading.Timer(0.5, lambda: os.kill(pid, signal.SIGSTOP))
         timer.start()
-        told = rf"rank 0 is in barriers .*; rank 1 is stopped by a signal \(kill -CONT {pid} lets it go on\)"
+        told = r"rank 0 is in barriers .*; rank 1 is stopped by a signal"
         with pytest.raises(RankTimeout, match=told):
             world.run(barriers, timeout_s=2)
         timer.join()

@@ -21,7 +21,7 @@ from pardemo.measure.program import Program, Seen
 from pardemo.measure.standstill import Standstill
 from pardemo.measure.summary import Summary
 from pardemo.measure.watch import Watch
-from pardemo.world.errors import RankDied, RankError, RankFailed, RankTimeout, exit_text, ranks_text
+from pardemo.world.errors import STOPPED, RankDied, RankError, RankFailed, RankTimeout, exit_text, ranks_text
 
 #: Libraries that take seconds to import: the ranks' nursery loads those that a script names, once for all of them.
 HEAVY = ("transformers", "accelerate", "deepspeed", "megatron.core", "peft", "datasets", "torchvision")
@@ -185,7 +185,9 @@ def _waiting(error: RankTimeout, logs: dict[int, Log]) -> str:
     for rank, stack in sorted(error.stacks.items()):
         calls = logs[rank].calls if rank in logs else []
         here = _here(stack)
-        if not calls:
+        if stack.startswith(STOPPED):
+            what = STOPPED
+        elif not calls:
             what = f"at {here or 'a line that is not known'}, before any collective"
         elif here in ("", calls[-1].line):
             what = f"in {standstill.named(calls[-1])}"

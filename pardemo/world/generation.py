@@ -171,6 +171,7 @@ class Ranks:
                 now = time.monotonic()
                 end = deadline if grace_over is None else min(deadline, grace_over)
                 if self.hosts is not None and (ended := self.hosts.ended) is not None:
+                    self._drain()
                     raise RankError(f"the process that keeps the hosts and their network has ended: {exit_text(ended)}")
                 if now >= end or self.given_up:
                     timeout_s = min(timeout_s, round(now - began, 1))
@@ -297,7 +298,7 @@ def _if_stopped(pid: int) -> str:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:  # it has ended, or there is no /proc
         return ""
-    return f"{STOPPED} (kill -CONT {pid} lets it go on)" if state == "T" else ""
+    return STOPPED if state == "T" else ""
 
 
 def _readers_part(stack: str) -> str:

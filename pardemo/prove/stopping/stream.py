@@ -9,17 +9,16 @@ Samples = Counter[str]
 
 
 def of(run: Run) -> list[Samples]:
-    """Of each step the samples of all ranks, by their hashes; activations are none."""
-    return [
-        Counter(
-            sample
-            for record in run.records
-            for micro in record.steps[step].micro_batches
-            for sample in micro.samples
-            if not micro.activations
-        )
-        for step in range(min(len(record.steps) for record in run.records))
-    ]
+    """Of each step the samples of all ranks, by their hashes.
+
+    Beside ranks with samples, activations are none. Where all want a gradient (a script may ask for one), all are.
+    """
+    found = []
+    for step in range(min(len(record.steps) for record in run.records)):
+        micros = [micro for record in run.records for micro in record.steps[step].micro_batches]
+        samples = [micro for micro in micros if not micro.activations] or micros
+        found.append(Counter(sample for micro in samples for sample in micro.samples))
+    return found
 
 
 def said(reference: Sequence[Samples], resumed: Sequence[Samples], begin: int) -> tuple[str, int]:

@@ -60,7 +60,7 @@ def as_json(made: Verdict) -> dict[str, Any]:
         "trials": [
             {
                 "stop": trial.stop.text, "kind": trial.stop.kind, "layout": trial.layout.name, "behind": trial.begins,
-                "expected": trial.expected, "again": trial.lost, "exact": trial.exact,
+                "expected": trial.expected, "again": trial.lost, "exact": trial.exact, "in_save": trial.in_save,
                 "states_compared": trial.states, "error": trial.error or None,
                 "findings": [plain(asdict(finding)) for finding in trial.findings],
             }

@@ -198,8 +198,11 @@ def _run(made: Trial, begun: Layout, first: Run, options: Options, place: Path, 
         made.error = _not_stopped(stop, stopped, marker.exists(), first)
     if made.error:
         return None
-    if not _is_whole(first, made.expected, str(marker)):
-        made.in_save, made.expected = True, max((one for one in saved if one < made.expected), default=0)
+    if not made.asynchronous and not _is_whole(first, made.expected, str(marker)):
+        made.in_save, made.expected = True, max((one for one in saved if 0 < one < made.expected), default=0)
+        if not made.expected:
+            made.error = "it cut off the only save: there is nothing to go back to"
+            return None
     expected = made.expected
     length = len(first.records[0].steps)
     more = length - expected + (first.records[0].ended == "end")
@@ -299,7 +302,7 @@ def _elsewhere(made: Trial) -> bool:
             )
         )
         return True
-    if not made.in_save:
+    if made.stop.kind != "save":
         made.findings.append(
             Finding(
                 made.name,

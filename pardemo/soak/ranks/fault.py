@@ -40,7 +40,7 @@ class Fault:
 
     ``says`` is what the first line of the error has to match; {who} is the rank to blame, and where ``by_way`` has the
     way, that goes before. Where no rank can know more than that another one does not come, the run may end at its limit
-    instead, with a first line that matches ``at_limit``.
+    instead, with a first line, or a stack of that rank, that matches ``at_limit``.
     """
 
     kind: str
@@ -55,9 +55,10 @@ class Fault:
         """Whether the first line of an error says what this fault has to say."""
         return bool(re.search(self.by_way.get(case.how, self.says).format(who=case.who), line))
 
-    def may_end_at_limit(self, case: FaultCase, line: str) -> bool:
-        """Whether a run may have ended at its time limit, with this first line."""
-        return self.at_limit is not None and bool(re.search(self.at_limit.format(who=case.who), line))
+    def may_end_at_limit(self, case: FaultCase, line: str, stack: str) -> bool:
+        """Whether a run may have ended at its time limit, with this first line and stack of the rank to blame."""
+        text = f"{line}\n{stack}"
+        return self.at_limit is not None and bool(re.search(self.at_limit.format(who=case.who), text))
 
 
 def fault(

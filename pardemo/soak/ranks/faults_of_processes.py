@@ -44,7 +44,13 @@ def _ends(case: FaultCase) -> None:
     train(case, {"between": {"exit": lambda: sys.exit(3), "at once": lambda: os._exit(3)}[case.how]})
 
 
-@fault("sleeps", "did not finish", ("before", "between", "after"), TRAINERS, at_limit=r"\brank {who} is in <lambda>")
+@fault(
+    "sleeps",
+    "did not finish",
+    ("before", "between", "after"),
+    TRAINERS,
+    at_limit=r'processes.py", line \d+ in <lambda>',
+)
 def _sleeps(case: FaultCase) -> None:
     train(case, {case.how: lambda: time.sleep(3600)})
 

@@ -28,7 +28,7 @@ def run_fault(worlds: Worlds, case: FaultCase, limit_s: float) -> Outcome:
         status = "refused" if fault.is_told(case, told) else "failed"
     except RankTimeout as error:
         told = first_line(error)
-        status = "timed out" if fault.may_end_at_limit(case, told) else "failed"
+        status = "timed out" if fault.may_end_at_limit(case, told, error.stacks.get(case.who, "")) else "failed"
     took_s = time.monotonic() - begin
     after = state_after(world, pids if status != "failed" or world.pids != pids else [])
     if took_s > limit_s + GONE_WITHIN_S:
