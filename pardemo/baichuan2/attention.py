@@ -17,7 +17,7 @@ def alibi_slopes(heads: int) -> list[float]:
     return slopes + more
 
 
-#: Queries of a block. With 200 to 500 of them a third of all pairs and more is left out; blocks of 32 or 128 took longer.
+#: Queries of a block: with 200 to 500 of them a third of all pairs and more is left out. 128 took as long, 32 longer.
 BLOCK = 64
 
 
