@@ -315,6 +315,23 @@ def test_a_hang_is_told_with_the_last_collectives(tmp_path):
     assert "rank 1 is in barrier 2 of ranks 0, 1, 0 bytes, at hangs.py:7" in str(e.value)
 
 
+def test_a_rank_that_is_stopped_by_a_signal_is_told_so(tmp_path):
+    source = """
+    import os, signal, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    dist.all_reduce(torch.ones(10))
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    dist.all_reduce(torch.ones(10))
+    """
+    write(tmp_path, "stops.py", source)
+    with pytest.raises(measure.ScriptError, match=r"not over after 4 s: .*; rank 1 is stopped by a signal$") as caught:
+        measure.script("stops.py", ranks=2, folder=tmp_path, timeout_s=4)
+    does = caught.value.standstill.does
+    assert does[1] == "it is stopped by a signal, after all-reduce 1 of ranks 0, 1, 40 bytes, at stops.py:4"
+    assert does[0] == "it is in all-reduce 2 of ranks 0, 1, 40 bytes, at stops.py:7"
+
+
 def test_torchruns_environment_and_a_module(tmp_path):
     names = (
         "RANK",

@@ -139,7 +139,8 @@ def heavy_imports(text: str) -> list[str]:
 def script_error(name: str, error: RankError, logs: dict[int, Log], at_s: float) -> ScriptError:
     """One line for what happened to the ranks, with what is told of those that wait."""
     deaths = {rank: exit_text(code) for rank, code in error.deaths.items()} if isinstance(error, RankDied) else {}
-    lines = {rank: _here(stack) for rank, stack in getattr(error, "stacks", {}).items()}
+    stacks = getattr(error, "stacks", {})
+    lines = {rank: STOPPED if stack.startswith(STOPPED) else _here(stack) for rank, stack in stacks.items()}
     still = standstill.told(logs, at_s, lines, deaths)
     parted = still.first is not None and still.first.differ
     if isinstance(error, RankDied) and set(error.deaths.values()) == {0}:

@@ -12,7 +12,7 @@ from typing import Any
 from pardemo.measure.journal import Log, Logged, Raised
 from pardemo.measure.parting import Book, First, Wait
 from pardemo.tables import text_table
-from pardemo.world.errors import ranks_text
+from pardemo.world.errors import STOPPED, ranks_text
 
 #: Characters of an exception's text that one line has room for.
 LONGEST = 200
@@ -120,7 +120,7 @@ def told(
 
     Args:
         at_s: when, on the machine's monotonic clock: until then ranks have waited.
-        lines: of ranks the lines where they are, as far as somebody asked them.
+        lines: of ranks the lines where they are, as far as somebody asked them; of a stopped one that it is stopped.
         deaths: of ranks whose processes have ended without a word, how.
     """
     logs = dict(logs)
@@ -163,11 +163,12 @@ def _does(log: Log, line: str) -> str:
         return f"it raised {_cut(log.why.text)}{_at(log.why.line)}"
     if log.ended:
         return "it has done the steps asked for" if log.ended == "enough" else "its script has ended"
-    waiting = [call for call in log.waiting if line in ("", call.line)]
+    stopped = line == STOPPED
+    waiting = [call for call in log.waiting if stopped or line in ("", call.line)]
     if waiting:
-        return f"it is in {named(waiting[0])}"
+        return f"it is {f'{STOPPED} ' if stopped else ''}in {named(waiting[0])}"
     last = f", after {named(log.calls[-1])}" if log.calls else ", before any collective"
-    return f"it is at {line or 'a line that is not known'}{last}"
+    return f"it is {line if stopped else f'at {line}' if line else 'at a line that is not known'}{last}"
 
 
 def _what(call: Logged) -> str:

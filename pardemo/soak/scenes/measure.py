@@ -32,7 +32,7 @@ FAULTS = {
     "sys.exit": ("sys.exit(0)", r"rank {who} does not come: its script has ended"),
     "raises": ("raise ValueError('on purpose')", r"rank {who} raised ValueError: on purpose"),
     "hangs": ("time.sleep(3600)", r"not over after .*rank {who} is at script\.py:10"),
-    "stops": ("os.kill(os.getpid(), 19)", r"not over after .*rank {who} is in "),
+    "stops": ("os.kill(os.getpid(), 19)", r"not over after .*rank {who} is stopped by a signal"),
     "garbage": (r"os.write(1, os.urandom(5000) + b'\x1b[2J{{\"ranks\": 7}}\n' * 50)", ""),
     "garbage on stderr": (r"os.write(2, os.urandom(5000) + b'\n\x00' * 500)", ""),
     "closed streams": ("os.close(1), os.close(2)", ""),
