@@ -34,14 +34,31 @@ def test_a_row_is_the_median_of_its_runs_with_their_range(tmp_path):
 
 @pytest.mark.parametrize(
     ("hits", "of", "met"),
-    [(1, 1, True), (0, 1, False), (1, 2, False), (3, 4, False), (4, 4, True), (4, 5, True), (3, 5, False),
-     (8, 10, True), (7, 10, False)],
+    [(5, 5, True), (4, 5, True), (3, 5, False), (5, 6, True), (5, 7, False), (8, 10, True), (7, 10, False)],
 )  # fmt: skip
 def test_a_target_is_met_in_at_least_four_of_five_runs(hits, of, met, tmp_path):
     made = added(tmp_path, *(2 + k / 100 for k in range(hits)), *(0.5 + k / 100 for k in range(of - hits)))
     assert (made.met, made.met_in, made.runs) == (met, hits, of)
     assert f"in {hits} of {of}" in (text := runs.as_text([made]))
     assert ("NO" in text) is not met
+
+
+@pytest.mark.parametrize(("hits", "of"), [(1, 1), (0, 1), (3, 4), (4, 4)])
+def test_a_target_is_open_until_there_are_runs_of_five_days(hits, of, tmp_path):
+    made = added(tmp_path, *(2 + k / 100 for k in range(hits)), *(0.5 + k / 100 for k in range(of - hits)))
+    assert (made.met, made.met_in, made.runs, made.days) == (None, hits, of, of)
+    text = runs.as_text([made])
+    assert f"open: in {hits} of {of}, {of} of 5 days" in text
+    assert "NO" not in text
+
+
+def test_runs_of_one_day_count_as_runs_of_one_day(tmp_path):
+    for number in range(7):
+        made = runs.add(tmp_path, [row(ratio=2 + number)], "2026-11-01", f"rev{number}", MACHINE)[0]
+    assert (made.met, made.met_in, made.runs, made.days) == (None, 7, 7, 1)
+    for day in range(2, 6):
+        made = runs.add(tmp_path, [row(ratio=2 + day / 10)], f"2026-11-{day:02}", f"day{day}", MACHINE)[0]
+        assert made.met is (True if day == 5 else None)
 
 
 def test_a_median_above_the_target_does_not_meet_it(tmp_path):
@@ -52,8 +69,8 @@ def test_a_median_above_the_target_does_not_meet_it(tmp_path):
 
 
 def test_what_is_to_be_the_same_is_judged_so_in_each_run(tmp_path):
-    made = added(tmp_path, 0.9, 1.0, 1.1, within=0.05)
-    assert (made.met, made.met_in) == (False, 1)
+    made = added(tmp_path, 0.9, 1.0, 1.1, 1.04, 0.96, within=0.05)
+    assert (made.met, made.met_in) == (False, 3)
 
 
 def test_a_row_that_only_informs_is_neither_met_nor_missed(tmp_path):
@@ -117,13 +134,12 @@ def test_the_command_adds_a_run_and_prints_the_table(tmp_path, capsys):
     machine.write_text(json.dumps(MACHINE))
     to.mkdir()
     more = ["--to", str(to), "--machine", str(machine), "--revision", "rev"]
-    run.write_text(json.dumps([row(ratio=2.0)]))
-    assert cli.main(["bench", "--add", str(run), "--date", "2026-11-01", *more]) == 0
-    run.write_text(json.dumps([row(ratio=0.5)]))
-    assert cli.main(["bench", "--add", str(run), "--date", "2026-11-02", *more]) == 1
-    assert "NO, in 1 of 2" in capsys.readouterr().out
+    for day, (ratio, status) in enumerate([(2.0, 0), (0.5, 0), (2.1, 0), (2.2, 0), (0.6, 1)], start=1):
+        run.write_text(json.dumps([row(ratio=ratio)]))
+        assert cli.main(["bench", "--add", str(run), "--date", f"2026-11-{day:02}", *more]) == status
+        assert ("NO, in 3 of 5" if status else f"{day} of 5 days") in capsys.readouterr().out
     run.write_text(json.dumps([row(ratio=3.0)]))
-    assert cli.main(["bench", "--add", str(run), "--date", "2026-11-03", "--json", *more]) == 1
+    assert cli.main(["bench", "--add", str(run), "--date", "2026-11-06", "--json", *more]) == 1
     printed = json.loads(capsys.readouterr().out)
     assert printed == json.loads((to / "bench.json").read_text())
     assert {"name", "ours", "peer", "unit", "ratio", "spread", "target", "met", "note", "within"} < set(printed[0])

@@ -62,9 +62,10 @@ def rows(folder):
 def page(folder, rows):
     outcomes = [runner.NotebookEnding(name, "failed" if name == "03_c" else "ok", 2.0) for name in CLAIMS]
     bench = {"name": "slow", "ours": 1.0, "peer": 2.0, "unit": "s", "ratio": 2.0, "spread": [1.5, 2.5], "target": 3.0}
-    several = {**bench, "name": "of.runs", "met": True, "range": [1.2, 2.7], "runs": 5, "met_in": 4}
+    several = {**bench, "name": "of.runs", "met": True, "range": [1.2, 2.7], "runs": 5, "days": 5, "met_in": 4}
+    young = {**several, "name": "young", "met": None, "runs": 3, "days": 2, "met_in": 3}
     project.write_json(
-        folder / "bench.json", [{**bench, "met": False}, {**bench, "name": "quick", "met": True}, several]
+        folder / "bench.json", [{**bench, "met": False}, {**bench, "name": "quick", "met": True}, several, young]
     )
     return BeautifulSoup(report.write(folder, outcomes, rows).read_text(), "html.parser")
 
@@ -191,11 +192,13 @@ def test_the_papers_count_what_fails_and_tell_the_deviation_of_equalities_that_h
 def test_speed_that_misses_its_target_is_told(page):
     part = page.find(id="speed")
     assert text(part.summary).startswith("Speed 2 of 3 targets met")
+    assert text(part.summary).endswith("; 1 more measured on fewer than five days")
     rows = [cells(line) for line in part("tr") if line.td]
     assert sorted((line[0], *line[4:]) for line in rows) == [
         ("of.runs", "2", "1.2 – 2.7", "3", "met in 4 of 5"),
         ("quick", "2", "1.5 – 2.5", "3", "met"),
         ("slow", "2", "1.5 – 2.5", "3", "not met"),
+        ("young", "2", "1.2 – 2.7", "3", "open: in 3 of 3, on 2 days"),
     ]
 
 

@@ -22,6 +22,7 @@ from pardemo.tables import text_table
 RUNS, TABLE = "bench_runs.json", "bench.json"
 DIGITS = 6  # of the figures that are kept: two runs differ in the second or third
 ASKED = ("unit", "target", "within", "note")  # what a row is, the same for all runs
+DAYS = 5  # on so many a row is measured before its target counts as met or missed: days differ more than runs do
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +31,14 @@ class TableRow(BenchRow):
 
     Args:
         range: the smallest and the largest ratio of a run.
-        runs: how many runs have the row. met_in: in how many of them the target was met, None where there is none.
-            ``met`` is said of a target that is missed in no more than every fifth run: in 4 of 5, in 4 of 4.
+        runs: how many runs have the row. days: on how many dates they were made.
+        met_in: in how many runs the target was met, None where there is none. ``met`` is said of a target that is
+            missed in no more than every fifth run, as in 4 of 5. With runs of fewer than five days it is None: open.
     """
 
     range: tuple[float, float]
     runs: int
+    days: int
     met_in: int | None
 
 
@@ -84,14 +87,14 @@ def table(kept: Mapping[str, Any]) -> list[TableRow]:
     Every run is judged by the present target, also one that was measured when less or more was asked.
     """
     return [
-        _row(name, what, [run["figures"][name] for run in kept["runs"] if name in run["figures"]])
-        for name, what in kept["rows"].items()
+        _row(name, what, [run for run in kept["runs"] if name in run["figures"]]) for name, what in kept["rows"].items()
     ]
 
 
-def _row(name: str, what: Mapping[str, Any], figures: list[dict[str, Any]]) -> TableRow:
+def _row(name: str, what: Mapping[str, Any], having: list[dict[str, Any]]) -> TableRow:
+    figures = [run["figures"][name] for run in having]
     ratios = [each["ratio"] for each in figures]
-    runs, target = len(figures), what["target"]
+    runs, days, target = len(having), len({run["date"] for run in having}), what["target"]
     met_in = None if target is None else sum(bool(is_met(ratio, target, what["within"])) for ratio in ratios)
     return TableRow(
         name=name,
@@ -99,9 +102,10 @@ def _row(name: str, what: Mapping[str, Any], figures: list[dict[str, Any]]) -> T
         peer=median(each["peer"] for each in figures),
         ratio=median(ratios),
         spread=(median(each["spread"][0] for each in figures), median(each["spread"][1] for each in figures)),
-        met=None if met_in is None else met_in >= runs - runs // 5,
+        met=None if met_in is None or days < DAYS else met_in >= runs - runs // 5,
         range=(min(ratios), max(ratios)),
         runs=runs,
+        days=days,
         met_in=met_in,
         **what,
     )
@@ -114,7 +118,9 @@ def as_text(rows: Sequence[TableRow]) -> str:
 
 
 def _line(row: TableRow) -> tuple[str, ...]:
-    told = f"{'' if row.met else 'NO, '}in {row.met_in} of {row.runs}" if row.met_in is not None else ""
+    told = f"{'NO, ' if row.met is False else ''}in {row.met_in} of {row.runs}" if row.met_in is not None else ""
+    if told and row.met is None:
+        told = f"open: {told}, {row.days} of {DAYS} days"
     span = f"{row.range[0]:.2f} to {row.range[1]:.2f}"
     return (
         row.name,
