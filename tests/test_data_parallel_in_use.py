@@ -459,15 +459,22 @@ def test_sparse_gradients_are_one_line(world_of, variant):
     world_of(2).run(check)
 
 
+@pytest.mark.parametrize("buffers", [False, True], ids=["", "buffers"])
 @pytest.mark.parametrize("where", ["inside", "a part", "around", "in place"])
-def test_compiled_models(world_of, where):
+def test_compiled_models(world_of, where, buffers):
     """Without a compiler's code, by its two tracers; fresh graphs for each wrapper."""
+
+    def made():
+        net = seeded(mlp)
+        if buffers:  # rank 0's go to all before each forward pass: the compiler must not follow them there
+            net.register_buffer("steps", torch.ones(3))
+        return net
 
     def check():
         rank, results = dist.get_rank(), []
         compiled = functools.partial(torch.compile, backend="aot_eager")
         for variant in WRAPPERS:
-            net = seeded(mlp)
+            net = made()
             if where == "a part":
                 net[2] = compiled(net[2])
             if where == "in place":
@@ -485,7 +492,7 @@ def test_compiled_models(world_of, where):
             results.append(values(average))
         return results
 
-    net = seeded(mlp)
+    net = made()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     for step in range(3):
         optimizer.zero_grad()

@@ -4,8 +4,8 @@ import torch
 import torch.distributed as dist
 
 from pardemo.collectives import ring_all_reduce
+from pardemo.collectives.decorators import first_derivative_only, not_compiled
 from pardemo.groups import group_of
-from pardemo.tensor_parallel.decorators import first_derivative_only, not_compiled
 
 
 @not_compiled

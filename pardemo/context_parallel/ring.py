@@ -12,12 +12,12 @@ of each softmax's sum: nothing that grows with S² or with N.
 import torch
 import torch.distributed as dist
 
+from pardemo.collectives.decorators import first_derivative_only, not_compiled
 from pardemo.collectives.ring import agree
 from pardemo.context_parallel.blocks import attend, attend_backward, merge
 from pardemo.context_parallel.exchange import pass_on
 from pardemo.context_parallel.order import pieces_of
 from pardemo.groups import group_of
-from pardemo.tensor_parallel.decorators import first_derivative_only, not_compiled
 
 ALL = slice(None)
 

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
+from pardemo.collectives.decorators import first_derivative_only, not_compiled
 from pardemo.collectives.ring import agree
 from pardemo.context_parallel.exchange import all_to_all
 from pardemo.context_parallel.ring import check
 from pardemo.groups import group_of
-from pardemo.tensor_parallel.decorators import first_derivative_only, not_compiled
 
 HEADS, TOKENS = 1, 2
 #: query [b, h/N, S, d], key and value [b, h_kv/N, S, d] -> [b, h/N, S, d_v]

@@ -23,6 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from pardemo import compat
 from pardemo.collectives import ring_all_reduce
+from pardemo.collectives.decorators import not_compiled
 from pardemo.data_parallel.backward import BackwardPass
 from pardemo.data_parallel.checks import (
     has_hook_of_others,
@@ -87,11 +88,15 @@ class Wrapper(nn.Module, Joinable):
             raise RuntimeError("the module was wrapped again: use the newer wrapper, this one averages nothing")
         if torch.is_grad_enabled():
             self._watched.check()
+        self._exchange_before_forward()
+        return self._watch(self.module(*args, **kwargs))
+
+    @not_compiled
+    def _exchange_before_forward(self) -> None:
         source = self._plan_iteration()
         if self.training and self.size > 1:
             with torch.no_grad():
                 broadcast_buffers(self.module, self.channel, source)
-        return self._watch(self.module(*args, **kwargs))
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from pardemo.collectives.decorators import first_derivative_only, not_compiled
 from pardemo.expert_parallel.exchange import all_to_all, tell
-from pardemo.tensor_parallel.decorators import first_derivative_only, not_compiled
 from pardemo.tensor_parallel.exchange import share
 
 

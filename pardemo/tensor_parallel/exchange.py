@@ -27,8 +27,8 @@ import torch.distributed as dist
 
 from pardemo.collectives import ring_all_gather, ring_all_reduce, ring_reduce_scatter
 from pardemo.collectives.courier import courier_of
+from pardemo.collectives.decorators import not_compiled
 from pardemo.collectives.links import materialized
-from pardemo.tensor_parallel.decorators import not_compiled
 
 #: On CPU ranks smaller exchanges are done at once: waking the courier takes longer than sending them.
 COURIER_BYTES = 1 << 20

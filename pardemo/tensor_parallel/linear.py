@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from pardemo import compat
+from pardemo.collectives.decorators import first_derivative_only, not_compiled
 from pardemo.tensor_parallel import exchange
-from pardemo.tensor_parallel.decorators import first_derivative_only, not_compiled
 from pardemo.tensor_parallel.full_layers import compare, linears
 from pardemo.tensor_parallel.gradients import show_parts
 from pardemo.tensor_parallel.module import GroupModule, Span

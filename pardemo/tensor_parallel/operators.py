@@ -25,9 +25,9 @@ rank alone leaves that rank waiting for the others.
 import torch
 import torch.distributed as dist
 
+from pardemo.collectives.decorators import first_derivative_only, not_compiled
 from pardemo.groups import group_of
 from pardemo.tensor_parallel import exchange
-from pardemo.tensor_parallel.decorators import first_derivative_only, not_compiled
 
 COLUMNS, SEQUENCE = -1, -2
 

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from pardemo.collectives.decorators import first_derivative_only
 from pardemo.tensor_parallel import exchange
-from pardemo.tensor_parallel.decorators import first_derivative_only
 
 
 @dataclass(frozen=True)

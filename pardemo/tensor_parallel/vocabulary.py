@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from pardemo import compat
+from pardemo.collectives.decorators import first_derivative_only, not_compiled
 from pardemo.groups import group_of
 from pardemo.tensor_parallel import exchange
-from pardemo.tensor_parallel.decorators import first_derivative_only, not_compiled
 from pardemo.tensor_parallel.full_layers import check_plain, compare
 from pardemo.tensor_parallel.gradients import show_parts
 from pardemo.tensor_parallel.module import GroupModule

@@ -13,10 +13,10 @@ from torch import nn
 
 from pardemo import compat
 from pardemo.collectives.channel import Channel
+from pardemo.collectives.decorators import not_compiled
 from pardemo.collectives.outcome import same_outcome
 from pardemo.data_parallel.replicas import compare_models
 from pardemo.groups import group_of
-from pardemo.tensor_parallel.decorators import not_compiled
 from pardemo.zero import checks
 from pardemo.zero.elementwise import check_elementwise
 from pardemo.zero.gradient_norm import NormOfModel, Tied, check_max_norm, clip_factor

@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass
 import torch
 
 from pardemo import compat
-from pardemo.tensor_parallel.decorators import not_compiled
+from pardemo.collectives.decorators import not_compiled
 
 
 def tensors_in(output: object) -> Iterator[torch.Tensor]:

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pardemo import compat
-from pardemo.tensor_parallel.decorators import not_compiled
+from pardemo.collectives.decorators import not_compiled
 from pardemo.zero.in_backward import ReducesInBackward
 from pardemo.zero.layers import check_layers, default_layers, parameters_by_owner
 from pardemo.zero.output_tensors import hides, tensors_in
