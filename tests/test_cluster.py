@@ -83,6 +83,14 @@ def test_hosts_and_ranks_are_whole_numbers(wrong):
         Cluster(**wrong)
 
 
+def test_a_free_port_is_none_that_the_kernel_gives_to_connections():
+    ports = {loopback.free_port() for _ in range(50)}
+    assert len(ports) > 40
+    for port in ports:
+        assert 10_000 <= port < 32_768
+        socket.create_server(("127.0.0.1", port)).close()
+
+
 def test_more_than_loopback_carries_is_refused_with_what_it_carries():
     with pytest.raises(ValueError, match=r"inside: 8 Tbit/s is more than loopback carries here, [\d.]+ Gbit/s on"):
         Cluster(hosts=2, inside="1 TB/s")

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from pardemo import World, measure
 from pardemo.bench import BenchRow, compare
-from pardemo.cluster import Cluster, tiers
+from pardemo.cluster import Cluster, loopback, tiers
 from pardemo.measure import program
 
 RANKS = 2
@@ -82,7 +82,7 @@ def rows() -> list[BenchRow]:
                 begun, step = _read(told)
                 steps[0].append(step)
                 starts[0].append(begun - asked)
-                world.run(_plain, str(script), str(told), program.free_port())
+                world.run(_plain, str(script), str(told), loopback.free_port())
                 steps[1].append(_read(told)[1])
                 asked = time.time()
                 _torchrun(script, told)

@@ -1,6 +1,7 @@
 """What this machine's loopback can do: whether the kernel paces it, and how fast it is at most."""
 
 import functools
+import random
 import socket
 import sys
 import threading
@@ -58,3 +59,24 @@ def checked(bandwidth: str, what: str) -> float:
         there = told(carries())
         raise ValueError(f"{what}: {told(rate)} is more than loopback carries here, {there} on one connection")
     return rate
+
+
+def free_port() -> int:
+    """A port that nobody listens at, for a program that will.
+
+    It is below those that the kernel gives away by itself (from 32,768 on): until the program listens there, anybody's
+    connection might have been given one of these.
+
+    Raises:
+        OSError: none was free in a hundred tries, or no socket can be opened.
+    """
+    chance = random.SystemRandom()  # a script's own random numbers stay where they are
+    for left in reversed(range(100)):
+        port = chance.randrange(10_000, 32_000)
+        try:
+            with socket.create_server(("", port)):
+                return port
+        except OSError:
+            if not left:
+                raise
+    raise AssertionError

@@ -4,7 +4,6 @@ import contextlib
 import importlib.util
 import os
 import runpy
-import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from pardemo.cluster import loopback
 from pardemo.measure import environment, libraries, processes
 from pardemo.measure.attention import teach_dtensor
 from pardemo.measure.calls import Call, Calls
@@ -108,7 +108,7 @@ def in_job(launch: Launch, folder: str, follow: Callable[[int, int, list[str]], 
     ``follow`` gets the rank, the port where the ranks meet, and a list for what runs in another way than written.
     """
     rank, size, own_process = dist.get_rank(), dist.get_world_size(), os.getpid()
-    port: list[Any] = [free_port()] if rank == 0 else [None]
+    port: list[Any] = [loopback.free_port()] if rank == 0 else [None]
     dist.broadcast_object_list(port, 0)
     dist.destroy_process_group()
     environment.set_for(launch, rank, size, port[0])
@@ -244,9 +244,3 @@ def own_folder(launch: Launch) -> str:
     spec = importlib.util.find_spec(launch.script.partition(".")[0])
     places = list(spec.submodule_search_locations or []) if spec else []
     return places[0] if places else ""
-
-
-def free_port() -> int:
-    """A port that nobody listens at."""
-    with socket.create_server(("", 0)) as server:
-        return server.getsockname()[1]

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from typing import Any, TextIO
 import psutil
 
 from pardemo import project
+from pardemo.cluster import loopback
 from pardemo.world.errors import RankError
 
 
@@ -40,7 +40,7 @@ def run_agents(command: Sequence[str], agents: int = 2, ranks_each: int = 1, tim
     """
     agent = [sys.executable, "-m", "torch.distributed.run"]
     agent += ["--nnodes", str(agents), "--nproc-per-node", str(ranks_each)]
-    meet = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+    meet = ["--master-addr", "127.0.0.1", "--master-port", str(loopback.free_port())]
     jobs = {f"torchrun agent {n}": [*agent, "--node-rank", str(n), *meet, *command] for n in range(agents)}
     return together(jobs, timeout_s)
 
@@ -81,12 +81,6 @@ def together(jobs: Mapping[str, Sequence[str] | str], timeout_s: float, folder: 
             if status is None:
                 raise RankError(f"{name} did not end within {timeout_s:g} s:\n{_tail(file)}")
         return [_all(file) for file in printed]
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on just now."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 def end(process: subprocess.Popen) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pardemo import project
+from pardemo.cluster import loopback
 from pardemo.peers import launchers
 from pardemo.peers.accelerate import config_files as accelerate_configs
 
@@ -41,7 +42,7 @@ def commands(config: Path, launcher: str = "accelerate", arguments: Sequence[str
         raise ValueError(f"no launcher {launcher!r}; there are: {', '.join(LAUNCHERS)}")
     settings = accelerate_configs.read(config)
     processes, hosts = settings.get("num_processes", 1), settings.get("num_machines", 1)  # as Accelerate has them
-    script, port = " ".join([SCRIPT, *arguments]), launchers.free_port()
+    script, port = " ".join([SCRIPT, *arguments]), loopback.free_port()
     if launcher == "accelerate":
         start = f"accelerate launch --config_file {config.name} --main_process_port {port}"
         return [f"{start} {script}"] if hosts == 1 else [f"{start} --machine_rank {n} {script}" for n in range(hosts)]
