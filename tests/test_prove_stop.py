@@ -19,7 +19,7 @@ from pardemo import cli, compat
 from pardemo.prove import layouts, runner
 from pardemo.prove.record.facts import MicroBatch, Record, Step
 from pardemo.prove.runner import ProveError
-from pardemo.prove.stopping import api, state, states, stops, stream, text, trials
+from pardemo.prove.stopping import api, launched, state, states, stops, stream, text, trials
 
 LAYOUT = ["--layout", "ranks=2 batch=4", "--"]
 DDP = "tests/resumed/ddp.py --out {folder} --batch {batch}"
@@ -73,6 +73,13 @@ def test_it_goes_on_with_another_number_of_ranks():
         ("--forget random", "random-state", "dropout draws other masks than without the stop"),
         ("--forget half", "precision", "they come back rounded to bf16"),
         ("--forget head", "not-restored", "they are what a new run begins with"),
+        ("--forget epoch", "data", "12 are missing, 12 in their place were trained on before the stop"),
+        ("--forget steps", "data", "the sampler begins anew: "),
+        ("--forget order", "data", "are there that none of these steps should have"),
+        ("--forget ranks", "data", "ranks train on samples that others had"),
+        ("--forget scaler --scaler", "loss-scale", "the GradScaler begins at 8 in place of 16"),
+        ("--forget python --noise loss", "random-state", "; Python's generator, from which the run draws, is not "),
+        ("--forget numpy --noise input", "data", "; numpy's generator, from which the run draws, is not where it was"),
     ],
 )
 def test_what_is_not_restored_is_named(flags, cause, words):
@@ -81,6 +88,58 @@ def test_what_is_not_restored_is_named(flags, cause, words):
     assert words in said(made)
     if cause in ("random-state", "learning-rate") or "optimizer" not in flags:
         assert causes(made) == {cause}, "and nothing else is"
+
+
+def test_random_numbers_that_are_no_dropouts_and_a_loss_scale_are_restored_to_the_last_bit():
+    made = stopped("--noise loss --noise input --scaler", stops=["all"], seed=1)
+    assert made.equal, text.screen(made)
+    assert made.trials[0].exact
+
+
+def seed_of(kind, wanted, saved=(2, 4, 6)):
+    """A seed whose stop of a kind is as a function wants it."""
+    return next(seed for seed in range(999) if wanted(stops.drawn((kind,), 8, saved, {}, 2, seed)[0]))
+
+
+def test_a_run_that_goes_on_from_an_older_save_is_told():
+    seed = seed_of("all", lambda stop: stop.done in (4, 5))
+    made = stopped("--forget newest", stops=["all"], seed=seed)
+    assert causes(made) == {"older-save"}, text.screen(made)
+    assert said(made) == "it goes on behind step 2, and the last whole save is behind step 4"
+
+
+@pytest.mark.parametrize("ranks", [2, 1])
+def test_a_run_that_is_over_too_early_is_told_though_the_undisturbed_one_goes_on(ranks):
+    """Eight steps are recorded of eighteen; the line that resumes says one epoch, six steps, in place of three."""
+    seed = seed_of("all", lambda stop: stop.done in (2, 3) and stop.moment != "step")
+    own = [f"ranks={ranks} batch={8 // ranks}"] if ranks != 2 else []
+    made = stopped(layouts=("ranks=2 batch=4", *own), resume=f"{DDP} --epochs 1", stops=["all"], seed=seed)
+    assert causes(made) == {"ends-elsewhere"}, text.screen(made)
+    assert {finding.why for finding in made.trials[-1].findings} == {
+        "the run is over at least 2 steps before the undisturbed one"
+    }
+
+
+def test_a_script_that_does_not_end_in_its_time_of_grace_is_killed_and_that_is_told():
+    """Rank 0 saves with the others, and they know nothing of it: all wait until they are killed."""
+    made = stopped("--on-term --alone", stops=["term"], seed=1, grace_s=1)
+    (trial,) = made.trials
+    assert trial.overdue, text.screen(made)
+    assert "SIGTERM to all ranks after step 4, which had not ended it after 1 s, resumed" in " ".join(
+        text.screen(made).split()
+    )
+    assert (trial.begins, trial.lost) == (trial.expected, 2)
+    assert made.equal
+
+
+def test_a_launcher_that_fails_before_it_is_killed_says_why(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("raise OSError('address in use')\n")
+    layout = layouts.Layout(2, {}, (str(script),))
+    stop = stops.Stop("launcher", 3, "step", (0, 1))
+    told = launched.killed(layout, runner.Options(timeout_s=60), tmp_path / "place", stop, tmp_path / "saves")
+    assert told.startswith("before the stop, train.py: "), told
+    assert "OSError: address in use" in told
 
 
 def test_a_file_that_changes_behind_each_step_is_no_save():
@@ -190,6 +249,22 @@ def test_the_stream_of_samples():
     told, since = stream.said(epoch, mixed, 2)
     assert told == "of the 4 samples of steps 3 to 4 1 are missing, 1 in their place were trained on before the stop"
     assert since == 2
+
+
+def test_samples_that_other_ranks_have_or_that_come_in_another_order():
+    def run(*ranks):
+        records = [
+            Record(rank, "end", [Step([MicroBatch(list(samples), "", [])]) for samples in steps], [], [], [], [])
+            for rank, steps in enumerate(ranks)
+        ]
+        return runner.Run(layouts.Layout(2, {}, ("train.py",)), records)
+
+    first = run(("ab", "cd", "ef"), ("gh", "ij", "kl"))
+    assert stream.of_ranks(first, run(("cd", "ef"), ("ij", "kl")), 1) == ("", 0)
+    assert stream.of_ranks(first, run(("cd", "kl"), ("ij", "ef")), 1) == (
+        "from step 3 on ranks train on samples that others had", 2)  # fmt: skip
+    assert stream.of_ranks(first, run(("cd", "ef"), ("ji", "kl")), 1) == (
+        "rank 1 has its samples of step 2 in another order", 1)  # fmt: skip
 
 
 def test_activations_are_no_samples():

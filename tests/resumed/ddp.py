@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 FORGET = (
     "all", "optimizer", "second-moment", "count", "scheduler", "sampler", "epoch", "random", "half", "head", "steps",
-    "whole", "order",
+    "whole", "order", "python", "numpy", "scaler", "newest", "ranks",
 )  # fmt: skip
 
 
@@ -56,7 +56,11 @@ def main() -> None:
     options.add_argument("--every", type=int, default=2)
     options.add_argument("--epochs", type=int, default=3)
     options.add_argument("--forget", choices=FORGET, action="append", default=[])
-    options.add_argument("--on-term", action="store_true")
+    options.add_argument("--on-term", action="store_true", help="save and end when SIGTERM has come to any rank")
+    options.add_argument("--alone", action="store_true", help="with --on-term: rank 0 alone listens, and asks nobody")
+    options.add_argument("--noise", choices=("loss", "input"), action="append", default=[],
+                         help="times a random number: the loss by one of Python's, the input by numpy's")  # fmt: skip
+    options.add_argument("--scaler", action="store_true", help="scale the loss, by more every other step")
     options.add_argument("--log", action="store_true", help="append a line to a file behind each step")
     options.add_argument("--thread", type=float, metavar="S", help="save in a thread, which begins after S seconds")
     options.add_argument("--slow", type=float, default=0, metavar="S", help="a save takes so long; nobody waits for it")
@@ -77,12 +81,13 @@ def main() -> None:
     optimizer = getattr(torch.optim, given.optimizer)(model.parameters(), lr=given.lr)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda number: 1 - number / 40)
     torch.manual_seed(3 + rank)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2, enabled=given.scaler)
     step, term = 0, []
     if given.on_term:
-        signal.signal(signal.SIGTERM, lambda *_: term.append(True))
-    file = given.out / "last.pt"
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if given.alone and rank else lambda *_: term.append(True))
+    file, earlier = given.out / "last.pt", given.out / "earlier.pt"
     if file.exists() and "all" not in forget:
-        read = torch.load(file, weights_only=True)
+        read = torch.load(earlier if "newest" in forget else file, weights_only=True)
         weights = read["model"]
         if "head" in forget:
             weights = {name: value for name, value in weights.items() if not name.startswith("4.")}
@@ -103,6 +108,15 @@ def main() -> None:
             torch.manual_seed(1000 * step + rank)  # where each rank was says nothing about others
         elif "random" not in forget:
             torch.set_rng_state(read["random"][rank])
+        if "python" not in forget:
+            random.setstate(read["python"])
+        if "numpy" not in forget:
+            name, keys, *rest = read["numpy"]
+            np.random.set_state((name, keys.numpy(), *rest))
+        if "scaler" not in forget:
+            scaler.load_state_dict(read["scaler"])
+        if "ranks" in forget:
+            sampler.rank = (rank + 1) % dist.get_world_size()
     begun = 0 if "sampler" in forget else step
     per_epoch = len(sampler) // given.batch
     for epoch in range(begun // per_epoch, given.epochs):
@@ -111,31 +125,41 @@ def main() -> None:
         for number, (x, y) in enumerate(loader):
             if epoch == begun // per_epoch and number < begun % per_epoch:
                 continue
+            if "input" in given.noise:
+                x = x * float(np.random.rand())
             loss = nn.functional.cross_entropy(wrapped(x), y)
-            loss.backward()
-            optimizer.step()
+            if "loss" in given.noise:
+                loss = loss * random.random()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
             optimizer.zero_grad()
             scheduler.step()
             step += 1
             if given.log and rank == 0:
                 with (given.out / "log.txt").open("a") as log:
                     log.write(f"{step} {loss.item()}\n")
-            if step % given.every == 0 or term:
+            told = torch.tensor(len(term))
+            if given.on_term and not given.alone:
+                dist.all_reduce(told)  # SIGTERM comes to each rank somewhere else
+            if step % given.every == 0 or told:
                 states = [torch.empty_like(torch.get_rng_state()) for _ in range(dist.get_world_size())]
                 dist.all_gather(states, torch.get_rng_state())
                 weights = {name: value.bfloat16() if "half" in forget else value
                            for name, value in model.state_dict().items()}  # fmt: skip
+                name, keys, *rest = np.random.get_state()
+                state = {"model": weights, "optimizer": optimizer.state_dict(), "random": states,
+                         "scheduler": scheduler.state_dict(), "scaler": scaler.state_dict(), "step": step,
+                         "python": random.getstate(), "numpy": (name, torch.from_numpy(keys), *rest)}  # fmt: skip
                 if rank == 0 and given.thread is not None:
-                    state = copy.deepcopy({"model": weights, "optimizer": optimizer.state_dict(), "random": states,
-                                           "scheduler": scheduler.state_dict(), "step": step})  # fmt: skip
-                    threading.Timer(given.thread, saved, (file, state, True)).start()
+                    threading.Timer(given.thread, saved, (file, copy.deepcopy(state), True)).start()
                 elif rank == 0:
-                    state = {"model": weights, "optimizer": optimizer.state_dict(), "random": states,
-                             "scheduler": scheduler.state_dict(), "step": step}  # fmt: skip
+                    if file.exists() and "newest" in forget:
+                        os.replace(file, earlier)
                     saved(file, state, "whole" not in forget, given.slow)
                 if not given.slow:
                     dist.barrier()
-            if term:
+            if told:
                 sys.exit(0)
 
 

@@ -93,7 +93,8 @@ class Step:
     ``scales``: by which a GradScaler has multiplied losses, of each step that it took or skipped. ``skipped``: how many
     it skipped just before; what was recorded of these is not kept. Of runs that may be stopped: ``saved``, whether
     files have changed since the step before; ``saves``, seconds of each save; ``asynchronous``, whether any so far was
-    made by another thread than the script's.
+    made by another thread than the script's; ``generators``, by name, hashes of where random numbers were when its
+    first forward pass began.
     """
 
     micro_batches: list[MicroBatch] = field(default_factory=list)
@@ -113,6 +114,7 @@ class Step:
     saved: bool = False
     saves: list[float] = field(default_factory=list)
     asynchronous: bool = False
+    generators: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass

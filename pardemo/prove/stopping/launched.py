@@ -65,7 +65,8 @@ def killed(layout: Layout, options: Options, place: Path, stop: Stop, saves: Pat
         one.kill()
     psutil.wait_procs(left, timeout=5)
     if not marker.exists():
-        return NEVER
+        said = _read(place / "said")
+        return f"before the stop, {said}" if said else NEVER
     return f"{len(left)} processes outlived their launcher by 10 s" if left else ""
 
 
@@ -78,7 +79,16 @@ def main(request: str) -> None:
     options = Options(asked["steps"], asked["double"], asked["where"], asked["timeout_s"])
     options = replace(options, follow=follower(asked["saves"], stop, asked["marker"]))
     layout = Layout(asked["ranks"], asked["values"], tuple(asked["line"]))
-    runner.ran(layout, options, Path(asked["place"]))
+    run = runner.ran(layout, options, Path(asked["place"]))
+    if run.error:  # it ended before it was killed, and nobody else has heard why
+        Path(request).with_name("said").write_text(run.error, "utf-8")
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except FileNotFoundError:
+        return ""
 
 
 def _end_with_input() -> None:

@@ -20,6 +20,7 @@ from pardemo.prove.record import pieces
 from pardemo.prove.record.parameters import Wanted
 from pardemo.prove.record.recorder import Recorder
 from pardemo.prove.runner import STATE
+from pardemo.prove.stopping import generators
 from pardemo.prove.stopping.state import Optimizers
 from pardemo.prove.stopping.stops import Stop
 
@@ -48,6 +49,7 @@ class StoppingRecorder(Recorder):
         self._saving = threading.local()
         self._saves: dict[int, list[float]] = {}  # seconds of each, by how many steps were over
         self._stopped = self._sees_saves = self._asynchronous = False
+        self._over, self._to_stop = threading.Event(), threading.Lock()
 
     def __enter__(self) -> "StoppingRecorder":
         super().__enter__()
@@ -55,7 +57,13 @@ class StoppingRecorder(Recorder):
         for begins in ("__init__", "__setstate__"):  # made, or read from a file as it was
             self._changes.enter_context(compat.replaced(own, begins, self._optimizers.noted(getattr(own, begins))))
         self._files = self._present()
+        if self._following.stop is not None and self._following.stop.kind == "term":
+            threading.Thread(target=self._stop_with_the_first, daemon=True).start()
         return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._over.set()
+        super().__exit__(*raised)
 
     @property
     def _done(self) -> int:
@@ -74,6 +82,7 @@ class StoppingRecorder(Recorder):
                 self._changes.enter_context(compat.replaced(ours, "save", self._noted(ours.save)))
         if not self.now.micro_batches:
             self.now.saves, self.now.asynchronous = self._saves.pop(self._done, []), self._asynchronous
+            self.now.generators = generators.places()
             if self._rank == 0:
                 files = self._present()
                 self.now.saved, self._files = files != self._files, files
@@ -135,16 +144,29 @@ class StoppingRecorder(Recorder):
             return
         if (stop.moment, stop.done) != (moment, len(self.steps) - 1) or self._rank not in stop.ranks:
             return
-        self._stopped = True
-        Path(self._following.marker).touch()
+        with self._to_stop:
+            if self._stopped:  # it was told together with the first
+                return
+            self._stopped = True
+            Path(self._following.marker).touch()
+            if stop.kind == "term":
+                _terminate(stop.grace_s)
+                return
         if stop.kind == "launcher":
             time.sleep(60)  # until the launcher is gone, and this rank with it
             return
-        if stop.kind == "term":
-            _die_in(stop.grace_s)
-            os.kill(os.getpid(), signal.SIGTERM)
-            return
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def _stop_with_the_first(self) -> None:
+        """A scheduler tells all ranks at one moment, at which each of them is somewhere else."""
+        assert self._following.stop is not None
+        while not self._over.wait(0.002):
+            if os.path.exists(self._following.marker):
+                with self._to_stop:
+                    if not self._stopped:
+                        self._stopped = True
+                        _terminate(self._following.stop.grace_s)
+                return
 
     def _stop_in_save(self, done: int, number: int) -> None:
         """Before a save, the ``number``-th behind its step: begins to count down if the stop comes within it."""
@@ -169,6 +191,11 @@ def whole_saves(marker: str, rank: int, done: int) -> int:
         return Path(f"{marker}.saves{rank}").read_text().split().count(str(done))
     except FileNotFoundError:  # it has none
         return 0
+
+
+def _terminate(grace_s: float) -> None:
+    _die_in(grace_s)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _die_in(seconds: float) -> None:

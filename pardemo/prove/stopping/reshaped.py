@@ -9,7 +9,7 @@ from pardemo.prove.assembled import assembled
 from pardemo.prove.facts import Finding
 from pardemo.prove.reference import Reference
 from pardemo.prove.runner import ProveError, Run
-from pardemo.prove.stopping import same_layout, states, stream
+from pardemo.prove.stopping import plan, states, stream
 
 
 @dataclass
@@ -61,7 +61,7 @@ def judge(name: str, reference: Run, resumed: Run, expected: int, tolerance: flo
         if one.cause == "data":
             said, since = stream.said(stream.of(reference), stream.of(resumed), behind)
             one = replace(one, why=said, step=since + 1 - behind) if said else one
-        if one.cause == "learning-rate" and (rates := same_layout.rates_said(reference, resumed, behind)) is not None:
+        if one.cause == "learning-rate" and (rates := plan.rates_said(reference, resumed, behind)) is not None:
             one = replace(one, why=rates[0], step=rates[1] + 1 - behind, factor=None)
         found.append(replace(one, layout=name, step=one.step + behind))
     return Reshaped(begins, found, states_seen)

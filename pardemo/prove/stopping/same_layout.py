@@ -1,5 +1,6 @@
 """A run that goes on in the layout in which it was stopped, beside the undisturbed one: rank by rank, bit by bit."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -9,7 +10,7 @@ from pardemo.prove.facts import Finding
 from pardemo.prove.proof import alike
 from pardemo.prove.record.facts import Tensors
 from pardemo.prove.runner import Run
-from pardemo.prove.stopping import states, stream
+from pardemo.prove.stopping import generators, plan, states, stream
 
 #: Of a rank and a parameter, the elements whose gradient is rounding and nothing else.
 Noise = dict[tuple[int, str], torch.Tensor]
@@ -129,7 +130,13 @@ def judge(beside: Beside, parameters_of: int | None) -> None:
         _parameters(beside)
     samples, since = stream.said(stream.of(beside.reference), stream.of(beside.resumed), beside.begins)
     if samples:
-        beside.add(since + 1, "data", "data", samples)
+        names = generators.moved(beside.reference, beside.resumed, since, beside.begins)
+        strange = names and stream.STRANGE in samples  # made, or changed, by random numbers
+        beside.add(since + 1, "data", "data", f"{samples}; {generators.told(names)}" if strange else samples)
+    elif beside.repeats:
+        samples, since = stream.of_ranks(beside.reference, beside.resumed, beside.begins)
+        if samples:
+            beside.add(since + 1, "data", "data", samples)
     _rates(beside)
     _scales(beside)
     _states(beside)
@@ -164,39 +171,8 @@ def _parameters(beside: Beside) -> None:
 
 
 def _rates(beside: Beside) -> None:
-    if (told := rates_said(beside.reference, beside.resumed, beside.begins)) is not None:
+    if (told := plan.rates_said(beside.reference, beside.resumed, beside.begins)) is not None:
         beside.add(told[1] + 1, "learning rate", "learning-rate", told[0])
-
-
-def rates_said(reference: Run, resumed: Run, begins: int) -> tuple[str, int] | None:
-    """What is wrong with the learning rates of a run that goes on behind ``begins`` steps, and since when; or None."""
-    rates = [step.learning_rates for step in reference.records[0].steps]
-    own = [step.learning_rates for step in resumed.records[0].steps]
-    wanted = rates[begins:]
-    steps = min(len(wanted), len(own))
-    first = next((n for n in range(steps) if not _close(own[n], wanted[n])), None)
-    if first is None:
-        return None
-    said = f"the rate is {_rate(own[first])} in place of {_rate(wanted[first])}"
-    for place in range(len(rates)):
-        pairs = list(zip(own[first:steps], rates[place:], strict=False))
-        away = place - begins - first
-        if away and len(pairs) >= min(2, steps - first) and all(_close(a, b) for a, b in pairs):
-            moved = f"{abs(away)} step{'s' * (abs(away) > 1)} {'ahead' if away > 0 else 'behind'}"
-            anew = ": it begins anew" if place == first else ""
-            return f"the scheduler is {moved}{anew}; {said}", begins + first
-    return said, begins + first
-
-
-def _close(a: list[float], b: list[float]) -> bool:
-    """Also 0 beside what rounding leaves of it at a cosine's end."""
-    return len(a) == len(b) and all(
-        abs(x - y) <= max(1e-9 * max(abs(x), abs(y)), 1e-15) for x, y in zip(a, b, strict=True)
-    )
-
-
-def _rate(rates: list[float]) -> str:
-    return ", ".join(f"{rate:.6g}" for rate in dict.fromkeys(rates))
 
 
 def _scales(beside: Beside) -> None:
@@ -254,6 +230,8 @@ def _random(beside: Beside) -> None:
 def _numbers(beside: Beside) -> None:
     """Gradients, the loss, buffers and updates of the first step, when all that they are made of is right."""
     for kind, what in (("buffer", "buffers"), ("gradient", "gradients"), ("after", "parameters after the step")):
+        if kind == "gradient" and beside.repeats and _losses(beside):
+            return
         if kind == "after" and beside.begins + 1 >= len(beside.reference.records[0].steps):
             continue
         if apart := beside.differing(kind):
@@ -263,22 +241,32 @@ def _numbers(beside: Beside) -> None:
                 "after": "the gradient is right, and what the optimizer makes of it is not: a part of its state, or of "
                 "its options, is not restored",
             }[kind]  # fmt: skip
-            beside.add(beside.begins + 1, what, "not-restored" if kind == "buffer" else "", why, apart)
+            names = generators.moved(beside.reference, beside.resumed, beside.begins, beside.begins)
+            if kind == "gradient" and names:
+                beside.add(beside.begins + 1, what, "random-state", f"{why}; {generators.told(names)}", apart)
+            else:
+                beside.add(beside.begins + 1, what, "not-restored" if kind == "buffer" else "", why, apart)
             return
 
 
+def _losses(beside: Beside) -> bool:
+    """Whether the first step differentiates another loss: random numbers that are no dropout's show in it, as noise."""
+    for rank in beside.ranks:
+        run = beside.reference.records[rank].steps
+        theirs, ours = run[beside.begins].losses, beside.resumed.records[rank].steps[0].losses
+        beside.exact = beside.exact and theirs == ours
+        size = max((abs(loss) for step in run for loss in step.losses), default=0.0)
+        for wanted, own in zip(theirs, ours, strict=False):
+            if math.isnan(wanted) or abs(own - wanted) <= beside.tolerance * size:
+                continue
+            why = f"the samples and the parameters are right, and the loss is {own:.6g} in place of {wanted:.6g}"
+            names = generators.moved(beside.reference, beside.resumed, beside.begins, beside.begins)
+            why = f"{why}; {generators.told(names)}" if names else why
+            beside.add(beside.begins + 1, "loss", "random-state" if names else "", why)
+            return True
+    return False
+
+
 def _length(beside: Beside) -> None:
-    """Whether the run ends where the undisturbed one does, if that has come to its end."""
-    ended = beside.reference.records[0].ended == "end"
-    wanted, own = (len(run.records[0].steps) for run in (beside.reference, beside.resumed))
-    wanted -= beside.begins
-    if ended and beside.resumed.records[0].ended == "end" and own < wanted:
-        beside.add(beside.reference.steps, "length", "ends-elsewhere",
-                   f"the run is over {wanted - own} steps before the undisturbed one")  # fmt: skip
-    elif ended and own > wanted:
-        beside.add(
-            beside.reference.steps,
-            "length",
-            "ends-elsewhere",
-            "the run takes more steps than the undisturbed one: its count of steps or epochs begins anew",
-        )
+    if told := plan.length_said(beside.reference, beside.resumed, beside.begins):
+        beside.add(beside.reference.steps, "length", "ends-elsewhere", told)

@@ -3,9 +3,12 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from pardemo.prove.record.facts import Record
 from pardemo.prove.runner import Run
 
 Samples = Counter[str]
+#: What is said of samples that are in no step of the undisturbed run, as far as it was seen.
+STRANGE = "are there that none of these steps should have"
 
 
 def of(run: Run) -> list[Samples]:
@@ -50,8 +53,30 @@ def said(reference: Sequence[Samples], resumed: Sequence[Samples], begin: int) -
     if again:
         parts.append(f"{again} in their place were trained on before the stop")
     if strange:
-        parts.append(f"{strange} are there that none of these steps should have")
+        parts.append(f"{strange} {STRANGE}")
     return f"{span} {', '.join(parts)}", begin + first
+
+
+def of_ranks(reference: Run, resumed: Run, begin: int) -> tuple[str, int]:
+    """What is wrong with who trains on which sample, where the samples of all ranks together are right; since when.
+
+    For runs in one layout that repeat themselves to the last bit: which rank has a sample changes its dropout mask, the
+    order in which gradients are added, and what its batch norm sees.
+    """
+    steps = min(min(len(record.steps) for record in resumed.records), len(reference.records[0].steps) - begin)
+    for step in range(steps):
+        for theirs, ours in zip(reference.records, resumed.records, strict=True):
+            wanted, own = _in_order(theirs, begin + step), _in_order(ours, step)
+            if wanted != own and Counter(wanted) == Counter(own):
+                return f"rank {theirs.rank} has its samples of step {begin + step + 1} in another order", begin + step
+            if wanted != own:
+                return f"from step {begin + step + 1} on ranks train on samples that others had", begin + step
+    return "", 0
+
+
+def _in_order(record: Record, step: int) -> list[str]:
+    micros = [micro for micro in record.steps[step].micro_batches if not micro.activations]
+    return [sample for micro in micros for sample in micro.samples]
 
 
 def _per_copy(own: Samples, wanted: Samples) -> Samples:

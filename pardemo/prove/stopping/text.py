@@ -61,6 +61,7 @@ def as_json(made: Verdict) -> dict[str, Any]:
             {
                 "stop": trial.stop.text, "kind": trial.stop.kind, "layout": trial.layout.name, "behind": trial.begins,
                 "expected": trial.expected, "again": trial.lost, "exact": trial.exact, "in_save": trial.in_save,
+                "overdue": trial.overdue,
                 "states_compared": trial.states, "error": trial.error or None,
                 "findings": [plain(asdict(finding)) for finding in trial.findings],
             }

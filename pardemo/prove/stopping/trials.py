@@ -10,7 +10,7 @@ from pardemo.prove.facts import Finding
 from pardemo.prove.layouts import Layout
 from pardemo.prove.reference import Reference
 from pardemo.prove.runner import Options, ProveError, Run
-from pardemo.prove.stopping import reshaped, same_layout, stops
+from pardemo.prove.stopping import plan, reshaped, same_layout, stops
 from pardemo.prove.stopping.launched import follower, in_folder, killed
 from pardemo.prove.stopping.recorder import whole_saves
 from pardemo.prove.stopping.stops import NEVER, Stop
@@ -24,6 +24,7 @@ class Trial:
     """A stop, and the run that goes on.
 
     ``expected``: behind how many steps the last whole save is; ``in_save``: whether the stop cut a later one off;
+    ``overdue``: whether the script had not ended within the grace that SIGTERM leaves, and was killed;
     ``asynchronous``: whether the script goes on while it saves,
     so that nobody knows whether this one is whole. ``begins``: behind how many the run goes on, None where its
     parameters are those of no step. ``exact``: whether all compared is equal to the last bit. ``states``: whether
@@ -36,6 +37,7 @@ class Trial:
     expected: int
     asynchronous: bool
     in_save: bool = False
+    overdue: bool = False
     begins: int | None = None
     exact: bool = False
     states: bool = True
@@ -45,7 +47,8 @@ class Trial:
     @property
     def name(self) -> str:
         within = ", within a save" * (self.in_save and self.stop.kind != "save")
-        return f"{self.stop.text}{within}, resumed with {self.layout.name}"
+        late = f", which had not ended it after {self.stop.grace_s:g} s" * self.overdue
+        return f"{self.stop.text}{within}{late}, resumed with {self.layout.name}"
 
     @property
     def lost(self) -> int:
@@ -126,6 +129,8 @@ def _verdict(
         raise ProveError(f"{made.notes[-1]}: there is nothing to stop; say other --stops")
     drawn = [replace(stop, grace_s=grace_s) for stop in drawn]
     made.notes += first.records[0].notes
+    if options.sketched:
+        made.notes.append(f"{runner.elements(first):,} elements: parameters are compared by sketches")
     pairs = [(stop, layouts[0], resumed[0]) for stop in drawn]
     others = zip(layouts[1:], resumed[1:], strict=True)
     pairs += [(drawn[number % len(drawn)], own, layout) for number, (own, layout) in enumerate(others)]
@@ -196,6 +201,7 @@ def _run(made: Trial, begun: Layout, first: Run, options: Options, place: Path, 
     else:
         stopped = _recorded(begun, replace(options, steps=first.steps), place / "stopped", stop, saves)
         made.error = _not_stopped(stop, stopped, marker.exists(), first)
+        made.overdue = stop.kind == "term" and "killed by SIGALRM" in stopped.error
     if made.error:
         return None
     if not made.asynchronous and not _is_whole(first, made.expected, str(marker)):
@@ -281,7 +287,15 @@ def _judge_reshaped(
         return
     found = reshaped.judge(made.name, first, resumed, made.expected, tolerance)
     made.begins, made.states = found.begins, found.states
-    made.findings += [] if _elsewhere(made) else found.findings
+    if _elsewhere(made):
+        return
+    made.findings += found.findings
+    behind = made.expected if made.begins is None else made.begins
+    if plan.length_said(first, resumed, behind):  # other ranks may fill up, or leave out, an epoch's last batch
+        undisturbed = _recorded(own, options, place / "own")
+        runner.must(undisturbed)
+        if told := plan.length_said(undisturbed, resumed, behind):
+            made.findings.append(Finding(made.name, first.steps, "length", "ends-elsewhere", told))
 
 
 def _elsewhere(made: Trial) -> bool:
