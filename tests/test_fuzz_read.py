@@ -24,6 +24,7 @@ from test_zero_checkpoint_fuzzed import PATHS, VALUES, mutations
 
 from pardemo import Cluster, claims, cli, headlines, project, seals
 from pardemo.baichuan2 import load_checkpoint
+from pardemo.bench import runs as bench_runs
 from pardemo.book.run import doctor, parameters
 from pardemo.finetune.prediction import predictions
 from pardemo.finetune.recipes import recipe
@@ -199,6 +200,17 @@ def test_runs_files(tmp_path):
         return as_csv(rows if isinstance(rows, list) else [])
 
     fuzz(tmp_path / "runs.csv", as_csv(RUNS), lambda path: published.load(path, None), plain, dump)
+
+
+def test_runs_of_the_speed_table(tmp_path):
+    row = {"name": "quick", "ours": 1.0, "peer": 2.0, "unit": "s", "ratio": 2.0, "spread": [1.8, 2.2], "target": 1.0,
+           "note": "the peer", "within": None, "met": True}  # fmt: skip
+    bench_runs.add(tmp_path, [row], "2026-11-01", "rev1", {"cores": 2})
+    kept = (tmp_path / bench_runs.RUNS).read_bytes()
+    fuzz(tmp_path / bench_runs.RUNS, kept, bench_runs.read, json.loads(kept), as_json)
+    fuzz(
+        tmp_path / "run.json", as_json([row]), lambda path: bench_runs.figures(bench_runs.json_of(path)), [row], as_json
+    )
 
 
 PROVE = b"""

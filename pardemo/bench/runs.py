@@ -56,12 +56,12 @@ def add(
         ValueError: rows or a date that are none, a run that is there already, a row that had another unit: whatever
             is measured in another way needs another name, or its median is one of two things.
     """
-    kept = _read(folder / RUNS)
+    kept = read(folder / RUNS)
     try:
         datetime.date.fromisoformat(date)
     except ValueError:
         raise ValueError(f"a date looks like 2026-11-27, not {date!r}") from None
-    run = {"date": date, "revision": revision, "machine": dict(machine), "figures": _figures(rows)}
+    run = {"date": date, "revision": revision, "machine": dict(machine), "figures": figures(rows)}
     if any(run["figures"] == other["figures"] for other in kept["runs"]):
         raise ValueError(f"this run is among those of {folder / RUNS} already")
     newest = all(other["date"] <= date for other in kept["runs"])
@@ -144,8 +144,8 @@ def command(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.to) if arguments.to else project.root() / "outputs" / "reference"
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder: --to names the one whose {RUNS} and {TABLE} are written")
-    rows = _json(Path(arguments.add))
-    of_machine = _json(Path(arguments.machine)) if arguments.machine else asdict(machine.profile())
+    rows = json_of(Path(arguments.add))
+    of_machine = json_of(Path(arguments.machine)) if arguments.machine else asdict(machine.profile())
     date = arguments.date or datetime.date.today().isoformat()
     made = add(folder, rows, date, arguments.revision or _revision(), of_machine)
     print(json.dumps([asdict(row) for row in made], indent=1) if arguments.json else as_text(made))
@@ -160,14 +160,22 @@ def _revision() -> str:
         raise ValueError("git knows no revision here: say with --revision which code was measured") from None
 
 
-def _figures(rows: Any) -> dict[str, dict[str, Any]]:
+def figures(rows: Any) -> dict[str, dict[str, Any]]:
+    """Those of a run's rows, by name, as they are kept.
+
+    Raises:
+        ValueError: they are no rows as ``pardemo bench --json`` prints them.
+    """
     try:
-        figures = {row["name"]: {key: _short(row[key]) for key in ("ours", "peer", "ratio", "spread")} for row in rows}
-        if not rows or len(figures) != len(rows) or not all("unit" in row and "target" in row for row in rows):
+        made = {row["name"]: {key: _short(row[key]) for key in ("ours", "peer", "ratio", "spread")} for row in rows}
+        if not rows or len(made) != len(rows) or not all("unit" in row and "target" in row for row in rows):
             raise ValueError("no row, two of a name, or one without unit or target")
-    except (TypeError, KeyError, ValueError) as error:
-        raise ValueError(f"a run is a list of rows, as `pardemo bench --json` prints it: {error!r}") from None
-    return figures
+        asked_of = {row["name"]: {key: row.get(key) for key in ASKED} for row in rows}
+        as_text(table({"rows": asked_of, "runs": [{"date": "", "figures": made}]}))
+    except (TypeError, LookupError, ValueError, AttributeError, OverflowError) as error:
+        said = " ".join(repr(error).split())[:200]
+        raise ValueError(f"a run is a list of rows, as `pardemo bench --json` prints it: {said}") from None
+    return made
 
 
 def _short(figure: Any) -> Any:
@@ -201,19 +209,31 @@ def _compact(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> dict[str, Any]:
+    """The runs that a file keeps; none where there is no file.
+
+    Raises:
+        ValueError: it keeps something else.
+    """
     if not path.exists():
         return {"rows": {}, "runs": []}
-    kept = _json(path)
+    kept = json_of(path)
     try:
-        table(kept)
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise ValueError(f"{path} does not keep runs of the speed table: {error!r}") from None
+        dates = [datetime.date.fromisoformat(run["date"]) for run in kept["runs"]]
+        made = table(kept)
+        as_text(made)
+        strange = {name for run in kept["runs"] for name in run["figures"]} - set(kept["rows"])
+        if len(dates) != len(kept["runs"]) or strange:
+            raise ValueError(f"figures of rows that are not there: {sorted(strange)}")
+    except (TypeError, LookupError, ValueError, AttributeError, OverflowError) as error:
+        said = " ".join(repr(error).split())[:200]
+        raise ValueError(f"{path} does not keep runs of the speed table: {said}") from None
     return kept
 
 
-def _json(path: Path) -> Any:
+def json_of(path: Path) -> Any:
+    """What a JSON file says. Raises ValueError: it is none."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from None
