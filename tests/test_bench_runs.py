@@ -52,6 +52,15 @@ def test_a_target_is_open_until_there_are_runs_of_five_days(hits, of, tmp_path):
     assert "NO" not in text
 
 
+def test_a_row_that_older_runs_meet_says_that_the_newest_one_does_not(tmp_path):
+    made = added(tmp_path, 2.0, 2.1, 2.2, 2.3, 0.9)
+    assert (made.met, made.newest) == (True, 0.9)
+    assert "in 4 of 5, newest 0.90" in runs.as_text([made])
+    made = runs.add(tmp_path, [row(ratio=2.4)], "2026-11-06", "rev6", MACHINE)[0]
+    assert made.newest == 2.4
+    assert "newest" not in runs.as_text([made])
+
+
 def test_runs_of_one_day_count_as_runs_of_one_day(tmp_path):
     for number in range(7):
         made = runs.add(tmp_path, [row(ratio=2 + number)], "2026-11-01", f"rev{number}", MACHINE)[0]

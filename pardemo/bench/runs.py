@@ -34,12 +34,14 @@ class TableRow(BenchRow):
         runs: how many runs have the row. days: on how many dates they were made.
         met_in: in how many runs the target was met, None where there is none. ``met`` is said of a target that is
             missed in no more than every fifth run, as in 4 of 5. With runs of fewer than five days it is None: open.
+        newest: the ratio of the newest run, which has the newest code.
     """
 
     range: tuple[float, float]
     runs: int
     days: int
     met_in: int | None
+    newest: float
 
 
 def add(
@@ -107,6 +109,7 @@ def _row(name: str, what: Mapping[str, Any], having: list[dict[str, Any]]) -> Ta
         runs=runs,
         days=days,
         met_in=met_in,
+        newest=ratios[-1],
         **what,
     )
 
@@ -121,6 +124,8 @@ def _line(row: TableRow) -> tuple[str, ...]:
     told = f"{'NO, ' if row.met is False else ''}in {row.met_in} of {row.runs}" if row.met_in is not None else ""
     if told and row.met is None:
         told = f"open: {told}, {row.days} of {DAYS} days"
+    if told and not is_met(row.newest, row.target, row.within):
+        told += f", newest {row.newest:.2f}"
     span = f"{row.range[0]:.2f} to {row.range[1]:.2f}"
     return (
         row.name,
