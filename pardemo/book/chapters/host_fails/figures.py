@@ -1,9 +1,10 @@
-"""Pictures of *When a host fails*: failures by GPUs, goodput by interval, what a save holds up, resumes, a survivor."""
+"""Pictures of *When a host fails*: failures by GPUs, goodput by interval, what a save holds up, restarts, resumes."""
 
 from collections.abc import Mapping, Sequence
 
 from matplotlib.patches import Patch
 
+from pardemo.book.chapters.host_fails.restarts import Restart
 from pardemo.draw import palette
 from pardemo.draw.charts import measured, predicted
 from pardemo.draw.style import COLOURS, Picture, new, save
@@ -137,3 +138,36 @@ def survivor(seconds: Sequence[float], groups: Sequence[int]) -> Picture:
     alone = sum(count == 1 for count in groups)
     told = f"{alone} of {len(groups)} steps with one group alone; the longest step took {1e3 * max(seconds):.0f} ms."
     return save(fig, "host_fails_survivor", f"Steps of the survivor: {told}")
+
+
+def restarts_in_parts(restarts: Mapping[str, Restart]) -> Picture:
+    """The seconds without training of each restart, in their parts: agents, Python, ranks.
+
+    Args:
+        restarts: what happened -> the restart after it.
+    """
+    fig, ax = new(size=(6.4, 1.5 + 0.45 * len(restarts)))
+    parts = {
+        "the agents see it, and meet": ("agents_s", COLOURS["wait"], "..."),
+        "Python starts, and loads torch": ("python_s", palette.OTHER, ""),
+        "ranks meet, read, train a step": ("ranks_s", COLOURS["compute"], "//"),
+    }
+    told = []
+    for row, (what, restart) in enumerate(restarts.items()):
+        left = 0.0
+        for name, colour, hatch in parts.values():
+            seconds = getattr(restart, name)
+            ax.barh(row, seconds, 0.6, left, color=colour, hatch=hatch, edgecolor="white")
+            left += seconds
+        ax.text(left, row, f"  {left:.1f} s", va="center")
+        told.append(f"{what}: {restart.agents_s:.1f} + {restart.python_s:.1f} + {restart.ranks_s:.1f} s")
+    longest = max(restart.seconds for restart in restarts.values())
+    ax.set(xlabel="seconds without training", yticks=range(len(restarts)), yticklabels=list(restarts))
+    ax.set(xlim=(0, 1.15 * longest), ylim=(len(restarts) - 0.5, -0.5))
+    ax.grid(axis="y", visible=False)
+    handles = [
+        Patch(facecolor=colour, hatch=hatch, edgecolor="white", label=label)
+        for label, (_, colour, hatch) in parts.items()
+    ]
+    fig.legend(handles=handles, loc="outside lower center", ncols=1)
+    return save(fig, "host_fails_restarts", f"Restarts in agents, Python, ranks: {'; '.join(told)}.")

@@ -10,15 +10,18 @@ import torch
 from pardemo.book.chapters.host_fails.measured import Hosts
 from pardemo.world.errors import RankDied
 
-_EVENT = re.compile(r"^rank (\d+), process (\d+): (\w+) (\d+) ([\d.]+)$", re.M)
+_EVENT = re.compile(r"^host (\d+), rank (\d+) of (\d+), process (\d+): (\w+) (\d+) ([\d.]+)$", re.M)
 #: Of torchrun's lines those that say what happened; the beginning with its date is cut off.
 _AGENT = re.compile(r"^\S+ \S+ \S+ \S*torch/distributed/elastic/\S+\] (?:\[default\] )?(.*)$", re.M)
 
 
 class Event(NamedTuple):
-    """What a rank said of itself: it began at a step, trained one, or is about to kill itself."""
+    """What a rank said of itself: it was started or has loaded its libraries, before a step; has trained one, or is
+    about to kill itself (``start``, ``load``, ``step``, ``kill``)."""
 
+    host: int
     rank: int
+    ranks: int
     process: int
     what: str
     step: int
@@ -31,7 +34,7 @@ def events_of(printed: str) -> list[Event]:
     Raises:
         ValueError: there is none.
     """
-    rows = [Event(int(r), int(p), what, int(step), float(at)) for r, p, what, step, at in _EVENT.findall(printed)]
+    rows = [Event(*map(int, who), what, int(step), float(at)) for *who, what, step, at in _EVENT.findall(printed)]
     if not rows:
         raise ValueError(f"no rank said anything: {printed[-500:]}")
     return sorted(rows, key=lambda event: event.at_s)
@@ -43,17 +46,44 @@ def agents_lines(printed: str) -> list[str]:
     return [line for line in lines if line]
 
 
-def standing_s(events: Sequence[Event]) -> float:
-    """Seconds from the kill to the end of the first step after it.
+class Restart(NamedTuple):
+    """Ranks that were started anew, and the seconds without training before their first step was done.
 
-    Raises:
-        ValueError: nobody was killed, or no step came after it.
+    Attributes:
+        repeated: steps that are trained a second time. agents_s: from the end of training until the last rank is
+            started. python_s: until the last one has loaded its libraries. ranks_s: until the first step is done.
     """
-    killed = [event.at_s for event in events if event.what == "kill"]
-    after = [event.at_s for event in events if event.what == "step" and killed and event.at_s > killed[-1]]
-    if not after:
-        raise ValueError("no step came after a kill")
-    return after[0] - killed[-1]
+
+    repeated: int
+    agents_s: float
+    python_s: float
+    ranks_s: float
+
+    @property
+    def seconds(self) -> float:
+        return self.agents_s + self.python_s + self.ranks_s
+
+
+def restarts_of(events: Sequence[Event]) -> list[Restart]:
+    """The restarts of a job: between two steps, or a kill and a step, ranks were started.
+
+    Args:
+        events: in the order of their times.
+    """
+    restarts, done, ended_s, started_s, loaded_s = [], -1, None, None, 0.0
+    for event in events:
+        if event.what == "start":
+            started_s = event.at_s
+        elif event.what == "load":
+            loaded_s = event.at_s
+        else:
+            if event.what == "step" and started_s is not None and ended_s is not None:
+                repeated = done + 1 - event.step
+                parts = started_s - ended_s, loaded_s - started_s, event.at_s - loaded_s
+                restarts.append(Restart(repeated, *parts))
+            done = max(done, event.step) if event.what == "step" else done
+            ended_s, started_s = event.at_s, None
+    return restarts
 
 
 def largest_difference(one: Any, other: Any) -> float:
@@ -70,7 +100,7 @@ def largest_difference(one: Any, other: Any) -> float:
 
 
 def killed_then_back(hosts: Hosts, function: Callable[..., Any], steps: int, dies_at: int, away_s: float = 0.0) -> Any:
-    """Host 1 runs ``function`` until it is killed, is away, is started again, and is invited by the next number.
+    """Host 1 runs ``function`` until it is killed, is away, is started again, and is invited by the next version.
 
     Args:
         dies_at: the step in which it kills itself. away_s: seconds until there is a host in its place.
@@ -84,7 +114,7 @@ def killed_then_back(hosts: Hosts, function: Callable[..., Any], steps: int, die
     if not isinstance(hosts.run(function, steps, 1, dies_at, only=[1])[1], RankDied):
         raise RuntimeError("host 1 was not killed")
     time.sleep(away_s)
-    hosts.say("number", "2")
+    hosts.say("version", "2")
     back = hosts.run(function, steps, 2, only=[1])[1]
     if isinstance(back, RankDied):
         raise RuntimeError(f"host 1 was killed again: {back}")
