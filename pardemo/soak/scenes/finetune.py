@@ -78,15 +78,35 @@ def _adapter(run: Path) -> str:
 
 
 def _goes_on(scene: Scene, base: Path, run: Path) -> str:
-    """Resumes a run to its end: from its newest whole checkpoint, and to the weights of the undisturbed one."""
+    """Resumes a run to its end: from its newest whole checkpoint, and to the weights of the undisturbed one.
+
+    A run that ended within its first save has half a checkpoint and no whole one: that is refused, and ``overwrite``
+    begins anew, as the refusal says.
+    """
     # not as resume itself looks for it: the seal is written last
     sealed = [path.parent.name for path in run.glob(f"checkpoint-*/{checkpoint_seal.SEAL}")]
-    result = launch(_job(base, run), resume=True)
+    begun = [path.name for path in run.glob("checkpoint-*")]
+    if begun and not sealed:
+        _refused_with_half_a_checkpoint(scene, _job(base, run), begun[0])
+        result = launch(_job(base, run), overwrite=True)
+    else:
+        result = launch(_job(base, run), resume=True)
     expected = max(sealed, key=lambda name: int(name.removeprefix("checkpoint-")), default=None)
     scene.expect(result.resumed_from == expected, f"resumed from {result.resumed_from}, the newest is {expected}")
     scene.expect(_adapter(run) == _adapter(base / "run"), "the weights are not those of the undisturbed run")
     nothing_below()
     return f"resumed from {expected}"
+
+
+def _refused_with_half_a_checkpoint(scene: Scene, job: Recipe, name: str) -> None:
+    """Nothing was lost that had been whole; but whose work lies there is not known, and ``resume`` removes nothing."""
+    try:
+        launch(job, resume=True)
+    except ValueError as error:
+        due = rf"no checkpoint that can be read \({name} is passed over: it was never finished\): --overwrite removes"
+        scene.expect(re.search(due, str(error)) is not None, f"half a checkpoint is told as: {error}")
+    else:
+        raise Wrong(f"went on from half a checkpoint, {name}")
 
 
 @scene("finetune/rank killed")
@@ -162,10 +182,18 @@ def _damage(scene: Scene, folder: Path) -> str:
     return path.relative_to(folder).as_posix()
 
 
-@scene("finetune/damaged", ("truncated", "changed", "missing", "one more file"), weight=2)
+DAMAGES = ("truncated", "changed", "missing", "one more file", "the first save cut off")
+
+
+@scene("finetune/damaged", DAMAGES, weight=2)
 def _damaged(scene: Scene) -> str:
     """A file of the newest checkpoint is damaged: the run says which, and goes on from the checkpoint before."""
     base, run = _base(scene), scene.folder / "run"
+    if scene.way == "the first save cut off":
+        shutil.copytree(base / "run" / FIRST, run / FIRST)
+        for path in (run / FIRST / checkpoint_seal.SEAL, scene.chance.choice(sorted((run / FIRST).glob("*.*")))):
+            path.unlink(missing_ok=True)
+        return _goes_on(scene, base, run)
     shutil.copytree(base / "run", run)
     name = _damage(scene, run / LAST)
     result = launch(_job(base, run), resume=True)
