@@ -1,9 +1,11 @@
 """``pardemo soak``: what it draws, what it counts, that it notices what is left, and a few scenes of each group."""
 
 import json
+import re
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from itertools import islice
 
 import psutil
@@ -44,12 +46,13 @@ def test_a_scene_of_each_kind_ends_as_it_should(group):
 
 
 PLAYED = """
-import dataclasses, json, os, signal, subprocess, sys, tempfile, time
+import dataclasses, json, os, signal, socket, subprocess, sys, tempfile, time
 from pathlib import Path
 from pardemo.soak.life import load
-from pardemo.soak.scene import Kind, Skipped, Wrong
+from pardemo.soak.scene import Kind, NotReached, Skipped, Wrong
 from pardemo.soak.stage import Stage
-from pardemo.soak import remains
+from pardemo.soak import remains, sockets
+from pardemo.cluster import keeper
 from pardemo.world.nursery_process import adopt_orphans
 
 def orphan(scene):
@@ -65,6 +68,36 @@ def file(scene):
     tempfile.mkdtemp(prefix="left-")
 def shared(scene):
     Path(f"/dev/shm/pardemo-soak-test-{os.getpid()}").touch()
+def listener(scene):
+    open_.append(socket.create_server(("127.0.0.1", 0)))
+def connection(scene):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        open_.append(socket.create_connection(server.getsockname()))
+        open_.append(server.accept()[0])
+def abstract(scene):
+    open_.append(socket.socket(socket.AF_UNIX))
+    open_[-1].bind(f"\\0pardemo-soak-test-{os.getpid()}")
+def file_of_a_socket(scene):
+    with socket.socket(socket.AF_UNIX) as end:
+        end.bind(tempfile.mktemp(prefix="s-"))
+def orphan_that_listens(scene):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        subprocess.Popen(["sleep", "600"], pass_fds=[server.fileno()], start_new_session=True)
+def closes_what_it_opened(scene):
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
+        return "fine"
+def named_namespace(scene):
+    (remains.NAMED_NAMESPACES / f"hosts-of-{os.getpid()}").touch()
+def another_program(scene):
+    Path("/dev/shm/pardemo-soak-test-other").touch()
+def namespace(scene):
+    if not os.fork():
+        try:
+            keeper.unshare(0x40000000)
+        except OSError:
+            os._exit(0)
+        time.sleep(600)
+    time.sleep(0.2)
 def wrong(scene):
     raise Wrong("not what was due")
 def raises(scene):
@@ -81,21 +114,46 @@ def waits(scene):
 def loses(scene):
     (scene.folder / "work").write_text("half")
 def looks(scene):
-    scene.expect((scene.folder / "work").read_text() == "whole", "lost: the work")
+    scene.keeps((scene.folder / "work").read_text() == "whole", "the work")
+def over_at_once(scene):
+    scene.begin()
+    return "done before its signal"
+def misses(scene):
+    raise NotReached("the fault came too late")
+def misses_and_leaves(scene):
+    tempfile.mkdtemp(prefix="left-")
+    raise NotReached("the fault came too late")
+def interrupted(scene):
+    try:
+        waits(scene)
+    except KeyboardInterrupt:
+        return "interrupted"
+def deaf(scene):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    scene.begin()
+    time.sleep(2)
+    raise NotReached("the work was over")
 def right(scene):
     return f"right {scene.chance.random()}"
 
+open_ = []
 adopt_orphans()
-remains.GONE_WITHIN_S = 1.0
+remains.GONE_WITHIN_S = sockets.CLOSED_WITHIN_S = 1.0
 from pardemo.soak import stage as module
-module.GONE_WITHIN_S = 1.0
+module.GONE_WITHIN_S = module.NOTICED_WITHIN_S = 1.0
+root = Path(sys.argv[1])
+remains.NAMED_NAMESPACES = root / "netns"
+remains.NAMED_NAMESPACES.mkdir()
 load("world")
-plays = [orphan, daemon, file, shared, wrong, raises, silent, hangs, skipped, right]
+plays = [orphan, daemon, file, shared, listener, connection, abstract, file_of_a_socket, orphan_that_listens,
+         closes_what_it_opened, named_namespace, namespace, another_program, wrong, raises, silent, hangs, skipped,
+         misses, misses_and_leaves, right]
 kinds = {f.__name__: Kind(f.__name__, f, ("",), {}, 0.0, None, 1) for f in plays}
 kinds["killed"] = Kind("killed", waits, ("",), {"": signal.SIGKILL}, 0.2, None, 1)
-kinds["interrupted"] = Kind("interrupted", waits, ("",), {"": signal.SIGINT}, 0.2, None, 1)
+for play in (interrupted, waits, over_at_once, deaf):
+    within_s = 60.0 if play is over_at_once else 0.2
+    kinds[play.__name__] = Kind(play.__name__, play, ("",), {"": signal.SIGINT}, within_s, None, 1)
 kinds["loses"] = Kind("loses", loses, ("",), {}, 0.0, looks, 1)
-root = Path(sys.argv[1])
 stage = Stage(root, 1, kinds)
 for label in [*kinds, "again"]:
     name = "right" if label == "again" else label
@@ -118,8 +176,13 @@ def played(tmp_path_factory):
 
 
 def ending(played, kind):
-    fields = played[kind]
-    return Ending(**{**fields, "orphans": tuple(fields["orphans"]), "leaked": tuple(fields["leaked"])})
+    return Ending(**{name: tuple(value) if isinstance(value, list) else value for name, value in played[kind].items()})
+
+
+def counts(played, kind):
+    """Of what counts how much, but for what every scene adds to."""
+    counted = ending(played, kind).counts()
+    return {name: count for name, count in counted.items() if count and name not in ("injected", "survived")}
 
 
 def test_what_is_left_behind_is_noticed_and_ended(played):
@@ -127,12 +190,56 @@ def test_what_is_left_behind_is_noticed_and_ended(played):
         assert len(ending(played, kind).orphans) == 1, kind
         assert ending(played, kind).failed
     assert "sleep 600" in ending(played, "orphan").orphans[0]
-    assert [line[:24] for line in ending(played, "file").leaked] == [
-        "temporary file left-" + line[20:24] for line in ending(played, "file").leaked
-    ]
-    assert len(ending(played, "file").leaked) == 1
-    assert ending(played, "shared").leaked[0].startswith("shared memory pardemo-soak-test-")
+    assert [line[:20] for line in ending(played, "file").folders] == ["temporary file left-"]
+    assert ending(played, "shared").folders[0].startswith("shared memory pardemo-soak-test-")
     assert played["below"] == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "due", "told"),
+    [
+        ("orphan", {"orphans": 1}, "process .*sleep 600"),
+        ("file", {"leaked_folders": 1}, "temporary file left-"),
+        ("shared", {"leaked_folders": 1}, "shared memory"),
+        ("listener", {"leaked_sockets": 1}, r"TCP listener on port \d+"),
+        ("connection", {"leaked_sockets": 2}, r"TCP connection (\d+) to (\d+); .*TCP connection \2 to \1"),
+        ("abstract", {"leaked_sockets": 1}, "abstract unix socket @pardemo-soak-test-"),
+        ("file_of_a_socket", {"leaked_sockets": 1}, "unix socket s-"),
+        ("orphan_that_listens", {"orphans": 1, "leaked_sockets": 1}, r"TCP listener on port \d+ of process"),
+        ("named_namespace", {"leaked_namespaces": 1}, r"network namespace hosts-of-\d+"),
+        ("wrong", {"wrong": 1}, "not what was due"),
+        ("loses", {"lost_work": 1}, "lost: the work"),
+        ("hangs", {"hangs": 1}, "not over within its limit"),
+    ],
+)
+def test_each_counter_counts_what_it_is_named_after(played, kind, due, told):
+    assert counts(played, kind) == due | {"failed": 1}
+    assert re.search(told, ending(played, kind).reasons), ending(played, kind).reasons
+    assert ending(played, kind).injected
+
+
+def test_a_namespace_that_a_process_keeps_is_counted(played):
+    if not ending(played, "namespace").orphans:
+        pytest.skip("this machine allows no network namespaces")
+    assert counts(played, "namespace") == {"orphans": 1, "leaked_namespaces": 1, "failed": 1}
+
+
+def test_a_scene_that_ends_before_its_signal_is_not_counted_as_survived(played):
+    why = {
+        "over_at_once": "the scene was over before its signal",
+        "misses": "the fault came too late",
+        "waits": "its signal came before the work or after it",  # nobody awaited it
+    }
+    for kind, reason in why.items():
+        assert ending(played, kind).not_reached == reason
+        assert ending(played, kind).counts() == dict.fromkeys(COUNTED, 0) | {"not_reached": 1}
+    assert counts(played, "misses_and_leaves") == {"not_reached": 1, "failed": 1, "leaked_folders": 1}
+    assert not ending(played, "misses_and_leaves").injected
+
+
+def test_work_that_goes_on_after_its_signal_to_its_end_is_wrong(played):
+    assert counts(played, "deaf") == {"wrong": 1, "failed": 1}
+    assert re.search(r"^the work went on for \d s after its signal", ending(played, "deaf").wrong)
 
 
 def test_what_is_wrong_is_told(played):
@@ -140,7 +247,6 @@ def test_what_is_wrong_is_told(played):
     assert ending(played, "raises").wrong == "ZeroDivisionError: no luck"
     assert ending(played, "silent").wrong.startswith("the scene's process ended: exit code 0") is False
     assert "exit code 3" in ending(played, "silent").wrong
-    assert ending(played, "loses").wrong == "lost: the work"
     hang = ending(played, "hangs")
     assert hang.hang
     assert "in hangs" in hang.told, "where it was"
@@ -149,7 +255,7 @@ def test_what_is_wrong_is_told(played):
 
 
 def test_what_is_right_survives(played):
-    for kind in ("right", "killed", "interrupted"):
+    for kind in ("right", "killed", "interrupted", "closes_what_it_opened", "another_program"):
         assert ending(played, kind).survived, ending(played, kind).reasons
     assert played["right"]["told"] == played["again"]["told"], "the same each time that it is played"
     assert ending(played, "skipped").skipped == "no rights"
@@ -178,6 +284,30 @@ def test_so_many_faults_and_layouts(faults, layouts):
     assert len(drawn) == faults + layouts
 
 
+def test_another_scene_is_drawn_in_place_of_one_whose_fault_did_not_take_place():
+    """Every other scene of one kind misses, and each of another, which is given up."""
+    played = []
+
+    def reached():
+        kind, number = played[-1]
+        return kind != "finetune/e" and (kind != "world/a" or number % 2 == 0)
+
+    took_place = 0
+    for scene in schedule.counted(KINDS, 1, 200, 5, reached):
+        played.append(scene)
+        took_place += reached()
+    assert took_place == 205
+    of_kind = Counter(kind for kind, _ in played)
+    assert of_kind["finetune/e"] == schedule.MISSES, "a kind that is never reached is given up"
+    assert of_kind["world/a"] > 2 * schedule.MISSES, "one that is reached now and then is not"
+    assert of_kind["layouts/d"] == 5
+
+
+def test_kinds_that_are_never_reached_come_to_an_end():
+    drawn = list(schedule.counted(KINDS, 1, 10, 10, lambda: False))
+    assert Counter(kind for kind, _ in drawn) == dict.fromkeys(KINDS, schedule.MISSES)
+
+
 def test_one_kind_or_one_group_is_chosen():
     assert schedule.chosen("world", KINDS) == ["world/a", "world/b"]
     assert schedule.chosen("world/b", KINDS) == ["world/b"]
@@ -191,6 +321,7 @@ class Fake:
     kinds = KINDS
     missing = {"runner": "the group runner needs nbformat"}  # noqa: RUF012
     bad: tuple = ()
+    missed: tuple = ()
 
     def __init__(self, groups, seed):
         self.groups = groups
@@ -203,7 +334,9 @@ class Fake:
 
     def play(self, kind, number):
         if kind in self.bad:
-            return Ending(kind, number, "a way", wrong="two\nlines", orphans=("process 7: sleep",), leaked=("x", "y"))
+            return Ending(kind, number, "a way", wrong="two\nlines", orphans=("process 7: sleep",), folders=("x", "y"))
+        if kind in self.missed:
+            return Ending(kind, number, not_reached="it was quicker")
         if kind == "finetune/e":
             return Ending(kind, number, skipped="no room")
         return Ending(kind, number, told="fine", seconds=0.5)
@@ -213,7 +346,7 @@ def test_the_command_counts_and_says_how_to_play_a_failure_again(monkeypatch, ca
     monkeypatch.setattr(player, "Player", Fake)
     assert cli.main(["soak", "--faults", "30", "--layouts", "5", "--seed", "3", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert set(COUNTED) | {"seconds", "seed", "kinds", "failures", "not_played"} == set(told)
+    assert set(COUNTED) | {"seconds", "seed", "kinds", "failures", "not_played", "why_not_reached"} == set(told)
     assert told["injected"] == told["survived"] == 35 - told["skipped"]
     assert told["kinds"]["layouts/d"]["injected"] == 5
     assert told["not_played"] == {"the group runner needs nbformat": ["runner"], "no room": ["finetune/e"]}
@@ -221,9 +354,8 @@ def test_the_command_counts_and_says_how_to_play_a_failure_again(monkeypatch, ca
     assert cli.main(["soak", "--only", "world/a", "--case", "17", "--seed", "3", "--json"]) == 1
     printed = capsys.readouterr()
     told = json.loads(printed.out)
-    assert {name: told[name] for name in COUNTED} == {
-        "injected": 1, "survived": 0, "wrong": 1, "hangs": 0, "orphans": 1, "leaked": 2, "skipped": 0,
-    }  # fmt: skip
+    due = {"injected": 1, "failed": 1, "wrong": 1, "orphans": 1, "leaked_folders": 2}
+    assert {name: told[name] for name in COUNTED} == dict.fromkeys(COUNTED, 0) | due
     assert told["failures"][0]["again"] == "pardemo soak --only world/a --case 17 --seed 3"
     assert "FAILED world/a, case 17 (a way): two lines; left behind: process 7: sleep" in printed.err
     assert cli.main(["soak", "--faults", "9"]) == 1
@@ -233,12 +365,29 @@ def test_the_command_counts_and_says_how_to_play_a_failure_again(monkeypatch, ca
     assert cli.main(["soak", "--faults", "0"]) == 1, "no scene at all is no success"
 
 
+def test_the_command_counts_apart_what_was_not_reached(monkeypatch, capsys):
+    monkeypatch.setattr(player, "Player", Fake)
+    monkeypatch.setattr(Fake, "missed", ("world/b",))
+    assert cli.main(["soak", "--only", "world", "--faults", "20", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["injected"], told["survived"], told["not_reached"]) == (20, 20, schedule.MISSES)
+    assert told["why_not_reached"] == {"it was quicker": ["world/b"]}
+    assert cli.main(["soak", "--only", "world/b", "--faults", "3"]) == 1, "none took place"
+    lines = capsys.readouterr().out.splitlines()
+    assert "0 of 3: no kind is left of which one in 10 was reached" in lines
+    assert "not reached world/b: it was quicker" in lines
+    assert f"0 injected, 0 survived, {schedule.MISSES} not reached, 0 failed, " in lines[-2]
+    assert "0 lost work, 0 hangs, 0 orphans, 0 leaked sockets, 0 leaked namespaces, 0 leaked folders" in lines[-2]
+    assert max(map(len, lines[:2])) < 100, "the table fits a terminal"
+    assert cli.main(["soak", "--only", "world/b", "--case", "3"]) == 1, "nor has this one"
+
+
 def test_it_says_how_far_it_is(monkeypatch, capsys):
     monkeypatch.setattr("pardemo.soak.tally.EVERY_S", 0.0)
     tally = Tally(1, sys.stdout)
     for wrong in ("", "bad", ""):
         tally.note(Ending("world/a", 0, wrong=wrong))
-    assert capsys.readouterr().out.splitlines()[-1] == "     0 s: 3 injected, 2 survived, 1 failed"
+    assert capsys.readouterr().out.splitlines()[-1] == "     0 s: 3 injected, 2 survived, 0 not reached, 1 failed"
 
 
 @pytest.mark.parametrize(

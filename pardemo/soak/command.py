@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pardemo import options
@@ -24,7 +24,7 @@ def add(commands: Any) -> None:
         "beside one process. Exit status 1 where anything was wrong.",
     )
     soak.add_argument("--minutes", type=float, metavar="M", help="so long (5)")
-    soak.add_argument("--faults", type=int, metavar="N", help="in place of minutes: so many scenes with a fault")
+    soak.add_argument("--faults", type=int, metavar="N", help="in place of minutes: so many faults")
     soak.add_argument("--layouts", type=int, metavar="N", help="in place of minutes: so many random layouts")
     soak.add_argument("--seed", type=int, default=1, metavar="S", help="all scenes are drawn from it (1)")
     soak.add_argument("--only", metavar="KIND", help="one kind, as world/killed, or one group, as world")
@@ -35,7 +35,8 @@ def add(commands: Any) -> None:
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """The exit status: 0 where every scene ended as it should, 1 where one did not or none was played."""
+    """The exit status: 0 where every scene ended as it should, 1 where one did not, or fewer faults took place than
+    were asked for, or none."""
     options.at_least(arguments, 0, "faults", "layouts", "case")
     if arguments.minutes is not None and not 0 < arguments.minutes < float("inf"):
         raise ValueError(f"--minutes must be a number above 0, not {arguments.minutes:g}")
@@ -64,20 +65,30 @@ def command(arguments: argparse.Namespace) -> int:
             print(json.dumps(sorted(kinds)) if arguments.json else "\n".join(sorted(kinds)))
             return 0
         try:
-            for kind, number in _drawn(arguments, kinds):
+            for kind, number in _drawn(arguments, kinds, lambda: not tally.endings[-1].not_reached):
                 tally.note(player.play(kind, number))
         finally:  # an interrupt, too: what was played until then is told
             if tally.endings:
                 print(json.dumps(tally.as_json(), indent=1, ensure_ascii=False) if arguments.json else tally.as_text())
-    return 1 if tally.failures or all(ending.skipped for ending in tally.endings) else 0
+    return 1 if tally.failures or _too_few(arguments, tally) else 0
 
 
-def _drawn(arguments: argparse.Namespace, kinds: dict[str, int]) -> Iterator[Drawn]:
+def _too_few(arguments: argparse.Namespace, tally: Any) -> bool:
+    """Whether no fault took place, or fewer than were asked for: the kinds were given up; says so."""
+    asked = (arguments.faults or 0) + (arguments.layouts or 0)
+    taken = sum(not ending.not_reached for ending in tally.endings)
+    if arguments.case is None and taken < asked:
+        print(f"{taken} of {asked}: no kind is left of which one in {schedule.MISSES} was reached", file=tally.out)
+        return True
+    return not any(ending.injected for ending in tally.endings)
+
+
+def _drawn(arguments: argparse.Namespace, kinds: dict[str, int], reached: Callable[[], bool]) -> Iterator[Drawn]:
     """The scenes that the command line asks for."""
     if arguments.case is not None:
         yield from ((kind, arguments.case) for kind in kinds)
     elif arguments.faults is not None or arguments.layouts is not None:
-        yield from schedule.counted(kinds, arguments.seed, arguments.faults or 0, arguments.layouts or 0)
+        yield from schedule.counted(kinds, arguments.seed, arguments.faults or 0, arguments.layouts or 0, reached)
     else:
         until = time.monotonic() + 60 * (arguments.minutes or MINUTES)
         for drawn in schedule.endless(kinds, arguments.seed):

@@ -5,6 +5,7 @@ import dataclasses
 import faulthandler
 import json
 import os
+import pkgutil
 import random
 import signal
 import sys
@@ -15,11 +16,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from pardemo.cluster import keeper
-from pardemo.soak.scene import Scene, Skipped, Wrong
+from pardemo.soak.scene import Lost, NotReached, Scene, Skipped, Wrong
+from pardemo.soak.sockets import left_open, open_sockets
 from pardemo.world import nursery
 
 CLONE_NEWNS = 0x20000
 OUTPUT = "output.txt"  # what a scene prints, in its folder
+LATE = "its signal came before the work or after it"
 
 
 def load(group: str) -> None:
@@ -37,6 +40,8 @@ def load(group: str) -> None:
     import pardemo.world.rank
 
     torch.compiler.reset()  # which loads Dynamo
+    if group in ("runner", "measure"):  # a signal is to meet the command at work, not the loading of its modules
+        pkgutil.resolve_name("pardemo.cli:main")
     if group == "runner":
         import ipykernel.kernelapp
         import ipykernel.zmqshell  # noqa: F401
@@ -50,21 +55,21 @@ def load(group: str) -> None:
 def live(play: Callable[[Scene], object], scene: Scene, folder: Path, write: int) -> NoReturn:
     """The life of a scene's process: it plays, says how it went, and ends as ``os._exit`` does."""
 
-    def say(**message: str | bool) -> None:
+    def say(**message: str | bool | list[str]) -> None:
         short = {name: value[:1500] if isinstance(value, str) else value for name, value in message.items()}
         os.write(write, json.dumps(short).encode() + b"\n")
 
     try:
         _settle_in(scene, folder)
+        before = open_sockets(os.getpid())
         try:
-            told = play(dataclasses.replace(scene, begin=lambda: say(begun=True)))
-            say(told="" if told is None else str(told))
-        except Skipped as reason:
-            say(skipped=str(reason))
-        except Wrong as reason:
-            say(wrong=str(reason))
-        except KeyboardInterrupt:  # it came when the scene was over already
-            say(told="interrupted")
+            verdict = _verdict(play, dataclasses.replace(scene, begin=lambda: say(begun=True)))
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        except KeyboardInterrupt:  # between the two lines
+            verdict = {"not_reached": LATE}
+        if "told" in verdict:  # what failed has objects in its traceback that hold sockets
+            say(sockets=left_open(before)[:10])
+        say(**verdict)
     except BaseException as error:
         traceback.print_exc()
         say(wrong=f"{type(error).__name__}: {error}")
@@ -73,6 +78,23 @@ def live(play: Callable[[Scene], object], scene: Scene, folder: Path, write: int
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(0)
+
+
+def _verdict(play: Callable[[Scene], object], scene: Scene) -> dict[str, str]:
+    """What became of the scene: one of ``told``, ``skipped``, ``not_reached``, ``lost``, ``wrong``, and why."""
+    try:
+        told = play(scene)
+    except Skipped as reason:
+        return {"skipped": str(reason)}
+    except NotReached as reason:
+        return {"not_reached": str(reason)}
+    except Lost as reason:
+        return {"lost": str(reason)}
+    except Wrong as reason:
+        return {"wrong": str(reason)}
+    except KeyboardInterrupt:  # none that the scene awaited
+        return {"not_reached": LATE}
+    return {"told": "" if told is None else str(told)}
 
 
 def _settle_in(scene: Scene, folder: Path) -> None:

@@ -58,7 +58,8 @@ class Player:
         with contextlib.suppress(BrokenPipeError):  # the answer says so
             print(json.dumps({"kind": kind, "number": number}), file=self._questions, flush=True)
         answer = self._answer()
-        return Ending(**{**answer, "orphans": tuple(answer["orphans"]), "leaked": tuple(answer["leaked"])})
+        fields: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in answer.items()}
+        return Ending(**fields)
 
     def _answer(self) -> dict[str, Any]:
         line = self._answers.readline()

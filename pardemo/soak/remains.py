@@ -6,10 +6,12 @@ import re
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
 from pardemo.cluster.keeper import ADAPTER
+from pardemo.soak.sockets import open_sockets
 
 SHARED_MEMORY = Path("/dev/shm")
 INTERFACES = Path("/sys/class/net")
@@ -31,6 +33,29 @@ def descendants(known: Collection[int] = ()) -> list[psutil.Process]:
             if process.pid not in known and process.status() != psutil.STATUS_ZOMBIE:
                 alive.append(process)
     return alive
+
+
+class Left(NamedTuple):
+    """What is left and is no process, a line for each: ``sockets``; network ``namespaces``, and interfaces, of which
+    one is on the machine only where its namespace is; temporary ``folders`` and files, shared memory among them."""
+
+    sockets: tuple[str, ...] = ()
+    namespaces: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return any(self[:])
+
+
+def held_by(processes: Collection[psutil.Process]) -> Left:
+    """The sockets and the network namespaces that processes which were left keep alive."""
+    sockets, namespaces, own = {}, {}, _namespace(os.getpid())
+    for process in processes:
+        for number, words in open_sockets(process.pid).items():
+            sockets[number] = f"{words} of process {process.pid}"
+        if (namespace := _namespace(process.pid)) not in (None, own):
+            namespaces[namespace] = f"network namespace of process {process.pid}"
+    return Left(tuple(sockets.values()), tuple(namespaces.values()))
 
 
 def line_of(process: psutil.Process) -> str:
@@ -68,29 +93,31 @@ class Before:
         """Notes processes of the scene: what has one of these numbers in its name is the scene's."""
         self._pids.update(pids)
 
-    def leaked(self, is_over: Callable[[], bool] = lambda: False) -> list[str]:
-        """A line for everything that is left and is no process, once what is being ended had its time, or is over."""
+    def leaked(self, is_over: Callable[[], bool] = lambda: False) -> Left:
+        """What is left and is no process, once what is being ended had its time, or is over."""
         until = time.monotonic() + GONE_WITHIN_S
         while (left := self._left()) and time.monotonic() < until and not is_over():
             time.sleep(0.05)
         return left
 
-    def _left(self) -> list[str]:
-        left = [
-            f"temporary file {path.name}"
-            for path in sorted(self._temporary.iterdir())
-            if not any(path.match(pattern) for pattern in self._stays)
-        ]
+    def _left(self) -> Left:
+        sockets, folders = [], []
+        for path in sorted(self._temporary.iterdir()):
+            if path.is_socket():
+                sockets.append(f"unix socket {path.name}")
+            elif not any(path.match(pattern) for pattern in self._stays):
+                folders.append(f"temporary file {path.name}")
         shared = sorted(_names(SHARED_MEMORY) - self._shared)
-        left += [f"shared memory {name}" for name in shared if self._is_ours(name)]
+        folders += [f"shared memory {name}" for name in shared if self._is_ours(name)]
         links = sorted(_names(INTERFACES) - self._interfaces)
-        left += [f"network interface {name}" for name in links if re.fullmatch(OURS, name)]
+        namespaces = [f"network interface {name}" for name in links if re.fullmatch(OURS, name)]
         named = sorted(_names(NAMED_NAMESPACES) - self._named)
-        return left + [f"network namespace {name}" for name in named if self._is_ours(name)]
+        namespaces += [f"network namespace {name}" for name in named if self._is_ours(name)]
+        return Left(tuple(sockets), tuple(namespaces), tuple(folders))
 
     def _is_ours(self, name: str) -> bool:
-        """Others use the machine's shared memory too: what is ours carries our name, or a process's number."""
-        return "pardemo" in name or any(int(number) in self._pids for number in re.findall(r"\d+", name))
+        """Others use the machine, too, as another soak: what is ours carries the number of one of our processes."""
+        return any(int(number) in self._pids for number in re.findall(r"\d+", name))
 
 
 def _names(folder: Path) -> set[str]:

@@ -17,6 +17,14 @@ class Wrong(Exception):
     """The scene did not end as it should: the message says what happened instead."""
 
 
+class Lost(Wrong):
+    """Work that was whole before the fault is gone, or was done for nothing: the message says which."""
+
+
+class NotReached(Exception):
+    """The scene's fault did not take place, as where the work was over before it: the message says why."""
+
+
 class Skipped(Exception):
     """This machine cannot play the scene: the message says why."""
 
@@ -48,16 +56,21 @@ class Scene:
         if not right:
             raise Wrong(str(told))
 
+    def keeps(self, kept: bool, told: object) -> None:
+        """Raises :class:`Lost` with what was ``told`` where work is lost."""
+        if not kept:
+            raise Lost(str(told))
+
 
 @dataclass(frozen=True)
 class Kind:
     """A kind of scene.
 
     ``play`` runs in a process of its own and returns what was told by the error, for the record; it raises
-    :class:`Wrong` or :class:`Skipped`. ``ways``: the variants, drawn in turn. ``signals``, by way: the signal that the
-    process gets at a random moment after ``scene.begin()``, within ``within_s`` seconds. ``after``, where there is one,
-    runs in another process when the first has ended, whatever ended it: it looks whether work was lost. ``leaves``, by
-    way: patterns of temporary files that cannot but stay, since who made them was killed.
+    :class:`Wrong`, :class:`NotReached` or :class:`Skipped`. ``ways``: the variants, drawn in turn. ``signals``, by way:
+    the signal that the process gets at a random moment after ``scene.begin()``, within ``within_s`` seconds. ``after``,
+    where there is one, runs in another process when the first has ended, whatever ended it: it looks whether work was
+    lost. ``leaves``, by way: patterns of temporary files that cannot but stay, since who made them was killed.
     """
 
     name: str

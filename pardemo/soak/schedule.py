@@ -1,12 +1,15 @@
 """Which scenes come, and in which order: drawn from the seed."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from random import Random
 
 LAYOUTS = "layouts"
 #: Of a round of scenes, how many each group has: those that take long come seldom.
 SHARES = {"ranks": 6, "world": 6, LAYOUTS: 6, "checkpoints": 4, "cluster": 2, "measure": 2, "runner": 1, "finetune": 1}
+
+#: A kind whose fault did not take place so many times in a row is not drawn any more.
+MISSES = 10
 
 Drawn = tuple[str, int]  # the kind, and the number of its case
 
@@ -45,8 +48,13 @@ def endless(kinds: Mapping[str, int], seed: int) -> Iterator[Drawn]:
             yield kind, next(numbers[kind])
 
 
-def counted(kinds: Mapping[str, int], seed: int, faults: int, layouts: int) -> Iterator[Drawn]:
+def counted(
+    kinds: Mapping[str, int], seed: int, faults: int, layouts: int, reached: Callable[[], bool] = lambda: True
+) -> Iterator[Drawn]:
     """So many faults and so many layouts, mixed as in :func:`endless`.
+
+    ``reached`` says of the scene that was drawn last, when it has been played, whether its fault took place. Where it
+    did not, another one is drawn in its place: fewer come only where each kind is given up (:data:`MISSES`).
 
     Raises:
         ValueError: there are no kinds of what was asked for.
@@ -57,12 +65,17 @@ def counted(kinds: Mapping[str, int], seed: int, faults: int, layouts: int) -> I
             option = "--layouts" if layout else "--faults"
             raise ValueError(f"{option} {asked}: there are none among the kinds that were chosen: {', '.join(kinds)}")
     having = {kind: weight for kind, weight in kinds.items() if left[group_of(kind) == LAYOUTS]}
+    misses = dict.fromkeys(having, 0)
     for kind, number in endless(having, seed) if having else ():
         is_layout = group_of(kind) == LAYOUTS
-        if left[is_layout]:
-            left[is_layout] -= 1
+        if left[is_layout] and misses[kind] < MISSES:
             yield kind, number
-        if not any(left.values()):
+            if reached():
+                left[is_layout] -= 1
+                misses[kind] = 0
+            else:
+                misses[kind] += 1
+        if not any(left[group_of(each) == LAYOUTS] for each, times in misses.items() if times < MISSES):
             return
 
 

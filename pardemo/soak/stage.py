@@ -23,7 +23,7 @@ from typing import Any
 from pardemo import compat, extras
 from pardemo.soak import scenes
 from pardemo.soak.life import OUTPUT, live, load
-from pardemo.soak.remains import GONE_WITHIN_S, Before, descendants, line_of
+from pardemo.soak.remains import GONE_WITHIN_S, Before, Left, descendants, held_by, line_of
 from pardemo.soak.scene import LIMIT_S, Kind, Scene
 from pardemo.soak.tally import Ending
 from pardemo.world import nursery
@@ -33,6 +33,8 @@ from pardemo.world.nursery_process import adopt_orphans
 
 OUTPUT_TOLD = 600  # characters of its end that are told where a scene ended without a word
 SEEN_EVERY_S = 1.0
+#: Work that goes on for longer than this after its signal, to its end, has not noticed it.
+NOTICED_WITHIN_S = 5.0
 
 
 class Stage:
@@ -68,7 +70,7 @@ class Stage:
             if kind.after is not None and not ending.skipped:
                 then = self._run(kind.after, scene, folder, before, limit_s, None, 0.0)
                 ending = _both(ending, then)
-            ending = dataclasses.replace(ending, leaked=tuple(before.leaked(self._is_over)))
+            ending = _with_left(ending, before.leaked(self._is_over))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         return dataclasses.replace(ending, seconds=time.monotonic() - begin)
@@ -84,29 +86,24 @@ class Stage:
             os.close(read)
             live(play, scene, folder, write)
         os.close(write)
+        before.see([pid])
         try:
-            said, code, hang = self._watch(pid, read, before, limit_s, number_of_signal, delay_s)
+            said, code, hang, sent = self._watch(pid, read, before, limit_s, number_of_signal, delay_s)
         finally:
             os.close(read)
-        output = _end_of(folder / OUTPUT)
         ending = Ending(scene.kind, scene.number, scene.way, hang=hang)
-        if hang:
-            ending = dataclasses.replace(ending, told=output)
-        elif "skipped" in said:
-            ending = dataclasses.replace(ending, skipped=said["skipped"])
-        elif "wrong" in said:
-            ending = dataclasses.replace(ending, wrong=said["wrong"], told=output)
-        elif "told" in said:
-            ending = dataclasses.replace(ending, told=said["told"])
-        elif number_of_signal is None or code != -number_of_signal:
-            ending = dataclasses.replace(ending, wrong=f"the scene's process ended: {exit_text(code)}; {output}")
-        return dataclasses.replace(ending, orphans=tuple(self._orphans(before)))
+        became: dict[str, Any] = {} if hang else _verdict(said, code, number_of_signal, sent)
+        if hang or "wrong" in became or "lost" in became:
+            became = {"told": _end_of(folder / OUTPUT)} | became
+        ending = dataclasses.replace(ending, **became)
+        return self._without_orphans(_with_left(ending, Left(sockets=tuple(said.get("sockets", ())))), before)
 
     def _watch(
         self, pid: int, read: int, before: Before, limit_s: float, number_of_signal: int | None, delay_s: float
-    ) -> tuple[dict[str, Any], int, bool]:
-        """What the process said, its exit code, and whether it had to be ended; sends the signal when it is due."""
+    ) -> tuple[dict[str, Any], int, bool, float | None]:
+        """What the process said, its exit code, whether it had to be ended, and when the signal was sent, if it was."""
         said: dict[str, Any] = {}
+        sent: float | None = None
         deadline, due, seen = time.monotonic() + limit_s, None, 0.0
         ended = os.pidfd_open(pid)
         poller = select.poll()
@@ -122,7 +119,7 @@ class Stage:
                     break
                 if due is not None and now >= due:
                     signal.pidfd_send_signal(ended, number_of_signal or 0)
-                    due = None
+                    sent, due = now, None
                 if now - seen > SEEN_EVERY_S:
                     seen = now
                     before.see([process.pid for process in descendants(self._known)])
@@ -137,19 +134,20 @@ class Stage:
                 said |= news
         finally:
             os.close(ended)
-        return said, code, hang
+        return said, code, hang, sent
 
-    def _orphans(self, before: Before) -> list[str]:
-        """What still runs below this process, once it had its time to end; then it is ended."""
+    def _without_orphans(self, ending: Ending, before: Before) -> Ending:
+        """Ends what still runs below this process, once it had its time to end; it, and what it holds, is noted."""
         until = time.monotonic() + GONE_WITHIN_S
         while left := self._left():
             before.see([process.pid for process in left])
             if time.monotonic() > until or self._is_over():
                 break
             time.sleep(0.02)
-        lines = [line_of(process) for process in left]
+        ending = dataclasses.replace(ending, orphans=(*ending.orphans, *map(line_of, left)))
+        ending = _with_left(ending, held_by(left))
         self.end_all()
-        return lines
+        return ending
 
     def _left(self) -> list[Any]:
         _collect()
@@ -171,16 +169,49 @@ def _collect() -> None:
             pass
 
 
+def _verdict(said: dict[str, Any], code: int, number_of_signal: int | None, sent: float | None) -> dict[str, Any]:
+    """What became of a scene that was over in time, as a field of its ending: what its process said, or how it ended.
+
+    A scene that was to get a signal, and was over before or beside it, has seen no fault.
+    """
+    for verdict in ("skipped", "wrong", "lost"):
+        if verdict in said:
+            return {verdict: said[verdict]}
+    if "not_reached" in said and sent is not None and (went_on_s := time.monotonic() - sent) > NOTICED_WITHIN_S:
+        return {"wrong": f"the work went on for {went_on_s:.0f} s after its signal, to its end"}
+    if "not_reached" in said:
+        return {"not_reached": said["not_reached"]}
+    if "told" in said and number_of_signal is not None and sent is None:
+        return {"not_reached": "the scene was over before its signal"}
+    if "told" in said:
+        return {"told": said["told"]}
+    if number_of_signal is not None and code == -number_of_signal:
+        return {}
+    return {"wrong": f"the scene's process ended: {exit_text(code)}"}
+
+
+def _with_left(ending: Ending, left: Left) -> Ending:
+    """The ending with what was left besides."""
+    return dataclasses.replace(
+        ending,
+        sockets=(*ending.sockets, *left.sockets),
+        namespaces=(*ending.namespaces, *left.namespaces),
+        folders=(*ending.folders, *left.folders),
+    )
+
+
 def _both(one: Ending, then: Ending) -> Ending:
     """A scene of two processes: what is wrong with either is wrong with the scene."""
-    return dataclasses.replace(
+    both = dataclasses.replace(
         one,
         told=one.told or then.told,
         wrong="; afterwards: ".join(filter(None, (one.wrong, then.wrong))),
+        lost=one.lost or then.lost,
         hang=one.hang or then.hang,
         orphans=(*one.orphans, *then.orphans),
         skipped=then.skipped,
     )
+    return _with_left(both, Left(then.sockets, then.namespaces))
 
 
 def _kill_after_its_stacks(pid: int) -> None:

@@ -11,16 +11,22 @@ from pardemo.tables import text_table
 
 EVERY_S = 10.0
 #: What is counted, in all and of each kind.
-COUNTED = ("injected", "survived", "wrong", "hangs", "orphans", "leaked", "skipped")
+COUNTED = (
+    "injected", "survived", "not_reached", "failed", "wrong", "lost_work", "hangs", "orphans", "leaked_sockets",
+    "leaked_namespaces", "leaked_folders", "skipped",
+)  # fmt: skip
+#: Those of them that the table has a column for: what was wrong with a failure stands in its own line.
+COLUMNS = ("injected", "survived", "not_reached", "failed", "skipped")
 
 
 @dataclass(frozen=True)
 class Ending:
     """How a scene ended.
 
-    ``wrong``: what it did in place of the right error or result, empty where it was right; ``hang``: it was not over
-    within its limit; ``orphans``, ``leaked``: a line for each process, and for everything else, that was left;
-    ``skipped``: why this machine cannot play it; ``told``: what its error said; ``seconds``: what it took.
+    ``wrong``: what it did in place of the right error or result, empty where it was right; ``lost``: the work that it
+    lost; ``hang``: it was not over within its limit; ``not_reached``: why its fault did not take place; ``orphans``,
+    ``sockets``, ``namespaces``, ``folders``: a line for each that was left; ``skipped``: why this machine cannot play
+    it; ``told``: what its error said; ``seconds``: what it took.
     """
 
     kind: str
@@ -28,34 +34,48 @@ class Ending:
     way: str = ""
     told: str = ""
     wrong: str = ""
+    lost: str = ""
     hang: bool = False
+    not_reached: str = ""
     orphans: tuple[str, ...] = ()
-    leaked: tuple[str, ...] = ()
+    sockets: tuple[str, ...] = ()
+    namespaces: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
     skipped: str = ""
     seconds: float = 0.0
 
     @property
+    def injected(self) -> bool:
+        return not (self.skipped or self.not_reached)
+
+    @property
     def survived(self) -> bool:
-        return not (self.wrong or self.hang or self.orphans or self.leaked or self.skipped)
+        return self.injected and not self.failed
 
     @property
     def failed(self) -> bool:
-        return bool(self.wrong or self.hang or self.orphans or self.leaked)
+        return bool(self.wrong or self.lost or self.hang or self.left)
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        """A line for everything that was left behind."""
+        return *self.orphans, *self.sockets, *self.namespaces, *self.folders
 
     @property
     def reasons(self) -> str:
         """What is wrong, in one line."""
         parts = ["it was not over within its limit"] * self.hang + [self.wrong] * bool(self.wrong)
-        parts += [f"left behind: {line}" for line in (*self.orphans, *self.leaked)]
+        parts += [f"lost: {self.lost}"] * bool(self.lost) + [f"left behind: {line}" for line in self.left]
         return " ".join("; ".join(parts).split())
 
     def counts(self) -> dict[str, int]:
         """How much the scene adds to each of :data:`COUNTED`."""
-        played = not self.skipped
         return {
-            "injected": int(played), "survived": int(self.survived), "wrong": int(bool(self.wrong)),
-            "hangs": int(self.hang), "orphans": len(self.orphans), "leaked": len(self.leaked),
-            "skipped": int(not played),
+            "injected": int(self.injected), "survived": int(self.survived), "not_reached": int(bool(self.not_reached)),
+            "failed": int(self.failed), "wrong": int(bool(self.wrong)), "lost_work": int(bool(self.lost)),
+            "hangs": int(self.hang), "orphans": len(self.orphans), "leaked_sockets": len(self.sockets),
+            "leaked_namespaces": len(self.namespaces), "leaked_folders": len(self.folders),
+            "skipped": int(bool(self.skipped)),
         }  # fmt: skip
 
 
@@ -87,26 +107,29 @@ class Tally:
         if (now := time.monotonic()) - self.said >= EVERY_S:
             self.said = now
             counts = sums(self.endings)
-            print(f"{now - self.begin:6.0f} s: {counts['injected']} injected, {counts['survived']} survived, "
-                  f"{len(self.failures)} failed", file=self.out, flush=True)  # fmt: skip
+            told = ", ".join(f"{counts[name]} {_words(name)}" for name in COLUMNS[:4])
+            print(f"{now - self.begin:6.0f} s: {told}", file=self.out, flush=True)
 
     def command(self, ending: Ending) -> str:
         """What plays a scene again, alone."""
         return f"pardemo soak --only {shlex.quote(ending.kind)} --case {ending.number} --seed {self.seed}"
 
     def as_text(self) -> str:
-        """The table by kind, the reasons of what was skipped, and the sum."""
-        rows = [[kind, *map(str, counts.values()), f"{s:.2f}"] for kind, counts, s in self._by_kind()]
-        lines = [text_table([["kind", *COUNTED, "seconds each"], *rows])]
-        for reason, kinds in self._skips().items():
-            lines.append(f"skipped {', '.join(kinds)}: {reason}")
+        """The table by kind, the reasons of what was skipped or not reached, and the sum of everything counted."""
+        rows = [[kind, *(str(counts[n]) for n in COLUMNS), f"{s:.2f}"] for kind, counts, s in self._by_kind()]
+        lines = [text_table([["kind", *map(_words, COLUMNS), "seconds each"], *rows])]
+        for what, reasons in (("skipped", self._skips()), ("not reached", self._reasons("not_reached"))):
+            lines += [f"{what} {', '.join(kinds)}: {reason}" for reason, kinds in reasons.items()]
         counts = sums(self.endings)
-        lines.append(", ".join(f"{count} {name}" for name, count in counts.items())
+        lines.append(", ".join(f"{count} {_words(name)}" for name, count in counts.items())
                      + f"; {time.monotonic() - self.begin:.0f} s, seed {self.seed}")  # fmt: skip
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, Any]:
-        """One object: the counts in all and by kind, ``seconds``, ``seed``, and each failure with its command."""
+        """One object: the counts in all and by kind, ``seconds``, ``seed``, and each failure with its command.
+
+        ``not_played`` and ``why_not_reached``: the reasons, and the kinds that each holds for.
+        """
         failures = [
             {"kind": each.kind, "case": each.number, "way": each.way, "reasons": each.reasons, "told": each.told,
              "again": self.command(each)}
@@ -115,7 +138,8 @@ class Tally:
         kinds = {kind: counts | {"seconds_each": round(s, 3)} for kind, counts, s in self._by_kind()}
         return {
             **sums(self.endings), "seconds": round(time.monotonic() - self.begin, 1), "seed": self.seed,
-            "kinds": kinds, "not_played": self._skips(), "failures": failures,
+            "kinds": kinds, "not_played": self._skips(), "why_not_reached": self._reasons("not_reached"),
+            "failures": failures,
         }  # fmt: skip
 
     def _by_kind(self) -> list[tuple[str, dict[str, int], float]]:
@@ -125,13 +149,22 @@ class Tally:
         return [(kind, sums(own), sum(e.seconds for e in own) / len(own)) for kind, own in sorted(groups.items())]
 
     def _skips(self) -> dict[str, list[str]]:
-        reasons: dict[str, set[str]] = {}
+        groups: dict[str, list[str]] = {}
         for group, reason in self.missing.items():
-            reasons.setdefault(reason, set()).add(group)
+            groups.setdefault(reason, []).append(group)
+        return {reason: sorted(names) for reason, names in groups.items()} | self._reasons("skipped")
+
+    def _reasons(self, why: str) -> dict[str, list[str]]:
+        """What an ending's field ``why`` says, and of which kinds."""
+        reasons: dict[str, set[str]] = {}
         for each in self.endings:
-            if each.skipped:
-                reasons.setdefault(each.skipped, set()).add(each.kind)
+            if reason := getattr(each, why):
+                reasons.setdefault(reason, set()).add(each.kind)
         return {reason: sorted(kinds) for reason, kinds in reasons.items()}
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def sums(endings: Iterable[Ending]) -> dict[str, int]:

@@ -14,19 +14,24 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 SUMMARY, PAGE = ROOT / "outputs" / "reference" / "soak.json", ROOT / "docs" / "soak.md"
 BEGIN, END = "<!-- made by tests/soak/run.py -->\n", "<!-- end of the table -->\n"
-COUNTED = ("injected", "survived", "wrong", "hangs", "orphans", "leaked")
+NO_COLUMNS = ("skipped", "seconds_each")
 
 
 def table(run: dict[str, Any]) -> str:
-    """A row for each group of scenes, the sum, and a line of what could not be played and of what failed."""
+    """A row for each group of scenes, the sum, and a line of what could not be played and of what failed.
+
+    A column for each thing that the run counted.
+    """
     groups: dict[str, list[dict[str, float]]] = {}
     for kind, counts in run["kinds"].items():
         groups.setdefault(kind.partition("/")[0], []).append(counts)
-    lines = [f"| group | kinds | {' | '.join(COUNTED)} |", f"|---|{'---:|' * (len(COUNTED) + 1)}"]
+    counted = [name for name in next(iter(run["kinds"].values())) if name not in NO_COLUMNS]
+    titles = (name.replace("_", " ") for name in counted)
+    lines = [f"| group | kinds | {' | '.join(titles)} |", f"|---|{'---:|' * (len(counted) + 1)}"]
     for group, kinds in groups.items():
-        sums = (sum(counts[name] for counts in kinds) for name in COUNTED)
+        sums = (sum(counts[name] for counts in kinds) for name in counted)
         lines.append(f"| `{group}` | {len(kinds)} | {' | '.join(f'{count:,}' for count in sums)} |")
-    lines.append(f"| all | {len(run['kinds'])} | {' | '.join(f'{run[name]:,}' for name in COUNTED)} |")
+    lines.append(f"| all | {len(run['kinds'])} | {' | '.join(f'{run[name]:,}' for name in counted)} |")
     skipped = "; ".join(f"not played: {', '.join(kinds)} ({why})" for why, kinds in run["not_played"].items())
     lines += [
         "",

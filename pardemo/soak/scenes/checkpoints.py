@@ -24,7 +24,7 @@ from torch import nn
 from pardemo import RankDied, RankFailed, World
 from pardemo.small_models import gpt
 from pardemo.soak.layouts.run import first_line
-from pardemo.soak.scene import Scene, Wrong, scene
+from pardemo.soak.scene import Lost, NotReached, Scene, Wrong, scene
 from pardemo.soak.scenes.parts import LONG_S, ends_in, nothing_below, small_disk, works
 from pardemo.zero import Zero1, Zero2, Zero3, checkpoint_folder, load, save
 from pardemo.zero.engine import Engine
@@ -103,8 +103,11 @@ def _same(told: list[str]) -> str:
 
 def _check_kept(world: World, job: Job, saved: Saved, scene: Scene) -> None:
     """The old checkpoint, or the new one, is whole; and what the writer left is in nobody's way."""
-    digest = _same(world.run(_read, job, timeout_s=LONG_S))
-    scene.expect(digest in (saved.old, saved.new), "lost: the checkpoint is neither the old one nor the new one")
+    try:
+        digest = _same(world.run(_read, job, timeout_s=LONG_S))
+    except RankFailed as error:
+        raise Lost(f"no checkpoint can be read: {first_line(error)}") from None
+    scene.keeps(digest in (saved.old, saved.new), "the checkpoint is neither the old one nor the new one")
     if digest == saved.old:
         digest = _same(world.run(_again, job, int, timeout_s=LONG_S))
         scene.expect(digest == saved.new, "the step from the old checkpoint is another one than before")
@@ -151,14 +154,18 @@ def _killed_while_saving(scene: Scene) -> str:
         else:
             delay_s = 1.3 * saved.seconds * scene.chance.random()
             arm = partial(_kill_within, delay_s, -1 if scene.way == "all ranks" else who)
+        told = None
         try:
-            told = f"it was quicker: {_same(world.run(_again, job, arm, timeout_s=LONG_S))[:8]}"
+            world.run(_again, job, arm, timeout_s=LONG_S)
+            scene.expect(scene.way != "at a moment", f"none was killed, since none comes to that moment: {arm}")
         except RankDied as error:
             told = str(error).splitlines()[0]
             works(world, pids)
     with World(ranks) as world:  # fresh: a killing that comes late hits nobody
         _check_kept(world, job, saved, scene)
     nothing_below()
+    if told is None:
+        raise NotReached("the save was quicker than its killing")
     return told
 
 
@@ -292,6 +299,6 @@ def _full_disk(scene: Scene) -> str:
                 says = r"rank-\d+\.safetensors|pardemo\.json|No space left"
                 told = ends_in(RankFailed, says, partial(world.run, _again, job, int, timeout_s=LONG_S))
                 digest = _same(world.run(_read, job, timeout_s=LONG_S))
-                scene.expect(digest == saved.old, "lost: the checkpoint from before the full disk")
+                scene.keeps(digest == saved.old, "the checkpoint from before the full disk")
     nothing_below()
     return told

@@ -3,6 +3,7 @@
 The job is the article's in small: a random Baichuan2 of two layers, 96 generated headlines, six steps on two ranks.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -25,7 +26,7 @@ from pardemo.finetune.tiny import train_tokenizer
 from pardemo.finetune.training import checkpoint_seal
 from pardemo.finetune.training.launch import launch
 from pardemo.project import only_writer
-from pardemo.soak.scene import Scene, Wrong, scene
+from pardemo.soak.scene import Lost, NotReached, Scene, Wrong, scene
 from pardemo.soak.scenes.parts import LONG_S, nothing_below, small_disk
 from pardemo.world import nursery
 
@@ -90,9 +91,12 @@ def _goes_on(scene: Scene, base: Path, run: Path) -> str:
         _refused_with_half_a_checkpoint(scene, _job(base, run), begun[0])
         result = launch(_job(base, run), overwrite=True)
     else:
-        result = launch(_job(base, run), resume=True)
+        try:
+            result = launch(_job(base, run), resume=True)
+        except ValueError as error:
+            raise Lost(f"{len(sealed)} whole checkpoints, and none is gone on from: {error}") from None
     expected = max(sealed, key=lambda name: int(name.removeprefix("checkpoint-")), default=None)
-    scene.expect(result.resumed_from == expected, f"resumed from {result.resumed_from}, the newest is {expected}")
+    scene.keeps(result.resumed_from == expected, f"resumed from {result.resumed_from}, the newest is {expected}")
     scene.expect(_adapter(run) == _adapter(base / "run"), "the weights are not those of the undisturbed run")
     nothing_below()
     return f"resumed from {expected}"
@@ -113,32 +117,45 @@ def _refused_with_half_a_checkpoint(scene: Scene, job: Recipe, name: str) -> Non
 def _rank_killed(scene: Scene) -> str:
     """A rank is killed at any moment: an error; the run goes on from its newest checkpoint to the same weights."""
     base, run = _base(scene), scene.folder / "run"
-    over = threading.Event()
+    over, killed = threading.Event(), threading.Event()
     delay_s = float((base / "seconds").read_text()) * scene.chance.random()
     whom = scene.chance.randrange(2)
 
     def kill() -> None:
         if over.wait(delay_s):
             return
-        ranks = sorted(p.pid for p in psutil.Process().children(recursive=True) if p.ppid() != os.getpid())
-        if len(ranks) > whom:
+        while len(ranks := _ranks()) < 2:  # they have not started yet, or have ended
+            if over.wait(0.01):
+                return
+        with contextlib.suppress(ProcessLookupError):
             os.kill(ranks[-1 - whom], signal.SIGKILL)
+            killed.set()
 
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     try:
         launch(_job(base, run))
-        told = "it was quicker"
+        told = None
     except RankError as error:
         told = str(error).splitlines()[0]
     finally:
         over.set()
         killer.join(LONG_S)
     nothing_below()
-    if told == "it was quicker":
+    if told is None:
         scene.expect(_adapter(run) == _adapter(base / "run"), "the weights are not those of the undisturbed run")
-        return told
+        raise NotReached("the run was over before a rank was killed")
+    due = killed.is_set() and "died: killed by SIGKILL" in told
+    scene.expect(due, f"killed: {killed.is_set()}; told as: {told}")
     return f"{told}; {_goes_on(scene, base, run)}"
+
+
+def _ranks() -> list[int]:
+    """The processes below those that this one's ranks start from."""
+    below = psutil.Process().children(recursive=True)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return sorted(process.pid for process in below if process.ppid() != os.getpid())
+    return []
 
 
 def _resume(scene: Scene) -> str:
@@ -161,8 +178,7 @@ def _ends(scene: Scene) -> str:
         launch(_job(base, run))
     except KeyboardInterrupt:
         return "interrupted"
-    time.sleep(0.1)
-    return "it was quicker"
+    raise NotReached("the run was over before its signal")
 
 
 def _damage(scene: Scene, folder: Path) -> str:
@@ -249,7 +265,7 @@ def _full_disk(scene: Scene) -> str:
             told = _fails(scene, _job(base, run), resume=True)
         finally:
             _limit_files(soft, hard)
-        scene.expect(checkpoint_seal.newest(run)[0] == run / FIRST, "lost: the checkpoint from before")
+        scene.keeps(checkpoint_seal.newest(run)[0] == run / FIRST, "the checkpoint from before")
     else:
         need = sum(path.stat().st_size for path in (base / "run").rglob("*") if path.is_file())
         with small_disk(scene.folder / "disk", int(need * (0.1 + 0.6 * scene.chance.random()))) as disk:

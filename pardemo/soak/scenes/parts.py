@@ -20,7 +20,7 @@ from pardemo import RankError, World
 from pardemo.collectives import ring_all_reduce
 from pardemo.soak.layouts.run import first_line
 from pardemo.soak.ranks.run import state_after
-from pardemo.soak.scene import Scene, Skipped, Wrong
+from pardemo.soak.scene import NotReached, Scene, Skipped, Wrong
 from pardemo.world import nursery
 
 #: A time limit that a scene's fault runs into, and one that nothing should reach.
@@ -111,7 +111,7 @@ def meanwhile(do: Callable[[], object], after_s: float) -> Iterator[threading.Ev
     """Within the block another thread calls ``do`` after so long; the event that it gives is set when that is over.
 
     Raises:
-        Wrong: ``do`` has raised, or was not called before the block was over: the fault did not happen.
+        Wrong: ``do`` has raised. NotReached: it was not called before the block was over, as it should be.
     """
     errors: list[Exception] = []
     happened = threading.Event()
@@ -135,7 +135,7 @@ def meanwhile(do: Callable[[], object], after_s: float) -> Iterator[threading.Ev
     if errors:
         raise Wrong(f"the fault did not happen: {type(errors[0]).__name__}: {errors[0]}")
     if not happened.is_set():
-        raise Wrong("the work was over before the fault")
+        raise NotReached("the work was over before the fault")
 
 
 def signal_rank(world: World, rank: int, number: int) -> None:

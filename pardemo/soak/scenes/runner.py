@@ -10,7 +10,7 @@ from typing import Any
 
 from pardemo import extras, project
 from pardemo.compat import replaced
-from pardemo.soak.scene import Scene, Wrong, scene
+from pardemo.soak.scene import Lost, NotReached, Scene, scene
 from pardemo.soak.scenes.parts import LONG_S, called, nothing_below, one_line, small_disk
 
 with extras.needed_by(__name__):
@@ -48,7 +48,7 @@ def _finish(scene: Scene, out: Path) -> None:
             try:
                 nbformat.read(path, as_version=4)
             except Exception as error:
-                raise Wrong(f"{path.name} is half a notebook: {error}") from None
+                raise Lost(f"{path.name} is half a notebook: {error}") from None
     if (out / "run.json").exists():
         json.loads((out / "run.json").read_text())
     status, told = called("run", "--out", out, "--resume")
@@ -56,7 +56,7 @@ def _finish(scene: Scene, out: Path) -> None:
     endings = {row["notebook"]: row["status"] for row in json.loads((out / "run.json").read_text())}
     scene.expect(set(endings.values()) == {"ok"} and len(endings) == 2, f"after run --resume: {endings}")
     scene.expect((out / "report.html").stat().st_size > 1000, "there is no report")
-    scene.expect(len((out / "claims.csv").read_text().splitlines()) == 3, "claims are missing after run --resume")
+    scene.keeps(len((out / "claims.csv").read_text().splitlines()) == 3, "claims are missing after run --resume")
     left = [path.name for path in out.iterdir() if "partial" in path.name or path.name == project.LOCK]
     scene.expect(not left, f"left in the output folder: {left}")
 
@@ -73,7 +73,7 @@ ENDS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGINT": signal.S
 LEAVES = {"SIGKILL": ("pardemo-kernel-*",)}
 
 
-@scene("runner/ends", ENDS, ENDS, within_s=12.0, after=_resume, weight=3, leaves=LEAVES)
+@scene("runner/ends", ENDS, ENDS, within_s=3.0, after=_resume, weight=3, leaves=LEAVES)
 def _ends(scene: Scene) -> str:
     """A run is interrupted, terminated or killed at any moment; afterwards ``run --resume`` makes the rest."""
     out = _usual(scene)
@@ -82,6 +82,8 @@ def _ends(scene: Scene) -> str:
     scene.expect(status in (0, 130, 143), f"status {status}: {told[-600:]}")
     if status == 130:
         scene.expect("interrupted" in one_line(told), f"an interrupt is told as {told[-600:]}")
+    if status == 0:
+        raise NotReached("the run was over before its signal")
     return one_line(told)
 
 
@@ -154,4 +156,6 @@ def _full_disk(scene: Scene) -> str:
     scene.expect(fits or (status == 2 and "no space left" in one_line(told).lower()), f"{status}: {told[-600:]}")
     _finish(scene, out)
     nothing_below()
+    if fits:
+        raise NotReached("the run fits on the disk")
     return one_line(told)
