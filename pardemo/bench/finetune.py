@@ -33,6 +33,10 @@ STEPS, ROUNDS = 100, 3
 TOKENS = 1536  # about as many as a rank's step has; a product's rate does not depend on it
 PROFILED = (20, 40)  # from the step of that number to the other's end
 PARTS = {"products": ("aten::mm", "aten::bmm", "aten::addmm"), "attention": ("aten::_scaled_dot_product",)}
+REST = {
+    "operators": "torch's other operators, most of them element by element",
+    "outside": "between operators: Python, the loader, the exchange, and the profile's own work",
+}
 IN_FP32 = ("train.precision=fp32", "train.max_steps=40", "train.eval_steps=40")
 RANDOM_ORDER = "data.group_by_length=false"
 KINDS = {
@@ -70,7 +74,7 @@ def trained(values: dict) -> tuple[float, float]:
 
 
 def shares(values: dict) -> dict[str, float]:
-    """On a rank: of the time of a step, by a profile of some, the part that products and attention take."""
+    """On a rank: of the time of a step, by a profile of some, each part of ``PARTS`` and of ``REST``; 1 together."""
     import time
 
     import torch
@@ -96,11 +100,13 @@ def shares(values: dict) -> dict[str, float]:
 
     train(recipe.from_dict(values), callbacks=[Profiled()])
     microseconds = {event.key: event.self_cpu_time_total for event in profile.key_averages()}
-    return {
-        part: sum(spent for key, spent in microseconds.items() if any(name in key for name in names))
-        / (1e6 * (at_s[end] - at_s[begin]))
+    whole = 1e6 * (at_s[end] - at_s[begin])
+    made = {
+        part: sum(spent for key, spent in microseconds.items() if any(name in key for name in names)) / whole
         for part, names in PARTS.items()
     }
+    operators = sum(spent for key, spent in microseconds.items() if key.startswith("aten::")) / whole
+    return {**made, "operators": operators - sum(made.values()), "outside": 1 - operators}
 
 
 def final_loss(world: World, changes: Sequence[str], folder: Path) -> float:
@@ -186,8 +192,8 @@ def rows() -> list[BenchRow]:
                 [median(of[part] for of in of_ranks) * each for each in times["ours"]],
                 "s",
                 None,
-                f"of the step, by a profile: {part}",
+                f"of the step, by a profile: {told}",
             )
-            for part in PARTS
+            for part, told in ({part: part for part in PARTS} | REST).items()
         ),
     ]
