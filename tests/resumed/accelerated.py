@@ -5,7 +5,7 @@ from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration, ProjectConfiguration, set_seed
 from common import GLOBAL, SAMPLES, STEPS, build, data, options
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 parser = options()
 parser.add_argument("--seedable", action="store_true", help="an order of samples that a seed and the epoch make")
@@ -31,8 +31,8 @@ class Progress:
 
 set_seed(7)
 ranks = accelerator.num_processes
-loader = DataLoader(TensorDataset(*data()), GLOBAL // ranks, shuffle=True)
-model, progress = build(0.1), Progress()
+loader = DataLoader(data(), GLOBAL // ranks, shuffle=True)
+model, progress = build(), Progress()
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
 model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)

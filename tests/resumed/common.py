@@ -1,12 +1,17 @@
-"""What the scripts of this folder share: a small model, its samples, the order in which they come, saves by number."""
+"""What the scripts of this folder share: a small model, its samples, the loader that brings them, saves by number."""
 
 import argparse
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-GLOBAL, SAMPLES, STEPS = 12, 96, 9
+#: Six steps are an epoch: a run that goes on behind step 4 begins within one, and comes to the next.
+GLOBAL, SAMPLES, STEPS = 12, 72, 9
+DROPOUT = 0.1
 
 
 def options() -> argparse.ArgumentParser:
@@ -16,23 +21,31 @@ def options() -> argparse.ArgumentParser:
     return parser
 
 
-def build(dropout: float = 0.0) -> nn.Module:
+def build() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(12, 24), nn.GELU(), nn.LayerNorm(24), nn.Dropout(dropout), nn.Linear(24, 12))
+    return nn.Sequential(nn.Linear(12, 24), nn.GELU(), nn.LayerNorm(24), nn.Dropout(DROPOUT), nn.Linear(24, 12))
 
 
-def data() -> tuple[torch.Tensor, torch.Tensor]:
+def data() -> TensorDataset:
     numbers = torch.Generator().manual_seed(1)
-    return torch.randn(SAMPLES, 12, generator=numbers), torch.randint(12, (SAMPLES,), generator=numbers)
+    return TensorDataset(torch.randn(SAMPLES, 12, generator=numbers), torch.randint(12, (SAMPLES,), generator=numbers))
 
 
-def batch(step: int, rank: int, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's part of a step's samples: each epoch has an order of its own, from its number."""
-    epoch, number = divmod(step, SAMPLES // GLOBAL)
-    order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(epoch))
-    own = order[number * GLOBAL : (number + 1) * GLOBAL][rank::ranks]
-    x, y = data()
-    return x[own], y[own]
+def batches(begun: int, rank: int, ranks: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """This rank's batches from a step on, as torch's documentation has it: a sampler that knows the epoch's number.
+
+    The loader has a generator of its own: of torch's, from which dropout draws, it would take a number at each epoch's
+    begin, also where a run that goes on begins one anew.
+    """
+    samples = data()
+    sampler = DistributedSampler(samples, ranks, rank)
+    loader = DataLoader(samples, GLOBAL // ranks, sampler=sampler, generator=torch.Generator())
+    first, skipped = divmod(begun, len(loader))
+    for epoch in count(first):
+        sampler.set_epoch(epoch)
+        for number, batch in enumerate(loader):
+            if epoch > first or number >= skipped:
+                yield batch
 
 
 def newest(folder: Path, proof: str) -> Path | None:

@@ -1,5 +1,8 @@
 """What frameworks restore: each is stopped and resumed by ``pardemo.prove``, and a table says what came back.
 
+All ranks are killed at a step and a moment that a seed draws, and the script is resumed in each layout. Runs of their
+own are killed while they save, and resumed in the layout that they had.
+
 ``python tests/resumed/matrix.py`` prints the table; with ``--write`` it goes into docs/resumed.md. ``--only WORD`` runs
 the rows whose framework has the word in its name.
 """
@@ -11,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pardemo import prove
+from pardemo.prove.stopping.trials import Trial, Verdict
 from pardemo.tables import text_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,9 +41,13 @@ class Framework:
 
 
 FRAMEWORKS = (
-    Framework("torch DDP, torch.save", "ddp.py", ("ranks=2 batch=6", "ranks=4 batch=3", "ranks=1 batch=12"),
+    Framework("torch DDP, torch.save", "ddp.py",
+              ("ranks=2 batch=6", "ranks=4 batch=3", "ranks=3 batch=4", "ranks=1 batch=12"), "--batch {batch}"),
+    Framework("torch DDP, torch.save, from four ranks", "ddp.py", ("ranks=4 batch=3", "ranks=2 batch=6"),
               "--batch {batch}"),
     Framework("torch FSDP2, DCP", "fsdp2.py", ("ranks=4", "ranks=2", "ranks=3")),
+    Framework("torch FSDP2, DCP, from two ranks", "fsdp2.py", ("ranks=2", "ranks=3")),
+    Framework("torch FSDP2, DCP, generators saved too", "fsdp2.py", ("ranks=2", "ranks=3"), "--generators"),
     Framework("Accelerate, save_state", "accelerated.py", ("ranks=2", "ranks=1")),
     Framework("Accelerate, save_state, one process", "accelerated.py", ("ranks=1", "ranks=2")),
     Framework("Accelerate, seedable sampler", "accelerated.py", ("ranks=2", "ranks=1"), "--seedable"),
@@ -69,27 +77,42 @@ COLUMNS = {
 
 def rows(framework: Framework) -> tuple[list[tuple[str, ...]], list[str]]:
     """Lines of the table, and sentences about what was lost."""
-    resume = None if framework.resume is None else framework.line(framework.resume)
-    made = prove.stopped(
-        framework.line(framework.options), framework.layouts, resume=resume, stops=("all", "save"), timeout_s=300
-    )
-    in_save = next((trial for trial in made.trials if trial.stop.kind == "save"), None)
+    table, said = resumed(framework)
+    of_save, told = in_save(framework)
+    table[0] = (*table[0][:-1], of_save)
+    said += [f"{framework.name}, killed in a save: {why}" for why in told if not any(one.endswith(why) for one in said)]
+    return table, said
+
+
+def resumed(framework: Framework) -> tuple[list[tuple[str, ...]], list[str]]:
+    """Lines of the table whose last cell, a stop within a save, is empty, and sentences about what was lost."""
+    made = _stopped(framework, framework.layouts, "all")
     table, said = [], []
     for trial in made.trials:
         same = trial.layout.name == made.layout.name
-        if trial is in_save:
-            continue
         cells = [framework.name if same else "", made.layout.name if same else "", trial.layout.name]
-        table.append((*cells, *_cells(trial, made.masks, same), _of_save(in_save) if same else ""))
+        table.append((*cells, *_cells(trial, made.masks, same), ""))
         said += [f"{framework.name}, {trial.layout.name}: {finding.why}" for finding in trial.findings]
         if trial.error:
             said.append(f"{framework.name}, {trial.layout.name}: not compared, {trial.error}")
-    for finding in in_save.findings if in_save is not None else []:
-        said.append(f"{framework.name}, killed in a save: {finding.why}")
     return table, [_without_folders(one) for one in dict.fromkeys(said)]
 
 
-def _cells(trial, drawn: bool, same: bool) -> tuple[str, ...]:
+def in_save(framework: Framework) -> tuple[str, list[str]]:
+    """The cell of a stop within a save, and what was lost."""
+    (trial,) = _stopped(framework, framework.layouts[:1], "save").trials
+    causes = {finding.cause for finding in trial.findings}
+    cell = "raises" if "cannot-resume" in causes else "begins anew" if "begins-anew" in causes else "goes on"
+    told = [trial.error] if trial.error else [finding.why for finding in trial.findings]
+    return "not compared" if trial.error else cell, [_without_folders(one) for one in dict.fromkeys(told)]
+
+
+def _stopped(framework: Framework, layouts: tuple[str, ...], kind: str) -> Verdict:
+    resume = None if framework.resume is None else framework.line(framework.resume)
+    return prove.stopped(framework.line(framework.options), layouts, resume=resume, stops=(kind,), timeout_s=300)
+
+
+def _cells(trial: Trial, drawn: bool, same: bool) -> tuple[str, ...]:
     """``drawn``: whether dropout draws masks; those of other layouts are others by right."""
     causes = {finding.cause for finding in trial.findings}
     if trial.error:
@@ -104,16 +127,9 @@ def _cells(trial, drawn: bool, same: bool) -> tuple[str, ...]:
         cells["moments"] = "by the step"
     if not drawn or not same:
         cells["masks"] = "" if drawn else "none"
+    elif "data" in causes and "random-state" not in causes:
+        cells["masks"] = "not seen"  # those of other samples say nothing
     return step, *cells.values()
-
-
-def _of_save(trial) -> str:
-    if trial is None:
-        return "not seen"
-    causes = {finding.cause for finding in trial.findings}
-    if "cannot-resume" in causes:
-        return "raises"
-    return "begins anew" if "begins-anew" in causes else "goes on"
 
 
 def _without_folders(text: str) -> str:

@@ -1,4 +1,7 @@
-"""DeepSpeed's ZeRO, by save_checkpoint and load_checkpoint; on other ranks through a universal checkpoint."""
+"""DeepSpeed's ZeRO, by save_checkpoint and load_checkpoint; on other ranks through a universal checkpoint.
+
+Loader and scheduler are DeepSpeed's own. Its documentation has a run that goes on draw the loader to its step.
+"""
 
 import subprocess
 import sys
@@ -6,7 +9,8 @@ import sys
 import deepspeed
 import torch
 import torch.distributed as dist
-from common import GLOBAL, STEPS, batch, build, options
+from common import GLOBAL, STEPS, build, data, options
+from deepspeed.utils import RepeatingLoader
 from torch import nn
 
 parser = options()
@@ -28,21 +32,28 @@ if universal and rank == 0:
 dist.barrier()
 model = build()
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
 settings = {
     "train_micro_batch_size_per_gpu": GLOBAL // ranks,
     "communication_data_type": "fp32",
     "zero_allow_untested_optimizer": True,
     "zero_optimization": {"stage": given.stage, "stage3_param_persistence_threshold": 0},
+    "scheduler": {
+        "type": "WarmupDecayLR",
+        "params": {"warmup_min_lr": 0.001, "warmup_max_lr": 0.01, "warmup_num_steps": 3, "total_num_steps": 20},
+    },
     "checkpoint": {"load_universal": universal},
 }
-engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=scheduler, config=settings)
+engine, _, loader, _ = deepspeed.initialize(model=model, optimizer=optimizer, training_data=data(), config=settings)
+loader = RepeatingLoader(loader)
+torch.manual_seed(3 + rank)
 begun = 0
 if latest.exists():
     path, client = engine.load_checkpoint(str(given.out))
     begun = client["step"]
+    for _ in range(begun):
+        next(loader)
 for step in range(begun, STEPS):
-    x, y = batch(step, rank, ranks)
+    x, y = next(loader)
     engine.backward(nn.functional.cross_entropy(engine(x), y))
     engine.step()
     if (step + 1) % given.every == 0:
