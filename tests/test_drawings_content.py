@@ -408,6 +408,7 @@ def test_a_failure_is_drawn_with_the_work_that_it_costs():
     assert (len(above), len(below), len(lost)) == (4, 3, 1)
     restart = [box for box in svg.filled(palette.DONE["idle"]) if box.bottom - box.y == 40]
     third = max(below, key=lambda box: box.x)
+    assert third.right == pytest.approx(max(box.right for box in above), abs=0.3)
     assert third.x - above[2].x == pytest.approx(lost[0].right - lost[0].x + restart[0].right - restart[0].x, abs=0.3)
 
 
@@ -425,7 +426,7 @@ def test_each_row_is_read_from_the_shard_above_it(rows, before, now):
 
 def test_a_state_is_lost_where_its_host_and_the_next_one_are_gone():
     one, two = (" ".join(svgs.drawing(drawings.copies_at_neighbours(4, dead)).words()) for dead in ((2,), (2, 3)))
-    assert "State 2 is there still, at host 3." in one
+    assert "A new host 2 gets state 2 from host 3." in one
     assert "copy of 2" in one
     assert "State 2 is lost" in two
     assert "copy of 2" not in two

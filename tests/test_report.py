@@ -321,6 +321,8 @@ def test_no_line_ends_inside_of_a_number_or_a_short_name_in_code():
     assert pages._unbroken(spaces_of_its_own) == spaces_of_its_own
     short = pages._unbroken("<code>--get</code> <code>a b</code>")
     assert short == '<code class="unbroken">--get</code> <code>a b</code>'
+    option = pages._unbroken("<code>prove --stop -- a-b</code> <pre><code>a --stop</code>\n</pre>")
+    assert option.startswith('<code>prove <span class="unbroken">--stop</span> <span class="unbroken">--</span> a-b')
 
 
 def test_each_section_of_a_page_can_be_reached_from_its_list(run):

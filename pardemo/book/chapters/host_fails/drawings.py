@@ -1,40 +1,41 @@
 """When a host fails: what a failure costs over time, shards for another number of ranks, copies at a neighbour."""
 
 from pardemo.draw.canvas import Canvas, Drawing
-from pardemo.draw.palette import COMPUTED, DONE, OTHER, RANKS, VERDICTS, WHOLE
+from pardemo.draw.palette import COMPUTED, DONE, OTHER, RANKS, RECEIVED, VERDICTS, WHOLE
 from pardemo.draw.parts import legend
 from pardemo.formulas import failures
 
 LOST = VERDICTS["fails"]
 SAVE = DONE["communication"]  # bytes travel to where they are kept
+BACK = RECEIVED
 UNIT = 11.0  # of a drawing for a second
 
 
 def saved_and_lost() -> Drawing:
     """A job over time: stretches of training, each with its save, a failure, the restart, and what is done again."""
-    canvas = Canvas(640, 300)
-    legend(canvas, 12, 20, {"training": COMPUTED, "a save": SAVE, "restart": DONE["idle"], "lost": LOST})
-    interval, save, restart, lost = 12, 2, 5, 7
+    canvas = Canvas(640, 302)
+    legend(canvas, 12, 20, {"training": COMPUTED, "a save": SAVE, "restart": DONE["idle"], "work to repeat": LOST})
+    interval, save, restart, lost = 12, 2, 7, 7
     for row, (title, stretches, fails) in enumerate(
-        (("no failure", 4, False), ("one failure, in the third stretch", 3, True))
+        (("no failure: four stretches", 4, False), ("one failure: three in the same time", 3, True))
     ):
-        y, x = 66 + 112 * row, 12.0
+        y, x = 66 + 104 * row, 12.0
         canvas.text(12, y, title, size=19, anchor="start", bold=True)
         for number in range(stretches):
             if fails and number == 2:
                 x = _box(canvas, x, y, lost, LOST, "3")
                 canvas.text(x, y + 72, "✗", size=22, bold=True)
                 x = _box(canvas, x, y, restart, DONE["idle"])
-                x = _box(canvas, x, y, interval, COMPUTED, "3")
-            else:
-                x = _box(canvas, x, y, interval, COMPUTED, str(number + 1))
+            x = _box(canvas, x, y, interval, COMPUTED, str(number + 1))
             x = _box(canvas, x, y, save, SAVE)
-    canvas.text(12, 278, "Lost: a restart, and the work since the last save.", size=18, anchor="start")
+    canvas.arrow([(12, 264), (12 + UNIT * 4 * (interval + save), 264)])
+    canvas.text(12 + UNIT * 4 * (interval + save), 288, "time", size=18, anchor="end")
+    canvas.text(12, 288, "It costs a restart, and the work since the last save.", size=18, anchor="start")
     return Drawing(
         canvas,
         f"A job trains {interval} seconds, saves for {save}, and so on. Without a failure, four stretches are done "
-        f"after {4 * (interval + save)} seconds. With a failure {lost} seconds into the third stretch, these are "
-        f"lost, a restart takes {restart}, and the third stretch begins anew.",
+        f"after {4 * (interval + save)} seconds. With a failure {lost} seconds into the third stretch, these have to "
+        f"be repeated, a restart takes {restart}, and the third stretch begins anew: in the same time three are done.",
     )
 
 
@@ -74,23 +75,40 @@ def shards_of_fewer(rows: int = 12, before: int = 4, now: int = 3) -> Drawing:
 
 
 def copies_at_neighbours(hosts: int = 4, dead: tuple[int, ...] = (2,)) -> Drawing:
-    """Hosts in a row that closes to a ring: each has its own state, and a copy of the state of the one before it."""
-    canvas = Canvas(640, 262)
-    wide, gap = 616 / hosts, 20
-    legend(canvas, 12, 20, {"arrow: a copy travels": DONE["communication"], "a host that has died": OTHER})
-    for host in range(hosts):
-        x, gone, before = 12 + wide * host, host in dead, (host - 1) % hosts
-        canvas.text(x + (wide - gap) / 2, 58, f"host {host}", bold=True)
-        canvas.box(x, 76, wide - gap, 126, WHOLE if not gone else "none", dashed=gone)
+    """Hosts in a row that closes to a ring: each has its own state, and a copy of the state of the one before it.
+
+    Of a host that has died, a new one gets the state from the next host, where that one lives.
+    """
+    words = [
+        f"State {host} is lost with host {host} and its copy."
+        if (keeper := (host + 1) % hosts) in dead
+        else f"A new host {host} gets state {host} from host {keeper}."
+        for host in dead
+    ] or ["Each state is there twice."]
+    canvas = Canvas(640, 264 + 24 * len(words))
+    edge, gap = 22, 24
+    wide = (640 - 2 * edge + gap) / hosts - gap
+    lefts = [edge + (wide + gap) * host for host in range(hosts)]
+    legend(canvas, 12, 20, {"a copy is sent": SAVE, "it comes back": BACK, "host that has died": OTHER})
+    for host, x in enumerate(lefts):
+        gone, before = host in dead, (host - 1) % hosts
+        canvas.text(x + wide / 2, 58, f"host {host}", bold=True)
+        canvas.box(x, 76, wide, 126, WHOLE if not gone else "none", dashed=gone)
         for y, owner, word in ((84, host, f"state {host}"), (146, before, f"copy of {before}")):
             fill = OTHER if gone else RANKS[owner % len(RANKS)]
-            canvas.box(x + 8, y, wide - gap - 16, 46, fill, "" if gone else word, size=18)
-        if host < hosts - 1:
-            canvas.arrow([(x + wide - gap + 1, 107), (x + wide - 1, 169)], DONE["communication"], 3)
-    lost = [host for host in dead if (host + 1) % hosts in dead]
-    words = f"State {lost[0]} is lost: host {lost[0]} and its copy are gone." if lost else (
-        f"State {dead[0]} is there still, at host {(dead[0] + 1) % hosts}." if dead else "Each state is there twice."
-    )  # fmt: skip
-    canvas.text(12, 228, words, size=18, anchor="start")
-    canvas.text(12, 250, f"The copy of state {hosts - 1} goes to host 0.", size=18, anchor="start")
-    return Drawing(canvas, f"{hosts} hosts, each with its own state and a copy of the one before it. {words}")
+            canvas.box(x + 8, y, wide - 16, 46, fill, "" if gone else word, size=18)
+    for host in range(hosts):
+        after = (host + 1) % hosts
+        begin, end = (lefts[host] + wide + 1, 107.0), (lefts[after] - 1, 169.0)
+        around = [] if after else [(630.0, 107.0), (630.0, 240.0), (10.0, 240.0), (10.0, 169.0)]
+        before_it_died = host in dead or after in dead
+        canvas.arrow([begin, *around, end], OTHER if before_it_died else SAVE, 3, dashed=before_it_died)
+        if host in dead and after not in dead:
+            middles = lefts[after] + wide / 2, lefts[host] + wide / 2
+            canvas.arrow([(middles[0], 193), (middles[0], 221), (middles[1], 221), (middles[1], 204)], BACK, 4)
+    canvas.lines(12, 268, words, anchor="start")
+    return Drawing(
+        canvas,
+        f"{hosts} hosts, each with its own state and a copy of the one before it; that of host {hosts - 1} is at host "
+        f"0. {' '.join(words)}",
+    )

@@ -97,29 +97,28 @@ def held_up(ways: Mapping[str, Sequence[Span]]) -> Picture:
 
 
 def resumed_without(losses: Mapping[str, Sequence[float]], whole: Sequence[float], first: int) -> Picture:
-    """The losses of resumes that lack a piece, each beside those of the training that was not stopped.
+    """The losses of resumes that went wrong, each beside those of the training that was not stopped.
 
     Args:
-        losses: what is missing -> the losses after the resume, from step ``first`` on. whole: those of the training
+        losses: what was wrong -> the losses after the resume, from step ``first`` on. whole: those of the training
             that was not stopped, from the same step on.
     """
-    fig, axes = new(-(-(len(losses) + 1) // 2), 2, size=(6.4, 1.5 * (len(losses) // 2 + 1)), sharex=True, sharey=True)
+    fig, axes = new(-(-(len(losses) + 1) // 2), 2, size=(6.4, 1.8 * (len(losses) // 2 + 1)), sharex=True, sharey=True)
     told = []
-    for ax, (missing, values) in zip(axes.flat, losses.items(), strict=False):
+    for ax, (wrong, values) in zip(axes.flat, losses.items(), strict=False):
         steps = range(first, first + len(values))
         ax.plot(steps, whole, color=COLOURS["predicted"], linewidth=1, label="not stopped")
-        ax.plot(steps, values, color=COLOURS["fails"], linestyle="--", label="resumed without it")
-        ax.set_title(missing, fontsize="medium")
-        told.append(f"{missing} {max(abs(a - b) for a, b in zip(values, whole, strict=True)):.1g}")
+        ax.plot(steps, values, color=COLOURS["fails"], linestyle="--", label="resumed")
+        ax.set_title(wrong, fontsize="medium")
+        ax.set_xlabel("step")
+        ax.tick_params(labelbottom=True)
+        told.append(f"{wrong} {max(abs(a - b) for a, b in zip(values, whole, strict=True)):.1g}")
     for ax in axes[:, 0]:
         ax.set_ylabel("loss")
     spare = axes.flat[len(losses)]
     spare.set_axis_off()
     spare.legend(*axes.flat[0].get_legend_handles_labels(), loc="center")
-    for ax in axes.flat[len(losses) - 2 : len(losses)]:  # the lowest of each column
-        ax.set_xlabel("step")
-        ax.tick_params(labelbottom=True)
-    return save(fig, "host_fails_resumed", f"Losses after a resume; largest difference without: {', '.join(told)}.")
+    return save(fig, "host_fails_resumed", f"Losses after a resume; largest differences: {', '.join(told)}.")
 
 
 def survivor(seconds: Sequence[float], groups: Sequence[int]) -> Picture:

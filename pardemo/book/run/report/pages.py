@@ -196,20 +196,24 @@ _NO_WORDS = re.compile(r"(<(pre|script|style|svg|td)\b.*?</\2>|<[^>]*>)", flags=
 _ONE_NUMBER = re.compile(r"(?<=±) | (?=±)|(?<=\d) (?=%|\S+ ±)|(?<=\b\w) (?== \d)|(?<=\b\w =) (?=\d)|(?<=·) | (?=·)")
 #: 2.5e-07, t-th, ZeRO-3: a hyphen is a place to break.
 _ONE_WORD = re.compile(r"\b(\d[\d.]*e-\d+|\w-th|ZeRO-\w)\b")
+#: An option of a command in code: --stop.
+_OPTION = re.compile(r"(?<!\S)(-[\w-]{1,24})(?!\S)")
+_UNBROKEN = r'<span class="unbroken">\1</span>'
 
 
 def _unbroken(body: str) -> str:
-    """No line ends inside of a number, a letter's value or a short name in code, such as ``--get``."""
+    """No line ends inside of a number, a letter's value, or an option or a short name in code, such as ``--get``."""
 
     def words(text: str) -> str:
-        return _ONE_WORD.sub(r'<span class="unbroken">\1</span>', _ONE_NUMBER.sub("\N{NO-BREAK SPACE}", text))
+        return _ONE_WORD.sub(_UNBROKEN, _ONE_NUMBER.sub("\N{NO-BREAK SPACE}", text))
 
     parts, at = [], 0
     for other in _NO_WORDS.finditer(body):
         parts += [words(body[at : other.start()]), other[0]]
         at = other.end()
     body = "".join([*parts, words(body[at:])])
-    return re.sub(r"<code>(?=[^<\s]{1,24}</code>)", '<code class="unbroken">', body)
+    body = re.sub(r"<code>(?=[^<\s]{1,24}</code>)", '<code class="unbroken">', body)
+    return re.sub(r"(?<=<code>)[^<]*(?=</code>)", lambda code: _OPTION.sub(_UNBROKEN, code[0]), body)
 
 
 @cache
