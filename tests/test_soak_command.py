@@ -19,26 +19,32 @@ from pardemo.soak.tally import COUNTED, Ending, Tally
 
 #: What every group costs is a process that loads its libraries; so each is asked for its cases once.
 CASES = {
-    "world": ["ends", "killed", "stopped", "hang", "interrupted", "parent ends", "refused port", "clock jumps",
-              "no descriptors left"],
+    "world": ["ends", "killed", "stopped", "hang", "interrupted", "parent ends", "refused port", "closed port",
+              "clock jumps", "no descriptors left"],
     "ranks": ["raises", "killed"],
     "layouts": ["zero2", "dp-pp"],
-    "cluster": ["link away", "slow link", "ends", "interrupted"],
+    "cluster": ["link away", "slow link", "ends", "closed port", "interrupted"],
     "checkpoints": ["killed while saving", "parent killed", "damaged", "full disk"],
     "runner": ["ends", "kernel dies", "two runs", "full disk"],
-    "finetune": ["damaged", "another job"],
-    "measure": ["script", "port in use", "interrupted"],
+    "finetune": ["damaged", "another job", "two runs"],
+    "measure": ["script", "port in use", "full disk", "interrupted"],
 }  # fmt: skip
+
+#: What seed 1 once found, by its cases: the page says what was done about it. Each ended wrong before, and passes now.
+MENDED = {"layouts/zero1": (14, 56), "world/refused port": (3, 4, 7), "finetune/damaged": (2,)}
 
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_scene_of_each_kind_ends_as_it_should(group):
-    """Case 0 of each kind, drawn from seed 1: the same scenes each time, but for when exactly a signal arrives."""
+    """Case 0 of each kind and what was mended, of seed 1: the same each time, but for when exactly a signal arrives."""
+    mended = [(kind, number) for kind, numbers in MENDED.items() for number in numbers]
     with player.Player([group], seed=1) as stage:
         assert stage.missing == {}
         endings = [stage.play(f"{group}/{kind}", 0) for kind in CASES[group]]
+        endings += [stage.play(*case) for case in mended if schedule.group_of(case[0]) == group]
     wrong = [(ending.kind, ending.way, ending.reasons, ending.told) for ending in endings if ending.failed]
     assert wrong == []
+    assert [each for each in endings if each.kind in MENDED and each.not_reached] == []
     assert psutil.pid_exists(stage.pid) is False
     if reasons := {ending.skipped for ending in endings} - {""}:
         assert len(reasons) == 1
@@ -421,6 +427,13 @@ def test_what_a_skipped_scene_leaves_is_a_failure():
     assert not Ending("cluster/ends", 0, skipped="no rights").failed
 
 
+def mended_of(text):
+    """Kind, case and seed of what the page names, outside of its table, with what was done about it."""
+    words = " ".join((text.partition(long_run.BEGIN)[0] + text.partition(long_run.END)[2]).split())
+    named = re.findall(r"`(\w+/[\w -]+)`, seed (\d+), cases? ([\d, and]+)", words)
+    return {(kind, int(number), int(seed)) for kind, seed, numbers in named for number in re.findall(r"\d+", numbers)}
+
+
 def test_the_pages_table_is_that_of_the_committed_long_run():
     run = json.loads(long_run.SUMMARY.read_text(encoding="utf-8"))
     text = long_run.PAGE.read_text(encoding="utf-8")
@@ -428,4 +441,29 @@ def test_the_pages_table_is_that_of_the_committed_long_run():
     layouts = sum(counts["injected"] for kind, counts in run["kinds"].items() if kind.startswith("layouts/"))
     assert min(layouts, run["injected"] - layouts) >= 1000
     assert {schedule.group_of(kind) for kind in run["kinds"]} == set(GROUPS)
-    assert run["survived"] + len(run["failures"]) == run["injected"]
+    assert run["survived"] + len(run["failures"]) >= run["injected"]
+    done_about_it = mended_of(text)
+    failed = [(failure["kind"], failure["case"], run["seed"]) for failure in run["failures"]]
+    assert [case for case in failed if case not in done_about_it] == [], "the page does not say what was done about it"
+
+
+def test_what_the_page_says_to_pass_now_is_played():
+    """But for what takes place one time in four: the page names the case that is played in its place."""
+    named = mended_of(long_run.PAGE.read_text(encoding="utf-8"))
+    played = {(kind, number, 1) for kind, numbers in MENDED.items() for number in numbers}
+    assert named - {("finetune/ends", 3, 2)} == played
+
+
+def test_a_failure_that_the_page_does_not_name_is_seen():
+    text = "- It is slow.\n- A rank waits (`world/a`, seed 1, cases 3 and\n  14), and (`ranks/b`, seed 2, case 7).\n"
+    assert mended_of(f"{long_run.BEGIN}- `world/c`, seed 1, case 9\n{long_run.END}{text}") == {
+        ("world/a", 3, 1), ("world/a", 14, 1), ("ranks/b", 7, 2),
+    }  # fmt: skip
+
+
+@pytest.mark.xfail(strict=True, reason="the committed run is older than these counters: the next one has them")
+def test_the_committed_long_run_has_each_counter():
+    run = json.loads(long_run.SUMMARY.read_text(encoding="utf-8"))
+    assert [name for name in COUNTED if name not in run] == []
+    assert all(set(COUNTED) <= set(counts) for counts in run["kinds"].values())
+    assert {f"{group}/{kind}" for group, kinds in CASES.items() for kind in kinds} <= set(run["kinds"])

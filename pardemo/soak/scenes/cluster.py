@@ -13,6 +13,7 @@ from functools import partial
 
 from pardemo import Cluster, RankDied, RankError, RankFailed, RankTimeout, World
 from pardemo.soak.scene import Scene, Skipped, Wrong, scene
+from pardemo.soak.scenes import ports
 from pardemo.soak.scenes.parts import (
     LONG_S,
     Halt,
@@ -167,6 +168,13 @@ def _ends(scene: Scene) -> str:
         works(world, pids)
     nothing_below()
     return told
+
+
+@scene("cluster/closed port")
+def _closed_port(scene: Scene) -> str:
+    """A rank's port on the hosts' network has a listener that was closed: an error on the rank before it."""
+    cluster = _cluster(scene)
+    return ports.refused(scene, _world(cluster), ports.close_ports, scene.chance.randrange(cluster.size))
 
 
 SIGNALS = {"SIGINT": signal.SIGINT, "SIGKILL": signal.SIGKILL}

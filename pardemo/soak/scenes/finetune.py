@@ -1,11 +1,7 @@
-"""Faults of the fine-tune: killed while it trains or saves, damaged checkpoints, another model, a full disk.
-
-The job is the article's in small: a random Baichuan2 of two layers, 96 generated headlines, six steps on two ranks.
-"""
+"""Faults of the fine-tune: killed while it trains or saves, damaged checkpoints, another job, two runs, a full disk."""
 
 import contextlib
 import hashlib
-import json
 import os
 import re
 import resource
@@ -16,66 +12,15 @@ import time
 from pathlib import Path
 
 import psutil
-import torch
 
-from pardemo import RankError, headlines
-from pardemo.baichuan2 import Baichuan2Config, Baichuan2ForCausalLM, Baichuan2Tokenizer, save_checkpoint
-from pardemo.finetune.recipes import recipe
+from pardemo import RankError, project
 from pardemo.finetune.recipes.recipe_schema import Recipe
-from pardemo.finetune.tiny import train_tokenizer
 from pardemo.finetune.training import checkpoint_seal
 from pardemo.finetune.training.launch import launch
-from pardemo.project import only_writer
 from pardemo.soak.scene import Lost, NotReached, Scene, Wrong, scene
+from pardemo.soak.scenes.finetune_job import FIRST, LAST, adapter_of, base_of, job_in, seconds_of
 from pardemo.soak.scenes.parts import LONG_S, nothing_below, small_disk
 from pardemo.world import nursery
-
-STEPS, EVERY = 6, 3
-LAST, FIRST = f"checkpoint-{STEPS}", f"checkpoint-{EVERY}"
-SIZES = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4}
-
-
-def _model(folder: Path, texts: list[str], seed: int) -> None:
-    folder.mkdir(parents=True)
-    (folder / "tokenizer.model").write_bytes(train_tokenizer(texts, 1400))
-    tokenizer = Baichuan2Tokenizer(str(folder / "tokenizer.model"))
-    torch.manual_seed(seed)
-    config = Baichuan2Config(vocab_size=tokenizer.vocab_size, initializer_range=0.1, **SIZES)
-    save_checkpoint(Baichuan2ForCausalLM(config), folder, tokenizer)
-
-
-def _base(scene: Scene) -> Path:
-    """Data, two models and a run that was not disturbed: made once for all scenes of a soak."""
-    base = scene.shared / "finetune"
-    with only_writer(scene.shared, "wait"):
-        if not base.exists():
-            part = scene.shared / "finetune.part"
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir()
-            rows, _ = headlines.corpus(train=96, test=8)
-            (part / "train.json").write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
-            for number, name in enumerate(("model", "other")):
-                _model(part / name, [row["input"] + row["output"] for row in rows], number)
-            launch(_job(part, part / "run"))  # the first one of a process loads libraries
-            shutil.rmtree(part / "run")
-            begin = time.monotonic()
-            launch(_job(part, part / "run"))
-            (part / "seconds").write_text(str(time.monotonic() - begin))
-            part.rename(base)
-    return base
-
-
-def _job(base: Path, run: Path, *changes: str) -> Recipe:
-    usual = (
-        f"model.path={base / 'model'}", f"data.train={base / 'train.json'}", f"data.test={base / 'train.json'}",
-        f"train.max_steps={STEPS}", f"train.save_steps={EVERY}", "train.logging_steps=1", "train.per_device_batch=4",
-        "train.warmup_steps=0", f"output_dir={run}",
-    )  # fmt: skip
-    return recipe.override(recipe.load("tiny-cpu"), [*usual, *changes])
-
-
-def _adapter(run: Path) -> str:
-    return hashlib.sha256((run / "adapter" / "adapter_model.safetensors").read_bytes()).hexdigest()
 
 
 def _goes_on(scene: Scene, base: Path, run: Path) -> str:
@@ -88,16 +33,16 @@ def _goes_on(scene: Scene, base: Path, run: Path) -> str:
     sealed = [path.parent.name for path in run.glob(f"checkpoint-*/{checkpoint_seal.SEAL}")]
     begun = [path.name for path in run.glob("checkpoint-*")]
     if begun and not sealed:
-        _refused_with_half_a_checkpoint(scene, _job(base, run), begun[0])
-        result = launch(_job(base, run), overwrite=True)
+        _refused_with_half_a_checkpoint(scene, job_in(base, run), begun[0])
+        result = launch(job_in(base, run), overwrite=True)
     else:
         try:
-            result = launch(_job(base, run), resume=True)
+            result = launch(job_in(base, run), resume=True)
         except ValueError as error:
             raise Lost(f"{len(sealed)} whole checkpoints, and none is gone on from: {error}") from None
     expected = max(sealed, key=lambda name: int(name.removeprefix("checkpoint-")), default=None)
     scene.keeps(result.resumed_from == expected, f"resumed from {result.resumed_from}, the newest is {expected}")
-    scene.expect(_adapter(run) == _adapter(base / "run"), "the weights are not those of the undisturbed run")
+    scene.expect(adapter_of(run) == adapter_of(base / "run"), "the weights are not those of the undisturbed run")
     nothing_below()
     return f"resumed from {expected}"
 
@@ -116,9 +61,9 @@ def _refused_with_half_a_checkpoint(scene: Scene, job: Recipe, name: str) -> Non
 @scene("finetune/rank killed")
 def _rank_killed(scene: Scene) -> str:
     """A rank is killed at any moment: an error; the run goes on from its newest checkpoint to the same weights."""
-    base, run = _base(scene), scene.folder / "run"
+    base, run = base_of(scene), scene.folder / "run"
     over, killed = threading.Event(), threading.Event()
-    delay_s = float((base / "seconds").read_text()) * scene.chance.random()
+    delay_s = 0.8 * seconds_of(base) * scene.chance.random()
     whom = scene.chance.randrange(2)
 
     def kill() -> None:
@@ -134,7 +79,7 @@ def _rank_killed(scene: Scene) -> str:
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     try:
-        launch(_job(base, run))
+        launch(job_in(base, run))
         told = None
     except RankError as error:
         told = str(error).splitlines()[0]
@@ -143,7 +88,7 @@ def _rank_killed(scene: Scene) -> str:
         killer.join(LONG_S)
     nothing_below()
     if told is None:
-        scene.expect(_adapter(run) == _adapter(base / "run"), "the weights are not those of the undisturbed run")
+        scene.expect(adapter_of(run) == adapter_of(base / "run"), "the weights are not those of the undisturbed run")
         raise NotReached("the run was over before a rank was killed")
     due = killed.is_set() and "died: killed by SIGKILL" in told
     scene.expect(due, f"killed: {killed.is_set()}; told as: {told}")
@@ -159,7 +104,7 @@ def _ranks() -> list[int]:
 
 
 def _resume(scene: Scene) -> str:
-    base, run = _base(scene), scene.folder / "run"
+    base, run = base_of(scene), scene.folder / "run"
     whole = checkpoint_seal.newest(run)[0] if run.exists() else None
     if whole is None and (run / "adapter").exists():
         raise Wrong("an adapter without a checkpoint")
@@ -172,10 +117,10 @@ ENDS = {"SIGKILL": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGINT": signal.S
 @scene("finetune/ends", ENDS, ENDS, within_s=3.0, after=_resume)
 def _ends(scene: Scene) -> str:
     """The command is interrupted or killed at any moment; another one resumes to the same weights."""
-    base, run = _base(scene), scene.folder / "run"
+    base, run = base_of(scene), scene.folder / "run"
     try:
         scene.begin()
-        launch(_job(base, run))
+        launch(job_in(base, run))
     except KeyboardInterrupt:
         return "interrupted"
     raise NotReached("the run was over before its signal")
@@ -204,7 +149,7 @@ DAMAGES = ("truncated", "changed", "missing", "one more file", "the first save c
 @scene("finetune/damaged", DAMAGES, weight=2)
 def _damaged(scene: Scene) -> str:
     """A file of the newest checkpoint is damaged: the run says which, and goes on from the checkpoint before."""
-    base, run = _base(scene), scene.folder / "run"
+    base, run = base_of(scene), scene.folder / "run"
     if scene.way == "the first save cut off":
         shutil.copytree(base / "run" / FIRST, run / FIRST)
         for path in (run / FIRST / checkpoint_seal.SEAL, scene.chance.choice(sorted((run / FIRST).glob("*.*")))):
@@ -212,7 +157,7 @@ def _damaged(scene: Scene) -> str:
         return _goes_on(scene, base, run)
     shutil.copytree(base / "run", run)
     name = _damage(scene, run / LAST)
-    result = launch(_job(base, run), resume=True)
+    result = launch(job_in(base, run), resume=True)
     told = " ".join(result.notes)
     sealed = name == checkpoint_seal.SEAL
     says = (name,) if not sealed else ("seal", "never finished", "another user", "not what was written", "missing")
@@ -220,7 +165,7 @@ def _damaged(scene: Scene) -> str:
         return "what the seal says has not changed"
     scene.expect(result.resumed_from == FIRST, f"resumed from {result.resumed_from} in spite of {name}")
     scene.expect(any(word in told for word in says), f"{name} {scene.way} is told as: {told}")
-    scene.expect(_adapter(run) == _adapter(base / "run"), "the weights are not those of the undisturbed run")
+    scene.expect(adapter_of(run) == adapter_of(base / "run"), "the weights are not those of the undisturbed run")
     nothing_below()
     return told
 
@@ -228,14 +173,14 @@ def _damaged(scene: Scene) -> str:
 @scene("finetune/another job", ("model", "data", "rank", "occupied"))
 def _another_job(scene: Scene) -> str:
     """To go on with another model, other data or another adapter, or to begin in an occupied folder, is refused."""
-    base, run = _base(scene), scene.folder / "run"
+    base, run = base_of(scene), scene.folder / "run"
     shutil.copytree(base / "run", run)
     before = _state(run)
     changes = {
         "model": f"model.path={base / 'other'}", "data": "data.max_samples=50", "rank": "lora.rank=4",
         "occupied": "train.seed=1",
     }  # fmt: skip
-    job = _job(base, run, changes[scene.way])
+    job = job_in(base, run, changes[scene.way])
     try:
         launch(job, resume=scene.way != "occupied")
     except ValueError as error:
@@ -252,24 +197,68 @@ def _state(run: Path) -> dict[str, str]:
     return {str(p.relative_to(run)): hashlib.sha256(p.read_bytes()).hexdigest() for p in run.rglob("*") if p.is_file()}
 
 
+@scene("finetune/two runs", ("at once", "while it trains"))
+def _two_runs(scene: Scene) -> str:
+    """Of two runs with the same output_dir one is refused, in words, and the other has the weights as if alone."""
+    run, begun, told = (scene.folder / name for name in ("run", "begun", "told"))
+    resume, part = scene.chance.choice((False, True)), scene.chance.random()
+    pid = os.fork()
+    if pid == 0:  # a process of its own, before this one has threads: locks belong to processes
+        base = base_of(scene)
+        nursery.fork_here()
+        begun.touch()
+        told.write_text(_outcome(job_in(base, run), False))
+        os._exit(0)
+    signs = {"at once": begun, "while it trains": run / project.LOCK}
+    until = time.monotonic() + LONG_S
+    while not signs[scene.way].exists() and not told.exists():
+        scene.expect(time.monotonic() < until, "the first run did not begin")
+        time.sleep(0.01)
+    base = base_of(scene)
+    time.sleep(0.5 * part * seconds_of(base))
+    second = _outcome(job_in(base, run), resume)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    scene.expect(code == 0, f"the first run's process ended with {code}")
+    refused = [outcome for outcome in (told.read_text(), second) if outcome]
+    scene.expect(len(refused) < 2, f"both failed: {refused}")
+    scene.expect(adapter_of(run) == adapter_of(base / "run"), "the weights are not those of the undisturbed run")
+    scene.keeps(checkpoint_seal.newest(run)[0] == run / LAST, f"{LAST} is not whole: {checkpoint_seal.newest(run)}")
+    scene.expect(not (run / project.LOCK).exists(), "the lock is left")
+    nothing_below()
+    if not refused or "holds an earlier run" in refused[0]:
+        raise NotReached("the first run was over before the second began")
+    due = rf"another run \(process \d+\) writes to {re.escape(str(run))}: wait for it, or give another output_dir"
+    scene.expect(re.search(due, refused[0]) is not None, f"told as: {refused[0]}")
+    return refused[0]
+
+
+def _outcome(job: Recipe, resume: bool) -> str:
+    """Trains; empty where it did, else the first line of the error."""
+    try:
+        launch(job, resume=resume)
+    except (RankError, ValueError) as error:
+        return str(error).splitlines()[0]
+    return ""
+
+
 @scene("finetune/full disk", ("a small disk", "a limit of files"))
 def _full_disk(scene: Scene) -> str:
     """The disk is full at some moment of the run: an error that says so; what was whole before stays, and is read."""
-    base, run = _base(scene), scene.folder / "run"
+    base, run = base_of(scene), scene.folder / "run"
     if scene.way == "a limit of files":
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         shutil.copytree(base / "run" / FIRST, run / FIRST)
         largest = max(path.stat().st_size for path in (run / FIRST).rglob("*"))
         _limit_files(int(largest * (0.2 + 0.7 * scene.chance.random())), hard)
         try:
-            told = _fails(scene, _job(base, run), resume=True)
+            told = _fails(scene, job_in(base, run), resume=True)
         finally:
             _limit_files(soft, hard)
         scene.keeps(checkpoint_seal.newest(run)[0] == run / FIRST, "the checkpoint from before")
     else:
         need = sum(path.stat().st_size for path in (base / "run").rglob("*") if path.is_file())
         with small_disk(scene.folder / "disk", int(need * (0.1 + 0.6 * scene.chance.random()))) as disk:
-            told = _fails(scene, _job(base, disk / "run"), resume=False)
+            told = _fails(scene, job_in(base, disk / "run"), resume=False)
             if (disk / "run").exists():
                 newest, _ = checkpoint_seal.newest(disk / "run")
                 if newest is not None:

@@ -1,14 +1,15 @@
-"""Faults of ``pardemo measure``: scripts that die, hang or print garbage; an interrupt; a port in use."""
+"""Faults of ``pardemo measure``: scripts that die, hang or print garbage; an interrupt; a port in use; a full disk."""
 
 import json
 import os
 import re
 import signal
 import socket
+from functools import partial
 from pathlib import Path
 
 from pardemo.soak.scene import NotReached, Scene, scene
-from pardemo.soak.scenes.parts import LONG_S, called, nothing_below
+from pardemo.soak.scenes.parts import LONG_S, called, nothing_below, one_line, small_disk
 
 BEGIN = """
 import os, sys, time, torch, torch.distributed as dist
@@ -76,6 +77,39 @@ def _port_in_use(scene: Scene) -> str:
     scene.expect(status == 2 and "address already in use" in last.lower(), f"status {status}: {told[-600:]}")
     nothing_below()
     return last
+
+
+@scene("measure/full disk")
+def _full_disk(scene: Scene) -> str:
+    """The disk of ``--out`` is too small: one line that says so, and no file is half written; then there is room."""
+    path, _ = _write(scene, "pass")
+    measure = partial(called, "measure", "--ranks", 2, "--steps", 1, "--timeout", LONG_S, "--out")
+    status, told = measure("whole", "--", path.name)
+    scene.expect(status == 0, f"status {status}: {told[-600:]}")
+    need = sum(4096 * -(-made.stat().st_size // 4096) for made in Path("whole").iterdir())  # a disk has whole pages
+    out = scene.folder / "small"
+    with small_disk(out, 4096 * scene.chance.randrange(1, need // 4096)):
+        status, told = measure(out, "--", path.name)
+        scene.expect(status == 2 and "no space left" in one_line(told).lower(), f"status {status}: {told[-600:]}")
+        _check_whole(scene, out)
+    status, more = measure(out, "--", path.name)
+    scene.expect(status == 0, f"with room again, status {status}: {more[-600:]}")
+    scene.expect(_names(out) == _names(Path("whole")), f"with room again, there are {_names(out)}")
+    nothing_below()
+    return one_line(told)
+
+
+def _check_whole(scene: Scene, out: Path) -> None:
+    half = [name for name in _names(out) if name.startswith(".")]
+    scene.expect(not half, f"left half written: {half}")
+    for path in out.glob("*.json"):
+        json.loads(path.read_text())
+    if (out / "page.html").exists():
+        scene.expect((out / "page.html").read_text().rstrip().endswith("</html>"), "half a page")
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 SIGNALS = {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM, "SIGKILL": signal.SIGKILL}

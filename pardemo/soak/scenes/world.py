@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import psutil
 from pardemo import RankDied, RankError, RankFailed, RankTimeout, World
 from pardemo.collectives import ring_all_reduce
 from pardemo.soak.scene import Scene, scene
+from pardemo.soak.scenes import ports
 from pardemo.soak.scenes.parts import (
     LONG_S,
     SHORT_S,
@@ -187,42 +187,18 @@ def _parent_ends(scene: Scene) -> None:
                 world.run(compute, 10, 100, 0, 0)
 
 
-def _refuse_connections(when: int) -> None:
-    """In this process, from the connection of that number on, nobody listens any more."""
-    real, seen = socket.create_connection, [0]
-
-    def refused(address: tuple[str, int], *more: object, **options: object) -> socket.socket:
-        seen[0] += 1
-        if seen[0] > when:
-            raise ConnectionRefusedError(111, os.strerror(111))
-        return real(address, *more, **options)  # type: ignore[arg-type]
-
-    socket.create_connection = refused  # type: ignore[assignment]
-
-
-def _links_refused(who: int, when: int) -> None:
-    """On every rank: groups, each with its own connections, until rank ``who`` finds its neighbour's port shut."""
-    import torch
-    import torch.distributed as dist
-
-    if dist.get_rank() == who:
-        _refuse_connections(when)
-    for _ in range(when + 2):
-        ring_all_reduce(torch.ones(1000), dist.new_group())
-
-
 @scene("world/refused port")
 def _refused_port(scene: Scene) -> str:
     """A neighbour's port refuses a connection: an error on that rank, and none waits for it until its limit."""
     ranks, who, _ = draw_ranks(scene)
-    with World(ranks) as world:
-        world.run(compute, 1, 1, 0, 0)
-        pids = world.pids
-        run = partial(world.run, _links_refused, who, scene.chance.randrange(3), timeout_s=LONG_S)
-        told = ends_in(RankFailed, "cannot send to rank . of the group: .*[Rr]efused", run)
-        works(world, pids)
-    nothing_below()
-    return told
+    return ports.refused(scene, World(ranks), ports.refuse_connections, who)
+
+
+@scene("world/closed port")
+def _closed_port(scene: Scene) -> str:
+    """The same, and it is the kernel that refuses: the port's listener was closed."""
+    ranks, who, _ = draw_ranks(scene)
+    return ports.refused(scene, World(ranks), ports.close_ports, who)
 
 
 class Jumps:
