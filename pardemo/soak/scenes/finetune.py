@@ -29,6 +29,10 @@ def _goes_on(scene: Scene, base: Path, run: Path) -> str:
     A run that ended within its first save has half a checkpoint and no whole one: that is refused, and ``overwrite``
     begins anew, as the refusal says.
     """
+    until = time.monotonic() + 10.0
+    while _ranks():  # one that is a zombie may have threads that still end, and the run's lock with them
+        scene.expect(time.monotonic() < until, f"ranks that never end: {_ranks()}")
+        time.sleep(0.01)
     # not as resume itself looks for it: the seal is written last
     sealed = [path.parent.name for path in run.glob(f"checkpoint-*/{checkpoint_seal.SEAL}")]
     begun = [path.name for path in run.glob("checkpoint-*")]
@@ -39,6 +43,8 @@ def _goes_on(scene: Scene, base: Path, run: Path) -> str:
         try:
             result = launch(job_in(base, run), resume=True)
         except ValueError as error:
+            if not sealed:
+                raise
             raise Lost(f"{len(sealed)} whole checkpoints, and none is gone on from: {error}") from None
     expected = max(sealed, key=lambda name: int(name.removeprefix("checkpoint-")), default=None)
     scene.keeps(result.resumed_from == expected, f"resumed from {result.resumed_from}, the newest is {expected}")
@@ -96,11 +102,9 @@ def _rank_killed(scene: Scene) -> str:
 
 
 def _ranks() -> list[int]:
-    """The processes below those that this one's ranks start from."""
-    below = psutil.Process().children(recursive=True)
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return sorted(process.pid for process in below if process.ppid() != os.getpid())
-    return []
+    """This process's ranks: what runs below it, but for the processes that ranks start from."""
+    nurseries = {handle.pid for handle in nursery.living()}
+    return sorted(process.pid for process in psutil.Process().children(recursive=True) if process.pid not in nurseries)
 
 
 def _resume(scene: Scene) -> str:

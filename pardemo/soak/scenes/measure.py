@@ -119,7 +119,7 @@ SIGNALS = {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM, "SIGKILL": signal
 LEAVES = {"SIGKILL": ("pardemo-copy-*", "pardemo-measure-*")}
 
 
-@scene("measure/interrupted", SIGNALS, SIGNALS, within_s=1.5, leaves=LEAVES)
+@scene("measure/interrupted", SIGNALS, SIGNALS, within_s=0.8, leaves=LEAVES)
 def _interrupted(scene: Scene) -> str:
     """The command is interrupted or ended at any moment: nothing runs on, and no file is half written."""
     _write(scene, "pass")
