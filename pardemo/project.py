@@ -108,6 +108,10 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         write(temporary)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
+    except OSError as error:
+        if error.filename is None and error.errno is not None:  # a full disk is told of a write, which has no name
+            raise OSError(error.errno, os.strerror(error.errno), str(path)) from error
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

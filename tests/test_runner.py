@@ -542,6 +542,15 @@ def test_files_are_replaced_whole_or_not_at_all(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["file.txt"]
 
 
+def test_a_full_disk_is_told_with_the_files_name(tmp_path):
+    def fills(file):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write tells it
+
+    with pytest.raises(OSError, match=r"No space left on device: '.*claims\.csv'$"):
+        project.write_atomically(tmp_path / "claims.csv", fills)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_claims_and_pictures_of_an_earlier_run_do_not_pass_for_new_ones(collection):
     picture = "from pardemo.draw import style; fig, _ = style.new(); style.save(fig, 'a_old', 'alt')"
     root = collection("01_a", "value = 1", GOOD.format(name="01_a", measured=1), picture)
