@@ -63,7 +63,7 @@ def test_it_goes_on_with_another_number_of_ranks():
 @pytest.mark.parametrize(
     ("flags", "cause", "words"),
     [
-        ("--forget all", "begins-anew", "it begins anew: nothing of the save behind step"),
+        ("--forget all", "begins-anew", "it begins anew: nothing of the save after step"),
         ("--forget second-moment", "optimizer-state", "the optimizer's second moment starts at zero"),
         ("--forget optimizer", "optimizer-state", "the optimizer's first moment starts at zero"),
         ("--forget count", "optimizer-state", "the optimizer's count of steps starts at zero"),
@@ -299,7 +299,7 @@ def test_stops_are_drawn_alike_from_one_seed_and_behind_a_save():
 
 
 def test_nothing_that_could_be_resumed():
-    with pytest.raises(ValueError, match="first save comes behind step 7, and 8 steps are run: raise --steps"):
+    with pytest.raises(ValueError, match="first save comes after step 7, and 8 steps are run: raise --steps"):
         stops.drawn(("all",), 8, [7], {}, 2, 0)
     with pytest.raises(ValueError, match="nothing is written to"):
         stops.drawn(("all",), 8, [], {}, 2, 0)

@@ -45,7 +45,7 @@ class Stop:
         """``SIGKILL of rank 1 in step 5``."""
         who = f"SIGKILL of {ranks_text(list(self.ranks))}" if self.kind == "rank" else KINDS[self.kind]
         if self.kind == "save":
-            return f"{who} behind step {self.done}"
+            return f"{who} after step {self.done}"
         return f"{who} {MOMENTS[self.moment]} step {self.done + 1}"
 
 
@@ -69,7 +69,7 @@ def drawn(
     """
     places = [done for done in range(steps - 1) if any(0 < one <= done for one in saved)]
     if not places:
-        first = f"the first save comes behind step {min(saved)}" if saved else "nothing is written to {folder}"
+        first = f"the first save comes after step {min(saved)}" if saved else "nothing is written to {folder}"
         raise ValueError(f"{first}, and {steps} steps are run: raise --steps, or let the script save more often")
     draw = random.Random(seed)
     made = []

@@ -11,8 +11,9 @@ from pardemo.prove.stopping.trials import Trial, Verdict
 
 def screen(made: Verdict) -> str:
     """Each stop with what was lost, and the verdict."""
-    saves = ", ".join(str(number) for number in made.saved if number)
-    lines = [f"undisturbed  {made.layout.name}: {made.steps} steps, saves behind step {saves}"]
+    steps = [str(number) for number in made.saved if number]
+    saves = f"saved after step{'s' * (len(steps) != 1)} {', '.join(steps)}"
+    lines = [f"undisturbed  {made.layout.name}: {made.steps} steps, {saves}"]
     for trial in made.trials:
         lines += _trial(trial)
     for note in made.notes:
@@ -37,10 +38,11 @@ def _trial(trial: Trial) -> list[str]:
     if trial.begins is None and trial.findings:
         behind = ""
     else:
-        again = f", {trial.lost} step{'s' * (trial.lost != 1)} again" if trial.lost else ""
+        repeated = "1 step is" if trial.lost == 1 else f"{trial.lost} steps are"
+        again = f"; {repeated} repeated" if trial.lost else ""
         equal = "" if trial.findings else ", equal to the last bit" if trial.exact else ", equal to rounding"
         unseen = "" if trial.states else "; the optimizer's states by what its step makes of them alone"
-        behind = f": goes on behind step {trial.begins}{again}{equal}{unseen}"
+        behind = f": continues after step {trial.begins}{again}{equal}{unseen}"
     lines = textwrap.wrap(f"{mark}  {trial.name}{behind}", text.WIDTH, subsequent_indent="   ")
     for finding in trial.findings:
         lines += text.indented(text.head(finding))

@@ -312,7 +312,7 @@ def _elsewhere(made: Trial) -> bool:
                 1,
                 "resume",
                 "begins-anew",
-                f"it begins anew: nothing of the save behind step {made.expected} is used",
+                f"it begins anew: nothing of the save after step {made.expected} is used",
             )
         )
         return True
@@ -323,7 +323,7 @@ def _elsewhere(made: Trial) -> bool:
                 made.begins + 1,
                 "resume",
                 "older-save",
-                f"it goes on behind step {made.begins}, and the last whole save is behind step {made.expected}",
+                f"it continues after step {made.begins}, and the last whole save is the one after step {made.expected}",
             )
         )
     return False
