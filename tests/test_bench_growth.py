@@ -69,18 +69,19 @@ def test_data_is_built_of_so_many_rows_in_a_process_of_its_own(monkeypatch, tmp_
     assert len(lines) == len(texts) == 100, "no two alike: a duplicate is not chosen"
 
 
-def test_a_notebooks_seconds_are_told_apart(tmp_path):
-    seconds = notebook_parts._once(tmp_path, forked=True)
-    assert list(seconds) == ["kernel", "imports", "ranks", "work", "end"]
+def test_a_chapters_seconds_are_told_apart():
+    seconds = notebook_parts.once("05_vocabulary", forked=True)
+    assert tuple(seconds) == notebook_parts.PARTS
     assert all(each > 0 for each in seconds.values())
+    assert seconds["ranks"] < seconds["work"], "its Worlds start in tens of milliseconds"
 
 
-def test_the_rows_of_a_notebook_are_its_parts(monkeypatch):
-    parts = {"kernel": [1.0], "imports": [2.0], "ranks": [3.0], "work": [4.0], "end": [5.0]}
+def test_the_rows_of_the_chapters_are_their_parts(monkeypatch):
+    parts = {"kernel": [1.0], "imports": [2.0], "ranks": [3.0], "work": [4.0]}
     cold = {part: [2 * each[0]] for part, each in parts.items()}
     monkeypatch.setattr(notebook_parts, "parts", lambda: (parts, cold))
-    rows = growth._notebook()
-    names = ["growth.notebook.kernel", "growth.notebook.imports", "growth.notebook.ranks", "growth.notebook.work"]
+    rows = growth._chapters()
+    names = ["growth.chapters.kernel", "growth.chapters.imports", "growth.chapters.ranks", "growth.chapters.work"]
     assert shown(rows) == dict.fromkeys(names, ("s", None))
     assert [row.ratio for row in rows] == [2.0] * 4
 

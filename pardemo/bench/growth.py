@@ -30,7 +30,7 @@ FLAT, STEADY = 0.95, 0.9  # a peak and a rate that do not grow, but for noise
 
 
 def rows() -> list[BenchRow]:
-    return [*_ranks(), *_planner(), *_ledger(), *_data(), *_notebook()]
+    return [*_ranks(), *_planner(), *_ledger(), *_data(), *_chapters()]
 
 
 def _ranks() -> list[BenchRow]:
@@ -199,18 +199,20 @@ def write_rows(folder: Path, count: int) -> None:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def _notebook() -> list[BenchRow]:
+def _chapters() -> list[BenchRow]:
     from pardemo.bench.notebook_parts import parts
 
     ours, peer = parts()
     what = {
-        "kernel": "a kernel's start and end",
-        "imports": "torch, pandas and Matplotlib in the first cell",
-        "ranks": "the start of two ranks",
-        "work": "the work: fifty all-reduces of 4 MiB on them",
+        "kernel": "the kernels' start and end",
+        "imports": "imports",
+        "ranks": "the start of ranks",
+        "work": "all else: the work",
     }
-    note = "in a kernel as Jupyter starts it; ours is forked from a process that has loaded the libraries"
+    note = (
+        "of three chapters, in kernels as Jupyter starts them; ours are forked from a process with the libraries loaded"
+    )
     return [
-        compare(f"growth.notebook.{part}", ours[part], peer[part], "s", None, f"{told_of}, {note}")
+        compare(f"growth.chapters.{part}", ours[part], peer[part], "s", None, f"{told_of}, {note}")
         for part, told_of in what.items()
     ]

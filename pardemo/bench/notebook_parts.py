@@ -1,8 +1,9 @@
-"""Where the seconds of one of the collection's notebooks go: its kernel, its imports, its ranks' start, its work.
+"""Where the seconds of the collection's chapters go: their kernels, their imports, their ranks' start, their work.
 
-A small notebook with a cell for each of them is run as the collection's are, by the runner's own way through papermill,
-which notes how long each cell took; what is left of the whole is the kernel's. Once more in a kernel as Jupyter starts
-it, to show what forking kernels from a process with the libraries loaded saves.
+Some short chapters are run as the collection is, by the runner's own way through papermill, which notes how long each
+cell took. A cell before all others has imports and the starts of ranks followed in the kernel; what is left of the
+whole beside the cells is the kernel's. Once more in kernels as Jupyter starts them, to show what forking kernels from a
+process with the libraries loaded saves.
 """
 
 import contextlib
@@ -19,53 +20,65 @@ with extras.needed_by(__name__):
 
 ROUNDS = 2
 LIMIT_S = 300  # of a cell
-CELLS = {
-    "imports": "import matplotlib.pyplot, pandas, torch\nfrom pardemo import World",
-    "ranks": (
-        "def size():\n    import torch.distributed as dist\n\n    return dist.get_world_size()\n\n\n"
-        "world = World(2)\nassert world.run(size) == [2, 2]"
-    ),
-    "work": (
-        "def work():\n    import torch\n    import torch.distributed as dist\n\n"
-        "    tensor = torch.zeros(1 << 20)\n    for _ in range(50):\n        dist.all_reduce(tensor)\n\n\n"
-        "_ = world.run(work)"
-    ),
-    "end": "world.close()",
-}
+CHAPTERS = ("03_megatron_mlp", "05_vocabulary", "06_sequence_parallel")  # short ones, with ranks in most sections
+PARTS = ("kernel", "imports", "ranks", "work")
+FOLLOW = """import builtins as _builtins, importlib as _importlib, time as _time
+_seconds, _within = {"imports": 0.0, "ranks": 0.0}, []
+def _followed(function, part):
+    def call(*arguments, **options):
+        if _within:  # an import within an import, or one that ranks' start makes
+            return function(*arguments, **options)
+        _within.append(part)
+        begin = _time.perf_counter()
+        try:
+            return function(*arguments, **options)
+        finally:
+            _seconds[_within.pop()] += _time.perf_counter() - begin
+    return call
+_builtins.__import__ = _followed(_builtins.__import__, "imports")
+_importlib.import_module = _followed(_importlib.import_module, "imports")
+from pardemo.world import generation as _generation
+_generation.Ranks.__init__ = _followed(_generation.Ranks.__init__, "ranks")
+_generation.Ranks.await_start = _followed(_generation.Ranks.await_start, "ranks")
+"""
+TELL = "print(_seconds['imports'], _seconds['ranks'])"
 
 
 def parts(rounds: int = ROUNDS) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
-    """Seconds of each part in each round: in kernels as the runner forks them, and in kernels as Jupyter starts them.
+    """Seconds of each part of all ``CHAPTERS`` together, in each round: in kernels as the runner forks them, and in
+    kernels as Jupyter starts them.
 
     Raises:
         PapermillExecutionError: a cell failed.
     """
-    warm: dict[str, list[float]] = {part: [] for part in ("kernel", *CELLS)}
-    cold: dict[str, list[float]] = {part: [] for part in ("kernel", *CELLS)}
-    with tempfile.TemporaryDirectory() as folder:
-        _once(Path(folder), forked=True)  # the process that kernels are forked from has loaded its libraries then
-        for _ in range(rounds):
-            for seconds, forked in ((warm, True), (cold, False)):
-                for part, took in _once(Path(folder), forked).items():
-                    seconds[part].append(took)
+    warm: dict[str, list[float]] = {part: [] for part in PARTS}
+    cold: dict[str, list[float]] = {part: [] for part in PARTS}
+    for number in range(rounds + 1):  # in the first one the process that kernels are forked from loads its libraries
+        for seconds, forked in ((warm, True), (cold, False)):
+            if number or forked:
+                of_chapters = [once(name, forked) for name in CHAPTERS]
+                for part in PARTS if number else ():
+                    seconds[part].append(sum(of[part] for of in of_chapters))
     return warm, cold
 
 
-def _once(folder: Path, forked: bool) -> dict[str, float]:
-    """Seconds of the parts of one run."""
-    source, target = folder / "parts.ipynb", folder / "executed.ipynb"
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS.values()])
-    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    nbformat.write(notebook, source)
+def once(chapter: str, forked: bool) -> dict[str, float]:
+    """Seconds of the parts of one run of a chapter."""
+    notebook = nbformat.read(project.root() / "notebooks" / f"{chapter}.ipynb", as_version=4)
+    notebook.cells = [nbformat.v4.new_code_cell(FOLLOW), *notebook.cells, nbformat.v4.new_code_cell(TELL)]
     short = project.folder_for_sockets(runner.SOCKET_NAME_BYTES)
     with (
+        tempfile.TemporaryDirectory() as folder,
         tempfile.TemporaryDirectory(prefix="pardemo-kernel-", dir=short) as sockets,
-        project.environment({"PARDEMO_OUT": str(folder), "PARDEMO_HEADLESS": "1"}),
+        project.environment({"PARDEMO_OUT": folder, "PARDEMO_HEADLESS": "1"}),
         kernels.warm() if forked else contextlib.nullcontext(),
     ):
+        source, target = Path(folder, "source.ipynb"), Path(folder, "executed.ipynb")
+        nbformat.write(notebook, source)
         begin = time.perf_counter()
         runner._papermill(source, target, {}, LIMIT_S, lambda k, n: None, sockets)
         whole = time.perf_counter() - begin
-    executed = nbformat.read(target, as_version=4)
-    cells = {part: cell.metadata.papermill.duration for part, cell in zip(CELLS, executed.cells, strict=True)}
-    return {"kernel": whole - sum(cells.values()), **cells}
+        executed = nbformat.read(target, as_version=4)
+    cells = sum(cell.metadata.papermill.duration or 0.0 for cell in executed.cells if cell.cell_type == "code")
+    imports, ranks = map(float, executed.cells[-1].outputs[0].text.split())
+    return {"kernel": whole - cells, "imports": imports, "ranks": ranks, "work": cells - imports - ranks}
