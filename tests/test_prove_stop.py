@@ -104,7 +104,7 @@ def test_a_run_that_goes_on_from_an_older_save_is_told():
     seed = seed_of("all", lambda stop: stop.done in (4, 5))
     made = stopped("--forget newest", stops=["all"], seed=seed)
     assert causes(made) == {"older-save"}, text.screen(made)
-    assert said(made) == "it goes on behind step 2, and the last whole save is behind step 4"
+    assert said(made) == "it continues after step 2, and the last whole save is the one after step 4"
 
 
 @pytest.mark.parametrize("ranks", [2, 1])
