@@ -222,7 +222,9 @@ def test_ranks_that_are_not_cut_end_before_the_first_step(world, model, data, tm
     assert not (tmp_path / "out" / "adapter_model.safetensors").exists()
 
 
-def test_torchrun_really_starts_it_and_it_goes_on(model, data, tmp_path):
+def test_torchrun_really_starts_it_and_it_goes_on(model, data, tmp_path, monkeypatch):
+    # DeepSpeed compiles for it what torch keeps for this user, and a build that was killed has left a lock there
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "compiled"))
     folder, out = written(tmp_path / "plan", request(model), planned("zero-3"), based(model)), tmp_path / "out"
     command = f"sh launch.sh torchrun --data {data} --output {out}"
     for more in ("--set save_strategy=steps --set save_steps=1", "--resume --set max_steps=3"):
