@@ -71,12 +71,13 @@ def free_port() -> int:
         OSError: none was free in a hundred tries, or no socket can be opened.
     """
     chance = random.SystemRandom()  # a script's own random numbers stay where they are
-    for left in reversed(range(100)):
+    tries = 100
+    while True:
         port = chance.randrange(10_000, 32_000)
         try:
             with socket.create_server(("", port)):
                 return port
         except OSError:
-            if not left:
+            tries -= 1
+            if not tries:
                 raise
-    raise AssertionError
