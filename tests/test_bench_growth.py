@@ -70,7 +70,7 @@ def test_data_is_built_of_so_many_rows_in_a_process_of_its_own(monkeypatch, tmp_
 
 
 def test_a_chapters_seconds_are_told_apart():
-    seconds = notebook_parts.once("05_vocabulary", forked=True)
+    seconds = notebook_parts.once("vocabulary", forked=True)
     assert tuple(seconds) == notebook_parts.PARTS
     assert all(each > 0 for each in seconds.values())
     assert seconds["ranks"] < seconds["work"], "its Worlds start in tens of milliseconds"

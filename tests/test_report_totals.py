@@ -192,7 +192,7 @@ def test_the_papers_count_what_fails_and_tell_the_deviation_of_equalities_that_h
 def test_speed_that_misses_its_target_is_told(page):
     part = page.find(id="speed")
     assert text(part.summary).startswith("Speed 2 of 3 targets met")
-    assert text(part.summary).endswith("; 1 more measured on fewer than five days")
+    assert text(part.summary).endswith("; 1 wait for runs of five days")
     rows = [cells(line) for line in part("tr") if line.td]
     assert sorted((line[0], *line[4:]) for line in rows) == [
         ("of.runs", "2", "1.2 – 2.7", "3", "met in 4 of 5"),

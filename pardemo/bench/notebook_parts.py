@@ -16,11 +16,12 @@ from pardemo import extras, project
 with extras.needed_by(__name__):
     import nbformat
 
+    from pardemo.book import chapters
     from pardemo.book.run import kernels, runner
 
 ROUNDS = 2
 LIMIT_S = 300  # of a cell
-CHAPTERS = ("03_megatron_mlp", "05_vocabulary", "06_sequence_parallel")  # short ones, with ranks in most sections
+CHAPTERS = ("megatron_mlp", "vocabulary", "sequence_parallel")  # short ones, with ranks in most sections
 PARTS = ("kernel", "imports", "ranks", "work")
 FOLLOW = """import builtins as _builtins, importlib as _importlib, time as _time
 _seconds, _within = {"imports": 0.0, "ranks": 0.0}, []
@@ -64,7 +65,7 @@ def parts(rounds: int = ROUNDS) -> tuple[dict[str, list[float]], dict[str, list[
 
 def once(chapter: str, forked: bool) -> dict[str, float]:
     """Seconds of the parts of one run of a chapter."""
-    notebook = nbformat.read(project.root() / "notebooks" / f"{chapter}.ipynb", as_version=4)
+    notebook = nbformat.read(project.root() / "notebooks" / f"{chapters.notebook_of(chapter)}.ipynb", as_version=4)
     notebook.cells = [nbformat.v4.new_code_cell(FOLLOW), *notebook.cells, nbformat.v4.new_code_cell(TELL)]
     short = project.folder_for_sockets(runner.SOCKET_NAME_BYTES)
     with (
