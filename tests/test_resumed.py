@@ -62,7 +62,10 @@ def test_ddp_on_four_ranks_adds_up_in_another_order_in_its_first_step():
     assert lines_of("torch DDP, torch.save, from four ranks")[0][3] == "to rounding", "where they do not stay"
 
 
-@pytest.mark.parametrize("name", ["Accelerate, save_state, one process", "pardemo's ZeRO-1"])
+@pytest.mark.parametrize(
+    "name",
+    ["Accelerate, save_state, one process", "pardemo's ZeRO-1", "DeepSpeed ZeRO-2, universal, generators saved too"],
+)
 def test_rows_made_anew_without_the_stop_in_a_save_are_those_of_the_page(name):
     """Where within a save a stop comes is a matter of time: what is left of the save may be another part."""
     few = replace(BY_NAME[name], layouts=BY_NAME[name].layouts[:2])

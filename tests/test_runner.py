@@ -21,7 +21,7 @@ from conftest import gone
 
 from pardemo import cli, project
 from pardemo.book.page.presets import need_ranks
-from pardemo.book.run import fingerprint, parameters, runner
+from pardemo.book.run import fingerprint, kernels, parameters, runner
 from pardemo.book.run.report import write as write_report
 from pardemo.draw import pictures
 from pardemo.small_models import classifier as small
@@ -183,6 +183,27 @@ def test_a_run_that_is_told_to_end_leaves_no_sockets_and_no_connection_file(coll
         assert gone([told["parent"], told["pid"], told["nursery"], *told["ranks"]], within_s=60)
         assert os.listdir(temporary) == []
         assert not runtime.exists() or list(runtime.iterdir()) == []
+
+
+def test_a_kernel_whose_start_is_interrupted_is_gone_before_its_folder_is(tmp_path, monkeypatch):
+    """Alone it would write its connection file, with the folder that it is in, when it comes to that."""
+    from jupyter_client.provisioning import local_provisioner
+
+    writes = f"import os, time\ntime.sleep(1)\nos.makedirs({str(tmp_path / 'sockets')!r})\ntime.sleep(60)"
+    launch = lambda *arguments, **options: subprocess.Popen([sys.executable, "-c", writes])  # noqa: E731
+    monkeypatch.setattr(local_provisioner, "launch_kernel", launch)
+    begun = []
+
+    def interrupted():
+        with kernels.none_left():
+            begun.append(local_provisioner.launch_kernel(["python"], cwd="."))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert begun[0].poll() == -signal.SIGKILL
+    assert local_provisioner.launch_kernel is launch
+    assert not list(tmp_path.iterdir())
 
 
 def test_resume_skips_what_finished_with_the_same_sources_and_parameters(collection, capsys):

@@ -57,6 +57,11 @@ FRAMEWORKS = (
       for stage in (1, 2, 3)),
     *(Framework(f"DeepSpeed ZeRO-{stage}, universal", "sharded_by_deepspeed.py", ("ranks=2", "ranks=1", "ranks=3"),
                 f"--stage {stage}", f"--stage {stage} --universal") for stage in (1, 2, 3)),
+    *(Framework(f"DeepSpeed ZeRO-{stage}, generators saved too", "sharded_by_deepspeed.py", ("ranks=2",),
+                f"--stage {stage} --generators") for stage in (1, 2, 3)),
+    *(Framework(f"DeepSpeed ZeRO-{stage}, universal, generators saved too", "sharded_by_deepspeed.py",
+                ("ranks=2", "ranks=1"), f"--stage {stage} --generators", f"--stage {stage} --generators --universal")
+      for stage in (1, 2, 3)),
     Framework("Megatron-core", "sharded_by_megatron.py",
               ("ranks=4 tp=2 pp=2", "ranks=4 tp=4 pp=1", "ranks=4 tp=2 pp=1", "ranks=2 tp=1 pp=2"),
               "--tp {tp} --pp {pp}"),

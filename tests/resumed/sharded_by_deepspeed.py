@@ -1,6 +1,7 @@
 """DeepSpeed's ZeRO, by save_checkpoint and load_checkpoint; on other ranks through a universal checkpoint.
 
 Loader and scheduler are DeepSpeed's own. Its documentation has a run that goes on draw the loader to its step.
+Generators are no part of what is saved there; ``--generators`` saves those of all ranks in ``client_state``.
 """
 
 import subprocess
@@ -16,6 +17,7 @@ from torch import nn
 parser = options()
 parser.add_argument("--stage", type=int, default=1)
 parser.add_argument("--universal", action="store_true")
+parser.add_argument("--generators", action="store_true")
 given = parser.parse_args()
 deepspeed.ops.__compatible_ops__ = {}  # or it compiles an operator that nothing here uses
 dist.init_process_group("gloo")
@@ -52,9 +54,18 @@ if latest.exists():
     begun = client["step"]
     for _ in range(begun):
         next(loader)
+    if given.generators:  # behind the loader, which draws too; on other ranks each is seeded anew
+        if len(client["generators"]) == ranks:
+            torch.set_rng_state(client["generators"][rank])
+        else:
+            torch.manual_seed(1000 * begun + rank)
 for step in range(begun, STEPS):
     x, y = next(loader)
     engine.backward(nn.functional.cross_entropy(engine(x), y))
     engine.step()
     if (step + 1) % given.every == 0:
-        engine.save_checkpoint(str(given.out), f"step{step + 1}", client_state={"step": step + 1})
+        state = {"step": step + 1}
+        if given.generators:  # of all ranks, since ZeRO-1 and 2 write this of one rank alone
+            state["generators"] = [None] * ranks
+            dist.all_gather_object(state["generators"], torch.get_rng_state())
+        engine.save_checkpoint(str(given.out), f"step{step + 1}", client_state=state)

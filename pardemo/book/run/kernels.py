@@ -48,6 +48,30 @@ def warm() -> Iterator[bool]:
         yield True
 
 
+@contextlib.contextmanager
+def none_left() -> Iterator[None]:
+    """Behind the block no kernel that began within it is left: of one that was interrupted in its start nobody knows.
+
+    Alone it would write its connection file once more, into a folder that has been removed meanwhile.
+    """
+    from jupyter_client.provisioning import local_provisioner
+
+    launch, begun = local_provisioner.launch_kernel, []
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        begun.append(launch(*arguments, **options))
+        return begun[-1]
+
+    try:
+        with compat.replaced(local_provisioner, "launch_kernel", noted):
+            yield
+    finally:
+        for kernel in begun:
+            if kernel.poll() is None:
+                kernel.kill()
+                kernel.wait()
+
+
 def _mother() -> nursery.Nursery:
     with project.environment({"MPLBACKEND": "module://matplotlib_inline.backend_inline"}):
         return nursery.nursery(LOADED, MAIN)

@@ -121,6 +121,7 @@ def _execute(
         short = project.folder_for_sockets(SOCKET_NAME_BYTES)
         with (
             tempfile.TemporaryDirectory(prefix="pardemo-kernel-", dir=short) as sockets,
+            kernels.none_left(),
             project.environment(inherited),
         ):
             on_cell = lambda k, n: say(name, f"cell {k} of {n}, {time.monotonic() - begin:.0f} s")  # noqa: E731
