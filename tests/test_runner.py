@@ -134,6 +134,24 @@ def test_kernels_are_processes_of_their_own_with_the_libraries_loaded(collection
     assert not set(a["random"]) & set(b["random"])
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="kernels are forked on Linux")
+def test_kernels_end_when_they_are_asked_to(collection, monkeypatch):
+    """None is sent a signal: one in five waited for a thread that had ended before it, for 2.6 seconds."""
+    from jupyter_client.provisioning.local_provisioner import LocalProvisioner
+
+    terminated, real = [], LocalProvisioner.terminate
+
+    async def terminate(self, *arguments, **options):
+        terminated.append(self.pid)
+        return await real(self, *arguments, **options)
+
+    monkeypatch.setattr(LocalProvisioner, "terminate", terminate)
+    for number in range(1, 13):
+        root = collection(f"{number:02}_short")
+    assert run("--out", root / "out") == 0
+    assert terminated == []
+
+
 RUNS = """import pathlib, sys
 from pardemo import cli, project
 project.root = lambda: pathlib.Path(sys.argv[1])

@@ -23,24 +23,27 @@ ROUNDS = 2
 LIMIT_S = 300  # of a cell
 CHAPTERS = ("megatron_mlp", "vocabulary", "sequence_parallel")  # short ones, with ranks in most sections
 PARTS = ("kernel", "imports", "ranks", "work")
-FOLLOW = """import builtins as _builtins, importlib as _importlib, time as _time
-_seconds, _within = {"imports": 0.0, "ranks": 0.0}, []
-def _followed(function, part):
-    def call(*arguments, **options):
-        if _within:  # an import within an import, or one that ranks' start makes
-            return function(*arguments, **options)
-        _within.append(part)
-        begin = _time.perf_counter()
-        try:
-            return function(*arguments, **options)
-        finally:
-            _seconds[_within.pop()] += _time.perf_counter() - begin
-    return call
-_builtins.__import__ = _followed(_builtins.__import__, "imports")
-_importlib.import_module = _followed(_importlib.import_module, "imports")
-from pardemo.world import generation as _generation
-_generation.Ranks.__init__ = _followed(_generation.Ranks.__init__, "ranks")
-_generation.Ranks.await_start = _followed(_generation.Ranks.await_start, "ranks")
+FOLLOW = """def _follow():  # all that the followed functions need is theirs: the kernel clears its names at its end
+    import builtins, importlib, time
+    from pardemo.world import generation
+    seconds, within = {"imports": 0.0, "ranks": 0.0}, []
+    def followed(function, part):
+        def call(*arguments, **options):
+            if within:  # an import within an import, or one that ranks' start makes
+                return function(*arguments, **options)
+            within.append(part)
+            begin = time.perf_counter()
+            try:
+                return function(*arguments, **options)
+            finally:
+                seconds[within.pop()] += time.perf_counter() - begin
+        return call
+    builtins.__import__ = followed(builtins.__import__, "imports")
+    importlib.import_module = followed(importlib.import_module, "imports")
+    generation.Ranks.__init__ = followed(generation.Ranks.__init__, "ranks")
+    generation.Ranks.await_start = followed(generation.Ranks.await_start, "ranks")
+    return seconds
+_seconds = _follow()
 """
 TELL = "print(_seconds['imports'], _seconds['ranks'])"
 

@@ -33,6 +33,7 @@ LOADED = (
     "pardemo.book.page.guesses",
 )
 MAIN = "pardemo.book.run.kernels:main"
+CONTROL_ENDS_WITHIN_S = 5.0
 
 
 @contextlib.contextmanager
@@ -108,7 +109,7 @@ def main(control_fd: int, stdout_fd: int, stderr_fd: int, stdin_fd: int) -> None
     # an interrupt that comes before the end of each kernel is no error to tell; a cell's are in the notebook
     quiet = [f"--IPKernelApp.parent_handle={os.getppid()}", "--IPKernelApp.log_level=CRITICAL"]
     kernelapp.launch_new_instance(argv=[*settings["argv"], *quiet])
-    _end()
+    _end(kernelapp.IPKernelApp.instance())
 
 
 def _as_a_new_process() -> None:
@@ -121,9 +122,14 @@ def _as_a_new_process() -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
 
 
-def _end() -> None:
-    """What the interpreter does at its end: the process itself ends by ``os._exit``."""
+def _end(kernel: Any) -> None:
+    """What the interpreter does at its end: the process itself ends by ``os._exit``.
 
+    The thread that took the request to end flushes what was printed, through a thread that the exit functions stop. If
+    that is gone first it waits ten seconds, and Jupyter sends SIGTERM after two and a half. So it ends before them.
+    """
+    kernel.control_thread.stop()
+    kernel.control_thread.join(CONTROL_ENDS_WITHIN_S)
     compat.end_threads()
     compat.run_exit_functions()
     sys.stdout.flush()
