@@ -76,7 +76,6 @@ def once(chapter: str, forked: bool) -> dict[str, float]:
         tempfile.TemporaryDirectory(prefix="pardemo-kernel-", dir=short) as sockets,
         project.environment({"PARDEMO_OUT": folder, "PARDEMO_HEADLESS": "1"}),
         kernels.warm() if forked else contextlib.nullcontext(),
-        kernels.none_left(),
     ):
         source, target = Path(folder, "source.ipynb"), Path(folder, "executed.ipynb")
         nbformat.write(notebook, source)

@@ -121,7 +121,6 @@ def _execute(
         short = project.folder_for_sockets(SOCKET_NAME_BYTES)
         with (
             tempfile.TemporaryDirectory(prefix="pardemo-kernel-", dir=short) as sockets,
-            kernels.none_left(),
             project.environment(inherited),
         ):
             on_cell = lambda k, n: say(name, f"cell {k} of {n}, {time.monotonic() - begin:.0f} s")  # noqa: E731
@@ -178,7 +177,10 @@ def _papermill(
     on_cell: Callable[[int, int], None],
     sockets: str,
 ) -> None:
-    """papermill with an engine that reports each cell as it starts; the kernel listens in the folder ``sockets``."""
+    """papermill with an engine that reports each cell as it starts; the kernel listens in the folder ``sockets``.
+
+    However it ends, also by an interrupt, no kernel is left that could still write to that folder.
+    """
     import logging
 
     import papermill
@@ -212,11 +214,12 @@ def _papermill(
         config.ConnectionFileMixin.ip = os.path.join(sockets, "kernel")
         config.ConnectionFileMixin.connection_file = os.path.join(sockets, "kernel.json")  # goes with the folder
     papermill_engines.register("pardemo", ReportingEngine)
-    papermill.execute_notebook(
-        str(path), str(target), parameters=parameters, engine_name="pardemo", kernel_name="python3",
-        cwd=str(path.parent), progress_bar=False, execution_timeout=cell_timeout_s, start_timeout=120,
-        config=config,
-    )  # fmt: skip
+    with kernels.none_left():
+        papermill.execute_notebook(
+            str(path), str(target), parameters=parameters, engine_name="pardemo", kernel_name="python3",
+            cwd=str(path.parent), progress_bar=False, execution_timeout=cell_timeout_s, start_timeout=120,
+            config=config,
+        )  # fmt: skip
 
 
 def progress_printer() -> Callable[..., None]:
