@@ -24,6 +24,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # A shell hides Ctrl-C from what it runs in the background. Tests send it, to themselves and to what they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+#: Where the tests begin, each of them: some name their files from there.
+HERE = os.getcwd()
+
 #: What these modules import: a rank that runs a function of theirs would load it anew, and there are a thousand ranks.
 nursery.ALWAYS += (*PRELOAD, "hypothesis")
 #: No test is timed: an example that takes long beside other work is no fault of what it tries.
@@ -75,6 +78,17 @@ def pytest_collection_modifyitems(items):
         if item.path.name in QUICK:
             item.add_marker("quick")
     items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown():
+    """A test that ends in another folder fails: else those would that come after it on its worker, in some runs."""
+    result = yield
+    left = os.readlink("/proc/self/cwd")  # "… (deleted)", where it is gone
+    if left != HERE:
+        os.chdir(HERE)
+        pytest.fail(f"the test leaves its process in {left}", pytrace=False)
+    return result
 
 
 @pytest.fixture(scope="session")

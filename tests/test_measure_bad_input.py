@@ -54,14 +54,17 @@ def processes():
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(tmp_path, monkeypatch):
-    """No process and no temporary folder outlives a run."""
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
+def nothing_is_left(tmp_path_factory, monkeypatch):
+    """No process and no temporary folder outlives a run.
+
+    A data loader's workers make sockets in that folder, and that of a test has too long a path for these: the worker
+    says so, and the script waits for its data for ever.
+    """
+    temporary = tmp_path_factory.mktemp("t")
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setattr("tempfile.tempdir", None)
     before = processes()
-    yield
+    yield temporary
     until = time.monotonic() + 5
     while (left := processes() - before) and time.monotonic() < until:
         time.sleep(0.05)
@@ -104,10 +107,10 @@ def test_it_is_told_in_one_line(folder, source, message):
     assert re.search(message, failure(folder, source))
 
 
-def test_argparse_says_what_it_misses(folder, capsys):
+def test_argparse_says_what_it_misses(folder, monkeypatch, capsys):
     source = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--data', required=True)\np.parse_args()"
     write(folder, source)
-    os.chdir(folder)
+    monkeypatch.chdir(folder)
     assert cli.main(["measure", "--ranks", "2", "--", "bad.py"]) == 2
     *printed, last = capsys.readouterr().err.strip().splitlines()
     assert "[0] bad.py: error: the following arguments are required: --data" in printed
@@ -342,7 +345,7 @@ def test_files_that_a_failed_script_wrote_stay_and_a_copys_go(folder, monkeypatc
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_a_run(folder, tmp_path, number, status):
+def test_a_signal_ends_a_run(folder, nothing_is_left, number, status):
     write(folder, "print('it trains', flush=True)\ntime.sleep(600)")
     line = [sys.executable, "-m", "pardemo", "measure", "--ranks", "2", "--copy", "--out", "made", "--", "bad.py"]
     run = subprocess.Popen(line, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -360,5 +363,5 @@ def test_a_signal_ends_a_run(folder, tmp_path, number, status):
     assert rest == [f"pardemo measure: {said}"]
     psutil.wait_procs(started, 5)
     assert [process for process in started if process.is_running()] == []
-    assert [name for name in os.listdir(tmp_path / "temporary") if name.startswith("pardemo")] == []
+    assert [name for name in os.listdir(nothing_is_left) if name.startswith("pardemo")] == []
     assert os.listdir(folder / "made") == []

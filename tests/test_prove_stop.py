@@ -395,7 +395,7 @@ def test_bad_input(words, told, capsys):
 
 
 def test_a_file_says_the_script_and_the_line_that_resumes(tmp_path, monkeypatch, capsys):
-    script = Path("tests/resumed/ddp.py").resolve()
+    script = Path(__file__).parent / "resumed" / "ddp.py"
     (tmp_path / "prove.toml").write_text(
         f'script = "{script} --out {{folder}} --forget all"\nresume = "{script} --out {{folder}}"\nsteps = 6\n'
         "[[layout]]\nranks = 2\n"

@@ -6,9 +6,16 @@ from pathlib import Path
 import pytest
 from resumed import matrix
 
+from pardemo import project
 from pardemo.prove.stopping import api
 
 BY_NAME = {one.name: one for one in matrix.FRAMEWORKS}
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch):
+    """The matrix's commands name their scripts from there."""
+    monkeypatch.chdir(project.root())
 
 
 def page() -> tuple[list[tuple[str, ...]], list[str]]:
