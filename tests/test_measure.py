@@ -16,7 +16,7 @@ from torch.cuda import _memory_viz
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from pardemo import WireMeter, cli, formulas, measure, project
+from pardemo import WireMeter, World, cli, formulas, measure, project
 from pardemo.formulas import communication
 from pardemo.measure import files, text, without_gpu
 from pardemo.measure.attention import teach_dtensor
@@ -570,8 +570,9 @@ def _attention_by_heads():
         torch.testing.assert_close(part.grad.full_tensor(), plain.grad)
 
 
-def test_attention_of_dtensors_is_the_plain_one(world_of):
-    world_of(2).run(_attention_by_heads)
+def test_attention_of_dtensors_is_the_plain_one():
+    with World(2) as world:  # what DTensor has been taught stays with the ranks
+        world.run(_attention_by_heads)
 
 
 def test_what_stands_for_a_gpu_is_on_the_page():

@@ -48,15 +48,15 @@ def mutations(draw, original):
     """Some values of a JSON object replaced, removed or added."""
     value = copy.deepcopy(original)
     for _ in range(draw(st.integers(1, 3))):
-        *way, last = draw(st.sampled_from([place for place in places(value) if place] or [("new",)]))
+        if not value:  # all of it has been removed
+            return value
+        *way, last = draw(st.sampled_from([place for place in places(value) if place]))
         inside = value
         for key in way:
             inside = inside[key]
         how = draw(st.sampled_from(["replace", "replace", "remove", "add", "twice"]))
         if how == "replace":
             inside[last] = draw(VALUES)
-        elif how == "remove" and isinstance(inside, dict):
-            inside.pop(last, None)  # of an empty object there is nothing to remove
         elif how == "remove":
             del inside[last]
         elif isinstance(inside, dict):
