@@ -648,6 +648,29 @@ def test_a_killed_process_that_ranks_start_from_leaves_no_folder():
         assert not os.path.exists(killed.folder)
 
 
+LATE = """
+import os, time
+from pardemo.world.nursery_process import end_with
+read, write = os.pipe()
+if os.fork() == 0:
+    parent = os.getpid()
+    if os.fork() == 0:
+        while os.getppid() == parent:
+            time.sleep(0.01)
+        end_with(parent)
+        os.write(1, b"it lives on")
+    os._exit(0)
+os.close(write)
+os.read(read, 1)  # until both are gone, with the pipe's other end
+"""
+
+
+def test_what_was_forked_by_a_process_that_was_killed_at_once_ends_too():
+    """The kernel tells nobody of a death that was before it was asked to."""
+    done = subprocess.run([sys.executable, "-c", LATE], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 LAST_WORLD = """
 import os, signal
 from pardemo import World
@@ -667,6 +690,8 @@ def test_python_ends_without_the_folder_of_a_process_that_was_killed(tmp_path):
     assert done.returncode == 0, done.stderr
     assert os.path.dirname(done.stdout.strip()) == str(folder)
     assert list(folder.iterdir()) == []
+    alive = [process.pid for process in psutil.process_iter(["cmdline"]) if str(folder) in str(process.info["cmdline"])]
+    assert gone(alive, 10), "its ranks, which may not have asked yet to end with it"
 
 
 def test_a_process_that_cannot_be_started_leaves_no_folder(monkeypatch, tmp_path):

@@ -2,13 +2,13 @@
 
 import logging
 import multiprocessing
-import os
 import tempfile
 import warnings
 from multiprocessing import forkserver
 from multiprocessing.context import BaseContext
 
 from pardemo import compat, project
+from pardemo.world.nursery_process import end_with
 
 IMPORTED = ["pardemo.planner.memory", "pardemo.peers.deepspeed.engine"]  # of it all: torch, Transformers, DeepSpeed
 
@@ -32,12 +32,8 @@ def server() -> tuple[BaseContext, int]:
 
 def begin(parent: int) -> None:
     """A worker's beginning. The pool's own processes would wait for a killed kernel's next task for ever."""
-    from pardemo.world.rank import end_with_parent
-
     compat.let_go_of_forkserver()  # as long as somebody holds its pipe the server lives, and with it this process
-    end_with_parent()
-    if os.getppid() != parent:  # killed before this process asked to end with it
-        os._exit(1)
+    end_with(parent)
     import torch
 
     torch.set_num_threads(1)

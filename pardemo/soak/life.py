@@ -19,6 +19,7 @@ from pardemo.cluster import keeper
 from pardemo.soak.scene import Lost, NotReached, Scene, Skipped, Wrong
 from pardemo.soak.sockets import left_open, open_sockets
 from pardemo.world import nursery
+from pardemo.world.nursery_process import end_with
 
 CLONE_NEWNS = 0x20000
 OUTPUT = "output.txt"  # what a scene prints, in its folder
@@ -52,14 +53,15 @@ def load(group: str) -> None:
         import pardemo.peers.deepspeed.engine  # noqa: F401
 
 
-def live(play: Callable[[Scene], object], scene: Scene, folder: Path, write: int) -> NoReturn:
-    """The life of a scene's process: it plays, says how it went, and ends as ``os._exit`` does."""
+def live(play: Callable[[Scene], object], scene: Scene, folder: Path, write: int, parent: int) -> NoReturn:
+    """The life of a scene's process: it plays, says how it went, and ends as ``os._exit`` does, or with its parent."""
 
     def say(**message: str | bool | list[str]) -> None:
         short = {name: value[:1500] if isinstance(value, str) else value for name, value in message.items()}
         os.write(write, json.dumps(short).encode() + b"\n")
 
     try:
+        end_with(parent)
         _settle_in(scene, folder)
         before = open_sockets(os.getpid())
         try:
@@ -99,9 +101,6 @@ def _verdict(play: Callable[[Scene], object], scene: Scene) -> dict[str, str]:
 
 def _settle_in(scene: Scene, folder: Path) -> None:
     """A process as a shell starts one: its own session, streams, temporary folder, signals and random numbers."""
-    from pardemo.world.rank import end_with_parent
-
-    end_with_parent()
     os.setsid()
     null, output = os.open(os.devnull, os.O_RDONLY), os.open(folder / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for source, target in ((null, 0), (output, 1), (output, 2)):

@@ -80,11 +80,11 @@ class Stage:
         number_of_signal: int | None, delay_s: float,
     ) -> Ending:  # fmt: skip
         """One process of a scene: its verdict, and the processes that it left."""
-        read, write = os.pipe()
+        (read, write), stage = os.pipe(), os.getpid()
         pid = os.fork()
         if pid == 0:
             os.close(read)
-            live(play, scene, folder, write)
+            live(play, scene, folder, write, stage)
         os.close(write)
         before.see([pid])
         try:

@@ -28,6 +28,7 @@ from pardemo.world.loading import no_garbage
 
 END_TIMEOUT_S = 5  # a killed process may still have memory of many gigabytes to give back
 PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG = 1
 
 
 @contextlib.contextmanager
@@ -111,7 +112,7 @@ def serve(settings_json: str) -> None:
                 own = [control.fileno(), wake_r, wake_w]
                 if request["do"] == "fork":
                     mine, fds = fds[:4], fds[4:]
-                    pid = _fork(own, functools.partial(_rank, settings["main"], mine))
+                    pid = _fork(own, functools.partial(_rank, os.getpid(), settings["main"], mine))
                     with contextlib.suppress(OSError):  # both sides do it, so that it holds whoever runs first
                         os.setpgid(pid, pid)
                     children.add(pid)
@@ -152,7 +153,19 @@ def _fork(own: list[int], run: Callable[[], None]) -> int:
         os._exit(status)
 
 
-def _rank(main: str, fds: list[int]) -> None:
+def end_with(parent: int) -> None:
+    """Should the process of that id, which started this one, be killed, this one ends as well.
+
+    The kernel sees to it (on Linux) from now on only: where the parent is gone already, this one ends here.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _rank(parent: int, main: str, fds: list[int]) -> None:
+    end_with(parent)
     os.setpgid(0, 0)
     adopt_orphans()
     pkgutil.resolve_name(main)(*fds)

@@ -1,7 +1,6 @@
 """What runs inside a rank: set-up, the loop over tasks, and the torchrun entry's counterpart of it."""
 
 import contextlib
-import ctypes
 import faulthandler
 import gc
 import importlib
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from pardemo.cluster import Cluster
     from pardemo.cluster.hosts import Place
 
-PR_SET_PDEATHSIG = 1
 #: Whose frames lie between the process's begin and the reader's code.
 OURS = (
     __file__,
@@ -37,16 +35,9 @@ OURS = (
 )
 
 
-def end_with_parent() -> None:
-    """Should the process that started this one be killed, this one ends as well (on Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 def main(control_fd: int, stdout_fd: int, stderr_fd: int, stacks_fd: int) -> None:
     """The life of a forked rank: reads its settings, joins the group, serves tasks until told to close."""
     _take_streams(stdout_fd, stderr_fd)
-    end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     stacks = os.fdopen(stacks_fd, "w")
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)

@@ -92,12 +92,9 @@ def main(control_fd: int, stdout_fd: int, stderr_fd: int, stdin_fd: int) -> None
     """The life of a kernel, in the forked process."""
     from ipykernel import kernelapp
 
-    from pardemo.world.rank import end_with_parent
-
     for number, fd in enumerate((stdin_fd, stdout_fd, stderr_fd)):
         os.dup2(fd, number)
         os.close(fd)
-    end_with_parent()
     with Connection(control_fd) as control:
         settings = json.loads(control.recv_bytes())
     os.environ.clear()
