@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as again
 from torch.utils.data import DataLoader, TensorDataset
 
-from pardemo.measure import libraries
+from pardemo.measure import libraries, stand_ins
 from pardemo.measure.libraries import NeedsGpu
 from pardemo.measure.without_gpu import TABLE, without_gpu
 
@@ -507,3 +507,24 @@ def test_attention_in_a_ring_has_one_process_s_gradients(world_of):
     F.scaled_dot_product_attention(q, q * 2, q + 1, is_causal=True).square().sum().backward()
     for gradient in world_of(2).run(attend_in_a_ring):
         torch.testing.assert_close(gradient, q.grad, rtol=1e-5, atol=1e-5)  # sums in another order
+
+
+def test_a_function_is_replaced_under_each_name_and_in_modules_that_come_or_grow_within_the_block(monkeypatch):
+    def real():
+        return "real"
+
+    def module(name, **names):
+        made = types.ModuleType(name)
+        vars(made).update(names)
+        monkeypatch.setitem(sys.modules, name, made)
+        return made
+
+    there, other = module("there", f=real, alias=real), module("other", f=len)
+    stand_ins.read_modules()
+    with stand_ins.replaced_everywhere([(real, lambda: "ours")]):
+        assert (there.f(), there.alias(), other.f([1])) == ("ours", "ours", 1)
+        new = module("new", g=there.f)
+        there.later = there.f
+        other.f, other.g = max, there.f
+    assert {there.f, there.alias, there.later, new.g, other.g} == {real}
+    assert other.f is max

@@ -149,8 +149,8 @@ def test_threads_and_environment_can_be_set():
 
 
 def test_preloaded_modules_are_there_from_the_start():
-    with World(1, preload=["wave"]) as world:
-        assert world.run(lambda: "wave" in sys.modules) == [True]
+    with World(1, preload=["mimetypes:init", "wave"]) as world:
+        assert world.run(lambda: ("wave" in sys.modules, sys.modules["mimetypes"].inited)) == [(True, True)]
 
 
 def test_two_worlds_at_once(world_of):

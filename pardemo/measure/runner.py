@@ -25,6 +25,8 @@ from pardemo.world.errors import STOPPED, RankDied, RankError, RankFailed, RankT
 
 #: Libraries that take seconds to import: the ranks' nursery loads those that a script names, once for all of them.
 HEAVY = ("transformers", "accelerate", "deepspeed", "megatron.core", "peft", "datasets", "torchvision")
+#: Called in the nursery once all is loaded there.
+READ_MODULES = "pardemo.measure.stand_ins:read_modules"
 #: What a rank takes before the script's own memory: 64 of them took 6.2 GB.
 RANK_BYTES = 100e6
 #: Characters of an exception's text that one line has room for.
@@ -103,7 +105,8 @@ def measured(
     asked = Program(started, steps, where, journals, work, layer_s)
     watch = None
     try:
-        world = World(ranks, cluster=cluster, preload=heavy_imports(text), timeout_s=timeout_s, backend="gloo")
+        loaded = [program.__name__, READ_MODULES, *heavy_imports(text)]
+        world = World(ranks, cluster=cluster, preload=loaded, timeout_s=timeout_s, backend="gloo")
         with world, Watch(world, journals) as watch:
             seen = world.run(program.run, asked)
         found = summary.of(seen)

@@ -259,6 +259,44 @@ def of_torch(mode: Place) -> Iterator[tuple[Any, Any]]:
     yield compiler, functools.wraps(compiler)(compiled)
 
 
+class _Names:
+    """Under which names each function and class stands in the modules of this process.
+
+    A module is read once, and again when it has more or fewer names. In a process that ranks are forked from, this
+    makes it cheap for each of them: reading all modules there writes to most of their pages, which are shared.
+    """
+
+    def __init__(self) -> None:
+        self._read: dict[int, tuple[dict[str, Any], int]] = {}  # namespaces, and how many names they had
+        self._places: defaultdict[int, list[tuple[dict[str, Any], str]]] = defaultdict(list)  # by id of what is named
+
+    def update(self) -> None:
+        """Reads the modules that are new or have changed."""
+        for key, module in list(sys.modules.items()):
+            if isinstance(module, types.ModuleType) and not key.startswith("pardemo."):
+                names = vars(module)
+                if (read := self._read.get(id(names))) is None or read[1] != len(names):
+                    self._read[id(names)] = names, len(names)
+                    for name, value in list(names.items()):
+                        if callable(value):
+                            self._places[id(value)].append((names, name))
+
+    def replace(self, now: Any, then: Any) -> None:
+        """Whatever name stands for ``now`` stands for ``then``."""
+        for names, name in self._places.pop(id(now), ()):
+            if names.get(name) is now:
+                names[name] = then
+                self._places[id(then)].append((names, name))
+
+
+_NAMES = _Names()
+
+
+def read_modules() -> None:
+    """Reads all modules ahead of :func:`replaced_everywhere`: in a process that ranks are forked from, for them all."""
+    _NAMES.update()
+
+
 @contextlib.contextmanager
 def replaced_everywhere(pairs: list[tuple[Any, Any]]) -> Iterator[None]:
     """Within the block each first is the second in every module that has it by whatever name; afterwards the first.
@@ -267,16 +305,12 @@ def replaced_everywhere(pairs: list[tuple[Any, Any]]) -> Iterator[None]:
     """
     # each needs one of its own, to be told by which it stands for
     own = [(real, ours if isinstance(ours, type) else functools.partial(ours)) for real, ours in pairs]
-    _replace({id(real): ours for real, ours in own})
+    _NAMES.update()
+    for real, ours in own:
+        _NAMES.replace(real, ours)
     try:
         yield
     finally:
-        _replace({id(ours): real for real, ours in own})
-
-
-def _replace(by: dict[int, Any]) -> None:
-    for module in list(sys.modules.values()):
-        if isinstance(module, types.ModuleType) and not module.__name__.startswith("pardemo."):
-            names = vars(module)
-            for name in [name for name, value in names.items() if id(value) in by]:
-                names[name] = by[id(names[name])]
+        _NAMES.update()
+        for real, ours in own:
+            _NAMES.replace(ours, real)

@@ -146,7 +146,8 @@ def ran(layout: Layout, options: Options, folder: Path) -> Run:
     asked = Program(launch, where, wanted, options.double, function, options.follow)
     watch = None
     try:
-        world = World(layout.ranks, preload=measure.heavy_imports(text), timeout_s=options.timeout_s, backend="gloo")
+        loaded = [run.__module__, measure.READ_MODULES, *measure.heavy_imports(text)]
+        world = World(layout.ranks, preload=loaded, timeout_s=options.timeout_s, backend="gloo")
         with world, Watch(world, str(folder)) as watch:
             records = world.run(run, asked)
     except RankError as error:

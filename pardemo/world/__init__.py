@@ -28,7 +28,8 @@ class World:
     Args:
         size: number of ranks, 1 to 64.
         preload: modules to have loaded before the ranks are forked (``"deepspeed"``, ``"transformers"`` …).
-            The first World with a given set pays for the import, later ones do not.
+            The first World with a given set pays for the import, later ones do not. A function, as
+            ``"module:function"``, is called there once all modules are loaded.
         threads: torch threads per rank.
         backend: ``"gloo"`` or ``"nccl"``; by default nccl where every rank can have a GPU of its own.
         timeout_s: time limit of a :meth:`run` that names none.

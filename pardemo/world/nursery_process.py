@@ -59,10 +59,11 @@ def serve(settings_json: str) -> None:
         with contextlib.suppress(OSError):  # the parent may be gone; the main loop will notice
             control.sendall(json.dumps(message).encode() + b"\n")
 
-    for name in settings["preload"]:
+    calls = [name for name in settings["preload"] if ":" in name]
+    for name in [*(name for name in settings["preload"] if ":" not in name), *calls]:
         try:
             with no_garbage(), _no_output():
-                import_module(name)
+                pkgutil.resolve_name(name)() if name in calls else import_module(name)
         except Exception as error:  # whatever a module raises at import is the caller's to read
             say(error=f"cannot preload {name!r}: {error}")
             shutil.rmtree(settings["folder"], ignore_errors=True)
