@@ -216,3 +216,34 @@ def test_a_token_stays_on_few_hosts():
     router, *_ = parts(4, hosts=4, most_hosts=2)
     hosts = router(gpt.numbers(512, HIDDEN, seed=7)).experts // 2
     assert max(len(set(row)) for row in hosts.tolist()) == 2
+
+
+def plain_choice(scores, bias, chosen, experts_per_host, most_hosts):
+    """The experts of one token, by the text of DeepSeek-V3's report (2.1.2): lists of numbers, and sorted()."""
+    biased = [score + one for score, one in zip(scores, bias, strict=True)]
+    places = range(0, len(biased), experts_per_host)
+    hosts = [sorted(biased[first : first + experts_per_host], reverse=True) for first in places]
+    best = sorted(range(len(hosts)), key=lambda host: -sum(hosts[host][:2]))[:most_hosts]
+    there = [expert for expert in range(len(biased)) if expert // experts_per_host in best]
+    return sorted(there, key=lambda expert: -biased[expert])[:chosen]
+
+
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+def test_the_hosts_of_a_token_are_those_with_its_best_two_experts(kind):
+    """Not those with its best one, nor with the largest sum: that differs for some of these tokens."""
+    router = Router(12, 12, 3, scores=kind, hosts=3, most_hosts=1)
+    with torch.no_grad():
+        router.gate.weight.copy_(torch.eye(12))  # a token is its logits
+        router.bias.copy_(0.1 * gpt.numbers(12, seed=3))
+    tokens = gpt.numbers(200, 12, seed=4)
+    routing = router(tokens)
+    scores = tokens.softmax(-1) if kind == "softmax" else tokens.sigmoid()
+    expected = [plain_choice(row, router.bias.tolist(), 3, 4, 1) for row in scores.tolist()]
+    assert routing.experts.tolist() == expected
+    weights = [[row[expert] / sum(row[e] for e in experts) for expert in experts]
+               for row, experts in zip(scores.tolist(), expected, strict=True)]  # fmt: skip
+    torch.testing.assert_close(routing.weights, torch.tensor(weights))
+    by_host = (scores + router.bias).unflatten(-1, (3, 4))
+    ours = routing.experts[:, 0] // 4
+    assert not torch.equal(by_host.amax(-1).argmax(-1), ours)
+    assert not torch.equal(by_host.sum(-1).argmax(-1), ours)

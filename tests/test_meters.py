@@ -289,6 +289,18 @@ def test_kinds_are_what_they_say():
     assert memory.baseline_bytes == params
 
 
+def test_a_state_that_makes_the_peak_is_a_state_there():
+    """The momentum is the last that a first step makes: only afterwards is it known to be the optimizer's."""
+    net = nn.Linear(512, 512, bias=False)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
+    with MemoryMeter(net, optimizer) as memory:
+        net(torch.ones(1, 512)).sum().backward()
+        optimizer.step()
+    assert memory.peak == dict.fromkeys(memory.peak, 0) | dict.fromkeys(
+        ("parameters", "gradients", "optimizer states"), 1 << 20
+    )
+
+
 def test_views_count_once_and_frees_are_seen():
     with MemoryMeter() as memory:
         x = torch.zeros(1 << 18)

@@ -11,6 +11,7 @@ import tempfile
 import textwrap
 import threading
 import time
+from multiprocessing import Pipe
 from types import SimpleNamespace
 
 import psutil
@@ -23,7 +24,7 @@ from pardemo import RankDied, RankError, RankFailed, RankTimeout, World, project
 from pardemo.collectives import ring_all_reduce
 from pardemo.collectives.links import bytes_of, link_of
 from pardemo.data_parallel import BucketedDataParallel
-from pardemo.world import nursery
+from pardemo.world import generation, nursery
 from pardemo.world.errors import Failure
 from pardemo.world.generation import Ranks
 from pardemo.world.nursery import Forked
@@ -376,6 +377,22 @@ def test_a_dead_rank_is_named_with_its_signal(end, told):
             world.run(die_on_one, timeout_s=240)
         assert list(caught.value.deaths) == [1]
         assert world.run(rank_sum) == [3.0] * 3
+
+
+def test_a_death_starts_the_grace_time_of_ranks_that_wait_for_nobody(monkeypatch):
+    """Nothing else ends them before the time limit. Each look at this clock takes a tenth of its seconds."""
+    looks = itertools.count()
+    clock = SimpleNamespace(**{**vars(time), "monotonic": lambda: next(looks) / 10})
+    monkeypatch.setattr(generation, "time", clock)
+    monkeypatch.setattr(generation, "POLL_S", 0.0)
+    (works, its_end), (died, closed) = Pipe(), Pipe()
+    closed.close()
+    ranks = Ranks.__new__(Ranks)
+    ranks.size, ranks.controls, ranks.printers, ranks.hosts, ranks.pids = 2, [works, died], [], None, [0, 1]
+    ranks.nursery = SimpleNamespace(wait_exit=lambda pid, within_s: -signal.SIGKILL)
+    with works, its_end, died, pytest.raises(RankDied, match=r"^rank 1 died: killed by SIGKILL"):
+        ranks.collect(timeout_s=1000.0)
+    assert generation.GRACE_S <= clock.monotonic() < generation.GRACE_S + 1
 
 
 def test_a_hang_ends_at_the_time_limit_with_stacks():
