@@ -5,6 +5,8 @@ for what is shared among paced sockets, see there).
 """
 
 import contextlib
+import ctypes
+import errno
 import functools
 import json
 import os
@@ -15,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -24,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from pardemo import Cluster, RankError, World
 from pardemo.book.run import doctor
-from pardemo.cluster import hosts, loopback, pacer, tiers
+from pardemo.cluster import hosts, keeper, loopback, pacer, tiers
 from pardemo.cluster.bandwidth import bytes_per_second, told
 from pardemo.collectives import hierarchical_all_reduce, parameter_server_all_reduce, ring_all_reduce
 from pardemo.groups import Groups, ParallelDims
@@ -118,6 +121,13 @@ def test_where_nothing_can_limit_a_link_the_world_says_so(monkeypatch):
         World(2, cluster=Cluster(hosts=2, between=SLOW))
     with pytest.raises(ValueError, match=r"network namespaces cannot be made here: Operation not permitted$"):
         World(2, cluster=Cluster(hosts=2, between=SLOW, tier="namespaces"))
+
+
+def test_a_kernel_that_makes_no_namespace_is_told(monkeypatch):
+    refuses = SimpleNamespace(unshare=lambda flags: ctypes.set_errno(errno.EPERM) or -1)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *args, **more: refuses)
+    with pytest.raises(PermissionError, match="Operation not permitted"):
+        keeper.unshare(0)
 
 
 def test_the_better_tier_that_works_is_taken(monkeypatch):
@@ -340,9 +350,22 @@ def of_two_messages(nbytes):
     return time.perf_counter() - begin
 
 
+def close_behind_a_message():
+    from pardemo.collectives.links import bytes_of, link_of
+
+    link, data = link_of(dist.group.WORLD), torch.full((1024,), 7.0 * (dist.get_rank() == 0))
+    if dist.get_rank() == 0:
+        link.send(bytes_of(data))
+        link.close()
+    else:
+        link.receive(bytes_of(data))
+    return data.unique().tolist()
+
+
 def test_messages_in_a_row_wait_side_by_side(tier):
     with World(2, cluster=Cluster(hosts=2, latency="100 ms", tier=tier)) as world:
         assert 0.1 <= max(world.run(of_two_messages, 4096)) < 0.4
+        assert world.run(close_behind_a_message) == [[7.0], [7.0]], "what is on its way arrives"
 
 
 @pytest.mark.parametrize("wrong", ["2", "fast", "0 ms", "-1 ms", "1.2.3 ms", "2 min", "5 s", 0.1])

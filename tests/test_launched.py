@@ -13,6 +13,7 @@ import torch.distributed as dist
 from pardemo.peers import launchers
 from pardemo.small_models import classifier as small
 from pardemo.world import launched
+from pardemo.world.address import address_towards
 from pardemo.world.errors import RankError
 
 FUNCTION = "pardemo.small_models.classifier:train_bucketed"
@@ -44,6 +45,10 @@ def test_what_others_wait_for_is_not_held_up_by_its_own_output():
     with tempfile.TemporaryDirectory() as folder:
         told = launchers.together({"waits": wait, "talks": lines}, 120, Path(folder))
     assert [len(text) for text in told] == [5, 300001]
+
+
+def test_the_address_towards_this_machine_is_its_own():
+    assert address_towards("127.0.0.1") == "127.0.0.1"
 
 
 NAMESPACES = """

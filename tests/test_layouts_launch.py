@@ -28,7 +28,7 @@ from pardemo.planner.layouts.job.job import Job
 from pardemo.planner.layouts.job.layout import SHARDING, Layout
 from pardemo.planner.layouts.job.machines import Machine
 from pardemo.planner.layouts.job.stacks import stack
-from pardemo.planner.layouts.launch import cluster, facts, megatron, torchtitan
+from pardemo.planner.layouts.launch import cluster, facts, megatron, torchtitan, torchtitan_python
 from pardemo.planner.layouts.model.configurations import of
 from pardemo.planner.layouts.price.step import stages
 
@@ -367,6 +367,15 @@ def test_experts_that_torchtitans_main_branch_cannot_cut_have_the_toml_alone(tmp
     files = written(tmp_path, "qwen3-30b-a3b", layout, "torchtitan")
     assert "torchtitan_config.py" not in files
     assert "is not there: torchtitan's main branch cuts no experts by ETP 1" in files["torchtitan.toml"]
+
+
+@pytest.mark.parametrize(
+    ("ep", "etp", "cuts"), [(1, 1, False), (1, 2, True), (2, 1, True), (2, 2, False), (4, 1, True)]
+)
+def test_torchtitans_main_branch_cuts_experts_by_tp_without_ep_alone(ep, etp, cuts):
+    layout = Layout(tp=2, dp=8, ep=ep, etp=etp, sharding="zero3", sequence_parallel=True)
+    told = torchtitan_python.why_not(job("qwen3-30b-a3b", layout, "torchtitan"), layout)
+    assert told == (None if cuts else f"torchtitan's main branch cuts no experts by ETP {etp} beside EP {ep} and TP 2")
 
 
 def test_a_flavor_that_torchtitan_lacks_is_said(tmp_path):

@@ -54,6 +54,7 @@ def test_what_is_trained_is_the_adapters_of_a_stages_layers():
     split = stages(job(), layout)
     each = [adapters.trained_params(job(), layout, split, place) for place in range(4)]
     assert 2 * sum(one.whole for one in each) == adapter_params(QKV, LLAMA)
+    assert adapters.trained_layer(job(), layout).whole == adapter_params(QKV, LLAMA) / 2 / LLAMA.layers
     states = memory(job(), layout).lines["optimizer states"]
     assert states == stack("megatron-core").state * each[0].whole
     whole = memory(job(Tuning()), layout).lines

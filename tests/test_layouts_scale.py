@@ -16,7 +16,7 @@ from pardemo.planner.layouts.choice import intervals
 from pardemo.planner.layouts.job.job import Job
 from pardemo.planner.layouts.job.layout import Layout, check
 from pardemo.planner.layouts.job.machines import Machine
-from pardemo.planner.layouts.job.stacks import MEGATRON, NANOTRON
+from pardemo.planner.layouts.job.stacks import MEGATRON, NANOTRON, STACKS
 from pardemo.planner.layouts.launch import facts, megatron
 from pardemo.planner.layouts.model import configurations, recomputed
 from pardemo.planner.layouts.model.shape import Shape
@@ -54,6 +54,13 @@ def test_each_bucket_of_gradients_waits_at_each_host_that_its_ring_goes_on_to(tp
     more = step(given, layout).parts[EXCHANGE] - step(job(tp * dp, bucket_host_s=0.0), layout).parts[EXCHANGE]
     buckets = math.ceil(owned_params(given, layout, stages(given, layout), 0).whole / NANOTRON.bucket)
     assert more == pytest.approx(buckets * NANOTRON.bucket_host_s * (tp * dp // 8 - 1))
+
+
+@pytest.mark.parametrize("name", [*fit.FITTED, *fit.FITTED_MEMORY])
+def test_constants_are_within_the_bounds_of_their_fit(name):
+    for bounds in (fit.FITTED, fit.FITTED_MEMORY):
+        for constant, (least, most) in bounds.get(name, ("", {}))[1].items():
+            assert least <= getattr(STACKS[name], constant) <= most, constant
 
 
 def miss(runs, **constants):

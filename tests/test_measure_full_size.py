@@ -217,6 +217,7 @@ def test_groups_of_several_kinds_become_degrees():
         ([Parallelism("DP", RANKS, (), {}, {"by": "Megatron-core"})], {}, {}, "Megatron-core's optimizer"),
         ([Parallelism("DDP", RANKS, (), {}, {"models": 2})], {}, {}, "several models"),
         ([Parallelism("EP", RANKS, (), {}, {})], {}, {}, "EP is not translated"),
+        ([Parallelism("TP", (0, other), (), {}, {}) for other in (1, 2)], {}, {}, "a rank is in several groups of TP"),
         ([Parallelism("FSDP1", RANKS, (), {}, {"sharding_strategy": "SHARD_GRAD_OP"})], {}, {}, "SHARD_GRAD_OP"),
         ([Parallelism("TP", RANKS, (), {}, {})], {}, {"gpus": 6}, "6 GPUs do not divide by TP 4"),
         ([Parallelism("TP", RANKS, (), {}, {})], {}, {"gpus": 8}, "no data parallelism"),

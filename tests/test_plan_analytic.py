@@ -13,6 +13,7 @@ from transformers import CONFIG_MAPPING
 from pardemo.cli import main
 from pardemo.finetune import lora
 from pardemo.planner import analytic, checked, engines, hardware, models, table
+from pardemo.planner.estimate import Estimate
 from pardemo.planner.job import Adapter, RankJob
 from pardemo.planner.layouts import Machine
 from pardemo.planner.layouts.job.engines import ENGINES, FUSED_NORMS, TRANSFORMERS, engine_of, fine_tune
@@ -41,6 +42,16 @@ def both(*case, layers=None):
 
 #: Every second one; ``pardemo bench plan`` has all sixty.
 CASES = checked.cases()[::2]
+
+
+def test_a_dry_run_beside_a_plan_tells_both_and_which_is_which():
+    planned, run = ({"parameters": nbytes, "allocator": 1e9} for nbytes in (3e9, 2e9))
+    both = checked.Beside(Estimate(planned, "backward"), Estimate(run, "step"), (5e9, 4e9))
+    assert both.as_json() == {
+        "tensors": 2e9, "planned_tensors": 3e9, "difference": 0.5, "peak_bytes": 3e9, "phase": "step", "lines": run,
+        "sent_bytes_per_step": 4e9,
+    }  # fmt: skip
+    assert "dry run: 2.00 GB of tensors in the step pass, planned 3.00 (+50.0 %); sent 4.000 GB" in both.as_text()
 
 
 def test_tensors_are_those_of_a_dry_run():

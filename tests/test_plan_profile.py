@@ -5,6 +5,7 @@ import json
 import math
 
 import pytest
+import torch
 
 from pardemo import Cluster, cli, project
 from pardemo.cluster import tiers
@@ -47,6 +48,17 @@ def test_a_link_that_was_not_measured_is_its_datasheets(tmp_path):
     assert machines.machine(found, 16, 8, 100e9).rate(16) == pytest.approx(80e9)
     assert found.link(None) == hardware.link("ethernet-100g")
     assert profile.load(saved(tmp_path)).link("400") == 50e9, "a link that is asked for goes before the measured one"
+
+
+def test_a_machine_has_bf16_unless_its_file_says_otherwise(tmp_path):
+    assert profile.load(saved(tmp_path)).gpu.bf16
+    assert not profile.load(saved(tmp_path, bf16=False)).gpu.bf16
+
+
+@pytest.mark.parametrize("name", hardware.FP8_TFLOPS)
+def test_products_in_8_bits_take_half_the_time_of_bf16(name):
+    """All makers say so, of all that have them; an L40S's datasheet rounds most."""
+    assert hardware.FP8_TFLOPS[name] == pytest.approx(2 * hardware.gpu(name).flops / 1e12, rel=0.015)
 
 
 def test_a_gpu_of_the_table_is_what_it_was():
@@ -193,6 +205,17 @@ def test_measuring_this_machine_writes_what_can_be_read(tmp_path, monkeypatch, c
     assert found.latency_within > 0
     assert cli.main(["plan", "--explain", "tp=2", "--model", "gpt2", "--gpus", "2", "--gpu", str(path)]) == 0
     assert "2 × cpu" in capsys.readouterr().out
+
+
+def test_a_warm_chips_rate_is_of_what_it_multiplied(monkeypatch):
+    """By a clock that goes on with products alone: the first take 1 s, and from half of the time on 2 s."""
+    multiply, made = torch.mm, []
+    monkeypatch.setattr(torch, "mm", lambda *args, **more: (made.append(1), multiply(*args, **more))[1])
+    monkeypatch.setattr(measured.time, "perf_counter", lambda: min(len(made), 10) + 2 * max(0, len(made) - 10))
+    monkeypatch.setattr(measured.dist, "barrier", lambda: None)
+    monkeypatch.setattr(measured, "_mean", lambda value: value)
+    assert measured._warm(8, 20, torch.device("cpu")) == 2 * 8**3 / 2
+    assert len(made) == 15
 
 
 def test_one_rank_has_no_links(tmp_path, monkeypatch, capsys):

@@ -189,6 +189,17 @@ def test_the_page_asks_nothing_of_a_network_and_its_links_lead_somewhere():
     assert not [tag for tag, _ in read.tags if tag in ("link", "img", "script")]
 
 
+def test_the_verdict_has_a_line_and_a_link_for_each_layout():
+    made = proof(finding(), failed={"ranks=2 batch=4": "rank 1 raised"})
+    made.layouts += [layout("ranks=2 batch=4"), layout("ranks=8 batch=1")]
+    verdict = page.page(made, "train.py").partition("<h2")[2].partition("</section>")[0]
+    assert re.findall(r'">(.)</b> <a href="#(layout-\d)">(.*?)</a>: (\w+ \w+)', verdict) == [
+        ("✗", "layout-1", "ranks=4 batch=2", "step 1"),
+        ("?", "layout-2", "ranks=2 batch=4", "could not"),
+        ("✓", "layout-3", "ranks=8 batch=1", "trains as"),
+    ]
+
+
 def test_what_was_not_looked_at_is_said():
     wrong = replace(finding(), what="data")
     assert "Where samples or first parameters are wrong" in page.page(proof(wrong), "a.py")

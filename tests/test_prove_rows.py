@@ -1,5 +1,7 @@
 """Outputs whose rows are not in the order of samples, under ``prove``: [s, b, h], and tokens as a router sends them."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -71,6 +73,24 @@ def test_rows_in_another_order_are_not_accused(build):
 def test_tokens_that_come_back_to_others_are_found_where_that_shows():
     made = proof(Confused)
     assert {finding.module for finding in made.findings} == {"head"}
+
+
+@pytest.mark.parametrize(
+    ("judged", "told"),
+    [
+        ("= = =", ""),
+        ("= ! !", "12"),  # ! differs in a module that is not cut
+        ("! = =", "0"),
+        ("? ? =", ""),  # ? in one that is: a partial sum, which comes right again
+        ("= ? ?", "12"),
+        ("? ! =", "1"),
+        ("? ! ?", "012"),
+        ("! ? =", "0"),
+    ],
+)
+def test_what_differs_is_told_from_where_it_does_not_come_right_again(judged, told):
+    modules = [(sign == "=", SimpleNamespace(place=n, strict=sign == "!")) for n, sign in enumerate(judged.split())]
+    assert "".join(str(one.place) for one in forward._from_the_first(modules)) == told
 
 
 def test_an_output_is_rows_only_where_it_can_be():

@@ -1,11 +1,13 @@
 """What *Which layout?* stands on: papers' rows that nothing was fitted to, the sliders, the pictures."""
 
+import re
+
 import pytest
 from book import figures
 
 from pardemo import project
 from pardemo.planner import hardware
-from pardemo.planner.layouts import Job, Layout, Machine, explorer
+from pardemo.planner.layouts import Job, Layout, Machine, explorer, positions
 from pardemo.planner.layouts.job.layout import check
 from pardemo.planner.layouts.job.stacks import stack
 from pardemo.planner.layouts.model.shape import Shape
@@ -50,6 +52,13 @@ def test_jobs_are_runs_of_one_job():
         assert len({(x.run.job.shape.name, x.run.layout.gpus, x.run.layout.batch) for x in group}) == 1
         assert len(group) > 1
     assert len(against.choices(outcomes)) == len(groups)
+
+
+def test_a_positions_text_has_all_parts_of_its_step():
+    _, text = positions._frame("here", *explorer.job_and_layout(**START))
+    whole, *parts = map(float, re.findall(r"([\d.]+) s\b", text))
+    assert len(parts) > 2
+    assert sum(parts) == pytest.approx(whole, abs=0.05 * (1 + len(positions.DOES)))
 
 
 def test_without_a_reader_the_layouts_sliders_are_a_player_through_some_positions(monkeypatch):
