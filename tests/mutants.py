@@ -171,11 +171,10 @@ def main() -> None:
         rows = {(m["file"], m["line"], m["before"], m["after"]): m for m in known}
         mutants = draw(arguments.seed, arguments.count)
         for mutant in mutants:
-            row = rows.get((mutant["file"], mutant["line"], mutant["before"], mutant["after"]))
-            again = arguments.survivors and row and not row["killed_by"] and not row.get("equivalent")
-            if row:
-                mutant.update(row)
-            if row is None or again:
+            mutant.update(rows.get((mutant["file"], mutant["line"], mutant["before"], mutant["after"]), {}))
+        for mutant in mutants:
+            survived = mutant.get("killed_by") is None and not mutant.get("equivalent")
+            if "killed_by" not in mutant or (arguments.survivors and survived):
                 try_one(tree, mutant, arguments.gate, arguments.limit)
                 print("{file}:{line}  {before}  →  {after}  {killed_by}  {cpu_s} s".format(**mutant), flush=True)
             print(*(f"{k}: {v}" for k, v in written(arguments.table, arguments.seed, mutants).items()), sep=", ")
