@@ -18,7 +18,7 @@ ROOT = PACKAGE.parent
 #: The core ends with zero; the frameworks, the jobs, the planner and the book stand on it.
 FLOORS = (
     ("private_names",),
-    ("compat", "extras"),
+    ("compat", "deadline", "extras"),
     ("options", "project", "tables", "closed_pipe", "termination"),
     ("cluster", "seals"),
     ("formulas", "world"),

@@ -9,6 +9,7 @@ import sys
 from typing import NamedTuple, TextIO, cast
 
 from pardemo.cluster import Cluster, keeper
+from pardemo.deadline import Deadline, ended_within
 
 START_TIMEOUT_S = 20.0  # the keeper makes 250 hosts in a few seconds
 LIMIT_TIMEOUT_S = 20.0  # and changes a limit in milliseconds
@@ -61,9 +62,12 @@ class Hosts:
         """The keeper's next line. OSError: it says why it cannot, has ended, or says nothing for so long (and ends)."""
         waiting = select.poll()
         waiting.register(self._answers, select.POLLIN)
-        if not waiting.poll(timeout_s * 1000):
+        deadline = Deadline(timeout_s, [self._process.pid])
+        while not waiting.poll((left_s := deadline.left_s()) * 1000):
+            if left_s:
+                continue
             self._process.kill()  # what it would say later is no answer to the next question
-            raise OSError(f"the process that keeps the hosts did not answer within {timeout_s:g} s")
+            raise OSError(f"the process that keeps the hosts did not answer within {deadline}")
         line = self._answers.readline()
         answer = json.loads(line) if line else {"error": self._last_words()}
         if "error" in answer:
@@ -105,9 +109,7 @@ class Hosts:
         process = self._process
         with contextlib.suppress(OSError):
             self._questions.close()
-        try:
-            process.wait(2)
-        except subprocess.TimeoutExpired:
+        if not ended_within(process, 2.0):
             process.kill()
             process.wait()
         self._answers.close()

@@ -156,7 +156,7 @@ def script_error(name: str, error: RankError, logs: dict[int, Log], at_s: float)
     elif isinstance(error, RankFailed):
         return ScriptError(_raised(name, error, still), str(error), still)
     elif isinstance(error, RankTimeout):
-        line = f"not over after {error.timeout_s:g} s: {_waiting(error, logs)}"
+        line = "; ".join(filter(None, (f"not over after {error.timeout_s:g} s: {_waiting(error, logs)}", error.busy)))
     else:
         line = _line(str(error))
     return ScriptError(f"{name}: {line}", str(error), still)

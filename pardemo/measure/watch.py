@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 
+from pardemo.deadline import Deadline
 from pardemo.measure import journal, parting
 from pardemo.world import World
 
@@ -25,11 +26,12 @@ _AROUND = re.compile(r"/pardemo/(measure/(stand_ins|without_gpu|steps)|prove/rec
 class Watch:
     """Gives up a World's run whose ranks can never go on, rather than wait for its limit.
 
-    Three things have to be true, all of them for three seconds. By the logs, some ranks wait in calls that are over
-    only when a rank comes that has ended, is in another call of the same group, or is itself one of those that wait
-    (:func:`pardemo.measure.parting.stuck`). These ranks' processes sleep, and take no time of a core. And the innermost
-    frame of each one's main thread is one in which torch waits. So a rank that computes, reads a file, or sleeps while
-    an exchange that it has begun goes on, is none of them; nor is one whose bytes pass a slow link.
+    Three things have to be true, all of them for three seconds. Time does not count for which a thread of these ranks
+    waits for a core: it may hold the bytes that the others wait for. By the logs, some ranks wait in calls that are
+    over only when a rank comes that has ended, is in another call of the same group, or is itself one of those that
+    wait (:func:`pardemo.measure.parting.stuck`). These ranks' processes sleep, and take no time of a core. And the
+    innermost frame of each one's main thread is one in which torch waits. So a rank that computes, reads a file, or
+    sleeps while an exchange that it has begun goes on, is none of them; nor is one whose bytes pass a slow link.
 
     Args:
         world: whose ranks are watched while the block runs. journals: the folder of their logs.
@@ -53,21 +55,21 @@ class Watch:
         self._thread.join()
 
     def _watch(self) -> None:
-        since_s, used_s = time.monotonic(), dict[int, float]()
         stuck: list[int] = []
+        since, used_s = Deadline(STALLED_S, ()), dict[int, float]()
         while not self._over.wait(_TURN_S):
             if self._moved():
-                since_s, stuck = time.monotonic(), []
+                stuck = []
                 continue
             if not stuck:
-                since_s, stuck = time.monotonic(), parting.stuck(journal.read(self._journals))
-                used_s = self._used(stuck)
+                stuck = parting.stuck(journal.read(self._journals))
+                since, used_s = Deadline(STALLED_S, self._pids(stuck)), self._used(stuck)
                 continue
             now_s, asleep = self._used(stuck), self._asleep(stuck)
-            allowed = _IDLE * (time.monotonic() - since_s) + 0.02
+            allowed = _IDLE * since.clock_s + 0.02
             if not asleep or now_s.keys() != used_s.keys() or any(now_s[r] - used_s[r] > allowed for r in stuck):
                 stuck = []
-            elif time.monotonic() - since_s > STALLED_S and self._in_a_wait(stuck):
+            elif not since.left_s() and self._in_a_wait(stuck):
                 self._world.give_up()
                 return
 
@@ -86,6 +88,10 @@ class Watch:
                 own = [process, *process.children(recursive=True)]
                 used[rank] = sum(sum(one.cpu_times()[:2]) for one in own)
         return used
+
+    def _pids(self, ranks: list[int]) -> list[int]:
+        pids = self._world.pids
+        return [pids[rank] for rank in ranks if rank < len(pids)]
 
     def _asleep(self, ranks: list[int]) -> bool:
         pids = self._world.pids

@@ -15,6 +15,7 @@ import psutil
 
 from pardemo import project
 from pardemo.cluster import loopback
+from pardemo.deadline import Deadline
 from pardemo.world.errors import RankError
 
 
@@ -70,7 +71,8 @@ def together(jobs: Mapping[str, Sequence[str] | str], timeout_s: float, folder: 
                 started.append(
                     subprocess.Popen(command, shell=shell, cwd=folder, env=environment, stdout=out, stderr=err)
                 )
-            statuses = _wait(started, timeout_s)
+            limit = Deadline(timeout_s, [process.pid for process in started])
+            statuses = _wait(started, limit)
         finally:
             for process in started:
                 end(process)
@@ -79,7 +81,7 @@ def together(jobs: Mapping[str, Sequence[str] | str], timeout_s: float, folder: 
                 raise RankError(f"{name} ended with status {status}:\n{_tail(file)}")
         for name, status, file in zip(jobs, statuses, errors, strict=True):
             if status is None:
-                raise RankError(f"{name} did not end within {timeout_s:g} s:\n{_tail(file)}")
+                raise RankError(f"{name} did not end within {limit}:\n{_tail(file)}")
         return [_all(file) for file in printed]
 
 
@@ -93,12 +95,11 @@ def end(process: subprocess.Popen) -> None:
         process.wait()
 
 
-def _wait(started: Sequence[subprocess.Popen], timeout_s: float) -> list[int | None]:
+def _wait(started: Sequence[subprocess.Popen], limit: Deadline) -> list[int | None]:
     """The exit statuses once all have ended, one has failed, or the time is over: None for those still at work."""
-    until = time.monotonic() + timeout_s
     while True:
         statuses = [process.poll() for process in started]
-        if None not in statuses or any(statuses) or time.monotonic() > until:
+        if None not in statuses or any(statuses) or not limit.left_s():
             return statuses
         time.sleep(0.05)
 

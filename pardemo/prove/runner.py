@@ -23,7 +23,7 @@ from pardemo.prove.record.facts import Record, Tensors
 from pardemo.prove.record.on_rank import Program, run
 from pardemo.prove.record.parameters import Wanted
 from pardemo.prove.several import Strip
-from pardemo.world.errors import RankError
+from pardemo.world.errors import RankError, RankTimeout
 
 #: Kinds of tensors that are a parameter's.
 OF_PARAMETERS = ("before", "after", "used", "gradient", "applied", "accumulated")
@@ -45,6 +45,7 @@ class ProveError(ValueError):
 class Run:
     """A layout that was run: each rank's record. ``error``: why it could not be run.
 
+    ``timed_out``: whether that is since its limit was over.
     ``strips``: of each rank the pieces that are read in strips, since they are several of the reference's parameters.
     ``wanted``: how many steps are to be compared; one more may have been recorded.
     """
@@ -55,6 +56,7 @@ class Run:
     details: str = ""
     strips: dict[int, dict[str, list[Strip]]] = field(default_factory=dict)
     wanted: int = sys.maxsize
+    timed_out: bool = False
 
     @property
     def steps(self) -> int:
@@ -153,7 +155,8 @@ def ran(layout: Layout, options: Options, folder: Path) -> Run:
     except RankError as error:
         at_s = watch.until_s if watch else time.monotonic()
         said = measure.script_error(name, error, journal.read(str(folder)), at_s)
-        return Run(layout, [], str(said), said.details)
+        over = isinstance(error, RankTimeout) and error.timeout_s >= options.timeout_s  # else it was given up before
+        return Run(layout, [], str(said), said.details, timed_out=over)
     made = Run(layout, records, wanted=options.steps)
     if 1 < len(records[0].steps) <= options.steps and made.gathers_late():
         made.wanted = len(records[0].steps) - 1  # of the last step nobody has seen what parameters are after it

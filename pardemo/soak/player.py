@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import IO, Any, cast
 
+from pardemo.deadline import ended_within
 from pardemo.soak.tally import Ending
 from pardemo.world.nursery import QUIET
 
@@ -64,7 +65,7 @@ class Player:
     def _answer(self) -> dict[str, Any]:
         line = self._answers.readline()
         if not line:
-            self._process.wait(END_TIMEOUT_S)
+            ended_within(self._process, END_TIMEOUT_S)
             self._errors.seek(0)
             last = (self._errors.read().strip().splitlines() or ["without a word"])[-1]
             raise ValueError(f"the process that plays the scenes has ended (status {self._process.returncode}): {last}")
@@ -74,9 +75,7 @@ class Player:
         """Ends the process and all below it: it sees that its input has ended, also within a scene."""
         with contextlib.suppress(OSError):
             self._questions.close()
-        try:
-            self._process.wait(END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
+        if not ended_within(self._process, END_TIMEOUT_S):
             self._process.kill()
             self._process.wait()
         self._answers.close()

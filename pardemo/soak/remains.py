@@ -11,6 +11,7 @@ from typing import NamedTuple
 import psutil
 
 from pardemo.cluster.keeper import ADAPTER
+from pardemo.deadline import Deadline
 from pardemo.soak.sockets import open_sockets
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -95,8 +96,8 @@ class Before:
 
     def leaked(self, is_over: Callable[[], bool] = lambda: False) -> Left:
         """What is left and is no process, once what is being ended had its time, or is over."""
-        until = time.monotonic() + GONE_WITHIN_S
-        while (left := self._left()) and time.monotonic() < until and not is_over():
+        limit = Deadline(GONE_WITHIN_S, [os.getpid()])
+        while (left := self._left()) and limit.left_s() and not is_over():
             time.sleep(0.05)
         return left
 

@@ -11,6 +11,8 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
+from pardemo.deadline import Deadline
+
 LISTENS = "0A"  # the state of a TCP socket in the kernel's tables
 #: How long what was closed may take to be gone: a thread of a library may still hold it.
 CLOSED_WITHIN_S = 5.0
@@ -43,10 +45,10 @@ def open_sockets(pid: int) -> dict[int, str]:
 def left_open(before: Collection[int]) -> list[str]:
     """This process's sockets in words, but for those ``before``, that stay open once what closes them had its time."""
     gc.collect()  # what only a cycle of objects still holds
-    until = time.monotonic() + CLOSED_WITHIN_S
+    limit = Deadline(CLOSED_WITHIN_S, [os.getpid()])
     while True:
         left = [words for number, words in open_sockets(os.getpid()).items() if number not in before]
-        if not left or time.monotonic() > until:
+        if not left or not limit.left_s():
             return left
         time.sleep(0.02)
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pardemo import compat, extras
+from pardemo.deadline import Deadline
 from pardemo.soak import scenes
 from pardemo.soak.life import OUTPUT, live, load
 from pardemo.soak.remains import GONE_WITHIN_S, Before, Left, descendants, held_by, line_of
@@ -100,11 +101,11 @@ class Stage:
 
     def _watch(
         self, pid: int, read: int, before: Before, limit_s: float, number_of_signal: int | None, delay_s: float
-    ) -> tuple[dict[str, Any], int, bool, float | None]:
-        """What the process said, its exit code, whether it had to be ended, and when the signal was sent, if it was."""
+    ) -> tuple[dict[str, Any], int, bool, Deadline | None]:
+        """What the process said, its exit code, whether it had to be ended, and since when it has had its signal."""
         said: dict[str, Any] = {}
-        sent: float | None = None
-        deadline, due, seen = time.monotonic() + limit_s, None, 0.0
+        sent: Deadline | None = None
+        limit, due, seen = Deadline(limit_s, [pid]), None, 0.0
         ended = os.pidfd_open(pid)
         poller = select.poll()
         for fd in (read, ended):
@@ -112,18 +113,20 @@ class Stage:
         hang = False
         try:
             while not nursery.readable(ended):
-                now = time.monotonic()
-                if now >= deadline or self._is_over():
+                now, left_s = time.monotonic(), limit.left_s()
+                if not left_s or self._is_over():
                     hang = True
                     _kill_after_its_stacks(pid)
                     break
                 if due is not None and now >= due:
                     signal.pidfd_send_signal(ended, number_of_signal or 0)
-                    sent, due = now, None
+                    sent, due = Deadline(NOTICED_WITHIN_S, [pid]), None
+                if sent is not None:
+                    sent.left_s()
                 if now - seen > SEEN_EVERY_S:
                     seen = now
                     before.see([process.pid for process in descendants(self._known)])
-                wait_s = min(0.2, deadline - now, (due or deadline) - now)
+                wait_s = min(0.2, left_s, due - now if due is not None else left_s)
                 if (read, select.POLLIN) in poller.poll(max(0.0, wait_s) * 1000):
                     news = _read_lines(read)
                     said |= news
@@ -138,10 +141,10 @@ class Stage:
 
     def _without_orphans(self, ending: Ending, before: Before) -> Ending:
         """Ends what still runs below this process, once it had its time to end; it, and what it holds, is noted."""
-        until = time.monotonic() + GONE_WITHIN_S
+        limit = Deadline(GONE_WITHIN_S, [os.getpid()])
         while left := self._left():
             before.see([process.pid for process in left])
-            if time.monotonic() > until or self._is_over():
+            if not limit.left_s() or self._is_over():
                 break
             time.sleep(0.02)
         ending = dataclasses.replace(ending, orphans=(*ending.orphans, *map(line_of, left)))
@@ -169,7 +172,7 @@ def _collect() -> None:
             pass
 
 
-def _verdict(said: dict[str, Any], code: int, number_of_signal: int | None, sent: float | None) -> dict[str, Any]:
+def _verdict(said: dict[str, Any], code: int, number_of_signal: int | None, sent: Deadline | None) -> dict[str, Any]:
     """What became of a scene that was over in time, as a field of its ending: what its process said, or how it ended.
 
     A scene that was to get a signal, and was over before or beside it, has seen no fault.
@@ -177,8 +180,8 @@ def _verdict(said: dict[str, Any], code: int, number_of_signal: int | None, sent
     for verdict in ("skipped", "wrong", "lost"):
         if verdict in said:
             return {verdict: said[verdict]}
-    if "not_reached" in said and sent is not None and (went_on_s := time.monotonic() - sent) > NOTICED_WITHIN_S:
-        return {"wrong": f"the work went on for {went_on_s:.0f} s after its signal, to its end"}
+    if "not_reached" in said and sent is not None and not sent.left_s():
+        return {"wrong": f"the work went on for {sent.clock_s:.0f} s after its signal, to its end"}
     if "not_reached" in said:
         return {"not_reached": said["not_reached"]}
     if "told" in said and number_of_signal is not None and sent is None:

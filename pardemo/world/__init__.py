@@ -32,7 +32,7 @@ class World:
             ``"module:function"``, is called there once all modules are loaded.
         threads: torch threads per rank.
         backend: ``"gloo"`` or ``"nccl"``; by default nccl where every rank can have a GPU of its own.
-        timeout_s: time limit of a :meth:`run` that names none.
+        timeout_s: time limit of a :meth:`run` that names none, in seconds; see there.
         env: environment variables for the ranks, on top of this process's.
         cluster: hosts and links with limits on this machine, for ``size`` ranks: see :class:`pardemo.Cluster`.
 
@@ -113,10 +113,14 @@ class World:
         Functions, classes and closures defined in the notebook work. What ranks print appears here, each
         line marked with its rank. Results are copied whole: of a large tensor return a ``clone()`` of the part.
 
+        On Linux ``timeout_s`` is put off by the time for which the ranks wait for a core. Ranks that sleep, or hang in
+        a collective, end when that many seconds have passed; ranks that compute get that much time on a core, however
+        much else the machine does. No run takes more than 20 times its limit.
+
         Raises:
             TypeError: the function or an argument cannot be pickled.
             RankFailed: it raised on one or more ranks; RankDied: a rank's process ended;
-            RankTimeout: not all ranks finished within ``timeout_s`` seconds.
+            RankTimeout: not all ranks finished within ``timeout_s`` seconds, put off as above.
             RankError: the process that keeps a cluster's hosts ended; the World is busy or closed.
         """
         limit = self.timeout_s if timeout_s is None else timeout_s

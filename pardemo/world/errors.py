@@ -87,7 +87,8 @@ class RankTimeout(RankError):
     """The time limit passed; ``stacks`` maps each unfinished rank to where it was.
 
     The first line says who waits for whom, as far as pardemo's own exchanges know it (``waits``); of the others, where
-    they are. ``finished``: ranks that had answered.
+    they are. ``finished``: ranks that had answered. ``busy``: of a limit that was put off since the ranks waited for a
+    core, why and for how long (:class:`pardemo.deadline.Deadline`).
     """
 
     def __init__(
@@ -96,8 +97,9 @@ class RankTimeout(RankError):
         stacks: Mapping[int, str],
         finished: list[int],
         waits: Mapping[int, list[str]] | None = None,
+        busy: str = "",
     ):
-        self.timeout_s = timeout_s
+        self.timeout_s, self.busy = timeout_s, busy
         self.stacks, self.waits, self.finished = dict(stacks), dict(waits or {}), list(finished)
         text = f"{ranks_text(sorted(self.stacks))} did not finish within {timeout_s:g} s"
         if finished:
@@ -105,6 +107,8 @@ class RankTimeout(RankError):
         doing = {rank: _doing(self.waits.get(rank), stack) for rank, stack in sorted(self.stacks.items())}
         if told := "; ".join(f"rank {rank} {what}" for rank, what in doing.items() if what):
             text += f": {told}"
+        if busy:
+            text += f"; {busy}"
         for rank, stack in sorted(self.stacks.items()):
             text += f"\n\n--- rank {rank} was here ---\n{stack.strip() or '(no Python stack: it did not answer)'}"
         super().__init__(text)

@@ -19,6 +19,7 @@ from typing import Any
 
 from pardemo.cluster import Cluster, keeper, loopback, pacer
 from pardemo.cluster.hosts import Hosts
+from pardemo.deadline import Deadline
 from pardemo.world import waiting
 from pardemo.world.errors import STOPPED, Failure, RankDied, RankError, RankFailed, RankTimeout, exit_text
 from pardemo.world.nursery import QUIET, Nursery, nursery
@@ -158,9 +159,7 @@ class Ranks:
         replies: dict[int, tuple] = {}
         deaths: dict[int, int | None] = {}
         self.given_up = False
-        began = time.monotonic()
-        deadline = began + timeout_s
-        grace_over = None
+        limit, grace = Deadline(timeout_s, self.pids), None
         with selectors.DefaultSelector() as selector:
             for rank, control in enumerate(self.controls):
                 selector.register(control, selectors.EVENT_READ, rank)
@@ -168,15 +167,11 @@ class Ranks:
                 if not printer.closed:
                     selector.register(printer, selectors.EVENT_READ, printer)
             while len(replies) + len(deaths) < self.size:
-                now = time.monotonic()
-                end = deadline if grace_over is None else min(deadline, grace_over)
+                left_s = limit.left_s() if grace is None else min(limit.left_s(), grace.left_s())
                 if self.hosts is not None and (ended := self.hosts.ended) is not None:
                     self._drain()
                     raise RankError(f"the process that keeps the hosts and their network has ended: {exit_text(ended)}")
-                if now >= end or self.given_up:
-                    timeout_s = min(timeout_s, round(now - began, 1))
-                    break
-                for key, _ in selector.select(min(end - now, POLL_S)):
+                for key, _ in selector.select(min(left_s, POLL_S)):
                     if isinstance(key.data, LinePrinter):
                         if not key.data.pump():
                             selector.unregister(key.fileobj)
@@ -189,12 +184,14 @@ class Ranks:
                         deaths[rank] = self.nursery.wait_exit(self.pids[rank], 2.0)
                         failed = True
                     selector.unregister(key.fileobj)
-                    if failed and grace_over is None:
-                        grace_over = time.monotonic() + GRACE_S
+                    if failed and grace is None:
+                        grace = Deadline(GRACE_S, self.pids)
+                if self.given_up or not left_s:  # behind a last look: what came in time is read, however late we are
+                    break
         self._drain()
-        return self._judge(replies, deaths, timeout_s)
+        return self._judge(replies, deaths, limit)
 
-    def _judge(self, replies: dict[int, tuple], deaths: dict[int, int | None], timeout_s: float) -> list:
+    def _judge(self, replies: dict[int, tuple], deaths: dict[int, int | None], limit: Deadline) -> list:
         failures: dict[int, Failure] = {rank: r[1] for rank, r in replies.items() if r[0] == "failed"}
         missing = [rank for rank in range(self.size) if rank not in replies and rank not in deaths]
         if deaths:
@@ -202,8 +199,9 @@ class Ranks:
         if failures:
             raise RankFailed(failures, missing, *(self.read_stacks(missing) if missing else ()))
         if missing:
+            timeout_s, busy = min(limit.limit_s, round(limit.clock_s, 1)), limit.busy
             waits, stacks = self.read_stacks(missing)
-            raise RankTimeout(timeout_s, stacks, sorted(replies), waits)
+            raise RankTimeout(timeout_s, stacks, sorted(replies), waits, busy)
         return [replies[rank][1] for rank in range(self.size)]
 
     def read_stacks(self, ranks: list[int]) -> tuple[dict[int, list[str]], dict[int, str]]:
@@ -214,9 +212,9 @@ class Ranks:
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pids[rank], signal.SIGUSR1)
-        until, before = time.monotonic() + STACK_WAIT_S, None
+        until, before = Deadline(STACK_WAIT_S, [self.pids[rank] for rank in ranks]), None
         # until nobody writes any more
-        while time.monotonic() < until and not (sizes == before and all(map(operator.gt, sizes, noted))):
+        while until.left_s() and not (sizes == before and all(map(operator.gt, sizes, noted))):
             time.sleep(0.05)
             before, sizes = sizes, [os.fstat(file).st_size for file in files]
         texts = [os.pread(file, size, 0) for file, size in zip(files, sizes, strict=True)]
@@ -237,9 +235,9 @@ class Ranks:
         for control in self.controls:
             with contextlib.suppress(OSError):
                 control.send_bytes(b"")
-        until, alive = time.monotonic() + 5.0, set(self.pids)
+        until, alive = Deadline(5.0, self.pids), set(self.pids)
         # in short turns: what they print at the end has to be read, too
-        while alive and self.nursery.alive and time.monotonic() < until:
+        while alive and self.nursery.alive and until.left_s():
             alive = {pid for pid in alive if self.nursery.wait_exit(pid, 0.02 / len(alive)) is None}
             self._drain()
         self.kill()

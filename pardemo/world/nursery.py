@@ -23,10 +23,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from pardemo.deadline import Deadline, ended_within
 
 RANK = "pardemo.world.rank:main"
 START_TIMEOUT_S = 120  # importing deepspeed and transformers on a cold disk
@@ -133,9 +134,7 @@ class Nursery:
         if self._owner != os.getpid():
             return
         self._socket.close()  # the nursery sees it, kills its ranks and ends
-        try:
-            self._process.wait(5)
-        except subprocess.TimeoutExpired:
+        if not ended_within(self._process, 5.0):
             self._process.kill()
             self._process.wait()
         self.clear_up()
@@ -153,11 +152,14 @@ class Nursery:
     def _read(self, wanted: Callable[[dict], bool], timeout_s: float) -> dict:
         """Reads messages until ``wanted`` says so; keeps notices of ended ranks on the way."""
         message: dict = {}
-        deadline = time.monotonic() + timeout_s
+        deadline = Deadline(timeout_s, [self.pid])
         while not wanted(message):
             while b"\n" not in self._buffer:
-                if not readable(self._socket.fileno(), deadline - time.monotonic()):
-                    raise RuntimeError(f"the process that ranks start from did not answer within {timeout_s:g} s")
+                left_s = deadline.left_s()
+                if not readable(self._socket.fileno(), left_s):
+                    if left_s:
+                        continue
+                    raise RuntimeError(f"the process that ranks start from did not answer within {deadline}")
                 data = self._socket.recv(65536)
                 if not data:
                     raise RuntimeError("the process that ranks start from has ended")

@@ -50,10 +50,11 @@ def warm() -> Iterator[bool]:
 
 
 @contextlib.contextmanager
-def none_left() -> Iterator[None]:
+def none_left() -> Iterator[list[Any]]:
     """Behind the block no kernel that began within it is left: of one that was interrupted in its start nobody knows.
 
-    Alone it would write its connection file once more, into a folder that has been removed meanwhile.
+    Alone it would write its connection file once more, into a folder that has been removed meanwhile. The list has
+    the processes of the kernels, as they begin.
     """
     from jupyter_client.provisioning import local_provisioner
 
@@ -65,7 +66,7 @@ def none_left() -> Iterator[None]:
 
     try:
         with compat.replaced(local_provisioner, "launch_kernel", noted):
-            yield
+            yield begun
     finally:
         for kernel in begun:
             if kernel.poll() is None:

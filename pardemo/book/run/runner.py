@@ -12,6 +12,7 @@ from typing import Any
 
 from pardemo import claims, project
 from pardemo.book.run import endings, fingerprint, kernels, report
+from pardemo.book.run.cell_limit import CellLimit
 from pardemo.book.run.endings import NotebookEnding
 from pardemo.book.run.parameters import RunError, assign
 from pardemo.draw import pictures
@@ -192,17 +193,22 @@ def _papermill(
     class ReportingEngine(NBClientEngine):
         @classmethod
         def execute_managed_notebook(cls, nb_man, kernel_name, **kwargs):
-            start = nb_man.cell_start
+            start, complete = nb_man.cell_start, nb_man.cell_complete
 
             def cell_start(cell, cell_index, **more):
                 on_cell(cell_index + 1, len(nb_man.nb.cells))
+                limit.begins(cell_index + 1)
                 return start(cell, cell_index, **more)
+
+            def cell_complete(cell, cell_index, **more):
+                limit.ends()
+                return complete(cell, cell_index, **more)
 
             def save(**more):
                 if (nb_man.now() - nb_man.last_save_time).total_seconds() >= SAVED_EVERY_S:
                     NotebookExecutionManager.save(nb_man, **more)
 
-            nb_man.cell_start, nb_man.save = cell_start, save
+            nb_man.cell_start, nb_man.cell_complete, nb_man.save = cell_start, cell_complete, save
             try:
                 return super().execute_managed_notebook(nb_man, kernel_name, **kwargs)
             finally:
@@ -214,11 +220,11 @@ def _papermill(
         config.ConnectionFileMixin.ip = os.path.join(sockets, "kernel")
         config.ConnectionFileMixin.connection_file = os.path.join(sockets, "kernel.json")  # goes with the folder
     papermill_engines.register("pardemo", ReportingEngine)
-    with kernels.none_left():
+    with kernels.none_left() as begun, CellLimit(cell_timeout_s, begun) as limit:
         papermill.execute_notebook(
             str(path), str(target), parameters=parameters, engine_name="pardemo", kernel_name="python3",
-            cwd=str(path.parent), progress_bar=False, execution_timeout=cell_timeout_s, start_timeout=120,
-            config=config,
+            cwd=str(path.parent), progress_bar=False, start_timeout=120, config=config,
+            iopub_timeout=cell_timeout_s,  # a cell's output is a part of it: not 4 s, whatever else the machine does
         )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from pardemo.deadline import Deadline
 from pardemo.prove import runner
 from pardemo.prove.layouts import Layout
 from pardemo.prove.runner import Options
@@ -53,14 +54,16 @@ def killed(layout: Layout, options: Options, place: Path, stop: Stop, saves: Pat
     ) as launcher:  # fmt: skip
         ranks: list[psutil.Process] = []
         try:
-            until_s = time.monotonic() + options.timeout_s
-            while not marker.exists() and launcher.poll() is None and time.monotonic() < until_s:
+            limit = Deadline(options.timeout_s, [launcher.pid])
+            while not marker.exists() and launcher.poll() is None and limit.left_s():
                 time.sleep(0.01)
             with contextlib.suppress(psutil.NoSuchProcess):
                 ranks = psutil.Process(launcher.pid).children(recursive=True)
         finally:
             launcher.kill()  # SIGKILL: the stop itself; or the end of one that never came
-    left = psutil.wait_procs(ranks, timeout=10)[1]
+    limit, left = Deadline(10.0, [one.pid for one in ranks]), ranks
+    while left and limit.left_s():
+        left = psutil.wait_procs(left, timeout=0.1)[1]
     for one in left:
         one.kill()
     psutil.wait_procs(left, timeout=5)

@@ -1,6 +1,5 @@
 """The undisturbed run, each stop, each run that goes on, and what is said of them."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -212,9 +211,8 @@ def _run(made: Trial, begun: Layout, first: Run, options: Options, place: Path, 
     expected = made.expected
     length = len(first.records[0].steps)
     more = length - expected + (first.records[0].ended == "end")
-    begin_s = time.monotonic()
     resumed = _recorded(made.layout, replace(options, steps=max(2, more)), place / "resumed", None, saves)
-    if resumed.error and time.monotonic() - begin_s >= options.timeout_s:
+    if resumed.timed_out:
         made.error = f"the run that goes on: {resumed.error}"
         return None
     if resumed.error:

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from pardemo import RankError, project
+from pardemo.deadline import Deadline
 from pardemo.finetune.recipes.recipe_schema import Recipe
 from pardemo.finetune.training import checkpoint_seal
 from pardemo.finetune.training.launch import launch
@@ -29,9 +30,9 @@ def _goes_on(scene: Scene, base: Path, run: Path) -> str:
     A run that ended within its first save has half a checkpoint and no whole one: that is refused, and ``overwrite``
     begins anew, as the refusal says.
     """
-    until = time.monotonic() + 10.0
+    limit = Deadline(10.0, [os.getpid()])
     while _ranks():  # one that is a zombie may have threads that still end, and the run's lock with them
-        scene.expect(time.monotonic() < until, f"ranks that never end: {_ranks()}")
+        scene.expect(limit.left_s() > 0, f"ranks that never end: {_ranks()}")
         time.sleep(0.01)
     # not as resume itself looks for it: the seal is written last
     sealed = [path.parent.name for path in run.glob(f"checkpoint-*/{checkpoint_seal.SEAL}")]
@@ -214,9 +215,9 @@ def _two_runs(scene: Scene) -> str:
         told.write_text(_outcome(job_in(base, run), False))
         os._exit(0)
     signs = {"at once": begun, "while it trains": run / project.LOCK}
-    until = time.monotonic() + LONG_S
+    limit = Deadline(LONG_S, [pid])
     while not signs[scene.way].exists() and not told.exists():
-        scene.expect(time.monotonic() < until, "the first run did not begin")
+        scene.expect(limit.left_s() > 0, "the first run did not begin")
         time.sleep(0.01)
     base = base_of(scene)
     time.sleep(0.5 * part * seconds_of(base))

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from pardemo import RankError, World
 from pardemo.collectives import ring_all_reduce
+from pardemo.deadline import Deadline
 from pardemo.soak.layouts.run import first_line
 from pardemo.soak.ranks.run import state_after
 from pardemo.soak.scene import NotReached, Scene, Skipped, Wrong
@@ -89,9 +90,9 @@ def works(world: World, pids: list[int]) -> None:
 def nothing_below() -> None:
     """Raises :class:`Wrong` where something of this scene's still runs, but for the processes that ranks start from."""
     gc.collect()  # a World whose making was interrupted ends its ranks when nobody knows it any more
-    until = time.monotonic() + 10.0
+    limit = Deadline(10.0, [os.getpid()])
     while left := _below():
-        if time.monotonic() > until:
+        if not limit.left_s():
             raise Wrong(f"still running: {', '.join(left)}")
         time.sleep(0.02)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from pardemo import extras, project
 from pardemo.compat import replaced
+from pardemo.deadline import Deadline
 from pardemo.soak.scene import Lost, NotReached, Scene, scene
 from pardemo.soak.scenes.parts import LONG_S, called, nothing_below, one_line, small_disk
 
@@ -113,9 +114,9 @@ def _two_runs(scene: Scene) -> str:
     pid = os.fork()
     if pid == 0:  # a process of its own: locks belong to processes
         os._exit(called("run", "--out", out)[0])
-    until = time.monotonic() + LONG_S
+    limit = Deadline(LONG_S, [pid])
     while not (scene.folder / "begun").exists():
-        scene.expect(time.monotonic() < until, "the first run did not begin")
+        scene.expect(limit.left_s() > 0, "the first run did not begin")
         time.sleep(0.02)
     status, told = called("run", "72", "--out", out)
     (scene.folder / "end").touch()
