@@ -364,7 +364,7 @@ def test_a_command_that_ends_leaves_no_process_and_if_it_is_told_to_no_folder(ki
         below = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(number)
         error = process.communicate(timeout=60)[1].decode()
-    assert psutil.wait_procs(below, timeout=30)[1] == []
+    assert psutil.wait_procs(below, timeout=120)[1] == []
     if number == signal.SIGKILL:
         assert process.returncode == -signal.SIGKILL
         return

@@ -14,7 +14,7 @@ signal.signal(signal.SIGHUP, {hangup})
 with ends_in_order("run"):
     try:
         print("begun", flush=True)
-        time.sleep(60)
+        time.sleep(600)
     finally:
         print("clears up", flush=True)
         signal.raise_signal(signal.SIGHUP)
@@ -31,7 +31,7 @@ def test_a_second_signal_does_not_disturb_the_clearing_up(hangup):
         if hangup == "signal.SIG_IGN":
             process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGTERM)
-        printed, error = process.communicate(timeout=30)
+        printed, error = process.communicate(timeout=120)
     assert printed == "clears up\ncleared up\n"
     assert error == "\npardemo run: ended by SIGTERM\n"
     assert process.returncode == 128 + signal.SIGTERM

@@ -935,9 +935,9 @@ def test_odd_paths_signals_and_exceptions(monkeypatch, tmp_path):
 
 
 def test_a_very_long_line_is_no_burden(world_of, capfd):
-    begin = time.monotonic()
+    begin = time.process_time()
     world_of(1).run(lambda: print("x" * (16 << 20)))
-    assert time.monotonic() - begin < 5
+    assert time.process_time() - begin < 5, "of this process, which reads it in pieces"
     assert len(capfd.readouterr().out) == (16 << 20) + len("[0] \n")
 
 

@@ -108,7 +108,7 @@ class RankTimeout(RankError):
         if told := "; ".join(f"rank {rank} {what}" for rank, what in doing.items() if what):
             text += f": {told}"
         if busy:
-            text += f"; {busy}"
+            text += f"\n({busy})"
         for rank, stack in sorted(self.stacks.items()):
             text += f"\n\n--- rank {rank} was here ---\n{stack.strip() or '(no Python stack: it did not answer)'}"
         super().__init__(text)
