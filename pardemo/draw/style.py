@@ -111,7 +111,16 @@ def draw(fig: Figure, alt: str) -> Picture:
     """
     if not alt:
         raise ValueError("a picture needs alternative text")
+    _lay_out(fig)
     return Picture(_svg(fig, alt), _png(fig, alt), alt)
+
+
+def _lay_out(fig: Figure) -> None:
+    """Places the axes for good: each file would otherwise be drawn once more, unseen, to place them anew."""
+    engine = fig.get_layout_engine()
+    if engine is not None:
+        engine.execute(fig)
+        fig.set_layout_engine(None)
 
 
 def _svg(fig: Figure, alt: str) -> str:
