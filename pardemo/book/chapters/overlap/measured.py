@@ -9,15 +9,15 @@ import torch.distributed as dist
 def rounds_s(rounds: int, run: Callable[..., object], *arguments: object) -> list[float]:
     """On each rank of the default group: seconds of ``run(*arguments)`` in rounds that all ranks begin together.
 
-    A round before the first one warms up: connections are made, and memory is allocated.
+    The first one may make connections and allocate memory: ask for one more where nothing has done that before.
     """
     seconds = []
-    for _ in range(rounds + 1):
+    for _ in range(rounds):
         dist.barrier()
         begin = time.perf_counter()
         run(*arguments)
         seconds.append(time.perf_counter() - begin)
-    return seconds[1:]
+    return seconds
 
 
 def quickest_s(of_ranks: Sequence[Sequence[float]]) -> float:
