@@ -17,7 +17,7 @@ from pardemo.small_models import gpt
 from pardemo.world.rank import device
 
 RANKS, LAYERS, MICRO_BATCHES, STEPS = 2, 4, 8, 3
-PACE_S = 0.04  # long beside what it takes to wake a process
+PACE_S = 0.03  # long beside what it takes to wake a process
 LR = 10.0  # the gradient of a mean over so many numbers is small
 #: Modules that load slowly: a World can load them ahead.
 PRELOAD = ["pardemo.peers.deepspeed.pipeline", "pardemo.peers.pytorch.pipelining"]
