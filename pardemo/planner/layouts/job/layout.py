@@ -10,6 +10,7 @@ SHARDING = ("none", "zero1", "zero2", "zero3")
 RECOMPUTE = ("none", "selective", "full")
 SCHEDULES = ("1f1b", "zb-h1")
 CONTEXTS = ("ring", "all-to-all")
+COUNTS = ("tp", "cp", "dp", "pp", "ep", "etp", "micro_batch", "accumulation", "chunks")
 ON_HOST = ("none", "optimizer", "optimizer+parameters")
 
 
@@ -58,10 +59,11 @@ class Layout:
     on_host: str = "none"
 
     def __post_init__(self):
-        for name in ("tp", "cp", "dp", "pp", "ep", "etp", "micro_batch", "accumulation", "chunks"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
+        counts = [getattr(self, name) for name in COUNTS]
+        if set(map(type, counts)) != {int} or min(counts) < 1:  # a search makes a hundred thousand layouts
+            for name, value in zip(COUNTS, counts, strict=True):
+                if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                    raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
         if not isinstance(self.offload, int) or isinstance(self.offload, bool) or self.offload < 0:
             raise ValueError(f"offload is a whole number of layers, not {self.offload!r}")
         for name, allowed in (
@@ -77,7 +79,8 @@ class Layout:
             raise ValueError(f"no module {unknown[0]!r} is recomputed; there are {', '.join(MODULES)}")
         if self.modules and self.recompute != "selective":
             raise ValueError(f"modules are recomputed by selective recomputation, not by {self.recompute}")
-        object.__setattr__(self, "modules", tuple(name for name in MODULES if name in self.modules))
+        if self.modules:
+            object.__setattr__(self, "modules", tuple(name for name in MODULES if name in self.modules))
 
     @property
     def gpus(self) -> int:

@@ -19,13 +19,25 @@ def memory(job: Job, layout: Layout) -> Memory:
     split = stages(job, layout)
     alike = len(set(split)) == 1  # then it is the first or the last one
     places = {0, layout.pp - 1} if alike else range(layout.pp)
+    kept = kept_bytes(job, layout), _made_again(job, layout)  # of a token and a layer, the same on all stages
     return max(
-        (Memory(_stage(job, layout, split, place), "", stage=place) for place in places),
+        (Memory(_stage(job, layout, split, place, *kept), "", stage=place) for place in places),
         key=lambda stage: stage.peak_bytes,
     )
 
 
-def _stage(job: Job, layout: Layout, split: list[int], place: int) -> dict[str, float]:
+def _made_again(job: Job, layout: Layout) -> float:
+    """Bytes of each token that the layer whose backward pass runs has beside what it kept."""
+    if layout.recompute == "full":
+        return kept_bytes(job, layout.but(recompute="none"))
+    if layout.modules:
+        return kept_bytes(job, layout.but(recompute="none", modules=())) - kept_bytes(job, layout)
+    return 0.0
+
+
+def _stage(
+    job: Job, layout: Layout, split: list[int], place: int, kept: float, made_again: float
+) -> dict[str, float]:
     shape, stack = job.shape, job.stack
     owned = owned_params(job, layout, split, place)
     shard = owned.sharded(layout)
@@ -40,7 +52,7 @@ def _stage(job: Job, layout: Layout, split: list[int], place: int) -> dict[str, 
         "parameters": stack.weight * (shard if stage == 3 else owned.whole),
         "gradients": (stack.gradient + stack.gradient_copy) * (part if stage >= 2 else whole),
         "optimizer states": stack.state * (part if stage >= 1 else whole),
-        "activations": micro_batches * max(0, split[place] - layout.offload) * tokens * kept_bytes(job, layout),
+        "activations": micro_batches * max(0, split[place] - layout.offload) * tokens * kept,
         "program": stack.program,
     }
     if stage >= 2 and stack.queued:  # beside those that are kept
@@ -55,11 +67,7 @@ def _stage(job: Job, layout: Layout, split: list[int], place: int) -> dict[str, 
         lines["gradients"] = stack.gradient * whole
     if layout.tp > 1:
         lines["activations"] += tokens * stack.gathered * shape.hidden
-    if layout.recompute == "full":  # the layer that is recomputed
-        lines["activations"] += tokens * kept_bytes(job, layout.but(recompute="none"))
-    elif layout.modules:  # of the layer whose backward pass runs
-        every = kept_bytes(job, layout.but(recompute="none", modules=()))
-        lines["activations"] += tokens * (every - kept_bytes(job, layout))
+    lines["activations"] += tokens * made_again
     if place == 0:
         lines["activations"] += (
             micro_batches * tokens * 2 * shape.hidden / (layout.tp if layout.sequence_parallel else 1)
