@@ -32,6 +32,10 @@ NAMES = {
     "DispatchKey": Private("torch._C.DispatchKey", "measure: where a collective is noted"),
     "dispatch_keys_after": Private("torch._C._dispatch_keyset_full_after", "measure: a collective, below that"),
     "without_functions": Private("torch._C.DisableTorchFunctionSubclass", "gradients in shards, as plain tensors"),
+    "without_functions_of_torch": Private(
+        "torch._C.DisableTorchFunction", "kernels of our own: a script's modes see none"
+    ),
+    "bf16_in_onednn": Private("torch.ops.mkldnn._is_mkldnn_bf16_supported", "bf16: which kernel multiplies matrices"),
     "without_dispatch": Private("torch._C._DisableTorchDispatch", "dry runs: the tensor below a fake one"),
     "dispatch_keys": Private("torch._C._dispatch_key_set", "dry runs: whether two fake tensors are alike"),
     "default_device": Private("torch._C._get_default_device", "dry runs: part of what an operation depends on"),

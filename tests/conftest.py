@@ -15,11 +15,13 @@ import pytest
 from pardemo import project
 from pardemo.testing import warm_world
 from pardemo.testing.worlds import PRELOAD
-from pardemo.world import loading, nursery
+from pardemo.world import bf16, loading, nursery
 
 #: Torch's threads sleep while they wait for one another, here and in all that tests start. They would keep a core busy
 #: with waiting, and where another test has that core they take three times the seconds of it, for the same results.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+bf16.through_fp32_where_slow()  # as on ranks: many tests compare with one process, this one
 
 # A shell hides Ctrl-C from what it runs in the background. Tests send it, to themselves and to what they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -17,6 +17,7 @@ from pardemo.baichuan2 import Baichuan2ForCausalLM, Baichuan2Tokenizer, load_che
 from pardemo.finetune import lora
 from pardemo.finetune.recipes.recipe import locate
 from pardemo.finetune.recipes.recipe_schema import Recipe
+from pardemo.world import bf16
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -27,6 +28,7 @@ def base(recipe: Recipe, device: torch.device | str = "cpu") -> tuple[Baichuan2F
     Raises:
         FileNotFoundError, ValueError: the folder is not whole; see :func:`pardemo.baichuan2.load_checkpoint`.
     """
+    bf16.through_fp32_where_slow()  # a prediction runs in the command's own process
     folder, dtype = locate(recipe.model.path), DTYPES[recipe.train.precision]
     changes = {"loss_head": recipe.train.loss_head, "attention": recipe.train.attention}
     if recipe.model.init == "pretrained":

@@ -133,6 +133,9 @@ def pretrain(
     """Next-token prediction for ``steps`` steps in bf16 autocast; returns the mean loss of the last tenth."""
     import torch
 
+    from pardemo.world import bf16
+
+    bf16.through_fp32_where_slow()
     optimizer = torch.optim.AdamW(model.parameters(), peak_lr, betas=(0.9, 0.95), weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, steps))
     model.train()

@@ -21,6 +21,7 @@ from pardemo import compat
 from pardemo.measure import libraries, stand_ins
 from pardemo.measure.libraries import NeedsGpu, is_script
 from pardemo.measure.stand_ins import CPU, asked, changed, is_cuda, script_asks
+from pardemo.world import bf16
 
 
 class Row(NamedTuple):
@@ -66,6 +67,10 @@ TABLE = {
     "fused": Row("an optimizer with fused=True", "torch's fused implementation for CPUs"),
     "capturable": Row("an optimizer with capturable=True", "capturable=False: there are no CUDA graphs"),
     "tf32": Row("TF32 switched on", "fp32: the CPU's matrix multiplications take no notice"),
+    "bf16": Row(
+        "bf16 matrix multiplications on a processor without AVX-512",
+        "through fp32, and rounded once to bf16: the processor's own take 40 times as long",
+    ),
     "compile": Row("torch.compile", "not compiled: operations run one by one, and keep what a compiler would not"),
     "graphs": Row("CUDA graphs", "refused", told=False),
     "kernels": Row(", ".join(libraries.GPU_ONLY), "refused, with what to choose instead", told=False),
@@ -93,7 +98,7 @@ def without_gpu(notes: list[str], own: str = "") -> Iterator[None]:
         if TABLE[key].told and line not in notes:
             notes.append(line)
 
-    tf32 = _tf32()
+    tf32, multiplied = _tf32(), bf16.multiplied()
     with contextlib.ExitStack() as stack:
         stack.enter_context(libraries.told(notes, own))
         mode = _CpuForCuda(note)
@@ -107,6 +112,8 @@ def without_gpu(notes: list[str], own: str = "") -> Iterator[None]:
         yield
         if _tf32() != tf32:
             note("tf32")
+        if bf16.multiplied() > multiplied:
+            note("bf16")
 
 
 def _default_device(before: torch.device) -> None:

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from pardemo import compat, project
-from pardemo.world import packing, waiting
+from pardemo.world import bf16, packing, waiting
 from pardemo.world.errors import Failure
 
 if TYPE_CHECKING:
@@ -105,6 +105,8 @@ def join_group(
     if backend == "nccl":
         torch.cuda.set_device(local)
         torch.cuda.manual_seed(1000 + rank)
+    else:
+        bf16.through_fp32_where_slow()
     where: dict[str, Any] = {} if store is None else {"store": dist.FileStore(store, size)}
     dist.init_process_group(backend, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s), **where)
     if cluster is not None:

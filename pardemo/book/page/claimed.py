@@ -16,10 +16,15 @@ def declared_in(chapter: str) -> Path:
 def ledger(chapter: str, links: Tier | None = None) -> Ledger:
     """The ledger of a chapter: its page books each claim as it goes, and closes it in its last cell.
 
+    From here on the notebook's own process multiplies bf16 matrices as its ranks do (:mod:`pardemo.world.bf16`).
+
     Args:
         links: as for :class:`pardemo.Ledger`.
 
     Raises:
         ValueError: no chapter of that name, or a file of claims that cannot be read.
     """
+    from pardemo.world import bf16  # loads torch, which who reads claims does not need
+
+    bf16.through_fp32_where_slow()
     return Ledger(notebook_of(chapter), links=links, declared=declared_in(chapter))
