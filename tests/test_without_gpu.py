@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from pardemo.measure import libraries, stand_ins
 from pardemo.measure.libraries import NeedsGpu
 from pardemo.measure.without_gpu import TABLE, without_gpu
+from pardemo.world import bf16
 
 CUDA_HERE = torch.cuda.is_available()
 pytestmark = pytest.mark.skipif(CUDA_HERE, reason="with a GPU the manager does nothing")
@@ -218,6 +219,18 @@ def tf32():
     assert torch.cuda.is_tf32_supported()
 
 
+def in_bf16():
+    """As on a rank whose processor is slow at it."""
+    here = bf16.slow()
+    bf16.through_fp32()
+    try:
+        x = torch.ones(2, 2, dtype=torch.bfloat16, device="cuda")
+        assert (x @ x).tolist() == [[2.0, 2.0], [2.0, 2.0]]
+    finally:
+        if not here:
+            bf16.by_torchs_own()
+
+
 def compiled():
     function = torch.compile(lambda x: x + torch.ones(2, device="cuda"))
     assert function(torch.ones(2)).tolist() == [2.0, 2.0]
@@ -253,7 +266,7 @@ CASES = {
         device, nccl, wrappers, asked, properties, current, nothing, streams, memory, seeds, random, pin_memory,
         autocast, foreach, fused, capturable, tf32, graphs, kernels, threads,
     )
-} | {"GradScaler": grad_scaler, "DataParallel": data_parallel, "compile": compiled}  # fmt: skip
+} | {"GradScaler": grad_scaler, "DataParallel": data_parallel, "bf16": in_bf16, "compile": compiled}  # fmt: skip
 
 
 def test_every_row_of_the_table_has_a_case():

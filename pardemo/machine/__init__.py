@@ -88,6 +88,29 @@ def measure(ranks: int, path: Path | None = None) -> MachineProfile:
     return profile
 
 
+def matmul_s(side: int) -> dict[str, float]:
+    """Seconds of a multiplication of two square matrices on this process's CPU, the quickest of several.
+
+    ``fp32``; ``bf16`` by torch's own kernel; and ``through fp32``, as :mod:`pardemo.world.bf16` does it.
+    """
+    x = torch.randn(side, side)
+    low, result = x.bfloat16(), x.bfloat16()
+    ways: dict[str, Callable[[], object]] = {
+        "fp32": lambda: x @ x,
+        "bf16": lambda: result.addmm_(low, low, beta=0),  # in place: also where other calls go through fp32
+        "through fp32": lambda: (low.float() @ low.float()).bfloat16(),
+    }
+    seconds = {}
+    for way, multiply in ways.items():
+        taken = []
+        for _ in range(4):
+            begin = time.perf_counter()
+            multiply()
+            taken.append(time.perf_counter() - begin)
+        seconds[way] = min(taken)
+    return seconds
+
+
 def all_reduce_seconds(method: str, nbytes: int, rounds: int) -> float:
     """On every rank: the median time of an all-reduce of ``nbytes`` by ``method``, ranks in step."""
     tensor = torch.ones(max(1, nbytes // 4), device=device())

@@ -33,6 +33,7 @@ def examine() -> list[dict[str, Any]]:
         _row(
             "memory", f"{memory.available / gib:.1f} of {memory.total / gib:.1f} GiB free", memory.available > 4 * gib
         ),
+        _bf16(),
         _row("GPUs", f"{gpus}: " + ("nccl, a GPU per rank" if gpus else "ranks run on the CPU with gloo"), True),
         _row("bytes on the wire", "counted by the kernel" if counts else "computed from the collectives", counts),
         _row("emulated cluster", *_links()),
@@ -72,6 +73,18 @@ def examine_deepspeed(path: str, ranks: int) -> str:
 
 def _row(what: str, found: str, ok: bool) -> dict[str, Any]:
     return {"what": what, "found": found, "ok": bool(ok)}
+
+
+def _bf16() -> dict[str, Any]:
+    """What a matrix multiplication in bf16 takes on this CPU, measured, and which way ranks take."""
+    from pardemo import machine
+    from pardemo.world import bf16
+
+    ms = {way: f"{1e3 * seconds:.2g} ms" for way, seconds in machine.matmul_s(256).items()}
+    text = f"256 × 256 matrices multiplied in {ms['bf16']}, in fp32 in {ms['fp32']}"
+    if bf16.slow():
+        text += f"; so ranks multiply through fp32: {ms['through fp32']}"
+    return _row("bf16", text, True)
 
 
 def _notebooks() -> list[str]:
