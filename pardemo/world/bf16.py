@@ -6,13 +6,15 @@ factors to fp32, multiply there and round the result once to bf16. The loop and 
 the results differ by the order of the additions alone.
 
 The kernels stand below autograd, DTensor and every dispatch mode: backward passes have them as well, and meters see
-the operation and not its copies. Other dtypes go on to torch's own kernels; GPUs never come here.
+the operation and not its copies. numpy allocates the copies, so that torch's own count of allocated bytes is without
+them, too. Other dtypes go on to torch's own kernels; GPUs never come here.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,22 +75,34 @@ def _kernel(name: str, dimensions: int, in_place: Callable[..., Tensor], adds: b
         if not _fit(operands, dimensions, out):
             return torchs_own.call_boxed(keys, *operands, **scales, **({} if out is None else {"out": out}))
         with compat.without_functions_of_torch():
-            low = x.dtype is torch.bfloat16
-            product = out
-            if low or product is None:
-                product = x.new_empty((*x.shape[:-1], y.shape[-1]), dtype=torch.float32 if low else x.dtype)
+            low, shape, product = x.dtype is torch.bfloat16, (*x.shape[:-1], y.shape[-1]), out
+            if low:
+                product, x, y = _fp32(shape), _in_fp32(x), _in_fp32(y)
+            elif product is None:
+                product = x.new_empty(shape)
             if not adds:
                 scales = {"beta": 0}  # what is there is not read
             elif scales.get("beta", 1) != 0:
-                product.copy_(operands[0].expand(product.shape))
+                product.copy_(operands[0].expand(shape))
+            in_place(product, x, y, **scales)
             if not low:
-                return in_place(product, x, y, **scales)
+                return product
             global _multiplied
             _multiplied += 1
-            in_place(product, x.float(), y.float(), **scales)
             return product.bfloat16() if out is None else out.copy_(product)
 
     return kernel
+
+
+def _fp32(shape: Sequence[int]) -> Tensor:
+    return torch.from_numpy(np.empty(shape, np.float32))
+
+
+def _in_fp32(x: Tensor) -> Tensor:
+    """A copy of matrices, as they lie in memory where that is by columns."""
+    if x.mT.is_contiguous():
+        return _fp32(x.mT.shape).copy_(x.mT).mT
+    return _fp32(x.shape).copy_(x)
 
 
 def _fit(operands: tuple[Tensor, ...], dimensions: int, out: Tensor | None) -> bool:
