@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as again
 from torch.utils.data import DataLoader, TensorDataset
 
+from pardemo import compat
 from pardemo.measure import libraries, stand_ins
 from pardemo.measure.libraries import NeedsGpu
 from pardemo.measure.without_gpu import TABLE, without_gpu
@@ -228,7 +229,7 @@ def in_bf16():
         assert (x @ x).tolist() == [[2.0, 2.0], [2.0, 2.0]]
     finally:
         if not here:
-            bf16.by_torchs_own()
+            compat.end_library(bf16._kernels.pop())
 
 
 def compiled():

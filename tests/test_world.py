@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from conftest import gone
 
-from pardemo import RankDied, RankError, RankFailed, RankTimeout, World, project
+from pardemo import RankDied, RankError, RankFailed, RankTimeout, World, deadline, project
 from pardemo.collectives import ring_all_reduce
 from pardemo.collectives.links import bytes_of, link_of
 from pardemo.data_parallel import BucketedDataParallel
@@ -383,7 +383,7 @@ def test_a_death_starts_the_grace_time_of_ranks_that_wait_for_nobody(monkeypatch
     """Nothing else ends them before the time limit. Each look at this clock takes a tenth of its seconds."""
     looks = itertools.count()
     clock = SimpleNamespace(**{**vars(time), "monotonic": lambda: next(looks) / 10})
-    monkeypatch.setattr(generation, "time", clock)
+    monkeypatch.setattr(deadline, "time", clock)
     monkeypatch.setattr(generation, "POLL_S", 0.0)
     (works, its_end), (died, closed) = Pipe(), Pipe()
     closed.close()

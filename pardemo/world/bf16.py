@@ -55,12 +55,6 @@ def through_fp32_where_slow() -> None:
         through_fp32()
 
 
-def by_torchs_own() -> None:
-    """Ends what :func:`through_fp32` began."""
-    while _kernels:
-        compat.end_library(_kernels.pop())
-
-
 def multiplied() -> int:
     """How many matrix multiplications of bf16 this process has made by way of fp32."""
     return _multiplied

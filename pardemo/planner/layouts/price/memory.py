@@ -35,9 +35,7 @@ def _made_again(job: Job, layout: Layout) -> float:
     return 0.0
 
 
-def _stage(
-    job: Job, layout: Layout, split: list[int], place: int, kept: float, made_again: float
-) -> dict[str, float]:
+def _stage(job: Job, layout: Layout, split: list[int], place: int, kept: float, made_again: float) -> dict[str, float]:
     shape, stack = job.shape, job.stack
     owned = owned_params(job, layout, split, place)
     shard = owned.sharded(layout)
