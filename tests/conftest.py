@@ -11,6 +11,7 @@ from pathlib import Path
 import hypothesis
 import psutil
 import pytest
+from costs import Costs
 
 from pardemo import project
 from pardemo.testing import warm_world
@@ -52,6 +53,19 @@ QUICK = (
     "test_meters.py", "test_pipeline.py", "test_pipeline_schedules.py", "test_readme.py", "test_recipe.py",
     "test_tensor_parallel.py", "test_types.py", "test_zero_engines.py", "test_zero_param_groups.py",
 )  # fmt: skip
+
+
+def in_gate(config):
+    """Whether this is `make test`, which leaves to the night what is marked ``nightly``."""
+    return "not nightly" in config.option.markexpr
+
+
+def pytest_addoption(parser):
+    parser.addoption("--costs", metavar="FILE", help="write the table of CPU seconds by file of tests")
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(Costs(config))
 
 
 def pytest_ignore_collect(collection_path, config):

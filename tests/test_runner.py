@@ -272,26 +272,48 @@ def test_two_notebooks_of_one_chapter_run_by_its_number_and_each_has_its_own_pic
     assert 'rel="next">01' in (out / "01_first.html").read_text()
 
 
-@pytest.mark.parametrize("changed", ["package/recipes/tiny.yaml", "package/statements.csv", "package/headlines/e.toml",
-                                     "package/report/page.j2", "data/rows.json", "requirements.txt"])  # fmt: skip
-def test_resume_runs_again_where_a_recipe_a_table_or_data_have_changed(collection, monkeypatch, changed):
-    root = collection("01_a", "value = 1")
+#: A package of which a chapter uses a part: by an import, an import of an import, a name in a text, its own room.
+PACKAGE = {
+    "__init__": "from importlib import import_module\n_HOME = {'World': 'pardemo.world', 'No': 'pardemo.other'}",
+    "world": "START = 'pardemo.rank:main'", "rank": "", "other": "", "elsewhere": "", "unused/__init__": "",
+    "used/__init__": "from importlib import import_module\n_HOME = {'late': 'late'}", "used/late": "import pardemo.deep",
+    "deep": "", "book/__init__": "", "book/chapters/__init__": "", "book/chapters/a/__init__": "",
+    "book/chapters/a/figures": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "matters"),
+    [
+        *[(f"package/{name}.py", True) for name in ("world", "rank", "used/late", "deep", "book/chapters/a/figures")],
+        *[(f"package/{name}.py", False) for name in ("elsewhere", "unused/__init__")],
+        ("package/used/recipes/tiny.yaml", True), ("package/book/chapters/a/claims.toml", True),
+        ("package/unused/e.toml", False), ("package/world/__pycache__/compiled.pyc", False),
+        ("data/rows.json", True), ("requirements.txt", True),
+    ],
+)  # fmt: skip
+def test_resume_runs_again_where_what_a_notebook_uses_has_changed(collection, monkeypatch, changed, matters):
+    root = collection("01_a", "from pardemo import World\nfrom pardemo.used import (late)")
     monkeypatch.setattr(project, "PACKAGE", root / "package")
+    for name, text in PACKAGE.items():
+        file = root / "package" / f"{name}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
     file = root / changed
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("as it was")
+    file.write_text(file.read_text() if file.exists() else "")
     path, out = project.notebooks()["01_a"], root / "out"
 
     def now():
+        for cached in (fingerprint._files, fingerprint._imports, fingerprint._tables):
+            cached.cache_clear()
         return fingerprint.with_inputs(fingerprint.of_sources(path, {}), path, out)
 
     before = now()
     assert now() == before
-    (root / "package" / "__pycache__").mkdir(parents=True)
-    (root / "package" / "__pycache__" / "compiled.pyc").write_text("no source")
-    assert now() == before
-    file.write_text("as it is")
-    assert now() != before
+    with file.open("a") as more:
+        more.write("\n# as it is")
+    assert (now() != before) == matters
 
 
 def test_a_large_file_of_data_is_not_read(collection, monkeypatch):

@@ -12,13 +12,17 @@ MANIFEST = "run.json"
 
 @dataclass
 class NotebookEnding:
-    """How one notebook ended: status ``ok``, ``failed`` or ``skipped`` (finished earlier, with --resume)."""
+    """How one notebook ended: status ``ok``, ``failed`` or ``skipped`` (finished earlier, with --resume).
+
+    ``sources``: the digest of what it was made of; ``fingerprint``: with what it reads of other notebooks.
+    """
 
     notebook: str
     status: str
     seconds: float = 0.0
     error: str = ""
     parameters: dict[str, Any] = field(default_factory=dict)
+    sources: str = ""
     fingerprint: str = ""
 
 

@@ -92,6 +92,7 @@ def _run(
             with _refused_where_no_space_is_left(name, folder):
                 endings.write(folder, ended)
                 ended[name] = _execute(name, path, assigned[name], folder, cell_timeout_s, say)
+                ended[name].sources = sources
                 ended[name].fingerprint = fingerprint.with_inputs(sources, path, folder)  # may have made what it reads
                 endings.write(folder, ended)
     in_order = [ended[name] for name in project.notebooks() if name in ended]
