@@ -1,6 +1,10 @@
 # make run    the environment, then the whole collection: outputs/latest/report.html
-# make test   the tests, which run the collection too
-# make quick  the part of the tests for work in progress: under three minutes on two quiet cores
+# make test   the gate: lint, the tests, and the notebooks that have changed; a quarter of an hour on two quiet cores
+# make quick  the part of the tests for work in progress: a minute and a half
+# make nightly  everything: all tests, all notebooks with 1 to 8 ranks, the zoo, soak, fresh environments; hours.
+#             Some of it: make nightly PARTS="tests soak"
+# make soak   faults at random, for five minutes
+# make newest the tests with the newest version of everything, in an environment of its own
 # make lab    JupyterLab on the notebooks
 # make bench  the speed table
 # make pages  the committed run's pages and report, in five seconds: outputs/reference/report.html
@@ -10,20 +14,31 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test quick lab bench pages site reference lint env clean
+.PHONY: run test quick nightly soak newest lab bench pages site reference lint env clean
 
 run: env
 	$(BIN)/pardemo run
 
-# Two files of tests at a time, on two cores; with three they took a tenth less, and some failed that wait for a core.
-# In the order of tests/conftest.py, where the longest begin: pytest-xdist's own is by the number of tests.
+# Two files of tests at a time, on two cores. In the order of tests/conftest.py, where the longest begin: pytest-xdist's
+# own is by the number of tests.
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+
 test: env lint
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not nightly"
 
 quick: env
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m quick
+	$(PYTEST) -m quick
+
+nightly: env
+	$(BIN)/python .ci/nightly.py $(PARTS)
+
+soak: env
+	$(BIN)/pardemo soak
+
+newest:
+	$(PYTHON) .ci/newest.py tests
 
 lab: env
 	$(BIN)/jupyter lab --notebook-dir notebooks $(if $(filter 0,$(shell id -u)),--allow-root)

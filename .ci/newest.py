@@ -1,11 +1,14 @@
 """``python .ci/newest.py names``: what to install for a try of the newest versions, a name in each line.
 
 ``python .ci/newest.py changed``: a table of the packages that are there in another version than requirements.txt has.
+``python .ci/newest.py tests``: the gate's tests with the newest of everything, in .venv-newest, made anew.
 """
 
 import re
+import subprocess
 import sys
 import tomllib
+import venv
 from importlib import metadata
 from pathlib import Path
 
@@ -16,6 +19,8 @@ TOOLS = ("hypothesis", "mypy", "playwright", "pytest", "pytest-xdist", "ruff", "
 def main(question: str) -> int:
     if question == "names":
         print(*names(), sep="\n")
+    elif question == "tests":
+        return tests()
     else:
         print("| package | tried with | here |", "|---|---|---|", *changed(), sep="\n")
     return 0
@@ -27,6 +32,19 @@ def names() -> list[str]:
     lines = [*project["dependencies"], *(line for more in project["optional-dependencies"].values() for line in more)]
     found = {re.match(r"[\w.-]+", line)[0] for line in lines} - {"pardemo"}
     return sorted({*found, *TOOLS})
+
+
+def tests() -> int:
+    """Makes the environment and runs the quick tests and the gate's in it: the exit status of the gate's."""
+    folder = ROOT / ".venv-newest"
+    venv.create(folder, with_pip=True, clear=True)
+    python = str(folder / "bin" / "python")
+    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*install, *names()], check=True)
+    subprocess.run([*install, "--no-deps", "--no-build-isolation", "-e", "."], cwd=ROOT, check=True)
+    subprocess.run([python, __file__, "changed"], check=True)
+    run = [python, "-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m"]
+    return max(subprocess.run([*run, marked], cwd=ROOT).returncode for marked in ("quick", "not nightly"))
 
 
 def changed() -> list[str]:

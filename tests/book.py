@@ -1,5 +1,6 @@
 """The book's pictures by name, whichever chapter draws them: for tests that go through all of them."""
 
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ class _Pictures:
     def __init__(self, kind: str, *shared: str):
         self._kind, self._shared = kind, shared
 
+    @cached_property
     def homes(self) -> dict[str, str]:
         """Each name, with its module."""
         return {
@@ -25,7 +27,7 @@ class _Pictures:
         }
 
     def functions(self) -> set[str]:
-        return {name for name in self.homes() if name[0].islower()}
+        return {name for name in self.homes if name[0].islower()}
 
     def files(self) -> list[Path]:
         return sorted((project.PACKAGE / "book" / "chapters").glob(f"*/{self._kind}*.py"))
@@ -34,9 +36,9 @@ class _Pictures:
         for module in self._shared:
             if hasattr(import_module(module), name):
                 return getattr(import_module(module), name)
-        if name not in self.homes():
+        if name not in self.homes:
             raise AttributeError(name)
-        return getattr(import_module(self.homes()[name]), name)
+        return getattr(import_module(self.homes[name]), name)
 
 
 drawings = _Pictures("drawings", "pardemo.draw.canvas", "pardemo.draw.player")

@@ -60,6 +60,23 @@ def in_gate(config):
     return "not nightly" in config.option.markexpr
 
 
+def few(values, *gate):
+    """Values of a parametrized test, of which the gate has those at these places (the first, by default).
+
+    The others are marked ``nightly``: more of the same kind, each of which costs the gate as much as the first.
+    """
+    every = [value if hasattr(value, "marks") else pytest.param(*_as_tuple(value)) for value in values]
+    kept = {place % len(every) for place in gate or (0,)}
+    return [
+        value if place in kept else value._replace(marks=(*value.marks, pytest.mark.nightly))
+        for place, value in enumerate(every)
+    ]
+
+
+def _as_tuple(value):
+    return value if isinstance(value, tuple) else (value,)
+
+
 def pytest_addoption(parser):
     parser.addoption("--costs", metavar="FILE", help="write the table of CPU seconds by file of tests")
 

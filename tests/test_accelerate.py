@@ -329,6 +329,7 @@ def test_the_megatron_lm_plugins_file(tmp_path):
 HOW_MANY = """import json, os; print(json.dumps({"losses": [], "world": os.environ.get("WORLD_SIZE")}))"""
 
 
+@pytest.mark.nightly
 def test_the_written_commands_start_what_they_say(tmp_path):
     accelerate_launch.write_scripts(tmp_path)
     configuration, zero2 = Configuration("fsdp2", 2, machines=2), Configuration("zero2", 2)

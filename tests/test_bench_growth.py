@@ -69,6 +69,7 @@ def test_data_is_built_of_so_many_rows_in_a_process_of_its_own(monkeypatch, tmp_
     assert len(lines) == len(texts) == 100, "no two alike: a duplicate is not chosen"
 
 
+@pytest.mark.nightly
 def test_a_chapters_seconds_are_told_apart():
     seconds = notebook_parts.once("vocabulary", forked=True)
     assert tuple(seconds) == notebook_parts.PARTS

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from conftest import tiny_folder
+from conftest import few, tiny_folder
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -480,7 +480,7 @@ def ranks_of(pid):
     return [p for p in psutil.Process(pid).children(recursive=True) if p.is_running()]
 
 
-@pytest.mark.parametrize("whom", ["one rank", "all"])
+@pytest.mark.parametrize("whom", few(["one rank", "all"]))
 def test_killed_in_the_middle_it_leaves_no_orphan_and_goes_on(ranks, job, tmp_path, whom):
     folder = tmp_path / "run"
     changed = recipe.override(job, [f"output_dir={folder}", "train.max_steps=400"])
@@ -490,7 +490,7 @@ def test_killed_in_the_middle_it_leaves_no_orphan_and_goes_on(ranks, job, tmp_pa
     drain = threading.Thread(target=process.stdout.read, daemon=True)
     drain.start()
     deadline = time.monotonic() + 240
-    while not (folder / "checkpoint-3" / checkpoint_seal.SEAL).is_file():
+    while not list(folder.glob(f"checkpoint-*/{checkpoint_seal.SEAL}")):  # early ones go when later ones come
         assert time.monotonic() < deadline, "no checkpoint came"
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.1)
@@ -523,6 +523,7 @@ def head(command, lines, folder):
     return process.wait(120)
 
 
+@pytest.mark.nightly
 def test_a_closed_pipe_does_not_end_the_training(job, tmp_path):
     folder = tmp_path / "run"
     changed = recipe.override(job, [f"output_dir={folder}", "train.save_steps=null", "train.max_steps=12"])
@@ -573,6 +574,7 @@ def test_bad_input_is_one_line(job, tmp_path, changes, message, capfd):
     assert not any("Traceback" in line for line in told)
 
 
+@pytest.mark.nightly
 def test_every_launcher_starts_the_same_run(ranks, job, tmp_path):
     """As the World does; torchrun, two hosts of it, is in the next test."""
     short = ("train.save_steps=null", "train.max_steps=2")
@@ -600,6 +602,7 @@ def test_every_launcher_starts_the_same_run(ranks, job, tmp_path):
         assert losses(folder) == pytest.approx(losses(ours["run"]), rel=1e-6)
 
 
+@pytest.mark.nightly
 def test_two_hosts_go_on_as_one_does(ranks, job, whole, tmp_path):
     """Two torchrun agents, a host each, on loopback: from a World's checkpoint, and a World goes on from theirs."""
     folder = interrupted(whole, tmp_path / "run")
@@ -684,6 +687,7 @@ print(background.start(recipe.load(sys.argv[1])))
 """
 
 
+@pytest.mark.nightly
 def test_a_detached_run_outlives_who_started_it_until_it_is_stopped(job, tmp_path):
     folder = tmp_path / "run"
     changed = recipe.override(job, [f"output_dir={folder}", "train.save_steps=null", "train.max_steps=5000"])

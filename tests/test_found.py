@@ -41,6 +41,7 @@ def test_the_page_names_the_pinned_release():
     assert f"torch {torch.__version__.partition('+')[0]}" in PAGE, "another release: measure the page anew"
 
 
+@pytest.mark.nightly
 def test_frozen_norm_is_trained():
     assert moved(printed("frozen_norm_is_trained", 1, "--tp", "1")) == 0
     broken = printed("frozen_norm_is_trained", 2)
@@ -52,6 +53,7 @@ def test_frozen_norm_is_trained():
     assert [finding.parameters for finding in proof.findings] == [("0.bias", "0.weight")]
 
 
+@pytest.mark.nightly
 def test_divided_twice():
     norms = [
         float(text.split()[-1])
@@ -67,6 +69,7 @@ def test_divided_twice():
     assert proof.findings[0].factor == pytest.approx(1 / 4)
 
 
+@pytest.mark.nightly
 def test_gradient_of_another_head():
     assert "first.weight no gradient" in printed("gradient_of_another_head", 4), "mended: take it off docs/found.md"
     proof = prove.script(
@@ -81,6 +84,7 @@ def test_gradient_of_another_head():
     ]
 
 
+@pytest.mark.nightly
 def test_loss_of_a_sharded_tensor():
     line = [str(FOUND / "loss_of_a_sharded_tensor.py"), "--loss", "{loss}"]
     assert prove.script(line, ["ranks=1 loss=l1_loss", "ranks=2 loss=l1_loss"], double=True).equal
@@ -99,6 +103,7 @@ def test_groups_of_generators():
     assert [(finding.layout, finding.cause) for finding in proof.findings] == [(layouts[-1], "no-gradient")]
 
 
+@pytest.mark.nightly
 def test_classifier_times_micro_batches():
     line = [str(FOUND / "classifier_times_micro_batches.py"), "--batch", "{batch}", "--accumulate", "{accumulate}"]
     layouts = ["ranks=1 batch=8 accumulate=1", "ranks=1 batch=2 accumulate=4", "ranks=2 batch=4 accumulate=1"]
@@ -114,6 +119,7 @@ def norms(text: str) -> list[float]:
     return [float(line.split()[-1]) for line in text.splitlines() if line.startswith("step")]
 
 
+@pytest.mark.nightly
 def test_accumulated_norm():
     assert norms(printed("accumulated_norm", 1, "--tp", "1")) == pytest.approx([0.003764, 0.004365, 0.004415], rel=2e-3)
     broken = norms(printed("accumulated_norm", 2))
@@ -123,6 +129,7 @@ def test_accumulated_norm():
     assert [(finding.cause, len(finding.parameters)) for finding in proof.findings] == [("summed-again", 2)]
 
 
+@pytest.mark.nightly
 def test_not_in_the_plan():
     line = [str(FOUND / "not_in_the_plan.py"), "--tp", "{tp}", "--model", "{model}"]
     for model, names in (("Glm4Moe", ("k_norm", "q_norm")), ("Apertus", ("alpha_n", "alpha_p"))):
@@ -132,6 +139,7 @@ def test_not_in_the_plan():
         assert all(any(name in of for of in proof.findings[0].parameters) for name in names)
 
 
+@pytest.mark.nightly
 def test_rows_of_another_weight():
     assert "are others" not in printed("rows_of_another_weight", 1, "--tp", "1")
     broken = printed("rows_of_another_weight", 2)
@@ -141,16 +149,19 @@ def test_rows_of_another_weight():
     assert [(finding.cause, len(finding.parameters)) for finding in proof.findings] == [("initial-parameters", 24)]
 
 
+@pytest.mark.nightly
 def test_saved_module_is_not_trained():
     assert printed("saved_module_is_not_trained", 1, "--tp", "1").count("True") == 3
     assert printed("saved_module_is_not_trained", 2).count("False") == 6, "mended: take it off docs/found.md"
 
 
+@pytest.mark.nightly
 def test_predivided():
     right, broken = (norms(printed("predivided", 2, "--stage", stage)) for stage in ("2", "3"))
     assert right[0] / broken[0] == pytest.approx(2, rel=1e-3), "mended: take it off docs/found.md"
 
 
+@pytest.mark.nightly
 def test_labels_are_not_shifted():
     for model, same in (("llama", True), ("llava", False)):
         line = [str(FOUND / "labels_are_not_shifted.py"), "--model", model, "--smoothing", "{smoothing}"]
@@ -158,6 +169,7 @@ def test_labels_are_not_shifted():
         assert proof.equal == same, "mended: take it off docs/found.md"
 
 
+@pytest.mark.nightly
 def test_labels_under_fsdp2():
     line = [str(FOUND / "labels_under_fsdp2.py"), "--fsdp", "{fsdp}", "--batch", "{batch}"]
     layouts = ["ranks=1 fsdp=1 batch=8", "ranks=2 fsdp=1 batch=4", "ranks=2 fsdp=2 batch=4"]
@@ -165,6 +177,7 @@ def test_labels_under_fsdp2():
     assert [(f.layout, f.cause) for f in proof.findings] == [(layouts[-1], "loss")], "mended: take it off docs/found.md"
 
 
+@pytest.mark.nightly
 def test_tokens_of_one_rank():
     line = [str(FOUND / "tokens_of_one_rank.py"), "--tp", "{tp}", "--average", "{average}"]
     layouts = ["ranks=1 tp=1 average=0", "ranks=2 tp=2 average=1", "ranks=2 tp=2 average=0"]
@@ -173,6 +186,7 @@ def test_tokens_of_one_rank():
     assert proof.findings[0].factor == pytest.approx(2)
 
 
+@pytest.mark.nightly
 def test_untied_by_moving():
     assert float(printed("untied_by_moving", 1).split()[-1]) > 0.01, "mended: take it off docs/found.md"
     line = [str(FOUND / "untied_by_moving.py"), "--base", "float32", "--move", "{move}"]
@@ -180,12 +194,14 @@ def test_untied_by_moving():
     assert {finding.what for finding in proof.findings} == {"parameters after the step"}
 
 
+@pytest.mark.nightly
 def test_clipped_by_the_first_stage():
     assert norms(printed("clipped_by_the_first_stage", 2, "--zero", "1")) == pytest.approx([0.1] * 3, rel=1e-3)
     broken = norms(printed("clipped_by_the_first_stage", 2))
     assert broken == pytest.approx([0.204514, 0.248609, 0.247491], rel=2e-3), "mended: take it off docs/found.md"
 
 
+@pytest.mark.nightly
 def test_column_of_a_transposed_input():
     line = [str(FOUND / "column_of_a_transposed_input.py"), "--tp", "{tp}", "--copy", "{copy}"]
     layouts = ["ranks=1 tp=1 copy=0", "ranks=2 tp=2 copy=1", "ranks=2 tp=2 copy=0"]
@@ -194,6 +210,7 @@ def test_column_of_a_transposed_input():
     assert found == [(layouts[-1], "not-summed", ("0.bias", "0.weight"))], "mended: take it off docs/found.md"
 
 
+@pytest.mark.nightly
 def test_times_the_sequence_ranks():
     line = [str(FOUND / "times_the_sequence_ranks.py"), "--sp", "{sp}", "--stage", "{stage}"]
     layouts = ["ranks=1 sp=1 stage=2", "ranks=2 sp=2 stage=3", "ranks=2 sp=2 stage=2"]
@@ -203,6 +220,7 @@ def test_times_the_sequence_ranks():
     assert proof.findings[0].factor == pytest.approx(2, rel=1e-3)
 
 
+@pytest.mark.nightly
 def test_tiled_loss_is_not_scaled():
     line = [str(FOUND / "tiled_loss_is_not_scaled.py"), "--accumulate", "{accumulate}", "--tiles", "{tiles}"]
     layouts = ["ranks=1 accumulate=2 tiles=0", "ranks=1 accumulate=1 tiles=4", "ranks=1 accumulate=2 tiles=4"]
@@ -213,6 +231,7 @@ def test_tiled_loss_is_not_scaled():
     assert proof.findings[0].cause == "accumulation-not-divided"
 
 
+@pytest.mark.nightly
 def test_tiled_loss_and_another():
     line = [str(FOUND / "tiled_loss_and_another.py"), "--tiles", "{tiles}", "--reduction", "{reduction}"]
     layouts = [f"ranks=1 tiles={tiles} reduction={how}" for tiles, how in ((1, "mean"), (4, "sum"), (4, "mean"))]
@@ -221,6 +240,7 @@ def test_tiled_loss_and_another():
     assert found == [(layouts[-1], "gradients")], "mended: take it off docs/found.md"
 
 
+@pytest.mark.nightly
 def test_fewer_tiles():
     line = [str(FOUND / "fewer_tiles.py"), "--tiles", "{tiles}", "--stage", "{stage}"]
     layouts = [
@@ -234,6 +254,7 @@ def test_fewer_tiles():
     assert found == [(layouts[-1], ("1.weight", "2.weight"))], "mended: take it off docs/found.md"
 
 
+@pytest.mark.nightly
 def test_norm_of_compressed_queries():
     line = [str(FOUND / "norm_of_compressed_queries.py")]
     proof = prove.script(line, ["ranks=1 tp=1", "ranks=2 tp=2"], double=True)
@@ -242,6 +263,7 @@ def test_norm_of_compressed_queries():
     assert proof.findings[0].factor == pytest.approx(2)
 
 
+@pytest.mark.nightly
 def test_z_loss_of_one_rank():
     line = [str(FOUND / "z_loss_of_one_rank.py"), "--tp", "{tp}", "--padded"]
     assert prove.script([*line, "0"], ["ranks=1 tp=1", "ranks=2 tp=2"], double=True).equal
@@ -250,6 +272,7 @@ def test_z_loss_of_one_rank():
     assert found == [("moe.router.weight",)], "mended: take it off docs/found.md"
 
 
+@pytest.mark.nightly
 def test_experts_of_one_rank():
     line = [str(FOUND / "experts_of_one_rank.py"), "--tp", "{tp}", "--etp", "{etp}"]
     layouts = ["ranks=1 tp=1 etp=1", "ranks=2 tp=2 etp=2", "ranks=2 tp=2 etp=1", "ranks=2 tp=1 etp=2"]

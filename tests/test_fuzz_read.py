@@ -386,6 +386,7 @@ def test_cluster_specifications():
 def test_parameters_of_notebooks():
     notebooks = project.notebooks()
     names = sorted({name for path in notebooks.values() for name in parameters.parameters_of(path)})
+    notebooks = dict(list(notebooks.items())[::9])  # each is read for each example
     texts = WORDS | st.sampled_from(["[1, 2", "__import__('os').system('false')", "{'a': [1]}", "(" * 500, "1_0", "0x"])
 
     @QUICK

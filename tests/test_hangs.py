@@ -6,6 +6,7 @@ import time
 import tomllib
 
 import pytest
+from conftest import few
 
 from pardemo import cli, measure, project
 from pardemo.measure import journal, parting, standstill, watch
@@ -40,7 +41,7 @@ def test_each_case_is_a_script_and_each_script_a_case():
         assert 15 <= len(text.splitlines()) <= 50
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", few(CASES, 0, 3, 6, 9))
 def test_what_is_told(name):
     case, began = CASES[name], time.monotonic()
     error = failure(name, ZOO, ranks=case["ranks"])
@@ -80,7 +81,7 @@ def test_what_is_told(name):
         assert f"; rank {rank} went on after {text}" in said
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", few(CASES, 0, 6))
 def test_mended_it_runs(name):
     measured = measure.script(f"{name}.py", ["--mended"], ranks=CASES[name]["ranks"], folder=ZOO, steps=1)
     assert (measured.ended, measured.steps) == ("enough", 1)

@@ -503,6 +503,7 @@ def test_no_network_is_one_line(tmp_path, monkeypatch, capsys):
     assert len(told.splitlines()) == 2
 
 
+@pytest.mark.nightly
 def test_memory_does_not_grow_with_the_source(tmp_path):
     """Ten times the rows, the same choice: the peak stays, within a tenth for the file's buffers and odd long lines."""
 

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from pardemo import project
 
 #: What other libraries change when they are imported is theirs: they are there before the first look.
@@ -60,6 +62,7 @@ def asked(code, *arguments):
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
+@pytest.mark.nightly
 def test_importing_peers_drawings_and_the_book_changes_nothing(monkeypatch):
     monkeypatch.delenv("DS_ACCELERATOR", raising=False)
     changed, _ = asked(OF_ALL, "pardemo.peers", "pardemo.draw", "pardemo.book", "pardemo.cells", "pardemo.bench")

@@ -65,6 +65,7 @@ agent b 1 & agent a 0; wait $!
 """
 
 
+@pytest.mark.nightly
 def test_two_hosts_joined_by_a_cable(world_of):
     """Two network namespaces and a veth pair: no loopback, no shared address, a real link between the ranks."""
     script = NAMESPACES.format(python=sys.executable, function=FUNCTION)

@@ -26,6 +26,7 @@ def thirty():
     return compare()
 
 
+@pytest.mark.nightly
 def test_the_rule_takes_little_longer_than_the_search(thirty):
     ratios = [row.ratio for row in thirty if row.chosen is not None]
     assert len(thirty) == 30

@@ -12,6 +12,7 @@ import time
 
 import psutil
 import pytest
+from conftest import few
 
 from pardemo import cli, measure
 from pardemo.measure import runner
@@ -345,7 +346,7 @@ def test_files_that_a_failed_script_wrote_stay_and_a_copys_go(folder, monkeypatc
     assert (folder / "wrote.pt").exists()
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "status"), few([(signal.SIGINT, 130), (signal.SIGTERM, 143)]))
 def test_a_signal_ends_a_run(folder, nothing_is_left, number, status):
     write(folder, "print('it trains', flush=True)\ntime.sleep(600)")
     line = [sys.executable, "-m", "pardemo", "measure", "--ranks", "2", "--copy", "--out", "made", "--", "bad.py"]

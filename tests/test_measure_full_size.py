@@ -7,6 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from conftest import few
 
 from pardemo import cli, project
 from pardemo.measure import full_size, launch_lines, runner
@@ -112,7 +113,7 @@ def script(tmp_path_factory):
     return SimpleNamespace(path=str(folder / "llama.py"), config=config, answer=answer)
 
 
-@pytest.mark.parametrize("sizes", [{}, {"layers": 6, "hidden": 256}], ids=["3 layers of 128", "6 layers of 256"])
+@pytest.mark.parametrize("sizes", few([{}, {"layers": 6, "hidden": 256}]), ids=["3 layers of 128", "6 layers of 256"])
 @pytest.mark.parametrize("how", [["--as", "fsdp2"], ["--as", "ddp"], ["--as", "fsdp2", "--fp32"]], ids=" ".join)
 def test_at_the_scripts_own_size_the_plan_is_what_was_measured(script, sizes, how):
     """States exactly, the rest within what the docs say: less than another dtype, or half of the layers, would make."""

@@ -8,6 +8,7 @@ import textwrap
 
 import pytest
 import yaml
+from conftest import few
 
 from pardemo import cli, measure, project
 from pardemo.measure import launch_lines, runner
@@ -134,7 +135,7 @@ LAUNCHERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LAUNCHERS)
+@pytest.mark.parametrize("name", few(LAUNCHERS))
 def test_ranks_get_what_the_launcher_itself_gives_them(here, name):
     """The launcher runs the same line; both have the script write down what it was given."""
     line = LAUNCHERS[name]
@@ -160,11 +161,13 @@ def test_ranks_get_what_the_launcher_itself_gives_them(here, name):
 
 @pytest.mark.parametrize(
     ("line", "kind"),
-    [
-        ("accelerate launch --config_file fsdp2.yaml --num_processes 2 {} --mixed_precision no", "FSDP2"),
-        ("accelerate launch --config_file zero2.yaml {}", "DeepSpeed ZeRO-2"),
-        ("accelerate launch --multi_gpu --num_processes 2 {}", "DDP"),
-    ],
+    few(
+        [
+            ("accelerate launch --config_file fsdp2.yaml --num_processes 2 {} --mixed_precision no", "FSDP2"),
+            ("accelerate launch --config_file zero2.yaml {}", "DeepSpeed ZeRO-2"),
+            ("accelerate launch --multi_gpu --num_processes 2 {}", "DDP"),
+        ]
+    ),
 )
 def test_accelerates_line_decides_what_runs(here, capsys, line, kind):
     asked = line.format(SCRIPTS / "accelerate_script.py").split()

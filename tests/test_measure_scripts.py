@@ -5,6 +5,7 @@ formula meets it or says why not, and the kinds of memory are the peak.
 """
 
 import pytest
+from conftest import few
 
 from pardemo import measure, project
 
@@ -31,7 +32,7 @@ def test_each_script_is_here():
     assert sorted(path.stem for path in SCRIPTS.glob("*.py")) == sorted(EXPECTED)
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", few(EXPECTED, 5, 8, 11))
 def test_a_script_as_it_is(name, tmp_path):
     ranks, kinds, apart = EXPECTED[name]
     measured = measure.script(str(SCRIPTS / f"{name}.py"), ranks=ranks, folder=tmp_path)

@@ -117,6 +117,7 @@ def test_meters_come_home_from_a_rank_with_their_figures(world_of):
         assert memory.figures() == pickle.loads(pickle.dumps(memory)).figures()
 
 
+@pytest.mark.nightly
 def test_a_launched_rank_prints_a_meter_s_figures(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import torch\nfrom pardemo.meters import CallMeter\n"

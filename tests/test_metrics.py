@@ -195,6 +195,7 @@ print(score(["今天天气不错"], [{WEATHER!r}])["rouge-1"])
     assert done.stdout == "40.0\n", done.stderr
 
 
+@pytest.mark.nightly
 def test_as_a_metric_of_evaluate_without_network_or_home(tmp_path):
     code = """
 import socket

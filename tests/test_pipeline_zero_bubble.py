@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import few
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -537,7 +538,7 @@ def test_a_paced_module_waits_for_its_weights_in_the_second_part():
         Paced(nn.ReLU(), weights_s=-1)
 
 
-@pytest.mark.parametrize(("order", "chunks"), [(one_f_one_b, 1), *ORDERS])
+@pytest.mark.parametrize(("order", "chunks"), few([(one_f_one_b, 1), *ORDERS]))
 def test_paced_stages_are_idle_as_long_as_the_formula_says(world_of, order, chunks):
     p, m, shares = 4, 8, []
     idle = formulas.idle(order.__name__, p, m, PACE, 2 * PACE)

@@ -54,6 +54,7 @@ def test_a_dry_run_beside_a_plan_tells_both_and_which_is_which():
     assert "dry run: 2.00 GB of tensors in the step pass, planned 3.00 (+50.0 %); sent 4.000 GB" in both.as_text()
 
 
+@pytest.mark.nightly
 def test_tensors_are_those_of_a_dry_run():
     errors, told = [], []
     for case in CASES:

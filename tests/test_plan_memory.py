@@ -5,6 +5,7 @@ import gc
 
 import pytest
 import torch
+from conftest import few
 from torch.utils.flop_counter import FlopCounterMode
 
 from pardemo import World
@@ -37,7 +38,7 @@ def error(world, job):
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("name", ["baichuan2", "llama", "qwen2"])
+@pytest.mark.parametrize("name", few(["baichuan2", "llama", "qwen2"]))
 def test_one_rank(name, lora, checkpointing, world_of):
     job = examples.job(name, "plain", 1, lora, checkpointing)
     assert error(world_of(1), job) == pytest.approx(0, abs=0.005)
@@ -56,7 +57,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "engine", "ranks", "lora", "checkpointing"), CASES)
+@pytest.mark.parametrize(("name", "engine", "ranks", "lora", "checkpointing"), few(CASES, 0, 2, 5))
 def test_sharded(name, engine, ranks, lora, checkpointing, world_of):
     assert abs(error(world_of(ranks), examples.job(name, engine, ranks, lora, checkpointing))) <= WITHIN
 
@@ -118,7 +119,7 @@ def test_two_dry_runs_give_any_micro_batch(batch):
     assert sum(guessed.lines[name] for name in LINES) == pytest.approx(real.peak_bytes, rel=0.002)
 
 
-@pytest.mark.parametrize("engine", ["zero-2", "zero-3", "fsdp2"])
+@pytest.mark.parametrize("engine", few(["zero-2", "zero-3", "fsdp2"]))
 def test_the_same_events_happen_whatever_the_micro_batch(engine):
     """Else each row of a plan would be a dry run of its own, which takes minutes."""
     job = examples.job("baichuan2", engine, 4, True, True).but(accumulation=2, zero={})

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from conftest import few
 
 from pardemo.cluster import Cluster, tiers
 from pardemo.pipeline_parallel import one_f_one_b
@@ -26,7 +27,7 @@ def computed(case):
 
 
 @pytest.mark.skipif(tiers.found().name == "none", reason="nothing limits links here")
-@pytest.mark.parametrize("name", ["TP 2, 10 ms away", "DP 2, 8 buckets", "PP 2 × DP 2 inside"])
+@pytest.mark.parametrize("name", few(["TP 2, 10 ms away", "DP 2, 8 buckets", "PP 2 × DP 2 inside"]))
 def test_a_measured_step_is_near(name):
     case = CASES[name]
     ((_, predicted, known),) = network.compare([case])

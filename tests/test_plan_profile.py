@@ -224,6 +224,7 @@ def test_one_rank_has_no_links(tmp_path, monkeypatch, capsys):
     assert profile.find(str(tmp_path / "one.json"), 1).inside is False
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(tiers.found().name == "none", reason="no link can be limited here")
 def test_hosts_are_measured_apart(tmp_path, monkeypatch):
     quick(monkeypatch)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
+from conftest import few
 from deepspeed.launcher import runner
 from deepspeed.runtime import config as deepspeed_config
 from safetensors.torch import load_file
@@ -176,8 +177,8 @@ def by_hand(folder, data, adapter):
     return losses
 
 
-@pytest.mark.parametrize("adapter", [LORA, None], ids=["LoRA", "full"])
-@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+@pytest.mark.parametrize("adapter", few([LORA, None]), ids=["LoRA", "full"])
+@pytest.mark.parametrize("launcher", few(["torchrun", "accelerate"]))
 @pytest.mark.parametrize("engine", ["zero-0", "zero-1", "zero-2", "zero-3", "fsdp2"])
 def test_the_script_trains_cut_as_planned(world, model, data, tmp_path, engine, launcher, adapter):
     folder = written(tmp_path / "plan", request(model, adapter=adapter), planned(engine), based(model))
@@ -222,6 +223,7 @@ def test_ranks_that_are_not_cut_end_before_the_first_step(world, model, data, tm
     assert not (tmp_path / "out" / "adapter_model.safetensors").exists()
 
 
+@pytest.mark.nightly
 def test_torchrun_really_starts_it_and_it_goes_on(model, data, tmp_path, monkeypatch):
     # DeepSpeed compiles for it what torch keeps for this user, and a build that was killed has left a lock there
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "compiled"))

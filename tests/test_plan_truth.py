@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import torch
+from conftest import few
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, MixtralConfig
 
 from pardemo import World
@@ -42,7 +43,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "engine", "lora", "checkpointing", "micro_batches"), CASES)
+@pytest.mark.parametrize(("name", "engine", "lora", "checkpointing", "micro_batches"), few(CASES, 0, 3))
 def test_a_dry_run_is_what_the_frameworks_take(name, engine, lora, checkpointing, micro_batches, world):
     zero = examples.BUCKETS if engine.startswith("zero") else {}
     if engine == "zero-3":  # what it prefetches comes in the order of a set, which differs between ranks

@@ -8,6 +8,7 @@ from collections import UserDict
 
 import pytest
 import torch
+from conftest import few
 from hypothesis import given as drawn
 from hypothesis import strategies as st
 from torch import nn
@@ -260,7 +261,7 @@ def test_a_reference_that_fails(folder, capsys):
 
 @pytest.mark.parametrize(
     ("parts", "message"),
-    [
+    few([
         ({"setup": "if kind == 'b' and rank: raise OSError('no data')"}, "^train.py: rank 1 raised OSError: no data"),
         ({"setup": "if kind == 'b': sys.exit('no data')"}, "^train.py ended by sys.exit: no data"),
         ({"step": "if kind == 'a': optimizer.step()"}, "^ranks=2 batch=4 kind=b took no step of an optimizer after"),
@@ -270,7 +271,7 @@ def test_a_reference_that_fails(folder, capsys):
         ({"model": "if kind == 'b': model.insert(1, torch.nn.Linear(32, 32))"},
          "^2 parameters match nowhere in the reference, as 1.weight: shape"),
         ({"model": "if kind == 'b': del model[2]"}, "^2 parameters of the reference are on no rank, as 2.weight$"),
-    ],
+    ]),
     ids=["raises", "exits", "no step", "other parameters", "one more", "one less"],
 )  # fmt: skip
 def test_the_others_are_reported_where_one_fails(folder, capsys, parts, message):

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+import pytest
+
 from pardemo import project
 from pardemo.prove import compare, large, runner
 from pardemo.prove.layouts import SIZES
@@ -104,6 +106,7 @@ def test_each_cause_of_a_stop_has_a_row_and_each_row_a_cause():
     assert len(listed) == len(set(listed))
 
 
+@pytest.mark.nightly
 def test_the_example_of_a_stop_prints_what_the_page_shows():
     command, printed = fenced("example of a stop")
     words = shlex.split(command.replace("\\\n", " "))
@@ -114,6 +117,7 @@ def test_the_example_of_a_stop_prints_what_the_page_shows():
     assert run.stdout == printed
 
 
+@pytest.mark.nightly
 def test_the_engine_prints_what_the_page_shows(tmp_path):
     code, printed = fenced("engine")
     (tmp_path / "engine.py").write_text(code, encoding="utf-8")

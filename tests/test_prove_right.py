@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import few
 
 from pardemo.prove.layouts import Layout
 from pardemo.prove.proof import Proof
@@ -23,7 +24,7 @@ def scripts_of_the_folder(monkeypatch):
     monkeypatch.chdir(RIGHT.parents[2])
 
 
-@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("number", few([0, 1]))
 def test_random_right_layouts_are_not_accused(number):
     made = run.proven(*run.drawn(31, number))
     assert len(made.layouts) == 1 + run.PER_PROOF
@@ -55,7 +56,7 @@ ONCE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", ONCE)
+@pytest.mark.parametrize("what", few(ONCE))
 def test_what_was_accused_once_is_not_accused_again(what):
     model, layout = ONCE[what]
     made = run.proven(model, [layout], not layout["engine"].startswith("deepspeed"))

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from conftest import few
 
 from pardemo import cli, compat
 from pardemo.prove import layouts, runner
@@ -62,24 +63,33 @@ def test_it_goes_on_with_another_number_of_ranks():
 
 @pytest.mark.parametrize(
     ("flags", "cause", "words"),
-    [
-        ("--forget all", "begins-anew", "it begins anew: nothing of the save after step"),
-        ("--forget second-moment", "optimizer-state", "the optimizer's second moment starts at zero"),
-        ("--forget optimizer", "optimizer-state", "the optimizer's first moment starts at zero"),
-        ("--forget count", "optimizer-state", "the optimizer's count of steps starts at zero"),
-        ("--forget scheduler", "learning-rate", "behind: it begins anew"),
-        ("--forget sampler", "data", "the sampler begins anew: "),
-        ("--forget random", "random-state", "dropout draws other masks than without the stop"),
-        ("--forget half", "precision", "they come back rounded to bf16"),
-        ("--forget head", "not-restored", "they are what a new run begins with"),
-        ("--forget epoch", "data", "12 are missing, 12 in their place were trained on before the stop"),
-        ("--forget steps", "data", "the sampler begins anew: "),
-        ("--forget order", "data", "are there that none of these steps should have"),
-        ("--forget ranks", "data", "ranks train on samples that others had"),
-        ("--forget scaler --scaler", "loss-scale", "the GradScaler begins at 8 in place of 16"),
-        ("--forget python --noise loss", "random-state", "; Python's generator, from which the run draws, is not "),
-        ("--forget numpy --noise input", "data", "; numpy's generator, from which the run draws, is not where it was"),
-    ],
+    few(
+        [
+            ("--forget all", "begins-anew", "it begins anew: nothing of the save after step"),
+            ("--forget second-moment", "optimizer-state", "the optimizer's second moment starts at zero"),
+            ("--forget optimizer", "optimizer-state", "the optimizer's first moment starts at zero"),
+            ("--forget count", "optimizer-state", "the optimizer's count of steps starts at zero"),
+            ("--forget scheduler", "learning-rate", "behind: it begins anew"),
+            ("--forget sampler", "data", "the sampler begins anew: "),
+            ("--forget random", "random-state", "dropout draws other masks than without the stop"),
+            ("--forget half", "precision", "they come back rounded to bf16"),
+            ("--forget head", "not-restored", "they are what a new run begins with"),
+            ("--forget epoch", "data", "12 are missing, 12 in their place were trained on before the stop"),
+            ("--forget steps", "data", "the sampler begins anew: "),
+            ("--forget order", "data", "are there that none of these steps should have"),
+            ("--forget ranks", "data", "ranks train on samples that others had"),
+            ("--forget scaler --scaler", "loss-scale", "the GradScaler begins at 8 in place of 16"),
+            ("--forget python --noise loss", "random-state", "; Python's generator, from which the run draws, is not "),
+            (
+                "--forget numpy --noise input",
+                "data",
+                "; numpy's generator, from which the run draws, is not where it was",
+            ),
+        ],
+        0,
+        3,
+        7,
+    ),
 )
 def test_what_is_not_restored_is_named(flags, cause, words):
     made = stopped(flags, stops=["all"], seed=1)
@@ -107,7 +117,7 @@ def test_a_run_that_goes_on_from_an_older_save_is_told():
     assert said(made) == "it continues after step 2, and the last whole save is the one after step 4"
 
 
-@pytest.mark.parametrize("ranks", [2, 1])
+@pytest.mark.parametrize("ranks", few([2, 1]))
 def test_a_run_that_is_over_too_early_is_told_though_the_undisturbed_one_goes_on(ranks):
     """Eight steps are recorded of eighteen; the line that resumes says one epoch, six steps, in place of three."""
     seed = seed_of("all", lambda stop: stop.done in (2, 3) and stop.moment != "step")
@@ -119,6 +129,7 @@ def test_a_run_that_is_over_too_early_is_told_though_the_undisturbed_one_goes_on
     }
 
 
+@pytest.mark.nightly
 def test_a_script_that_does_not_end_in_its_time_of_grace_is_killed_and_that_is_told():
     """Rank 0 saves with the others, and they know nothing of it: all wait until they are killed."""
     seed = seed_of("term", lambda stop: (stop.done, stop.moment) == (4, "step"))
@@ -132,6 +143,7 @@ def test_a_script_that_does_not_end_in_its_time_of_grace_is_killed_and_that_is_t
     assert made.equal
 
 
+@pytest.mark.nightly
 def test_a_launcher_that_fails_before_it_is_killed_says_why(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("raise OSError('address in use')\n")
@@ -160,6 +172,7 @@ def test_of_saves_that_another_thread_makes_nobody_knows_which_is_whole():
     assert not late.findings
 
 
+@pytest.mark.nightly
 def test_a_save_that_the_others_do_not_wait_for_is_cut_off_by_a_rank_that_is_killed():
     def is_drawn(stop):
         return (stop.ranks, stop.done, stop.moment) == ((1,), 6, "forward")
@@ -172,6 +185,7 @@ def test_a_save_that_the_others_do_not_wait_for_is_cut_off_by_a_rank_that_is_kil
     assert "SIGKILL of rank 1 before step 7, within a save" in trial.name
 
 
+@pytest.mark.nightly
 def test_a_save_that_was_cut_off_and_is_the_only_one_says_nothing():
     def is_drawn(stop):
         return (stop.ranks, stop.done, stop.moment) == ((1,), 3, "forward")
@@ -349,7 +363,7 @@ def test_the_command_prints_what_was_lost_as_json(capsys):
 
 
 @pytest.mark.parametrize(
-    ("kind", "number"), [("launcher", signal.SIGTERM), ("all", signal.SIGTERM), ("launcher", signal.SIGKILL)]
+    ("kind", "number"), few([("launcher", signal.SIGTERM), ("all", signal.SIGTERM), ("launcher", signal.SIGKILL)])
 )
 def test_a_command_that_ends_leaves_no_process_and_if_it_is_told_to_no_folder(kind, number, tmp_path):
     words = ["prove", "--stop", "--stops", kind, *LAYOUT, *DDP.split()]
@@ -425,6 +439,7 @@ def test_what_is_lost_shows_on_other_ranks_too_by_the_states_or_by_their_step():
     assert not flat.trials[1].states
 
 
+@pytest.mark.nightly
 def test_fsdp2_goes_on_with_other_ranks_by_distributed_checkpoints():
     line = "tests/resumed/fsdp2.py --out {folder} --generators"
     made = api.stopped(line, ["ranks=4", "ranks=2"], stops=["save"])
@@ -432,6 +447,7 @@ def test_fsdp2_goes_on_with_other_ranks_by_distributed_checkpoints():
     assert all(trial.begins in (trial.expected, trial.stop.done) for trial in made.trials)
 
 
+@pytest.mark.nightly
 def test_accelerate_in_one_process_repeats_samples_and_a_seedable_sampler_does_not():
     """The order of an epoch is drawn when the loader is asked for it, from a generator that has moved on (4071)."""
     line = "tests/resumed/accelerated.py --out {folder}"

@@ -474,6 +474,7 @@ def test_options_of_pytest(run, pytester):
         result.stderr.fnmatch_lines([f"ERROR: {option} cannot enter the ranks' processes*"])
 
 
+@pytest.mark.nightly
 def test_with_xdist(run):
     result = run(
         """

@@ -69,6 +69,7 @@ def test_ddp_on_four_ranks_adds_up_in_another_order_in_its_first_step():
     assert lines_of("torch DDP, torch.save, from four ranks")[0][3] == "to rounding", "where they do not stay"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "name",
     ["Accelerate, save_state, one process", "pardemo's ZeRO-1", "DeepSpeed ZeRO-2, universal, generators saved too"],

@@ -276,9 +276,9 @@ def test_two_notebooks_of_one_chapter_run_by_its_number_and_each_has_its_own_pic
 PACKAGE = {
     "__init__": "from importlib import import_module\n_HOME = {'World': 'pardemo.world', 'No': 'pardemo.other'}",
     "world": "START = 'pardemo.rank:main'", "rank": "", "other": "", "elsewhere": "", "unused/__init__": "",
-    "used/__init__": "from importlib import import_module\n_HOME = {'late': 'late'}", "used/late": "import pardemo.deep",
-    "deep": "", "book/__init__": "", "book/chapters/__init__": "", "book/chapters/a/__init__": "",
-    "book/chapters/a/figures": "",
+    "used/__init__": "from importlib import import_module\n_HOME = {'late': 'late'}",
+    "used/late": "import pardemo.deep", "deep": "", "book/__init__": "",
+    "book/chapters/__init__": "", "book/chapters/a/__init__": "", "book/chapters/a/figures": "",
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from itertools import islice
 
 import psutil
 import pytest
+from conftest import few
 from soak import run as long_run
 
 from pardemo import cli
@@ -37,7 +38,7 @@ MENDED = {
 }
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", few(GROUPS))
 def test_a_scene_of_each_kind_ends_as_it_should(group):
     """Case 0 of each kind, and what was mended: the same each time, but for when exactly a signal arrives."""
     endings = []
@@ -198,6 +199,7 @@ def counts(played, kind):
     return {name: count for name, count in counted.items() if count and name not in ("injected", "survived")}
 
 
+@pytest.mark.nightly
 def test_what_is_left_behind_is_noticed_and_ended(played):
     for kind in ("orphan", "daemon"):
         assert len(ending(played, kind).orphans) == 1, kind
@@ -208,6 +210,7 @@ def test_what_is_left_behind_is_noticed_and_ended(played):
     assert played["below"] == []
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("kind", "due", "told"),
     [
@@ -231,12 +234,14 @@ def test_each_counter_counts_what_it_is_named_after(played, kind, due, told):
     assert ending(played, kind).injected
 
 
+@pytest.mark.nightly
 def test_a_namespace_that_a_process_keeps_is_counted(played):
     if not ending(played, "namespace").orphans:
         pytest.skip("this machine allows no network namespaces")
     assert counts(played, "namespace") == {"orphans": 1, "leaked_namespaces": 1, "failed": 1}
 
 
+@pytest.mark.nightly
 def test_a_scene_that_ends_before_its_signal_is_not_counted_as_survived(played):
     why = {
         "over_at_once": "the scene was over before its signal",
@@ -250,11 +255,13 @@ def test_a_scene_that_ends_before_its_signal_is_not_counted_as_survived(played):
     assert not ending(played, "misses_and_leaves").injected
 
 
+@pytest.mark.nightly
 def test_work_that_goes_on_after_its_signal_to_its_end_is_wrong(played):
     assert counts(played, "deaf") == {"wrong": 1, "failed": 1}
     assert re.search(r"^the work went on for \d s after its signal", ending(played, "deaf").wrong)
 
 
+@pytest.mark.nightly
 def test_what_is_wrong_is_told(played):
     assert ending(played, "wrong").wrong == "not what was due"
     assert ending(played, "raises").wrong == "ZeroDivisionError: no luck"
@@ -267,6 +274,7 @@ def test_what_is_wrong_is_told(played):
     assert all(ending(played, kind).failed for kind in ("wrong", "raises", "silent", "loses", "hangs"))
 
 
+@pytest.mark.nightly
 def test_what_is_right_survives(played):
     for kind in ("right", "killed", "interrupted", "closes_what_it_opened", "another_program"):
         assert ending(played, kind).survived, ending(played, kind).reasons

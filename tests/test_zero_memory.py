@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from conftest import few
 from torch import nn
 
 from pardemo import MemoryMeter
@@ -59,7 +60,7 @@ def others(stage, options):
 @pytest.mark.parametrize(
     ("stage", "options", "in_flight"),
     # gradients on their way: two, one just packed, and what reducing them takes
-    [(1, {}, 0), (2, {"bucket_bytes": LAYER}, 5), (3, {}, 5)],
+    few([(1, {}, 0), (2, {"bucket_bytes": LAYER}, 5), (3, {}, 5)], 1),
 )
 def test_nothing_is_kept_beside_the_model_states(world_of, stage, options, in_flight):
     """A full gradient kept aside would be six layers."""

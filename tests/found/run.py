@@ -145,8 +145,8 @@ def write(outcomes: list[Outcome]) -> None:
     RESULT.write_text(json.dumps(order, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def main() -> None:
-    """The command line."""
+def main() -> int:
+    """The command line: the exit status is 1 where a script parts that did not in the committed outcome."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="names of scripts or libraries")
     parser.add_argument("--write", action="store_true")
@@ -163,12 +163,14 @@ def main() -> None:
         outcomes.append(one)
         print(f"{'right' if not one.said else 'PARTED'} {one.right} layouts {one.seconds:5.1f} s  "
               f"{one.library}/{one.name}", *one.said, sep="\n    ", flush=True)  # fmt: skip
+    kept = {row["name"] for row in json.loads(RESULT.read_text(encoding="utf-8")) if row["said"]}
     if asked.write:
         write(outcomes)
     if asked.write or asked.docs:
         write_page()
+    return 1 if {one.name for one in outcomes if one.said} - kept else 0
 
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))
-    main()
+    sys.exit(main())

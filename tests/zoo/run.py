@@ -2,8 +2,9 @@
 
     python tests/zoo/run.py [FAMILY or NAME …] [--write] [--docs] [--verbose]
 
-``--write`` puts the outcome of all cases into ``outputs/reference/zoo.json``, and makes docs/silent-bugs.md's tables of
-it; ``--docs`` makes them of what that file has, and runs nothing.
+The exit status is 1 where a case is worse than in the committed outcome: not found, elsewhere, by another cause, or
+accused when mended. ``--write`` puts the outcome of all cases into ``outputs/reference/zoo.json``, and makes
+docs/silent-bugs.md's tables of it; ``--docs`` makes them of what that file has, and runs nothing.
 """
 
 import argparse
@@ -236,7 +237,18 @@ def linked(thread: str) -> str:
     return ", ".join(made)
 
 
-def main() -> None:
+def worse(outcomes: list[Outcome]) -> list[str]:
+    """Names of the cases that are worse than in the committed outcome."""
+    kept = {row["name"]: row for row in json.loads(RESULT.read_text(encoding="utf-8"))}
+    right = ("found", "module_right", "cause_right")
+    return [
+        one.name for one in outcomes
+        if any(kept[one.name][key] and not getattr(one, key) for key in right)
+        or (one.false_alarm and not kept[one.name]["false_alarm"])
+    ]  # fmt: skip
+
+
+def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
@@ -248,7 +260,7 @@ def main() -> None:
         raise SystemExit("--write and --docs are of all cases")
     if asked.docs and not asked.write:
         write_page()
-        return
+        return 0
     chosen = [case for case in cases() if not asked.names or {case.family, case.name} & set(asked.names)]
     outcomes = []
     for case in chosen:
@@ -269,9 +281,12 @@ def main() -> None:
     ]
     print(f"{len(outcomes)} cases: {count[0]} found, {count[1]} at the right module, {count[2]} with the cause, "
           f"{count[3]} false alarms")  # fmt: skip
+    fallen = worse(outcomes)
+    print(*(f"worse than the committed outcome: {name}" for name in fallen), sep="\n", end="")
     if asked.write:
         RESULT.write_text(json.dumps([asdict(one) for one in outcomes], indent=1, ensure_ascii=False) + "\n")
         write_page()
+    return 1 if fallen else 0
 
 
 def write_page() -> None:
@@ -281,4 +296,4 @@ def write_page() -> None:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(ZOO.parent.parent))
-    main()
+    sys.exit(main())
