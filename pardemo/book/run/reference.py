@@ -5,7 +5,7 @@ validation, the report, and the figures that README and documents quote. The pag
 committed: `pardemo report outputs/reference` makes them of the rest. The speed table is that of all runs so far, to
 which `pardemo bench --add` adds this one. A build that stops on the way, killed or by a
 notebook that fails, leaves the old reference as it was. A missed target of the speed table is a result: it goes in, and
-the command says so at its end.
+the command says so at its end. ``--notebooks`` makes the notebooks anew, and keeps the speed table and the validation.
 """
 
 import argparse
@@ -30,6 +30,7 @@ KEPT = (
     "soak.json",
 )  # fmt: skip
 RUNS, TABLE = "bench_runs.json", "bench.json"  # the speed table, which `pardemo bench --add` makes
+VALIDATED = "plan_validate.json"
 #: What every run makes itself: adapters for *Baichuan2: before and after*, the scripts whose text is in a notebook.
 NOT_KEPT = ("finetune", "trace", "script_measured", "is_it_right", "host_fails")
 
@@ -43,9 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--readme", type=Path, nargs="+", default=documents, metavar="FILE", help="(README, docs/measured.md)"
     )
+    parser.add_argument("--notebooks", action="store_true", help="keep the speed table and the planner's validation")
     arguments = parser.parse_args(argv)
     try:
-        bench = build(arguments.out, *arguments.readme)
+        bench = build(arguments.out, *arguments.readme, notebooks=arguments.notebooks)
     except (RuntimeError, OSError, ValueError) as error:
         print(f"reference: {error}; {os.path.relpath(arguments.out)} is as it was", file=sys.stderr)
         return 1
@@ -56,8 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if missed else 0
 
 
-def build(target: Path, *documents: Path) -> list[dict[str, Any]]:
+def build(target: Path, *documents: Path, notebooks: bool = False) -> list[dict[str, Any]]:
     """Makes the reference run, puts it in the place of ``target`` and returns the rows of its speed table.
+
+    ``notebooks``: only these are made anew.
 
     Raises:
         RuntimeError: a step failed; what there is of the new run stays beside ``target``, to be looked at.
@@ -66,8 +70,13 @@ def build(target: Path, *documents: Path) -> list[dict[str, Any]]:
     if fresh.exists():
         shutil.rmtree(fresh)
     _do(fresh, "run", "--out", str(fresh))
-    bench = _with_earlier_runs(target, fresh, _rows(fresh, "bench"))
-    project.write_json(fresh / "plan_validate.json", _rows(fresh, "plan", "--validate"))
+    if notebooks:
+        for name in (RUNS, TABLE, VALIDATED):
+            shutil.copy2(target / name, fresh)
+        bench = json.loads((fresh / TABLE).read_text(encoding="utf-8"))
+    else:
+        bench = _with_earlier_runs(target, fresh, _rows(fresh, "bench"))
+        project.write_json(fresh / VALIDATED, _rows(fresh, "plan", "--validate"))
     _do(fresh, "report", str(fresh))
     for document in documents:
         report_command.update(document, fresh)
