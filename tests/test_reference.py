@@ -37,10 +37,10 @@ def build(tmp_path, monkeypatch):
             raise answer
         return answer
 
-    def build(**answers):
+    def build(*options, **answers):
         build.asked = []
         build.answers = {"bench": (0, json.dumps([HIT])), "plan": (0, json.dumps(VALIDATED)), **answers}
-        return reference.main(["--out", str(old), "--readme", str(readme)])
+        return reference.main(["--out", str(old), "--readme", str(readme), *options])
 
     monkeypatch.setattr(reference, "_pardemo", command)
     return build
@@ -56,6 +56,17 @@ def test_a_missed_target_is_told_at_the_end_and_stops_nothing(build, tmp_path, c
     assert json.loads((made / "bench.json").read_text()) == [HIT, MISSED]
     assert json.loads((made / "plan_validate.json").read_text()) == VALIDATED
     assert "| 1 | 1 |" in (tmp_path / "README.md").read_text(), "the table of the new run's claims"
+
+
+def test_the_notebooks_alone(build, tmp_path):
+    kept = {"bench_runs.json": "[]", "bench.json": json.dumps([HIT]), "plan_validate.json": "[]"}
+    for name, text in kept.items():
+        (tmp_path / "reference" / name).write_text(text)
+    assert build("--notebooks") == 0
+    assert build.asked == ["run", "report"]
+    made = tmp_path / "reference"
+    assert not (made / "old.ipynb").exists()
+    assert {name: json.loads((made / name).read_text()) for name in kept} == {n: json.loads(t) for n, t in kept.items()}
 
 
 def test_a_whole_build_replaces_the_old_one_and_keeps_what_other_commands_wrote(build, tmp_path, capsys):
