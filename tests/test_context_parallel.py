@@ -170,7 +170,7 @@ def test_a_mean_over_all_ranks_tokens(rank, world_size):
     mean.backward()
     assert mean.item() == pytest.approx(expected.item(), rel=1e-6)
     assert torch.allclose(own.grad, cut(whole.grad, order="plain"), rtol=1e-6)
-    with pytest.raises(ValueError, match="no rank counts a token"):
+    with pytest.raises(ValueError, match=r"counts.*token"):
         mean_over_tokens(own, torch.zeros_like(own, dtype=torch.bool))
 
 
@@ -205,7 +205,7 @@ def test_what_cannot_be_is_one_line(rank, world_size):
             ring_attention(*tensors)
     x = q.clone().requires_grad_()
     once = ring_attention(x, x, x).sum()
-    with pytest.raises(RuntimeError, match="layers that exchange have no second derivative"):
+    with pytest.raises(RuntimeError, match=r"exchange.*derivative"):
         torch.autograd.grad(once, x, create_graph=True)
 
 
@@ -269,7 +269,7 @@ def test_megatron_and_torch_cut_in_zigzag(rank, world_size):
 def test_torchs_ring_refuses_a_cpu(rank, world_size):
     from pardemo.peers.pytorch import context
 
-    with pytest.raises(NotImplementedError, match="does not have a sharding strategy"):
+    with pytest.raises(NotImplementedError, match=r"sharding.*strategy"):
         context.attention(*[torch.randn(1, 4, 16, 8)] * 3)
 
 

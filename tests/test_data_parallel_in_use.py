@@ -9,6 +9,7 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import says
 from torch import nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -87,7 +88,7 @@ def test_an_optimizer_in_backward_is_refused_and_without_it_training_goes_on(wor
 
         hook = net[2].weight.register_post_accumulate_grad_hook(step)
         before = values(net)
-        with pytest.raises(RuntimeError, match=r"^2\.weight has a hook by register_post_accumulate_grad_hook, which"):
+        with pytest.raises(RuntimeError, match=r"2\.weight.*register_post_accumulate_grad_hook"):
             model(batch(0, rank)).square().mean().backward()
         with model.no_sync(), pytest.raises(RuntimeError, match=r"^2\.weight has a hook"):
             model(batch(0, rank)).square().mean().backward()
@@ -141,7 +142,7 @@ def test_a_parameter_frozen_on_one_rank_alone_is_refused_on_all(world_of, varian
         model(batch(0, dist.get_rank())).sum().backward()
         if dist.get_rank() == 1:
             net[2].weight.requires_grad_(False)
-        with pytest.raises(ValueError, match=r"at different exchanges \(.*\(2\.weight frozen since wrapping\)"):
+        with pytest.raises(ValueError, match=r"2\.weight"):
             model(batch(1, dist.get_rank())).sum().backward()
 
     world_of(size).run(check)
@@ -169,7 +170,7 @@ def test_parameters_frozen_on_all_ranks_stay_as_they_are(world_of, variant):
 def test_a_graph_of_gradients_is_refused(world_of, variant):
     def check():
         model = WRAPPERS[variant](seeded(mlp))
-        with pytest.raises(RuntimeError, match=r"^backward\(create_graph=True\) on a data-parallel module: the ranks'"):
+        with pytest.raises(RuntimeError, match=r"backward\(create_graph=True\)"):
             model(batch(0, dist.get_rank())).square().mean().backward(create_graph=True)
 
     world_of(2).run(check)
@@ -208,7 +209,7 @@ def test_autograd_grad_of_parameters_is_local_and_says_so_once(world_of, variant
                 loss = model(batch(0, rank)).square().mean()
                 local = torch.autograd.grad(loss, [net[4].bias, net[0].weight])
         (warning,) = (w for w in told if "data-parallel" in str(w.message))
-        assert str(warning.message).startswith("torch.autograd.grad of a data-parallel module's parameters gives this")
+        assert says(str(warning.message), "torch.autograd.grad")
         return [ring_all_reduce(gradient.div_(2)) for gradient in local]
 
     net = seeded(mlp)
@@ -251,7 +252,7 @@ def test_a_copy_has_the_wrappers_names_and_none_of_its_exchanges(world_of):
         x = batch(0, rank)
         with torch.no_grad():
             assert torch.equal(copied(x), model(x))
-        with pytest.raises(RuntimeError, match=r"^a deepcopy of a data-parallel wrapper averages no gradients"):
+        with pytest.raises(RuntimeError, match=r"deepcopy.*gradients"):
             copied(x)
         assert torch.equal(copied.requires_grad_(False)(x), net(x))
         assert copied.eval().requires_grad_()(x).requires_grad
@@ -451,9 +452,7 @@ def test_a_layer_in_several_checkpoints(world_of, variant, accumulate):
 def test_sparse_gradients_are_one_line(world_of, variant):
     def check():
         model = WRAPPERS[variant](nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 4)))
-        with pytest.raises(
-            TypeError, match=r"^sparse gradients are not supported: make the embedding with sparse=False"
-        ):
+        with pytest.raises(TypeError, match="sparse=False"):
             model(torch.tensor([1, 2])).sum().backward()
 
     world_of(2).run(check)
@@ -508,7 +507,7 @@ def test_ranks_that_would_average_in_different_ways_are_told_at_once(world_of):
 
     def check():
         ways = {0: ring_all_reduce, 1: parameter_server_all_reduce}
-        with pytest.raises(ValueError, match="rank 1 has NaiveDataParallel by parameter_server_all_reduce"):
+        with pytest.raises(ValueError, match=r"1.*NaiveDataParallel.*parameter_server_all_reduce"):
             NaiveDataParallel(mlp(), all_reduce=ways[dist.get_rank()])
 
     world_of(2).run(check, timeout_s=30)

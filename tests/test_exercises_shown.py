@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import nbformat
 import pytest
+from conftest import says
 from IPython.core.formatters import DisplayFormatter
 from IPython.core.inputtransformer2 import TransformerManager
 from nbformat.v4 import new_code_cell, new_notebook, new_output
@@ -186,7 +187,7 @@ def test_code_and_answers_are_text_and_no_markup():
     markup = judge("hybrid_parallel.order", lambda: "<b>tp</b>")._repr_html_()
     assert "<b>" not in markup
     assert "&lt;b&gt;" in markup
-    assert "(local &gt;= 0) &amp; (local &lt; words)" in judge("vocabulary.vocabulary_loss", ...)._repr_html_()
+    assert says(judge("vocabulary.vocabulary_loss", ...)._repr_html_(), "local", "&gt;=", "0")
 
 
 @pytest.mark.parametrize(
@@ -254,9 +255,9 @@ def test_the_page_keeps_what_is_folded():
 
 
 def test_unknown_exercise():
-    with pytest.raises(ValueError, match="no exercise 'x' in chapter hybrid_parallel; there are"):
+    with pytest.raises(ValueError, match=r"'x'.*hybrid_parallel"):
         check("hybrid_parallel", "x", stub)
-    with pytest.raises(ValueError, match=r"no exercise 'hybrid\.order': exercises are called chapter\.name"):
+    with pytest.raises(ValueError, match=r"'hybrid\.order'.*chapter\.name"):
         judge("hybrid.order", stub)
 
 

@@ -57,7 +57,7 @@ def test_overlap_by_hand():
     assert c.overlapped_seconds([2, 2, 2], [1, 1, 1]) == 7
     assert c.overlapped_seconds([1, 1, 1], [2, 2, 2]) == 7
     assert c.overlapped_seconds([], []) == 0
-    with pytest.raises(ValueError, match="2 buckets computed, but 1 exchanged"):
+    with pytest.raises(ValueError, match=r"2.*1.*exchanged"):
         c.overlapped_seconds([1, 2], [1])
 
 
@@ -89,9 +89,9 @@ def test_tensor_parallel_by_hand():
     assert [t.block(r) for r in ("none", "until needed", "all")] == [8, 10, 12]
     assert t.loss_elements(7) == 21
     assert t.flops_forward(1, 2, 3) == 24 * 2 * 9 + 4 * 4 * 3
-    with pytest.raises(ValueError, match="recomputed must be one of none, until needed, all, not 'some'"):
+    with pytest.raises(ValueError, match="'some'"):
         t.block("some")
-    with pytest.raises(ValueError, match="at least 1, not 0"):
+    with pytest.raises(ValueError, match=r"least.*1.*0"):
         t.phi(1, 1, 1, 0)
 
 
@@ -106,9 +106,9 @@ def test_activation_memory_by_hand():
     assert m.block_activation_bytes(s, b, h, a, 2, True, "selective") == unit * 17
     assert m.block_activation_bytes(s, b, h, a, 2, False, "full") == 2 * unit
     assert m.block_activation_bytes(s, b, h, a, 2, True, "full") == unit
-    with pytest.raises(ValueError, match="recompute must be one of none, selective, full"):
+    with pytest.raises(ValueError, match=r"recompute.*selective"):
         m.block_activation_bytes(s, b, h, a, recompute="half")
-    with pytest.raises(ValueError, match="at least 1, not 0"):
+    with pytest.raises(ValueError, match=r"least.*1.*0"):
         m.block_activation_bytes(s, b, h, a, 0)
 
 
@@ -193,16 +193,16 @@ def test_activations_of_the_zero_paper():
 @pytest.mark.parametrize("stage", [4, -1, 1.5, "2"])
 def test_a_stage_that_does_not_exist(stage):
     for rule in (m.model_states, c.zero_step):
-        with pytest.raises(ValueError, match="a ZeRO stage is 0, 1, 2 or 3, not"):
+        with pytest.raises(ValueError, match=r"ZeRO.*0.*1.*2.*3"):
             rule(10, 2, stage)
 
 
 def test_jobs_that_cannot_be():
-    with pytest.raises(ValueError, match="number of ranks must be at least 1, not 0"):
+    with pytest.raises(ValueError, match=r"number.*1.*0"):
         m.model_states(10, 0, 1)
     with pytest.raises(ValueError, match="cannot have -1 parameters"):
         m.model_states(-1, 2, 1)
-    with pytest.raises(ValueError, match="at least one micro-batch, not 0"):
+    with pytest.raises(ValueError, match=r"least.*0"):
         c.zero_step(10, 2, 1, 0)
 
 
@@ -235,9 +235,9 @@ def test_few_bits_by_hand():
     assert bits.bits_a_number(4, 8, 16) == 4.5
     assert bits.bits_a_number(8) == 8
     assert bits.half_bytes(1024, 4.5, 4) == 432
-    with pytest.raises(ValueError, match="2 bits of exponent and 1 of fraction at least, not 1 and 3"):
+    with pytest.raises(ValueError, match=r"2.*exponent.*1.*1.*3"):
         bits.largest(1, 3)
-    with pytest.raises(ValueError, match="a block has at least one number, not 0"):
+    with pytest.raises(ValueError, match=r"number.*0"):
         bits.bits_a_number(8, 8, 0)
 
 
@@ -259,7 +259,7 @@ def test_heads_of_keys_are_repeated_until_each_rank_has_some():
     assert [x.kv_heads_sent(8, 2, n) for n in (1, 2, 4, 8)] == [2, 2, 4, 8]
     assert x.kv_heads_sent(32, 8, 16) == 16
     assert x.kv_heads_sent(12, 4, 6) == 12, "each rank needs whole heads of its own queries"
-    with pytest.raises(ValueError, match="8 heads do not divide by 3 ranks"):
+    with pytest.raises(ValueError, match=r"8.*divide.*3"):
         x.kv_heads_sent(8, 8, 3)
 
 
@@ -297,9 +297,9 @@ def test_a_ring_is_hidden_from_as_many_tokens_on():
 
 @pytest.mark.parametrize("order", ["random", ""])
 def test_an_order_that_is_none(order):
-    with pytest.raises(ValueError, match="order must be one of zigzag, plain"):
+    with pytest.raises(ValueError, match=r"order.*zigzag"):
         x.blocks_seen(0, 2, order)
-    with pytest.raises(ValueError, match="at least 1, not 0"):
+    with pytest.raises(ValueError, match=r"least.*1.*0"):
         x.ring_bytes(1, 8, 3, 0)
 
 
@@ -309,7 +309,7 @@ def test_pieces_by_hand():
     assert overlap.pieces_s(8, 6, 0, 1) == 14
     assert overlap.pieces_s(8, 6, 0, 4) == 9.5
     assert overlap.pieces_s(8, 6, 1, 4) == 2 + 4 * 2.5
-    with pytest.raises(ValueError, match="in one piece or more, not 0"):
+    with pytest.raises(ValueError, match=r"piece.*0"):
         overlap.pieces_s(8, 6, 0, 0)
     with pytest.raises(ValueError, match="3 pieces, 2 messages"):
         overlap.computed_then_sent_s([1, 1, 1], [1, 1])
@@ -341,7 +341,7 @@ def test_prefetching_by_hand():
     assert overlap.prefetched_s(gathers, computes, 2) == 1 + 3 + 3 * 2  # only the first long one is waited for
     assert overlap.prefetched_s([], [], 1) == 0
     assert [overlap.most_gathered([1, 3, 1, 3], depth) for depth in (0, 1, 2, 9)] == [3, 4, 7, 8]
-    with pytest.raises(ValueError, match="0 layers ahead or more, not -1"):
+    with pytest.raises(ValueError, match=r"0.*layers.*-1"):
         overlap.prefetched_s([1], [1], -1)
 
 
@@ -367,7 +367,7 @@ def test_what_is_hidden_and_what_it_costs():
     assert overlap.price_of_hiding(0.1, 0.25) == 0.025
     with pytest.raises(ValueError, match="nothing can be hidden"):
         overlap.hidden_share(1, 1, 0)
-    with pytest.raises(ValueError, match="from 0 to below 1, not 1"):
+    with pytest.raises(ValueError, match=r"0.*below.*1.*1"):
         overlap.price_of_hiding(1, 1)
-    with pytest.raises(ValueError, match="0 s or more, not -1"):
+    with pytest.raises(ValueError, match=r"0.*more.*-1"):
         overlap.ring_s(-1, 1, 2)

@@ -99,7 +99,7 @@ def test_each_rank_is_in_its_own_groups(world_of, tp, dp, pp, order):
 
 
 def test_a_layout_of_another_size_is_refused(world_of):
-    with pytest.raises(RankFailed, match="tp 2 × dp 1 × pp 1 is 2 ranks, but there are 4"):
+    with pytest.raises(RankFailed, match=r"2.*1.*1.*2.*ranks.*4"):
         world_of(4).run(sums, ParallelDims(tp=2))
 
 

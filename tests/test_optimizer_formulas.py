@@ -32,7 +32,7 @@ def test_what_torchs_optimizers_keep(name):
 def test_by_hand():
     assert formulas.kept_bytes("8-bit Adam", [(16, 16), (1,)]) == 2 * (256 + 4) + 2 * (256 + 4)
     assert formulas.kept_bytes("Shampoo", [(2, 3), (5,)]) == 2 * 4 * (4 + 9) + 4 * 5
-    with pytest.raises(ValueError, match="no optimizer 'Lion'; there are: SGD, momentum, Adam"):
+    with pytest.raises(ValueError, match=r"'Lion'.*SGD.*Adam"):
         formulas.kept_bytes("Lion", [(1,)])
     with pytest.raises(ValueError, match="Muon is for matrices"):
         formulas.kept_bytes("Muon", [(4,)])

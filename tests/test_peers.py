@@ -142,7 +142,7 @@ def test_a_gpt_of_megatron_core_trains_the_same(world):
 
 
 def test_gradients_of_other_names_are_not_compared():
-    with pytest.raises(ValueError, match=r"compared names differ: \['a', 'b'\]"):
+    with pytest.raises(ValueError, match=r"compared.*'b'\]"):
         gpt.largest_error({"a": torch.ones(1)}, {"b": torch.ones(1)})
 
 

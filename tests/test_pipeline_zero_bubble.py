@@ -165,9 +165,9 @@ def test_a_wrong_order_is_named(change, message):
 
 
 def test_other_numbers_of_chunks_and_times_are_refused():
-    with pytest.raises(ScheduleError, match="ZB-V has 2 chunks on each rank, one on either arm of its V, not 3"):
+    with pytest.raises(ScheduleError, match=r"ZB-V.*2.*chunks.*3"):
         chart(Schedule(zb_v, 2, 4, 3))
-    with pytest.raises(ValueError, match="a part of the backward: from 0 to 2, not 3"):
+    with pytest.raises(ValueError, match=r"backward.*0.*2.*3"):
         chart(Schedule(zb_h1, 2, 4), 1, 2, weights=3)
     assert prove(Schedule(mixed, 3, 4)).in_flight == [3, 3, 1]
 
@@ -532,9 +532,9 @@ def test_a_paced_module_waits_for_its_weights_in_the_second_part():
     split.weights()
     assert [span.name for span in timeline.spans] == ["forward", "backward", "weight gradients"]
     assert torch.equal(module.weight.grad, torch.ones(4, 8).t() @ x)
-    with pytest.raises(ValueError, match="a module that trains no weights has no time for their gradients"):
+    with pytest.raises(ValueError, match=r"weights.*gradients"):
         Paced(nn.ReLU(), weights_s=0.1)
-    with pytest.raises(ValueError, match="a pace is a time of 0 s or more, not -1"):
+    with pytest.raises(ValueError, match=r"pace.*0.*-1"):
         Paced(nn.ReLU(), weights_s=-1)
 
 
@@ -569,9 +569,9 @@ def test_torchs_tables_are_proven_and_timed_by_the_same_code(name, ranks, micro_
 def test_what_torch_has_no_table_for():
     from pardemo.peers.pytorch import orders
 
-    with pytest.raises(ValueError, match="torch has no schedule 'zb' here; there are interleaved zero bubble, ZB-V, D"):
+    with pytest.raises(ValueError, match=r"'zb'.*interleaved.*ZB-V"):
         orders.schedule("zb", 2, 4)
-    with pytest.raises(ScheduleError, match="DualPipeV requires at least as many microbatches as stages, but got 3 mi"):
+    with pytest.raises(ScheduleError, match=r"DualPipeV.*3"):
         chart(orders.schedule("DualPipeV", 2, 3))
-    with pytest.raises(ScheduleError, match="torch's ZB-V has 2 chunks on each rank, not 3"):
+    with pytest.raises(ScheduleError, match=r"torch's.*ZB-V.*2.*3"):
         chart(orders.schedule("ZB-V", 2, 4, 3))

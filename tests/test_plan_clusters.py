@@ -57,5 +57,5 @@ def test_a_link_has_the_gigabits_of_its_name(name, gigabits):
 
 def test_a_link_without_a_rate_is_refused():
     for told in ("0", "-1", "nan", "inf"):
-        with pytest.raises(ValueError, match="a link's rate must be above 0 Gbit/s"):
+        with pytest.raises(ValueError, match=r"0.*Gbit/s"):
             hardware.link(told)

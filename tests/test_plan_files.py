@@ -89,7 +89,7 @@ def test_a_gpu_without_bf16_gets_fp16_with_loss_scaling(gpu, precision):
 
 @pytest.mark.parametrize("changes", [{"tp": 2}, {"pp": 2}])
 def test_what_nobody_runs_is_not_written(changes, tmp_path):
-    with pytest.raises(ValueError, match=r"run ZeRO and FSDP2 alone; Megatron-LM would run --tp \d --pp \d") as refused:
+    with pytest.raises(ValueError, match=r"ZeRO.*FSDP2.*Megatron-LM.*--tp.*\d.*--pp.*\d") as refused:
         files.write(tmp_path / "out", request(gpus=8, **changes), row(), BASE)
     assert "\n" not in str(refused.value)
     assert not (tmp_path / "out").exists()

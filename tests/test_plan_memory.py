@@ -142,7 +142,7 @@ def test_offload_leaves_the_states_to_the_host():
     some, most = (curve.estimate(4, offload=how).lines for how in ("optimizer", "optimizer+parameters"))
     assert kept["optimizer states"] > 0 == some["optimizer states"] == most["optimizer states"]
     assert some["parameters"] > 0 == most["parameters"]
-    with pytest.raises(ValueError, match="offload must be one of none"):
+    with pytest.raises(ValueError, match=r"offload.*must"):
         curve.estimate(4, offload="disk")
 
 
@@ -226,9 +226,9 @@ def test_bad_jobs_are_refused():
     ):
         with pytest.raises(ValueError, match=told):
             RankJob(config, **changes)
-    with pytest.raises(ValueError, match=r"no module is called 'W_pack'; there are .*q_proj"):
+    with pytest.raises(ValueError, match=r"'W_pack'.*q_proj"):
         dry_run(RankJob(config, adapter=Adapter(), sequence=8))
-    with fake._ranks(2), pytest.raises(RuntimeError, match="a process of its own"):
+    with fake._ranks(2), pytest.raises(RuntimeError, match="process"):
         dry_run(dataclasses.replace(examples.job("llama", "zero-1", 2, False, True)))
 
 

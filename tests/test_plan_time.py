@@ -153,7 +153,7 @@ def test_what_deepspeed_sends(engine, zero, psi):
 
 def test_bytes_of_several_ranks_are_not_told_by_one():
     run = dry_run(examples.job("llama", "plain", 1, False, False))
-    with pytest.raises(ValueError, match="does not tell what 4 send"):
+    with pytest.raises(ValueError, match=r"tell.*4"):
         run.data_parallel_bytes(4)
 
 

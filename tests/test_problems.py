@@ -6,6 +6,7 @@ import re
 
 import pytest
 from bs4 import BeautifulSoup
+from conftest import says
 
 from pardemo.book.chapters import CHAPTERS
 from pardemo.book.page.problems import ProblemSet, problems, problems_of
@@ -82,10 +83,10 @@ def test_a_page_shows_a_question_with_a_field_and_folds_the_way():
 
 def test_a_terminal_shows_all_of_it():
     text = repr(ProblemSet(problems_of("data_parallel")[:1]))
-    assert text.startswith("1. A model has 7 billion parameters")
+    assert says(text, "1", "7", "parameters")
     assert "It is 24.5 GB." in text
 
 
 def test_a_chapter_that_is_not_there_is_named():
-    with pytest.raises(ValueError, match=r"no chapter 'data'; there are: your_machine, data_parallel"):
+    with pytest.raises(ValueError, match=r"'data'.*your_machine.*data_parallel"):
         problems_of("data")

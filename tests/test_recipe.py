@@ -302,9 +302,9 @@ def test_a_file_that_is_not_there_or_not_utf8(tmp_path):
     (tmp_path / "mine.yaml").write_bytes("output_dir: 今".encode("gbk"))
     with pytest.raises(ValueError, match=r"mine\.yaml is not UTF-8"):
         recipes.load(tmp_path / "mine.yaml")
-    with pytest.raises(ValueError, match="no recipe 'tiny-gpu'; did you mean 'tiny-cpu'"):
+    with pytest.raises(ValueError, match=r"'tiny-gpu'.*'tiny-cpu'"):
         recipes.load("tiny-gpu")
-    with pytest.raises(ValueError, match="no recipe 'qqq'; there are baichuan2-13b-lora-a800x8, "):
+    with pytest.raises(ValueError, match=r"'qqq'.*baichuan2-13b-lora-a800x8"):
         recipes.load("qqq")
 
 
@@ -332,16 +332,16 @@ def test_plain_scalars(text, value):
 
 
 def test_fp16_on_a_cpu_is_refused_before_any_rank_starts():
-    with pytest.raises(ValueError, match="fp16, which DeepSpeed refuses on a CPU: use bf16 or fp32"):
+    with pytest.raises(ValueError, match=r"fp16.*DeepSpeed.*CPU.*bf16.*fp32"):
         recipes.preflight(recipes.load(ARTICLE), on_cpu=True)
 
 
 def test_a_misspelt_deepspeed_key_is_told_before_any_rank_starts(tiny):
     wrong = recipes.override(tiny, ["deepspeed.zero_optimization.stge=2"])
-    with pytest.raises(ValueError, match="deepspeed: zero_optimization has no key 'stge'; did you mean 'stage'"):
+    with pytest.raises(ValueError, match=r"zero_optimization.*'stge'.*'stage'"):
         recipes.preflight(wrong, on_cpu=True)
     wrong = recipes.override(tiny, ["deepspeed.optimizer.parms=2"])
-    with pytest.raises(ValueError, match="deepspeed: optimizer has no key 'parms'; did you mean 'params'"):
+    with pytest.raises(ValueError, match=r"'parms'.*'params'"):
         recipes.preflight(wrong, on_cpu=True)
 
 
@@ -351,7 +351,7 @@ def test_the_articles_steps():
     assert recipes.steps(job, 80_000, keep_partial=False) == (312, 1560)
     assert recipes.steps(job, 200_000) == recipes.steps(job, 100_000), "max_samples"
     assert recipes.steps(recipes.override(job, ["train.max_steps=20"]), 80_000) == (313, 20)
-    with pytest.raises(ValueError, match="samples and ranks must be at least 1, not 0 and 8"):
+    with pytest.raises(ValueError, match=r"samples.*1.*0.*8"):
         recipes.steps(job, 0)
 
 

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import nbformat
 import pytest
 from book import figures
+from conftest import says
 
 from pardemo import claims, cli, project
 from pardemo.book.run import report, runner, scorecard
@@ -222,7 +223,7 @@ def test_the_command_writes_a_finished_runs_pages_again(run, capsys):
     assert {page.name for page in out.glob("*.html")} == {"01_a.html", "report.html"}
     table = command.markdown(claims.read(out))
     assert readme.read_text() == f"before\n{command.BEGIN}\n{table}{command.END}\nafter\n"
-    assert "| wire: bytes counted by the kernel | 1 | 1 |" in table
+    assert says(table, "counted", "1", "1")
 
 
 @pytest.mark.parametrize(
@@ -322,7 +323,7 @@ def test_no_line_ends_inside_of_a_number_or_a_short_name_in_code():
     short = pages._unbroken("<code>--get</code> <code>a b</code>")
     assert short == '<code class="unbroken">--get</code> <code>a b</code>'
     option = pages._unbroken("<code>prove --stop -- a-b</code> <pre><code>a --stop</code>\n</pre>")
-    assert option.startswith('<code>prove <span class="unbroken">--stop</span> <span class="unbroken">--</span> a-b')
+    assert says(option, 'class="unbroken">--stop</span>', 'class="unbroken">--</span>')
 
 
 def test_each_section_of_a_page_can_be_reached_from_its_list(run):

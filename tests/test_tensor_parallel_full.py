@@ -113,7 +113,7 @@ def test_full_layers_that_differ_between_ranks_are_refused(world_of, case):
 
 def rank_of_four():
     layer = linear(seed=5 if dist.get_rank() == 2 else 0)
-    with pytest.raises(ValueError, match="has other values on rank 2 of the group than on rank 0"):
+    with pytest.raises(ValueError, match=r"values.*2.*0"):
         ColumnParallelLinear(layer)
     with Groups(ParallelDims(tp=2, dp=2)) as groups:  # each group by itself: what others have does not matter
         ColumnParallelLinear(linear(seed=dist.get_rank(groups.dp)), groups.tp)

@@ -115,7 +115,7 @@ def test_a_graph_of_the_gradient_is_refused():
     """A gradient penalty: the second derivative would lack the layers' part, without an error of torch's."""
     x = data().requires_grad_()
     y = gpt.parallel_block(full_block())(x)
-    with pytest.raises(RuntimeError, match="create_graph=True: layers that exchange have no second derivative; a"):
+    with pytest.raises(RuntimeError, match="create_graph=True"):
         torch.autograd.grad(y.sum(), x, create_graph=True)
 
 

@@ -82,7 +82,7 @@ def test_ranks_with_different_targets_are_refused(rank, world_size, what):
         targets = targets.flip(0)
     if what == "ignored":
         targets[rank] = -100
-    with pytest.raises(ValueError, match="the ranks have different targets: tensor-parallel ranks compute the loss of"):
+    with pytest.raises(ValueError, match=r"different.*targets"):
         vocab_parallel_cross_entropy(torch.zeros(TOKENS, VOCABULARY // world_size), targets)
 
 

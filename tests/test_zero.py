@@ -330,11 +330,11 @@ def test_a_rank_that_dies_while_saving_leaves_the_previous_checkpoint(world_of, 
 
 def test_a_checkpoint_that_was_tampered_with_is_not_read(world_of, tmp_path):
     world_of(2).run(part_of_training, 1, tmp_path / "at", 0, 1, save_at=1)
-    with pytest.raises(RankFailed, match="has stage 1, this engine 2"):
+    with pytest.raises(RankFailed, match=r"1.*engine.*2"):
         world_of(2).run(load_only, 2, tmp_path / "at")
     manifest = tmp_path / "at" / "pardemo.json"
     manifest.write_text(manifest.read_text().replace('"lr": 0.', '"lr": 1.'))
-    with pytest.raises(RankFailed, match=r"pardemo\.json is not the file that was written"):
+    with pytest.raises(RankFailed, match=r"pardemo\.json"):
         world_of(2).run(load_only, 1, tmp_path / "at")
     with pytest.raises(RankFailed, match="no whole checkpoint"):
         world_of(2).run(load_only, 1, tmp_path / "elsewhere")
@@ -511,7 +511,7 @@ def wrapped_again():
     for first, second in [(2, 1), (3, 1), (2, 2), (1, 3), (3, 3)]:
         net = branches()
         engine = STAGES[first](net, ADAMW)
-        with pytest.raises(ValueError, match="has a ZeRO engine already"):
+        with pytest.raises(ValueError, match="ZeRO"):
             STAGES[second](net, ADAMW)
         engine.close()
         engine = STAGES[second](net, ADAMW)
@@ -585,7 +585,7 @@ def half_precision():
 
 
 def test_fp16_is_refused(world_of):
-    with pytest.raises(RankFailed, match=r"weight is torch\.float16; trained parameters are bfloat16 or float32"):
+    with pytest.raises(RankFailed, match=r"torch\.float16.*bfloat16.*float32"):
         world_of(2).run(half_precision)
 
 

@@ -168,7 +168,7 @@ def misfits(stage, folder):
         message = "is of another optimizer: it kept exp_avg, exp_avg_sq, step, this engine's keeps"
         refuses(make(stage, optimizer), folder, ValueError, message)
         refuses(steps(make(stage, optimizer)), folder, ValueError, message)
-    with pytest.raises(ValueError, match=r"rank 1's differ from rank 0's: a checkpoint holds one rank's"):
+    with pytest.raises(ValueError, match=r"1's.*0's.*checkpoint"):
         save(steps(make(stage, partial(PerRank, lr=0.1))), folder)
     load(make(stage), folder)  # the one before is still there
 
@@ -212,7 +212,7 @@ def alone(stage, folder):
         if rank == 1:
             setattr(checkpoint_folder, name, fail)
         try:
-            with pytest.raises(Fails if rank == 1 else RuntimeError, match="this rank's disk is gone") as raised:
+            with pytest.raises(Fails if rank == 1 else RuntimeError, match=r"rank's.*disk") as raised:
                 use(steps(make(stage)), folder)
             assert rank == 1 or str(raised.value).startswith("rank 1: ")
         finally:

@@ -173,7 +173,7 @@ def test_what_stage_3_cannot_do_is_said():
             Zero3(net_of(way), SGD)(data(0, 0))
     net = net_of("plain")
     engine = Zero3(net, SGD)
-    with pytest.raises(ValueError, match="Linear is neither one of the engine's layers nor the whole"):
+    with pytest.raises(ValueError, match=r"neither.*engine's"):
         engine.register_forward_method(net.layers[0].inner, "forward")
     weight = net.layers[0].inner.weight
     with torch.no_grad():
@@ -187,7 +187,7 @@ def test_what_stage_3_cannot_do_is_said():
     assert weight.dtype == torch.float32
     assert weight.grad is None
     engine(data(0, 0)).backward()  # all of that has done no harm
-    with pytest.raises(RuntimeError, match="create_graph=True is not supported by stage 3"):
+    with pytest.raises(RuntimeError, match=r"create_graph=True.*3"):
         torch.autograd.grad(engine(x := data(0, 0)), x, create_graph=True)
 
 
@@ -218,7 +218,7 @@ def test_a_step_without_a_backward_on_one_rank_is_told(rank, stage):
                 loss.backward()
             engine.step()
 
-    with pytest.raises(ValueError, match="the ranks are at different exchanges"):
+    with pytest.raises(ValueError, match=r"different.*exchanges"):
         two_steps()
 
 
@@ -230,7 +230,7 @@ def test_a_state_dict_is_what_the_next_step_starts_from(stage, within, dtype):
     given = {name: torch.full_like(p, 0.5) for name, p in net_of("plain").to(dtype).state_dict().items()}
     submodule = {name: torch.full_like(p, 0.25) for name, p in net.layers[1].state_dict().items()}
     engine = STAGES[stage](net, partial(torch.optim.SGD, lr=0.0))
-    with pytest.raises(RuntimeError, match=r"load_state_dict\(assign=True\) would replace the engine's parameters"):
+    with pytest.raises(RuntimeError, match=r"load_state_dict\(assign=True\)"):
         net.load_state_dict(given, assign=True)
     if stage == 3:
         for load in (lambda: net.load_state_dict(given), lambda: net.layers[1].load_state_dict(submodule)):
@@ -285,11 +285,9 @@ def test_what_passes_the_engine_by_is_refused(stage):
     engine = STAGES[stage](net, SGD)
     engine(data(0, 0)).backward()
     if stage < 3:
-        with (
-            contextlib.nullcontext() if stage == 1 else pytest.raises(RuntimeError, match="in shards, on which double")
-        ):
+        with contextlib.nullcontext() if stage == 1 else pytest.raises(RuntimeError, match=r"shards.*double"):
             net.double()
-        with pytest.raises(RuntimeError, match="parameters were moved after the engine was made"):
+        with pytest.raises(RuntimeError, match=r"parameters.*engine"):
             engine.step()
     frozen = net_of("plain, frozen")
     engine = STAGES[stage](frozen, SGD)
@@ -307,7 +305,7 @@ def test_what_passes_the_engine_by_is_refused(stage):
     assert engine.step() is None, "gradients of before the engine are gone"
     if stage == 2:  # under stage 3 there is no place to put one
         net.head.bias.grad = torch.ones(8)
-        with pytest.raises(RuntimeError, match=r"head\.bias\.grad was set by hand"):
+        with pytest.raises(RuntimeError, match=r"head\.bias\.grad"):
             engine.step()
     engine.close()
     engine.close()  # harmless
@@ -319,7 +317,7 @@ def test_what_passes_the_engine_by_is_refused(stage):
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("stage", STAGES)
 def test_ranks_with_other_models_are_told(rank, stage):
-    with pytest.raises(ValueError, match=r"the ranks' models differ: rank 0 has \('weight', \(4, 4\)"):
+    with pytest.raises(ValueError, match=r"0.*'weight'.*4.*4"):
         STAGES[stage](nn.Linear(4, 4 + rank), SGD)
 
 

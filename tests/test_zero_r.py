@@ -146,9 +146,9 @@ def test_the_arena_keeps_its_books(sizes, data):
 
 
 def test_arena_refuses_what_makes_no_sense():
-    with pytest.raises(ValueError, match="at least 1, not 0"):
+    with pytest.raises(ValueError, match=r"least.*1.*0"):
         Arena(0)
-    with pytest.raises(ValueError, match="at least 1, not -1"):
+    with pytest.raises(ValueError, match=r"least.*1.*-1"):
         Arena(5).take(-1)
     with pytest.raises(KeyError):
         Arena(5).give_back(3)
