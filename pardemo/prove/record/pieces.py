@@ -1,6 +1,7 @@
 """On a rank: which part of which parameter it holds, and that part's values and gradients, without a collective."""
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -45,8 +46,11 @@ def at_hand(roots: Iterable[torch.nn.Module]) -> list[Held]:
 def _named(roots: Iterable[torch.nn.Module], of_root: Callable[[torch.nn.Module], Iterable[Held]]) -> list[Held]:
     """The parameters of several models, each with a name of its own."""
     found: dict[str, Held] = {}
-    for number, root in enumerate(roots):
-        prefix = f"{type(root).__name__}." if number else ""
+    of_class: Counter[str] = Counter()
+    for root in roots:
+        kind = type(root).__name__
+        of_class[kind] += 1
+        prefix = f"{kind}." if of_class[kind] == 1 else f"{kind}.{of_class[kind]}."
         for one in of_root(root):
             name = one.piece.name if one.piece.name not in found else prefix + one.piece.name
             found[name] = one._replace(piece=replace(one.piece, name=name))
