@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import torch
@@ -40,12 +40,41 @@ class Data:
 
 
 def samples(run: Run, step: int, rank: int) -> list[list[str]]:
-    """Hashes of the samples of each micro-batch, or of the activations that a later stage of a pipeline gets."""
-    return [micro.samples for micro in run.records[rank].steps[step].micro_batches]
+    """Hashes of the samples of each micro-batch, or of the activations that a later stage of a pipeline gets.
+
+    None of a module's that a rank runs behind others, as a script does that calls a model's layers one by one: what
+    goes in there is rounded otherwise in each layout.
+    """
+    micros = run.records[rank].steps[step].micro_batches
+    begins = any(micro.samples and not micro.activations for micro in micros)
+    return [[] if begins and micro.activations else micro.samples for micro in micros]
+
+
+def _behind(reference: Run, other: Run, step: int, made: "Data") -> None:
+    """Rows of modules that ranks run behind others: those of the module that got the samples, where it had as many."""
+    truth = reference.records[0].steps[step].micro_batches
+    for rank, record in enumerate(other.records):
+        begin = -1
+        for number, micro in enumerate(record.steps[step].micro_batches):
+            if not micro.activations:
+                begin = number
+            elif begin >= 0:
+                for row in range(len(micro.samples)):
+                    first = made.places.get((rank, begin, row))
+                    at = first.micro_batch + number - begin if first else len(truth)
+                    if first and at < len(truth) and truth[at].activations and first.row < len(truth[at].samples):
+                        made.places.setdefault((rank, number, row), replace(first, micro_batch=at))
 
 
 def compared(reference: Run, other: Run, step: int) -> Data:
     """Matches a layout's samples of a step with the reference's."""
+    made = _compared(reference, other, step)
+    if reference.layout.ranks == 1:
+        _behind(reference, other, step, made)
+    return made
+
+
+def _compared(reference: Run, other: Run, step: int) -> Data:
     at: dict[str, Place] = {}
     wanted: Counter[str] = Counter()
     for rank in range(reference.layout.ranks):
