@@ -24,7 +24,7 @@ class Compared:
     """A layout's findings, none where it trains as the reference does.
 
     ``unmatched``: parameters that could not be compared, in a sentence; ``strange``: since one of the models has no
-    parameter of this name. ``maps``: which parts the pieces are. ``left_open``: what other layouts may explain.
+    parameter of this name. ``in_part``: what was not there to be compared. ``maps``: which parts the pieces are. ``left_open``: what other layouts may explain.
     ``model``: its modules in the last step that was compared. ``kept``: tensors of findings that nobody explains.
     """
 
@@ -32,6 +32,7 @@ class Compared:
     notes: list[str] = field(default_factory=list)
     unmatched: str = ""
     strange: bool = False
+    in_part: str = ""
     maps: Atlas = field(default_factory=Atlas)
     steps: int = 0
     parameters: int = 0

@@ -24,7 +24,7 @@ class Proof:
 
     ``failed``: layouts that could not be run or compared, with one line each; ``details``: their ranks' tracebacks.
     ``maps``: of each layout its modules in the last step compared. ``kept``: tensors of findings that nobody explains;
-    ``files``: where they were written, in the folder of ``--out``.
+    ``files``: where they were written, in the folder of ``--out``. ``asked``: how many steps were to be compared.
     """
 
     layouts: list[Layout]
@@ -33,6 +33,7 @@ class Proof:
     details: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     steps: int = 0
+    asked: int = 0
     parameters: int = 0
     modules: list[str] = field(default_factory=list)
     tolerance: float = 0.0
@@ -62,7 +63,7 @@ class Proof:
             "findings": [
                 plain(asdict(finding)) | {"tensors": self.files.get(finding)} for finding in self.findings
             ],
-            "steps": self.steps, "parameters": self.parameters, "tolerance": self.tolerance, "notes": self.notes,
+            "steps": self.steps, "asked": self.asked, "parameters": self.parameters, "tolerance": self.tolerance, "notes": self.notes,
         }  # fmt: skip
 
 
@@ -93,7 +94,8 @@ def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
     hashed(reference)
     deterministic(reference, again, tolerance, options.sketched)
     truth = Reference(reference, tolerance)
-    made = Proof(list(layouts), steps=reference.steps, parameters=len(truth.whole[0].before), tolerance=tolerance)
+    _trains(truth)
+    made = Proof(list(layouts), steps=reference.steps, asked=options.steps, parameters=len(truth.whole[0].before), tolerance=tolerance)
     made.modules = sorted(truth.order[0], key=truth.order[0].__getitem__)
     made.notes += reference.records[0].notes
     if options.sketched:
@@ -111,6 +113,8 @@ def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
         if compared.unmatched and (compared.strange or not compared.findings):
             made.failed[layout.name] = compared.unmatched
             continue
+        if compared.in_part and not compared.findings:
+            made.failed[layout.name] = compared.in_part
         if compared.unmatched:
             made.notes.append(f"{layout.name}: {compared.unmatched}")
         made.findings += compared.findings
@@ -139,11 +143,42 @@ def _compared(truth: Reference, other: Run, options: Options, place: Path) -> co
         raise ProveError(f"{other.layout.name} took no step of an optimizer after a backward pass")
     hashed(other)
     compared = compare.layout(truth, other)
+    compared.in_part = _in_part(truth.run, other)
     if options.sketched and (compared.findings or compared.unmatched):
         compared = large.in_full(
             truth, other, compared, options, place / "full", lambda run: Reference(run, truth.tolerance)
         )
     return compared
+
+
+def _trains(truth: Reference) -> None:
+    """Where nothing has a gradient, no layout could part from it."""
+    if not any(bool(tensor.any()) for whole in truth.whole for tensor in whole.gradients.values()):
+        raise ProveError(
+            f"the reference, {truth.run.layout.name}, does not train: its gradients are zero in "
+            f"{counted(truth.run.steps, 'step')}; look at what the loss is computed from"
+        )
+
+
+def _in_part(reference: Run, other: Run) -> str:
+    """What of a layout was not there to be compared, though what was is equal; empty where all was."""
+    steps = [min((len(record.steps) for record in run.records), default=0) for run in (reference, other)]
+    if other.steps < reference.steps and steps[1] < steps[0]:
+        return (
+            f"it ended after {counted(other.steps, 'step')} of {reference.steps}: these are equal, and what would have "
+            "come is not known"
+        )
+    if other.layout.ranks > 1 and all(record.alone for record in other.records):
+        return (
+            f"no collective is called: each of the {other.layout.ranks} ranks trains by itself, as if it were the only "
+            "one; the script needs torch.distributed.init_process_group, and gradients that are summed"
+        )
+    return ""
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 step``, ``2 steps``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def hashed(run: Run) -> None:
