@@ -65,6 +65,8 @@ def layout(reference: Reference, other: Run) -> Compared:
         found, errors = data_of(reference.run, other, step)
         if errors:
             raise ProveError(errors)
+        if found.note and found.note not in made.notes:
+            made.notes.append(found.note)
         findings = [found.finding] if found.finding else []
         if step == 0 and not findings:
             findings += _begin(reference, other, maps)
