@@ -10,13 +10,9 @@ from pardemo.prove.assembled import assembled
 from pardemo.prove.facts import Facts, Finding, Pair, floors, pair
 from pardemo.prove.record import sketch
 from pardemo.prove.record.facts import Tensors
-from pardemo.prove.reference import Reference
+from pardemo.prove.reference import TOLERANCES, Reference
 from pardemo.prove.runner import ProveError, Run
 from pardemo.prove.whole import Atlas, Part, atlas
-
-#: Relative differences up to which numbers of a type are taken for equal. A sum of thousands of terms in another order
-#: is off by ten or a hundred roundings; a bug is off by a factor.
-TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-3}
 
 
 @dataclass
@@ -44,7 +40,7 @@ class Compared:
 
 def tolerance_of(run: Run, double: bool) -> float:
     """What may differ in this run's types."""
-    types = {name for record in run.records for name in record.dtypes if name in TOLERANCES}
+    types = {name for record in run.records for name in (*record.dtypes, *record.computed_in) if name in TOLERANCES}
     return max((TOLERANCES[name] for name in types), default=TOLERANCES["float64" if double else "float32"])
 
 
@@ -179,17 +175,18 @@ def _replicas(reference: Reference, other: Run, step: int, kind: str, maps: Atla
     return found
 
 
-def _pairs(
-    reference: Reference, other: Run, step: int, maps: Atlas, kind: str, wanted: Tensors, tolerance: float
-) -> dict[str, Pair]:
+def _pairs(reference: Reference, other: Run, step: int, maps: Atlas) -> dict[str, Pair]:
+    """Gradients, each beside the reference's."""
+    wanted = reference.whole[step].gradients
     scale = floors(wanted)
     pairs = {}
-    for name, some in holders_of(other, step, kind, maps).items():
+    for name, some in holders_of(other, step, "gradient", maps).items():
         if name not in wanted:
             continue
         whole = assembled(tuple(wanted[name].shape), some)
         pairs[name] = pair(
-            name, wanted[name], whole.value, whole.covered, scale[name], tolerance, whole.apart
+            name, wanted[name], whole.value, whole.covered, scale[name], reference.tolerance_of(name), whole.apart,
+            reference.allowed("gradient", name, step),
         )  # fmt: skip
     return pairs
 
@@ -204,15 +201,16 @@ def _updates(reference: Reference, other: Run, step: int, maps: Atlas, gradients
         if name not in wanted:
             continue
         whole = assembled(tuple(wanted[name].shape), some)
-        covered = whole.covered
+        covered, own = whole.covered, reference.tolerance_of(name)
         if name in truth.gradients:
-            noise = reference.tolerance * of_gradients[name]
+            noise = own * of_gradients[name]
             covered = covered & (truth.gradients[name].abs() > noise)
         # what is left of a small change to a large value is rounded by the value
-        rounding = _epsilon(reference.tolerance) * float(truth.before[name].abs().max()) if covered.numel() else 0.0
-        floor = max(scale[name], rounding / reference.tolerance)
+        rounding = _epsilon(own) * float(truth.before[name].abs().max()) if covered.numel() else 0.0
+        floor = max(scale[name], rounding / own)
         ours = whole.value - truth.before[name]
-        pairs[name] = pair(name, wanted[name], ours, covered, floor, reference.tolerance * 10, whole.apart)
+        noise = reference.allowed("update", name, step)
+        pairs[name] = pair(name, wanted[name], ours, covered, floor, own * 10, whole.apart, noise)
     return pairs
 
 
@@ -239,7 +237,7 @@ def _numbers(
     inside = {rank: {part.name for part in own.values()} for rank, own in maps.parts.items()}
     missing = {rank: truth.before.keys() - names for rank, names in inside.items()}
     facts.parted, alike = forward.parted(reference.run, other, step, found, renamed, cut, missing, reference.tolerance)
-    facts.gradients = _pairs(reference, other, step, maps, "gradient", truth.gradients, reference.tolerance)
+    facts.gradients = _pairs(reference, other, step, maps)
     facts.updates = _updates(reference, other, step, maps, facts.gradients)
     held = holders_of(other, step, "before", maps)
     facts.holders = {name: len(some) for name, some in held.items()}

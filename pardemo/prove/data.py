@@ -226,7 +226,9 @@ def _without_padding(reference: Run, other: Run, step: int) -> Data | None:
             times = sum(found.values()) / sum(wanted.values())
             if found != Counter({tokens: round(count * times) for tokens, count in wanted.items()}):
                 continue
-            where = {tokens: (number, row, of) for (_, number, row, tokens), (*_, of) in zip(bare[0], theirs, strict=True)}
+            where = {
+                tokens: (number, row, of) for (_, number, row, tokens), (*_, of) in zip(bare[0], theirs, strict=True)
+            }
             made = Data(note=f"samples are compared without their padding, {value} at the {side} of rows")
             for (rank, number, row, tokens), (*_, whole) in zip(bare[1], own, strict=True):
                 micro, its, of = where[tokens]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from pardemo.prove.facts import Finding
 from pardemo.prove.layouts import Layout
 from pardemo.prove.model_map import Map
 from pardemo.prove.record import sketch
-from pardemo.prove.reference import Reference
+from pardemo.prove.record.rounding import SHORT
+from pardemo.prove.reference import Reference, noise_between
 from pardemo.prove.runner import Options, ProveError, Run
 from pardemo.prove.unexplained import Kept
 
@@ -25,6 +26,7 @@ class Proof:
     ``failed``: layouts that could not be run or compared, with one line each; ``details``: their ranks' tracebacks.
     ``maps``: of each layout its modules in the last step compared. ``kept``: tensors of findings that nobody explains;
     ``files``: where they were written, in the folder of ``--out``. ``asked``: how many steps were to be compared.
+    ``rounded``: short types in which the reference computes, by whose rounding tolerances were found.
     """
 
     layouts: list[Layout]
@@ -34,6 +36,7 @@ class Proof:
     notes: list[str] = field(default_factory=list)
     steps: int = 0
     asked: int = 0
+    rounded: list[str] = field(default_factory=list)
     parameters: int = 0
     modules: list[str] = field(default_factory=list)
     tolerance: float = 0.0
@@ -95,8 +98,20 @@ def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
     deterministic(reference, again, tolerance, options.sketched)
     truth = Reference(reference, tolerance)
     _trains(truth)
-    made = Proof(list(layouts), steps=reference.steps, asked=options.steps, parameters=len(truth.whole[0].before), tolerance=tolerance)
+    short = _short_types(reference)
+    if short:
+        rounded = runner.ran(layouts[0], replace(options, rounded=True), Path(folder, "rounded"))
+        runner.must(rounded)
+        truth.noise = noise_between(truth, rounded)
+    made = Proof(
+        list(layouts),
+        steps=reference.steps,
+        asked=options.steps,
+        parameters=len(truth.whole[0].before),
+        tolerance=tolerance,
+    )
     made.modules = sorted(truth.order[0], key=truth.order[0].__getitem__)
+    made.rounded = short
     made.notes += reference.records[0].notes
     if options.sketched:
         made.notes.append(f"{runner.elements(reference):,} elements: parameters are compared by sketches")
@@ -146,9 +161,14 @@ def _compared(truth: Reference, other: Run, options: Options, place: Path) -> co
     compared.in_part = _in_part(truth.run, other)
     if options.sketched and (compared.findings or compared.unmatched):
         compared = large.in_full(
-            truth, other, compared, options, place / "full", lambda run: Reference(run, truth.tolerance)
+            truth, other, compared, options, place / "full", lambda run: Reference(run, truth.tolerance, truth.noise)
         )
     return compared
+
+
+def _short_types(run: Run) -> list[str]:
+    """Types of few bits that the script computes in or keeps parameters in."""
+    return sorted({name for record in run.records for name in (*record.computed_in, *record.dtypes)} & SHORT.keys())
 
 
 def _trains(truth: Reference) -> None:

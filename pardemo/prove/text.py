@@ -29,8 +29,9 @@ def screen(proof: Proof) -> str:
 
 def reference(proof: Proof) -> str:
     """What the others are held against."""
-    few = f" of {proof.asked}, then the script ended" if proof.steps < proof.asked else ""
-    return f"{proof.layouts[0].name}: {counted(proof.steps, 'step')}{few}, {counted(proof.parameters, 'parameter')}"
+    few = f"{proof.steps} of " if proof.steps < proof.asked else ""
+    steps = counted(max(proof.asked, proof.steps), "step")
+    return f"{proof.layouts[0].name}: {few}{steps}, {counted(proof.parameters, 'parameter')}"
 
 
 def verdict(proof: Proof) -> str:
@@ -39,6 +40,8 @@ def verdict(proof: Proof) -> str:
         return "different"
     if proof.failed:
         return "not compared: see what is said of each layout that has a ?"
+    if proof.rounded:
+        return f"equal, to what rounding to {' and '.join(proof.rounded)} moves of each parameter in the reference"
     return f"equal, to {proof.tolerance:.0e} of what is compared"
 
 

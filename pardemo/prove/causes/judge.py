@@ -107,7 +107,7 @@ def _without(facts: Facts, ours: Sequence[Step]) -> list[Pair]:
 def _multiples(facts: Facts, wrong: list[Pair], ours: Sequence[Step], truth: Step) -> list[Finding]:
     """What is left, by factor: plain multiples, then what is off in another way."""
     made = []
-    limit = max(facts.tolerance * 100, 1e-6)
+    limit = min(max(facts.tolerance * 100, 1e-6), 0.1)
     groups: dict[float | None, list[Pair]] = {}
     for pair in wrong:
         plain = pair.rest <= limit and math.isfinite(pair.factor)

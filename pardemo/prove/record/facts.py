@@ -123,7 +123,7 @@ class Record:
 
     ``unseeded``: lines that drew random numbers from a generator that nobody had seeded. ``dtype``: the parameters'.
     ``line``: where the model is first called. ``alone``: whether the script made no group of processes, or called no
-    collective.
+    collective. ``computed_in``: types of what modules returned.
     """
 
     rank: int
@@ -136,6 +136,7 @@ class Record:
     optimizer: str = ""
     batch_norms: list[str] = field(default_factory=list)
     alone: bool = False
+    computed_in: list[str] = field(default_factory=list)
 
 
 Tensors = dict[str, torch.Tensor]

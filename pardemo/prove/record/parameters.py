@@ -21,7 +21,8 @@ LARGEST_BUFFER = 65536
 class Wanted:
     """What to record: how many steps, into which folder, and how much.
 
-    ``sketched``: parameters as sketches, but those of ``in_full``. ``forward``: outputs of modules.
+    ``sketched``: parameters as sketches, but those of ``in_full``. ``forward``: outputs of modules. ``rounded``: what
+    is in a short type is rounded otherwise, to see how far that moves gradients.
     """
 
     steps: int
@@ -29,6 +30,7 @@ class Wanted:
     sketched: bool = False
     in_full: tuple[str, ...] = ()
     forward: bool = True
+    rounded: bool = False
 
 
 class Parameters(Outputs):

@@ -41,9 +41,7 @@ def held(
     return [*found, *(_plain(parameter, (name,)) for name, parameter in beside)]
 
 
-def at_hand(
-    roots: Iterable[torch.nn.Module], beside: Iterable[tuple[str, torch.nn.Parameter]] = ()
-) -> list[Held]:
+def at_hand(roots: Iterable[torch.nn.Module], beside: Iterable[tuple[str, torch.nn.Parameter]] = ()) -> list[Held]:
     """What is there in the middle of a step, as far as it needs no collective: nothing of engines that keep shards."""
     return [*_named(roots, _at_hand), *(_plain(parameter, (name,)) for name, parameter in beside)]
 

@@ -19,6 +19,7 @@ from pardemo.prove.record import engines, pieces
 from pardemo.prove.record.facts import Clip, LossCall, Mask, Record, Step
 from pardemo.prove.record.outputs import for_shapes
 from pardemo.prove.record.parameters import Parameters, Wanted
+from pardemo.prove.record.rounding import Rounding
 
 
 class Recorder(Parameters):
@@ -39,6 +40,7 @@ class Recorder(Parameters):
         self._optimizer = ""
         self._looked: Callable[[], None] = lambda: None
         self._engines: set[type] = set()
+        self._rounding = Rounding() if wanted.rounded else None
         self._in_engine = False
         self._changes = contextlib.ExitStack()
 
@@ -58,6 +60,8 @@ class Recorder(Parameters):
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ]  # fmt: skip
+        if self._rounding:
+            self._changes.enter_context(self._rounding)
         self._changes.enter_context(compat.replaced(*compat.engine_replaced(self._on_backward)))
         self._changes.enter_context(
             compat.replaced(torch.nn.Module, "__call__", self._called(torch.nn.Module.__call__))
@@ -233,18 +237,15 @@ class Recorder(Parameters):
             self._looked()
             self._looked = lambda: None
         self.now.learning_rates += [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+        if self._rounding:
+            self._rounding.gradients(optimizer)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if threading.get_ident() != self._thread or self._in_engine or self.now.backwards == 0:
             return
         self._pending = True
         self._stepped |= {id(p) for group in optimizer.param_groups for p in group["params"]}
-        own = {
-            id(p)
-            for root in self._models()
-            for p in root.parameters()
-            if p.requires_grad and p.grad is not None
-        }
+        own = {id(p) for root in self._models() for p in root.parameters() if p.requires_grad and p.grad is not None}
         own |= {id(p) for _, p in self._in_no_module() if p.grad is not None}
         if own and own <= self._stepped:
             self._finish()
@@ -289,4 +290,7 @@ class Recorder(Parameters):
             if isinstance(part, compat.NormBase)
         ]
         steps = self.steps[: self._wanted.steps] if self.complete else self.steps[:-1]
-        return Record(self._rank, ended, steps, parallelisms, notes, unseeded, dtypes, self._optimizer, norms)
+        return Record(
+            self._rank, ended, steps, parallelisms, notes, unseeded, dtypes, self._optimizer, norms,
+            computed_in=sorted(self.computed_in),
+        )  # fmt: skip
