@@ -9,7 +9,6 @@ from pardemo.prove import buffers, causes, clipping, data, draws, forward, model
 from pardemo.prove.assembled import assembled
 from pardemo.prove.facts import Facts, Finding, Pair, floors, pair
 from pardemo.prove.record import sketch
-from pardemo.prove.record.facts import Tensors
 from pardemo.prove.reference import TOLERANCES, Reference
 from pardemo.prove.runner import ProveError, Run
 from pardemo.prove.whole import Atlas, Part, atlas
@@ -20,8 +19,9 @@ class Compared:
     """A layout's findings, none where it trains as the reference does.
 
     ``unmatched``: parameters that could not be compared, in a sentence; ``strange``: since one of the models has no
-    parameter of this name. ``in_part``: what was not there to be compared. ``maps``: which parts the pieces are. ``left_open``: what other layouts may explain.
-    ``model``: its modules in the last step that was compared. ``kept``: tensors of findings that nobody explains.
+    parameter of this name. ``in_part``: what was not there to be compared. ``maps``: which parts the pieces are.
+    ``left_open``: what other layouts may explain. ``model``: its modules in the last step that was compared. ``kept``:
+    tensors of findings that nobody explains.
     """
 
     findings: list[Finding] = field(default_factory=list)
