@@ -232,8 +232,8 @@ def _without_padding(reference: Run, other: Run, step: int) -> Data | None:
             made = Data(note=f"samples are compared without their padding, {value} at the {side} of rows")
             for (rank, number, row, tokens), (*_, whole) in zip(bare[1], own, strict=True):
                 micro, its, of = where[tokens]
-                both = min(len(whole), len(of))
-                seen = torch.arange(both) if side == "end" else torch.arange(len(of) - both, len(of))
+                least = min(len(whole), len(of))
+                seen = torch.arange(least) if side == "end" else torch.arange(len(of) - least, len(of))
                 made.places[rank, number, row] = Place(micro, its, seen, len(of))
             return made
     return None

@@ -66,7 +66,8 @@ class Proof:
             "findings": [
                 plain(asdict(finding)) | {"tensors": self.files.get(finding)} for finding in self.findings
             ],
-            "steps": self.steps, "asked": self.asked, "parameters": self.parameters, "tolerance": self.tolerance, "notes": self.notes,
+            "steps": self.steps, "asked": self.asked, "parameters": self.parameters, "tolerance": self.tolerance,
+            "notes": self.notes,
         }  # fmt: skip
 
 
@@ -103,13 +104,8 @@ def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
         rounded = runner.ran(layouts[0], replace(options, rounded=True), Path(folder, "rounded"))
         runner.must(rounded)
         truth.noise = noise_between(truth, rounded)
-    made = Proof(
-        list(layouts),
-        steps=reference.steps,
-        asked=options.steps,
-        parameters=len(truth.whole[0].before),
-        tolerance=tolerance,
-    )
+    made = Proof(list(layouts), steps=reference.steps, asked=options.steps, tolerance=tolerance)
+    made.parameters = len(truth.whole[0].before)
     made.modules = sorted(truth.order[0], key=truth.order[0].__getitem__)
     made.rounded = short
     made.notes += reference.records[0].notes

@@ -95,19 +95,14 @@ class Reference:
 
 def noise_between(reference: Reference, rounded: Run) -> list[dict[tuple[str, str], float]]:
     """What another rounding has moved of each parameter's gradient and update, as norms, step by step."""
-    other = Reference(rounded, reference.tolerance)
-    return [
-        {("gradient", name): _off(ours.gradients, its.gradients, name) for name in ours.gradients}
-        | {
-            ("update", name): float(((its.after[name] - its.before[name]) - (ours.after[name] - ours.before[name])).norm())
-            for name in ours.after.keys() & its.after.keys()
-        }
-        for ours, its in zip(reference.whole, other.whole, strict=False)
-    ]  # fmt: skip
-
-
-def _off(ours: Tensors, its: Tensors, name: str) -> float:
-    return float((its[name] - ours[name]).norm()) if name in its else 0.0
+    noise = []
+    for ours, its in zip(reference.whole, Reference(rounded, reference.tolerance).whole, strict=False):
+        found = {("gradient", name): (its.gradients[name], ours.gradients[name])
+                 for name in ours.gradients.keys() & its.gradients.keys()}  # fmt: skip
+        found |= {("update", name): (its.after[name] - its.before[name], ours.after[name] - ours.before[name])
+                  for name in ours.after.keys() & its.after.keys()}  # fmt: skip
+        noise.append({key: float((a - b).norm()) for key, (a, b) in found.items()})
+    return noise
 
 
 def _own_part(piece: Piece, tensors: Tensors) -> Part:
