@@ -1,7 +1,10 @@
 """One layout beside the reference, step by step, until the first step in which they part."""
 
+import math
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -66,6 +69,7 @@ def layout(reference: Reference, other: Run) -> Compared:
         findings = [found.finding] if found.finding else []
         if step == 0 and not findings:
             findings += _begin(reference, other, maps)
+            made.strange &= not findings
         findings += draws.findings(other, step, found)
         if not any(finding.what in ("data", "parameters") for finding in findings):
             findings += _numbers(reference, other, step, maps, found, made)
@@ -86,12 +90,19 @@ def data_of(reference: Run, other: Run, step: int) -> tuple[data.Data, str]:
 
 
 def _once(findings: list[Finding]) -> Iterator[Finding]:
-    seen = set()
+    """Each finding once; those that say the same of other parameters as one."""
+    seen: dict[tuple[str, str, str], Finding] = {}
     for one in findings:
         key = one.what, one.cause, one.why
-        if key not in seen:
-            seen.add(key)
-            yield one
+        known = seen.get(key)
+        if known is None:
+            seen[key] = one
+        elif set(one.parameters) - set(known.parameters):
+            names = tuple(sorted({*known.parameters, *one.parameters}))
+            rest = max((value for value in (known.rest, one.rest) if value is not None), default=None)
+            alike = known.factor is not None and one.factor is not None and math.isclose(known.factor, one.factor)
+            seen[key] = replace(known, parameters=names, rest=rest, factor=known.factor if alike else None)
+    yield from seen.values()
 
 
 def _maps(reference: Reference, other: Run, made: Compared) -> Atlas:
@@ -143,6 +154,8 @@ def _parameters(count: int) -> str:
 
 def _begin(reference: Reference, other: Run, maps: Atlas) -> list[Finding]:
     """Parameters before the first step: the reference's, and equal on ranks that hold the same."""
+    if twice := _held_twice(reference, other, maps):
+        return [causes.overwritten(other, twice, reference.order[0])]
     replicas = _replicas(reference, other, 0, "before", maps)
     unknown = {name for own in maps.unknown.values() for name in own}
     uncovered = {
@@ -153,6 +166,19 @@ def _begin(reference: Reference, other: Run, maps: Atlas) -> list[Finding]:
     if not maps.different and not replicas and not unknown and not uncovered:
         return []
     return causes.begin(other, maps, replicas, uncovered, reference.order[0], reference.whole[0].before)
+
+
+def _held_twice(reference: Reference, other: Run, maps: Atlas) -> list[str]:
+    """Parameters that no rank holds, or not in whole, though the ranks have pieces enough: some have another's values.
+
+    Of parameters of one kind and shape, as experts, there are as many pieces as the reference has, or more.
+    """
+    truth, holders = reference.whole[0].before, holders_of(other, 0, "before", maps)
+    kind = {name: (re.sub(r"\d+", "#", name), tuple(whole.shape)) for name, whole in truth.items()}
+    wanted = Counter(kind.values())
+    pieces = Counter(kind[name] for name, some in holders.items() for _ in some)
+    missing = [name for name in truth if name not in holders]
+    return sorted(name for name in missing if 1 < wanted[kind[name]] <= pieces[kind[name]])
 
 
 def holders_of(other: Run, step: int, kind: str, maps: Atlas) -> dict[str, list[tuple[int, Part, torch.Tensor]]]:
