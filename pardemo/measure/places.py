@@ -182,6 +182,11 @@ class Places:
         """A module's name from the root on, without what wrappers put before it; its class where nobody has it."""
         return self._names.get(module) or type(module).__name__
 
+    @property
+    def evaluating(self) -> bool:
+        """Whether a model runs to be evaluated."""
+        return self._aside is not None
+
     def take_aside(self) -> tuple[float, float]:
         """Seconds, and seconds of a core, that models were evaluated since the last time that this was asked."""
         taken, self._aside_s, self._aside_cpu_s = (self._aside_s, self._aside_cpu_s), 0.0, 0.0
