@@ -6,9 +6,14 @@ tensor-parallel group are neighbours, so that they sit in one host (Narayanan et
 
 from dataclasses import dataclass
 from itertools import product
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import nn
 
 AXES = ("tp", "dp", "pp")
 
@@ -83,6 +88,31 @@ class ParallelDims:
             for outer in product(*(range(getattr(self, axis)) for axis in rest))
         ]
         return sorted(members)
+
+
+def held_in_part(module: "nn.Module") -> "Iterator[tuple[str, nn.Parameter, dist.ProcessGroup]]":
+    """Parameters of which this rank has a part, or others than its neighbours, with the group that has all of them.
+
+    The layers say so, by a method of this name: what is cut by columns, rows or the vocabulary, and experts. Whoever
+    gives ranks one rank's values, averages gradients over ranks, or takes a norm over them, has to ask.
+    """
+    for name, layer in module.named_modules():
+        own = getattr(layer, "held_in_part", None)
+        if own is not None:
+            yield from ((f"{name}.{of}" if name else of, parameter, group) for of, parameter, group in own())
+
+
+def cut_within(module: "nn.Module", group: dist.ProcessGroup) -> str:
+    """Why a group cannot hold replicas of this module, in a sentence: its ranks have different parts. Empty if not."""
+    ours = set(dist.get_process_group_ranks(group))
+    for name, _, cut in held_in_part(module):
+        ranks = dist.get_process_group_ranks(cut)
+        if len(ours & set(ranks)) > 1:
+            return (
+                f"{name} is cut over ranks {ranks}, and ranks {sorted(ours)} would be given one rank's part of it: "
+                "give the data-parallel group, whose ranks have the same part"
+            )
+    return ""
 
 
 class Groups:

@@ -23,6 +23,7 @@ NAMES = {
     "NormBase": Private("torch.nn.modules.batchnorm._NormBase", "every kind of batch norm"),
     "assert_async": Private("torch._assert_async", "a check that waits for no GPU"),
     # --- torch: dispatch, operators, fake tensors
+    "tree_map": Private("torch.utils._pytree.tree_map", "rounds otherwise what a module returns"),
     "tree_leaves": Private("torch.utils._pytree.tree_leaves", "the tensors in what a module takes and returns"),
     "TorchDispatchMode": Private("torch.utils._python_dispatch.TorchDispatchMode", "meters that see each operator"),
     "without_modes": Private("torch.utils._python_dispatch._disable_current_modes", "messages that no meter counts"),

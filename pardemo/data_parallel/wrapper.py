@@ -35,7 +35,7 @@ from pardemo.data_parallel.copies import LocalCopy
 from pardemo.data_parallel.exchange import AllReduce, Sender
 from pardemo.data_parallel.replicas import Watched, broadcast_buffers, broadcast_model, compare_models, gaps
 from pardemo.data_parallel.uneven_inputs import ACTIVE, BACKWARD, BUFFERS, Shadow, all_plans, last_active
-from pardemo.groups import group_of
+from pardemo.groups import cut_within, group_of
 from pardemo.meters.timeline import Timeline
 
 #: For each parameter, the wrapper that averages its gradient.
@@ -57,7 +57,12 @@ class Wrapper(nn.Module, Joinable):
         self.group = group_of(group)
         self.size = dist.get_world_size(self.group)
         self.parameters_to_sync = [p for p in module.parameters() if p.requires_grad]
-        compare_models(module, self.group, self._engine(all_reduce), self._problem(module) or gaps(module))
+        compare_models(
+            module,
+            self.group,
+            self._engine(all_reduce),
+            self._problem(module) or gaps(module) or cut_within(module, self.group),
+        )
         self.module = module
         self.divide_by_initial_world_size = True
         self.share_of = self.size  # by what a gradient is divided before the sum

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -81,6 +81,18 @@ class ExpertParallel(nn.Module):
             out = out + self.shared(tokens)
         self.routing, self.plan = routing, way
         return out.view_as(x)
+
+    def held_in_part(self) -> Iterator[tuple[str, nn.Parameter, dist.ProcessGroup]]:
+        """The experts, of which each rank has others: see :func:`pardemo.groups.held_in_part`."""
+        if self.group.size() > 1:
+            for name, parameter in self.experts.named_parameters(prefix="experts"):
+                yield name, parameter, self.group
+
+    def __deepcopy__(self, memo: dict) -> "ExpertParallel":
+        memo[id(self.group)] = self.group  # a copy, an average of weights say, talks to the same ranks
+        copied = memo[id(self)] = self.__class__.__new__(self.__class__)
+        copied.__dict__.update(copy.deepcopy({**self.__dict__, "routing": None, "plan": None}, memo))
+        return copied
 
     @torch.no_grad()
     def average_gradients(self) -> None:

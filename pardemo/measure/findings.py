@@ -23,6 +23,7 @@ def explain(measured: Summary) -> None:
         measured.findings += expected.of(measured, parallelism)
     measured.findings += expected.by_terms(measured)
     _summed_by_hand(measured)
+    _averaged_now_and_then(measured)
     for row in measured.collectives:
         _other(measured, row)
     _late(measured)
@@ -57,12 +58,25 @@ def _summed_by_hand(measured: Summary) -> None:
         rows = [row for row in rows if any(prod(shape) > METRIC for shape in row.shapes)]
         once = ring_all_reduce(nbytes, len(ranks)).sent
         sent = sum(row.bytes for row in rows)
-        if rows and abs(sent - once) <= 0.01 * once:
+        if rows and sent and abs(sent - once) <= 0.01 * once:  # a group of one rank sends nothing
             for row in rows:
                 row.expected_bytes, row.why = (
                     once * row.bytes / sent,
                     "as many bytes as all gradients have: summed by the script",
                 )
+
+
+def _averaged_now_and_then(measured: Summary) -> None:
+    """All-reduces that not every step has, of as many bytes in those that have them as all parameters: local SGD."""
+    sizes = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+    nbytes = sum(sizes.get(dtype, 0) * count for dtype, count in measured.model.get("dtypes", {}).items())
+    for row in measured.collectives if nbytes else ():
+        once = ring_all_reduce(nbytes, len(row.ranks)).sent
+        calls = max(row.calls, 1e-9)
+        each = row.bytes / calls * max(len(row.shapes), 1)  # a call for each of its tensors, or one for all
+        some = 0 < row.calls < max(len(row.shapes), 1) and row.kind == "all-reduce" and not row.why
+        if some and once and any(abs(one - once) <= 0.02 * once for one in (each, row.bytes / calls)):
+            row.why = "as many bytes as all parameters have, not in every step: averaged now and then (local SGD)"
 
 
 def _other(measured: Summary, row: Row) -> None:

@@ -118,7 +118,13 @@ def _deepspeed(deepspeed: Any, changes: contextlib.ExitStack, notes: list[str]) 
     """Its Adam is torch's, where its own would be compiled for a GPU; nor is its operator for inference compiled."""
     import torch
 
-    _note(notes, "DeepSpeed on GPUs → its own accelerator for CPUs, over gloo")
+    begin = deepspeed.initialize
+
+    def initialize(*args: Any, **kwargs: Any) -> Any:
+        _note(notes, "DeepSpeed on GPUs → its own accelerator for CPUs, over gloo")
+        return begin(*args, **kwargs)
+
+    changes.enter_context(compat.replaced(deepspeed, "initialize", initialize))
 
     def fused_adam(params: Any, *, bias_correction: bool = True, adam_w_mode: bool = True, set_grad_none: bool = True,
                    **options: Any) -> Any:  # fmt: skip

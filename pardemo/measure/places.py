@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -58,6 +58,28 @@ class Place(NamedTuple):
     use: str = ""
 
 
+class Roots:
+    """Modules in the order in which they were first called; one that nobody holds any more is no longer among them.
+
+    A set of weak references gives them in the order of their addresses, which changes from run to run.
+    """
+
+    def __init__(self) -> None:
+        self._modules: dict[int, weakref.ref[torch.nn.Module]] = {}
+
+    def add(self, module: torch.nn.Module) -> None:
+        if module not in self:
+            self._modules.pop(id(module), None)  # of one that has gone, whose address it has
+            self._modules[id(module)] = weakref.ref(module)
+
+    def __contains__(self, module: object) -> bool:
+        known = self._modules.get(id(module))
+        return known is not None and known() is module
+
+    def __iter__(self) -> Iterator[torch.nn.Module]:
+        return iter([module for known in list(self._modules.values()) if (module := known()) is not None])
+
+
 class Places:
     """Follows which module runs, and tells where a script is.
 
@@ -78,7 +100,7 @@ class Places:
         self._owners: list[torch.nn.Module | None] = [None]
         self._names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
         #: modules that were called from outside of all others: models, and losses
-        self.roots: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self.roots = Roots()
         #: names of modules whose forward a backward pass ran again; dtypes that autocast or a policy computed in
         self.recomputed: set[str] = set()
         self.computed_in: set[str] = set()
@@ -159,6 +181,11 @@ class Places:
     def name(self, module: torch.nn.Module) -> str:
         """A module's name from the root on, without what wrappers put before it; its class where nobody has it."""
         return self._names.get(module) or type(module).__name__
+
+    @property
+    def evaluating(self) -> bool:
+        """Whether a model runs to be evaluated."""
+        return self._aside is not None
 
     def take_aside(self) -> tuple[float, float]:
         """Seconds, and seconds of a core, that models were evaluated since the last time that this was asked."""

@@ -18,7 +18,7 @@ from pardemo.meters.timeline import Span, covered_s
 class Row:
     """Collectives of one kind, group and place: how often in the median step, and what a rank sends by them.
 
-    ``bytes``: by an algorithm that sends the least. ``expected_bytes``: what the formula of the parallelism says, where
+    ``bytes``: by an algorithm that sends the least, of the rank that sends most: ``rank``, where not all send as much. ``expected_bytes``: what the formula of the parallelism says, where
     one does; ``why``: what the row is, or why it differs.
     """
 
@@ -31,6 +31,7 @@ class Row:
     shapes: tuple[tuple[int, ...], ...]
     expected_bytes: float | None = None
     why: str = ""
+    rank: int | None = None
 
     @property
     def line(self) -> str:
@@ -137,7 +138,7 @@ class Summary:
             "collectives": [
                 {
                     "kind": row.kind, "ranks": list(row.ranks), "calls": row.calls, "bytes": row.bytes,
-                    "line": row.line, "module": row.module, "phase": row.place.phase, "dtype": row.dtype,
+                    "rank": row.rank, "line": row.line, "module": row.module, "phase": row.place.phase, "dtype": row.dtype,
                     "expected_bytes": row.expected_bytes, "why": row.why,
                 }
                 for row in self.collectives
@@ -210,18 +211,31 @@ def _parallelisms(seen: Sequence[Seen]) -> list[Parallelism]:
 
 
 def _sent(one: Seen, steps: Iterable[int]) -> float:
-    return statistics.median(one.cuts[step].sent_bytes - one.cuts[step - 1].sent_bytes for step in steps)
+    return typical([one.cuts[step].sent_bytes - one.cuts[step - 1].sent_bytes for step in steps])
 
 
 def _median_sum(calls: Iterable[Call], steps: Iterable[int], what: str) -> float:
     sums: dict[int, float] = defaultdict(float)
     for call in calls:
         sums[call.step] += getattr(call, what)
-    return statistics.median(sums[step] for step in steps)
+    return typical([sums[step] for step in steps])
+
+
+def typical(of_steps: Sequence[float]) -> float:
+    """The median step's; where most steps have nothing, and some have, the mean: what is done every so many steps."""
+    return statistics.median(of_steps) or statistics.fmean(of_steps)
 
 
 def _rows(seen: Sequence[Seen], steps: range) -> list[Row]:
-    """Of each group its first rank's; of messages the sender's."""
+    """Of each group its first rank's calls, with what the rank sends by them that sends most; of messages the sender's.
+
+    Of a gather, a reduction to one rank or an uneven all-to-all not all ranks send as much.
+    """
+    sent_by: dict[tuple, dict[int, float]] = defaultdict(dict)
+    for one in seen:
+        for call in one.calls:
+            if call.kind != "receive":
+                sent_by[call.group, call.ranks, call.number][one.rank] = call.sent
     kept: dict[tuple, list[Call]] = defaultdict(list)
     for one in seen:
         for call in one.calls:
@@ -230,9 +244,16 @@ def _rows(seen: Sequence[Seen], steps: range) -> list[Row]:
     rows = []
     for (kind, ranks, place, dtype), calls in kept.items():
         number = statistics.median(sum(call.step == step for call in calls) for step in steps)
-        sent = _median_sum(calls, steps, "sent")
+        sums: dict[int, dict[int, float]] = defaultdict(lambda: dict.fromkeys(steps, 0.0))
+        for call in calls:
+            for rank, by in sent_by[call.group, call.ranks, call.number].items():
+                sums[rank][call.step] += by
+        medians = {rank: typical(list(of.values())) for rank, of in sums.items()}
+        most = max(medians, key=lambda rank: (medians[rank], -rank))
+        uneven = most if kind != "send" and min(medians.values()) < 0.9 * medians[most] else None
         shapes = tuple(dict.fromkeys(shape for call in calls for shape in call.shapes))
-        rows.append(Row(kind, ranks, number or len(calls) / len(steps), sent, place, dtype, shapes))
+        made = Row(kind, ranks, number or len(calls) / len(steps), medians[most], place, dtype, shapes)
+        rows.append(replace(made, rank=uneven))
     return sorted(rows, key=lambda row: (-row.bytes, row.kind, row.ranks))
 
 

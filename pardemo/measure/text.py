@@ -159,9 +159,15 @@ def collectives(measured: Summary) -> list[tuple[str, ...]]:
     for row in _alike(measured.collectives):
         ranks = " → ".join(map(str, row.ranks)) if row.kind == "send" else ranks_text(list(row.ranks)).partition(" ")[2]
         expected = "" if row.expected_bytes is None else amount(row.expected_bytes)
-        rest = row.kind, f"{row.calls:g}", amount(row.bytes), expected, row.line, row.module, row.why
+        rest = row.kind, f"{row.calls:g}", amount(row.bytes), expected, row.line, row.module, _what(row)
         together.setdefault(rest, []).append(ranks)
     return [(kind, _groups(some), *rest) for (kind, *rest), some in together.items()]
+
+
+def _what(row: Row) -> str:
+    """What a row is, and whose bytes it has where ranks send unlike ones."""
+    most = "" if row.rank is None or row.place.objects else f"rank {row.rank} sends most"
+    return "; ".join(filter(None, [row.why, most]))
 
 
 def peak(measured: Summary) -> str:

@@ -1,7 +1,10 @@
 """One layout beside the reference, step by step, until the first step in which they part."""
 
+import math
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -9,14 +12,9 @@ from pardemo.prove import buffers, causes, clipping, data, draws, forward, model
 from pardemo.prove.assembled import assembled
 from pardemo.prove.facts import Facts, Finding, Pair, floors, pair
 from pardemo.prove.record import sketch
-from pardemo.prove.record.facts import Tensors
-from pardemo.prove.reference import Reference
+from pardemo.prove.reference import TOLERANCES, Reference
 from pardemo.prove.runner import ProveError, Run
 from pardemo.prove.whole import Atlas, Part, atlas
-
-#: Relative differences up to which numbers of a type are taken for equal. A sum of thousands of terms in another order
-#: is off by ten or a hundred roundings; a bug is off by a factor.
-TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-3}
 
 
 @dataclass
@@ -24,14 +22,16 @@ class Compared:
     """A layout's findings, none where it trains as the reference does.
 
     ``unmatched``: parameters that could not be compared, in a sentence; ``strange``: since one of the models has no
-    parameter of this name. ``maps``: which parts the pieces are. ``left_open``: what other layouts may explain.
-    ``model``: its modules in the last step that was compared. ``kept``: tensors of findings that nobody explains.
+    parameter of this name. ``in_part``: what was not there to be compared. ``maps``: which parts the pieces are.
+    ``left_open``: what other layouts may explain. ``model``: its modules in the last step that was compared. ``kept``:
+    tensors of findings that nobody explains.
     """
 
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     unmatched: str = ""
     strange: bool = False
+    in_part: str = ""
     maps: Atlas = field(default_factory=Atlas)
     steps: int = 0
     parameters: int = 0
@@ -43,7 +43,7 @@ class Compared:
 
 def tolerance_of(run: Run, double: bool) -> float:
     """What may differ in this run's types."""
-    types = {name for record in run.records for name in record.dtypes if name in TOLERANCES}
+    types = {name for record in run.records for name in (*record.dtypes, *record.computed_in) if name in TOLERANCES}
     return max((TOLERANCES[name] for name in types), default=TOLERANCES["float64" if double else "float32"])
 
 
@@ -64,9 +64,12 @@ def layout(reference: Reference, other: Run) -> Compared:
         found, errors = data_of(reference.run, other, step)
         if errors:
             raise ProveError(errors)
+        if found.note and found.note not in made.notes:
+            made.notes.append(found.note)
         findings = [found.finding] if found.finding else []
         if step == 0 and not findings:
             findings += _begin(reference, other, maps)
+            made.strange &= not findings
         findings += draws.findings(other, step, found)
         if not any(finding.what in ("data", "parameters") for finding in findings):
             findings += _numbers(reference, other, step, maps, found, made)
@@ -87,12 +90,19 @@ def data_of(reference: Run, other: Run, step: int) -> tuple[data.Data, str]:
 
 
 def _once(findings: list[Finding]) -> Iterator[Finding]:
-    seen = set()
+    """Each finding once; those that say the same of other parameters as one."""
+    seen: dict[tuple[str, str, str], Finding] = {}
     for one in findings:
         key = one.what, one.cause, one.why
-        if key not in seen:
-            seen.add(key)
-            yield one
+        known = seen.get(key)
+        if known is None:
+            seen[key] = one
+        elif set(one.parameters) - set(known.parameters):
+            names = tuple(sorted({*known.parameters, *one.parameters}))
+            rest = max((value for value in (known.rest, one.rest) if value is not None), default=None)
+            alike = known.factor is not None and one.factor is not None and math.isclose(known.factor, one.factor)
+            seen[key] = replace(known, parameters=names, rest=rest, factor=known.factor if alike else None)
+    yield from seen.values()
 
 
 def _maps(reference: Reference, other: Run, made: Compared) -> Atlas:
@@ -144,6 +154,8 @@ def _parameters(count: int) -> str:
 
 def _begin(reference: Reference, other: Run, maps: Atlas) -> list[Finding]:
     """Parameters before the first step: the reference's, and equal on ranks that hold the same."""
+    if twice := _held_twice(reference, other, maps):
+        return [causes.overwritten(other, twice, reference.order[0])]
     replicas = _replicas(reference, other, 0, "before", maps)
     unknown = {name for own in maps.unknown.values() for name in own}
     uncovered = {
@@ -154,6 +166,19 @@ def _begin(reference: Reference, other: Run, maps: Atlas) -> list[Finding]:
     if not maps.different and not replicas and not unknown and not uncovered:
         return []
     return causes.begin(other, maps, replicas, uncovered, reference.order[0], reference.whole[0].before)
+
+
+def _held_twice(reference: Reference, other: Run, maps: Atlas) -> list[str]:
+    """Parameters that no rank holds, or not in whole, though the ranks have pieces enough: some have another's values.
+
+    Of parameters of one kind and shape, as experts, there are as many pieces as the reference has, or more.
+    """
+    truth, holders = reference.whole[0].before, holders_of(other, 0, "before", maps)
+    kind = {name: (re.sub(r"\d+", "#", name), tuple(whole.shape)) for name, whole in truth.items()}
+    wanted = Counter(kind.values())
+    pieces = Counter(kind[name] for name, some in holders.items() for _ in some)
+    missing = [name for name in truth if name not in holders]
+    return sorted(name for name in missing if 1 < wanted[kind[name]] <= pieces[kind[name]])
 
 
 def holders_of(other: Run, step: int, kind: str, maps: Atlas) -> dict[str, list[tuple[int, Part, torch.Tensor]]]:
@@ -176,17 +201,18 @@ def _replicas(reference: Reference, other: Run, step: int, kind: str, maps: Atla
     return found
 
 
-def _pairs(
-    reference: Reference, other: Run, step: int, maps: Atlas, kind: str, wanted: Tensors, tolerance: float
-) -> dict[str, Pair]:
+def _pairs(reference: Reference, other: Run, step: int, maps: Atlas) -> dict[str, Pair]:
+    """Gradients, each beside the reference's."""
+    wanted = reference.whole[step].gradients
     scale = floors(wanted)
     pairs = {}
-    for name, some in holders_of(other, step, kind, maps).items():
+    for name, some in holders_of(other, step, "gradient", maps).items():
         if name not in wanted:
             continue
         whole = assembled(tuple(wanted[name].shape), some)
         pairs[name] = pair(
-            name, wanted[name], whole.value, whole.covered, scale[name], tolerance, whole.apart
+            name, wanted[name], whole.value, whole.covered, scale[name], reference.tolerance_of(name), whole.apart,
+            reference.allowed("gradient", name, step),
         )  # fmt: skip
     return pairs
 
@@ -201,15 +227,16 @@ def _updates(reference: Reference, other: Run, step: int, maps: Atlas, gradients
         if name not in wanted:
             continue
         whole = assembled(tuple(wanted[name].shape), some)
-        covered = whole.covered
+        covered, own = whole.covered, reference.tolerance_of(name)
         if name in truth.gradients:
-            noise = reference.tolerance * of_gradients[name]
+            noise = own * of_gradients[name]
             covered = covered & (truth.gradients[name].abs() > noise)
         # what is left of a small change to a large value is rounded by the value
-        rounding = _epsilon(reference.tolerance) * float(truth.before[name].abs().max()) if covered.numel() else 0.0
-        floor = max(scale[name], rounding / reference.tolerance)
+        rounding = _epsilon(own) * float(truth.before[name].abs().max()) if covered.numel() else 0.0
+        floor = max(scale[name], rounding / own)
         ours = whole.value - truth.before[name]
-        pairs[name] = pair(name, wanted[name], ours, covered, floor, reference.tolerance * 10, whole.apart)
+        noise = reference.allowed("update", name, step)
+        pairs[name] = pair(name, wanted[name], ours, covered, floor, own * 10, whole.apart, noise)
     return pairs
 
 
@@ -236,7 +263,7 @@ def _numbers(
     inside = {rank: {part.name for part in own.values()} for rank, own in maps.parts.items()}
     missing = {rank: truth.before.keys() - names for rank, names in inside.items()}
     facts.parted, alike = forward.parted(reference.run, other, step, found, renamed, cut, missing, reference.tolerance)
-    facts.gradients = _pairs(reference, other, step, maps, "gradient", truth.gradients, reference.tolerance)
+    facts.gradients = _pairs(reference, other, step, maps)
     facts.updates = _updates(reference, other, step, maps, facts.gradients)
     held = holders_of(other, step, "before", maps)
     facts.holders = {name: len(some) for name, some in held.items()}

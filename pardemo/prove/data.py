@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import torch
@@ -37,15 +37,45 @@ class Data:
     unmatched: list[int] = field(default_factory=list)
     finding: Finding | None = None
     error: str = ""
+    note: str = ""
 
 
 def samples(run: Run, step: int, rank: int) -> list[list[str]]:
-    """Hashes of the samples of each micro-batch, or of the activations that a later stage of a pipeline gets."""
-    return [micro.samples for micro in run.records[rank].steps[step].micro_batches]
+    """Hashes of the samples of each micro-batch, or of the activations that a later stage of a pipeline gets.
+
+    None of a module's that a rank runs behind others, as a script does that calls a model's layers one by one: what
+    goes in there is rounded otherwise in each layout.
+    """
+    micros = run.records[rank].steps[step].micro_batches
+    begins = any(micro.samples and not micro.activations for micro in micros)
+    return [[] if begins and micro.activations else micro.samples for micro in micros]
+
+
+def _behind(reference: Run, other: Run, step: int, made: "Data") -> None:
+    """Rows of modules that ranks run behind others: those of the module that got the samples, where it had as many."""
+    truth = reference.records[0].steps[step].micro_batches
+    for rank, record in enumerate(other.records):
+        begin = -1
+        for number, micro in enumerate(record.steps[step].micro_batches):
+            if not micro.activations:
+                begin = number
+            elif begin >= 0:
+                for row in range(len(micro.samples)):
+                    first = made.places.get((rank, begin, row))
+                    at = first.micro_batch + number - begin if first else len(truth)
+                    if first and at < len(truth) and truth[at].activations and first.row < len(truth[at].samples):
+                        made.places.setdefault((rank, number, row), replace(first, micro_batch=at))
 
 
 def compared(reference: Run, other: Run, step: int) -> Data:
     """Matches a layout's samples of a step with the reference's."""
+    made = _compared(reference, other, step)
+    if reference.layout.ranks == 1:
+        _behind(reference, other, step, made)
+    return made
+
+
+def _compared(reference: Run, other: Run, step: int) -> Data:
     at: dict[str, Place] = {}
     wanted: Counter[str] = Counter()
     for rank in range(reference.layout.ranks):
@@ -69,11 +99,13 @@ def compared(reference: Run, other: Run, step: int) -> Data:
         return made
     matched = [rank for rank, own in found.items() if any(sample in wanted for sample in own)]
     if not matched:
-        return _parts(reference, other, step, made)
+        return _without_padding(reference, other, step) or _parts(reference, other, step, made)
     made.unmatched = [rank for rank in found if rank not in matched]
     times = sum(total.values()) / sum(wanted.values())
     if total == Counter({sample: round(count * times) for sample, count in wanted.items()}):
         return made  # ranks of one tensor-parallel group have the same samples
+    if (padded := _without_padding(reference, other, step)) is not None:
+        return padded
     made.unmatched = []
     _judge(reference, other, step, wanted, sum(found.values(), Counter()), found, made)
     return made
@@ -176,6 +208,54 @@ def _parts(reference: Run, other: Run, step: int, made: Data) -> Data:
     elif not made.places and any(any(samples(other, step, rank)) for rank in range(other.layout.ranks)):
         made.finding = Finding(layout, step + 1, "data", "data", "no sample is one of the reference's in this step")
     return made
+
+
+def _without_padding(reference: Run, other: Run, step: int) -> Data | None:
+    """Rows matched by what is left of them without padding, which fills them up to the longest of their micro-batch.
+
+    Padding is one value at the rows' ends, or at their beginnings, without which both runs have the same rows. None
+    where there is no such value, or rows are as long in all micro-batches, so that none is needed.
+    """
+    theirs, own = (_rows_of(run, step) for run in (reference, other))
+    if len({len(tokens) for rows in (theirs, own) for *_, tokens in rows}) < 2:
+        return None
+    for at, side in ((-1, "end"), (0, "beginning")):
+        for value in sorted({tokens[at] for rows in (theirs, own) for *_, tokens in rows if tokens}):
+            bare = [[(*place, _stripped(tokens, value, at)) for *place, tokens in rows] for rows in (theirs, own)]
+            wanted, found = (Counter(tokens for *_, tokens in rows) for rows in bare)
+            times = sum(found.values()) / sum(wanted.values())
+            if found != Counter({tokens: round(count * times) for tokens, count in wanted.items()}):
+                continue
+            where = {
+                tokens: (number, row, of) for (_, number, row, tokens), (*_, of) in zip(bare[0], theirs, strict=True)
+            }
+            made = Data(note=f"samples are compared without their padding, {value} at the {side} of rows")
+            for (rank, number, row, tokens), (*_, whole) in zip(bare[1], own, strict=True):
+                micro, its, of = where[tokens]
+                least = min(len(whole), len(of))
+                seen = torch.arange(least) if side == "end" else torch.arange(len(of) - least, len(of))
+                made.places[rank, number, row] = Place(micro, its, seen, len(of))
+            return made
+    return None
+
+
+def _rows_of(run: Run, step: int) -> list[tuple[int, int, int, tuple[int, ...]]]:
+    """Of each row of samples its rank, micro-batch, place, and hashes of its tokens."""
+    found = []
+    for rank in range(run.layout.ranks):
+        kept = [bool(micro) for micro in samples(run, step, rank)]
+        for number, tokens in _tokens(run, step, rank).items():
+            if kept[number]:
+                found += [(rank, number, row, tuple(one)) for row, one in enumerate(tokens.tolist())]
+    return found
+
+
+def _stripped(tokens: tuple[int, ...], value: int, at: int) -> tuple[int, ...]:
+    """Tokens without all of one value at their end (-1), or at their beginning (0)."""
+    begin, end = 0, len(tokens)
+    while begin < end and tokens[begin if at == 0 else end - 1] == value:
+        begin, end = (begin + 1, end) if at == 0 else (begin, end - 1)
+    return tokens[begin:end]
 
 
 def _placed(

@@ -120,19 +120,20 @@ def pair(
     floor: float,
     tolerance: float,
     apart: list[tuple[Part, dict[int, torch.Tensor]]],
+    noise: float = 0.0,
 ) -> Pair:
     """Compares what is covered of two tensors.
 
     Args:
         floor: the root mean square of the layer's: a gradient that is zero but for rounding is judged by it.
-        tolerance: of rounding, relative.
+        tolerance: of rounding, relative. noise: a norm up to which any difference is rounding.
     """
     a, b = reference[covered].double(), ours[covered].double()
     square, size = float(a @ a), a.numel()
     factor = float(a @ b) / square if square > 0 else float("nan")
     own = float(b.norm())
     rest = float((b - factor * a).norm()) / own if own > 0 and square > 0 else 0.0 if own == 0 else 1.0
-    allowed = tolerance * max(square**0.5, floor * size**0.5)
+    allowed = max(tolerance * max(square**0.5, floor * size**0.5), noise)
     difference = float((b - a).norm())
     off = difference / allowed if allowed > 0 else (0.0 if difference == 0 else float("inf"))
     if not torch.isfinite(b).all():

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from pardemo.prove.facts import Finding
 from pardemo.prove.layouts import Layout
 from pardemo.prove.model_map import Map
 from pardemo.prove.record import sketch
-from pardemo.prove.reference import Reference
+from pardemo.prove.record.rounding import SHORT
+from pardemo.prove.reference import Reference, noise_between
 from pardemo.prove.runner import Options, ProveError, Run
 from pardemo.prove.unexplained import Kept
 
@@ -24,7 +25,8 @@ class Proof:
 
     ``failed``: layouts that could not be run or compared, with one line each; ``details``: their ranks' tracebacks.
     ``maps``: of each layout its modules in the last step compared. ``kept``: tensors of findings that nobody explains;
-    ``files``: where they were written, in the folder of ``--out``.
+    ``files``: where they were written, in the folder of ``--out``. ``asked``: how many steps were to be compared.
+    ``rounded``: short types in which the reference computes, by whose rounding tolerances were found.
     """
 
     layouts: list[Layout]
@@ -33,6 +35,8 @@ class Proof:
     details: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     steps: int = 0
+    asked: int = 0
+    rounded: list[str] = field(default_factory=list)
     parameters: int = 0
     modules: list[str] = field(default_factory=list)
     tolerance: float = 0.0
@@ -62,7 +66,8 @@ class Proof:
             "findings": [
                 plain(asdict(finding)) | {"tensors": self.files.get(finding)} for finding in self.findings
             ],
-            "steps": self.steps, "parameters": self.parameters, "tolerance": self.tolerance, "notes": self.notes,
+            "steps": self.steps, "asked": self.asked, "parameters": self.parameters, "tolerance": self.tolerance,
+            "notes": self.notes,
         }  # fmt: skip
 
 
@@ -93,8 +98,16 @@ def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
     hashed(reference)
     deterministic(reference, again, tolerance, options.sketched)
     truth = Reference(reference, tolerance)
-    made = Proof(list(layouts), steps=reference.steps, parameters=len(truth.whole[0].before), tolerance=tolerance)
+    _trains(truth)
+    short = _short_types(reference)
+    if short:
+        rounded = runner.ran(layouts[0], replace(options, rounded=True), Path(folder, "rounded"))
+        runner.must(rounded)
+        truth.noise = noise_between(truth, rounded)
+    made = Proof(list(layouts), steps=reference.steps, asked=options.steps, tolerance=tolerance)
+    made.parameters = len(truth.whole[0].before)
     made.modules = sorted(truth.order[0], key=truth.order[0].__getitem__)
+    made.rounded = short
     made.notes += reference.records[0].notes
     if options.sketched:
         made.notes.append(f"{runner.elements(reference):,} elements: parameters are compared by sketches")
@@ -111,6 +124,8 @@ def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
         if compared.unmatched and (compared.strange or not compared.findings):
             made.failed[layout.name] = compared.unmatched
             continue
+        if compared.in_part and not compared.findings:
+            made.failed[layout.name] = compared.in_part
         if compared.unmatched:
             made.notes.append(f"{layout.name}: {compared.unmatched}")
         made.findings += compared.findings
@@ -139,11 +154,47 @@ def _compared(truth: Reference, other: Run, options: Options, place: Path) -> co
         raise ProveError(f"{other.layout.name} took no step of an optimizer after a backward pass")
     hashed(other)
     compared = compare.layout(truth, other)
+    compared.in_part = _in_part(truth.run, other)
     if options.sketched and (compared.findings or compared.unmatched):
         compared = large.in_full(
-            truth, other, compared, options, place / "full", lambda run: Reference(run, truth.tolerance)
+            truth, other, compared, options, place / "full", lambda run: Reference(run, truth.tolerance, truth.noise)
         )
     return compared
+
+
+def _short_types(run: Run) -> list[str]:
+    """Types of few bits that the script computes in or keeps parameters in."""
+    return sorted({name for record in run.records for name in (*record.computed_in, *record.dtypes)} & SHORT.keys())
+
+
+def _trains(truth: Reference) -> None:
+    """Where nothing has a gradient, no layout could part from it."""
+    if not any(bool(tensor.any()) for whole in truth.whole for tensor in whole.gradients.values()):
+        raise ProveError(
+            f"the reference, {truth.run.layout.name}, does not train: its gradients are zero in "
+            f"{counted(truth.run.steps, 'step')}; look at what the loss is computed from"
+        )
+
+
+def _in_part(reference: Run, other: Run) -> str:
+    """What of a layout was not there to be compared, though what was is equal; empty where all was."""
+    steps = [min((len(record.steps) for record in run.records), default=0) for run in (reference, other)]
+    if other.steps < reference.steps and steps[1] < steps[0]:
+        return (
+            f"it ended after {counted(other.steps, 'step')} of {reference.steps}: these are equal, and what would have "
+            "come is not known"
+        )
+    if other.layout.ranks > 1 and all(record.alone for record in other.records):
+        return (
+            f"no collective is called: each of the {other.layout.ranks} ranks trains by itself, as if it were the only "
+            "one; the script needs torch.distributed.init_process_group, and gradients that are summed"
+        )
+    return ""
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 step``, ``2 steps``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def hashed(run: Run) -> None:

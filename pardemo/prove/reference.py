@@ -22,14 +22,43 @@ class Whole:
     tied: dict[str, tuple[str, ...]]
 
 
-class Reference:
-    """The reference's run, put together once for all layouts."""
+#: Relative differences up to which numbers of a type are taken for equal. A sum of thousands of terms in another order
+#: is off by ten or a hundred roundings; a bug is off by a factor.
+TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-3}
+#: By how many times what rounding otherwise has moved in the reference a layout may be off: its sums are rounded in
+#: other places, and one more time for each rank and micro-batch.
+TIMES = 6.0
 
-    def __init__(self, run: Run, tolerance: float):
-        self.run, self.tolerance = run, tolerance
+
+class Reference:
+    """The reference's run, put together once for all layouts.
+
+    Args:
+        noise: of each step, by kind and parameter, the norm of what moves if short types are rounded otherwise.
+    """
+
+    def __init__(self, run: Run, tolerance: float, noise: list[dict[tuple[str, str], float]] | None = None):
+        self.run, self.tolerance, self.noise = run, tolerance, noise or []
+        self._types: dict[str, float] = {}
         self.order = [forward.order_of(run, step) for step in range(run.steps)]
         self.whole = [self._whole(step) for step in range(run.steps)]
         self.norms = [clipping.norm(whole.gradients) for whole in self.whole]
+
+    def allowed(self, kind: str, name: str, step: int) -> float:
+        """The norm by which a parameter's gradient or update may be off since numbers of few bits are rounded."""
+        return TIMES * self.noise[step].get((kind, name), 0.0) if step < len(self.noise) else 0.0
+
+    def tolerance_of(self, name: str) -> float:
+        """The relative difference that is rounding in a parameter's own type."""
+        if name not in self._types:
+            types = {
+                str(tensors[name].dtype).removeprefix("torch.")
+                for rank in range(self.run.layout.ranks)
+                if name in (tensors := self.run.tensors(0, rank, "gradient"))
+            }
+            known = [TOLERANCES[one] for one in types if one in TOLERANCES]
+            self._types[name] = min(max(known, default=self.tolerance), self.tolerance)
+        return self._types[name]
 
     def _whole(self, step: int) -> Whole:
         """All pieces where one process has all; else put together as the pieces themselves say."""
@@ -62,6 +91,18 @@ class Reference:
                 )
             made[name] = one.value
         return made
+
+
+def noise_between(reference: Reference, rounded: Run) -> list[dict[tuple[str, str], float]]:
+    """What another rounding has moved of each parameter's gradient and update, as norms, step by step."""
+    noise = []
+    for ours, its in zip(reference.whole, Reference(rounded, reference.tolerance).whole, strict=False):
+        found = {("gradient", name): (its.gradients[name], ours.gradients[name])
+                 for name in ours.gradients.keys() & its.gradients.keys()}  # fmt: skip
+        found |= {("update", name): (its.after[name] - its.before[name], ours.after[name] - ours.before[name])
+                  for name in ours.after.keys() & its.after.keys()}  # fmt: skip
+        noise.append({key: float((a - b).norm()) for key, (a, b) in found.items()})
+    return noise
 
 
 def _own_part(piece: Piece, tensors: Tensors) -> Part:

@@ -116,7 +116,7 @@ class Run:
 class Options:
     """How layouts are run: steps that are recorded, in fp64 or the script's own type, where, and for how long.
 
-    ``follow``: what records them on a rank, where it is not prove's own.
+    ``follow``: what records them on a rank, where it is not prove's own. ``rounded``: rounded otherwise.
     """
 
     steps: int = 3
@@ -127,13 +127,14 @@ class Options:
     in_full: tuple[str, ...] = ()
     function: Callable[[Layout], Callable[[], Any]] | None = None
     follow: Callable[..., Any] | None = None
+    rounded: bool = False
 
 
 def ran(layout: Layout, options: Options, folder: Path) -> Run:
     """Runs one layout, its tensors in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     recorded = max(options.steps, 2)  # the second says what parameters are after the first
-    wanted = Wanted(recorded, str(folder), options.sketched, options.in_full)
+    wanted = Wanted(recorded, str(folder), options.sketched, options.in_full, rounded=options.rounded)
     where = os.path.abspath(options.folder or os.getcwd())
     text, function, name = "", None, "the training"
     if options.function is not None:

@@ -3,7 +3,7 @@
 import textwrap
 
 from pardemo.prove.facts import Finding
-from pardemo.prove.proof import Proof
+from pardemo.prove.proof import Proof, counted
 
 EQUAL = "trains as the reference does"
 WIDTH = 100
@@ -29,7 +29,9 @@ def screen(proof: Proof) -> str:
 
 def reference(proof: Proof) -> str:
     """What the others are held against."""
-    return f"{proof.layouts[0].name}: {proof.steps} steps, {proof.parameters} parameters"
+    few = f"{proof.steps} of " if proof.steps < proof.asked else ""
+    steps = counted(max(proof.asked, proof.steps), "step")
+    return f"{proof.layouts[0].name}: {few}{steps}, {counted(proof.parameters, 'parameter')}"
 
 
 def verdict(proof: Proof) -> str:
@@ -37,7 +39,9 @@ def verdict(proof: Proof) -> str:
     if proof.findings:
         return "different"
     if proof.failed:
-        return "not compared: a layout could not be run"
+        return "not compared: see what is said of each layout that has a ?"
+    if proof.rounded:
+        return f"equal, to what rounding to {' and '.join(proof.rounded)} moves of each parameter in the reference"
     return f"equal, to {proof.tolerance:.0e} of what is compared"
 
 

@@ -1,7 +1,7 @@
 """What all parallel modules share: a process group that survives copying, and parameters that all ranks hold whole."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 import torch
@@ -26,6 +26,13 @@ class GroupModule(nn.Module):
     def __init__(self, group: dist.ProcessGroup | None):
         super().__init__()
         self.group = group_of(group)
+
+    def held_in_part(self) -> Iterator[tuple[str, nn.Parameter, dist.ProcessGroup]]:
+        """Its own parameters that are cut, each with the group: see :func:`pardemo.groups.held_in_part`."""
+        if self.group.size() > 1:
+            for name in self.cut:
+                if (parameter := getattr(self, name)) is not None:
+                    yield name, parameter, self.group
 
     def counted_here(self, parameter: nn.Parameter) -> list[Span]:
         """Of a parameter that is cut, the elements that no earlier rank of the group has: a norm counts each once."""

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pardemo import compat
-from pardemo.zero.gradient_norm import cut_parameters
+from pardemo.groups import cut_within
 from pardemo.zero.running import Running
 from pardemo.zero.unit import Unit
 
@@ -42,14 +42,8 @@ def check_hooks(module: nn.Module, parameters: Iterable[nn.Parameter]) -> None:
 
 def check_groups(module: nn.Module, group: dist.ProcessGroup) -> None:
     """ValueError where tensor-parallel ranks, each with its own part of a layer, would be given rank 0's."""
-    _, tensor_parallel = cut_parameters(module)
-    if tensor_parallel is None:
-        return
-    cut, ours = (dist.get_process_group_ranks(g) for g in (tensor_parallel, group))
-    if len(set(cut) & set(ours)) > 1:
-        raise ValueError(
-            f"layers are cut over ranks {cut}, and the engine's group is {ours}: give it the data-parallel one"
-        )
+    if problem := cut_within(module, group):
+        raise ValueError(problem)
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, trained: Sequence[Unit]) -> None:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pardemo.collectives import ring_all_reduce
+from pardemo.groups import held_in_part
 from pardemo.tensor_parallel.module import GroupModule, Span
 
 Tied = tuple[nn.Parameter, dist.ProcessGroup]
@@ -106,16 +107,18 @@ def cut_parameters(module: nn.Module) -> tuple[dict[nn.Parameter, list[Span]], d
     Raises:
         ValueError: the layers are cut over groups of different ranks.
     """
+    counted: dict[nn.Parameter, list[Span]] = {}
+    for layer in module.modules():
+        if isinstance(layer, GroupModule):
+            counted |= {p: layer.counted_here(p) for _, p, _ in layer.held_in_part()}
     cut: dict[nn.Parameter, list[Span]] = {}
     found = None
-    for layer in module.modules():
-        if not isinstance(layer, GroupModule) or not layer.cut or layer.group.size() == 1:
-            continue
-        ranks, others = (dist.get_process_group_ranks(group) for group in (layer.group, found or layer.group))
+    for _, parameter, group in held_in_part(module):
+        ranks, others = (dist.get_process_group_ranks(one) for one in (group, found or group))
         if ranks != others:
             raise ValueError(f"layers are cut over ranks {others} and over {ranks}; a model has one such group")
-        found = layer.group
-        cut |= {p: layer.counted_here(p) for name in layer.cut if (p := getattr(layer, name)) is not None}
+        found = group
+        cut[parameter] = counted.get(parameter, [(0, parameter.numel())])
     return cut, found
 
 

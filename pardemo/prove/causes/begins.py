@@ -42,6 +42,15 @@ def begin(
     suspects = {name for of_rank in maps.unknown.values() for name in of_rank} | maps.different
     doubtful = _unknown(maps) | uncovered
     alike = [name for name in sorted(suspects | uncovered) if _alike(name, own) and name in doubtful]
+    if alike and all(name in reference and name not in maps.different for name in alike) and not _unknown(maps):
+        return [
+            Finding(
+                layout, 1, "parameters", "initial-parameters",
+                "ranks hold one and the same part of them, and the other parts nobody: ranks that hold different parts "
+                "have been given one rank's values, as a wrapper does that broadcasts them from its first rank",
+                parameters=tuple(alike), module=first(alike),
+            )
+        ]  # fmt: skip
     if alike:
         return [
             Finding(
@@ -70,6 +79,17 @@ def begin(
             )
         ]  # fmt: skip
     return []
+
+
+def overwritten(other: Run, names: list[str], order: Mapping[str, int]) -> Finding:
+    """Parameters that no rank has, since ranks with other parts of the model were given the same values."""
+    modules = {name.rpartition(".")[0] for name in names}
+    return Finding(
+        other.layout.name, 1, "parameters", "initial-parameters",
+        "no rank has them, and other ranks have the same ones twice: ranks that hold different parts of the model have "
+        "been given one rank's values, as a wrapper does that broadcasts them from its first rank",
+        parameters=tuple(names), module=min(modules, key=lambda module: order.get(module, len(order)), default=""),
+    )  # fmt: skip
 
 
 def _unknown(maps: Atlas) -> set[str]:

@@ -215,9 +215,14 @@ class SummedAgain:
         times = found[0][1] if found[0] else 0.0
         if any(one is None or abs(one[0] - 1) > 1e-4 or abs(one[1] - times) > 1e-4 for one in found):
             return None
+        if abs(times + 1) < 1e-4:
+            return "they are the last micro-batch's alone: what earlier ones of the step have accumulated is cleared"
         # s(m) the sum of micro-batch m and a(m) what is there after it: a(m) = n · a(m − 1) + s(m), or the whole of it
-        # is divided by n; then Σ s(m), which is right, is the last a less (n − 1), or plus (1 − 1/n), times the others
-        ratio = times + 1 if times > 0 else 1 / (1 + times) if -1 < times < 0 else 0.0
+        # is divided by n; then Σ s(m), which is right, is the last a less (n − 1), or plus (1 − 1/n), times the others;
+        # where it is divided once, behind the last, (n − 1)/n times
+        ratio = (
+            times + 1 if times > 1 - 1e-4 else 1 / (1 - times) if times > 0 else 1 / (1 + times) if times > -1 else 0
+        )
         keys = [key for key, size in facts.layout.sizes.items() if abs(size - ratio) < 1e-3]
         if not keys:
             return None

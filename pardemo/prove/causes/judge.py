@@ -107,13 +107,16 @@ def _without(facts: Facts, ours: Sequence[Step]) -> list[Pair]:
 def _multiples(facts: Facts, wrong: list[Pair], ours: Sequence[Step], truth: Step) -> list[Finding]:
     """What is left, by factor: plain multiples, then what is off in another way."""
     made = []
-    limit = max(facts.tolerance * 100, 1e-6)
+    limit = min(max(facts.tolerance * 100, 1e-6), 0.1)
     groups: dict[float | None, list[Pair]] = {}
+    multiple = Multiple()
     for pair in wrong:
-        plain = pair.rest <= limit and math.isfinite(pair.factor)
+        one = pair.reference.numel() == 1  # a number is always some times another one
+        plain = (
+            pair.rest <= limit and math.isfinite(pair.factor) and not (one and multiple.cause([pair], facts) is None)
+        )
         key = next((k for k in groups if k is not None and plain and math.isclose(k, pair.factor, rel_tol=1e-3)), None)
         groups.setdefault(key if key is not None else pair.factor if plain else None, []).append(pair)
-    multiple = Multiple()
     for key, some in sorted(groups.items(), key=lambda item: item[0] is None):
         if key is not None and (named := multiple.cause(some, facts)):
             made.append(_finding(facts, some, *named))
@@ -140,10 +143,12 @@ def _finding(facts: Facts, pairs: Sequence[Pair], cause: str, why: str) -> Findi
     factors = [pair.factor for pair in pairs]
     alike = all(math.isclose(value, factors[0], rel_tol=1e-3) for value in factors)
     rest = max(pair.rest for pair in pairs)
+    single = all(pair.reference.numel() == 1 for pair in pairs)
     names = tuple(sorted(pair.name for pair in pairs))
     return Finding(
         facts.layout.name, facts.step + 1, "gradients", cause, why,
-        factors[0] if alike and math.isfinite(factors[0]) else None, rest, names, facts.first(names),
+        factors[0] if alike and math.isfinite(factors[0]) and (cause or not single) else None, rest, names,
+        facts.first(names),
     )  # fmt: skip
 
 

@@ -86,10 +86,10 @@ class Multiple:
 
     def cause(self, pairs: Sequence[Pair], facts: Facts) -> tuple[str, str] | None:
         """The cause's name and the sentence."""
-        limit = max(facts.tolerance * 100, 1e-6)
+        limit = min(max(facts.tolerance * 100, 1e-6), 0.1)
         if any(pair.rest > limit for pair in pairs):
             return None
-        named = factor(facts.layout, pairs[0].factor, max(facts.tolerance * 100, 1e-5))
+        named = factor(facts.layout, pairs[0].factor, min(max(facts.tolerance * 100, 1e-5), 0.03))
         if named is None:
             return None
         every = len(pairs) >= 0.9 * len(facts.gradients)

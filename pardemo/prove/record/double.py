@@ -1,7 +1,7 @@
 """A script in fp64: what it makes, asks for or converts to in a shorter floating-point type, it gets in this one."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -41,13 +41,35 @@ def double(notes: list[str]) -> Iterator[None]:
         kwargs["enabled"] = False
         enter(self, *args, **kwargs)
 
+    mode = _Double()
+
+    def backward(run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """torch takes the mode away while a backward pass runs; a forward pass that it runs again needs it."""
+        with mode:
+            return run(*args, **kwargs)
+
+    from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
+
+    policies: list[Any] = [MixedPrecisionPolicy, MixedPrecision]  # of FSDP2, and of FSDP1
+
+    def in_one_type(make: Callable[..., None]) -> Callable[..., None]:
+        def init(self: Any, *args: Any, **kwargs: Any) -> None:
+            short = [None if arg in _SHORT else arg for arg in args]
+            make(self, *short, **{name: None if value in _SHORT else value for name, value in kwargs.items()})
+
+        return init
+
     notes.append("--double: fp32, bf16 and fp16 → fp64, autocast → off")
     set_default(torch.float64)
     with (
         compat.replaced(torch, "set_default_dtype", lambda dtype: set_default(torch.float64)),
         compat.replaced(torch.amp.autocast_mode.autocast, "__init__", autocast),
-        _Double(),
+        compat.replaced(*compat.engine_replaced(backward)),
+        contextlib.ExitStack() as stack,
+        mode,
     ):
+        for policy in policies:
+            stack.enter_context(compat.replaced(policy, "__init__", in_one_type(policy.__init__)))
         try:
             yield
         finally:

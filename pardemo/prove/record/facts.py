@@ -122,7 +122,8 @@ class Record:
     """What one rank recorded of a run. ``owners``: of each parameter the module that has it, in the order of execution.
 
     ``unseeded``: lines that drew random numbers from a generator that nobody had seeded. ``dtype``: the parameters'.
-    ``line``: where the model is first called.
+    ``line``: where the model is first called. ``alone``: whether the script made no group of processes, or called no
+    collective. ``computed_in``: types of what modules returned.
     """
 
     rank: int
@@ -134,6 +135,8 @@ class Record:
     dtypes: list[str]
     optimizer: str = ""
     batch_norms: list[str] = field(default_factory=list)
+    alone: bool = False
+    computed_in: list[str] = field(default_factory=list)
 
 
 Tensors = dict[str, torch.Tensor]

@@ -68,11 +68,21 @@ def run(asked: Program) -> Record:
                 stack.enter_context(double(notes))
             ended = calls.to_the_end(lambda: _run(asked, recorder))
         made = recorder.record(ended, parallelisms, notes, unseeded)
+        # links of our own are none of torch's collectives: a script that imports us may have them
+        made.alone = asked.function is None and not calls.list and not _imports_us(asked.launch)
         if dist.is_initialized():
             dist.destroy_process_group()  # a rank that waits for this one hears that it has gone
         return made
 
     return program.in_job(asked.launch, asked.folder, follow)
+
+
+def _imports_us(launch: Launch) -> bool:
+    """Whether the script names this package; of a module nobody knows, which may."""
+    if launch.module:
+        return True
+    with open(launch.script, encoding="utf-8", errors="replace") as file:
+        return "pardemo" in file.read()
 
 
 def _recognised(places: Places, shapes: Shapes) -> list[tuple[str, tuple[int, ...]]]:

@@ -33,6 +33,7 @@ class Outputs:
         self._depth = 0
         self._given: dict[str, Any] = {}
         self._aside = False  # a model runs for its shapes only
+        self.computed_in: set[str] = set()
 
     @property
     def now(self) -> Step:
@@ -90,6 +91,8 @@ class Outputs:
             return
         name = self._places.name(module) if module in self._places.roots or self._known(module) else ""
         first = next((t for t in _leaves(output) if t.is_floating_point()), None)
+        if first is not None:
+            self.computed_in.add(str(first.dtype).removeprefix("torch."))
         if first is None or (not name and module not in self._places.roots):
             return
         if hasattr(first, "placements"):

@@ -21,7 +21,8 @@ LARGEST_BUFFER = 65536
 class Wanted:
     """What to record: how many steps, into which folder, and how much.
 
-    ``sketched``: parameters as sketches, but those of ``in_full``. ``forward``: outputs of modules.
+    ``sketched``: parameters as sketches, but those of ``in_full``. ``forward``: outputs of modules. ``rounded``: what
+    is in a short type is rounded otherwise, to see how far that moves gradients.
     """
 
     steps: int
@@ -29,6 +30,7 @@ class Wanted:
     sketched: bool = False
     in_full: tuple[str, ...] = ()
     forward: bool = True
+    rounded: bool = False
 
 
 class Parameters(Outputs):
@@ -43,14 +45,50 @@ class Parameters(Outputs):
         self._accumulated_after = 0  # the backward passes after which gradients were last looked at within a step
         self._after: dict[str, tuple[tuple[int, ...], str]] = {}  # of parameters after the last step, shape and hash
         self._ran: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models that have run in this step
+        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._kept: dict[int, torch.nn.Module] = {}  # whose last step is over when the function that has them is, too
+
+    def _optimized(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """Parameters of all optimizers, by their places there."""
+        living = [optimizer for known in self._optimizers if (optimizer := known()) is not None]
+        return [
+            (f"optimizer.{number}.{group}.{place}" if len(living) > 1 else f"optimizer.{group}.{place}", parameter)
+            for number, optimizer in enumerate(living)
+            for group, one in enumerate(optimizer.param_groups)
+            for place, parameter in enumerate(one["params"])
+        ]
+
+    def _models(self) -> list[torch.nn.Module]:
+        """The modules that are trained: those with a parameter of an optimizer's, in the order of their first calls.
+
+        Of what the script calls besides, an average of the parameters or a teacher, nothing is compared. Engines, and
+        models whose optimizer has shards of its own in place of parameters, are all models.
+        """
+        roots = pieces.outermost(self._places.roots)
+        optimized = {id(parameter) for _, parameter in self._optimized()}
+        trained = [
+            root for root in roots
+            if pieces.is_engine(root) or any(id(parameter) in optimized for parameter in root.parameters())
+        ]  # fmt: skip
+        return trained or roots
+
+    def _in_no_module(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """Parameters of optimizers that no module has which the script calls.
+
+        Not where no module has any: such an optimizer may have shards of its own.
+        """
+        models = self._models()
+        own = {id(parameter) for root in models for parameter in root.parameters()}
+        optimized = self._optimized()
+        left = [(name, parameter) for name, parameter in optimized if id(parameter) not in own]
+        return left if not models or len(left) < len(optimized) else []
 
     def _note_parameters(self, when: str) -> None:
         """Values and gradients before the step, values after it."""
         if len(self.steps) == 1 and not self.now.pieces and len(self._kept) > 1:
             self._forget_copies()
         with torch.no_grad():
-            for one in pieces.held(pieces.outermost(self._places.roots), gradients=when == "before"):
+            for one in pieces.held(self._models(), gradients=when == "before", beside=self._in_no_module()):
                 name = one.piece.name
                 self._tensors[f"{when}/{name}"] = self._taken(name, one.value)
                 if when == "before":
@@ -75,7 +113,7 @@ class Parameters(Outputs):
     def _note_applied(self) -> None:
         """Gradients as the optimizer gets them, after they were clipped."""
         with torch.no_grad():
-            for one in pieces.held(pieces.outermost(self._places.roots)):
+            for one in pieces.held(self._models(), beside=self._in_no_module()):
                 if one.gradient is not None:
                     self._tensors[f"applied/{one.piece.name}"] = self._taken(one.piece.name, one.gradient)
 
@@ -84,7 +122,7 @@ class Parameters(Outputs):
         if self.now.backwards == self._accumulated_after:
             return
         self._accumulated_after = self.now.backwards
-        for one in pieces.at_hand(pieces.outermost(self._places.roots)):
+        for one in pieces.at_hand(self._models(), self._in_no_module()):
             if one.gradient is not None:
                 key = f"accumulated/{one.piece.name}"
                 before = self._tensors.get(key)
@@ -113,7 +151,7 @@ class Parameters(Outputs):
         Ranks that step shards of their own gather them behind the optimizer's step, or in the next forward pass.
         """
         with torch.no_grad():
-            for one in pieces.at_hand(pieces.outermost(self._places.roots)):
+            for one in pieces.at_hand(self._models()):
                 name = one.piece.name
                 value = self._taken(name, one.value)
                 if self._after.get(name, ((), ""))[0] == tuple(value.shape) and self._after[name][1] != sketch.digest(
@@ -122,7 +160,7 @@ class Parameters(Outputs):
                     self._tensors[f"used/{name}"] = value
 
     def _note_buffers(self) -> None:
-        for root in pieces.outermost(self._places.roots):
+        for root in self._models():
             for prefix, part in root.named_modules():
                 for name, buffer in compat.saved_buffers(part):
                     if buffer.numel() <= LARGEST_BUFFER:

@@ -1,6 +1,7 @@
 """On a rank: which part of which parameter it holds, and that part's values and gradients, without a collective."""
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -28,25 +29,31 @@ def outermost(roots: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
     return [root for root in kept if id(root) not in within]
 
 
-def held(roots: Iterable[torch.nn.Module], gradients: bool = True) -> list[Held]:
+def held(
+    roots: Iterable[torch.nn.Module], gradients: bool = True, beside: Iterable[tuple[str, torch.nn.Parameter]] = ()
+) -> list[Held]:
     """All parameters of this rank's models: DTensor's, FSDP's, DeepSpeed's, Megatron's, or plain ones.
 
     DeepSpeed's and those of ZeRO of ours are gathered, for which all ranks have to come here. ``gradients``: False
-    after a step, when DeepSpeed has none any more.
+    after a step, when DeepSpeed has none any more. ``beside``: parameters that no model has, with their names.
     """
-    return _named(roots, lambda root: _of_root(root, gradients))
+    found = _named(roots, lambda root: _of_root(root, gradients))
+    return [*found, *(_plain(parameter, (name,)) for name, parameter in beside)]
 
 
-def at_hand(roots: Iterable[torch.nn.Module]) -> list[Held]:
+def at_hand(roots: Iterable[torch.nn.Module], beside: Iterable[tuple[str, torch.nn.Parameter]] = ()) -> list[Held]:
     """What is there in the middle of a step, as far as it needs no collective: nothing of engines that keep shards."""
-    return _named(roots, _at_hand)
+    return [*_named(roots, _at_hand), *(_plain(parameter, (name,)) for name, parameter in beside)]
 
 
 def _named(roots: Iterable[torch.nn.Module], of_root: Callable[[torch.nn.Module], Iterable[Held]]) -> list[Held]:
     """The parameters of several models, each with a name of its own."""
     found: dict[str, Held] = {}
-    for number, root in enumerate(roots):
-        prefix = f"{type(root).__name__}." if number else ""
+    of_class: Counter[str] = Counter()
+    for root in roots:
+        kind = type(root).__name__
+        of_class[kind] += 1
+        prefix = f"{kind}." if of_class[kind] == 1 else f"{kind}.{of_class[kind]}."
         for one in of_root(root):
             name = one.piece.name if one.piece.name not in found else prefix + one.piece.name
             found[name] = one._replace(piece=replace(one.piece, name=name))
@@ -69,6 +76,11 @@ def _at_hand(root: torch.nn.Module) -> Iterator[Held]:
         value = (compat.local_tensor(parameter) if _is_dtensor(parameter) else parameter).detach()
         piece = Piece(names[0], tuple(value.shape), tied=names[1:], trained=parameter.requires_grad)
         yield Held(piece, value, None if gradient is None else gradient.detach())
+
+
+def is_engine(module: torch.nn.Module) -> bool:
+    """Whether a module sums and steps in methods of its own: DeepSpeed's engine, or ZeRO's of ours."""
+    return is_deepspeed(module) or engines.is_ours(module)
 
 
 def is_deepspeed(module: torch.nn.Module) -> bool:

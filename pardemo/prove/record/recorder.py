@@ -3,6 +3,7 @@
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from pardemo.prove.record import engines, pieces
 from pardemo.prove.record.facts import Clip, LossCall, Mask, Record, Step
 from pardemo.prove.record.outputs import for_shapes
 from pardemo.prove.record.parameters import Parameters, Wanted
+from pardemo.prove.record.rounding import Rounding
 
 
 class Recorder(Parameters):
@@ -38,6 +40,7 @@ class Recorder(Parameters):
         self._optimizer = ""
         self._looked: Callable[[], None] = lambda: None
         self._engines: set[type] = set()
+        self._rounding = Rounding() if wanted.rounded else None
         self._in_engine = False
         self._changes = contextlib.ExitStack()
 
@@ -57,10 +60,19 @@ class Recorder(Parameters):
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ]  # fmt: skip
+        if self._rounding:
+            self._changes.enter_context(self._rounding)
         self._changes.enter_context(compat.replaced(*compat.engine_replaced(self._on_backward)))
         self._changes.enter_context(
             compat.replaced(torch.nn.Module, "__call__", self._called(torch.nn.Module.__call__))
         )
+        make, made = torch.optim.Optimizer.__init__, self._optimizers
+
+        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            make(optimizer, *args, **kwargs)
+            made.append(weakref.ref(optimizer))
+
+        self._changes.enter_context(compat.replaced(torch.optim.Optimizer, "__init__", init))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -184,9 +196,34 @@ class Recorder(Parameters):
 
     # --- steps
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         if threading.get_ident() != self._thread or self._in_engine:
-            return
+            return None
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._begins_step(optimizer)
+            return None
+        if len(args) > 1:
+            return (args[0], self._evaluated(optimizer, closure), *args[2:]), kwargs
+        return args, {**kwargs, "closure": self._evaluated(optimizer, closure)}
+
+    def _evaluated(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """A closure that an optimizer calls for its gradients, as Lightning's: behind its first call the step begins.
+
+        What it computes when it is called again, for a line search, belongs to the step that has begun.
+        """
+        called = [False]
+
+        def evaluate() -> Any:
+            made = closure()
+            if not called[0]:
+                called[0] = True
+                self._begins_step(optimizer)
+            return made
+
+        return evaluate
+
+    def _begins_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self.now.backwards == 0:
             return
         self._optimizer = self._optimizer or type(optimizer).__name__
@@ -200,18 +237,16 @@ class Recorder(Parameters):
             self._looked()
             self._looked = lambda: None
         self.now.learning_rates += [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+        if self._rounding:
+            self._rounding.gradients(optimizer)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if threading.get_ident() != self._thread or self._in_engine or self.now.backwards == 0:
             return
         self._pending = True
         self._stepped |= {id(p) for group in optimizer.param_groups for p in group["params"]}
-        own = {
-            id(p)
-            for root in pieces.outermost(self._places.roots)
-            for p in root.parameters()
-            if p.requires_grad and p.grad is not None
-        }
+        own = {id(p) for root in self._models() for p in root.parameters() if p.requires_grad and p.grad is not None}
+        own |= {id(p) for _, p in self._in_no_module() if p.grad is not None}
         if own and own <= self._stepped:
             self._finish()
 
@@ -246,7 +281,7 @@ class Recorder(Parameters):
 
     def record(self, ended: str, parallelisms: list[Any], notes: list[str], unseeded: list[str]) -> Record:
         """All that was recorded, but tensors, which are in the steps' files."""
-        roots = pieces.outermost(self._places.roots)
+        roots = self._models()
         dtypes = sorted({str(p.dtype).removeprefix("torch.") for root in roots for p in root.parameters()})
         norms = [
             without_wrappers(name)
@@ -255,4 +290,7 @@ class Recorder(Parameters):
             if isinstance(part, compat.NormBase)
         ]
         steps = self.steps[: self._wanted.steps] if self.complete else self.steps[:-1]
-        return Record(self._rank, ended, steps, parallelisms, notes, unseeded, dtypes, self._optimizer, norms)
+        return Record(
+            self._rank, ended, steps, parallelisms, notes, unseeded, dtypes, self._optimizer, norms,
+            computed_in=sorted(self.computed_in),
+        )  # fmt: skip
