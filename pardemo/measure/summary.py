@@ -18,8 +18,9 @@ from pardemo.meters.timeline import Span, covered_s
 class Row:
     """Collectives of one kind, group and place: how often in the median step, and what a rank sends by them.
 
-    ``bytes``: by an algorithm that sends the least, of the rank that sends most: ``rank``, where not all send as much. ``expected_bytes``: what the formula of the parallelism says, where
-    one does; ``why``: what the row is, or why it differs.
+    ``bytes``: by an algorithm that sends the least, of the rank that sends most: ``rank``, where not all send as much.
+    ``expected_bytes``: what the formula of the parallelism says, where one does; ``why``: what the row is, or why it
+    differs.
     """
 
     kind: str
@@ -138,8 +139,8 @@ class Summary:
             "collectives": [
                 {
                     "kind": row.kind, "ranks": list(row.ranks), "calls": row.calls, "bytes": row.bytes,
-                    "rank": row.rank, "line": row.line, "module": row.module, "phase": row.place.phase, "dtype": row.dtype,
-                    "expected_bytes": row.expected_bytes, "why": row.why,
+                    "rank": row.rank, "line": row.line, "module": row.module, "phase": row.place.phase,
+                    "dtype": row.dtype, "expected_bytes": row.expected_bytes, "why": row.why,
                 }
                 for row in self.collectives
             ],

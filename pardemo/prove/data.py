@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 
@@ -217,36 +218,43 @@ def _without_padding(reference: Run, other: Run, step: int) -> Data | None:
     where there is no such value, or rows are as long in all micro-batches, so that none is needed.
     """
     theirs, own = (_rows_of(run, step) for run in (reference, other))
-    if len({len(tokens) for rows in (theirs, own) for *_, tokens in rows}) < 2:
+    if len({len(row.tokens) for rows in (theirs, own) for row in rows}) < 2:
         return None
     for at, side in ((-1, "end"), (0, "beginning")):
-        for value in sorted({tokens[at] for rows in (theirs, own) for *_, tokens in rows if tokens}):
-            bare = [[(*place, _stripped(tokens, value, at)) for *place, tokens in rows] for rows in (theirs, own)]
-            wanted, found = (Counter(tokens for *_, tokens in rows) for rows in bare)
+        for value in sorted({row.tokens[at] for rows in (theirs, own) for row in rows if row.tokens}):
+            bare = [[_stripped(row.tokens, value, at) for row in rows] for rows in (theirs, own)]
+            wanted, found = (Counter(rows) for rows in bare)
             times = sum(found.values()) / sum(wanted.values())
             if found != Counter({tokens: round(count * times) for tokens, count in wanted.items()}):
                 continue
-            where = {
-                tokens: (number, row, of) for (_, number, row, tokens), (*_, of) in zip(bare[0], theirs, strict=True)
-            }
+            where = dict(zip(bare[0], theirs, strict=True))
             made = Data(note=f"samples are compared without their padding, {value} at the {side} of rows")
-            for (rank, number, row, tokens), (*_, whole) in zip(bare[1], own, strict=True):
-                micro, its, of = where[tokens]
-                least = min(len(whole), len(of))
-                seen = torch.arange(least) if side == "end" else torch.arange(len(of) - least, len(of))
-                made.places[rank, number, row] = Place(micro, its, seen, len(of))
+            for row, tokens in zip(own, bare[1], strict=True):
+                its = where[tokens]
+                least, length = min(len(row.tokens), len(its.tokens)), len(its.tokens)
+                seen = torch.arange(least) if side == "end" else torch.arange(length - least, length)
+                made.places[row.rank, row.micro_batch, row.number] = Place(its.micro_batch, its.number, seen, length)
             return made
     return None
 
 
-def _rows_of(run: Run, step: int) -> list[tuple[int, int, int, tuple[int, ...]]]:
-    """Of each row of samples its rank, micro-batch, place, and hashes of its tokens."""
+class _Row(NamedTuple):
+    """A row of samples: hashes of its tokens, and where it is."""
+
+    rank: int
+    micro_batch: int
+    number: int
+    tokens: tuple[int, ...]
+
+
+def _rows_of(run: Run, step: int) -> list[_Row]:
+    """All rows of samples of a step."""
     found = []
     for rank in range(run.layout.ranks):
         kept = [bool(micro) for micro in samples(run, step, rank)]
         for number, tokens in _tokens(run, step, rank).items():
             if kept[number]:
-                found += [(rank, number, row, tuple(one)) for row, one in enumerate(tokens.tolist())]
+                found += [_Row(rank, number, row, tuple(one)) for row, one in enumerate(tokens.tolist())]
     return found
 
 

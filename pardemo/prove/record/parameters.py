@@ -45,12 +45,12 @@ class Parameters(Outputs):
         self._accumulated_after = 0  # the backward passes after which gradients were last looked at within a step
         self._after: dict[str, tuple[tuple[int, ...], str]] = {}  # of parameters after the last step, shape and hash
         self._ran: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models that have run in this step
-        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
+        self._all_optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._kept: dict[int, torch.nn.Module] = {}  # whose last step is over when the function that has them is, too
 
     def _optimized(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Parameters of all optimizers, by their places there."""
-        living = [optimizer for known in self._optimizers if (optimizer := known()) is not None]
+        living = [optimizer for known in self._all_optimizers if (optimizer := known()) is not None]
         return [
             (f"optimizer.{number}.{group}.{place}" if len(living) > 1 else f"optimizer.{group}.{place}", parameter)
             for number, optimizer in enumerate(living)

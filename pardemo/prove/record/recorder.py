@@ -66,7 +66,7 @@ class Recorder(Parameters):
         self._changes.enter_context(
             compat.replaced(torch.nn.Module, "__call__", self._called(torch.nn.Module.__call__))
         )
-        make, made = torch.optim.Optimizer.__init__, self._optimizers
+        make, made = torch.optim.Optimizer.__init__, self._all_optimizers
 
         def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             make(optimizer, *args, **kwargs)
