@@ -150,12 +150,17 @@ def _request(arguments: argparse.Namespace, light: bool = False) -> tuple["Reque
     per_step = arguments.per_step or train.per_device_batch * train.accumulation * base.world.ranks
     # rounded up over ranks, micro-batches and accumulation in turn, which is the same as at once
     at_once = [f"train.per_device_batch={per_step}", "train.accumulation=1", "world.ranks=1", "deepspeed=null"]
+    if arguments.epochs is not None:
+        if not arguments.epochs > 0:
+            raise ValueError(f"--epochs must be above 0, not {arguments.epochs:g}")
+        at_once += [f"train.epochs={arguments.epochs:g}", "train.max_steps=null"]
     steps = recipe.steps(recipe.override(base, at_once), arguments.samples).total
     return Request(
         job, cluster, per_step, steps, arguments.tp, arguments.pp,
         engines=tuple(name if name == "fsdp2" else f"zero-{name}" for name in arguments.zero or ()) or ENGINES,
         checkpointing=(True, False) if arguments.checkpointing is None else (arguments.checkpointing == "on",),
         batches=() if arguments.batch is None else (arguments.batch,),
+        rows=arguments.samples, epochs=arguments.epochs or (0.0 if train.max_steps else float(train.epochs)),
     ), base  # fmt: skip
 
 
@@ -221,6 +226,7 @@ def as_json(plan: "Plan") -> dict[str, Any]:
     cluster = plan.request.cluster
     return {
         "gpu": cluster.gpu.name, "gpus": cluster.gpus, "hosts": cluster.hosts, "steps": plan.request.steps,
+        "epochs": plan.request.epochs or None, "samples": plan.request.rows or None,
         "rows": rows, "recommended": best, "why": reasons.why(plan),
     }  # fmt: skip
 
@@ -257,8 +263,9 @@ def as_text(plan: "Plan", most: int | None = None) -> str:
     if len(shown) < len(plan.rows):
         output.append(f"… {len(plan.rows) - len(shown)} rows more, slower or too large: --all")
     output.append("")
-    output.append(f"{cluster.gpus} × {cluster.gpu.name} ({cluster.gpu.source}), {request.steps:,} steps of "
-                f"{request.samples_per_step} samples, {request.job.precision}{_beside(plan)}")  # fmt: skip
+    steps = f"{request.steps:,} steps of {request.samples_per_step} samples{_epochs(request)}"
+    on = f"{cluster.gpus} × {cluster.gpu.name} ({cluster.gpu.source})"
+    output.append(f"{on}, {steps}, {request.job.precision}{_beside(plan)}")
     output.append(f"→ {title(best.engine)}, offload {best.offload}, micro-batch {best.batch}: {reasons.why(plan)}")
     seconds = of_fine_tune("seconds", best.time.seconds)
     output.append(
@@ -275,10 +282,23 @@ def as_text(plan: "Plan", most: int | None = None) -> str:
     return "\n".join(output)
 
 
+def _epochs(request: "Request") -> str:
+    """How often the steps go through the data."""
+    if not request.epochs:
+        return ""
+    return f": {request.epochs:g} epoch{'' if request.epochs == 1 else 's'} of {request.rows:,}"
+
+
 def _beside(plan: "Plan") -> str:
     """What is not usual of LoRA: frozen weights that are not in 16 bits, embedding and head that are trained."""
+    from pardemo.planner.analytic import tuning_of
+    from pardemo.planner.layouts.model import configurations
+    from pardemo.planner.layouts.model.tuning import left_in_16_bits
+
     job = plan.request.job
     kept = "" if job.base == "bf16" else f", frozen weights in {job.base}"
+    if left := left_in_16_bits(tuning_of(job), configurations.of(job.config)):
+        kept += f", but {2 * left / 1e9:.1f} GB of experts in 16 bits, which bitsandbytes does not convert"
     return kept + (", embedding and head trained" if job.embeddings else "")
 
 

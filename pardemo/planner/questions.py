@@ -68,6 +68,9 @@ def options(plan: argparse.ArgumentParser) -> None:
     )
     plan.add_argument("--samples", type=int, metavar="N", help="samples of the data set (80,000)")
     plan.add_argument(
+        "--epochs", type=float, metavar="E", help="how often the fine-tune goes through them (the recipe's, 5)"
+    )
+    plan.add_argument(
         "--per-step",
         type=int,
         metavar="N",

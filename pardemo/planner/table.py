@@ -42,7 +42,10 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked: the job's model and lengths, how many samples a step and in all, how the GPUs are divided."""
+    """What is asked: the job's model and lengths, how many samples a step and in all, how the GPUs are divided.
+
+    ``rows``, ``epochs``: of the data set, and how often ``steps`` goes through it; 0 where that is not known.
+    """
 
     job: RankJob
     cluster: Hardware
@@ -54,6 +57,8 @@ class Request:
     checkpointing: Sequence[bool] = (True, False)
     offloads: Sequence[str] = ("none", "optimizer", "optimizer+parameters")
     batches: Sequence[int] = ()
+    rows: int = 0
+    epochs: float = 0.0
 
     def __post_init__(self):
         for name in ("tp", "pp", "samples_per_step", "steps"):

@@ -11,6 +11,8 @@ BASES = {
     "bf16": 2.0, "fp16": 2.0, "fp32": 4.0, "int8": 1.0, "nf4": 0.5 + 4 / 64, "nf4-double": 0.5 + 1 / 64 + 4 / 64 / 256,
     "int4": 0.5 + 2.5 / 128,
 }  # fmt: skip
+#: Kinds that bitsandbytes makes of weights in 16 bits as a model is loaded.
+CONVERTED = ("int8", "nf4", "nf4-double")
 #: Bytes of the optimizer's states of a trained weight that lie on the GPU, beside an fp32 master copy where there is
 #: one. 8 bits: a scale for each 256 is left out; paged ones are on the host when memory is short. Adafactor keeps sums
 #: of rows and columns alone. ``adamw`` is torch's fused one; ``adamw-foreach`` makes a list of square roots, too (the
@@ -155,8 +157,19 @@ def weight_bytes(tuning: Tuning, shape: Shape) -> float:
     each = BASES[tuning.base]
     if each >= 2:
         return each * shape.params
-    ends = shape.ends_params + 2 * shape.hidden * shape.layers
-    return each * (shape.params - ends) + 2 * ends
+    left = shape.ends_params + 2 * shape.hidden * shape.layers + left_in_16_bits(tuning, shape)
+    return each * (shape.params - left) + 2 * left
+
+
+def left_in_16_bits(tuning: Tuning, shape: Shape) -> int:
+    """Parameters of experts that bitsandbytes does not convert.
+
+    It converts linear modules, and Transformers has the experts of a layer in one parameter of three axes since its
+    version 5. ``int4`` is what GPTQ writes, experts too.
+    """
+    if tuning.base not in CONVERTED or shape.experts is None:
+        return 0
+    return sum(count * shape.expert_params for kind, count in shape.kinds if kind.mlp == "experts")
 
 
 #: LoRA's modules where none are said: PEFT's for the kind of model, else what makes queries and values.
