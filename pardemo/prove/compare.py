@@ -221,7 +221,7 @@ def _updates(reference: Reference, other: Run, step: int, maps: Atlas, gradients
     """What the step changed of each parameter, where its gradient is more than rounding."""
     truth = reference.whole[step]
     wanted = {name: truth.after[name] - truth.before[name] for name in truth.after if name in truth.before}
-    scale, of_gradients = floors(wanted), floors(truth.gradients)
+    scale = floors(wanted)
     pairs = {}
     for name, some in holders_of(other, step, "after", maps).items():
         if name not in wanted:
@@ -229,8 +229,7 @@ def _updates(reference: Reference, other: Run, step: int, maps: Atlas, gradients
         whole = assembled(tuple(wanted[name].shape), some)
         covered, own = whole.covered, reference.tolerance_of(name)
         if name in truth.gradients:
-            noise = own * of_gradients[name]
-            covered = covered & (truth.gradients[name].abs() > noise)
+            covered = covered & reference.more_than_rounding(name, step)
         # what is left of a small change to a large value is rounded by the value
         rounding = _epsilon(own) * float(truth.before[name].abs().max()) if covered.numel() else 0.0
         floor = max(scale[name], rounding / own)

@@ -6,6 +6,7 @@ import torch
 
 from pardemo.prove import clipping, forward
 from pardemo.prove.assembled import assembled
+from pardemo.prove.facts import floors
 from pardemo.prove.record import sketch
 from pardemo.prove.record.facts import Piece, Tensors
 from pardemo.prove.runner import ProveError, Run
@@ -42,11 +43,25 @@ class Reference:
         self._types: dict[str, float] = {}
         self.order = [forward.order_of(run, step) for step in range(run.steps)]
         self.whole = [self._whole(step) for step in range(run.steps)]
+        self._floors = [floors(whole.gradients) for whole in self.whole]
         self.norms = [clipping.norm(whole.gradients) for whole in self.whole]
 
     def allowed(self, kind: str, name: str, step: int) -> float:
         """The norm by which a parameter's gradient or update may be off since numbers of few bits are rounded."""
         return TIMES * self.noise[step].get((kind, name), 0.0) if step < len(self.noise) else 0.0
+
+    def more_than_rounding(self, name: str, step: int) -> torch.Tensor:
+        """Elements of a parameter whose gradient is no rounding: an optimizer may make anything of one that is.
+
+        Where types are short, in none of the steps so far: Adam's moments remember.
+        """
+        found = torch.ones(self.whole[step].gradients[name].shape, dtype=torch.bool)
+        for at in range(step + 1) if self.noise else (step,):
+            gradient = self.whole[at].gradients.get(name)
+            if gradient is not None:
+                each = self.allowed("gradient", name, at) / max(gradient.numel(), 1) ** 0.5
+                found &= gradient.abs() > max(self.tolerance_of(name) * self._floors[at][name], each)
+        return found
 
     def tolerance_of(self, name: str) -> float:
         """The relative difference that is rounding in a parameter's own type."""

@@ -44,6 +44,7 @@ class Parameters(Outputs):
         self._wanted = wanted
         self._accumulated_after = 0  # the backward passes after which gradients were last looked at within a step
         self._after: dict[str, tuple[tuple[int, ...], str]] = {}  # of parameters after the last step, shape and hash
+        self._dtypes: dict[str, torch.dtype] = {}  # of parameters
         self._ran: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # models that have run in this step
         self._all_optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._kept: dict[int, torch.nn.Module] = {}  # whose last step is over when the function that has them is, too
@@ -93,6 +94,7 @@ class Parameters(Outputs):
                 self._tensors[f"{when}/{name}"] = self._taken(name, one.value)
                 if when == "before":
                     self.now.pieces.append(one.piece)
+                    self._dtypes[name] = one.value.dtype
                     if one.gradient is not None:
                         self._tensors[f"gradient/{name}"] = self._taken(name, one.gradient)
                     elif one.piece.trained:
@@ -154,6 +156,8 @@ class Parameters(Outputs):
             for one in pieces.at_hand(self._models()):
                 name = one.piece.name
                 value = self._taken(name, one.value)
+                if one.value.dtype != self._dtypes.get(name, one.value.dtype):
+                    continue  # FSDP2's policy computes with parameters that are rounded
                 if self._after.get(name, ((), ""))[0] == tuple(value.shape) and self._after[name][1] != sketch.digest(
                     value
                 ):

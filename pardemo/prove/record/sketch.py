@@ -49,7 +49,8 @@ def token_hashes(batch: torch.Tensor) -> torch.Tensor:
     """
     plain = batch.detach()
     if not plain.is_floating_point() and not plain.is_complex():
-        return plain.to(torch.int64).reshape(plain.shape[0], -1) if plain.dim() else plain.to(torch.int64).reshape(1, 1)
+        # a copy: a batch may be trained on twice in a step, and files keep no memory twice
+        return plain.to(torch.int64, copy=True).reshape(plain.shape[0] if plain.dim() else 1, -1)
     if plain.dim() < 3:
         plain = plain.reshape(plain.shape[0] if plain.dim() else 1, 1, -1)
     elif plain.dim() > 3:
