@@ -74,7 +74,7 @@ def rows_of(step):
 
 
 def batch_of(rows, form):
-    """Tokens and labels of a micro-batch, filled up to its longest row, or to 12 where rows are not padded otherwise."""
+    """Tokens and labels of a micro-batch, filled up to its longest row, or to 12."""
     longest = max(map(len, rows)) if form in PADDED else 12
 
     def filled(row, value):
@@ -129,7 +129,8 @@ class Training:
         if form == "frozen":
             net.embed.requires_grad_(False)
         if form == "average":
-            self.average = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+            moving = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+            self.average = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=moving)
         if form in ("teacher", "reference-model"):
             torch.manual_seed(1)
             self.teacher = Model(form).requires_grad_(False).eval()
@@ -141,8 +142,8 @@ class Training:
         if self.args.wrapper == "fsdp2":
             from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-            short = self.args.precision == "policy"
-            policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if short else MixedPrecisionPolicy()
+            short = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
+            policy = MixedPrecisionPolicy(**short if self.args.precision == "policy" else {})
             return fully_shard(net, mp_policy=policy)
         return net
 
@@ -156,7 +157,8 @@ class Training:
                 theirs = self.teacher(tokens).log_softmax(-1)
             seen = labels != -100
             if self.form == "teacher":
-                made = made + F.kl_div(logits.float().log_softmax(-1)[seen], theirs[seen], log_target=True, reduction="sum")
+                ours = logits.float().log_softmax(-1)
+                made = made + F.kl_div(ours[seen], theirs[seen], log_target=True, reduction="sum")
             else:
                 ours = logits.float().log_softmax(-1).gather(-1, labels.clamp(min=0)[..., None])
                 gain = ours - theirs.gather(-1, labels.clamp(min=0)[..., None])

@@ -70,7 +70,7 @@ class LossItself:
         for rank, step in enumerate(ours):
             for other, its in enumerate(ours[:rank]):
                 same = [m.samples for m in step.micro_batches] == [m.samples for m in its.micro_batches]
-                if same and len(step.losses) == len(its.losses) and step.losses:
+                if same and step.micro_batches and len(step.losses) == len(its.losses) and step.losses:
                     off = max(abs(a - b) for a, b in zip(step.losses, its.losses, strict=True))
                     if off > facts.tolerance * 10 * max(map(abs, step.losses)):
                         return (

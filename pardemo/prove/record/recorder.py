@@ -66,6 +66,14 @@ class Recorder(Parameters):
         self._changes.enter_context(
             compat.replaced(torch.nn.Module, "__call__", self._called(torch.nn.Module.__call__))
         )
+        enter, computed_in = torch.amp.autocast_mode.autocast.__enter__, self.computed_in
+
+        def begin(context: Any) -> Any:
+            if context._enabled and context.device == "cpu":
+                computed_in.add(str(context.fast_dtype).removeprefix("torch."))
+            return enter(context)
+
+        self._changes.enter_context(compat.replaced(torch.amp.autocast_mode.autocast, "__enter__", begin))
         make, made = torch.optim.Optimizer.__init__, self._all_optimizers
 
         def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
