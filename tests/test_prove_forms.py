@@ -56,6 +56,6 @@ def test_a_right_script_is_not_accused(form, wrapper, precision):
 )
 def test_a_gradient_that_is_not_averaged_is_found_in_each_form(form, precision):
     made = proof(form, "hand", precision, fault=1, steps=1)
-    finding = made.findings[0]
-    assert not made.equal
-    assert finding.what in ("gradients", "parameters"), str(made)  # LBFGS and SAM have stepped within the step
+    assert made.findings, str(made)
+    if form not in ("lbfgs", "sharpness"):  # which have stepped within the step, each rank by itself
+        assert made.findings[0].what == "gradients", str(made)
