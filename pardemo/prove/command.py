@@ -47,7 +47,7 @@ def command(arguments: argparse.Namespace) -> int:
         return stop_command.command(arguments)
     stop_command.refuse_without_stop(arguments)
     from pardemo.measure import launch_lines
-    from pardemo.prove import files, layouts, proof, runner, text
+    from pardemo.prove import layouts  # without torch: what cannot be run is said at once
 
     said: dict[str, Any] = {}
     if arguments.layout:
@@ -58,6 +58,12 @@ def command(arguments: argparse.Namespace) -> int:
         if len(arguments.words) > 1:
             raise ValueError('say the layouts, as --layout "ranks=1 batch=8" --layout "ranks=4 batch=2"')
         wanted, said = layouts.from_file(arguments.words[0] if arguments.words else "prove.toml")
+    for layout in wanted:
+        launch = launch_lines.read(list(layout.line), layout.ranks)
+        if not launch.module and not os.path.isfile(launch.script):
+            raise ValueError(f"there is no script {launch.script}")
+    from pardemo.prove import files, proof, runner, text
+
     asked = runner.Options(
         steps=arguments.steps or said.get("steps", 3), double=arguments.double or said.get("double", False),
         timeout_s=arguments.timeout,

@@ -7,6 +7,8 @@ from pardemo.prove.proof import Proof, counted
 
 EQUAL = "trains as the reference does"
 WIDTH = 100
+#: A tolerance above that is not fp64's.
+PRECISE = 1e-6
 
 
 def screen(proof: Proof) -> str:
@@ -21,6 +23,10 @@ def screen(proof: Proof) -> str:
         lines.append(f"{'✗' if found else '✓'}  {layout.name}" + ("" if found else f": {EQUAL}"))
         for finding in found:
             lines += _finding(finding)
+    if any(finding.cause for finding in proof.findings):
+        lines.append("what each name in brackets means, and what to change: docs/prove.md, Each cause")
+    if proof.findings and proof.tolerance > PRECISE:
+        lines.append("note: compared in the script's own precision; --double says what is no rounding")
     for note in proof.notes:
         lines += textwrap.wrap(f"note: {note}", WIDTH)
     lines.append(verdict(proof))
