@@ -82,4 +82,6 @@ def command(arguments: argparse.Namespace) -> int:
         script = launch_lines.read(list(wanted[0].line), wanted[0].ranks).script
         files.write(out, made, os.path.basename(script))
     print(json.dumps(made.as_json(), indent=1) if arguments.json else text.screen(made))
+    for hint in text.hints(made):
+        print(hint, file=sys.stderr)
     return 2 if made.failed and not made.findings else 1 if made.findings else 0

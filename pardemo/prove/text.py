@@ -23,14 +23,22 @@ def screen(proof: Proof) -> str:
         lines.append(f"{'✗' if found else '✓'}  {layout.name}" + ("" if found else f": {EQUAL}"))
         for finding in found:
             lines += _finding(finding)
-    if any(finding.cause for finding in proof.findings):
-        lines.append("what each name in brackets means, and what to change: docs/prove.md, Each cause")
-    if proof.findings and proof.tolerance > PRECISE:
-        lines.append("note: compared in the script's own precision; --double says what is no rounding")
     for note in proof.notes:
         lines += textwrap.wrap(f"note: {note}", WIDTH)
     lines.append(verdict(proof))
     return "\n".join(lines)
+
+
+def hints(proof: Proof) -> list[str]:
+    """What to do next, a line each; the command prints them beside the verdict, on the error stream."""
+    lines = []
+    if any(finding.cause for finding in proof.findings):
+        lines.append("what each name in brackets means, and what to change: docs/prove.md, Each cause")
+    if any(finding.what == "forward" and not finding.cause for finding in proof.findings):
+        lines.append("an output parts first: --out DIR keeps its rows beside the reference's; look at what goes in there")
+    if proof.findings and proof.tolerance > PRECISE:
+        lines.append("compared in the script's own precision: --double shows what is no rounding")
+    return lines
 
 
 def reference(proof: Proof) -> str:
