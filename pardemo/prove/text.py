@@ -35,7 +35,7 @@ def hints(proof: Proof) -> list[str]:
     if any(finding.cause for finding in proof.findings):
         lines.append("what each name in brackets means, and what to change: docs/prove.md, Each cause")
     if any(finding.what == "forward" and not finding.cause for finding in proof.findings):
-        lines.append("an output parts first: --out DIR keeps its rows beside the reference's; look at what goes in there")
+        lines.append("an output parts first: look at what goes in there; --out DIR keeps it beside the reference's")
     if proof.findings and proof.tolerance > PRECISE:
         lines.append("compared in the script's own precision: --double shows what is no rounding")
     return lines
