@@ -200,6 +200,10 @@ class Places:
         most, self._forwards = max(self._forwards.values(), default=0), weakref.WeakKeyDictionary()
         return most
 
+    def is_own(self, code: CodeType) -> bool:
+        """Whether a function is the reader's own."""
+        return self._role(code) == "own"
+
     def _role(self, code: CodeType) -> str:
         path, name = code.co_filename, os.path.basename(code.co_filename)
         if not path.startswith("<"):

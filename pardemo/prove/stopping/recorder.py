@@ -20,8 +20,8 @@ from pardemo.prove.record import pieces
 from pardemo.prove.record.parameters import Wanted
 from pardemo.prove.record.recorder import Recorder
 from pardemo.prove.runner import STATE
-from pardemo.prove.stopping import generators
-from pardemo.prove.stopping.state import Optimizers
+from pardemo.prove.stopping import generators, kept
+from pardemo.prove.stopping.state import KEPT, Optimizers
 from pardemo.prove.stopping.stops import Stop
 
 
@@ -92,10 +92,12 @@ class StoppingRecorder(Recorder):
     def _note_parameters(self, when: str) -> None:
         if when == "before":
             self._may_stop("backward")
-            names = {key: of[0] for root in pieces.outermost(self._places.roots)
-                     for key, (_, of) in pieces.names_of(root).items()}  # fmt: skip
+            names = {key: of[0] for root in self._models() for key, (_, of) in pieces.names_of(root).items()}
             for name, slot, value in self._optimizers.states(names):
                 self._tensors[f"{STATE}{slot}/{name}"] = value if value.dim() == 0 else self._taken(name, value)
+            with torch.no_grad():
+                for name, value in kept.kept(self._places.is_own, self._models()):
+                    self._tensors[f"{STATE}{KEPT}/{name}"] = self._taken(name, value)
         super()._note_parameters(when)
 
     def _finish(self) -> None:

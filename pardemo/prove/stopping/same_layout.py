@@ -9,8 +9,9 @@ import torch
 from pardemo.prove.facts import Finding
 from pardemo.prove.proof import alike
 from pardemo.prove.record.facts import Tensors
-from pardemo.prove.runner import Run
+from pardemo.prove.runner import STATE, Run
 from pardemo.prove.stopping import generators, plan, states, stream
+from pardemo.prove.stopping.state import KEPT
 
 #: Of a rank and a parameter, the elements whose gradient is rounding and nothing else.
 Noise = dict[tuple[int, str], torch.Tensor]
@@ -206,7 +207,10 @@ def _states(beside: Beside) -> None:
         exact, told = states.compared(kind, theirs, ours, earlier, beside.begins, beside.tolerance)
         beside.exact = beside.exact and exact
         for why, names in told.items():
-            beside.add(beside.begins + 1, "optimizer", "optimizer-state", why, names)
+            if kind == STATE + KEPT:
+                beside.add(beside.begins + 1, "beside the model", "not-restored", why, names)
+            else:
+                beside.add(beside.begins + 1, "optimizer", "optimizer-state", why, names)
 
 
 def _random(beside: Beside) -> None:

@@ -8,12 +8,14 @@ import torch
 
 from pardemo import compat
 
+#: The kind of states that no optimizer has: of what the script keeps beside the model.
+KEPT = "kept"
 #: Optimizers' names for what they keep, in words.
 SLOTS = {
     "exp_avg": "the optimizer's first moment", "exp_avg_sq": "the optimizer's second moment",
     "momentum_buffer": "the optimizer's momentum", "max_exp_avg_sq": "the optimizer's largest second moment",
     "step": "the optimizer's count of steps", "square_avg": "the optimizer's mean of squares",
-    "sum": "the optimizer's sum of squares",
+    "sum": "the optimizer's sum of squares", KEPT: "what the script keeps beside the model",
 }  # fmt: skip
 
 
