@@ -38,7 +38,7 @@ def said(made):
 
 
 def test_a_script_that_saves_all_loses_nothing_to_the_last_bit_however_it_is_stopped():
-    made = stopped("--on-term", seed=3)
+    made = stopped("--on-term --average", seed=3)
     assert made.equal, text.screen(made)
     assert [trial.stop.kind for trial in made.trials] == ["rank", "all", "launcher", "save", "term"]
     assert all(trial.exact for trial in made.trials)
@@ -73,6 +73,7 @@ def test_it_goes_on_with_another_number_of_ranks():
             ("--forget sampler", "data", "the sampler begins anew: "),
             ("--forget random", "random-state", "dropout draws other masks than without the stop"),
             ("--forget half", "precision", "they come back rounded to bf16"),
+            ("--average --forget average", "not-restored", "what the script keeps beside the model is the one before"),
             ("--forget head", "not-restored", "they are what a new run begins with"),
             ("--forget epoch", "data", "12 are missing, 12 in their place were trained on before the stop"),
             ("--forget steps", "data", "the sampler begins anew: "),
@@ -89,6 +90,7 @@ def test_it_goes_on_with_another_number_of_ranks():
         0,
         3,
         7,
+        8,
     ),
 )
 def test_what_is_not_restored_is_named(flags, cause, words):

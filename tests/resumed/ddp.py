@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 FORGET = (
     "all", "optimizer", "second-moment", "count", "scheduler", "sampler", "epoch", "random", "half", "head", "steps",
-    "whole", "order", "python", "numpy", "scaler", "newest", "ranks",
+    "whole", "order", "python", "numpy", "scaler", "newest", "ranks", "average",
 )  # fmt: skip
 
 
@@ -65,6 +65,7 @@ def main() -> None:
     options.add_argument("--thread", type=float, metavar="S", help="save in a thread, which begins after S seconds")
     options.add_argument("--slow", type=float, default=0, metavar="S", help="a save takes so long; nobody waits for it")
     options.add_argument("--buckets-stay", action="store_true", help="DDP keeps the order of its first step's buckets")
+    options.add_argument("--average", action="store_true", help="keep a moving average of the weights")
     options.add_argument("--lr", type=float, default=0.01)
     options.add_argument("--optimizer", choices=("AdamW", "Adafactor"), default="AdamW")
     given = options.parse_args()
@@ -81,6 +82,8 @@ def main() -> None:
     wrapped = DistributedDataParallel(model, find_unused_parameters=given.buckets_stay)
     optimizer = getattr(torch.optim, given.optimizer)(model.parameters(), lr=given.lr)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda number: 1 - number / 40)
+    moving = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=moving) if given.average else None
     torch.manual_seed(3 + rank)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2, enabled=given.scaler)
     step, term = 0, []
@@ -116,6 +119,8 @@ def main() -> None:
             np.random.set_state((name, keys.numpy(), *rest))
         if "scaler" not in forget:
             scaler.load_state_dict(read["scaler"])
+        if average is not None and "average" not in forget:
+            average.load_state_dict(read["average"])
         if "ranks" in forget:
             sampler.rank = (rank + 1) % dist.get_world_size()
     begun = 0 if "sampler" in forget else step
@@ -137,6 +142,8 @@ def main() -> None:
             optimizer.zero_grad()
             scheduler.step()
             step += 1
+            if average is not None:
+                average.update_parameters(model)
             if given.log and rank == 0:
                 with (given.out / "log.txt").open("a") as log:
                     log.write(f"{step} {loss.item()}\n")
@@ -152,6 +159,8 @@ def main() -> None:
                 state = {"model": weights, "optimizer": optimizer.state_dict(), "random": states,
                          "scheduler": scheduler.state_dict(), "scaler": scaler.state_dict(), "step": step,
                          "python": random.getstate(), "numpy": (name, torch.from_numpy(keys), *rest)}  # fmt: skip
+                if average is not None:
+                    state["average"] = average.state_dict()
                 if rank == 0 and given.thread is not None:
                     threading.Timer(given.thread, saved, (file, copy.deepcopy(state), True)).start()
                 elif rank == 0:
