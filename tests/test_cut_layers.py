@@ -42,8 +42,9 @@ LAYERS = {
 
 
 def made(layer, group=None):
-    torch.manual_seed(0)
-    return LAYERS[layer](group)
+    with torch.random.fork_rng():  # ranks are shared, and have seeds of their own
+        torch.manual_seed(0)
+        return LAYERS[layer](group)
 
 
 @pytest.mark.ranks(2)
@@ -79,8 +80,9 @@ def test_over_the_data_parallel_group_each_rank_keeps_its_own_part(rank, wrapper
 
 def whole_norm():
     """The gradient's norm of the same experts in one process, on both ranks' tokens."""
-    torch.manual_seed(0)
-    router, each = Router(8, 4, 2), [nn.Linear(8, 8, bias=False) for _ in range(4)]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        router, each = Router(8, 4, 2), [nn.Linear(8, 8, bias=False) for _ in range(4)]
     tokens = torch.cat([torch.randn(6, 8, generator=torch.Generator().manual_seed(3 + rank)) for rank in range(2)])
     routing = router(tokens)
     out = torch.zeros_like(tokens)

@@ -453,6 +453,7 @@ def test_a_module_that_is_asked_for_is_not_there():
 
 def test_deepspeed_gets_torch_s_adam():
     deepspeed = types.SimpleNamespace(ops=types.SimpleNamespace(adam=types.SimpleNamespace(FusedAdam=None)))
+    deepspeed.initialize = lambda **config: config
     notes = []
     with contextlib.ExitStack() as changes:
         deepspeed.ops.__compatible_ops__ = {"shm": True}
@@ -461,8 +462,10 @@ def test_deepspeed_gets_torch_s_adam():
         assert type(deepspeed.ops.adam.FusedAdam(weight, lr=0.1, betas=(0.9, 0.95))) is torch.optim.AdamW
         assert type(deepspeed.ops.adam.FusedAdam(weight, lr=0.1, adam_w_mode=False)) is torch.optim.Adam
         assert deepspeed.ops.__compatible_ops__ == {}
+        assert not any("DeepSpeed on GPUs" in line for line in notes), "it is imported, and nothing runs with it"
+        assert deepspeed.initialize(model=1) == {"model": 1}
     assert deepspeed.ops.adam.FusedAdam is None
-    assert [line.partition(" → ")[0] for line in notes] == ["DeepSpeed on GPUs", "DeepSpeed's FusedAdam"]
+    assert [line.partition(" → ")[0] for line in notes] == ["DeepSpeed's FusedAdam", "DeepSpeed on GPUs"]
 
 
 def on_two_ranks():

@@ -35,14 +35,14 @@ class Proof:
     details: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     steps: int = 0
-    asked: int = 0
-    rounded: list[str] = field(default_factory=list)
     parameters: int = 0
     modules: list[str] = field(default_factory=list)
     tolerance: float = 0.0
     maps: dict[str, Map] = field(default_factory=dict)
     kept: dict[Finding, Kept] = field(default_factory=dict)
     files: dict[Finding, str] = field(default_factory=dict)
+    asked: int = 0
+    rounded: list[str] = field(default_factory=list)
 
     @property
     def equal(self) -> bool:
