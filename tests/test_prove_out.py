@@ -305,14 +305,14 @@ def test_a_page_is_whole_or_not_there(tmp_path, monkeypatch):
 def test_a_folder_with_other_things_is_refused_before_anything_runs(tmp_path, capsys):
     line = ["prove", "--layout", "ranks=1", "--layout", "ranks=2", "--out"]
     (tmp_path / "notes.txt").write_text("mine")
-    assert cli.main([*line, str(tmp_path), "--", "nothing.py"]) == 2
+    assert cli.main([*line, str(tmp_path), "--", __file__]) == 2
     assert f"--out: {tmp_path} has other things in it, as notes.txt" in capsys.readouterr().err
-    assert cli.main([*line, str(tmp_path / "notes.txt"), "--", "nothing.py"]) == 2
+    assert cli.main([*line, str(tmp_path / "notes.txt"), "--", __file__]) == 2
     assert "is a file" in capsys.readouterr().err
     own = tmp_path / "own"
     (own / "tensors").mkdir(parents=True)
     (own / "tensors" / "weights.safetensors").write_text("mine")
-    assert cli.main([*line, str(own), "--", "nothing.py"]) == 2
+    assert cli.main([*line, str(own), "--", __file__]) == 2
     assert says(capsys.readouterr().err, "things", "tensors")
 
 

@@ -7,6 +7,7 @@ its turn (``pardemo bench ring`` and ``pipeline`` show what plain sockets gain).
 the first use, belong to the group and close with it; an engine's are its own (:mod:`pardemo.collectives.channel`).
 """
 
+import contextlib
 import ctypes
 import os
 import secrets
@@ -216,6 +217,8 @@ def _pump(queue: SimpleQueue, link_ref: "weakref.ref[Link]") -> None:
 def _close(queue: SimpleQueue, *ends: socket.socket) -> None:
     queue.put(None)
     for end in ends:
+        with contextlib.suppress(OSError):  # the neighbour has gone already
+            end.shutdown(socket.SHUT_RDWR)  # a thread that is in the middle of a send would hold it open
         end.close()
 
 

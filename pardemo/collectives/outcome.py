@@ -35,6 +35,6 @@ def same_outcome(group: dist.ProcessGroup) -> Iterator[None]:
 def _kind(name: str) -> type[Exception]:
     """Python's own exception of this name; RuntimeError for others, and for those that are not made of a message."""
     kind = getattr(builtins, name, None)
-    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, UnicodeError):
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, (UnicodeError, ExceptionGroup)):
         return kind
     return RuntimeError

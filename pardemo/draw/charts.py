@@ -1,5 +1,6 @@
 """The kinds of chart that the chapters share."""
 
+import zlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -100,7 +101,7 @@ def gantt(ax: Axes, spans: Sequence, begin_s: float | None = None, title: str = 
         lower = span.kind not in ("compute", "forward", "backward")
         left, width = (span.begin_s - begin) * 1e3, (span.end_s - span.begin_s) * 1e3
         ax.broken_barh(
-            [(left, width)], (row + (0.02 if lower else -0.38), 0.36), facecolor=COLOURS[span.kind],
+            [(left, width)], (row + (0.02 if lower else -0.38), 0.36), facecolor=_colour(span.kind),
             hatch=HATCHES.get(span.kind, ""), edgecolor="white", linewidth=0.5, zorder=2,
         )  # fmt: skip
     ax.set_yticks(range(len(ranks)), [f"rank {r}" for r in ranks])
@@ -109,7 +110,13 @@ def gantt(ax: Axes, spans: Sequence, begin_s: float | None = None, title: str = 
     ax.set_title(title)
 
 
+def _colour(kind: str) -> str:
+    """A kind's colour; of one that a reader has named, always the same of those that ways of doing something have."""
+    others = list(palette.WAYS.values())
+    return COLOURS.get(kind) or others[zlib.crc32(kind.encode()) % len(others)]
+
+
 def kind_legend(ax: Axes | Figure, kinds: Sequence[str], **kwargs) -> None:
     """A legend of kinds of things on an axes or a figure, whether or not each occurs there."""
-    patches = [Patch(facecolor=COLOURS[k], hatch=HATCHES.get(k, ""), edgecolor="white", label=k) for k in kinds]
+    patches = [Patch(facecolor=_colour(k), hatch=HATCHES.get(k, ""), edgecolor="white", label=k) for k in kinds]
     ax.legend(handles=patches, **kwargs)

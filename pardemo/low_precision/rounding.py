@@ -20,4 +20,5 @@ def to_bf16_by_chance(tensor: torch.Tensor, generator: torch.Generator | None = 
     bits = tensor.detach().contiguous().view(torch.int32)
     chance = torch.randint(0, 1 << 16, bits.shape, dtype=torch.int32, device=bits.device, generator=generator)
     moved = torch.where(tensor.isfinite(), bits + chance, bits)
-    return (moved & -65536).view(torch.float32).to(torch.bfloat16)
+    # a NaN whose only bits are among the lower 16 would be cut to an infinity
+    return (moved & -65536).view(torch.float32).to(torch.bfloat16).masked_fill_(tensor.isnan(), float("nan"))

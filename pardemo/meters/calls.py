@@ -98,7 +98,8 @@ def bytes_of_call(func, args: tuple, kwargs: dict) -> formulas.Traffic:
     nbytes = max(
         (sum(t.numel() * t.element_size() for t in _tensors(value)) for value in arguments.values()), default=0
     )
-    return rule(nbytes, group.size(), group.rank() == arguments.get("root_rank", 0))
+    root = arguments.get("root_rank", arguments.get("src", 0))  # as torch's functional collectives call it
+    return rule(nbytes, group.size(), group.rank() == root)
 
 
 def _tensors(value) -> list[torch.Tensor]:

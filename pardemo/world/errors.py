@@ -5,6 +5,7 @@ import re
 import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,17 @@ class Failure:
 
 
 class RankError(RuntimeError):
-    """Base of everything a World reports about its ranks."""
+    """Base of everything a World reports about its ranks. They can be sent to other processes, with all they say."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[RankError], args: tuple[Any, ...], attributes: dict[str, Any]) -> RankError:
+    """An error as it was, without the arguments that its text was made of."""
+    made = kind.__new__(kind, *args)
+    made.__dict__.update(attributes)
+    return made
 
 
 #: Begins what stands in place of the stack of a process that does not run, and so cannot say where it is.

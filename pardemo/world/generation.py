@@ -101,6 +101,7 @@ class Ranks:
             "threads": threads,
             "path": sys.path[:],
             "cwd": os.getcwd(),
+            "gone": sorted(self.nursery.inherited - os.environ.keys()),
             "timeout_s": 1800.0,  # of the process group; the World's own limit comes first
             **self._links_of(rank),
             "env": {

@@ -66,6 +66,7 @@ class Nursery:
         inside = home if os.path.isdir(home) else None
         self.folder = tempfile.mkdtemp(prefix="pardemo-", dir=inside)  # removed by it, even when this process is killed
         path = [entry for entry in sys.path if isinstance(entry, str)]  # Python ignores others, too
+        self.inherited = frozenset(os.environ)  # what ranks find, unless it is taken away again
         settings = {"fd": theirs.fileno(), "path": path, "preload": list(preload), "folder": self.folder, "main": main}
         try:
             with theirs:

@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -69,6 +70,7 @@ def join_group(
     path: list[str],
     cwd: str,
     timeout_s: float,
+    gone: Sequence[str] = (),
     cluster: "Cluster | None" = None,
     table: str = "",
     place: "Place | None" = None,
@@ -76,9 +78,10 @@ def join_group(
 ) -> str:
     """Makes this process rank ``rank`` of ``size``: environment, threads, seeds, default process group.
 
-    ``store`` is the path of a file store, or None to meet as the environment says (torchrun). ``cluster``: limits for
-    the links, kept with the help of ``table``, a file that the ranks share; ``place``: the host it goes to;
-    ``latency``: what :func:`pardemo.cluster.latency.keep` takes. Returns the backend.
+    ``store`` is the path of a file store, or None to meet as the environment says (torchrun). ``gone``: variables that
+    the parent had when the nursery began, and has no more. ``cluster``: limits for the links, kept with the help of
+    ``table``, a file that the ranks share; ``place``: the host it goes to; ``latency``: what
+    :func:`pardemo.cluster.latency.keep` takes. Returns the backend.
     """
     if place is not None:
         from pardemo.cluster import keeper
@@ -91,6 +94,8 @@ def join_group(
     with contextlib.suppress(OSError):
         os.chdir(cwd)
     sys.path[:] = path
+    for name in set(gone) - env.keys():
+        os.environ.pop(name, None)
     os.environ.update(env)
     torch.set_num_threads(threads)
     torch.default_generator.manual_seed(1000 + rank)  # different on purpose: what must agree has to be sent

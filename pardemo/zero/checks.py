@@ -32,7 +32,7 @@ def check_hooks(module: nn.Module, parameters: Iterable[nn.Parameter]) -> None:
     with compat.without_functions():
         for parameter in parameters:
             for hook in compat.accumulate_hooks(parameter).values():
-                if not getattr(hook, "__module__", "").startswith("pardemo."):
+                if not (getattr(hook, "__module__", None) or "").startswith("pardemo."):  # a bound method of C's
                     name = next(name for name, p in module.named_parameters() if p is parameter)
                     raise RuntimeError(
                         f"{name} has a hook of register_post_accumulate_grad_hook(): the gradient that it sees is this "

@@ -63,9 +63,10 @@ class Engine(nn.Module):
             check_max_norm(max_norm)
         if (other := _engines.get(module)) is not None and other() is not None:
             raise ValueError("the module has a ZeRO engine already: close() that one first")
-        checks.check_module(module)
         self.module, self.group = module, group_of(group)
-        checks.check_groups(module, self.group)
+        with same_outcome(self.group):  # what one rank alone is refused for, the others would wait for
+            checks.check_module(module)
+            checks.check_groups(module, self.group)
         self.param_groups = ParamGroups(module, param_groups)
         engine = f"ZeRO-{self.stage}, max_norm {max_norm}{self.cut}"
         compare_models(module, self.group, engine, settings_of=lambda p: f"group {self.param_groups.number(p)}")

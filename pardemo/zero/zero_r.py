@@ -51,8 +51,17 @@ class HostStore:
         return self._next
 
     def take(self, number: int, device: torch.device) -> torch.Tensor:
-        """The tensor back on ``device``; the host lets go of it."""
+        """The tensor back on ``device``; the host lets go of it.
+
+        Raises:
+            RuntimeError: it was taken before, by a backward pass with ``retain_graph``.
+        """
         host = self._drop(number)
+        if host is None:
+            raise RuntimeError(
+                "a second backward pass through a checkpoint on the host, which the first one has taken back: leave "
+                "out retain_graph=True, or store="
+            )
         self.to_device_bytes += host.nbytes
         return host.to(device, copy=True)
 
