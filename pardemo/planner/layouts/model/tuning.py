@@ -169,7 +169,8 @@ def left_in_16_bits(tuning: Tuning, shape: Shape) -> int:
     """
     if tuning.base not in CONVERTED or shape.experts is None:
         return 0
-    return sum(count * shape.expert_params for kind, count in shape.kinds if kind.mlp == "experts")
+    routed = sum(count for kind, count in shape.kinds if kind.mlp == "experts")
+    return round(routed * shape.expert_params)
 
 
 #: LoRA's modules where none are said: PEFT's for the kind of model, else what makes queries and values.
