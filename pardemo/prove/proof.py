@@ -103,7 +103,7 @@ def _proof(layouts: Sequence[Layout], options: Options, folder: str) -> Proof:
     if short:
         rounded = runner.ran(layouts[0], replace(options, rounded=True), Path(folder, "rounded"))
         runner.must(rounded)
-        truth.noise = noise_between(truth, rounded)
+        truth = Reference(reference, tolerance, noise_between(truth, rounded))
     made = Proof(list(layouts), steps=reference.steps, asked=options.steps, tolerance=tolerance)
     made.parameters = len(truth.whole[0].before)
     made.modules = sorted(truth.order[0], key=truth.order[0].__getitem__)

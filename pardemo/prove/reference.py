@@ -9,6 +9,7 @@ from pardemo.prove.assembled import assembled
 from pardemo.prove.facts import floors
 from pardemo.prove.record import sketch
 from pardemo.prove.record.facts import Piece, Tensors
+from pardemo.prove.record.rounding import SHORT
 from pardemo.prove.runner import ProveError, Run
 from pardemo.prove.whole import Part
 
@@ -41,6 +42,7 @@ class Reference:
     def __init__(self, run: Run, tolerance: float, noise: list[dict[tuple[str, str], float]] | None = None):
         self.run, self.tolerance, self.noise = run, tolerance, noise or []
         self._types: dict[str, float] = {}
+        self._computed_short = bool(noise) and any(SHORT.keys() & {*record.computed_in} for record in run.records)
         self.order = [forward.order_of(run, step) for step in range(run.steps)]
         self.whole = [self._whole(step) for step in range(run.steps)]
         self._floors = [floors(whole.gradients) for whole in self.whole]
@@ -71,7 +73,7 @@ class Reference:
                 for rank in range(self.run.layout.ranks)
                 if name in (tensors := self.run.tensors(0, rank, "gradient"))
             }
-            if self.noise and not any(by for (kind, _), by in self.noise[0].items() if kind == "gradient"):
+            if self._computed_short and not any(by for (kind, _), by in self.noise[0].items() if kind == "gradient"):
                 return self.tolerance  # products outside of all modules, whose rounding nobody has moved
             known = [TOLERANCES[one] for one in types if one in TOLERANCES]
             self._types[name] = min(max(known, default=self.tolerance), self.tolerance)

@@ -207,6 +207,9 @@ class SummedAgain:
     name = "summed-again"
 
     def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
+        if any(step.cleared for step in ours) and not truth.cleared:
+            line = next(step.cleared for step in ours if step.cleared)
+            return f"gradients are cleared within the step, at {line}: what earlier micro-batches have made is lost"
         if any(pair.apart or pair.name not in facts.accumulated for pair in pairs):
             return None
         found = [
@@ -215,8 +218,6 @@ class SummedAgain:
         times = found[0][1] if found[0] else 0.0
         if any(one is None or abs(one[0] - 1) > 1e-4 or abs(one[1] - times) > 1e-4 for one in found):
             return None
-        if abs(times + 1) < 1e-4:
-            return "they are the last micro-batch's alone: what earlier ones of the step have accumulated is cleared"
         # s(m) the sum of micro-batch m and a(m) what is there after it: a(m) = n · a(m − 1) + s(m), or the whole of it
         # is divided by n; then Σ s(m), which is right, is the last a less (n − 1), or plus (1 − 1/n), times the others;
         # where it is divided once, behind the last, (n − 1)/n times

@@ -81,6 +81,8 @@ class Recorder(Parameters):
             made.append(weakref.ref(optimizer))
 
         self._changes.enter_context(compat.replaced(torch.optim.Optimizer, "__init__", init))
+        for owner in (torch.optim.Optimizer, torch.nn.Module):
+            self._changes.enter_context(compat.replaced(owner, "zero_grad", self._clears(owner.zero_grad)))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -203,6 +205,14 @@ class Recorder(Parameters):
             self.now.losses.append(float(value.detach()))
 
     # --- steps
+
+    def _clears(self, clear: Callable[..., Any]) -> Callable[..., Any]:
+        def zero_grad(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.now.backwards and not self._pending and not self._in_engine and not self._summed:
+                self.now.cleared = self.now.cleared or self._places.here().line
+            return clear(owner, *args, **kwargs)
+
+        return zero_grad
 
     def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         if threading.get_ident() != self._thread or self._in_engine:

@@ -1,0 +1,221 @@
+"""What was called equal, or by a wrong name, and is not: layouts that end early, dead models, overwritten parts."""
+
+import sys
+
+import pytest
+import torch
+
+from pardemo import prove
+from pardemo.prove.runner import ProveError
+
+HEAD = """
+import sys, torch, torch.distributed as dist
+from torch import nn
+def say(name, default):  # an argument of the layout's
+    return next((float(word.partition("=")[2]) for word in sys.argv[1:] if word.startswith(name + "=")), default)
+dist.init_process_group("gloo")
+rank, ranks = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+data = torch.randn(6, 8, 8, generator=torch.Generator().manual_seed(7))
+def mine(step):
+    return data[step].chunk(ranks)[rank]
+def average(parameters):
+    for parameter in parameters:
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= ranks
+"""
+
+ENDS_EARLY = """
+net = nn.Linear(8, 8); optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(int(say("steps", 4))):
+    net(mine(step)).square().mean().backward(); average(net.parameters()); optimizer.step(); optimizer.zero_grad()
+"""
+
+ALONE = """
+import sys, torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Linear(8, 8); optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(4):
+    x = torch.randn(8, 8, generator=torch.Generator().manual_seed(step))
+    net(x).square().mean().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+
+DEAD = """
+net = nn.Linear(8, 8); optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(4):
+    (0 * net(mine(step))).square().mean().backward(); average(net.parameters()); optimizer.step(); optimizer.zero_grad()
+"""
+
+# one small bf16 parameter beside fp32 ones, whose gradients are 2 % too large on two ranks
+MIXED = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.scale = nn.Parameter(torch.ones(1, dtype=torch.bfloat16))
+    def forward(self, x):
+        return self.b(self.a(x).tanh()) * self.scale.float()
+net = Net(); optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(4):
+    net(mine(step)).square().mean().backward(); average(net.parameters())
+    for parameter in net.parameters():
+        parameter.grad *= say("times", 1.0) if ranks > 1 else 1.0
+    optimizer.step(); optimizer.zero_grad()
+"""
+
+# each rank has its experts; a wrapper gives all of them rank 0's (transformers 45662)
+EXPERTS = """
+from torch.distributed.nn.functional import all_reduce
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        every = [nn.Linear(8, 8) for _ in range(4)]
+        own = range(4 // ranks * rank, 4 // ranks * (rank + 1))
+        self.first, self.head = own[0], nn.Linear(8, 8)
+        self.experts = nn.ModuleList(every[place] for place in own)
+    def forward(self, x):  # all rows on every rank, each for one expert
+        out = torch.zeros_like(x)
+        for place, expert in enumerate(self.experts):
+            out = out + (torch.arange(len(x)) % 4 == place + self.first)[:, None] * expert(x)
+        return self.head(x + (all_reduce(out) if ranks > 1 else out))
+net = Experts()
+if ranks > 1 and say("broadcast", 1):
+    for parameter in net.parameters():
+        dist.broadcast(parameter.data, 0)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(4):
+    net(data[step]).square().mean().backward()
+    for parameter in net.experts.parameters():
+        parameter.grad /= ranks
+    optimizer.step(); optimizer.zero_grad()
+"""
+
+# micro-batches: gradients are cleared between them, or summed over ranks behind each and divided once
+MICRO = """
+net = nn.Linear(8, 8); optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(4):
+    parts = mine(step).chunk(2)
+    for number, part in enumerate(parts):
+        if number and say("clear", 0):
+            optimizer.zero_grad()
+        (net(part).square().mean() / 2).backward()
+        if say("each", 0) and ranks > 1:
+            for parameter in net.parameters():
+                dist.all_reduce(parameter.grad)
+    for parameter in net.parameters():
+        if not (say("each", 0) and ranks > 1):
+            dist.all_reduce(parameter.grad)
+        parameter.grad /= ranks
+    optimizer.step(); optimizer.zero_grad()
+"""
+
+# two parameters of other sizes are left out of the sum for the same reason: one finding that has both
+TWO = """
+net = nn.ModuleDict({"a": nn.Linear(8, 8), "b": nn.Linear(8, 8)}); optimizer = torch.optim.SGD(net.parameters(), 0.1)
+scale = nn.Parameter(torch.ones(())); optimizer.add_param_group({"params": [scale]})  # in no module
+for step in range(4):
+    (net["b"](net["a"](mine(step)).tanh()) * scale).square().mean().backward()
+    average([net["a"].weight, net["b"].weight, net["b"].bias])
+    scale.grad *= 1.2345 if ranks > 1 else 1.0
+    dist.all_reduce(scale.grad); scale.grad /= ranks
+    optimizer.step(); optimizer.zero_grad()
+"""
+
+
+@pytest.fixture
+def proof(tmp_path):
+    def run(text, layouts=("ranks=1", "ranks=2"), *words, head=HEAD, **options):
+        script = tmp_path / "train.py"
+        script.write_text(head + text)
+        return prove.script([str(script), *words], list(layouts), **{"double": True, "steps": 3, **options})
+
+    return run
+
+
+def test_a_layout_that_ends_early_is_not_equal(proof):
+    made = proof(ENDS_EARLY, ("ranks=1 steps=4", "ranks=2 steps=1"), "steps={steps}")
+    (said,) = made.failed.values()
+    assert not made.equal
+    assert "1 step of 3" in said
+    made = proof(ENDS_EARLY, ("ranks=1 steps=2", "ranks=2 steps=2"), "steps={steps}")
+    assert made.equal, "both have as many"
+    assert (made.steps, made.asked) == (2, 3)
+    assert "2 of 3 steps" in str(made)
+
+
+def test_ranks_that_call_no_collective_are_not_equal(proof):
+    made = proof(ALONE, head="")
+    (said,) = made.failed.values()
+    assert not made.equal
+    assert "init_process_group" in said
+
+
+def test_a_model_that_does_not_train_is_refused(proof):
+    with pytest.raises(ProveError, match=r"ranks=1.*zero"):
+        proof(DEAD)
+
+
+@pytest.mark.parametrize("times", ["1.0", "1.02"])
+def test_one_bf16_number_does_not_loosen_all(proof, times):
+    made = proof(MIXED, ("ranks=1 times=1.0", f"ranks=2 times={times}"), "times={times}", double=False)
+    assert made.equal == (times == "1.0"), str(made)
+    if not made.equal:
+        assert {name for one in made.findings for name in one.parameters} >= {"a.weight", "b.weight"}
+        assert not any(one.cause == "sum-for-mean" for one in made.findings), "1.02 is no number of ranks"
+
+
+@pytest.mark.parametrize("broadcast", [1, 0])
+def test_experts_that_a_broadcast_has_overwritten(proof, broadcast):
+    layouts = ("ranks=1 broadcast=0", f"ranks=2 broadcast={broadcast}")
+    made = proof(EXPERTS, layouts, "broadcast={broadcast}")
+    assert made.equal == (not broadcast), str(made)
+    if broadcast:
+        assert [one.cause for one in made.findings] == ["initial-parameters"], str(made)
+        assert set(made.findings[0].parameters) == {f"experts.{n}.{of}" for n in (2, 3) for of in ("weight", "bias")}
+
+
+@pytest.mark.parametrize(("words", "told"), [("clear=1 each=0", "cleared"), ("clear=0 each=1", "× 2")])
+def test_what_is_done_between_micro_batches(proof, words, told):
+    layouts = ("ranks=1 accumulate=2 clear=0 each=0", f"ranks=2 accumulate=2 {words}")
+    made = proof(MICRO, layouts, "clear={clear}", "each={each}")
+    assert [one.cause for one in made.findings] == ["summed-again"], str(made)
+    assert told in made.findings[0].why
+
+
+def test_all_parameters_of_a_cause_and_no_factor_of_one_number(proof):
+    made = proof(TWO)
+    by_cause = {one.cause: one for one in made.findings}
+    assert by_cause["not-summed"].parameters == ("bias",)
+    assert all(one.factor is None for one in made.findings if one.parameters == ("optimizer.1.0",))
+    assert not any(one.cause in ("sum-for-mean", "mean-for-sum") for one in made.findings), str(made)
+    assert sum(len(one.parameters) for one in made.findings) == len(
+        {name for one in made.findings for name in one.parameters}
+    ), "each once"
+
+
+def test_the_manual_and_double_are_named_beside_the_verdict(proof, capsys):
+    from pardemo import cli
+
+    made = proof(MIXED, ("ranks=1 times=1.0", "ranks=2 times=1.5"), "times={times}", double=False)
+    script = made.layouts[0].line[0]
+    line = ["prove", "--layout", "ranks=1 times=1.0", "--layout", "ranks=2 times=2.0", "--", script, "times={times}"]
+    assert cli.main(line) == 1
+    printed = capsys.readouterr()
+    assert "docs/prove.md" in printed.err
+    assert "--double" in printed.err
+    assert "docs/prove.md" not in printed.out
+
+
+def test_what_cannot_be_proven_is_refused_without_torch(tmp_path):
+    import subprocess
+
+    check = "import sys; from pardemo.cli import main; main(sys.argv[1:]); assert 'torch' not in sys.modules"
+    layouts = ["--layout", "ranks=1", "--layout", "ranks=2"]
+    for words in ([*layouts, "--", "nothing.py"], ["--layout", "two", "--", "x.py"], ["nothing.toml"]):
+        run = subprocess.run(
+            [sys.executable, "-c", check, "prove", *words], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert run.returncode == 0, run.stderr
+        assert run.stderr.count("\n") == 1
+    assert torch.__version__, "which this process has"
