@@ -45,9 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--readme", type=Path, nargs="+", default=documents, metavar="FILE", help="(README, docs/measured.md)"
     )
     parser.add_argument("--notebooks", action="store_true", help="keep the speed table and the planner's validation")
+    parser.add_argument("--resume", action="store_true", help="go on with what a build that stopped has left")
     arguments = parser.parse_args(argv)
     try:
-        bench = build(arguments.out, *arguments.readme, notebooks=arguments.notebooks)
+        bench = build(
+            arguments.out, *arguments.readme, notebooks=arguments.notebooks, resume=arguments.resume
+        )  # fmt: skip
     except (RuntimeError, OSError, ValueError) as error:
         print(f"reference: {error}; {os.path.relpath(arguments.out)} is as it was", file=sys.stderr)
         return 1
@@ -58,18 +61,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if missed else 0
 
 
-def build(target: Path, *documents: Path, notebooks: bool = False) -> list[dict[str, Any]]:
+def build(target: Path, *documents: Path, notebooks: bool = False, resume: bool = False) -> list[dict[str, Any]]:
     """Makes the reference run, puts it in the place of ``target`` and returns the rows of its speed table.
 
-    ``notebooks``: only these are made anew.
+    ``notebooks``: only these are made anew. ``resume``: of an earlier build that stopped, those that ran stay.
 
     Raises:
         RuntimeError: a step failed; what there is of the new run stays beside ``target``, to be looked at.
     """
     fresh = target.with_name(f"{target.name}.new")
-    if fresh.exists():
+    if fresh.exists() and not resume:
         shutil.rmtree(fresh)
-    _do(fresh, "run", "--out", str(fresh))
+    _do(fresh, "run", *(["--resume"] if resume else []), "--out", str(fresh))
     if notebooks:
         for name in (RUNS, TABLE, VALIDATED):
             shutil.copy2(target / name, fresh)
