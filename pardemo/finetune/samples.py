@@ -3,6 +3,7 @@
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from pardemo.baichuan2 import Baichuan2Tokenizer
 IGNORED = -100  # cross-entropy's own mark of a position without a label
 
 
-def prompt_of(row: Mapping[str, str]) -> str:
+def prompt_of(row: Mapping[str, Any]) -> str:
     """What the user says: the instruction, which ends its own line, and the input.
 
     (The article's tool put one more line end between the two.)
@@ -22,12 +23,17 @@ def prompt_of(row: Mapping[str, str]) -> str:
     return row["instruction"] + row["input"]
 
 
-def source_ids(row: Mapping[str, str], tokenizer: Baichuan2Tokenizer) -> list[int]:
-    """Token numbers of a row's prompt in the official layout: the user's piece, the text, the assistant's piece."""
-    return tokenizer.prompt_ids([{"role": "user", "content": prompt_of(row)}])
+def source_ids(row: Mapping[str, Any], tokenizer: Baichuan2Tokenizer) -> list[int]:
+    """Token numbers of a row's prompt in the official layout: the user's piece, the text, the assistant's piece.
+
+    Behind what was said before, where the row is of a conversation; none for a row of plain text.
+    """
+    if row.get("plain"):
+        return []
+    return tokenizer.prompt_ids([*row.get("history", ()), {"role": "user", "content": prompt_of(row)}])
 
 
-def encode(row: Mapping[str, str], tokenizer: Baichuan2Tokenizer, cutoff_len: int) -> dict[str, list[int]]:
+def encode(row: Mapping[str, Any], tokenizer: Baichuan2Tokenizer, cutoff_len: int) -> dict[str, list[int]]:
     """``input_ids`` and ``labels`` of a row: the prompt without labels, then the output and EOS with them.
 
     What is longer than ``cutoff_len`` is cut as the article's tool cut it: prompt and target both keep their heads, in

@@ -105,9 +105,11 @@ def _check(arguments: argparse.Namespace) -> int:
     report = check(arguments.file)
     bad = [{"line": problem.line, "reason": problem.reason} for problem in report.problems]
     if arguments.json:
-        print(json.dumps({"file": arguments.file, "rows": report.rows, "bad": bad}, indent=1, ensure_ascii=False))
+        found = {"file": arguments.file, "rows": report.rows, "forms": dict(report.forms), "bad": bad}
+        print(json.dumps(found, indent=1, ensure_ascii=False))
     else:
         if bad:
             print(text_table([("line", "reason"), *((str(row["line"]), row["reason"]) for row in bad)]))
-        print(f"{arguments.file}: {report.rows:,} rows, {len(bad):,} bad")
+        of = ", ".join(f"{count:,} of the form {form}" for form, count in report.forms.most_common())
+        print(f"{arguments.file}: {report.rows:,} rows, {len(bad):,} bad" + (f"; {of}" if of else ""))
     return 1 if bad else 0

@@ -1,5 +1,7 @@
 """Rows of the article's format, and the files that hold them: every bad row named by line and reason.
 
+Rows of other forms (:mod:`pardemo.headlines.forms`) are read as rows of that one.
+
 A file is a JSON array of objects, one per line or spread over lines, or JSON lines. It is read line by line, so that a
 file that a JSON parser refuses as a whole is still told apart into the rows that are good and those that are not.
 """
@@ -7,11 +9,13 @@ file that a JSON parser refuses as a whole is still told apart into the rows tha
 import hashlib
 import json
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pardemo.headlines import forms
 from pardemo.headlines.scan import scan
 
 FIELDS = ("instruction", "input", "output", "source")
@@ -27,14 +31,17 @@ class Problem:
 
 @dataclass
 class Report:
-    """What :func:`check` found: how many rows there are, good and bad, and every bad one."""
+    """What :func:`check` found: how many rows there are, good and bad, every bad one, and rows by their form."""
 
     rows: int = 0
     problems: list[Problem] = field(default_factory=list)
+    forms: Counter[str] = field(default_factory=Counter)
 
 
-def read(path: str | Path) -> list[dict[str, str]]:
-    """The rows of a file in the article's format.
+def read(path: str | Path) -> list[dict[str, Any]]:
+    """The rows of a file, whatever their form, as instruction, input, output and source.
+
+    Rows of a conversation also have a ``history``, those of plain text ``plain``.
 
     Raises:
         ValueError: at least one row is bad (the first is named, with the number of all), or there is none.
@@ -50,7 +57,7 @@ def read(path: str | Path) -> list[dict[str, str]]:
 
 
 def check(path: str | Path) -> Report:
-    """Looks through a file of the article's format; the report names every bad row.
+    """Looks through a file; the report names every bad row, and says of which forms the rows are.
 
     Raises:
         ValueError: a git-lfs pointer instead of data, or a file without a row.
@@ -62,8 +69,8 @@ def check(path: str | Path) -> Report:
     return report
 
 
-def problem_of(row: Any) -> str | None:
-    """Why this is no row of the format (all reasons), or None."""
+def problem_of(row: Any, form: str = forms.ARTICLE) -> str | None:
+    """Why this is no row of the format (all reasons), or None. Of other forms an input may be empty."""
     if not isinstance(row, dict):
         return f"an object with the fields {', '.join(FIELDS)} is expected, not {_type_name(row)}"
     reasons = []
@@ -72,8 +79,10 @@ def problem_of(row: Any) -> str | None:
             reasons.append(f"missing field {name}")
         elif not isinstance(row[name], str):
             reasons.append(f"{name} must be text, not {_type_name(row[name])}")
-        elif name in ("input", "output") and not row[name].strip():
-            reasons.append(f"empty {name}")
+        elif name == "output" and not row[name].strip():
+            reasons.append("empty output")
+        elif name == "input" and form == forms.ARTICLE and not row[name].strip():
+            reasons.append("empty input")
         elif not is_unicode(row[name]):
             reasons.append(f"{name} holds half a surrogate pair, which is no text")
     return "; ".join(reasons) or None
@@ -99,19 +108,32 @@ def as_line(row: Mapping[str, str]) -> bytes:
     return json.dumps({name: row[name] for name in FIELDS}, ensure_ascii=False).encode()
 
 
-def _good(path: Path, report: Report) -> Iterator[dict[str, str]]:
+def _whole(row: Mapping[str, Any]) -> str:
+    """All that a row of another form asks, or the text that it is."""
+    asked = [turn["content"] for turn in row.get("history", ())] + [row["instruction"], row["input"]]
+    return "\n".join(asked) if not row.get("plain") else row["output"]
+
+
+def _good(path: Path, report: Report) -> Iterator[dict[str, Any]]:
     """Yields the good rows; books the others, and the number of all, in ``report``."""
     lines: dict[bytes, int] = {}
     for piece in scan(path):
         report.rows += piece.is_row
-        reason = piece.reason or problem_of(piece.value)
+        form = forms.form_of(piece.value)
+        row = piece.value
+        reason = piece.reason
+        if reason is None and form != forms.ARTICLE:
+            made = forms.as_row(row, form)
+            row, reason = (made, None) if isinstance(made, dict) else (row, made)
+        reason = reason or problem_of(row, form)
         if reason is None:
-            key = key_of(piece.value["input"])
+            report.forms[form] += 1
+            key = key_of(row["input"] if form == forms.ARTICLE else _whole(row))
             if key in lines:
                 reason = f"duplicate input, as in line {lines[key]}"
             lines.setdefault(key, piece.line)
         if reason is None:
-            yield piece.value
+            yield row
         else:
             report.problems.append(Problem(piece.line, reason))
     if not report.rows:

@@ -22,6 +22,8 @@ from pardemo.planner.table import OFFLOADED, Hardware, Plan, PlanRow, Request
 
 MOST_EXPONENT = 9  # 512 times the GPUs that hold one copy of the model
 TOKENS = 64  # sequences are rounded to multiples of
+#: Tokens of a sample from which cutting it between GPUs is worth a word.
+LONG = 16_384
 
 
 def plan(request: Request) -> Plan:
@@ -159,13 +161,30 @@ def smallest_cluster(request: Request) -> str:
     count, name = fewest_gpus(request), request.cluster.gpu.name
     if count is None:
         most = request.tp * request.pp << MOST_EXPONENT
-        return f"not even {most} × {name} hold it: use tensor parallelism (--tp), or a GPU with more memory"
+        others = [*_with_fused_loss(request, None), "use tensor parallelism (--tp), or a GPU with more memory"]
+        return f"not even {most} × {name} hold it: {'; or '.join([*others, *_cut_sequences(request)])}"
     if count <= request.cluster.gpus:
         return (
             "these GPUs hold it with checkpointing and micro-batches of 1" + (", ZeRO 3" if request.dp > 1 else "")
             + ": leave out --batch, --checkpointing and --zero"
         )  # fmt: skip
-    return f"the smallest cluster that works is {count} × {name} with ZeRO 3, checkpointing and micro-batches of 1"
+    told = f"the smallest cluster that works is {count} × {name} with ZeRO 3, checkpointing and micro-batches of 1"
+    return "; or ".join([told, *_with_fused_loss(request, count), *_cut_sequences(request)])
+
+
+def _with_fused_loss(request: Request, count: int | None) -> list[str]:
+    """Whether fewer GPUs hold it if logits are never there in whole; ``count``: how many hold it so."""
+    if request.job.fused_loss:
+        return []
+    fewer = fewest_gpus(replace(request, job=request.job.but(fused_loss=True)))
+    if fewer is None or (count is not None and fewer >= count):
+        return []
+    return [f"--fused-loss, which makes logits piece by piece: then {fewer} × {request.cluster.gpu.name} hold it"]
+
+
+def _cut_sequences(request: Request) -> list[str]:
+    """Where sequences are long, that another procedure cuts them."""
+    return ["--search, which also cuts sequences between GPUs (CP)"] if request.job.sequence >= LONG else []
 
 
 def _fits(request: Request, of: Callable[[int], tuple[Job, Layout]]) -> Callable[[int], bool]:

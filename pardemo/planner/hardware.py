@@ -284,10 +284,11 @@ def gpu(name: str) -> Gpu:
     if words in by_name:
         return by_name[words]
     begun = [key for key in by_name if words and (key.startswith(words) or words.startswith(key))]
-    near = begun if len(begun) > 1 else [*begun, *difflib.get_close_matches(words, by_name, 3, 0.5)]
+    near = begun if len(begun) > 1 else [*begun, *difflib.get_close_matches(words, by_name, 3, 0.7)]
     offered = [*dict.fromkeys(by_name[key].name for key in near)][:3]
     if not near:
-        raise ValueError(f"no GPU {name!r}; there are {', '.join(GPUS)}")
+        own = "another's rates can be given in a file, which pardemo plan --measure FILE writes on it"
+        raise ValueError(f"no GPU {name!r}; there are {', '.join(GPUS)}; {own}")
     raise ValueError(f"no GPU {name!r}; did you mean {' or '.join(offered)}?")
 
 

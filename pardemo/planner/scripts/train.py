@@ -1,7 +1,8 @@
 """A fine-tune with Transformers' Trainer and PEFT, as it was planned.
 
-``--data`` is a file of JSON lines. Each line has a ``text``; or a ``prompt`` and a ``completion``, of which the
-completion alone is learned; or ``messages`` for the tokenizer's chat template, all of which are learned.
+``--data`` is a file of JSON lines, or one JSON array. Each row has a ``text``; or a ``prompt`` and a ``completion``, of
+which the completion alone is learned; or ``instruction``, ``output`` and perhaps ``input``, as Alpaca's rows; or
+``messages`` or ShareGPT's ``conversations`` for the tokenizer's chat template, all of which are learned.
 ``training_arguments.yaml``, beside this script, has all that Transformers calls TrainingArguments. Before its first
 step a run makes sure that it is cut over as many ranks, and by the same engine, as was planned: a launcher that was
 started in another way trains plain copies of the model, and says nothing.
@@ -43,8 +44,7 @@ class Samples(Dataset):
 
     def __init__(self, path: str, tokenizer: Any):
         self.tokenizer = tokenizer
-        lines = Path(path).read_text(encoding="utf-8").split("\n")  # a text may hold other ends of lines
-        self.rows = [_row(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+        self.rows = _rows(path)
         if not self.rows:
             raise SystemExit(f"{path} has no samples")
 
@@ -73,13 +73,33 @@ class Samples(Dataset):
         return ids[:-1] if ids[-1:] == [self.tokenizer.eos_token_id] else ids
 
 
-def _row(line: str, where: str) -> dict[str, Any]:
+def _rows(path: str) -> list[dict[str, Any]]:
+    text = Path(path).read_text(encoding="utf-8")
+    if text.lstrip().startswith("["):
+        return [_row(row, f"{path}, row {number}") for number, row in enumerate(_read(text, path), 1)]
+    lines = enumerate(text.split("\n"), 1)  # a text may hold other ends of lines
+    return [_row(_read(line, where := f"{path}, line {n}"), where) for n, line in lines if line.strip()]
+
+
+def _read(text: str, where: str) -> Any:
     try:
-        row = json.loads(line)
+        return json.loads(text)
     except ValueError:
         raise SystemExit(f"{where} is not JSON") from None
+
+
+def _row(row: Any, where: str) -> dict[str, Any]:
+    if isinstance(row, dict) and {"instruction", "output"} <= row.keys():
+        asked = "\n".join(filter(None, (row["instruction"], row.get("input"))))
+        row = {"prompt": asked, "completion": row["output"]}
+    if isinstance(row, dict) and "conversations" in row:
+        roles = {"human": "user", "gpt": "assistant"}
+        turns = [{"role": roles.get(t["from"], t["from"]), "content": t["value"]} for t in row["conversations"]]
+        row = {"messages": turns}
     if not (isinstance(row, dict) and ("text" in row or "messages" in row or {"prompt", "completion"} <= row.keys())):
-        raise SystemExit(f"{where} has no text, no messages, and no prompt with a completion")
+        raise SystemExit(
+            f"{where} has no text, no messages, no prompt with a completion, and no instruction with an output"
+        )
     return row
 
 
