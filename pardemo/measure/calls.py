@@ -106,6 +106,8 @@ class Calls:
         self._following = contextlib.ExitStack()
         self._lock = threading.Lock()
         self._library: torch.library.Library | None = None
+        self._functional: torch.library.Library | None = None
+        self._outputs: dict[int, int] = {}  # of functional collectives that no future ends: address -> id of the Work
         #: when this rank stood still in a Work's ``wait``
         self.waits: list[tuple[float, float]] = []
         #: called as it begins to
@@ -117,6 +119,8 @@ class Calls:
             warnings.simplefilter("ignore")  # that a kernel of c10d is replaced, which is meant
             for name in KINDS:
                 self._library.impl(name, self._asked(name), "BackendSelect", with_keyset=True)
+            self._functional = torch.library.Library("_c10d_functional", "IMPL")
+            self._functional.impl("wait_tensor", self._waited_for(), "BackendSelect", with_keyset=True)
         self._wait = dist.Work.wait
         dist.Work.wait = self._waited  # type: ignore[method-assign]
         self._following.enter_context(compat.around_new_group(self._makes_group))
@@ -128,6 +132,9 @@ class Calls:
         if self._library is not None:
             compat.end_library(self._library)
             self._library = None
+        if self._functional is not None:
+            compat.end_library(self._functional)
+            self._functional = None
         self._journal.close()
 
     def to_the_end(self, script: Callable[[], str]) -> str:
@@ -161,7 +168,7 @@ class Calls:
             if result is None:
                 self._over(noted, number)
             else:
-                self._watch(noted, number, result[-1] if isinstance(result, tuple) else result)
+                self._watch(noted, number, result[-1] if isinstance(result, tuple) else result, args)
             return result
 
         return call
@@ -254,7 +261,27 @@ class Calls:
         call.end_s = time.monotonic()
         self._journal.over(number, call.end_s)
 
-    def _watch(self, call: Call, number: int, boxed: Any) -> None:
+    def _waited_for(self) -> Callable:
+        """DTensor's collectives are waited for by their tensor, in C++: no ``Work.wait`` of Python's is called."""
+        operator = torch.ops._c10d_functional.wait_tensor.default
+        below = compat.dispatch_keys_after(compat.DispatchKey.BackendSelect)
+
+        def wait(keys: Any, tensor: torch.Tensor) -> torch.Tensor:
+            known = self._messages.pop(self._outputs.pop(_address(tensor), -1), None)
+            if known is None:
+                return operator.redispatch(keys & below, tensor)
+            begin = time.monotonic()
+            self.on_wait()
+            try:
+                return operator.redispatch(keys & below, tensor)
+            finally:
+                if not self._places.evaluating:
+                    self.waits.append((begin, time.monotonic()))
+                self._over(known[1], known[2])
+
+        return wait
+
+    def _watch(self, call: Call, number: int, boxed: Any, arguments: tuple[Any, ...]) -> None:
         """Notes when the exchange is over, in the thread of the backend that ends it."""
 
         def over(future: torch.futures.Future) -> None:
@@ -273,6 +300,14 @@ class Calls:
                 self._over(call, number)
             else:
                 self._messages[id(work)] = work, call, number
+                if call.kind not in ("send", "receive") and arguments:
+                    first = next(iter(_tensors(arguments[0])), None)  # what it writes into stands first
+                    if first is not None:
+                        self._outputs[_address(first)] = id(work)
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _to_others(arguments: dict[str, Any], own: int) -> float:

@@ -115,7 +115,7 @@ def _late(measured: Summary) -> None:
     if measured.ranks < 2:
         return
     longest = max(measured.time, key=lambda one: one.compute_s)
-    others = statistics.median(one.compute_s for one in measured.time if one is not longest)
+    others = max(one.compute_s for one in measured.time if one is not longest)  # of two slow ones neither is late
     waited = statistics.median(one.idle_s for one in measured.time if one is not longest)
     step = longest.step_s
     late = max(LATE * step, LATE_S)

@@ -214,7 +214,7 @@ def of_cuda(mode: Place) -> Iterator[tuple[Any, Any]]:
     yield cuda.get_rng_state, lambda device=None: torch.get_rng_state()
     yield cuda.get_rng_state_all, lambda: [torch.get_rng_state()]
     yield cuda.set_rng_state, lambda state, device=None: torch.set_rng_state(state)
-    yield cuda.set_rng_state_all, lambda states: torch.set_rng_state(states[0])
+    yield cuda.set_rng_state_all, lambda states: torch.set_rng_state(states[0]) if states else None
     stream = Stream()
     for kind, mine in ((cuda.Stream, Stream), (torch.Stream, Stream), (cuda.Event, Event), (torch.Event, Event)):
         yield kind, type(kind.__name__, (mine,), {"__init__": told("streams", mine.__init__)})

@@ -285,7 +285,7 @@ def _numbers(
             facts.accumulated[name] = whole.value
     if _all_right(facts, reference, other):
         facts.parted = []  # whether it trains alike gradients say: an output may be a part, or be called otherwise
-    facts.norms = reference.norms
+    facts.norms, facts.optimizer = reference.norms, reference.run.records[0].optimizer
     facts.earlier = [reference.whole[before].gradients for before in range(step)]
     made.model = model_map.of(facts, reference, other, alike)
     made.off = max([made.off, *(one.off for one in facts.gradients.values())])

@@ -81,6 +81,7 @@ class Facts:
     names under which the rank has it, several where it is tied there. ``norms``: of the reference's whole
     gradient in each step. ``moved``: of parameters whose pieces have the values of another one, that one.
     ``accumulated``: of each parameter the gradients that it had after each micro-batch but the last, added up.
+    ``optimizer``: the class of the reference's.
     """
 
     layout: Layout
@@ -99,6 +100,7 @@ class Facts:
     norms: list[float] = field(default_factory=list)
     moved: dict[str, str] = field(default_factory=dict)
     accumulated: dict[str, torch.Tensor] = field(default_factory=dict)
+    optimizer: str = ""
 
     def first(self, names: Iterable[str]) -> str:
         """The module of these parameters that a backward pass comes to first: which ran last."""

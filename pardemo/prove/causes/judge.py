@@ -19,6 +19,8 @@ from pardemo.world.errors import ranks_text
 if TYPE_CHECKING:  # which imports this
     from pardemo.prove.reference import Reference
 
+#: Optimizers whose step of a part of a matrix is no part of the step of the whole.
+WHOLE_MATRIX = ("Muon", "Shampoo", "SOAP", "DistributedShampoo", "Adafactor")
 #: Optimizers whose step does not change when all gradients are multiplied by a number.
 SCALE_FREE = ("Adam", "Adagrad", "Adamax", "NAdam", "RAdam", "Lion", "LAMB", "RMSprop", "Muon", "Adafactor")
 
@@ -184,7 +186,11 @@ def of_updates(facts: Facts, behind: Callable[[list[Pair]], bool]) -> list[Findi
         made.append(_update(facts, rest, "clipped", why))
     elif rest:
         why = "their gradient is right, and what the optimizer makes of it is not"
-        why += ": moments, weight decay or the master copy" if facts.step else ": weight decay, groups or a copy"
+        whole = facts.optimizer if facts.optimizer.startswith(WHOLE_MATRIX) else ""
+        if whole and all(pair.name in facts.cut and pair.reference.dim() == 2 for pair in rest):
+            why += f": {whole} needs the whole matrix of a gradient, and ranks step with their parts"
+        else:
+            why += ": moments, weight decay or the master copy" if facts.step else ": weight decay, groups or a copy"
         made.append(_update(facts, rest, "optimizer-state", why))
     return made
 
