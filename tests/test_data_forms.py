@@ -63,7 +63,8 @@ def test_a_row_of_each_form_is_read(form, lines, tmp_path):
 
 def test_what_was_said_before_is_the_prompt_and_plain_text_has_none(tmp_path):
     rows = headlines.read(written(tmp_path / "train.json", *FORMS.values()))
-    folder = tiny_folder(tmp_path / "model", [text for pair in EXPECTED.values() for text in pair] * 20)
+    words = [row["input"] for row in headlines.generate(150, seed=3)]
+    folder = tiny_folder(tmp_path / "model", words + [text for pair in EXPECTED.values() for text in pair])
     from pardemo.baichuan2 import Baichuan2Tokenizer
 
     tokenizer = Baichuan2Tokenizer(str(folder / "tokenizer.model"))

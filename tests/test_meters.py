@@ -498,8 +498,8 @@ def test_connections_that_close_in_the_block_are_told():
 def test_a_collective_whose_bytes_nobody_knows_is_refused(world_of):
     def check():
         x = torch.ones(4)
-        with pytest.raises(RuntimeError, match=r"bytes.*alltoall"), WireMeter(evidence="count"):
-            dist.all_to_all([x[:2].clone(), x[2:].clone()], [x[:2], x[2:]])
+        with pytest.raises(RuntimeError, match=r"bytes.*allgather_coalesced"), WireMeter(evidence="count"):
+            dist.all_gather_coalesced([[x.clone(), x.clone()]], [x])
 
     world_of(2).run(check)
 

@@ -22,6 +22,7 @@ BAD = [
       for name in ("min-input", "max-input", "min-output", "max-output")),
     *((f"plan --{name} 0", f"--{name} must be at least 1, not 0")
       for name in ("batch", "sequence", "samples", "per-step", "gpus", "hosts", "tp", "pp")),
+    ("plan --epochs 0", "--epochs must be above 0, not 0"),
     *((f"plan --search --model gpt2 --gpus 8 --{name} 0", f"--{name} must be at least 1, not 0")
       for name in ("hosts", "sequence", "per-step")),
     ("measure --ranks 0 -- train.py", "--ranks must be at least 1, not 0"),

@@ -349,3 +349,26 @@ def test_weights_in_few_bits_that_a_configuration_names_are_told(tmp_path, capsy
     assert told in capsys.readouterr().out.splitlines()
     assert main(["plan", "--model", str(tmp_path), "--gpus", "1", "--base", "nf4", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["not_planned"] == []
+
+
+def test_experts_that_bitsandbytes_does_not_convert_stay_in_16_bits():
+    shape = configurations.of(models.find("qwen3-30b-a3b"))
+    tuning = Tuning(8, ("q_proj", "v_proj"), base="nf4")
+    loaded = weight_bytes(tuning, shape)
+    assert loaded == pytest.approx(59.8e9, rel=0.01), "as it was measured in Transformers 5"
+    assert weight_bytes(replace(tuning, experts_apart=True), shape) == pytest.approx(18.1e9, rel=0.02)
+    assert weight_bytes(replace(tuning, base="int4"), shape) < 20e9, "GPTQ converts them"
+    dense = configurations.of(models.find("llama3.1-8b"))
+    assert weight_bytes(tuning, dense) == weight_bytes(replace(tuning, experts_apart=True), dense)
+
+
+def test_epochs_are_said_and_can_be_chosen(capsys):
+    from pardemo.cli import main
+
+    job = ["plan", "--model", "qwen3-30b-a3b", "--gpu", "A100-80GB", "--base", "nf4", "--sequence", "512"]
+    assert main(job) in (0, 1)
+    five = capsys.readouterr().out
+    assert "5 epochs of 80,000" in five
+    assert "58.0 GB of experts" in five
+    assert main([*job, "--epochs", "1"]) in (0, 1)
+    assert "1 epoch of 80,000" in capsys.readouterr().out

@@ -108,6 +108,15 @@ def as_line(row: Mapping[str, str]) -> bytes:
     return json.dumps({name: row[name] for name in FIELDS}, ensure_ascii=False).encode()
 
 
+def understood(value: Any) -> tuple[Any, str, str | None]:
+    """A file's object as a row of the article's format, its form, and why it is none, if it is not."""
+    form = forms.form_of(value)
+    row = value if form == forms.ARTICLE else forms.as_row(value, form)
+    if isinstance(row, str) and form != forms.ARTICLE:
+        return value, form, row
+    return row, form, problem_of(row, form)
+
+
 def _whole(row: Mapping[str, Any]) -> str:
     """All that a row of another form asks, or the text that it is."""
     asked = [turn["content"] for turn in row.get("history", ())] + [row["instruction"], row["input"]]
@@ -119,13 +128,8 @@ def _good(path: Path, report: Report) -> Iterator[dict[str, Any]]:
     lines: dict[bytes, int] = {}
     for piece in scan(path):
         report.rows += piece.is_row
-        form = forms.form_of(piece.value)
-        row = piece.value
-        reason = piece.reason
-        if reason is None and form != forms.ARTICLE:
-            made = forms.as_row(row, form)
-            row, reason = (made, None) if isinstance(made, dict) else (row, made)
-        reason = reason or problem_of(row, form)
+        row, form, reason = understood(piece.value)
+        reason = piece.reason or reason
         if reason is None:
             report.forms[form] += 1
             key = key_of(row["input"] if form == forms.ARTICLE else _whole(row))

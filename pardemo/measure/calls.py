@@ -263,7 +263,7 @@ class Calls:
 
     def _waited_for(self) -> Callable:
         """DTensor's collectives are waited for by their tensor, in C++: no ``Work.wait`` of Python's is called."""
-        operator = torch.ops._c10d_functional.wait_tensor.default
+        operator = compat.functional_wait.default
         below = compat.dispatch_keys_after(compat.DispatchKey.BackendSelect)
 
         def wait(keys: Any, tensor: torch.Tensor) -> torch.Tensor:

@@ -151,8 +151,6 @@ def _request(arguments: argparse.Namespace, light: bool = False) -> tuple["Reque
     # rounded up over ranks, micro-batches and accumulation in turn, which is the same as at once
     at_once = [f"train.per_device_batch={per_step}", "train.accumulation=1", "world.ranks=1", "deepspeed=null"]
     if arguments.epochs is not None:
-        if not arguments.epochs > 0:
-            raise ValueError(f"--epochs must be above 0, not {arguments.epochs:g}")
         at_once += [f"train.epochs={arguments.epochs:g}", "train.max_steps=null"]
     steps = recipe.steps(recipe.override(base, at_once), arguments.samples).total
     return Request(
@@ -263,9 +261,9 @@ def as_text(plan: "Plan", most: int | None = None) -> str:
     if len(shown) < len(plan.rows):
         output.append(f"… {len(plan.rows) - len(shown)} rows more, slower or too large: --all")
     output.append("")
-    steps = f"{request.steps:,} steps of {request.samples_per_step} samples{_epochs(request)}"
+    steps = f"{request.steps:,} steps of {request.samples_per_step} samples{reasons.epochs(request)}"
     on = f"{cluster.gpus} × {cluster.gpu.name} ({cluster.gpu.source})"
-    output.append(f"{on}, {steps}, {request.job.precision}{_beside(plan)}")
+    output.append(f"{on}, {steps}, {request.job.precision}{reasons.beside(plan)}")
     output.append(f"→ {title(best.engine)}, offload {best.offload}, micro-batch {best.batch}: {reasons.why(plan)}")
     seconds = of_fine_tune("seconds", best.time.seconds)
     output.append(
@@ -280,26 +278,6 @@ def as_text(plan: "Plan", most: int | None = None) -> str:
     output.append("  GB at its peak: " + ", ".join(f"{name} {value / 1e9:.2f}" for name, value in lines.items()))
     output += [f"  {line}" for line in _building(plan)]
     return "\n".join(output)
-
-
-def _epochs(request: "Request") -> str:
-    """How often the steps go through the data."""
-    if not request.epochs:
-        return ""
-    return f": {request.epochs:g} epoch{'' if request.epochs == 1 else 's'} of {request.rows:,}"
-
-
-def _beside(plan: "Plan") -> str:
-    """What is not usual of LoRA: frozen weights that are not in 16 bits, embedding and head that are trained."""
-    from pardemo.planner.analytic import tuning_of
-    from pardemo.planner.layouts.model import configurations
-    from pardemo.planner.layouts.model.tuning import left_in_16_bits
-
-    job = plan.request.job
-    kept = "" if job.base == "bf16" else f", frozen weights in {job.base}"
-    if left := left_in_16_bits(tuning_of(job), configurations.of(job.config)):
-        kept += f", but {2 * left / 1e9:.1f} GB of experts in 16 bits, which bitsandbytes does not convert"
-    return kept + (", embedding and head trained" if job.embeddings else "")
 
 
 def _building(plan: "Plan") -> list[str]:

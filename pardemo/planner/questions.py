@@ -17,7 +17,8 @@ _JOB = ("model", "full", "target", "rank", "sequence", "per_step", "gpu", "gpus"
 #: The options of each question, and of the plan that is made where none of the others is asked.
 TAKES = {
     PLAN: (
-        *_JOB, "recipe", "batch", "samples", "labels", "price", "tp", "pp", "zero", "checkpointing",
+        *_JOB, "recipe", "batch", "samples", "epochs", "labels", "price", "tp", "pp", "zero",
+        "checkpointing",
         "base", "optimizer", "fused_loss", "embeddings", "dry_run", "backwards", "all", "json",
     ),
     "--search": (*_JOB, "program", "precision", "price", "measured", "all", "json"),
@@ -141,6 +142,8 @@ def asked(arguments: argparse.Namespace) -> str:
 def _check_numbers(arguments: argparse.Namespace) -> None:
     """Refuses what is impossible before torch is loaded, which takes seconds."""
     numbers.at_least(arguments, 1, "gpus", "hosts", "sequence", "per_step", "batch", "samples", "tp", "pp", "rank")
+    if arguments.epochs is not None and not arguments.epochs > 0:
+        raise ValueError(f"--epochs must be above 0, not {arguments.epochs:g}")
     numbers.at_least(arguments, 0, "price")
     if arguments.target is not None and not arguments.target.strip():
         raise ValueError("--target is empty; it names LoRA's modules, as q_proj,v_proj or all-linear")

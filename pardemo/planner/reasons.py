@@ -1,6 +1,6 @@
 """Why a row is recommended: each clause compares it with other rows, and is left out where it would not be true."""
 
-from pardemo.planner.table import Plan, PlanRow
+from pardemo.planner.table import Plan, PlanRow, Request
 
 
 def why(plan: Plan) -> str:
@@ -69,3 +69,23 @@ def _more(slower: PlanRow, row: PlanRow) -> str:
 def _way(row: PlanRow) -> str:
     offload = "" if row.offload == "none" else f" with the {row.offload.replace('+', ' and ')} offloaded"
     return f"ZeRO {row.stage}{offload} at {row.batch} × {row.accumulation}"
+
+
+def epochs(request: Request) -> str:
+    """How often the steps go through the data."""
+    if not request.epochs:
+        return ""
+    return f": {request.epochs:g} epoch{'' if request.epochs == 1 else 's'} of {request.rows:,}"
+
+
+def beside(plan: Plan) -> str:
+    """What is not usual of LoRA: frozen weights that are not in 16 bits, embedding and head that are trained."""
+    from pardemo.planner.analytic import tuning_of
+    from pardemo.planner.layouts.model import configurations
+    from pardemo.planner.layouts.model.tuning import left_in_16_bits
+
+    job = plan.request.job
+    kept = "" if job.base == "bf16" else f", frozen weights in {job.base}"
+    if left := left_in_16_bits(tuning_of(job), configurations.of(job.config)):
+        kept += f", but {2 * left / 1e9:.1f} GB of experts in 16 bits, which bitsandbytes does not convert"
+    return kept + (", embedding and head trained" if job.embeddings else "")

@@ -14,6 +14,16 @@ from pardemo.zero.unit import Unit
 DTYPES = (torch.bfloat16, torch.float32)
 
 
+def refused(module: nn.Module, group: dist.ProcessGroup) -> Exception | None:
+    """Why this rank cannot keep the module; not raised, since the other ranks would wait for this one."""
+    try:
+        check_module(module)
+        check_groups(module, group)
+    except (ValueError, RuntimeError) as error:
+        return error
+    return None
+
+
 def check_module(module: nn.Module) -> None:
     """ValueError for a module without anything to train, or with parameters that an engine cannot keep."""
     if not any(p.requires_grad for p in module.parameters()):

@@ -64,12 +64,12 @@ class Engine(nn.Module):
         if (other := _engines.get(module)) is not None and other() is not None:
             raise ValueError("the module has a ZeRO engine already: close() that one first")
         self.module, self.group = module, group_of(group)
-        with same_outcome(self.group):  # what one rank alone is refused for, the others would wait for
-            checks.check_module(module)
-            checks.check_groups(module, self.group)
-        self.param_groups = ParamGroups(module, param_groups)
-        engine = f"ZeRO-{self.stage}, max_norm {max_norm}{self.cut}"
-        compare_models(module, self.group, engine, settings_of=lambda p: f"group {self.param_groups.number(p)}")
+        refused, self.param_groups = checks.refused(module, self.group), ParamGroups(module, param_groups)
+        engine, of = f"ZeRO-{self.stage}, max_norm {max_norm}{self.cut}", self.param_groups
+        try:
+            compare_models(module, self.group, engine, refused and str(refused), lambda p: f"group {of.number(p)}")
+        except ValueError as error:
+            raise refused or error from None
         device = next(module.parameters()).device
         with same_outcome(self.group):
             check_elementwise(optimizer, self.param_groups, device)

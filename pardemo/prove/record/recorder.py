@@ -69,9 +69,10 @@ class Recorder(Parameters):
         enter, computed_in = torch.amp.autocast_mode.autocast.__enter__, self.computed_in
 
         def begin(context: Any) -> Any:
-            if context._enabled and context.device == "cpu":
-                computed_in.add(str(context.fast_dtype).removeprefix("torch."))
-            return enter(context)
+            made = enter(context)
+            if torch.is_autocast_enabled("cpu"):
+                computed_in.add(str(torch.get_autocast_dtype("cpu")).removeprefix("torch."))
+            return made
 
         self._changes.enter_context(compat.replaced(torch.amp.autocast_mode.autocast, "__enter__", begin))
         make, made = torch.optim.Optimizer.__init__, self._all_optimizers

@@ -46,6 +46,7 @@ class Tuning:
             DeepSpeed's engine casts them.
         fused_loss: whether logits are made piece by piece inside the loss (Liger's, cut cross entropy).
         labels: share of the tokens that logits are made for.
+        experts_apart: whether each expert is a module of its own, as in Transformers before version 5.
     """
 
     rank: int = 0
@@ -57,6 +58,7 @@ class Tuning:
     adapters_fp32: bool = False
     fused_loss: bool = False
     labels: float = 1.0
+    experts_apart: bool = False
 
     def __post_init__(self):
         if self.base not in BASES:
@@ -167,7 +169,7 @@ def left_in_16_bits(tuning: Tuning, shape: Shape) -> int:
     It converts linear modules, and Transformers has the experts of a layer in one parameter of three axes since its
     version 5. ``int4`` is what GPTQ writes, experts too.
     """
-    if tuning.base not in CONVERTED or shape.experts is None:
+    if tuning.base not in CONVERTED or shape.experts is None or tuning.experts_apart:
         return 0
     routed = sum(count for kind, count in shape.kinds if kind.mlp == "experts")
     return round(routed * shape.expert_params)

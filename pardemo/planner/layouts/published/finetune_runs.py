@@ -117,7 +117,7 @@ def _run(cells: dict[str, str]) -> ReportedRun:
     tuning = Tuning(
         int(cells["rank"] or 0), tuple(filter(None, cells["target"].split("+"))), base=cells["base"],
         embeddings=cells["embeddings"] == "1", optimizer=cells["optimizer"], fused_loss=cells["fused_loss"] == "1",
-        adapters_fp32=bool(cells["rank"]) and cells["engine"] == "plain",
+        adapters_fp32=bool(cells["rank"]) and cells["engine"] == "plain", experts_apart=True,  # of Transformers 4
     )  # fmt: skip
     engine = "fsdp2" if cells["engine"] == "fsdp" else cells["engine"]
     job, layout = fine_tune(
