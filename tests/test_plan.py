@@ -128,6 +128,8 @@ def test_contradictions(changes, told):
     ("arguments", "told"),
     [
         (["--gpu", "A80"], "no GPU 'A80'; did you mean A800-80GB"),
+        (["--gpu", "RTX 3060"], "no GPU 'RTX 3060'; there are A800-80GB"),
+        (["--model", "deepseek-v3"], "deepseek_v3: name LoRA's modules, as --target"),
         (["--model", "baichuan2-14b"], "no model 'baichuan2-14b'; did you mean baichuan2-1"),
         (["--batch", "0"], "--batch must be at least 1, not 0"),
         (["--sequence", "0"], "--sequence must be at least 1, not 0"),

@@ -372,3 +372,18 @@ def test_epochs_are_said_and_can_be_chosen(capsys):
     assert "58.0 GB of experts" in five
     assert main([*job, "--epochs", "1"]) in (0, 1)
     assert "1 epoch of 80,000" in capsys.readouterr().out
+
+
+def test_what_a_configuration_leaves_out_is_said(tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 4096}))
+    assert main(["plan", "--model", str(tmp_path)]) in (0, 1)
+    told = capsys.readouterr()
+    assert says((told.out + told.err).splitlines(), "num_hidden_layers", "vocab_size", "defaults", "llama")
+
+
+def test_what_else_holds_a_job_that_does_not_fit(capsys):
+    job = ["plan", "--model", "llama3.1-8b", "--gpu", "H100", "--gpus", "8", "--sequence", "131072"]
+    assert main(job) == 2
+    told = capsys.readouterr()
+    assert says((told.out + told.err).splitlines(), "--fused-loss", "H100")
+    assert says((told.out + told.err).splitlines(), "--search")

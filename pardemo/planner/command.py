@@ -5,6 +5,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from pardemo.planner import questions
@@ -179,6 +180,8 @@ def _target(config: Any) -> tuple[str, ...]:
 
     if (known := usual_target(config.model_type)) is not None:
         return known
+    if isinstance(config, SimpleNamespace):  # sizes alone, which Transformers makes no model of
+        raise ValueError(f"{config.model_type}: name LoRA's modules, as --target q_proj,v_proj, or q_b_proj,kv_b_proj")
     from pardemo.planner import models
 
     return models.lora_target(config)

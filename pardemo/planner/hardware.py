@@ -284,7 +284,7 @@ def gpu(name: str) -> Gpu:
     if words in by_name:
         return by_name[words]
     begun = [key for key in by_name if words and (key.startswith(words) or words.startswith(key))]
-    near = begun if len(begun) > 1 else [*begun, *difflib.get_close_matches(words, by_name, 3, 0.7)]
+    near = begun if len(begun) > 1 else [*begun, *difflib.get_close_matches(words, by_name, 3, 0.8)]
     offered = [*dict.fromkeys(by_name[key].name for key in near)][:3]
     if not near:
         own = "another's rates can be given in a file, which pardemo plan --measure FILE writes on it"

@@ -19,6 +19,13 @@ _NOT_PLANNED = {
 }
 
 
+#: What a configuration has to say of a model's size, by any of its names.
+_SIZES = (
+    ("hidden_size", "n_embd", "d_model", "dim"), ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    ("num_attention_heads", "n_head", "n_heads"), ("vocab_size",),
+)  # fmt: skip
+
+
 def not_planned(name: str) -> list[str]:
     """What the configuration of a folder or file says that a plan leaves out, one clause each."""
     path = Path(name).expanduser()
@@ -29,7 +36,14 @@ def not_planned(name: str) -> list[str]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return []
-    return [told for key, told in _NOT_PLANNED.items() if isinstance(values, dict) and values.get(key)]
+    if not isinstance(values, dict):
+        return []
+    told = [told for key, told in _NOT_PLANNED.items() if values.get(key)]
+    names = values.keys() | {key for value in values.values() if isinstance(value, dict) for key in value}
+    if missing := [" or ".join(some) for some in _SIZES if not names & set(some)]:
+        kind = values.get("model_type", "the model type")
+        told.append(f"no {', no '.join(missing)}: planned with the defaults that Transformers has for {kind}")
+    return told
 
 
 def find(name: str) -> "SimpleNamespace | PreTrainedConfig":
