@@ -1,10 +1,12 @@
 """What ``pardemo measure`` would change, rule by rule; each beside a case that is right as it is."""
 
+from itertools import pairwise
+
 import pytest
 from conftest import says
 
 from pardemo.formulas import communication
-from pardemo.measure import findings, journal, standstill
+from pardemo.measure import files, findings, journal, standstill
 from pardemo.measure.journal import Journal
 from pardemo.measure.places import NORM, ROOT, Place
 from pardemo.measure.running import Parallelism, _models_together
@@ -184,3 +186,18 @@ def test_fsdp1_keeps_its_root_gathered():
     measured, told = explained(row("all-gather", 3 * half), row("reduce-scatter", 2 * half), parallelism=[fsdp1])
     assert [one.expected_bytes for one in measured.collectives] == [3 * half, 2 * half]
     assert told == []
+
+
+def test_spans_that_overlap_have_rows_of_their_own():
+    spans = [(0.0, 4.0), (1.0, 2.0), (2.5, 3.0), (5.0, 6.0), (1.5, 5.5)]
+    rows = files._rows(spans)
+    assert rows == [1, 2, 2, 1, 3]
+    for row in set(rows):
+        own = sorted(span for span, of in zip(spans, rows, strict=True) if of == row)
+        assert all(a[1] <= b[0] for a, b in pairwise(own))
+
+
+def test_of_two_slow_ranks_neither_is_late():
+    waiting = {"idle": (1.0, 1.0, 1.0, 0.0)}
+    assert any("computes" in one for one in explained(compute=(0.5, 0.5, 0.5, 1.5), **waiting)[1])
+    assert not any("computes" in one for one in explained(compute=(0.5, 0.5, 1.5, 1.5), **waiting)[1])

@@ -85,6 +85,8 @@ def write(folder: Path, measured: Summary, seen: Sequence[Seen], script: str) ->
     for name, text in texts.items():
         project.write_atomically(folder / name, functools.partial(_text, text))
 
+    for left in folder.glob("memory_rank*.pickle"):  # of an earlier run, which may have had more ranks
+        left.unlink()
     for one in seen:
         snapshot.write(folder / f"memory_rank{one.rank}.pickle", one.memory.blocks)
 
@@ -106,36 +108,49 @@ def events(seen: Sequence[Seen]) -> list[dict[str, Any]]:
     """
     begin = min(one.cuts[WARM - 1].at_s for one in seen)
     made: list[dict[str, Any]] = []
-    together: dict[tuple[str, tuple[int, ...], int], list[tuple[float, int]]] = {}
+    together: dict[tuple[str, tuple[int, ...], int], list[tuple[float, int, int]]] = {}
     for one in seen:
         made.append({"ph": "M", "name": "process_name", "pid": one.rank, "args": {"name": f"rank {one.rank}"}})
-        for tid, name in ((0, "steps"), (1, "collectives")):
+        calls = [call for call in one.calls if WARM <= call.step < len(one.cuts)]
+        rows = _rows([(call.begin_s, call.end_s or call.begin_s) for call in calls])
+        names = [
+            "steps",
+            "collectives",
+            *(f"collectives at the same time, {n}" for n in range(2, max(rows, default=1) + 1)),
+        ]
+        for tid, name in enumerate(names):
             made.append({"ph": "M", "name": "thread_name", "pid": one.rank, "tid": tid, "args": {"name": name}})
         for step in range(WARM, len(one.cuts)):
             span = one.cuts[step - 1].at_s, one.cuts[step].at_s
             made.append(_event(f"step {step - WARM}", one.rank, 0, *span, begin, {}))
-        for call in one.calls:
-            if WARM <= call.step < len(one.cuts):
-                told = {
-                    "bytes": call.nbytes, "sent": call.sent, "ranks": list(call.ranks), "dtype": call.dtype,
-                    "line": call.place.line, "module": call.place.module, "phase": call.place.phase,
-                }  # fmt: skip
-                name = f"{call.kind} {call.place.module or call.place.line}".strip()
-                made.append(_event(name, one.rank, 1, call.begin_s, call.end_s or call.begin_s, begin, told))
-                together.setdefault((call.group, call.ranks, call.number), []).append((call.begin_s, one.rank))
-    for flow, calls in enumerate(together.values()):
-        last_s, last = max(calls)
-        for begin_s, rank in calls:
+        for call, row in zip(calls, rows, strict=True):
+            told = {
+                "bytes": call.nbytes, "sent": call.sent, "ranks": list(call.ranks), "dtype": call.dtype,
+                "line": call.place.line, "module": call.place.module, "phase": call.place.phase,
+            }  # fmt: skip
+            name = f"{call.kind} {call.place.module or call.place.line}".strip()
+            made.append(_event(name, one.rank, row, call.begin_s, call.end_s or call.begin_s, begin, told))
+            together.setdefault((call.group, call.ranks, call.number), []).append((call.begin_s, one.rank, row))
+    for flow, of_ranks in enumerate(together.values()):
+        last_s, last, of_last = max(of_ranks)
+        for begin_s, rank, row in of_ranks:
             if rank != last and begin_s < last_s:
-                at = {
-                    "name": "waits for",
-                    "cat": "flow",
-                    "id": f"{flow}.{rank}",
-                    "tid": 1,
-                    "ts": (last_s - begin) * 1e6,
-                }
-                made += [at | {"ph": "s", "pid": last}, at | {"ph": "f", "bp": "e", "pid": rank}]
+                at = {"name": "waits for", "cat": "flow", "id": f"{flow}.{rank}", "ts": (last_s - begin) * 1e6}
+                made.append(at | {"ph": "s", "pid": last, "tid": of_last})
+                made.append(at | {"ph": "f", "bp": "e", "pid": rank, "tid": row})
     return made
+
+
+def _rows(spans: Sequence[tuple[float, float]]) -> list[int]:
+    """Of each span a row, from 1 on, in which none before it is still there: viewers draw no bars over each other."""
+    ends: list[float] = []
+    rows = [0] * len(spans)
+    for place in sorted(range(len(spans)), key=spans.__getitem__):
+        begin, end = spans[place]
+        free = next((row for row, until in enumerate(ends) if until <= begin), len(ends))
+        ends[free:] = [end, *ends[free + 1 :]]
+        rows[place] = free + 1
+    return rows
 
 
 def _text(text: str, temporary: Path) -> None:
