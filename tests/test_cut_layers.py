@@ -13,6 +13,7 @@ from pardemo.data_parallel import BucketedDataParallel, NaiveDataParallel
 from pardemo.expert_parallel import ExpertParallel, Router
 from pardemo.groups import cut_within, held_in_part
 from pardemo.tensor_parallel import ColumnParallelLinear, ParallelMLP, RowParallelLinear, VocabParallelEmbedding
+from pardemo.tensor_parallel.module import on_shards
 from pardemo.zero import Zero1, Zero2, Zero3
 from pardemo.zero.gradient_norm import clip_grad_norm_
 
@@ -116,3 +117,12 @@ def test_a_copy_of_experts_talks_to_the_same_ranks(rank):
     assert copied.group is module.group
     assert torch.equal(copied(tokens), wanted)
     assert copied.experts[0].weight is not module.experts[0].weight
+
+
+@pytest.mark.ranks(2)
+def test_a_norm_over_all_tokens_is_refused_where_ranks_have_their_own(rank):
+    """Its statistics would be this rank's: 0.73 off where that was tried."""
+    x = torch.randn(2, 6, 8)
+    with pytest.raises(ValueError, match=r"BatchNorm1d.*LayerNorm"):
+        on_shards(nn.Sequential(nn.BatchNorm1d(6)), None, x)
+    assert on_shards(nn.LayerNorm(8), None, x).shape == x.shape

@@ -12,6 +12,7 @@ from torch.func import functional_call
 from pardemo.groups import group_of
 from pardemo.tensor_parallel.gradients import show_parts
 from pardemo.tensor_parallel.operators import copy_to
+from pardemo.tensor_parallel.replicas import refuse_mixed_tokens
 
 #: elements of a parameter in their order in memory: the first, and the one behind the last
 Span = tuple[int, int]
@@ -57,7 +58,11 @@ def on_shards(module: nn.Module, group: dist.ProcessGroup | None, *args: torch.T
 
     Its parameters' gradients are then parts of a sum over all of them: they are all-reduced here, in one message, as
     they appear. Forgetting this leaves replicas that drift apart without a word (arXiv 2205.05198, 4.2.2).
+
+    Raises:
+        ValueError: the module needs the tokens of all ranks, as batch norm does.
     """
+    refuse_mixed_tokens(type(module).__name__, module)
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     if not trained:
         return module(*args)
