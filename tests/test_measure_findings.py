@@ -6,7 +6,7 @@ import pytest
 from conftest import says
 
 from pardemo.formulas import communication
-from pardemo.measure import files, findings, journal, standstill
+from pardemo.measure import files, findings, journal, running, standstill
 from pardemo.measure.journal import Journal
 from pardemo.measure.places import NORM, ROOT, Place
 from pardemo.measure.running import Parallelism, _models_together
@@ -201,3 +201,11 @@ def test_of_two_slow_ranks_neither_is_late():
     waiting = {"idle": (1.0, 1.0, 1.0, 0.0)}
     assert any("computes" in one for one in explained(compute=(0.5, 0.5, 0.5, 1.5), **waiting)[1])
     assert not any("computes" in one for one in explained(compute=(0.5, 0.5, 1.5, 1.5), **waiting)[1])
+
+
+def test_of_a_teacher_and_its_student_the_trained_one_is_held_against_formulas():
+    student = Parallelism("FSDP2", (0, 1), ("0", "1"), {"0": 8, "1": 8}, {"gradient_bytes": {"0": 8, "1": 8}})
+    teacher = Parallelism("FSDP2", (0, 1), ("0", "1"), {"0": 8, "1": 8}, {"gradient_bytes": {"0": 0, "1": 0}})
+    other = Parallelism("FSDP2", (0, 1), ("2",), {"2": 8}, {"gradient_bytes": {"2": 0}})
+    assert running._trained_ones([teacher, student, other]) == [student, other]
+    assert running._trained_ones([teacher]) == [teacher], "nothing is trained under its names"

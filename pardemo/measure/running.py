@@ -20,7 +20,7 @@ def recognised(places: Places, shapes: Shapes) -> list[Parallelism]:
     found: list[Parallelism] = []
     for root in roots:
         found += [*_ddp(root, places), *_fsdp2(root, places), *_fsdp1(root, places), *_deepspeed(root)]
-    found = _models_together(found)
+    found = _trained_ones(_models_together(found))
     for root in roots:
         found += running_cut.dtensors(root, found)
     return [*found, *running_cut.megatron(roots, shapes), *running_cut.pipelines(shapes)]
@@ -112,6 +112,17 @@ def _models_together(found: list[Parallelism]) -> list[Parallelism]:
         Parallelism("DDP", ranks, tuple(name for one in some for name in one.wraps), {}, {"models": len(some)})
         for ranks, some in several.items()
     ]
+
+
+def _trained_ones(found: list[Parallelism]) -> list[Parallelism]:
+    """Of two models with the same units, as a teacher and a student, the one that is trained: units go by names."""
+    trained = {
+        (one.kind, one.ranks, one.wraps) for one in found if any(one.options.get("gradient_bytes", {}).values())
+    }
+    return [
+        one for one in found
+        if any(one.options.get("gradient_bytes", {0: 1}).values()) or (one.kind, one.ranks, one.wraps) not in trained
+    ]  # fmt: skip
 
 
 def _rows_used(module: torch.nn.Module) -> dict[str, Any]:
