@@ -130,7 +130,7 @@ def test_several_models_and_an_evaluation_are_not_judged():
     assert (told, measured.collectives[0].expected_bytes) == ([], None)
     gather = row("all-gather", 5 * HALF, calls=5, module="layers.0", phase="evaluation")
     measured, told = explained(gather, parallelism=[fsdp(again=False)])
-    assert (told, measured.collectives[0].why) == ([], "an evaluation's")
+    assert (told, measured.collectives[0].why) == ([], "of a model that runs without gradients: an evaluation, a teacher")
 
 
 def test_what_is_no_parallelisms():

@@ -82,7 +82,7 @@ def _averaged_now_and_then(measured: Summary) -> None:
 def _other(measured: Summary, row: Row) -> None:
     """What is no parallelism's: objects, barriers, metrics, logits, small messages."""
     if row.place.phase == "evaluation":
-        row.why = "an evaluation's"
+        row.why = "of a model that runs without gradients: an evaluation, a teacher"
     if row.why:
         return
     times = "once" if row.calls == 1 else f"{row.calls:.2g} times"
