@@ -116,9 +116,7 @@ def _models_together(found: list[Parallelism]) -> list[Parallelism]:
 
 def _trained_ones(found: list[Parallelism]) -> list[Parallelism]:
     """Of two models with the same units, as a teacher and a student, the one that is trained: units go by names."""
-    trained = {
-        (one.kind, one.ranks, one.wraps) for one in found if any(one.options.get("gradient_bytes", {}).values())
-    }
+    trained = {(one.kind, one.ranks, one.wraps) for one in found if any(one.options.get("gradient_bytes", {}).values())}
     return [
         one for one in found
         if any(one.options.get("gradient_bytes", {0: 1}).values()) or (one.kind, one.ranks, one.wraps) not in trained
