@@ -123,6 +123,14 @@ for step in range(4):
 """
 
 
+ALIKE = """
+net = nn.Linear(8, 8); optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for step in range(4):
+    x = torch.ones(int(say("rows", 8)), 8)
+    net(x).square().mean().backward(); average(net.parameters()); optimizer.step(); optimizer.zero_grad()
+"""
+
+
 @pytest.fixture
 def proof(tmp_path):
     def run(text, layouts=("ranks=1", "ranks=2"), *words, head=HEAD, **options):
@@ -149,6 +157,13 @@ def test_ranks_that_call_no_collective_are_not_equal(proof):
     (said,) = made.failed.values()
     assert not made.equal
     assert "init_process_group" in said
+
+
+def test_a_smaller_global_batch_of_samples_that_are_all_alike_is_told(proof):
+    made = proof(ALIKE, ("ranks=1 rows=8", "ranks=2 rows=2"), "rows={rows}")
+    (said,) = made.failed.values()
+    assert "has 4 samples" in said
+    assert proof(ALIKE, ("ranks=1 rows=8", "ranks=2 rows=4"), "rows={rows}").equal
 
 
 def test_a_model_that_does_not_train_is_refused(proof):

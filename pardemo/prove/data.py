@@ -103,6 +103,9 @@ def _compared(reference: Run, other: Run, step: int) -> Data:
         return _without_padding(reference, other, step) or _parts(reference, other, step, made)
     made.unmatched = [rank for rank in found if rank not in matched]
     times = sum(total.values()) / sum(wanted.values())
+    if times < 1 and step == 0 and total.keys() == wanted.keys():  # all alike, and fewer of them
+        made.error = _unequal(reference, other, sum(total.values()), sum(wanted.values()))
+        return made
     if total == Counter({sample: round(count * times) for sample, count in wanted.items()}):
         return made  # ranks of one tensor-parallel group have the same samples
     if (padded := _without_padding(reference, other, step)) is not None:
@@ -130,10 +133,7 @@ def _judge(
     missing = sum(1 for sample in wanted if sample not in total)
     strange = sum(1 for sample in total if sample not in wanted)
     if own != share and not missing and step == 0 and strange:
-        made.error = (
-            f"a step of {layout.name} has {own} samples, and one of {reference.layout.name} has {share}: "
-            "choose layouts whose ranks × batch × accumulate are the same"
-        )
+        made.error = _unequal(reference, other, own, share)
         return
     if (
         own != share
@@ -142,10 +142,7 @@ def _judge(
         and missing == share - len(total)
         and len(total) == sum(total.values())
     ):
-        made.error = (
-            f"a step of {layout.name} has {own} samples, and one of {reference.layout.name} has {share}: "
-            "choose layouts whose ranks × batch × accumulate are the same"
-        )
+        made.error = _unequal(reference, other, own, share)
         return
     least = min((total[sample] for sample in total if sample in wanted), default=1)
     twice = sum(1 for sample, count in total.items() if count > max(least, model))
@@ -166,6 +163,13 @@ def _judge(
     if model > 1 and strange:
         parts.append(f"ranks of a group of {model} that share a model have to have the same samples")
     made.finding = Finding(layout.name, step + 1, "data", "data", "; ".join(parts) or "the samples are others")
+
+
+def _unequal(reference: Run, other: Run, own: int, share: int) -> str:
+    return (
+        f"a step of {other.layout.name} has {own} samples, and one of {reference.layout.name} has {share}: choose "
+        "layouts whose ranks × batch × accumulate are the same"
+    )
 
 
 def _alike(found: dict[int, Counter[str]]) -> list[int]:
