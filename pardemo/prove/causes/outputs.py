@@ -42,9 +42,10 @@ def _cause(facts: Facts, first: Parted, all_ranks: list[Parted]) -> tuple[str, s
     if first.whole_inputs is False and "Embedding" in first.kind:
         return "positions", "what it looks up is not what the reference looks up for the same tokens"
     constant = _constant(first.difference)
-    if constant and first.difference.abs().max() > 0:
-        key = next((key for key in ("tp", "ep", "ranks") if key in facts.layout.sizes), "ranks")
-        group = f"{facts.layout.sizes.get(key, facts.layout.ranks)} ranks ({words(key)})"
+    sizes = {"ranks": facts.layout.ranks} | facts.layout.sizes
+    key = next((key for key in ("tp", "ep", "ranks") if sizes.get(key, 1) > 1), "")
+    if key and constant and first.difference.abs().max() > 0:
+        group = f"{sizes[key]} ranks ({words(key)})"
         return "counted-per-rank", f"the same is added everywhere, as a bias that each of {group} adds before the sum"
     if _turned(first):
         return "positions", "it turns vectors by another angle: their lengths are right, as of rotated positions"
