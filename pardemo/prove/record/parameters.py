@@ -76,9 +76,11 @@ class Parameters(Outputs):
     def _in_no_module(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Parameters of optimizers that no module has which the script calls.
 
-        Not where no module has any: such an optimizer may have shards of its own.
+        Not where no module has any: such an optimizer may have shards of its own, as an engine's has.
         """
         models = self._models()
+        if any(pieces.is_engine(root) for root in models):
+            return []
         own = {id(parameter) for root in models for parameter in root.parameters()}
         optimized = self._optimized()
         left = [(name, parameter) for name, parameter in optimized if id(parameter) not in own]
