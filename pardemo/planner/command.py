@@ -280,6 +280,8 @@ def as_text(plan: "Plan", most: int | None = None) -> str:
     lines = {name: value for name, value in best.memory.lines.items() if value >= 5e6}
     output.append("  GB at its peak: " + ", ".join(f"{name} {value / 1e9:.2f}" for name, value in lines.items()))
     output += [f"  {line}" for line in _building(plan)]
+    if request.job.adapter is None and cluster.gpus > 1:
+        output.append("  as Transformers' Trainer runs it; --search plans the job as Megatron-core does (TP, PP, CP)")
     return "\n".join(output)
 
 

@@ -143,6 +143,10 @@ def would_fit(least: PlannedLayout) -> str:
     return f"{least.memory.lines[line] / GB:.0f} GB of it are {line}; {less}"
 
 
+#: GPUs up to which a job may be one of Transformers' Trainer's.
+FINE_TUNED = 16
+
+
 def trust(answer: SearchResult) -> list[str]:
     """How far to trust the order: where intervals are from, which layouts are equal, why the arrow stands there."""
     first, others = answer.best[0], answer.best[1:]
@@ -158,6 +162,8 @@ def trust(answer: SearchResult) -> list[str]:
             f"{quicker.layout} is predicted quicker, but layouts of its kind (tensor parallel or pipelines over hosts) "
             "have taken longer than predicted"
         )
+    if answer.job.machine.gpus <= FINE_TUNED:
+        lines.append("as Transformers' Trainer runs the job, with ZeRO or FSDP2, pardemo plan --full says it")
     return lines
 
 
