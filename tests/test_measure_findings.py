@@ -210,3 +210,13 @@ def test_of_a_teacher_and_its_student_the_trained_one_is_held_against_formulas()
     other = Parallelism("FSDP2", (0, 1), ("2",), {"2": 8}, {"gradient_bytes": {"2": 0}})
     assert running._trained_ones([teacher, student, other]) == [student, other]
     assert running._trained_ones([teacher]) == [teacher], "nothing is trained under its names"
+
+
+def test_buffers_that_ddp_sends_and_figures_that_are_gathered():
+    buffers = row("broadcast", 4e6, module="DistributedDataParallel", phase="forward", line="train.py:3")
+    assert says(explained(buffers)[1], "broadcast_buffers=False")
+    few = row("broadcast", 64.0, module="DistributedDataParallel", phase="forward")
+    assert explained(few)[1] == [], "a batch norm's"
+    figure = row("all-gather", 4.0, shapes=((1,), (1,)), phase="between")
+    assert says(explained(figure)[1], "all-gather", "once a step")
+    assert explained(row("all-gather", 1e6, phase="between"))[1] == []

@@ -99,11 +99,21 @@ def _other(measured: Summary, row: Row) -> None:
         measured.findings.append(gathered_logits(row, row.bytes))
     elif row.place.use == NORM and row.bytes <= SMALL:
         row.why = "the norm of all gradients, or whether one overflowed"
-    elif row.kind == "all-reduce" and row.place.phase == "between" and all(prod(s) <= METRIC for s in row.shapes):
+    elif row.kind == "broadcast" and row.module.endswith("DistributedDataParallel") and row.bytes > SMALL:
+        row.why = "DDP gives all ranks rank 0's buffers"
+        what = (
+            "DDP sends rank 0's buffers before each forward pass: where they are masks and tables, which never change, "
+            "broadcast_buffers=False saves that"
+        )
+        measured.findings.append(Finding(what, row.line, row.bytes))
+    elif (
+        row.kind in ("all-reduce", "all-gather") and row.place.phase == "between"
+        and all(prod(shape) <= METRIC for shape in row.shapes)
+    ):  # fmt: skip
         row.why = "a figure or two, outside of forward and backward: a metric"
         what = (
-            f"a small all-reduce outside of forward and backward, {times} a step: each waits for the last rank; sum "
-            "such figures together, or every so many steps"
+            f"a small {row.kind} outside of forward and backward, {times} a step: each waits for the last rank; "
+            f"{'sum' if row.kind == 'all-reduce' else 'gather'} such figures together, or every so many steps"
         )
         measured.findings.append(Finding(what, row.line, row.bytes))
     elif row.bytes <= SMALL:
