@@ -1,6 +1,8 @@
 """What ``pardemo measure`` would change, rule by rule; each beside a case that is right as it is."""
 
+import dataclasses
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from conftest import says
@@ -220,3 +222,16 @@ def test_buffers_that_ddp_sends_and_figures_that_are_gathered():
     figure = row("all-gather", 4.0, shapes=((1,), (1,)), phase="between")
     assert says(explained(figure)[1], "all-gather", "once a step")
     assert explained(row("all-gather", 1e6, phase="between"))[1] == []
+
+
+def test_a_model_that_is_one_unit_of_fsdp2():
+    shapes = {f"layers.{n}.weight": [8, 8] for n in range(4)}
+    whole = Parallelism("FSDP2", (0, 1), (ROOT,), {ROOT: 1e6}, {"shapes": shapes, "gradient_bytes": {ROOT: 1e6}})
+    measured = SimpleNamespace(parallelism=[whole], findings=[])
+    findings._one_unit(measured)
+    assert says(measured.findings[0].what, "one unit", "fully_shard")
+    layers = dataclasses.replace(whole, wraps=(ROOT, "layers.0"))
+    one_layer = dataclasses.replace(whole, options={"shapes": {"weight": [8, 8]}})
+    measured = SimpleNamespace(parallelism=[layers, one_layer], findings=[])
+    findings._one_unit(measured)
+    assert measured.findings == []

@@ -7,7 +7,7 @@ from pardemo.formulas.communication import ring_all_reduce
 from pardemo.measure import expected
 from pardemo.measure.expected import SMALL
 from pardemo.measure.expected.cut import gathered_logits
-from pardemo.measure.places import NORM
+from pardemo.measure.places import NORM, ROOT
 from pardemo.measure.summary import Finding, Row, Summary
 
 #: Elements up to which a tensor is a metric, and no loss of each token.
@@ -26,6 +26,7 @@ def explain(measured: Summary) -> None:
     _averaged_now_and_then(measured)
     for row in measured.collectives:
         _other(measured, row)
+    _one_unit(measured)
     _late(measured)
     measured.findings = list(dict.fromkeys(measured.findings))  # what two groups of one parallelism both have
     if measured.ranks > 1 and _alone(measured):
@@ -118,6 +119,18 @@ def _other(measured: Summary, row: Row) -> None:
         measured.findings.append(Finding(what, row.line, row.bytes))
     elif row.bytes <= SMALL:
         row.why = "small: it costs its latency"
+
+
+def _one_unit(measured: Summary) -> None:
+    """FSDP2 on the whole model alone, which has layers: nothing is gathered while something else computes."""
+    for one in measured.parallelism:
+        layers = {name.rpartition(".")[0] for name in one.options.get("shapes", {}) if "." in name}
+        if one.kind in ("FSDP2", "HSDP") and one.wraps == (ROOT,) and len(layers) > 2:
+            measured.findings.append(Finding(
+                "the whole model is one unit of FSDP2: all parameters are gathered before the first layer, and stay to "
+                "the last; call fully_shard on each layer, then on the model",
+                bytes=sum(one.unit_bytes.values()),
+            ))  # fmt: skip
 
 
 def _late(measured: Summary) -> None:
