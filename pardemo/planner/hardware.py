@@ -284,7 +284,10 @@ def gpu(name: str) -> Gpu:
     if words in by_name:
         return by_name[words]
     begun = [key for key in by_name if words and (key.startswith(words) or words.startswith(key))]
-    near = begun if len(begun) > 1 else [*begun, *difflib.get_close_matches(words, by_name, 3, 0.8)]
+    family = re.match(r"[a-z-]+", words)  # of a number alone the nearest is another card
+    kin = [key for key in by_name if family and key.startswith(family.group())]
+    close = difflib.get_close_matches(words, kin, 3, 0.6) + difflib.get_close_matches(words, by_name, 3, 0.8)
+    near = begun if len(begun) > 1 else [*begun, *close]
     offered = [*dict.fromkeys(by_name[key].name for key in near)][:3]
     if not near:
         own = "another's rates can be given in a file, which pardemo plan --measure FILE writes on it"
