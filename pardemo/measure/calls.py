@@ -100,7 +100,7 @@ class Calls:
         self._places, self._step, self._on_tensors = places, step, on_tensors
         self._numbers: dict[tuple[str, tuple[int, ...]], int] = {}
         #: messages that are not over, by the Work's id: no future tells when they are, only a ``wait``
-        self._messages: dict[int, tuple[dist.Work, Call, int]] = {}
+        self._messages: dict[int, tuple[dist.Work, Call, int, int]] = {}
         self._journal = Journal(journal)
         self._begun = itertools.count()
         self._following = contextlib.ExitStack()
@@ -239,21 +239,9 @@ class Calls:
     def _waited(self) -> Callable:
         @functools.wraps(self._wait)
         def wait(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
-            begin = time.monotonic()
-            self.on_wait()
-            _, call, number = self._messages.pop(id(work), (None, None, -1))
-            try:
-                result = self._wait(work, *args, **kwargs)
-            except RuntimeError:
-                if call is not None:
-                    self._journal.failed(number, time.monotonic())
-                raise
-            finally:
-                if not self._places.evaluating:  # whose seconds are no step's
-                    self.waits.append((begin, time.monotonic()))
-            if call is not None:
-                self._over(call, number)
-            return result
+            _, call, number, address = self._messages.pop(id(work), (None, None, -1, 0))
+            self._outputs.pop(address, None)
+            return self._stand_still(call, number, lambda: self._wait(work, *args, **kwargs))
 
         return wait
 
@@ -270,16 +258,26 @@ class Calls:
             known = self._messages.pop(self._outputs.pop(_address(tensor), -1), None)
             if known is None:
                 return operator.redispatch(keys & below, tensor)
-            begin = time.monotonic()
-            self.on_wait()
-            try:
-                return operator.redispatch(keys & below, tensor)
-            finally:
-                if not self._places.evaluating:
-                    self.waits.append((begin, time.monotonic()))
-                self._over(known[1], known[2])
+            return self._stand_still(known[1], known[2], lambda: operator.redispatch(keys & below, tensor))
 
         return wait
+
+    def _stand_still(self, call: Call | None, number: int, wait: Callable[[], Any]) -> Any:
+        """Waits for a collective, whose call is over then or has failed."""
+        begin = time.monotonic()
+        self.on_wait()
+        try:
+            result = wait()
+        except RuntimeError:
+            if call is not None:
+                self._journal.failed(number, time.monotonic())
+            raise
+        finally:
+            if not self._places.evaluating:  # whose seconds are no step's
+                self.waits.append((begin, time.monotonic()))
+        if call is not None:
+            self._over(call, number)
+        return result
 
     def _watch(self, call: Call, number: int, boxed: Any, arguments: tuple[Any, ...]) -> None:
         """Notes when the exchange is over, in the thread of the backend that ends it."""
@@ -299,11 +297,11 @@ class Calls:
             if work.is_completed():
                 self._over(call, number)
             else:
-                self._messages[id(work)] = work, call, number
-                if call.kind not in ("send", "receive") and arguments:
-                    first = next(iter(_tensors(arguments[0])), None)  # what it writes into stands first
-                    if first is not None:
-                        self._outputs[_address(first)] = id(work)
+                into = next(iter(_tensors(arguments[0])), None) if arguments else None  # what is written stands first
+                address = 0 if into is None or call.kind in ("send", "receive") else _address(into)
+                self._messages[id(work)] = work, call, number, address
+                if address:
+                    self._outputs[address] = id(work)
 
 
 def _address(tensor: torch.Tensor) -> int:

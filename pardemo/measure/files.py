@@ -85,10 +85,11 @@ def write(folder: Path, measured: Summary, seen: Sequence[Seen], script: str) ->
     for name, text in texts.items():
         project.write_atomically(folder / name, functools.partial(_text, text))
 
-    for left in folder.glob("memory_rank*.pickle"):  # of an earlier run, which may have had more ranks
+    made = {folder / f"memory_rank{one.rank}.pickle": one.memory.blocks for one in seen}
+    for path, blocks in made.items():
+        snapshot.write(path, blocks)
+    for left in {*folder.glob("memory_rank*.pickle")} - made.keys():  # of an earlier run, which had more ranks
         left.unlink()
-    for one in seen:
-        snapshot.write(folder / f"memory_rank{one.rank}.pickle", one.memory.blocks)
 
     def table(temporary: Path) -> None:
         with temporary.open("w", newline="", encoding="utf-8") as stream:

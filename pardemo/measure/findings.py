@@ -1,5 +1,6 @@
 """What a reader would change in a script, from its median step."""
 
+import math
 import statistics
 from math import prod
 
@@ -50,9 +51,8 @@ def _alone(measured: Summary) -> bool:
 
 def _summed_by_hand(measured: Summary) -> None:
     """All-reduces of a group that have, together, as many bytes as all gradients: a script's own sum of them."""
-    sizes = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
     frozen = measured.model.get("frozen", 0)
-    nbytes = sum(sizes.get(dtype, 0) * count for dtype, count in measured.model.get("dtypes", {}).items())
+    nbytes = _parameter_bytes(measured)
     for ranks in {row.ranks for row in measured.collectives} if nbytes and not frozen else ():
         rows = [row for row in measured.collectives if row.ranks == ranks and row.kind == "all-reduce" and not row.why]
         rows = [row for row in rows if row.place.phase in ("between", "backward") and not row.place.objects]
@@ -69,15 +69,20 @@ def _summed_by_hand(measured: Summary) -> None:
 
 def _averaged_now_and_then(measured: Summary) -> None:
     """All-reduces that not every step has, of as many bytes in those that have them as all parameters: local SGD."""
-    sizes = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-    nbytes = sum(sizes.get(dtype, 0) * count for dtype, count in measured.model.get("dtypes", {}).items())
+    nbytes = _parameter_bytes(measured)
     for row in measured.collectives if nbytes else ():
-        once = ring_all_reduce(nbytes, len(row.ranks)).sent
-        calls = max(row.calls, 1e-9)
-        each = row.bytes / calls * max(len(row.shapes), 1)  # a call for each of its tensors, or one for all
-        some = 0 < row.calls < max(len(row.shapes), 1) and row.kind == "all-reduce" and not row.why
-        if some and once and any(abs(one - once) <= 0.02 * once for one in (each, row.bytes / calls)):
+        tensors = len(row.shapes)  # each has a call of its own, or all have one
+        if row.kind != "all-reduce" or row.why or not 0 < row.calls < tensors:
+            continue
+        once, of_a_call = ring_all_reduce(nbytes, len(row.ranks)).sent, row.bytes / row.calls
+        if once and any(math.isclose(sent, once, rel_tol=0.02) for sent in (of_a_call, of_a_call * tensors)):
             row.why = "as many bytes as all parameters have, not in every step: averaged now and then (local SGD)"
+
+
+def _parameter_bytes(measured: Summary) -> int:
+    """Bytes of all parameters in their own types."""
+    sizes = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+    return sum(sizes.get(dtype, 0) * count for dtype, count in measured.model.get("dtypes", {}).items())
 
 
 def _other(measured: Summary, row: Row) -> None:

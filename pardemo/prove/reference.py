@@ -1,6 +1,7 @@
 """The run that all others are held against, put together once."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -41,8 +42,6 @@ class Reference:
 
     def __init__(self, run: Run, tolerance: float, noise: list[dict[tuple[str, str], float]] | None = None):
         self.run, self.tolerance, self.noise = run, tolerance, noise or []
-        self._types: dict[str, float] = {}
-        self._computed_short = bool(noise) and any(SHORT.keys() & {*record.computed_in} for record in run.records)
         self.order = [forward.order_of(run, step) for step in range(run.steps)]
         self.whole = [self._whole(step) for step in range(run.steps)]
         self._floors = [floors(whole.gradients) for whole in self.whole]
@@ -67,17 +66,25 @@ class Reference:
 
     def tolerance_of(self, name: str) -> float:
         """The relative difference that is rounding in a parameter's own type."""
-        if name not in self._types:
-            types = {
-                str(tensors[name].dtype).removeprefix("torch.")
-                for rank in range(self.run.layout.ranks)
-                if name in (tensors := self.run.tensors(0, rank, "gradient"))
-            }
-            if self._computed_short and not any(by for (kind, _), by in self.noise[0].items() if kind == "gradient"):
-                return self.tolerance  # products outside of all modules, whose rounding nobody has moved
-            known = [TOLERANCES[one] for one in types if one in TOLERANCES]
-            self._types[name] = min(max(known, default=self.tolerance), self.tolerance)
-        return self._types[name]
+        if self._moved_nothing:
+            return self.tolerance
+        return self._by_type.get(name, self.tolerance)
+
+    @cached_property
+    def _by_type(self) -> dict[str, float]:
+        """Of each gradient what is rounding in its type."""
+        found: dict[str, float] = {}
+        for rank in range(self.run.layout.ranks):
+            for name, tensor in self.run.tensors(0, rank, "gradient").items():
+                own = TOLERANCES.get(str(tensor.dtype).removeprefix("torch."), self.tolerance)
+                found[name] = min(max(own, found.get(name, 0.0)), self.tolerance)
+        return found
+
+    @property
+    def _moved_nothing(self) -> bool:
+        """Whether it computes in short types where no module does, so that rounding otherwise has moved nothing."""
+        short = any(SHORT.keys() & {*record.computed_in} for record in self.run.records)
+        return bool(self.noise) and short and not any(by for (of, _), by in self.noise[0].items() if of == "gradient")
 
     def _whole(self, step: int) -> Whole:
         """All pieces where one process has all; else put together as the pieces themselves say."""

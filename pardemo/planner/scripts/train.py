@@ -92,9 +92,14 @@ def _row(row: Any, where: str) -> dict[str, Any]:
     if isinstance(row, dict) and {"instruction", "output"} <= row.keys():
         asked = "\n".join(filter(None, (row["instruction"], row.get("input"))))
         row = {"prompt": asked, "completion": row["output"]}
+    if isinstance(row, dict) and {"prompt", "response"} <= row.keys():
+        row = {"prompt": row["prompt"], "completion": row["response"]}
     if isinstance(row, dict) and "conversations" in row:
         roles = {"human": "user", "gpt": "assistant"}
-        turns = [{"role": roles.get(t["from"], t["from"]), "content": t["value"]} for t in row["conversations"]]
+        try:
+            turns = [{"role": roles.get(t["from"], t["from"]), "content": t["value"]} for t in row["conversations"]]
+        except (KeyError, TypeError):
+            raise SystemExit(f"{where}: a turn of conversations needs from and value") from None
         row = {"messages": turns}
     if not (isinstance(row, dict) and ("text" in row or "messages" in row or {"prompt", "completion"} <= row.keys())):
         raise SystemExit(

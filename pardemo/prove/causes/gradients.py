@@ -207,8 +207,9 @@ class SummedAgain:
     name = "summed-again"
 
     def explains(self, pairs: Sequence[Pair], facts: Facts, ours: Sequence[Step], truth: Step) -> str | None:
-        if any(step.cleared for step in ours) and not truth.cleared:
-            line = next(step.cleared for step in ours if step.cleared)
+        lines = [_cleared(pair.name, facts, ours) for pair in pairs]
+        if all(lines) and not truth.cleared.keys() & {pair.name for pair in pairs}:
+            line = lines[0]
             return f"gradients are cleared within the step, at {line}: what earlier micro-batches have made is lost"
         if any(pair.apart or pair.name not in facts.accumulated for pair in pairs):
             return None
@@ -218,12 +219,7 @@ class SummedAgain:
         times = found[0][1] if found[0] else 0.0
         if any(one is None or abs(one[0] - 1) > 1e-4 or abs(one[1] - times) > 1e-4 for one in found):
             return None
-        # s(m) the sum of micro-batch m and a(m) what is there after it: a(m) = n · a(m − 1) + s(m), or the whole of it
-        # is divided by n; then Σ s(m), which is right, is the last a less (n − 1), or plus (1 − 1/n), times the others;
-        # where it is divided once, behind the last, (n − 1)/n times
-        ratio = (
-            times + 1 if times > 1 - 1e-4 else 1 / (1 - times) if times > 0 else 1 / (1 + times) if times > -1 else 0
-        )
+        ratio = _times_again(times)
         keys = [key for key, size in facts.layout.sizes.items() if abs(size - ratio) < 1e-3]
         if not keys:
             return None
@@ -232,6 +228,27 @@ class SummedAgain:
             f"with each micro-batch, what earlier ones of the step have accumulated is {done} once more: "
             f"{'×' if times > 0 else '÷'} {round(ratio)} = {' or '.join(f'the {words(key)}' for key in keys)}"
         )
+
+
+def _cleared(name: str, facts: Facts, ours: Sequence[Step]) -> str:
+    """The line that cleared a parameter's gradient within the step, on some rank; empty where none did."""
+    for rank, step in enumerate(ours):
+        for own in facts.names.get(rank, {}).get(name, {name}):
+            if own in step.cleared:
+                return step.cleared[own]
+    return ""
+
+
+def _times_again(times: float) -> float:
+    """The n by which earlier micro-batches are summed or divided again, of ours = right + times · accumulated.
+
+    s(m) the sum of micro-batch m and a(m) what is there after it: a(m) = n · a(m − 1) + s(m), or the whole of it is
+    divided by n; then Σ s(m), which is right, is the last a less (n − 1), or plus (1 − 1/n), times the others. Where
+    it is divided once, behind the last, it is (n − 1)/n times. 0: of no n.
+    """
+    if times > 1 - 1e-4:
+        return times + 1
+    return 1 / (1 - abs(times)) if 1e-4 < abs(times) < 1 else 0.0
 
 
 #: In the order in which they are asked, of parameters by themselves.

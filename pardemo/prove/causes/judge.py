@@ -113,10 +113,9 @@ def _multiples(facts: Facts, wrong: list[Pair], ours: Sequence[Step], truth: Ste
     groups: dict[float | None, list[Pair]] = {}
     multiple = Multiple()
     for pair in wrong:
-        one = pair.reference.numel() == 1  # a number is always some times another one
-        plain = (
-            pair.rest <= limit and math.isfinite(pair.factor) and not (one and multiple.cause([pair], facts) is None)
-        )
+        plain = pair.rest <= limit and math.isfinite(pair.factor)
+        if pair.reference.numel() == 1:  # a number is always some times another one
+            plain = plain and multiple.cause([pair], facts) is not None
         key = next((k for k in groups if k is not None and plain and math.isclose(k, pair.factor, rel_tol=1e-3)), None)
         groups.setdefault(key if key is not None else pair.factor if plain else None, []).append(pair)
     for key, some in sorted(groups.items(), key=lambda item: item[0] is None):

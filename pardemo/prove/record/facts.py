@@ -94,7 +94,8 @@ class Step:
     it skipped just before; what was recorded of these is not kept. Of runs that may be stopped: ``saved``, whether
     files have changed since the step before; ``saves``, seconds of each save; ``asynchronous``, whether any so far was
     made by another thread than the script's; ``generators``, by name, hashes of where random numbers were when its
-    first forward pass began. ``cleared``: where gradients were cleared behind a backward pass and before the step.
+    first forward pass began. ``cleared``: by parameter, the line that cleared its gradient behind a backward
+    pass and before the step.
     """
 
     micro_batches: list[MicroBatch] = field(default_factory=list)
@@ -115,7 +116,7 @@ class Step:
     saves: list[float] = field(default_factory=list)
     asynchronous: bool = False
     generators: dict[str, str] = field(default_factory=dict)
-    cleared: str = ""
+    cleared: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass

@@ -210,7 +210,12 @@ class Recorder(Parameters):
     def _clears(self, clear: Callable[..., Any]) -> Callable[..., Any]:
         def zero_grad(owner: Any, *args: Any, **kwargs: Any) -> Any:
             if self.now.backwards and not self._pending and not self._in_engine and not self._summed:
-                self.now.cleared = self.now.cleared or self._places.here().line
+                stepped = isinstance(owner, torch.optim.Optimizer)
+                some = [p for group in owner.param_groups for p in group["params"]] if stepped else owner.parameters()
+                own, line = {id(p) for p in some if p.grad is not None}, self._places.here().line
+                for root in self._models() if own else ():
+                    known = pieces.names_of(root)
+                    self.now.cleared |= {known[key][1][0]: line for key in own & known.keys()}
             return clear(owner, *args, **kwargs)
 
         return zero_grad

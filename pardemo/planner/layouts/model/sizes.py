@@ -40,9 +40,9 @@ def not_planned(name: str) -> list[str]:
         return []
     told = [told for key, told in _NOT_PLANNED.items() if values.get(key)]
     names = values.keys() | {key for value in values.values() if isinstance(value, dict) for key in value}
-    if missing := [" or ".join(some) for some in _SIZES if not names & set(some)]:
+    if missing := [some[0] for some in _SIZES if not names & set(some)]:
         kind = values.get("model_type", "the model type")
-        told.append(f"no {', no '.join(missing)}: planned with the defaults that Transformers has for {kind}")
+        told.append(f"its own {', '.join(missing)}, which it does not say: the defaults of Transformers for {kind} are")
     return told
 
 
