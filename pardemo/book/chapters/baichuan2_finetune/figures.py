@@ -58,7 +58,7 @@ def losses_on_groups(losses: Mapping[str, Mapping[int, float]]) -> Picture:
     for place, (step, last) in enumerate(ends):
         below = place > 0 and last < 1.4 * ends[place - 1][1]  # a number is as high as this on the axis
         above = place + 1 < len(ends) and ends[place + 1][1] < 1.4 * last
-        apart = (8, 4 * (below - above))
+        apart = (8, 7 * (below - above))
         ax.annotate(f"{last:.2f}", (step, last), apart, textcoords="offset points", va="center")
     ax.set_yscale("log")
     ticks = (0.05, 0.1, 0.2, 0.5, 1, 2, 5)
