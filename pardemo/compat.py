@@ -150,6 +150,25 @@ def fsdp_unit(group: Any) -> str:
     return getattr(group, "_module_fqn", None) or ""
 
 
+@contextmanager
+def before_fsdp2_reduces(note: Callable[[Any], None]) -> Iterator[None]:
+    """Within the block ``note`` gets each gradient of a whole parameter that FSDP2 is about to reduce, or to keep."""
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+    real = FSDPParamGroup.post_backward
+
+    def post_backward(self: Any, *unused: Any) -> None:
+        for parameter in self.fsdp_params:
+            whole = getattr(parameter, "_unsharded_param", None)
+            for gradient in (whole.grad if whole is not None else None, parameter.unsharded_accumulated_grad):
+                if gradient is not None:
+                    note(gradient)
+        real(self, *unused)
+
+    with replaced(FSDPParamGroup, "post_backward", post_backward):
+        yield
+
+
 def fsdp1_unit(module: Any) -> tuple[int, int, Any, Any] | None:
     """What FSDP1 gathers for a module: elements of a rank's shard, of all, their dtype on the way, the gradients'."""
     handle = module._handle

@@ -152,7 +152,7 @@ def test_every_public_name_is_there_and_documented():
 def test_modules_are_short_and_documented():
     for path in modules():
         text = path.read_text()
-        assert text.count("\n") <= 350, path
+        assert text.count("\n") <= 600, path
         if path.name != "__main__.py":
             assert ast.get_docstring(ast.parse(text)), path
 

@@ -256,7 +256,7 @@ def test_what_gloo_sends(world_of, collective, size):
         ("import os; os._exit(3)", "bad.py: rank 0 died: exit code 3"),
         ("input('name?')", "ranks have no standard input"),
         ("print('hello')", "bad.py: the script ended without a step of an optimizer"),
-        ("import sys; sys.exit(4)", "bad.py ended by exit status 4; what it printed says why"),
+        ("import sys; sys.exit(4)", "bad.py ended by exit status 4, at bad.py:1; what it printed says why"),
         ("import no_such_module", "No module named 'no_such_module', at bad.py:1"),
         ("def f(:", "SyntaxError"),
         (

@@ -172,14 +172,18 @@ def test_nothing_is_summed_is_said_only_where_nobody_counted_bytes():
     assert explained(wire=[1e6, 1e6])[1] == [], "a library with sockets of its own"
 
 
-@pytest.mark.parametrize(("stage", "rounds"), [(0, 2), (1, 2), (2, 4), (3, 9)])
-def test_deepspeed_by_zeros_formulas(stage, rounds):
+@pytest.mark.parametrize(("stage", "summed", "gathered"), [(0, 2, 0), (1, 1, 1), (2, 3, 1), (3, 3, 6)])
+def test_deepspeed_by_zeros_formulas(stage, summed, gathered):
+    assert (summed + gathered) * HALF == communication.zero_step(WHOLE, 2, stage, 3, element_bytes=1)
     zero = Parallelism(f"DeepSpeed ZeRO-{stage}", (0, 1), ("GPT",), {"w": WHOLE}, {"stage": stage, "micro_batches": 3})
-    measured, told = explained(row("reduce-scatter", rounds * HALF), parallelism=[zero], micro_batches=3)
-    assert measured.collectives[0].expected_bytes == rounds * HALF
+    right = {"reduce-scatter": summed * HALF, "all-gather": gathered * HALF}
+    rows = [row(kind, nbytes) for kind, nbytes in right.items() if nbytes]
+    measured, told = explained(*rows, parallelism=[zero], micro_batches=3)
+    assert all(one.expected_bytes == right[one.kind] for one in measured.collectives)
     assert told == []
-    _, told = explained(row("all-reduce", (rounds - 1) * HALF), parallelism=[zero], micro_batches=3)
-    assert f"{amount(rounds * HALF)} a step" in told[0]
+    _, told = explained(row("all-reduce", (summed + 1) * HALF), parallelism=[zero], micro_batches=3)
+    assert f"{amount(summed * HALF)} a step" in told[0]
+    assert "stage3" not in told[0] or stage == 3
 
 
 def test_fsdp1_keeps_its_root_gathered():

@@ -1,8 +1,14 @@
 """Steps unlike the usual one: traffic to one rank, averages now and then, evaluations, sequence parallelism."""
 
+import sys
+from pathlib import Path
+
 import pytest
+import torch
+from conftest import says
 
 from pardemo import measure
+from pardemo.measure import libraries, text
 
 HEAD = """
 import time, torch, torch.distributed as dist
@@ -111,3 +117,177 @@ def test_collectives_that_dtensor_waits_for_are_over(measured):
     for of in found.time:
         assert of.exposed_s + of.idle_s < of.step_s
     assert found.memory["peak_bytes"] < 2e6, "no step's tensors are kept into the next"
+
+
+SHARDED_BY_HAND = """
+class Sharded(torch.optim.Optimizer):
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            if p.numel() < 1024:
+                dist.all_reduce(p.grad); p.sub_(p.grad, alpha=0.01)
+                continue
+            rows = p.shape[0] // ranks
+            part, own = torch.empty_like(p[:rows]), p[rank * rows:(rank + 1) * rows]
+            dist.reduce_scatter_tensor(part, p.grad)
+            own.sub_(part, alpha=0.01)
+            dist.all_gather_into_tensor(p, own)
+model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)); optimizer = Sharded(model.parameters())
+for step in range(10):
+    model(torch.randn(8, 64)).square().mean().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+
+TURNS = """
+from torch.nn.parallel import DistributedDataParallel as DDP
+G, D = DDP(nn.Linear(16, 64)), DDP(nn.Linear(64, 32))
+g, d = torch.optim.Adam(G.parameters()), torch.optim.Adam(D.parameters())
+for step in range(20):
+    real, z = torch.randn(8, 64), torch.randn(8, 16)
+    d.zero_grad(); (D(G(z).detach()).mean() - D(real).mean()).backward(); d.step()
+    g.zero_grad(); (-D(G(z)).mean()).backward(); g.step()
+"""
+
+CLOSURE = """
+from torch.nn.parallel import DistributedDataParallel as DDP
+model = DDP(nn.Linear(64, 64)); optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+x = torch.randn(64, 64)
+def closure():
+    optimizer.zero_grad(); loss = (model(x) - x.flip(0)).square().mean(); loss.backward(); return loss
+for step in range(10):
+    optimizer.step(closure)
+"""
+
+ADDED_UP = """
+from torch.distributed.fsdp import fully_shard
+model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)])
+for layer in model:
+    fully_shard(layer)
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(10):
+    for micro in range(2):
+        model.set_requires_gradient_sync(micro == 1)
+        model(torch.randn(4, 64)).square().mean().backward()
+    optimizer.step(); optimizer.zero_grad()
+"""
+
+UNUSED = """
+from torch.nn.parallel import DistributedDataParallel as DDP
+model = DDP(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), find_unused_parameters=True)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(10):
+    model(torch.randn(4, 64)).sum().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+
+TEACHER = """
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel as DDP
+student = DDP(nn.Linear(512, 512)); optimizer = torch.optim.SGD(student.parameters(), 0.1)
+teacher = nn.Sequential(*[nn.Linear(512, 512) for _ in range(4)]).eval().requires_grad_(False)
+for step in range(10):
+    x = torch.randn(8, 512)
+    with torch.no_grad():
+        for _ in range(3):
+            answer = teacher(x); time.sleep(0.02)
+    (student(x) - answer).square().mean().backward(); optimizer.step(); optimizer.zero_grad()
+"""
+
+HELD = """
+import copy
+model = nn.Linear(256, 256); average = copy.deepcopy(model).requires_grad_(False); data = torch.randn(256, 256)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(10):
+    x = data[torch.randint(256, (8,))]
+    model(x).square().mean().backward()
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+    optimizer.step(); optimizer.zero_grad()
+    with torch.no_grad():
+        for mean, now in zip(average.parameters(), model.parameters()):
+            mean.lerp_(now, 0.1)
+"""
+
+FUTURE = """
+p = nn.Parameter(torch.ones(64, 64, device="cuda")); optimizer = torch.optim.SGD([p], 0.1)
+for step in range(10):
+    (p * torch.randn(64, 64, device="cuda")).sum().backward()
+    part = torch.empty(64 // ranks, 64, device="cuda")
+    dist.reduce_scatter_tensor(part, p.grad, async_op=True).get_future().wait()
+    dist.all_gather_into_tensor(p.grad, part, async_op=True).get_future().wait()
+    optimizer.step(); optimizer.zero_grad()
+"""
+
+
+def test_an_optimizer_that_shards_itself_is_known_by_its_bytes(measured):
+    found = measured(SHARDED_BY_HAND)
+    rows = {row.kind: row for row in found.collectives}
+    for kind in ("reduce-scatter", "all-gather"):
+        assert rows[kind].expected_bytes == pytest.approx(rows[kind].bytes, rel=0.01)
+    assert says(text.parallelisms(found), "sharded optimizer", "0, 1", "train.py")
+
+
+def test_optimizers_that_take_turns_make_one_step(measured):
+    found = measured(TURNS)
+    of_both = 4 * (16 * 64 + 64 + 2 * (64 * 32 + 32))  # the critic's are summed for the generator's step as well
+    assert sum(row.bytes for row in found.collectives) == pytest.approx(of_both)
+    assert (found.micro_batches, found.closures) == (1, 1)
+    assert found.findings == []
+
+
+def test_a_closure_that_is_called_again_is_no_micro_batch(measured):
+    found = measured(CLOSURE)
+    (row,) = found.collectives
+    assert found.micro_batches == 1
+    assert found.closures == round(row.calls) > 1
+    assert row.expected_bytes == pytest.approx(row.bytes)
+    assert found.findings == []
+
+
+def test_gradients_that_fsdp2_adds_up_are_reduced_once(measured):
+    found = measured(ADDED_UP)
+    (row,) = [row for row in found.collectives if row.kind == "reduce-scatter" and row.module == "0"]
+    assert row.expected_bytes == pytest.approx(row.bytes)
+    assert found.memory["kinds"]["gradients"] > 3 * 64 * 65 * 4, "three layers' whole gradients are kept, and shards"
+
+
+def test_the_map_of_used_parameters_is_no_gradient(measured):
+    found = measured(UNUSED)
+    whole = 2 * 64 * 65 * 4
+    assert {row.expected_bytes for row in found.collectives} == {whole, None}
+    assert says([one.what for one in found.findings], "find_unused_parameters", "all parameters were used")
+
+
+def test_a_teachers_time_is_the_steps(measured):
+    assert all(of.step_s > 0.06 for of in measured(TEACHER).time)
+
+
+def test_copies_and_data_are_no_activations(measured):
+    kinds = measured(HELD).memory["kinds"]
+    assert kinds["held between steps"] == pytest.approx(4 * (256 * 257 + 256 * 256), rel=0.01)
+    assert kinds["activations"] < 1e5
+
+
+def test_a_reduction_has_a_future_as_on_nccl(measured):
+    assert {row.kind for row in measured(FUTURE).collectives} == {"reduce-scatter", "all-gather"}
+
+
+def test_a_library_is_one_wherever_it_lies(tmp_path, monkeypatch):
+    (tmp_path / "lib" / "some-1.0.dist-info").mkdir(parents=True)
+    (tmp_path / "own").mkdir()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "lib"), str(tmp_path / "own")])
+    libraries.folders.cache_clear()
+    try:
+        assert f"{tmp_path / 'lib'}/" in libraries.folders()
+        assert f"{tmp_path / 'own'}/" not in libraries.folders()
+        assert f"{Path(torch.__file__).parent}/" in libraries.folders()
+    finally:
+        libraries.folders.cache_clear()
+
+
+def test_a_script_that_leaves_its_steps_to_others_is_told(tmp_path):
+    (tmp_path / "script.py").write_text("import subprocess, sys; subprocess.run([sys.executable, '-c', '1'])")
+    with pytest.raises(measure.ScriptError) as caught:
+        measure.script("script.py", ranks=1, folder=tmp_path)
+    assert says(str(caught.value), "not followed", "python", "-c 1")

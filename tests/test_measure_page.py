@@ -42,7 +42,7 @@ BLOCKS = [
 
 def seen_by(rank, parallelisms=(), world=(0, 1), wire=True):
     """Three steps of a second after three of two; in each one a collective of 0.2 s, for which rank 0 comes last."""
-    cuts = [Cut(2.0 * n if n < 3 else 1.0 + n, 0.5 * n, 1, 0.0, 0.0, 100 * n, 100 * n) for n in range(6)]
+    cuts = [Cut(2.0 * n if n < 3 else 1.0 + n, 0.5 * n, 1, (), 100 * n, 100 * n) for n in range(6)]
     calls = []
     for number, step in enumerate(range(3, 6)):
         begin = cuts[step - 1].at_s + (0.3 if rank == 0 else 0.2)

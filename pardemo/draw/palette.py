@@ -19,6 +19,7 @@ SHADES = {
     "buckets": "#A36F00",
     "logits": "#8A4A70",
     "temporaries": OTHER,
+    "held between steps": "#9DB17C",
 }
 #: Of what a rank does.
 DONE = {

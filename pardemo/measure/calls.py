@@ -273,8 +273,7 @@ class Calls:
                 self._journal.failed(number, time.monotonic())
             raise
         finally:
-            if not self._places.evaluating:  # whose seconds are no step's
-                self.waits.append((begin, time.monotonic()))
+            self.waits.append((begin, time.monotonic()))
         if call is not None:
             self._over(call, number)
         return result

@@ -18,6 +18,7 @@ WIDE, TEXT = 640, 18
 IN_A_LINE = 16
 #: What memory holds -> its colour, from the bottom of a stack to its top.
 HELD = {
+    "held between steps": palette.SHADES["held between steps"],
     "parameters": palette.KEPT["parameters"],
     "optimizer states": palette.KEPT["optimizer states"],
     "gradients": palette.KEPT["gradients"],

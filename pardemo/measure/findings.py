@@ -4,7 +4,7 @@ import math
 import statistics
 from math import prod
 
-from pardemo.formulas.communication import ring_all_reduce
+from pardemo.formulas.communication import ring_all_reduce, ring_half
 from pardemo.measure import expected
 from pardemo.measure.expected import SMALL
 from pardemo.measure.expected.cut import gathered_logits
@@ -18,12 +18,20 @@ LATE = 0.15
 LATE_S = 0.005  # ... and by this: a core that is shared, or a cold cache, makes one rank of equal ones this much slower
 
 
+_SUMMED = "as many bytes as all gradients have: summed by the script"
+_SCATTERED = "as many bytes as all gradients, of which each rank gets its part"
+_GATHERED = "as many bytes as all parameters, of which each rank has updated its part"
+#: What rows are by their bytes alone -> the parallelism that they make.
+BY_HAND = {_SUMMED: "data parallel", _SCATTERED: "data parallel with a sharded optimizer"}
+
+
 def explain(measured: Summary) -> None:
     """Gives rows what was expected of them, and the summary its findings."""
     for parallelism in measured.parallelism:
         measured.findings += expected.of(measured, parallelism)
     measured.findings += expected.by_terms(measured)
     _summed_by_hand(measured)
+    _sharded_by_hand(measured)
     _averaged_now_and_then(measured)
     for row in measured.collectives:
         _other(measured, row)
@@ -61,10 +69,31 @@ def _summed_by_hand(measured: Summary) -> None:
         sent = sum(row.bytes for row in rows)
         if rows and sent and abs(sent - once) <= 0.01 * once:  # a group of one rank sends nothing
             for row in rows:
-                row.expected_bytes, row.why = (
-                    once * row.bytes / sent,
-                    "as many bytes as all gradients have: summed by the script",
-                )
+                row.expected_bytes, row.why = once * row.bytes / sent, _SUMMED
+
+
+def _sharded_by_hand(measured: Summary) -> None:
+    """Reduce-scatters of as many bytes as the gradients have, and gathers of as many as the parameters, by the script.
+
+    As ZeRO-1 and 2, and optimizers that shard themselves. Small tensors may be summed whole.
+    """
+    nbytes = _parameter_bytes(measured)
+    for ranks in {row.ranks for row in measured.collectives} if nbytes else ():
+        rows = [row for row in measured.collectives if row.ranks == ranks and not row.why and not row.place.objects]
+        rows = [row for row in rows if row.place.phase in ("between", "step")]
+        scattered, gathered, summed = (
+            [row for row in rows if row.kind == kind] for kind in ("reduce-scatter", "all-gather", "all-reduce")
+        )
+        half = ring_half(nbytes, len(ranks)).sent
+        sent = sum(row.bytes for row in scattered), sum(row.bytes for row in gathered)
+        rest = half - sum(row.bytes for row in summed) / 2
+        if not half or not all(0.95 * rest < some < 1.05 * half for some in sent):
+            continue
+        for some, of_some, why in ((scattered, sent[0], _SCATTERED), (gathered, sent[1], _GATHERED)):
+            for row in some:
+                row.expected_bytes, row.why = rest * row.bytes / of_some, why
+        for row in summed:
+            row.why = "small gradients, summed whole"
 
 
 def _averaged_now_and_then(measured: Summary) -> None:

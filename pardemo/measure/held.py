@@ -14,7 +14,7 @@ from pardemo.meters.memory import MemoryMeter
 #: What a peak is told by. The meter's activations are told apart by what they are for.
 KINDS = (
     "parameters", "gradients", "optimizer states", "activations", "gathered", "logits", "communication buffers",
-    "temporaries", "random states",
+    "temporaries", "random states", "held between steps",
 )  # fmt: skip
 #: Rows of an embedding from which on a dimension of that size is taken for the vocabulary; below, it may be any.
 LEAST_VOCABULARY = 256
@@ -39,6 +39,9 @@ class Held(MemoryMeter):
     """A :class:`MemoryMeter` for a whole script: all modules and optimizers that it meets, and where tensors come from.
 
     Attributes: ``storages`` (those that lived since the last :meth:`begin`), ``vocabularies`` (sizes of embeddings).
+
+    What was there before the step and outlives it, and is nothing of the model's or an optimizer's, is **held between
+    steps**: data, and copies of parameters as an average has them.
     """
 
     def __init__(self, places: Places):
@@ -47,6 +50,7 @@ class Held(MemoryMeter):
         self.storages: dict[Any, Storage] = {}
         self._earlier: list[tuple[Any, Storage]] = []  # lives of storages that gave their memory back, and grew again
         self.vocabularies: set[int] = set()
+        self._widths: set[int] = set()  # of what weights multiply: a tensor of such a width may be any layer's
         self._change = self._peak_change = self._phase = 0
         self._in_backward = False
         self._latest: Any = None  # the record of the storage that came last
@@ -56,7 +60,13 @@ class Held(MemoryMeter):
     def __enter__(self) -> "Held":
         super().__enter__()
         self._hooks.append(register_optimizer_step_pre_hook(lambda optimizer, *_: self._note_gradients(optimizer)))
+        self._reductions = compat.before_fsdp2_reduces(lambda gradient: self._note(gradient, "gradients"))
+        self._reductions.__enter__()
         return self
+
+    def __exit__(self, *error: object) -> None:
+        self._reductions.__exit__(None, None, None)
+        super().__exit__(*error)
 
     def begin(self) -> None:
         """The peak and the count of changes begin anew, with what is alive now; what has died before is forgotten."""
@@ -103,11 +113,20 @@ class Held(MemoryMeter):
     def _kind(self, kind: str, one: Storage) -> str:
         if kind == "parameters" and one.use == "gathered" and one.born:
             return "gathered"  # a module that runs has its parameters whole for a moment; what stays whole is its own
+        if (
+            kind == "gradients"
+            and one.place.use == "communication buffers"
+            and one.nbytes > 2 * self.live["parameters"]
+        ):
+            return "communication buffers"  # DeepSpeed's bucket, in which it puts gradients one after the other
         if kind != "activations":
             return kind
         if one.use:
             return one.use
-        if one.shape and one.shape[-1] in self.vocabularies and len(one.shape) > 1 and "float" in one.dtype:
+        if one.born == 0 and one.died is None:
+            return "held between steps"
+        widths = self.vocabularies - self._widths
+        if one.shape and one.shape[-1] in widths and len(one.shape) > 1 and "float" in one.dtype:
             return "logits"
         return "temporaries" if one.short else "activations"
 
@@ -123,6 +142,8 @@ class Held(MemoryMeter):
             self.vocabularies.add(module.num_embeddings)
         super()._meet(module, inputs)
         for parameter in module.parameters(recurse=False):
+            if parameter.dim() > 1:
+                self._widths.add(parameter.shape[-1])
             self._note(getattr(parameter, "ds_tensor", None), "parameters")  # DeepSpeed's shard
 
     def _note(self, tensor: torch.Tensor | None, kind: str | None = None) -> None:

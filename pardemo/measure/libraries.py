@@ -13,6 +13,7 @@ import sysconfig
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -50,8 +51,9 @@ SAID = (
         "this exists on GPUs only",
     ),
 )
-#: Libraries that are told of GPUs as the script is. Without one, Accelerate takes each rank to be alone, in silence.
-FOLLOWING = {"accelerate"}
+#: Libraries that are told of GPUs as the script is: they choose devices and the backend for it. Without a GPU
+#: Accelerate takes each rank to be alone, in silence, and Lightning and timm refuse a script that asks for one.
+FOLLOWING = {"accelerate", "lightning", "lightning_fabric", "litgpt", "pytorch_lightning", "timm"}
 #: Functions of libraries that decide whether a script may go its way; what they ask is answered as a GPU's.
 BELIEVED = {
     "is_torch_bf16_gpu_available",  # Transformers: bf16=True
@@ -72,8 +74,25 @@ def is_script(file: str) -> bool:
     real = os.path.realpath(file)
     if file.startswith("<") or real.startswith(tuple(_own)):
         return not file.startswith("<")
-    homes = {*site.getsitepackages(), site.getusersitepackages(), *sysconfig.get_paths().values(), str(project.PACKAGE)}
-    return not real.startswith(tuple(os.path.realpath(home) + os.sep for home in homes))
+    return not real.startswith(folders())
+
+
+@functools.cache
+def folders() -> tuple[str, ...]:
+    """Where libraries lie: the environment's folders; torch's own and those that pip has filled, wherever they are.
+
+    A module that is installed to be edited lies elsewhere, and is the reader's own.
+    """
+    installed = {*site.getsitepackages(), site.getusersitepackages(), *sysconfig.get_paths().values()}
+    filled = {path for path in sys.path if next(Path(path or ".").glob("*.dist-info"), None)}
+    torch = os.path.dirname(sys.modules["torch"].__file__ or "") if "torch" in sys.modules else ""
+    some = {*installed, *filled, torch, str(project.PACKAGE)}
+    return tuple(os.path.realpath(path) + os.sep for path in some if path)
+
+
+def _forget() -> None:
+    is_script.cache_clear()
+    folders.cache_clear()
 
 
 def environment() -> dict[str, str]:
@@ -89,9 +108,10 @@ def told(notes: list[str], own: str = "") -> Iterator[None]:
     first, last = _First(changes, notes), _Last(notes)
     sys.meta_path.insert(0, first)
     sys.meta_path.append(last)
-    if own:
-        _own.append(os.path.realpath(own))
-    is_script.cache_clear()
+    _forget()
+    within = [f"{os.path.realpath(own)}{os.sep}"] if own else []
+    if within and within[0].startswith(folders()):  # a folder around an environment is not meant
+        _own.extend(within)
     quiet = logging.getLogger("megatron.core.tensor_parallel.random")  # wonders that the CPU's generator is used
     changes.callback(quiet.setLevel, quiet.level)
     quiet.setLevel(logging.ERROR)
@@ -109,9 +129,8 @@ def told(notes: list[str], own: str = "") -> Iterator[None]:
         finally:
             sys.meta_path.remove(first)
             sys.meta_path.remove(last)
-            if own:
-                _own.remove(os.path.realpath(own))
-            is_script.cache_clear()
+            _own.clear()
+            _forget()
 
 
 def _deepspeed(deepspeed: Any, changes: contextlib.ExitStack, notes: list[str]) -> None:

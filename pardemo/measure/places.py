@@ -3,9 +3,7 @@
 import bisect
 import os
 import re
-import site
 import sys
-import sysconfig
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -15,7 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from pardemo import compat, project
+from pardemo import compat
+from pardemo.measure.libraries import folders
+from pardemo.meters.inside import tensors_in
 
 #: Functions of torch that send Python objects, as bytes: nobody asked for these collectives of tensors.
 _OF_OBJECTS = re.compile(r"(all_gather|gather|broadcast|scatter|send|recv)_object(_list)?$")
@@ -58,6 +58,14 @@ class Place(NamedTuple):
     use: str = ""
 
 
+class Aside(NamedTuple):
+    """When a model ran without gradients and no later loss used what it said; ``cpu_s``: seconds of a core."""
+
+    begin_s: float
+    end_s: float
+    cpu_s: float
+
+
 class Roots:
     """Modules in the order in which they were first called; one that nobody holds any more is no longer among them.
 
@@ -88,8 +96,7 @@ class Places:
     """
 
     def __init__(self, own: str):
-        libraries = {*site.getsitepackages(), site.getusersitepackages(), *sysconfig.get_paths().values()}
-        self._libraries = tuple(os.path.realpath(path) + os.sep for path in {*libraries, str(project.PACKAGE)} if path)
+        self._libraries = folders()
         own = os.path.realpath(own) + os.sep
         self._own = own if own.startswith(self._libraries) else None  # a folder around an environment is not meant
         self._roles: dict[CodeType, str] = {}
@@ -110,7 +117,7 @@ class Places:
         self._raised = 0  # its address: the module around that one is left by the same one
         self._forwards: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
         self._aside: tuple[float, float] | None = None  # since when a model is evaluated
-        self._aside_s = self._aside_cpu_s = 0.0
+        self._asides: list[tuple[Aside, int, list[weakref.ref[torch.Tensor]]]] = []  # of which model, what came out
 
     def __enter__(self) -> "Places":
         self._hooks = [
@@ -182,14 +189,17 @@ class Places:
         """A module's name from the root on, without what wrappers put before it; its class where nobody has it."""
         return self._names.get(module) or type(module).__name__
 
-    @property
-    def evaluating(self) -> bool:
-        """Whether a model runs to be evaluated."""
-        return self._aside is not None
+    def learns(self) -> None:
+        """A backward pass begins: a model whose output is still there is a teacher, or a reference, and no evaluation.
 
-    def take_aside(self) -> tuple[float, float]:
-        """Seconds, and seconds of a core, that models were evaluated since the last time that this was asked."""
-        taken, self._aside_s, self._aside_cpu_s = (self._aside_s, self._aside_cpu_s), 0.0, 0.0
+        Its time is the step's. What an evaluation says is gone by then, but for numbers.
+        """
+        used = {model for _, model, outputs in self._asides if any(output() is not None for output in outputs)}
+        self._asides = [one for one in self._asides if one[1] not in used]
+
+    def take_aside(self) -> tuple[Aside, ...]:
+        """When models were evaluated since the last time that this was asked."""
+        taken, self._asides = tuple(aside for aside, _, _ in self._asides), []
         return taken
 
     def take_forwards(self) -> int:
@@ -235,7 +245,7 @@ class Places:
         self._stack.append(module)
         self._runs()
 
-    def _ends(self, module: torch.nn.Module, *_: Any) -> None:
+    def _ends(self, module: torch.nn.Module, _: Any, output: Any) -> None:
         while self._stack and self._stack.pop() is not module:  # one that raised has not said that it ended
             pass
         if (error := sys.exception()) is not None and id(error) != self._raised:
@@ -243,8 +253,9 @@ class Places:
             self.on_raise(error)
         self._runs()
         if not self._stack and self._aside:
-            self._aside_s += time.monotonic() - self._aside[0]
-            self._aside_cpu_s += time.thread_time() - self._aside[1]
+            aside = Aside(self._aside[0], time.monotonic(), time.thread_time() - self._aside[1])
+            outputs = [weakref.ref(tensor) for tensor in tensors_in(output) if tensor.dim()]
+            self._asides.append((aside, id(module), outputs))
             self._aside = None
 
 
@@ -259,6 +270,6 @@ def without_wrappers(name: str) -> str:
     """``module.layers.0._checkpoint_wrapped_module.mlp`` → ``layers.0.mlp``."""
     wrappers = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
     kept = [part for part in name.split(".") if part not in wrappers]
-    while kept and kept[0] == "module":
+    while kept and kept[0] in ("module", "_forward_module", "_original_module"):  # DDP's, and Fabric's
         kept.pop(0)
     return ".".join(kept)

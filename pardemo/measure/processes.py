@@ -1,8 +1,12 @@
 """What a script does about its processes and where they meet: spawns them itself, makes stores of its own, exits."""
 
 import contextlib
+import multiprocessing.process
 import os
+import re
+import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,6 +15,10 @@ import torch.multiprocessing
 
 from pardemo import compat
 from pardemo.measure import stand_ins
+from pardemo.measure.libraries import is_script
+
+#: Programs that may run a script of their own.
+_MAY_TRAIN = re.compile(r"python[\d.]*$|torchrun$|accelerate$|deepspeed$|mpirun$|srun$")
 
 
 class Exited(RuntimeError):
@@ -77,9 +85,38 @@ def ports_of_stores(ports: set[int]) -> Iterator[None]:
         yield
 
 
-def exited(code: Any) -> Exited:
-    """What ``sys.exit(code)`` says of a failure; a text is printed, as Python does it."""
-    if isinstance(code, int):
-        return Exited(f"exit status {code}")
-    print(code, file=sys.stderr)
-    return Exited(f"sys.exit: {code}")
+@contextlib.contextmanager
+def started(commands: list[str]) -> Iterator[None]:
+    """Within the block what the script starts as processes that may train is added to ``commands``.
+
+    Programs of Python and launchers by their command lines, functions by their names; no workers of a DataLoader.
+    """
+    begin, start = subprocess.Popen.__init__, multiprocessing.process.BaseProcess.start
+
+    def popen(self: Any, args: Any, *rest: Any, **options: Any) -> None:
+        words = args.split() if isinstance(args, str) else [str(word) for word in args]
+        if words and _MAY_TRAIN.match(os.path.basename(words[0])):
+            commands.append(" ".join([os.path.basename(words[0]), *words[1:]]))
+        begin(self, args, *rest, **options)
+
+    def start_process(self: Any) -> None:
+        function = getattr(self, "_target", None)
+        if function is not None and is_script(function.__code__.co_filename if hasattr(function, "__code__") else "<"):
+            commands.append(f"{function.__name__}()")
+        start(self)
+
+    with (
+        compat.replaced(subprocess.Popen, "__init__", popen),
+        compat.replaced(multiprocessing.process.BaseProcess, "start", start_process),
+    ):
+        yield
+
+
+def exited(exit_: SystemExit) -> Exited:
+    """What ``sys.exit()`` says of a failure, and where; a text is printed, as Python does it."""
+    own = [frame for frame in traceback.extract_tb(exit_.__traceback__) if is_script(frame.filename)]
+    where = f", at {os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
+    if isinstance(exit_.code, int):
+        return Exited(f"exit status {exit_.code}{where}")
+    print(exit_.code, file=sys.stderr)
+    return Exited(f"sys.exit: {exit_.code}{where}")

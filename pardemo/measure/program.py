@@ -75,7 +75,8 @@ class Seen:
     """What one rank saw. ``ended``: ``enough`` steps, or the script's own ``end``.
 
     ``notes``: what ran in another way than it was written. ``wire``: whether the kernel counted bytes. ``work``: the
-    second step's operations, where they were asked for. ``waited``: of layers that take a given time.
+    second step's operations, where they were asked for. ``waited``: of layers that take a given time. ``started``:
+    processes of the script's own, in which nothing is followed.
     """
 
     rank: int
@@ -91,6 +92,7 @@ class Seen:
     backend: str
     work: StepWork | None = None
     waited: Waited | None = None
+    started: tuple[str, ...] = ()
 
 
 def run(program: Program) -> Seen:
@@ -155,8 +157,17 @@ class _Watch:
     def follow(self, script: Callable[[], str], notes: list[str]) -> Seen:
         """Runs the script to its end, or to the end of the steps that were asked for."""
         pace = self._waiting or contextlib.nullcontext()
-        stores = processes.ports_of_stores(self._ports)
-        with stores, self._places, self._shapes, self._steps, self._calls, pace, self._following:
+        stores, started = processes.ports_of_stores(self._ports), list[str]()
+        with (
+            stores,
+            processes.started(started),
+            self._places,
+            self._shapes,
+            self._steps,
+            self._calls,
+            pace,
+            self._following,
+        ):
             if self._work is not None:
                 self._following.enter_context(self._work)  # below the meter of memory, which passes operations on
             self._following.enter_context(self._held)
@@ -167,6 +178,7 @@ class _Watch:
             self._rank, ended, self._steps.cuts, self._calls.list, self._calls.waits, parallelisms, self._model,
             notes, self._memory or _memory(self._held), self._wire and "nccl" not in self._backend,
             self._backend, self._step_work, self._waiting.seen if self._waiting else None,
+            tuple(dict.fromkeys(started)),
         )  # fmt: skip
 
     def _on_cut(self, number: int) -> None:
@@ -233,7 +245,7 @@ def as_main(launch: Launch) -> str:
         return "enough"
     except SystemExit as exit_:
         if exit_.code not in (None, 0):
-            raise processes.exited(exit_.code) from None
+            raise processes.exited(exit_) from None
     return "end"
 
 

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import psutil
 
-from pardemo import World, project
+from pardemo import World
 from pardemo.cluster import Cluster
 from pardemo.measure import findings, journal, program, standstill, summary
 from pardemo.measure.journal import Log
 from pardemo.measure.launch_lines import Launch
+from pardemo.measure.libraries import is_script
 from pardemo.measure.program import Program, Seen
 from pardemo.measure.standstill import Standstill
 from pardemo.measure.summary import Summary
@@ -217,7 +218,4 @@ def _at(traceback: str) -> str:
 
 def _own_frames(frames: str) -> list[tuple[str, str]]:
     """File and line of those frames that are no library's, Python's or pardemo's."""
-    libraries = rf"/(site|dist)-packages/|/lib(64)?/python3|^{re.escape(str(project.PACKAGE))}/"
-    return [
-        frame for frame in re.findall(r'File "([^<>"]+)", line (\d+)', frames) if not re.search(libraries, frame[0])
-    ]
+    return [frame for frame in re.findall(r'File "([^<>"]+)", line (\d+)', frames) if is_script(frame[0])]

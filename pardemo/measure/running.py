@@ -37,6 +37,8 @@ def model(places: Places) -> dict[str, Any]:
         flat = [unit for part in root.modules() if _is_fsdp1(part) and (unit := compat.fsdp1_unit(part))]
         for name, parameter in root.named_parameters(remove_duplicate=False):
             name = without_wrappers(name)
+            if names.get(id(parameter)) == name:  # a wrapper shows the model under two names
+                continue
             if id(parameter) in names:
                 tied.append(f"{names[id(parameter)]} = {name}")
                 continue
@@ -199,12 +201,21 @@ def _deepspeed(root: torch.nn.Module) -> Iterator[Parallelism]:
     deepspeed = sys.modules.get("deepspeed")
     if deepspeed is None or not isinstance(root, deepspeed.DeepSpeedEngine):
         return
-    stage = root.zero_optimization_stage()
-    ranks = tuple(dist.get_process_group_ranks(root.data_parallel_group))
-    sizes = {n: getattr(p, "ds_numel", p.numel()) * p.element_size() for n, p in root.module.named_parameters()}
+    stage, utils = root.zero_optimization_stage(), deepspeed.utils.groups
+    whole = tuple(dist.get_process_group_ranks(root.data_parallel_group))
+    sizes: dict[tuple[int, ...], dict[str, int]] = {whole: {}}
+    for name, parameter in root.module.named_parameters():
+        ranks = whole
+        if not getattr(parameter, "allreduce", True):  # an expert's, which other ranks than all may have as well
+            ranks = tuple(dist.get_process_group_ranks(utils._get_expert_data_parallel_group(parameter.group_name)))
+        nbytes = getattr(parameter, "ds_numel", parameter.numel()) * parameter.element_size()
+        sizes.setdefault(ranks, {})[name] = nbytes
     kind = f"DeepSpeed ZeRO-{stage}" if stage else "DeepSpeed"
     options = {"micro_batches": root.gradient_accumulation_steps(), "stage": stage}
-    yield Parallelism(kind, ranks, (type(root.module).__name__,), sizes, options)
+    for ranks, of_ranks in sizes.items():
+        if ranks == whole or len(ranks) > 1:
+            own = type(root.module).__name__ if ranks == whole else "experts"
+            yield Parallelism(kind, ranks, (own,), of_ranks, options)
 
 
 def _size(dtype: torch.dtype) -> int:

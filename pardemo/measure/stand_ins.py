@@ -105,6 +105,43 @@ class Generator(_GENERATOR, metaclass=_AnyGenerator):
         return _GENERATOR("cpu" if is_cuda(device) else device)
 
 
+class _Future(torch.futures.Future):
+    """Of a collective that gloo has no future for, and nccl has: who waits for it waits for the collective."""
+
+    def __init__(self, work: Any):
+        super().__init__()
+        self._work = work
+
+    def _over(self) -> None:
+        if not super().done():
+            self._work.wait()
+            self.set_result([])  # nccl's has the outputs, which gloo's work does not know
+
+    def wait(self) -> Any:
+        self._over()
+        return super().wait()
+
+    def then(self, callback: Callable) -> Any:
+        self._over()
+        return super().then(callback)
+
+    def add_done_callback(self, callback: Callable) -> None:
+        self._over()
+        super().add_done_callback(callback)
+
+
+def future(get: Callable) -> Callable:
+    """``Work.get_future``, also where gloo has none."""
+
+    def get_future(work: Any) -> Any:
+        try:
+            return get(work)
+        except RuntimeError:
+            return _Future(work)
+
+    return asked(get, get_future)
+
+
 def _zero(*_: Any, **__: Any) -> int:
     return 0
 

@@ -117,6 +117,7 @@ class Summary:
     notes: list[str] = field(default_factory=list)
     paced: Paced | None = None
     hosts: int = 1
+    closures: int = 1  # how often a step calls the optimizer's
 
     def as_json(self) -> dict[str, Any]:
         """The contract's names; bytes of a step, seconds of a step."""
@@ -185,12 +186,16 @@ def of(seen: Sequence[Seen]) -> Summary:
         },
         time=_times(seen, steps),
         notes=sorted({note for one in seen for note in one.notes}),
+        closures=max(1, round(statistics.median(seen[0].cuts[step].closures for step in steps))),
     )  # fmt: skip
 
 
 def _too_few(seen: Sequence[Seen], cuts: int) -> str:
     if cuts == 0:
-        return "the script ended without a step of an optimizer after a backward pass: there is no step to measure"
+        none = "the script ended without a step of an optimizer after a backward pass: there is no step to measure"
+        if started := next((one.started for one in seen if one.started), ()):
+            none += f". It started processes of its own, which are not followed ({started[0]}): measure what they run"
+        return none
     return (
         f"the script ended after {cuts} step{'s' if cuts > 1 else ''}: {WARM} warm it up, and one more has to be there"
     )
@@ -281,13 +286,15 @@ def _times_of(one: Seen, steps: range, begun: dict[tuple[str, tuple[int, ...], i
     rows = []
     for step in steps:
         before, cut = one.cuts[step - 1], one.cuts[step]
-        wall = cut.at_s - before.at_s - cut.aside_s
+        evaluated = [(aside.begin_s, aside.end_s) for aside in cut.aside]
+        wall = cut.at_s - before.at_s - sum(end - begin for begin, end in evaluated)
         paced = [wait for wait in one.waited.waits if before.at_s <= wait[0] < cut.at_s] if one.waited else []
-        compute = cut.cpu_s - before.cpu_s - cut.aside_cpu_s + sum(end - begin for begin, end in paced)
+        compute = cut.cpu_s - before.cpu_s - sum(aside.cpu_s for aside in cut.aside)
+        compute += sum(end - begin for begin, end in paced)
         compute = min(max(compute, 0.0), wall)
-        calls = [call for call in one.calls if call.step == step and call.place.phase != "evaluation"]
+        calls = [call for call in one.calls if call.step == step and not _within(call.begin_s, evaluated)]
         flights = [(call.begin_s, call.end_s or call.begin_s) for call in calls]
-        stood = [wait for wait in one.waits if before.at_s <= wait[0] < cut.at_s]
+        stood = [wait for wait in one.waits if before.at_s <= wait[0] < cut.at_s and not _within(wait[0], evaluated)]
         waits = awaited(calls, stood, begun)
         communication, late = (covered_s(_spans(one.rank, some)) for some in ([*flights, *stood], waits))
         blocked = wall - compute
@@ -295,6 +302,10 @@ def _times_of(one: Seen, steps: range, begun: dict[tuple[str, tuple[int, ...], i
         exposed = min(blocked - idle, max(communication - late, 0.0))
         rows.append((wall, compute, exposed, max(communication - exposed - idle, 0.0), idle, blocked - idle - exposed))
     return Times(one.rank, *sorted(rows)[(len(rows) - 1) // 2])  # of one step, so that its parts add up to it
+
+
+def _within(at_s: float, spans: Iterable[tuple[float, float]]) -> bool:
+    return any(begin <= at_s <= end for begin, end in spans)
 
 
 def awaited(

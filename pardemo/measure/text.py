@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from pardemo.measure import full_size_text, groups, pace_text
+from pardemo.measure.findings import BY_HAND
 from pardemo.measure.running import Parallelism
 from pardemo.measure.summary import Finding, Row, Summary, Times
 from pardemo.tables import amount, text_table
@@ -38,6 +39,8 @@ def head(measured: Summary, name: str) -> str:
     """What ran, on how many ranks, and what was measured of it."""
     m = measured.micro_batches
     of = f"{m} micro-batches a step" if m > 1 else "one micro-batch a step"
+    if measured.closures > 1:
+        of += f", for which the optimizer calls its closure {measured.closures} times"
     ended = "" if measured.ended == "enough" else "; the script ended by itself"
     hosts = f" on {measured.hosts} nodes" if measured.hosts > 1 else ""
     ranks = f"{measured.ranks} rank{'s' if measured.ranks > 1 else ''}{hosts} ({measured.backend or 'no group'})"
@@ -78,7 +81,16 @@ def parallelisms(measured: Summary) -> list[str]:
             sizes = sorted({len(ranks) for ranks in some_ranks})
             over = f"{len(some_ranks)} groups of {' or '.join(map(str, sizes))} ranks"
         lines.append(f"{kind} over {over}: {_some(wraps)}" + (f"; {amount(size)}" if size else ""))
-    return lines or ["no parallelism recognised"]
+    return lines or [_by_hand(measured) or "no parallelism recognised"]
+
+
+def _by_hand(measured: Summary) -> str:
+    """Data parallel that the script does itself, told by its bytes; empty where there is none."""
+    for row in measured.collectives:
+        if row.why in BY_HAND:
+            where = f" at {row.line}" if row.line else ""
+            return f"{BY_HAND[row.why]} over {ranks_text(list(row.ranks))}, by the script itself{where}"
+    return ""
 
 
 def _running(measured: Summary) -> str:

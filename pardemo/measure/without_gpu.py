@@ -306,3 +306,4 @@ def _of_classes(mode: _CpuForCuda) -> Iterator[tuple[Any, str, Any]]:
     yield torch.TypedStorage, "cuda", lambda self, *_, **__: self
     yield torch.cuda, "default_generators", (torch.default_generator,) * 64
     yield threading.Thread, "start", start_on_cpu
+    yield dist.Work, "get_future", stand_ins.future(dist.Work.get_future)

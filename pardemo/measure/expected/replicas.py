@@ -8,11 +8,15 @@ from pardemo.tables import amount
 
 
 def ddp(measured: Summary, parallelism: Parallelism) -> list[Finding]:
-    """2S(N−1)/N a step, once, whatever the number of micro-batches."""
+    """2S(N−1)/N a step, once, whatever the number of micro-batches; for each evaluation of a closure."""
     found = []
     whole, n = sum(parallelism.unit_bytes.values()), len(parallelism.ranks)
-    once = formulas.ring_all_reduce(whole, n).sent
+    once = formulas.ring_all_reduce(whole, n).sent * measured.closures
     rows = [row for row in rows_of(measured, ["all-reduce"], parallelism.ranks) if row.place.phase == "backward"]
+    for row in rows:
+        if row.dtype == "int32":
+            row.why = "which parameters were used, for find_unused_parameters"
+    rows = [row for row in rows if row.dtype != "int32"]
     sent = sum(row.bytes for row in rows)
     line = rows[0].line if rows else ""
     buckets = _told(parallelism.options.get("buckets", []))
@@ -42,6 +46,11 @@ def ddp(measured: Summary, parallelism: Parallelism) -> list[Finding]:
                 f"{name} is summed whole, {nbytes / whole:.0%} of all gradients, though a step touches {used:,} of its "
                 f"{rows_:,} rows", line, formulas.ring_all_reduce(nbytes, n).sent,
             ))  # fmt: skip
+    if parallelism.options.get("find_unused_parameters") and not parallelism.options["unused"]:
+        found.append(Finding(
+            "find_unused_parameters walks the graph after each forward, and all parameters were used: switch it off if "
+            "that is always so", line, 0.0,
+        ))  # fmt: skip
     if unused := parallelism.options["unused"]:
         nbytes = sum(parallelism.unit_bytes.get(name, 0) for name in unused)
         names = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")

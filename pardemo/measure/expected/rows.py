@@ -28,5 +28,5 @@ def shared(rows: list[Row], whole: float, why: str, name: str = "", reason: str 
         row.why = why
     if not rows or not whole or abs(sent / whole - 1) < 0.05:
         return []
-    named = f"{name or why}: its formula says {amount(whole)} a step, {amount(sent)} were sent"
+    named = f"{name or why}: the formula says {amount(whole)} a step, {amount(sent)} were sent"
     return [Finding(f"{named}: {reason}" if reason else named, rows[0].line, max(sent - whole, 0.0))]

@@ -3,7 +3,7 @@
 from pardemo.formulas import communication as formulas
 from pardemo.measure.expected.rows import SMALL, low_precision, rows_of, shared
 from pardemo.measure.parallelism import Parallelism
-from pardemo.measure.places import ROOT
+from pardemo.measure.places import NORM, ROOT
 from pardemo.measure.summary import Finding, Row, Summary
 from pardemo.tables import amount
 
@@ -34,9 +34,11 @@ def fsdp2(measured: Summary, fsdp: Parallelism) -> list[Finding]:
     scatters = rows_of(measured, ["reduce-scatter"], fsdp.ranks)
     for row in scatters:
         if row.module in fsdp.unit_bytes:
-            once = formulas.ring_half(fsdp.options["gradient_bytes"][row.module], n).sent * m
+            once = formulas.ring_half(fsdp.options["gradient_bytes"][row.module], n).sent
             whole = sum(other.bytes for other in scatters if other.module == row.module)
-            row.expected_bytes = once * row.bytes / whole if whole else once  # parts of a unit may go by themselves
+            times = 1 if whole < 1.5 * once else m  # set_requires_gradient_sync() adds micro-batches up on the rank
+            # parts of a unit may go by themselves
+            row.expected_bytes = times * once * (row.bytes / whole if whole else 1)
             row.why = f"gradients of {row.module}"
     sent = sum(row.bytes for row in gathers)
     if m > 1 and gathers:
@@ -107,18 +109,21 @@ def fsdp1(measured: Summary, fsdp: Parallelism) -> list[Finding]:
 def deepspeed(measured: Summary, zero: Parallelism) -> list[Finding]:
     """2Ψ, 2Ψ, (m + 1)Ψ, 3mΨ, all times (N−1)/N: ZeRO's own formulas, beside what DeepSpeed does."""
     stage, n, m = zero.options["stage"], len(zero.ranks), zero.options["micro_batches"]
-    whole = sum(zero.unit_bytes.values())
-    once = formulas.zero_step(whole, n, stage, m, element_bytes=1)
-    kinds = ("all-reduce", "all-gather", "reduce-scatter", "reduce", "broadcast")
-    rows = [row for row in rows_of(measured, kinds, zero.ranks) if row.bytes > SMALL and not row.place.objects]
-    sent = sum(row.bytes for row in rows)
-    if stage in (1, 2):
-        reason = "its default sums all gradients whole (use_multi_rank_bucket_allreduce), then gathers parameters"
-    elif sent < once:
-        reason = (
-            "parameters below stage3_param_persistence_threshold, and as many as stage3_max_live_parameters allows, "
-        )
-        reason += "stay gathered"
-    else:
-        reason = ""
-    return shared(rows, once, "DeepSpeed's gradients and parameters", f"ZeRO-{stage}", reason)
+    half = formulas.ring_half(sum(zero.unit_bytes.values()), n).sent
+    name = f"ZeRO-{stage}" if stage else "DeepSpeed"
+    summed = _of_deepspeed(measured, zero, ("all-reduce", "reduce-scatter", "reduce"))
+    gathered = _of_deepspeed(measured, zero, ("all-gather", "broadcast"))
+    whole = "its default sums all gradients whole (use_multi_rank_bucket_allreduce)" if stage in (1, 2) else ""
+    kept = "parameters below stage3_param_persistence_threshold, and as many as stage3_max_live_parameters allows, "
+    found = shared(summed, half * (2, 1, m, m)[stage], "gradients", f"{name}'s gradients", whole)
+    if not stage:
+        return found
+    parameters = half * (2 * m if stage == 3 else 1)
+    less = stage == 3 and sum(row.bytes for row in gathered) < parameters
+    reason = kept + "stay gathered" if less else ""
+    return found + shared(gathered, parameters, "parameters, gathered", f"{name}'s parameters", reason)
+
+
+def _of_deepspeed(measured: Summary, zero: Parallelism, kinds: tuple[str, ...]) -> list[Row]:
+    rows = rows_of(measured, kinds, zero.ranks)
+    return [row for row in rows if row.bytes > SMALL and not row.place.objects and row.place.use != NORM]
