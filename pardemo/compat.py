@@ -150,6 +150,13 @@ def fsdp_unit(group: Any) -> str:
     return getattr(group, "_module_fqn", None) or ""
 
 
+def expert_group(parameter: Any) -> Any:
+    """The group over which DeepSpeed sums an expert's gradients."""
+    from deepspeed.utils import groups
+
+    return groups._get_expert_data_parallel_group(parameter.group_name)
+
+
 @contextmanager
 def before_fsdp2_reduces(note: Callable[[Any], None]) -> Iterator[None]:
     """Within the block ``note`` gets each gradient of a whole parameter that FSDP2 is about to reduce, or to keep."""

@@ -31,6 +31,7 @@ NAMES = {
     "push_mode": Private("torch.utils._python_dispatch._push_mode", "a thread takes over its caller's meters"),
     "pop_mode": Private("torch.utils._python_dispatch._pop_mode", "and gives them back"),
     "DispatchKey": Private("torch._C.DispatchKey", "measure: where a collective is noted"),
+    "scaled_mm": Private("torch._scaled_mm", "prove: an fp8 product, in fp64"),
     "functional_wait": Private("torch.ops._c10d_functional.wait_tensor", "measure: a DTensor's collective is over"),
     "dispatch_keys_after": Private("torch._C._dispatch_keyset_full_after", "measure: a collective, below that"),
     "without_functions": Private("torch._C.DisableTorchFunctionSubclass", "gradients in shards, as plain tensors"),

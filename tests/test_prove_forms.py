@@ -24,10 +24,12 @@ RIGHT = [
     *((form, "hand", precision) for form in FORMS for precision in OWN),
     *((form, "ddp", precision) for form in FORMS if form not in BY_HAND for precision in OWN),
     *((form, "fsdp2", precision) for form in SHARDED for precision in ("double", "fp32", "policy")),
+    *((form, wrapper, "fp8") for form in SHARDED for wrapper in ("hand", "ddp", "fsdp2")),
 ]
 IN_GATE = [
     ("padded", "ddp", "autocast"), ("closure", "ddp", "double"), ("average", "ddp", "autocast"),
     ("layers", "hand", "double"), ("bare", "hand", "fp32"), ("checkpointed", "fsdp2", "policy"),
+    ("padded", "ddp", "fp8"),
 ]  # fmt: skip
 
 
@@ -52,7 +54,11 @@ def test_a_right_script_is_not_accused(form, wrapper, precision):
 
 @pytest.mark.parametrize(
     ("form", "precision"),
-    few([(form, precision) for form in FORMS for precision in ("double", "autocast")], 0, FORMS.index("bare") * 2 + 1),
+    few(
+        [(form, precision) for form in FORMS for precision in ("double", "autocast", "fp8")],
+        2,
+        FORMS.index("bare") * 3 + 1,
+    ),
 )
 def test_a_gradient_that_is_not_averaged_is_found_in_each_form(form, precision):
     made = proof(form, "hand", precision, fault=1, steps=1)

@@ -141,6 +141,27 @@ def proof(tmp_path):
     return run
 
 
+FROZEN = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.head = nn.Linear(8, 8).requires_grad_(False), nn.Linear(8, 8)
+    def forward(self, x):
+        with torch.no_grad():
+            x = self.encoder(x * (1.1 if rank else 1.0))
+        return self.head(x.tanh())
+net = Net(); optimizer = torch.optim.SGD(net.head.parameters(), 0.1)
+for step in range(4):
+    net(mine(step)).square().mean().backward(); average(net.head.parameters())
+    optimizer.step(); optimizer.zero_grad()
+"""
+
+
+def test_a_part_that_runs_without_gradients_may_be_the_first(proof):
+    made = proof(FROZEN)
+    assert (made.findings[0].what, made.findings[0].module) == ("forward", "encoder")
+
+
 def test_a_layout_that_ends_early_is_not_equal(proof):
     made = proof(ENDS_EARLY, ("ranks=1 steps=4", "ranks=2 steps=1"), "steps={steps}")
     (said,) = made.failed.values()

@@ -201,13 +201,13 @@ def _deepspeed(root: torch.nn.Module) -> Iterator[Parallelism]:
     deepspeed = sys.modules.get("deepspeed")
     if deepspeed is None or not isinstance(root, deepspeed.DeepSpeedEngine):
         return
-    stage, utils = root.zero_optimization_stage(), deepspeed.utils.groups
+    stage = root.zero_optimization_stage()
     whole = tuple(dist.get_process_group_ranks(root.data_parallel_group))
     sizes: dict[tuple[int, ...], dict[str, int]] = {whole: {}}
     for name, parameter in root.module.named_parameters():
         ranks = whole
         if not getattr(parameter, "allreduce", True):  # an expert's, which other ranks than all may have as well
-            ranks = tuple(dist.get_process_group_ranks(utils._get_expert_data_parallel_group(parameter.group_name)))
+            ranks = tuple(dist.get_process_group_ranks(compat.expert_group(parameter)))
         nbytes = getattr(parameter, "ds_numel", parameter.numel()) * parameter.element_size()
         sizes.setdefault(ranks, {})[name] = nbytes
     kind = f"DeepSpeed ZeRO-{stage}" if stage else "DeepSpeed"

@@ -27,7 +27,9 @@ class Whole:
 
 #: Relative differences up to which numbers of a type are taken for equal. A sum of thousands of terms in another order
 #: is off by ten or a hundred roundings; a bug is off by a factor.
-TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-3}
+TOLERANCES = {
+    "float64": 1e-9, "float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-3, "float8_e4m3fn": 3e-2, "float8_e5m2": 3e-2
+}  # fmt: skip
 #: By how many times what rounding otherwise has moved in the reference a layout may be off. The right layouts of
 #: tests/right_forms in bf16, of two ranks and two micro-batches, are off by 2.5 times at most, and half of their
 #: parameters by less than 0.4; with more of either, sums are rounded more often.

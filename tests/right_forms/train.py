@@ -18,6 +18,32 @@ VOCAB, WIDTH, ROWS, STEPS = 24, 16, 8, 3
 PADDED = ("padded", "padded-left")
 
 
+class Scaled(torch.autograd.Function):
+    """A linear layer in fp8, each tensor with a scale of its own: e4m3 forward, e5m2 for gradients. […, i] → […, o]"""
+
+    @staticmethod
+    def cast(x, dtype):
+        scale = x.abs().max() / torch.finfo(dtype).max + 1e-30
+        return (x / scale).to(dtype).float() * scale
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        x, weight = (Scaled.cast(one, torch.float8_e4m3fn) for one in (x, weight))
+        ctx.save_for_backward(x, weight)
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = ctx.saved_tensors
+        gradient = Scaled.cast(gradient, torch.float8_e5m2)
+        return gradient @ weight, gradient.flatten(0, -2).T @ x.flatten(0, -2)
+
+
+class Fp8Linear(nn.Linear):
+    def forward(self, x):
+        return Scaled.apply(x, self.weight) + self.bias
+
+
 class Model(nn.Module):
     """Tokens to logits, each by itself and with what came before it. [b, s] → [b, s, VOCAB]"""
 
@@ -137,6 +163,9 @@ class Training:
         return [wrapped := self.wrapped(net)], wrapped
 
     def wrapped(self, net):
+        for part in net.modules() if self.args.precision == "fp8" else ():
+            if type(part) is nn.Linear and part.out_features != VOCAB:
+                part.__class__ = Fp8Linear
         if self.args.wrapper == "ddp":
             return DistributedDataParallel(net)
         if self.args.wrapper == "fsdp2":

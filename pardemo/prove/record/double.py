@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from pardemo import compat
 
-_SHORT = {torch.float32, torch.bfloat16, torch.float16}
+_SHORT = {torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.float8_e5m2}
 #: Methods that name a type.
 _NAMED = {torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16}
 #: Functions whose result has the type of what they read, and not of what they are asked for.
@@ -19,6 +19,8 @@ _READS = {torch.from_numpy, torch.frombuffer, torch.load, torch.tensor, torch.as
 class _Double(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func is compat.scaled_mm:
+            return _scaled(*args, **kwargs)
         if func in _NAMED:
             return torch.Tensor.double(*args)
         if any(arg in _SHORT for arg in args if isinstance(arg, torch.dtype)):
@@ -29,6 +31,14 @@ class _Double(TorchFunctionMode):
         if func in _READS and isinstance(made, torch.Tensor) and made.dtype in _SHORT:
             return made.double()
         return made
+
+
+def _scaled(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, bias: Any = None, *_: Any, **__: Any
+) -> torch.Tensor:
+    """The product of two matrices that were scaled for fp8, each with one scale, or one for each row or column."""
+    product = (a * scale_a) @ (b * scale_b)
+    return product if bias is None else product + bias
 
 
 @contextlib.contextmanager

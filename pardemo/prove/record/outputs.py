@@ -33,6 +33,7 @@ class Outputs:
         self._depth = 0
         self._given: dict[str, Any] = {}
         self._aside = False  # a model runs for its shapes only
+        self._inside = False  # a model runs for training: its parts may, without gradients (a frozen encoder)
         self.computed_in: set[str] = set()
 
     @property
@@ -53,6 +54,7 @@ class Outputs:
                 return called(module, *args, **kwargs)
             finally:
                 self._depth -= 1
+                self._inside &= self._depth > 0
 
         return call
 
@@ -65,6 +67,7 @@ class Outputs:
         if self._depth == 1:
             self._aside = for_shapes()
         if self._depth == 1 and self._is_root(module) and not self._aside:
+            self._inside = True
             self._on_model(module)
             self._begin_micro_batch(inputs)
 
@@ -85,7 +88,9 @@ class Outputs:
         self.now.micro_batches.append(MicroBatch(samples, key, names, activations=batch.requires_grad))
 
     def _ends(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        if threading.get_ident() != self._thread or not torch.is_grad_enabled() or compat.graph_task() != -1:
+        if threading.get_ident() != self._thread or compat.graph_task() != -1:
+            return
+        if not (torch.is_grad_enabled() or self._inside):
             return
         if not self._forward or not self.now.micro_batches or self._aside:
             return

@@ -19,7 +19,7 @@ from pardemo.prove.record import engines, pieces
 from pardemo.prove.record.facts import Clip, LossCall, Mask, Record, Step
 from pardemo.prove.record.outputs import for_shapes
 from pardemo.prove.record.parameters import Parameters, Wanted
-from pardemo.prove.record.rounding import Rounding
+from pardemo.prove.record.rounding import Casts, Rounding
 
 
 class Recorder(Parameters):
@@ -60,6 +60,7 @@ class Recorder(Parameters):
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
         ]  # fmt: skip
+        self._changes.enter_context(Casts(self.computed_in, self._rounding is not None))
         if self._rounding:
             self._changes.enter_context(self._rounding)
         self._changes.enter_context(compat.replaced(*compat.engine_replaced(self._on_backward)))
