@@ -209,6 +209,18 @@ for step in range(10):
             mean.lerp_(now, 0.1)
 """
 
+DEEPSPEED_PIPELINE = """
+import deepspeed
+from deepspeed.pipe import LayerSpec, PipelineModule
+layers = [LayerSpec(nn.Linear, 64, 64) for _ in range(4)]
+net = PipelineModule(layers=layers, num_stages=2, loss_fn=nn.MSELoss(), partition_method="uniform")
+config = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "Adam"}}
+data = torch.utils.data.TensorDataset(torch.randn(512, 64), torch.randn(512, 64))
+engine, *_ = deepspeed.initialize(model=net, model_parameters=list(net.parameters()), config=config, training_data=data)
+for step in range(10):
+    engine.train_batch()
+"""
+
 FUTURE = """
 p = nn.Parameter(torch.ones(64, 64, device="cuda")); optimizer = torch.optim.SGD([p], 0.1)
 for step in range(10):
@@ -267,6 +279,17 @@ def test_copies_and_data_are_no_activations(measured):
     kinds = measured(HELD).memory["kinds"]
     assert kinds["held between steps"] == pytest.approx(4 * (256 * 257 + 256 * 256), rel=0.01)
     assert kinds["activations"] < 1e5
+
+
+@pytest.mark.nightly
+def test_deepspeeds_pipeline_is_recognised(measured):
+    found = measured(DEEPSPEED_PIPELINE, ranks=4)
+    assert {(one.kind, one.ranks) for one in found.parallelism} == {
+        ("PP", (0, 2)), ("PP", (1, 3)), ("DP", (0, 1)), ("DP", (2, 3))
+    }  # fmt: skip
+    rows = [row for row in found.collectives if row.kind == "send" or row.bytes > 1000]
+    assert {row.kind for row in rows} == {"send", "all-reduce"}
+    assert all(row.expected_bytes == pytest.approx(row.bytes) for row in rows)
 
 
 def test_a_reduction_has_a_future_as_on_nccl(measured):

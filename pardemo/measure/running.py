@@ -23,7 +23,8 @@ def recognised(places: Places, shapes: Shapes) -> list[Parallelism]:
     found = _trained_ones(_models_together(found))
     for root in roots:
         found += running_cut.dtensors(root, found)
-    return [*found, *running_cut.megatron(roots, shapes), *running_cut.pipelines(shapes)]
+    found += running_cut.megatron(roots, shapes)
+    return [*found, *running_cut.deepspeeds(roots, shapes), *running_cut.pipelines(shapes)]
 
 
 def model(places: Places) -> dict[str, Any]:

@@ -148,6 +148,27 @@ def pipelines(shapes: Shapes) -> Iterator[Parallelism]:
         yield Parallelism("PP", ranks, names, {}, {"by": "torch.distributed.pipelining", "stages": stages})
 
 
+def deepspeeds(roots: Iterable[torch.nn.Module], shapes: Shapes) -> Iterator[Parallelism]:
+    """This rank's stage of DeepSpeed's pipeline, and the replicas of it."""
+    pipe: Any = sys.modules.get("deepspeed.runtime.pipe.module")
+    for root in roots if pipe is not None else ():
+        if not isinstance(root, pipe.PipelineModule):
+            continue
+        grid: Any = root.mpu()
+        ranks, index = ranks_of(grid.get_pipe_parallel_group()), grid.get_stage_id()
+        options: dict[str, Any] = {"by": "DeepSpeed"}
+        if index + 1 < len(ranks):
+            options["stages"] = [(ranks[index], ranks[index + 1], shapes.outputs.setdefault(root, {}))]
+        if len(ranks) > 1:
+            yield Parallelism("PP", ranks, (f"stage {index} of {len(ranks)}",), {}, options)
+        replicas = ranks_of(grid.get_data_parallel_group())
+        trained = [parameter for parameter in root.parameters() if parameter.requires_grad]
+        if len(replicas) > 1 and trained:
+            whole = torch.empty(sum(p.numel() for p in trained), dtype=trained[0].dtype, device="meta")
+            term = _term("all-reduce", replicas, whole, "gradients, summed whole") | {"elements": 0, "calls": 0}
+            yield Parallelism("DP", replicas, ("gradients",), {}, {"by": "DeepSpeed", "terms": [term]})
+
+
 def with_terms(found: list[Parallelism], shapes: Shapes, first: int, vocabularies: Iterable[int]) -> list[Parallelism]:
     """The parallelisms with what their formulas say of the median step from step ``first`` on."""
     of_group = shapes.terms(first, vocabularies)
