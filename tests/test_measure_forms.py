@@ -212,6 +212,7 @@ for step in range(10):
 DEEPSPEED_PIPELINE = """
 import deepspeed
 from deepspeed.pipe import LayerSpec, PipelineModule
+deepspeed.init_distributed("gloo")
 layers = [LayerSpec(nn.Linear, 64, 64) for _ in range(4)]
 net = PipelineModule(layers=layers, num_stages=2, loss_fn=nn.MSELoss(), partition_method="uniform")
 config = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "Adam"}}
@@ -289,7 +290,7 @@ def test_deepspeeds_pipeline_is_recognised(measured):
     }  # fmt: skip
     rows = [row for row in found.collectives if row.kind == "send" or row.bytes > 1000]
     assert {row.kind for row in rows} == {"send", "all-reduce"}
-    assert all(row.expected_bytes == pytest.approx(row.bytes) for row in rows)
+    assert [row.expected_bytes for row in rows] == pytest.approx([row.bytes for row in rows], rel=0.001)
 
 
 def test_a_reduction_has_a_future_as_on_nccl(measured):

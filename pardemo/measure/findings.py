@@ -18,6 +18,7 @@ LATE = 0.15
 LATE_S = 0.005  # ... and by this: a core that is shared, or a cold cache, makes one rank of equal ones this much slower
 
 
+_REDUNDANCY = "ZeroRedundancyOptimizer"
 _SUMMED = "as many bytes as all gradients have: summed by the script"
 _SCATTERED = "as many bytes as all gradients, of which each rank gets its part"
 _GATHERED = "as many bytes as all parameters, of which each rank has updated its part"
@@ -151,6 +152,8 @@ def _other(measured: Summary, row: Row) -> None:
             f"{'sum' if row.kind == 'all-reduce' else 'gather'} such figures together, or every so many steps"
         )
         measured.findings.append(Finding(what, row.line, row.bytes))
+    elif row.kind == "broadcast" and _REDUNDANCY in measured.model.get("trained", {}).get("optimizers", []):
+        row.why = f"parameters, from the rank that has updated them ({_REDUNDANCY})"
     elif row.bytes <= SMALL:
         row.why = "small: it costs its latency"
 
