@@ -11,7 +11,6 @@ from torch import nn
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 from torch.nn import functional as F
 
-from pardemo.data_parallel import BucketedDataParallel
 from pardemo.pipeline_parallel import Pipeline, Schedule, exchange, gpipe, interleaved, one_f_one_b, zb_h1, zb_v
 from pardemo.zero.gradient_norm import clip_grad_norm_
 
@@ -233,20 +232,6 @@ def test_a_hook_that_would_see_a_micro_batchs_part_is_refused(world_of, order, c
     words = "has a hook by register_post_accumulate_grad_hook, which would see a micro-batch's part of the gradient"
     assert any(one.startswith("RuntimeError: weight of stage ") and words in one for one in told), told
     assert all(words in one or one.startswith("Connection") for one in told), told
-
-
-def test_a_hook_in_a_stage_with_an_engine_is_refused_by_the_engine(world_of):
-    def check():
-        stage = nn.Linear(WIDTH, WIDTH).double()
-        groups = [dist.new_group([rank]) for rank in range(4)], [dist.new_group(pair) for pair in ([0, 1], [2, 3])]
-        copies = dist.new_group([dist.get_rank() % 2, dist.get_rank() % 2 + 2], use_local_synchronization=True)
-        pipeline_group = groups[1][dist.get_rank() // 2]
-        wrapped = BucketedDataParallel(stage, copies)
-        stage.bias.register_post_accumulate_grad_hook(lambda p: None)
-        Pipeline([wrapped], Schedule(gpipe, 2, M), F.mse_loss, pipeline_group).step(*batch(0))
-
-    told = world_of(4).run(errors, check)
-    assert any(one.startswith("RuntimeError: bias has a hook by register_post") for one in told), told
 
 
 def test_a_pipeline_is_not_copied_and_its_stages_are(world_of):

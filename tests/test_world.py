@@ -465,7 +465,7 @@ def test_a_time_out_says_in_its_first_line_who_waits_for_whom():
                 time.sleep(60)
             model(torch.ones(1, 2)).sum().backward()
 
-    exchange = r"all_reduce \(sum\) of bucket 0, backward 3 of data parallel 0"
+    exchange = r"all_reduce \(sum\) of bucket 0 of forward pass 3 of data parallel 0"
     first = rf"^ranks 0–2 did not finish within 5 s: rank 0 waits for rank 2: {exchange}; rank 1 waits for rank 0: "
     with World(3) as world:
         world.run(dist.barrier)
@@ -483,7 +483,7 @@ def test_a_rank_with_fewer_batches_that_has_returned_is_named_at_once():
         for _ in range(3 - dist.get_rank()):
             model(torch.ones(1, 2)).sum().backward()
 
-    told = r"^rank 0: ConnectionError: data parallel 0: .*rank 1 .*in all_reduce \(sum\) of bucket 0, backward 3"
+    told = r"^rank 0: ConnectionError: data parallel 0: .*rank 1 .*in all_reduce \(sum\) of bucket 0 of forward pass 3"
     with World(2) as world, pytest.raises(RankFailed, match=told):
         world.run(train)
 

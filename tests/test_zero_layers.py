@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from pardemo import WireMeter
-from pardemo.data_parallel import BucketedDataParallel
 from pardemo.small_models import gpt
 from pardemo.zero import Zero1, Zero2, Zero3, save
 
@@ -332,13 +331,6 @@ def unlike_clipping(stage):
     STAGES[stage](nn.Linear(4, 4), SGD, max_norm=[1.0, 0.01][dist.get_rank()])
 
 
-def unlike_engines(stage):
-    if dist.get_rank():
-        BucketedDataParallel(nn.Linear(4, 4))
-    else:
-        STAGES[stage](nn.Linear(4, 4), SGD)
-
-
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize(
@@ -346,7 +338,6 @@ def unlike_engines(stage):
     [
         (unlike_buffers, r"the ranks' models differ: rank 0 has nothing more, rank 1 has \('more', \(3,\)"),
         (unlike_clipping, r"engines differ: rank 0 has ZeRO-\d, max_norm 1.0.*, rank 1 has ZeRO-\d, max_norm 0.01"),
-        (unlike_engines, r"engines differ: rank 0 has ZeRO-\d, max_norm None.*, rank 1 has BucketedDataParallel"),
     ],
 )
 def test_ranks_with_other_buffers_clipping_or_engines_are_told(stage, make, told):

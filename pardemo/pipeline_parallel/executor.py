@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from pardemo import compat
@@ -205,7 +206,7 @@ class Pipeline:
         stage, k = step.stage, step.micro_batch
         arrived = self._inputs[k] if stage == 0 else self._take(ReceiveActivation, step)
         xs = arrived if isinstance(arrived, tuple) else (arrived,)
-        with self._span("forward", step):
+        with self._span("forward", step), self._without_sync(stage, last=False):
             ys = self._compute(stage, k, xs)
         if torch.is_grad_enabled():
             refuse_a_cut_graph(stage, self._stages[stage], xs, ys, is_last=stage == self._last)
@@ -242,7 +243,11 @@ class Pipeline:
         stage, k = step.stage, step.micro_batch
         xs, edges = self._held.pop((Backward, stage, k))
         gradients = [None] * len(edges) if stage == self._last else self._take(ReceiveGradient, step)
-        with self._span("backward", step), self._without_sync(step):
+        last = step == self._last_backward[stage]
+        if last and isinstance(self._stages[stage], DistributedDataParallel):
+            self._stages[stage].reducer.prepare_for_backward([])  # as torch's pipelining does: forwards said no_sync
+            self._stages[stage].require_forward_param_sync = True
+        with self._span("backward", step), self._without_sync(stage, last):
             if isinstance(step, BackwardInput):
                 self._held[BackwardWeight, stage, k] = SplitBackward(edges, gradients, xs if stage else ())
             elif edges:
@@ -312,11 +317,10 @@ class Pipeline:
     def _expect(self, forms: Sequence[TensorSpec], way: int) -> tuple[Incoming, ...]:
         return tuple(self._exchange.receive(torch.Size(form.shape), form.dtype, way) for form in forms)
 
-    def _without_sync(self, step: Compute) -> AbstractContextManager:
+    def _without_sync(self, stage: int, last: bool) -> AbstractContextManager:
         """Data-parallel copies exchange once per step: not before a stage's last backward."""
-        chunk = self._stages[step.stage]
-        early = hasattr(chunk, "no_sync") and step != self._last_backward[step.stage]
-        return chunk.no_sync() if early else nullcontext()
+        chunk = self._stages[stage]
+        return nullcontext() if last or not hasattr(chunk, "no_sync") else chunk.no_sync()
 
     def _span(self, kind: str, step: Compute) -> AbstractContextManager:
         return self.timeline.span(kind, f"{step.stage}.{step.micro_batch}") if self.timeline else nullcontext()

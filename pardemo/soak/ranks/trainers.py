@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from pardemo.data_parallel import BucketedDataParallel, NaiveDataParallel
-from pardemo.data_parallel.wrapper import Wrapper
+from pardemo.data_parallel import BucketedDataParallel as Wrapper
 from pardemo.pipeline_parallel import Pipeline, Schedule, cut_by_layers, one_f_one_b
 from pardemo.pipeline_parallel.stages import Tensors
 from pardemo.tensor_parallel import ParallelMLP
