@@ -17,8 +17,8 @@ FOR_READERS = {
 }  # fmt: skip
 #: Methods by whose names torch, Transformers, PyYAML or IPython ask; pytest's hooks are known by how they begin.
 FOR_LIBRARIES = {
-    "convert_tokens_to_string", "elapsed_time", "extra_repr", "ignore_aliases", "join_hook", "join_process_group",
-    "load_ipython_extension", "main_hook", "on_log", "on_train_begin", "post_hook", "reset_parameters",
+    "convert_tokens_to_string", "elapsed_time", "extra_repr", "ignore_aliases",
+    "load_ipython_extension", "on_log", "on_train_begin", "reset_parameters",
     "set_output_embeddings",
 }  # fmt: skip
 

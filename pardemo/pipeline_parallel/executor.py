@@ -243,7 +243,7 @@ class Pipeline:
         stage, k = step.stage, step.micro_batch
         xs, edges = self._held.pop((Backward, stage, k))
         gradients = [None] * len(edges) if stage == self._last else self._take(ReceiveGradient, step)
-        last = step == self._last_backward[stage]
+        last = step == self._last_backward.get(stage)
         if last and isinstance(self._stages[stage], DistributedDataParallel):
             self._stages[stage].reducer.prepare_for_backward([])  # as torch's pipelining does: forwards said no_sync
             self._stages[stage].require_forward_param_sync = True
