@@ -1,71 +1,97 @@
-"""Which ranks form a tensor-, data- or pipeline-parallel group.
+"""Which ranks form a group, and which parameters are cut over one.
 
-Ranks are numbered so that the first axis of ``order`` runs fastest. With Megatron's order, tp-dp-pp, the ranks of a
-tensor-parallel group are neighbours, so that they sit in one host (Narayanan et al. 2021, arXiv 2104.04473, 3).
+Ranks are numbered so that the first axis of ``order`` runs fastest. With Megatron-core's order, tp-cp-ep-dp-pp, the
+ranks of a tensor-parallel group are neighbours, so that they sit in one host (Narayanan et al. 2021, arXiv 2104.04473,
+3).
+
+A layer that keeps a part of a parameter marks it (:func:`mark_cut`). Whoever gives ranks one rank's values, averages
+gradients over ranks, or takes a norm over them, reads the mark (:func:`cut_of`).
 """
 
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from typing import TYPE_CHECKING, cast
 
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import nn
 
-AXES = ("tp", "dp", "pp")
+AXES = ("tp", "cp", "ep", "dp", "pp")
+
+#: A parameter of which other ranks have a copy, and the group of all that have one.
+Tied = tuple["nn.Parameter", dist.ProcessGroup]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ParallelDims:
-    """tp × dp × pp ranks. ``tp`` ranks share a layer, ``pp`` ranks the layers, ``dp`` copies see different data.
+    """The sizes of five dimensions of parallelism, and how their tp × cp × ep × dp × pp ranks are numbered.
+
+    ``tp`` ranks share each layer, ``cp`` ranks each sequence, ``ep`` ranks a layer's experts, ``pp`` ranks the layers;
+    ``dp`` replicas see different data. With experts the dense layers have ``groups("ep-dp")`` as replicas, and the
+    experts ``groups("dp")``. Megatron-core makes two layouts of the same ranks instead, one of dense layers (ep 1) and
+    one of experts (cp 1, another tp): two of these.
+
+    Args:
+        order: the axes, the fastest first; those of one rank may be left out.
 
     Raises:
-        ValueError: a size below 1, or an order that does not name each axis once.
+        ValueError: a size below 1, or an order that leaves an axis out or names one twice.
     """
 
     tp: int = 1
+    cp: int = 1
+    ep: int = 1
     dp: int = 1
     pp: int = 1
-    order: str = "tp-dp-pp"
+    order: str = "-".join(AXES)
 
     def __post_init__(self) -> None:
         for axis in AXES:
             size = getattr(self, axis)
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ValueError(f"{axis} must be a whole number of at least 1, not {size!r}")
-        if sorted(self.order.split("-")) != sorted(AXES):
-            raise ValueError(f"order must name tp, dp and pp once each, such as tp-dp-pp, not {self.order!r}")
+        named, needed = self.order.split("-"), {axis for axis in AXES if getattr(self, axis) > 1}
+        if len(set(named)) < len(named) or not needed <= set(named) <= set(AXES):
+            raise ValueError(
+                f"order must name {', '.join(sorted(needed, key=AXES.index)) or 'an axis'} once each, such as "
+                f"{'-'.join(AXES)}, not {self.order!r}"
+            )
 
     @classmethod
-    def of_world(cls, ranks: int, tp: int = 1, pp: int = 1, order: str = "tp-dp-pp") -> "ParallelDims":
-        """What is left of ``ranks`` after tp and pp is data parallel; ValueError when that does not divide."""
-        if tp < 1 or pp < 1 or ranks < 1 or ranks % (tp * pp):
-            raise ValueError(f"{ranks} ranks do not divide into copies of tp {tp} × pp {pp} = {tp * pp}")
-        return cls(tp=tp, dp=ranks // (tp * pp), pp=pp, order=order)
+    def of_world(
+        cls, ranks: int, *, tp: int = 1, cp: int = 1, ep: int = 1, pp: int = 1, order: str = "-".join(AXES)
+    ) -> "ParallelDims":
+        """What is left of ``ranks`` after the others is data parallel; ValueError when that does not divide."""
+        replica = tp * cp * ep * pp
+        if min(ranks, tp, cp, ep, pp) < 1 or ranks % replica:
+            raise ValueError(
+                f"{ranks} ranks do not divide into replicas of tp {tp} × cp {cp} × ep {ep} × pp {pp} = {replica}"
+            )
+        return cls(tp=tp, cp=cp, ep=ep, dp=ranks // replica, pp=pp, order=order)
 
     @property
     def size(self) -> int:
-        return self.tp * self.dp * self.pp
+        return prod(getattr(self, axis) for axis in AXES)
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """The rank's place on each axis, e.g. ``{"tp": 1, "dp": 0, "pp": 3}``."""
+        """The rank's place on each axis, e.g. ``{"tp": 1, "cp": 0, "ep": 0, "dp": 0, "pp": 3}``."""
         if not 0 <= rank < self.size:
             raise ValueError(f"rank {rank} is not one of the {self.size} ranks 0 to {self.size - 1}")
-        place = {}
+        place = dict.fromkeys(AXES, 0)
         for axis in self.order.split("-"):
             rank, place[axis] = divmod(rank, getattr(self, axis))
         return place
 
-    def rank(self, tp: int = 0, dp: int = 0, pp: int = 0) -> int:
-        """The number of the rank at that place."""
-        place, number, stride = {"tp": tp, "dp": dp, "pp": pp}, 0, 1
+    def rank(self, **place: int) -> int:
+        """The number of the rank at that place; axes that are left out are 0."""
+        for axis, at in place.items():
+            if not 0 <= at < getattr(self, axis):
+                raise ValueError(f"{axis} {at} is not one of 0 to {getattr(self, axis) - 1}")
+        number, stride = 0, 1
         for axis in self.order.split("-"):
-            if not 0 <= place[axis] < getattr(self, axis):
-                raise ValueError(f"{axis} {place[axis]} is not one of 0 to {getattr(self, axis) - 1}")
-            number += place[axis] * stride
+            number += place.get(axis, 0) * stride
             stride *= getattr(self, axis)
         return number
 
@@ -90,66 +116,106 @@ class ParallelDims:
         return sorted(members)
 
 
-def held_in_part(module: "nn.Module") -> "Iterator[tuple[str, nn.Parameter, dist.ProcessGroup]]":
-    """Parameters of which this rank has a part, or others than its neighbours, with the group that has all of them.
-
-    The layers say so, by a method of this name: what is cut by columns, rows or the vocabulary, and experts. Whoever
-    gives ranks one rank's values, averages gradients over ranks, or takes a norm over them, has to ask.
-    """
-    for name, layer in module.named_modules():
-        own = getattr(layer, "held_in_part", None)
-        if own is not None:
-            yield from ((f"{name}.{of}" if name else of, parameter, group) for of, parameter, group in own())
-
-
-def cut_within(module: "nn.Module", group: dist.ProcessGroup) -> str:
-    """Why a group cannot hold replicas of this module, in a sentence: its ranks have different parts. Empty if not."""
-    ours = set(dist.get_process_group_ranks(group))
-    for name, _, cut in held_in_part(module):
-        ranks = dist.get_process_group_ranks(cut)
-        if len(ours & set(ranks)) > 1:
-            return (
-                f"{name} is cut over ranks {ranks}, and ranks {sorted(ours)} would be given one rank's part of it: "
-                "give the data-parallel group, whose ranks have the same part"
-            )
-    return ""
-
-
 class Groups:
-    """The process groups of a layout, as a context manager: this rank's own are ``groups.tp``, ``.dp``, ``.pp``.
+    """The process groups of a layout, as a context manager: this rank's own are ``groups.tp``, ``.cp``, ``.ep`` ….
 
-    >>> with Groups(Layout(tp=2, dp=2)) as groups:           # doctest: +SKIP
+    >>> with Groups(ParallelDims(tp=2, dp=2)) as groups:           # doctest: +SKIP
     ...     model = BucketedDataParallel(split(model, groups.tp), groups.dp)
 
     Collective: every rank of the job enters and leaves it. The groups end with the block, and layers built on them
     cannot be used after it.
 
+    Args:
+        joined: groups over several axes beside, such as "ep-dp", which is then ``groups["ep-dp"]``.
+
     Raises:
         ValueError: the layout is not of as many ranks as there are.
     """
 
-    def __init__(self, layout: ParallelDims):
-        self.layout = layout
-        self.tp: dist.ProcessGroup
-        self.dp: dist.ProcessGroup
-        self.pp: dist.ProcessGroup
+    tp: dist.ProcessGroup
+    cp: dist.ProcessGroup
+    ep: dist.ProcessGroup
+    dp: dist.ProcessGroup
+    pp: dist.ProcessGroup
+
+    def __init__(self, layout: ParallelDims, *joined: str):
+        self.layout, self._axes = layout, (*AXES, *joined)
+        self._by_ranks: dict[tuple[int, ...], dist.ProcessGroup] = {}
 
     def __enter__(self) -> "Groups":
-        if dist.get_world_size() != self.layout.size:
-            sizes = " × ".join(f"{axis} {getattr(self.layout, axis)}" for axis in self.layout.order.split("-"))
-            raise ValueError(f"{sizes} is {self.layout.size} ranks, but there are {dist.get_world_size()}")
-        for axis in AXES:
-            for ranks in self.layout.groups(axis):
-                group = dist.new_group(ranks)  # every rank calls it for every group, as torch demands
+        layout = self.layout
+        if dist.get_world_size() != layout.size:
+            sizes = " × ".join(f"{axis} {getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) > 1)
+            raise ValueError(f"{sizes or 'one rank'} is {layout.size} ranks, but there are {dist.get_world_size()}")
+        made = {}
+        for axes in self._axes:
+            for ranks in map(tuple, layout.groups(axes)):
+                if ranks not in made:  # axes of one rank share a group
+                    made[ranks] = dist.new_group(list(ranks))  # every rank calls it for every group, as torch demands
                 if dist.get_rank() in ranks:
-                    setattr(self, axis, group)
+                    self._by_ranks[ranks] = made[ranks]
+                    setattr(self, axes, made[ranks])
         # gloo's ranks connect one by one: whoever left the block at once would hang up on one that still connects
         dist.barrier()
         return self
 
+    def __getitem__(self, axes: str) -> dist.ProcessGroup:
+        return getattr(self, axes)
+
     def __exit__(self, *error: object) -> None:
-        for axis in AXES:
-            dist.destroy_process_group(getattr(self, axis))
+        for group in self._by_ranks.values():
+            dist.destroy_process_group(group)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a parameter is cut: the ranks of ``group`` together have all of it, each a part along ``dim``.
+
+    Attributes:
+        dim: None where each rank has whole parameters of its own, as of experts.
+        counted: the elements, as (first, end), that no earlier rank of the group has too: a norm counts these.
+    """
+
+    group: dist.ProcessGroup
+    dim: int | None
+    counted: tuple[tuple[int, int], ...]
+
+    def __reduce__(self) -> tuple:
+        return type(None), ()  # in another process a parameter is cut over no group
+
+
+def mark_cut(
+    parameter: "nn.Parameter",
+    group: dist.ProcessGroup,
+    dim: int | None,
+    counted: tuple[tuple[int, int], ...] | None = None,
+) -> None:
+    """Marks a parameter as this rank's part, along ``dim``, of one that ``group`` has; see :class:`Cut`.
+
+    ``counted``: all elements when None. In a group of one nothing is cut.
+    """
+    if group.size() > 1:
+        cut = Cut(group, dim, ((0, parameter.numel()),) if counted is None else counted)
+        parameter._cut = cut  # type: ignore[attr-defined]
+
+
+def cut_of(parameter: "nn.Parameter") -> Cut | None:
+    """How a parameter is cut; None where every rank has a replica of it."""
+    return getattr(parameter, "_cut", None)
+
+
+def cut_within(module: "nn.Module", group: dist.ProcessGroup) -> str:
+    """Why a group cannot hold replicas of this module, in a sentence: its ranks have different parts. Empty if not."""
+    ours = set(dist.get_process_group_ranks(group))
+    for name, parameter in module.named_parameters():
+        if cut := cut_of(parameter):
+            ranks = dist.get_process_group_ranks(cut.group)
+            if len(ours & set(ranks)) > 1:
+                return (
+                    f"{name} is cut over ranks {ranks}, and ranks {sorted(ours)} would be given one rank's part of it: "
+                    "give the data-parallel group, whose ranks have the same part"
+                )
+    return ""
 
 
 def group_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
@@ -165,3 +231,13 @@ def group_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     if dist.get_rank(group) < 0:
         raise ValueError(f"global rank {dist.get_rank()} is not a member of the group that it was given")
     return group
+
+
+def share(total: int, group: dist.ProcessGroup, what: str) -> int:
+    """``total`` over the ranks of ``group``; ValueError that names both, and what would do, when it does not divide."""
+    ranks = group.size()
+    if total % ranks:
+        raise ValueError(
+            f"{what} of {total} does not divide by the {ranks} ranks of the group; {-(-total // ranks) * ranks} would"
+        )
+    return total // ranks

@@ -1218,10 +1218,10 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
         ),
         ("pipeline_parallel.idle", lambda spans: [0.0] * len(idle_of(spans)), "rank 0 is idle for 1, not 0."),
         ("pipeline_parallel.idle", lambda spans: [float("nan")] * len(idle_of(spans)), "rank 0 is idle for 1, not nan"),
-        ("hybrid_parallel.groups", lambda axis, *s: ParallelDims(*s).groups(axis)[:-1], "there are 4 groups, not 3"),
+        ("hybrid_parallel.groups", lambda axis, tp, dp, pp: ParallelDims(tp=tp, dp=dp, pp=pp).groups(axis)[:-1], "there are 4 groups, not 3"),
         (
             "hybrid_parallel.groups",
-            lambda axis, *s: ParallelDims(*s, "pp-dp-tp").groups(axis),
+            lambda axis, tp, dp, pp: ParallelDims(tp=tp, dp=dp, pp=pp, order="pp-dp-tp").groups(axis),
             "the groups of the order pp-dp-tp",
         ),
         (
@@ -1230,7 +1230,7 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
             "[0, 7] is no group; rank 0's is [0, 1]",
         ),
         ("hybrid_parallel.groups", lambda axis, tp, dp, pp: [], "there are 4 groups, not 0"),
-        ("hybrid_parallel.order", returns_nothing, "order must name tp, dp and pp once each"),
+        ("hybrid_parallel.order", returns_nothing, "order must name tp, dp, pp once each"),
         ("hybrid_parallel.order", lambda: "pp-dp-tp", "spans 4 nodes: let tp run fastest"),
         ("hybrid_parallel.order", lambda: "tp-pp-dp", "spans 4 nodes, 2 are enough"),
         # What people hand over by mistake, and what no checker may stumble over.

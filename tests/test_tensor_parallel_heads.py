@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from pardemo import CallMeter, WireMeter
 from pardemo.formulas import communication
 from pardemo.small_models import gpt
-from pardemo.tensor_parallel import ColumnParallelLinear, ParallelAttention, gather_sequence, scatter_sequence
+from pardemo.tensor_parallel import ParallelAttention, gather_sequence, scatter_sequence
 
 HIDDEN, HEADS, BATCH, SEQUENCE = 64, 8, 2, 16
 #: fp32 sums in another order: some 1e-7 of a tensor's norm, a little more after several steps. A factor of 1.003 on a
@@ -94,9 +94,13 @@ def trained_beside_one_process(kv_heads, normed, separate, mode, steps=4):
     full, core = full_and_core(kv_heads, normed)
     sequence = mode == "sequence"
     layer = ParallelAttention(
-        apart(full, kv_heads) if separate else full.qkv, full.out, HEADS, kv_heads, core=core,
-        recompute_core=mode == "recomputed", sequence_parallel=sequence,
-    )  # fmt: skip
+        apart(full, kv_heads) if separate else full.qkv,
+        full.out,
+        HEADS,
+        kv_heads,
+        core=core,
+        sequence_parallel=sequence,
+    )
     start = [p.detach().clone() for p in layer.parameters()]
     enter = scatter_sequence if sequence else (lambda x: x)
     leave = (lambda y: gather_sequence(y, whole_gradient=True)) if sequence else (lambda y: y)
@@ -139,7 +143,7 @@ def test_fewer_key_value_heads_than_ranks_equal_one_process(world_of, n, kv_head
     assert_holders_agree(results, kv_heads)
 
 
-@pytest.mark.parametrize("mode", ["", "recomputed", "sequence"])
+@pytest.mark.parametrize("mode", ["", "sequence"])
 @pytest.mark.parametrize(("n", "kv_heads"), [(2, 8), (4, 2)])
 def test_a_norm_of_queries_and_keys_equals_one_process(world_of, n, kv_heads, mode):
     results = world_of(n).run(trained_beside_one_process, kv_heads, True, False, mode)
@@ -147,19 +151,38 @@ def test_a_norm_of_queries_and_keys_equals_one_process(world_of, n, kv_heads, mo
     assert_holders_agree(results, kv_heads)
 
 
-def without_a_mask(kv_heads, recompute_core):
+def without_a_mask(kv_heads):
     """Every token sees every other, as in an encoder."""
     full = gpt.seeded(lambda: gpt.Attention(HIDDEN, HEADS, kv_heads))
-    layer = ParallelAttention(full.qkv, full.out, HEADS, kv_heads, causal=False, recompute_core=recompute_core)
+    layer = ParallelAttention(full.qkv, full.out, HEADS, kv_heads, causal=False)
     plain = Plain(full, partial(F.scaled_dot_product_attention, enable_gqa=True))
     found, expected = (train(model, 2) for model in (layer, plain))
     return max(gpt.relative_error(a, b) for a, b in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 8])
-@pytest.mark.parametrize("recompute_core", [False, True])
-def test_attention_that_is_not_causal_equals_one_process(world_of, kv_heads, recompute_core):
-    assert max(world_of(2).run(without_a_mask, kv_heads, recompute_core)) < CLOSE
+def test_attention_that_is_not_causal_equals_one_process(world_of, kv_heads):
+    assert max(world_of(2).run(without_a_mask, kv_heads)) < CLOSE
+
+
+def slopes(heads):
+    return 2.0 ** (-8.0 * torch.arange(1, heads + 1) / heads)
+
+
+def alibi(q, k, v, of_head):
+    """A head's bias grows with the distance."""
+    place = torch.arange(q.shape[-2])
+    bias = -(place[:, None] - place[None]).abs() * of_head[:, None, None]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+
+@pytest.mark.ranks(2, 4)
+def test_a_core_with_the_slopes_of_a_ranks_own_heads_equals_one_process(rank, world_size):
+    full = gpt.seeded(lambda: gpt.Attention(HIDDEN, HEADS))
+    own = partial(alibi, of_head=slopes(HEADS).chunk(world_size)[rank])
+    layer = ParallelAttention(full.qkv, full.out, HEADS, core=own)
+    found, expected = (train(model, 2) for model in (layer, Plain(full, partial(alibi, of_head=slopes(HEADS)))))
+    assert max(gpt.relative_error(a, b) for a, b in zip(found, expected, strict=True)) < CLOSE
 
 
 def backward_bytes(kv_heads, frozen):
@@ -199,51 +222,3 @@ def test_a_shared_head_whose_weight_is_frozen_sums_its_bias_alone(world_of):
     for none, error in world_of(4).run(frozen_heads):
         assert none
         assert error < CLOSE
-
-
-class Scale(nn.Module):
-    def __init__(self, value):
-        super().__init__()
-        self.scale = nn.Parameter(torch.tensor(float(value)))
-
-    def forward(self, q, k, v):
-        return plain_core(q * self.scale, k, v)
-
-
-def attention_with(core):
-    full = gpt.seeded(lambda: gpt.Attention(HIDDEN, HEADS))
-    return ParallelAttention(full.qkv, full.out, HEADS, core=core)
-
-
-def refused(what):
-    scale = Scale(dist.get_rank() if what == "cores" else 2)
-    factor = scale.scale
-    make = {
-        "cores": lambda: attention_with(scale),
-        "closure": lambda: attention_with(lambda q, k, v: plain_core(q * factor, k, v)),
-        "method": lambda: attention_with(scale.forward),
-        "three heads for four": lambda: ParallelAttention(nn.Linear(12, 18), nn.Linear(12, 12), 12, 3),
-        "copies": lambda: ColumnParallelLinear(nn.Linear(8, 12), copies=[3]),
-        "gathered copies": lambda: ColumnParallelLinear(nn.Linear(8, 12), copies=[2], gather_output=True),
-        "many copies": lambda: ColumnParallelLinear(nn.Linear(8, 12), copies=[1, 1]),
-    }[what]
-    with pytest.raises(ValueError) as told:  # noqa: PT011 - the message is compared outside
-        make()
-    return str(told.value)
-
-
-@pytest.mark.parametrize(
-    ("n", "what", "message"),
-    [
-        (2, "cores", "ParallelAttention: the full layer's core.scale float32 () trained has other values on rank 1"),
-        (2, "closure", "the core <lambda> uses parameters, which each rank would train for itself: make it a module"),
-        (2, "method", "the core forward uses parameters, which each rank would train for itself: make it a module"),
-        (4, "three heads for four", "a number of key/value heads of 3 does not divide by the 4 ranks"),
-        (2, "copies", "3 copies of a part do not divide the 2 ranks"),
-        (2, "gathered copies", "gather_output would mix the sections"),
-        (2, "many copies", "2 numbers of copies were given for 1 sections"),
-    ],
-)
-def test_cores_and_heads_that_cannot_be_are_refused(world_of, n, what, message):
-    for told in world_of(n).run(refused, what):
-        assert told.startswith(message), told

@@ -1,14 +1,10 @@
 """The loss over a divided vocabulary, reduction by reduction: it is computed in fp32 whatever the logits are."""
 
-import re
-
 import pytest
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
-from pardemo import WireMeter
-from pardemo.formulas import communication
 from pardemo.small_models import gpt
 from pardemo.tensor_parallel import vocab_parallel_cross_entropy, vocabulary
 
@@ -110,64 +106,3 @@ def test_any_number_can_be_the_one_that_is_ignored(rank, world_size, index, redu
     found.sum().backward()
     assert gpt.relative_error(found, expected) < CLOSE
     assert gpt.relative_error(mine.grad, whole.grad.chunk(world_size, 1)[rank]) < CLOSE
-
-
-# --- label smoothing and weights -------------------------------------------------------------------------------------
-
-
-def weights_of_classes(kind):
-    if kind == "none":
-        return None
-    weight = gpt.numbers(VOCABULARY, seed=8).abs()
-    weight[::5] = 0  # classes that do not count, some of them targets
-    return weight
-
-
-@pytest.mark.ranks(1, 2, 4)
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize(("smoothing", "kind"), [(0.1, "none"), (0.0, "some"), (0.3, "some"), (1.0, "none")])
-def test_label_smoothing_and_weights_equal_one_process(rank, world_size, reduction, smoothing, kind):
-    logits, targets = logits_and_targets(torch.float32, "every rank")
-    targets[LAYOUTS["some ignored"]] = -100
-    weight = weights_of_classes(kind)
-    options = {"reduction": reduction, "label_smoothing": smoothing, "weight": weight}
-    of_token = gpt.numbers(TOKENS, seed=5) if reduction == "none" else torch.ones(())
-    whole, mine = logits.clone().requires_grad_(), logits.chunk(world_size, 1)[rank].clone().requires_grad_()
-    expected, found = F.cross_entropy(whole, targets, **options), vocab_parallel_cross_entropy(mine, targets, **options)
-    for loss in (expected, found):
-        (loss * of_token).sum().backward()
-    assert gpt.relative_error(found, expected) < 1e-5
-    assert gpt.relative_error(mine.grad, whole.grad.chunk(world_size, 1)[rank]) < 1e-5
-
-
-@pytest.mark.ranks(2)
-def test_label_smoothing_moves_a_fourth_number_a_token(world_size):
-    tokens = 1 << 17
-    logits, targets = torch.zeros(tokens, 2), torch.zeros(tokens, dtype=torch.long)
-    vocab_parallel_cross_entropy(logits, targets)
-    with WireMeter() as wire:
-        vocab_parallel_cross_entropy(logits, targets, label_smoothing=0.1, weight=torch.ones(2 * world_size))
-    assert wire.sent_bytes / communication.ring_all_reduce(4 * tokens, world_size).sent == pytest.approx(4, rel=0.01)
-
-
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize(
-    ("case", "message"),
-    [
-        ("a share above 1", "label_smoothing must be from 0 to 1, not 1.5"),
-        ("a rank's weights", "weight has shape (128,): give the 256 factors of the whole vocabulary, without gradient"),
-        ("trained weights", "weight has shape (256,) that are trained: give the 256 factors"),
-        ("other weights", "the ranks have different weights: tensor-parallel ranks compute the loss of the same"),
-        ("other smoothing", "the ranks have different label_smoothing: tensor-parallel ranks compute the loss of"),
-    ],
-)
-def test_weights_and_smoothing_that_cannot_be_are_refused(rank, world_size, case, message):
-    options = {
-        "a share above 1": {"label_smoothing": 1.5},
-        "a rank's weights": {"weight": torch.ones(VOCABULARY // world_size)},
-        "trained weights": {"weight": torch.ones(VOCABULARY, requires_grad=True)},
-        "other weights": {"weight": torch.ones(VOCABULARY) + torch.arange(VOCABULARY).eq(3) * 1e-6 * rank},
-        "other smoothing": {"label_smoothing": 0.1 * rank},
-    }[case]
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
-        vocab_parallel_cross_entropy(torch.zeros(4, VOCABULARY // world_size), torch.arange(4), **options)

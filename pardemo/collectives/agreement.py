@@ -2,11 +2,14 @@
 an error and neither a hang nor a wrong sum."""
 
 import hashlib
+from collections.abc import Sequence
+from itertools import zip_longest
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from pardemo import compat
 from pardemo.collectives.links import Link
 
 MAX_DIMS = 8  # of more, the columns of the shape and the strides hold both in words
@@ -55,6 +58,21 @@ def compare_in_group(mine: np.ndarray, group: dist.ProcessGroup, device: torch.d
         table = [torch.empty_like(row) for _ in range(size)]
         dist.all_gather(table, row, group=group)
         _compare(torch.stack(table).cpu().numpy())
+
+
+def compare_lines(what: str, lines: Sequence[str], group: dist.ProcessGroup) -> None:
+    """Collective: all ranks describe what they are making in the same lines.
+
+    Raises:
+        ValueError: they do not; ``what``, and the first line that differs. The same text on every rank.
+    """
+    ranks: list = [None] * dist.get_world_size(group)
+    with compat.without_modes():  # meters: the caller did not ask for these messages
+        dist.all_gather_object(ranks, list(lines), group=group)
+    for rank, theirs in enumerate(ranks):
+        for here, there in zip_longest(ranks[0], theirs, fillvalue="nothing more"):
+            if here != there:
+                raise ValueError(f"{what}; rank 0 of the group has {here}, rank {rank} {there}")
 
 
 def _compare(table: np.ndarray) -> None:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from pardemo.collectives.decorators import first_derivative_only, not_compiled
 from pardemo.expert_parallel.exchange import all_to_all, tell
-from pardemo.tensor_parallel.exchange import share
+from pardemo.groups import share
 
 
 @dataclass(frozen=True)

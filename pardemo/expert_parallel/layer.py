@@ -2,7 +2,8 @@
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,12 +13,13 @@ from pardemo.collectives import ring_all_reduce
 from pardemo.expert_parallel.dispatch import Plan, combine, dispatch, plan
 from pardemo.expert_parallel.exchange import give_up
 from pardemo.expert_parallel.router import Router, Routing
-from pardemo.groups import group_of
-from pardemo.tensor_parallel.exchange import share
+from pardemo.groups import share
 from pardemo.tensor_parallel.full_layers import compare, values_of
+from pardemo.tensor_parallel.gradients import mark_part
+from pardemo.tensor_parallel.module import GroupModule
 
 
-class ExpertParallel(nn.Module):
+class ExpertParallel(GroupModule):
     """A router and E experts, of which each of the N ranks of ``group`` keeps E/N; experts r·E/N and those behind it.
 
     Tokens of all ranks go to where their experts are, and come back as the weighted sums of what these make of them:
@@ -41,8 +43,8 @@ class ExpertParallel(nn.Module):
         self, router: Router, experts: Sequence[nn.Module], group: dist.ProcessGroup | None = None, *,
         shared: nn.Module | None = None, capacity: float | None = None,
     ):  # fmt: skip
-        super().__init__()
-        self.group = group = group_of(group)
+        super().__init__(group)
+        group = self.group
         rank = dist.get_rank(group)
         if len(experts) != router.count:
             raise ValueError(f"the router has {router.count} experts, and there are {len(experts)}")
@@ -54,6 +56,7 @@ class ExpertParallel(nn.Module):
         compare("ExpertParallel", dict(pair for one in values for pair in one.items()), group)
         self.router, self.shared = copy.deepcopy(router), copy.deepcopy(shared)
         self.experts = nn.ModuleList(copy.deepcopy(one) for one in experts[rank * each : (rank + 1) * each])
+        self.mark_parts()
         self.capacity = capacity
         self.routing: Routing | None = None
         self.plan: Plan | None = None
@@ -82,17 +85,13 @@ class ExpertParallel(nn.Module):
         self.routing, self.plan = routing, way
         return out.view_as(x)
 
-    def held_in_part(self) -> Iterator[tuple[str, nn.Parameter, dist.ProcessGroup]]:
-        """The experts, of which each rank has others: see :func:`pardemo.groups.held_in_part`."""
-        if self.group.size() > 1:
-            for name, parameter in self.experts.named_parameters(prefix="experts"):
-                yield name, parameter, self.group
+    def mark_parts(self) -> None:
+        for parameter in self.experts.parameters():
+            mark_part(parameter, self.group, None)
 
-    def __deepcopy__(self, memo: dict) -> "ExpertParallel":
-        memo[id(self.group)] = self.group  # a copy, an average of weights say, talks to the same ranks
-        copied = memo[id(self)] = self.__class__.__new__(self.__class__)
-        copied.__dict__.update(copy.deepcopy({**self.__dict__, "routing": None, "plan": None}, memo))
-        return copied
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has no routing: it belongs to a graph, which cannot be copied."""
+        return self.__dict__ | {"routing": None, "plan": None}
 
     @torch.no_grad()
     def average_gradients(self) -> None:

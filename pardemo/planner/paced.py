@@ -65,7 +65,7 @@ def seconds(
     Args:
         buckets: in which a stage's gradients are summed, where states are not sharded.
     """
-    with groups.Groups(groups.ParallelDims(layout.tp, layout.dp, layout.pp)) as own_groups:
+    with groups.Groups(groups.ParallelDims(tp=layout.tp, dp=layout.dp, pp=layout.pp)) as own_groups:
         count = int(layer_params(shape, layout))
         layers = [Layer(count, forward_s, backward_s, own_groups.tp) for _ in range(shape.layers)]
         stage = cut_by_layers(layers, layout.pp)[dist.get_rank(own_groups.pp)]

@@ -184,8 +184,6 @@ def parallel_block(block: Block, group: dist.ProcessGroup | None = None, **optio
         parallel_attention(block.attention, group, **options),
         block.norm_2,
         parallel_mlp(block.mlp, group, **options),
-        group,
-        sequence_parallel=options.get("sequence_parallel", False),
     )
 
 

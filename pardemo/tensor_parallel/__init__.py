@@ -16,17 +16,15 @@ From the bottom up:
 Every constructor takes the **full** layer, the same on every rank, and keeps this rank's part of it; the full layer
 is left as it was. All ranks of the group call it together: it compares checksums of the full layers first, and raises a
 ValueError where they differ (:mod:`~pardemo.tensor_parallel.full_layers`). Activations are [batch, sequence, hidden].
-``group`` is the tensor-parallel group; the default group when None. A group of one rank works and moves nothing.
 
 In training: hooks on a part's ``.grad``, ``torch.autograd.grad``, a deep copy (an average of weights) and
 ``torch.compile`` work as with the full model, and so do ``torch.nn.utils.clip_grad_norm_`` and ``torch.amp.GradScaler``
 (:mod:`~pardemo.tensor_parallel.gradients`), called on all ranks; a pipeline's stages are clipped together by
 ``pardemo.zero.gradient_norm.clip_grad_norm_``. Seed the ranks' generators alike for random numbers of your own on
-activations that all ranks hold, and differently for dropout in cores and activations.
+activations that all ranks hold (drop path, ``F.dropout``), and differently for dropout in cores and activations.
 """
 
-from pardemo.tensor_parallel.attention import ParallelAttention
-from pardemo.tensor_parallel.block import ParallelBlock, ParallelMLP
+from pardemo.tensor_parallel.block import ParallelAttention, ParallelBlock, ParallelMLP
 from pardemo.tensor_parallel.linear import ColumnParallelLinear, RowParallelLinear
 from pardemo.tensor_parallel.module import on_shards
 from pardemo.tensor_parallel.operators import (
@@ -36,7 +34,6 @@ from pardemo.tensor_parallel.operators import (
     reduce_from,
     reduce_scatter_sequence,
     scatter_sequence,
-    scatter_to,
 )
 from pardemo.tensor_parallel.vocabulary import VocabParallelEmbedding, vocab_parallel_cross_entropy
 
@@ -54,6 +51,5 @@ __all__ = [
     "reduce_from",
     "reduce_scatter_sequence",
     "scatter_sequence",
-    "scatter_to",
     "vocab_parallel_cross_entropy",
 ]

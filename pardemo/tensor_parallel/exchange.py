@@ -16,10 +16,9 @@ What two ranks have before and after, each letter a part of a tensor::
 
     split             rank 0  A B          A                nothing
                       rank 1  A B   ->     B
-
-``what``: the caller's words for the exchange, which the ranks compare before data moves (on the ring).
 """
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -29,25 +28,18 @@ from pardemo.collectives import ring_all_gather, ring_all_reduce, ring_reduce_sc
 from pardemo.collectives.courier import courier_of
 from pardemo.collectives.decorators import not_compiled
 from pardemo.collectives.links import materialized
+from pardemo.groups import share
 
 #: On CPU ranks smaller exchanges are done at once: waking the courier takes longer than sending them.
 COURIER_BYTES = 1 << 20
 
 
-def share(total: int, group: dist.ProcessGroup, what: str) -> int:
-    """``total`` over the ranks of ``group``; ValueError that names both numbers when it does not divide."""
-    ranks = group.size()
-    if total % ranks:
-        raise ValueError(f"{what} of {total} does not divide by the {ranks} ranks of the group")
-    return total // ranks
-
-
 @not_compiled
-def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup, op: str = "sum", what: str = "") -> torch.Tensor:
+def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup, op: str = "sum") -> torch.Tensor:
     """The sum (or largest) over the ranks, as a new contiguous tensor."""
     values = materialized(tensor)
     new = values if values.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr() else values.clone()
-    return all_reduce_in_place(new, group, op, what)
+    return all_reduce_in_place(new, group, op)
 
 
 @not_compiled
@@ -75,14 +67,14 @@ def all_gather(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torc
 
 
 @not_compiled
-def reduce_scatter(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int, what: str = "") -> torch.Tensor:
+def reduce_scatter(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
     """This rank's part, along ``dim``, of the sum over the ranks: [b, s, h] to [b, s/t, h], with dim 1."""
     parts = materialized(tensor.detach().unflatten(dim, (group.size(), -1)).movedim(dim, 0))  # [t, b, s/t, h]
     if tensor.is_cuda:
         part = torch.empty_like(parts[0])
         dist.reduce_scatter_single(part, parts.flatten(0, 1), group=group)
         return part
-    return ring_reduce_scatter(parts, group, what=what).view(parts.shape[1:])
+    return ring_reduce_scatter(parts, group).view(parts.shape[1:])
 
 
 def split(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
@@ -123,10 +115,6 @@ def _start_in_stream(collective: Callable, tensor: torch.Tensor, *args: object) 
     return wait
 
 
-_streams: "dict[torch.device, torch.cuda.Stream]" = {}
-
-
+@functools.cache
 def _side_stream(device: torch.device) -> "torch.cuda.Stream":
-    if device not in _streams:
-        _streams[device] = torch.cuda.Stream(device)
-    return _streams[device]
+    return torch.cuda.Stream(device)

@@ -4,7 +4,7 @@ The layer is Y = XW, and ``nn.Linear`` stores Wᵀ [out, in]: columns of W are r
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -14,23 +14,19 @@ from torch.nn import functional as F
 
 from pardemo import compat
 from pardemo.collectives.decorators import first_derivative_only, not_compiled
+from pardemo.groups import share
 from pardemo.tensor_parallel import exchange
 from pardemo.tensor_parallel.full_layers import compare, linears
-from pardemo.tensor_parallel.gradients import show_parts
-from pardemo.tensor_parallel.module import GroupModule, Span
+from pardemo.tensor_parallel.gradients import mark_part
+from pardemo.tensor_parallel.module import GroupModule
 from pardemo.tensor_parallel.operators import (
     SEQUENCE,
     copy_to,
     gather_from,
-    gather_sequence,
     positive,
     reduce_from,
     reduce_scatter_sequence,
-    scatter_to,
 )
-from pardemo.tensor_parallel.shards import Section, copied, part_of
-
-_PARAMETERS = ("weight", "bias")
 
 
 class _Column(torch.autograd.Function):
@@ -42,8 +38,8 @@ class _Column(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, group, x, weight, bias, sequence_parallel, overlap, what):
-        ctx.group, ctx.overlap, ctx.what = group, overlap, what
+    def forward(ctx, group, x, weight, bias, sequence_parallel):
+        ctx.group = group
         ctx.sequence = positive(x, SEQUENCE) if sequence_parallel else None
         _, wants_dx, wants_dw, *_ = ctx.needs_input_grad  # a frozen weight (LoRA) needs no input to be kept
         ctx.save_for_backward(x if wants_dw else None, weight if wants_dx else None)
@@ -58,24 +54,53 @@ class _Column(torch.autograd.Function):
     def backward(ctx, dy):
         x, weight = ctx.saved_tensors
         _, wants_dx, wants_dw, wants_db, *_ = ctx.needs_input_grad
-        start = exchange.start if ctx.overlap else _at_once
         gathered = dx = dw = db = None
         if ctx.sequence is not None and wants_dw:
-            gathered = start(exchange.all_gather, x, ctx.group, ctx.sequence)  # [b, s/t, in] to [b, s, in]
+            gathered = exchange.start(exchange.all_gather, x, ctx.group, ctx.sequence)  # [b, s/t, in] to [b, s, in]
         if wants_dx:
             partial = dy @ weight  # [b, s, out/t] to [b, s, in], this rank's summand
             if gathered is not None:
                 x, gathered = gathered(), None  # one exchange of a group at a time
             if ctx.sequence is None:
-                dx = start(exchange.all_reduce_in_place, partial, ctx.group, "sum", ctx.what)
+                dx = exchange.start(exchange.all_reduce_in_place, partial, ctx.group)
             else:
-                dx = start(exchange.reduce_scatter, partial, ctx.group, ctx.sequence, ctx.what)
+                dx = exchange.start(exchange.reduce_scatter, partial, ctx.group, ctx.sequence)
         if wants_dw:
             x = x if gathered is None else gathered()
             dw = _rows(dy).t() @ _rows(x)  # [out/t, in]
         if wants_db:
             db = _rows(dy).sum(0)  # [out/t]
-        return None, dx() if wants_dx else None, dw, db, None, None, None
+        return None, dx() if wants_dx else None, dw, db, None
+
+
+class _SumCopies(torch.autograd.Function):
+    """A weight and a bias as they are; backward, ``rows`` of which other ranks have a copy get the sum of gradients.
+
+    The ranks' gradients of these rows are put beside each other and summed over the whole group, in one message: every
+    holder ends with the same bits. Two key heads (``parts``) on four ranks::
+
+        rank 0   [ a | 0 ]                         rank 0   a + b
+        rank 1   [ b | 0 ]     all-reduce          rank 1   a + b
+        rank 2   [ 0 | c ]    ------------>        rank 2   c + d
+        rank 3   [ 0 | d ]   [ a+b | c+d ]         rank 3   c + d
+    """
+
+    @staticmethod
+    def forward(ctx, group, rows, parts, *tensors):
+        ctx.group, ctx.rows, ctx.parts = group, rows, parts
+        return tuple(t.view_as(t) for t in tensors)
+
+    @staticmethod
+    @first_derivative_only
+    def backward(ctx, *gradients):
+        own = torch.cat([g[ctx.rows].reshape(-1) for g in gradients])  # [numel]
+        table, part = own.new_zeros(ctx.parts, own.numel()), dist.get_rank(ctx.group) * ctx.parts // ctx.group.size()
+        table[part] = own
+        total = exchange.all_reduce_in_place(table, ctx.group)[part]
+        results = [g.clone() for g in gradients]
+        for result, rows in zip(results, total.split([g[ctx.rows].numel() for g in gradients]), strict=True):
+            result[ctx.rows] = rows.view(-1, *result.shape[1:])
+        return None, None, None, *results
 
 
 class ColumnParallelLinear(GroupModule):
@@ -89,24 +114,19 @@ class ColumnParallelLinear(GroupModule):
         group: the tensor-parallel ranks; the default group when None.
         sections: outputs of each part of a fused layer that is to be cut on its own (query, key, value); their sum is
             ``linear.out_features``. By default one part per linear.
-        copies: for each section, how many neighbouring ranks hold the same part of it (key and value heads that are
-            fewer than the ranks). Their gradients are summed: one all-reduce more on the way back, of the full
-            gradients of these sections.
+        copies: for each section, how many neighbouring ranks hold the same part of it: 1, or one other number (key and
+            value heads that are fewer than the ranks). Their gradients are summed: one all-reduce more on the way back,
+            of the full gradients of these sections.
         gather_output: put the outputs of all ranks together again.
         sequence_parallel: the input is this rank's tokens [..., sequence/t, in]; they are gathered here.
-        keep_gathered: with ``sequence_parallel``, keep the gathered input for the backward pass: t times the memory,
-            one all-gather less.
-        overlap: exchange the input's gradient while the weight's is computed.
 
     Made by all ranks of the group together.
 
     Raises:
-        ValueError: a part does not divide by the ranks, ``sections`` do not add up, the layers' inputs, dtypes or
-            biases differ, or the ranks' full layers do.
+        ValueError: a part does not divide by the ranks, ``sections`` do not add up, the layers' dtypes or biases
+            differ, or the ranks' full layers do.
         TypeError: a layer is not a plain ``nn.Linear``.
     """
-
-    cut = ("weight", "bias")
 
     def __init__(
         self,
@@ -117,55 +137,63 @@ class ColumnParallelLinear(GroupModule):
         copies: Sequence[int] | None = None,
         gather_output: bool = False,
         sequence_parallel: bool = False,
-        keep_gathered: bool = False,
-        overlap: bool = True,
     ):
         super().__init__(group)
         layers = linears(linear)
-        _check_same_input(layers)
         self.in_features, self.out_features = layers[0].in_features, sum(layer.out_features for layer in layers)
         sections = [layer.out_features for layer in layers] if sections is None else list(sections)
         if sum(sections) != self.out_features:
-            parts = " + ".join(map(str, sections))
-            raise ValueError(f"sections {parts} = {sum(sections)} are not the layer's {self.out_features} outputs")
-        copies = [1] * len(sections) if copies is None else list(copies)
-        if len(copies) != len(sections):
-            raise ValueError(f"{len(copies)} numbers of copies were given for {len(sections)} sections")
-        self._cuts = [Section.of(total, n, self.group) for total, n in zip(sections, copies, strict=True)]
-        #: outputs of each section on this rank
-        self.sections = [cut.here for cut in self._cuts]
+            raise ValueError(f"sections {sections} add up to {sum(sections)}, not to {self.out_features} outputs")
         #: how many ranks hold the same part of each section
-        self.copies = copies
-        self.gather_output, self.sequence_parallel = gather_output, sequence_parallel
-        self.keep_gathered, self.overlap = keep_gathered, overlap
-        if gather_output and (len(sections) > 1 or max(copies) > 1):
+        self.copies = [1] * len(sections) if copies is None else list(copies)
+        ranks, most = self.group.size(), max(self.copies)
+        if len(self.copies) != len(sections) or ranks % most or {1, most} < set(self.copies):
+            raise ValueError(f"copies {self.copies}: for each of {len(sections)} sections 1, or a divisor of {ranks}")
+        if gather_output and (len(sections) > 1 or most > 1):
             raise ValueError("gather_output would mix the sections of several ranks; gather each part itself")
-        settings = {name: getattr(self, name) for name in ("gather_output", "sequence_parallel", "keep_gathered")}
-        _compare(self, layers, sections=sections, copies=copies, **settings)
-        self.weight = part_of([layer.weight for layer in layers], self._cuts, dim=0)  # [out/t, in]
-        self.bias = None
-        if layers[0].bias is not None:
-            self.bias = part_of([layer.bias for layer in layers], self._cuts, dim=0)  # [out/t]
-        show_parts(self)
+        #: outputs of each section on this rank
+        self.sections = [
+            share(total * n, self.group, "an output width") for total, n in zip(sections, self.copies, strict=True)
+        ]
+        self.gather_output, self.sequence_parallel = gather_output, sequence_parallel
+        _compare(self, layers, sections=sections, copies=self.copies, sequence_parallel=sequence_parallel)
+        rank = dist.get_rank(self.group)
+
+        def part(full: Sequence[torch.Tensor]) -> nn.Parameter:
+            """This rank's rows of every section, one section after the other."""
+            pieces = torch.cat([one.detach() for one in full]).split(sections)
+            own = [piece.chunk(ranks // n)[rank // n] for piece, n in zip(pieces, self.copies, strict=True)]
+            return nn.Parameter(torch.cat(own), requires_grad=full[0].requires_grad)
+
+        self.weight = part([layer.weight for layer in layers])  # [out/t, in]
+        self.bias = None if layers[0].bias is None else part([layer.bias for layer in layers])  # [out/t]
+        self.mark_parts()
+
+    def mark_parts(self) -> None:
+        ends, rank = [0, *accumulate(self.sections)], dist.get_rank(self.group)
+        spans = [span for span, n in zip(pairwise(ends), self.copies, strict=True) if rank % n == 0]
+        for parameter in (self.weight, self.bias):
+            if parameter is not None:
+                row = parameter.numel() // ends[-1]
+                mark_part(parameter, self.group, 0, tuple((row * first, row * end) for first, end in spans))
 
     @not_compiled
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        _check_input(x, self.in_features, self.weight)
-        x, weight, bias = _autocast(x, *copied((self.weight, self.bias), self._cuts, self.group))
+        x, weight, bias = _autocast(x, *self._with_summed_gradients())
         if self.group.size() == 1:
             return F.linear(x, weight, bias)
-        if self.sequence_parallel and self.keep_gathered:
-            y = F.linear(gather_sequence(x, self.group), weight, bias)  # [b, s/t, in] to [b, s, out/t]
-        else:
-            what = f"the gradient of a column-parallel layer's input ({self.trained()})"
-            y = _Column.apply(self.group, x, weight, bias, self.sequence_parallel, self.overlap, what)
+        y = _Column.apply(self.group, x, weight, bias, self.sequence_parallel)
         return gather_from(y, self.group) if self.gather_output else y
 
-    def counted_here(self, parameter: nn.Parameter) -> list[Span]:
-        each, rank = parameter.numel() // sum(self.sections), dist.get_rank(self.group)
-        ends = [each * end for end in accumulate(self.sections)]
-        spans = zip([0, *ends[:-1]], ends, strict=True)
-        return [span for span, copies in zip(spans, self.copies, strict=True) if rank % copies == 0]
+    def _with_summed_gradients(self) -> tuple[torch.Tensor | None, ...]:
+        trained = [p for p in (self.weight, self.bias) if p is not None and p.requires_grad]
+        if max(self.copies) == 1 or not trained:
+            return self.weight, self.bias
+        several = [n > 1 for n, width in zip(self.copies, self.sections, strict=True) for _ in range(width)]
+        rows = torch.tensor(several, device=self.weight.device)  # [out/t]
+        summed = _SumCopies.apply(self.group, rows, self.group.size() // max(self.copies), *trained)
+        found = dict(zip(trained, summed, strict=True))
+        return found.get(self.weight, self.weight), None if self.bias is None else found.get(self.bias, self.bias)
 
     def extra_repr(self) -> str:
         return f"{self.in_features} -> {sum(self.sections)} of {self.out_features}, bias={self.bias is not None}"
@@ -179,7 +207,6 @@ class RowParallelLinear(GroupModule):
     Args:
         linear: the full layer.
         group: the tensor-parallel ranks; the default group when None.
-        input_is_whole: the input is [..., in] on every rank; take this rank's part of it.
         sequence_parallel: reduce-scatter the sum along the sequence: output [..., sequence/t, out], this rank's tokens.
 
     Made by all ranks of the group together.
@@ -189,92 +216,49 @@ class RowParallelLinear(GroupModule):
         TypeError: the layer is not a plain ``nn.Linear``.
     """
 
-    cut = ("weight",)
-
-    def __init__(
-        self,
-        linear: nn.Linear,
-        group: dist.ProcessGroup | None = None,
-        *,
-        input_is_whole: bool = False,
-        sequence_parallel: bool = False,
-    ):
+    def __init__(self, linear: nn.Linear, group: dist.ProcessGroup | None = None, *, sequence_parallel: bool = False):
         super().__init__(group)
         (linear,) = linears(linear)
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.input_is_whole, self.sequence_parallel = input_is_whole, sequence_parallel
-        #: what else the ranks are to agree on when the layer's sum is taken: a block's frozen parameters
-        self.beside = ""
-        self.in_features_here = exchange.share(linear.in_features, self.group, "an input width")
-        _compare(self, [linear], input_is_whole=input_is_whole, sequence_parallel=sequence_parallel)
-        self.weight = part_of([linear.weight], [Section.of(linear.in_features, 1, self.group)], dim=1)  # [out, in/t]
-        self.bias = None if linear.bias is None else _whole(linear.bias)  # [out]
-        show_parts(self)
+        self.sequence_parallel = sequence_parallel
+        share(linear.in_features, self.group, "an input width")
+        _compare(self, [linear], sequence_parallel=sequence_parallel)
+        own = linear.weight.detach().chunk(self.group.size(), 1)[dist.get_rank(self.group)]  # [out, in/t]
+        self.weight = nn.Parameter(
+            own.clone(memory_format=torch.contiguous_format), requires_grad=linear.weight.requires_grad
+        )
+        self.bias = None
+        if linear.bias is not None:  # [out], whole on every rank
+            self.bias = nn.Parameter(linear.bias.detach().clone(), requires_grad=linear.bias.requires_grad)
+        self.mark_parts()
+
+    def mark_parts(self) -> None:
+        mark_part(self.weight, self.group, 1)
 
     @not_compiled
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.input_is_whole:
-            _check_input(x, self.in_features, self.weight)
-            x = scatter_to(x, self.group)  # [b, s, in] to [b, s, in/t]
-        _check_input(x, self.in_features_here, self.weight)
         x, weight, bias = _autocast(x, self.weight, self.bias)
         # Two operators, not one: recomputing stops before an all-reduce whose result no backward needs.
         y = F.linear(x, weight)  # [b, s, out], a part of the sum
-        what = f"a row-parallel layer's output ({self.trained()}{self.beside})"
         if self.sequence_parallel:
-            y = reduce_scatter_sequence(y, self.group, what)  # [b, s/t, out]
+            y = reduce_scatter_sequence(y, self.group)  # [b, s/t, out]
             bias = None if bias is None else copy_to(bias, group=self.group)  # each rank adds it to its own tokens
         else:
-            y = reduce_from(y, self.group, what)
+            y = reduce_from(y, self.group)
         return y if bias is None else y + bias
 
     def extra_repr(self) -> str:
-        return f"{self.in_features_here} of {self.in_features} -> {self.out_features}, bias={self.bias is not None}"
+        return f"{self.weight.shape[1]} of {self.in_features} -> {self.out_features}, bias={self.bias is not None}"
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1, tensor.shape[-1])  # [b, s, h] to [b·s, h]
 
 
-def _at_once(collective, tensor, *args):
-    result = collective(tensor, *args)
-    return lambda: result
-
-
-def _whole(full: torch.Tensor) -> nn.Parameter:
-    return nn.Parameter(full.detach().clone(), requires_grad=full.requires_grad)
-
-
 def _compare(layer: GroupModule, full: Sequence[nn.Linear], **settings: object) -> None:
     """The ranks' full layers are the same, and trained or frozen alike."""
-    names = [""] if len(full) == 1 else [f"{number}." for number in range(len(full))]
-    tensors = {
-        f"{n}{which}": getattr(whole, which) for n, whole in zip(names, full, strict=True) for which in _PARAMETERS
-    }
+    tensors = {f"{number}.{name}": p for number, one in enumerate(full) for name, p in one.named_parameters()}
     compare(type(layer).__name__, tensors, layer.group, **settings)
-
-
-def _check_same_input(layers: Sequence[nn.Linear]) -> None:
-    if not layers:
-        raise ValueError("no linear layer was given")
-    first = layers[0]
-    for layer in layers[1:]:
-        if layer.in_features != first.in_features:
-            raise ValueError(
-                f"layers that share their input need one width, not {first.in_features} and {layer.in_features}"
-            )
-        if (layer.bias is None) != (first.bias is None):
-            raise ValueError("of layers that share their input, either all have a bias or none")
-        same = layer.weight.dtype == first.weight.dtype and layer.weight.requires_grad == first.weight.requires_grad
-        if not same or (first.bias is not None and layer.bias.requires_grad != first.bias.requires_grad):
-            raise ValueError("layers that share their input need one dtype, and all be trained or all frozen")
-
-
-def _check_input(x: torch.Tensor, width: int, weight: torch.Tensor) -> None:
-    if x.shape[-1] != width:
-        raise ValueError(f"the input's last dimension is {x.shape[-1]}, this rank's layer takes {width}")
-    if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
-        raise TypeError(f"the input is {x.dtype}, the layer's weight {weight.dtype}: convert one of them")
 
 
 def _autocast(x: torch.Tensor, *others: torch.Tensor | None) -> tuple[Any, ...]:

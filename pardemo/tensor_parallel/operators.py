@@ -4,19 +4,16 @@
 |---|---|---|---|
 | :func:`copy_to` | nothing | all-reduce | f (1909.08053 3) |
 | :func:`reduce_from` | all-reduce | nothing | g |
-| :func:`scatter_to` | this rank's columns | all-gather | |
 | :func:`gather_from` | all-gather | this rank's columns | |
 | :func:`gather_sequence` | all-gather | reduce-scatter | g (2205.05198 4.2.2) |
 | :func:`reduce_scatter_sequence` | reduce-scatter | all-gather | ḡ |
 | :func:`scatter_sequence` | this rank's tokens | all-gather | |
 
-In shapes, on t ranks: copy_to and reduce_from [b, s, h] to [b, s, h]; scatter_to [b, s, h] to [b, s, h/t], gather_from
-back; gather_sequence [b, s/t, h] to [b, s, h]; reduce_scatter_sequence and scatter_sequence back.
+In shapes, on t ranks: copy_to and reduce_from [b, s, h] to [b, s, h]; gather_from [b, s, h/t] to [b, s, h];
+gather_sequence [b, s/t, h] to [b, s, h]; reduce_scatter_sequence and scatter_sequence back.
 
-The first four cut the last dimension, the others dimension −2, the sequence. None changes its input or the gradient
-that it is handed; :func:`copy_to`'s result shares its input's memory, and in a group of one each returns its input. A
-second derivative (``create_graph=True``) is refused. ``what``: words that all ranks have to agree on, compared before
-anything is sent.
+None changes its input or the gradient that it is handed; :func:`copy_to`'s result shares its input's memory, and in a
+group of one each returns its input. A second derivative (``create_graph=True``) is refused.
 
 All ranks of the group have to call the same operators, forward and backward: an input that requires a gradient on one
 rank alone leaves that rank waiting for the others.
@@ -26,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from pardemo.collectives.decorators import first_derivative_only, not_compiled
-from pardemo.groups import group_of
+from pardemo.groups import group_of, share
 from pardemo.tensor_parallel import exchange
 
 COLUMNS, SEQUENCE = -1, -2
@@ -42,53 +39,47 @@ class _CopyTo(torch.autograd.Function):
     @staticmethod
     @first_derivative_only
     def backward(ctx, *gradients):
-        if len(gradients) == 1:
-            return None, exchange.all_reduce(gradients[0], ctx.group)
-        packed = exchange.all_reduce_in_place(
-            torch.cat([g.reshape(-1) for g in gradients]), ctx.group
-        )  # [numel of all]
+        packed = torch.cat([g.reshape(-1) for g in gradients])  # [numel of all]
+        exchange.all_reduce_in_place(packed, ctx.group)
         parts = packed.split([g.numel() for g in gradients])
         return None, *(part.view_as(g) for part, g in zip(parts, gradients, strict=True))
 
 
 class _ReduceFrom(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, group, tensor, what):
-        return exchange.all_reduce(tensor, group, what=what)
+    def forward(ctx, group, tensor):
+        return exchange.all_reduce(tensor, group)
 
     @staticmethod
     @first_derivative_only
     def backward(ctx, gradient):
-        return None, gradient, None
+        return None, gradient
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx, group, tensor, dim, reduces):
-        ctx.group, ctx.dim, ctx.reduces = group, dim, reduces
-        return exchange.all_gather(tensor, group, positive(tensor, dim))
+        ctx.group, ctx.dim, ctx.reduces = group, positive(tensor, dim), reduces
+        return exchange.all_gather(tensor, group, ctx.dim)
 
     @staticmethod
     @first_derivative_only
     def backward(ctx, gradient):
         back = exchange.reduce_scatter if ctx.reduces else exchange.split
-        return None, back(gradient, ctx.group, positive(gradient, ctx.dim)), None, None
+        return None, back(gradient, ctx.group, ctx.dim), None, None
 
 
 class _Scatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, group, tensor, dim, reduces, what):
-        ctx.group, ctx.dim = group, dim
-        dim = positive(tensor, dim)
-        exchange.share(tensor.shape[dim], group, _name(ctx.dim))
-        if reduces:
-            return exchange.reduce_scatter(tensor, group, dim, what=what)
-        return exchange.split(tensor, group, dim)
+    def forward(ctx, group, tensor, reduces):
+        ctx.group, ctx.dim = group, positive(tensor, SEQUENCE)
+        share(tensor.shape[ctx.dim], group, "a sequence")
+        return (exchange.reduce_scatter if reduces else exchange.split)(tensor, group, ctx.dim)
 
     @staticmethod
     @first_derivative_only
     def backward(ctx, gradient):
-        return None, exchange.all_gather(gradient, ctx.group, positive(gradient, ctx.dim)), None, None, None
+        return None, exchange.all_gather(gradient, ctx.group, ctx.dim), None
 
 
 @not_compiled
@@ -105,17 +96,10 @@ def copy_to(*tensors: torch.Tensor, group: dist.ProcessGroup | None = None) -> t
 
 
 @not_compiled
-def reduce_from(tensor: torch.Tensor, group: dist.ProcessGroup | None = None, what: str = "") -> torch.Tensor:
+def reduce_from(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """g: the ranks' partial results are summed; backward, each part gets the whole gradient."""
     group = group_of(group)
-    return tensor if group.size() == 1 else _ReduceFrom.apply(group, tensor, what)
-
-
-@not_compiled
-def scatter_to(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """This rank's part of the last dimension of what every rank has; backward, the parts' gradients are gathered."""
-    group = group_of(group)
-    return tensor if group.size() == 1 else _Scatter.apply(group, tensor, COLUMNS, False, "")
+    return tensor if group.size() == 1 else _ReduceFrom.apply(group, tensor)
 
 
 @not_compiled
@@ -139,27 +123,21 @@ def gather_sequence(
 
 
 @not_compiled
-def reduce_scatter_sequence(
-    tensor: torch.Tensor, group: dist.ProcessGroup | None = None, what: str = ""
-) -> torch.Tensor:
+def reduce_scatter_sequence(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """Partial results of all tokens to the summed result of this rank's; backward, all tokens' gradients."""
     group = group_of(group)
-    return tensor if group.size() == 1 else _Scatter.apply(group, tensor, SEQUENCE, True, what)
+    return tensor if group.size() == 1 else _Scatter.apply(group, tensor, True)
 
 
 @not_compiled
 def scatter_sequence(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
     """This rank's tokens of what every rank has: the way into a sequence-parallel region."""
     group = group_of(group)
-    return tensor if group.size() == 1 else _Scatter.apply(group, tensor, SEQUENCE, False, "")
+    return tensor if group.size() == 1 else _Scatter.apply(group, tensor, False)
 
 
 def positive(tensor: torch.Tensor, dim: int) -> int:
     """``dim`` counted from the front; ValueError for a tensor without it."""
     if tensor.dim() < -dim:
-        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} does not have {_name(dim)} to cut")
+        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} has no dimension {dim} to cut")
     return tensor.dim() + dim
-
-
-def _name(dim: int) -> str:
-    return "a last dimension" if dim == COLUMNS else "a sequence"

@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch import nn
 
 from pardemo.collectives import ring_all_reduce
-from pardemo.groups import held_in_part
-from pardemo.tensor_parallel.module import GroupModule, Span
+from pardemo.groups import Tied, cut_of
 
-Tied = tuple[nn.Parameter, dist.ProcessGroup]
+#: elements of a parameter in their order in memory: the first, and the one behind the last
+Span = tuple[int, int]
 
 
 def clip_grad_norm_(
@@ -31,8 +31,8 @@ def clip_grad_norm_(
     """``torch.nn.utils.clip_grad_norm_`` for a module whose layers are cut, or a stage of a pipeline. Collective.
 
     Call it when ``.grad`` is what the optimizer is to use: after ``BucketedDataParallel``'s backward, after a
-    pipeline's ``step()``. The ZeRO engines clip by themselves (``max_norm``). Which parameters are cut, the layers
-    say: a ``GroupModule`` names them in ``cut``; all others are replicas.
+    pipeline's ``step()``. The ZeRO engines clip by themselves (``max_norm``). Which parameters are cut, their marks
+    say (:func:`pardemo.groups.cut_of`); all others are replicas.
 
     Args:
         module: this rank's part of the model; several chunks as an ``nn.ModuleList``.
@@ -107,18 +107,15 @@ def cut_parameters(module: nn.Module) -> tuple[dict[nn.Parameter, list[Span]], d
     Raises:
         ValueError: the layers are cut over groups of different ranks.
     """
-    counted: dict[nn.Parameter, list[Span]] = {}
-    for layer in module.modules():
-        if isinstance(layer, GroupModule):
-            counted |= {p: layer.counted_here(p) for _, p, _ in layer.held_in_part()}
     cut: dict[nn.Parameter, list[Span]] = {}
     found = None
-    for _, parameter, group in held_in_part(module):
-        ranks, others = (dist.get_process_group_ranks(one) for one in (group, found or group))
-        if ranks != others:
-            raise ValueError(f"layers are cut over ranks {others} and over {ranks}; a model has one such group")
-        found = group
-        cut[parameter] = counted.get(parameter, [(0, parameter.numel())])
+    for parameter in module.parameters():
+        if mark := cut_of(parameter):
+            ranks, others = (dist.get_process_group_ranks(one) for one in (mark.group, found or mark.group))
+            if ranks != others:
+                raise ValueError(f"layers are cut over ranks {others} and over {ranks}; a model has one such group")
+            found = mark.group
+            cut[parameter] = list(mark.counted)
     return cut, found
 
 

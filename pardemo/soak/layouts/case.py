@@ -78,8 +78,6 @@ class Case:
     layers_alone: bool = True  # ZeRO-3 gathers layer by layer
     # tensor parallelism
     sequence_parallel: bool = False
-    keep_gathered: bool = False
-    recompute_core: bool = False
     vocabulary_loss: bool = True
     # pipeline
     schedule: str = "gpipe"
@@ -172,9 +170,7 @@ def _engine(kind: str, ranks: dict, chance: Random) -> dict:
         chosen["parameter_server"] = _flip(chance, 0.3)
     if "tp" in ranks:
         chosen["sequence_parallel"] = _flip(chance)
-        chosen["keep_gathered"] = chosen["sequence_parallel"] and _flip(chance, 0.3)
-        chosen["recompute_core"], chosen["vocabulary_loss"] = _flip(chance, 0.3), _flip(chance, 0.7)
-        chosen["overlap"] = _flip(chance, 0.7)
+        chosen["vocabulary_loss"] = _flip(chance, 0.7)
     return chosen
 
 

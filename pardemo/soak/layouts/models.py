@@ -108,7 +108,6 @@ class SplitHead(nn.Module):
             head.linear,
             group,
             sequence_parallel=case.sequence_parallel,
-            keep_gathered=case.keep_gathered,
             gather_output=not case.vocabulary_loss,
         )
 
@@ -180,19 +179,11 @@ def _split(layer: nn.Module, case: Case, group: dist.ProcessGroup) -> nn.Module:
     if isinstance(layer, Head):
         return SplitHead(layer, case, group)
     assert isinstance(layer, Block)
-    columns = {**shared, "keep_gathered": case.keep_gathered, "overlap": case.overlap}
-    attention = ParallelAttention(
-        layer.attention.qkv,
-        layer.attention.out,
-        case.heads,
-        case.kv_heads,
-        group,
-        recompute_core=case.recompute_core,
-        **columns,
-    )
+    own = layer.attention
+    attention = ParallelAttention(own.qkv, own.out, case.heads, case.kv_heads, group, **shared)
     first = [linear for linear in layer.mlp.first if isinstance(linear, nn.Linear)]
-    mlp = ParallelMLP(first, layer.mlp.second, group, **columns)
-    return ParallelBlock(layer.norm_1, attention, layer.norm_2, mlp, group, **shared)
+    mlp = ParallelMLP(first, layer.mlp.second, group, **shared)
+    return ParallelBlock(layer.norm_1, attention, layer.norm_2, mlp)
 
 
 def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

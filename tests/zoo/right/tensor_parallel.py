@@ -102,7 +102,7 @@ def cut_by_pardemo(args, model, group):
             [own.q, own.k, own.v], own.out, args.heads, group=group, sequence_parallel=sequence
         )  # fmt: skip
         mlp = ParallelMLP(block.mlp.up, block.mlp.down, group, sequence_parallel=sequence)
-        layers[name] = ParallelBlock(block.norm_1, attention, block.norm_2, mlp, group, sequence_parallel=sequence)
+        layers[name] = ParallelBlock(block.norm_1, attention, block.norm_2, mlp)
     model.layers = layers
     if "vocabulary" in args.way:
         model.embed = VocabParallelEmbedding(model.embed, group)

@@ -34,7 +34,7 @@ def check_groups(function: Callable[[str, int, int, int], list[list[int]]]) -> s
                 groups = [[int(rank) for rank in group] for group in answer]
             except (TypeError, ValueError):
                 raise Mistake(f"It returned {str(answer)[:60]}; it should return a list of lists of ranks.") from None
-            expected = ParallelDims(tp, dp, pp).groups(axis)
+            expected = ParallelDims(tp=tp, dp=dp, pp=pp).groups(axis)
             if sorted(map(sorted, groups)) == expected:
                 continue
             where = f"For tp {tp} × dp {dp} × pp {pp}, axis {axis}"
@@ -44,7 +44,7 @@ def check_groups(function: Callable[[str, int, int, int], list[list[int]]]) -> s
                     f"{where}: size and number are swapped: {number} groups of {size}, not {size} of {number}."
                 )
             for order in ("pp-dp-tp", "dp-tp-pp", "tp-pp-dp", "dp-pp-tp", "pp-tp-dp"):
-                if sorted(map(sorted, groups)) == ParallelDims(tp, dp, pp, order).groups(axis):
+                if sorted(map(sorted, groups)) == ParallelDims(tp=tp, dp=dp, pp=pp, order=order).groups(axis):
                     raise Mistake(f"{where}: these are the groups of the order {order}; here tp runs fastest, then dp.")
             if len(groups) != number:
                 raise Mistake(f"{where}: there are {number} groups, not {len(groups)}.")
@@ -63,7 +63,7 @@ def check_order(function: Callable[[], str]) -> str:
     hosts = {axis: max(len({r // 8 for r in group}) for group in layout.groups(axis)) for axis in ("tp", "dp")}
     if hosts["tp"] > 1:
         raise Mistake(f"With {order} a tensor-parallel group spans {hosts['tp']} nodes: let tp run fastest.")
-    best = max(len({r // 8 for r in group}) for group in ParallelDims(4, 4, 2).groups("dp"))
+    best = max(len({r // 8 for r in group}) for group in ParallelDims(tp=4, dp=4, pp=2).groups("dp"))
     if hosts["dp"] > best:
         raise Mistake(
             f"Tensor parallelism stays inside. But a data-parallel group spans {hosts['dp']} nodes, {best} are enough: "
