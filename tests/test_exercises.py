@@ -1190,7 +1190,7 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
         (
             "pipeline_parallel.order",
             lambda *sizes: reversed(list(one_f_one_b(*sizes[:3]))),
-            "rank 0 is told B 0.3 before its forward",
+            "rank 0 is told B 0.3 before F 0.3",
         ),
         ("pipeline_parallel.order", lambda *sizes: list(one_f_one_b(*sizes[:3]))[:-1], "rank 0 is never told B 0.3"),
         ("pipeline_parallel.bubble", returns_nothing, "returned None; it should return a number"),
@@ -1218,7 +1218,11 @@ def test_every_exercise_has_wrong_answers_with_their_messages():
         ),
         ("pipeline_parallel.idle", lambda spans: [0.0] * len(idle_of(spans)), "rank 0 is idle for 1, not 0."),
         ("pipeline_parallel.idle", lambda spans: [float("nan")] * len(idle_of(spans)), "rank 0 is idle for 1, not nan"),
-        ("hybrid_parallel.groups", lambda axis, tp, dp, pp: ParallelDims(tp=tp, dp=dp, pp=pp).groups(axis)[:-1], "there are 4 groups, not 3"),
+        (
+            "hybrid_parallel.groups",
+            lambda axis, tp, dp, pp: ParallelDims(tp=tp, dp=dp, pp=pp).groups(axis)[:-1],
+            "there are 4 groups, not 3",
+        ),
         (
             "hybrid_parallel.groups",
             lambda axis, tp, dp, pp: ParallelDims(tp=tp, dp=dp, pp=pp, order="pp-dp-tp").groups(axis),

@@ -27,7 +27,7 @@ from pardemo.pipeline_parallel import (
     one_f_one_b,
     prove,
 )
-from pardemo.pipeline_parallel.tensor_specs import COLUMNS
+from pardemo.pipeline_parallel.exchange import COLUMNS
 from pardemo.small_models import gpt
 from pardemo.world.errors import RankFailed
 
@@ -178,7 +178,7 @@ def cross_entropy(logits, targets):
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def train_tied(tied, steps=4):
+def train_tied(steps=4):
     rank = dist.get_rank()
     net = gpt.seeded(lambda: gpt.GPT(vocabulary=64))
     if rank == 1:
@@ -186,7 +186,7 @@ def train_tied(tied, steps=4):
             net.embedding.weight += rank  # copies that start apart: tying makes them alike
     schedule = Schedule(one_f_one_b, 2, 2)
     stage = cut_by_layers(gpt.layers_of(net), 2)[rank]
-    found = Pipeline([stage], schedule, cross_entropy, tied=[(net.embedding.weight, dist.group.WORLD)] if tied else ())
+    found = Pipeline([stage], schedule, cross_entropy, tied=[(net.embedding.weight, dist.group.WORLD)])
     optimizer, losses = torch.optim.SGD(stage.parameters(), lr=0.5), []
     for step in range(steps):
         tokens = gpt.text(8, 33, 64, seed=step)
@@ -198,7 +198,7 @@ def train_tied(tied, steps=4):
 
 
 def test_tied_weights_stay_one(world_of):
-    (_, first), (losses, last) = world_of(2).run(train_tied, True)
+    (_, first), (losses, last) = world_of(2).run(train_tied)
     assert torch.equal(first, last)
     net = gpt.seeded(lambda: gpt.GPT(vocabulary=64))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
@@ -210,11 +210,6 @@ def test_tied_weights_stay_one(world_of):
         optimizer.step()
     start = gpt.seeded(lambda: gpt.GPT(vocabulary=64)).embedding.weight
     assert gpt.relative_error(first - start, net.embedding.weight - start) < CLOSE
-
-
-def test_without_the_all_reduce_copies_drift(world_of):
-    (_, first), (_, last) = world_of(2).run(train_tied, False)
-    assert not torch.equal(first, last - 1)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -270,27 +265,6 @@ def test_the_timeline_follows_the_schedule(world_of):
     assert order == [str(one) for one in Schedule(one_f_one_b, 2, M).computes(0)]
 
 
-def test_frozen_layers_in_front_need_no_gradient(world_of):
-    def step():
-        schedule = Schedule(gpipe, 2, 2)
-        stage = nn.Sequential(nn.Linear(WIDTH, WIDTH)).requires_grad_(dist.get_rank() == 1)
-        loss = Pipeline([stage], schedule, F.mse_loss).step(*batch())
-        return loss is not None, [p.grad is None for p in stage.parameters()]
-
-    assert world_of(2).run(step) == [(False, [True, True]), (True, [False, False])]
-
-
-def test_other_shapes_and_types_travel(world_of):
-    def step():
-        stage = nn.Sequential(nn.Linear(4, 4)).to(torch.bfloat16)
-        stage.append(nn.Unflatten(1, (2, 2))) if dist.get_rank() == 0 else stage.insert(0, nn.Flatten())
-        x = gpt.numbers(8, 4, dtype=torch.bfloat16)
-        loss = Pipeline([stage], Schedule(gpipe, 2, 2), F.mse_loss).step(x, x)
-        return None if loss is None else loss.dtype
-
-    assert world_of(2).run(step) == [None, torch.bfloat16]
-
-
 def wrong(what):
     if what == "batch":
         return pipeline(gpipe, micro_batches=5).step(*batch())
@@ -305,9 +279,9 @@ def wrong(what):
     ("what", "message"),
     [
         ("batch", "a batch of 24 does not divide into 5 micro-batches of equal size"),
-        ("nothing", "the first stage's rank needs the inputs of the batch"),
-        ("ranks", "the schedule is for 4 ranks, the group has 2"),
-        ("chunks", "the schedule has 2 stages on a rank, not 1"),
+        ("nothing", "the rank that reads the inputs needs a tensor or a tuple of them, not NoneType"),
+        ("ranks", "the schedule is for 4 ranks with 1 stages each, not for 2 ranks with 1"),
+        ("chunks", "the schedule is for 2 ranks with 2 stages each, not for 2 ranks with 1"),
     ],
 )
 def test_wrong_input_is_named(world_of, what, message):
@@ -397,17 +371,6 @@ def test_a_stage_that_fails_ends_the_others_wait_and_leaves_nothing_behind(world
     assert loss.item() == pytest.approx(F.mse_loss(nn.Sequential(*layers())(batch()[0]), batch()[1]).item(), rel=CLOSE)
 
 
-def test_the_cause_is_told_before_what_it_caused(world_of):
-    def step():
-        stage = nn.Linear(WIDTH, WIDTH)
-        Pipeline([Fails() if dist.get_rank() else stage], Schedule(one_f_one_b, 2, M), F.mse_loss).step(*batch())
-
-    with pytest.raises(
-        RankFailed, match=r"^rank 1: RuntimeError: this stage is broken; rank 0: ConnectionError: (activ|grad)"
-    ):
-        world_of(2).run(step)
-
-
 def peers_steps(kind, order, chunks, steps=2):
     from pardemo.peers.deepspeed.pipeline import DeepSpeedPipeline
     from pardemo.peers.pytorch.pipelining import TorchPipeline
@@ -458,7 +421,7 @@ def test_the_peers_do_the_same(peers_world, kind, order, chunks):
     activation, messages = 4 * WIDTH * BATCH // M, M * (2 * chunks - 1)  # as many each way
     for rank in range(2):
         expected, _ = formulas.boundary_bytes(rank, 2, M, activation, chunks)
-        expected += 4 * (2 + COLUMNS) * (chunks - rank)  # what each of its stages but the last tells ahead
+        expected += 4 * (1 + COLUMNS) * (chunks - rank)  # what each of its stages but the last tells ahead
         assert ours[rank][1] == pytest.approx(expected, abs=200)  # the barrier's
         # gloo has 48 bytes for each message, for its announcement, and for the answer that one is awaited
         extra = 48 * 3 * messages + (200 if kind == "DeepSpeed" else 0)  # which hands the loss round

@@ -1,14 +1,11 @@
 """Backwards in two parts: schedules, the split itself against autograd's, and on real ranks against one process."""
 
 import copy
-import re
 
 import pytest
 import torch
 import torch.distributed as dist
 from conftest import few
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 from torch.nn import functional as F
@@ -22,13 +19,11 @@ from pardemo.pipeline_parallel import (
     Backward,
     BackwardInput,
     BackwardWeight,
-    Forward,
     Pipeline,
     Schedule,
     ScheduleError,
     chart,
     cut_by_layers,
-    instructions,
     measured_chart,
     most_held,
     one_f_one_b,
@@ -36,101 +31,13 @@ from pardemo.pipeline_parallel import (
     zb_h1,
     zb_v,
 )
-from pardemo.pipeline_parallel.instructions import Receive, Send, receiver_of, sender_of
 from pardemo.pipeline_parallel.split import SplitBackward
 from pardemo.small_models import gpt
-from pardemo.world.errors import RankFailed
 
 WIDTH, BATCH, M = 32, 24, 6
 #: As in test_pipeline.py: fp32 sums in another order.
 CLOSE = 1e-5
 ORDERS = [(zb_h1, 1), (zb_v, 2)]
-SCHEDULES = st.tuples(st.sampled_from(ORDERS), st.integers(1, 7), st.integers(1, 16)).map(
-    lambda of: Schedule(of[0][0], of[1], of[2], of[0][1])
-)
-
-# --- schedules -------------------------------------------------------------------------------------------------------
-
-
-@given(SCHEDULES)
-@settings(deadline=None)
-def test_every_schedule_is_proven_and_each_weight_gradient_comes_once(schedule):
-    prove(schedule)
-    for rank in range(schedule.ranks):
-        steps = schedule.computes(rank)
-        for kind in (Forward, BackwardInput, BackwardWeight):
-            found = sorted((s.stage, s.micro_batch) for s in steps if type(s) is kind)
-            assert found == [(s, k) for s in schedule.stages_of(rank) for k in range(schedule.micro_batches)]
-
-
-@given(SCHEDULES)
-@settings(deadline=None)
-def test_pairs_of_ranks_agree_on_their_order_also_up_a_v(schedule):
-    orders = instructions(schedule)
-    for rank in range(schedule.ranks):
-        for peer in set(range(schedule.ranks)) - {rank}:
-            sent = [receiver_of(one) for one in orders[rank] if isinstance(one, Send)]
-            sent = [one for one in sent if schedule.rank_of(one.stage) == peer]
-            taken = [one for one in orders[peer] if isinstance(one, Receive)]
-            assert sent == [one for one in taken if schedule.rank_of(sender_of(one).stage) == rank]
-
-
-@given(SCHEDULES)
-@settings(deadline=None)
-def test_micro_batches_in_flight_are_what_the_formula_says(schedule):
-    sizes = schedule.ranks, schedule.micro_batches, schedule.chunks
-    expected = [formulas.in_flight(schedule.order.__name__, rank, *sizes) for rank in range(schedule.ranks)]
-    assert chart(schedule).in_flight == expected == most_held(schedule)
-    first = chart(Schedule(one_f_one_b, *sizes[:2])).in_flight[0]
-    assert max(expected) <= first * schedule.chunks, "never more than 1F1B's first rank"
-
-
-@given(st.integers(1, 7), st.integers(0, 9), *[st.integers(1, 6)] * 3)
-@settings(deadline=None)
-def test_h1s_bubble_is_that_of_the_paper(p, more, forward, of_input, of_weights):
-    m = p + more
-    found = chart(Schedule(zb_h1, p, m), forward, of_input + of_weights, weights=of_weights)
-    idle = formulas.idle("zb_h1", p, m, forward, of_input + of_weights, of_weights)
-    assert found.makespan == pytest.approx(m * (forward + of_input + of_weights) + idle)
-    if of_weights <= min(forward, of_input):
-        assert idle == (p - 1) * (forward + of_input - of_weights)
-    if forward == of_input == of_weights:
-        assert 3 * idle == formulas.idle("one_f_one_b", p, m, forward, 2 * forward)
-
-
-def longest_rank(found):
-    """From a rank's first begin to its last end, the longest: what the zero-bubble papers call a schedule's cost.
-
-    Ranks that begin later and end later fill each other's gaps from one batch to the next, where nothing, such as a
-    norm over all gradients, makes them wait for each other in between.
-    """
-    own = [[s for s in found.spans if s.rank == rank] for rank in {s.rank for s in found.spans}]
-    return max(max(s.end_s for s in spans) - min(s.begin_s for s in spans) for spans in own)
-
-
-@given(st.integers(1, 7), st.integers(0, 9), st.integers(1, 6))
-@settings(deadline=None)
-def test_in_a_v_no_rank_is_idle_between_its_first_and_last_computation(p, more, unit):
-    m = 2 * p - 1 + more
-    found = chart(Schedule(zb_v, p, m, 2), unit, 2 * unit)
-    assert longest_rank(found) == pytest.approx(3 * unit * m)
-    assert found.makespan == pytest.approx(3 * unit * m + formulas.idle("zb_v", p, m, unit, 2 * unit))
-
-
-def test_both_beside_1f1b_at_four_ranks():
-    """The papers' comparison with F = B = W: a third of the bubble, and a sixth."""
-    charts = [chart(Schedule(order, 4, 8, v)) for order, v in [(one_f_one_b, 1), *ORDERS]]
-    assert [found.makespan - 24 for found in charts] == [9, 3, 1.5]
-    assert [longest_rank(found) - 24 for found in charts] == [9, 3, 0]
-    assert [found.in_flight for found in charts] == [[4, 3, 2, 1], [4] * 4, [8] * 4]
-    # where half of an activation is let go of by the first part, H1's later ranks hold less
-    assert most_held(Schedule(zb_h1, 4, 8), 0.5) == [4, 3.5, 3, 2.5]
-
-
-def test_a_v_goes_down_the_ranks_and_up_again():
-    schedule = Schedule(zb_v, 3, 2, 2)
-    assert [schedule.stages_of(rank) for rank in range(3)] == [[0, 5], [1, 4], [2, 3]]
-    assert [schedule.rank_of(stage) for stage in range(6)] == [0, 1, 2, 2, 1, 0]
 
 
 def mixed(rank, ranks, micro_batches):
@@ -140,36 +47,6 @@ def mixed(rank, ranks, micro_batches):
             yield one
         elif not isinstance(one, BackwardWeight):
             yield Backward(one.stage, one.micro_batch) if isinstance(one, BackwardInput) else one
-
-
-def changed(change):
-    def order(rank, ranks, micro_batches):
-        return iter(change(list(zb_h1(rank, ranks, micro_batches))))
-
-    return Schedule(order, 2, 3)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda steps: steps[:-1], "rank 0 is never told W 0.2"),
-        (lambda steps: [*steps, steps[-1]], "rank 0 is told W 0.2 twice"),
-        (lambda steps: [steps[-1], *steps[:-1]], "rank 0 is told W 0.2 before I 0.2"),
-        (lambda steps: [*steps, Backward(0, 1)], "rank 0 is told B 0.1 and I 0.1: a backward is whole or in two parts"),
-        (lambda steps: [steps[2], *steps[:2], *steps[3:]], "rank 0 is told I 0.0 before its forward"),
-    ],
-)
-def test_a_wrong_order_is_named(change, message):
-    with pytest.raises(ScheduleError, match=f"^{re.escape(message)}$"):
-        prove(changed(change))
-
-
-def test_other_numbers_of_chunks_and_times_are_refused():
-    with pytest.raises(ScheduleError, match=r"ZB-V.*2.*chunks.*3"):
-        chart(Schedule(zb_v, 2, 4, 3))
-    with pytest.raises(ValueError, match=r"backward.*0.*2.*3"):
-        chart(Schedule(zb_h1, 2, 4), 1, 2, weights=3)
-    assert prove(Schedule(mixed, 3, 4)).in_flight == [3, 3, 1]
 
 
 # --- the split -------------------------------------------------------------------------------------------------------
@@ -374,24 +251,13 @@ def test_under_autocast(world_of):
         assert gpt.relative_error(found, expected) < 2**-8
 
 
-def refused(what):
-    stage = nn.Linear(WIDTH, WIDTH)
-    if what == "checkpointing":
+@pytest.mark.ranks(2)
+def test_what_cannot_be_split_is_refused(rank):
+    stage, alone = nn.Linear(WIDTH, WIDTH), dist.new_group([rank], use_local_synchronization=True)
+    with pytest.raises(ValueError, match="checkpointing"):
         Pipeline([stage], Schedule(zb_h1, 2, M), F.mse_loss, checkpointing=True)
-    alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
-    Pipeline([BucketedDataParallel(stage, alone)], Schedule(zb_h1, 2, M), F.mse_loss)
-
-
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [
-        ("checkpointing", "zb_h1 has backwards in two parts, and checkpointing would run the forward again for each"),
-        ("engine", "zb_h1 has backwards in two parts, and an engine that exchanges gradients would do so at the end"),
-    ],
-)
-def test_what_cannot_be_split_is_refused(world_of, what, message):
-    with pytest.raises(RankFailed, match=message):
-        world_of(2).run(refused, what)
+    with pytest.raises(ValueError, match="engine"):
+        Pipeline([BucketedDataParallel(stage, alone)], Schedule(zb_h1, 2, M), F.mse_loss)
 
 
 def test_the_timeline_follows_the_schedule(world_of):
@@ -480,25 +346,6 @@ def test_torchs_zero_bubble_schedules_do_the_same_in_the_same_order(world_of, ra
     for ((our_loss, our_steps), _), ((their_loss, their_steps), _) in zip(ours, theirs, strict=True):
         assert their_loss == (our_loss if our_loss is None else pytest.approx(our_loss, rel=CLOSE))
         assert their_steps == our_steps
-
-
-# --- formulas --------------------------------------------------------------------------------------------------------
-
-
-def test_formulas():
-    assert [formulas.idle(name, 4, 8, 1, 2) for name in ("gpipe", "one_f_one_b", "zb_h1", "zb_v")] == [9, 9, 3, 1.5]
-    assert formulas.idle("zb_h1", 4, 8, 2, 5, 1) == 3 * (2 + 4 - 1)
-    ends = [formulas.boundary_bytes(rank, 4, 8, 10, 2, v_shape=True)[0] for rank in range(4)]
-    assert ends == [160, 320, 320, 160]
-    for wrong, message in (
-        (lambda: formulas.idle("zb_h1", 4, 3, 1, 2), "zb_h1 is full from 4 micro-batches on, not with 3"),
-        (lambda: formulas.idle("zb_v", 4, 6, 1, 2), "zb_v is full from 7 micro-batches on, not with 6"),
-        (lambda: formulas.idle("zb_v", 4, 8, 1, 3), "zb_v is made for F = B = W"),
-        (lambda: formulas.idle("zb_h2", 4, 8, 1, 2), "schedule must be gpipe, one_f_one_b, zb_h1 or zb_v, not 'zb_h2'"),
-        (lambda: formulas.boundary_bytes(0, 4, 8, 10, 3, v_shape=True), "a V has 2 chunks on each rank, not 3"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            wrong()
 
 
 # --- bubbles ---------------------------------------------------------------------------------------------------------

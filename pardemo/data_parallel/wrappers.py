@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from pardemo import compat
 from pardemo.collectives import ring_all_reduce
 from pardemo.collectives.channel import Channel
-from pardemo.groups import cut_within, group_of, held_in_part
+from pardemo.groups import cut_of, cut_within, group_of
 from pardemo.meters.timeline import Timeline
 
 AllReduce = Callable[[torch.Tensor, dist.ProcessGroup | None], torch.Tensor]
@@ -167,8 +167,8 @@ class BucketedDataParallel(DistributedDataParallel):
         self.hook = BucketHook(group, self.device, all_reduce, overlap, timeline)
         if dist.get_world_size(group) > 1:
             self.register_comm_hook(None, self.hook.__call__)
-            for _, parameter, _ in held_in_part(module):
-                if parameter.requires_grad:
+            for parameter in module.parameters():
+                if parameter.requires_grad and cut_of(parameter):
                     parameter.register_post_accumulate_grad_hook(partial(_remember_part, self.hook.parts))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

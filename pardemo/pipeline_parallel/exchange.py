@@ -13,16 +13,15 @@ go by ``isend`` and ``irecv``, which carry them while this rank computes.
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 from pardemo.collectives.links import Link, bytes_of, drop_link, link_of, materialized
-from pardemo.pipeline_parallel.tensor_specs import COLUMNS, TensorSpec, decode, encode
 
 #: Messages of the backend's that may be leaving at a time; before another, the oldest is waited for, so that its memory
-#: can go: gloo does not say whether one has left. (No schedule stands still for that: a receive is posted where it
-#: stands, and schedules are proven with messages that block.)
+#: can go: gloo does not say whether one has left.
 LEAVING = 2
 #: The largest message on a link of our own. On two cores a step took 1.06 (1 MiB) to 2.8 times (4 KiB) as long by gloo;
 #: from 4 MiB on there was no difference, and between hosts the backend's thread has more to hide.
@@ -31,6 +30,26 @@ LINK_BYTES = 1 << 20
 #: links of the same way, the activations go back and the gradients forth.
 FORTH, BACK = 1, -1
 USES = {FORTH: "activations", BACK: "gradients"}
+#: What a tensor between stages can be made of; a dtype's place in here is what travels.
+DTYPES = (
+    *(torch.float32, torch.bfloat16, torch.float16, torch.float64),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+)
+MAX_DIMENSIONS = 8
+COLUMNS = 3 + MAX_DIMENSIONS  # dtype, whether it has a gradient, dimensions, sizes
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What a stage hands on: one tensor's shape and dtype, and whether its gradient comes back."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    has_gradient: bool
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> "TensorSpec":
+        return cls(tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
 
 
 class Exchange:
@@ -46,9 +65,8 @@ class Exchange:
         self._sending: deque[tuple[Callable, torch.Tensor]] = deque()
         self._on_links: deque[tuple[Link, int, torch.Tensor]] = deque()
         self._expected: dict[int, deque[Incoming]] = {FORTH: deque(), BACK: deque()}
-        if self._has_links:  # of all ranks together, and so not when one of them happens to need it
-            for way in USES:
-                self._link(way)
+        for way in USES if self._has_links else ():
+            self._link(way)  # of all ranks together, and so not when one of them happens to need it
 
     def send(self, tensor: torch.Tensor, way: int) -> None:
         """Starts sending a tensor's values one step along ``way``, and keeps them until they have left."""
@@ -64,33 +82,26 @@ class Exchange:
             work = dist.isend(tensor, group=self.group, group_dst=(self._rank + way) % self._size)
             self._sending.append((work.wait, tensor))
 
-    def receive(self, like: torch.Size, dtype: torch.dtype, way: int) -> "Incoming":
+    def receive(self, shape: Sequence[int], dtype: torch.dtype, way: int) -> "Incoming":
         """Starts receiving a tensor from the rank from which ``way`` leads here."""
-        tensor = torch.empty(like, dtype=dtype, device=self.device)
+        tensor = torch.empty(shape, dtype=dtype, device=self.device)
         if self._by_link(tensor):
             return Incoming(tensor, self._link(way), self._expected[way])
         work = dist.irecv(tensor, group=self.group, group_src=(self._rank - way) % self._size)
         return Incoming(tensor, work)
 
-    def send_forms(self, forms: Sequence[TensorSpec], evaluates: bool, way: int = FORTH) -> None:
-        """Tells the next stage, ahead of a step's first micro-batch, what is coming, and in which kind of step."""
-        self.send(torch.tensor([evaluates, len(forms)], dtype=torch.int32, device=self.device), way)  # [2]
-        self.send(encode(forms).to(self.device), way)  # [tensors, columns]
+    def send_specs(self, specs: Sequence[TensorSpec], way: int) -> None:
+        """Tells the next stage what is coming, ahead of a step's first micro-batch."""
+        rows = [[DTYPES.index(s.dtype), s.has_gradient, len(s.shape), *s.shape] for s in specs]
+        rows = [row + [0] * (COLUMNS - len(row)) for row in rows]
+        for numbers in ([len(specs)], rows):  # [1], then [tensors, COLUMNS]
+            self.send(torch.tensor(numbers, dtype=torch.int32, device=self.device), way)
 
-    def receive_forms(self, evaluates: bool, way: int = FORTH) -> tuple[TensorSpec, ...]:
-        """Waits for what :meth:`send_forms` tells.
-
-        Raises:
-            RuntimeError: the rank before is in the other kind of step.
-        """
-        theirs, tensors = self.receive(torch.Size([2]), torch.int32, way).wait().tolist()
-        if bool(theirs) != evaluates:
-            calls = ("step", "evaluate")
-            raise RuntimeError(
-                f"rank {(self._rank - way) % self._size} of the pipeline called {calls[theirs]}, rank {self._rank} "
-                f"{calls[evaluates]}: all of its ranks call the same"
-            )
-        return decode(self.receive(torch.Size([tensors, COLUMNS]), torch.int32, way).wait())
+    def receive_specs(self, way: int) -> tuple[TensorSpec, ...]:
+        """Waits for what :meth:`send_specs` tells."""
+        tensors = self.receive([1], torch.int32, way).wait().item()
+        rows = self.receive([tensors, COLUMNS], torch.int32, way).wait().tolist()
+        return tuple(TensorSpec(tuple(sizes[:n]), DTYPES[dtype], bool(grad)) for dtype, grad, n, *sizes in rows)
 
     def flush(self) -> None:
         """Waits until everything has left."""

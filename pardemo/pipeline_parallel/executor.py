@@ -20,17 +20,20 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from pardemo import compat
+from pardemo.collectives import ring_all_reduce, ring_broadcast
+from pardemo.collectives.agreement import compare_lines
+from pardemo.groups import Tied, group_of
 from pardemo.meters.timeline import Timeline
-from pardemo.pipeline_parallel.checks import (
-    compare_schedules,
-    gradients_of,
-    refuse_a_cut_graph,
-    refuse_a_split_backward,
-    refuse_changed_inputs,
-    refuse_hooks,
-    refuse_parts_of_a_norm,
+from pardemo.pipeline_parallel.exchange import (
+    BACK,
+    DTYPES,
+    FORTH,
+    MAX_DIMENSIONS,
+    Exchange,
+    Incoming,
+    TensorSpec,
+    abandon,
 )
-from pardemo.pipeline_parallel.exchange import BACK, FORTH, Exchange, Incoming, abandon
 from pardemo.pipeline_parallel.instructions import (
     Backward,
     BackwardInput,
@@ -45,12 +48,10 @@ from pardemo.pipeline_parallel.instructions import (
 )
 from pardemo.pipeline_parallel.schedules import Schedule
 from pardemo.pipeline_parallel.split import SplitBackward
-from pardemo.pipeline_parallel.stages import Tensors, changeable, cut_batch
-from pardemo.pipeline_parallel.tensor_specs import TensorSpec, outputs_of, words
-from pardemo.pipeline_parallel.tied import Tied, TiedWeights
 from pardemo.pipeline_parallel.timetable import instructions
 from pardemo.world.rank import device
 
+Tensors = torch.Tensor | tuple[torch.Tensor, ...]
 Loss = Callable[[Tensors, Tensors], torch.Tensor]
 
 
@@ -68,11 +69,6 @@ class Pipeline:
     precision in which they are handed on. A chunk with a ``no_sync`` (``BucketedDataParallel``) exchanges its gradients
     in its last backward of a step.
 
-    Backwards in two parts (:class:`~.split.SplitBackward`) allow no ``checkpointing`` and no chunk with a ``no_sync``.
-
-    Refused, since a stage before would train on nothing without a word: a stage that cuts the graph (``detach``,
-    ``no_grad``, integers alone) behind something that is trained.
-
     Args:
         chunks: this rank's stages in their order: of the model's stages, the ``schedule.stages_of(rank)``.
         schedule: for as many ranks as the group has; the same on all of them.
@@ -81,8 +77,8 @@ class Pipeline:
             divide the micro-batch's sum by the batch's count over m instead.
         group: the pipeline's ranks; the default group when None.
         checkpointing: keep only each stage's inputs, and run its forward again before its backward (1811.06965, 2.3).
-        tied: pairs of a parameter of this rank of which other ranks have a copy, and the group of all that have one:
-            copies start alike, and their gradients are summed at the end of every step, as in Megatron-core's
+        tied: parameters of this rank of which other ranks have a copy: copies start alike, as the group's first rank
+            has them, and their gradients are summed at the end of every step, as in Megatron-core's
             ``finalize_model_grads``.
         timeline: notes spans of kind "forward", "backward", "weight gradients" (of a backward in two parts), "wait",
             named "stage.micro-batch", and "communication".
@@ -91,8 +87,9 @@ class Pipeline:
 
     Raises:
         ValueError: another number of ranks or chunks than the schedule has, ranks with different schedules, copies of a
-            tied weight that differ in shape, dtype or in whether they are trained, ZeRO engines with ``max_norm`` for
-            several stages of a rank; what a backward in two parts does not allow.
+            tied weight that differ in shape, dtype or in whether they are trained; engines that would clip by the norm
+            of one of a rank's stages (``max_norm``); backwards in two parts with ``checkpointing``, which would run the
+            forward twice, or with an engine, which would take the first part for all.
     """
 
     def __init__(
@@ -106,22 +103,33 @@ class Pipeline:
         tied: Sequence[Tied] = (),
         timeline: Timeline | None = None,
     ):
-        self.group = dist.group.WORLD if group is None else group
+        self.group = group_of(group)
         rank, ranks = dist.get_rank(self.group), dist.get_world_size(self.group)
-        if schedule.ranks != ranks:
-            raise ValueError(f"the schedule is for {schedule.ranks} ranks, the group has {ranks}")
-        if len(chunks) != schedule.chunks:
-            raise ValueError(f"the schedule has {schedule.chunks} stages on a rank, not {len(chunks)}")
-        refuse_parts_of_a_norm(chunks)
-        refuse_a_split_backward(schedule, chunks, checkpointing)
-        compare_schedules(schedule, self.group)
+        if (schedule.ranks, schedule.chunks) != (ranks, len(chunks)):
+            raise ValueError(
+                f"the schedule is for {schedule.ranks} ranks with {schedule.chunks} stages each, not for {ranks} ranks "
+                f"with {len(chunks)}"
+            )
+        if len(chunks) > 1 and any(getattr(chunk, "max_norm", None) is not None for chunk in chunks):
+            raise ValueError("engines with max_norm clip by the norm of their own stage: use one stage a rank")
+        if schedule.is_split and (checkpointing or any(hasattr(chunk, "no_sync") for chunk in chunks)):
+            raise ValueError(
+                "backwards in two parts go with neither checkpointing nor an engine that exchanges gradients in "
+                "backward: take an order with whole ones"
+            )
+        name = f"{getattr(schedule.order, '__name__', 'an order')} of {schedule.micro_batches} micro-batches"
+        steps = (str(step) for of_rank in range(ranks) for step in schedule.computes(of_rank))
+        compare_lines("the ranks' schedules differ", [name, *steps], self.group)
+        for parameter, holders in tied:
+            trained = "trained" if parameter.requires_grad else "frozen"
+            mine = f"{parameter.dtype} {tuple(parameter.shape)}, {trained}"
+            compare_lines("the copies of a tied weight differ", [mine], holders)
+            ring_broadcast(parameter, holders)
         self.schedule, self.loss_of, self.checkpointing = schedule, loss_of, checkpointing
-        self.timeline = timeline
-        self._failed = False
+        self.tied, self.timeline, self._failed = tuple(tied), timeline, False
         self._stages = dict(zip(schedule.stages_of(rank), chunks, strict=True))
         self._last = schedule.stages - 1
         self._program = instructions(schedule)[rank]
-        self._forwards = [one for one in self._program if isinstance(one, Forward | SendActivation | ReceiveActivation)]
         self._last_backward = {one.stage: one for one in self._program if isinstance(one, Backward)}
         self._do = {
             Forward: self._forward,
@@ -133,7 +141,6 @@ class Pipeline:
             SendGradient: self._send_gradient,
             ReceiveGradient: self._receive_gradient,
         }
-        self._tied = TiedWeights(tied, timeline)
 
     def step(self, inputs: Tensors | None = None, targets: Tensors | None = None) -> torch.Tensor | None:
         """Forward and backward of a whole batch; its mean loss on the last stage's rank, None elsewhere.
@@ -145,71 +152,92 @@ class Pipeline:
 
         Raises:
             ValueError: a batch that does not divide into the micro-batches, no inputs or targets where they are read,
-                micro-batches whose activations look different, or a loss that is not one number.
+                micro-batches whose activations look different.
             TypeError: a stage hands on something else than tensors.
             ConnectionError: another rank's step failed, or it is gone.
-            RuntimeError: a stage cuts the graph; gradients are switched off; another rank evaluates. Or a step failed
+            RuntimeError: a stage cuts the graph (``detach``, ``no_grad``, integers alone) behind something that is
+                trained, which would train on nothing without a word; gradients are switched off. Or a step failed
                 before: what it sent may still be on its way, or what it received be missing.
         """
         if not torch.is_grad_enabled():
             raise RuntimeError("Pipeline.step computes gradients, which no_grad switches off: call evaluate instead")
-        return self._guarded(self._train, inputs, targets)
+        earlier = [parameter.grad for parameter, _ in self.tied]  # sums over the copies already
+        for parameter, _ in self.tied:
+            parameter.grad = None
+        loss = self._run(inputs, targets, self._program)
+        for number, ((parameter, holders), before) in enumerate(zip(self.tied, earlier, strict=True)):
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                with self.timeline.span("communication", f"tied {number}") if self.timeline else nullcontext():
+                    ring_all_reduce(parameter.grad, holders)
+                if before is not None:
+                    parameter.grad += before
+        return loss
 
+    @torch.no_grad()
     def evaluate(self, inputs: Tensors | None = None, targets: Tensors | None = None) -> torch.Tensor | None:
-        """The loss alone, as :meth:`step` gives it: only the forwards run, without gradients.
+        """The loss alone, as :meth:`step` gives it, on all ranks: only the forwards run, without gradients.
 
         Dropout and batch norm stay as they are: ``eval()`` is for the caller to call. Arguments and errors as
         :meth:`step`.
         """
-        with torch.no_grad():
-            return self._guarded(self._run, inputs, targets, self._forwards)
-
-    def __getstate__(self) -> dict:
-        raise TypeError("a Pipeline holds connections to other ranks and cannot be copied: copy its chunks (deepcopy)")
-
-    def _guarded(self, run: Callable, *args: object) -> torch.Tensor | None:
-        if self._failed:
-            raise RuntimeError("an earlier step of this Pipeline failed on its way: make another one")
-        try:
-            return run(*args)
-        except BaseException:
-            self._failed = True
-            abandon(self.group)
-            raise
-
-    def _train(self, inputs: Tensors | None, targets: Tensors | None) -> torch.Tensor | None:
-        self._tied.begin_step()
-        loss = self._run(inputs, targets, self._program)
-        self._tied.end_step()
-        return loss
+        kinds = Forward | SendActivation | ReceiveActivation
+        return self._run(inputs, targets, [one for one in self._program if isinstance(one, kinds)])
 
     def _run(
         self, inputs: Tensors | None, targets: Tensors | None, program: Sequence[Instruction]
     ) -> torch.Tensor | None:
-        first, last, m = 0 in self._stages, self._last in self._stages, self.schedule.micro_batches
-        parameters = (p for chunk in self._stages.values() for p in chunk.parameters())
-        # before anything that fails on one rank alone: the others see its links close, and do not wait to make them
-        self._exchange = Exchange(self.group, next((p.device for p in parameters), device()))
-        refuse_hooks(self._stages)
-        self._inputs = cut_batch("inputs", inputs, m) if first else ()
-        self._targets = cut_batch("targets", targets, m) if last else ()
-        self._held: dict[tuple[type, int, int], object] = {}  # what one instruction leaves for a later one
-        self._incoming: dict[int, tuple[TensorSpec, ...]] = {}  # what a stage's inputs from another rank look like
-        self._outgoing: dict[int, tuple[TensorSpec, ...]] = {}  # and its outputs to another one
-        self._losses: list[torch.Tensor] = []
-        for instruction in program:
-            self._do[type(instruction)](instruction)
-        self._exchange.flush()
-        return torch.stack(self._losses).sum() if last else None
+        if self._failed:
+            raise RuntimeError("an earlier step of this Pipeline failed on its way: make another one")
+        self._failed = True  # until it has come to its end
+        try:
+            first, last, m = 0 in self._stages, self._last in self._stages, self.schedule.micro_batches
+            parameters = (p for chunk in self._stages.values() for p in chunk.parameters())
+            # before what fails on one rank alone: the others see its links close, and do not wait to make them
+            self._exchange = Exchange(self.group, next((p.device for p in parameters), device()))
+            self._inputs = _micro_batches("inputs", inputs, m) if first else ()
+            self._targets = _micro_batches("targets", targets, m) if last else ()
+            self._held: dict[tuple[type, int, int], object] = {}  # what one instruction leaves for a later one
+            self._incoming: dict[int, tuple[TensorSpec, ...]] = {}  # a stage's inputs from another rank
+            self._outgoing: dict[int, tuple[TensorSpec, ...]] = {}  # and its outputs to another one
+            self._losses: list[torch.Tensor] = []
+            for instruction in program:
+                self._do[type(instruction)](instruction)
+            self._exchange.flush()
+            self._failed = False
+            return torch.stack(self._losses).sum() if last else None
+        finally:
+            if self._failed:
+                abandon(self.group)
 
     def _forward(self, step: Compute) -> None:
         stage, k = step.stage, step.micro_batch
         arrived = self._inputs[k] if stage == 0 else self._take(ReceiveActivation, step)
         xs = arrived if isinstance(arrived, tuple) else (arrived,)
+
+        def run(*xs: torch.Tensor) -> Tensors:
+            y = self._stages[stage](*xs)
+            if stage < self._last:
+                return y
+            return self.loss_of(y, self._targets[k]).reshape(()) / self.schedule.micro_batches
+
         with self._span("forward", step), self._without_sync(stage, last=False):
-            ys = self._compute(stage, k, xs)
+            if self.checkpointing and torch.is_grad_enabled():
+                versions = [compat.version(x) for x in xs]
+                ys = _outputs(stage, checkpoint(run, *xs, use_reentrant=False))
+                if versions != [compat.version(x) for x in xs]:
+                    raise RuntimeError(
+                        f"stage {stage} changes its input in place: checkpointing would run it again on what is left"
+                    )
+            else:
+                ys = _outputs(stage, run(*map(_changeable, xs)))
         if torch.is_grad_enabled():
-            refuse_a_cut_graph(stage, self._stages[stage], xs, ys, is_last=stage == self._last)
+            inside = (*xs, *self._stages[stage].parameters())
+            if not any(y.requires_grad for y in ys) and any(t.requires_grad for t in inside):
+                raise RuntimeError(
+                    f"stage {stage} hands on no gradient, though it or a stage before is trained: a detach, no_grad or "
+                    "integers cut it off; freeze (requires_grad_(False)) what is not to be trained"
+                )
             # the edges alone: once sent, an activation itself may go (autograd keeps what it computes with)
             self._held[Backward, stage, k] = xs, [get_gradient_edge(y) for y in ys if y.requires_grad]
         if stage == self._last:
@@ -217,27 +245,6 @@ class Pipeline:
         else:
             handed = tuple(y.detach().requires_grad_(y.requires_grad) for y in ys)
             self._hand_on(SendActivation, ReceiveActivation, step, stage + 1, handed)
-
-    def _compute(self, stage: int, k: int, xs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """The stage's outputs; of the last stage, the micro-batch's part of the loss."""
-
-        def run(*xs: torch.Tensor) -> Tensors:
-            y = self._stages[stage](*map(changeable, xs))
-            return self._part_of_loss(k, y) if stage == self._last else y
-
-        if not self.checkpointing or not torch.is_grad_enabled():
-            return outputs_of(stage, run(*xs))
-        versions = [compat.version(x) for x in xs]
-        ys = outputs_of(stage, checkpoint(run, *xs, use_reentrant=False))
-        refuse_changed_inputs(stage, xs, versions)
-        return ys
-
-    def _part_of_loss(self, k: int, y: Tensors) -> torch.Tensor:
-        loss = self.loss_of(y, self._targets[k])
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise ValueError(f"loss_of gives one number, the micro-batch's mean, not {what}")
-        return loss.reshape(()) / self.schedule.micro_batches
 
     def _backward(self, step: Compute) -> None:
         stage, k = step.stage, step.micro_batch
@@ -252,8 +259,15 @@ class Pipeline:
                 self._held[BackwardWeight, stage, k] = SplitBackward(edges, gradients, xs if stage else ())
             elif edges:
                 torch.autograd.backward(edges, gradients)
-        if stage > 0:
-            self._hand_on(SendGradient, ReceiveGradient, step, stage - 1, gradients_of(stage, xs))
+        if stage == 0:
+            return
+        for number, x in enumerate(xs):
+            if x.requires_grad and x.grad is None:
+                raise RuntimeError(
+                    f"stage {stage} gives its input {number} no gradient, though stages before it are trained by it: "
+                    "use it, or hand on its detach()"
+                )
+        self._hand_on(SendGradient, ReceiveGradient, step, stage - 1, [x.grad for x in xs if x.requires_grad])
 
     def _backward_weight(self, step: Compute) -> None:
         with self._span("weight gradients", step):
@@ -274,21 +288,20 @@ class Pipeline:
         with self._span("wait", step):
             tensors = tuple(part.wait() for part in found)
         if receive is ReceiveActivation:
-            for tensor, form in zip(tensors, self._incoming[step.stage], strict=True):
-                tensor.requires_grad_(form.has_gradient)
+            for tensor, spec in zip(tensors, self._incoming[step.stage], strict=True):
+                tensor.requires_grad_(spec.has_gradient)
         return tensors
 
     def _send_activation(self, send: Instruction) -> None:
         tensors = self._held.pop((SendActivation, send.stage, send.micro_batch))
-        way = self._way(send.stage)
-        forms = tuple(map(TensorSpec.of, tensors))
+        way, specs = self._way(send.stage), tuple(map(TensorSpec.of, tensors))
         if send.stage not in self._outgoing:
-            self._exchange.send_forms(forms, not torch.is_grad_enabled(), way)
-            self._outgoing[send.stage] = forms
-        if self._outgoing[send.stage] != forms:
+            self._exchange.send_specs(specs, way)
+        first = self._outgoing.setdefault(send.stage, specs)
+        if first != specs:
             raise ValueError(
-                f"stage {send.stage} hands on {words(self._outgoing[send.stage])}, and of micro-batch "
-                f"{send.micro_batch} {words(forms)}: all micro-batches of a step have to look alike"
+                f"stage {send.stage} hands on {first}, and of micro-batch {send.micro_batch} {specs}: all "
+                "micro-batches of a step have to look alike"
             )
         for tensor in tensors:
             self._exchange.send(tensor, way)
@@ -296,31 +309,73 @@ class Pipeline:
     def _receive_activation(self, receive: Instruction) -> None:
         way = self._way(receive.stage - 1)
         if receive.stage not in self._incoming:
-            self._incoming[receive.stage] = self._exchange.receive_forms(not torch.is_grad_enabled(), way)
-        self._held[ReceiveActivation, receive.stage, receive.micro_batch] = self._expect(
-            self._incoming[receive.stage], way
-        )
+            self._incoming[receive.stage] = self._exchange.receive_specs(way)
+        self._expect(receive, self._incoming[receive.stage], way)
 
     def _send_gradient(self, send: Instruction) -> None:
         for tensor in self._held.pop((SendGradient, send.stage, send.micro_batch)):
             self._exchange.send(tensor, -self._way(send.stage - 1))
 
     def _receive_gradient(self, receive: Instruction) -> None:
-        forms = [form for form in self._outgoing[receive.stage] if form.has_gradient]
-        self._held[ReceiveGradient, receive.stage, receive.micro_batch] = self._expect(forms, -self._way(receive.stage))
+        specs = [spec for spec in self._outgoing[receive.stage] if spec.has_gradient]
+        self._expect(receive, specs, -self._way(receive.stage))
+
+    def _expect(self, receive: Instruction, specs: Sequence[TensorSpec], way: int) -> None:
+        coming = tuple(self._exchange.receive(spec.shape, spec.dtype, way) for spec in specs)
+        self._held[type(receive), receive.stage, receive.micro_batch] = coming
 
     def _way(self, stage: int) -> int:
         """On which way a stage's output travels to the next one: up a V it is the ranks' way back."""
         follows = (self.schedule.rank_of(stage) + 1) % self.schedule.ranks
         return FORTH if self.schedule.rank_of(stage + 1) == follows else BACK
 
-    def _expect(self, forms: Sequence[TensorSpec], way: int) -> tuple[Incoming, ...]:
-        return tuple(self._exchange.receive(torch.Size(form.shape), form.dtype, way) for form in forms)
-
     def _without_sync(self, stage: int, last: bool) -> AbstractContextManager:
-        """Data-parallel copies exchange once per step: not before a stage's last backward."""
+        """Data-parallel replicas exchange once per step: not before a stage's last backward."""
         chunk = self._stages[stage]
         return nullcontext() if last or not hasattr(chunk, "no_sync") else chunk.no_sync()
 
     def _span(self, kind: str, step: Compute) -> AbstractContextManager:
         return self.timeline.span(kind, f"{step.stage}.{step.micro_batch}") if self.timeline else nullcontext()
+
+
+class _Changeable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient
+
+
+def _changeable(x: torch.Tensor) -> torch.Tensor:
+    """A stage's input in the same memory, which the stage may change in place (``ReLU(inplace=True)``) as it might
+    change what another layer computed; autograd forbids it for a leaf."""
+    return _Changeable.apply(x) if x.is_leaf and x.requires_grad and torch.is_grad_enabled() else x
+
+
+def _outputs(stage: int, output: object) -> tuple[torch.Tensor, ...]:
+    """A stage's output as a tuple of tensors; TypeError where it is something else that could not travel."""
+    outputs = output if isinstance(output, tuple) else (output,)
+    for one in outputs or (None,):
+        if not isinstance(one, torch.Tensor) or one.dtype not in DTYPES or one.dim() > MAX_DIMENSIONS:
+            what = f"{one.dtype} {tuple(one.shape)}" if isinstance(one, torch.Tensor) else type(one).__name__
+            raise TypeError(
+                f"stage {stage} hands on {what}: return a tensor, or a tuple of tensors, of real numbers or truth "
+                f"values in at most {MAX_DIMENSIONS} dimensions"
+            )
+    return outputs
+
+
+def _micro_batches(what: str, batch: Tensors | None, many: int) -> list[Tensors]:
+    """The batch in equal parts; ValueError where there is none, or it does not divide."""
+    if isinstance(batch, tuple):
+        return list(zip(*(_micro_batches(what, one, many) for one in batch), strict=True))
+    if not isinstance(batch, torch.Tensor):
+        raise ValueError(
+            f"the rank that reads the {what} needs a tensor or a tuple of them, not {type(batch).__name__}"
+        )
+    if len(batch) % many or not len(batch):
+        raise ValueError(f"a batch of {len(batch)} does not divide into {many} micro-batches of equal size")
+    # .data: a counter of changes of its own, so that a stage that changes one in place does not spoil the others
+    return [part if part.requires_grad else part.data for part in batch.chunk(many)]

@@ -45,59 +45,25 @@ class BackwardWeight(Compute):
     text = "W"
 
 
-class Send(Instruction):
-    """Hand something to another rank."""
-
-
-class Receive(Instruction):
-    """Be ready to take something from another rank: computing goes on, until the computation that needs it waits."""
-
-
-class SendActivation(Send):
+class SendActivation(Instruction):
     """The output of this stage goes to the next stage's rank."""
 
     text = "send a"
 
 
-class ReceiveActivation(Receive):
-    """This stage's input comes from the previous stage's rank."""
+class ReceiveActivation(Instruction):
+    """This stage's input comes from the previous stage's rank; computing goes on until it is needed."""
 
     text = "receive a"
 
 
-class SendGradient(Send):
+class SendGradient(Instruction):
     """The gradient of this stage's input goes to the previous stage's rank."""
 
     text = "send g"
 
 
-class ReceiveGradient(Receive):
-    """The gradient of this stage's output comes from the next stage's rank."""
+class ReceiveGradient(Instruction):
+    """The gradient of this stage's output comes from the next stage's rank; computing goes on until it is needed."""
 
     text = "receive g"
-
-
-def receive_for(compute: Compute) -> Receive:
-    """The receive whose data a forward or backward needs, if that comes from another stage."""
-    kind = ReceiveActivation if isinstance(compute, Forward) else ReceiveGradient
-    return kind(compute.stage, compute.micro_batch)
-
-
-def send_of(compute: Compute) -> Send:
-    """The send of a computation's result, if another stage needs it."""
-    kind = SendActivation if isinstance(compute, Forward) else SendGradient
-    return kind(compute.stage, compute.micro_batch)
-
-
-def receiver_of(send: Send) -> Receive:
-    """The receive that a send is for."""
-    if isinstance(send, SendActivation):
-        return ReceiveActivation(send.stage + 1, send.micro_batch)
-    return ReceiveGradient(send.stage - 1, send.micro_batch)
-
-
-def sender_of(receive: Receive) -> Send:
-    """The send that a receive waits for."""
-    if isinstance(receive, ReceiveActivation):
-        return SendActivation(receive.stage - 1, receive.micro_batch)
-    return SendGradient(receive.stage + 1, receive.micro_batch)

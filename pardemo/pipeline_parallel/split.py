@@ -16,13 +16,13 @@ What it costs: all that autograd kept of the forward stays until the second part
 whose input needs no gradient, the model's first, does everything in the second part.
 
 Written anew for three cases that torch's does not cover (in 2.13): outputs that have been let go of already, weights
-used in several places of a stage, and outputs that do not depend on the input. Hooks on parameters run once, as
-gradients are accumulated by autograd itself; a hook on a tensor where a weight joins the trunk runs in both parts, and
-counts once. Within each part gradients are final for a weight only: whoever waits for the end of *the* backward pass
-sees several.
+used in several places of a stage, and outputs that do not depend on the input. Hooks on parameters run once; a hook on
+a tensor where a weight joins the trunk runs in both parts, and counts once. DDP and ZeRO would see an end of backward
+for each part: use whole backward passes there.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
@@ -72,20 +72,13 @@ class SplitBackward:
         return hook
 
 
+@dataclass(frozen=True)
 class _Group:
-    """Weights that share a place where they join the trunk, and all places where they do.
+    """Weights that share a place where they join the trunk, and all places where they do."""
 
-    Attributes:
-        leaves: the weights, as the nodes that accumulate their gradients.
-        joints: nodes of the trunk at which they join it.
-        loose: edges of outputs that do not depend on the input, and their gradients.
-    """
-
-    def __init__(self, leaves: frozenset[Node], joints: list[Node], loose: list[tuple]):
-        self.leaves, self.joints, self.loose = leaves, joints, loose
-
-    def merged(self, other: "_Group") -> "_Group":
-        return _Group(self.leaves | other.leaves, self.joints + other.joints, self.loose + other.loose)
+    leaves: frozenset[Node]  # the weights, as the nodes that accumulate their gradients
+    joints: list[Node]  # nodes of the trunk at which they join it
+    loose: list[tuple]  # edges of outputs that do not depend on the input, and their gradients
 
     def run(self, noted: dict[Node, Noted]) -> None:
         starts, handles = list(self.loose), []
@@ -128,7 +121,7 @@ def _with(groups: list[_Group], one: _Group) -> list[_Group]:
         return groups
     for group in groups:
         if group.leaves & one.leaves:
-            one = group.merged(one)
+            one = _Group(group.leaves | one.leaves, group.joints + one.joints, group.loose + one.loose)
     return [group for group in groups if not group.leaves & one.leaves] + [one]
 
 

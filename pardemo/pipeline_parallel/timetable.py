@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 
 from pardemo.meters.timeline import Span, covered_s
 from pardemo.pipeline_parallel.instructions import (
@@ -12,8 +12,10 @@ from pardemo.pipeline_parallel.instructions import (
     Compute,
     Forward,
     Instruction,
-    receive_for,
-    send_of,
+    ReceiveActivation,
+    ReceiveGradient,
+    SendActivation,
+    SendGradient,
 )
 from pardemo.pipeline_parallel.schedules import Schedule, ScheduleError
 
@@ -211,11 +213,51 @@ def instructions(schedule: Schedule) -> list[list[Instruction]]:
         events[schedule.rank_of(step.stage)].append((end, 0, number, step))
         needed = schedule.before(step)
         if needed is not None and schedule.travels(step):
-            sent = times[needed][1]
-            message = (needed.stage, needed.micro_batch, isinstance(needed, Forward))  # one order among equals
-            events[schedule.rank_of(needed.stage)].append((sent, 1, *message, send_of(needed)))
-            events[schedule.rank_of(step.stage)].append((sent, 1, *message, receive_for(step)))
+            is_activation, sent = isinstance(needed, Forward), times[needed][1]
+            send = (SendActivation if is_activation else SendGradient)(needed.stage, needed.micro_batch)
+            receive = (ReceiveActivation if is_activation else ReceiveGradient)(step.stage, step.micro_batch)
+            at = (sent, 1, needed.stage, needed.micro_batch, is_activation)  # one order among equals
+            events[schedule.rank_of(needed.stage)].append((*at, send))
+            events[schedule.rank_of(step.stage)].append((*at, receive))
     return [[event[-1] for event in sorted(of_rank, key=lambda event: event[:-1])] for of_rank in events]
+
+
+def prove(schedule: Schedule) -> Chart:
+    """Checks all that can be wrong with an order before any process runs it, and returns its chart.
+
+    Proven: each forward and backward of every stage and micro-batch happens once, on the stage's rank, the backward
+    after the forward, whole or in its two parts, the weights' after the input's; and no rank waits for ever. (The
+    sends and receives of :func:`instructions` follow from the order.)
+
+    Raises:
+        ScheduleError: one line that says what is wrong, and where.
+    """
+    for rank in range(schedule.ranks):
+        _check_order(schedule, rank)
+    return chart(schedule)
+
+
+def _check_order(schedule: Schedule, rank: int) -> None:
+    stages, micro_batches = schedule.stages_of(rank), range(schedule.micro_batches)
+    done: set[Instruction] = set()
+    for step in schedule.computes(rank):
+        if step.stage not in stages or step.micro_batch not in micro_batches:
+            raise ScheduleError(
+                f"rank {rank} is told {step}, but has stages {stages} and micro-batches 0 to {micro_batches[-1]}"
+            )
+        if step in done:
+            raise ScheduleError(f"rank {rank} is told {step} twice")
+        first = BackwardInput if isinstance(step, BackwardWeight) else Forward
+        if not isinstance(step, Forward) and first(step.stage, step.micro_batch) not in done:
+            raise ScheduleError(f"rank {rank} is told {step} before {first(step.stage, step.micro_batch)}")
+        done.add(step)
+    for stage, k in product(stages, micro_batches):
+        whole, parts = Backward(stage, k), (BackwardInput(stage, k), BackwardWeight(stage, k))
+        if whole in done and parts[0] in done:
+            raise ScheduleError(f"rank {rank} is told {whole} and {parts[0]}: a backward is whole or in two parts")
+        for step in (Forward(stage, k), *(parts if parts[0] in done else (whole,))):
+            if step not in done:
+                raise ScheduleError(f"rank {rank} is never told {step}")
 
 
 def kind_of(compute: Compute) -> str:

@@ -13,10 +13,6 @@ All of them count a micro-batch as held until its weights' gradients are there. 
 run (M_W < M_B). Here it weighs more: autograd lets go of nothing in between, and the gradients that arrived at the
 layers are kept as well (:mod:`.split`); :func:`most_held` takes that ratio. Of an MLP's 18 widths it makes 28, and
 ZB-H1's last rank held 1.6 times what 1F1B's first one did.
-
-With ``Schedule(zb_h1, p, m)`` or ``Schedule(zb_v, p, m, 2)`` the rest is as for other schedules: :func:`prove`,
-:func:`chart` (``weights=`` is W's part of the backward), ``Pipeline``, ``pipeline_schedule``, and the formulas
-``idle``, ``in_flight`` and ``boundary_bytes``. Stages that only wait: ``Paced`` with a ``weights_s``.
 """
 
 from collections.abc import Iterator

@@ -15,7 +15,7 @@ from pardemo.collectives import parameter_server_all_reduce, ring_all_reduce
 from pardemo.data_parallel import BucketedDataParallel, NaiveDataParallel, shard_weight
 from pardemo.groups import Groups, ParallelDims
 from pardemo.pipeline_parallel import Pipeline, Schedule, gpipe, interleaved, one_f_one_b
-from pardemo.pipeline_parallel.stages import Tensors
+from pardemo.pipeline_parallel.executor import Tensors
 from pardemo.soak.layouts import models
 from pardemo.soak.layouts.case import Case
 from pardemo.soak.layouts.comparison import Comparison, gradients_as_model

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from pardemo.data_parallel import BucketedDataParallel, NaiveDataParallel
 from pardemo.data_parallel import BucketedDataParallel as Wrapper
 from pardemo.pipeline_parallel import Pipeline, Schedule, cut_by_layers, one_f_one_b
-from pardemo.pipeline_parallel.stages import Tensors
+from pardemo.pipeline_parallel.executor import Tensors
 from pardemo.tensor_parallel import ParallelMLP
 from pardemo.zero import Zero1, Zero2, Zero3
 from pardemo.zero.engine import Engine
